@@ -1,0 +1,133 @@
+"""All that a check file may import.
+
+A check is one file with one `Check` and its role functions. ``probes`` plans, role functions run in
+workers, ``judge`` is pure and sees completed probes only; what did not complete is judged by the engine.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from itertools import permutations
+from typing import ClassVar, NoReturn, Protocol
+
+from gpuipc_doctor.gpu import Buffer, BackendUnavailable, DriverError, Gpu, GpuContext
+from gpuipc_doctor.gpu import Mapping as IpcMapping
+from gpuipc_doctor.model import (
+    Device,
+    Fact,
+    Finding,
+    Join,
+    Json,
+    Probe,
+    ProbeOutcome,
+    Status,
+    Tier,
+)
+
+__all__ = [
+    "BackendUnavailable",
+    "Buffer",
+    "Check",
+    "Context",
+    "Device",
+    "DriverError",
+    "Finding",
+    "Gpu",
+    "GpuContext",
+    "IpcMapping",
+    "Json",
+    "Peer",
+    "Probe",
+    "ProbeOutcome",
+    "Status",
+    "Tier",
+    "Worker",
+    "pattern",
+]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a check may plan with: the devices that were selected and have what the check requires."""
+
+    devices: tuple[Device, ...] = ()
+    inventory: tuple[Fact, ...] = ()
+    version_matches: tuple[Join, ...] = ()
+    """Known issues whose bad version range holds a version found on this node."""
+    options: Mapping[str, Json] = field(default_factory=dict)
+    """This check's ``options`` of the site config."""
+
+    @property
+    def pairs(self) -> tuple[tuple[Device, Device], ...]:
+        """Ordered pairs (exporter's device, importer's device) within one backend."""
+        return tuple((a, b) for a, b in permutations(self.devices, 2) if a.backend == b.backend)
+
+
+class Check(ABC):
+    """One question about a node."""
+
+    id: ClassVar[str]
+    title: ClassVar[str]
+    tier: ClassVar[Tier] = Tier.ACCEPTANCE
+    requires: ClassVar[frozenset[str]] = frozenset()
+    """Capabilities that a device must have for this check."""
+
+    @abstractmethod
+    def probes(self, ctx: Context) -> Iterable[Probe | Finding]:
+        """Plan the probes, or conclude without one: a finding yielded here speaks of the node."""
+
+    def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
+        """Conclude from one completed probe. A check that yields nothing is reported as an ERROR."""
+        raise NotImplementedError(f"check {self.id} plans probes but does not judge them")
+
+
+class Peer(Protocol):
+    """The other role of a two-role probe. Losing it ends this role as a casualty, not as a culprit."""
+
+    def send(self, value: Json | bytes) -> None: ...
+    def recv(self) -> Json:
+        """Wait for the partner's next value (`bytes` arrive as `bytes`)."""
+
+
+class Worker(Protocol):
+    """The process in which a role function runs, as the role function sees it."""
+
+    @property
+    def role(self) -> str: ...
+    @property
+    def gpu(self) -> Gpu:
+        """The probe's first device."""
+
+    @property
+    def gpus(self) -> Sequence[Gpu]:
+        """All devices of the probe, in the probe's order."""
+
+    @property
+    def peer(self) -> Peer: ...
+    @property
+    def params(self) -> Mapping[str, Json]: ...
+    def step(self, text: str) -> AbstractContextManager[None]:
+        """Say in the check's own words what follows; a failure inside names it beside the driver call."""
+
+    def armed(self, operation: str) -> AbstractContextManager[None]:
+        """Blame what ends this process inside the block on ``operation``. GPU calls arm themselves."""
+
+    def record(self, **facts: Json) -> None:
+        """Keep facts for ``judge``; they survive a later crash of this worker."""
+
+    def die(self, signal_name: str = "SIGKILL") -> NoReturn:
+        """End this process by a signal as part of the procedure; the role counts as completed."""
+
+
+def pattern(nbytes: int, *key: int) -> bytes:
+    """``nbytes`` bytes that differ by offset and by ``key`` (rank, round, segment …).
+
+    The period is 4099 bytes, a prime, so no shift by a page or a power of two maps it onto itself.
+    """
+    from random import Random
+
+    tile = Random(repr(key)).randbytes(4099)
+    return (tile * (nbytes // len(tile) + 1))[:nbytes]

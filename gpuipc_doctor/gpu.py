@@ -1,0 +1,124 @@
+"""What a GPU can do, in words that fit CUDA and HIP alike: the protocol between checks and backends.
+
+Only types stand here; ``backends`` implements them and workers hand them to checks. Every method that
+reaches the driver is *armed*: the call is journalled under the driver's own name before it is made, so a
+hang or a crash inside it is blamed on it. A call that does not return success raises `DriverError`.
+Sizes and offsets are bytes, addresses plain integers, data `bytes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from gpuipc_doctor.model import Device, DriverFault
+
+HANDLE_BYTES = 64
+"""Size of an IPC memory handle, CUDA and HIP alike. Handles hold NUL bytes: they are `bytes`, not text."""
+
+Arm = Callable[[str], AbstractContextManager[None]]
+"""Journals an operation before it is made and clears it after; backends wrap each driver call in it."""
+
+
+class DriverError(Exception):
+    """A driver call did not return success. ``fault`` says which call, which code, which name."""
+
+    def __init__(self, fault: DriverFault) -> None:
+        super().__init__(str(fault))
+        self.fault = fault
+
+
+class BackendUnavailable(Exception):
+    """This backend cannot be used here. ``reason`` says why, ``remedy`` what to do.
+
+    ``broken`` is True when the node has such GPUs, so that not seeing them is an ERROR, not a SKIP.
+    """
+
+    def __init__(self, reason: str, remedy: str, *, broken: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.remedy = remedy
+        self.broken = broken
+
+
+class Buffer(Protocol):
+    """Device memory of this process. Leaving the ``with`` block frees it."""
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    def write(self, data: bytes, offset: int = 0) -> None:
+        """Copy ``data`` to the device and wait until it is there."""
+
+    def read(self, nbytes: int | None = None, offset: int = 0) -> bytes:
+        """Copy from the device; everything from ``offset`` on when ``nbytes`` is None."""
+
+    def ipc_handle(self, offset: int = 0) -> bytes:
+        """The `HANDLE_BYTES` bytes that another process opens; ``offset`` asks for an interior pointer's."""
+
+    def free(self) -> None:
+        """Give the memory back; a second call does nothing."""
+
+    def __enter__(self) -> Buffer: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+class Mapping(Protocol):
+    """Another process's device memory, opened here. Leaving the ``with`` block closes it."""
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int:
+        """Size of the exporter's allocation as the driver reports it here."""
+
+    def write(self, data: bytes, offset: int = 0) -> None: ...
+    def read(self, nbytes: int | None = None, offset: int = 0) -> bytes: ...
+    def close(self) -> None:
+        """Close the mapping; a second call does nothing."""
+
+    def __enter__(self) -> Mapping: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+class GpuContext(Protocol):
+    """A driver context; ``destroy`` takes everything that lives in it along."""
+
+    def make_current(self) -> None: ...
+    def destroy(self) -> None: ...
+
+
+class Gpu(Protocol):
+    """One device as one process sees it.
+
+    Memory operations use the current context; where there is none, the device's primary context is
+    retained and made current first.
+    """
+
+    @property
+    def device(self) -> Device: ...
+    def create_context(self) -> GpuContext:
+        """A new context on this device, current in this thread."""
+
+    def primary_context(self) -> GpuContext:
+        """Retain the primary context and make it current; ``destroy`` resets it (``cuDevicePrimaryCtxReset``)."""
+
+    def alloc(self, nbytes: int) -> Buffer: ...
+    def alloc_unexportable(self, kind: str) -> Buffer:
+        """64 KiB of a kind of memory that legacy IPC must refuse: see `unexportable_kinds`."""
+
+    @property
+    def unexportable_kinds(self) -> tuple[str, ...]:
+        """Of ``async-pool``, ``managed``, ``pinned-host``, ``vmm``: those that this device can allocate."""
+
+    def open_ipc(self, handle: bytes) -> Mapping: ...
+    def memory_info(self) -> tuple[int, int]:
+        """(free, total) bytes of the whole device, all processes together."""
+
+    def can_access(self, other: Gpu) -> bool:
+        """Whether this device can reach ``other``'s memory directly."""
+
+    def expects(self, case: str) -> str:
+        """What this backend documents for a case in which vendors differ: see ``backends.rules``."""
