@@ -65,6 +65,19 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
+class Node:
+    """Where workers run. A real node adds nothing; a simulated one lends its libraries and its files.
+
+    ``env`` is added to the workers' environment and to nobody else's; ``root`` stands before ``/proc`` and
+    ``/sys`` wherever the inventory reads; ``simulated`` is the profile's name.
+    """
+
+    env: Mapping[str, str] = field(default_factory=dict)
+    root: str = "/"
+    simulated: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class DriverFault:
     """A driver call that did not return success: the call, its code and the driver's name for the code."""
 
