@@ -1,0 +1,68 @@
+# make demo    what `check --all` says here, or on a simulated node where there is no GPU
+# make test    lint, then every test that this machine can run; the summary names the others and why
+# make lint    ruff, mypy, import-linter
+# make format  ruff's formatter and its safe cures
+# make clean   remove what these set up
+#
+# PYTHON=/path/to/python3.12 chooses the interpreter of a fresh set-up.
+# GPUIPC_REQUIRE=all, as CI sets it: what is optional must be there, and only tests of a real GPU may skip.
+
+PYTHON  ?= python3
+PROFILE ?= healthy-both
+WORKERS ?= 2
+
+BIN := .venv/bin
+PIP := -m pip --disable-pip-version-check
+
+# --group needs pip 25.1; the one that `venv` brings may be older.
+SET_UP = $(PYTHON) -m venv $(@D) && $(@D)/bin/python $(PIP) install --quiet 'pip>=25.1' \
+         && $(@D)/bin/python $(PIP) install --quiet --editable
+
+# For set-up steps that not every platform can do: Intel MPI and AMD's bindings exist for x86_64 only.
+OR_GO_WITHOUT = || { test "$$GPUIPC_REQUIRE" != all && echo "make: going without the optional $(@D)"; }
+
+.PHONY: demo test lint format clean machine
+
+demo: .venv/.ready
+	@if test -e /dev/nvidiactl || test -e /dev/kfd; then set -x; $(BIN)/gpuipc-doctor check --all; \
+	else set -x; $(BIN)/gpuipc-doctor check --all --simulate $(PROFILE); fi
+
+test: lint .venv-other/.ready .prefix/impi/.ready
+	if test -e .prefix/impi/.ready; then export GPUIPC_TEST_IMPI="$(CURDIR)/.prefix/impi"; fi; \
+	$(BIN)/python -m pytest -n $(WORKERS)
+	if test -e .venv-other/.ready; then .venv-other/bin/python -m pytest -n $(WORKERS) tests/conformance; fi
+
+lint: .venv/.ready
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: .venv/.ready
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean:
+	rm -rf .venv .venv-other .prefix build dist *.egg-info
+
+machine:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	    || { echo "make: $(PYTHON) is not Python 3.10 or newer; say which is: make PYTHON=/path/to/python3"; false; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+	    || { echo "make: $(PYTHON) cannot make virtual environments; on Debian, install python3-venv"; false; }
+	@command -v cc >/dev/null \
+	    || { echo "make: there is no C compiler (cc), which the simulator is built with; on Debian, install gcc"; false; }
+
+.venv/.ready: pyproject.toml | machine
+	$(SET_UP) '.[mpi,stacks]' --group dev
+	touch $@
+
+# The other generation of each vendor's bindings, for the conformance suite.
+.venv-other/.ready: pyproject.toml | machine
+	{ $(SET_UP) . --group other-bindings --group test && touch $@; } $(OR_GO_WITHOUT)
+
+# A prefix, because impi-rt installs lib/libmpi.so.12 just as other MPI wheels do, and because
+# `pip install --target` would leave lib/ out. Later versions need a libfabric wheel that PyPI does not have.
+.prefix/impi/.ready: pyproject.toml .venv/.ready
+	{ $(BIN)/python $(PIP) install --quiet --ignore-installed --no-deps --prefix $(@D) impi-rt==2021.17.2 \
+	  && touch $@; } $(OR_GO_WITHOUT)

@@ -1,0 +1,60 @@
+"""What holds for every test: who needs what skips with the reason, and CI lets nothing skip unseen."""
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+
+def has_gpu() -> bool:
+    return any(Path(node).exists() for node in ("/dev/nvidiactl", "/dev/kfd"))
+
+
+def has_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # its parent package is absent
+        return False
+
+
+NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
+    "cuda": (lambda: has_module("cuda.bindings.driver"), "needs cuda-bindings"),
+    "hip": (lambda: has_module("hip"), "needs hip-python"),
+    "gpu": (has_gpu, "needs a real GPU"),
+    "mpi": (lambda: "GPUIPC_TEST_IMPI" in os.environ, "needs Intel MPI in the prefix GPUIPC_TEST_IMPI"),
+}
+"""For each marker, whether this machine has what it stands for, and what a skip says if not."""
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker, (is_there, reason) in NEEDS.items():
+        if item.get_closest_marker(marker) and not is_there():
+            pytest.skip(reason)
+
+
+def refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """With ``GPUIPC_REQUIRE=all``, turn a skip into a failure that tells the skip's reason."""
+    is_skip = report.skipped and not hasattr(report, "wasxfail")
+    if is_skip and os.environ.get("GPUIPC_REQUIRE") == "all":
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"GPUIPC_REQUIRE=all allows no skip, but: {reason}"
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report = yield
+    if not item.get_closest_marker("gpu"):
+        refuse_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_make_collect_report() -> Iterator[None]:
+    report = yield
+    refuse_skip(report)
+    return report
