@@ -1,0 +1,135 @@
+"""Set up a simulated node: the drivers' description, and the files that such a node would show.
+
+The workers of a run receive `Node.env` and nothing else; whatever they load as ``libcuda.so.1`` or
+``libamdhip64.so`` is then the simulated driver, which reads ``node.sim`` (format 1, one record a line,
+``kind key=value …`` with percent-encoded values; ``src/`` holds its reader).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from urllib.parse import quote
+
+from gpuipc_doctor.model import Node
+from gpuipc_doctor.simulator.profile import Profile, SimulatedDevice, load
+
+_PCI_VENDOR = {"cuda": "0x10de", "hip": "0x1002"}
+_PCI_CLASS = {"cuda": "0x030200", "hip": "0x038000"}  # a 3D controller, a display controller without a port
+
+
+def prepare(profile: str, state_dir: Path) -> Node:
+    """A node as ``profile`` (a name or a YAML file) describes it.
+
+    ``state_dir`` is a private directory that the caller made and will remove; the simulated GPUs' memory
+    lives in it. Raises `BadFile` when the profile cannot be used and `SimulatorUnavailable` when the
+    drivers cannot be built.
+    """
+    from gpuipc_doctor.simulator.build import build
+
+    described = load(profile)
+    libraries = build()
+    state, root, node_file = state_dir / "state", state_dir / "root", state_dir / "node.sim"
+    state.mkdir(mode=0o700)
+    node_file.write_text(driver_file(described))
+    for name, text in claimed_files(described).items():
+        path = root / name.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    root.mkdir(exist_ok=True)
+    return Node(
+        env={
+            "LD_LIBRARY_PATH": ":".join(filter(None, (str(libraries), os.environ.get("LD_LIBRARY_PATH")))),
+            "GPUIPC_SIM_NODE": str(node_file),
+            "GPUIPC_SIM_STATE": str(state),
+        },
+        root=str(root),
+        simulated=described.name,
+    )
+
+
+def driver_file(profile: Profile) -> str:
+    """The text of ``node.sim``."""
+    return "".join(f"{record}\n" for record in _records(profile))
+
+
+def _records(profile: Profile) -> Iterator[str]:
+    yield _record("sim", {"format": 1, "profile": profile.name})
+    yield _record("version", driver_versions(profile.versions))
+    for device in profile.devices:
+        yield _record("device", asdict(device))
+    for backend, a, b in profile.peers:
+        yield _record("peer", {"backend": backend, "a": a, "b": b})
+    for fault in profile.faults:
+        yield _record("fault", fault)
+
+
+def _record(kind: str, values: Mapping[str, str | int]) -> str:
+    return " ".join([kind, *(f"{key}={quote(str(value), safe='/:')}" for key, value in values.items())])
+
+
+def driver_versions(versions: Mapping[str, str]) -> dict[str, str | int]:
+    """The versions that the drivers themselves report, as the numbers that their calls return.
+
+    ``cuDriverGetVersion``: 1000 * major + 10 * minor. ``hipRuntimeGetVersion`` and
+    ``hipDriverGetVersion``: 10000000 * major + 100000 * minor + patch (HIP_VERSION in hip_version.h).
+    """
+    numbers: dict[str, str | int] = {}
+    if "nvidia-driver" in versions:
+        numbers["nvidia-driver"] = versions["nvidia-driver"]
+    if "cuda-driver" in versions:
+        major, minor = _parts(versions["cuda-driver"], 2)
+        numbers["cuda-driver"] = 1000 * major + 10 * minor
+    if "hip-runtime" in versions:
+        major, minor, patch = _parts(versions["hip-runtime"], 3)
+        numbers["hip-runtime"] = numbers["hip-driver"] = 10_000_000 * major + 100_000 * minor + patch
+    return numbers
+
+
+def _parts(version: str, count: int) -> list[int]:
+    return [int(part) for part in [*version.split("."), "0", "0"][:count]]
+
+
+def claimed_files(profile: Profile) -> dict[str, str]:
+    """The node's files by absolute path: those that follow from its devices and versions, then its own."""
+    files: dict[str, str] = {}
+    versions = profile.versions
+    if "kernel" in versions:
+        files["/proc/sys/kernel/osrelease"] = f"{versions['kernel']}\n"
+    if "nvidia-driver" in versions:
+        files["/proc/driver/nvidia/version"] = _nvidia_version(versions["nvidia-driver"])
+        files["/sys/module/nvidia/version"] = f"{versions['nvidia-driver']}\n"
+    if "amdgpu" in versions:
+        files["/sys/module/amdgpu/version"] = f"{versions['amdgpu']}\n"
+    if "rocm" in versions:
+        files["/opt/rocm/.info/version"] = f"{versions['rocm']}\n"
+    for device in profile.devices:
+        files[f"/sys/bus/pci/devices/{device.pci}/vendor"] = f"{_PCI_VENDOR[device.backend]}\n"
+        files[f"/sys/bus/pci/devices/{device.pci}/class"] = f"{_PCI_CLASS[device.backend]}\n"
+        if device.backend == "cuda":
+            files[f"/proc/driver/nvidia/gpus/{device.pci}/information"] = _nvidia_information(device)
+    return files | dict(profile.files)
+
+
+def _nvidia_version(driver: str) -> str:
+    """As the proprietary kernel module writes it; build date and compiler are nobody's in particular."""
+    return (
+        f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {driver}  Thu Jan  1 00:00:00 UTC 1970\n"
+        "GCC version:  gcc version 12.3.0 (simulated)\n"
+    )
+
+
+def _nvidia_information(device: SimulatedDevice) -> str:
+    return (
+        f"Model: \t\t {device.name}\n"
+        "IRQ:   \t\t 0\n"
+        f"GPU UUID: \t {device.uuid}\n"
+        "Video BIOS: \t ??.??.??.??.??\n"
+        "Bus Type: \t PCIe\n"
+        "DMA Size: \t 47 bits\n"
+        "DMA Mask: \t 0x7fffffffffff\n"
+        f"Bus Location: \t {device.pci}\n"
+        f"Device Minor: \t {device.index}\n"
+    )

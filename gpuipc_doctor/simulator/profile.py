@@ -1,0 +1,320 @@
+"""Profiles: what a simulated node is made of, what is wrong with it, and what a run on it must find.
+
+A profile is one YAML file (``profile.schema.json`` says what may stand in it). One that ``extends``
+another takes over what it does not say itself: ``versions``, ``files``, ``peers`` and ``options`` key by
+key, everything else whole.
+
+Faults and expectations use one vocabulary for both vendors. ``ipc-open`` is ``cuIpcOpenMemHandle`` on a
+CUDA device and ``hipIpcOpenMemHandle`` on a HIP device; ``INVALID_HANDLE`` is ``CUDA_ERROR_INVALID_HANDLE``
+or ``hipErrorInvalidHandle``. In ``mentions``, ``{ipc-open}`` and ``{INVALID_HANDLE}`` stand for the name
+that a user of the vendor at hand must read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import NAMESPACE_URL, uuid5
+
+from gpuipc_doctor.model import Json, Status
+from gpuipc_doctor.yamlfile import BadFile, Document, Mistake, did_you_mean, read
+
+PROFILES = Path(__file__).with_name("profiles")
+SCHEMA = Path(__file__).with_name("profile.schema.json")
+
+CALLS: Mapping[str, tuple[str, str]] = {
+    "init": ("cuInit", "hipInit"),
+    "device-get": ("cuDeviceGet", "hipDeviceGet"),
+    "context-create": ("cuCtxCreate", "hipCtxCreate"),
+    "context-destroy": ("cuCtxDestroy", "hipCtxDestroy"),
+    "context-set": ("cuCtxSetCurrent", "hipCtxSetCurrent"),
+    "primary-retain": ("cuDevicePrimaryCtxRetain", "hipDevicePrimaryCtxRetain"),
+    "primary-release": ("cuDevicePrimaryCtxRelease", "hipDevicePrimaryCtxRelease"),
+    "primary-reset": ("cuDevicePrimaryCtxReset", "hipDevicePrimaryCtxReset"),
+    "mem-alloc": ("cuMemAlloc", "hipMalloc"),
+    "mem-free": ("cuMemFree", "hipFree"),
+    "mem-info": ("cuMemGetInfo", "hipMemGetInfo"),
+    "copy-to-device": ("cuMemcpyHtoD", "hipMemcpyHtoD"),
+    "copy-from-device": ("cuMemcpyDtoH", "hipMemcpyDtoH"),
+    "fill": ("cuMemsetD8", "hipMemsetD8"),
+    "ipc-get": ("cuIpcGetMemHandle", "hipIpcGetMemHandle"),
+    "ipc-open": ("cuIpcOpenMemHandle", "hipIpcOpenMemHandle"),
+    "ipc-close": ("cuIpcCloseMemHandle", "hipIpcCloseMemHandle"),
+    "exit": ("", ""),
+}
+"""The calls at which a fault can sit, and what CUDA and HIP call them. ``exit`` is the end of a process."""
+
+ERRORS: Mapping[str, tuple[int, str]] = {
+    "INVALID_VALUE": (1, "hipErrorInvalidValue"),
+    "OUT_OF_MEMORY": (2, "hipErrorOutOfMemory"),
+    "NOT_INITIALIZED": (3, "hipErrorNotInitialized"),
+    "NO_DEVICE": (100, "hipErrorNoDevice"),
+    "INVALID_DEVICE": (101, "hipErrorInvalidDevice"),
+    "INVALID_CONTEXT": (201, "hipErrorInvalidContext"),
+    "MAP_FAILED": (205, "hipErrorMapFailed"),
+    "ALREADY_MAPPED": (208, "hipErrorAlreadyMapped"),
+    "ECC_UNCORRECTABLE": (214, "hipErrorECCNotCorrectable"),
+    "OPERATING_SYSTEM": (304, "hipErrorOperatingSystem"),
+    "INVALID_HANDLE": (400, "hipErrorInvalidHandle"),
+    "ILLEGAL_ADDRESS": (700, "hipErrorIllegalAddress"),
+    "LAUNCH_FAILED": (719, "hipErrorLaunchFailure"),
+    "NOT_SUPPORTED": (801, "hipErrorNotSupported"),
+    "UNKNOWN": (999, "hipErrorUnknown"),
+}
+"""Code and HIP name of each error that a fault may return. HIP took over CUDA's numbers for all of these
+(``CUresult`` in cuda.h, ``hipError_t`` in hip_runtime_api.h); the CUDA name is ``CUDA_ERROR_`` + key."""
+
+ANY_CALL: Mapping[str, str | int] = {
+    "backend": "any",
+    "nth": 0,
+    "from": 0,
+    "every": 0,
+    "device": -1,
+    "when": "always",
+    "code": 0,
+    "bytes": 0,
+    "ms": 0,
+}
+"""Where a fault strikes unless it says otherwise: at every call, on any device, always. ``nth``, ``from``
+and ``every`` count the call within one process, from 1."""
+
+_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_MERGED = ("versions", "files", "peers", "options")
+_ARCH = {"cuda": "9.0", "hip": "gfx90a"}
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedDevice:
+    """One GPU of the simulated node. ``memory`` and ``held`` (by another process, all along) are bytes."""
+
+    backend: str
+    index: int
+    name: str
+    uuid: str
+    pci: str
+    memory: int
+    held: int
+    arch: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """One finding that must be there: its check and status, its probe when given, words in its text."""
+
+    check: str
+    status: Status
+    probe: str = ""
+    mentions: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.check, self.probe, self.status.value)))
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What a run on one backend must end in: the exit code, these findings, and no other complaint.
+
+    Whatever is not expected must be PASS or SKIP; a WARN, ERROR or FAIL beyond ``findings`` is invented.
+    """
+
+    exit_code: int
+    findings: tuple[Expected, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A simulated node, complete: nothing is left to inherit or to guess."""
+
+    name: str
+    description: str
+    devices: tuple[SimulatedDevice, ...]
+    peers: tuple[tuple[str, int, int], ...]
+    """(backend, a, b): device ``a`` can reach the memory of device ``b``."""
+    versions: Mapping[str, str]
+    files: Mapping[str, str]
+    """Files of the node by absolute path that the profile states itself."""
+    faults: tuple[Mapping[str, str | int], ...]
+    """Each fault as the simulated drivers read it, with the keys of `ANY_CALL`."""
+    expect: Mapping[str, Expectation]
+    """By backend, for those that the profile must be run on; empty when it states no expectation."""
+    deadline_s: float | None
+    """Deadline in seconds that suits this profile, so that a drill of a hang is quick."""
+
+
+def names() -> list[str]:
+    """The profiles that come with the package."""
+    return sorted(path.stem for path in PROFILES.glob("*.yaml"))
+
+
+def load(profile: str) -> Profile:
+    """The profile of this name, or the one in this YAML file (a path has a ``/`` or ends in ``.yaml``).
+
+    Raises `BadFile` naming each mistake, also when there is no such profile.
+    """
+    path = _find(profile, Path.cwd())
+    if path is None:
+        text = f"no such simulator profile{did_you_mean(profile, names())}"
+        raise BadFile([Mistake(Path(profile), 0, text)])
+    return _Reader(path).profile()
+
+
+def _find(profile: str, here: Path) -> Path | None:
+    """Where the profile of this name or path is, a path being relative to ``here``; None: no such name."""
+    if "/" in profile or profile.endswith(".yaml"):
+        return here / profile
+    return PROFILES / f"{profile}.yaml" if profile in names() else None
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size as the schema admits it: ``16 GiB``."""
+    number, unit = text.split()
+    return int(float(number) * _UNITS[unit])
+
+
+class _Reader:
+    """Reads a profile and what it extends, and finds the mistakes that a schema cannot see."""
+
+    def __init__(self, path: Path) -> None:
+        self._documents = list(_lineage(path))
+        self._mistakes: list[Mistake] = []
+        self._data: dict[str, Any] = {}
+        self._origin: dict[str, Document] = {}
+        for document in reversed(self._documents):
+            for key, value in document.data.items():
+                self._data[key] = {**self._data.get(key, {}), **value} if key in _MERGED else value
+                self._origin[key] = document
+
+    def profile(self) -> Profile:
+        own = self._documents[0]
+        devices = tuple(self._devices(own.path.stem))
+        profile = Profile(
+            name=own.path.stem,
+            description=own.data["description"],
+            devices=devices,
+            peers=tuple(self._peers(devices)),
+            versions=self._versions({device.backend for device in devices}),
+            files=self._data.get("files", {}),
+            faults=tuple(self._faults()),
+            expect=self._expect({device.backend for device in devices}),
+            deadline_s=self._data.get("options", {}).get("deadline"),
+        )
+        if self._mistakes:
+            raise BadFile(set(self._mistakes))  # a wrong expectation is wrong on both backends
+        return profile
+
+    def _complain(self, text: str, *keys: str | int) -> None:
+        """A mistake in the file that the value came from, at its line there."""
+        document = self._origin.get(str(keys[0]), self._documents[0])
+        self._mistakes.append(document.mistake(text, *keys))
+
+    def _devices(self, profile: str) -> Iterator[SimulatedDevice]:
+        indices = {"cuda": 0, "hip": 0}
+        position = 0
+        for number, entry in enumerate(self._data.get("devices", [])):
+            backend = entry["backend"]
+            memory, held = parse_size(entry["memory"]), parse_size(entry.get("held", "0 B"))
+            if held > memory:
+                self._complain("more is held than the device has", "devices", number, "held")
+            if entry.get("count", 1) > 1 and ("uuid" in entry or "pci" in entry):
+                self._complain("a device with its own uuid or pci has no count", "devices", number, "count")
+            for _ in range(entry.get("count", 1)):
+                index = indices[backend]
+                yield SimulatedDevice(
+                    backend=backend,
+                    index=index,
+                    name=entry["name"],
+                    uuid=entry.get("uuid", f"GPU-{uuid5(NAMESPACE_URL, f'{profile}/{backend}/{index}')}"),
+                    pci=entry.get("pci", f"0000:{0x11 + 8 * position:02x}:00.0"),
+                    memory=memory,
+                    held=held,
+                    arch=entry.get("arch", _ARCH[backend]),
+                )
+                indices[backend] += 1
+                position += 1
+
+    def _peers(self, devices: tuple[SimulatedDevice, ...]) -> Iterator[tuple[str, int, int]]:
+        """All devices of a backend reach each other unless the profile says otherwise."""
+        for backend in ("cuda", "hip"):
+            count = sum(device.backend == backend for device in devices)
+            stated = self._data.get("peers", {}).get(backend, "all")
+            every = [[a, b] for a in range(count) for b in range(count) if a != b]
+            pairs = {"all": every, "none": []}[stated] if isinstance(stated, str) else stated
+            for number, (a, b) in enumerate(pairs):
+                if max(a, b) >= count or a == b:
+                    self._complain(f"{a} to {b} is not a pair of {count} devices", "peers", backend, number)
+                yield backend, a, b
+
+    def _versions(self, backends: set[str]) -> Mapping[str, str]:
+        versions: Mapping[str, str] = self._data.get("versions", {})
+        needed = {"cuda": ("nvidia-driver", "cuda-driver"), "hip": ("hip-runtime",)}
+        for backend in sorted(backends):
+            for key in needed[backend]:
+                if key not in versions:
+                    self._complain(f"a {backend} device needs key {key!r} here", "versions")
+        return versions
+
+    def _faults(self) -> Iterator[Mapping[str, str | int]]:
+        for number, stated in enumerate(self._data.get("faults", [])):
+            fault = {**ANY_CALL, **stated}
+            if fault["call"] not in CALLS:
+                near = did_you_mean(fault["call"], CALLS)
+                self._complain(f"unknown call {fault['call']!r}{near}", "faults", number, "call")
+            if "error" in stated:
+                error = fault.pop("error")
+                near = did_you_mean(error, ERRORS)
+                if error not in ERRORS:
+                    self._complain(f"unknown error {error!r}{near}", "faults", number, "error")
+                fault["code"] = ERRORS.get(error, (0, ""))[0]
+            if "bytes" in stated:
+                fault["bytes"] = parse_size(stated["bytes"])
+            yield fault
+
+    def _expect(self, present: set[str]) -> Mapping[str, Expectation]:
+        stated = self._data.get("expect")
+        if stated is None:
+            return {}
+        return {
+            backend: Expectation(stated["exit"], tuple(self._expected(stated, vendor_words(backend))))
+            for backend in stated.get("backends", sorted(present))
+        }
+
+    def _expected(self, stated: Json, words: Mapping[str, str]) -> Iterator[Expected]:
+        for number, entry in enumerate(stated.get("findings", [])):
+            mentions = []
+            for place, text in enumerate(entry.get("mentions", [])):
+                try:
+                    mentions.append(text.format_map(words))
+                except (KeyError, ValueError, IndexError):
+                    keys = ("expect", "findings", number, "mentions", place)
+                    self._complain(f"unknown word in {text!r}", *keys)
+            yield Expected(entry["check"], Status(entry["status"]), entry.get("probe", ""), tuple(mentions))
+
+
+def _lineage(path: Path) -> Iterator[Document]:
+    """The profile in ``path``, then the one it extends, and so on."""
+    schema = json.loads(SCHEMA.read_text())
+    seen: list[Path] = []
+    while True:
+        document = read(path, schema)
+        seen.append(path.resolve())
+        yield document
+        base = document.data.get("extends")
+        if base is None:
+            return
+        found = _find(base, path.parent)
+        if found is None:
+            text = f"extends: no profile {base!r}{did_you_mean(base, names())}"
+            raise BadFile([document.mistake(text, "extends")])
+        if found.resolve() in seen:
+            raise BadFile([document.mistake(f"extends: {base!r} leads back here", "extends")])
+        path = found
+
+
+def vendor_words(backend: str) -> Mapping[str, str]:
+    """What this vendor calls each call and each error."""
+    calls = {call: vendors[backend == "hip"] for call, vendors in CALLS.items()}
+    errors = {key: hip if backend == "hip" else f"CUDA_ERROR_{key}" for key, (_, hip) in ERRORS.items()}
+    return calls | errors
