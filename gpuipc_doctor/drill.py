@@ -1,0 +1,85 @@
+"""Drills: run the real checks on simulated faults and see that each is found, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpuipc_doctor.model import Report, Status
+from gpuipc_doctor.simulator.profile import Expectation, Expected
+
+_COMPLAINTS = {Status.WARN, Status.ERROR, Status.FAIL}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One finding as a reader of the report sees it; ``text`` is its summary and its evidence."""
+
+    check: str
+    probe: str
+    status: Status
+    text: str
+
+    def __str__(self) -> str:
+        summary = self.text.partition("\n")[0]
+        return f"{self.check} {self.status.value}: {summary}"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of an expectation: findings that were there, that were not, and that nobody expected."""
+
+    caught: tuple[str, ...]
+    missed: tuple[str, ...]
+    invented: tuple[str, ...]
+
+    @property
+    def good(self) -> bool:
+        return not self.missed and not self.invented
+
+
+def rows(report: Report) -> list[Row]:
+    """The findings of a report."""
+    return [
+        Row(
+            result.check,
+            result.probe,
+            result.finding.status,
+            "\n".join([result.finding.summary, *result.finding.evidence]),
+        )
+        for result in report.results
+    ]
+
+
+def judge(expectation: Expectation, found: Sequence[Row], exit_code: int) -> Verdict:
+    """Hold what a run found against what it must find.
+
+    A finding is caught when some row answers to it. A complaint (WARN, ERROR, FAIL) that answers to no
+    finding is invented. A wrong exit code counts as missed: a script would not learn what was found.
+    """
+    answered = [any(_answers(row, expected) for row in found) for expected in expectation.findings]
+    words = [_in_words(expected) for expected in expectation.findings]
+    caught = [text for text, there in zip(words, answered, strict=True) if there]
+    missed = [text for text, there in zip(words, answered, strict=True) if not there]
+    if exit_code != expectation.exit_code:
+        missed.append(f"exit {expectation.exit_code} (it was {exit_code})")
+    invented = [
+        str(row)
+        for row in found
+        if row.status in _COMPLAINTS and not any(_answers(row, expected) for expected in expectation.findings)
+    ]
+    return Verdict(tuple(caught), tuple(missed), tuple(invented))
+
+
+def _answers(row: Row, expected: Expected) -> bool:
+    return (
+        row.check == expected.check
+        and row.status is expected.status
+        and expected.probe in ("", row.probe)
+        and all(mention in row.text for mention in expected.mentions)
+    )
+
+
+def _in_words(expected: Expected) -> str:
+    mentions = " and ".join(map(repr, expected.mentions))
+    return f"{expected}{f' mentioning {mentions}' if mentions else ''}"

@@ -1,0 +1,62 @@
+"""Judging a run against what its profile says must be found."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuipc_doctor.drill import Row, Verdict, judge
+from gpuipc_doctor.model import Status
+from gpuipc_doctor.simulator.profile import Expectation, Expected
+
+REOPEN = Expected("ipc-reopen", Status.FAIL, "destroy-context", ("cuIpcOpenMemHandle", "400"))
+FAULTY = Expectation(12, (REOPEN,))
+HEALTHY = Expectation(0, ())
+
+FOUND = Row("ipc-reopen", "destroy-context", Status.FAIL, "cuIpcOpenMemHandle #4\nreturned 400")
+FINE = Row("ipc-stale", "same-size", Status.PASS, "64 rounds")
+
+
+def test_a_finding_that_is_there_is_caught() -> None:
+    verdict = judge(FAULTY, [FINE, FOUND], 12)
+    assert verdict == Verdict(
+        ("ipc-reopen destroy-context FAIL mentioning 'cuIpcOpenMemHandle' and '400'",), (), ()
+    )
+    assert verdict.good
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        Row("ipc-release", "destroy-context", Status.FAIL, FOUND.text),
+        Row("ipc-reopen", "keep-context", Status.FAIL, FOUND.text),
+        Row("ipc-reopen", "destroy-context", Status.ERROR, FOUND.text),
+        Row("ipc-reopen", "destroy-context", Status.FAIL, "cuIpcOpenMemHandle #4 hung"),
+    ],
+    ids=["other check", "other probe", "other status", "other words"],
+)
+def test_a_complaint_that_is_not_the_expected_one_is_missed_and_invented(row: Row) -> None:
+    verdict = judge(FAULTY, [row], 12)
+    assert not verdict.caught
+    assert len(verdict.missed) == 1
+    assert verdict.invented == (str(row),)
+    assert not verdict.good
+
+
+@pytest.mark.parametrize("status", [Status.WARN, Status.ERROR, Status.FAIL])
+def test_a_complaint_about_a_healthy_node_is_invented(status: Status) -> None:
+    row = Row("ipc-stale", "same-size", status, "stale bytes\nand more of it")
+    assert judge(HEALTHY, [row], 0).invented == (f"ipc-stale {status.value}: stale bytes",)
+
+
+@pytest.mark.parametrize("status", [Status.PASS, Status.SKIP])
+def test_pass_and_skip_are_never_invented(status: Status) -> None:
+    assert judge(HEALTHY, [Row("ipc-stale", "same-size", status, "…")], 0).good
+
+
+def test_a_control_must_have_passed() -> None:
+    control = Expectation(12, (REOPEN, Expected("ipc-reopen", Status.PASS, "keep-context")))
+    assert judge(control, [FOUND], 12).missed == ("ipc-reopen keep-context PASS",)
+
+
+def test_a_wrong_exit_code_is_missed() -> None:
+    assert judge(FAULTY, [FOUND], 0).missed == ("exit 12 (it was 0)",)
