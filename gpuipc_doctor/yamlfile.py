@@ -26,6 +26,9 @@ MAX_BYTES = 4 << 20
 MAX_DEPTH = 32
 """Deepest nesting, so that neither this reader nor the schema runs out of stack."""
 
+_UNSHOWABLE = re.compile(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What YAML forbids in a file. Escapes (``"\\x1b"``) are held to it too: values end up on terminals."""
+
 Key = str | int
 """A step into a document: the key of a mapping or the index of a list."""
 
@@ -42,7 +45,7 @@ class Mistake:
         return f"{self.path}:{self.line}: {self.text}" if self.line else f"{self.path}: {self.text}"
 
 
-class BadFile(Exception):  # noqa: N818 - named after what it says, like everything here
+class BadFile(Exception):
     """A file cannot be used. ``mistakes`` holds all that is wrong with it, in the order of its lines."""
 
     def __init__(self, mistakes: Iterable[Mistake]) -> None:
@@ -118,10 +121,9 @@ def _text(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise BadFile([Mistake(path, line, "is not UTF-8 text; save the file as UTF-8")]) from None
-    unprintable = re.search(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", text)
-    if unprintable:
-        line = text.count("\n", 0, unprintable.start()) + 1
-        raise BadFile([Mistake(path, line, f"holds the control character {unprintable[0]!r}")])
+    if bad := _UNSHOWABLE.search(text):
+        line = text.count("\n", 0, bad.start()) + 1
+        raise BadFile([Mistake(path, line, f"holds the control character {bad[0]!r}")])
     return text
 
 
@@ -137,7 +139,7 @@ class _Builder:
     def build(self, text: str) -> tuple[Document, list[Mistake]]:
         import yaml
 
-        # The C parser is ten times faster and in almost every wheel of PyYAML; its events are the same.
+        # The C parser is much faster and part of PyYAML's wheels; its events are the same.
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         try:
             self._events = yaml.parse(text, Loader=loader)
@@ -207,8 +209,8 @@ class _Builder:
             self._refuse(line, f"alias *{event.anchor} is not supported here; write the value out")
         if event.tag is not None:
             self._refuse(line, f"tag {event.tag!r} is not supported here")
-        if isinstance(event, yaml.ScalarEvent) and re.search("[\ud800-\udfff]", event.value):
-            self._refuse(line, "holds half a surrogate pair (\\ud800 to \\udfff), which is not text")
+        if isinstance(event, yaml.ScalarEvent) and (bad := _UNSHOWABLE.search(event.value)):
+            self._refuse(line, f"holds the control character {bad[0]!r}")
 
     def _refuse(self, line: int, text: str) -> NoReturn:
         raise BadFile([*self._mistakes, Mistake(self._path, line, text)])
