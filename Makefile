@@ -14,6 +14,9 @@ WORKERS ?= 2
 BIN := .venv/bin
 PIP := -m pip --disable-pip-version-check
 
+# loadgroup: tests that share an expensive fixture say so by xdist_group and run in one worker.
+PYTEST := -m pytest -n $(WORKERS) --dist loadgroup
+
 # --group needs pip 25.1; the one that `venv` brings may be older.
 SET_UP = $(PYTHON) -m venv $(@D) && $(@D)/bin/python $(PIP) install --quiet 'pip>=25.1' \
          && $(@D)/bin/python $(PIP) install --quiet --editable
@@ -29,8 +32,8 @@ demo: .venv/.ready
 
 test: lint .venv-other/.ready .prefix/impi/.ready
 	if test -e .prefix/impi/.ready; then export GPUIPC_TEST_IMPI="$(CURDIR)/.prefix/impi"; fi; \
-	$(BIN)/python -m pytest -n $(WORKERS)
-	if test -e .venv-other/.ready; then .venv-other/bin/python -m pytest -n $(WORKERS) tests/conformance; fi
+	$(BIN)/python $(PYTEST)
+	if test -e .venv-other/.ready; then .venv-other/bin/python $(PYTEST) tests/conformance; fi
 
 lint: .venv/.ready
 	$(BIN)/ruff check
