@@ -1,0 +1,155 @@
+"""What the many results of a run say together: verdicts, cells of the matrix, paragraphs."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from gpuipc_doctor.model import Ending, Finding, Join, Relation, Report, Result, RoleOutcome, Status
+from gpuipc_doctor.report.text import fold_devices, fold_pairs
+
+_FIGURE = re.compile(r"(?<![#\w])(?:0x[0-9a-f]+|\d+(?:\.\d+)?)")
+"""What may differ between findings that are the same: sizes, times, addresses, pids. Not an occurrence
+(``#2``), and not a number inside a name."""
+
+_CASUALTIES = {Ending.COMPLETED, Ending.PEER_LOST, Ending.STOPPED}
+
+
+def worst(results: Iterable[Result]) -> Status | None:
+    """The worst status of ``results``; None when there are none."""
+    return max((result.finding.status for result in results), key=lambda s: s.severity, default=None)
+
+
+def by_check(report: Report) -> dict[str, list[Result]]:
+    """The results of every check, in the report's order; a check that was not reached has none."""
+    checks: dict[str, list[Result]] = {check.id: [] for check in report.checks}
+    for result in report.results:
+        checks.setdefault(result.check, []).append(result)
+    return checks
+
+
+def totals(report: Report) -> Counter[Status]:
+    """How many checks have which status as their worst. Checks that were not reached do not count."""
+    return Counter(status for status in map(worst, by_check(report).values()) if status)
+
+
+def not_reached(report: Report) -> list[str]:
+    """Checks that were asked for and left no finding, because the run was interrupted before them."""
+    return [check for check, results in by_check(report).items() if not results]
+
+
+def culprit(result: Result) -> RoleOutcome | None:
+    """The role whose end the finding is about: the first that ended badly and is not a casualty."""
+    return next((role for role in result.roles if role.ending not in _CASUALTIES), None)
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """Findings that are the same apart from where they were made, and apart from their figures."""
+
+    results: tuple[Result, ...]
+    """At least one; the first one's figures stand for all."""
+    passed_beside: tuple[str, ...] = ()
+    """Probes of the same check that passed on the very same subjects: the controls."""
+    joins: tuple[Join, ...] = ()
+
+    @property
+    def finding(self) -> Finding:
+        return self.results[0].finding
+
+    @property
+    def status(self) -> Status:
+        return self.finding.status
+
+    @cached_property
+    def checks(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(result.check for result in self.results))
+
+    def probes(self, check: str) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(r.probe for r in self.results if r.check == check and r.probe))
+
+    @property
+    def where(self) -> str:
+        """``cuda:0-3``, ``cuda:0 > cuda:1``, or nothing when the findings speak of the node."""
+        subjects = [result.devices for result in self.results]
+        pairs = fold_pairs((devices[0], devices[1]) for devices in subjects if len(devices) == 2)
+        singles = fold_devices(devices[0] for devices in subjects if len(devices) == 1)
+        return "; ".join(filter(None, (singles, pairs)))
+
+    @property
+    def figures_differ(self) -> bool:
+        """Whether the first finding's figures are not those of all the others."""
+        return len({(r.finding.summary, r.finding.evidence) for r in self.results}) > 1
+
+
+def paragraphs(report: Report) -> list[Paragraph]:
+    """One paragraph for each thing that is not PASS, worst first, then in the order of the checks."""
+    checks = by_check(report)
+    groups = _group(result for results in checks.values() for result in results)
+    groups.sort(key=lambda group: -group[0].finding.status.severity)
+    return [
+        Paragraph(
+            group,
+            passed_beside=_passed_beside(group, checks),
+            joins=tuple(join for join in report.joins if _belongs(join, group)),
+        )
+        for group in groups
+    ]
+
+
+def loose_joins(report: Report, shown: Sequence[Paragraph]) -> list[Join]:
+    """Joins that no paragraph carries: mostly bad versions whose harm no probe saw."""
+    carried = {join.issue for paragraph in shown for join in paragraph.joins}
+    return [join for join in report.joins if join.issue not in carried]
+
+
+def _group(results: Iterable[Result]) -> list[tuple[Result, ...]]:
+    """First the same finding of one probe on many subjects, then of many probes on the same subjects."""
+    on_subjects: dict[object, list[Result]] = {}
+    for result in results:
+        if result.finding.status is not Status.PASS:
+            key = (result.check, result.probe, len(result.devices), _alike(result.finding))
+            on_subjects.setdefault(key, []).append(result)
+    of_probes: dict[object, list[Result]] = {}
+    for group in on_subjects.values():
+        subjects = frozenset(result.devices for result in group)
+        of_probes.setdefault((subjects, _alike(group[0].finding)), []).extend(group)
+    return [tuple(group) for group in of_probes.values()]
+
+
+def _alike(finding: Finding) -> tuple[Status, str, str]:
+    return finding.status, _FIGURE.sub("0", finding.summary), finding.remedy
+
+
+def _passed_beside(group: Sequence[Result], checks: Mapping[str, Sequence[Result]]) -> tuple[str, ...]:
+    if len({result.check for result in group}) > 1:
+        return ()
+    subjects = {result.devices for result in group}
+    beside: dict[str, list[Result]] = {}
+    for result in checks[group[0].check]:
+        if result.devices in subjects and result.probe:
+            beside.setdefault(result.probe, []).append(result)
+    return tuple(
+        probe
+        for probe, results in beside.items()
+        if worst(results) is Status.PASS and {result.devices for result in results} == subjects
+    )
+
+
+def _belongs(join: Join, group: Sequence[Result]) -> bool:
+    """Whether a known issue explains a finding (the probes of its check speak for it) or is named in it."""
+    finding = group[0].finding
+    if any(_names(text, join.issue) for text in (finding.summary, *finding.evidence)):
+        return True
+    explains = join.relation is not Relation.LATENT and finding.status is not Status.SKIP
+    return explains and any(
+        result.check in join.checks and (not join.subjects or result.subject in join.subjects)
+        for result in group
+    )
+
+
+def _names(text: str, issue: str) -> bool:
+    return re.search(rf"(?<![\w-]){re.escape(issue)}(?![\w-])", text) is not None

@@ -1,0 +1,66 @@
+"""The screen: a header, the health matrix, a paragraph for each thing that is not PASS, the totals."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from gpuipc_doctor.model import Report
+from gpuipc_doctor.report import exits, prose, table
+from gpuipc_doctor.report.digest import by_check, not_reached, totals
+from gpuipc_doctor.report.page import MIN_WIDTH, Page
+from gpuipc_doctor.report.text import columns
+
+_FACT_NAMES = {"nvidia-driver": "NVIDIA driver", "kernel": "Linux"}
+
+
+def render(report: Report, *, width: int = 80, color: bool = False, exit_code: int | None = None) -> str:
+    """The screen for ``report``, in lines of at most ``width`` columns, ending in a newline.
+
+    ``exit_code`` is what the run will exit with, by default the code of the default style.
+    """
+    page = Page(max(width, MIN_WIDTH), color)
+    code = exits.code(report) if exit_code is None else exit_code
+    blocks = [
+        list(_header(report, page)),
+        *table.blocks(report, page),
+        *prose.blocks(report, page),
+        list(_totals(report, code, page)),
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks) + "\n"
+
+
+def _header(report: Report, page: Page) -> Iterator[str]:
+    if report.simulated:
+        yield from page.notice(f"SIMULATED (profile {report.simulated}): no real GPU was tested", "WARN")
+    facts = [f"{_FACT_NAMES.get(f.name, f.name)} {f.value}" for f in report.inventory if f.value]
+    yield from page.join([report.host, _device_names(report), *facts])
+    checks = len(by_check(report))
+    size = f"{report.tier.label} tier, {checks} check{'s' * (checks != 1)}, {report.elapsed_s:.1f} s"
+    when = report.started.replace("T", " ")[:19]
+    yield from page.join([size, when, f"gpuipc-doctor {report.tool_version}"])
+
+
+def _device_names(report: Report) -> str:
+    names = Counter(device.name for device in report.devices)
+    return " + ".join(f"{n} × {name}" if n > 1 else name for name, n in names.items()) or "no GPU found"
+
+
+def _totals(report: Report, exit_code: int, page: Page) -> Iterator[str]:
+    """What was left undone, then how many checks ended how, with the exit code at the line's right end."""
+    if report.interrupted:
+        missing = ", ".join(not_reached(report))
+        text = "INTERRUPTED: this is what was learned until then."
+        yield from page.notice(f"{text} Not reached: {missing}." if missing else text, "FAIL")
+    if not report.probes_run:
+        yield from page.notice("NOTHING WAS TESTED: no probe ran, so nothing is known of this node.", "FAIL")
+    counts = totals(report)
+    words = [f"{counts[status]} {status.value}" for status in sorted(counts, key=lambda s: -s.severity)]
+    if report.simulated:
+        words.insert(0, f"SIMULATED ({report.simulated})")
+    *lines, last = page.join(words or ["no findings"])
+    ending = f"exit {exit_code}"
+    if columns(last) + 2 + len(ending) > page.width:
+        lines, last = [*lines, last], ""
+    yield from lines
+    yield last + " " * (page.width - columns(last) - len(ending)) + page.paint(ending, report.worst().value)

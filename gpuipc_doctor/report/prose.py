@@ -1,0 +1,120 @@
+"""One paragraph for each thing that is not PASS: what failed, at which call, which bug it is, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuipc_doctor.model import Ending, Join, Report, Result, Status
+from gpuipc_doctor.report.digest import Paragraph, culprit, loose_joins, paragraphs
+from gpuipc_doctor.report.page import Page
+from gpuipc_doctor.report.text import sanitise, shorten
+
+FRAMES = 6
+"""Innermost frames of a stack that are shown; the JSON report holds the rest, as of the next two."""
+LOG_LINES = 4
+EVIDENCE_LINES = 8
+LOG_COLUMNS = 240
+"""Where an endless log line is cut."""
+
+_INDENT = " " * 6
+_HANG = " " * 8
+
+
+def blocks(report: Report, page: Page) -> Iterator[list[str]]:
+    """Paragraphs as lines, worst first; then known issues without a paragraph; then what was skipped."""
+    shown = paragraphs(report)
+    skips: list[str] = []
+    told: set[str] = set()
+    for paragraph in shown:
+        word, title = paragraph.status.value, _title(report, paragraph)
+        if paragraph.status is Status.SKIP:
+            skips += _heading(word, f"{title}: {paragraph.finding.summary}", page)
+            skips += _remedy(paragraph.finding.remedy, page)
+        else:
+            yield [*_heading(word, title, page), *_body(paragraph, told, page)]
+            told.update(join.issue for join in paragraph.joins)
+    for join in loose_joins(report, shown):
+        yield [
+            *_heading(join.relation.value.upper(), join.issue, page),
+            *page.fill(_sentences(join.title, join.reason), _INDENT),
+            *_remedy(join.remedy, page),
+        ]
+    if skips:
+        yield skips
+
+
+def _heading(word: str, title: str, page: Page) -> list[str]:
+    first, *rest = page.fill(title, f"{word:<4}  ", _INDENT)
+    return [page.paint(word, word) + first.removeprefix(word), *rest]
+
+
+def _title(report: Report, paragraph: Paragraph) -> str:
+    """``ipc-reopen (destroy-context) on cuda:0-3``: the probes are named when others ended differently."""
+    names = []
+    for check in paragraph.checks:
+        here = paragraph.probes(check)
+        everywhere = {r.probe for r in report.results if r.check == check and r.probe}
+        names.append(f"{check} ({', '.join(here)})" if here and set(here) != everywhere else check)
+    return ", ".join(names) + (f" on {paragraph.where}" if paragraph.where else "")
+
+
+def _body(paragraph: Paragraph, told: set[str], page: Page) -> Iterator[str]:
+    finding, first = paragraph.finding, paragraph.results[0]
+    yield from page.fill(finding.summary, _INDENT)
+    for line in finding.evidence[:EVIDENCE_LINES]:
+        yield from _item(line, page)
+    if len(finding.evidence) > EVIDENCE_LINES:
+        yield from _item(f"… and {len(finding.evidence) - EVIDENCE_LINES} more in the JSON report", page)
+    if paragraph.figures_differ:
+        yield from _item(f"(figures of {first.subject}; those of the others are in the JSON report)", page)
+    yield from _remains(first, page)
+    if paragraph.passed_beside:
+        yield from _item(f"Passed here: {', '.join(paragraph.passed_beside)}.", page)
+    for join in paragraph.joins:
+        yield from _known_issue(join, paragraph, join.issue in told, page)
+    yield from _remedy(finding.remedy, page)
+    logs = tuple(dict.fromkeys(result.logs for result in paragraph.results if result.logs))
+    if logs:
+        yield from _item(f"Logs: {logs[0]}" + (f" (and {len(logs) - 1} more)" if logs[1:] else ""), page)
+
+
+def _remains(result: Result, page: Page) -> Iterator[str]:
+    """What the blamed role left: its stacks, innermost frame first, and the end of what it printed."""
+    role = culprit(result)
+    if role is None:
+        return
+    for kind, frames in (("python", role.python_stack), ("native", role.native_stack)):
+        if frames:
+            shown = [*frames[:FRAMES], "…"] if len(frames) > FRAMES else frames
+            yield from page.join(shown, "<", f"{_INDENT}{kind} stack of {sanitise(role.role)}: ", _HANG)
+    if role.ending is Ending.UNKILLABLE and role.kernel:
+        yield from _item(f"kernel, pid {role.pid}: {'; '.join(role.kernel)}", page)
+    if role.log_tail:
+        yield from _item(f"{role.role} printed at the end:", page)
+        for line in role.log_tail[-LOG_LINES:]:
+            yield from page.fill(shorten(sanitise(line), LOG_COLUMNS), _HANG, _HANG + "  ")
+
+
+def _known_issue(join: Join, paragraph: Paragraph, told: bool, page: Page) -> Iterator[str]:
+    """The verdict on a known issue, without what the paragraph says already."""
+    verdict = f"Known issue {join.issue}: {join.relation.value.upper()}"
+    if told:
+        yield from _item(f"{verdict}, see above.", page)
+        return
+    finding = paragraph.finding
+    news = [text for text in (join.title, join.reason) if text not in finding.summary]
+    yield from _item(_sentences(verdict, *news), page)
+    if join.remedy != finding.remedy:
+        yield from _remedy(join.remedy, page)
+
+
+def _remedy(remedy: str, page: Page) -> list[str]:
+    return page.fill(remedy, _INDENT + "Do: ", _INDENT + "    ")
+
+
+def _item(text: str, page: Page) -> list[str]:
+    return page.fill(text, _INDENT, _HANG)
+
+
+def _sentences(*texts: str) -> str:
+    return " ".join(text if text.endswith((".", "!", "?")) else f"{text}." for text in texts if text)

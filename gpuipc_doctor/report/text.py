@@ -1,0 +1,132 @@
+"""Text that a terminal can be trusted with: sanitised, measured, wrapped, and device lists made short."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from itertools import groupby, permutations
+
+_ESCAPE_SEQUENCE = re.compile(
+    r"(?:\x1b[\]P^_X]|[\x9d\x90\x9e\x9f\x98])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"  # OSC, DCS, PM, APC, SOS
+    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor movement
+    r"|\x1b[ -/]*[0-~]"  # the short ones
+)
+"""ECMA-48, 5.4 and 5.6, with xterm's BEL as a second end of a string."""
+
+_UNPRINTABLE = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}
+"""Unicode categories that move a cursor, reorder a line, are not text or cannot be encoded."""
+
+_BREAK_AFTER = "/,;:=_&?-.)"
+
+
+def sanitise(text: str) -> str:
+    """One line of ``text`` without anything that a terminal would act upon.
+
+    Escape sequences go, white space of any kind becomes single spaces, and what is left of control,
+    direction and undecodable characters is shown by its number (``\\x07``).
+    """
+    line = " ".join(_ESCAPE_SEQUENCE.sub("", text).split())
+    if line.isascii() and line.isprintable():
+        return line
+    return "".join(
+        c.encode("unicode_escape").decode() if unicodedata.category(c) in _UNPRINTABLE else c for c in line
+    )
+
+
+def columns(text: str) -> int:
+    """Terminal columns that ``text`` takes: two for an East Asian wide character, none for an accent."""
+    if text.isascii():
+        return len(text)
+    return sum(_columns(character) for character in text)
+
+
+def _columns(character: str) -> int:
+    if unicodedata.category(character) in ("Mn", "Me"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def shorten(text: str, width: int) -> str:
+    """``text``, cut to ``width`` columns with an ellipsis where it is longer."""
+    return text if columns(text) <= width else _prefix(text, width - 1) + "…"
+
+
+def wrap(text: str, width: int, first: str = "", rest: str | None = None) -> list[str]:
+    """Fill lines of ``width`` columns with the words of ``text``; ``first`` and ``rest`` begin them.
+
+    A word (a path, a symbol) is broken only when a whole line cannot hold it, and then where its parts
+    meet.
+    """
+    rest = " " * columns(first) if rest is None else rest
+    lines: list[str] = []
+    line, begun = first, False
+    for word in text.split():
+        if begun and columns(line) + 1 + columns(word) <= width:
+            line += " " + word
+            continue
+        if begun:
+            lines.append(line)
+            line = rest
+        while columns(line) + columns(word) > width:
+            head = _head(word, width - columns(line))
+            lines.append(line + head)
+            line, word = rest, word[len(head) :]
+        line, begun = line + word, True
+    return [*lines, line] if begun else lines
+
+
+def _head(word: str, room: int) -> str:
+    """The part of an overlong word that goes on a line with ``room`` columns left."""
+    prefix = _prefix(word, room)
+    cut = max(prefix.rfind(mark) for mark in _BREAK_AFTER) + 1
+    return prefix[:cut] if cut > len(prefix) // 2 else prefix
+
+
+def _prefix(text: str, width: int) -> str:
+    """As much of ``text`` as ``width`` columns hold, and at least one character."""
+    used = 0
+    for position, character in enumerate(text):
+        used += _columns(character)
+        if used > width:
+            return text[: max(position, 1)]
+    return text
+
+
+def device_key(label: str) -> tuple[str, int]:
+    """Backend and index of a device label: what labels are ordered by."""
+    backend, _, index = label.rpartition(":")
+    return backend, int(index)
+
+
+def fold_devices(labels: Iterable[str]) -> str:
+    """``cuda:0-3,6, hip:0`` for the labels ``cuda:0``, ``cuda:1`` …"""
+    keys = sorted({device_key(label) for label in labels})
+    return ", ".join(
+        f"{backend}:{_runs([index for _, index in group])}"
+        for backend, group in groupby(keys, key=lambda key: key[0])
+    )
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    """``0-3,6`` for 0, 1, 2, 3, 6, as Slurm and the kernel write lists of numbers."""
+    runs = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    ends = [(run[0][1], run[-1][1]) for run in (list(group) for _, group in runs)]
+    return ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in ends)
+
+
+def fold_pairs(pairs: Iterable[tuple[str, str]]) -> str:
+    """``every pair of cuda:0-3``, or ``cuda:0-2 > cuda:3; cuda:3 > cuda:0-2``: exporters > importers.
+
+    Exporters with the same importers share an entry, so that one bad device is seen at once.
+    """
+    wanted = set(pairs)
+    devices = sorted({label for pair in wanted for label in pair}, key=device_key)
+    if len(devices) > 2 and wanted == set(permutations(devices, 2)):
+        return f"every pair of {fold_devices(devices)}"
+    exporters: dict[str, list[str]] = {}
+    for exporter in devices:
+        importers = fold_devices(b for a, b in wanted if a == exporter)
+        if importers:
+            exporters.setdefault(importers, []).append(exporter)
+    return "; ".join(f"{fold_devices(group)} > {importers}" for importers, group in exporters.items())

@@ -1,0 +1,273 @@
+"""Reports as runs leave them, for the tests of what is made of reports; and arbitrary ones for properties."""
+
+from collections.abc import Iterable, Sequence
+from itertools import permutations
+from typing import Any
+
+from hypothesis import strategies as st
+
+from gpuipc_doctor.model import (
+    CheckInfo,
+    Device,
+    DriverFault,
+    Ending,
+    Fact,
+    Finding,
+    Join,
+    Relation,
+    Report,
+    Result,
+    RoleOutcome,
+    Status,
+    Tier,
+)
+
+TITLES = {
+    "known-versions": "Versions with known issues",
+    "ipc-reopen": "IPC handle reopened after its context went",
+    "ipc-handles": "IPC handles name the right memory",
+    "ipc-release": "Memory comes back after IPC",
+    "ipc-stale": "Stale IPC mappings and handles",
+    "ipc-peer": "IPC between two GPUs",
+}
+PER_DEVICE = ("ipc-reopen", "ipc-handles", "ipc-release", "ipc-stale")
+VARIANTS = ("destroy-context", "primary-reset", "keep-context")
+
+
+def gpus(count: int, backend: str = "cuda", name: str = "NVIDIA H200") -> tuple[Device, ...]:
+    return tuple(
+        Device(
+            backend,
+            index,
+            f"GPU-{backend}-{index:04}",
+            f"0000:{index + 1:02x}:00.0",
+            name,
+            141 << 30,
+            frozenset({"legacy-ipc", "peer"}),
+        )
+        for index in range(count)
+    )
+
+
+H200_FACTS = (
+    Fact("nvidia-driver", "580.159.04 (open module)", "/proc/driver/nvidia/version"),
+    Fact("cuda-driver-api", "13.0", "cuDriverGetVersion"),
+    Fact("kernel", "6.8.0-60-generic", "uname"),
+    Fact("rocm", None, "/opt/rocm/.info/version"),
+)
+
+
+def healthy(devices: Sequence[Device], **changes: Any) -> Report:
+    """Every check on every device and pair, all PASS."""
+    pairs = [(a, b) for a, b in permutations(devices, 2) if a.backend == b.backend]
+    results = [Result("known-versions", Finding.ok("no version with a known issue"))]
+    for device in devices:
+        for check in PER_DEVICE:
+            for probe in VARIANTS if check == "ipc-reopen" else ("",):
+                results.append(Result(check, Finding.ok("as it should be"), (device.label,), probe, 0.4))
+    for a, b in pairs:
+        results.append(Result("ipc-peer", Finding.ok("right data"), (a.label, b.label), "", 0.3))
+    if not pairs:
+        results.append(Result("ipc-peer", Finding.skip("there is one GPU only; this needs two")))
+    return report(devices, results, **changes)
+
+
+def report(devices: Sequence[Device], results: Iterable[Result], **changes: Any) -> Report:
+    given: dict[str, Any] = {
+        "host": "nid006672",
+        "started": "2026-11-20T11:02:33+01:00",
+        "elapsed_s": 21.4,
+        "tier": Tier.ACCEPTANCE,
+        "tool_version": "0.1.0",
+        "devices": tuple(devices),
+        "inventory": H200_FACTS,
+        "checks": tuple(CheckInfo(id_, title, Tier.ACCEPTANCE) for id_, title in TITLES.items()),
+        "results": tuple(results),
+        "probes_run": 12,
+    }
+    return Report(**given | changes)
+
+
+def replaced(base: Report, *news: Result, **changes: Any) -> Report:
+    """``base`` with some results in place of those of the same check, subject and probe."""
+    places = {(new.check, new.devices, new.probe) for new in news}
+    kept = [r for r in base.results if (r.check, r.devices, r.probe) not in places]
+    fields = {name: getattr(base, name) for name in base.__dataclass_fields__}
+    return Report(**fields | {"results": (*kept, *news)} | changes)
+
+
+FAULT = DriverFault("cuIpcOpenMemHandle", 400, "CUDA_ERROR_INVALID_HANDLE")
+REOPEN = Finding.fail(
+    "importer: cuIpcOpenMemHandle #4 returned CUDA_ERROR_INVALID_HANDLE (400) in the step 'open segment 1"
+    " (146064 B) again after destroying and re-creating the context'",
+)
+REOPEN_ISSUE = Join(
+    "nvidia-ipc-reopen",
+    "cuIpcOpenMemHandle fails the second time once the importer's context was destroyed",
+    Relation.CONFIRMED,
+    "nvidia-driver 460.32.03 is within 455.32.00 to 460.32.03",
+    "install driver 450.102.04 or one after 460.32.03, or keep the importer's context",
+    ("ipc-reopen",),
+)
+
+
+def reopen_failure(device: Device, probe: str) -> Result:
+    importer = RoleOutcome(
+        "importer",
+        Ending.DRIVER_ERROR,
+        4712,
+        "cuIpcOpenMemHandle",
+        4,
+        "open segment 1 again",
+        fault=FAULT,
+        exit_code=1,
+        python_stack=("reopen (checks/ipc_reopen.py:71)", "run_role (gpuipc_doctor/worker.py:184)"),
+        elapsed_s=0.7,
+    )
+    exporter = RoleOutcome("exporter", Ending.STOPPED, 4711)
+    logs = f"/tmp/doctor/ipc-reopen/{probe}/{device.label}"
+    return Result("ipc-reopen", REOPEN, (device.label,), probe, 0.9, (exporter, importer), logs)
+
+
+def hung(check: str, operation: str, device: Device, after_s: float = 10.0) -> Result:
+    importer = RoleOutcome(
+        "importer",
+        Ending.HUNG,
+        4713,
+        operation,
+        1,
+        python_stack=(
+            "open_ipc (gpuipc_doctor/backends/driver.py:212)",
+            "main (checks/ipc_release.py:48)",
+            "run_role (gpuipc_doctor/worker.py:184)",
+        ),
+        native_stack=(
+            "ioctl (libc.so.6)",
+            "?? (libcuda.so.535.104.05)",
+            "cuIpcOpenMemHandle_v2 (libcuda.so.535.104.05)",
+            "__pyx_f_4cuda_8bindings_9_bindings_7cydriver_cuIpcOpenMemHandle_v2"
+            " (cuda/bindings/_bindings/cydriver.cpython-311-x86_64-linux-gnu.so)",
+            "_PyEval_EvalFrameDefault (python3.11)",
+            "Py_RunMain (python3.11)",
+            "__libc_start_main (libc.so.6)",
+        ),
+        log_tail=("NVRM: Xid (PCI:0000:01:00): 31, Ch 00000008, intr 10000000",),
+        elapsed_s=after_s,
+    )
+    finding = Finding.fail(f"importer: {operation} #1 hung ({after_s:.1f} s, deadline 10 s)")
+    return Result(check, finding, (device.label,), "", after_s, (importer,), f"/tmp/doctor/{check}/{device.label}")
+
+
+def seed_002() -> Report:
+    """Four GPUs under driver 460.32.03: the second open fails, the controls pass."""
+    devices = gpus(4, name="GH200 120GB")
+    base = healthy(
+        devices,
+        inventory=(
+            Fact("nvidia-driver", "460.32.03", "/proc/driver/nvidia/version"),
+            Fact("cuda-driver-api", "11.2", "cuDriverGetVersion"),
+            Fact("kernel", "5.14.21-150400.24.46-default", "uname"),
+        ),
+        joins=(REOPEN_ISSUE,),
+    )
+    known = Finding.warn("nvidia-driver 460.32.03 has the known issue nvidia-ipc-reopen")
+    budget = Finding.skip("budget", remedy="run it alone: gpuipc-doctor check ipc-stale")
+    without_stale = replaced(
+        base,
+        Result("known-versions", known),
+        *(reopen_failure(device, "destroy-context") for device in devices),
+        *(reopen_failure(device, "primary-reset") for device in devices),
+    )
+    kept = tuple(r for r in without_stale.results if r.check != "ipc-stale")
+    return replaced(without_stale, results=(*kept, Result("ipc-stale", budget)))
+
+
+LABELS = [f"{backend}:{index}" for backend in ("cuda", "hip") for index in (0, 1, 2, 3, 5, 10)]
+WORDS = st.text(max_size=120) | st.from_regex(r"(/[a-z_0-9.]{1,30}){1,9}", fullmatch=True)
+NASTY = st.sampled_from(["\x1b[31mred\x1b[0m", "\x1b]0;title\x07", "a\rb\tc\n\x00", "\u202ertl", "字幕", "\x9b2J"])
+TEXT = st.lists(WORDS | NASTY, max_size=4).map(" ".join)
+LINES = st.lists(TEXT, max_size=10).map(tuple)
+IDS = st.from_regex(r"[a-z][a-z0-9]*(-[a-z0-9]+){0,4}", fullmatch=True)
+JSON: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+SECONDS = st.floats(0, 1e6)
+
+devices_st = st.lists(st.sampled_from(LABELS), max_size=12, unique=True).flatmap(
+    lambda labels: st.tuples(
+        *(
+            st.builds(
+                Device,
+                backend=st.just(label.split(":")[0]),
+                index=st.just(int(label.split(":")[1])),
+                uuid=st.text(max_size=9),
+                pci=st.text(max_size=9),
+                name=TEXT,
+                total_bytes=st.integers(0, 1 << 40),
+                capabilities=st.frozensets(IDS, max_size=3),
+            )
+            for label in labels
+        )
+    )
+)
+faults = st.builds(DriverFault, call=TEXT, code=st.integers(-999, 999), name=TEXT)
+findings = st.builds(Finding, st.sampled_from(Status), TEXT, LINES, TEXT)
+roles = st.builds(
+    RoleOutcome,
+    role=IDS,
+    ending=st.sampled_from(Ending),
+    pid=st.integers(0, 1 << 22),
+    operation=TEXT,
+    occurrence=st.integers(0, 99),
+    step=TEXT,
+    signal=st.sampled_from(["", "SIGSEGV"]),
+    exit_code=st.none() | st.integers(-64, 255),
+    fault=st.none() | faults,
+    exception=TEXT,
+    records=st.dictionaries(st.text(), JSON, max_size=2),
+    python_stack=LINES,
+    native_stack=LINES,
+    kernel=LINES,
+    log_tail=LINES,
+    elapsed_s=SECONDS,
+)
+subjects = st.lists(st.sampled_from(LABELS), max_size=2, unique=True).map(tuple)
+
+
+def results_st(ids: Sequence[str]) -> st.SearchStrategy[tuple[Result, ...]]:
+    one = st.builds(
+        Result, st.sampled_from(ids), findings, subjects, IDS, SECONDS, st.lists(roles, max_size=2).map(tuple), TEXT
+    )
+    return st.lists(one, max_size=12).map(tuple)
+
+
+def joins_st(ids: Sequence[str]) -> st.SearchStrategy[tuple[Join, ...]]:
+    checks = st.lists(st.sampled_from(ids), max_size=2).map(tuple)
+    where = st.lists(st.sampled_from(["node", "cuda:0", "cuda:0 > cuda:1"]), max_size=2).map(tuple)
+    one = st.builds(Join, IDS, TEXT, st.sampled_from(Relation), TEXT, TEXT, checks, where)
+    return st.lists(one, max_size=3, unique_by=lambda join: join.issue).map(tuple)
+
+
+def reports_of(ids: list[str]) -> st.SearchStrategy[Report]:
+    return st.builds(
+        Report,
+        host=TEXT,
+        started=st.datetimes().map(lambda moment: moment.isoformat()),
+        elapsed_s=SECONDS,
+        tier=st.sampled_from(Tier),
+        tool_version=TEXT,
+        devices=devices_st,
+        inventory=st.lists(st.builds(Fact, IDS, st.none() | TEXT, TEXT), max_size=5).map(tuple),
+        checks=st.just(tuple(CheckInfo(id_, id_, Tier.PROLOG) for id_ in ids)),
+        results=results_st(ids),
+        joins=joins_st(ids),
+        simulated=st.just("") | IDS,
+        interrupted=st.booleans(),
+        probes_run=st.integers(0, 99),
+    )
+
+
+reports = st.lists(IDS, min_size=1, max_size=6, unique=True).flatmap(reports_of)
+"""Arbitrary reports, with texts that nobody should send to a terminal."""
