@@ -1,0 +1,109 @@
+"""CUDA and HIP behind one protocol: who opens a backend need not know which it is.
+
+Importing this package loads no driver and no binding; `open_backend` does, so it belongs in a worker.
+
+Capabilities of a device, the closed set that a check's ``requires`` may name:
+
+``legacy-ipc``     `cuIpcGetMemHandle` or `hipIpcGetMemHandle` and their kin work on this device
+``multi-process``  several processes may use the device at a time (not in an exclusive compute mode)
+``contexts``       a process may have several contexts on it, and destroying one ends what lives in it
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpuipc_doctor.backends.absence import NO_DEVICE
+from gpuipc_doctor.backends.device import DriverGpu
+from gpuipc_doctor.backends.driver import Driver
+from gpuipc_doctor.gpu import Arm, BackendUnavailable, DriverError
+from gpuipc_doctor.model import Device, DriverFault, Fact
+
+__all__ = ["BACKENDS", "CAPABILITIES", "Backend", "open_backend"]
+
+BACKENDS = ("cuda", "hip")
+CAPABILITIES = frozenset({"legacy-ipc", "multi-process", "contexts"})
+
+
+def open_backend(name: str, arm: Arm, root: str = "/") -> Backend:
+    """Load one backend's binding and driver library.
+
+    ``root`` stands before ``/proc``, ``/sys`` and ``/dev`` where the reason for a missing GPU is sought.
+    Raises `BackendUnavailable`, and `ValueError` for a name that is not in `BACKENDS`.
+    """
+    driver: Driver
+    if name == "cuda":
+        from gpuipc_doctor.backends.cuda import CudaDriver
+
+        driver = CudaDriver(arm, Path(root))
+    elif name == "hip":
+        from gpuipc_doctor.backends.hip import HipDriver
+
+        driver = HipDriver(arm, Path(root))
+    else:
+        raise ValueError(f"no backend {name!r}; there are {', '.join(BACKENDS)}")
+    return Backend(driver)
+
+
+class Backend:
+    """One vendor's GPUs as this process sees them."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self._count: int | None = None
+
+    def devices(self) -> list[Device]:
+        """Initialise the driver and describe every visible device; creates no context.
+
+        Raises `BackendUnavailable` when there is none.
+        """
+        driver = self.driver
+        return [
+            Device(
+                backend=driver.backend,
+                index=ordinal,
+                uuid=driver.uuid(ordinal),
+                pci=driver.text("device-pci", ordinal).lower(),
+                name=driver.text("device-name", ordinal),
+                total_bytes=int(driver.call("device-memory", ordinal)),
+                capabilities=driver.capabilities(ordinal),
+            )
+            for ordinal in range(self._initialise())
+        ]
+
+    def gpu(self, device: Device) -> DriverGpu:
+        """The GPU that is ``device``, whatever its number in this process (by uuid, else PCI address).
+
+        Raises `BackendUnavailable` when this process does not see it.
+        """
+        driver = self.driver
+        for ordinal in range(self._initialise()):
+            if device.uuid:
+                found = driver.uuid(ordinal) == device.uuid
+            else:
+                found = driver.text("device-pci", ordinal).lower() == device.pci
+            if found:
+                return DriverGpu(driver, device, ordinal)
+        raise BackendUnavailable(
+            f"{device.label} ({device.uuid or device.pci}) is not among the GPUs that this process sees",
+            "see whether the GPU left the bus (dmesg) and what the visible-devices variables say",
+            broken=True,
+        )
+
+    def versions(self) -> list[Fact]:
+        """The versions that this backend's libraries tell, each with the call that told it."""
+        return self.driver.versions()
+
+    def _initialise(self) -> int:
+        """Initialise the driver once and count its devices."""
+        if self._count is None:
+            driver = self.driver
+            try:
+                driver.call("init", 0)
+                self._count = int(driver.call("device-count"))
+            except DriverError as error:
+                raise driver.absence.initialising_failed(error.fault) from error
+            if self._count == 0:
+                fault = DriverFault(driver.calls["device-count"], NO_DEVICE, "0 devices")
+                raise driver.absence.initialising_failed(fault)
+        return self._count

@@ -6,8 +6,8 @@ the opposite of a *measured* value warns rather than fails unless data were wron
 
 CUDA's column was measured, row by row, on an H200 (driver 580.159.04, CUDA 13.0, open kernel module,
 2026-11-20); `tests/conformance` holds every row as a test that also runs on a real GPU. HIP's column was
-read in the sources of AMD's runtime (ROCm/rocm-systems, ``projects/clr``, 2026), which is the same from
-ROCm 6.2 on unless a row says otherwise, and in its header's documentation.
+read in the sources of AMD's runtime (ROCm/rocm-systems, ``projects/clr``, as of 2026), its tests and its
+documentation; older runtimes may differ.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ HIP_MEMORY = _CLR + "hipamd/src/hip_memory.cpp"
 HIP_CONTEXT = _CLR + "hipamd/src/hip_context.cpp"
 ROCCLR_DEVICE = _CLR + "rocclr/device/device.cpp"
 HIP_HEADER = (
-    "https://rocm.docs.amd.com/projects/HIP/en/latest/reference/hip_runtime_api/modules/peer_to_peer_device"
-    "_memory_access.html"
+    "https://rocm.docs.amd.com/projects/hipfort/en/latest/doxygen/html/"
+    "interfacehipfort_1_1hipipcopenmemhandle.html"
 )
 HIP_TESTS = (
-    "https://github.com/ROCm/rocm-systems/blob/develop/projects/hip-tests/catch/multiproc/"
-    "hipIpcMemAccessTest.cc"
+    "https://github.com/ROCm/rocm-systems/blob/48a47e21bd54a1a1b71ab4a6d2f1033390a4a222/"
+    "projects/hip-tests/catch/multiproc/hipIpcMemAccessTest.cc"
 )
 
 

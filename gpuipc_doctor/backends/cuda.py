@@ -1,0 +1,173 @@
+"""CUDA through NVIDIA's ``cuda.bindings.driver``, versions 12.9 and 13."""
+
+from __future__ import annotations
+
+import uuid
+from importlib import import_module
+from typing import Any
+
+from gpuipc_doctor.backends import hostmemory
+from gpuipc_doctor.backends.absence import Vendor
+from gpuipc_doctor.backends.driver import Driver
+from gpuipc_doctor.gpu import BackendUnavailable
+from gpuipc_doctor.model import Fact
+
+NVIDIA = Vendor(
+    gpu="NVIDIA GPU",
+    binding="cuda-bindings",
+    extra="cuda12",
+    library="libcuda.so.1",
+    library_remedy="install the NVIDIA driver, or in a container make its libraries visible (--gpus, --nv)",
+    kernel_marks=("proc/driver/nvidia/version",),
+    pci_vendor="0x10de",
+    device_files=("dev/nvidiactl", "dev/nvidia-uvm", "dev/nvidia[0-9]*"),
+    device_files_remedy="run with access to the device files (as root, or inside a job that was given GPUs)",
+    hiding_variables=("CUDA_VISIBLE_DEVICES",),
+    known_codes={
+        34: ("this libcuda.so.1 is the toolkit's stub", "remove lib64/stubs from LD_LIBRARY_PATH"),
+        802: (
+            "the GPUs' fabric is not ready",
+            "start nvidia-fabricmanager and see that its version is the driver's",
+        ),
+        803: (
+            "the user-space driver is not of the version of the kernel module",
+            "reload the kernel module or reboot, so that the updated driver takes effect",
+        ),
+        804: (
+            "the forward-compatibility libcuda.so.1 does not support this GPU",
+            "remove the cuda-compat directory from LD_LIBRARY_PATH",
+        ),
+    },
+)
+
+
+class CudaDriver(Driver):
+    backend = "cuda"
+    vendor = NVIDIA
+    contexts_own_memory = True
+    calls = {  # noqa: RUF012  # a constant; ClassVar is on the base
+        "init": "cuInit",
+        "device-count": "cuDeviceGetCount",
+        "device-name": "cuDeviceGetName",
+        "device-pci": "cuDeviceGetPCIBusId",
+        "device-uuid": "cuDeviceGetUuid",
+        "device-uuid-mig": "cuDeviceGetUuid_v2",
+        "device-memory": "cuDeviceTotalMem",
+        "device-attribute": "cuDeviceGetAttribute",
+        "can-access": "cuDeviceCanAccessPeer",
+        "context-create": "cuCtxCreate",
+        "context-destroy": "cuCtxDestroy",
+        "context-set": "cuCtxSetCurrent",
+        "primary-retain": "cuDevicePrimaryCtxRetain",
+        "primary-reset": "cuDevicePrimaryCtxReset",
+        "mem-alloc": "cuMemAlloc",
+        "mem-free": "cuMemFree",
+        "mem-info": "cuMemGetInfo",
+        "address-range": "cuMemGetAddressRange",
+        "pointer-attribute": "cuPointerGetAttribute",
+        "copy-to-device": "cuMemcpyHtoD",
+        "copy-from-device": "cuMemcpyDtoH",
+        "stream-sync": "cuStreamSynchronize",
+        "ipc-get": "cuIpcGetMemHandle",
+        "ipc-open": "cuIpcOpenMemHandle",
+        "ipc-close": "cuIpcCloseMemHandle",
+        "pool-alloc": "cuMemAllocAsync",
+        "pool-free": "cuMemFreeAsync",
+        "managed-alloc": "cuMemAllocManaged",
+        "host-alloc": "cuMemHostAlloc",
+        "host-free": "cuMemFreeHost",
+        "vmm-granularity": "cuMemGetAllocationGranularity",
+        "vmm-create": "cuMemCreate",
+        "vmm-reserve": "cuMemAddressReserve",
+        "vmm-map": "cuMemMap",
+        "vmm-unmap": "cuMemUnmap",
+        "vmm-release": "cuMemRelease",
+        "vmm-free": "cuMemAddressFree",
+        "driver-version": "cuDriverGetVersion",
+    }
+
+    def _import_binding(self) -> Any:
+        from cuda.bindings import driver
+
+        return driver
+
+    def address_of(self, struct: Any) -> int:
+        return int(struct.getPtr())
+
+    def new_handle(self) -> Any:
+        return self.api.CUipcMemHandle()
+
+    def create_context(self, ordinal: int) -> Any:
+        # cuda-bindings 13 wraps cuCtxCreate_v4, which takes creation parameters first.
+        from cuda.bindings import __version__
+
+        parameters = () if __version__.startswith("12.") else (None,)
+        return self.call("context-create", *parameters, 0, ordinal)
+
+    def uuid(self, ordinal: int) -> str:
+        # With binding 12, plain cuDeviceGetUuid names the physical GPU also for a MIG instance; with 13 it
+        # is the second version itself. Drivers before 11.4 have the first only.
+        operation = "device-uuid-mig" if hasattr(self.api, "cuDeviceGetUuid_v2") else "device-uuid"
+        try:
+            identity = self.call(operation, ordinal)
+        except BackendUnavailable:
+            identity = self.call("device-uuid", ordinal)
+        value = uuid.UUID(bytes=hostmemory.peek(self.address_of(identity), 16))
+        kind = "MIG" if " MIG " in self.text("device-name", ordinal) else "GPU"
+        return f"{kind}-{value}"
+
+    def _attribute(self, name: str, ordinal: int) -> int:
+        attribute = getattr(self.api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(self.call("device-attribute", attribute, ordinal))
+
+    def capabilities(self, ordinal: int) -> frozenset[str]:
+        words = {"contexts"}
+        # cuIpcGetMemHandle is "restricted to devices with support for unified addressing":
+        # https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
+        if self._attribute("UNIFIED_ADDRESSING", ordinal):
+            words.add("legacy-ipc")
+        if self._attribute("COMPUTE_MODE", ordinal) == int(self.api.CUcomputemode.CU_COMPUTEMODE_DEFAULT):
+            words.add("multi-process")
+        return frozenset(words)
+
+    def unexportable_kinds(self, ordinal: int) -> tuple[str, ...]:
+        needs = {
+            "async-pool": "MEMORY_POOLS_SUPPORTED",
+            "managed": "MANAGED_MEMORY",
+            "pinned-host": "CAN_MAP_HOST_MEMORY",
+            "vmm": "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
+        }
+        return tuple(kind for kind, name in needs.items() if self._attribute(name, ordinal))
+
+    def vmm_request(self, ordinal: int) -> tuple[Any, Any]:
+        request = self.api.CUmemAllocationProp()
+        request.type = self.api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        request.location.type = self.api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        request.location.id = ordinal
+        granularity = self.api.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+        return request, granularity
+
+    def versions(self) -> list[Fact]:
+        number = int(self.call("driver-version"))
+        cuda = Fact("cuda-driver", f"{number // 1000}.{number % 1000 // 10}", "cuDriverGetVersion")
+        return [cuda, self._nvidia_driver()]
+
+    def _nvidia_driver(self) -> Fact:
+        """The driver package's version, which the CUDA driver API does not tell; NVML does."""
+        source = "nvmlSystemGetDriverVersion"
+        try:
+            pynvml = import_module("pynvml")
+        except ImportError:
+            return Fact("nvidia-driver", None, f"{source}: nvidia-ml-py is not installed")
+        try:
+            with self.arm("nvmlInit"):
+                pynvml.nvmlInit()
+            try:
+                with self.arm(source):
+                    version = pynvml.nvmlSystemGetDriverVersion()
+            finally:
+                with self.arm("nvmlShutdown"):
+                    pynvml.nvmlShutdown()
+        except pynvml.NVMLError as error:
+            return Fact("nvidia-driver", None, f"{source}: {error}")
+        return Fact("nvidia-driver", version if isinstance(version, str) else version.decode(), source)

@@ -1,0 +1,180 @@
+"""The protocol of `gpuipc_doctor.gpu` over a `Driver`: one code for both vendors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property, partial
+from typing import Any
+
+from gpuipc_doctor.backends import hostmemory, rules, unexportable
+from gpuipc_doctor.backends.driver import LAZY_ENABLE_PEER_ACCESS, Driver
+from gpuipc_doctor.gpu import Gpu
+from gpuipc_doctor.model import Device
+
+
+class DriverGpu:
+    """One device as this process numbers it (`gpuipc_doctor.gpu.Gpu`)."""
+
+    def __init__(self, driver: Driver, device: Device, ordinal: int) -> None:
+        self.driver = driver
+        self.device = device
+        self.ordinal = ordinal
+        self.latest: DriverContext | None = None
+        """The context of this device that was current last and still exists."""
+
+    def create_context(self) -> DriverContext:
+        context = DriverContext(self, self.driver.create_context(self.ordinal), primary=False)
+        context.make_current()
+        return context
+
+    def primary_context(self) -> DriverContext:
+        context = DriverContext(self, self.driver.call("primary-retain", self.ordinal), primary=True)
+        context.make_current()
+        return context
+
+    def enter(self) -> DriverContext:
+        """Make sure that a context of this device is current, and say which."""
+        current = self.driver.current
+        if current is not None and current.gpu is self:
+            return current
+        if self.latest is None:
+            return self.primary_context()
+        self.latest.make_current()
+        return self.latest
+
+    def alloc(self, nbytes: int) -> DriverBuffer:
+        context, driver = self.enter(), self.driver
+        address = int(driver.call("mem-alloc", nbytes))
+        return DriverBuffer(context, address, nbytes, partial(driver.call, "mem-free", address))
+
+    def alloc_unexportable(self, kind: str) -> DriverBuffer:
+        if kind not in self.unexportable_kinds:
+            raise ValueError(f"{self.device.label} cannot allocate {kind!r}: {self.unexportable_kinds}")
+        context = self.enter()
+        return DriverBuffer(context, *unexportable.ALLOCATE[kind](self.driver, self.ordinal))
+
+    @cached_property
+    def unexportable_kinds(self) -> tuple[str, ...]:
+        return self.driver.unexportable_kinds(self.ordinal)
+
+    def open_ipc(self, handle: bytes) -> DriverMapping:
+        context, driver = self.enter(), self.driver
+        address = int(driver.call("ipc-open", driver.handle_from(handle), LAZY_ENABLE_PEER_ACCESS))
+        return DriverMapping(context, address, None, partial(driver.call, "ipc-close", address))
+
+    def memory_info(self) -> tuple[int, int]:
+        self.enter()
+        free, total = self.driver.call("mem-info")
+        return int(free), int(total)
+
+    def can_access(self, other: Gpu) -> bool:
+        assert isinstance(other, DriverGpu)
+        return bool(self.driver.call("can-access", self.ordinal, other.ordinal))
+
+    def expects(self, case: str) -> str:
+        return rules.expects(self.driver.backend, case)
+
+
+class DriverContext:
+    """A context and whether it still exists (`gpuipc_doctor.gpu.GpuContext`)."""
+
+    def __init__(self, gpu: DriverGpu, handle: Any, *, primary: bool) -> None:
+        self.gpu = gpu
+        self.handle = handle
+        self.primary = primary
+        self.destroyed = False
+
+    def make_current(self) -> None:
+        self.gpu.driver.call("context-set", self.handle)
+        self.gpu.driver.current = self.gpu.latest = self
+
+    def destroy(self) -> None:
+        if self.destroyed:
+            return
+        driver = self.gpu.driver
+        if self.primary:
+            driver.call("primary-reset", self.gpu.ordinal)
+        else:
+            driver.call("context-destroy", self.handle)
+        self.destroyed = True
+        # The driver makes another context current, or none: forget, so that the next use sets one.
+        if driver.current is self:
+            driver.current = None
+        if self.gpu.latest is self:
+            self.gpu.latest = None
+
+
+class _DeviceMemory:
+    """A range of device memory that copies to and from the host, and is given back once.
+
+    ``nbytes`` None means that the driver knows the size and is asked when it is needed.
+    """
+
+    def __init__(
+        self, context: DriverContext, address: int, nbytes: int | None, give_back: Callable[[], object]
+    ) -> None:
+        self.address = address
+        self._nbytes = nbytes
+        self._context = context
+        self._gpu = context.gpu
+        self._driver = context.gpu.driver
+        self._give_back = give_back
+        self._gone = False
+
+    @property
+    def nbytes(self) -> int:
+        if self._nbytes is None:
+            self._gpu.enter()
+            base, size = self._driver.call("address-range", self.address)
+            self._nbytes = int(base) + int(size) - self.address
+        return self._nbytes
+
+    def write(self, data: bytes, offset: int = 0) -> None:
+        self._gpu.enter()
+        self._driver.call("copy-to-device", self.address + offset, hostmemory.address_of(data), len(data))
+        # A copy from pageable memory may return before it is on the device, where another process looks.
+        self._driver.call("stream-sync", 0)
+
+    def read(self, nbytes: int | None = None, offset: int = 0) -> bytes:
+        self._gpu.enter()
+        data = hostmemory.unfilled(self.nbytes - offset if nbytes is None else nbytes)
+        self._driver.call("copy-from-device", hostmemory.address_of(data), self.address + offset, len(data))
+        return data
+
+    def _leave(self) -> None:
+        if self._gone:
+            return
+        if not (self._context.destroyed and self._driver.contexts_own_memory):
+            self._gpu.enter()
+            self._give_back()
+        self._gone = True
+
+
+class DriverBuffer(_DeviceMemory):
+    """Device memory of this process (`gpuipc_doctor.gpu.Buffer`)."""
+
+    def ipc_handle(self, offset: int = 0) -> bytes:
+        self._gpu.enter()
+        return self._driver.handle_bytes(self._driver.call("ipc-get", self.address + offset))
+
+    def free(self) -> None:
+        self._leave()
+
+    def __enter__(self) -> DriverBuffer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.free()
+
+
+class DriverMapping(_DeviceMemory):
+    """Another process's memory, opened here (`gpuipc_doctor.gpu.Mapping`)."""
+
+    def close(self) -> None:
+        self._leave()
+
+    def __enter__(self) -> DriverMapping:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

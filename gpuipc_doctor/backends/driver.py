@@ -1,0 +1,129 @@
+"""One vendor's driver API through its Python binding: each call armed, each failure raised.
+
+``cuda-bindings`` and ``hip-python`` agree on the shape that matters: a function per call of the C API,
+returning ``(error, value…)``. What they do not agree on is behind the abstract methods here.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from gpuipc_doctor.backends import hostmemory
+from gpuipc_doctor.backends.absence import Absence, Vendor
+from gpuipc_doctor.gpu import HANDLE_BYTES, Arm, DriverError
+from gpuipc_doctor.model import DriverFault, Fact
+
+if TYPE_CHECKING:
+    from gpuipc_doctor.backends.device import DriverContext
+
+LAZY_ENABLE_PEER_ACCESS = 1
+"""``CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`` and ``hipIpcMemLazyEnablePeerAccess``, which opening demands."""
+
+
+class Driver(ABC):
+    """The calls of one vendor's driver, by operation; one object in a process, used from one thread."""
+
+    backend: ClassVar[str]
+    vendor: ClassVar[Vendor]
+    calls: ClassVar[Mapping[str, str]]
+    """Operation → name of the C function, which is also the name in the binding and in the journal."""
+    contexts_own_memory: ClassVar[bool]
+    """Whether destroying a context frees the memory and closes the mappings that live in it."""
+
+    def __init__(self, arm: Arm, root: Path) -> None:
+        """Load the binding and the driver library; raises `BackendUnavailable` when either is missing."""
+        self.arm = arm
+        self.absence = Absence(self.vendor, root, arm)
+        self.current: DriverContext | None = None
+        try:
+            self.api: Any = self._import_binding()
+        except ImportError as error:
+            raise self.absence.binding_missing(error) from error
+        import ctypes
+
+        try:
+            with arm(f"dlopen {self.vendor.library}"):
+                ctypes.CDLL(self.vendor.library)
+        except OSError as error:
+            raise self.absence.library_missing(error) from error
+
+    def call(self, operation: str, *arguments: Any) -> Any:
+        """Make one driver call and return its value: None, the one value, or the list of values.
+
+        Raises `DriverError` when the call does not return success and `BackendUnavailable` when the
+        library, or the binding, does not have it.
+        """
+        name = self.calls[operation]
+        try:
+            function = getattr(self.api, name)
+            with self.arm(name):
+                error, *values = function(*arguments)
+        except (AttributeError, RuntimeError) as missing:  # both bindings raise RuntimeError
+            raise self.absence.entry_point_missing(name, missing) from missing
+        except ValueError as unnamed:
+            raise DriverError(DriverFault(name, _code_in(unnamed), "a code unknown to the binding")) from None
+        if error:
+            raise DriverError(DriverFault(name, int(error), error.name))
+        return None if not values else values[0] if len(values) == 1 else values
+
+    # What the two bindings do differently
+
+    @abstractmethod
+    def _import_binding(self) -> Any: ...
+
+    @abstractmethod
+    def address_of(self, struct: Any) -> int:
+        """Where the C struct behind one of the binding's objects lies; valid while the object lives."""
+
+    @abstractmethod
+    def new_handle(self) -> Any:
+        """An IPC handle object with room for `HANDLE_BYTES` bytes."""
+
+    @abstractmethod
+    def create_context(self, ordinal: int) -> Any:
+        """Create a context on the device with this ordinal; the caller makes it current."""
+
+    @abstractmethod
+    def uuid(self, ordinal: int) -> str:
+        """The device's identity as this vendor spells it; empty when the device has none."""
+
+    @abstractmethod
+    def capabilities(self, ordinal: int) -> frozenset[str]: ...
+
+    @abstractmethod
+    def unexportable_kinds(self, ordinal: int) -> tuple[str, ...]: ...
+
+    @abstractmethod
+    def vmm_request(self, ordinal: int) -> tuple[Any, Any]:
+        """The properties of memory on this device, and the flag that asks for their minimum granularity."""
+
+    @abstractmethod
+    def versions(self) -> list[Fact]: ...
+
+    # What they do alike
+
+    def text(self, operation: str, ordinal: int) -> str:
+        """A call that fills a buffer of characters, such as the device's name."""
+        return bytes(self.call(operation, 256, ordinal)).partition(b"\0")[0].decode(errors="replace")
+
+    def handle_bytes(self, handle: Any) -> bytes:
+        return hostmemory.peek(self.address_of(handle), HANDLE_BYTES)
+
+    def handle_from(self, data: bytes) -> Any:
+        if len(data) != HANDLE_BYTES:
+            raise ValueError(f"an IPC handle has {HANDLE_BYTES} bytes, not {len(data)}")
+        handle = self.new_handle()
+        hostmemory.poke(self.address_of(handle), data)
+        return handle
+
+
+def _code_in(error: ValueError) -> int:
+    """``9999 is not a valid CUresult``: what both bindings raise for a code newer than they are."""
+    number = re.match(r"\d+", str(error))
+    if number is None:
+        raise error
+    return int(number[0])

@@ -1,0 +1,129 @@
+"""HIP through AMD's ``hip.hip`` (hip-python, versions 7.2 and 10)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpuipc_doctor.backends import hostmemory
+from gpuipc_doctor.backends.absence import Vendor
+from gpuipc_doctor.backends.driver import Driver
+from gpuipc_doctor.model import Fact
+
+AMD = Vendor(
+    gpu="AMD GPU",
+    binding="hip-python",
+    extra="rocm",
+    library="libamdhip64.so",
+    library_remedy="install ROCm's HIP runtime, or add its directory (/opt/rocm/lib) to LD_LIBRARY_PATH",
+    kernel_marks=("sys/module/amdgpu", "dev/kfd"),
+    pci_vendor="0x1002",
+    device_files=("dev/kfd", "dev/dri/renderD*"),
+    device_files_remedy="join the groups that own the device files (often video and render), or run as root",
+    hiding_variables=("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+    known_codes={
+        35: ("the kernel driver is older than the HIP runtime needs", "update amdgpu, or load an older ROCm"),
+    },
+)
+
+
+class HipDriver(Driver):
+    backend = "hip"
+    vendor = AMD
+    # A HIP context is its device: creating takes a reference, destroying drops it (rules.HIP_CONTEXT).
+    contexts_own_memory = False
+    calls = {  # noqa: RUF012  # a constant; ClassVar is on the base
+        "init": "hipInit",
+        "device-count": "hipGetDeviceCount",
+        "device-name": "hipDeviceGetName",
+        "device-pci": "hipDeviceGetPCIBusId",
+        "device-uuid": "hipDeviceGetUuid",
+        "device-memory": "hipDeviceTotalMem",
+        "device-attribute": "hipDeviceGetAttribute",
+        "can-access": "hipDeviceCanAccessPeer",
+        "context-create": "hipCtxCreate",
+        "context-destroy": "hipCtxDestroy",
+        "context-set": "hipCtxSetCurrent",
+        "primary-retain": "hipDevicePrimaryCtxRetain",
+        "primary-reset": "hipDevicePrimaryCtxReset",
+        "mem-alloc": "hipMalloc",
+        "mem-free": "hipFree",
+        "mem-info": "hipMemGetInfo",
+        "address-range": "hipMemGetAddressRange",
+        "pointer-attribute": "hipPointerGetAttribute",
+        "copy-to-device": "hipMemcpyHtoD",
+        "copy-from-device": "hipMemcpyDtoH",
+        "stream-sync": "hipStreamSynchronize",
+        "ipc-get": "hipIpcGetMemHandle",
+        "ipc-open": "hipIpcOpenMemHandle",
+        "ipc-close": "hipIpcCloseMemHandle",
+        "pool-alloc": "hipMallocAsync",
+        "pool-free": "hipFreeAsync",
+        "managed-alloc": "hipMallocManaged",
+        "host-alloc": "hipHostMalloc",
+        "host-free": "hipHostFree",
+        "vmm-granularity": "hipMemGetAllocationGranularity",
+        "vmm-create": "hipMemCreate",
+        "vmm-reserve": "hipMemAddressReserve",
+        "vmm-map": "hipMemMap",
+        "vmm-unmap": "hipMemUnmap",
+        "vmm-release": "hipMemRelease",
+        "vmm-free": "hipMemAddressFree",
+        "driver-version": "hipDriverGetVersion",
+        "runtime-version": "hipRuntimeGetVersion",
+    }
+
+    def _import_binding(self) -> Any:
+        from hip import hip
+
+        return hip
+
+    def address_of(self, struct: Any) -> int:
+        return int(struct.as_c_void_p().value)
+
+    def new_handle(self) -> Any:
+        return self.api.hipIpcMemHandle_st()
+
+    def create_context(self, ordinal: int) -> Any:
+        return self.call("context-create", 0, ordinal)
+
+    def uuid(self, ordinal: int) -> str:
+        # 16 characters: a serial number in hexadecimal, which ROCR_VISIBLE_DEVICES takes after "GPU-".
+        identity = self.call("device-uuid", ordinal)
+        serial = hostmemory.peek(self.address_of(identity), 16).rstrip(b"\0").decode("ascii", "replace")
+        return f"GPU-{serial}" if serial.strip("X") else ""
+
+    def capabilities(self, ordinal: int) -> frozenset[str]:
+        return frozenset({"legacy-ipc", "multi-process"})
+
+    def unexportable_kinds(self, ordinal: int) -> tuple[str, ...]:
+        needs = {
+            "async-pool": "MemoryPoolsSupported",
+            "managed": "ManagedMemory",
+            "pinned-host": "CanMapHostMemory",
+            "vmm": "VirtualMemoryManagementSupported",
+        }
+        attributes = self.api.hipDeviceAttribute_t
+        return tuple(
+            kind
+            for kind, name in needs.items()
+            if self.call("device-attribute", getattr(attributes, f"hipDeviceAttribute{name}"), ordinal)
+        )
+
+    def vmm_request(self, ordinal: int) -> tuple[Any, Any]:
+        request = self.api.hipMemAllocationProp()
+        request.type = self.api.hipMemAllocationType.hipMemAllocationTypePinned
+        request.location.type = self.api.hipMemLocationType.hipMemLocationTypeDevice
+        request.location.id = ordinal
+        granularity = self.api.hipMemAllocationGranularity_flags.hipMemAllocationGranularityMinimum
+        return request, granularity
+
+    def versions(self) -> list[Fact]:
+        return [
+            self._version("hip-driver", "driver-version"),
+            self._version("hip-runtime", "runtime-version"),
+        ]
+
+    def _version(self, name: str, operation: str) -> Fact:
+        number = int(self.call(operation))  # HIP_VERSION: 10000000 * major + 100000 * minor + patch
+        text = f"{number // 10_000_000}.{number // 100_000 % 100}.{number % 100_000}"
+        return Fact(name, text, self.calls[operation])

@@ -1,0 +1,40 @@
+"""Host memory by address: what the bindings' objects hide and what copies without a copy need."""
+
+from __future__ import annotations
+
+
+def peek(address: int, nbytes: int) -> bytes:
+    """A copy of the ``nbytes`` bytes at ``address``."""
+    import ctypes
+
+    return ctypes.string_at(address, nbytes)
+
+
+def poke(address: int, data: bytes) -> None:
+    """Overwrite what is at ``address``."""
+    import ctypes
+
+    ctypes.memmove(address, data, len(data))
+
+
+def address_of(data: bytes) -> int:
+    """Address of the characters of ``data``; valid while ``data`` lives."""
+    import ctypes
+
+    address = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)(("PyBytes_AsString", ctypes.pythonapi))
+    return int(address(data))
+
+
+def unfilled(nbytes: int) -> bytes:
+    """A new `bytes` to be filled once, through its address, before anybody else sees it.
+
+    CPython allows exactly this for an object made by ``PyBytes_FromStringAndSize(NULL, n)``
+    (https://docs.python.org/3/c-api/bytes.html); it saves a copy of every byte that is read.
+    """
+    import ctypes
+
+    create = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
+        ("PyBytes_FromStringAndSize", ctypes.pythonapi)
+    )
+    data: bytes = create(None, nbytes)
+    return data

@@ -1,0 +1,65 @@
+"""Kinds of memory that legacy IPC must refuse to export: how to allocate one piece of each and give it back.
+
+Each function returns the address, the size in bytes and what gives the memory back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from gpuipc_doctor.backends.driver import Driver
+
+NBYTES = 64 << 10
+
+Allocation = tuple[int, int, Callable[[], None]]
+
+
+def _pool(driver: Driver, _ordinal: int) -> Allocation:
+    """Memory of the device's default stream-ordered pool."""
+    stream = 0
+    address = int(driver.call("pool-alloc", NBYTES, stream))
+    driver.call("stream-sync", stream)
+
+    def give_back() -> None:
+        driver.call("pool-free", address, stream)
+        driver.call("stream-sync", stream)
+
+    return address, NBYTES, give_back
+
+
+def _managed(driver: Driver, _ordinal: int) -> Allocation:
+    """Memory that migrates between host and device."""
+    attach_global = 1
+    address = int(driver.call("managed-alloc", NBYTES, attach_global))
+    return address, NBYTES, partial(driver.call, "mem-free", address)
+
+
+def _pinned_host(driver: Driver, _ordinal: int) -> Allocation:
+    """Page-locked host memory."""
+    address = int(driver.call("host-alloc", NBYTES, 0))
+    return address, NBYTES, partial(driver.call, "host-free", address)
+
+
+def _vmm(driver: Driver, ordinal: int) -> Allocation:
+    """Physical memory mapped into a reserved range of addresses; one granule, which may exceed `NBYTES`."""
+    request, minimum = driver.vmm_request(ordinal)
+    nbytes = int(driver.call("vmm-granularity", request, minimum))
+    memory = driver.call("vmm-create", nbytes, request, 0)
+    address = int(driver.call("vmm-reserve", nbytes, 0, 0, 0))
+    driver.call("vmm-map", address, nbytes, 0, memory, 0)
+
+    def give_back() -> None:
+        driver.call("vmm-unmap", address, nbytes)
+        driver.call("vmm-release", memory)
+        driver.call("vmm-free", address, nbytes)
+
+    return address, nbytes, give_back
+
+
+ALLOCATE: dict[str, Callable[[Driver, int], Allocation]] = {
+    "async-pool": _pool,
+    "managed": _managed,
+    "pinned-host": _pinned_host,
+    "vmm": _vmm,
+}
