@@ -4,68 +4,25 @@ A profile is one YAML file (``profile.schema.json`` says what may stand in it). 
 another takes over what it does not say itself: ``versions``, ``files``, ``peers`` and ``options`` key by
 key, everything else whole.
 
-Faults and expectations use one vocabulary for both vendors. ``ipc-open`` is ``cuIpcOpenMemHandle`` on a
-CUDA device and ``hipIpcOpenMemHandle`` on a HIP device; ``INVALID_HANDLE`` is ``CUDA_ERROR_INVALID_HANDLE``
-or ``hipErrorInvalidHandle``. In ``mentions``, ``{ipc-open}`` and ``{INVALID_HANDLE}`` stand for the name
-that a user of the vendor at hand must read.
+Faults and expectations use one `vocabulary` for both vendors. In ``mentions``, ``{ipc-open}`` and
+``{INVALID_HANDLE}`` stand for the names that a user of the vendor at hand must read.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
 from gpuipc_doctor.model import Json, Status
+from gpuipc_doctor.simulator import vocabulary
 from gpuipc_doctor.yamlfile import BadFile, Document, Mistake, did_you_mean, read
 
 PROFILES = Path(__file__).with_name("profiles")
 SCHEMA = Path(__file__).with_name("profile.schema.json")
-
-CALLS: Mapping[str, tuple[str, str]] = {
-    "init": ("cuInit", "hipInit"),
-    "device-get": ("cuDeviceGet", "hipDeviceGet"),
-    "context-create": ("cuCtxCreate", "hipCtxCreate"),
-    "context-destroy": ("cuCtxDestroy", "hipCtxDestroy"),
-    "context-set": ("cuCtxSetCurrent", "hipCtxSetCurrent"),
-    "primary-retain": ("cuDevicePrimaryCtxRetain", "hipDevicePrimaryCtxRetain"),
-    "primary-release": ("cuDevicePrimaryCtxRelease", "hipDevicePrimaryCtxRelease"),
-    "primary-reset": ("cuDevicePrimaryCtxReset", "hipDevicePrimaryCtxReset"),
-    "mem-alloc": ("cuMemAlloc", "hipMalloc"),
-    "mem-free": ("cuMemFree", "hipFree"),
-    "mem-info": ("cuMemGetInfo", "hipMemGetInfo"),
-    "copy-to-device": ("cuMemcpyHtoD", "hipMemcpyHtoD"),
-    "copy-from-device": ("cuMemcpyDtoH", "hipMemcpyDtoH"),
-    "fill": ("cuMemsetD8", "hipMemsetD8"),
-    "ipc-get": ("cuIpcGetMemHandle", "hipIpcGetMemHandle"),
-    "ipc-open": ("cuIpcOpenMemHandle", "hipIpcOpenMemHandle"),
-    "ipc-close": ("cuIpcCloseMemHandle", "hipIpcCloseMemHandle"),
-    "exit": ("", ""),
-}
-"""The calls at which a fault can sit, and what CUDA and HIP call them. ``exit`` is the end of a process."""
-
-ERRORS: Mapping[str, tuple[int, str]] = {
-    "INVALID_VALUE": (1, "hipErrorInvalidValue"),
-    "OUT_OF_MEMORY": (2, "hipErrorOutOfMemory"),
-    "NOT_INITIALIZED": (3, "hipErrorNotInitialized"),
-    "NO_DEVICE": (100, "hipErrorNoDevice"),
-    "INVALID_DEVICE": (101, "hipErrorInvalidDevice"),
-    "INVALID_CONTEXT": (201, "hipErrorInvalidContext"),
-    "MAP_FAILED": (205, "hipErrorMapFailed"),
-    "ALREADY_MAPPED": (208, "hipErrorAlreadyMapped"),
-    "ECC_UNCORRECTABLE": (214, "hipErrorECCNotCorrectable"),
-    "OPERATING_SYSTEM": (304, "hipErrorOperatingSystem"),
-    "INVALID_HANDLE": (400, "hipErrorInvalidHandle"),
-    "ILLEGAL_ADDRESS": (700, "hipErrorIllegalAddress"),
-    "LAUNCH_FAILED": (719, "hipErrorLaunchFailure"),
-    "NOT_SUPPORTED": (801, "hipErrorNotSupported"),
-    "UNKNOWN": (999, "hipErrorUnknown"),
-}
-"""Code and HIP name of each error that a fault may return. HIP took over CUDA's numbers for all of these
-(``CUresult`` in cuda.h, ``hipError_t`` in hip_runtime_api.h); the CUDA name is ``CUDA_ERROR_`` + key."""
 
 ANY_CALL: Mapping[str, str | int] = {
     "backend": "any",
@@ -259,25 +216,25 @@ class _Reader:
     def _faults(self) -> Iterator[Mapping[str, str | int]]:
         for number, stated in enumerate(self._data.get("faults", [])):
             fault = {**ANY_CALL, **stated}
-            if fault["call"] not in CALLS:
-                near = did_you_mean(fault["call"], CALLS)
-                self._complain(f"unknown call {fault['call']!r}{near}", "faults", number, "call")
+            self._known("call", fault["call"], vocabulary.calls(), number)
             if "error" in stated:
                 error = fault.pop("error")
-                near = did_you_mean(error, ERRORS)
-                if error not in ERRORS:
-                    self._complain(f"unknown error {error!r}{near}", "faults", number, "error")
-                fault["code"] = ERRORS.get(error, (0, ""))[0]
+                self._known("error", error, vocabulary.errors(), number)
+                fault["code"], _ = vocabulary.errors().get(error, (0, {}))
             if "bytes" in stated:
                 fault["bytes"] = parse_size(stated["bytes"])
             yield fault
+
+    def _known(self, kind: str, word: str, words: Collection[str], number: int) -> None:
+        if word not in words:
+            self._complain(f"unknown {kind} {word!r}{did_you_mean(word, words)}", "faults", number, kind)
 
     def _expect(self, present: set[str]) -> Mapping[str, Expectation]:
         stated = self._data.get("expect")
         if stated is None:
             return {}
         return {
-            backend: Expectation(stated["exit"], tuple(self._expected(stated, vendor_words(backend))))
+            backend: Expectation(stated["exit"], tuple(self._expected(stated, vocabulary.of_vendor(backend))))
             for backend in stated.get("backends", sorted(present))
         }
 
@@ -311,10 +268,3 @@ def _lineage(path: Path) -> Iterator[Document]:
         if found.resolve() in seen:
             raise BadFile([document.mistake(f"extends: {base!r} leads back here", "extends")])
         path = found
-
-
-def vendor_words(backend: str) -> Mapping[str, str]:
-    """What this vendor calls each call and each error."""
-    calls = {call: vendors[backend == "hip"] for call, vendors in CALLS.items()}
-    errors = {key: hip if backend == "hip" else f"CUDA_ERROR_{key}" for key, (_, hip) in ERRORS.items()}
-    return calls | errors

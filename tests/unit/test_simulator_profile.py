@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuipc_doctor.model import Status
-from gpuipc_doctor.simulator import node, profile
+from gpuipc_doctor.simulator import node, profile, vocabulary
 from gpuipc_doctor.yamlfile import BadFile
 
 ONE_GPU = """\
@@ -132,18 +132,27 @@ def test_mentions_are_in_the_words_of_the_vendor(tmp_path: Path) -> None:
     assert expect["hip"].findings[0].mentions == ("hipIpcOpenMemHandle hipErrorMapFailed",)
 
 
+def test_calls_have_the_names_that_users_know() -> None:
+    calls = vocabulary.calls()
+    assert calls["ipc-open"] == {"cuda": "cuIpcOpenMemHandle", "hip": "hipIpcOpenMemHandle"}
+    assert calls["context-create"] == {"cuda": "cuCtxCreate", "hip": "hipCtxCreate"}
+    assert calls["exit"] == {}
+
+
 @pytest.mark.cuda
 def test_error_codes_are_those_of_cuda() -> None:
     driver = pytest.importorskip("cuda.bindings.driver")
-    for name, (code, _) in profile.ERRORS.items():
-        assert int(getattr(driver.CUresult, f"CUDA_ERROR_{name}")) == code
+    for error, (code, names) in vocabulary.errors().items():
+        if error != "INVALID_DEVICE_POINTER":  # HIP's own
+            assert int(getattr(driver.CUresult, names["cuda"])) == code
 
 
 @pytest.mark.hip
 def test_error_codes_are_those_of_hip() -> None:
     hip = pytest.importorskip("hip").hip
-    for code, name in profile.ERRORS.values():
-        assert int(getattr(hip.hipError_t, name)) == code
+    for error, (code, names) in vocabulary.errors().items():
+        if error != "DEVICE_UNAVAILABLE":  # CUDA's own
+            assert int(getattr(hip.hipError_t, names["hip"])) == code
 
 
 def test_the_drivers_read_one_record_a_line(tmp_path: Path) -> None:

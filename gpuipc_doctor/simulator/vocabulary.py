@@ -1,0 +1,46 @@
+"""The words that profiles share with the simulated drivers, read from the tables the drivers are made of.
+
+A call has one name for both vendors: ``ipc-open`` is ``cuIpcOpenMemHandle`` and ``hipIpcOpenMemHandle``;
+so has an error: ``INVALID_HANDLE`` is ``CUDA_ERROR_INVALID_HANDLE`` and ``hipErrorInvalidHandle``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+_SOURCES = Path(__file__).with_name("src")
+_PREFIXES = {"cuda": "cu", "hip": "hip"}
+
+
+@cache
+def calls() -> Mapping[str, Mapping[str, str]]:
+    """Call → backend → the name under which a user knows it, without a version suffix (``_v2``)."""
+    names: dict[str, dict[str, str]] = {}
+    call = ""
+    for line in (_SOURCES / "calls.table").read_text().splitlines():
+        if row := re.match(r"([a-z0-9-]+):", line):
+            call = row[1]
+            names.setdefault(call, {})
+        elif line.startswith(" "):
+            for symbol in line.split():
+                name = re.sub(r"(_v\d+)?(@.*)?$", "", symbol)
+                for backend, prefix in _PREFIXES.items():
+                    if name.startswith(prefix):
+                        names[call].setdefault(backend, name)
+    return names
+
+
+@cache
+def errors() -> Mapping[str, tuple[int, Mapping[str, str]]]:
+    """Error → (code, backend → the driver's name of it). Both vendors use the same codes."""
+    rows = re.findall(r'^ERROR\((\w+), (\d+), "(\w+)", "(\w+)",', (_SOURCES / "errors.def").read_text(), re.M)
+    return {error: (int(code), {"cuda": cuda, "hip": hip}) for error, code, cuda, hip in rows}
+
+
+def of_vendor(backend: str) -> Mapping[str, str]:
+    """Every call and every error in the words of one vendor."""
+    words = {call: names[backend] for call, names in calls().items() if backend in names}
+    return words | {error: names[backend] for error, (_, names) in errors().items()}
