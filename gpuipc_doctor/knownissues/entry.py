@@ -1,0 +1,136 @@
+"""One known issue: where it is, how it shows, what is known to be bad, and what helps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from gpuipc_doctor.knownissues.versions import Range, Verdict, all_of, any_of
+from gpuipc_doctor.model import Fact, Result
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A condition beside the component's version: another fact of the inventory, by text or by range."""
+
+    fact: str
+    matches: str = ""
+    range: Range | None = None
+
+    def judge(self, facts: Iterable[Fact]) -> Verdict:
+        """BAD: the condition for the fault holds here; UNKNOWN: the fact was not found."""
+        values = [fact.value for fact in facts if fact.name == self.fact and fact.value is not None]
+        if not values:
+            return Verdict.UNKNOWN
+        if self.range:
+            return any_of(self.range.judge(value) for value in values)
+        return Verdict.BAD if any(re.search(self.matches, value) for value in values) else Verdict.FINE
+
+
+@dataclass(frozen=True, slots=True)
+class Workaround:
+    """Something that helps: words for a person, an environment for a program, or both."""
+
+    do: str
+    env: Mapping[str, str] = field(default_factory=dict)
+    when: Range | None = None
+    """The versions of the component in which this is right; everywhere when None."""
+    cost: str = ""
+    conflicts: tuple[str, ...] = ()
+    """Known issues that this workaround brings about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    type: str
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class KnownIssue:
+    """One entry of the database, in the words of its file; ``schema.json`` says what each may hold."""
+
+    id: str
+    title: str
+    component: str
+    kind: str
+    """The file's ``class``: leak, hang, crash, corruption, error, perf, limitation or config."""
+    status: str
+    symptom: str
+    references: tuple[Reference, ...]
+    affected: tuple[Range, ...] = ()
+    """Bad when any of them is. Empty for what is no matter of versions."""
+    needs: tuple[Need, ...] = ()
+    """All must hold."""
+    signatures: tuple[str, ...] = ()
+    """Regular expressions; one that is found in a line of what a check left is enough."""
+    detected_by: tuple[str, ...] = ()
+    workarounds: tuple[Workaround, ...] = ()
+    trigger: str = ""
+    also: tuple[str, ...] = ()
+    evidence: str = ""
+    inferred: tuple[str, ...] = ()
+    """What is our own conclusion and stands in no source."""
+    notes: str = ""
+    withdrawn: str = ""
+    """Why this entry no longer counts; it stays so that its id is never used again."""
+    where: str = ""
+    """``file:line``."""
+
+    @property
+    def bad_versions(self) -> str:
+        return ", ".join(map(str, self.affected)) or "no matter of versions"
+
+    def judge(self, facts: Iterable[Fact]) -> tuple[Verdict, str]:
+        """Whether this node is one on which the fault is to be expected, and why that is so."""
+        facts = tuple(facts)
+        versions = [fact for fact in facts if fact.name == self.component]
+        found = [(fact, self._judge_version(fact.value)) for fact in versions if fact.value is not None]
+        verdict = any_of(v for _, v in found) if found else Verdict.UNKNOWN
+        reason = "; ".join(dict.fromkeys(self._reason(fact, v) for fact, v in found if v is verdict))
+        if not found:
+            looked = "; ".join(fact.source for fact in versions)
+            reason = f"the version of {self.component} is not known" + (f" ({looked})" if looked else "")
+        for need in self.needs:
+            holds = need.judge(facts)
+            if holds is not Verdict.BAD:
+                lacking = "does not fit" if holds is Verdict.FINE else "is not known"
+                reason += f", and {need.fact}, which matters too, {lacking}"
+            verdict = all_of((verdict, holds))
+        return verdict, reason
+
+    def recognises(self, result: Result) -> bool:
+        """Whether one of the signatures is in what this result says, or in what its roles left."""
+        lines = [result.finding.summary, *result.finding.evidence]
+        for role in result.roles:
+            lines += [str(role.fault or ""), role.exception]
+            lines += [*role.python_stack, *role.native_stack, *role.kernel, *role.log_tail]
+        text = "\n".join(lines)
+        return any(re.search(signature, text) for signature in self.signatures)
+
+    def remedy(self, facts: Iterable[Fact]) -> str:
+        """The workarounds that are right for the version found; those that may be, with their condition."""
+        versions = [fact.value for fact in facts if fact.name == self.component and fact.value is not None]
+        said = []
+        for workaround in self.workarounds:
+            when = workaround.when
+            right = any_of(when.judge(v) for v in versions) if when and versions else Verdict.UNKNOWN
+            if when is None or right is Verdict.BAD:
+                said.append(workaround.do)
+            elif right is Verdict.UNKNOWN:
+                said.append(f"{workaround.do} ({self.component} {when})")
+        return "; or ".join(said)
+
+    def _judge_version(self, version: str) -> Verdict:
+        return any_of(one.judge(version) for one in self.affected) if self.affected else Verdict.UNKNOWN
+
+    def _reason(self, fact: Fact, verdict: Verdict) -> str:
+        what = f"{self.component} {fact.value}"
+        if not self.affected:
+            return f"{what}: this is no matter of versions"
+        if verdict is Verdict.BAD:
+            return f"{what} is known to be bad ({self.bad_versions})"
+        if verdict is Verdict.FINE:
+            return f"{what} is not among the versions known to be bad ({self.bad_versions})"
+        return f"nobody has said whether {what} is affected; known to be bad: {self.bad_versions}"

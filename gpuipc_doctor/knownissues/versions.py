@@ -1,0 +1,157 @@
+"""How the version numbers of each component are ordered, and which of them are bad.
+
+Nothing is guessed: a version that does not look as its component's versions do cannot be ordered, and a
+range is only as wide as what is known about it. Examples of each kind of version stand in the tests.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from packaging.version import Version
+
+UNKNOWN = "unknown"
+"""Stands where a bound would: nobody has said since which version, or up to which."""
+
+BEGINNING = "0"
+"""As ``introduced``: every version up to the other bound."""
+
+_NUMBERS = r"([0-9]{1,9}(?:\.[0-9]{1,9}){0,3})"
+_PRERELEASE = r"(?:(?:a|b|rc)[0-9]{1,4})?"
+
+ORDERS = {
+    "nvidia-driver": _NUMBERS,
+    "cuda-driver": _NUMBERS,
+    "cuda-runtime": _NUMBERS,
+    # A build number and a hash may follow the release (7.2.4.0-93-97f5574fe2): they order nothing.
+    "rocm": rf"{_NUMBERS}(?:-[\w.-]*)?",
+    "hip-runtime": _NUMBERS,
+    "amdgpu": _NUMBERS,
+    "mpich": rf"({_NUMBERS[1:-1]}{_PRERELEASE})(?:p([0-9]{{1,4}}))?",
+}
+"""By component, the whole of its version: group 1 in the order of PEP 440, group 2 a patch level above it."""
+
+
+def parse(component: str, text: str) -> Version | None:
+    """A version that compares with others of this component; None when it cannot be ordered."""
+    from packaging.version import Version
+
+    found = re.fullmatch(ORDERS.get(component, "(?!)"), text)
+    if not found:
+        return None
+    patch = found[2] if found.re.groups == 2 else None
+    return Version(f"{found[1]}.post{patch}" if patch else found[1])
+
+
+class Verdict(enum.Enum):
+    """What a range says of a version."""
+
+    BAD = "bad"
+    FINE = "fine"
+    UNKNOWN = "cannot tell"
+
+
+def any_of(verdicts: Iterable[Verdict]) -> Verdict:
+    """Bad when any is; otherwise it cannot be told when any cannot."""
+    seen = set(verdicts)
+    return next((verdict for verdict in (Verdict.BAD, Verdict.UNKNOWN) if verdict in seen), Verdict.FINE)
+
+
+def all_of(verdicts: Iterable[Verdict]) -> Verdict:
+    """Bad when all are; fine when any is."""
+    seen = set(verdicts)
+    return next((verdict for verdict in (Verdict.FINE, Verdict.UNKNOWN) if verdict in seen), Verdict.BAD)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A run of versions of one component, each bound a version or `UNKNOWN`.
+
+    ``fixed`` is the first version without the fault, ``last_affected`` the last one with it: at most one of
+    the two is given, and without either the range has no end. ``known_bad`` and ``known_good`` are versions
+    that somebody tried or whose source somebody read. Where a bound is unknown, the range is bad between the
+    outermost of ``known_bad``, and nothing is said of what lies beyond. A bound with fewer numbers stands,
+    as ``last_affected`` or in a list, for all versions that begin with it: ``580`` for 580.159.04.
+    """
+
+    component: str
+    introduced: str
+    fixed: str = ""
+    last_affected: str = ""
+    known_bad: tuple[str, ...] = ()
+    known_good: tuple[str, ...] = ()
+
+    def judge(self, text: str) -> Verdict:
+        """Whether this version of the component is bad."""
+        version = parse(self.component, text)
+        if version is None:
+            return Verdict.UNKNOWN
+        if any(_begins(version, bad) for bad in self._parsed(self.known_bad)):
+            return Verdict.BAD
+        if any(_begins(version, good) for good in self._parsed(self.known_good)):
+            return Verdict.FINE
+        return all_of((self._since(version), self._until(version)))
+
+    def contradictions(self) -> list[str]:
+        """Why no version can be in this range, or which of its lists says otherwise than its bounds."""
+        bounds = (self.introduced, self.fixed, self.last_affected)
+        said = [
+            f"{text!r} cannot be ordered as a version of {self.component}"
+            for text in (*bounds, *self.known_bad, *self.known_good)
+            if text not in ("", BEGINNING, UNKNOWN) and parse(self.component, text) is None
+        ]
+        if said:
+            return said
+        first = parse(self.component, self.introduced)
+        if self.introduced not in (BEGINNING, UNKNOWN) and first and self._until(first) is Verdict.FINE:
+            return [f"no version is in this range: {self}"]
+        return [
+            f"known_bad {text} is outside of the range {self}"
+            for text, version in zip(self.known_bad, self._parsed(self.known_bad), strict=True)
+            if all_of((self._since(version), self._until(version))) is Verdict.FINE
+        ]
+
+    def __str__(self) -> str:
+        """The versions that are known to be bad: ``455.32.00 to 460.32.03``, ``before 4.3.1``."""
+        tried = [text for _, text in sorted(zip(self._parsed(self.known_bad), self.known_bad, strict=True))]
+        first = self.introduced if self.introduced != UNKNOWN else "".join(tried[:1])
+        if self.fixed not in ("", UNKNOWN):
+            return f"before {self.fixed}" if first in ("", BEGINNING) else f"{first} to before {self.fixed}"
+        if not self.fixed and not self.last_affected:
+            return "all" if first == BEGINNING else f"{first or 'unknown'} and later"
+        last = self.last_affected if self.last_affected not in ("", UNKNOWN) else "".join(tried[-1:])
+        if not last:
+            return UNKNOWN if first in ("", BEGINNING) else f"{first} to {UNKNOWN}"
+        return f"up to {last}" if first == BEGINNING else last if first == last else f"{first} to {last}"
+
+    def _since(self, version: Version) -> Verdict:
+        """Whether the fault was there by this version."""
+        if self.introduced == BEGINNING:
+            return Verdict.BAD
+        if first := parse(self.component, self.introduced):
+            return Verdict.BAD if version >= first else Verdict.FINE
+        return Verdict.BAD if any(version >= bad for bad in self._parsed(self.known_bad)) else Verdict.UNKNOWN
+
+    def _until(self, version: Version) -> Verdict:
+        """Whether the fault was there still."""
+        if fixed := parse(self.component, self.fixed):
+            return Verdict.BAD if version < fixed else Verdict.FINE
+        if last := parse(self.component, self.last_affected):
+            return Verdict.BAD if version <= last or _begins(version, last) else Verdict.FINE
+        if not self.fixed and not self.last_affected:
+            return Verdict.BAD
+        return Verdict.BAD if any(version <= bad for bad in self._parsed(self.known_bad)) else Verdict.UNKNOWN
+
+    def _parsed(self, texts: Iterable[str]) -> list[Version]:
+        return [version for text in texts if (version := parse(self.component, text))]
+
+
+def _begins(version: Version, bound: Version) -> bool:
+    """Whether ``version`` is ``bound`` or, as 580.159.04 does with 580, begins with its fewer numbers."""
+    fewer = len(bound.release) < len(version.release)
+    return version == bound or (fewer and version.release[: len(bound.release)] == bound.release)
