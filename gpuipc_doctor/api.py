@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from itertools import permutations
 from typing import ClassVar, NoReturn, Protocol
 
-from gpuipc_doctor.gpu import Buffer, BackendUnavailable, DriverError, Gpu, GpuContext
+from gpuipc_doctor.data import difference, pattern
+from gpuipc_doctor.gpu import BackendUnavailable, Buffer, DriverError, Gpu, GpuContext
 from gpuipc_doctor.gpu import Mapping as IpcMapping
 from gpuipc_doctor.model import (
     Device,
@@ -26,6 +27,7 @@ from gpuipc_doctor.model import (
     Status,
     Tier,
 )
+from gpuipc_doctor.trend import slope
 
 __all__ = [
     "BackendUnavailable",
@@ -45,7 +47,9 @@ __all__ = [
     "Status",
     "Tier",
     "Worker",
+    "difference",
     "pattern",
+    "slope",
 ]
 
 
@@ -91,6 +95,9 @@ class Peer(Protocol):
     def recv(self) -> Json:
         """Wait for the partner's next value (`bytes` arrive as `bytes`)."""
 
+    def wait_gone(self) -> None:
+        """Wait until the partner's process has ended."""
+
 
 class Worker(Protocol):
     """The process in which a role function runs, as the role function sees it."""
@@ -109,6 +116,9 @@ class Worker(Protocol):
     def peer(self) -> Peer: ...
     @property
     def params(self) -> Mapping[str, Json]: ...
+    def discover(self, backend: str) -> dict[str, Json]:
+        """Initialise a backend's driver: its ``devices`` and ``facts``, as JSON."""
+
     def step(self, text: str) -> AbstractContextManager[None]:
         """Say in the check's own words what follows; a failure inside names it beside the driver call."""
 
@@ -120,14 +130,3 @@ class Worker(Protocol):
 
     def die(self, signal_name: str = "SIGKILL") -> NoReturn:
         """End this process by a signal as part of the procedure; the role counts as completed."""
-
-
-def pattern(nbytes: int, *key: int) -> bytes:
-    """``nbytes`` bytes that differ by offset and by ``key`` (rank, round, segment …).
-
-    The period is 4099 bytes, a prime, so no shift by a page or a power of two maps it onto itself.
-    """
-    from random import Random
-
-    tile = Random(repr(key)).randbytes(4099)
-    return (tile * (nbytes // len(tile) + 1))[:nbytes]

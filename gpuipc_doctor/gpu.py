@@ -103,7 +103,7 @@ class Gpu(Protocol):
         """A new context on this device, current in this thread."""
 
     def primary_context(self) -> GpuContext:
-        """Retain the primary context and make it current; ``destroy`` resets it (``cuDevicePrimaryCtxReset``)."""
+        """Retain the primary context and make it current; ``destroy`` resets it like `cudaDeviceReset`."""
 
     def alloc(self, nbytes: int) -> Buffer: ...
     def alloc_unexportable(self, kind: str) -> Buffer:

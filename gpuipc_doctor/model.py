@@ -210,10 +210,12 @@ class ProbeOutcome:
     elapsed_s: float
     deadline_s: float = 0.0
     logs: str = ""
+    stopped: str = ""
+    """Why we ended the probe before it was done (``budget``, ``interrupted``); empty otherwise."""
 
     @property
     def completed(self) -> bool:
-        return self.blamed is None
+        return self.blamed is None and not self.stopped
 
     @property
     def records(self) -> Mapping[str, Mapping[str, Json]]:

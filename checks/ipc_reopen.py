@@ -1,0 +1,99 @@
+"""Open IPC memory a second time after the importer destroyed its context and made a new one.
+
+The steps and sizes of heterodb/toybox issue_20210314: on NVIDIA 455.32.00 and 460.32.03 the second
+`cuIpcOpenMemHandle` returned CUDA_ERROR_INVALID_HANDLE, unless the context had been kept; on 450.102.04
+it did not. Here the importer first opens three other segments twice with its context kept, as a control;
+then it opens three segments, closes them, ends its context (destroyed, or the primary context reset), and
+opens them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+
+from gpuipc_doctor.api import Check, Context, Finding, Probe, ProbeOutcome, Tier, Worker, difference, pattern
+
+SIZES = (146064, 226656, 154909264)
+"""Bytes of the segments, as in the report."""
+
+CONTROL, TESTED = 1, 2
+"""The two sets of segments."""
+
+Segment = tuple[bytes, int, int]
+"""An exported segment: its handle, which set it is of, and its number from 1."""
+
+
+class IpcReopen(Check):
+    id = "ipc-reopen"
+    title = "IPC memory reopens after its context was destroyed"
+    tier = Tier.PROLOG
+    requires = frozenset({"legacy-ipc", "multi-process", "contexts"})
+
+    def probes(self, ctx: Context) -> Iterable[Probe]:
+        for device in ctx.devices:
+            for variant in ("destroy-context", "reset-primary"):
+                roles = {"exporter": export, "importer": reopen}
+                yield Probe(variant, roles, (device,), {"variant": variant})
+
+    def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
+        importer = done.records["importer"]
+        if importer["wrong"]:
+            yield Finding.fail("opened segments show wrong data", *importer["wrong"])
+        else:
+            yield Finding.ok(f"{len(SIZES)} segments opened again ({done.probe})", importer["control"])
+
+
+def export(w: Worker) -> None:
+    buffers = []
+    for which in (CONTROL, TESTED):
+        segments = []
+        for number, nbytes in enumerate(SIZES, 1):
+            buffer = w.gpu.alloc(nbytes)
+            buffer.write(contents(which, number))
+            buffers.append(buffer)
+            segments.append((buffer.ipc_handle(), which, number))
+        w.peer.send(segments)
+    w.peer.recv()  # the importer has closed everything
+    for buffer in buffers:
+        buffer.free()
+
+
+def reopen(w: Worker) -> None:
+    new_context = {
+        "destroy-context": w.gpu.create_context,
+        "reset-primary": w.gpu.primary_context,
+    }[w.params["variant"]]
+    context = new_context()
+    control, tested = w.peer.recv(), w.peer.recv()
+    wrong = open_all(w, control, "first open of control segment")
+    wrong += open_all(w, control, "second open, context kept, of control segment")
+    w.record(control=f"with the context kept, {len(control)} segments opened twice")
+    wrong += open_all(w, tested, "first open of segment")
+    with w.step("end the context"):
+        context.destroy()
+    with w.step("make a new context"):
+        new_context()
+    wrong += open_all(w, tested, "second open, in a new context, of segment")
+    w.record(wrong=wrong)
+    w.peer.send("closed")
+
+
+def open_all(w: Worker, segments: Sequence[Segment], step: str) -> list[str]:
+    """Open, verify and close each segment; returns what was wrong with their data."""
+    wrong = []
+    for handle, which, number in segments:
+        expected = contents(which, number)
+        with w.step(f"{step} {number}, {len(expected)} B"), w.gpu.open_ipc(handle) as mapping:
+            if wrong_data := difference(mapping.read(len(expected)), expected):
+                wrong.append(f"{step} {number}: {wrong_data}")
+    return wrong
+
+
+@cache
+def contents(which: int, number: int) -> bytes:
+    """What a segment holds."""
+    return pattern(SIZES[number - 1], which, number)
+
+
+CHECK = IpcReopen()

@@ -1,0 +1,193 @@
+"""``gpuipc-doctor check``: run checks, print the health matrix, say it in the exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from gpuipc_doctor import engine
+from gpuipc_doctor.cli import options
+from gpuipc_doctor.cli.output import OutputFile
+from gpuipc_doctor.cli.progress import Silent, progress
+from gpuipc_doctor.model import Report, Tier
+from gpuipc_doctor.plan import Plan, Request
+
+
+@click.command()
+@click.argument("checks", nargs=-1, metavar="[CHECK]...")
+@click.option("--all", "all_checks", is_flag=True, help="Run every check of the tier.")
+@click.option(
+    "--tier",
+    type=click.Choice([tier.label for tier in Tier]),
+    help="How long it may take: seconds, a minute or so, long.  [default: acceptance]",
+)
+@options.node_options
+@click.option(
+    "--device",
+    "devices",
+    multiple=True,
+    metavar="NAME",
+    help="Probe only this device: cuda:0, an index, or a uuid. May be repeated.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of the matrix.")
+@click.option(
+    "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write the JSON report there, too."
+)
+@click.option(
+    "--deadline",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="For each single operation.",
+)
+@click.option(
+    "--budget", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="For the whole run."
+)
+@click.option(
+    "--keep-logs",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Keep each probe's logs and stacks there.",
+)
+@click.option("--strict", is_flag=True, help="Exit with 10 when the worst finding is WARN.")
+@click.option(
+    "--exit-style",
+    type=click.Choice(["default", "nagios"]),
+    default="default",
+    show_default=True,
+    help="Meaning of the exit code.",
+)
+@click.option("--dry-run", is_flag=True, help="Find the devices, say what would be probed, and stop.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    *,
+    checks: tuple[str, ...],
+    all_checks: bool,
+    tier: str | None,
+    backend: str,
+    simulate: str | None,
+    config_file: Path | None,
+    devices: tuple[str, ...],
+    as_json: bool,
+    output: Path | None,
+    deadline: float | None,
+    budget: float | None,
+    keep_logs: Path | None,
+    strict: bool,
+    exit_style: str,
+    dry_run: bool,
+) -> None:
+    """Run checks on this node and print the health matrix.
+
+    Name the checks to run (see `gpuipc-doctor list`) or give --all.
+    """
+    if bool(checks) == all_checks:
+        raise click.UsageError("name the checks to run, or give --all", ctx)
+    config = options.site_config(config_file)
+    request = Request(
+        checks=checks,
+        tier=Tier[tier.upper()] if tier else config.tier,
+        backend=backend,
+        devices=devices,
+        deadline_s=deadline,
+        budget_s=budget,
+        keep_logs=keep_logs,
+    )
+    if dry_run:
+        with options.node(simulate) as (node, _):
+            click.echo(_plan_table(engine.dry_run(request, config, node, Silent())))
+        return
+    if keep_logs:
+        _prepare_logs(keep_logs)
+    with _output(output) as file, options.node(simulate) as (node, remove):
+        with progress() as watcher:
+            report = engine.run(request, config, node, watcher, remove=remove)
+        written = _write(report, file)
+        exit_code = _print(report, as_json=as_json, strict=strict, exit_style=exit_style)
+    ctx.exit(exit_code if written else exit_code or 1)
+
+
+def _prepare_logs(directory: Path) -> None:
+    """Logs of two runs must not mix: the directory is new or empty."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if any(directory.iterdir()):
+            raise click.BadParameter(
+                f"{directory} is not empty; name a new directory", param_hint="--keep-logs"
+            )
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise click.BadParameter(f"{directory}: {reason}", param_hint="--keep-logs") from error
+
+
+@contextlib.contextmanager
+def _output(path: Path | None) -> Iterator[OutputFile | None]:
+    """The file of ``--output``, tried before anything is probed; a draft that was not written is removed."""
+    if path is None:
+        yield None
+        return
+    try:
+        file = OutputFile(path)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise click.BadParameter(f"cannot write {path}: {reason}", param_hint="--output") from error
+    try:
+        yield file
+    finally:
+        file.discard()
+
+
+def _write(report: Report, file: OutputFile | None) -> bool:
+    """Write the JSON report; a failure is said, and the report is printed all the same."""
+    if file is None:
+        return True
+    from gpuipc_doctor.report import document
+
+    try:
+        file.write(document.dumps(report))
+    except OSError as error:
+        click.echo(f"gpuipc-doctor: --output was not written: {error.strerror or error}", err=True)
+        return False
+    return True
+
+
+def _print(report: Report, *, as_json: bool, strict: bool, exit_style: str) -> int:
+    """Print the report; returns the exit code that it means."""
+    from gpuipc_doctor.report import document, exits, matrix
+
+    style: exits.Style = "nagios" if exit_style == "nagios" else "default"
+    code = exits.code(report, strict=strict, style=style)
+    if as_json:
+        click.echo(document.dumps(report), nl=False)
+    else:
+        color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        width = shutil.get_terminal_size().columns
+        click.echo(matrix.render(report, width=width, color=color, exit_code=code), nl=False, color=color)
+    return code
+
+
+def _plan_table(layout: Plan) -> str:
+    """The probes that a run would start, in order, and what it would say without one."""
+    from tabulate import tabulate
+
+    rows = [
+        (
+            item.check.id,
+            item.probe.subject,
+            item.probe.name,
+            ", ".join(item.probe.roles),
+            item.probe.deadline_s,
+        )
+        for item in layout.probes
+    ]
+    table = tabulate(rows, ("check", "subject", "probe", "roles", "deadline, s"), tablefmt="simple")
+    said = [
+        f"{r.check} on {r.subject}: {r.finding.status.value}, {r.finding.summary}" for r in layout.concluded
+    ]
+    return "\n".join([table, "", *said, f"{len(rows)} probes would run."])

@@ -1,0 +1,50 @@
+"""``gpuipc-doctor list``: the checks that there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from gpuipc_doctor import loader
+from gpuipc_doctor.cli import options
+from gpuipc_doctor.loader import LoadedCheck
+
+
+@click.command()
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="With a site's own checks.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(config_file: Path | None, as_json: bool) -> None:
+    """List the checks: what each asks, and the first tier that it belongs to."""
+    loaded = loader.load(options.site_config(config_file).checks_dirs)
+    if as_json:
+        import json
+
+        click.echo(json.dumps([_as_json(item) for item in loaded if isinstance(item, LoadedCheck)], indent=2))
+    else:
+        from tabulate import tabulate
+
+        rows = [
+            (item.check.id, item.check.tier.label, item.check.title)
+            if isinstance(item, LoadedCheck)
+            else (item.id, "-", f"does not load: {item.reason}")
+            for item in loaded
+        ]
+        click.echo(tabulate(rows, ("check", "tier", "asks whether"), tablefmt="simple"))
+
+
+def _as_json(item: LoadedCheck) -> dict[str, object]:
+    check = item.check
+    return {
+        "id": check.id,
+        "tier": check.tier.label,
+        "title": check.title,
+        "requires": sorted(check.requires),
+        "file": str(item.file),
+    }

@@ -1,0 +1,89 @@
+"""The command line: one group whose commands are imported when they are used."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+
+import click
+
+from gpuipc_doctor import __version__
+
+COMMANDS = {
+    "check": ("check", "Run checks on this node and print the health matrix."),
+    "config": ("config", "Look at site configs."),
+    "drill": ("drill", "Show on simulated faults what the checks catch."),
+    "explain": ("explain", "Explain a check."),
+    "inventory": ("inventory", "Show which drivers and libraries this node has, and where that was read."),
+    "known-issues": ("known_issues", "Look at the database of known-bad versions."),
+    "list": ("list", "List the checks."),
+}
+"""Command name → (module below ``gpuipc_doctor.cli`` that defines ``command``, its one-line help)."""
+
+
+class LazyCommands(click.Group):
+    """Imports a command's module when the command is called, and none to list them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"gpuipc_doctor.cli.{COMMANDS[cmd_name][0]}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            near = difflib.get_close_matches(name, COMMANDS, n=1)
+            ctx.fail(f"no command {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=LazyCommands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="gpuipc-doctor")
+def cli() -> None:
+    """Find out, by doing it, whether GPU inter-process memory works on this node.
+
+    After a driver upgrade, run `gpuipc-doctor check --all`.
+    """
+
+
+def main() -> None:
+    """Entry point: every error that a user can cause is one line and exit code 2."""
+    try:
+        cli.main(standalone_mode=True)
+    except Exception as error:
+        sys.exit(report_error(error))
+
+
+def report_error(error: Exception) -> int:
+    """Print an error that ended the command; returns the exit code."""
+    from gpuipc_doctor.plan import UnknownName
+    from gpuipc_doctor.simulator.build import SimulatorUnavailable
+    from gpuipc_doctor.yamlfile import BadFile
+
+    if isinstance(error, BadFile | UnknownName | SimulatorUnavailable):
+        click.echo(f"gpuipc-doctor: {error}", err=True)
+        return 2
+    import tempfile
+    import traceback
+
+    with tempfile.NamedTemporaryFile("w", prefix="gpuipc-doctor-error-", suffix=".txt", delete=False) as file:
+        file.write(f"gpuipc-doctor {__version__}, Python {sys.version}, {sys.argv}\n\n")
+        traceback.print_exception(error, file=file)
+    click.echo(f"gpuipc-doctor: internal error: {error!r}; please report it with {file.name}", err=True)
+    return 1
+
+
+if __name__ == "__main__":
+    main()

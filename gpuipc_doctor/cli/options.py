@@ -1,0 +1,69 @@
+"""Options that several commands share, and what they turn into."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from gpuipc_doctor.config import SiteConfig
+from gpuipc_doctor.model import Node
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a private directory is made below it
+
+
+def node_options(command: Command) -> Command:
+    """``--config``, ``--simulate`` and ``--backend``: which node, and which of its drivers."""
+    for option in (
+        click.option(
+            "--backend",
+            type=click.Choice(["auto", "cuda", "hip", "all"]),
+            default="auto",
+            show_default=True,
+            help="Driver to probe; auto: whichever is here.",
+        ),
+        click.option(
+            "--simulate", metavar="PROFILE", help="Probe a simulated node: a profile's name or file."
+        ),
+        click.option(
+            "--config",
+            "config_file",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="Site config; without it the defaults of site-configs/generic.yaml hold.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def site_config(file: Path | None) -> SiteConfig:
+    """The site config of ``--config``, else the defaults. Raises `BadFile`."""
+    from gpuipc_doctor import config
+
+    return config.load(file) if file else SiteConfig()
+
+
+@contextmanager
+def node(profile: str | None) -> Iterator[tuple[Node, list[Path]]]:
+    """The node to probe, and the directories that exist for it alone."""
+    if profile is None:
+        yield Node(), []
+        return
+    from gpuipc_doctor.simulator.node import prepare
+
+    # Simulated device memory is files; in shared memory they never reach a disk.
+    roomy = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
+    state = Path(tempfile.mkdtemp(prefix="gpuipc-doctor-node-", dir=roomy))
+    try:
+        yield prepare(profile, state), [state]
+    finally:
+        shutil.rmtree(state, ignore_errors=True)

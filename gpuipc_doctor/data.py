@@ -1,0 +1,35 @@
+"""Test data that shows where it belongs, and words for data that is wrong."""
+
+from __future__ import annotations
+
+PAGE = 4096
+"""Granularity, in bytes, in which wrong data is counted."""
+
+
+def pattern(nbytes: int, *key: int) -> bytes:
+    """``nbytes`` bytes that differ by offset and by ``key`` (rank, round, segment …).
+
+    The period is 4099 bytes, a prime, so no shift by a page or a power of two maps it onto itself.
+    """
+    from random import Random
+
+    tile = Random(repr(key)).randbytes(4099)
+    return (tile * (nbytes // len(tile) + 1))[:nbytes]
+
+
+def difference(found: bytes, expected: bytes) -> str:
+    """Where ``found`` is not what was ``expected``, in a few words; empty when it is."""
+    if found == expected:
+        return ""
+    if len(found) != len(expected):
+        return f"{len(found)} B instead of {len(expected)} B"
+    starts = range(0, len(expected), PAGE)
+    pages = [at for at in starts if found[at : at + PAGE] != expected[at : at + PAGE]]
+    wrong = [
+        at for page in pages for at in range(page, min(page + PAGE, len(found))) if found[at] != expected[at]
+    ]
+    first = wrong[0]
+    return (
+        f"{len(wrong)} of {len(expected)} B wrong on {len(pages)} of {len(starts)} pages, "
+        f"first at offset {first} (0x{found[first]:02x} instead of 0x{expected[first]:02x})"
+    )

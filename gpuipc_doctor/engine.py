@@ -1,0 +1,283 @@
+"""Plan, supervise, judge, join with the known issues: from a request to a report.
+
+Finding the devices is itself a probe (the check `plan.DISCOVERY`), because initialising a driver can hang.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+
+from gpuipc_doctor import __version__, inventory, knownissues, loader, plan, verdict
+from gpuipc_doctor.config import SiteConfig
+from gpuipc_doctor.handover import device_from_json
+from gpuipc_doctor.model import (
+    CheckInfo,
+    Device,
+    Ending,
+    Fact,
+    Finding,
+    Json,
+    Node,
+    ProbeOutcome,
+    Report,
+    Result,
+    Status,
+)
+from gpuipc_doctor.plan import Plan, PlannedProbe, Request
+from gpuipc_doctor.supervise.execution import Limits
+from gpuipc_doctor.supervise.session import Session
+
+HANGS_BEFORE_GIVING_UP = 2
+"""So many hangs in the same call on one device, and its other probes are not run: each costs a deadline."""
+
+
+class Watcher(Protocol):
+    """Is told what runs; called from several threads."""
+
+    def planned(self, total: int) -> None: ...
+    def started(self, key: str, text: str, deadline_s: float) -> None: ...
+    def finished(self, key: str) -> None: ...
+
+
+@dataclass
+class Run:
+    """One run: its session, its clock, and what it has learned so far."""
+
+    request: Request
+    config: SiteConfig
+    session: Session
+    watcher: Watcher
+    started_at: float = field(default_factory=time.monotonic)
+    checks: list[CheckInfo] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
+    interrupted: bool = False
+    probes_run: int = 0
+    hangs: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    @property
+    def until(self) -> float:
+        budget = self.request.budget_s or self.config.budget_s[self.request.tier]
+        return self.started_at + budget
+
+    # -- the stages -------------------------------------------------------------------------------------
+
+    def discover(self) -> tuple[tuple[Device, ...], tuple[Fact, ...]]:
+        """Run the discovery check; its results count, its records become devices and facts."""
+        item = loader.load_file(loader.built_in_dir() / f"{plan.DISCOVERY.replace('-', '_')}.py")
+        options: dict[str, Json] = {
+            "backends": self.request.backends,
+            "required": self.request.backend != "auto",
+        }
+        config = replace(self.config, options={plan.DISCOVERY: options}, disabled={})
+        layout = plan.lay_out([item], self.request, config, ())
+        outcomes = self.execute(layout, jobs=len(layout.probes))
+        found = [record for outcome in outcomes for record in outcome.records.values()]
+        devices = tuple(device_from_json(data) for record in found for data in record.get("devices", ()))
+        if self.request.backend == "auto" and devices:
+            # One vendor's driver is enough; the absence of the other's is no news.
+            self.results = [r for r in self.results if r.finding.status is not Status.SKIP]
+        facts = tuple(Fact(*fact) for record in found for fact in record.get("facts", ()))
+        return devices, facts
+
+    def execute(self, layout: Plan, jobs: int) -> list[ProbeOutcome]:
+        """Run the plan's probes, no two on the same device at once, and judge each as it ends."""
+        self.checks += layout.checks
+        self.results += layout.concluded
+        self.watcher.planned(len(layout.probes))
+        outcomes: list[ProbeOutcome] = []
+        waiting = list(layout.probes)
+        running: dict[Future[ProbeOutcome], PlannedProbe] = {}
+        with ThreadPoolExecutor(max(jobs, 1)) as pool, self._interruptible():
+            while waiting or running:
+                for planned in self._startable(waiting, list(running.values()), jobs):
+                    waiting.remove(planned)
+                    if reason := self._why_not(planned):
+                        self._conclude(planned, Finding.skip(reason))
+                    else:
+                        running[pool.submit(self._supervise, planned)] = planned
+                for future in self._wait(running):
+                    planned = running.pop(future)
+                    outcome = future.result()
+                    self._take(planned, outcome)
+                    outcomes.append(outcome)
+        return outcomes
+
+    # -- one probe --------------------------------------------------------------------------------------
+
+    def _supervise(self, planned: PlannedProbe) -> ProbeOutcome:
+        probe = planned.probe
+        key = f"{planned.check.id} {probe.subject} {probe.name}"
+        self.watcher.started(key, f"{planned.check.id} on {probe.subject}", probe.deadline_s)
+        try:
+            return self.session.run(planned.check.id, planned.file, probe, until=self.until)
+        finally:
+            self.watcher.finished(key)
+
+    def _take(self, planned: PlannedProbe, outcome: ProbeOutcome) -> None:
+        """Judge an outcome: a completed probe by its check, any other by the one rule for all."""
+        if not outcome.stopped and planned.check.id != plan.DISCOVERY:
+            self.probes_run += 1
+        if outcome.completed:
+            findings = judge(planned, outcome)
+        else:
+            findings = [verdict.conclude(outcome)]
+            self._remember_hang(outcome)
+        for finding in findings:
+            self._conclude(planned, finding, outcome)
+
+    def _conclude(self, planned: PlannedProbe, finding: Finding, outcome: ProbeOutcome | None = None) -> None:
+        self.results.append(
+            Result(
+                check=planned.check.id,
+                finding=finding,
+                devices=tuple(device.label for device in planned.probe.devices),
+                probe=planned.probe.name,
+                elapsed_s=outcome.elapsed_s if outcome else 0.0,
+                roles=tuple(outcome.roles.values()) if outcome else (),
+                logs=Path(outcome.logs).name if outcome and self.request.keep_logs else "",
+            )
+        )
+
+    def _remember_hang(self, outcome: ProbeOutcome) -> None:
+        role = outcome.roles.get(outcome.blamed or "")
+        if role and role.ending in (Ending.HUNG, Ending.UNKILLABLE):
+            self.hangs.update((device.label, role.operation) for device in outcome.devices)
+
+    def _why_not(self, planned: PlannedProbe) -> str:
+        """Why a probe is not to be run now, or nothing."""
+        if self.interrupted:
+            return "interrupted before this probe ran"
+        if time.monotonic() > self.until:
+            return f"budget; run it alone with `gpuipc-doctor check {planned.check.id}`"
+        if self.session.unkillable:
+            return f"no GPU probe may run beside a process that cannot be killed: {self.session.unkillable}"
+        for device in planned.probe.devices:
+            for (label, operation), count in self.hangs.items():
+                if label == device.label and count >= HANGS_BEFORE_GIVING_UP:
+                    return f"{operation} had hung {count} times on {label} by then"
+        return ""
+
+    # -- concurrency ------------------------------------------------------------------------------------
+
+    def _startable(
+        self, waiting: Sequence[PlannedProbe], running: Sequence[PlannedProbe], jobs: int
+    ) -> list[PlannedProbe]:
+        """In plan order, the probes whose devices are all free and for which there is a job."""
+        busy = {device.label for planned in running for device in planned.probe.devices}
+        chosen: list[PlannedProbe] = []
+        for planned in waiting:
+            if len(running) + len(chosen) >= jobs:
+                break
+            devices = {device.label for device in planned.probe.devices}
+            if not devices & busy:
+                chosen.append(planned)
+            busy |= devices
+        return chosen
+
+    def _wait(self, running: dict[Future[ProbeOutcome], PlannedProbe]) -> set[Future[ProbeOutcome]]:
+        """Wait for the next probe to end. Ctrl-C ends those that run; what was learned stays."""
+        if not running:
+            return set()
+        try:
+            return wait(running, return_when=FIRST_COMPLETED).done
+        except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the end is near, and bounded
+            self.interrupted = True
+            self.session.stop()
+            return wait(running).done
+
+    @contextlib.contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Make SIGTERM mean what Ctrl-C means, for as long as probes run."""
+
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        before = signal.signal(signal.SIGTERM, interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+
+def judge(planned: PlannedProbe, outcome: ProbeOutcome) -> list[Finding]:
+    """The check's own conclusions. A check that fails to conclude is an ERROR, never silence."""
+    try:
+        findings = list(planned.check.judge(outcome))
+    except Exception as error:
+        return [Finding.error(f"judging failed: {type(error).__name__}: {error}", str(planned.file))]
+    return findings or [Finding.error("the check concluded nothing", str(planned.file))]
+
+
+def discover(request: Request, config: SiteConfig, node: Node, watcher: Watcher) -> tuple[Fact, ...]:
+    """The inventory alone: files of the node, and what its drivers say of themselves."""
+    with Session(node, Limits(start_up_s=config.start_up_s)) as session:
+        _, facts = Run(request, config, session, watcher).discover()
+        return inventory.read(node.root, facts)
+
+
+def dry_run(request: Request, config: SiteConfig, node: Node, watcher: Watcher) -> Plan:
+    """What `run` would do, after finding the devices and nothing else."""
+    selected = plan.select_checks(request, config)
+    with Session(node, Limits(start_up_s=config.start_up_s)) as session:
+        devices, facts = Run(request, config, session, watcher).discover()
+    return plan.lay_out(selected, request, config, plan.select_devices(request, devices), facts)
+
+
+def run(
+    request: Request,
+    config: SiteConfig,
+    node: Node,
+    watcher: Watcher,
+    *,
+    remove: Sequence[Path] = (),
+) -> Report:
+    """Run the checks that were asked for. Raises `plan.UnknownName` before any probe but the discovery.
+
+    ``remove``: directories that must not outlive this process, even when it is killed.
+    """
+    started = datetime.now().astimezone()
+    selected = plan.select_checks(request, config)
+    issues = knownissues.load(config.known_issues_dirs)
+    limits = Limits(start_up_s=config.start_up_s)
+    with Session(node, limits, keep_logs=request.keep_logs, remove=remove) as session:
+        run = Run(request, config, session, watcher)
+        devices, driver_facts = run.discover()
+        devices = plan.select_devices(request, devices)
+        facts = inventory.read(node.root, driver_facts)
+        matches = knownissues.match_versions(issues, facts)
+        layout = plan.lay_out(selected, request, config, devices, facts, matches)
+        run.execute(layout, jobs=min(len(devices), len(os.sched_getaffinity(0))))
+    results = _in_plan_order(run.results, run.checks)
+    return Report(
+        host=socket.gethostname(),
+        started=started.isoformat(timespec="seconds"),
+        elapsed_s=time.monotonic() - run.started_at,
+        tier=request.tier,
+        tool_version=__version__,
+        devices=devices,
+        inventory=facts,
+        checks=tuple(run.checks),
+        results=results,
+        joins=knownissues.join(issues, facts, results),
+        simulated=node.simulated,
+        interrupted=run.interrupted,
+        probes_run=run.probes_run,
+    )
+
+
+def _in_plan_order(results: Sequence[Result], checks: Sequence[CheckInfo]) -> tuple[Result, ...]:
+    """Results come as probes end; readers want them in the order of the checks and devices."""
+    place = {info.id: number for number, info in enumerate(checks)}
+    return tuple(sorted(results, key=lambda result: (place[result.check], result.devices, result.probe)))

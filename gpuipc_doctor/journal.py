@@ -1,0 +1,109 @@
+"""The journal: what a worker is about to do, written down before it does it.
+
+A worker appends one JSON line for each event to a file that only its supervisor reads. A line is a single
+`write`, so it is there when the next call hangs, crashes or is killed. Times are `time.monotonic()`
+seconds, which all processes of a node share.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpuipc_doctor.model import Json
+
+
+class Journal:
+    """The worker's side."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._calls: Counter[str] = Counter()
+
+    def _write(self, event: str, **fields: Json) -> None:
+        line = json.dumps({"event": event, "at": time.monotonic(), **fields}, separators=(",", ":"))
+        os.write(self._fd, line.encode() + b"\n")
+
+    @contextmanager
+    def armed(self, operation: str) -> Iterator[None]:
+        """Blame what ends the process inside the block on ``operation``; an exception leaves it armed."""
+        self._calls[operation] += 1
+        self._write("armed", operation=operation, occurrence=self._calls[operation])
+        yield
+        self._write("disarmed")
+
+    @contextmanager
+    def step(self, text: str) -> Iterator[None]:
+        self._write("step", text=text)
+        yield
+        self._write("step", text="")
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Inside the block this role waits for its partner, and the clock does not run against it."""
+        self._write("waiting")
+        yield
+        self._write("resumed")
+
+    def record(self, facts: dict[str, Json]) -> None:
+        self._write("record", facts=facts)
+
+    def dying(self) -> None:
+        """The process is about to end itself by a signal, as its procedure asks."""
+        self._write("dying")
+
+
+@dataclass
+class Progress:
+    """The supervisor's side: what the journal says so far. ``read`` takes in what was appended since."""
+
+    path: Path
+    started: bool = False
+    operation: str = ""
+    """The armed operation; empty when nothing is armed."""
+    latest: tuple[str, int] = ("", 0)
+    """The operation that was armed last, and which occurrence of it that was, from 1."""
+    step: str = ""
+    waiting: bool = False
+    dying: bool = False
+    last_at: float = 0.0
+    records: dict[str, Json] = field(default_factory=dict)
+    _offset: int = 0
+
+    def read(self) -> None:
+        """Follow the file; a line that is not complete yet waits for the next call."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return
+        complete = data[: data.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        for line in complete.splitlines():
+            self._apply(json.loads(line))
+
+    def _apply(self, line: dict[str, Any]) -> None:
+        self.started = True
+        self.last_at = line["at"]
+        match line["event"]:
+            case "armed":
+                self.operation = line["operation"]
+                self.latest = line["operation"], line["occurrence"]
+            case "disarmed":
+                self.operation = ""
+            case "step":
+                self.step = line["text"]
+            case "waiting" | "resumed":
+                self.waiting = line["event"] == "waiting"
+            case "record":
+                self.records.update(line["facts"])
+            case "dying":
+                self.dying = True

@@ -1,0 +1,168 @@
+"""What to run: the checks that were asked for, on the devices that were asked for, as probes in order."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gpuipc_doctor import loader
+from gpuipc_doctor.api import Check, Context
+from gpuipc_doctor.config import SiteConfig
+from gpuipc_doctor.loader import BrokenCheck, LoadedCheck
+from gpuipc_doctor.model import CheckInfo, Device, Fact, Finding, Join, Probe, Result, Tier
+
+DISCOVERY = "driver-init"
+"""The check that finds the devices; it runs before everything else is planned."""
+
+BACKENDS = ("cuda", "hip")
+
+
+class UnknownName(Exception):
+    """A check or a device that was asked for does not exist. The text says so and names the near miss."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        names = sorted(known)
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names) or 'none'}"
+        super().__init__(f"no {kind} {name!r}; {hint}")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the caller asked for. No ``checks`` means all of the tier; no ``devices`` means all of them."""
+
+    checks: tuple[str, ...] = ()
+    tier: Tier = Tier.ACCEPTANCE
+    backend: str = "auto"
+    devices: tuple[str, ...] = ()
+    deadline_s: float | None = None
+    budget_s: float | None = None
+    keep_logs: Path | None = None
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        return BACKENDS if self.backend in ("auto", "all") else (self.backend,)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedProbe:
+    check: Check
+    file: Path
+    probe: Probe
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Probes to run, and what can be said without running any."""
+
+    checks: tuple[CheckInfo, ...]
+    probes: tuple[PlannedProbe, ...]
+    concluded: tuple[Result, ...]
+
+
+def select_checks(request: Request, config: SiteConfig) -> list[LoadedCheck | BrokenCheck]:
+    """The checks asked for by id, else all up to the tier, less the discovery, which always runs.
+
+    Raises `UnknownName`.
+    """
+    available = {_id(item): item for item in loader.load(config.checks_dirs)}
+    for id_ in request.checks:
+        if id_ not in available:
+            raise UnknownName("check", id_, available)
+    del available[DISCOVERY]
+    if request.checks:
+        return [available[id_] for id_ in dict.fromkeys(request.checks) if id_ in available]
+    return [
+        item
+        for item in available.values()
+        if isinstance(item, BrokenCheck) or item.check.tier <= request.tier
+    ]
+
+
+def select_devices(request: Request, devices: Sequence[Device]) -> tuple[Device, ...]:
+    """The devices asked for by label, uuid or (with one backend) index, else all; raises `UnknownName`."""
+    if not request.devices:
+        return tuple(devices)
+    chosen: dict[str, Device] = {}
+    for name in request.devices:
+        matching = [d for d in devices if name in (d.label, d.uuid, str(d.index))]
+        if not matching:
+            raise UnknownName("device", name, (device.label for device in devices))
+        chosen.update({device.label: device for device in matching})
+    return tuple(chosen.values())
+
+
+def lay_out(
+    selected: Iterable[LoadedCheck | BrokenCheck],
+    request: Request,
+    config: SiteConfig,
+    devices: tuple[Device, ...],
+    inventory: tuple[Fact, ...] = (),
+    version_matches: tuple[Join, ...] = (),
+) -> Plan:
+    """Ask every selected check for its probes on the devices that have what it requires."""
+    infos: list[CheckInfo] = []
+    probes: list[PlannedProbe] = []
+    concluded: list[Result] = []
+    for item in selected:
+        if isinstance(item, BrokenCheck):
+            infos.append(CheckInfo(item.id, "(does not load)", request.tier))
+            concluded.append(Result(item.id, Finding.error(f"the check file does not load: {item.reason}")))
+            continue
+        check = item.check
+        infos.append(CheckInfo(check.id, check.title, check.tier))
+        if disabled := config.disabled.get(check.id):
+            concluded.append(
+                Result(check.id, Finding.skip(f"disabled at {disabled.where}: {disabled.reason}"))
+            )
+            continue
+        able = tuple(device for device in devices if check.requires <= device.capabilities)
+        for device in devices:
+            if lacking := check.requires - device.capabilities:
+                reason = f"{device.label} has no {', '.join(sorted(lacking))}"
+                concluded.append(Result(check.id, Finding.skip(reason), (device.label,)))
+        if check.requires and not able:
+            continue
+        context = Context(able, inventory, version_matches, config.options.get(check.id, {}))
+        planned, said = _ask(item, context, request, config)
+        probes += planned
+        concluded += said
+    return Plan(tuple(infos), tuple(probes), tuple(concluded))
+
+
+def _ask(
+    item: LoadedCheck, context: Context, request: Request, config: SiteConfig
+) -> tuple[list[PlannedProbe], list[Result]]:
+    """One check's probes, and what it concludes without any. Never raises on a check's mistake."""
+    probes: list[PlannedProbe] = []
+    said: list[Result] = []
+    try:
+        for asked in item.check.probes(context):
+            if isinstance(asked, Finding):
+                said.append(Result(item.check.id, asked))
+            else:
+                _verify_roles(asked, item.file)
+                deadline = request.deadline_s or config.deadline_s or asked.deadline_s
+                probes.append(PlannedProbe(item.check, item.file, replace(asked, deadline_s=deadline)))
+    except Exception as error:
+        reason = f"planning failed: {type(error).__name__}: {error}"
+        return [], [Result(item.check.id, Finding.error(reason, str(item.file)))]
+    if not probes and not said:
+        said.append(Result(item.check.id, Finding.error("the check asked for nothing", str(item.file))))
+    return probes, said
+
+
+def _verify_roles(probe: Probe, file: Path) -> None:
+    """A worker finds a role by its name in the check's file, so it must be a function of that file."""
+    names = vars(loader.module(file))
+    for role, function in probe.roles.items():
+        if names.get(getattr(function, "__name__", "")) is not function:
+            raise ValueError(
+                f"role {role!r} of probe {probe.name!r} is not a function defined in {file.name}"
+            )
+
+
+def _id(item: LoadedCheck | BrokenCheck) -> str:
+    return item.check.id if isinstance(item, LoadedCheck) else item.id

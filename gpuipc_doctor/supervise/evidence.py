@@ -1,0 +1,139 @@
+"""What can be learned of a process that hangs, least intrusive first.
+
+Reading ``/proc`` disturbs nothing. A debugger stops the process, which can wake the call that hangs, so it
+comes second, and only when the process is about to be ended anyway. Every helper has its own time limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from gpuipc_doctor.supervise.tree import PROC, descendants, processes
+
+NATIVE_LIMIT_S = 8.0
+MAX_FRAMES = 40
+
+
+def kernel_view(pid: int) -> tuple[str, ...]:
+    """One line for ``pid`` and each process below it: state, where in the kernel, which system call."""
+    lines = []
+    itself = [process for process in processes().values() if process.pid == pid]
+    for process in (*itself, *descendants(pid)):
+        where = _read(process.pid, "wchan") or "?"
+        call = _read(process.pid, "syscall").split(" ")[0] or "?"
+        stack = [line.split("] ")[-1].split("+")[0] for line in _read(process.pid, "stack").splitlines()]
+        seen = f", kernel stack {' < '.join(stack[:8])}" if stack else ""
+        who = f"pid {process.pid} {process.name}: state {process.state}"
+        lines.append(f"{who}, wchan {where}, syscall {call}{seen}")
+    return tuple(lines)
+
+
+def _read(pid: int, name: str) -> str:
+    with contextlib.suppress(OSError):
+        return (PROC / str(pid) / name).read_text(errors="replace").strip("\0\n")
+    return ""
+
+
+def python_stack(file: Path) -> tuple[str, ...]:
+    """The main thread's frames, innermost first, from the last dump that `faulthandler` left in ``file``."""
+    try:
+        text = file.read_text(errors="replace")
+    except FileNotFoundError:
+        return ()
+    threads = re.split(r"^(?:Current t|T)hread .*$", text, flags=re.MULTILINE)
+    frames = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', threads[-1], flags=re.MULTILINE)
+    return tuple(f"{name} ({Path(path).name}:{line})" for path, line, name in frames)[:MAX_FRAMES]
+
+
+def native_stack(pid: int, save_to: Path) -> tuple[str, ...]:
+    """The main thread's native frames, innermost first, by the first tool that is there and succeeds.
+
+    The tool's whole output is kept in ``save_to``. A tool that fails leaves a line there that says so.
+    """
+    with save_to.open("w") as record:
+        for name, arguments, parse in TOOLS:
+            program = _find(name)
+            if program is None:
+                record.write(f"{name}: not installed\n")
+                continue
+            text = _output([program, *arguments(pid)])
+            record.write(f"{name}:\n{text}\n")
+            frames = parse(text)
+            if frames:
+                return tuple(frames[:MAX_FRAMES])
+    return ()
+
+
+def _find(program: str) -> str | None:
+    beside = Path(sys.executable).parent / program
+    return str(beside) if beside.exists() else shutil.which(program)
+
+
+def _output(command: Sequence[str]) -> str:
+    """What ``command`` prints, as far as it gets within its limit. Never waits for it beyond that."""
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            text=True,
+            errors="replace",
+        )
+    except OSError as error:
+        return f"could not be started: {error}"
+    try:
+        return process.communicate(timeout=NATIVE_LIMIT_S)[0]
+    except subprocess.TimeoutExpired as expired:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(1.0)
+        partial = expired.output or b""
+        said = partial.decode(errors="replace") if isinstance(partial, bytes) else partial
+        return f"{said}\ngave no answer within {NATIVE_LIMIT_S:g} s"
+
+
+def _frames_of_py_spy(text: str) -> list[str]:
+    blocks = re.split(r"^Thread ", text, flags=re.MULTILINE)
+    main = next((block for block in blocks if '"MainThread"' in block.partition("\n")[0]), "")
+    return [line.strip() for line in main.splitlines()[1:] if line.startswith("    ")]
+
+
+def _frames_of_gdb(text: str) -> list[str]:
+    main = text.rpartition("\nThread 1 ")[2]
+    return [match[1] for match in re.finditer(r"^#\d+ +(?:0x[0-9a-f]+ in )?(\S+) ", main, flags=re.MULTILINE)]
+
+
+def _frames_of_eu_stack(text: str) -> list[str]:
+    first = text.partition("TID ")[2].partition("TID ")[0]
+    return [match[1] for match in re.finditer(r"^#\d+ +0x[0-9a-f]+ (\S+)", first, flags=re.MULTILINE)]
+
+
+Tool = tuple[str, Callable[[int], list[str]], Callable[[str], list[str]]]
+
+TOOLS: tuple[Tool, ...] = (
+    ("py-spy", lambda pid: ["dump", "--native", "--pid", str(pid)], _frames_of_py_spy),
+    (
+        "gdb",
+        lambda pid: ["-nx", "-batch", "-p", str(pid), "-ex", "thread apply all backtrace 40"],
+        _frames_of_gdb,
+    ),
+    ("eu-stack", lambda pid: ["-p", str(pid)], _frames_of_eu_stack),
+)
+
+
+def log_tail(file: Path, lines: int = 10, nbytes: int = 16384) -> tuple[str, ...]:
+    """The last lines of a log of any size."""
+    try:
+        with file.open("rb") as log:
+            log.seek(max(0, file.stat().st_size - nbytes))
+            return tuple(log.read().decode(errors="replace").splitlines()[-lines:])
+    except FileNotFoundError:
+        return ()

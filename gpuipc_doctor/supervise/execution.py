@@ -1,0 +1,296 @@
+"""One probe, from the start of its workers to the last process that they left.
+
+The order of things: start every role; watch until all have ended or one has gone wrong; gather evidence,
+passive first; end the whole tree; say for each role how it ended, and which of them is to blame.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuipc_doctor.handover import Assignment, Desk, Result
+from gpuipc_doctor.journal import Progress
+from gpuipc_doctor.model import Ending, Probe, ProbeOutcome, RoleOutcome
+from gpuipc_doctor.supervise import evidence, tree
+from gpuipc_doctor.visibility import visible_devices
+
+TICK_S = 0.005
+JOURNAL_EVERY_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds. ``start_up_s``: until a worker's first journal line, for a cold file system is no hung GPU.
+    ``settle_s``: for the other roles to end by themselves once one went wrong. ``grace_s``: between TERM
+    and KILL. ``kill_s``: for KILL to work before a process counts as unkillable.
+    """
+
+    start_up_s: float = 60.0
+    settle_s: float = 0.5
+    grace_s: float = 0.3
+    kill_s: float = 3.0
+
+
+@dataclass
+class RunningRole:
+    """A worker while it runs, and how it ended once it has."""
+
+    process: subprocess.Popen[bytes]
+    desk: Desk
+    progress: Progress
+    started_at: float
+    ending: Ending | None = None
+    ended_at: float = 0.0
+    result: Result | None = None
+    kernel: tuple[str, ...] = ()
+    native_stack: tuple[str, ...] = ()
+
+    def poll(self, now: float) -> None:
+        """See whether the process has ended, and how."""
+        if self.ending is None and self.process.poll() is not None:
+            self.progress.read()
+            self.result = Result.read(self.desk.result)
+            self.ending = self._ending()
+            self.ended_at = now
+
+    def _ending(self) -> Ending:
+        code = self.process.returncode
+        if code < 0:
+            return Ending.COMPLETED if self.progress.dying else Ending.CRASHED
+        if self.result is None:
+            return Ending.CRASHED if self.progress.started else Ending.NOT_STARTED
+        if self.result.ending is Ending.COMPLETED and code != 0:
+            return Ending.CRASHED
+        return self.result.ending
+
+    @property
+    def went_wrong(self) -> bool:
+        return self.ending not in (None, Ending.COMPLETED)
+
+
+_RANK = (Ending.CRASHED, Ending.DRIVER_ERROR, Ending.EXCEPTION, Ending.NOT_STARTED)
+"""Of roles that ended in the same tick the first in this order is to blame: a signal before an exception."""
+
+
+class Execution:
+    """The state of one probe while it runs."""
+
+    def __init__(
+        self,
+        probe: Probe,
+        check_file: Path,
+        directory: Path,
+        *,
+        environment: Mapping[str, str],
+        marker: str,
+        limits: Limits,
+    ) -> None:
+        self.unkillable = ""
+        self._probe = probe
+        self._check_file = check_file
+        self._directory = directory
+        self._environment = environment
+        self._marker = marker
+        self._limits = limits
+        self._roles: dict[str, RunningRole] = {}
+        self._culprit: RunningRole | None = None
+        self._stopped = ""
+
+    def run(self, until: float, stop: threading.Event) -> ProbeOutcome:
+        started = time.monotonic()
+        self._start()
+        try:
+            self._watch(until, stop)
+        finally:
+            self._end_tree()
+        return ProbeOutcome(
+            probe=self._probe.name,
+            devices=self._probe.devices,
+            params=self._probe.params,
+            roles={name: self._outcome(name, role) for name, role in self._roles.items()},
+            blamed=next((name for name, role in self._roles.items() if role is self._culprit), None),
+            elapsed_s=time.monotonic() - started,
+            deadline_s=self._probe.deadline_s,
+            logs=str(self._directory),
+            stopped=self._stopped,
+        )
+
+    # -- start ------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        names = list(self._probe.roles)
+        ends: list[socket.socket] = list(socket.socketpair()) if len(names) == 2 else []
+        try:
+            for index, name in enumerate(names):
+                self._roles[name] = self._start_role(name, ends[index] if ends else None)
+        finally:
+            for end in ends:
+                end.close()
+
+    def _start_role(self, name: str, peer: socket.socket | None) -> RunningRole:
+        desk = Desk(self._directory, name)
+        Assignment(
+            check_file=str(self._check_file),
+            function=self._probe.roles[name].__name__,
+            devices=self._probe.devices,
+            params=self._probe.params,
+            deadline_s=self._probe.deadline_s,
+            peer_fd=peer.fileno() if peer else None,
+        ).write(desk.assignment)
+        isolated = ["-I"] if sys.flags.isolated else []
+        with desk.log.open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, *isolated, "-m", "gpuipc_doctor.worker", str(self._directory), name],
+                cwd=self._directory,  # private: nothing in it shadows a module
+                env=self._worker_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=(peer.fileno(),) if peer else (),
+                start_new_session=True,
+            )
+        return RunningRole(process, desk, Progress(desk.journal), time.monotonic())
+
+    def _worker_environment(self) -> dict[str, str]:
+        environment = {**os.environ, **self._environment, tree.MARKER: self._marker}
+        environment.update(visible_devices(self._probe.devices, environment))
+        if paths := environment.get("PYTHONPATH"):  # the worker has another working directory
+            environment["PYTHONPATH"] = os.pathsep.join(
+                str(Path(path).absolute()) for path in paths.split(os.pathsep)
+            )
+        return environment
+
+    # -- watch ------------------------------------------------------------------------------------------
+
+    def _watch(self, until: float, stop: threading.Event) -> None:
+        """Until every role has ended, one has gone wrong, or the run is over; then find whom to blame."""
+        journals_read_at = time.monotonic()
+        while any(role.ending is None for role in self._roles.values()):
+            now = time.monotonic()
+            for role in self._roles.values():
+                role.poll(now)
+            if any(role.went_wrong for role in self._roles.values()):
+                self._settle()
+                return
+            if stop.is_set() or now > until:
+                self._stopped = "interrupted" if stop.is_set() else "budget"
+                return
+            if now - journals_read_at > JOURNAL_EVERY_S:
+                journals_read_at = now
+                if overdue := self._overdue(now):
+                    self._culprit, ending = overdue
+                    self._look_at_living()
+                    self._culprit.ending = ending
+                    return
+            time.sleep(TICK_S)
+
+    def _settle(self) -> None:
+        """Let the roles that lost their partner end by themselves, then blame the first that went wrong."""
+        until = time.monotonic() + self._limits.settle_s
+        while time.monotonic() < until and any(role.ending is None for role in self._roles.values()):
+            time.sleep(TICK_S)
+            for role in self._roles.values():
+                role.poll(time.monotonic())
+        self._culprit = min((role for role in self._roles.values() if role.went_wrong), key=_blame_order)
+
+    def _overdue(self, now: float) -> tuple[RunningRole, Ending] | None:
+        """The role whose clock has run out, one with an armed operation before one without."""
+        living = [role for role in self._roles.values() if role.ending is None]
+        for role in living:
+            role.progress.read()
+        for role in living:
+            if not role.progress.started and now - role.started_at > self._limits.start_up_s:
+                return role, Ending.NOT_STARTED
+        busy = [role for role in living if not role.progress.waiting] or living
+        overdue = [
+            role
+            for role in busy
+            if role.progress.started and now - role.progress.last_at > self._probe.deadline_s
+        ]
+        if not overdue:
+            return None
+        culprit = min(overdue, key=lambda role: (not role.progress.operation, role.progress.last_at))
+        return culprit, Ending.HUNG
+
+    def _look_at_living(self) -> None:
+        """Evidence of every role that still runs: passive for all of them before anything that disturbs."""
+        living = [role for role in self._roles.values() if role.ending is None]
+        for role in living:
+            role.kernel = evidence.kernel_view(role.process.pid)
+        for role in living:
+            role.native_stack = evidence.native_stack(role.process.pid, role.desk.native_stack)
+
+    # -- end --------------------------------------------------------------------------------------------
+
+    def _end_tree(self) -> None:
+        def left() -> list[tree.Process]:
+            # A worker that has been collected no longer owns its pid.
+            workers = {role.process.pid for role in self._roles.values() if role.process.poll() is None}
+            return [
+                process
+                for process in tree.descendants(os.getpid())
+                if process.pid in workers or tree.carries(process.pid, self._marker)
+            ]
+
+        if remaining := tree.end(left, grace_s=self._limits.grace_s, limit_s=self._limits.kill_s):
+            where = "; ".join(line for process in remaining for line in evidence.kernel_view(process.pid))
+            self.unkillable = where
+            for role in self._roles.values():
+                if role.process.pid in {process.pid for process in remaining}:
+                    role.ending = Ending.UNKILLABLE
+                    role.kernel = evidence.kernel_view(role.process.pid)
+                    self._culprit = self._culprit or role
+        for role in self._roles.values():
+            role.progress.read()
+            if role.ending is None:
+                role.ending = Ending.STOPPED
+                role.result = Result.read(role.desk.result)
+
+    def _outcome(self, name: str, role: RunningRole) -> RoleOutcome:
+        assert role.ending is not None
+        code = role.process.returncode
+        bad = role.ending is not Ending.COMPLETED
+        # A call that returns an error is no longer armed when its exception ends the role.
+        to_blame = role.progress.operation or role.ending is Ending.DRIVER_ERROR
+        operation, occurrence = role.progress.latest if bad and to_blame else ("", 0)
+        return RoleOutcome(
+            role=name,
+            ending=role.ending,
+            pid=role.process.pid,
+            operation=operation,
+            occurrence=occurrence,
+            step=role.progress.step if bad else "",
+            signal=_signal_name(-code) if code is not None and code < 0 else "",
+            exit_code=code if code is not None and code >= 0 else None,
+            fault=role.result.fault if role.result else None,
+            exception=role.result.exception if role.result else "",
+            records=role.progress.records,
+            python_stack=evidence.python_stack(role.desk.python_stack) if bad else (),
+            native_stack=role.native_stack,
+            kernel=role.kernel,
+            log_tail=evidence.log_tail(role.desk.log) if bad else (),
+            elapsed_s=(role.ended_at or time.monotonic()) - role.started_at,
+        )
+
+
+def _blame_order(role: RunningRole) -> tuple[bool, int, int]:
+    """First who is no mere casualty, then who ended first (to the tick), then by how it ended."""
+    casualty = role.ending is Ending.PEER_LOST
+    rank = _RANK.index(role.ending) if role.ending in _RANK else len(_RANK)
+    return casualty, int(role.ended_at / TICK_S), rank
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,104 @@
+"""One run's supervision: whatever a worker does, the run goes on and nothing of it is left behind.
+
+The session makes this process the reaper of all orphans below it, gives the run a private directory and a
+marker, and starts the keeper that cleans up should this process be killed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from gpuipc_doctor.model import Node, Probe, ProbeOutcome
+from gpuipc_doctor.supervise import keeper, tree
+from gpuipc_doctor.supervise.execution import Execution, Limits
+
+PR_SET_CHILD_SUBREAPER = 36
+
+
+class Session:
+    """Runs probes, from several threads if asked to, until it is closed.
+
+    ``keep_logs`` is where the probes' files go, to stay; without it they go into a directory that is
+    removed at the end. ``remove`` names further directories that must not outlive this process.
+    """
+
+    def __init__(
+        self, node: Node, limits: Limits, *, keep_logs: Path | None = None, remove: Sequence[Path] = ()
+    ) -> None:
+        self.node = node
+        self.limits = limits
+        self.unkillable = ""
+        """Names the process that even SIGKILL did not end; no GPU probe may start after it."""
+        self._id = secrets.token_hex(8)
+        self._keep_logs = keep_logs
+        self._remove = list(remove)
+        self._numbers = itertools.count(1)
+        self._stop = threading.Event()
+
+    def __enter__(self) -> Session:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._not_ours = {process.pid for process in tree.descendants(os.getpid())}
+        if self._keep_logs is None:
+            self._directory = Path(tempfile.mkdtemp(prefix="gpuipc-doctor-"))
+            self._remove.append(self._directory)
+        else:
+            self._directory = self._keep_logs
+        self._keeper = subprocess.Popen(
+            [sys.executable, "-I", "-S", keeper.__file__, self._id, *map(str, self._remove)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._not_ours.add(self._keeper.pid)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        def ours() -> list[tree.Process]:
+            return [process for process in tree.descendants(os.getpid()) if process.pid not in self._not_ours]
+
+        tree.end(ours, grace_s=0.0, limit_s=self.limits.kill_s)
+        for directory in self._remove:
+            shutil.rmtree(directory, ignore_errors=True)
+        pipe: BinaryIO = self._keeper.stdin  # type: ignore[assignment]  # a pipe, by construction
+        with pipe:
+            pipe.write(b"done\n")
+        self._keeper.wait()
+        tree.reap_orphans()
+
+    def stop(self) -> None:
+        """End the probes that run now; they come back as stopped, and so does every later one."""
+        self._stop.set()
+
+    def run(self, check: str, check_file: Path, probe: Probe, *, until: float) -> ProbeOutcome:
+        """Run one probe to its end. ``until``: `time.monotonic()` seconds at which the run's budget ends."""
+        number = next(self._numbers)
+        parts = (f"{number:03}", check, probe.subject, probe.name)
+        name = re.sub(r"[^A-Za-z0-9.-]+", "-", "_".join(part for part in parts if part))
+        directory = self._directory / name
+        directory.mkdir(mode=0o700)
+        execution = Execution(
+            probe,
+            check_file,
+            directory,
+            environment=self.node.env,
+            marker=f"{self._id}/{number}",
+            limits=self.limits,
+        )
+        outcome = execution.run(until, self._stop)
+        if execution.unkillable and not self.unkillable:
+            self.unkillable = execution.unkillable
+        return outcome

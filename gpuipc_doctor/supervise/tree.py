@@ -1,0 +1,103 @@
+"""Processes: who descends from whom, who belongs to a run, and how to end them all.
+
+A group or a session is not enough: MPI launchers give ranks groups and sessions of their own. Every process
+below us is found by walking parents, which is complete because the supervisor is a subreaper; the run's
+marker in the environment tells whose it is, and finds what a killed supervisor left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+MARKER = "GPUIPC_DOCTOR_PROBE"
+"""Environment variable of every worker, inherited by all that it starts: ``<run>/<probe>``."""
+
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One line of ``/proc/PID/stat``. ``state`` is the kernel's letter: D uninterruptible, Z zombie."""
+
+    pid: int
+    parent: int
+    name: str
+    state: str
+
+
+def processes() -> dict[int, Process]:
+    """Every process of the node, by pid."""
+    found = {}
+    for entry in PROC.iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                text = (entry / "stat").read_text(errors="replace")
+                name, _, rest = text.partition("(")[2].rpartition(")")
+                state, parent = rest.split()[:2]
+                found[int(entry.name)] = Process(int(entry.name), int(parent), name, state)
+    return found
+
+
+def descendants(root: int) -> list[Process]:
+    """All processes below ``root``, zombies included, nearest first."""
+    everyone = processes()
+    children: dict[int, list[Process]] = {}
+    for process in everyone.values():
+        children.setdefault(process.parent, []).append(process)
+    below: list[Process] = []
+    frontier = [root]
+    while frontier:
+        frontier = [child.pid for parent in frontier for child in children.get(parent, [])]
+        below += [everyone[pid] for pid in frontier]
+    return below
+
+
+def carries(pid: int, marker: str) -> bool:
+    """Whether the environment of ``pid`` has that marker. A zombie has no environment left."""
+    wanted = f"{MARKER}={marker}".encode()
+    with contextlib.suppress(OSError):
+        for variable in (PROC / str(pid) / "environ").read_bytes().split(b"\0"):
+            if variable == wanted:
+                return True
+    return False
+
+
+def end(find: Callable[[], list[Process]], *, grace_s: float, limit_s: float) -> list[Process]:
+    """TERM, then after ``grace_s`` KILL all that ``find`` returns, until it returns nothing.
+
+    Returns what was still there after ``limit_s`` more seconds: processes that even SIGKILL does not end.
+    """
+    signal_all(find(), signal.SIGTERM)
+    _wait_until_gone(find, grace_s, lambda left: None)
+    return _wait_until_gone(find, limit_s, lambda left: signal_all(left, signal.SIGKILL))
+
+
+def _wait_until_gone(
+    find: Callable[[], list[Process]], limit_s: float, each_round: Callable[[list[Process]], None]
+) -> list[Process]:
+    until = time.monotonic() + limit_s
+    while True:
+        left = [process for process in find() if process.state != "Z"]
+        if not left or time.monotonic() > until:
+            return left
+        each_round(left)
+        time.sleep(0.01)
+
+
+def signal_all(targets: list[Process], number: signal.Signals) -> None:
+    for process in targets:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(process.pid, number)
+
+
+def reap_orphans() -> None:
+    """Collect ended processes that the kernel made our children. Only when no worker is left to wait for."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass

@@ -1,0 +1,68 @@
+"""What it means that a probe did not complete: the same answer for every check.
+
+Ended while an operation was armed, by a hang, a signal or a driver error: FAIL, naming the operation. Ended
+while nothing was armed, or for want of memory that others hold: ERROR, for then we could not tell.
+"""
+
+from __future__ import annotations
+
+from gpuipc_doctor.model import Ending, Finding, ProbeOutcome, RoleOutcome
+
+OUT_OF_MEMORY = {"CUDA_ERROR_OUT_OF_MEMORY", "hipErrorOutOfMemory"}
+
+
+def conclude(outcome: ProbeOutcome) -> Finding:
+    """The finding of a probe that was stopped or that went wrong."""
+    if outcome.stopped == "budget":
+        return Finding.skip("budget: the run's time was up while this probe ran")
+    if outcome.stopped:
+        return Finding.skip(f"{outcome.stopped} while this probe ran")
+    assert outcome.blamed is not None
+    role = outcome.roles[outcome.blamed]
+    evidence = _so_far(outcome)
+    match role.ending:
+        case Ending.DRIVER_ERROR:
+            assert role.fault is not None
+            if role.fault.name in OUT_OF_MEMORY:
+                return Finding.error(
+                    f"{_where(role)} returned {role.fault.name} ({role.fault.code}): "
+                    "too little device memory is free to test with",
+                    *evidence,
+                    remedy="see who holds the memory (nvidia-smi, rocm-smi), end it, run again",
+                )
+            what = f"returned {role.fault.name} ({role.fault.code})"
+        case Ending.CRASHED:
+            what = f"ended the process by {role.signal}" if role.signal else _exited(role)
+        case Ending.HUNG:
+            what = f"hung ({outcome.deadline_s:g} s)"
+        case Ending.UNKILLABLE:
+            what = f"hung and cannot be killed: {'; '.join(role.kernel)}"
+        case Ending.NOT_STARTED:
+            return Finding.error(f"{role.role}: the worker did not start", *role.log_tail[-3:], *evidence)
+        case Ending.PEER_LOST:
+            return Finding.error(f"{role.role}: its partner ended without a reason of its own", *evidence)
+        case _:
+            text = role.exception.partition("\n")[0]
+            return Finding.error(f"{role.role}: the check's own code failed: {text}", *evidence)
+    if role.operation:
+        return Finding.fail(f"{_where(role)} {what}", *evidence)
+    return Finding.error(f"{role.role}: {what} while no operation was armed", *evidence)
+
+
+def _exited(role: RoleOutcome) -> str:
+    return f"ended the process with exit code {role.exit_code}"
+
+
+def _where(role: RoleOutcome) -> str:
+    """``importer: cuIpcOpenMemHandle (second open of segment 1)``; without a step, which call it was."""
+    which = f"({role.step})" if role.step else f"#{role.occurrence}"
+    return f"{role.role}: {role.operation} {which}"
+
+
+def _so_far(outcome: ProbeOutcome) -> tuple[str, ...]:
+    """What the roles had recorded by then: often the control that makes the failure telling."""
+    return tuple(
+        f"before that, {role.role}: {key}: {value}"
+        for role in outcome.roles.values()
+        for key, value in role.records.items()
+    )

@@ -1,0 +1,186 @@
+"""The process in which one role of a probe runs: ``python -m gpuipc_doctor.worker DIRECTORY ROLE``.
+
+It may hang, crash or be killed at any moment; whatever its supervisor needs to know of it is in files by
+then (see `handover` and `journal`). Only workers load a GPU driver.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NoReturn
+
+from gpuipc_doctor import loader
+from gpuipc_doctor.backends import Backend, open_backend
+from gpuipc_doctor.gpu import DriverError, Gpu
+from gpuipc_doctor.handover import Assignment, Desk, Result, device_to_json
+from gpuipc_doctor.journal import Journal
+from gpuipc_doctor.model import Ending, Json
+
+PR_SET_PDEATHSIG = 1
+
+
+class PeerLost(Exception):
+    """The other role of this probe has ended; this one cannot go on, and is not to blame."""
+
+
+class Peer:
+    """The other role, at the far end of a socket pair. Values travel pickled, between processes of ours."""
+
+    def __init__(self, fd: int, journal: Journal) -> None:
+        self._connection = Connection(fd)
+        self._journal = journal
+
+    def send(self, value: Json | bytes) -> None:
+        try:
+            self._connection.send(value)
+        except OSError as error:
+            raise PeerLost from error
+
+    def recv(self) -> Json:
+        try:
+            with self._journal.waiting():
+                return self._connection.recv()
+        except (EOFError, OSError) as error:
+            raise PeerLost from error
+
+    def wait_gone(self) -> None:
+        with self._journal.waiting():
+            try:
+                while True:
+                    self._connection.recv()
+            except (EOFError, OSError):
+                return
+
+
+class StackTimer:
+    """Has every Python thread's stack written to a file when one operation takes nearly its deadline.
+
+    `faulthandler` does it from a thread of its own that needs no interpreter lock and sends no signal, so
+    it works while a C call hangs and does not wake that call. Arming it starts a thread, so it is renewed
+    at most eight times in a deadline: the stack is taken between 70 % and 95 % of the deadline.
+    """
+
+    def __init__(self, file: int, deadline_s: float) -> None:
+        self._file = file
+        self._timeout_s = deadline_s * 0.95
+        self._renew_s = deadline_s / 8
+        self._set_at = 0.0
+
+    def renew(self) -> None:
+        now = time.monotonic()
+        if now - self._set_at > self._renew_s:
+            faulthandler.dump_traceback_later(self._timeout_s, file=self._file)
+            self._set_at = now
+
+
+class Worker:
+    """What a role function sees of its process; implements ``api.Worker``."""
+
+    def __init__(self, role: str, assignment: Assignment, journal: Journal, timer: StackTimer) -> None:
+        self.role = role
+        self._assignment = assignment
+        self._journal = journal
+        self._timer = timer
+        self._backends: dict[str, Backend] = {}
+
+    @property
+    def params(self) -> Mapping[str, Json]:
+        return self._assignment.params
+
+    @cached_property
+    def gpus(self) -> tuple[Gpu, ...]:
+        return tuple(self._backend(device.backend).gpu(device) for device in self._assignment.devices)
+
+    @property
+    def gpu(self) -> Gpu:
+        return self.gpus[0]
+
+    @cached_property
+    def peer(self) -> Peer:
+        if self._assignment.peer_fd is None:
+            raise RuntimeError(f"role {self.role} has no peer: only probes with two roles connect them")
+        return Peer(self._assignment.peer_fd, self._journal)
+
+    def _backend(self, name: str) -> Backend:
+        if name not in self._backends:
+            self._backends[name] = open_backend(name, self.armed)
+        return self._backends[name]
+
+    def discover(self, backend: str) -> dict[str, Json]:
+        opened = self._backend(backend)
+        return {
+            "devices": [device_to_json(device) for device in opened.devices()],
+            "facts": [[fact.name, fact.value, fact.source] for fact in opened.versions()],
+        }
+
+    @contextmanager
+    def armed(self, operation: str) -> Iterator[None]:
+        self._timer.renew()
+        with self._journal.armed(operation):
+            yield
+
+    def step(self, text: str) -> AbstractContextManager[None]:
+        return self._journal.step(text)
+
+    def record(self, **facts: Json) -> None:
+        self._journal.record(facts)
+
+    def die(self, signal_name: str = "SIGKILL") -> NoReturn:
+        self._journal.dying()
+        os.kill(os.getpid(), signal.Signals[signal_name])
+        os._exit(1)  # not reached by a signal that kills
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the thread that started it ends."""
+    import ctypes
+
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it went before we asked
+        os._exit(1)
+
+
+def run_role(worker: Worker, assignment: Assignment) -> Result:
+    """Call the role function and say how that ended."""
+    try:
+        function = loader.role(Path(assignment.check_file), assignment.function)
+        function(worker)
+    except DriverError as error:
+        return Result(Ending.DRIVER_ERROR, error.fault)
+    except PeerLost:
+        return Result(Ending.PEER_LOST)
+    except Exception as error:
+        summary = f"{type(error).__name__}: {error}"
+        return Result(Ending.EXCEPTION, exception=f"{summary}\n{traceback.format_exc()}")
+    return Result(Ending.COMPLETED)
+
+
+def main(directory: str, role: str) -> None:
+    die_with_parent()
+    desk = Desk(Path(directory), role)
+    assignment = Assignment.read(desk.assignment)
+    journal = Journal(desk.journal)
+    stacks = os.open(desk.python_stack, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    faulthandler.enable(stacks)
+    worker = Worker(role, assignment, journal, StackTimer(stacks, assignment.deadline_s))
+    result = run_role(worker, assignment)
+    result.write(desk.result)
+    if result.ending is not Ending.COMPLETED:
+        os._exit(1)  # a driver that has just failed may hang on the way out, and the blame is known
+    # Left armed: what the driver's exit handlers do wrong after this line is blamed on it.
+    worker.armed("process exit").__enter__()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])
