@@ -64,7 +64,6 @@ class CudaDriver(Driver):
         "mem-free": "cuMemFree",
         "mem-info": "cuMemGetInfo",
         "address-range": "cuMemGetAddressRange",
-        "pointer-attribute": "cuPointerGetAttribute",
         "copy-to-device": "cuMemcpyHtoD",
         "copy-from-device": "cuMemcpyDtoH",
         "stream-sync": "cuStreamSynchronize",

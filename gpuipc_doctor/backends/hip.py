@@ -49,7 +49,6 @@ class HipDriver(Driver):
         "mem-free": "hipFree",
         "mem-info": "hipMemGetInfo",
         "address-range": "hipMemGetAddressRange",
-        "pointer-attribute": "hipPointerGetAttribute",
         "copy-to-device": "hipMemcpyHtoD",
         "copy-from-device": "hipMemcpyDtoH",
         "stream-sync": "hipStreamSynchronize",
