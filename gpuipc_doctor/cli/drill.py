@@ -55,21 +55,28 @@ def command(ctx: click.Context, *, profiles: tuple[str, ...], backend: str | Non
         if not stated.expect:
             raise click.BadParameter(f"{name} does not say what to 'expect'", param_hint="PROFILE")
     backends = [backend] if backend else list(_usable_backends())
+    todo = [(name, stated, on) for name, stated in asked.items() for on in stated.expect if on in backends]
     table = _Table(list(asked.values()))
     done: list[Drill] = []
     if not as_json:
         click.echo("\n".join(table.head()))
-    for name, stated in asked.items():
-        for on in (backend for backend in stated.expect if backend in backends):
-            report, seconds = _run(name, stated, on)
-            if report.interrupted:
-                ctx.exit(exits.Exit.INTERRUPTED)
-            verdict = drill.judge(stated.expect[on], drill.rows(report), exits.code(report))
-            done.append(Drill(stated.name, on, verdict, seconds))
-            if not as_json:
-                click.echo("\n".join(table.row(stated, done[-1])))
+    interrupted = False
+    for name, stated, on in todo:
+        report, seconds = _run(name, stated, on)
+        if interrupted := report.interrupted:
+            break
+        verdict = drill.judge(stated.expect[on], drill.rows(report), exits.code(report))
+        done.append(Drill(stated.name, on, verdict, seconds))
+        if not as_json:
+            click.echo("\n".join(table.row(stated, done[-1])))
     click.echo(_as_json(done) if as_json else "\n".join(table.foot(done)))
-    ctx.exit(exits.Exit.OK if done and all(one.verdict.good for one in done) else exits.Exit.FAIL)
+    if interrupted:
+        ctx.exit(exits.Exit.INTERRUPTED)
+    ctx.exit(exits.Exit.OK if _all_good(done) else exits.Exit.FAIL)
+
+
+def _all_good(done: Sequence[Drill]) -> bool:
+    return bool(done) and all(one.verdict.good for one in done)
 
 
 def _usable_backends() -> Iterator[str]:
@@ -91,9 +98,8 @@ def _run(name: str, stated: Profile, backend: str) -> tuple[Report, float]:
 
 
 def _as_json(done: Sequence[Drill]) -> str:
-    good = bool(done) and all(one.verdict.good for one in done)
     drills = [{**asdict(one), "good": one.verdict.good} for one in done]
-    return json.dumps({"simulated": True, "good": good, "drills": drills}, indent=2)
+    return json.dumps({"simulated": True, "good": _all_good(done), "drills": drills}, indent=2)
 
 
 class _Table:

@@ -1,0 +1,102 @@
+"""``gpuipc-doctor drill``: what it prints and how it exits, the runs themselves being replaced."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gpuipc_doctor.cli import drill
+from gpuipc_doctor.model import Finding, Report, Tier
+from gpuipc_doctor.model import Result as ReportResult
+from gpuipc_doctor.simulator.profile import Profile
+
+HEALTHY = Report(
+    host="node",
+    started="2026-11-20T12:00:00+00:00",
+    elapsed_s=1.0,
+    tier=Tier.ACCEPTANCE,
+    tool_version="0",
+    devices=(),
+    inventory=(),
+    checks=(),
+    results=(ReportResult("ipc-stale", Finding.ok("fine")),),
+    probes_run=1,
+)
+OVERLAP = Finding.fail("overlapping mapping", "cuIpcOpenMemHandle returned CUDA_ERROR_ALREADY_MAPPED (208)")
+OVERLAPPING = replace(HEALTHY, results=(ReportResult("ipc-stale", OVERLAP),))
+
+
+@pytest.fixture(autouse=True)
+def replaced_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(name: str, stated: Profile, backend: str) -> tuple[Report, float]:
+        reports = {"already-mapped": OVERLAPPING, "hang-init": replace(HEALTHY, interrupted=True)}
+        return reports.get(name, HEALTHY), 1.25
+
+    monkeypatch.setattr(drill, "_run", run)
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(drill.command, ["--backend", "cuda", *arguments], terminal_width=80)
+
+
+def test_what_is_found_as_stated_exits_with_0() -> None:
+    ran = invoke("already-mapped", "healthy-cuda")
+    assert ran.exit_code == 0
+    assert "already-mapped  cuda  ipc-stale FAIL" in ran.output
+    assert ran.output.splitlines()[-1] == "2 drills in 2 s: 2 as stated, 0 not"
+
+
+def test_what_was_missed_is_said_in_full_and_exits_with_12() -> None:
+    ran = invoke("stale-data")
+    assert ran.exit_code == 12
+    assert "MISSED    stale-data on cuda: ipc-stale FAIL mentioning 'the old data'" in ran.output
+    assert "MISSED    stale-data on cuda: exit 12 (it was 0)" in ran.output
+
+
+def test_ctrl_c_ends_the_drill_with_what_was_learned() -> None:
+    ran = invoke("healthy-cuda", "hang-init", "healthy-both")
+    assert ran.exit_code == 130
+    assert ran.output.splitlines()[-1] == "1 drills in 1 s: 1 as stated, 0 not"
+
+
+def test_a_run_on_one_backend_leaves_out_the_profiles_of_the_other() -> None:
+    assert "healthy-hip" not in invoke("healthy-cuda", "healthy-hip").output
+
+
+def test_every_line_fits_80_columns_and_the_screen_says_simulated() -> None:
+    ran = invoke()
+    assert ran.output.splitlines()[0] == "SIMULATED"
+    assert max(map(len, ran.output.splitlines())) <= 80
+
+
+def test_json_holds_the_same_for_programs() -> None:
+    ran = invoke("--json", "stale-data", "healthy-cuda")
+    outcome = json.loads(ran.output)
+    assert outcome["simulated"] is True
+    assert outcome["good"] is False
+    assert [(one["profile"], one["backend"], one["good"]) for one in outcome["drills"]] == [
+        ("stale-data", "cuda", False),
+        ("healthy-cuda", "cuda", True),
+    ]
+    assert outcome["drills"][0]["verdict"]["missed"][1] == "exit 12 (it was 0)"
+
+
+def test_a_profile_that_states_nothing_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "site.yaml"
+    path.write_text("description: Nothing.\n")
+    ran = invoke(str(path))
+    assert ran.exit_code == 2
+    assert "does not say what to 'expect'" in ran.output
+
+
+def test_a_backend_without_its_binding_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(drill.BINDINGS, "hip", ("no_such_module", "hip-python"))
+    ran = CliRunner().invoke(drill.command, ["healthy-both"])
+    assert "hip is left out: hip-python is not installed" in ran.stderr
+    assert [line.split()[1] for line in ran.stdout.splitlines() if line.startswith("healthy-both")] == [
+        "cuda"
+    ]
