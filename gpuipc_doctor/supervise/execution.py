@@ -6,6 +6,7 @@ passive first; end the whole tree; say for each role how it ended, and which of 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -250,6 +251,8 @@ class Execution:
                     role.kernel = evidence.kernel_view(role.process.pid)
                     self._culprit = self._culprit or role
         for role in self._roles.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                role.process.wait(0 if role.ending is Ending.UNKILLABLE else 1.0)
             role.progress.read()
             if role.ending is None:
                 role.ending = Ending.STOPPED

@@ -1,0 +1,234 @@
+"""Every way in which a worker can end, the blame for it, and that nothing is left."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from gpuipc_doctor import loader, verdict
+from gpuipc_doctor.model import Ending, Node, Probe, ProbeOutcome, Status
+from gpuipc_doctor.supervise import tree
+from gpuipc_doctor.supervise.execution import Limits
+from gpuipc_doctor.supervise.session import Session
+
+FILE = Path(__file__).parent.parent / "fixtures" / "misbehaving.py"
+LIMITS = Limits(start_up_s=20.0, settle_s=1.0, grace_s=0.2, kill_s=3.0)
+
+
+@pytest.fixture(scope="module")
+def roles() -> ModuleType:
+    return loader.module(FILE)
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    with Session(Node(), LIMITS) as opened:
+        yield opened
+    assert [p for p in tree.descendants(os.getpid()) if "python" in p.name] == []
+
+
+def run(
+    session: Session, roles: ModuleType, *names: str, deadline_s: float = 1.5, limit_s: float = 60.0
+) -> ProbeOutcome:
+    probe = Probe("probe", {name: getattr(roles, name) for name in names}, deadline_s=deadline_s)
+    return session.run("misbehaving", FILE, probe, until=time.monotonic() + limit_s)
+
+
+def test_a_role_that_completes(session: Session, roles: ModuleType) -> None:
+    outcome = run(session, roles, "completes")
+    assert outcome.completed
+    assert outcome.records == {"completes": {"answer": 42}}
+
+
+def test_two_roles_talk_and_nul_bytes_survive(session: Session, roles: ModuleType) -> None:
+    outcome = run(session, roles, "say_hello", "answer_hello")
+    assert outcome.completed
+    assert all(record["heard"] for record in outcome.records.values())
+
+
+@pytest.mark.parametrize("role", ["hang_in_c", "hang_holding_the_interpreter_lock", "hang_ignoring_term"])
+def test_a_hang_is_blamed_on_the_armed_operation(session: Session, roles: ModuleType, role: str) -> None:
+    started = time.monotonic()
+    outcome = run(session, roles, role)
+    assert time.monotonic() - started < 15
+    hung = outcome.roles[role]
+    assert (outcome.blamed, hung.ending, hung.operation) == (role, Ending.HUNG, "pause")
+    assert any(role in frame for frame in hung.python_stack), hung.python_stack
+    assert "state S" in hung.kernel[0]
+    assert verdict.conclude(outcome).status is Status.FAIL
+
+
+def test_a_hang_shows_its_native_stack(session: Session, roles: ModuleType) -> None:
+    native = run(session, roles, "hang_in_c").roles["hang_in_c"].native_stack
+    if not native:
+        pytest.skip("no py-spy, gdb or eu-stack can look at a process here")
+    assert any("pause" in frame for frame in native)
+
+
+def test_a_hang_names_the_step_and_what_was_recorded(session: Session, roles: ModuleType) -> None:
+    finding = verdict.conclude(run(session, roles, "hang_in_c"))
+    assert finding.summary == "hang_in_c: pause (wait for what never comes) hung (1.5 s)"
+    assert finding.evidence == ("before that, hang_in_c: before: was fine",)
+
+
+def test_the_one_who_hangs_is_blamed_not_the_one_who_waits(session: Session, roles: ModuleType) -> None:
+    outcome = run(session, roles, "wait_for_partner", "hang_in_c")
+    assert outcome.blamed == "hang_in_c"
+    assert outcome.roles["wait_for_partner"].ending is Ending.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("role", "ending", "signal", "status"),
+    [
+        ("segfault", Ending.CRASHED, "SIGSEGV", Status.FAIL),
+        ("segfault_unarmed", Ending.CRASHED, "SIGSEGV", Status.ERROR),
+        ("abort", Ending.CRASHED, "SIGABRT", Status.FAIL),
+        ("exit_in_c", Ending.CRASHED, "", Status.FAIL),
+        ("raise_error", Ending.EXCEPTION, "", Status.ERROR),
+        ("raise_error_at_once", Ending.EXCEPTION, "", Status.ERROR),
+        ("hang_unarmed", Ending.HUNG, "SIGTERM", Status.ERROR),
+        ("hang_at_exit", Ending.HUNG, "SIGTERM", Status.FAIL),
+    ],
+)
+def test_endings(
+    session: Session, roles: ModuleType, role: str, ending: Ending, signal: str, status: Status
+) -> None:
+    outcome = run(session, roles, role)
+    assert outcome.blamed == role
+    assert (outcome.roles[role].ending, outcome.roles[role].signal) == (ending, signal)
+    assert verdict.conclude(outcome).status is status
+
+
+def test_a_crash_is_blamed_not_its_casualty(session: Session, roles: ModuleType) -> None:
+    outcome = run(session, roles, "wait_for_partner", "segfault")
+    assert outcome.blamed == "segfault"
+    assert outcome.roles["wait_for_partner"].ending is Ending.PEER_LOST
+
+
+def test_a_partner_that_just_ends_is_no_failure_of_the_node(session: Session, roles: ModuleType) -> None:
+    outcome = run(session, roles, "wait_for_partner", "completes")
+    assert outcome.blamed == "wait_for_partner"
+    assert verdict.conclude(outcome).status is Status.ERROR
+
+
+def test_two_roles_that_wait_for_each_other_are_an_error(session: Session, roles: ModuleType) -> None:
+    probe = Probe("probe", {"a": roles.wait_for_partner, "b": roles.wait_for_partner}, deadline_s=1.0)
+    outcome = session.run("misbehaving", FILE, probe, until=time.monotonic() + 30)
+    assert verdict.conclude(outcome).status is Status.ERROR
+
+
+def test_dying_as_planned_is_completing(session: Session, roles: ModuleType) -> None:
+    outcome = run(session, roles, "die_as_planned")
+    assert outcome.completed
+    assert outcome.records["die_as_planned"] == {"reached": True}
+
+
+def test_grandchildren_end_with_the_probe(session: Session, roles: ModuleType) -> None:
+    outcome = run(session, roles, "leave_grandchildren")
+    assert outcome.completed
+    for pid in outcome.records["leave_grandchildren"]["pids"]:
+        assert tree.processes().get(pid) is None or tree.processes()[pid].state == "Z"
+
+
+def test_ten_megabytes_on_standard_error_do_no_harm(session: Session, roles: ModuleType) -> None:
+    assert run(session, roles, "chatter").completed
+
+
+def test_the_deadline_is_for_each_operation_not_for_the_probe(session: Session, roles: ModuleType) -> None:
+    assert run(session, roles, "work_slowly", deadline_s=1.0).completed
+
+
+def test_a_worker_that_does_not_start_is_an_error(
+    session: Session, roles: ModuleType, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text("import os\nos._exit(3)\n")
+    probe = Probe("probe", {"completes": roles.completes}, deadline_s=1.0)
+    outcome = session.run("misbehaving", broken, probe, until=time.monotonic() + 30)
+    assert outcome.roles["completes"].ending is Ending.NOT_STARTED
+    assert verdict.conclude(outcome).status is Status.ERROR
+
+
+def test_a_slow_start_is_not_a_hung_gpu(roles: ModuleType, tmp_path: Path) -> None:
+    slow = tmp_path / "slow.py"
+    slow.write_text("import time\ntime.sleep(30)\n")
+    probe = Probe("probe", {"completes": roles.completes}, deadline_s=0.2)
+    with Session(Node(), Limits(start_up_s=1.0)) as session:
+        outcome = session.run("misbehaving", slow, probe, until=time.monotonic() + 30)
+    assert outcome.roles["completes"].ending is Ending.NOT_STARTED
+    assert verdict.conclude(outcome).status is Status.ERROR
+
+
+def test_the_budget_ends_a_probe_as_a_skip(session: Session, roles: ModuleType) -> None:
+    outcome = run(session, roles, "hang_in_c", deadline_s=30, limit_s=1.0)
+    assert outcome.stopped == "budget"
+    assert verdict.conclude(outcome).status is Status.SKIP
+
+
+def test_stopping_the_session_ends_a_probe(session: Session, roles: ModuleType) -> None:
+    threading.Timer(0.7, session.stop).start()
+    outcome = run(session, roles, "hang_in_c", deadline_s=30)
+    assert outcome.stopped == "interrupted"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it is left, as it must be
+def test_what_cannot_be_killed_is_named(
+    session: Session, roles: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for a process in uninterruptible sleep: signals have no effect on it."""
+    monkeypatch.setattr(tree, "signal_all", lambda targets, number: None)
+    outcome = run(session, roles, "hang_in_c")
+    monkeypatch.undo()
+    assert outcome.roles["hang_in_c"].ending is Ending.UNKILLABLE
+    finding = verdict.conclude(outcome)
+    assert finding.status is Status.FAIL
+    assert f"pid {outcome.roles['hang_in_c'].pid}" in finding.summary
+    assert session.unkillable
+
+
+def test_a_killed_supervisor_leaves_nothing(tmp_path: Path) -> None:
+    """kill -9 of the process that supervises: its workers, their children and its directories go."""
+    import signal
+    import subprocess
+
+    script = tmp_path / "supervise.py"
+    script.write_text(
+        "import sys, tempfile, threading, time\n"
+        "from pathlib import Path\n"
+        "from gpuipc_doctor import loader\n"
+        "from gpuipc_doctor.model import Node, Probe\n"
+        "from gpuipc_doctor.supervise.execution import Limits\n"
+        "from gpuipc_doctor.supervise.session import Session\n"
+        "file = Path(sys.argv[1])\n"
+        "roles = {name: loader.role(file, name) for name in ('hang_ignoring_term', 'leave_grandchildren')}\n"
+        "with Session(Node(), Limits()) as session:\n"
+        "    print(session._id, session._directory, flush=True)\n"
+        "    session.run('x', file, Probe('p', roles, deadline_s=60), until=time.monotonic() + 60)\n"
+    )
+    supervisor = subprocess.Popen([sys.executable, str(script), str(FILE)], stdout=subprocess.PIPE, text=True)
+    assert supervisor.stdout is not None
+    run_id, directory = supervisor.stdout.readline().split()
+
+    def alive() -> list[int]:
+        return [pid for pid in tree.processes() if tree.carries(pid, f"{run_id}/1")]
+
+    wait_until(lambda: len(alive()) >= 4)
+    supervisor.send_signal(signal.SIGKILL)
+    supervisor.wait()
+    supervisor.stdout.close()
+    wait_until(lambda: not alive() and not Path(directory).exists())
+
+
+def wait_until(condition: object, limit_s: float = 15.0) -> None:
+    assert callable(condition)
+    until = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.05)
