@@ -1,0 +1,199 @@
+"""Versions are ordered as their projects order them, and a range says no more than is known."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from gpuipc_doctor.knownissues.versions import ORDERS, Range, Verdict, all_of, any_of, parse
+
+BAD, FINE, UNKNOWN = Verdict.BAD, Verdict.FINE, Verdict.UNKNOWN
+
+IN_ORDER = {
+    "nvidia-driver": "384.81 450.102.04 455.23.05 455.32.00 460.32.03 580.65.06 580.159.04",
+    "cuda-driver": "11.2 12.9 12.10 13.0 13.0.1",
+    "cuda-runtime": "11.8.89 12.9 12.10",
+    "rocm": "6.4.3-123 7.2.0 7.2.4.0-93-97f5574fe2 7.10.0",
+    "hip-runtime": "6.4.43483 7.2.53211",
+    "amdgpu": "6.8.5 6.16.13",
+    "mpich": "1.1.1 1.1.1p1 3.4a2 3.4 3.4.1 4.3.0a1 4.3.0b1 4.3.0rc1 4.3.0rc10 4.3.0 5.0.2 5.1.0a1 5.1.0",
+}
+
+VERSIONS = {
+    "rocm": st.from_regex(r"[0-9]{1,2}\.[0-9]{1,2}\.[0-9](-[0-9a-f]{1,4})?", fullmatch=True),
+    "mpich": st.from_regex(r"[3-5]\.[0-4](\.[0-3])?((a|b|rc)[1-9]|p[12])?", fullmatch=True),
+}
+"""Versions as these projects write them; the others write numbers and dots."""
+
+
+def versions(component: str) -> st.SearchStrategy[str]:
+    plain = st.from_regex(r"[0-9]{1,3}\.[0-9]{1,3}(\.[0-9]{2})?", fullmatch=True)
+    return st.sampled_from(IN_ORDER[component].split()) | VERSIONS.get(component, plain)
+
+
+def test_every_order_has_its_examples() -> None:
+    assert IN_ORDER.keys() == ORDERS.keys()
+
+
+@pytest.mark.parametrize("component", IN_ORDER)
+def test_real_versions_stand_in_their_order(component: str) -> None:
+    parsed = [parse(component, text) for text in IN_ORDER[component].split()]
+    assert all(a is not None and b is not None and a < b for a, b in combinations(parsed, 2))
+
+
+@pytest.mark.parametrize("component", IN_ORDER)
+@given(st.data())
+def test_the_order_is_total_antisymmetric_and_transitive(component: str, data: st.DataObject) -> None:
+    a, b, c = (parse(component, data.draw(versions(component))) for _ in range(3))
+    assert a is not None
+    assert b is not None
+    assert c is not None
+    assert (a < b) + (a == b) + (a > b) == 1
+    assert not (a <= b and b <= a) or a == b
+    assert not (a <= b and b <= c) or a <= c
+
+
+@pytest.mark.parametrize(
+    ("component", "text"),
+    [
+        ("nvidia-driver", "460.32.03-open"),
+        ("nvidia-driver", "R460"),
+        ("nvidia-driver", ""),
+        ("nvidia-driver", "460.\u0663\u0662"),  # digits, but not ours
+        ("nvidia-driver", "9" * 5000),
+        ("mpich", "4.3.0-git"),
+        ("mpich", "v4.3.0"),
+        ("rocm", "unknown"),
+        ("cray-mpich", "8.1.28"),  # no order for it yet
+        ("no-such-component", "1.0"),
+    ],
+)
+def test_what_cannot_be_ordered_is_not_guessed(component: str, text: str) -> None:
+    assert parse(component, text) is None
+    assert Range(component, "0", fixed="999.0").judge(text) is UNKNOWN
+
+
+@given(st.text())
+def test_any_text_is_a_version_or_is_not(text: str) -> None:
+    for component in ORDERS:
+        parse(component, text)
+
+
+REOPEN = Range("nvidia-driver", "unknown", "unknown", "", ("455.32.00", "460.32.03"), ("450.102.04",))
+MPICH = Range("mpich", "3.4", fixed="4.2.0")
+LAST = Range("nvidia-driver", "0", last_affected="580")
+FOREVER = Range("mpich", "5.1.0a1")
+UNFIXED = Range("mpich", "3.4", fixed="unknown", known_bad=("5.0.2",))
+NOTHING = Range("mpich", "unknown", fixed="4.3.0")
+
+
+@pytest.mark.parametrize(
+    ("affected", "version", "verdict"),
+    [
+        (REOPEN, "450.80.02", UNKNOWN),
+        (REOPEN, "450.102.04", FINE),
+        (REOPEN, "455.23.05", UNKNOWN),
+        (REOPEN, "455.32.00", BAD),
+        (REOPEN, "455.45.01", BAD),
+        (REOPEN, "460.32.03", BAD),
+        (REOPEN, "460.39", UNKNOWN),
+        (REOPEN, "580.159.04", UNKNOWN),
+        (MPICH, "3.4a2", FINE),
+        (MPICH, "3.4", BAD),
+        (MPICH, "4.2.0rc1", BAD),
+        (MPICH, "4.2.0", FINE),
+        (LAST, "384.81", BAD),
+        (LAST, "580.159.04", BAD),
+        (LAST, "590.44.01", FINE),
+        (FOREVER, "5.0.2", FINE),
+        (FOREVER, "5.1.0a1", BAD),
+        (FOREVER, "9.0", BAD),
+        (UNFIXED, "3.3.2", FINE),
+        (UNFIXED, "4.0", BAD),
+        (UNFIXED, "5.1.0a1", UNKNOWN),
+        (NOTHING, "4.2.3", UNKNOWN),
+        (NOTHING, "4.3.0", FINE),
+    ],
+)
+def test_a_range_says_what_is_known(affected: Range, version: str, verdict: Verdict) -> None:
+    assert affected.judge(version) is verdict
+
+
+@pytest.mark.parametrize(
+    ("affected", "text"),
+    [
+        (REOPEN, "455.32.00 to 460.32.03"),
+        (MPICH, "3.4 to before 4.2.0"),
+        (LAST, "up to 580"),
+        (FOREVER, "5.1.0a1 and later"),
+        (UNFIXED, "3.4 to 5.0.2"),
+        (NOTHING, "before 4.3.0"),
+        (Range("mpich", "0"), "all"),
+        (Range("mpich", "4.0", last_affected="4.0"), "4.0"),
+        (Range("mpich", "4.0", fixed="unknown"), "4.0 to unknown"),
+        (Range("mpich", "unknown", fixed="unknown"), "unknown"),
+    ],
+)
+def test_a_range_reads_as_a_person_would_say_it(affected: Range, text: str) -> None:
+    assert str(affected) == text
+
+
+DRIVERS = versions("nvidia-driver")
+
+
+@given(DRIVERS, DRIVERS, DRIVERS, DRIVERS)
+def test_a_range_with_both_bounds_has_one_inside_and_no_doubt(a: str, b: str, x: str, y: str) -> None:
+    first, fixed, low, high = (parse("nvidia-driver", text) for text in (a, b, x, y))
+    assert first is not None
+    assert fixed is not None
+    assert low is not None
+    assert high is not None
+    assume(first < fixed and low <= high)
+    affected = Range("nvidia-driver", a, fixed=b)
+    assert affected.judge(a) is BAD
+    assert affected.judge(b) is FINE
+    if affected.judge(x) is affected.judge(y) is BAD:
+        assert first <= low <= high < fixed
+    if affected.judge(x) is BAD and affected.judge(y) is FINE:
+        assert high >= fixed
+
+
+@given(st.lists(DRIVERS, min_size=1), st.lists(DRIVERS), DRIVERS)
+def test_with_both_bounds_unknown_nothing_is_claimed_beyond_what_was_tried(
+    bad: list[str], good: list[str], version: str
+) -> None:
+    affected = Range("nvidia-driver", "unknown", "unknown", "", tuple(bad), tuple(good))
+    tried = [parsed for text in bad if (parsed := parse("nvidia-driver", text))]
+    parsed = parse("nvidia-driver", version)
+    assert parsed is not None
+    assert {affected.judge(text) for text in bad} == {BAD}
+    if affected.judge(version) is FINE:
+        assert good
+    elif not min(tried) <= parsed <= max(tried):
+        assert affected.judge(version) is UNKNOWN or parsed.release[:2] in {v.release for v in tried}
+
+
+@pytest.mark.parametrize(
+    ("affected", "told"),
+    [
+        (REOPEN, []),
+        (FOREVER, []),
+        (Range("mpich", "4.2.0", fixed="4.2.0"), ["no version is in this range: 4.2.0 to before 4.2.0"]),
+        (Range("mpich", "4.3.0", fixed="4.2.0"), ["no version is in this range: 4.3.0 to before 4.2.0"]),
+        (Range("mpich", "4.3.0", last_affected="4.2.9"), ["no version is in this range: 4.3.0 to 4.2.9"]),
+        (Range("mpich", "4.3.1", last_affected="4.3"), []),
+        (Range("mpich", "R4", fixed="unknown"), ["'R4' cannot be ordered as a version of mpich"]),
+        (Range("mpich", "4.0", fixed="4.2.0", known_bad=("4.2.1",)),
+         ["known_bad 4.2.1 is outside of the range 4.0 to before 4.2.0"]),
+    ],
+)  # fmt: skip
+def test_a_range_that_contradicts_itself_says_so(affected: Range, told: list[str]) -> None:
+    assert affected.contradictions() == told
+
+
+def test_verdicts_add_up_as_in_three_valued_logic() -> None:
+    assert [any_of(v) for v in ([], [FINE], [FINE, UNKNOWN], [UNKNOWN, BAD])] == [FINE, FINE, UNKNOWN, BAD]
+    assert [all_of(v) for v in ([], [BAD], [BAD, UNKNOWN], [UNKNOWN, FINE])] == [BAD, BAD, UNKNOWN, FINE]
