@@ -38,7 +38,7 @@ def command() -> None:
 def list_(config_file: Path | None, as_json: bool) -> None:
     """List the known issues."""
     issues = knownissues.load(options.site_config(config_file).known_issues_dirs)
-    click.echo(_json([asdict(issue) for issue in issues]) if as_json else _table(issues))
+    click.echo(_json([_entry(issue) for issue in issues]) if as_json else _table(issues))
 
 
 @command.command()
@@ -51,7 +51,7 @@ def show(id_: str, config_file: Path | None, as_json: bool) -> None:
     issues = {issue.id: issue for issue in loaded}
     if id_ not in issues:
         raise UnknownName("known issue", id_, issues)
-    click.echo(_json(asdict(issues[id_])) if as_json else "\n".join(_page(issues[id_])))
+    click.echo(_json(_entry(issues[id_])) if as_json else "\n".join(_page(issues[id_])))
 
 
 @command.command()
@@ -68,6 +68,12 @@ def lint(files: tuple[Path, ...], config_file: Path | None) -> None:
     if mistakes:
         raise SystemExit(2)
     click.echo(f"{len(paths)} file{'s' * (len(paths) != 1)} without a mistake")
+
+
+def _entry(issue: KnownIssue) -> dict[str, object]:
+    """An issue under its file's names."""
+    entry = asdict(issue)
+    return {"class" if name == "kind" else name: value for name, value in entry.items()}
 
 
 def _json(data: object) -> str:

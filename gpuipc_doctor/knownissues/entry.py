@@ -130,7 +130,7 @@ class KnownIssue:
         if not self.affected:
             return f"{what}: this is no matter of versions"
         if verdict is Verdict.BAD:
-            return f"{what} is known to be bad ({self.bad_versions})"
+            return f"{what} is among the versions known to be bad ({self.bad_versions})"
         if verdict is Verdict.FINE:
             return f"{what} is not among the versions known to be bad ({self.bad_versions})"
         return f"nobody has said whether {what} is affected; known to be bad: {self.bad_versions}"

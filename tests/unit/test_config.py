@@ -1,0 +1,189 @@
+"""A site config says what it says with its lines, and what is wrong with it is one clear line each."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gpuipc_doctor import config, site_configs
+from gpuipc_doctor.cli.config import command
+from gpuipc_doctor.config import Disabled, SiteConfig
+from gpuipc_doctor.model import Tier
+from gpuipc_doctor.yamlfile import BadFile
+
+GENERIC = Path(str(site_configs.__file__)).with_name("generic.yaml")
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o644)
+    return path
+
+
+def told(path: Path) -> list[str]:
+    with pytest.raises(BadFile) as caught:
+        config.load(path)
+    return [str(mistake).replace(f"{path.parent}/", "") for mistake in caught.value.mistakes]
+
+
+def test_generic_yaml_holds_the_defaults_and_names_every_key(tmp_path: Path) -> None:
+    text = GENERIC.read_text()
+    assert (
+        config.load(write(tmp_path / "x.yaml", text)) == SiteConfig()
+    )  # a copy: root may not own the source
+    keys = json.loads(config.SCHEMA.read_text())["properties"]
+    assert [key for key in keys if f"\n{key}:" not in text.replace("\n# ", "\n")] == []
+
+
+def test_what_a_site_says(tmp_path: Path) -> None:
+    (tmp_path / "our-checks").mkdir()
+    (tmp_path / "our-issues").mkdir()
+    path = write(
+        tmp_path / "x.yaml",
+        "checks_dirs: [our-checks]\n"
+        f"known_issues_dirs: ['{tmp_path}/our-issues']\n"
+        "tier: prolog\n"
+        "deadline_s: 5\n"
+        "start_up_s: 1.5\n"
+        "budget_s: {prolog: 4}\n"
+        "disabled:\n"
+        "  ipc-peer: no NVLink, ticket 4711\n"
+        "options:\n"
+        "  ipc-release: {rounds: 3}\n",
+    )
+    assert config.load(path) == SiteConfig(
+        checks_dirs=(tmp_path / "our-checks",),
+        known_issues_dirs=(tmp_path / "our-issues",),
+        disabled={"ipc-peer": Disabled("no NVLink, ticket 4711", f"{path}:8")},
+        tier=Tier.PROLOG,
+        deadline_s=5.0,
+        start_up_s=1.5,
+        budget_s={Tier.PROLOG: 4.0, Tier.ACCEPTANCE: 300.0, Tier.SOAK: 3600.0},
+        options={"ipc-release": {"rounds": 3}},
+    )
+
+
+def test_an_empty_mapping_is_the_defaults(tmp_path: Path) -> None:
+    assert config.load(write(tmp_path / "x.yaml", "{}\n")) == SiteConfig()
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("deadlin_s: 3\n", ["x.yaml:1: unknown key 'deadlin_s'; did you mean 'deadline_s'?"]),
+        ("tier: acceptence\n", ["x.yaml:1: tier: 'acceptence' is not known; did you mean 'acceptance'?"]),
+        ("budget_s: {prolog: 0}\n", ["x.yaml:1: budget_s.prolog must be more than 0, not 0"]),
+        ("deadline_s: 1000000\n", ["x.yaml:1: deadline_s must be at most 604800, not 1000000"]),
+        ("disabled:\n  ipc-peer:\n", ["x.yaml:2: disabled.ipc-peer must be text, not empty"]),
+        ("disabled: {IPC: x}\n", ["x.yaml:1: disabled: key 'IPC' is not the id of a check"]),
+        ("checks_dirs: here\n", ["x.yaml:1: checks_dirs must be a list, not 'here'"]),
+        ("\nchecks_dirs:\n- none\n", ["x.yaml:3: checks_dirs: none: No such file or directory"]),
+        (
+            "known_issues_dirs:\n- x.yaml\n- none\n",
+            [
+                "x.yaml:2: known_issues_dirs: x.yaml: Not a directory",
+                "x.yaml:3: known_issues_dirs: none: No such file or directory",
+            ],
+        ),
+    ],
+)
+def test_each_mistake_is_one_clear_line(tmp_path: Path, text: str, lines: list[str]) -> None:
+    assert told(write(tmp_path / "x.yaml", text)) == lines
+
+
+def test_a_missing_file_is_said_to_be_missing(tmp_path: Path) -> None:
+    assert told(tmp_path / "x.yaml") == ["x.yaml: cannot be read: No such file or directory"]
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root is this careful")
+
+
+@needs_root
+def test_root_refuses_a_config_that_others_can_write(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.yaml", "{}\n")
+    path.chmod(0o664)
+    assert told(path) == [
+        "x.yaml: is not trusted: others can write x.yaml; as root, first `chmod go-w x.yaml`"
+    ]
+
+
+@needs_root
+def test_root_refuses_a_config_that_belongs_to_a_user(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.yaml", "{}\n")
+    os.chown(path, 1000, 0)
+    (line,) = told(path)
+    assert line == "x.yaml: is not trusted: x.yaml belongs to user 1000; as root, use files of root's"
+
+
+@needs_root
+def test_root_refuses_what_others_could_put_in_its_place(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir(mode=0o755)
+    path = write(tmp_path / "open" / "x.yaml", "{}\n")
+    (tmp_path / "open").chmod(0o777)
+    (line,) = told(path)
+    assert line.startswith("x.yaml: is not trusted: others can write ")
+    (tmp_path / "open").chmod(0o1777)  # as /tmp: nobody can move another's file there
+    assert config.load(path) == SiteConfig()
+    link = tmp_path / "link.yaml"
+    link.symlink_to(path)
+    (tmp_path / "open").chmod(0o777)
+    (line,) = told(link)
+    assert "others can write" in line
+
+
+@needs_root
+@pytest.mark.parametrize(("key", "file"), [("checks_dirs", "ours.py"), ("known_issues_dirs", "ours.yaml")])
+def test_root_refuses_directories_that_others_can_write(tmp_path: Path, key: str, file: str) -> None:
+    planted = write(tmp_path / "ours" / file, "")
+    path = write(tmp_path / "x.yaml", f"{key}: [ours]\n")
+    assert config.load(path)
+    planted.chmod(0o666)
+    assert told(path) == [
+        f"x.yaml:1: {key}: ours/{file} is not trusted: others can write ours/{file};"
+        f" as root, first `chmod go-w ours/{file}`"
+    ]
+    planted.chmod(0o644)
+    planted.parent.chmod(0o1777)
+    assert told(path)[0].startswith(f"x.yaml:1: {key}: ours is not trusted: others can write ours;")
+
+
+def test_another_user_may_use_what_is_his(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "x.yaml", "{}\n")
+    path.chmod(0o666)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert config.load(path) == SiteConfig()
+
+
+def validate(*files: Path) -> tuple[int, str, str]:
+    result = CliRunner().invoke(command, ["validate", *map(str, files)])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_validate_says_that_a_config_is_fine(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.yaml", "disabled: {driver-init: why not}\n")
+    assert validate(path) == (0, f"{path}: fine\n", "")
+
+
+def test_validate_names_every_mistake_of_every_file_and_of_what_they_add(tmp_path: Path) -> None:
+    write(tmp_path / "checks" / "ours.py", "import no_such_module\n")
+    write(tmp_path / "issues" / "ours.yaml", "issues: []\n")
+    a = write(tmp_path / "a.yaml", "tier: fast\n")
+    b = write(
+        tmp_path / "b.yaml",
+        "checks_dirs: [checks]\nknown_issues_dirs: [issues]\n"
+        "disabled: {driver-inot: x}\noptions: {zzz: {}}\n",
+    )
+    code, out, err = validate(a, b)
+    assert (code, out) == (2, "")
+    assert err.replace(f"{tmp_path}/", "").splitlines() == [
+        "a.yaml:1: tier: 'fast' is not known; it must be one of prolog, acceptance, soak",
+        "b.yaml:3: disabled: there is no check 'driver-inot'; did you mean 'driver-init'?",
+        "b.yaml:4: options: there is no check 'zzz'",
+        "issues/ours.yaml:1: issues must not be empty",
+        "checks/ours.py:1: ModuleNotFoundError: No module named 'no_such_module'",
+    ]
