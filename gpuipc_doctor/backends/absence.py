@@ -77,11 +77,11 @@ class Absence:
 
     def initialising_failed(self, fault: DriverFault) -> BackendUnavailable:
         """Translate what initialising, or counting the devices, returned."""
+        if denied := self._denied_device_file():
+            return self._unavailable(f"{fault}: {denied}", self.vendor.device_files_remedy)
         if fault.code in self.vendor.known_codes:
             meaning, remedy = self.vendor.known_codes[fault.code]
             return self._unavailable(f"{fault}: {meaning}", remedy)
-        if denied := self._denied_device_file():
-            return self._unavailable(f"{fault}: {denied}", self.vendor.device_files_remedy)
         if fault.code == NO_DEVICE:
             return self._no_device(fault)
         return self._unavailable(str(fault), "read the kernel's log (dmesg) for what the driver says")

@@ -25,6 +25,11 @@ NVIDIA = Vendor(
     hiding_variables=("CUDA_VISIBLE_DEVICES",),
     known_codes={
         34: ("this libcuda.so.1 is the toolkit's stub", "remove lib64/stubs from LD_LIBRARY_PATH"),
+        # Met on an H200 in a new pid namespace that still had the old one's /proc.
+        304: (
+            "the operating system refused the driver something",
+            "give a container its own /proc and every /dev/nvidia* file, and see ulimit -a",
+        ),
         802: (
             "the GPUs' fabric is not ready",
             "start nvidia-fabricmanager and see that its version is the driver's",

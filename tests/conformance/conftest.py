@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -40,12 +41,17 @@ def on_documented(case: str) -> pytest.MarkDecorator:
     )
 
 
-def state_dir() -> Iterator[Path]:
-    """A private directory, in memory where there is room for it; removed in the end."""
-    shared = Path("/dev/shm")  # the simulated GPUs' memory is shared memory
-    path = Path(tempfile.mkdtemp(prefix="gpuipc-test-", dir=shared if shared.is_dir() else None))
-    yield path
-    shutil.rmtree(path)
+@contextmanager
+def simulated_node(profile: str) -> Iterator[Node]:
+    """A simulated node; its state is in memory where there is room for it, and removed in the end."""
+    from gpuipc_doctor.simulator.node import prepare
+
+    shared = Path("/dev/shm")
+    state = Path(tempfile.mkdtemp(prefix="gpuipc-test-", dir=shared if shared.is_dir() else None))
+    try:
+        yield prepare(profile, state)
+    finally:
+        shutil.rmtree(state)
 
 
 @pytest.fixture
@@ -53,11 +59,8 @@ def node(backend: str) -> Iterator[Node]:
     if REAL:
         yield Node()
         return
-    from gpuipc_doctor.simulator.node import prepare
-
-    with_state = state_dir()
-    yield prepare(f"healthy-{backend}", next(with_state))
-    next(with_state, None)
+    with simulated_node(f"healthy-{backend}") as simulated:
+        yield simulated
 
 
 @pytest.fixture
