@@ -23,11 +23,11 @@ class DriverInit(Check):
         if "unavailable" not in seen:
             names = [device["name"] for device in seen["devices"]]
             counts = ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names))
-            yield Finding.ok(f"{done.probe}: {counts}")
+            yield Finding.ok(counts)
         elif seen["broken"] or done.params["required"]:
-            yield Finding.error(f"{done.probe}: {seen['unavailable']}", remedy=seen["remedy"])
+            yield Finding.error(seen["unavailable"], remedy=seen["remedy"])
         else:
-            yield Finding.skip(f"{done.probe}: {seen['unavailable']}", remedy=seen["remedy"])
+            yield Finding.skip(seen["unavailable"], remedy=seen["remedy"])
 
 
 def initialise(w: Worker) -> None:

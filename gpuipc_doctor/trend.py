@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from statistics import NormalDist, median
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +25,8 @@ def slope(x: Sequence[float], y: Sequence[float], confidence: float = 0.95) -> S
     correction for ties, so it errs to the wide side). Needs at least four points with distinct x;
     raises `ValueError` otherwise.
     """
+    from statistics import NormalDist, median
+
     n = len(x)
     if n < 4 or n != len(y) or len(set(x)) != n:
         raise ValueError("a slope needs at least four points with distinct x")

@@ -54,9 +54,9 @@ def _exited(role: RoleOutcome) -> str:
 
 
 def _where(role: RoleOutcome) -> str:
-    """``importer: cuIpcOpenMemHandle (second open of segment 1)``; without a step, which call it was."""
-    which = f"({role.step})" if role.step else f"#{role.occurrence}"
-    return f"{role.role}: {role.operation} {which}"
+    """``importer: cuIpcOpenMemHandle #4 (second open of segment 1)``"""
+    step = f" ({role.step})" if role.step else ""
+    return f"{role.role}: {role.operation} #{role.occurrence}{step}"
 
 
 def _so_far(outcome: ProbeOutcome) -> tuple[str, ...]:

@@ -6,16 +6,18 @@ then (see `handover` and `journal`). Only workers load a GPU driver.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
+import pickle
 import signal
+import socket
 import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NoReturn
 
@@ -37,29 +39,27 @@ class Peer:
     """The other role, at the far end of a socket pair. Values travel pickled, between processes of ours."""
 
     def __init__(self, fd: int, journal: Journal) -> None:
-        self._connection = Connection(fd)
+        self._stream = socket.socket(fileno=fd).makefile("rwb")
         self._journal = journal
 
     def send(self, value: Json | bytes) -> None:
         try:
-            self._connection.send(value)
+            pickle.dump(value, self._stream)
+            self._stream.flush()
         except OSError as error:
             raise PeerLost from error
 
     def recv(self) -> Json:
         try:
             with self._journal.waiting():
-                return self._connection.recv()
+                return pickle.load(self._stream)  # noqa: S301 - written by a process of ours
         except (EOFError, OSError) as error:
             raise PeerLost from error
 
     def wait_gone(self) -> None:
-        with self._journal.waiting():
-            try:
-                while True:
-                    self._connection.recv()
-            except (EOFError, OSError):
-                return
+        with self._journal.waiting(), contextlib.suppress(OSError):
+            while self._stream.read(4096):
+                pass
 
 
 class StackTimer:

@@ -1,0 +1,190 @@
+"""The command line as a user meets it: mistakes, files that cannot be written, Ctrl-C, kill -9."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gpuipc_doctor.supervise import tree
+from tests.e2e.conftest import Command
+
+HUNG_IMPORTER = """\
+extends: healthy-single
+faults:
+  - {call: ipc-open, do: hang-ignore-term}
+"""
+
+
+@pytest.fixture
+def hanging(tmp_path: Path) -> str:
+    profile = tmp_path / "hanging.yaml"
+    profile.write_text(HUNG_IMPORTER)
+    return str(profile)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["chek"], "no command 'chek'; did you mean 'check'?"),
+        (["check"], "name the checks to run, or give --all"),
+        (["check", "--all", "ipc-reopen"], "name the checks to run, or give --all"),
+        (["check", "ipc-reopne"], "no check 'ipc-reopne'; did you mean 'ipc-reopen'?"),
+        (["check", "--all", "--backend", "cudda"], "'cudda' is not one of 'auto', 'cuda', 'hip', 'all'"),
+        (["check", "--all", "--tier", "quick"], "'quick' is not one of"),
+        (["check", "--all", "--deadline", "0"], "--deadline"),
+        (["check", "--all", "--deadline", "soon"], "'soon' is not a valid float"),
+        (["check", "--all", "--simulate", "healthy-cudda"], "did you mean 'healthy-cuda'?"),
+        (["check", "--all", "--config", "/nowhere.yaml"], "/nowhere.yaml: "),
+        (["check", "--all", "--output", "/nowhere/report.json"], "cannot write /nowhere/report.json"),
+        (["check", "--all", "--output", "/"], "cannot write /"),
+        (["check", "--all", "--keep-logs", "/dev/null"], "/dev/null: File exists"),
+        (["explain", "ipc-reopne"], "did you mean 'ipc-reopen'?"),
+        (["known-issues", "show", "nvidia-ipc-reopne"], "did you mean"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_line_and_exit_2(
+    doctor: Command, arguments: list[str], says: str
+) -> None:
+    ended = doctor(*arguments)
+    assert ended.returncode == 2
+    assert says in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert ended.stdout == ""
+
+
+def test_an_unknown_device_names_those_that_are_there(doctor: Command) -> None:
+    ended = doctor("check", "ipc-reopen", "--simulate", "healthy-cuda", "--device", "cuda:7")
+    assert ended.returncode == 2
+    assert "no device 'cuda:7'; did you mean 'cuda:" in ended.stderr
+
+
+def test_a_check_file_that_does_not_import_is_an_error_row(doctor: Command, tmp_path: Path) -> None:
+    checks = tmp_path / "checks"
+    checks.mkdir(mode=0o755)
+    (checks / "my_check.py").write_text("import gpuipc_doctor\n\nimport no_such_module\n")
+    config = tmp_path / "site.yaml"
+    config.write_text("checks_dirs: [checks]\n")
+    ended = doctor("check", "known-versions", "my-check", "--config", str(config), "--json")
+    errors = [r for r in json.loads(ended.stdout)["results"] if r["check"] == "my-check"]
+    assert [error["finding"]["status"] for error in errors] == ["ERROR"]
+    assert f"{checks / 'my_check.py'}:3: ModuleNotFoundError" in json.dumps(errors)
+
+
+def test_a_disabled_check_is_a_skip_that_names_the_line(doctor: Command, tmp_path: Path) -> None:
+    config = tmp_path / "site.yaml"
+    config.write_text("disabled:\n  ipc-reopen: ticket 4711\n")
+    ended = doctor("check", "ipc-reopen", "ipc-peer", "--simulate", "healthy-cuda", "--config", str(config))
+    assert ended.returncode == 0
+    assert f"{config}:2: ticket 4711" in ended.stdout.replace("\n", " ").replace("      ", "")
+
+
+def test_the_report_goes_to_a_file_too(doctor: Command, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    report.write_text("old")
+    ended = doctor("check", "ipc-reopen", "--simulate", "healthy-single", "--output", str(report))
+    assert ended.returncode == 0
+    assert "SIMULATED" in ended.stdout
+    assert json.loads(report.read_text())["simulated"] == "healthy-single"
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_a_report_that_cannot_be_written_is_printed_all_the_same(doctor: Command) -> None:
+    ended = doctor("check", "ipc-reopen", "--simulate", "healthy-single", "--output", "/dev/full")
+    assert ended.returncode == 1
+    assert "ipc-reopen" in ended.stdout
+    assert "--output was not written: No space left on device" in ended.stderr
+
+
+def test_kept_logs_hold_the_stack_of_what_hung(doctor: Command, tmp_path: Path, hanging: str) -> None:
+    logs = tmp_path / "logs"
+    arguments = ["--simulate", hanging, "--backend", "cuda", "--deadline", "2", "--keep-logs", str(logs)]
+    ended = doctor("check", "ipc-handles", *arguments)
+    assert ended.returncode == 12
+    [kept] = logs.glob("*ipc-handles*")
+    assert "open_ipc" in (kept / "importer.python-stack").read_text()
+
+
+def test_a_dry_run_probes_nothing(doctor: Command) -> None:
+    ended = doctor("check", "--all", "--simulate", "healthy-cuda", "--dry-run")
+    assert ended.returncode == 0
+    assert "destroy-context" in ended.stdout
+    assert "probes would run" in ended.stdout
+
+
+def test_the_budget_turns_the_rest_into_skips(doctor: Command) -> None:
+    ended = doctor("check", "--all", "--simulate", "healthy-single", "--budget", "0.05", "--json")
+    results = json.loads(ended.stdout)["results"]
+    assert ended.returncode == 3
+    assert any("budget" in r["finding"]["summary"] for r in results if r["finding"]["status"] == "SKIP")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_reports_what_it_learned(hanging: str, number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "gpuipc_doctor.cli.main", "check", "ipc-peer", "ipc-handles"]
+    command += ["--simulate", hanging, "--backend", "cuda", "--deadline", "60"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        wait_for_workers(process.pid, 2)
+        time.sleep(0.5)
+        process.send_signal(number)
+        printed, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "INTERRUPTED" in printed
+    assert "driver-init" in printed
+    assert "Traceback" not in errors
+
+
+def test_killed_in_mid_check_it_leaves_nothing(hanging: str) -> None:
+    before = set(Path("/dev/shm").glob("gpuipc-doctor-*"))
+    command = [sys.executable, "-m", "gpuipc_doctor.cli.main", "check", "ipc-handles"]
+    command += ["--simulate", hanging, "--backend", "cuda", "--deadline", "60"]
+    environment = {**os.environ, "GPUIPC_TEST_RUN": (mark := f"killed-{os.getpid()}-{time.monotonic()}")}
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment) as process:
+        wait_for_workers(process.pid, 2)
+        time.sleep(0.3)
+        created = set(Path("/dev/shm").glob("gpuipc-doctor-*")) - before
+        process.kill()
+    assert created
+    until = time.monotonic() + 15
+    while (left := with_environment(f"GPUIPC_TEST_RUN={mark}")) or any(path.exists() for path in created):
+        assert time.monotonic() < until, (left, created)
+        time.sleep(0.05)
+
+
+def wait_for_workers(pid: int, count: int) -> None:
+    """Until the command has that many workers with a journal that says more than nothing."""
+    until = time.monotonic() + 60
+    while True:
+        workers = [
+            p
+            for p in tree.descendants(pid)
+            if "exporter" in arguments(p.pid) or "importer" in arguments(p.pid)
+        ]
+        if len(workers) >= count:
+            return
+        assert time.monotonic() < until, "no workers"
+        time.sleep(0.05)
+
+
+def arguments(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
+def with_environment(variable: str) -> list[int]:
+    found = []
+    for pid in tree.processes():
+        try:
+            if variable.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.append(pid)
+        except OSError:
+            continue
+    return found

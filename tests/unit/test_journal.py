@@ -1,0 +1,69 @@
+"""What a worker wrote is what its supervisor reads, however far it got."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpuipc_doctor.journal import Journal, Progress
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal"
+
+
+def read(path: Path) -> Progress:
+    progress = Progress(path)
+    progress.read()
+    return progress
+
+
+def test_nothing_written_is_not_started(path: Path) -> None:
+    assert not read(path).started
+
+
+def test_an_armed_operation_is_seen_with_its_occurrence(path: Path) -> None:
+    journal = Journal(path)
+    for _ in range(2):
+        with journal.armed("cuInit"):
+            pass
+    with journal.step("open"), journal.armed("cuInit"):
+        seen = read(path)
+    assert (seen.operation, seen.latest, seen.step) == ("cuInit", ("cuInit", 3), "open")
+    after = read(path)
+    assert (after.operation, after.latest, after.step) == ("", ("cuInit", 3), "")
+
+
+def test_an_exception_leaves_the_operation_armed(path: Path) -> None:
+    journal = Journal(path)
+    with pytest.raises(KeyError), journal.step("step"), journal.armed("call"):
+        raise KeyError
+    assert (read(path).operation, read(path).step) == ("call", "step")
+
+
+def test_records_are_merged(path: Path) -> None:
+    journal = Journal(path)
+    journal.record({"a": 1, "b": 1})
+    journal.record({"b": 2})
+    assert read(path).records == {"a": 1, "b": 2}
+
+
+def test_waiting_is_seen_while_it_lasts(path: Path) -> None:
+    journal = Journal(path)
+    with journal.waiting():
+        assert read(path).waiting
+    assert not read(path).waiting
+
+
+def test_a_line_that_is_not_complete_yet_is_read_later(path: Path) -> None:
+    journal = Journal(path)
+    journal.record({"a": 1})
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-5])
+    progress = read(path)
+    assert not progress.started
+    path.write_bytes(whole)
+    progress.read()
+    assert progress.records == {"a": 1}

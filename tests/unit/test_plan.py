@@ -1,0 +1,168 @@
+"""Which checks and devices are chosen, and that no mistake of a check is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from gpuipc_doctor import loader, plan
+from gpuipc_doctor.api import Check, Context, Finding, Probe
+from gpuipc_doctor.config import Disabled, SiteConfig
+from gpuipc_doctor.loader import BrokenCheck, LoadedCheck
+from gpuipc_doctor.model import Device, Status, Tier
+from gpuipc_doctor.plan import Request, UnknownName
+
+ABLE = frozenset({"legacy-ipc", "multi-process", "contexts"})
+DEVICES = tuple(
+    Device(backend, index, f"GPU-{backend}-{index}", f"0000:0{index}:00.0", "GPU", 1 << 30, ABLE)
+    for backend in ("cuda", "hip")
+    for index in range(2)
+)
+
+
+def load(text: str, directory: Path, name: str = "own_check") -> LoadedCheck | BrokenCheck:
+    file = directory / f"{name}.py"
+    file.write_text(text)
+    return loader.load_file(file)
+
+
+def lay_out(item: LoadedCheck | BrokenCheck, devices: tuple[Device, ...] = DEVICES) -> plan.Plan:
+    return plan.lay_out([item], Request(), SiteConfig(), devices)
+
+
+OWN_CHECK = """
+from gpuipc_doctor.api import Check, Finding, Probe
+class Own(Check):
+    id = "own-check"
+    title = "own"
+    def probes(self, ctx):
+        {body}
+def role(w): ...
+CHECK = Own()
+"""
+
+
+def test_all_checks_of_a_tier_without_the_discovery() -> None:
+    chosen = plan.select_checks(Request(tier=Tier.PROLOG), SiteConfig())
+    assert {item.check.id for item in chosen if isinstance(item, LoadedCheck)} == {
+        "ipc-reopen",
+        "known-versions",
+    }
+
+
+def test_an_unknown_check_is_told_with_the_near_miss() -> None:
+    with pytest.raises(UnknownName, match=r"no check 'ipc-reopne'; did you mean 'ipc-reopen'\?"):
+        plan.select_checks(Request(checks=("ipc-reopne",)), SiteConfig())
+
+
+@pytest.mark.parametrize(
+    ("names", "labels"),
+    [
+        ((), ["cuda:0", "cuda:1", "hip:0", "hip:1"]),
+        (("cuda:1",), ["cuda:1"]),
+        (("1",), ["cuda:1", "hip:1"]),
+        (("GPU-hip-0", "hip:0"), ["hip:0"]),
+    ],
+)
+def test_devices_by_label_index_or_uuid(names: tuple[str, ...], labels: list[str]) -> None:
+    chosen = plan.select_devices(Request(devices=names), DEVICES)
+    assert [device.label for device in chosen] == labels
+
+
+def test_an_unknown_device_is_told_with_the_near_miss() -> None:
+    with pytest.raises(UnknownName, match="no device 'cuda:9'; did you mean 'cuda:"):
+        plan.select_devices(Request(devices=("cuda:9",)), DEVICES)
+
+
+def test_a_pair_stays_within_a_backend() -> None:
+    labels = [(a.label, b.label) for a, b in Context(DEVICES).pairs]
+    assert labels == [("cuda:0", "cuda:1"), ("cuda:1", "cuda:0"), ("hip:0", "hip:1"), ("hip:1", "hip:0")]
+
+
+def test_a_device_without_what_a_check_requires_is_a_skip_with_the_reason(tmp_path: Path) -> None:
+    item = load(OWN_CHECK.format(body="return []"), tmp_path)
+    assert isinstance(item, LoadedCheck)
+    type(item.check).requires = frozenset({"legacy-ipc", "wings"})
+    [result] = lay_out(item, DEVICES[:1]).concluded
+    assert (result.finding.status, result.finding.summary) == (Status.SKIP, "cuda:0 has no wings")
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("return []", "the check asked for nothing"),
+        ("raise KeyError('x')", "planning failed: KeyError: 'x'"),
+        ("yield Probe('p', {'a': lambda w: None})", "is not a function defined in own_check.py"),
+        ("yield Probe('p', {'a': print})", "is not a function defined in own_check.py"),
+    ],
+)
+def test_a_check_that_plans_wrongly_is_an_error(tmp_path: Path, body: str, says: str) -> None:
+    layout = lay_out(load(OWN_CHECK.format(body=body), tmp_path))
+    [result] = layout.concluded
+    assert result.finding.status is Status.ERROR
+    assert says in result.finding.summary
+    assert layout.probes == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("def broken(:\n", "own_check.py:1: SyntaxError"),
+        ("\nimport no_such_module\n", "own_check.py:2: ModuleNotFoundError"),
+        ("x = 1\n", "defines no CHECK"),
+        ("CHECK = 3\n", "defines no CHECK"),
+    ],
+)
+def test_a_file_that_does_not_load_is_an_error(tmp_path: Path, text: str, says: str) -> None:
+    [result] = lay_out(load(text, tmp_path)).concluded
+    assert result.finding.status is Status.ERROR
+    assert says in result.finding.summary
+
+
+def test_a_disabled_check_is_a_skip_that_says_where() -> None:
+    [item] = plan.select_checks(Request(checks=("ipc-reopen",)), SiteConfig())
+    config = SiteConfig(disabled={"ipc-reopen": Disabled("ticket 4711", "site.yaml:12")})
+    [result] = plan.lay_out([item], Request(), config, DEVICES).concluded
+    assert result.finding == Finding.skip("disabled at site.yaml:12: ticket 4711")
+
+
+def test_a_deadline_of_the_command_line_wins() -> None:
+    [item] = plan.select_checks(Request(checks=("ipc-reopen",)), SiteConfig())
+    for request, config, expected in (
+        (Request(), SiteConfig(), 10.0),
+        (Request(), SiteConfig(deadline_s=4.0), 4.0),
+        (Request(deadline_s=2.0), SiteConfig(deadline_s=4.0), 2.0),
+    ):
+        layout = plan.lay_out([item], request, config, DEVICES)
+        assert {planned.probe.deadline_s for planned in layout.probes} == {expected}
+
+
+def test_a_second_check_of_the_same_id_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "twin.py").write_text(OWN_CHECK.format(body="return []").replace("own-check", "ipc-reopen"))
+    loaded = loader.load([tmp_path])
+    [broken] = [item for item in loaded if isinstance(item, BrokenCheck)]
+    assert "its id 'ipc-reopen' is taken by" in broken.reason
+
+
+def test_every_built_in_check_loads_and_is_documented() -> None:
+    loaded = loader.load()
+    assert not [item for item in loaded if isinstance(item, BrokenCheck)]
+    for item in loaded:
+        assert isinstance(item, LoadedCheck)
+        assert (loader.module(item.file).__doc__ or "").strip()
+        assert len(item.check.title) <= 60
+
+
+def test_context_options_reach_the_check(tmp_path: Path) -> None:
+    class Curious(Check):
+        id = "curious"
+        title = "curious"
+
+        def probes(self, ctx: Context) -> Iterable[Probe | Finding]:
+            yield Finding.ok(str(ctx.options))
+
+    config = SiteConfig(options={"curious": {"x": 1}})
+    layout = plan.lay_out([LoadedCheck(Curious(), Path(__file__))], Request(), config, DEVICES)
+    assert layout.concluded[0].finding.summary == "{'x': 1}"
