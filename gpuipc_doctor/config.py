@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -117,16 +118,17 @@ def _untrusted(path: Path) -> str:
     """Why root must not let this path decide anything: others can write it, or replace it. Empty if fine."""
     if os.geteuid() != 0:
         return ""
-    for one in dict.fromkeys(
-        (path.absolute(), *path.absolute().parents, path.resolve(), *path.resolve().parents)
-    ):
+    named, real = path.absolute(), path.resolve()
+    for one in dict.fromkeys((named, *named.parents, real, *real.parents)):
         try:
             status = one.stat()
         except OSError:
             continue  # whoever reads it says so
-        is_shared = one.is_dir() and status.st_mode & 0o1000 and one not in (path.absolute(), path.resolve())
+        # In a sticky directory such as /tmp others can add files, but neither move nor replace root's.
+        is_sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+        is_way_there = one not in (named, real)
         if status.st_uid != 0:
             return f"is not trusted: {one} belongs to user {status.st_uid}; as root, use files of root's"
-        if status.st_mode & 0o022 and not is_shared:
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not (is_sticky and is_way_there):
             return f"is not trusted: others can write {one}; as root, first `chmod go-w {one}`"
     return ""

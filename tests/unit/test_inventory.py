@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from gpuipc_doctor import inventory
 from gpuipc_doctor.cli.inventory import table
 from gpuipc_doctor.model import Fact
+from gpuipc_doctor.simulator.node import claimed_files
+from gpuipc_doctor.simulator.profile import load
 from tests import golden
 
 NVRM = "/proc/driver/nvidia/version"
@@ -105,6 +107,22 @@ def test_an_amd_node(tmp_path: Path) -> None:
     plant(tmp_path, "/sys/module/amdgpu/version", "6.16.13\n")
     assert rows(tmp_path, "rocm") == [("7.2.4.0-93-97f5574fe2", "/opt/rocm/.info/version")]
     assert rows(tmp_path, "amdgpu") == [("6.16.13", "/sys/module/amdgpu/version")]
+
+
+@pytest.mark.parametrize(
+    ("profile", "found"),
+    [
+        ("nvidia-460.32.03", {"nvidia-driver": "460.32.03", "gpu-model": "2 × Tesla V100-PCIE-16GB"}),
+        ("healthy-hip", {"rocm": "7.2.0"}),
+    ],
+)
+def test_a_simulated_node_is_read_like_a_real_one(
+    tmp_path: Path, profile: str, found: dict[str, str]
+) -> None:
+    for path, text in claimed_files(load(profile)).items():
+        plant(tmp_path, path, text)
+    facts = {fact.name: fact.value for fact in inventory.read(str(tmp_path))}
+    assert {name: facts[name] for name in found} == found
 
 
 def test_different_models_are_counted(node: Path) -> None:
