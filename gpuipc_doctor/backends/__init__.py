@@ -6,7 +6,7 @@ Capabilities of a device, the closed set that a check's ``requires`` may name:
 
 ``legacy-ipc``     `cuIpcGetMemHandle` or `hipIpcGetMemHandle` and their kin work on this device
 ``multi-process``  several processes may use the device at a time (not in an exclusive compute mode)
-``contexts``       a process may have several contexts on it, and destroying one ends what lives in it
+``contexts``       contexts can be created and destroyed (what that does to a mapping: `rules`)
 """
 
 from __future__ import annotations

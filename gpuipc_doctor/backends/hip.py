@@ -92,7 +92,9 @@ class HipDriver(Driver):
         return f"GPU-{serial}" if serial.strip("X") else ""
 
     def capabilities(self, ordinal: int) -> frozenset[str]:
-        return frozenset({"legacy-ipc", "multi-process"})
+        # HIP's context calls are deprecated: a later binding may do without them.
+        contexts = {"contexts"} if hasattr(self.api, "hipCtxCreate") else set()
+        return frozenset({"legacy-ipc", "multi-process"} | contexts)
 
     def unexportable_kinds(self, ordinal: int) -> tuple[str, ...]:
         needs = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+_MADV_HUGEPAGE = 14  # <asm-generic/mman-common.h>
+
 
 def peek(address: int, nbytes: int) -> bytes:
     """A copy of the ``nbytes`` bytes at ``address``."""
@@ -37,4 +39,20 @@ def unfilled(nbytes: int) -> bytes:
         ("PyBytes_FromStringAndSize", ctypes.pythonapi)
     )
     data: bytes = create(None, nbytes)
+    _prefer_huge_pages(address_of(data), nbytes)
     return data
+
+
+def _prefer_huge_pages(address: int, nbytes: int) -> None:
+    """Have the kernel back this fresh memory with 2 MiB pages where it can; where not, nothing changes.
+
+    Reading 155 MB from an H200 took 88 ms, of which most was the kernel clearing one small page after the
+    other, and 47 ms with huge pages.
+    """
+    import ctypes
+
+    huge_page = 2 << 20
+    first = -(-address // huge_page) * huge_page
+    end = (address + nbytes) // huge_page * huge_page
+    if first < end:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), _MADV_HUGEPAGE)

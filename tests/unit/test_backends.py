@@ -204,7 +204,7 @@ def test_a_buffer_is_freed_once() -> None:
 # Host memory
 
 
-@pytest.mark.parametrize("nbytes", [0, 1, 2, 4099])
+@pytest.mark.parametrize("nbytes", [0, 1, 2, 4099, 5 << 20])
 def test_bytes_can_be_filled_in_place(nbytes: int) -> None:
     data = hostmemory.unfilled(nbytes)
     hostmemory.poke(hostmemory.address_of(data), b"\xa5" * nbytes)
