@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from gpuipc_doctor.knownissues.versions import Range, Verdict, all_of, any_of
+from gpuipc_doctor.knownissues.versions import Range, Verdict, all_of, any_of, parse
 from gpuipc_doctor.model import Fact, Result
 
 
@@ -133,4 +133,6 @@ class KnownIssue:
             return f"{what} is among the versions known to be bad ({self.bad_versions})"
         if verdict is Verdict.FINE:
             return f"{what} is not among the versions known to be bad ({self.bad_versions})"
+        if parse(self.component, str(fact.value)) is None:
+            return f"{what} cannot be compared; known to be bad: {self.bad_versions}"
         return f"nobody has said whether {what} is affected; known to be bad: {self.bad_versions}"

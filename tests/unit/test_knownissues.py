@@ -87,6 +87,7 @@ def test_what_a_user_reads_of_each_join() -> None:
         "version bad, nothing asked": joined(driver("460.32.03")),
         "version fine, probe bad": joined(driver("450.102.04"), FAILED),
         "version beyond what is known, probe bad": joined(driver("580.159.04"), FAILED),
+        "no version that we know how to order, probe bad": joined(driver("unheard-of"), FAILED),
         "version not found, probe bad": joined((Fact("nvidia-driver", None, "no /proc/x"),), FAILED),
         "no such fact, probe bad": joined((), FAILED),
         "two versions, one of them bad, probe fine": joined(
