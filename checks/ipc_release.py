@@ -10,7 +10,6 @@ and any other is not: then somebody else uses the device, and this check cannot 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 
 from gpuipc_doctor.api import (
@@ -148,10 +147,8 @@ def used(w: Worker) -> int:
 
 def not_back(w: Worker, before: int) -> int:
     """Bytes that are in use beyond ``before``, once they no longer are or `SETTLE_S` have passed."""
-    until = time.monotonic() + SETTLE_S
-    while (missing := used(w) - before) > NOISE_BYTES and time.monotonic() < until:
-        time.sleep(0.02)
-    return missing
+    w.wait_until(lambda: used(w) - before <= NOISE_BYTES, SETTLE_S)
+    return used(w) - before
 
 
 # -- importers --------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ workers, ``judge`` is pure and sees completed probes only; what did not complete
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import permutations
@@ -127,6 +127,9 @@ class Worker(Protocol):
 
     def record(self, **facts: Json) -> None:
         """Keep facts for ``judge``; they survive a later crash of this worker."""
+
+    def wait_until(self, condition: Callable[[], bool], limit_s: float) -> bool:
+        """Ask ``condition`` again and again until it holds or ``limit_s`` seconds are over; says which."""
 
     def die(self, signal_name: str = "SIGKILL") -> NoReturn:
         """End this process by a signal as part of the procedure; the role counts as completed."""

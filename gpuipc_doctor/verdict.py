@@ -60,9 +60,10 @@ def _where(role: RoleOutcome) -> str:
 
 
 def _so_far(outcome: ProbeOutcome) -> tuple[str, ...]:
-    """What the roles had recorded by then: often the control that makes the failure telling."""
+    """What the roles had put in words by then: often the control that makes the failure telling."""
     return tuple(
         f"before that, {role.role}: {key}: {value}"
         for role in outcome.roles.values()
         for key, value in role.records.items()
+        if isinstance(value, str) and value
     )

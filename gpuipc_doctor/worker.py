@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -134,6 +134,12 @@ class Worker:
 
     def record(self, **facts: Json) -> None:
         self._journal.record(facts)
+
+    def wait_until(self, condition: Callable[[], bool], limit_s: float) -> bool:
+        until = time.monotonic() + limit_s
+        while not (holds := condition()) and time.monotonic() < until:
+            time.sleep(0.02)
+        return holds
 
     def die(self, signal_name: str = "SIGKILL") -> NoReturn:
         self._journal.dying()
