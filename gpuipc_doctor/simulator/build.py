@@ -1,0 +1,273 @@
+"""Build the simulated drivers on demand: C sources and the symbol table → a private, cached directory.
+
+The directory holds ``libcuda.so.1``, ``libnvidia-ml.so.1`` and ``libamdhip64.so``, each with its unversioned
+name; put first on ``LD_LIBRARY_PATH`` it makes a process that starts there meet the simulated drivers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+SOURCES = Path(__file__).with_name("src")
+
+FLAGS = (
+    "-std=gnu11",
+    "-O2",
+    "-Wall",
+    "-Wextra",
+    "-fPIC",
+    "-fvisibility=hidden",
+    # A stack taken from a hung call must show the driver's function, so no frame may be optimised away.
+    "-fno-omit-frame-pointer",
+    "-fno-optimize-sibling-calls",
+    "-pthread",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Face:
+    """One library: the file that makes it, its symbols' prefix, its name for the loader, further names."""
+
+    source: str
+    prefix: str
+    soname: str
+    links: tuple[str, ...]
+
+
+FACES = (
+    Face("cuda.c", "cu", "libcuda.so.1", ("libcuda.so",)),
+    Face("hip.c", "hip", "libamdhip64.so", ("libamdhip64.so.6", "libamdhip64.so.7")),
+    Face("nvml.c", "nvml", "libnvidia-ml.so.1", ("libnvidia-ml.so",)),
+)
+
+
+class SimulatorUnavailable(Exception):
+    """The simulated drivers cannot be built here; the message is one line that says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """One exported name; ``version`` is the CUDA version from which cuGetProcAddress serves it, or 0."""
+
+    name: str
+    version: int = 0
+    per_thread: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of ``calls.table``: the operation, the function that does it, the symbols that reach it."""
+
+    call: str
+    function: str
+    parameters: str
+    symbols: tuple[Symbol, ...]
+
+    @property
+    def arguments(self) -> list[str]:
+        """The names of the parameters."""
+        return [] if self.parameters == "void" else re.findall(r"(\w+)(?:,|$)", self.parameters)
+
+
+def read_table(text: str) -> list[Row]:
+    """The rows of the symbol table, whose own comment explains its form."""
+    rows: list[Row] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line or line.startswith("#"):
+            continue
+        if line.startswith(" "):
+            row = rows.pop()
+            rows.append(Row(row.call, row.function, row.parameters, row.symbols + tuple(_symbols(line))))
+        elif match := re.fullmatch(r"([\w-]+):(?: (\w+)\((.*)\))?", line):
+            rows.append(Row(match[1], match[2] or "", match[3] or "", ()))
+        else:
+            raise ValueError(f"calls.table:{number}: not a row: {line}")
+    return rows
+
+
+def _symbols(line: str) -> Iterable[Symbol]:
+    for word in line.split():
+        name, _, rest = word.partition("@")
+        version, _, variant = rest.partition("+")
+        yield Symbol(name, int(version or 0))
+        if variant:
+            yield Symbol(f"{name}_{variant}", int(version), per_thread=True)
+
+
+def generate(rows: list[Row]) -> dict[str, str]:
+    """The generated C files by name: the list of calls, the prototypes, each library's exported functions."""
+    calls = dict.fromkeys(row.call for row in rows)
+    working = [row for row in rows if row.function]
+    prototypes = dict.fromkeys(f"int {row.function}({row.parameters});" for row in working)
+    structs = dict.fromkeys(re.findall(r"struct \w+", " ".join(row.parameters for row in working)))
+    files = {
+        "calls.def": "".join(f'CALL({_constant(call)}, "{call}")\n' for call in calls),
+        "calls.h": "".join(f"{line}\n" for line in [*(f"{struct};" for struct in structs), *prototypes]),
+        "symbols.h": _symbol_list(rows),
+    }
+    for face in FACES:
+        functions = [
+            _export(row, symbol)
+            for row in working
+            for symbol in row.symbols
+            if symbol.name.startswith(face.prefix)
+        ]
+        files[f"exports-{face.source}"] = '#include "sim.h"\n\n' + "\n".join(functions)
+    return files
+
+
+def _constant(call: str) -> str:
+    return call.replace("-", "_")
+
+
+def _export(row: Row, symbol: Symbol) -> str:
+    arguments = row.arguments
+    device = "device" if "device" in arguments and "int device" in row.parameters else "-1"
+    handle = "&handle" if "struct ipc_handle handle" in row.parameters else "NULL"
+    return (
+        f"EXPORT int {symbol.name}({row.parameters})\n{{\n"
+        f"    int code = call_begin(CALL_{_constant(row.call)}, {device}, {handle});\n"
+        f"    return call_end(code ? code : {row.function}({', '.join(arguments)}));\n}}\n"
+    )
+
+
+def _symbol_list(rows: list[Row]) -> str:
+    """What cuGetProcAddress looks in."""
+    symbols = [symbol for row in rows for symbol in row.symbols if symbol.version]
+    entries = (
+        f'    {{"{re.sub("(_v[0-9]+)?(_pt[ds][sz])?$", "", symbol.name)}", {symbol.version}, '
+        f"{str(symbol.per_thread).lower()}, (void (*)(void)){symbol.name}}},\n"
+        for symbol in symbols
+    )
+    declarations = (
+        f"int {symbol.name}({row.parameters});\n" for row in rows for symbol in row.symbols if symbol.version
+    )
+    return "".join(declarations) + "static const struct symbol symbols[] = {\n" + "".join(entries) + "};\n"
+
+
+def build() -> Path:
+    """The directory of the simulated drivers, compiled if it is not in the cache.
+
+    The compiler is ``$CC``, or ``cc``. Builds at the same time do no harm: each makes its own directory and
+    the first to finish gives its name. Raises `SimulatorUnavailable`.
+    """
+    compiler = _compiler()
+    cache = _private(_cache_root())
+    target = cache / _key(compiler)
+    if not target.is_dir():
+        work = Path(tempfile.mkdtemp(prefix="build-", dir=cache))
+        try:
+            _compile(compiler, work)
+            work.rename(target)
+        except OSError as error:
+            if not target.is_dir():  # else another build was first
+                raise SimulatorUnavailable(f"{target}: {error.strerror}") from error
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    return _private(target)
+
+
+def _compiler() -> list[str]:
+    command = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    if shutil.which(command[0]) is None:
+        raise SimulatorUnavailable(
+            f"no C compiler ({command[0]}) to build the simulated drivers; install gcc or clang, or set CC"
+        )
+    return command
+
+
+def _cache_root() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    root = Path(base) if base.startswith("/") else Path.home() / ".cache"
+    return root / "gpuipc-doctor"
+
+
+def _private(directory: Path) -> Path:
+    """The directory, made if need be; refused when another user could put a library into it."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in (directory, *directory.parents):
+            info = path.stat()
+            # A user's home may be writable for his own group; root trusts no group.
+            writable = info.st_mode & (0o022 if path == directory or os.geteuid() == 0 else 0o002)
+            sticky = info.st_mode & stat.S_ISVTX and path != directory
+            if info.st_uid not in (0, os.geteuid()) or (writable and not sticky):
+                raise SimulatorUnavailable(
+                    f"{directory}: others can write to {path}; make it yours alone (chmod go-w),"
+                    " or set XDG_CACHE_HOME"
+                )
+    except OSError as error:
+        raise SimulatorUnavailable(
+            f"{directory}: {error.strerror}; set XDG_CACHE_HOME to a directory that you can write to"
+        ) from error
+    return directory
+
+
+def _key(compiler: list[str]) -> str:
+    """A name that changes with everything that the libraries depend on."""
+    version = subprocess.run([*compiler, "--version"], capture_output=True, check=False).stdout
+    digest = hashlib.sha256(repr((compiler, version, FLAGS, FACES)).encode())
+    for path in sorted([*SOURCES.iterdir(), Path(__file__)]):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:24]
+
+
+def _compile(compiler: list[str], directory: Path) -> None:
+    """Compile what the libraries share once, then each library, all into ``directory``."""
+    faces = {face.source for face in FACES}
+    with tempfile.TemporaryDirectory(prefix="generated-", dir=directory) as generated:
+        for name, text in generate(read_table((SOURCES / "calls.table").read_text())).items():
+            (Path(generated) / name).write_text(text)
+        include = (f"-I{SOURCES}", f"-I{generated}")
+        core = Path(generated) / "core.o"
+        common = sorted(path for path in SOURCES.glob("*.c") if path.name not in faces)
+        _run([[*compiler, *FLAGS, *include, "-r", "-nostdlib", "-o", core, *common]])
+        _run(
+            [
+                *compiler,
+                *FLAGS,
+                *include,
+                "-shared",
+                f"-Wl,-soname,{face.soname}",
+                "-o",
+                directory / face.soname,
+                core,
+                SOURCES / face.source,
+                Path(generated) / f"exports-{face.source}",
+            ]
+            for face in FACES
+        )
+    for face in FACES:
+        for link in face.links:
+            (directory / link).symlink_to(face.soname)
+
+
+def _run(commands: Iterable[list[str | Path]]) -> None:
+    """Run compilers at the same time; `SimulatorUnavailable` has the first error of the first to fail."""
+    running = [
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+        for command in commands
+    ]
+    complaints = [process.communicate()[1] for process in running]
+    for process, complaint in zip(running, complaints, strict=True):
+        if process.returncode:
+            lines = complaint.strip().splitlines() or [f"exit status {process.returncode}"]
+            first = next((line for line in lines if "error" in line), lines[0])
+            raise SimulatorUnavailable(f"the simulated drivers cannot be built: {first.strip()}")

@@ -1,0 +1,355 @@
+/* libamdhip64.so: what AMD's HIP runtime does in its own way, after the sources of ROCm/rocm-systems
+ * (projects/clr/hipamd/src: hip_context.cpp, hip_memory.cpp, hip_device.cpp). */
+#include "sim.h"
+
+#include <stdio.h>
+#include <string.h>
+
+const struct face face = {
+    .backend = HIP,
+    .implicit_init = true,
+    .device_is_context = true,
+    .interior_handles = true,
+    .pool_memory_exports = true,
+    .granularity = 4096,
+    .not_initialized = NOT_INITIALIZED,
+    .unsupported = NOT_SUPPORTED,
+    .lost = UNKNOWN,
+    .gone = INVALID_DEVICE_POINTER, /* hipIpcOpenMemHandle when the device cannot attach */
+    .exporter_gone = INVALID_DEVICE_POINTER,
+};
+
+bool face_initialized(void)
+{
+    return sim_initialized();
+}
+
+bool face_works_before_init(enum call call)
+{
+    return call == CALL_init || call == CALL_driver_version || call == CALL_runtime_version ||
+           call == CALL_error_name || call == CALL_error_string;
+}
+
+/* Not in the table: these return a text, or an error that is no failure of their own. */
+
+EXPORT const char *hipGetErrorName(int code)
+{
+    const char *name = error_name(code);
+    return name ? name : "hipErrorUnknown";
+}
+
+EXPORT const char *hipGetErrorString(int code)
+{
+    const char *text = error_text(code);
+    return text ? text : "unknown error";
+}
+
+EXPORT int hipGetLastError(void)
+{
+    return take_last_error(true);
+}
+
+EXPORT int hipExtGetLastError(void)
+{
+    return take_last_error(true);
+}
+
+EXPORT int hipPeekAtLastError(void)
+{
+    return take_last_error(false);
+}
+
+int hip_runtime_version(int *version)
+{
+    if (!version)
+        return INVALID_VALUE;
+    *version = node()->hip_runtime;
+    return SUCCESS;
+}
+
+/* ---- a context is its device: creating one hands out the device's, destroying one leaves all as it is ---- */
+
+int hip_device_set(int device)
+{
+    if (ordinal_device(device) < 0)
+        return INVALID_DEVICE;
+    choose_ordinal(device);
+    return SUCCESS;
+}
+
+int hip_context_create(void **context, unsigned flags, int device)
+{
+    if (!context || ordinal_device(device) < 0)
+        return INVALID_VALUE;
+    struct context *before = current_context();
+    *context = primary_context(device);
+    primary_context(device)->flags = flags;
+    int code = sim_context_push(*context);
+    choose_ordinal(before->ordinal); /* it is on the stack, but the thread's device stays */
+    return code;
+}
+
+int hip_context_destroy(void *context)
+{
+    if (!context || !context_known(context))
+        return INVALID_VALUE;
+    context_leave(context);
+    note_context_destroyed();
+    return SUCCESS;
+}
+
+int hip_primary_retain(void **context, int device)
+{
+    if (ordinal_device(device) < 0)
+        return INVALID_DEVICE;
+    if (!context)
+        return INVALID_VALUE;
+    *context = primary_context(device);
+    return SUCCESS;
+}
+
+int hip_primary_nothing(int device)
+{
+    return ordinal_device(device) < 0 ? INVALID_DEVICE : SUCCESS;
+}
+
+int hip_primary_reset(int device)
+{
+    int code = hip_primary_nothing(device);
+    if (!code)
+        note_context_destroyed();
+    return code;
+}
+
+/* This one does purge the device's memory objects. */
+int hip_device_reset(void)
+{
+    context_end(current_context());
+    return SUCCESS;
+}
+
+/* ---- peers ---- */
+
+int hip_enable_peer(int peer, unsigned flags)
+{
+    struct context *context = current_context();
+    int device = ordinal_device(peer);
+    if (flags)
+        return INVALID_VALUE;
+    if (device < 0 || device == context->device)
+        return INVALID_DEVICE;
+    if (!node()->peer[context->device][device])
+        return INVALID_DEVICE;
+    if (context->peers & 1u << device)
+        return PEER_ACCESS_ALREADY_ENABLED;
+    context->peers |= 1u << device;
+    return SUCCESS;
+}
+
+int hip_disable_peer(int peer)
+{
+    struct context *context = current_context();
+    int device = ordinal_device(peer);
+    if (device < 0)
+        return INVALID_DEVICE;
+    if (!(context->peers & 1u << device))
+        return PEER_ACCESS_NOT_ENABLED;
+    context->peers &= ~(1u << device);
+    return SUCCESS;
+}
+
+int hip_peer_attribute(int *value, int attribute, int device, int peer)
+{
+    enum { PERFORMANCE_RANK, ACCESS_SUPPORTED, NATIVE_ATOMIC_SUPPORTED, ARRAY_ACCESS_SUPPORTED };
+    int access, code = sim_can_access_peer(&access, device, peer);
+    if (code)
+        return code;
+    if (!value || attribute < PERFORMANCE_RANK || attribute > ARRAY_ACCESS_SUPPORTED)
+        return INVALID_VALUE;
+    *value = attribute == ACCESS_SUPPORTED ? access : 0;
+    return SUCCESS;
+}
+
+int hip_copy_peer(uint64_t to, int to_device, uint64_t from, int from_device, size_t bytes)
+{
+    if (ordinal_device(to_device) < 0 || ordinal_device(from_device) < 0)
+        return INVALID_DEVICE;
+    return sim_copy_on_device(to, from, bytes);
+}
+
+int hip_copy_peer_async(uint64_t to, int to_device, uint64_t from, int from_device, size_t bytes, void *stream)
+{
+    int code = sim_stream_query(stream);
+    return code ? code : hip_copy_peer(to, to_device, from, from_device, bytes);
+}
+
+/* ---- copies, fills and streams in the runtime's form ---- */
+
+int hip_copy(uint64_t to, uint64_t from, size_t bytes, int kind)
+{
+    enum { HOST_TO_HOST, HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE, BY_ADDRESS };
+    switch (kind) {
+    case HOST_TO_DEVICE:
+        return sim_copy_to_device(to, (const void *)(uintptr_t)from, bytes);
+    case DEVICE_TO_HOST:
+        return sim_copy_from_device((void *)(uintptr_t)to, from, bytes);
+    case DEVICE_TO_DEVICE:
+        return sim_copy_on_device(to, from, bytes);
+    case HOST_TO_HOST:
+    case BY_ADDRESS:
+        return sim_copy(to, from, bytes);
+    default:
+        return 21; /* hipErrorInvalidMemcpyDirection */
+    }
+}
+
+int hip_copy_async(uint64_t to, uint64_t from, size_t bytes, int kind, void *stream)
+{
+    int code = sim_stream_query(stream);
+    return code ? code : hip_copy(to, from, bytes, kind);
+}
+
+int hip_fill(uint64_t address, int value, size_t bytes)
+{
+    return sim_fill8(address, (unsigned char)value, bytes);
+}
+
+int hip_fill_async(uint64_t address, int value, size_t bytes, void *stream)
+{
+    return sim_fill8_async(address, (unsigned char)value, bytes, stream);
+}
+
+int hip_stream_create(void **stream)
+{
+    return sim_stream_create(stream, 0);
+}
+
+int hip_event_create(void **event)
+{
+    return sim_event_create(event, 0);
+}
+
+/* ---- what a device or a pointer is ---- */
+
+static const struct {
+    int attribute, value;
+} attributes[] = {
+    {0, 1},     /* EccEnabled */
+    {3, 1},     /* CanMapHostMemory */
+    {5, 1700000}, /* ClockRate, kHz */
+    {8, 1},     /* ConcurrentKernels */
+    {24, 1},    /* ManagedMemory */
+    {56, 1024}, /* MaxThreadsPerBlock */
+    {63, 104},  /* MultiprocessorCount */
+    {85, 1},    /* UnifiedAddressing */
+    {87, 64},   /* WarpSize */
+    {88, 1},    /* MemoryPoolsSupported */
+    {89, 1},    /* VirtualMemoryManagementSupported */
+    {90, 1},    /* HostRegisterSupported */
+};
+
+int hip_device_attribute(int *value, int attribute, int device)
+{
+    enum { CAPABILITY_MAJOR = 23, CAPABILITY_MINOR = 61, PCI_BUS = 67, PCI_DEVICE = 68, PCI_DOMAIN = 69 };
+    int domain = 0, bus = 0, slot = 0, major = 0, minor = 0;
+    if (!value || attribute < 0)
+        return INVALID_VALUE;
+    int code = sim_device_capability(&major, &minor, device);
+    if (code)
+        return code;
+    device_pci_numbers(device, &domain, &bus, &slot);
+    *value = attribute == PCI_BUS              ? bus
+             : attribute == PCI_DEVICE         ? slot
+             : attribute == PCI_DOMAIN         ? domain
+             : attribute == CAPABILITY_MAJOR   ? major
+             : attribute == CAPABILITY_MINOR   ? minor
+                                               : 0;
+    for (size_t i = 0; i < sizeof attributes / sizeof *attributes; i++)
+        if (attributes[i].attribute == attribute)
+            *value = attributes[i].value;
+    return SUCCESS;
+}
+
+/* hipDeviceProp_tR0600. Only what is named is filled in; `_…` stands for limits of textures and the like. */
+struct hip_properties {
+    char name[256];
+    unsigned char uuid[16];
+    char luid[8];
+    unsigned luid_device_node_mask;
+    size_t total_memory, shared_memory_per_block;
+    int registers_per_block, warp_size;
+    size_t pitch;
+    int max_threads_per_block, max_threads[3], max_grid[3], clock_rate;
+    size_t constant_memory;
+    int major, minor;
+    size_t texture_alignment, texture_pitch_alignment;
+    int overlap, multiprocessors, timeout, integrated, can_map_host_memory, compute_mode;
+    int _textures[39];
+    size_t surface_alignment;
+    int concurrent_kernels, ecc, pci_bus, pci_device, pci_domain;
+    int _tcc, async_engines, unified_addressing, memory_clock_rate, memory_bus_width, l2_cache;
+    int _persisting_l2, max_threads_per_multiprocessor, stream_priorities, _l1[2];
+    size_t shared_memory_per_multiprocessor;
+    int registers_per_multiprocessor, managed_memory;
+    int _boards[10];
+    size_t shared_memory_per_block_optin;
+    int _pageable[4];
+    size_t reserved_shared_memory;
+    int host_register, _sparse, _read_only, _timeline, memory_pools, _rdma[5], ipc_events, _cluster[2];
+    int _reserved[63], _hip_reserved[32];
+    char arch[256];
+    unsigned char _rest[256];
+};
+_Static_assert(offsetof(struct hip_properties, multiprocessors) == 388, "hipDeviceProp_tR0600.multiProcessorCount");
+_Static_assert(offsetof(struct hip_properties, arch) == 1160, "hipDeviceProp_tR0600.gcnArchName");
+_Static_assert(offsetof(struct hip_properties, pci_bus) == 584, "hipDeviceProp_tR0600.pciBusID");
+enum { PROPERTIES_BYTES = 1472 };
+
+int hip_device_properties(struct hip_properties *properties, int device)
+{
+    int number = ordinal_device(device);
+    if (!properties)
+        return INVALID_VALUE;
+    if (number < 0)
+        return INVALID_DEVICE;
+    const struct device *one = &node()->device[number];
+    memset(properties, 0, PROPERTIES_BYTES);
+    snprintf(properties->name, sizeof properties->name, "%s", one->name);
+    snprintf(properties->arch, sizeof properties->arch, "%s", one->arch);
+    sim_device_uuid(properties->uuid, device);
+    sim_device_capability(&properties->major, &properties->minor, device);
+    device_pci_numbers(device, &properties->pci_domain, &properties->pci_bus, &properties->pci_device);
+    properties->total_memory = one->memory;
+    properties->warp_size = 64;
+    properties->max_threads_per_block = 1024;
+    properties->multiprocessors = 104;
+    properties->can_map_host_memory = properties->concurrent_kernels = properties->unified_addressing = 1;
+    properties->managed_memory = properties->memory_pools = properties->host_register = 1;
+    return SUCCESS;
+}
+
+struct hip_pointer_attribute {
+    int type, device;
+    uint64_t device_pointer, host_pointer;
+    int managed;
+    unsigned flags;
+};
+
+int hip_pointer_attributes(struct hip_pointer_attribute *out, uint64_t address)
+{
+    enum { MEMORY_TYPE = 2, HOST_POINTER = 4, IS_MANAGED = 8, ORDINAL = 9, MANAGED_TYPE = 3, NO_DEVICE_ID = -2 };
+    bool managed = false;
+    if (!out)
+        return INVALID_VALUE;
+    *out = (struct hip_pointer_attribute){.device = NO_DEVICE_ID};
+    if (sim_pointer_attribute(&out->type, MEMORY_TYPE, address))
+        return SUCCESS; /* memory that HIP does not know is of type unregistered, 0 */
+    sim_pointer_attribute(&out->device, ORDINAL, address);
+    sim_pointer_attribute(&out->host_pointer, HOST_POINTER, address);
+    sim_pointer_attribute(&managed, IS_MANAGED, address);
+    out->device_pointer = address;
+    out->managed = managed;
+    if (managed)
+        out->type = MANAGED_TYPE;
+    return SUCCESS;
+}

@@ -1,0 +1,275 @@
+/* Inter-process memory, as measured on an H200 and as ROCclr's sources have it.
+ *
+ * The words of a handle:
+ *   0  tag and the segment's serial number
+ *   1  the exporter's pid (there on a real GPU, too)
+ *   2  the allocation's bytes
+ *   3  the allocation: its offset in the segment, and its number above that; small allocations of one
+ *      segment differ in this word only
+ *   4  where the exporter has the segment: a stale handle leads to what is there now
+ *   5  nothing: a real handle is not authenticated either
+ *   6  the node's number of the device, and its ordinal in the exporter
+ *   7  for HIP, the offset of the interior pointer that was exported
+ */
+#define _GNU_SOURCE
+#include "memory.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define TAG 0x51d0ull /* in the upper 16 bits of word 0 */
+#define SERIAL_BITS 48
+#define OFFSET_BITS 32
+
+struct wish { /* what a handle asks for */
+    uint64_t serial, bytes, offset, id, address, interior;
+    int32_t pid;
+    int device, ordinal;
+};
+
+static bool read_handle(const struct ipc_handle *handle, struct wish *wish)
+{
+    const uint64_t *word = handle->word;
+    *wish = (struct wish){
+        .serial = word[0] & ((1ull << SERIAL_BITS) - 1),
+        .pid = (int32_t)word[1],
+        .bytes = word[2],
+        .offset = word[3] & ((1ull << OFFSET_BITS) - 1),
+        .id = word[3] >> OFFSET_BITS,
+        .address = word[4],
+        .device = (int)(word[6] & 0xffffffff),
+        .ordinal = (int)(word[6] >> 32),
+        .interior = word[7],
+    };
+    return word[0] >> SERIAL_BITS == TAG && wish->bytes && wish->device >= 0 &&
+           wish->device < node()->devices && wish->interior < wish->bytes;
+}
+
+static bool exportable(const struct block *block)
+{
+    return block->kind == OWN || (block->kind == POOL && face.pool_memory_exports);
+}
+
+/* For the fault `collide`: another exportable allocation of this process, or the same when it is the only. */
+static struct allocation *another(struct block **block, struct allocation *allocation)
+{
+    for (struct block *other = blocks; other; other = other->next)
+        for (struct allocation *each = other->allocations; each && exportable(other); each = each->next)
+            if (each != allocation) {
+                *block = other;
+                return each;
+            }
+    return allocation;
+}
+
+int sim_ipc_get(struct ipc_handle *out, uint64_t address)
+{
+    struct context *context;
+    int code = enter_context(&context);
+    if (code)
+        return code;
+    struct block *block = find_block(address);
+    struct allocation *allocation = block ? find_allocation(block, address, 0) : NULL;
+    if (!out || !allocation || !exportable(block))
+        return INVALID_VALUE;
+    uint64_t interior = face.interior_handles ? address - block->base - allocation->offset : 0;
+    if (fault_asks(COLLIDE)) {
+        allocation = another(&block, allocation);
+        interior = 0;
+    }
+    *out = (struct ipc_handle){{
+        TAG << SERIAL_BITS | block->serial,
+        (uint64_t)getpid(),
+        allocation->bytes,
+        allocation->id << OFFSET_BITS | allocation->offset,
+        block->base,
+        0,
+        (uint64_t)block->context->ordinal << 32 | (uint64_t)block->device,
+        interior,
+    }};
+    return SUCCESS;
+}
+
+/* ---- opening ---- */
+
+static struct ipc_handle *opened;
+static size_t opened_count;
+
+bool opened_before(const struct ipc_handle *handle)
+{
+    for (size_t i = 0; i < opened_count; i++)
+        if (!memcmp(&opened[i], handle, sizeof *handle))
+            return true;
+    return false;
+}
+
+static void remember(const struct ipc_handle *handle)
+{
+    if (opened_before(handle))
+        return;
+    struct ipc_handle *more = realloc(opened, (opened_count + 1) * sizeof *opened);
+    if (!more)
+        abort();
+    opened = more;
+    opened[opened_count++] = *handle;
+}
+
+/* Whether an import is open here whose exporter has freed it and now has the handle's memory in its place. */
+bool overlaps_freed(const struct ipc_handle *handle)
+{
+    struct wish wish;
+    bool found = false;
+    if (!read_handle(handle, &wish) || !sim_initialized())
+        return false;
+    state_lock();
+    for (const struct block *block = blocks; block && !found; block = block->next) {
+        const struct segment *segment = block->kind == IMPORTED ? segment_find(block->serial) : NULL;
+        found = segment && segment->freed && segment->serial != wish.serial && segment->pid == wish.pid &&
+                segment->address < wish.address + wish.offset + wish.bytes &&
+                wish.address < segment->address + segment->bytes;
+    }
+    state_unlock();
+    return found;
+}
+
+static struct block *import_of(uint64_t serial)
+{
+    for (struct block *block = blocks; block; block = block->next)
+        if (block->kind == IMPORTED && block->serial == serial && !block->stale)
+            return block;
+    return NULL;
+}
+
+/* For the fault `stale`: what lay at the segment's address before it, or nothing but zeroes. */
+static int file_of_what_was_before(const struct segment *segment)
+{
+    const struct segment *before = segment_before(segment);
+    int file = before ? segment_open_file(before) : segment_open_last_at(segment);
+    if (file < 0)
+        file = memfd_create("zeroes", MFD_CLOEXEC);
+    if (lseek(file, 0, SEEK_END) < (off_t)segment->bytes && ftruncate(file, (off_t)segment->bytes) < 0) {
+        close(file);
+        return -1;
+    }
+    return file;
+}
+
+/* Maps the segment into this process; with the state's lock held. */
+static int import(struct block **block, const struct segment *segment, struct context *context)
+{
+    bool stale = fault_asks(STALE);
+    uint64_t base = place_imported(segment->bytes);
+    int file = stale ? file_of_what_was_before(segment) : segment_open_file(segment);
+    int mapping = -1;
+    if (!base || file < 0 || !map_at(base, segment->bytes, file) ||
+        (mapping = mapping_add(segment->serial)) < 0) {
+        if (base)
+            unmap_at(base, segment->bytes);
+        if (file >= 0)
+            close(file);
+        return base ? MAPPING_FAILED : OUT_OF_MEMORY;
+    }
+    *block = block_add((struct block){.base = base, .bytes = segment->bytes, .kind = IMPORTED,
+                                      .device = segment->device, .context = context, .file = file,
+                                      .serial = segment->serial, .mapping = mapping, .stale = stale});
+    return SUCCESS;
+}
+
+static struct allocation *opened_part(const struct block *block, const struct wish *wish)
+{
+    for (struct allocation *each = block->allocations; each; each = each->next)
+        if (each->offset == wish->offset + wish->interior && each->id == wish->id)
+            return each;
+    return NULL;
+}
+
+/* For the faults `corrupt-byte` and `corrupt-page`: what reads wrong through this import from now on. */
+static void spoil_import(struct allocation *part)
+{
+    enum { PAGE = 4096 };
+    if (fault_asks(CORRUPT_PAGE)) {
+        uint64_t pages = part->bytes / PAGE;
+        part->bad_offset = part->offset + (pages ? scatter() % pages * PAGE : 0);
+        part->bad_bytes = part->bytes < PAGE ? part->bytes : PAGE;
+    } else if (fault_asks(CORRUPT_BYTE)) {
+        part->bad_offset = part->offset + scatter() % part->bytes;
+        part->bad_bytes = 1;
+    }
+}
+
+/* With the state's lock held. */
+static int open_wish(uint64_t *address, const struct wish *wish, struct context *context)
+{
+    struct segment *segment = segment_find(wish->serial);
+    if (!segment) /* gone, but what its exporter has there now is taken for it */
+        segment = segment_at(wish->pid, wish->device, wish->address);
+    if (!segment)
+        return process_alive(wish->pid) ? face.gone : face.exporter_gone;
+    if (wish->offset + wish->bytes > segment->bytes)
+        return INVALID_VALUE;
+    if (state_device_lost(segment->device))
+        return face.lost;
+    if (segment->device != context->device && !node()->peer[context->device][segment->device])
+        return PEER_ACCESS_UNSUPPORTED;
+    struct block *block = fault_asks(STALE) ? NULL : import_of(segment->serial);
+    if (block && block->context != context)
+        return INVALID_HANDLE;
+    int code = block ? SUCCESS : import(&block, segment, context);
+    if (code)
+        return code;
+    struct allocation *part = opened_part(block, wish);
+    if (!part) {
+        part = allocation_add(block, wish->offset + wish->interior, wish->bytes - wish->interior);
+        part->id = wish->id;
+    }
+    part->opens++;
+    spoil_import(part);
+    *address = block->base + part->offset;
+    return SUCCESS;
+}
+
+int sim_ipc_open(uint64_t *address, struct ipc_handle handle, unsigned flags)
+{
+    enum { LAZY_ENABLE_PEER_ACCESS = 1 };
+    struct context *context;
+    struct wish wish;
+    int code = enter_context(&context);
+    if (code)
+        return code;
+    if (!address || flags != LAZY_ENABLE_PEER_ACCESS || !read_handle(&handle, &wish))
+        return INVALID_VALUE;
+    if (wish.pid == getpid())
+        return INVALID_CONTEXT;
+    /* ROCclr looks the exporter's device up by ordinal among its own. */
+    if (face.device_is_context && wish.ordinal >= visible_devices())
+        return INVALID_VALUE;
+    state_lock();
+    code = open_wish(address, &wish, context);
+    state_unlock();
+    if (!code)
+        remember(&handle);
+    return code;
+}
+
+int sim_ipc_close(uint64_t address)
+{
+    struct context *context;
+    int code = enter_context(&context);
+    if (code)
+        return code;
+    struct block *block = find_block(address);
+    if (!block || block->kind != IMPORTED)
+        return INVALID_VALUE;
+    struct allocation *part = allocation_at(block, address);
+    if (!part)
+        return INVALID_VALUE;
+    if (part->opens == 1)
+        return release(address, IMPORTED);
+    part->opens--;
+    if (fault_asks(KEEP))
+        keep_segment(block);
+    return SUCCESS;
+}

@@ -1,0 +1,299 @@
+/* libnvidia-ml.so.1: what the inventory and nvidia-ml-py need. It looks on; it takes no part. */
+#include "sim.h"
+
+#include <ctype.h>
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    NVML_UNINITIALIZED = 1,
+    NVML_INVALID_ARGUMENT = 2,
+    NVML_NOT_SUPPORTED = 3,
+    NVML_NOT_FOUND = 6,
+    NVML_INSUFFICIENT_SIZE = 7,
+    NVML_DRIVER_NOT_LOADED = 9,
+    NVML_GPU_IS_LOST = 15,
+    NVML_UNKNOWN = 999,
+};
+
+const struct face face = {
+    .backend = CUDA,
+    .granularity = 512,
+    .not_initialized = NVML_UNINITIALIZED,
+    .unsupported = NVML_NOT_SUPPORTED,
+    .lost = NVML_GPU_IS_LOST,
+};
+
+static unsigned users;
+
+bool face_initialized(void)
+{
+    return users;
+}
+
+bool face_works_before_init(enum call call)
+{
+    return call == CALL_nvml_init;
+}
+
+EXPORT const char *nvmlErrorString(int code)
+{
+    switch (code) {
+    case SUCCESS:
+        return "Success";
+    case NVML_UNINITIALIZED:
+        return "Uninitialized";
+    case NVML_INVALID_ARGUMENT:
+        return "Invalid Argument";
+    case NVML_NOT_SUPPORTED:
+        return "Not Supported";
+    case NVML_NOT_FOUND:
+        return "Not Found";
+    case NVML_INSUFFICIENT_SIZE:
+        return "Insufficient Size";
+    case NVML_DRIVER_NOT_LOADED:
+        return "Driver Not Loaded";
+    case NVML_GPU_IS_LOST:
+        return "GPU is lost";
+    default:
+        return "Unknown Error";
+    }
+}
+
+int nvml_init(void)
+{
+    if (!*node()->nvidia_driver)
+        return NVML_DRIVER_NOT_LOADED;
+    if (state_join(false))
+        return NVML_UNKNOWN;
+    users++;
+    return SUCCESS;
+}
+
+int nvml_init_flags(unsigned flags)
+{
+    (void)flags; /* what to do without a GPU or a permission; neither arises here */
+    return nvml_init();
+}
+
+int nvml_shutdown(void)
+{
+    users--;
+    return SUCCESS;
+}
+
+static int give_text(char *to, unsigned bytes, const char *text)
+{
+    if (!to)
+        return NVML_INVALID_ARGUMENT;
+    if (strlen(text) >= bytes)
+        return NVML_INSUFFICIENT_SIZE;
+    strcpy(to, text);
+    return SUCCESS;
+}
+
+int nvml_driver_version(char *text, unsigned bytes)
+{
+    return give_text(text, bytes, node()->nvidia_driver);
+}
+
+/* As the real one: CUDA's major version, then the driver's. */
+int nvml_version(char *text, unsigned bytes)
+{
+    char version[80];
+    snprintf(version, sizeof version, "%d.%s", node()->cuda_driver / 1000, node()->nvidia_driver);
+    return give_text(text, bytes, version);
+}
+
+int nvml_cuda_version(int *version)
+{
+    if (!version)
+        return NVML_INVALID_ARGUMENT;
+    *version = node()->cuda_driver;
+    return SUCCESS;
+}
+
+/* A handle is the device's description in the node. */
+static const struct device *nth(unsigned index)
+{
+    for (int i = 0; i < node()->devices; i++)
+        if (node()->device[i].backend == CUDA && index-- == 0)
+            return &node()->device[i];
+    return NULL;
+}
+
+static int number_of(const void *gpu)
+{
+    const struct device *device = gpu;
+    return device >= node()->device && device < node()->device + node()->devices ? (int)(device - node()->device)
+                                                                                  : -1;
+}
+
+static int check(const void *gpu, const void *out)
+{
+    if (number_of(gpu) < 0 || !out)
+        return NVML_INVALID_ARGUMENT;
+    return state_device_lost(number_of(gpu)) ? NVML_GPU_IS_LOST : SUCCESS;
+}
+
+int nvml_device_count(unsigned *count)
+{
+    if (!count)
+        return NVML_INVALID_ARGUMENT;
+    for (*count = 0; nth(*count); ++*count)
+        ;
+    return SUCCESS;
+}
+
+int nvml_device_by_index(unsigned index, void **found)
+{
+    if (!found || !nth(index))
+        return NVML_INVALID_ARGUMENT;
+    *found = (void *)nth(index);
+    return check(*found, found);
+}
+
+int nvml_device_by_uuid(const char *uuid, void **found)
+{
+    if (!uuid || !found)
+        return NVML_INVALID_ARGUMENT;
+    for (unsigned i = 0; nth(i); i++)
+        if (!strcmp(nth(i)->uuid, uuid))
+            return nvml_device_by_index(i, found);
+    return NVML_NOT_FOUND;
+}
+
+static bool pci_numbers(const char *text, unsigned number[4])
+{
+    return sscanf(text, "%x:%x:%x.%x", &number[0], &number[1], &number[2], &number[3]) == 4;
+}
+
+int nvml_device_by_pci(const char *pci, void **found)
+{
+    unsigned wanted[4], has[4];
+    if (!pci || !found || !pci_numbers(pci, wanted))
+        return NVML_INVALID_ARGUMENT;
+    for (unsigned i = 0; nth(i); i++)
+        if (pci_numbers(nth(i)->pci, has) && !memcmp(wanted, has, sizeof has))
+            return nvml_device_by_index(i, found);
+    return NVML_NOT_FOUND;
+}
+
+int nvml_device_index(void *gpu, unsigned *index)
+{
+    int code = check(gpu, index);
+    if (!code)
+        for (*index = 0; nth(*index) != gpu; ++*index)
+            ;
+    return code;
+}
+
+int nvml_device_uuid(void *gpu, char *text, unsigned bytes)
+{
+    int code = check(gpu, text);
+    return code ? code : give_text(text, bytes, ((struct device *)gpu)->uuid);
+}
+
+int nvml_device_name(void *gpu, char *text, unsigned bytes)
+{
+    int code = check(gpu, text);
+    return code ? code : give_text(text, bytes, ((struct device *)gpu)->name);
+}
+
+struct nvml_pci { /* nvmlPciInfo_t, version 3 */
+    char legacy[16];
+    unsigned domain, bus, device, id, subsystem;
+    char text[32];
+};
+
+int nvml_device_pci(void *gpu, struct nvml_pci *pci)
+{
+    unsigned number[4];
+    int code = check(gpu, pci);
+    if (code)
+        return code;
+    if (!pci_numbers(((struct device *)gpu)->pci, number))
+        return NVML_UNKNOWN;
+    *pci = (struct nvml_pci){.domain = number[0], .bus = number[1], .device = number[2], .id = 0x10de};
+    snprintf(pci->legacy, sizeof pci->legacy, "%04X:%02X:%02X.0", number[0] & 0xffff, number[1] & 0xff,
+             number[2] & 0xff);
+    snprintf(pci->text, sizeof pci->text, "%08X:%02X:%02X.0", number[0], number[1], number[2]);
+    return SUCCESS;
+}
+
+int nvml_device_capability(void *gpu, int *major, int *minor)
+{
+    int code = check(gpu, major);
+    if (!code && sscanf(((struct device *)gpu)->arch, "%d.%d", major, minor) != 2)
+        code = NVML_UNKNOWN;
+    return code;
+}
+
+struct nvml_memory {
+    unsigned long long total, free, used;
+};
+
+struct nvml_memory_v2 {
+    unsigned version;
+    unsigned long long total, reserved, free, used;
+};
+
+int nvml_device_memory(void *gpu, struct nvml_memory *memory)
+{
+    int code = check(gpu, memory);
+    if (code)
+        return code;
+    state_lock();
+    memory->total = ((struct device *)gpu)->memory;
+    memory->used = state_used(number_of(gpu));
+    state_unlock();
+    if (memory->used > memory->total)
+        memory->used = memory->total;
+    memory->free = memory->total - memory->used;
+    return SUCCESS;
+}
+
+int nvml_device_memory_v2(void *gpu, struct nvml_memory_v2 *memory)
+{
+    struct nvml_memory plain;
+    int code = memory ? nvml_device_memory(gpu, &plain) : NVML_INVALID_ARGUMENT;
+    if (!code) {
+        memory->total = plain.total;
+        memory->reserved = 0;
+        memory->free = plain.free;
+        memory->used = plain.used;
+    }
+    return code;
+}
+
+struct nvml_process { /* nvmlProcessInfo_v2_t */
+    unsigned pid;
+    unsigned long long bytes;
+    unsigned gpu_instance, compute_instance;
+};
+
+struct list {
+    unsigned room, count;
+    struct nvml_process *to;
+};
+
+static void add_process(int32_t pid, uint64_t bytes, void *data)
+{
+    struct list *list = data;
+    if (list->count < list->room)
+        list->to[list->count] = (struct nvml_process){(unsigned)pid, bytes, UINT32_MAX, UINT32_MAX};
+    list->count++;
+}
+
+int nvml_device_processes(void *gpu, unsigned *count, struct nvml_process *processes)
+{
+    int code = check(gpu, count);
+    if (code)
+        return code;
+    struct list list = {.room = processes ? *count : 0, .to = processes};
+    state_lock();
+    state_each_user(number_of(gpu), add_process, &list);
+    state_unlock();
+    *count = list.count;
+    return list.count > list.room ? NVML_INSUFFICIENT_SIZE : SUCCESS;
+}

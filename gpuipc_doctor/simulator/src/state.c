@@ -1,0 +1,412 @@
+/* The node-wide state: devices, processes, segments, mappings, in one file that all processes map.
+ *
+ * A process may be killed at any instruction. So nothing here is a running total: what is used follows from
+ * which entries of the tables are taken, and an entry is taken or given up by one store (of its serial
+ * number), before or after which everything else is in order. The mutex is robust, and whoever gets it from
+ * a dead owner only has to go on.
+ *
+ * Whether a process lives is asked of the kernel through a file lock that each process holds on one byte of
+ * the state file: it goes the moment the process ends, a zombie holds none, and unlike a pid it means the
+ * same in every pid namespace. Locks of this kind are dropped when the process closes *any* descriptor of
+ * the file, so none is ever closed, and they are not inherited by fork, so a child cannot keep its parent
+ * alive.
+ */
+#define _GNU_SOURCE
+#include "sim.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { PROCESSES = 256, SEGMENTS = 8192, MAPPINGS = 16384 };
+enum { NOBODY = UINT16_MAX };
+#define MAGIC 0x67707569u
+
+struct process {
+    uint64_t started; /* clock ticks since boot; tells two processes of one pid apart */
+    int32_t pid;
+    bool taken;
+};
+
+struct mapping {
+    uint64_t serial; /* of the segment; 0 marks a free entry */
+    uint16_t holder;
+};
+
+struct shared {
+    uint32_t magic;
+    pthread_mutex_t mutex;
+    uint64_t last_serial;
+    uint64_t leaked[MAX_DEVICES];
+    bool lost[MAX_DEVICES];
+    /* High-water marks, so that a look at a table stops where it was never used. */
+    uint32_t segments, mappings;
+    struct process process[PROCESSES];
+    struct segment segment[SEGMENTS];
+    struct mapping mapping[MAPPINGS];
+};
+
+static struct shared *shared;
+static int state_file = -1;
+static const char *directory;
+static uint16_t my_process = NOBODY;
+
+/* Order the stores before it against the stores after it, as another process sees them. */
+#define PUBLISH(word, value) __atomic_store_n(&(word), value, __ATOMIC_SEQ_CST)
+
+static uint64_t start_time_of_this_process(void)
+{
+    char text[1024];
+    int file = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
+    ssize_t length = file < 0 ? -1 : read(file, text, sizeof text - 1);
+    if (file >= 0)
+        close(file);
+    if (length <= 0)
+        return 0;
+    text[length] = '\0';
+    /* The command, field 2, may hold spaces and parentheses; what follows its last one is plain. */
+    char *field = strrchr(text, ')');
+    for (int i = 2; field && i < 22; i++)
+        field = strchr(field + 1, ' ');
+    return field ? strtoull(field + 1, NULL, 10) : 0;
+}
+
+static int lock_byte(int command, short type, off_t byte)
+{
+    struct flock lock = {.l_type = type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
+    int result;
+    do
+        result = fcntl(state_file, command, &lock);
+    while (result < 0 && errno == EINTR);
+    return result < 0 ? -1 : lock.l_type;
+}
+
+static off_t byte_of_process(int entry)
+{
+    return (off_t)sizeof(struct shared) + 1 + entry;
+}
+
+/* Byte 0 is held while the file is made ready, so that a maker who dies leaves the work to the next. */
+static int open_state(void)
+{
+    directory = getenv("GPUIPC_SIM_STATE");
+    char path[4096];
+    if (!directory || snprintf(path, sizeof path, "%s/node", directory) >= (int)sizeof path) {
+        fputs("simulated driver: GPUIPC_SIM_STATE does not name a directory\n", stderr);
+        return ENOENT;
+    }
+    state_file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (state_file < 0 || lock_byte(F_SETLKW, F_WRLCK, 0) < 0 ||
+        ftruncate(state_file, sizeof(struct shared)) < 0) {
+        fprintf(stderr, "simulated driver: %s: %s\n", path, strerror(errno));
+        return errno;
+    }
+    void *map = mmap(NULL, sizeof(struct shared), PROT_READ | PROT_WRITE, MAP_SHARED, state_file, 0);
+    if (map == MAP_FAILED) {
+        fprintf(stderr, "simulated driver: %s: %s\n", path, strerror(errno));
+        return errno;
+    }
+    shared = map;
+    if (shared->magic != MAGIC) {
+        pthread_mutexattr_t attributes;
+        pthread_mutexattr_init(&attributes);
+        pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+        pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+        pthread_mutex_init(&shared->mutex, &attributes);
+        PUBLISH(shared->magic, MAGIC);
+    }
+    lock_byte(F_SETLK, F_UNLCK, 0);
+    return 0;
+}
+
+static int take_entry(void)
+{
+    for (int i = 0; i < PROCESSES; i++) {
+        struct process *process = &shared->process[i];
+        if (process->taken || lock_byte(F_SETLK, F_WRLCK, byte_of_process(i)) < 0)
+            continue;
+        process->pid = getpid();
+        process->started = start_time_of_this_process();
+        PUBLISH(process->taken, true);
+        my_process = (uint16_t)i;
+        return 0;
+    }
+    fputs("simulated driver: too many processes on this node\n", stderr);
+    return EUSERS;
+}
+
+int state_join(bool as_user)
+{
+    int error = shared ? 0 : open_state();
+    if (!error && as_user && my_process == NOBODY) {
+        state_lock();
+        error = take_entry();
+        state_unlock();
+    }
+    return error;
+}
+
+/* ---- the dead ---- */
+
+static bool alive(int entry)
+{
+    const struct process *process = &shared->process[entry];
+    if (entry == my_process)
+        return true;
+    /* Another face of this very process: its lock does not show, for it is ours as well. */
+    static uint64_t my_start;
+    if (!my_start)
+        my_start = start_time_of_this_process();
+    if (process->pid == getpid() && process->started == my_start)
+        return true;
+    return lock_byte(F_GETLK, F_WRLCK, byte_of_process(entry)) != F_UNLCK;
+}
+
+static void path_of(char *path, size_t bytes, const struct segment *segment)
+{
+    snprintf(path, bytes, "%s/segment-%llu", directory, (unsigned long long)segment->serial);
+}
+
+static void path_of_last_at(char *path, size_t bytes, const struct segment *segment)
+{
+    snprintf(path, bytes, "%s/last-%d-%d-%llx", directory, segment->pid, segment->device,
+             (unsigned long long)segment->address);
+}
+
+/* A segment goes when its owner gave it up and nobody maps it. */
+static void settle(struct segment *segment)
+{
+    if (!segment->serial || !segment->freed)
+        return;
+    for (uint32_t i = 0; i < shared->mappings; i++)
+        if (shared->mapping[i].serial == segment->serial)
+            return;
+    char path[4096], last[4096];
+    path_of(path, sizeof path, segment);
+    if (node_has_fault(CALL_ipc_open, STALE, segment->device)) {
+        path_of_last_at(last, sizeof last, segment);
+        rename(path, last);
+    } else {
+        unlink(path);
+    }
+    if (segment->kept)
+        shared->leaked[segment->device] += segment->bytes;
+    PUBLISH(segment->serial, 0);
+}
+
+/* Each step may be repeated, so it does not matter where a process that does this is killed. */
+static void bury(int entry)
+{
+    for (uint32_t i = 0; i < shared->mappings; i++) {
+        struct mapping *mapping = &shared->mapping[i];
+        if (!mapping->serial || mapping->holder != entry)
+            continue;
+        struct segment *segment = segment_find(mapping->serial);
+        if (segment && node_has_fault(CALL_exit, KEEP, segment->device))
+            segment->kept = true;
+        PUBLISH(mapping->serial, 0);
+        if (segment)
+            settle(segment);
+    }
+    for (uint32_t i = 0; i < shared->segments; i++) {
+        struct segment *segment = &shared->segment[i];
+        if (!segment->serial || segment->owner != entry)
+            continue;
+        if (!segment->freed && node_has_fault(CALL_exit, KEEP, segment->device))
+            segment->kept = true;
+        segment->freed = true;
+        settle(segment);
+        segment->owner = NOBODY;
+    }
+    PUBLISH(shared->process[entry].taken, false);
+}
+
+void state_lock(void)
+{
+    if (pthread_mutex_lock(&shared->mutex) == EOWNERDEAD)
+        pthread_mutex_consistent(&shared->mutex);
+    for (int i = 0; i < PROCESSES; i++)
+        if (shared->process[i].taken && !alive(i))
+            bury(i);
+}
+
+void state_unlock(void)
+{
+    pthread_mutex_unlock(&shared->mutex);
+}
+
+bool process_alive(int32_t pid)
+{
+    for (int i = 0; i < PROCESSES; i++)
+        if (shared->process[i].taken && shared->process[i].pid == pid)
+            return true; /* state_lock buried the others */
+    return false;
+}
+
+/* ---- segments and mappings ---- */
+
+uint64_t state_used(int device)
+{
+    uint64_t used = node()->device[device].held + shared->leaked[device];
+    for (uint32_t i = 0; i < shared->segments; i++)
+        if (shared->segment[i].serial && shared->segment[i].device == device)
+            used += shared->segment[i].bytes;
+    return used;
+}
+
+struct segment *segment_create(int device, uint64_t bytes, uint64_t address)
+{
+    uint32_t i = 0;
+    while (i < SEGMENTS && shared->segment[i].serial)
+        i++;
+    if (i == SEGMENTS) {
+        fputs("simulated driver: too many allocations on this node\n", stderr);
+        errno = ENFILE;
+        return NULL;
+    }
+    struct segment *segment = &shared->segment[i];
+    *segment = (struct segment){.bytes = bytes, .address = address, .pid = getpid(),
+                                .device = (uint16_t)device, .owner = my_process};
+    struct segment named = *segment;
+    named.serial = ++shared->last_serial;
+    char path[4096];
+    path_of(path, sizeof path, &named);
+    int file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (file < 0 || ftruncate(file, (off_t)bytes) < 0) {
+        int error = errno;
+        fprintf(stderr, "simulated driver: %s: %s\n", path, strerror(error));
+        if (file >= 0) {
+            close(file);
+            unlink(path);
+        }
+        errno = error;
+        return NULL;
+    }
+    close(file);
+    if (i >= shared->segments)
+        shared->segments = i + 1;
+    PUBLISH(segment->serial, named.serial);
+    return segment;
+}
+
+struct segment *segment_find(uint64_t serial)
+{
+    for (uint32_t i = 0; serial && i < shared->segments; i++)
+        if (shared->segment[i].serial == serial)
+            return &shared->segment[i];
+    return NULL;
+}
+
+static bool same_place(const struct segment *segment, int32_t pid, int device, uint64_t address)
+{
+    return segment->serial && segment->pid == pid && segment->device == device &&
+           segment->address == address;
+}
+
+struct segment *segment_at(int32_t pid, int device, uint64_t address)
+{
+    for (uint32_t i = 0; i < shared->segments; i++)
+        if (same_place(&shared->segment[i], pid, device, address) && !shared->segment[i].freed)
+            return &shared->segment[i];
+    return NULL;
+}
+
+struct segment *segment_before(const struct segment *segment)
+{
+    struct segment *found = NULL;
+    for (uint32_t i = 0; i < shared->segments; i++) {
+        struct segment *other = &shared->segment[i];
+        if (same_place(other, segment->pid, segment->device, segment->address) &&
+            other->serial < segment->serial && (!found || other->serial > found->serial))
+            found = other;
+    }
+    return found;
+}
+
+int segment_open_file(const struct segment *segment)
+{
+    char path[4096];
+    path_of(path, sizeof path, segment);
+    return open(path, O_RDWR | O_CLOEXEC);
+}
+
+int segment_open_last_at(const struct segment *segment)
+{
+    char path[4096];
+    path_of_last_at(path, sizeof path, segment);
+    return open(path, O_RDWR | O_CLOEXEC);
+}
+
+void segment_free(uint64_t serial)
+{
+    struct segment *segment = segment_find(serial);
+    if (!segment)
+        return;
+    segment->freed = true;
+    settle(segment);
+}
+
+int mapping_add(uint64_t serial)
+{
+    for (uint32_t i = 0; i < MAPPINGS; i++) {
+        struct mapping *mapping = &shared->mapping[i];
+        if (mapping->serial)
+            continue;
+        mapping->holder = my_process;
+        if (i >= shared->mappings)
+            shared->mappings = i + 1;
+        PUBLISH(mapping->serial, serial);
+        return (int)i;
+    }
+    fputs("simulated driver: too many mappings on this node\n", stderr);
+    return -1;
+}
+
+void mapping_remove(int entry)
+{
+    struct mapping *mapping = &shared->mapping[entry];
+    struct segment *segment = segment_find(mapping->serial);
+    PUBLISH(mapping->serial, 0);
+    if (segment)
+        settle(segment);
+}
+
+void state_each_user(int device, void (*each)(int32_t pid, uint64_t bytes, void *data), void *data)
+{
+    for (int i = 0; i < PROCESSES; i++) {
+        uint64_t bytes = 0;
+        if (!shared->process[i].taken)
+            continue;
+        for (uint32_t j = 0; j < shared->segments; j++) {
+            const struct segment *segment = &shared->segment[j];
+            if (segment->serial && !segment->freed && segment->owner == i && segment->device == device)
+                bytes += segment->bytes;
+        }
+        if (bytes)
+            each(shared->process[i].pid, bytes, data);
+    }
+}
+
+/* ---- single words ---- */
+
+void state_leak(int device, uint64_t bytes)
+{
+    if (shared)
+        __atomic_fetch_add(&shared->leaked[device], bytes, __ATOMIC_SEQ_CST);
+}
+
+void state_lose_device(int device)
+{
+    if (shared)
+        PUBLISH(shared->lost[device], true);
+}
+
+bool state_device_lost(int device)
+{
+    return shared && __atomic_load_n(&shared->lost[device], __ATOMIC_SEQ_CST);
+}
