@@ -37,8 +37,8 @@ class Vendor:
     device_files: tuple[str, ...]
     """Glob patterns of the device files that a process must be able to open for reading and writing."""
     device_files_remedy: str
-    hiding_variables: tuple[str, ...]
-    """Environment variables that hide devices from a process."""
+    hiding_variables: Mapping[str, bool]
+    """Environment variable that hides devices → whether its being empty hides them all."""
     known_codes: Mapping[int, tuple[str, str]]
     """Code that initialising returns → (what it means, what to do)."""
 
@@ -87,7 +87,11 @@ class Absence:
         return self._unavailable(str(fault), "read the kernel's log (dmesg) for what the driver says")
 
     def _no_device(self, fault: DriverFault) -> BackendUnavailable:
-        hiding = [f"{name}={os.environ[name]}" for name in self.vendor.hiding_variables if name in os.environ]
+        hiding = [
+            f"{name}={os.environ[name]}"
+            for name, empty_hides in self.vendor.hiding_variables.items()
+            if os.environ.get(name) or (empty_hides and name in os.environ)
+        ]
         if hiding:
             reason = f"{fault}: {' and '.join(hiding)} leaves no {self.vendor.gpu} visible"
             names = " and ".join(assignment.partition("=")[0] for assignment in hiding)

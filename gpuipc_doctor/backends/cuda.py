@@ -22,7 +22,7 @@ NVIDIA = Vendor(
     pci_vendor="0x10de",
     device_files=("dev/nvidiactl", "dev/nvidia-uvm", "dev/nvidia[0-9]*"),
     device_files_remedy="run with access to the device files (as root, or inside a job that was given GPUs)",
-    hiding_variables=("CUDA_VISIBLE_DEVICES",),
+    hiding_variables={"CUDA_VISIBLE_DEVICES": True},
     known_codes={
         34: ("this libcuda.so.1 is the toolkit's stub", "remove lib64/stubs from LD_LIBRARY_PATH"),
         # Met on an H200 in a new pid namespace that still had the old one's /proc.

@@ -19,7 +19,12 @@ AMD = Vendor(
     pci_vendor="0x1002",
     device_files=("dev/kfd", "dev/dri/renderD*"),
     device_files_remedy="join the groups that own the device files (often video and render), or run as root",
-    hiding_variables=("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+    # ROCr asks whether its variable is set (flag.h), HIP whether its own are not empty (rocdevice.cpp).
+    hiding_variables={
+        "ROCR_VISIBLE_DEVICES": True,
+        "HIP_VISIBLE_DEVICES": False,
+        "CUDA_VISIBLE_DEVICES": False,
+    },
     known_codes={
         35: ("the kernel driver is older than the HIP runtime needs", "update amdgpu, or load an older ROCm"),
     },

@@ -25,7 +25,7 @@ VERSIONS = {
     "cuda": '{nvidia-driver: 580.159.04, cuda-driver: "13.0"}',
     "hip": "{amdgpu: 6.12.12, rocm: 7.2.0, hip-runtime: 7.2.0}",
 }
-HIDING = {"cuda": "CUDA_VISIBLE_DEVICES", "hip": "HIP_VISIBLE_DEVICES"}
+HIDING = {"cuda": "CUDA_VISIBLE_DEVICES", "hip": "ROCR_VISIBLE_DEVICES"}
 
 
 @contextmanager

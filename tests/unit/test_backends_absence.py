@@ -104,13 +104,21 @@ def test_a_binding_that_does_not_import_says_why(backend: str, tmp_path: Path) -
 def test_a_variable_that_hides_every_device_is_named(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
-    variable = VENDORS[backend].hiding_variables[0]
+    variable = next(iter(VENDORS[backend].hiding_variables))
     monkeypatch.setenv(variable, value)
     unavailable = absence(backend, tree(tmp_path, *MODULE_FILES[backend])).initialising_failed(
         no_device(backend)
     )
     assert f"{variable}={value} leaves no" in unavailable.reason
     assert f"unset {variable}" in unavailable.remedy
+
+
+def test_an_empty_variable_that_hides_nothing_is_not_blamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ROCR_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "")
+    assert "HIP_VISIBLE" not in absence("hip", tmp_path).initialising_failed(no_device("hip")).reason
 
 
 def test_a_device_file_that_may_not_be_opened_is_named(
