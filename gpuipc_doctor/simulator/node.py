@@ -99,7 +99,9 @@ def claimed_files(profile: Profile) -> dict[str, str]:
     if "kernel" in versions:
         files["/proc/sys/kernel/osrelease"] = f"{versions['kernel']}\n"
     if "nvidia-driver" in versions:
-        files["/proc/driver/nvidia/version"] = _nvidia_version(versions["nvidia-driver"])
+        files["/proc/driver/nvidia/version"] = _nvidia_version(
+            versions["nvidia-driver"], versions.get("nvidia-module", "proprietary")
+        )
         files["/sys/module/nvidia/version"] = f"{versions['nvidia-driver']}\n"
     if "amdgpu" in versions:
         files["/sys/module/amdgpu/version"] = f"{versions['amdgpu']}\n"
@@ -113,10 +115,11 @@ def claimed_files(profile: Profile) -> dict[str, str]:
     return files | dict(profile.files)
 
 
-def _nvidia_version(driver: str) -> str:
-    """As the proprietary kernel module writes it; build date and compiler are nobody's in particular."""
+def _nvidia_version(driver: str, module: str) -> str:
+    """As the kernel module writes it; build date and compiler are nobody's in particular."""
+    kind = {"open": "Open Kernel Module for x86_64", "proprietary": "x86_64 Kernel Module"}[module]
     return (
-        f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {driver}  Thu Jan  1 00:00:00 UTC 1970\n"
+        f"NVRM version: NVIDIA UNIX {kind}  {driver}  Thu Jan  1 00:00:00 UTC 1970\n"
         "GCC version:  gcc version 12.3.0 (simulated)\n"
     )
 

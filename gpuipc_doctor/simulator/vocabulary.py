@@ -35,9 +35,14 @@ def calls() -> Mapping[str, Mapping[str, str]]:
 
 @cache
 def errors() -> Mapping[str, tuple[int, Mapping[str, str]]]:
-    """Error → (code, backend → the driver's name of it). Both vendors use the same codes."""
-    rows = re.findall(r'^ERROR\((\w+), (\d+), "(\w+)", "(\w+)",', (_SOURCES / "errors.def").read_text(), re.M)
-    return {error: (int(code), {"cuda": cuda, "hip": hip}) for error, code, cuda, hip in rows}
+    """Error → (code, backend → the driver's name of it). Both vendors use the same codes.
+
+    The key is CUDA's name without what all of them begin with: ``INVALID_HANDLE``.
+    """
+    rows = re.findall(r'^ERROR\(\w+, (\d+), "(\w+)", "(\w+)",', (_SOURCES / "errors.def").read_text(), re.M)
+    return {
+        cuda.removeprefix("CUDA_ERROR_"): (int(code), {"cuda": cuda, "hip": hip}) for code, cuda, hip in rows
+    }
 
 
 def of_vendor(backend: str) -> Mapping[str, str]:
