@@ -79,6 +79,11 @@ class Remote:
         return self.ask("root", "driver")
 
     @property
+    def backend(self) -> Any:
+        """The `Backend` that the process has open."""
+        return self.ask("root", "backend")
+
+    @property
     def devices(self) -> list[Device]:
         return [Device(*values[:-1], frozenset(values[-1])) for values in self.ask("devices")]
 
@@ -201,9 +206,13 @@ class _Server:
                 for d in self._backend.devices()
             ]
         assert verb == "root"
+        if arguments[0] == "backend":
+            return self._backend
+        if arguments[0] == "driver":
+            return self._backend.driver
         if self._gpu is None:
             self._gpu = self._backend.gpu(self._backend.devices()[self._ordinal])
-        return self._gpu if arguments[0] == "gpu" else self._backend.driver
+        return self._gpu
 
     def _pack(self, value: Any) -> Any:
         if value is None or type(value) in (bool, int, float, str):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpuipc_doctor.backends import CAPABILITIES, hostmemory, open_backend, rules
+from gpuipc_doctor.backends import CAPABILITIES, Backend, hostmemory, open_backend, rules
 from gpuipc_doctor.backends.cuda import CudaDriver
 from gpuipc_doctor.backends.hip import HipDriver
 from gpuipc_doctor.gpu import BackendUnavailable, DriverError
@@ -199,6 +199,47 @@ def test_a_buffer_is_freed_once() -> None:
     with gpu_of(machine).alloc(64) as buffer:
         buffer.free()
     assert machine.calls.count(("mem-free", 0x1000)) == 1
+
+
+# Devices
+
+
+def backend_of(journal: Journal, monkeypatch: pytest.MonkeyPatch, root: Path, count: int) -> Backend:
+    """A CUDA backend whose driver counts ``count`` devices, all of them without a uuid."""
+    driver = driver_of(
+        journal,
+        monkeypatch,
+        root,
+        cuInit=lambda flags: (Result.SUCCESS,),
+        cuDeviceGetCount=lambda: (Result.SUCCESS, count),
+        cuDeviceGetPCIBusId=lambda length, ordinal: (Result.SUCCESS, b"0000:%02X:00.0\0" % (10 + ordinal)),
+    )
+    monkeypatch.setattr(CudaDriver, "uuid", lambda self, ordinal: "")
+    return Backend(driver)
+
+
+def test_a_driver_that_counts_no_device_has_none(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(BackendUnavailable, match="this node has no NVIDIA GPU"):
+        backend_of(journal, monkeypatch, tmp_path, count=0).devices()
+
+
+def test_a_device_without_a_uuid_is_found_by_its_pci_address(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    backend = backend_of(journal, monkeypatch, tmp_path, count=2)
+    assert backend.gpu(Device("cuda", 0, "", "0000:0b:00.0", "", 0)).ordinal == 1
+    assert journal.seen.count("cuInit") == 1
+
+
+def test_a_device_that_this_process_does_not_see_is_named(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    backend = backend_of(journal, monkeypatch, tmp_path, count=2)
+    with pytest.raises(BackendUnavailable, match=r"cuda:3 \(GPU-lost\) is not among") as caught:
+        backend.gpu(Device("cuda", 3, "GPU-lost", "0000:0b:00.0", "", 0))
+    assert caught.value.broken
 
 
 # Host memory

@@ -1,0 +1,112 @@
+"""What every backend does beside IPC: devices, memory, contexts, and the name of each call it makes."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from gpuipc_doctor.api import pattern
+from gpuipc_doctor.backends import CAPABILITIES
+from gpuipc_doctor.gpu import DriverError
+from tests.conformance.conftest import Start, on_backends
+from tests.conformance.remote import Remote
+
+MIB = 1 << 20
+CHOOSING = {"cuda": "CUDA_VISIBLE_DEVICES", "hip": "ROCR_VISIBLE_DEVICES"}
+
+
+def used_mib(before: list[int], after: list[int]) -> int:
+    """Memory taken since, in whole MiB: a real driver takes some KiB for itself."""
+    return (before[0] - after[0]) // MIB
+
+
+@on_backends("cuda", "hip")
+def test_every_device_is_described(backend: str, exporter: Remote) -> None:
+    devices = exporter.devices
+    assert [device.label for device in devices] == [f"{backend}:{n}" for n in range(len(devices))]
+    assert len({device.uuid for device in devices}) == len(devices)
+    for device in devices:
+        assert re.fullmatch(r"(GPU|MIG)-[0-9a-f-]{16,36}", device.uuid)
+        assert re.fullmatch(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]", device.pci)
+        assert device.name
+        assert device.total_bytes > 64 * MIB
+        assert {"legacy-ipc", "contexts"} <= device.capabilities <= CAPABILITIES
+
+
+@on_backends("cuda", "hip")
+@pytest.mark.usefixtures("two_devices")
+def test_a_device_keeps_its_uuid_when_it_is_renumbered(backend: str, exporter: Remote, start: Start) -> None:
+    second = exporter.devices[1]
+    (only,) = start(env={CHOOSING[backend]: "1"}).devices
+    assert (only.index, only.uuid, only.pci) == (0, second.uuid, second.pci)
+
+
+@on_backends("cuda", "hip")
+def test_every_version_says_who_told_it(backend: str, exporter: Remote) -> None:
+    facts = {fact.name: (fact.value, fact.source) for fact in exporter.backend.versions()}
+    name, source = {
+        "cuda": ("cuda-driver", "cuDriverGetVersion"),
+        "hip": ("hip-runtime", "hipRuntimeGetVersion"),
+    }[backend]
+    assert facts[name][1] == source
+    assert re.fullmatch(r"\d+\.\d+(\.\d+)?", facts[name][0])
+
+
+@on_backends("cuda", "hip")
+def test_what_is_written_is_read(exporter: Remote) -> None:
+    with_data = exporter.gpu.alloc(3 * MIB)
+    data = pattern(3 * MIB, 1)
+    with_data.write(data)
+    assert with_data.read() == data
+    with_data.write(b"\0", MIB)
+    assert with_data.read(3, MIB - 1) == data[MIB - 1 : MIB] + b"\0" + data[MIB + 1 : MIB + 2]
+    assert with_data.read(0) == b""
+
+
+@on_backends("cuda", "hip")
+def test_memory_info_counts_an_allocation(exporter: Remote) -> None:
+    before = exporter.gpu.memory_info()
+    buffer = exporter.gpu.alloc(64 * MIB)
+    assert used_mib(before, exporter.gpu.memory_info()) == 64
+    buffer.free()
+    assert used_mib(before, exporter.gpu.memory_info()) == 0
+    assert before[1] == exporter.devices[0].total_bytes
+
+
+@on_backends("cuda", "hip")
+def test_more_memory_than_there_is(backend: str, exporter: Remote) -> None:
+    with pytest.raises(DriverError) as caught:
+        exporter.gpu.alloc(2 * exporter.devices[0].total_bytes)
+    call, name = {
+        "cuda": ("cuMemAlloc", "CUDA_ERROR_OUT_OF_MEMORY"),
+        "hip": ("hipMalloc", "hipErrorOutOfMemory"),
+    }[backend]
+    assert str(caught.value) == f"{call} returned {name} (2)"
+
+
+@on_backends("cuda", "hip")
+@pytest.mark.usefixtures("two_devices")
+def test_memory_is_on_the_gpu_that_was_asked(exporter: Remote) -> None:
+    """Also in HIP, whose hipCtxCreate leaves another device current."""
+    one, other = (exporter.backend.gpu(device) for device in exporter.backend.devices()[:2])
+    one.create_context()
+    other.create_context()
+    before = one.memory_info(), other.memory_info()
+    one.alloc(64 * MIB)
+    other.alloc(32 * MIB)
+    assert used_mib(before[0], one.memory_info()) == 64
+    assert used_mib(before[1], other.memory_info()) == 32
+
+
+@on_backends("cuda", "hip")
+def test_calls_are_armed_under_their_own_names(backend: str, exporter: Remote) -> None:
+    with_handle = exporter.gpu.alloc(4096)
+    with_handle.ipc_handle()
+    with_handle.free()
+    calls = exporter.calls()
+    vendor = {"cuda": "cu", "hip": "hip"}[backend]
+    assert calls[0].startswith("dlopen ")
+    assert calls[1] == f"{vendor}Init"
+    assert all(re.match(rf"{vendor}[A-Z]", call) for call in calls[1:])
+    assert calls[-2:] == [f"{vendor}IpcGetMemHandle", {"cuda": "cuMemFree", "hip": "hipFree"}[backend]]
