@@ -26,7 +26,7 @@ from gpuipc_doctor.api import (
     slope,
 )
 
-NBYTES = 96 << 20
+NBYTES = 32 << 20
 """Large beside the 2 MiB blocks in which drivers keep their own books, small beside any GPU."""
 
 NOISE_BYTES = 4 << 20

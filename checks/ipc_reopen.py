@@ -2,9 +2,9 @@
 
 The steps and sizes of heterodb/toybox issue_20210314: on NVIDIA 455.32.00 and 460.32.03 the second
 `cuIpcOpenMemHandle` returned CUDA_ERROR_INVALID_HANDLE, unless the context had been kept; on 450.102.04
-it did not. Here the importer first opens three other segments twice with its context kept, as a control;
-then it opens three segments, closes them, ends its context (destroyed, or the primary context reset), and
-opens them again.
+it did not. Here the importer first opens other segments twice with its context kept, as a control; then it
+opens three segments, closes them, ends its context (destroyed, or the primary context reset), and opens
+them again.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from gpuipc_doctor.api import Check, Context, Finding, Probe, ProbeOutcome, Tier
 SIZES = (146064, 226656, 154909264)
 """Bytes of the segments, as in the report."""
 
-CONTROL, TESTED = 1, 2
-"""The two sets of segments."""
+SEGMENTS = {"control": (1, 2), "tested": (1, 2, 3)}
+"""Numbers of the segments of each set, from 1; the control leaves out the one that takes time to verify."""
 
-Segment = tuple[bytes, int, int]
-"""An exported segment: its handle, which set it is of, and its number from 1."""
+Segment = tuple[bytes, str, int]
+"""An exported segment: its handle, which set it is of, and its number."""
 
 
 class IpcReopen(Check):
@@ -46,10 +46,10 @@ class IpcReopen(Check):
 
 def export(w: Worker) -> None:
     buffers = []
-    for which in (CONTROL, TESTED):
+    for which, numbers in SEGMENTS.items():
         segments = []
-        for number, nbytes in enumerate(SIZES, 1):
-            buffer = w.gpu.alloc(nbytes)
+        for number in numbers:
+            buffer = w.gpu.alloc(SIZES[number - 1])
             buffer.write(contents(which, number))
             buffers.append(buffer)
             segments.append((buffer.ipc_handle(), which, number))
@@ -91,9 +91,9 @@ def open_all(w: Worker, segments: Sequence[Segment], step: str) -> list[str]:
 
 
 @cache
-def contents(which: int, number: int) -> bytes:
+def contents(which: str, number: int) -> bytes:
     """What a segment holds."""
-    return pattern(SIZES[number - 1], which, number)
+    return pattern(SIZES[number - 1], *which.encode(), number)
 
 
 CHECK = IpcReopen()
