@@ -155,7 +155,8 @@ def hung(check: str, operation: str, device: Device, after_s: float = 10.0) -> R
         elapsed_s=after_s,
     )
     finding = Finding.fail(f"importer: {operation} #1 hung ({after_s:.1f} s, deadline 10 s)")
-    return Result(check, finding, (device.label,), "", after_s, (importer,), f"/tmp/doctor/{check}/{device.label}")
+    logs = f"/tmp/doctor/{check}/{device.label}"
+    return Result(check, finding, (device.label,), "", after_s, (importer,), logs)
 
 
 def seed_002() -> Report:
@@ -183,11 +184,24 @@ def seed_002() -> Report:
 
 
 LABELS = [f"{backend}:{index}" for backend in ("cuda", "hip") for index in (0, 1, 2, 3, 5, 10)]
-WORDS = st.text(max_size=120) | st.from_regex(r"(/[a-z_0-9.]{1,30}){1,9}", fullmatch=True)
-NASTY = st.sampled_from(["\x1b[31mred\x1b[0m", "\x1b]0;title\x07", "a\rb\tc\n\x00", "\u202ertl", "字幕", "\x9b2J"])
-TEXT = st.lists(WORDS | NASTY, max_size=4).map(" ".join)
-LINES = st.lists(TEXT, max_size=10).map(tuple)
-IDS = st.from_regex(r"[a-z][a-z0-9]*(-[a-z0-9]+){0,4}", fullmatch=True)
+WORDS = st.text(max_size=60) | st.lists(
+    st.sampled_from(["/usr", "/lib64", "/x86_64-linux-gnu"]), max_size=9
+).map("".join)
+NASTY = st.sampled_from(
+    [
+        "\x1b[31mred\x1b[0m",
+        "\x1b]0;title\x07",
+        "a\rb\tc\n\x00",
+        "\u202ertl",
+        "字幕",
+        "e\u0301",
+        "\x9b2J",
+        "\udc9b",
+    ]
+)
+TEXT = st.lists(WORDS | NASTY, max_size=3).map(" ".join)
+LINES = st.lists(TEXT, max_size=5).map(tuple)
+IDS = st.sampled_from(["a", "ipc-reopen", "ipc-peer", "known-versions", "mpi-small-message-" * 5 + "rate"])
 JSON: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -237,9 +251,8 @@ subjects = st.lists(st.sampled_from(LABELS), max_size=2, unique=True).map(tuple)
 
 
 def results_st(ids: Sequence[str]) -> st.SearchStrategy[tuple[Result, ...]]:
-    one = st.builds(
-        Result, st.sampled_from(ids), findings, subjects, IDS, SECONDS, st.lists(roles, max_size=2).map(tuple), TEXT
-    )
+    ended = st.lists(roles, max_size=2).map(tuple)
+    one = st.builds(Result, st.sampled_from(ids), findings, subjects, IDS, SECONDS, ended, TEXT)
     return st.lists(one, max_size=12).map(tuple)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from gpuipc_doctor.model import Report
 from gpuipc_doctor.report import exits, prose, table
 from gpuipc_doctor.report.digest import by_check, not_reached, totals
-from gpuipc_doctor.report.page import MIN_WIDTH, Page
+from gpuipc_doctor.report.page import MAX_WIDTH, MIN_WIDTH, Page
 from gpuipc_doctor.report.text import columns
 
 _FACT_NAMES = {"nvidia-driver": "NVIDIA driver", "kernel": "Linux"}
@@ -19,7 +19,7 @@ def render(report: Report, *, width: int = 80, color: bool = False, exit_code: i
 
     ``exit_code`` is what the run will exit with, by default the code of the default style.
     """
-    page = Page(max(width, MIN_WIDTH), color)
+    page = Page(min(max(width, MIN_WIDTH), MAX_WIDTH), color)
     code = exits.code(report) if exit_code is None else exit_code
     blocks = [
         list(_header(report, page)),

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from gpuipc_doctor.report.text import columns, sanitise, wrap
 
-MIN_WIDTH = 60
-"""A narrower terminal gets lines of this many columns all the same."""
+MIN_WIDTH, MAX_WIDTH = 60, 120
+"""A narrower terminal gets lines of the least width; longer lines than the most are hard to read."""
 
 _COLOURS = {"PASS": "32", "WARN": "33", "LATENT": "33", "FAIL": "31;1", "ERROR": "35", "SKIP": "2", "-": "2"}
 """SGR parameters, ECMA-48 8.3.117."""

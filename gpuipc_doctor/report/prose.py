@@ -85,8 +85,9 @@ def _remains(result: Result, page: Page) -> Iterator[str]:
         return
     for kind, frames in (("python", role.python_stack), ("native", role.native_stack)):
         if frames:
-            shown = [*frames[:FRAMES], "…"] if len(frames) > FRAMES else frames
-            yield from page.join(shown, "<", f"{_INDENT}{kind} stack of {sanitise(role.role)}: ", _HANG)
+            innermost = f"{kind} stack of {role.role}: {frames[0]}"
+            more = ["…"] if len(frames) > FRAMES else []
+            yield from page.join([innermost, *frames[1:FRAMES], *more], "<", _INDENT, _HANG)
     if role.ending is Ending.UNKILLABLE and role.kernel:
         yield from _item(f"kernel, pid {role.pid}: {'; '.join(role.kernel)}", page)
     if role.log_tail:

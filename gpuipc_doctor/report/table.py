@@ -108,11 +108,16 @@ def _fold(devices: Sequence[Column]) -> list[Column]:
     return folded
 
 
-def _break(line_up: Sequence[Column], room: int) -> Iterator[list[Column]]:
-    block: list[Column] = []
+def _break(line_up: Sequence[Column], room: int) -> list[list[Column]]:
+    """As few blocks as ``room`` columns allow, and those about equally wide."""
+    fewest = len(_greedy(line_up, room))
+    return next(blocks for r in range(room + 1) if len(blocks := _greedy(line_up, r)) == fewest)
+
+
+def _greedy(line_up: Sequence[Column], room: int) -> list[list[Column]]:
+    blocks: list[list[Column]] = [[]]
     for column in line_up:
-        if block and sum(c.width for c in (*block, column)) > room:
-            yield block
-            block = []
-        block.append(column)
-    yield block
+        if blocks[-1] and sum(c.width for c in (*blocks[-1], column)) > room:
+            blocks.append([])
+        blocks[-1].append(column)
+    return blocks

@@ -17,7 +17,8 @@ _ESCAPE_SEQUENCE = re.compile(
 _UNPRINTABLE = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}
 """Unicode categories that move a cursor, reorder a line, are not text or cannot be encoded."""
 
-_BREAK_AFTER = "/,;:=_&?-.)"
+_BREAK_AFTER = ("/", ",;:=_&?-.)")
+"""Where an overlong word is broken: rather between the parts of a path than inside one."""
 
 
 def sanitise(text: str) -> str:
@@ -55,6 +56,7 @@ def shorten(text: str, width: int) -> str:
 def wrap(text: str, width: int, first: str = "", rest: str | None = None) -> list[str]:
     """Fill lines of ``width`` columns with the words of ``text``; ``first`` and ``rest`` begin them.
 
+    Both leave room for at least one character of the widest kind, two columns.
     A word (a path, a symbol) is broken only when a whole line cannot hold it, and then where its parts
     meet.
     """
@@ -79,8 +81,11 @@ def wrap(text: str, width: int, first: str = "", rest: str | None = None) -> lis
 def _head(word: str, room: int) -> str:
     """The part of an overlong word that goes on a line with ``room`` columns left."""
     prefix = _prefix(word, room)
-    cut = max(prefix.rfind(mark) for mark in _BREAK_AFTER) + 1
-    return prefix[:cut] if cut > len(prefix) // 2 else prefix
+    for marks in _BREAK_AFTER:
+        cut = max(prefix.rfind(mark) for mark in marks) + 1
+        if cut > len(prefix) // 2:
+            return prefix[:cut]
+    return prefix
 
 
 def _prefix(text: str, width: int) -> str:

@@ -1,0 +1,114 @@
+"""What is running right now, on standard error, while it is a terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Protocol
+
+from gpuipc_doctor.report.text import sanitise
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+REFRESHES_PER_SECOND = 8
+
+
+class Progress(Protocol):
+    """What the engine tells as it goes, from any thread. ``key`` tells probes apart; it is not shown."""
+
+    def planned(self, total: int) -> None:
+        """So many probes are going to run, from here on."""
+
+    def started(self, key: str, text: str, deadline_s: float) -> None:
+        """A probe begins; each of its operations may take ``deadline_s`` seconds."""
+
+    def finished(self, key: str) -> None: ...
+    def __enter__(self) -> Progress: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def progress(stream: IO[str] | None = None) -> Progress:
+    """The display for ``stream`` (default: standard error): silent where it cannot redraw."""
+    stream = stream or sys.stderr
+    can_redraw = stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    return Display(stream) if can_redraw else Silent()
+
+
+class Silent:
+    """Shows nothing: a log file is no place for a display that redraws itself."""
+
+    def planned(self, total: int) -> None: ...
+    def started(self, key: str, text: str, deadline_s: float) -> None: ...
+    def finished(self, key: str) -> None: ...
+    def __enter__(self) -> Silent:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Display:
+    """Counts the probes that are done and has a line for each that runs; gone when the block is left."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._lock = threading.Lock()
+        self._total = 0
+        self._done = 0
+        self._running: dict[str, tuple[str, float, float]] = {}
+        self._live = Live(
+            get_renderable=self._table,
+            console=Console(file=stream),
+            refresh_per_second=REFRESHES_PER_SECOND,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+
+    def planned(self, total: int) -> None:
+        with self._lock:
+            self._done, self._total = 0, total
+
+    def started(self, key: str, text: str, deadline_s: float) -> None:
+        with self._lock:
+            self._running[key] = (sanitise(text), time.monotonic(), deadline_s)
+
+    def finished(self, key: str) -> None:
+        with self._lock:
+            if self._running.pop(key, None):
+                self._done += 1
+
+    def __enter__(self) -> Display:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def _table(self) -> Table:
+        """The lines as they are now. A probe may outlive its deadline, which is for a single operation."""
+        from rich.table import Table
+        from rich.text import Text
+
+        with self._lock:
+            done, total, running = self._done, self._total, list(self._running.values())
+        now = time.monotonic()
+        table = Table.grid(padding=(0, 2))
+        table.add_column(no_wrap=True, overflow="ellipsis")
+        table.add_column(justify="right", no_wrap=True)
+        table.add_column(no_wrap=True)
+        table.add_row(Text(f"{done}/{total} probes done" if total else "looking for devices"))
+        for text, since, deadline_s in running:
+            table.add_row(Text(text), f"{now - since:.1f} s", f"deadline {deadline_s:g} s a call")
+        return table

@@ -1,0 +1,122 @@
+"""The report as JSON for programs, and back.
+
+``report.schema.json`` describes the document (JSON Schema, draft 2020-12); any change of what may stand in
+it raises the number at the end of `SCHEMA`. Beside what `model.Report` holds, the document says what
+follows from it (exit code, totals, worst status of each check on each subject), so that a script need not
+work that out again; reading a document ignores those.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from gpuipc_doctor.model import Json, Report, Result, Status, Tier
+from gpuipc_doctor.report import digest, exits
+
+SCHEMA = "gpuipc-doctor/report/1"
+
+
+class BadDocument(ValueError):
+    """A text is not a report of this version; ``str()`` is one line that says where and why."""
+
+
+def schema() -> dict[str, Json]:
+    """The JSON Schema of the document."""
+    text = files(__package__).joinpath("report.schema.json").read_text(encoding="utf-8")
+    return typing.cast("dict[str, Json]", json.loads(text))
+
+
+def dumps(report: Report, *, exit_code: int | None = None) -> str:
+    """``report`` as a JSON document in ASCII, ending in a newline.
+
+    ``exit_code`` is what the run will exit with, by default the code of the default style.
+    """
+    totals = digest.totals(report)
+    document = {
+        "schema": SCHEMA,
+        "exit_code": exits.code(report) if exit_code is None else exit_code,
+        "totals": {status.value: totals[status] for status in Status},
+        "matrix": {check: _row(results) for check, results in digest.by_check(report).items()},
+        **_encode(report),
+    }
+    return json.dumps(document, indent=2, allow_nan=False) + "\n"
+
+
+def loads(text: str) -> Report:
+    """The report that `dumps` wrote. Raises `BadDocument` for anything else."""
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import best_match
+
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadDocument(f"this is not JSON: {error}") from None
+    found = document.get("schema") if isinstance(document, dict) else None
+    if found != SCHEMA:
+        raise BadDocument(f'this is not a report: "schema" is {json.dumps(found)[:80]}, not "{SCHEMA}"')
+    mistake = best_match(Draft202012Validator(schema()).iter_errors(document))
+    if mistake is not None:
+        raise BadDocument(f"{mistake.json_path}: {mistake.message[:200]}")
+    return typing.cast(Report, _decode(Report, document))
+
+
+def _row(results: list[Result]) -> dict[str, str]:
+    subjects: dict[str, list[Result]] = {}
+    for result in results:
+        subjects.setdefault(result.subject, []).append(result)
+    return {subject: status.value for subject, of in subjects.items() if (status := digest.worst(of))}
+
+
+def _encode(value: Any) -> Json:
+    if dataclasses.is_dataclass(value):
+        return {field.name: _encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Tier):
+        return value.label
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {_text(str(key)): _encode(item) for key, item in value.items()}
+    if isinstance(value, frozenset):
+        return sorted(map(_encode, value))
+    if isinstance(value, (tuple, list)):
+        return [_encode(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None  # JSON has no NaN
+    return _text(value) if isinstance(value, str) else value
+
+
+def _text(text: str) -> str:
+    """``text`` with a question mark for each undecodable byte: strict JSON parsers refuse lone surrogates."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _decode(kind: Any, value: Json) -> Any:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if hasattr(kind, "__dataclass_fields__"):
+        hints = _hints(kind)
+        return kind(**{name: _decode(hints[name], value[name]) for name in hints})
+    if origin is types.UnionType:  # the only unions are of one type and None
+        return None if value is None else _decode(arguments[0], value)
+    if origin is tuple:
+        return tuple(_decode(arguments[0], item) for item in value)
+    if origin is frozenset:
+        return frozenset(value)
+    if kind is Tier:
+        return Tier[value.upper()]
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return kind(value)
+    return float(value) if kind is float else value
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)

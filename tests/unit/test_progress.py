@@ -1,0 +1,104 @@
+"""The progress display, on a terminal of its own and where there is none."""
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import IO
+
+import pytest
+
+from gpuipc_doctor.cli.progress import Display, Silent, progress
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[IO[str], int]]:
+    """A terminal to write to, and the descriptor from which to read what it shows."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "100")
+    screen, end = pty.openpty()
+    with open(end, "w") as stream:  # noqa: PTH123 a descriptor has no path
+        yield stream, screen
+    os.close(screen)
+
+
+def shown(screen: int, until: str) -> str:
+    text = ""
+    while until not in text:
+        text += os.read(screen, 65536).decode()
+    return text
+
+
+def test_a_terminal_sees_what_runs(terminal: tuple[IO[str], int]) -> None:
+    stream, screen = terminal
+    with progress(stream) as display:
+        display.started("find", "finding devices", 5.0)
+        display.finished("find")
+        display.planned(3)
+        display.started("a", "ipc-reopen on cuda:0 \x1b]0;owned\x07[bold]", 10.0)
+        display.started("b", "ipc-stale on cuda:0", 2.5)
+        display.finished("b")
+        text = shown(screen, "1/3 probes done")
+        text += shown(screen, "deadline 10 s a call")
+    assert re.search(r"ipc-reopen on cuda:0 \[bold\] +\d\.\d s +deadline 10 s a call", text)
+    assert "\x1b]0" not in text
+
+
+def test_probes_that_find_devices_are_not_counted(terminal: tuple[IO[str], int]) -> None:
+    stream, screen = terminal
+    with progress(stream) as display:
+        shown(screen, "looking for devices")
+        display.started("find", "finding devices", 5.0)
+        display.finished("find")
+        display.planned(7)
+        shown(screen, "0/7 probes done")
+
+
+def test_many_threads_may_tell(terminal: tuple[IO[str], int]) -> None:
+    stream, screen = terminal
+    display = Display(stream)
+
+    def run(number: int) -> None:
+        for repeat in range(50):
+            display.started(f"{number}.{repeat}", "probe", 1.0)
+            display.finished(f"{number}.{repeat}")
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
+    display.planned(200)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with display:
+        shown(screen, "200/200 probes done")
+
+
+def test_nothing_is_written_where_nobody_looks() -> None:
+    stream = io.StringIO()
+    with progress(stream) as display:
+        display.planned(1)
+        display.started("a", "ipc-reopen on cuda:0", 10.0)
+        display.finished("a")
+    assert stream.getvalue() == ""
+
+
+def test_a_terminal_that_cannot_redraw_is_left_alone(
+    terminal: tuple[IO[str], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(progress(terminal[0]), Silent)
+
+
+def test_without_a_terminal_rich_is_not_imported() -> None:
+    code = (
+        "import sys; from gpuipc_doctor.cli.progress import progress\n"
+        "with progress() as p: p.planned(1)\n"
+        "sys.exit('rich' in sys.modules)"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL, check=False).returncode == 0
+    )
