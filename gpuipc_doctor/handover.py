@@ -52,13 +52,18 @@ class Desk:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a worker is to do: the function of that name in that check file, on these devices."""
+    """What a worker is to do: the function of that name in that check file, on these devices.
+
+    ``root`` is the node's (see `model.Node`); ``peer_fd`` is the worker's end of the socket pair, if there
+    is one.
+    """
 
     check_file: str
     function: str
     devices: tuple[Device, ...]
     params: Mapping[str, Json]
     deadline_s: float
+    root: str
     peer_fd: int | None
 
     def write(self, path: Path) -> None:

@@ -160,6 +160,8 @@ class Ending(enum.Enum):
     COMPLETED = "completed"
     DRIVER_ERROR = "driver error"
     EXCEPTION = "exception"
+    UNAVAILABLE = "unavailable"
+    """Its driver or its GPU could not be used, or no longer."""
     CRASHED = "crashed"
     HUNG = "hung"
     UNKILLABLE = "unkillable"

@@ -39,6 +39,9 @@ def conclude(outcome: ProbeOutcome) -> Finding:
             what = f"hung and cannot be killed: {'; '.join(role.kernel)}"
         case Ending.NOT_STARTED:
             return Finding.error(f"{role.role}: the worker did not start", *role.log_tail[-3:], *evidence)
+        case Ending.UNAVAILABLE:
+            reason, _, remedy = role.exception.partition("\n")
+            return Finding.error(f"{role.role}: {reason}", *evidence, remedy=remedy)
         case Ending.PEER_LOST:
             return Finding.error(f"{role.role}: its partner ended without a reason of its own", *evidence)
         case _:

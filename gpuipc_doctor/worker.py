@@ -23,7 +23,7 @@ from typing import NoReturn
 
 from gpuipc_doctor import loader
 from gpuipc_doctor.backends import Backend, open_backend
-from gpuipc_doctor.gpu import DriverError, Gpu
+from gpuipc_doctor.gpu import BackendUnavailable, DriverError, Gpu
 from gpuipc_doctor.handover import Assignment, Desk, Result, device_to_json
 from gpuipc_doctor.journal import Journal
 from gpuipc_doctor.model import Ending, Json
@@ -113,7 +113,7 @@ class Worker:
 
     def _backend(self, name: str) -> Backend:
         if name not in self._backends:
-            self._backends[name] = open_backend(name, self.armed)
+            self._backends[name] = open_backend(name, self.armed, self._assignment.root)
         return self._backends[name]
 
     def discover(self, backend: str) -> dict[str, Json]:
@@ -166,6 +166,8 @@ def run_role(worker: Worker, assignment: Assignment) -> Result:
         return Result(Ending.DRIVER_ERROR, error.fault)
     except PeerLost:
         return Result(Ending.PEER_LOST)
+    except BackendUnavailable as error:
+        return Result(Ending.UNAVAILABLE, exception=f"{error.reason}\n{error.remedy}")
     except Exception as error:
         summary = f"{type(error).__name__}: {error}"
         return Result(Ending.EXCEPTION, exception=f"{summary}\n{traceback.format_exc()}")

@@ -11,7 +11,16 @@ from gpuipc_doctor.report.digest import by_check, not_reached, totals
 from gpuipc_doctor.report.page import MAX_WIDTH, MIN_WIDTH, Page
 from gpuipc_doctor.report.text import columns
 
-_FACT_NAMES = {"nvidia-driver": "NVIDIA driver", "kernel": "Linux"}
+_FACTS = {
+    "kernel": "Linux {}",
+    "nvidia-driver": "NVIDIA {}",
+    "nvidia-module": "{} module",
+    "cuda-driver": "CUDA {}",
+    "rocm": "ROCm {}",
+    "hip-runtime": "HIP {}",
+    "gpu-model": "the kernel lists {}",
+}
+"""How a fact is written in the header; one that is not here goes by its name."""
 
 
 def render(report: Report, *, width: int = 80, color: bool = False, exit_code: int | None = None) -> str:
@@ -33,7 +42,11 @@ def render(report: Report, *, width: int = 80, color: bool = False, exit_code: i
 def _header(report: Report, page: Page) -> Iterator[str]:
     if report.simulated:
         yield from page.notice(f"SIMULATED (profile {report.simulated}): no real GPU was tested", "WARN")
-    facts = [f"{_FACT_NAMES.get(f.name, f.name)} {f.value}" for f in report.inventory if f.value]
+    facts = [
+        _FACTS[fact.name].format(fact.value) if fact.name in _FACTS else f"{fact.name} {fact.value}"
+        for fact in report.inventory
+        if fact.value and not (fact.name == "gpu-model" and report.devices)
+    ]
     yield from page.join([report.host, _device_names(report), *facts])
     checks = len(by_check(report))
     size = f"{report.tier.label} tier, {checks} check{'s' * (checks != 1)}, {report.elapsed_s:.1f} s"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuipc_doctor.model import Ending, Join, Report, Result, Status
+from gpuipc_doctor.model import Ending, Finding, Join, Report, Result, Status
 from gpuipc_doctor.report.digest import Paragraph, culprit, loose_joins, paragraphs
 from gpuipc_doctor.report.page import Page
 from gpuipc_doctor.report.text import sanitise, shorten
 
 FRAMES = 6
-"""Innermost frames of a stack that are shown; the JSON report holds the rest, as of the next two."""
+"""Innermost frames of a stack that are shown; the JSON report holds the rest, as of the next three."""
+PROCESSES = 2
 LOG_LINES = 4
 EVIDENCE_LINES = 8
 LOG_COLUMNS = 240
@@ -36,7 +37,7 @@ def blocks(report: Report, page: Page) -> Iterator[list[str]]:
     for join in loose_joins(report, shown):
         yield [
             *_heading(join.relation.value.upper(), join.issue, page),
-            *page.fill(_sentences(join.title, join.reason), _INDENT),
+            *page.fill("; ".join(filter(None, (join.title, join.reason))), _INDENT),
             *_remedy(join.remedy, page),
         ]
     if skips:
@@ -59,20 +60,24 @@ def _title(report: Report, paragraph: Paragraph) -> str:
 
 
 def _body(paragraph: Paragraph, told: set[str], page: Page) -> Iterator[str]:
+    """``told``: ids of the known issues that a paragraph above has told of; they are not told again."""
     finding, first = paragraph.finding, paragraph.results[0]
+    stale = {text for join in paragraph.joins if join.issue in told for text in (join.title, join.remedy)}
+    evidence = [line for line in finding.evidence if line not in stale]
     yield from page.fill(finding.summary, _INDENT)
-    for line in finding.evidence[:EVIDENCE_LINES]:
+    for line in evidence[:EVIDENCE_LINES]:
         yield from _item(line, page)
-    if len(finding.evidence) > EVIDENCE_LINES:
-        yield from _item(f"… and {len(finding.evidence) - EVIDENCE_LINES} more in the JSON report", page)
+    if len(evidence) > EVIDENCE_LINES:
+        yield from _item(f"… and {len(evidence) - EVIDENCE_LINES} more in the JSON report", page)
     if paragraph.figures_differ:
         yield from _item(f"(figures of {first.subject}; those of the others are in the JSON report)", page)
     yield from _remains(first, page)
     if paragraph.passed_beside:
         yield from _item(f"Passed here: {', '.join(paragraph.passed_beside)}.", page)
     for join in paragraph.joins:
-        yield from _known_issue(join, paragraph, join.issue in told, page)
-    yield from _remedy(finding.remedy, page)
+        yield from _known_issue(join, finding, join.issue in told, page)
+    if finding.remedy not in stale:
+        yield from _remedy(finding.remedy, page)
     logs = tuple(dict.fromkeys(result.logs for result in paragraph.results if result.logs))
     if logs:
         yield from _item(f"Logs: {logs[0]}" + (f" (and {len(logs) - 1} more)" if logs[1:] else ""), page)
@@ -88,23 +93,27 @@ def _remains(result: Result, page: Page) -> Iterator[str]:
             innermost = f"{kind} stack of {role.role}: {frames[0]}"
             more = ["…"] if len(frames) > FRAMES else []
             yield from page.join([innermost, *frames[1:FRAMES], *more], "<", _INDENT, _HANG)
-    if role.ending is Ending.UNKILLABLE and role.kernel:
-        yield from _item(f"kernel, pid {role.pid}: {'; '.join(role.kernel)}", page)
-    if role.log_tail:
+    said = (result.finding.summary, *result.finding.evidence)
+    if role.ending in (Ending.HUNG, Ending.UNKILLABLE):
+        for line in role.kernel[:PROCESSES]:
+            if not any(line in text for text in said):
+                yield from _item(f"kernel: {line}", page)
+    log = [line for line in role.log_tail[-LOG_LINES:] if line not in said]
+    if log:
         yield from _item(f"{role.role} printed at the end:", page)
-        for line in role.log_tail[-LOG_LINES:]:
-            yield from page.fill(shorten(sanitise(line), LOG_COLUMNS), _HANG, _HANG + "  ")
+    for line in log:
+        yield from page.fill(shorten(sanitise(line), LOG_COLUMNS), _HANG, _HANG + "  ")
 
 
-def _known_issue(join: Join, paragraph: Paragraph, told: bool, page: Page) -> Iterator[str]:
-    """The verdict on a known issue, without what the paragraph says already."""
-    verdict = f"Known issue {join.issue}: {join.relation.value.upper()}"
+def _known_issue(join: Join, finding: Finding, told: bool, page: Page) -> Iterator[str]:
+    """The verdict on a known issue, without what the finding says already."""
+    verdict = f"Known issue {join.issue} {join.relation.value.upper()}"
     if told:
         yield from _item(f"{verdict}, see above.", page)
         return
-    finding = paragraph.finding
-    news = [text for text in (join.title, join.reason) if text not in finding.summary]
-    yield from _item(_sentences(verdict, *news), page)
+    said = "\n".join((finding.summary, *finding.evidence))
+    news = "; ".join(text for text in (join.title, join.reason) if text not in said)
+    yield from _item(f"{verdict}: {news}" if news else verdict, page)
     if join.remedy != finding.remedy:
         yield from _remedy(join.remedy, page)
 
@@ -115,7 +124,3 @@ def _remedy(remedy: str, page: Page) -> list[str]:
 
 def _item(text: str, page: Page) -> list[str]:
     return page.fill(text, _INDENT, _HANG)
-
-
-def _sentences(*texts: str) -> str:
-    return " ".join(text if text.endswith((".", "!", "?")) else f"{text}." for text in texts if text)

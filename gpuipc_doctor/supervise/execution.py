@@ -14,13 +14,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpuipc_doctor.handover import Assignment, Desk, Result
 from gpuipc_doctor.journal import Progress
-from gpuipc_doctor.model import Ending, Probe, ProbeOutcome, RoleOutcome
+from gpuipc_doctor.model import Ending, Node, Probe, ProbeOutcome, RoleOutcome
 from gpuipc_doctor.supervise import evidence, tree
 from gpuipc_doctor.visibility import visible_devices
 
@@ -78,7 +77,7 @@ class RunningRole:
         return self.ending not in (None, Ending.COMPLETED)
 
 
-_RANK = (Ending.CRASHED, Ending.DRIVER_ERROR, Ending.EXCEPTION, Ending.NOT_STARTED)
+_RANK = (Ending.CRASHED, Ending.DRIVER_ERROR, Ending.UNAVAILABLE, Ending.EXCEPTION, Ending.NOT_STARTED)
 """Of roles that ended in the same tick the first in this order is to blame: a signal before an exception."""
 
 
@@ -91,7 +90,7 @@ class Execution:
         check_file: Path,
         directory: Path,
         *,
-        environment: Mapping[str, str],
+        node: Node,
         marker: str,
         limits: Limits,
     ) -> None:
@@ -99,7 +98,7 @@ class Execution:
         self._probe = probe
         self._check_file = check_file
         self._directory = directory
-        self._environment = environment
+        self._node = node
         self._marker = marker
         self._limits = limits
         self._roles: dict[str, RunningRole] = {}
@@ -145,6 +144,7 @@ class Execution:
             devices=self._probe.devices,
             params=self._probe.params,
             deadline_s=self._probe.deadline_s,
+            root=self._node.root,
             peer_fd=peer.fileno() if peer else None,
         ).write(desk.assignment)
         isolated = ["-I"] if sys.flags.isolated else []
@@ -162,7 +162,7 @@ class Execution:
         return RunningRole(process, desk, Progress(desk.journal), time.monotonic())
 
     def _worker_environment(self) -> dict[str, str]:
-        environment = {**os.environ, **self._environment, tree.MARKER: self._marker}
+        environment = {**os.environ, **self._node.env, tree.MARKER: self._marker}
         environment.update(visible_devices(self._probe.devices, environment))
         if paths := environment.get("PYTHONPATH"):  # the worker has another working directory
             environment["PYTHONPATH"] = os.pathsep.join(

@@ -94,7 +94,7 @@ class Session:
             probe,
             check_file,
             directory,
-            environment=self.node.env,
+            node=self.node,
             marker=f"{self._id}/{number}",
             limits=self.limits,
         )

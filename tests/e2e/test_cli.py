@@ -16,6 +16,7 @@ from gpuipc_doctor.supervise import tree
 from tests.e2e.conftest import Command
 
 HUNG_IMPORTER = """\
+description: An importer that hangs and ignores SIGTERM.
 extends: healthy-single
 faults:
   - {call: ipc-open, do: hang-ignore-term}
