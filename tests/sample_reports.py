@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from itertools import permutations
 from typing import Any
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from gpuipc_doctor.model import (
@@ -50,8 +51,10 @@ def gpus(count: int, backend: str = "cuda", name: str = "NVIDIA H200") -> tuple[
 
 
 H200_FACTS = (
-    Fact("nvidia-driver", "580.159.04 (open module)", "/proc/driver/nvidia/version"),
-    Fact("cuda-driver-api", "13.0", "cuDriverGetVersion"),
+    Fact("nvidia-driver", "580.159.04", "/proc/driver/nvidia/version"),
+    Fact("nvidia-module", "open", "/proc/driver/nvidia/version"),
+    Fact("gpu-model", "4 × NVIDIA H200", "/proc/driver/nvidia/gpus/*/information"),
+    Fact("cuda-driver", "13.0", "cuDriverGetVersion"),
     Fact("kernel", "6.8.0-60-generic", "uname"),
     Fact("rocm", None, "/opt/rocm/.info/version"),
 )
@@ -121,7 +124,7 @@ def reopen_failure(device: Device, probe: str) -> Result:
         "open segment 1 again",
         fault=FAULT,
         exit_code=1,
-        python_stack=("reopen (checks/ipc_reopen.py:71)", "run_role (gpuipc_doctor/worker.py:184)"),
+        python_stack=("reopen (ipc_reopen.py:71)", "run_role (worker.py:184)", "<module> (worker.py:192)"),
         elapsed_s=0.7,
     )
     exporter = RoleOutcome("exporter", Ending.STOPPED, 4711)
@@ -137,16 +140,17 @@ def hung(check: str, operation: str, device: Device, after_s: float = 10.0) -> R
         operation,
         1,
         python_stack=(
-            "open_ipc (gpuipc_doctor/backends/driver.py:212)",
-            "main (checks/ipc_release.py:48)",
-            "run_role (gpuipc_doctor/worker.py:184)",
+            "call (driver.py:64)",
+            "open_ipc (device.py:62)",
+            "open_shared (ipc_release.py:195)",
+            "run_role (worker.py:164)",
+            "<module> (worker.py:192)",
         ),
         native_stack=(
             "ioctl (libc.so.6)",
             "?? (libcuda.so.535.104.05)",
             "cuIpcOpenMemHandle_v2 (libcuda.so.535.104.05)",
-            "__pyx_f_4cuda_8bindings_9_bindings_7cydriver_cuIpcOpenMemHandle_v2"
-            " (cuda/bindings/_bindings/cydriver.cpython-311-x86_64-linux-gnu.so)",
+            "0x7f47f83e843f (bindings/cydriver.cpython-311-x86_64-linux-gnu.so)",
             "_PyEval_EvalFrameDefault (python3.11)",
             "Py_RunMain (python3.11)",
             "__libc_start_main (libc.so.6)",
@@ -166,12 +170,14 @@ def seed_002() -> Report:
         devices,
         inventory=(
             Fact("nvidia-driver", "460.32.03", "/proc/driver/nvidia/version"),
-            Fact("cuda-driver-api", "11.2", "cuDriverGetVersion"),
+            Fact("cuda-driver", "11.2", "cuDriverGetVersion"),
             Fact("kernel", "5.14.21-150400.24.46-default", "uname"),
         ),
         joins=(REOPEN_ISSUE,),
     )
-    known = Finding.warn("nvidia-driver 460.32.03 has the known issue nvidia-ipc-reopen")
+    known = Finding.warn(
+        f"{REOPEN_ISSUE.issue}: {REOPEN_ISSUE.reason}", REOPEN_ISSUE.title, remedy=REOPEN_ISSUE.remedy
+    )
     budget = Finding.skip("budget", remedy="run it alone: gpuipc-doctor check ipc-stale")
     without_stale = replaced(
         base,
@@ -284,3 +290,6 @@ def reports_of(ids: list[str]) -> st.SearchStrategy[Report]:
 
 reports = st.lists(IDS, min_size=1, max_size=6, unique=True).flatmap(reports_of)
 """Arbitrary reports, with texts that nobody should send to a terminal."""
+
+PROPERTY = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""For properties of arbitrary reports, which are large: how long one takes says more of the machine."""

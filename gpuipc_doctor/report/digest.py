@@ -37,7 +37,7 @@ def totals(report: Report) -> Counter[Status]:
 
 
 def not_reached(report: Report) -> list[str]:
-    """Checks that were asked for and left no finding, because the run was interrupted before them."""
+    """Checks that were asked for and left no finding, because the run ended before them."""
     return [check for check, results in by_check(report).items() if not results]
 
 

@@ -62,13 +62,13 @@ def _device_names(report: Report) -> str:
 def _totals(report: Report, exit_code: int, page: Page) -> Iterator[str]:
     """What was left undone, then how many checks ended how, with the exit code at the line's right end."""
     if report.interrupted:
-        missing = ", ".join(not_reached(report))
-        text = "INTERRUPTED: this is what was learned until then."
-        yield from page.notice(f"{text} Not reached: {missing}." if missing else text, "FAIL")
+        yield from page.notice("INTERRUPTED: this is what was learned until then.", "FAIL")
     if not report.probes_run:
-        yield from page.notice("NOTHING WAS TESTED: no probe ran, so nothing is known of this node.", "FAIL")
+        yield from page.notice("NOTHING WAS TESTED: no probe ran on a GPU.", "FAIL")
     counts = totals(report)
     words = [f"{counts[status]} {status.value}" for status in sorted(counts, key=lambda s: -s.severity)]
+    if missing := len(not_reached(report)):
+        words.append(f"{missing} not run")
     if report.simulated:
         words.insert(0, f"SIMULATED ({report.simulated})")
     *lines, last = page.join(words or ["no findings"])

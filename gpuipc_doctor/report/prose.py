@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import takewhile
 
-from gpuipc_doctor.model import Ending, Finding, Join, Report, Result, Status
+from gpuipc_doctor.model import Finding, Join, Report, Result, Status
 from gpuipc_doctor.report.digest import Paragraph, culprit, loose_joins, paragraphs
 from gpuipc_doctor.report.page import Page
 from gpuipc_doctor.report.text import sanitise, shorten
 
+# How much of each is shown; the JSON report holds the rest.
 FRAMES = 6
-"""Innermost frames of a stack that are shown; the JSON report holds the rest, as of the next three."""
 PROCESSES = 2
 LOG_LINES = 4
-EVIDENCE_LINES = 8
 LOG_COLUMNS = 240
-"""Where an endless log line is cut."""
+EVIDENCE_LINES = 8
+
+OUTERMOST = "run_role (worker.py:"
+"""The worker's frame that calls the role function: what is further out is the same for every probe."""
 
 _INDENT = " " * 6
 _HANG = " " * 8
@@ -29,7 +32,8 @@ def blocks(report: Report, page: Page) -> Iterator[list[str]]:
     for paragraph in shown:
         word, title = paragraph.status.value, _title(report, paragraph)
         if paragraph.status is Status.SKIP:
-            skips += _heading(word, f"{title}: {paragraph.finding.summary}", page)
+            others = ", and so on" if paragraph.figures_differ else ""
+            skips += _heading(word, f"{title}: {paragraph.finding.summary}{others}", page)
             skips += _remedy(paragraph.finding.remedy, page)
         else:
             yield [*_heading(word, title, page), *_body(paragraph, told, page)]
@@ -88,21 +92,22 @@ def _remains(result: Result, page: Page) -> Iterator[str]:
     role = culprit(result)
     if role is None:
         return
-    for kind, frames in (("python", role.python_stack), ("native", role.native_stack)):
+    python = tuple(takewhile(lambda frame: not frame.startswith(OUTERMOST), role.python_stack))
+    for kind, frames in (("python", python), ("native", role.native_stack)):
         if frames:
             innermost = f"{kind} stack of {role.role}: {frames[0]}"
             more = ["…"] if len(frames) > FRAMES else []
             yield from page.join([innermost, *frames[1:FRAMES], *more], "<", _INDENT, _HANG)
-    said = (result.finding.summary, *result.finding.evidence)
-    if role.ending in (Ending.HUNG, Ending.UNKILLABLE):
+    said = "\n".join((result.finding.summary, *result.finding.evidence))
+    if not role.native_stack:
         for line in role.kernel[:PROCESSES]:
-            if not any(line in text for text in said):
+            if line not in said:
                 yield from _item(f"kernel: {line}", page)
-    log = [line for line in role.log_tail[-LOG_LINES:] if line not in said]
-    if log:
+    log = [line for line in role.log_tail[-LOG_LINES:] if line.strip()]
+    if log and log[-1] not in said:
         yield from _item(f"{role.role} printed at the end:", page)
-    for line in log:
-        yield from page.fill(shorten(sanitise(line), LOG_COLUMNS), _HANG, _HANG + "  ")
+        for line in log:
+            yield from page.fill(shorten(sanitise(line), LOG_COLUMNS), _HANG, _HANG + "  ")
 
 
 def _known_issue(join: Join, finding: Finding, told: bool, page: Page) -> Iterator[str]:

@@ -5,13 +5,13 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from jsonschema import Draft202012Validator
 
 from gpuipc_doctor import model
 from gpuipc_doctor.model import Ending, Finding, Relation, Report, Result, RoleOutcome, Status, Tier
 from gpuipc_doctor.report import document
-from tests.sample_reports import gpus, healthy, replaced, reports, seed_002
+from tests.sample_reports import PROPERTY, gpus, healthy, replaced, reports, seed_002
 
 SCHEMA = document.schema()
 
@@ -20,7 +20,7 @@ def test_the_schema_is_a_schema() -> None:
     Draft202012Validator.check_schema(SCHEMA)
 
 
-@settings(max_examples=50)
+@PROPERTY
 @given(reports)
 def test_any_report_fits_the_schema_and_comes_back(any_report: Report) -> None:
     text = document.dumps(any_report)

@@ -3,11 +3,11 @@
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from gpuipc_doctor.model import Finding, Report, Result, Status
 from gpuipc_doctor.report import exits, nagios
-from tests.sample_reports import gpus, healthy, replaced, reports, seed_002
+from tests.sample_reports import PROPERTY, gpus, healthy, replaced, reports, seed_002
 
 
 def ended(status: Status, *, probes_run: int = 3, interrupted: bool = False) -> Report:
@@ -73,7 +73,7 @@ def test_a_simulated_run_says_so_to_nagios() -> None:
     assert nagios.render(simulated).startswith("GPUIPC CRITICAL - SIMULATED ipc-reopen on cuda:0-3: ")
 
 
-@settings(max_examples=50)
+@PROPERTY
 @given(reports)
 def test_only_the_first_line_has_performance_data(report: Report) -> None:
     output = nagios.render(report)

@@ -61,7 +61,7 @@ def test_wrapping_keeps_every_character_and_the_width(text: str, width: int, han
     assert "".join(lines).replace(" ", "") == line.replace(" ", "")
 
 
-@given(st.text(min_size=1).map(sanitise), st.integers(2, 30))
+@given(st.text(min_size=1).map(sanitise), st.integers(3, 30))
 def test_shortened_text_fits_and_says_so(text: str, width: int) -> None:
     short = shorten(text, width)
     assert columns(short) <= width
