@@ -39,8 +39,11 @@ static void *driver(const char *name)
 
 static void fill(char *data, size_t size, int segment)
 {
-    for (size_t i = 0; i < size; i++)
-        data[i] = (char)(i * 131 + i / 4099 + segment);
+    char tile[4099];
+    for (size_t i = 0; i < sizeof tile; i++)
+        tile[i] = (char)(i * i + segment);
+    for (size_t at = 0; at < size; at += sizeof tile)
+        memcpy(data + at, tile, size - at < sizeof tile ? size - at : sizeof tile);
 }
 
 static void *new_context(void)

@@ -20,6 +20,7 @@ from gpuipc_doctor.api import (
     IpcMapping,
     Probe,
     ProbeOutcome,
+    Status,
     Worker,
     difference,
     pattern,
@@ -47,16 +48,21 @@ class IpcRelease(Check):
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
         for device in ctx.devices:
-            yield Probe("close and exit", {"exporter": watch_close, "importer": close_and_exit}, (device,))
-            yield Probe("kill", {"exporter": watch_kill, "importer": be_killed}, (device,))
+            closing = {"exporter": watch_close, "importer": close_and_exit}
+            yield Probe("close and exit", closing, (device,), exclusive=True)
+            yield Probe("kill", {"exporter": watch_kill, "importer": be_killed}, (device,), exclusive=True)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         exporter, importer = done.records["exporter"], done.records["importer"]
         findings = [judge_missing(end, missing) for end, missing in exporter["missing"].items()]
-        if creep := exporter.get("creep"):
-            findings.append(judge_creep(creep))
         if importer["wrong"]:
             findings.append(Finding.fail("the importer saw wrong data", *importer["wrong"]))
+        if creep := judge_creep(exporter.get("creep", [])):
+            # What crept away is missing in the end, too: that is no second finding, and nobody else's doing.
+            findings = [
+                creep,
+                *(finding for finding in findings if finding and finding.status is Status.FAIL),
+            ]
         bad = [finding for finding in findings if finding]
         yield from bad or [Finding.ok("memory came back", *(f"after {end}" for end in exporter["missing"]))]
 
@@ -79,6 +85,8 @@ def judge_missing(end: str, missing: int) -> Finding | None:
 
 def judge_creep(samples: list[tuple[int, int]]) -> Finding | None:
     """Judge used memory, in bytes, over the number of mappings opened and closed so far."""
+    if not samples:
+        return None
     growth = slope([opened for opened, _ in samples], [used for _, used in samples])
     if growth.low * OPENS <= CREEP_BYTES:
         return None

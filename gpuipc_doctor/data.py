@@ -13,8 +13,9 @@ def pattern(nbytes: int, *key: int) -> bytes:
     """
     from random import Random
 
-    tile = Random(repr(key)).randbytes(4099)
-    return (tile * (nbytes // len(tile) + 1))[:nbytes]
+    block = Random(repr(key)).randbytes(4099) * 256
+    whole, rest = divmod(nbytes, len(block))
+    return b"".join([block] * whole + [block[:rest]])  # every byte of a large one is written once
 
 
 def difference(found: bytes, expected: bytes) -> str:

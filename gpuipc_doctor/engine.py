@@ -32,6 +32,7 @@ from gpuipc_doctor.model import (
     ProbeOutcome,
     Report,
     Result,
+    RoleOutcome,
     Status,
 )
 from gpuipc_doctor.plan import Plan, PlannedProbe, Request
@@ -40,6 +41,11 @@ from gpuipc_doctor.supervise.session import Session
 
 HANGS_BEFORE_GIVING_UP = 2
 """So many hangs in the same call on one device, and its other probes are not run: each costs a deadline."""
+
+
+MAX_JOBS = 4
+"""Probes at a time. Drivers let one process at a time initialise: more would only wait for each other, and
+that counts against their deadlines."""
 
 
 class Watcher(Protocol):
@@ -83,15 +89,16 @@ class Run:
         layout = plan.lay_out([item], self.request, config, ())
         outcomes = self.execute(layout, jobs=len(layout.probes))
         found = [record for outcome in outcomes for record in outcome.records.values()]
-        devices = tuple(device_from_json(data) for record in found for data in record.get("devices", ()))
+        devices = [device_from_json(data) for record in found for data in record.get("devices", ())]
+        devices.sort(key=lambda device: (device.backend, device.index))
         if self.request.backend == "auto" and devices:
             # One vendor's driver is enough; the absence of the other's is no news.
             self.results = [r for r in self.results if r.finding.status is not Status.SKIP]
         facts = tuple(Fact(*fact) for record in found for fact in record.get("facts", ()))
-        return devices, facts
+        return tuple(devices), facts
 
     def execute(self, layout: Plan, jobs: int) -> list[ProbeOutcome]:
-        """Run the plan's probes, no two on the same device at once, and judge each as it ends."""
+        """Run the plan's probes, so many at once, and judge each as it ends."""
         self.checks += layout.checks
         self.results += layout.concluded
         self.watcher.planned(len(layout.probes))
@@ -144,14 +151,14 @@ class Run:
                 devices=tuple(device.label for device in planned.probe.devices),
                 probe=planned.probe.name,
                 elapsed_s=outcome.elapsed_s if outcome else 0.0,
-                roles=tuple(outcome.roles.values()) if outcome else (),
+                roles=_blamed_first(outcome) if outcome else (),
                 logs=Path(outcome.logs).name if outcome and self.request.keep_logs else "",
             )
         )
 
     def _remember_hang(self, outcome: ProbeOutcome) -> None:
         role = outcome.roles.get(outcome.blamed or "")
-        if role and role.ending in (Ending.HUNG, Ending.UNKILLABLE):
+        if role and role.operation and role.ending in (Ending.HUNG, Ending.UNKILLABLE):
             self.hangs.update((device.label, role.operation) for device in outcome.devices)
 
     def _why_not(self, planned: PlannedProbe) -> str:
@@ -173,16 +180,23 @@ class Run:
     def _startable(
         self, waiting: Sequence[PlannedProbe], running: Sequence[PlannedProbe], jobs: int
     ) -> list[PlannedProbe]:
-        """In plan order, the probes whose devices are all free and for which there is a job."""
-        busy = {device.label for planned in running for device in planned.probe.devices}
+        """In plan order, the probes that may start now: an exclusive one needs devices that nobody uses."""
+        used = {device for planned in running for device in planned.probe.devices}
+        closed = {
+            device for planned in running if planned.probe.exclusive for device in planned.probe.devices
+        }
         chosen: list[PlannedProbe] = []
         for planned in waiting:
             if len(running) + len(chosen) >= jobs:
                 break
-            devices = {device.label for device in planned.probe.devices}
-            if not devices & busy:
-                chosen.append(planned)
-            busy |= devices
+            devices = set(planned.probe.devices)
+            if devices & (used if planned.probe.exclusive else closed):
+                closed |= devices  # its turn comes before that of later ones
+                continue
+            chosen.append(planned)
+            used |= devices
+            if planned.probe.exclusive:
+                closed |= devices
         return chosen
 
     def _wait(self, running: dict[Future[ProbeOutcome], PlannedProbe]) -> set[Future[ProbeOutcome]]:
@@ -209,6 +223,10 @@ class Run:
             yield
         finally:
             signal.signal(signal.SIGTERM, before)
+
+
+def _blamed_first(outcome: ProbeOutcome) -> tuple[RoleOutcome, ...]:
+    return tuple(sorted(outcome.roles.values(), key=lambda role: role.role != outcome.blamed))
 
 
 def judge(planned: PlannedProbe, outcome: ProbeOutcome) -> list[Finding]:
@@ -249,16 +267,20 @@ def run(
     """
     started = datetime.now().astimezone()
     selected = plan.select_checks(request, config)
-    issues = knownissues.load(config.known_issues_dirs)
     limits = Limits(start_up_s=config.start_up_s)
-    with Session(node, limits, keep_logs=request.keep_logs, remove=remove) as session:
+    with (
+        Session(node, limits, keep_logs=request.keep_logs, remove=remove) as session,
+        ThreadPoolExecutor(1) as aside,
+    ):
         run = Run(request, config, session, watcher)
+        loading = aside.submit(knownissues.load, config.known_issues_dirs)  # while the drivers initialise
         devices, driver_facts = run.discover()
+        issues = loading.result()
         devices = plan.select_devices(request, devices)
         facts = inventory.read(node.root, driver_facts)
         matches = knownissues.match_versions(issues, facts)
         layout = plan.lay_out(selected, request, config, devices, facts, matches)
-        run.execute(layout, jobs=min(len(devices), len(os.sched_getaffinity(0))))
+        run.execute(layout, jobs=min(MAX_JOBS, len(os.sched_getaffinity(0))))
     results = _in_plan_order(run.results, run.checks)
     return Report(
         host=socket.gethostname(),

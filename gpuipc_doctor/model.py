@@ -136,6 +136,7 @@ class Probe:
     ``devices`` are the GPUs that every worker of the probe can see, in this order: none for a probe of
     the node, one for a probe of a device, two for a pair. ``params`` reaches the roles as
     ``Worker.params``. ``deadline_s`` bounds each single operation, in seconds, not the probe as a whole.
+    An ``exclusive`` probe has its devices to itself, because it watches what everybody does there.
     """
 
     name: str
@@ -143,6 +144,7 @@ class Probe:
     devices: tuple[Device, ...] = ()
     params: Mapping[str, Json] = field(default_factory=dict)
     deadline_s: float = 10.0
+    exclusive: bool = False
 
     @property
     def subject(self) -> str:

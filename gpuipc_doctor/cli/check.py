@@ -17,6 +17,7 @@ from gpuipc_doctor.cli.output import OutputFile
 from gpuipc_doctor.cli.progress import Silent, progress
 from gpuipc_doctor.model import Report, Tier
 from gpuipc_doctor.plan import Plan, Request
+from gpuipc_doctor.report import exits
 
 
 @click.command()
@@ -108,9 +109,10 @@ def command(
     with _output(output) as file, options.node(simulate) as (node, remove):
         with progress() as watcher:
             report = engine.run(request, config, node, watcher, remove=remove)
-        written = _write(report, file)
-        exit_code = _print(report, as_json=as_json, strict=strict, exit_style=exit_style)
-    ctx.exit(exit_code if written else exit_code or 1)
+        exit_code = exits.code(report, strict=strict, style="nagios" if exit_style == "nagios" else "default")
+        written = _write(report, file, exit_code)
+        click.echo(_text(report, exit_code, as_json=as_json, exit_style=exit_style), nl=False)
+    ctx.exit(exit_code if written else exit_code or exits.Exit.INTERNAL)
 
 
 def _prepare_logs(directory: Path) -> None:
@@ -143,33 +145,35 @@ def _output(path: Path | None) -> Iterator[OutputFile | None]:
         file.discard()
 
 
-def _write(report: Report, file: OutputFile | None) -> bool:
+def _write(report: Report, file: OutputFile | None, exit_code: int) -> bool:
     """Write the JSON report; a failure is said, and the report is printed all the same."""
     if file is None:
         return True
     from gpuipc_doctor.report import document
 
     try:
-        file.write(document.dumps(report))
+        file.write(document.dumps(report, exit_code=exit_code))
     except OSError as error:
         click.echo(f"gpuipc-doctor: --output was not written: {error.strerror or error}", err=True)
         return False
     return True
 
 
-def _print(report: Report, *, as_json: bool, strict: bool, exit_style: str) -> int:
-    """Print the report; returns the exit code that it means."""
-    from gpuipc_doctor.report import document, exits, matrix
-
-    style: exits.Style = "nagios" if exit_style == "nagios" else "default"
-    code = exits.code(report, strict=strict, style=style)
+def _text(report: Report, exit_code: int, *, as_json: bool, exit_style: str) -> str:
+    """What goes to standard output."""
     if as_json:
-        click.echo(document.dumps(report), nl=False)
-    else:
-        color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-        width = shutil.get_terminal_size().columns
-        click.echo(matrix.render(report, width=width, color=color, exit_code=code), nl=False, color=color)
-    return code
+        from gpuipc_doctor.report import document
+
+        return document.dumps(report, exit_code=exit_code)
+    width = shutil.get_terminal_size().columns
+    if exit_style == "nagios":
+        from gpuipc_doctor.report import nagios
+
+        return nagios.render(report, width=width)
+    from gpuipc_doctor.report import matrix
+
+    color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    return matrix.render(report, width=width, color=color, exit_code=exit_code)
 
 
 def _plan_table(layout: Plan) -> str:

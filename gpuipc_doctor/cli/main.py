@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import io
 import sys
 
 import click
@@ -60,6 +61,9 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point: every error that a user can cause is one line and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that has no "·" shows a "?"
+            stream.reconfigure(errors="replace")
     try:
         cli.main(standalone_mode=True)
     except Exception as error:

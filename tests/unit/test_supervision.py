@@ -74,7 +74,7 @@ def test_a_hang_shows_its_native_stack(session: Session, roles: ModuleType) -> N
 
 def test_a_hang_names_the_step_and_what_was_recorded(session: Session, roles: ModuleType) -> None:
     finding = verdict.conclude(run(session, roles, "hang_in_c"))
-    assert finding.summary == "hang_in_c: pause (wait for what never comes) hung (1.5 s)"
+    assert finding.summary == "hang_in_c: pause #1 (wait for what never comes) hung (1.5 s)"
     assert finding.evidence == ("before that, hang_in_c: before: was fine",)
 
 
