@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -266,6 +265,7 @@ def run(
     ``remove``: directories that must not outlive this process, even when it is killed.
     """
     started = datetime.now().astimezone()
+    host = (Path(node.root) / "proc/sys/kernel/hostname").read_text().strip()
     selected = plan.select_checks(request, config)
     limits = Limits(start_up_s=config.start_up_s)
     with (
@@ -283,7 +283,7 @@ def run(
         run.execute(layout, jobs=min(MAX_JOBS, len(os.sched_getaffinity(0))))
     results = _in_plan_order(run.results, run.checks)
     return Report(
-        host=socket.gethostname(),
+        host=host,
         started=started.isoformat(timespec="seconds"),
         elapsed_s=time.monotonic() - run.started_at,
         tier=request.tier,

@@ -94,7 +94,7 @@ def _parts(version: str, count: int) -> list[int]:
 
 def claimed_files(profile: Profile) -> dict[str, str]:
     """The node's files by absolute path: those that follow from its devices and versions, then its own."""
-    files: dict[str, str] = {}
+    files = {"/proc/sys/kernel/hostname": "node01\n"}
     versions = profile.versions
     if "kernel" in versions:
         files["/proc/sys/kernel/osrelease"] = f"{versions['kernel']}\n"
