@@ -12,7 +12,7 @@ import click
 
 from gpuipc_doctor import knownissues, loader
 from gpuipc_doctor.cli import options
-from gpuipc_doctor.knownissues import KnownIssue, Workaround
+from gpuipc_doctor.knownissues import Confidence, KnownIssue, Signature, Workaround
 from gpuipc_doctor.loader import LoadedCheck
 from gpuipc_doctor.plan import UnknownName
 
@@ -99,13 +99,11 @@ def _page(issue: KnownIssue) -> Iterator[str]:
     yield from _paragraph("Class", f"{issue.kind}, {issue.status}")
     yield from _paragraph("Bad versions", issue.bad_versions)
     yield from _paragraph("Known good", ", ".join(v for one in issue.affected for v in one.known_good))
-    yield from _paragraph(
-        "Only with", ", ".join(f"{n.fact} {n.range or n.matches}".strip() for n in issue.needs)
-    )
+    yield from _paragraph("Only with", ", ".join(map(str, issue.needs)))
     yield from _paragraph("Symptom", issue.symptom)
     yield from _paragraph("Trigger", issue.trigger)
     yield from _paragraph("Found by", ", ".join(issue.detected_by))
-    yield from _list("Signatures", issue.signatures)
+    yield from _list("Signatures", list(map(_signature, issue.signatures)))
     yield from _list("Workarounds", [_workaround(issue, one) for one in issue.workarounds])
     yield from _list("Inferred", issue.inferred)
     yield from _paragraph("Notes", issue.notes)
@@ -133,6 +131,13 @@ def _fill(text: str, lead: str) -> str:
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+def _signature(one: Signature) -> str:
+    """``a and b, with cxi-driver (medium confidence)``"""
+    beside = ", with " + ", ".join(map(str, one.needs)) if one.needs else ""
+    sure = "" if one.confidence is Confidence.HIGH else f" ({one.confidence.label} confidence)"
+    return f"{' and '.join(one.match)}{beside}{sure}"
 
 
 def _workaround(issue: KnownIssue, one: Workaround) -> str:

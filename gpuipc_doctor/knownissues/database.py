@@ -1,14 +1,17 @@
-"""Read the known issues from their YAML files, and say what is wrong with a file by file and line."""
+"""Read the known issues from their YAML files: those of the package, then a site's own."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
-from gpuipc_doctor.knownissues.entry import KnownIssue, Need, Reference, Workaround
+from gpuipc_doctor.knownissues.conditions import ENV, Need
+from gpuipc_doctor.knownissues.entry import KnownIssue, Reference, Suppression, Workaround
+from gpuipc_doctor.knownissues.signatures import Confidence, Signature
 from gpuipc_doctor.knownissues.versions import Range
 from gpuipc_doctor.model import Json
 from gpuipc_doctor.yamlfile import BadFile, Document, Key, Mistake, did_you_mean, read
@@ -17,15 +20,28 @@ SHIPPED = Path(__file__).with_name("db")
 SCHEMA = Path(__file__).with_name("schema.json")
 
 
-def load(extra_dirs: Iterable[Path] = ()) -> tuple[KnownIssue, ...]:
-    """All known issues: those that come with the package, then a site's own.
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An entry of a file, and where in the file it stands."""
 
-    Raises `BadFile` with every mistake of every file.
+    document: Document
+    keys: tuple[Key, ...]
+    issue: KnownIssue
+
+    def mistake(self, text: str, *keys: Key) -> Mistake:
+        return self.document.mistake(text, *self.keys, *keys)
+
+
+def load(extra_dirs: Iterable[Path] = ()) -> tuple[KnownIssue, ...]:
+    """All known issues: those that come with the package, changed and added to by a site's own files.
+
+    Raises `BadFile` with every mistake of every file that leaves an entry without a meaning.
     """
-    issues, mistakes = _read_all(files(extra_dirs))
-    if mistakes:
+    documents, mistakes = read_all(files(extra_dirs))
+    issues, more = merge(documents)
+    if mistakes := [*mistakes, *more]:
         raise BadFile(mistakes)
-    return tuple(issues)
+    return issues
 
 
 def files(extra_dirs: Iterable[Path] = ()) -> list[Path]:
@@ -39,33 +55,57 @@ def files(extra_dirs: Iterable[Path] = ()) -> list[Path]:
     return found
 
 
-def lint(paths: Iterable[Path], check_ids: Collection[str] | None = None) -> tuple[Mistake, ...]:
-    """Every mistake in these files; with ``check_ids``, also each check that ``detected_by`` invents."""
-    _, mistakes = _read_all(paths, check_ids)
-    return tuple(sorted(mistakes))
-
-
-def _read_all(
-    paths: Iterable[Path], check_ids: Collection[str] | None = None
-) -> tuple[list[KnownIssue], list[Mistake]]:
+def read_all(paths: Iterable[Path]) -> tuple[list[Document], list[Mistake]]:
+    """The files that fit the schema, and the mistakes in the others."""
     schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
-    issues: dict[str, KnownIssue] = {}
+    documents: list[Document] = []
     mistakes: list[Mistake] = []
     for path in paths:
         try:
-            document = read(path, schema)
+            documents.append(read(path, schema))
         except BadFile as bad:
             mistakes += bad.mistakes
-            continue
-        for number, data in enumerate(document.data["issues"]):
-            here: tuple[Key, ...] = ("issues", number)
-            issue = _issue(data, f"{path}:{document.line(*here)}")
-            mistakes += _mistakes(document, here, data, issue, check_ids)
-            if first := issues.get(issue.id):
-                text = f"id {issue.id!r} is taken by {first.where}"
-                mistakes.append(document.mistake(text, *here, "id"))
-            issues.setdefault(issue.id, issue)
-    return list(issues.values()), mistakes
+    return documents, mistakes
+
+
+def placed(document: Document) -> Iterator[Placed]:
+    """The entries of a file."""
+    for number, data in enumerate(document.data.get("issues", ())):
+        keys = ("issues", number)
+        yield Placed(document, keys, _issue(data, f"{document.path}:{document.line(*keys)}"))
+
+
+def merge(documents: Sequence[Document]) -> tuple[tuple[KnownIssue, ...], list[Mistake]]:
+    """The entries of all files by id, later files overriding and suppressing what earlier ones say."""
+    issues: dict[str, KnownIssue] = {}
+    mistakes: list[Mistake] = []
+    for document in documents:
+        for one in placed(document):
+            first = issues.get(one.issue.id)
+            if first and not one.issue.overrides:
+                text = f"id {first.id!r} is taken by {first.where}; to replace that, say why in 'overrides'"
+                mistakes.append(one.mistake(text, "id"))
+            elif one.issue.overrides and not first:
+                text = f"nothing to override: there is no known issue {one.issue.id!r}"
+                mistakes.append(one.mistake(text + did_you_mean(one.issue.id, issues), "id"))
+            issues[one.issue.id] = one.issue
+    for document in documents:
+        for number, data in enumerate(document.data.get("suppress", ())):
+            keys = ("suppress", number)
+            id_ = data["id"]
+            try:
+                until = date.fromisoformat(data["until"])
+            except ValueError:
+                text = f"{data['until']!r} is not a day of the calendar, as 2027-03-31 is"
+                mistakes.append(document.mistake(text, *keys, "until"))
+                continue
+            if id_ not in issues:
+                text = f"there is no known issue {id_!r}{did_you_mean(id_, issues)}"
+                mistakes.append(document.mistake(text, *keys, "id"))
+                continue
+            where = f"{document.path}:{document.line(*keys)}"
+            issues[id_] = replace(issues[id_], suppression=Suppression(data["reason"], until, where))
+    return tuple(issues.values()), mistakes
 
 
 def _issue(data: Json, where: str) -> KnownIssue:
@@ -80,15 +120,8 @@ def _issue(data: Json, where: str) -> KnownIssue:
         trigger=data.get("trigger", ""),
         also=tuple(data.get("also", ())),
         affected=tuple(_range(component, entry) for entry in data["affected"]),
-        needs=tuple(
-            Need(
-                need["fact"],
-                need.get("matches", ""),
-                _range(need["fact"], need["range"]) if "range" in need else None,
-            )
-            for need in data.get("needs", ())
-        ),
-        signatures=tuple(data.get("signatures", ())),
+        needs=tuple(map(_need, data.get("needs", ()))),
+        signatures=tuple(map(_signature, data.get("signatures", ()))),
         detected_by=tuple(data.get("detected_by", ())),
         workarounds=tuple(_workaround(component, entry) for entry in data.get("workarounds", ())),
         references=tuple(Reference(**entry) for entry in data["references"]),
@@ -96,7 +129,25 @@ def _issue(data: Json, where: str) -> KnownIssue:
         inferred=tuple(data.get("inferred", ())),
         notes=data.get("notes", ""),
         withdrawn=data.get("withdrawn", ""),
+        overrides=data.get("overrides", ""),
         where=where,
+    )
+
+
+def _need(data: Json) -> Need:
+    fact = data["fact"] if "fact" in data else f"{ENV}{data['env']}"
+    return Need(fact, data.get("matches", ""), _range(fact, data["range"]) if "range" in data else None)
+
+
+def _signature(data: Json) -> Signature:
+    if isinstance(data, str):
+        return Signature((data,))
+    match = data["match"]
+    return Signature(
+        match=(match,) if isinstance(match, str) else tuple(match),
+        confidence=Confidence[data.get("confidence", "high").upper()],
+        needs=tuple(map(_need, data.get("needs", ()))),
+        sample=data.get("sample", ""),
     )
 
 
@@ -114,51 +165,3 @@ def _workaround(component: str, data: Json) -> Workaround:
         cost=data.get("cost", ""),
         conflicts=tuple(data.get("conflicts", ())),
     )
-
-
-def _mistakes(
-    document: Document,
-    here: tuple[Key, ...],
-    data: Json,
-    issue: KnownIssue,
-    check_ids: Collection[str] | None,
-) -> Iterator[Mistake]:
-    """What the schema cannot see."""
-    ranges: list[tuple[Range | None, tuple[Key, ...]]] = [
-        *((one, (*here, "affected", n)) for n, one in enumerate(issue.affected)),
-        *((need.range, (*here, "needs", n, "range")) for n, need in enumerate(issue.needs)),
-        *((one.when, (*here, "workarounds", n, "when")) for n, one in enumerate(issue.workarounds)),
-    ]
-    for one, keys in ranges:
-        if one is None:
-            continue
-        if one.fixed and one.last_affected:
-            yield document.mistake("give 'fixed' or 'last_affected', not both", *keys)
-        for text in one.contradictions():
-            yield document.mistake(text, *keys)
-    for number, one in enumerate(issue.affected):
-        if not one.fixed and not one.last_affected:
-            text = "give 'fixed' or 'last_affected': a version, or unknown when nobody has said"
-            yield document.mistake(text, *here, "affected", number)
-    patterns: list[tuple[str, tuple[Key, ...]]] = [
-        *((text, (*here, "signatures", n)) for n, text in enumerate(issue.signatures)),
-        *(
-            (need.matches, (*here, "needs", n, "matches"))
-            for n, need in enumerate(issue.needs)
-            if need.matches
-        ),
-    ]
-    for text, keys in patterns:
-        try:
-            found = re.search(text, "")
-        except (re.error, RecursionError, OverflowError) as error:
-            yield document.mistake(f"{text!r} is not a regular expression: {error}", *keys)
-        else:
-            if found:
-                yield document.mistake(
-                    f"{text!r} matches the empty string, so it would match everything", *keys
-                )
-    for number, id_ in enumerate(issue.detected_by if check_ids is not None else ()):
-        if id_ not in (check_ids or ()):
-            near = did_you_mean(id_, check_ids or ())
-            yield document.mistake(f"there is no check {id_!r}{near}", *here, "detected_by", number)

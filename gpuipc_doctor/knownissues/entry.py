@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import date
 
+from gpuipc_doctor.knownissues.conditions import Need
+from gpuipc_doctor.knownissues.signatures import Confidence, Signature
 from gpuipc_doctor.knownissues.versions import Range, Verdict, all_of, any_of, parse
 from gpuipc_doctor.model import Fact, Result
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """A condition beside the component's version: another fact of the inventory, by text or by range."""
-
-    fact: str
-    matches: str = ""
-    range: Range | None = None
-
-    def judge(self, facts: Iterable[Fact]) -> Verdict:
-        """BAD: the condition for the fault holds here; UNKNOWN: the fact was not found."""
-        values = [fact.value for fact in facts if fact.name == self.fact and fact.value is not None]
-        if not values:
-            return Verdict.UNKNOWN
-        if self.range:
-            return any_of(self.range.judge(value) for value in values)
-        return Verdict.BAD if any(re.search(self.matches, value) for value in values) else Verdict.FINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +32,20 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True)
+class Suppression:
+    """A site's decision to hear nothing of an issue that its versions alone suggest, until a day."""
+
+    reason: str
+    until: date
+    """The last day on which it holds."""
+    where: str
+    """``file:line``."""
+
+    def holds(self, today: date) -> bool:
+        return today <= self.until
+
+
+@dataclass(frozen=True, slots=True)
 class KnownIssue:
     """One entry of the database, in the words of its file; ``schema.json`` says what each may hold."""
 
@@ -60,11 +58,11 @@ class KnownIssue:
     symptom: str
     references: tuple[Reference, ...]
     affected: tuple[Range, ...] = ()
-    """Bad when any of them is. Empty for what is no matter of versions."""
+    """Bad when any of them is. Empty where versions do not decide: then ``needs`` do."""
     needs: tuple[Need, ...] = ()
     """All must hold."""
-    signatures: tuple[str, ...] = ()
-    """Regular expressions; one that is found in a line of what a check left is enough."""
+    signatures: tuple[Signature, ...] = ()
+    """How it shows in logs and stacks; one of them is enough."""
     detected_by: tuple[str, ...] = ()
     workarounds: tuple[Workaround, ...] = ()
     trigger: str = ""
@@ -75,12 +73,15 @@ class KnownIssue:
     notes: str = ""
     withdrawn: str = ""
     """Why this entry no longer counts; it stays so that its id is never used again."""
+    overrides: str = ""
+    """A site's reason for putting this entry in the place of the shipped one."""
+    suppression: Suppression | None = None
     where: str = ""
     """``file:line``."""
 
     @property
     def bad_versions(self) -> str:
-        return ", ".join(map(str, self.affected)) or "no matter of versions"
+        return ", ".join(map(str, self.affected)) or "any, as far as is known"
 
     def judge(self, facts: Iterable[Fact]) -> tuple[Verdict, str]:
         """Whether this node is one on which the fault is to be expected, and why that is so."""
@@ -96,18 +97,24 @@ class KnownIssue:
             holds = need.judge(facts)
             if holds is not Verdict.BAD:
                 lacking = "does not fit" if holds is Verdict.FINE else "is not known"
-                reason += f", and {need.fact}, which matters too, {lacking}"
+                reason += f", and {need}, which matters too, {lacking}"
             verdict = all_of((verdict, holds))
         return verdict, reason
 
-    def recognises(self, result: Result) -> bool:
-        """Whether one of the signatures is in what this result says, or in what its roles left."""
+    def recognises(self, result: Result, facts: Iterable[Fact]) -> Confidence | None:
+        """How sure it is that this result, by its words and by what its roles left, shows this issue."""
         lines = [result.finding.summary, *result.finding.evidence]
         for role in result.roles:
             lines += [str(role.fault or ""), role.exception]
             lines += [*role.python_stack, *role.native_stack, *role.kernel, *role.log_tail]
         text = "\n".join(lines)
-        return any(re.search(signature, text) for signature in self.signatures)
+        facts = tuple(facts)
+        found = (
+            signature.confidence
+            for signature in self.signatures
+            if signature.applies(facts) is Verdict.BAD and signature.found_in(text)
+        )
+        return max(found, default=None)
 
     def remedy(self, facts: Iterable[Fact]) -> str:
         """The workarounds that are right for the version found; those that may be, with their condition."""
@@ -123,12 +130,16 @@ class KnownIssue:
         return "; or ".join(said)
 
     def _judge_version(self, version: str) -> Verdict:
-        return any_of(one.judge(version) for one in self.affected) if self.affected else Verdict.UNKNOWN
+        if self.affected:
+            return any_of(one.judge(version) for one in self.affected)
+        # Everybody has this: what it takes beside the component must be here, or nothing is said.
+        return Verdict.BAD if self.needs else Verdict.UNKNOWN
 
     def _reason(self, fact: Fact, verdict: Verdict) -> str:
         what = f"{self.component} {fact.value}"
         if not self.affected:
-            return f"{what}: this is no matter of versions"
+            with_ = " with ".join(("", *map(str, self.needs)))
+            return f"{what}{with_}, whatever the version"
         if verdict is Verdict.BAD:
             return f"{what} is among the versions known to be bad ({self.bad_versions})"
         if verdict is Verdict.FINE:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from gpuipc_doctor.knownissues.entry import KnownIssue
+from gpuipc_doctor.knownissues.signatures import Confidence
 from gpuipc_doctor.knownissues.versions import Verdict
 from gpuipc_doctor.model import Fact, Join, Relation, Result, Status
 
@@ -25,7 +26,8 @@ def _join(issue: KnownIssue, facts: Sequence[Fact], results: Sequence[Result]) -
     verdict, reason = issue.judge(facts)
     asked = [result for result in results if result.check in issue.detected_by]
     failed = [result for result in asked if result.finding.status is Status.FAIL]
-    telling = [result for result in failed if issue.recognises(result)]
+    least = Confidence.LOW if verdict is Verdict.BAD else Confidence.MEDIUM
+    telling = [result for result in failed if (issue.recognises(result, facts) or 0) >= least]
     if verdict is Verdict.BAD:
         guilty = telling if issue.signatures else failed
         relation = Relation.CONFIRMED if guilty else Relation.LATENT

@@ -320,7 +320,9 @@ def test_an_issue_needs_a_reference(tmp_path: Path) -> None:
 
 
 def test_an_id_is_used_once_in_all_files(tmp_path: Path) -> None:
-    assert lint(tmp_path, GOOD, GOOD) == ["1.yaml:2: id 'some-issue' is taken by 0.yaml:2"]
+    assert lint(tmp_path, GOOD, GOOD) == [
+        "1.yaml:2: id 'some-issue' is taken by 0.yaml:2; to replace that, say why in 'overrides'"
+    ]
 
 
 def test_mistakes_in_conditions_and_workarounds_are_found_too(tmp_path: Path) -> None:

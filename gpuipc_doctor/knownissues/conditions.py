@@ -1,0 +1,55 @@
+"""What must hold on a node beside a component's version, for a known issue to matter there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpuipc_doctor.knownissues.versions import Range, Verdict, any_of
+from gpuipc_doctor.model import Fact
+
+ENV = "env:"
+"""What stands before an environment variable's name in the name of its fact."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A condition on a fact of the inventory: that it was found, is so by text, or is in a range.
+
+    A variable of the environment that is known to be unset counts as empty text, so that ``^0?$`` holds
+    where it is unset or 0; without ``matches`` it must be set. Of any other fact that has no value
+    nothing is known.
+    """
+
+    fact: str
+    """A name of the inventory; ``env:NAME`` for a variable of the environment."""
+    matches: str = ""
+    range: Range | None = None
+
+    def judge(self, facts: Iterable[Fact]) -> Verdict:
+        """BAD: the condition for the fault holds here; UNKNOWN: the fact was not found."""
+        named = [fact.value for fact in facts if fact.name == self.fact]
+        values = [value for value in named if value is not None]
+        if named and not values and self.is_env:
+            values = [""]
+            if not self.matches:
+                return Verdict.FINE
+        if not values:
+            return Verdict.UNKNOWN
+        if self.range:
+            return any_of(self.range.judge(value) for value in values)
+        return Verdict.BAD if any(re.search(self.matches, value) for value in values) else Verdict.FINE
+
+    @property
+    def is_env(self) -> bool:
+        return self.fact.startswith(ENV)
+
+    def __str__(self) -> str:
+        """``nvidia-driver 580 and later``, ``gpu-model like GH200``, ``MPICH_GPU_IPC_ENABLED like ^1?$``."""
+        name = self.fact.removeprefix(ENV)
+        if self.range:
+            return f"{name} {self.range}"
+        if self.matches:
+            return f"{name} like {self.matches}"
+        return f"{name} set" if self.is_env else name

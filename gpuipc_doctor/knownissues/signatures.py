@@ -1,0 +1,63 @@
+"""Signatures: how a known issue shows in logs and stacks, and how sure one may be that it is that issue."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpuipc_doctor.knownissues.conditions import Need
+from gpuipc_doctor.knownissues.versions import Verdict, all_of
+from gpuipc_doctor.model import Fact
+
+
+class Confidence(enum.IntEnum):
+    """What finding a signature is worth."""
+
+    LOW = 1
+    """Others leave this, too: it counts only where the versions are known to be bad."""
+    MEDIUM = 2
+    """This issue is the likeliest of several causes."""
+    HIGH = 3
+    """Nothing else is known to leave this."""
+
+    @property
+    def label(self) -> str:
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Regular expressions of which each must be found in one log, and what must hold beside them."""
+
+    match: tuple[str, ...]
+    """As written: a space stands for any white space, for long messages are wrapped."""
+    confidence: Confidence = Confidence.HIGH
+    needs: tuple[Need, ...] = ()
+    """Facts without which the text is too common to mean anything: a version, a library, a variable."""
+    sample: str = ""
+    """What somebody's log said, and what the patterns must find."""
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """The regular expressions for `re`, without flags and without anchors to lines."""
+        return tuple(map(spaced, self.match))
+
+    def found_in(self, text: str) -> bool:
+        return all(re.search(pattern, text) for pattern in self.patterns)
+
+    def applies(self, facts: Iterable[Fact]) -> Verdict:
+        """BAD: what must hold beside the text holds here; UNKNOWN: a fact for it was not found."""
+        facts = tuple(facts)
+        return all_of(need.judge(facts) for need in self.needs)
+
+
+def spaced(pattern: str) -> str:
+    r"""The pattern with ``\s+`` for each run of spaces outside of a character class."""
+    return re.sub(
+        r"(\\.|\[\^?\]?(?:\\.|[^\]\\])*\])|( +)",
+        lambda found: found[1] or r"\s+",
+        pattern,
+        flags=re.DOTALL,
+    )
