@@ -21,20 +21,53 @@ UNKNOWN = "unknown"
 BEGINNING = "0"
 """As ``introduced``: every version up to the other bound."""
 
-_NUMBERS = r"([0-9]{1,9}(?:\.[0-9]{1,9}){0,3})"
-_PRERELEASE = r"(?:(?:a|b|rc)[0-9]{1,4})?"
+_RELEASE = r"[0-9]{1,9}(?:\.[0-9]{1,9}){0,4}"
+_NUMBERS = rf"({_RELEASE})"
+_STAGED = rf"({_RELEASE}(?:(?:a|b|rc)[0-9]{{0,4}})?)"
+"""Releases and those before them: 5.1.0a1, 3.0b, 2.2.0rc1."""
+
+_BUILD = r"(?:(?!-rc)[-+][\w.+-]{0,99})?"
+"""What packagers append orders nothing (7.2.4.0-93-97f5574fe2, 2.9.0+cu128), unless it says that the release
+was still to come."""
 
 ORDERS = {
     "nvidia-driver": _NUMBERS,
     "cuda-driver": _NUMBERS,
     "cuda-runtime": _NUMBERS,
-    # A build number and a hash may follow the release (7.2.4.0-93-97f5574fe2): they order nothing.
-    "rocm": rf"{_NUMBERS}(?:-[\w.-]*)?",
-    "hip-runtime": _NUMBERS,
+    "nvidia-peermem": _NUMBERS,
+    "gdrcopy": rf"{_NUMBERS}{_BUILD}",
+    "rocm": rf"{_NUMBERS}{_BUILD}",
+    "hip-runtime": rf"{_NUMBERS}{_BUILD}",
     "amdgpu": _NUMBERS,
-    "mpich": rf"({_NUMBERS[1:-1]}{_PRERELEASE})(?:p([0-9]{{1,4}}))?",
+    "intel-compute-runtime": rf"{_NUMBERS}{_BUILD}",
+    "mpich": rf"{_STAGED}(?:p([0-9]{{1,4}}))?",
+    "cray-mpich": _NUMBERS,
+    "openmpi": _STAGED,
+    "intel-mpi": _NUMBERS,
+    "mvapich": rf"{_STAGED}{_BUILD}",
+    "ucx": rf"{_STAGED}{_BUILD}",
+    "hpcx": rf"{_NUMBERS}{_BUILD}",
+    "libfabric": _STAGED,
+    "shs-libfabric": rf"{_STAGED}{_BUILD}",
+    "shs": rf"{_NUMBERS}{_BUILD}",
+    "cxi-driver": rf"{_NUMBERS}{_BUILD}",
+    "psm2": rf"{_NUMBERS}{_BUILD}",
+    "nccl": rf"{_NUMBERS}{_BUILD}",
+    "rccl": rf"{_NUMBERS}{_BUILD}",
+    # Distributions mend their kernels without changing the first numbers: a range can say when a thing came
+    # into the kernel, hardly ever when a fault left it.
+    "kernel": rf"(?!.*-rc){_NUMBERS}(?:[-+.~][\w.+~-]{{0,199}})?",
+    "slurm": rf"{_NUMBERS}{_BUILD}",
+    "pytorch": rf"{_STAGED}{_BUILD}",
+    "cupy": _STAGED,
+    "kokkos": _NUMBERS,
+    "vllm": rf"({_RELEASE}(?:(?:rc|\.post)[0-9]{{1,4}})?){_BUILD}",
 }
 """By component, the whole of its version: group 1 in the order of PEP 440, group 2 a patch level above it."""
+
+_ABBREVIATED = frozenset({"cray-mpich"})
+"""Whose versions are often told with fewer numbers than they have: the module cray-mpich/8.1.28 holds the
+library 8.1.28.15. Such a version is compared only as far as it and the bound both go."""
 
 
 def parse(component: str, text: str) -> Version | None:
@@ -66,6 +99,9 @@ def all_of(verdicts: Iterable[Verdict]) -> Verdict:
     """Bad when all are; fine when any is."""
     seen = set(verdicts)
     return next((verdict for verdict in (Verdict.FINE, Verdict.UNKNOWN) if verdict in seen), Verdict.BAD)
+
+
+_NOT = {Verdict.BAD: Verdict.FINE, Verdict.FINE: Verdict.BAD, Verdict.UNKNOWN: Verdict.UNKNOWN}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,15 +170,15 @@ class Range:
         if self.introduced == BEGINNING:
             return Verdict.BAD
         if first := parse(self.component, self.introduced):
-            return Verdict.BAD if version >= first else Verdict.FINE
+            return _at_least(self.component, version, first)
         return Verdict.BAD if any(version >= bad for bad in self._parsed(self.known_bad)) else Verdict.UNKNOWN
 
     def _until(self, version: Version) -> Verdict:
         """Whether the fault was there still."""
         if fixed := parse(self.component, self.fixed):
-            return Verdict.BAD if version < fixed else Verdict.FINE
+            return _NOT[_at_least(self.component, version, fixed)]
         if last := parse(self.component, self.last_affected):
-            return Verdict.BAD if version <= last or _begins(version, last) else Verdict.FINE
+            return Verdict.BAD if _begins(version, last) else _NOT[_at_least(self.component, version, last)]
         if not self.fixed and not self.last_affected:
             return Verdict.BAD
         return Verdict.BAD if any(version <= bad for bad in self._parsed(self.known_bad)) else Verdict.UNKNOWN
@@ -155,3 +191,10 @@ def _begins(version: Version, bound: Version) -> bool:
     """Whether ``version`` is ``bound`` or, as 580.159.04 does with 580, begins with its fewer numbers."""
     fewer = len(bound.release) < len(version.release)
     return version == bound or (fewer and version.release[: len(bound.release)] == bound.release)
+
+
+def _at_least(component: str, version: Version, bound: Version) -> Verdict:
+    """BAD: ``version`` is ``bound`` or later; UNKNOWN: it has too few numbers to tell."""
+    if component in _ABBREVIATED and len(version.release) < len(bound.release) and _begins(bound, version):
+        return Verdict.UNKNOWN
+    return Verdict.BAD if version >= bound else Verdict.FINE

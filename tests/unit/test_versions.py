@@ -13,18 +13,43 @@ from gpuipc_doctor.knownissues.versions import ORDERS, Range, Verdict, all_of, a
 BAD, FINE, UNKNOWN = Verdict.BAD, Verdict.FINE, Verdict.UNKNOWN
 
 IN_ORDER = {
-    "nvidia-driver": "384.81 450.102.04 455.23.05 455.32.00 460.32.03 580.65.06 580.159.04",
+    "nvidia-driver": "384.81 450.102.04 455.23.05 455.32.00 460.32.03 470.57.02 580.65.06 580.159.04",
     "cuda-driver": "11.2 12.9 12.10 13.0 13.0.1",
     "cuda-runtime": "11.8.89 12.9 12.10",
+    "nvidia-peermem": "470.57.02 580.159.04",
+    "gdrcopy": "2.3 2.4 2.4.1 2.4.4-1 2.5 2.5.2",
     "rocm": "6.4.3-123 7.2.0 7.2.4.0-93-97f5574fe2 7.10.0",
-    "hip-runtime": "6.4.43483 7.2.53211",
+    "hip-runtime": "6.4.43483 7.2.53211-97f5574fe2",
     "amdgpu": "6.8.5 6.16.13",
+    "intel-compute-runtime": "24.39.31294.12 26.31.39395.13",
     "mpich": "1.1.1 1.1.1p1 3.4a2 3.4 3.4.1 4.3.0a1 4.3.0b1 4.3.0rc1 4.3.0rc10 4.3.0 5.0.2 5.1.0a1 5.1.0",
+    "cray-mpich": "8.1.9 8.1.28.15 8.1.30 8.1.32.110 9.0.1 9.1.0",
+    "openmpi": "4.1.4 4.1.7a1 4.1.7 5.0.0rc9 5.0.0rc10 5.0.0 5.0.9 5.0.10",
+    "intel-mpi": "2019.4 2021.6 2021.17.2",
+    "mvapich": "2.3.7-1 3.0b 3.0rc 3.0 4.0",
+    "ucx": "1.8.1 1.15.0 1.17.0 1.22.0",
+    "hpcx": "2.17.0 2.19.0 2.21.3-LTS 2.25.1",
+    "libfabric": "1.15.2 1.22.0 2.2.0rc1 2.2.0 2.3.1 2.7.0a1",
+    "shs-libfabric": "1.15.2.0 1.20.1 1.22.0 2.2.0rc1 2.3.1",
+    "shs": "2.2.0 2.3 11.0.2 11.1 12.0 13.0 13.1 14.0",
+    "cxi-driver": "1.0.0-SHS11.1.0_20241021 1.1.0",
+    "psm2": "11.2.230 12.0.1",
+    "nccl": "2.7.8 2.10 2.24.3-1 2.27.7+cuda12.4 2.30.6",
+    "rccl": "2.20.5 2.27.7",
+    "kernel": "4.18.0-553.el8.x86_64 5.14.21-150500.55.65_13.0.73-cray_shasta_c 6.8.0-136-generic 6.15.2",
+    "slurm": "23.02.7 23.11.10-1 24.05.0",
+    "pytorch": "2.9.0a0+git1234 2.9.0+cu128 2.10.0",
+    "cupy": "13.6.0 14.0.0rc1 14.0.0",
+    "kokkos": "4.2.00 4.5.01",
+    "vllm": "0.6.3 0.6.3.post1 0.10.0rc2 0.10.0+cu128",
 }
 
 VERSIONS = {
     "rocm": st.from_regex(r"[0-9]{1,2}\.[0-9]{1,2}\.[0-9](-[0-9a-f]{1,4})?", fullmatch=True),
     "mpich": st.from_regex(r"[3-5]\.[0-4](\.[0-3])?((a|b|rc)[1-9]|p[12])?", fullmatch=True),
+    "openmpi": st.from_regex(r"[3-5]\.[0-4]\.[0-9]{1,2}(a1|rc[0-9]{1,2})?", fullmatch=True),
+    "libfabric": st.from_regex(r"[12]\.[0-9]{1,2}\.[0-9](rc[1-3]|a1)?", fullmatch=True),
+    "kernel": st.from_regex(r"[456]\.[0-9]{1,2}\.[0-9](-[0-9]{1,3}-generic)?", fullmatch=True),
 }
 """Versions as these projects write them; the others write numbers and dots."""
 
@@ -67,7 +92,13 @@ def test_the_order_is_total_antisymmetric_and_transitive(component: str, data: s
         ("mpich", "4.3.0-git"),
         ("mpich", "v4.3.0"),
         ("rocm", "unknown"),
-        ("cray-mpich", "8.1.28"),  # no order for it yet
+        ("cray-mpich", "8.1.28rc"),
+        ("ucx", "1.15.0-rc1"),  # before 1.15.0 or a package of it? UCX does not say
+        ("kernel", "6.19.0-rc1"),
+        ("intel-mpi", "2019 Update 4"),
+        ("hpcx", "HPC-X 2.19.0"),
+        ("pytorch", "2.9.0.dev20260101"),
+        ("nvidia-driver", "1.2.3.4.5.6"),
         ("no-such-component", "1.0"),
     ],
 )
@@ -88,6 +119,9 @@ LAST = Range("nvidia-driver", "0", last_affected="580")
 FOREVER = Range("mpich", "5.1.0a1")
 UNFIXED = Range("mpich", "3.4", fixed="unknown", known_bad=("5.0.2",))
 NOTHING = Range("mpich", "unknown", fixed="4.3.0")
+CRAY = Range("cray-mpich", "8.1.26", fixed="8.1.30")
+CRAY_BUILD = Range("cray-mpich", "8.1.28.15", fixed="8.1.32.110")
+CRAY_LAST = Range("cray-mpich", "0", last_affected="8.1.28.15")
 
 
 @pytest.mark.parametrize(
@@ -116,6 +150,21 @@ NOTHING = Range("mpich", "unknown", fixed="4.3.0")
         (UNFIXED, "5.1.0a1", UNKNOWN),
         (NOTHING, "4.2.3", UNKNOWN),
         (NOTHING, "4.3.0", FINE),
+        (CRAY, "8.1.25", FINE),
+        (CRAY, "8.1.26", BAD),
+        (CRAY, "8.1.29.60", BAD),
+        (CRAY, "8.1.30", FINE),
+        (CRAY, "8.1.30.4", FINE),
+        (CRAY, "8.1", UNKNOWN),
+        (CRAY_BUILD, "8.1.28", UNKNOWN),
+        (CRAY_BUILD, "8.1.28.14", FINE),
+        (CRAY_BUILD, "8.1.28.15", BAD),
+        (CRAY_BUILD, "8.1.30", BAD),
+        (CRAY_BUILD, "8.1.32", UNKNOWN),
+        (CRAY_BUILD, "8.1.32.110", FINE),
+        (CRAY_LAST, "8.1.27", BAD),
+        (CRAY_LAST, "8.1.28", UNKNOWN),
+        (CRAY_LAST, "8.1.28.16", FINE),
     ],
 )
 def test_a_range_says_what_is_known(affected: Range, version: str, verdict: Verdict) -> None:
