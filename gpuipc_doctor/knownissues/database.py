@@ -1,47 +1,48 @@
-"""Read the known issues from their YAML files: those of the package, then a site's own."""
+"""The known issues of the package and those of a site, and what is wrong with their files."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator
 from datetime import date
 from pathlib import Path
-from typing import Any
 
-from gpuipc_doctor.knownissues.conditions import ENV, Need
-from gpuipc_doctor.knownissues.entry import KnownIssue, Reference, Suppression, Workaround
-from gpuipc_doctor.knownissues.signatures import Confidence, Signature
-from gpuipc_doctor.knownissues.versions import Range
-from gpuipc_doctor.model import Json
-from gpuipc_doctor.yamlfile import BadFile, Document, Key, Mistake, did_you_mean, read
+from gpuipc_doctor.knownissues import mistakes
+from gpuipc_doctor.knownissues.entry import KnownIssue
+from gpuipc_doctor.knownissues.reading import merge, placed, read_all
+from gpuipc_doctor.yamlfile import BadFile, Document, Mistake
 
 SHIPPED = Path(__file__).with_name("db")
-SCHEMA = Path(__file__).with_name("schema.json")
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """An entry of a file, and where in the file it stands."""
-
-    document: Document
-    keys: tuple[Key, ...]
-    issue: KnownIssue
-
-    def mistake(self, text: str, *keys: Key) -> Mistake:
-        return self.document.mistake(text, *self.keys, *keys)
 
 
 def load(extra_dirs: Iterable[Path] = ()) -> tuple[KnownIssue, ...]:
     """All known issues: those that come with the package, changed and added to by a site's own files.
 
-    Raises `BadFile` with every mistake of every file that leaves an entry without a meaning.
+    Raises `BadFile` with every mistake of a site's files.
     """
-    documents, mistakes = read_all(files(extra_dirs))
-    issues, more = merge(documents)
-    if mistakes := [*mistakes, *more]:
-        raise BadFile(mistakes)
+    documents, wrong = read_all(files(extra_dirs))
+    issues, clashes = merge(documents)
+    own = [document for document in documents if document.path.parent != SHIPPED]
+    if wrong := [*wrong, *clashes, *(mistake for document in own for mistake in _within(document))]:
+        raise BadFile(wrong)
     return issues
+
+
+def lint(
+    paths: Iterable[Path], check_ids: Collection[str] | None = None, today: date | None = None
+) -> tuple[Mistake, ...]:
+    """Every mistake in these files, beside those of the package.
+
+    With ``check_ids``, also each check that ``detected_by`` invents; suppressions that ended before
+    ``today`` (by default, today) are to be renewed or removed, and count as mistakes.
+    """
+    paths = list(paths)
+    others, _ = read_all(path for path in files() if path not in paths)
+    documents, wrong = read_all(paths)
+    wrong += merge([*others, *documents])[1]
+    for document in documents:
+        wrong += _within(document, check_ids)
+        wrong += mistakes.of_suppressions(document, today or date.today())
+    return tuple(sorted(wrong))
 
 
 def files(extra_dirs: Iterable[Path] = ()) -> list[Path]:
@@ -55,113 +56,6 @@ def files(extra_dirs: Iterable[Path] = ()) -> list[Path]:
     return found
 
 
-def read_all(paths: Iterable[Path]) -> tuple[list[Document], list[Mistake]]:
-    """The files that fit the schema, and the mistakes in the others."""
-    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
-    documents: list[Document] = []
-    mistakes: list[Mistake] = []
-    for path in paths:
-        try:
-            documents.append(read(path, schema))
-        except BadFile as bad:
-            mistakes += bad.mistakes
-    return documents, mistakes
-
-
-def placed(document: Document) -> Iterator[Placed]:
-    """The entries of a file."""
-    for number, data in enumerate(document.data.get("issues", ())):
-        keys = ("issues", number)
-        yield Placed(document, keys, _issue(data, f"{document.path}:{document.line(*keys)}"))
-
-
-def merge(documents: Sequence[Document]) -> tuple[tuple[KnownIssue, ...], list[Mistake]]:
-    """The entries of all files by id, later files overriding and suppressing what earlier ones say."""
-    issues: dict[str, KnownIssue] = {}
-    mistakes: list[Mistake] = []
-    for document in documents:
-        for one in placed(document):
-            first = issues.get(one.issue.id)
-            if first and not one.issue.overrides:
-                text = f"id {first.id!r} is taken by {first.where}; to replace that, say why in 'overrides'"
-                mistakes.append(one.mistake(text, "id"))
-            elif one.issue.overrides and not first:
-                text = f"nothing to override: there is no known issue {one.issue.id!r}"
-                mistakes.append(one.mistake(text + did_you_mean(one.issue.id, issues), "id"))
-            issues[one.issue.id] = one.issue
-    for document in documents:
-        for number, data in enumerate(document.data.get("suppress", ())):
-            keys = ("suppress", number)
-            id_ = data["id"]
-            try:
-                until = date.fromisoformat(data["until"])
-            except ValueError:
-                text = f"{data['until']!r} is not a day of the calendar, as 2027-03-31 is"
-                mistakes.append(document.mistake(text, *keys, "until"))
-                continue
-            if id_ not in issues:
-                text = f"there is no known issue {id_!r}{did_you_mean(id_, issues)}"
-                mistakes.append(document.mistake(text, *keys, "id"))
-                continue
-            where = f"{document.path}:{document.line(*keys)}"
-            issues[id_] = replace(issues[id_], suppression=Suppression(data["reason"], until, where))
-    return tuple(issues.values()), mistakes
-
-
-def _issue(data: Json, where: str) -> KnownIssue:
-    component = data["component"]
-    return KnownIssue(
-        id=data["id"],
-        title=data["title"],
-        component=component,
-        kind=data["class"],
-        status=data["status"],
-        symptom=data["symptom"],
-        trigger=data.get("trigger", ""),
-        also=tuple(data.get("also", ())),
-        affected=tuple(_range(component, entry) for entry in data["affected"]),
-        needs=tuple(map(_need, data.get("needs", ()))),
-        signatures=tuple(map(_signature, data.get("signatures", ()))),
-        detected_by=tuple(data.get("detected_by", ())),
-        workarounds=tuple(_workaround(component, entry) for entry in data.get("workarounds", ())),
-        references=tuple(Reference(**entry) for entry in data["references"]),
-        evidence=data.get("evidence", ""),
-        inferred=tuple(data.get("inferred", ())),
-        notes=data.get("notes", ""),
-        withdrawn=data.get("withdrawn", ""),
-        overrides=data.get("overrides", ""),
-        where=where,
-    )
-
-
-def _need(data: Json) -> Need:
-    fact = data["fact"] if "fact" in data else f"{ENV}{data['env']}"
-    return Need(fact, data.get("matches", ""), _range(fact, data["range"]) if "range" in data else None)
-
-
-def _signature(data: Json) -> Signature:
-    if isinstance(data, str):
-        return Signature((data,))
-    match = data["match"]
-    return Signature(
-        match=(match,) if isinstance(match, str) else tuple(match),
-        confidence=Confidence[data.get("confidence", "high").upper()],
-        needs=tuple(map(_need, data.get("needs", ()))),
-        sample=data.get("sample", ""),
-    )
-
-
-def _range(component: str, data: Json) -> Range:
-    lists: dict[str, Any] = {key: tuple(data.get(key, ())) for key in ("known_bad", "known_good")}
-    return Range(component, **{**data, **lists})
-
-
-def _workaround(component: str, data: Json) -> Workaround:
-    env = data.get("env", {})
-    return Workaround(
-        do=data.get("do") or "set " + " ".join(f"{name}={value}" for name, value in env.items()),
-        env=env,
-        when=_range(component, data["when"]) if "when" in data else None,
-        cost=data.get("cost", ""),
-        conflicts=tuple(data.get("conflicts", ())),
-    )
+def _within(document: Document, check_ids: Collection[str] | None = None) -> Iterator[Mistake]:
+    for one in placed(document):
+        yield from mistakes.of_entry(one, check_ids)

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Collection, Iterator
+from datetime import date
 
 from gpuipc_doctor.knownissues.conditions import Need
-from gpuipc_doctor.knownissues.database import Placed, files, merge, placed, read_all
-from gpuipc_doctor.knownissues.signatures import spaced
+from gpuipc_doctor.knownissues.reading import Placed, suppressions
+from gpuipc_doctor.knownissues.regexes import objections
 from gpuipc_doctor.knownissues.versions import Range
-from gpuipc_doctor.yamlfile import Key, Mistake, did_you_mean
+from gpuipc_doctor.yamlfile import Document, Key, Mistake, did_you_mean
 
 
-def lint(paths: Iterable[Path], check_ids: Collection[str] | None = None) -> tuple[Mistake, ...]:
-    """Every mistake in these files; with ``check_ids``, also each check that ``detected_by`` invents."""
-    paths = list(paths)
-    others, _ = read_all(path for path in files() if path not in paths)
-    documents, mistakes = read_all(paths)
-    mistakes += merge([*others, *documents])[1]
-    for document in documents:
-        for one in placed(document):
-            mistakes += [*_of_ranges(one), *_of_patterns(one)]
-            if check_ids is not None:
-                mistakes += _of_checks(one, check_ids)
-    return tuple(sorted(mistakes))
+def of_entry(one: Placed, check_ids: Collection[str] | None = None) -> Iterator[Mistake]:
+    """The mistakes of one entry; with ``check_ids``, also each check that ``detected_by`` invents."""
+    yield from _of_ranges(one)
+    yield from _of_conditions(one)
+    yield from _of_signatures(one)
+    for number, id_ in enumerate(one.issue.detected_by if check_ids is not None else ()):
+        if id_ not in (check_ids or ()):
+            near = did_you_mean(id_, check_ids or ())
+            yield one.mistake(f"there is no check {id_!r}{near}", "detected_by", number)
+    if not (one.issue.affected or one.issue.needs or one.issue.signatures or one.issue.withdrawn):
+        yield one.mistake("says of no version, no condition and no signature that it is this issue")
+
+
+def of_suppressions(document: Document, today: date) -> Iterator[Mistake]:
+    for number, (id_, suppression) in enumerate(suppressions(document)):
+        if not suppression.holds(today):
+            text = f"the suppression of {id_!r} expired on {suppression.until}; renew or remove it"
+            yield document.mistake(text, "suppress", number, "until")
 
 
 def _needs(one: Placed) -> Iterator[tuple[Need, tuple[Key, ...]]]:
@@ -55,28 +60,23 @@ def _of_ranges(one: Placed) -> Iterator[Mistake]:
             yield one.mistake(text, "affected", number)
 
 
-def _of_patterns(one: Placed) -> Iterator[Mistake]:
-    patterns: list[tuple[str, bool, tuple[Key, ...]]] = [
-        *(
-            (spaced(text), False, ("signatures", n, "match"))
-            for n, signature in enumerate(one.issue.signatures)
-            for text in signature.match
-        ),
-        # A variable that is not set is empty text.
-        *((need.matches, need.is_env, (*keys, "matches")) for need, keys in _needs(one) if need.matches),
-    ]
-    for text, may_be_empty, keys in patterns:
-        try:
-            found = re.search(text, "")
-        except (re.error, RecursionError, OverflowError) as error:
-            yield one.mistake(f"{text!r} is not a regular expression: {error}", *keys)
-        else:
-            if found and not may_be_empty:
-                yield one.mistake(f"{text!r} matches the empty string, so it would match everything", *keys)
+def _of_conditions(one: Placed) -> Iterator[Mistake]:
+    for need, keys in _needs(one):
+        if need.matches:
+            # An environment variable that is not set is empty text, and may be what is asked for.
+            for objection in objections(need.matches, may_be_empty=need.is_env):
+                yield one.mistake(f"{need.matches!r} {objection}", *keys, "matches")
 
 
-def _of_checks(one: Placed, check_ids: Collection[str]) -> Iterator[Mistake]:
-    for number, id_ in enumerate(one.issue.detected_by):
-        if id_ not in check_ids:
-            near = did_you_mean(id_, check_ids)
-            yield one.mistake(f"there is no check {id_!r}{near}", "detected_by", number)
+def _of_signatures(one: Placed) -> Iterator[Mistake]:
+    for number, signature in enumerate(one.issue.signatures):
+        keys = ("signatures", number)
+        found = [
+            f"{text!r} {objection}"
+            for text, pattern in zip(signature.match, signature.patterns, strict=True)
+            for objection in objections(pattern)
+        ]
+        for text in found:
+            yield one.mistake(text, *keys, "match")
+        if not found and signature.sample and not signature.found_in(signature.sample):
+            yield one.mistake("the signature does not find its own sample", *keys, "sample")

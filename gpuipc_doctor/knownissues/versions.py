@@ -46,7 +46,6 @@ ORDERS = {
     "intel-mpi": _NUMBERS,
     "mvapich": rf"{_STAGED}{_BUILD}",
     "ucx": rf"{_STAGED}{_BUILD}",
-    "hpcx": rf"{_NUMBERS}{_BUILD}",
     "libfabric": _STAGED,
     "shs-libfabric": rf"{_STAGED}{_BUILD}",
     "shs": rf"{_NUMBERS}{_BUILD}",

@@ -28,7 +28,6 @@ IN_ORDER = {
     "intel-mpi": "2019.4 2021.6 2021.17.2",
     "mvapich": "2.3.7-1 3.0b 3.0rc 3.0 4.0",
     "ucx": "1.8.1 1.15.0 1.17.0 1.22.0",
-    "hpcx": "2.17.0 2.19.0 2.21.3-LTS 2.25.1",
     "libfabric": "1.15.2 1.22.0 2.2.0rc1 2.2.0 2.3.1 2.7.0a1",
     "shs-libfabric": "1.15.2.0 1.20.1 1.22.0 2.2.0rc1 2.3.1",
     "shs": "2.2.0 2.3 11.0.2 11.1 12.0 13.0 13.1 14.0",
@@ -96,7 +95,6 @@ def test_the_order_is_total_antisymmetric_and_transitive(component: str, data: s
         ("ucx", "1.15.0-rc1"),  # before 1.15.0 or a package of it? UCX does not say
         ("kernel", "6.19.0-rc1"),
         ("intel-mpi", "2019 Update 4"),
-        ("hpcx", "HPC-X 2.19.0"),
         ("pytorch", "2.9.0.dev20260101"),
         ("nvidia-driver", "1.2.3.4.5.6"),
         ("no-such-component", "1.0"),

@@ -1,0 +1,154 @@
+"""Turn the YAML files of known issues into known issues."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from gpuipc_doctor.knownissues.conditions import ENV, Need
+from gpuipc_doctor.knownissues.entry import KnownIssue, Reference, Suppression, Workaround
+from gpuipc_doctor.knownissues.signatures import Confidence, Signature
+from gpuipc_doctor.knownissues.versions import Range
+from gpuipc_doctor.model import Json
+from gpuipc_doctor.yamlfile import BadFile, Document, Key, Mistake, did_you_mean, read
+
+SCHEMA = Path(__file__).with_name("schema.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An entry of a file, and where in the file it stands."""
+
+    document: Document
+    keys: tuple[Key, ...]
+    issue: KnownIssue
+
+    def mistake(self, text: str, *keys: Key) -> Mistake:
+        return self.document.mistake(text, *self.keys, *keys)
+
+
+def read_all(paths: Iterable[Path]) -> tuple[list[Document], list[Mistake]]:
+    """The files that fit the schema, and the mistakes in the others."""
+    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    documents: list[Document] = []
+    mistakes: list[Mistake] = []
+    for path in paths:
+        try:
+            document = read(path, schema)
+        except BadFile as bad:
+            mistakes += bad.mistakes
+            continue
+        if wrong := list(_impossible_days(document)):
+            mistakes += wrong
+        else:
+            documents.append(document)
+    return documents, mistakes
+
+
+def _impossible_days(document: Document) -> Iterator[Mistake]:
+    for number, data in enumerate(document.data.get("suppress", ())):
+        try:
+            date.fromisoformat(data["until"])
+        except ValueError as error:
+            yield document.mistake(f"{data['until']!r} is not a day: {error}", "suppress", number, "until")
+
+
+def placed(document: Document) -> Iterator[Placed]:
+    """The entries of a file."""
+    for number, data in enumerate(document.data.get("issues", ())):
+        keys = ("issues", number)
+        yield Placed(document, keys, _issue(data, f"{document.path}:{document.line(*keys)}"))
+
+
+def suppressions(document: Document) -> Iterator[tuple[str, Suppression]]:
+    """The suppressions of a file, each with the id of its issue."""
+    for number, data in enumerate(document.data.get("suppress", ())):
+        where = f"{document.path}:{document.line('suppress', number)}"
+        yield data["id"], Suppression(data["reason"], date.fromisoformat(data["until"]), where)
+
+
+def merge(documents: Sequence[Document]) -> tuple[tuple[KnownIssue, ...], list[Mistake]]:
+    """The entries of all files by id, later files overriding and suppressing what earlier ones say."""
+    issues: dict[str, KnownIssue] = {}
+    mistakes: list[Mistake] = []
+    for document in documents:
+        for one in placed(document):
+            first = issues.get(one.issue.id)
+            if first and not one.issue.overrides:
+                text = f"id {first.id!r} is taken by {first.where}; to replace that, say why in 'overrides'"
+                mistakes.append(one.mistake(text, "id"))
+            elif one.issue.overrides and not first:
+                text = f"nothing to override: there is no known issue {one.issue.id!r}"
+                mistakes.append(one.mistake(text + did_you_mean(one.issue.id, issues), "id"))
+            issues[one.issue.id] = one.issue
+    for document in documents:
+        for number, (id_, suppression) in enumerate(suppressions(document)):
+            if id_ in issues:
+                issues[id_] = replace(issues[id_], suppression=suppression)
+            else:
+                text = f"there is no known issue {id_!r}{did_you_mean(id_, issues)}"
+                mistakes.append(document.mistake(text, "suppress", number, "id"))
+    return tuple(issues.values()), mistakes
+
+
+def _issue(data: Json, where: str) -> KnownIssue:
+    component = data["component"]
+    return KnownIssue(
+        id=data["id"],
+        title=data["title"],
+        component=component,
+        kind=data["class"],
+        status=data["status"],
+        symptom=data["symptom"],
+        trigger=data.get("trigger", ""),
+        also=tuple(data.get("also", ())),
+        affected=tuple(_range(component, entry) for entry in data["affected"]),
+        needs=tuple(map(_need, data.get("needs", ()))),
+        signatures=tuple(map(_signature, data.get("signatures", ()))),
+        detected_by=tuple(data.get("detected_by", ())),
+        workarounds=tuple(_workaround(component, entry) for entry in data.get("workarounds", ())),
+        references=tuple(Reference(**entry) for entry in data["references"]),
+        evidence=data.get("evidence", ""),
+        inferred=tuple(data.get("inferred", ())),
+        notes=data.get("notes", ""),
+        withdrawn=data.get("withdrawn", ""),
+        overrides=data.get("overrides", ""),
+        where=where,
+    )
+
+
+def _need(data: Json) -> Need:
+    fact = data["fact"] if "fact" in data else f"{ENV}{data['env']}"
+    return Need(fact, data.get("matches", ""), _range(fact, data["range"]) if "range" in data else None)
+
+
+def _signature(data: Json) -> Signature:
+    if isinstance(data, str):
+        return Signature((data,))
+    match = data["match"]
+    return Signature(
+        match=(match,) if isinstance(match, str) else tuple(match),
+        confidence=Confidence[data.get("confidence", "high").upper()],
+        needs=tuple(map(_need, data.get("needs", ()))),
+        sample=data.get("sample", ""),
+    )
+
+
+def _range(component: str, data: Json) -> Range:
+    lists: dict[str, Any] = {key: tuple(data.get(key, ())) for key in ("known_bad", "known_good")}
+    return Range(component, **{**data, **lists})
+
+
+def _workaround(component: str, data: Json) -> Workaround:
+    env = data.get("env", {})
+    return Workaround(
+        do=data.get("do") or "set " + " ".join(f"{name}={value}" for name, value in env.items()),
+        env=env,
+        when=_range(component, data["when"]) if "when" in data else None,
+        cost=data.get("cost", ""),
+        conflicts=tuple(data.get("conflicts", ())),
+    )

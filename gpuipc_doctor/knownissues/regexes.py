@@ -1,0 +1,159 @@
+"""Whether a regular expression may be let loose on anybody's logs.
+
+A static test: what it lets pass cannot take exponential time, nor more than the fourth power of a text's
+length, in a matcher that backtracks, such as Python's. It may refuse what would be harmless; then the
+expression can be written in another way. The reasoning: a repetition is walked through in more than one way
+only where what it repeats can be mistaken for what follows it, or where its body matches in several ways.
+The second is refused altogether; the first is counted.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    from re import _constants as sre
+    from re import _parser
+else:
+    import sre_constants as sre
+    import sre_parse as _parser
+
+_MAX_WIDE = 2
+"""So many repetitions may be mistaken for what follows them; with the scan for a start and one more
+repetition behind them, that makes the fourth power."""
+
+_NARROW = 20
+"""A repetition with no more possible lengths than this is no power of the text's length but a factor."""
+
+_MAX_FACTOR = 1000
+
+_BEYOND = -1
+"""Stands for every character after Latin-1: classes cannot be told apart there."""
+
+_ALL = frozenset((_BEYOND, *range(256)))
+
+_Item = tuple[Any, Any]
+_Set = frozenset[int]
+
+
+def objections(pattern: str, *, may_be_empty: bool = False) -> Iterator[str]:
+    """Why this regular expression is not to be used; nothing when it may be."""
+    try:
+        parsed: Any = _parser.parse(pattern)
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        yield f"is not a regular expression: {error}"
+        return
+    if parsed.getwidth()[0] == 0 and not may_be_empty:
+        yield "matches the empty string, so it would match everything"
+    if parsed.state.flags & ~re.UNICODE:
+        yield "sets flags; write [Ee]rror instead"
+        return
+    try:
+        wide, factor, _ = _cost(list(parsed), frozenset())
+    except _Refused as refused:
+        yield str(refused)
+        return
+    if wide > _MAX_WIDE or factor > _MAX_FACTOR:
+        yield (
+            "can be matched in too many ways (catastrophic backtracking): say what ends each repetition, "
+            r"as [^)]*\) does and .*\) does not"
+        )
+
+
+class _Refused(Exception):
+    """The expression uses something that cannot be judged, or must not be."""
+
+
+def _cost(items: Sequence[_Item], after: _Set) -> tuple[int, int, _Set]:
+    """How many wide repetitions and what factor of ways this sequence has, and what it can begin with.
+
+    ``after``: the characters that may follow it; none at the end of the expression, where nothing is left
+    that could fail. What may be empty can begin with what follows it.
+    """
+    wide, factor = 0, 1
+    for op, value in reversed(items):
+        more, times, after = _cost_of_item(op, value, after)
+        wide, factor = wide + more, factor * times
+    return wide, factor, after
+
+
+def _cost_of_item(op: Any, value: Any, after: _Set) -> tuple[int, int, _Set]:
+    if op is sre.AT:  # ^, $ and \b take no character, and can fail at the end, too
+        return 0, 1, after or _ALL
+    if op is sre.SUBPATTERN:
+        _, set_flags, unset_flags, body = value
+        if set_flags or unset_flags:
+            raise _Refused("sets flags; write [Ee]rror instead")
+        return _cost(list(body), after)
+    if op is sre.BRANCH:
+        return _cost_of_branches([_cost(list(branch), after) for branch in value[1]])
+    if op in (sre.MAX_REPEAT, sre.MIN_REPEAT):
+        low, high, body = value
+        return _cost_of_repetition(low, high, list(body), after)
+    return 0, 1, _characters(op, value)
+
+
+def _cost_of_branches(branches: Sequence[tuple[int, int, _Set]]) -> tuple[int, int, _Set]:
+    begins = [begin for _, _, begin in branches]
+    told_apart = not any(one & other for one, other in combinations(begins, 2))
+    factor = (max if told_apart else sum)(factor for _, factor, _ in branches)
+    return max(wide for wide, _, _ in branches), factor, frozenset().union(*begins)
+
+
+def _cost_of_repetition(low: int, high: int, body: Sequence[_Item], after: _Set) -> tuple[int, int, _Set]:
+    if high > 1 and not _is_fixed(body):
+        raise _Refused("repeats what can itself be matched in several ways: (a+)*, (a|b)+")
+    wide, factor, begin = _cost(body, after)
+    lengths = high - low + 1
+    if lengths > 1 and begin & after:
+        wide, factor = (wide + 1, factor) if lengths > _NARROW else (wide, factor * lengths)
+    return wide, factor, begin | after if low == 0 else begin
+
+
+def _is_fixed(items: Iterable[_Item]) -> bool:
+    """Whether this sequence always takes the same number of characters, and in one way."""
+    for op, value in items:
+        if op is sre.SUBPATTERN:
+            if not _is_fixed(value[3]):
+                return False
+        elif op in (sre.MAX_REPEAT, sre.MIN_REPEAT):
+            if value[0] != value[1] or not _is_fixed(value[2]):
+                return False
+        elif op is sre.BRANCH:
+            return False
+    return True
+
+
+def _characters(op: Any, value: Any) -> _Set:
+    """The characters that an item which takes exactly one may take."""
+    if op is sre.LITERAL:
+        return frozenset({value if value in _ALL else _BEYOND})
+    if op is sre.NOT_LITERAL:
+        return _ALL - {value}
+    if op is sre.ANY:
+        return _ALL - {ord("\n")}
+    if op is sre.RANGE:
+        low, high = value
+        return frozenset(range(low, min(high, 255) + 1)) | ({_BEYOND} if high > 255 else set())
+    if op is sre.CATEGORY:
+        return frozenset({_BEYOND, *(c for c in range(256) if re.match(_CATEGORIES[value], chr(c)))})
+    if op is sre.IN:
+        negated = value[0][0] is sre.NEGATE
+        members = frozenset().union(*(_characters(*item) for item in value[negated:]))
+        return (_ALL - members) | {_BEYOND} if negated else members
+    raise _Refused("uses look-around, a back-reference or the like, which is not supported")
+
+
+_CATEGORIES = {
+    sre.CATEGORY_DIGIT: r"\d",
+    sre.CATEGORY_NOT_DIGIT: r"\D",
+    sre.CATEGORY_SPACE: r"\s",
+    sre.CATEGORY_NOT_SPACE: r"\S",
+    sre.CATEGORY_WORD: r"\w",
+    sre.CATEGORY_NOT_WORD: r"\W",
+}
