@@ -3,28 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from datetime import date
 
-from gpuipc_doctor.knownissues.entry import KnownIssue
+from gpuipc_doctor.knownissues.entry import KnownIssue, Suppression
 from gpuipc_doctor.knownissues.signatures import Confidence
-from gpuipc_doctor.knownissues.versions import Verdict
-from gpuipc_doctor.model import Fact, Join, Relation, Result, Status
+from gpuipc_doctor.knownissues.versions import Verdict, any_of
+from gpuipc_doctor.model import Device, Fact, Join, Relation, Result, Status
 
 _AGAINST = {Verdict.FINE: Relation.NEW, Verdict.UNKNOWN: Relation.UNKNOWN}
 
+_OF_BACKEND = {
+    "cuda": frozenset(
+        [
+            "nvidia-driver",
+            "nvidia-module",
+            "nvidia-peermem",
+            "cuda-driver",
+            "cuda-runtime",
+            "gdrcopy",
+            "mig",
+            "nccl",
+        ]
+    ),
+    "hip": frozenset(["rocm", "hip-runtime", "amdgpu", "rccl"]),
+}
+"""Facts that concern the devices of one backend only."""
 
-def match_versions(issues: Iterable[KnownIssue], facts: Sequence[Fact]) -> tuple[Join, ...]:
+
+def match_versions(
+    issues: Iterable[KnownIssue], facts: Sequence[Fact], devices: Sequence[Device] = ()
+) -> tuple[Join, ...]:
     """The known issues to be expected of the versions alone, before any probe ran: all `Relation.LATENT`."""
-    return join(issues, facts, ())
+    return join(issues, facts, (), devices)
 
 
-def join(issues: Iterable[KnownIssue], facts: Sequence[Fact], results: Sequence[Result]) -> tuple[Join, ...]:
-    """What each known issue has to do with this node; one that has nothing to do with it is left out."""
-    return tuple(one for issue in issues if not issue.withdrawn for one in _join(issue, facts, results))
+def join(
+    issues: Iterable[KnownIssue],
+    facts: Sequence[Fact],
+    results: Sequence[Result],
+    devices: Sequence[Device] = (),
+    today: date | None = None,
+) -> tuple[Join, ...]:
+    """What each known issue has to do with this node; one that has nothing to do with it is left out.
+
+    With ``devices``, the facts are put together for each of them: on a node with two kinds of GPU, an issue
+    that takes a model and a version is expected of those GPUs only on which both are found.
+    """
+    today = today or date.today()
+    return tuple(
+        told
+        for issue in issues
+        if not issue.withdrawn
+        for one in _join(issue, facts, results, devices)
+        for told in _as_the_site_wishes(one, issue.suppression, today)
+    )
 
 
-def _join(issue: KnownIssue, facts: Sequence[Fact], results: Sequence[Result]) -> Iterator[Join]:
-    verdict, reason = issue.judge(facts)
-    asked = [result for result in results if result.check in issue.detected_by]
+def _join(
+    issue: KnownIssue, facts: Sequence[Fact], results: Sequence[Result], devices: Sequence[Device]
+) -> Iterator[Join]:
+    verdict, reason, facts, concerned = _judge(issue, facts, devices)
+    asked = [r for r in results if r.check in issue.detected_by and _is_on(r, concerned)]
     failed = [result for result in asked if result.finding.status is Status.FAIL]
     least = Confidence.LOW if verdict is Verdict.BAD else Confidence.MEDIUM
     telling = [result for result in failed if (issue.recognises(result, facts) or 0) >= least]
@@ -38,6 +78,9 @@ def _join(issue: KnownIssue, facts: Sequence[Fact], results: Sequence[Result]) -
         relation, speaking = _AGAINST[verdict], telling
     else:
         return
+    where = dict.fromkeys(result.subject for result in speaking)
+    if not where and len(concerned) < len(devices):
+        where = dict.fromkeys(concerned)
     yield Join(
         issue=issue.id,
         title=issue.title,
@@ -45,8 +88,51 @@ def _join(issue: KnownIssue, facts: Sequence[Fact], results: Sequence[Result]) -
         reason=reason,
         remedy=issue.remedy(facts),
         checks=tuple(dict.fromkeys(result.check for result in speaking)),
-        subjects=tuple(dict.fromkeys(result.subject for result in speaking)),
+        subjects=tuple(where),
     )
+
+
+def _judge(
+    issue: KnownIssue, facts: Sequence[Fact], devices: Sequence[Device]
+) -> tuple[Verdict, str, Sequence[Fact], list[str]]:
+    """What the facts say of an issue, why, which facts these are, and the labels of the devices they concern.
+
+    The devices are those for which the facts say the worst.
+    """
+    asked = {issue.component, *(need.fact for need in issue.needs)}
+    judged = []
+    for device in devices:
+        foreign = frozenset().union(*(of for backend, of in _OF_BACKEND.items() if backend != device.backend))
+        if asked & foreign:
+            continue
+        own = [fact for fact in facts if fact.name not in {*foreign, "gpu-model"}]
+        own.append(Fact("gpu-model", device.name, device.label))
+        judged.append((*issue.judge(own), own, device.label))
+    if not judged:
+        return (*issue.judge(facts), facts, [])
+    worst = any_of(verdict for verdict, *_ in judged)
+    chosen = [one for one in judged if one[0] is worst]
+    _, reason, own, _ = chosen[0]
+    return worst, reason, own, [label for *_, label in chosen]
+
+
+def _is_on(result: Result, labels: Sequence[str]) -> bool:
+    """Whether a result is about one of these devices, or about the node."""
+    return not labels or not result.devices or not set(labels).isdisjoint(result.devices)
+
+
+def _as_the_site_wishes(one: Join, suppression: Suppression | None, today: date) -> Iterator[Join]:
+    """Nothing where the site wants to hear nothing; else the join, which says what was wished."""
+    if suppression is None:
+        yield one
+        return
+    wish = f"({suppression.reason}; {suppression.where})"
+    if not suppression.holds(today):
+        said = f"its suppression expired on {suppression.until} {wish}"
+        yield replace(one, reason=f"{one.reason}; {said}")
+    elif one.relation is not Relation.LATENT:
+        said = f"suppressed until {suppression.until} where versions alone suggest it {wish}"
+        yield replace(one, reason=f"{one.reason}; {said}")
 
 
 def _not_seen(asked: Sequence[Result]) -> str:
