@@ -99,13 +99,14 @@ def follow(w: Worker) -> None:
         with w.step(f"open segment {number + 1}, {nbytes} B"):
             mappings.append(w.gpu.open_ipc(handle))
     for number, (mapping, nbytes) in enumerate(zip(mappings, SIZES, strict=True)):
-        if wrong_data := difference(mapping.read(nbytes), pattern(nbytes, number)):
+        data = mapping.read(min(nbytes, mapping.nbytes))
+        if wrong_data := difference(data, pattern(nbytes, number)):
             wrong.append(f"segment {number + 1}: {wrong_data}")
     for mapping in mappings:
         mapping.close()
 
     with w.step("open an interior pointer's handle"), w.gpu.open_ipc(interior) as mapping:
-        lands = landing(mapping.read(4096))
+        lands = landing(mapping.read(min(4096, mapping.nbytes)))
     answers = {"export-interior-pointer": answer(w, "export-interior-pointer", lands)}
     if lands == "nowhere":
         wrong.append("an interior pointer's handle shows neither its own nor its segment's first bytes")

@@ -22,6 +22,7 @@ from gpuipc_doctor.model import (
     Finding,
     Join,
     Json,
+    Launch,
     Probe,
     ProbeOutcome,
     Status,
@@ -41,6 +42,8 @@ __all__ = [
     "GpuContext",
     "IpcMapping",
     "Json",
+    "Launch",
+    "Mpi",
     "Peer",
     "Probe",
     "ProbeOutcome",
@@ -99,6 +102,28 @@ class Peer(Protocol):
         """Wait until the partner's process has ended."""
 
 
+class Mpi(Protocol):
+    """``MPI_COMM_WORLD`` as a rank sees it. Addresses may be the host's or a GPU's; sizes are bytes.
+
+    An MPI call that fails raises `DriverError`, as a driver call does.
+    """
+
+    rank: int
+    size: int
+
+    def library_version(self) -> str: ...
+    def send(self, address: int, nbytes: int, to: int, tag: int = 0) -> None: ...
+    def recv(self, address: int, nbytes: int, source: int, tag: int = 0) -> None: ...
+    def isend(self, address: int, nbytes: int, to: int, tag: int = 0) -> object:
+        """Start sending; what it returns goes to ``wait``."""
+
+    def irecv(self, address: int, nbytes: int, source: int, tag: int = 0) -> object: ...
+    def wait(self, requests: Sequence[object]) -> None: ...
+    def barrier(self) -> None: ...
+    def finalize(self) -> None:
+        """End MPI. The worker does it where the role function has not."""
+
+
 class Worker(Protocol):
     """The process in which a role function runs, as the role function sees it."""
 
@@ -114,6 +139,10 @@ class Worker(Protocol):
 
     @property
     def peer(self) -> Peer: ...
+    @property
+    def mpi(self) -> Mpi:
+        """MPI, initialised by the first use, for roles that are ranks."""
+
     @property
     def params(self) -> Mapping[str, Json]: ...
     def discover(self, backend: str) -> dict[str, Json]:

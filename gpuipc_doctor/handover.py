@@ -37,6 +37,15 @@ class Desk:
         return self._file("journal")
 
     @property
+    def pid(self) -> Path:
+        """Written by whoever starts the worker of a rank, as is ``exit_status``."""
+        return self._file("pid")
+
+    @property
+    def exit_status(self) -> Path:
+        return self._file("exit-status")
+
+    @property
     def python_stack(self) -> Path:
         return self._file("python-stack")
 
@@ -55,7 +64,7 @@ class Assignment:
     """What a worker is to do: the function of that name in that check file, on these devices.
 
     ``root`` is the node's (see `model.Node`); ``peer_fd`` is the worker's end of the socket pair, if there
-    is one.
+    is one; ``ranks`` is the number of MPI ranks, 0 when no launcher started this worker.
     """
 
     check_file: str
@@ -65,6 +74,7 @@ class Assignment:
     deadline_s: float
     root: str
     peer_fd: int | None
+    ranks: int
 
     def write(self, path: Path) -> None:
         data = asdict(self)

@@ -68,8 +68,8 @@ class Progress:
     started: bool = False
     operation: str = ""
     """The armed operation; empty when nothing is armed."""
-    latest: tuple[str, int] = ("", 0)
-    """The operation that was armed last, and which occurrence of it that was, from 1."""
+    occurrences: dict[str, int] = field(default_factory=dict)
+    """How often each operation has been armed."""
     step: str = ""
     waiting: bool = False
     dying: bool = False
@@ -96,7 +96,7 @@ class Progress:
         match line["event"]:
             case "armed":
                 self.operation = line["operation"]
-                self.latest = line["operation"], line["occurrence"]
+                self.occurrences[line["operation"]] = line["occurrence"]
             case "disarmed":
                 self.operation = ""
             case "step":

@@ -73,6 +73,8 @@ class Node:
     """
 
     env: Mapping[str, str] = field(default_factory=dict)
+    rank_env: Mapping[str, str] = field(default_factory=dict)
+    """Added, too, to the environment of workers that are MPI ranks."""
     root: str = "/"
     simulated: str = ""
 
@@ -128,6 +130,14 @@ Role = Callable[[Any], None]
 
 
 @dataclass(frozen=True, slots=True)
+class Launch:
+    """How an MPI launcher starts ranks: a command with ``{ranks}`` in it, and environment to add."""
+
+    command: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Probe:
     """One isolated execution that a check asks for.
 
@@ -136,7 +146,8 @@ class Probe:
     ``devices`` are the GPUs that every worker of the probe can see, in this order: none for a probe of
     the node, one for a probe of a device, two for a pair. ``params`` reaches the roles as
     ``Worker.params``. ``deadline_s`` bounds each single operation, in seconds, not the probe as a whole.
-    An ``exclusive`` probe has its devices to itself, because it watches what everybody does there.
+    An ``exclusive`` probe has its devices to itself, because it watches what everybody does there. With
+    ``launch`` the roles are the ranks of an MPI job, in order, and talk through `Worker.mpi`.
     """
 
     name: str
@@ -145,6 +156,7 @@ class Probe:
     params: Mapping[str, Json] = field(default_factory=dict)
     deadline_s: float = 10.0
     exclusive: bool = False
+    launch: Launch | None = None
 
     @property
     def subject(self) -> str:

@@ -38,7 +38,8 @@ def conclude(outcome: ProbeOutcome) -> Finding:
         case Ending.UNKILLABLE:
             what = f"hung and cannot be killed: {'; '.join(role.kernel)}"
         case Ending.NOT_STARTED:
-            return Finding.error(f"{role.role}: the worker did not start", *role.log_tail[-3:], *evidence)
+            *before, said = role.log_tail or ("it left no word",)
+            return Finding.error(f"{role.role}: the worker did not start: {said}", *before[-3:], *evidence)
         case Ending.UNAVAILABLE:
             reason, _, remedy = role.exception.partition("\n")
             return Finding.error(f"{role.role}: {reason}", *evidence, remedy=remedy)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from gpuipc_doctor import loader
 from gpuipc_doctor.backends import Backend, open_backend
@@ -27,6 +27,9 @@ from gpuipc_doctor.gpu import BackendUnavailable, DriverError, Gpu
 from gpuipc_doctor.handover import Assignment, Desk, Result, device_to_json
 from gpuipc_doctor.journal import Journal
 from gpuipc_doctor.model import Ending, Json
+
+if TYPE_CHECKING:
+    from gpuipc_doctor.mpi.communicator import Communicator
 
 PR_SET_PDEATHSIG = 1
 
@@ -39,7 +42,9 @@ class Peer:
     """The other role, at the far end of a socket pair. Values travel pickled, between processes of ours."""
 
     def __init__(self, fd: int, journal: Journal) -> None:
-        self._stream = socket.socket(fileno=fd).makefile("rwb")
+        self._socket = socket.socket(fileno=fd)
+        self._socket.set_inheritable(False)
+        self._stream = self._socket.makefile("rwb")
         self._journal = journal
 
     def send(self, value: Json | bytes) -> None:
@@ -60,6 +65,11 @@ class Peer:
         with self._journal.waiting(), contextlib.suppress(OSError):
             while self._stream.read(4096):
                 pass
+
+    def hang_up(self) -> None:
+        """Let the other role see the end of this one, even if a child of its driver inherited the socket."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
 
 
 class StackTimer:
@@ -106,6 +116,19 @@ class Worker:
         return self.gpus[0]
 
     @cached_property
+    def mpi(self) -> Communicator:
+        if not self._assignment.ranks:
+            raise RuntimeError(f"role {self.role} is no rank: only probes with a launch have MPI")
+        from gpuipc_doctor.mpi.communicator import Communicator
+
+        return Communicator(self._assignment.ranks, self.armed)
+
+    def finish(self) -> None:
+        """What a rank owes its job when its role function has returned."""
+        if "mpi" in vars(self):
+            self.mpi.finalize()
+
+    @cached_property
     def peer(self) -> Peer:
         if self._assignment.peer_fd is None:
             raise RuntimeError(f"role {self.role} has no peer: only probes with two roles connect them")
@@ -141,8 +164,13 @@ class Worker:
             time.sleep(0.02)
         return holds
 
+    def hang_up(self) -> None:
+        if self._assignment.peer_fd is not None:
+            self.peer.hang_up()
+
     def die(self, signal_name: str = "SIGKILL") -> NoReturn:
         self._journal.dying()
+        self.hang_up()
         os.kill(os.getpid(), signal.Signals[signal_name])
         os._exit(1)  # not reached by a signal that kills
 
@@ -162,11 +190,14 @@ def run_role(worker: Worker, assignment: Assignment) -> Result:
     try:
         function = loader.role(Path(assignment.check_file), assignment.function)
         function(worker)
+        worker.finish()
     except DriverError as error:
         return Result(Ending.DRIVER_ERROR, error.fault)
     except PeerLost:
         return Result(Ending.PEER_LOST)
     except BackendUnavailable as error:
+        if isinstance(error.__cause__, DriverError):  # the device was found before, so its driver is at fault
+            return Result(Ending.DRIVER_ERROR, error.__cause__.fault)
         return Result(Ending.UNAVAILABLE, exception=f"{error.reason}\n{error.remedy}")
     except Exception as error:
         summary = f"{type(error).__name__}: {error}"
@@ -186,6 +217,7 @@ def main(directory: str, role: str) -> None:
     result.write(desk.result)
     if result.ending is not Ending.COMPLETED:
         os._exit(1)  # a driver that has just failed may hang on the way out, and the blame is known
+    worker.hang_up()
     # Left armed: what the driver's exit handlers do wrong after this line is blamed on it.
     worker.armed("process exit").__enter__()
 

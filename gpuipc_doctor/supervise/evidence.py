@@ -129,11 +129,11 @@ TOOLS: tuple[Tool, ...] = (
 )
 
 
-def log_tail(file: Path, lines: int = 10, nbytes: int = 16384) -> tuple[str, ...]:
-    """The last lines of a log of any size."""
-    try:
-        with file.open("rb") as log:
+def log_tail(*files: Path, lines: int = 10, nbytes: int = 16384) -> tuple[str, ...]:
+    """The last lines of the first of these logs that holds any; they may be of any size."""
+    for file in files:
+        with contextlib.suppress(FileNotFoundError), file.open("rb") as log:
             log.seek(max(0, file.stat().st_size - nbytes))
-            return tuple(log.read().decode(errors="replace").splitlines()[-lines:])
-    except FileNotFoundError:
-        return ()
+            if tail := log.read().decode(errors="replace").splitlines()[-lines:]:
+                return tuple(tail)
+    return ()

@@ -6,22 +6,18 @@ passive first; end the whole tree; say for each role how it ended, and which of 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuipc_doctor.handover import Assignment, Desk, Result
-from gpuipc_doctor.journal import Progress
+from gpuipc_doctor.handover import Result
 from gpuipc_doctor.model import Ending, Node, Probe, ProbeOutcome, RoleOutcome
 from gpuipc_doctor.supervise import evidence, tree
-from gpuipc_doctor.visibility import visible_devices
+from gpuipc_doctor.supervise.role import RunningRole
+from gpuipc_doctor.supervise.start import LAUNCHER_LOG, start
 
 TICK_S = 0.005
 JOURNAL_EVERY_S = 0.1
@@ -40,44 +36,7 @@ class Limits:
     kill_s: float = 3.0
 
 
-@dataclass
-class RunningRole:
-    """A worker while it runs, and how it ended once it has."""
-
-    process: subprocess.Popen[bytes]
-    desk: Desk
-    progress: Progress
-    started_at: float
-    ending: Ending | None = None
-    ended_at: float = 0.0
-    result: Result | None = None
-    kernel: tuple[str, ...] = ()
-    native_stack: tuple[str, ...] = ()
-
-    def poll(self, now: float) -> None:
-        """See whether the process has ended, and how."""
-        if self.ending is None and self.process.poll() is not None:
-            self.progress.read()
-            self.result = Result.read(self.desk.result)
-            self.ending = self._ending()
-            self.ended_at = now
-
-    def _ending(self) -> Ending:
-        code = self.process.returncode
-        if code < 0:
-            return Ending.COMPLETED if self.progress.dying else Ending.CRASHED
-        if self.result is None:
-            return Ending.CRASHED if self.progress.started else Ending.NOT_STARTED
-        if self.result.ending is Ending.COMPLETED and code != 0:
-            return Ending.CRASHED
-        return self.result.ending
-
-    @property
-    def went_wrong(self) -> bool:
-        return self.ending not in (None, Ending.COMPLETED)
-
-
-_RANK = (Ending.CRASHED, Ending.DRIVER_ERROR, Ending.UNAVAILABLE, Ending.EXCEPTION, Ending.NOT_STARTED)
+_WORST_FIRST = (Ending.CRASHED, Ending.DRIVER_ERROR, Ending.UNAVAILABLE, Ending.EXCEPTION, Ending.NOT_STARTED)
 """Of roles that ended in the same tick the first in this order is to blame: a signal before an exception."""
 
 
@@ -107,8 +66,8 @@ class Execution:
 
     def run(self, until: float, stop: threading.Event) -> ProbeOutcome:
         started = time.monotonic()
-        self._start()
         try:
+            self._roles = start(self._probe, self._check_file, self._directory, self._node, self._marker)
             self._watch(until, stop)
         finally:
             self._end_tree()
@@ -123,52 +82,6 @@ class Execution:
             logs=str(self._directory),
             stopped=self._stopped,
         )
-
-    # -- start ------------------------------------------------------------------------------------------
-
-    def _start(self) -> None:
-        names = list(self._probe.roles)
-        ends: list[socket.socket] = list(socket.socketpair()) if len(names) == 2 else []
-        try:
-            for index, name in enumerate(names):
-                self._roles[name] = self._start_role(name, ends[index] if ends else None)
-        finally:
-            for end in ends:
-                end.close()
-
-    def _start_role(self, name: str, peer: socket.socket | None) -> RunningRole:
-        desk = Desk(self._directory, name)
-        Assignment(
-            check_file=str(self._check_file),
-            function=self._probe.roles[name].__name__,
-            devices=self._probe.devices,
-            params=self._probe.params,
-            deadline_s=self._probe.deadline_s,
-            root=self._node.root,
-            peer_fd=peer.fileno() if peer else None,
-        ).write(desk.assignment)
-        isolated = ["-I"] if sys.flags.isolated else []
-        with desk.log.open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, *isolated, "-m", "gpuipc_doctor.worker", str(self._directory), name],
-                cwd=self._directory,  # private: nothing in it shadows a module
-                env=self._worker_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                pass_fds=(peer.fileno(),) if peer else (),
-                start_new_session=True,
-            )
-        return RunningRole(process, desk, Progress(desk.journal), time.monotonic())
-
-    def _worker_environment(self) -> dict[str, str]:
-        environment = {**os.environ, **self._node.env, tree.MARKER: self._marker}
-        environment.update(visible_devices(self._probe.devices, environment))
-        if paths := environment.get("PYTHONPATH"):  # the worker has another working directory
-            environment["PYTHONPATH"] = os.pathsep.join(
-                str(Path(path).absolute()) for path in paths.split(os.pathsep)
-            )
-        return environment
 
     # -- watch ------------------------------------------------------------------------------------------
 
@@ -251,8 +164,7 @@ class Execution:
                     role.kernel = evidence.kernel_view(role.process.pid)
                     self._culprit = self._culprit or role
         for role in self._roles.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                role.process.wait(0 if role.ending is Ending.UNKILLABLE else 1.0)
+            role.process.collect(0.0 if role.ending is Ending.UNKILLABLE else 1.0)
             role.progress.read()
             if role.ending is None:
                 role.ending = Ending.STOPPED
@@ -262,25 +174,25 @@ class Execution:
         assert role.ending is not None
         code = role.process.returncode
         bad = role.ending is not Ending.COMPLETED
-        # A call that returns an error is no longer armed when its exception ends the role.
-        to_blame = role.progress.operation or role.ending is Ending.DRIVER_ERROR
-        operation, occurrence = role.progress.latest if bad and to_blame else ("", 0)
+        fault = role.result.fault if role.result else None
+        # A call that returned an error is not armed any more, and what cleaned up after it has been since.
+        operation = fault.call if fault else role.progress.operation if bad else ""
         return RoleOutcome(
             role=name,
             ending=role.ending,
             pid=role.process.pid,
             operation=operation,
-            occurrence=occurrence,
+            occurrence=role.progress.occurrences.get(operation, 0),
             step=role.progress.step if bad else "",
             signal=_signal_name(-code) if code is not None and code < 0 else "",
             exit_code=code if code is not None and code >= 0 else None,
-            fault=role.result.fault if role.result else None,
+            fault=fault,
             exception=role.result.exception if role.result else "",
             records=role.progress.records,
             python_stack=evidence.python_stack(role.desk.python_stack) if bad else (),
             native_stack=role.native_stack,
             kernel=role.kernel,
-            log_tail=evidence.log_tail(role.desk.log) if bad else (),
+            log_tail=evidence.log_tail(role.desk.log, self._directory / LAUNCHER_LOG) if bad else (),
             elapsed_s=(role.ended_at or time.monotonic()) - role.started_at,
         )
 
@@ -288,7 +200,7 @@ class Execution:
 def _blame_order(role: RunningRole) -> tuple[bool, int, int]:
     """First who is no mere casualty, then who ended first (to the tick), then by how it ended."""
     casualty = role.ending is Ending.PEER_LOST
-    rank = _RANK.index(role.ending) if role.ending in _RANK else len(_RANK)
+    rank = _WORST_FIRST.index(role.ending) if role.ending in _WORST_FIRST else len(_WORST_FIRST)
     return casualty, int(role.ended_at / TICK_S), rank
 
 

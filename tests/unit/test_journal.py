@@ -31,9 +31,9 @@ def test_an_armed_operation_is_seen_with_its_occurrence(path: Path) -> None:
             pass
     with journal.step("open"), journal.armed("cuInit"):
         seen = read(path)
-    assert (seen.operation, seen.latest, seen.step) == ("cuInit", ("cuInit", 3), "open")
+    assert (seen.operation, seen.occurrences, seen.step) == ("cuInit", {"cuInit": 3}, "open")
     after = read(path)
-    assert (after.operation, after.latest, after.step) == ("", ("cuInit", 3), "")
+    assert (after.operation, after.occurrences, after.step) == ("", {"cuInit": 3}, "")
 
 
 def test_an_exception_leaves_the_operation_armed(path: Path) -> None:

@@ -1,0 +1,114 @@
+"""A rank's view of MPI: mpi4py with raw pointers as buffers, each call armed under its C name.
+
+Imported in ranks only: importing mpi4py's MPI module loads the MPI library.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from gpuipc_doctor.gpu import Arm, BackendUnavailable, DriverError
+from gpuipc_doctor.model import DriverFault
+
+
+Request = Any
+"""An operation under way; goes to `Communicator.wait` and nowhere else."""
+
+
+class Communicator:
+    """``MPI_COMM_WORLD`` of a job that should have ``ranks`` ranks. Addresses may be the host's or a GPU's.
+
+    Raises `BackendUnavailable` when mpi4py or its MPI library cannot be loaded, or when the launcher is not
+    this library's; `DriverError` when an MPI call fails.
+    """
+
+    def __init__(self, ranks: int, arm: Arm) -> None:
+        self._arm = arm
+        self._api = self._load()
+        library = self.library_version().splitlines()[0]
+        # MPICH ends the process, rather than return an error, when it is initialised under this launcher.
+        if "OMPI_COMM_WORLD_SIZE" in os.environ and "Open MPI" not in library:
+            raise _mismatch("Open MPI's launcher", library)
+        with self._armed("MPI_Init_thread"):
+            self._api.Init_thread()
+        self._world = self._api.COMM_WORLD
+        self.rank: int = self._world.Get_rank()
+        self.size: int = self._world.Get_size()
+        if self.size != ranks:
+            raise _mismatch(f"it started {ranks} ranks, each sees {self.size}; the launcher", library)
+
+    def _load(self) -> Any:
+        try:
+            import mpi4py
+
+            mpi4py.rc.initialize = mpi4py.rc.finalize = False
+            with self._arm("dlopen libmpi"):
+                from mpi4py import MPI
+        except ImportError as error:
+            raise BackendUnavailable(
+                f"mpi4py cannot be loaded: {error}", 'pip install "gpuipc-doctor[mpi]"'
+            ) from error
+        except RuntimeError as error:  # mpi4py's wheels look for the MPI library when they are imported
+            raise BackendUnavailable(
+                f"mpi4py finds no MPI library: {error}", "load your MPI's module, or name it with --mpi-lib"
+            ) from error
+        return MPI
+
+    def library_version(self) -> str:
+        text: str = self._api.Get_library_version()
+        return text.strip("\0\n ")
+
+    def send(self, address: int, nbytes: int, to: int, tag: int = 0) -> None:
+        with self._armed("MPI_Send"):
+            self._world.Send(self._buffer(address, nbytes), to, tag)
+
+    def recv(self, address: int, nbytes: int, source: int, tag: int = 0) -> None:
+        with self._armed("MPI_Recv"):
+            self._world.Recv(self._buffer(address, nbytes), source, tag)
+
+    def isend(self, address: int, nbytes: int, to: int, tag: int = 0) -> Request:
+        with self._armed("MPI_Isend"):
+            return self._world.Isend(self._buffer(address, nbytes), to, tag)
+
+    def irecv(self, address: int, nbytes: int, source: int, tag: int = 0) -> Request:
+        with self._armed("MPI_Irecv"):
+            return self._world.Irecv(self._buffer(address, nbytes), source, tag)
+
+    def wait(self, requests: Sequence[Request]) -> None:
+        with self._armed("MPI_Waitall"):
+            self._api.Request.Waitall(list(requests))
+
+    def barrier(self) -> None:
+        with self._armed("MPI_Barrier"):
+            self._world.Barrier()
+
+    def finalize(self) -> None:
+        """End MPI; a second call does nothing."""
+        if not self._api.Is_finalized():
+            with self._armed("MPI_Finalize"):
+                self._api.Finalize()
+
+    def _buffer(self, address: int, nbytes: int) -> list[Any]:
+        return [self._api.memory.fromaddress(address, nbytes), nbytes, self._api.BYTE]
+
+    @contextmanager
+    def _armed(self, call: str) -> Iterator[None]:
+        """Arm ``call``; an error that MPI returns becomes a `DriverError` once it is no longer armed."""
+        failure = None
+        with self._arm(call):
+            try:
+                yield
+            except self._api.Exception as error:
+                failure = DriverFault(call, error.Get_error_code(), error.Get_error_string())
+        if failure:
+            raise DriverError(failure)
+
+
+def _mismatch(launcher: str, library: str) -> BackendUnavailable:
+    return BackendUnavailable(
+        f"{launcher} belongs to another MPI than the library, {library}",
+        "use the mpiexec that belongs to the library, or name the library with --mpi-lib",
+    )

@@ -1,0 +1,134 @@
+"""One role while its worker runs, and how it ended once it has."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpuipc_doctor.handover import Desk, Result
+from gpuipc_doctor.journal import Progress
+from gpuipc_doctor.model import Ending
+
+
+class WorkerProcess(Protocol):
+    """A worker's process, whoever started it."""
+
+    @property
+    def pid(self) -> int:
+        """0 as long as it is not known."""
+
+    @property
+    def returncode(self) -> int | None:
+        """As of `subprocess.Popen`; None when it has not ended, or nobody can say how it did."""
+
+    def poll(self) -> bool:
+        """Whether it has ended."""
+
+    def collect(self, limit_s: float) -> None:
+        """Wait for the end of a process that was killed, so that no zombie stays."""
+
+
+class ChildProcess:
+    """A worker that is our own child."""
+
+    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+        self._popen = popen
+        self.pid = popen.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._popen.returncode
+
+    def poll(self) -> bool:
+        return self._popen.poll() is not None
+
+    def collect(self, limit_s: float) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(limit_s)
+
+
+class LaunchedProcess:
+    """A worker that an MPI launcher started: what we know of it is what its starter wrote down.
+
+    See `rank`, the starter. Where the launcher has ended and nothing is written, it has killed the two. There
+    is no launcher when it could not be started.
+    """
+
+    def __init__(self, launcher: ChildProcess | None, desk: Desk) -> None:
+        self._launcher = launcher
+        self._desk = desk
+        self.returncode: int | None = None
+
+    @property
+    def pid(self) -> int:
+        return int(_read(self._desk.pid) or 0)
+
+    def poll(self) -> bool:
+        launcher_ended = self._launcher is None or self._launcher.poll()
+        if text := _read(self._desk.exit_status):
+            self.returncode = int(text)
+            return True
+        return launcher_ended and not (self.pid and _exists(self.pid))
+
+    def collect(self, limit_s: float) -> None:
+        if self._launcher:
+            self._launcher.collect(limit_s)
+        self.poll()
+
+
+def _read(path: os.PathLike[str]) -> str:
+    try:
+        with open(path) as file:  # noqa: PTH123 - polled
+            return file.read()
+    except FileNotFoundError:
+        return ""
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@dataclass
+class RunningRole:
+    """What the supervisor keeps of a role."""
+
+    process: WorkerProcess
+    desk: Desk
+    progress: Progress
+    started_at: float
+    ending: Ending | None = None
+    ended_at: float = 0.0
+    result: Result | None = None
+    kernel: tuple[str, ...] = ()
+    native_stack: tuple[str, ...] = ()
+
+    def poll(self, now: float) -> None:
+        """See whether the process has ended, and how."""
+        if self.ending is None and self.process.poll():
+            self.progress.read()
+            self.result = Result.read(self.desk.result)
+            self.ending = self._ending()
+            self.ended_at = now
+
+    def _ending(self) -> Ending:
+        code = self.process.returncode
+        if code is None:
+            return Ending.PEER_LOST if self.progress.started else Ending.NOT_STARTED
+        if code < 0:
+            return Ending.COMPLETED if self.progress.dying else Ending.CRASHED
+        if self.result is None:
+            return Ending.CRASHED if self.progress.started else Ending.NOT_STARTED
+        if self.result.ending is Ending.COMPLETED and code != 0:
+            return Ending.CRASHED
+        return self.result.ending
+
+    @property
+    def went_wrong(self) -> bool:
+        return self.ending not in (None, Ending.COMPLETED)
