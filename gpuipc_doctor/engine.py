@@ -278,7 +278,7 @@ def run(
         issues = loading.result()
         devices = plan.select_devices(request, devices)
         facts = inventory.read(node.root, driver_facts)
-        matches = knownissues.match_versions(issues, facts)
+        matches = knownissues.match_versions(issues, facts, devices)
         layout = plan.lay_out(selected, request, config, devices, facts, matches)
         run.execute(layout, jobs=min(MAX_JOBS, len(os.sched_getaffinity(0))))
     results = _in_plan_order(run.results, run.checks)
@@ -292,7 +292,7 @@ def run(
         inventory=facts,
         checks=tuple(run.checks),
         results=results,
-        joins=knownissues.join(issues, facts, results),
+        joins=knownissues.join(issues, facts, results, devices),
         simulated=node.simulated,
         interrupted=run.interrupted,
         probes_run=run.probes_run,

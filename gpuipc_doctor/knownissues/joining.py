@@ -19,6 +19,8 @@ _OF_BACKEND = {
             "nvidia-driver",
             "nvidia-module",
             "nvidia-peermem",
+            "mlnx-ofed",
+            "libcuda",
             "cuda-driver",
             "cuda-runtime",
             "gdrcopy",
@@ -26,7 +28,7 @@ _OF_BACKEND = {
             "nccl",
         ]
     ),
-    "hip": frozenset(["rocm", "hip-runtime", "amdgpu", "rccl"]),
+    "hip": frozenset(["amdgpu", "rocm", "hip-driver", "hip-runtime", "rccl"]),
 }
 """Facts that concern the devices of one backend only."""
 
