@@ -102,12 +102,13 @@ static void chatter(uint64_t bytes)
     }
 }
 
+/* A helper such as a driver may start: in a session of its own, with stdout and stderr inherited. */
 static void leave_an_orphan(void)
 {
     if (fork() == 0) {
         setsid();
-        sleep(600);
-        _exit(0);
+        execlp("sleep", "sleep", "600", (char *)NULL);
+        _exit(127);
     }
 }
 
@@ -193,6 +194,19 @@ static int apply_faults(enum call call, int device, const struct ipc_handle *han
     return code;
 }
 
+/* What a process learnt when it initialised the driver, it can still say of a device that is lost since. */
+static bool needs_device(enum call call)
+{
+    const char *name = call_names[call];
+    static const char *const known[] = {"init", "driver-version", "runtime-version", "error-name", "error-string",
+                                        "get-proc-address", "can-access-peer", "peer-attribute", "context-set",
+                                        "context-get", "context-push", "context-pop", "primary-state"};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (!strcmp(name, known[i]))
+            return false;
+    return strncmp(name, "device-", strlen("device-")) || call == CALL_device_reset;
+}
+
 int call_begin(enum call call, int ordinal, const struct ipc_handle *handle)
 {
     /* As with the real drivers, a forked child cannot use what its parent initialised. */
@@ -207,7 +221,7 @@ int call_begin(enum call call, int ordinal, const struct ipc_handle *handle)
     }
     int device = ordinal >= 0 ? ordinal_device(ordinal) : current_device();
     int code = apply_faults(call, device, handle);
-    if (!code && device >= 0 && state_device_lost(device))
+    if (!code && device >= 0 && needs_device(call) && state_device_lost(device))
         code = face.lost;
     return code;
 }

@@ -181,7 +181,7 @@ static int import(struct block **block, const struct segment *segment, struct co
 static struct allocation *opened_part(const struct block *block, const struct wish *wish)
 {
     for (struct allocation *each = block->allocations; each; each = each->next)
-        if (each->offset == wish->offset + wish->interior && each->id == wish->id)
+        if (each->offset == wish->offset + wish->interior && each->exported_id == wish->id)
             return each;
     return NULL;
 }
@@ -223,7 +223,7 @@ static int open_wish(uint64_t *address, const struct wish *wish, struct context 
     struct allocation *part = opened_part(block, wish);
     if (!part) {
         part = allocation_add(block, wish->offset + wish->interior, wish->bytes - wish->interior);
-        part->id = wish->id;
+        part->exported_id = wish->id;
     }
     part->opens++;
     spoil_import(part);

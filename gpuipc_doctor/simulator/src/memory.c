@@ -39,20 +39,25 @@ static void reserve_arena(void)
     }
 }
 
-/* First fit, so that memory allocated anew lies where equal memory was freed. */
+/* A hole of just this size, so that memory allocated anew lies where equal memory was freed; else above all
+ * that is there; else, when no addresses are left there, wherever they fit. So went what was seen on real
+ * GPUs: of buffers that grow a little each time with a small one behind them, each has addresses of its own. */
 static uint64_t place(uint64_t bytes, bool imported)
 {
     if (!arena_end)
         reserve_arena();
-    uint64_t candidate = imported ? imported_begin : own_begin, end = imported ? arena_end : imported_begin;
-    for (const struct block *block = blocks; block; block = block->next) {
-        if (block->base + block->bytes <= candidate)
-            continue;
-        if (block->base >= candidate + bytes)
-            break;
-        candidate = round_up(block->base + block->bytes, GRANULE);
+    uint64_t begin = imported ? imported_begin : own_begin, end = imported ? arena_end : imported_begin;
+    uint64_t top = begin, fitting = 0;
+    for (const struct block *block = blocks; block && block->base < end; block = block->next) {
+        if (block->base + block->bytes <= top)
+            continue; /* elsewhere, or in a reservation */
+        if (block->base >= top + bytes && !fitting)
+            fitting = top;
+        if (block->base == top + bytes)
+            return top;
+        top = round_up(block->base + block->bytes, GRANULE);
     }
-    return candidate + bytes <= end ? candidate : 0;
+    return top + bytes <= end ? top : fitting;
 }
 
 uint64_t place_own(uint64_t bytes)
@@ -558,6 +563,15 @@ enum {
 };
 enum { TYPE_HOST = 1, TYPE_DEVICE = 2 }; /* CU_MEMORYTYPE_*, hipMemoryType */
 
+/* Callers give CUDA an int and compare it to 1, so all of it is written; ROCclr writes a bool. */
+static void set_flag(void *data, bool value)
+{
+    if (face.backend == CUDA)
+        *(unsigned *)data = value;
+    else
+        *(bool *)data = value;
+}
+
 static int pointer_attribute(void *data, int attribute, uint64_t address)
 {
     struct block *block = find_block(address);
@@ -581,19 +595,19 @@ static int pointer_attribute(void *data, int attribute, uint64_t address)
         *(uint64_t *)data = address;
         return SUCCESS;
     case SYNC_MEMOPS:
-        *(bool *)data = true; /* every operation is synchronous here */
+        set_flag(data, true); /* every operation is synchronous here */
         return SUCCESS;
     case BUFFER_ID:
         *(uint64_t *)data = allocation->id;
         return SUCCESS;
     case IS_MANAGED:
-        *(bool *)data = block->kind == MANAGED;
+        set_flag(data, block->kind == MANAGED);
         return SUCCESS;
     case DEVICE_ORDINAL:
         *(int *)data = block->context->ordinal;
         return SUCCESS;
     case IS_LEGACY_IPC_CAPABLE:
-        *(bool *)data = block->kind == OWN || (block->kind == POOL && face.pool_memory_exports);
+        *(unsigned *)data = block->kind == OWN || (block->kind == POOL && face.pool_memory_exports);
         return SUCCESS;
     case RANGE_START:
         *(uint64_t *)data = block->base + allocation->offset;
@@ -602,13 +616,13 @@ static int pointer_attribute(void *data, int attribute, uint64_t address)
         *(size_t *)data = allocation->bytes;
         return SUCCESS;
     case MAPPED:
-        *(bool *)data = true;
+        set_flag(data, true);
         return SUCCESS;
     case ALLOWED_HANDLE_TYPES:
         *(uint64_t *)data = 0;
         return SUCCESS;
     case IS_GPU_DIRECT_RDMA_CAPABLE:
-        *(bool *)data = false;
+        set_flag(data, false);
         return SUCCESS;
     case ACCESS_FLAGS:
         *(int *)data = 3; /* read and write */
@@ -649,12 +663,14 @@ int sim_pointer_attributes(unsigned count, int *attributes, void **data, uint64_
         case DEVICE_ORDINAL:
             *(int *)data[i] = -2; /* CU_DEVICE_INVALID */
             break;
+        case IS_LEGACY_IPC_CAPABLE:
+            *(unsigned *)data[i] = 0;
+            break;
         case SYNC_MEMOPS:
         case IS_MANAGED:
-        case IS_LEGACY_IPC_CAPABLE:
         case MAPPED:
         case IS_GPU_DIRECT_RDMA_CAPABLE:
-            *(bool *)data[i] = false;
+            set_flag(data[i], false);
             break;
         default:
             return INVALID_VALUE;

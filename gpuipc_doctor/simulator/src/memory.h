@@ -20,7 +20,7 @@ struct allocation {
     uint64_t offset, bytes;  /* in its block */
     uint64_t id;             /* unique in this process; tells apart what was at one address one after the other */
     unsigned opens;          /* of an import */
-    uint64_t interior;       /* of an import: the offset that its handle carried */
+    uint64_t exported_id;    /* of an import: its id in the exporter */
     uint64_t bad_offset, bad_bytes; /* a fault: these bytes read wrong through this import */
 };
 
