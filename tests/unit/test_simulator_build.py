@@ -1,0 +1,167 @@
+"""The symbol table, and building the simulated drivers from it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from gpuipc_doctor.simulator import build as build_module
+from gpuipc_doctor.simulator.build import FACES, SOURCES, Row, SimulatorUnavailable, Symbol, build, read_table
+
+ROWS = read_table((SOURCES / "calls.table").read_text())
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of this test's own; returns the directory that libraries go into."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "gpuipc-doctor"
+
+
+# The table
+
+
+def test_rows_are_read_with_versions_and_variants() -> None:
+    row = "fill: sim_fill(uint64_t address, size_t count)\n    cuFill_v2@3020+ptds\n    hipFill\n"
+    fill, end = read_table(f"# why\n{row}\nexit:\n")
+    assert fill.symbols == (
+        Symbol("cuFill_v2", 3020),
+        Symbol("cuFill_v2_ptds", 3020, True),
+        Symbol("hipFill"),
+    )
+    assert fill.arguments == ["address", "count"]
+    assert end == Row("exit", "", "", ())
+
+
+def test_a_line_that_is_no_row_is_named() -> None:
+    with pytest.raises(ValueError, match=r"^calls\.table:2: not a row: fill sim_fill$"):
+        read_table("# why\nfill sim_fill\n")
+
+
+def test_every_symbol_stands_in_one_row() -> None:
+    names = [symbol.name for row in ROWS for symbol in row.symbols]
+    assert sorted(set(names)) == sorted(names)
+
+
+# The libraries
+
+
+def test_the_libraries_export_what_the_table_says() -> None:
+    libraries = build()
+    for face in FACES:
+        library = ctypes.CDLL(str(libraries / face.soname))
+        missing = [
+            symbol.name
+            for row in ROWS
+            for symbol in row.symbols
+            if symbol.name.startswith(face.prefix) and not hasattr(library, symbol.name)
+        ]
+        assert missing == []
+        for link in face.links:
+            assert (libraries / link).resolve() == libraries / face.soname
+
+
+@pytest.mark.parametrize("name", ["libcuda.so.1", "libamdhip64.so"])
+def test_without_a_node_the_drivers_refuse_in_one_line(name: str) -> None:
+    init = "cuInit" if "cuda" in name else "hipInit"
+    code = f"import ctypes; ctypes.CDLL({str(build() / name)!r}).{init}(0)"
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("GPUIPC_SIM")}
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert ended.returncode == -6
+    assert ended.stderr == "simulated driver: GPUIPC_SIM_NODE is not set, so there is no node to simulate\n"
+
+
+# The build
+
+
+def test_builds_at_the_same_time_agree_and_leave_nothing(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also that the C code has no warning."""
+    monkeypatch.setenv("CC", "cc -Werror")
+    built: list[Path] = []
+    threads = [threading.Thread(target=lambda: built.append(build())) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(built) == 3
+    assert len(set(built)) == 1
+    assert list(cache.iterdir()) == [built[0]]
+    assert cache.stat().st_mode & 0o777 == 0o700
+
+
+def test_what_is_in_the_cache_is_not_built_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = build()
+    monkeypatch.setattr(build_module, "_compile", lambda *_: pytest.fail("compiled again"))
+    assert build() == first
+
+
+def test_another_compiler_makes_another_build(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[list[str]] = []
+    monkeypatch.setattr(build_module, "_compile", lambda compiler, _: compiled.append(compiler))
+    first = build()
+    monkeypatch.setenv("CC", "cc -O1")
+    assert build() != first
+    assert compiled == [["cc"], ["cc", "-O1"]]
+
+
+def test_no_compiler_is_one_line(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(SimulatorUnavailable, match=r"^no C compiler \(no-such-compiler\).*set CC$"):
+        build()
+
+
+def test_a_compiler_that_fails_tells_its_first_error(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiler = tmp_path / "cc"
+    compiler.write_text("#!/bin/sh\necho 'a.c:1: warning: hm' >&2\necho 'a.c:2: error: no' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    with pytest.raises(
+        SimulatorUnavailable, match=r"^the simulated drivers cannot be built: a\.c:2: error: no$"
+    ):
+        build()
+    assert list(cache.iterdir()) == []
+
+
+def test_a_cache_that_others_can_write_to_is_refused(cache: Path) -> None:
+    cache.mkdir()
+    cache.chmod(0o770)
+    with pytest.raises(SimulatorUnavailable, match=r"others can write to .*chmod go-w"):
+        build()
+
+
+def test_a_cache_below_what_others_can_write_to_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everyones = tmp_path / "everyones"
+    everyones.mkdir()
+    everyones.chmod(0o777)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(everyones))
+    with pytest.raises(SimulatorUnavailable, match=f"others can write to {everyones};"):
+        build()
+
+
+def test_a_cache_of_another_user_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.mkdir(mode=0o700)
+    if os.geteuid() == 0:
+        os.chown(cache, 12345, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: cache.stat().st_uid + 1)
+    with pytest.raises(SimulatorUnavailable, match="others can write to"):
+        build()
+
+
+def test_a_cache_that_cannot_be_made_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(SimulatorUnavailable, match="Not a directory; set XDG_CACHE_HOME"):
+        build()
