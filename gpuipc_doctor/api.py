@@ -14,7 +14,7 @@ from itertools import permutations
 from typing import ClassVar, NoReturn, Protocol
 
 from gpuipc_doctor.data import difference, pattern
-from gpuipc_doctor.gpu import BackendUnavailable, Buffer, DriverError, Gpu, GpuContext
+from gpuipc_doctor.gpu import BackendUnavailable, Buffer, DriverError, Gpu, GpuContext, Memory
 from gpuipc_doctor.gpu import Mapping as IpcMapping
 from gpuipc_doctor.model import (
     Device,
@@ -23,6 +23,7 @@ from gpuipc_doctor.model import (
     Join,
     Json,
     Launch,
+    MpiStack,
     Probe,
     ProbeOutcome,
     Status,
@@ -43,7 +44,9 @@ __all__ = [
     "IpcMapping",
     "Json",
     "Launch",
+    "Memory",
     "Mpi",
+    "MpiStack",
     "Peer",
     "Probe",
     "ProbeOutcome",
@@ -64,6 +67,8 @@ class Context:
     inventory: tuple[Fact, ...] = ()
     version_matches: tuple[Join, ...] = ()
     """Known issues whose bad version range holds a version found on this node."""
+    mpi: MpiStack | None = None
+    """For checks with ``needs_mpi``: an MPI that takes the device pointers of all ``devices``."""
     options: Mapping[str, Json] = field(default_factory=dict)
     """This check's ``options`` of the site config."""
 
@@ -81,10 +86,16 @@ class Check(ABC):
     tier: ClassVar[Tier] = Tier.ACCEPTANCE
     requires: ClassVar[frozenset[str]] = frozenset()
     """Capabilities that a device must have for this check."""
+    needs_mpi: ClassVar[bool] = False
+    """Whether ``Context.mpi`` must be there; without an MPI that can take device pointers, it is a SKIP."""
 
     @abstractmethod
     def probes(self, ctx: Context) -> Iterable[Probe | Finding]:
         """Plan the probes, or conclude without one: a finding yielded here speaks of the node."""
+
+    def again(self, failed: ProbeOutcome) -> Iterable[Probe]:
+        """What else to probe after ``failed`` did not complete, such as what it had not come to yet."""
+        return ()
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         """Conclude from one completed probe. A check that yields nothing is reported as an ERROR."""
@@ -120,6 +131,9 @@ class Mpi(Protocol):
     def irecv(self, address: int, nbytes: int, source: int, tag: int = 0) -> object: ...
     def wait(self, requests: Sequence[object]) -> None: ...
     def barrier(self) -> None: ...
+    def ping_pong(self, address: int, nbytes: int, partner: int, rounds: int) -> list[float]:
+        """Blocking messages there and back, armed as one operation; seconds one way for each round."""
+
     def finalize(self) -> None:
         """End MPI. The worker does it where the role function has not."""
 
@@ -136,6 +150,9 @@ class Worker(Protocol):
     @property
     def gpus(self) -> Sequence[Gpu]:
         """All devices of the probe, in the probe's order."""
+
+    def host_memory(self, nbytes: int) -> Memory:
+        """Ordinary memory of this process, as zeros."""
 
     @property
     def peer(self) -> Peer: ...

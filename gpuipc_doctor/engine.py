@@ -117,6 +117,7 @@ class Run:
                     outcome = future.result()
                     self._take(planned, outcome)
                     outcomes.append(outcome)
+                    waiting[:0] = self._more(planned, outcome)
         return outcomes
 
     # -- one probe --------------------------------------------------------------------------------------
@@ -141,6 +142,16 @@ class Run:
             self._remember_hang(outcome)
         for finding in findings:
             self._conclude(planned, finding, outcome)
+
+    def _more(self, planned: PlannedProbe, outcome: ProbeOutcome) -> list[PlannedProbe]:
+        """What the check wants to know after a probe that did not complete."""
+        if outcome.completed or outcome.stopped:
+            return []
+        deadline = planned.probe.deadline_s
+        return [
+            replace(planned, probe=replace(probe, deadline_s=deadline))
+            for probe in planned.check.again(outcome)
+        ]
 
     def _conclude(self, planned: PlannedProbe, finding: Finding, outcome: ProbeOutcome | None = None) -> None:
         self.results.append(

@@ -42,18 +42,22 @@ class BackendUnavailable(Exception):
         self.broken = broken
 
 
-class Buffer(Protocol):
-    """Device memory of this process. Leaving the ``with`` block frees it."""
+class Memory(Protocol):
+    """Memory that can be written and read: a GPU's, or the host's."""
 
     @property
     def address(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
     def write(self, data: bytes, offset: int = 0) -> None:
-        """Copy ``data`` to the device and wait until it is there."""
+        """Copy ``data`` there and wait until it is there."""
 
     def read(self, nbytes: int | None = None, offset: int = 0) -> bytes:
-        """Copy from the device; everything from ``offset`` on when ``nbytes`` is None."""
+        """Copy from there; everything from ``offset`` on when ``nbytes`` is None."""
+
+
+class Buffer(Memory, Protocol):
+    """Device memory of this process. Leaving the ``with`` block frees it."""
 
     def ipc_handle(self, offset: int = 0) -> bytes:
         """The `HANDLE_BYTES` bytes that another process opens; ``offset`` asks for an interior pointer's."""
@@ -65,17 +69,12 @@ class Buffer(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
 
-class Mapping(Protocol):
-    """Another process's device memory, opened here. Leaving the ``with`` block closes it."""
+class Mapping(Memory, Protocol):
+    """Another process's device memory, opened here. Leaving the ``with`` block closes it.
 
-    @property
-    def address(self) -> int: ...
-    @property
-    def nbytes(self) -> int:
-        """Size of the exporter's allocation as the driver reports it here."""
+    ``nbytes`` is the size of the exporter's allocation as the driver reports it here.
+    """
 
-    def write(self, data: bytes, offset: int = 0) -> None: ...
-    def read(self, nbytes: int | None = None, offset: int = 0) -> bytes: ...
     def close(self) -> None:
         """Close the mapping; a second call does nothing."""
 

@@ -138,6 +138,31 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
+class MpiStack:
+    """The MPI of this run: which it is, how its ranks are started, and whether it takes device pointers.
+
+    ``takes`` holds the backends whose device pointers may be given to it. On a simulated node that is every
+    backend, since simulated device memory is the host's. ``why_not`` and ``remedy`` are for the others.
+    ``ipc_off`` is the environment that turns this MPI's use of GPU IPC off; empty when it has no such switch.
+    ``edges`` are the message sizes, in bytes, at which it changes its protocol.
+    """
+
+    family: str
+    version: str
+    library: str
+    launch: Launch
+    takes: frozenset[str] = frozenset()
+    why_not: str = ""
+    remedy: str = ""
+    ipc_off: Mapping[str, str] = field(default_factory=dict)
+    edges: tuple[int, ...] = ()
+
+    def with_env(self, env: Mapping[str, str]) -> Launch:
+        """The launch with more environment."""
+        return Launch(self.launch.command, {**self.launch.env, **env})
+
+
+@dataclass(frozen=True, slots=True)
 class Probe:
     """One isolated execution that a check asks for.
 
@@ -228,6 +253,8 @@ class ProbeOutcome:
     logs: str = ""
     stopped: str = ""
     """Why we ended the probe before it was done (``budget``, ``interrupted``); empty otherwise."""
+    launch: Launch | None = None
+    """As the probe had it."""
 
     @property
     def completed(self) -> bool:
@@ -249,6 +276,37 @@ class Fact:
     name: str
     value: str | None
     source: str
+
+
+class Effect(enum.Enum):
+    """What an environment variable does in the versions found on a node."""
+
+    WORKS = "works"
+    UNKNOWN = "cannot tell"
+    """Whether this version has it is not known."""
+    UNUSED = "unused"
+    """The library that would read it was not found."""
+    INVALID = "invalid value"
+    DEAD = "dead"
+    """This version does not know it."""
+    MISSPELT = "misspelt"
+
+    @property
+    def is_mistake(self) -> bool:
+        """Whether somebody believes in an effect that there is not."""
+        return self in (Effect.INVALID, Effect.DEAD, Effect.MISSPELT)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """An environment variable that is set: where, what it does here in words, and what to set instead."""
+
+    name: str
+    value: str
+    where: str
+    effect: Effect
+    says: str
+    instead: str = ""
 
 
 class Relation(enum.Enum):

@@ -11,7 +11,7 @@ from gpuipc_doctor import loader
 from gpuipc_doctor.api import Check, Context
 from gpuipc_doctor.config import SiteConfig
 from gpuipc_doctor.loader import BrokenCheck, LoadedCheck
-from gpuipc_doctor.model import CheckInfo, Device, Fact, Finding, Join, Probe, Result, Tier
+from gpuipc_doctor.model import CheckInfo, Device, Fact, Finding, Join, MpiStack, Probe, Result, Tier
 
 DISCOVERY = "driver-init"
 """The check that finds the devices; it runs before everything else is planned."""
@@ -101,8 +101,12 @@ def lay_out(
     devices: tuple[Device, ...],
     inventory: tuple[Fact, ...] = (),
     version_matches: tuple[Join, ...] = (),
+    mpi: MpiStack | None = None,
 ) -> Plan:
-    """Ask every selected check for its probes on the devices that have what it requires."""
+    """Ask every selected check for its probes on the devices that have what it requires.
+
+    ``mpi`` is None when no check needs one, or when none was found.
+    """
     infos: list[CheckInfo] = []
     probes: list[PlannedProbe] = []
     concluded: list[Result] = []
@@ -118,18 +122,31 @@ def lay_out(
                 Result(check.id, Finding.skip(f"disabled at {disabled.where}: {disabled.reason}"))
             )
             continue
-        able = tuple(device for device in devices if check.requires <= device.capabilities)
+        able = []
         for device in devices:
-            if lacking := check.requires - device.capabilities:
-                reason = f"{device.label} has no {', '.join(sorted(lacking))}"
-                concluded.append(Result(check.id, Finding.skip(reason), (device.label,)))
-        if check.requires and not able:
+            if unfit := _unfit(check, device, mpi):
+                concluded.append(Result(check.id, unfit, (device.label,)))
+            else:
+                able.append(device)
+        if (check.requires or check.needs_mpi) and not able:
             continue
-        context = Context(able, inventory, version_matches, config.options.get(check.id, {}))
+        options = config.options.get(check.id, {})
+        context = Context(tuple(able), inventory, version_matches, mpi, options)
         planned, said = _ask(item, context, request, config)
         probes += planned
         concluded += said
     return Plan(tuple(infos), tuple(probes), tuple(concluded))
+
+
+def _unfit(check: Check, device: Device, mpi: MpiStack | None) -> Finding | None:
+    """Why a check cannot run on a device, if so."""
+    if lacking := check.requires - device.capabilities:
+        return Finding.skip(f"{device.label} has no {', '.join(sorted(lacking))}")
+    if check.needs_mpi and mpi is None:
+        return Finding.skip("no MPI to test")
+    if check.needs_mpi and mpi and device.backend not in mpi.takes:
+        return Finding.skip(f"this MPI takes no device pointers: {mpi.why_not}", remedy=mpi.remedy)
+    return None
 
 
 def _ask(

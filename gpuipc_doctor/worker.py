@@ -93,6 +93,24 @@ class StackTimer:
             self._set_at = now
 
 
+class HostMemory:
+    """Ordinary memory at an address that stays."""
+
+    def __init__(self, nbytes: int) -> None:
+        import ctypes
+
+        self.nbytes = nbytes
+        self._array = ctypes.create_string_buffer(nbytes)
+        self.address = ctypes.addressof(self._array)
+
+    def write(self, data: bytes, offset: int = 0) -> None:
+        memoryview(self._array).cast("B")[offset : offset + len(data)] = data
+
+    def read(self, nbytes: int | None = None, offset: int = 0) -> bytes:
+        end = self.nbytes if nbytes is None else offset + nbytes
+        return bytes(memoryview(self._array).cast("B")[offset:end])
+
+
 class Worker:
     """What a role function sees of its process; implements ``api.Worker``."""
 
@@ -114,6 +132,9 @@ class Worker:
     @property
     def gpu(self) -> Gpu:
         return self.gpus[0]
+
+    def host_memory(self, nbytes: int) -> HostMemory:
+        return HostMemory(nbytes)
 
     @cached_property
     def mpi(self) -> Communicator:

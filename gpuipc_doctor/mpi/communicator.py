@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from time import perf_counter
 from typing import Any
 
 from gpuipc_doctor.gpu import Arm, BackendUnavailable, DriverError
 from gpuipc_doctor.model import DriverFault
-
 
 Request = Any
 """An operation under way; goes to `Communicator.wait` and nowhere else."""
@@ -84,6 +84,27 @@ class Communicator:
     def barrier(self) -> None:
         with self._armed("MPI_Barrier"):
             self._world.Barrier()
+
+    def ping_pong(self, address: int, nbytes: int, partner: int, rounds: int) -> list[float]:
+        """Rank 0 sends first. One way is half of there and back; in rank 1 the times mean little."""
+        buffer, send, recv, clock = (
+            self._buffer(address, nbytes),
+            self._world.Send,
+            self._world.Recv,
+            perf_counter,
+        )
+        times = []
+        with self._armed(f"MPI_Send and MPI_Recv, {rounds} rounds"):
+            for _ in range(rounds):
+                started = clock()
+                if self.rank == 0:
+                    send(buffer, partner)
+                    recv(buffer, partner)
+                else:
+                    recv(buffer, partner)
+                    send(buffer, partner)
+                times.append((clock() - started) / 2)
+        return times
 
     def finalize(self) -> None:
         """End MPI; a second call does nothing."""

@@ -81,6 +81,7 @@ class Execution:
             deadline_s=self._probe.deadline_s,
             logs=str(self._directory),
             stopped=self._stopped,
+            launch=self._probe.launch,
         )
 
     # -- watch ------------------------------------------------------------------------------------------

@@ -1,0 +1,131 @@
+"""Send buffers that are freed and grow each time, and see whether device memory is ever given back.
+
+The pattern of eth-cscs/alps-gh200-reproducers (gpudirect-oom): each iteration allocates a large buffer, a
+little larger than the last, and a small one that stays; the large one is sent and freed. MPI libraries that
+keep IPC handles or mappings of freed buffers then lose about one large buffer each iteration, and on two
+devices it shows whose memory it is. Here the buffers are a hundredth of the report's, and three controls
+run beside it: no communication, buffers of one size, and this MPI's own switch that turns IPC off.
+
+A cache with a bound levels off: the slope is that of the second half, and a plateau is told but not blamed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from gpuipc_doctor.api import (
+    Check,
+    Context,
+    Device,
+    Finding,
+    Json,
+    MpiStack,
+    Probe,
+    ProbeOutcome,
+    Worker,
+    slope,
+)
+
+ITERATIONS = 24
+BASE, STEP, SMALL = 16 << 20, 2 << 20, 2 << 20
+"""Bytes of the first large buffer, how much each is larger than the last, and of the small one that stays.
+
+The small ones must keep the freed ranges apart: with blocks shared among them, a later large buffer fits
+over earlier ones, and a library that notices gives the old ones up (Intel MPI 2021.17.2 does).
+"""
+
+SHARE, MOST = 0.05, 2 << 30
+"""Of a device's memory, and in bytes: the most that this check may come to hold."""
+
+KEPT = 0.25
+"""A lower bound of the slope above this fraction of the mean large buffer is growth without bound."""
+
+VARIANTS = {
+    "growing": {"grows": True, "communicates": True},
+    "no communication": {"grows": True, "communicates": False},
+    "one size": {"grows": False, "communicates": True},
+}
+
+
+class MpiCacheGrowth(Check):
+    id = "mpi-cache-growth"
+    title = "MPI gives the memory of freed buffers back"
+    requires = frozenset({"multi-process"})
+    needs_mpi = True
+
+    def probes(self, ctx: Context) -> Iterable[Probe]:
+        assert ctx.mpi is not None
+        devices = next((pair for pair in ctx.pairs), ctx.devices[:1])
+        for name, params in VARIANTS.items():
+            yield probe(name, devices, ctx.mpi, params)
+        if ctx.mpi.ipc_off:
+            yield probe("IPC off", devices, ctx.mpi, VARIANTS["growing"], ctx.mpi.ipc_off)
+
+    def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
+        findings = [judge_rank(done, role, record) for role, record in done.records.items()]
+        yield from [finding for finding in findings if finding] or [
+            Finding.ok(f"memory comes back ({done.probe})", *map(plateau, done.records.items()))
+        ]
+
+
+def probe(
+    name: str,
+    devices: tuple[Device, ...],
+    mpi: MpiStack,
+    params: Mapping[str, Json],
+    env: Mapping[str, str] = {},
+) -> Probe:
+    total = sum((BASE + STEP * i) for i in range(ITERATIONS))
+    room = min(SHARE * min(device.total_bytes for device in devices), MOST)
+    scale = min(1.0, room / total)
+    roles = {"sender": iterate, "receiver": iterate}
+    params = {**params, "scale": scale}
+    return Probe(name, roles, devices, params, exclusive=True, launch=mpi.with_env(env))
+
+
+def judge_rank(done: ProbeOutcome, role: str, record: Mapping[str, Json]) -> Finding | None:
+    """Judge how the memory used on this rank's device went, over the second half of the iterations."""
+    used, large = record["used"], record["large"]
+    half = len(used) // 2
+    growth = slope(range(half, len(used)), used[half:])
+    mean = sum(large[half:]) / len(large[half:])
+    if growth.low <= KEPT * mean:
+        return None
+    where = f"on the {role}'s device" if len(done.devices) > 1 else "on the device of both ranks"
+    left = record["free"] / growth.estimate
+    return Finding.fail(
+        f"used memory {where} grows by {growth.estimate / 2**20:.1f} MiB each iteration ({done.probe})",
+        f"95 % interval {growth.low / 2**20:.1f} to {growth.high / 2**20:.1f} MiB; "
+        f"the large buffer, freed each time, has {mean / 2**20:.1f} MiB on average",
+        f"at this rate this device is full after {left:.0f} more iterations",
+    )
+
+
+def plateau(item: tuple[str, Mapping[str, Json]]) -> str:
+    role, record = item
+    return f"{role}: {(record['used'][-1] - record['used'][0]) / 2**20:.1f} MiB more in use than at the start"
+
+
+def iterate(w: Worker) -> None:
+    is_sender = w.role == "sender"
+    gpu = w.gpus[w.mpi.rank % len(w.gpus)]
+    scale, partner = w.params["scale"], 1 - w.mpi.rank
+    kept, used, sizes = [], [], []
+    for number in range(ITERATIONS):
+        nbytes = int((BASE + STEP * (number if w.params["grows"] else 0)) * scale)
+        with gpu.alloc(nbytes) as large, w.step(f"iteration {number + 1}, {nbytes} B"):
+            kept.append(gpu.alloc(SMALL))
+            if w.params["communicates"]:
+                (w.mpi.send if is_sender else w.mpi.recv)(large.address, nbytes, partner)
+            w.mpi.barrier()
+        w.mpi.barrier()
+        free, total = gpu.memory_info()
+        used.append(total - free - SMALL * len(kept))
+        sizes.append(nbytes)
+    w.record(used=used, large=sizes, free=free)
+    for small in kept:
+        small.free()
+    w.mpi.finalize()
+
+
+CHECK = MpiCacheGrowth()

@@ -1,0 +1,161 @@
+"""Send small messages between two ranks in every way in which a cxi node was seen to hang or crash.
+
+The report behind it (Slingshot, Cray MPICH, December 2023): device to device, 16 bytes hang and 256 bytes
+crash, blocking and not. Here every size goes device to device, host to device and device to host, in both
+directions, blocking and non-blocking; each message is verified, with guard bytes behind it that must stay
+as they were. What hangs or crashes is left out and the rest is tried in fresh ranks, so the result is a map
+and not the first stone. Last, latencies are measured, device to device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from statistics import median
+
+from gpuipc_doctor.api import (
+    Buffer,
+    Check,
+    Context,
+    Finding,
+    Json,
+    Memory,
+    Probe,
+    ProbeOutcome,
+    Worker,
+    difference,
+    pattern,
+)
+
+SIZES = (0, 1, 8, 16, 64, 256, 1024, 4096, 16384, 65536)
+"""Bytes; those at which the MPI in use changes its protocol come in addition."""
+
+GUARD = 64
+"""Bytes behind each message that nobody may touch."""
+
+PLACES = (("device", "device"), ("host", "device"), ("device", "host"))
+"""Where the message comes from, and where it goes."""
+
+MODES = ("blocking", "non-blocking")
+
+WARM_UP, ROUNDS = 20, 100
+
+OUT_OF_LINE = 20.0
+"""A median latency so many times that of both its neighbours in size is pointed out."""
+
+Cell = tuple[int, str, str, str, int]
+"""One square of the map: bytes, from where, to where, mode, sending rank."""
+
+
+class MpiSmallMessage(Check):
+    id = "mpi-small-message"
+    title = "small messages between ranks arrive, whole and in time"
+    requires = frozenset({"multi-process"})
+    needs_mpi = True
+
+    def probes(self, ctx: Context) -> Iterable[Probe]:
+        assert ctx.mpi is not None
+        sizes = sorted({*SIZES, *(size for size in ctx.mpi.edges if size <= SIZES[-1])})
+        pairs = [(a, b) for a, b in ctx.pairs if a.index < b.index]
+        for devices in [*((device,) for device in ctx.devices), *pairs]:
+            roles = {"rank 0": exchange, "rank 1": exchange}
+            yield Probe("", roles, devices, {"sizes": sizes, "leave_out": []}, launch=ctx.mpi.launch)
+
+    def again(self, failed: ProbeOutcome) -> Iterable[Probe]:
+        if cell := failed.records.get(failed.blamed or "", {}).get("cell"):
+            leave_out = [*failed.params["leave_out"], cell]
+            params = {**failed.params, "leave_out": leave_out}
+            roles = {"rank 0": exchange, "rank 1": exchange}
+            yield Probe(f"without {len(leave_out)}", roles, failed.devices, params, launch=failed.launch)
+
+    def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
+        wrong = [line for record in done.records.values() for line in record["wrong"]]
+        first = done.records["rank 0"]
+        if wrong:
+            yield Finding.fail(
+                f"{len(wrong)} of {first['messages']} kinds of message arrived wrong", *wrong[:8]
+            )
+        times = {int(size): value for size, value in first["latency_us"].items()}
+        if odd := list(out_of_line(times)):
+            yield Finding.warn("a size is out of line with its neighbours", *odd)
+        if not (wrong or odd):
+            small, large = min(times), max(times)
+            yield Finding.ok(
+                f"{first['messages']} kinds of message right",
+                f"median latency {times[small]['median']:.1f} µs at {small} B, "
+                f"{times[large]['median']:.1f} µs at {large} B",
+            )
+
+
+def out_of_line(times: dict[int, dict[str, float]]) -> Iterator[str]:
+    """Sizes that take far longer than the next smaller and the next larger one."""
+    sizes = sorted(times)
+    for before, size, after in zip(sizes, sizes[1:], sizes[2:], strict=False):
+        here, around = times[size]["median"], max(times[before]["median"], times[after]["median"])
+        if here > OUT_OF_LINE * around:
+            yield f"{size} B: {here:.1f} µs; {before} B and {after} B: at most {around:.1f} µs"
+
+
+def exchange(w: Worker) -> None:
+    gpu = w.gpus[w.mpi.rank % len(w.gpus)]
+    space = max(w.params["sizes"]) + GUARD
+    wrong: list[str] = []
+    messages = 0
+    with gpu.alloc(space) as device:
+        places = {"device": device, "host": w.host_memory(space)}
+        for cell in cells(w.params["sizes"]):
+            if list(cell) not in w.params["leave_out"]:
+                w.record(cell=cell)
+                messages += 1
+                with w.step(describe(cell)):
+                    wrong += deliver(w, cell, places)
+        w.record(cell=None)
+        latency = {size: time_one_way(w, device, size) for size in w.params["sizes"]}
+    w.record(wrong=wrong, messages=messages, latency_us=latency)
+    w.mpi.finalize()
+
+
+def cells(sizes: list[int]) -> Iterator[Cell]:
+    for size in sizes:
+        for source, target in PLACES:
+            for mode in MODES:
+                for sender in (0, 1):
+                    yield size, source, target, mode, sender
+
+
+def describe(cell: Cell) -> str:
+    size, source, target, mode, sender = cell
+    return f"{size} B, {source} to {target}, {mode}, rank {sender} to rank {1 - sender}"
+
+
+def deliver(w: Worker, cell: Cell, places: dict[str, Memory]) -> list[str]:
+    """This rank's part in one message; returns what the receiver finds wrong with it."""
+    size, source, target, mode, sender = cell
+    is_sender = w.mpi.rank == sender
+    message, guard = pattern(size, size, sender, MODES.index(mode)), pattern(GUARD, 0)
+    memory = places[source if is_sender else target]
+    memory.write((message if is_sender else bytes(size)) + guard)
+    transfer(w, memory.address, size, mode, is_sender)
+    if is_sender:
+        return []
+    if wrong := difference(memory.read(size + GUARD), message + guard):
+        return [f"{describe(cell)}: {wrong}"]
+    return []
+
+
+def transfer(w: Worker, address: int, nbytes: int, mode: str, is_sender: bool) -> None:
+    partner = 1 - w.mpi.rank
+    if mode == "blocking":
+        (w.mpi.send if is_sender else w.mpi.recv)(address, nbytes, partner)
+    else:
+        w.mpi.wait([(w.mpi.isend if is_sender else w.mpi.irecv)(address, nbytes, partner)])
+
+
+def time_one_way(w: Worker, device: Buffer, nbytes: int) -> dict[str, Json]:
+    """Microseconds one way, device to device, blocking."""
+    with w.step(f"time {nbytes} B, device to device"):
+        w.mpi.ping_pong(device.address, nbytes, 1 - w.mpi.rank, WARM_UP)
+        times = w.mpi.ping_pong(device.address, nbytes, 1 - w.mpi.rank, ROUNDS)
+    return {"min": min(times) * 1e6, "median": median(times) * 1e6}
+
+
+CHECK = MpiSmallMessage()
