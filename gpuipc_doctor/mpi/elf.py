@@ -1,0 +1,41 @@
+"""Which libraries a shared library asks for itself: the ``DT_NEEDED`` entries of its ELF file."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+_PT_LOAD, _PT_DYNAMIC = 1, 2
+_DT_NEEDED, _DT_STRTAB = 1, 5
+_CLASS_64_LITTLE_ENDIAN = b"\x7fELF\x02\x01"
+
+
+def needed(path: Path) -> tuple[str, ...]:
+    """The sonames, in the file's order. Raises `ValueError` for what is no 64-bit little-endian ELF file."""
+    image = path.read_bytes()
+    if not image.startswith(_CLASS_64_LITTLE_ENDIAN):
+        raise ValueError(f"{path} is not a 64-bit little-endian ELF file")
+    try:
+        return _needed(image)
+    except (struct.error, KeyError) as error:
+        raise ValueError(f"{path} is a damaged ELF file") from error
+
+
+def _needed(image: bytes) -> tuple[str, ...]:
+    (headers_at,) = struct.unpack_from("<Q", image, 0x20)
+    size, count = struct.unpack_from("<HH", image, 0x36)
+    segments = [struct.unpack_from("<IIQQQQ", image, headers_at + n * size) for n in range(count)]
+    entries = []
+    for kind, _, offset, _, _, nbytes in segments:
+        if kind == _PT_DYNAMIC:
+            entries = list(struct.iter_unpack("<QQ", image[offset : offset + nbytes]))
+    names_at = dict(entries)[_DT_STRTAB]
+    for kind, _, offset, address, _, nbytes in segments:
+        if kind == _PT_LOAD and address <= names_at < address + nbytes:
+            names_at += offset - address
+            break
+    return tuple(_string(image, names_at + value) for tag, value in entries if tag == _DT_NEEDED)
+
+
+def _string(image: bytes, at: int) -> str:
+    return image[at : image.index(b"\0", at)].decode()

@@ -1,0 +1,76 @@
+"""What follows for an MPI library from what `awareness.survey` saw of it. Pure functions of those facts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpuipc_doctor.model import Json
+from gpuipc_doctor.mpi.facts import Facts
+from gpuipc_doctor.mpi.identity import UNKNOWN, Identity, identify
+from gpuipc_doctor.mpi.routes import ROUTES, Condition, Route
+from gpuipc_doctor.mpi.switches import Switch, suitable
+
+__all__ = ["UNKNOWN", "Awareness", "Identity", "Switch", "gpu_aware", "identify", "ipc_off", "switches"]
+
+
+@dataclass(frozen=True, slots=True)
+class Awareness:
+    """Whether a device pointer may be handed to an MPI library; if not, why, and what to do."""
+
+    able: bool
+    via: str = ""
+    """``own`` or ``ucx``: who moves, or would move, the memory."""
+    why_not: str = ""
+    remedy: str = ""
+
+
+def gpu_aware(seen: Mapping[str, Json], backend: str) -> Awareness:
+    """Judge what `awareness.survey` saw, for the devices of one backend.
+
+    Of several ways, the one that needs least is told: settings rather than another build.
+    """
+    facts = Facts(seen, backend)
+    if facts.identity.family == UNKNOWN:
+        return Awareness(
+            False,
+            why_not=f"this tool does not know {facts.identity.title}, so it cannot tell",
+            remedy="name another library with --mpi-lib",
+        )
+    unmet = {
+        route.via: _unmet(route, facts)
+        for route in ROUTES[facts.identity.family]
+        if backend in route.backends
+    }
+    if not unmet:
+        return Awareness(
+            False,
+            why_not=f"{facts.identity.title} does not support {facts.vendor.name}",
+            remedy="use another MPI on this node, and name it with --mpi-lib",
+        )
+    via = min(unmet, key=lambda name: (any(not row.by_setting for row in unmet[name]), len(unmet[name])))
+    remedies = [", and ".join(facts.fill_in(row.remedy) for row in unmet[via])]
+    if len(unmet[via]) > 1:
+        remedies += [facts.fill_in(rows[0].remedy) for name, rows in unmet.items() if name != via]
+    return Awareness(
+        able=not unmet[via],
+        via=via,
+        why_not="; ".join(facts.fill_in(row.why_not) for row in unmet[via]),
+        remedy="; or ".join(remedies),
+    )
+
+
+def _unmet(route: Route, facts: Facts) -> list[Condition]:
+    """The conditions that do not hold; the first that needs another build stands for all."""
+    unmet = [row for row in route.conditions if not row.holds(facts)]
+    return next(([row] for row in unmet if not row.by_setting), unmet)
+
+
+def switches(seen: Mapping[str, Json], backend: str) -> tuple[Switch, ...]:
+    """What is right for this library, in this version and with these settings, in order of cost."""
+    return suitable(Facts(seen, backend), gpu_aware(seen, backend).via)
+
+
+def ipc_off(seen: Mapping[str, Json], backend: str) -> Mapping[str, str]:
+    """The environment that turns this library's use of IPC off; empty when none is known."""
+    return next((switch.env for switch in switches(seen, backend) if switch.no_ipc), {})

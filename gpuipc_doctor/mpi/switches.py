@@ -1,0 +1,183 @@
+"""Environment that changes how an MPI library uses IPC: what turns it off, and what is known to help.
+
+The same variable is a number in one release and a word in the next, so each row says where it is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from gpuipc_doctor.mpi.facts import Facts
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """One setting, for the versions from ``introduced`` on and before ``fixed`` (empty: unbounded).
+
+    ``family`` and ``via`` say whom it is for, as in `routes`; family ``*`` is every one. ``no_ipc``: device
+    memory then does not go through IPC at all, which makes it the control of a comparison. ``cost`` says in
+    words what it costs.
+    """
+
+    family: str
+    via: str
+    env: Mapping[str, str]
+    cost: str
+    source: str
+    no_ipc: bool = False
+    backends: tuple[str, ...] = ("cuda", "hip")
+    introduced: str = ""
+    fixed: str = ""
+
+
+_MAPS_ANEW = "every message maps its buffer anew"
+_VIA_HOST = "device memory goes through the host"
+
+SWITCHES: tuple[Switch, ...] = (
+    Switch(
+        "*",
+        "ucx",
+        {"UCX_CUDA_IPC_CACHE": "n"},
+        _MAPS_ANEW,
+        "H200: cures the growth with MPICH 5.0.2 and Open MPI 5.0.11 over UCX 1.22.0",
+        backends=("cuda",),
+    ),
+    Switch(
+        "*",
+        "ucx",
+        {"UCX_TLS": "^{ucx_ipc}"},
+        _VIA_HOST,
+        "https://openucx.readthedocs.io/en/master/faq.html (UCX_TLS)",
+        no_ipc=True,
+    ),
+    Switch(
+        "mpich",
+        "own",
+        {"MPIR_CVAR_CH4_IPC_GPU_HANDLE_CACHE": "0"},
+        _MAPS_ANEW,
+        "MPICH CHANGES and src/mpid/ch4/shm/ipc/gpu/gpu_post.c: a number up to 4.1",
+        introduced="3.4",
+        fixed="4.2.0",
+    ),
+    Switch(
+        "mpich",
+        "own",
+        {"MPIR_CVAR_CH4_IPC_GPU_HANDLE_CACHE": "disabled"},
+        _MAPS_ANEW,
+        "MPI_T of 4.3.2 and 5.0.2: generic, specialized or disabled; a word from 4.2.0 on",
+        introduced="4.2.0",
+        fixed="5.1.0a1",
+    ),
+    Switch(
+        "mpich",
+        "own",
+        {"MPIR_CVAR_CH4_IPC_GPU_CACHE_SIZE": "disabled"},
+        _MAPS_ANEW,
+        "MPI_T of 4.3.2 and 5.0.2: unlimited, limited or disabled",
+        introduced="4.3.0",
+        fixed="5.1.0a1",
+    ),
+    Switch(
+        "mpich",
+        "own",
+        {"MPIR_CVAR_CH4_IPC_GPU_CACHE_SIZE": "0"},
+        _MAPS_ANEW,
+        "https://github.com/pmodels/mpich/pull/7862: a number of entries",
+        introduced="5.1.0a1",
+    ),
+    Switch(
+        "mpich",
+        "own",
+        {"MPIR_CVAR_CH4_IPC_GPU_P2P_THRESHOLD": "1000000000"},
+        _VIA_HOST,
+        "MPI_T of 4.3.2 and 5.0.2: messages of so many bytes and more go through IPC",
+        no_ipc=True,
+        introduced="3.4",
+    ),
+    Switch(
+        "cray-mpich",
+        "own",
+        {"MPICH_GPU_IPC_ENABLED": "0"},
+        _VIA_HOST,
+        "https://cpe.ext.hpe.com/docs/latest/mpt/mpich/intro_mpi.html; eth-cscs/alps-gh200-reproducers",
+        no_ipc=True,
+    ),
+    Switch(
+        "openmpi",
+        "own",
+        {"OMPI_MCA_btl_smcuda_use_cuda_ipc": "0"},
+        _VIA_HOST,
+        "https://docs.open-mpi.org/en/v5.0.x/tuning-apps/networking/cuda.html",
+        no_ipc=True,
+        backends=("cuda",),
+    ),
+    Switch(
+        "intel-mpi",
+        "own",
+        {"I_MPI_OFFLOAD_IPC": "0"},
+        _VIA_HOST,
+        "Intel MPI developer reference, What's New in 2021.8; MPI_T of 2021.17 (MPIR_CVAR_GPU_ENABLE_IPC)",
+        no_ipc=True,
+        introduced="2021.8",
+    ),
+    Switch(
+        "mvapich",
+        "own",
+        {"MV2_CUDA_ENABLE_IPC_CACHE": "0"},
+        _MAPS_ANEW,
+        "MVAPICH2, src/mpid/ch3/channels/mrail/src/gen2/ibv_cuda_util.c",
+        backends=("cuda",),
+        fixed="3.0a",
+    ),
+    Switch(
+        "mvapich",
+        "own",
+        {"MV2_CUDA_IPC": "0"},
+        _VIA_HOST,
+        "MVAPICH2, src/mpid/ch3/channels/mrail/src/gen2/ibv_param.h",
+        no_ipc=True,
+        backends=("cuda",),
+        fixed="3.0a",
+    ),
+)
+"""In order of cost within a family: what keeps IPC comes before what turns it off."""
+
+
+def suitable(facts: Facts, via: str) -> tuple[Switch, ...]:
+    """The rows that are right for a library, their ``env`` made to respect what is set already."""
+    return tuple(
+        replace(row, env={name: _value(facts, name, value) for name, value in row.env.items()})
+        for row in SWITCHES
+        if row.family in ("*", facts.identity.family)
+        and row.via == via
+        and facts.backend in row.backends
+        and _covers(row, facts.identity.version)
+    )
+
+
+def _value(facts: Facts, name: str, value: str) -> str:
+    """A row's value; to a UCX_TLS that is set, taking the IPC transport out means something else."""
+    if name != "UCX_TLS" or facts.ucx_tls == "all":
+        return facts.fill_in(value)
+    vendor = facts.vendor
+    if facts.ucx_tls.startswith("^"):
+        return f"{facts.ucx_tls},{vendor.ucx_ipc}"
+    without_alias = [
+        vendor.ucx_copy if one == vendor.accelerator else one for one in facts.ucx_tls.split(",")
+    ]
+    return ",".join(one for one in without_alias if one != vendor.ucx_ipc)
+
+
+def _covers(row: Switch, version: str) -> bool:
+    from packaging.version import InvalidVersion, Version
+
+    if not row.introduced and not row.fixed:
+        return True
+    try:
+        ours = Version(version)
+    except InvalidVersion:
+        return False
+    return not (row.introduced and ours < Version(row.introduced)) and not (
+        row.fixed and ours >= Version(row.fixed)
+    )
