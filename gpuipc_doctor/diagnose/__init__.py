@@ -1,0 +1,1 @@
+"""Find the known issues in logs and stacks."""

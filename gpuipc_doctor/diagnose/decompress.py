@@ -1,0 +1,90 @@
+"""Compressed logs: known by their first bytes, read a block at a time whatever they may grow to."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, Any, cast
+
+from gpuipc_doctor.diagnose.scanner import BLOCK
+from gpuipc_doctor.diagnose.trouble import Trouble
+
+
+def is_compressed(sample: bytes) -> bool:
+    return sample.startswith(tuple(_FORMATS))
+
+
+def decompressed(begin: bytes, rest: Iterable[bytes | None]) -> Iterator[bytes]:
+    """What ``begin`` and ``rest`` hold. Raises `Trouble`, after all that could be decompressed."""
+    name, open_ = next(found for magic, found in _FORMATS.items() if begin.startswith(magic))
+    file, damaged = open_(_Raw(begin, rest))
+    try:
+        while block := file.read1(BLOCK):
+            yield block
+    except EOFError:
+        raise Trouble(f"ends in the midst of its {name} data; what is there was looked at") from None
+    except (OSError, ValueError, damaged) as error:
+        raise Trouble(f"has damaged {name} data; what is before that was looked at ({error})") from None
+
+
+class _Raw(io.RawIOBase):
+    """Blocks as the file that the decompressors want."""
+
+    def __init__(self, begin: bytes, rest: Iterable[bytes | None]) -> None:
+        self._have = begin
+        self._rest = iter(rest)
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        while not self._have:
+            block = next(self._rest, None)
+            if block is None:
+                break
+            self._have = block
+        taken, self._have = self._have[:size], self._have[size:]
+        return taken
+
+
+def _gzip(raw: io.RawIOBase) -> tuple[Any, type[Exception]]:
+    import gzip
+    import zlib
+
+    return gzip.GzipFile(fileobj=raw), zlib.error
+
+
+def _bzip2(raw: io.RawIOBase) -> tuple[Any, type[Exception]]:
+    import bz2
+
+    return bz2.BZ2File(raw), OSError
+
+
+def _xz(raw: io.RawIOBase) -> tuple[Any, type[Exception]]:
+    import lzma
+
+    return lzma.LZMAFile(cast("IO[bytes]", raw)), lzma.LZMAError
+
+
+def _zstd(raw: io.RawIOBase) -> tuple[Any, type[Exception]]:
+    import importlib
+
+    name = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
+    try:
+        zstd: Any = importlib.import_module(name)
+    except ImportError:
+        raise Trouble(
+            f"is compressed with zstd, for which Python's {name} is missing; "
+            "install gpuipc-doctor[logs], or pipe zstdcat's output in"
+        ) from None
+    return zstd.ZstdFile(raw), zstd.ZstdError
+
+
+_FORMATS: dict[bytes, tuple[str, Callable[[io.RawIOBase], tuple[Any, type[Exception]]]]] = {
+    b"\x1f\x8b": ("gzip", _gzip),
+    b"BZh": ("bzip2", _bzip2),
+    b"\xfd7zXZ\0": ("xz", _xz),
+    b"\x28\xb5\x2f\xfd": ("zstd", _zstd),
+}
+"""First bytes → format: RFC 1952, RFC 8878, and the files' own descriptions in file(1)."""

@@ -1,0 +1,103 @@
+"""Who wrote a line of a log, and when: as far as the line says so itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import datetime, timezone
+
+_HEAD = 300
+"""Characters of a line in which its origin is looked for."""
+
+_DATE = r"\d{4}-\d\d-\d\d"
+_CLOCK = r"\d\d:\d\d:\d\d(?:[.,]\d+)?"
+_MONTH = "(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
+_NAME = r"[A-Za-z](?:[\w.-]*\w)?"
+
+_TIMES = (
+    r"^(?:.{0,40}?\s)?libfabric:\d+:(\d{9,11}):",  # seconds since 1970, since libfabric 1.13
+    r"\[(\d{9,11}\.\d+)\] \[",  # UCX
+    rf"(?<!\d)({_DATE}[T ]{_CLOCK}(?:Z| ?[+-]\d\d:?\d\d)?)",  # Slurm's daemons, journalctl -o short-iso, NCCL
+    rf"(?<!\d)(\d{{4}}/\d\d/\d\d {_CLOCK})",
+    rf"((?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) {_MONTH} +\d+ {_CLOCK}(?: [A-Z]{{3,4}})? \d{{4}})",  # date, dmesg -T
+    rf"^({_MONTH} +\d{{1,2}} {_CLOCK}) ",  # syslog
+    r"^(?:<\d+>)?\[ *(\d+\.\d{6})\]",  # dmesg: seconds since boot
+)
+_HOSTS = (
+    rf"\[({_NAME}):\d+(?::\d+)?\]",  # Open MPI, UCX
+    rf"({_NAME}):\d+:\d+ \[\d+\] (?:NCCL|RCCL)",
+    rf"libfabric:.{{0,120}}?<\w+> ({_NAME}): ",  # the cxi provider
+    rf"(?:srun|slurmstepd): error: ({_NAME}): task",
+    rf"slurmstepd-({_NAME}):",
+    rf"\bON ({_NAME}) CANCELLED",
+    rf"\[Rank \d+\] \[job id [^\]]*\] \[[^\]]*\] \[({_NAME})\]",  # Cray MPICH
+    rf"\[({_NAME}):mpi_rank_\d+\]",  # MVAPICH2
+    rf"^{_MONTH} +\d{{1,2}} {_CLOCK} ({_NAME}) ",
+    rf"^{_DATE}T{_CLOCK}\S* ({_NAME}) \S+:",
+)
+_RANKS = (
+    r"\[\d+,(\d+)\]<std",  # Open MPI's mpiexec --tag-output
+    r"\[rank ?(\d+)\]",  # Cray MPICH, PyTorch
+    r"mpi_rank_(\d+)",
+    r"\b(?:error: [\w.-]+: task|rank|PE)[ =:#]{1,3}(\d+)\b",
+    r"^\[(\d+)\] ",  # Hydra's mpiexec -l
+    r"^ *(\d+): ",  # srun -l
+)
+
+
+def _compiled(patterns: Sequence[str], flags: int = 0) -> tuple[re.Pattern[str], ...]:
+    return tuple(re.compile(pattern, flags) for pattern in patterns)
+
+
+_TIME = _compiled(_TIMES)
+_HOST = _compiled(_HOSTS)
+_RANK = _compiled(_RANKS, re.IGNORECASE)
+
+_FIGURES = b"0123456789abcdef"
+"""Letters of addresses and numbers; enough is left of words that are written with some of them."""
+
+_MOST_KINDS = 4096
+"""Kinds of lines whose form is remembered."""
+
+
+def kind(line: str) -> bytes:
+    """What is the same in all lines that say the same: a line without numbers, addresses and the like."""
+    return line.encode("utf-8", "replace").translate(None, _FIGURES)
+
+
+def time(line: str) -> str:
+    """When a line says that it was written: ISO 8601 in UTC where it counts seconds since 1970, else as it
+    says it; empty where it does not."""
+    told = _first(_TIME, line[:_HEAD])
+    seconds = re.fullmatch(r"(\d+)(?:\.\d+)?", told)
+    if not seconds:
+        return told
+    if len(seconds[1]) < 9:
+        return f"{told} s after boot"
+    return datetime.fromtimestamp(int(seconds[1]), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class Writers:
+    """Finds a line's host and rank; remembers in which form, if at all, they are in each kind of line."""
+
+    def __init__(self) -> None:
+        self._forms: dict[bytes, tuple[re.Pattern[str] | None, re.Pattern[str] | None]] = {}
+
+    def writer(self, line: str, kind: bytes) -> tuple[str, str]:
+        """Host and rank, each empty where the line does not tell. ``kind``: the line's `kind`."""
+        head = line[:_HEAD]
+        forms = self._forms.get(kind)
+        if forms is None:
+            forms = _form(_HOST, head), _form(_RANK, head)
+            if len(self._forms) < _MOST_KINDS:
+                self._forms[kind] = forms
+        host, rank = (form.search(head) if form else None for form in forms)
+        return host[1] if host else "", rank[1] if rank else ""
+
+
+def _form(patterns: Sequence[re.Pattern[str]], text: str) -> re.Pattern[str] | None:
+    return next((pattern for pattern in patterns if pattern.search(text)), None)
+
+
+def _first(patterns: Sequence[re.Pattern[str]], text: str) -> str:
+    return next((match[1] for pattern in patterns if (match := pattern.search(text))), "")

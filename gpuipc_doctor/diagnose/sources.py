@@ -1,0 +1,158 @@
+"""Logs as blocks of bytes: files, standard input, pipes; compressed or not; that end, grow or disappear.
+
+What is wrong with a log is a `Trouble`, one line; what could be read before that is read all the same.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+from gpuipc_doctor.diagnose.decompress import decompressed, is_compressed
+from gpuipc_doctor.diagnose.scanner import BLOCK
+from gpuipc_doctor.diagnose.trouble import Trouble
+
+STDIN = "-"
+
+Blocks = Iterator[bytes | None]
+"""What a log yields: bytes; none of them when nothing has come yet; None when it begins anew."""
+
+_SAMPLE = 1 << 13
+"""Bytes at a log's beginning that tell text from other things."""
+_CONTROL = bytes(byte for byte in range(32) if byte not in b"\a\b\t\n\v\f\r\x1b")
+
+
+class Log:
+    """One log, opened. ``endless``: only its reader can say when it is enough.
+
+    A regular file is read up to the size that it had when it was opened or, with ``follow``, as
+    ``tail -F`` reads: for ever, and anew when it was replaced or cut off.
+    """
+
+    def __init__(self, path: str, *, follow: bool = False) -> None:
+        """Raises `Trouble`."""
+        self.name = "standard input" if path == STDIN else path
+        self.notes: list[str] = []
+        """What a reader of the results should know."""
+        self._path = path
+        self._fd = 0 if path == STDIN else _open(path)
+        status = os.fstat(self._fd)
+        self._regular = stat.S_ISREG(status.st_mode)
+        self._follow = follow and self._regular and path != STDIN
+        self.endless = self._follow or not self._regular
+
+    def close(self) -> None:
+        if self._path != STDIN:
+            os.close(self._fd)
+
+    def blocks(self) -> Blocks:
+        """Raises `Trouble`, at the beginning or later."""
+        raw = self._raw()
+        sample = yield from _sample(raw)
+        if is_compressed(sample):
+            raw = decompressed(sample, raw)
+            sample = yield from _sample(raw)
+        _check(sample)
+        yield sample
+        yield from raw
+
+    def _raw(self) -> Blocks:
+        if self._follow:
+            return self._followed()
+        return self._file() if self._regular else self._stream()
+
+    def _file(self) -> Blocks:
+        size = os.fstat(self._fd).st_size
+        left = size - os.lseek(self._fd, 0, os.SEEK_CUR)
+        if not size:  # what is below /proc says so and is not empty
+            yield from iter(self._read, b"")
+        while left > 0:
+            block = self._read()[:left]
+            if not block:
+                raise Trouble(f"was cut off while it was read, {left} bytes before its end")
+            left -= len(block)
+            yield block
+        if size and os.fstat(self._fd).st_size > size:
+            self.notes.append(f"has grown while it was read; its first {size} bytes were looked at")
+
+    def _stream(self) -> Blocks:
+        ready = select.poll()
+        ready.register(self._fd, select.POLLIN)
+        while True:
+            if not ready.poll(0):
+                yield b""
+            elif block := self._read():
+                yield block
+            else:
+                return
+
+    def _followed(self) -> Blocks:
+        at = 0
+        while True:
+            block = self._read()
+            at += len(block)
+            yield block
+            if block:
+                continue
+            try:
+                now, mine = Path(self._path).stat(), os.fstat(self._fd)
+                moved = (now.st_dev, now.st_ino) != (mine.st_dev, mine.st_ino)
+                successor = _open(self._path) if moved else self._fd
+            except (OSError, Trouble):
+                continue  # between its removal and its return there is no file
+            if moved:
+                os.close(self._fd)
+                self._fd, at = successor, 0
+                yield None
+            elif now.st_size < at:
+                at = os.lseek(self._fd, 0, os.SEEK_SET)
+                yield None
+
+    def _read(self) -> bytes:
+        try:
+            return os.read(self._fd, BLOCK)
+        except BlockingIOError:
+            return b""
+        except OSError as error:
+            raise Trouble(f"cannot be read any further: {error.strerror}") from None
+
+
+def _open(path: str) -> int:
+    try:
+        # A pipe's writer is not waited for here: the logs that are complete come first.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        raise Trouble(f"cannot be opened: {error.strerror}") from None
+    except ValueError:
+        raise Trouble("is not the name of a file") from None
+    if stat.S_ISDIR(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise Trouble("is a directory; name the files in it")
+    return fd
+
+
+def _sample(blocks: Blocks) -> Generator[bytes, None, bytes]:
+    """Read the beginning of a log, waiting for it, and return it."""
+    sample = b""
+    try:
+        while len(sample) < _SAMPLE and (block := next(blocks, None)) is not None:
+            # A log that was emptied while it is written to begins with a hole.
+            sample = (sample + block).lstrip(b"\0")
+            if not block:
+                yield b""
+    except Trouble:
+        _check(sample)
+        yield sample
+        raise
+    return sample
+
+
+def _check(sample: bytes) -> None:
+    """Raises `Trouble` for what is no text: a library holds every message that it could ever print."""
+    if sample.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise Trouble("is UTF-16; make it UTF-8 first, with iconv -f UTF-16 -t UTF-8")
+    if (len(sample) - len(sample.translate(None, _CONTROL))) * 16 > len(sample):
+        raise Trouble("is no text and no compressed text, and was not looked at")
