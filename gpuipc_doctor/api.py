@@ -165,6 +165,10 @@ class Worker(Protocol):
     def discover(self, backend: str) -> dict[str, Json]:
         """Initialise a backend's driver: its ``devices`` and ``facts``, as JSON."""
 
+    def mpi_facts(self, library: str | None, backends: Sequence[str]) -> dict[str, Json]:
+        """Load an MPI library (the one that mpi4py finds, when None) without initialising it: see
+        `mpi.awareness.report`. Raises `BackendUnavailable`."""
+
     def step(self, text: str) -> AbstractContextManager[None]:
         """Say in the check's own words what follows; a failure inside names it beside the driver call."""
 

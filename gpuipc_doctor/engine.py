@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
-from gpuipc_doctor import __version__, inventory, knownissues, loader, plan, verdict
+from gpuipc_doctor import __version__, environment, inventory, knownissues, loader, plan, verdict
 from gpuipc_doctor.config import SiteConfig
 from gpuipc_doctor.handover import device_from_json
 from gpuipc_doctor.model import (
@@ -32,7 +32,9 @@ from gpuipc_doctor.model import (
     Report,
     Result,
     RoleOutcome,
+    Setting,
     Status,
+    Tier,
 )
 from gpuipc_doctor.plan import Plan, PlannedProbe, Request
 from gpuipc_doctor.supervise.execution import Limits
@@ -45,6 +47,19 @@ HANGS_BEFORE_GIVING_UP = 2
 MAX_JOBS = 4
 """Probes at a time. Drivers let one process at a time initialise: more would only wait for each other, and
 that counts against their deadlines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """What a node is made of, and what each environment variable that is set does there."""
+
+    facts: tuple[Fact, ...]
+    settings: tuple[Setting, ...]
+
+    @property
+    def told(self) -> tuple[Fact, ...]:
+        """The facts less the variables that are not set, which matter to known issues alone."""
+        return tuple(fact for fact in self.facts if fact.value is not None or fact.name in inventory.NAMES)
 
 
 class Watcher(Protocol):
@@ -78,23 +93,43 @@ class Run:
     # -- the stages -------------------------------------------------------------------------------------
 
     def discover(self) -> tuple[tuple[Device, ...], tuple[Fact, ...]]:
-        """Run the discovery check; its results count, its records become devices and facts."""
-        item = loader.load_file(loader.built_in_dir() / f"{plan.DISCOVERY.replace('-', '_')}.py")
-        options: dict[str, Json] = {
-            "backends": self.request.backends,
-            "required": self.request.backend != "auto",
+        """Run the discovery check; its results count, its records become devices and facts.
+
+        Beside it run the inventory's surveys, which only add facts: none of their results counts.
+        """
+        discovery = loader.built_in_dir() / f"{plan.DISCOVERY.replace('-', '_')}.py"
+        items = [loader.load_file(file) for file in (discovery, inventory.SURVEYS)]
+        options: dict[str, dict[str, Json]] = {
+            plan.DISCOVERY: {"backends": self.request.backends, "required": self.request.backend != "auto"},
+            inventory.CHECK: {"root": self.session.node.root, "foreign": self.asks_foreign},
         }
-        config = replace(self.config, options={plan.DISCOVERY: options}, disabled={})
-        layout = plan.lay_out([item], self.request, config, ())
+        config = replace(self.config, options=options, disabled={})
+        layout = plan.lay_out(items, self.request, config, ())
         outcomes = self.execute(layout, jobs=len(layout.probes))
+        self.checks = [info for info in self.checks if info.id != inventory.CHECK]
+        self.results = [result for result in self.results if result.check != inventory.CHECK]
         found = [record for outcome in outcomes for record in outcome.records.values()]
         devices = [device_from_json(data) for record in found for data in record.get("devices", ())]
         devices.sort(key=lambda device: (device.backend, device.index))
         if self.request.backend == "auto" and devices:
             # One vendor's driver is enough; the absence of the other's is no news.
             self.results = [r for r in self.results if r.finding.status is not Status.SKIP]
-        facts = tuple(Fact(*fact) for record in found for fact in record.get("facts", ()))
-        return tuple(devices), facts
+        facts = [Fact(*fact) for record in found for fact in record.get("facts", ())]
+        return tuple(devices), (*facts, *inventory.learned(outcomes))
+
+    @property
+    def asks_foreign(self) -> bool:
+        """Whether libraries and programs that the environment chooses may run: never in a prolog, as root."""
+        return self.request.tier > Tier.PROLOG
+
+    def take_stock(self, asked: Sequence[Fact]) -> Stock:
+        """The whole inventory, of which ``asked`` is what workers were told."""
+        node = self.session.node
+        variables = environment.load()
+        environ = environment.read(node.root, {**os.environ, **node.env})
+        facts = inventory.read(node.root, asked, foreign=self.asks_foreign)
+        settings = tuple(environment.judge(environ, variables, facts))
+        return Stock((*facts, *environment.facts(environ, variables)), settings)
 
     def execute(self, layout: Plan, jobs: int) -> list[ProbeOutcome]:
         """Run the plan's probes, so many at once, and judge each as it ends."""
@@ -133,7 +168,7 @@ class Run:
 
     def _take(self, planned: PlannedProbe, outcome: ProbeOutcome) -> None:
         """Judge an outcome: a completed probe by its check, any other by the one rule for all."""
-        if not outcome.stopped and planned.check.id != plan.DISCOVERY:
+        if not outcome.stopped and planned.check.id not in (plan.DISCOVERY, inventory.CHECK):
             self.probes_run += 1
         if outcome.completed:
             findings = judge(planned, outcome)
@@ -248,11 +283,12 @@ def judge(planned: PlannedProbe, outcome: ProbeOutcome) -> list[Finding]:
     return findings or [Finding.error("the check concluded nothing", str(planned.file))]
 
 
-def discover(request: Request, config: SiteConfig, node: Node, watcher: Watcher) -> tuple[Fact, ...]:
-    """The inventory alone: files of the node, and what its drivers say of themselves."""
+def take_stock(request: Request, config: SiteConfig, node: Node, watcher: Watcher) -> Stock:
+    """The inventory alone: files of the node, and what its drivers and libraries say of themselves."""
     with Session(node, Limits(start_up_s=config.start_up_s)) as session:
-        _, facts = Run(request, config, session, watcher).discover()
-        return inventory.read(node.root, facts)
+        run = Run(request, config, session, watcher)
+        _, facts = run.discover()
+        return run.take_stock(facts)
 
 
 def dry_run(request: Request, config: SiteConfig, node: Node, watcher: Watcher) -> Plan:
@@ -285,12 +321,13 @@ def run(
     ):
         run = Run(request, config, session, watcher)
         loading = aside.submit(knownissues.load, config.known_issues_dirs)  # while the drivers initialise
-        devices, driver_facts = run.discover()
+        devices, asked = run.discover()
         issues = loading.result()
         devices = plan.select_devices(request, devices)
-        facts = inventory.read(node.root, driver_facts)
+        stock = run.take_stock(asked)
+        facts = stock.facts
         matches = knownissues.match_versions(issues, facts, devices)
-        layout = plan.lay_out(selected, request, config, devices, facts, matches)
+        layout = plan.lay_out(selected, request, config, devices, facts, matches, settings=stock.settings)
         run.execute(layout, jobs=min(MAX_JOBS, len(os.sched_getaffinity(0))))
     results = _in_plan_order(run.results, run.checks)
     return Report(
@@ -300,7 +337,7 @@ def run(
         tier=request.tier,
         tool_version=__version__,
         devices=devices,
-        inventory=facts,
+        inventory=stock.told,
         checks=tuple(run.checks),
         results=results,
         joins=knownissues.join(issues, facts, results, devices),

@@ -11,7 +11,7 @@ from gpuipc_doctor import loader
 from gpuipc_doctor.api import Check, Context
 from gpuipc_doctor.config import SiteConfig
 from gpuipc_doctor.loader import BrokenCheck, LoadedCheck
-from gpuipc_doctor.model import CheckInfo, Device, Fact, Finding, Join, MpiStack, Probe, Result, Tier
+from gpuipc_doctor.model import CheckInfo, Device, Fact, Finding, Join, MpiStack, Probe, Result, Setting, Tier
 
 DISCOVERY = "driver-init"
 """The check that finds the devices; it runs before everything else is planned."""
@@ -102,6 +102,7 @@ def lay_out(
     inventory: tuple[Fact, ...] = (),
     version_matches: tuple[Join, ...] = (),
     mpi: MpiStack | None = None,
+    settings: tuple[Setting, ...] = (),
 ) -> Plan:
     """Ask every selected check for its probes on the devices that have what it requires.
 
@@ -131,7 +132,7 @@ def lay_out(
         if (check.requires or check.needs_mpi) and not able:
             continue
         options = config.options.get(check.id, {})
-        context = Context(tuple(able), inventory, version_matches, mpi, options)
+        context = Context(tuple(able), inventory, version_matches, mpi, settings, options)
         planned, said = _ask(item, context, request, config)
         probes += planned
         concluded += said

@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -143,6 +143,11 @@ class Worker:
         from gpuipc_doctor.mpi.communicator import Communicator
 
         return Communicator(self._assignment.ranks, self.armed)
+
+    def mpi_facts(self, library: str | None, backends: Sequence[str]) -> dict[str, Json]:
+        from gpuipc_doctor.mpi import awareness
+
+        return awareness.report(library, backends, self.armed)
 
     def finish(self) -> None:
         """What a rank owes its job when its role function has returned."""

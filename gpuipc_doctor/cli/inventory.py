@@ -1,48 +1,184 @@
-"""``gpuipc-doctor inventory``: what the node is made of, and where each value was read."""
+"""``gpuipc-doctor inventory``: what the node is made of, where each value was read, and what has changed."""
 
 from __future__ import annotations
 
+import json
+import re
+import socket
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
+from textwrap import fill
+from typing import NamedTuple
 
 import click
 
 from gpuipc_doctor import engine
 from gpuipc_doctor.cli import options
 from gpuipc_doctor.cli.progress import progress
-from gpuipc_doctor.model import Fact
+from gpuipc_doctor.model import Fact, Json, Node, Setting
 from gpuipc_doctor.plan import Request
+from gpuipc_doctor.yamlfile import BadFile, Mistake
 
-_SOURCE_COLUMNS = 40
+_COLUMNS = 80
+_VALUE_COLUMNS = 26
 
 
 @click.command()
 @options.node_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(backend: str, simulate: str | None, config_file: Path | None, as_json: bool) -> None:
-    """Show which drivers and libraries this node has, and where each version was read.
+@click.option(
+    "--diff",
+    "before",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Show only what differs from an inventory that --json wrote before.",
+)
+def command(
+    backend: str, simulate: str | None, config_file: Path | None, as_json: bool, before: Path | None
+) -> None:
+    """Show what this node is made of, and where each value was read.
 
-    The drivers are asked in a process of their own, as for a check.
+    Drivers and foreign libraries are asked in processes of their own, as for a check: one that hangs costs
+    its own rows.
     """
     config = options.site_config(config_file)
+    old = _load(before) if before else {}
     with options.node(simulate) as (node, _), progress() as watcher:
-        facts = engine.discover(Request(backend=backend), config, node, watcher)
-    if as_json:
-        import json
+        stock = engine.take_stock(Request(backend=backend), config, node, watcher)
+    if before and as_json:
+        click.echo(_json([change._asdict() for change in _changes(old, stock.told)]))
+    elif before:
+        click.echo(changes(old, stock.told))
+    elif as_json:
+        click.echo(_json(_document(node, stock)))
+    else:
+        if node.simulated:
+            click.echo(f"SIMULATED (profile {node.simulated})")
+        click.echo(page(stock.told, stock.settings))
 
-        data = {"simulated": node.simulated, "facts": [asdict(fact) for fact in facts]}
-        click.echo(json.dumps(data, indent=2, ensure_ascii=False))
-        return
-    if node.simulated:
-        click.echo(f"SIMULATED (profile {node.simulated})")
-    click.echo(table(facts))
+
+def _document(node: Node, stock: engine.Stock) -> Json:
+    return {
+        "host": socket.gethostname(),
+        "taken": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "simulated": node.simulated,
+        "facts": [asdict(fact) for fact in stock.told],
+        "settings": [{**asdict(one), "effect": one.effect.value} for one in stock.settings],
+    }
 
 
-def table(facts: tuple[Fact, ...]) -> str:
-    """The facts as a table; what was not found says where it was looked for."""
+def _json(data: Json) -> str:
+    return json.dumps(data, indent=2, ensure_ascii=False)
+
+
+# -- the page -------------------------------------------------------------------------------------------
+
+
+def page(facts: Iterable[Fact], settings: Iterable[Setting]) -> str:
+    """What was found, then the environment's variables, then what was not found and where it was sought."""
+    shown = [fact for fact in facts if not fact.name.startswith("env:")]
+    found = [(fact.name, fact.value, fact.source) for fact in shown if fact.value is not None]
+    missing = [(fact.name, fact.source) for fact in shown if fact.value is None]
+    blocks = [_table(found, ("name", "value", "source"))]
+    if lines := [line for one in settings for line in _setting(one)]:
+        blocks.append("\n".join(["environment", *lines]))
+    if missing:
+        blocks.append(_table(missing, ("not found", "where it was looked for")))
+    return "\n\n".join(blocks)
+
+
+def _setting(one: Setting) -> Iterator[str]:
+    mark = f"{one.effect.value}: " if one.effect.is_mistake else ""
+    where = "" if one.where == "environment" else f" ({one.where})"
+    yield f"  {one.name}={one.value}{where}"
+    yield _indented(f"{mark}{one.says}", 6)
+    if one.effect.is_mistake and one.instead:
+        yield _indented(f"instead: {one.instead}", 6)
+
+
+def _indented(text: str, columns: int) -> str:
+    indent = " " * columns
+    return fill(
+        text,
+        _COLUMNS,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _table(rows: Sequence[tuple[str, ...]], headers: tuple[str, ...]) -> str:
+    """At most 80 columns wide: names whole, the last column with all the room that the others leave."""
     from tabulate import tabulate
 
-    rows = [(fact.name, fact.value or "-", fact.source) for fact in facts]
-    headers = ("name", "value", "source, or where it was looked for")
-    widths = (None, None, _SOURCE_COLUMNS)
-    return tabulate(rows, headers, "simple", disable_numparse=True, maxcolwidths=widths)
+    name, value = (max(len(row[n]) for row in (*rows, headers)) for n in (0, 1))
+    widths = [name, min(value, _VALUE_COLUMNS)] if len(headers) == 3 else [name]
+    widths.append(_COLUMNS - sum(widths) - 2 * len(widths))
+    wrapped = [[_wrapped(cell, width) for cell, width in zip(row, widths, strict=True)] for row in rows]
+    return tabulate(wrapped, headers, "simple", disable_numparse=True)
+
+
+def _wrapped(text: str, width: int) -> str:
+    """Lines of whole words; one that is too long, as a path can be, breaks before a slash if it can."""
+    lines: list[str] = []
+    for word in text.split():
+        if lines and len(lines[-1]) + 1 + len(word) <= width:
+            lines[-1] += f" {word}"
+            continue
+        lines.append("")
+        for part in re.findall(rf"/?[^/]{{1,{width - 1}}}|/", word):
+            if len(lines[-1]) + len(part) > width:
+                lines.append("")
+            lines[-1] += part
+    return "\n".join(lines)
+
+
+# -- what has changed -----------------------------------------------------------------------------------
+
+Values = dict[str, list[str]]
+"""By a fact's name, the values found, in the order of their rows."""
+
+
+class Change(NamedTuple):
+    """A fact whose values differ; None where it was not found."""
+
+    name: str
+    before: str | None
+    now: str | None
+
+
+def changes(before: Values, now: Iterable[Fact]) -> str:
+    """The facts whose values differ, as a table."""
+    found = [(one.name, one.before or "-", one.now or "-") for one in _changes(before, now)]
+    return _table(found, Change._fields) if found else "nothing has changed"
+
+
+def _changes(before: Values, now: Iterable[Fact]) -> Iterator[Change]:
+    after = _values((fact.name, fact.value) for fact in now)
+    for name in dict.fromkeys((*after, *before)):
+        old, new = ("; ".join(values.get(name, ())) or None for values in (before, after))
+        if old != new:
+            yield Change(name, old, new)
+
+
+def _values(facts: Iterable[tuple[str, str | None]]) -> Values:
+    values: Values = {}
+    for name, value in facts:
+        if value is not None:
+            values.setdefault(name, []).append(value)
+    return values
+
+
+def _load(path: Path) -> Values:
+    """The facts of an earlier inventory. Raises `BadFile`."""
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))["facts"]
+        return _values((str(fact["name"]), fact["value"]) for fact in facts)
+    except OSError as error:
+        raise BadFile([Mistake(path, 0, f"cannot be read: {error.strerror}")]) from None
+    except (ValueError, LookupError, TypeError):
+        text = "is no inventory; write one with `gpuipc-doctor inventory --json`"
+        raise BadFile([Mistake(path, 0, text)]) from None

@@ -1,20 +1,22 @@
 """What an MPI library can be seen to be, without initialising it and without giving it a device pointer.
 
-Runs in a worker: it loads the library, and everything else that this library would load, and asks. Nothing
-here concludes anything; `families` does.
+Runs in a worker: it loads the library, and everything else that this library would load, and asks. What
+follows from the answers is for `families` to say.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuipc_doctor.gpu import Arm, BackendUnavailable
 from gpuipc_doctor.model import Json
-from gpuipc_doctor.mpi import elf
-from gpuipc_doctor.mpi.facts import ENVIRONMENT, VARIABLES
+from gpuipc_doctor.mpi import elf, families
+from gpuipc_doctor.mpi.facts import EDGES, ENVIRONMENT, VARIABLES
 
 if TYPE_CHECKING:
     import ctypes
@@ -34,7 +36,7 @@ def survey(library: str | None, arm: Arm) -> dict[str, Json]:
     ``version_text``  what `MPI_Get_library_version` says
     ``needs``         the sonames that it links with itself
     ``loaded``        file names of all libraries that are in this process now
-    ``variables``     control variables (`facts.VARIABLES`) as the library reads them
+    ``variables``     control variables (`facts.VARIABLES` and ``EDGES``) as the library reads them
     ``ucx``           path, version and transports of the UCX that it uses, None without
     ``cannot_load``   library that it will load when it is initialised → why that fails here
     ``environment``   variables that have a say (`facts.ENVIRONMENT`)
@@ -59,6 +61,16 @@ def survey(library: str | None, arm: Arm) -> dict[str, Json]:
         "ucx": ucx,
         "cannot_load": _cannot_load(variables, arm),
         "environment": {name: value for name, value in os.environ.items() if ENVIRONMENT.match(name)},
+    }
+
+
+def report(library: str | None, backends: Sequence[str], arm: Arm) -> dict[str, Json]:
+    """A survey as ``facts``, the library's title as ``mpi``, and what follows by backend as ``aware``."""
+    seen = survey(library, arm)
+    return {
+        "facts": seen,
+        "mpi": families.identify(seen["version_text"]).title,
+        "aware": {backend: asdict(families.gpu_aware(seen, backend)) for backend in backends},
     }
 
 
@@ -124,7 +136,7 @@ def _control_variables(mpi: ctypes.CDLL) -> dict[str, Json]:
 
     if mpi.MPI_T_init_thread(0, ctypes.byref(ctypes.c_int())) != 0:
         return {}
-    values = {name: _control_variable(mpi, name) for name in VARIABLES}
+    values = {name: _control_variable(mpi, name) for name in (*VARIABLES, *EDGES)}
     mpi.MPI_T_finalize()
     return {name: value for name, value in values.items() if value is not None}
 

@@ -71,12 +71,41 @@ VARIABLES = (
     "pml",
     "pml_ucx_priority",
 )
-"""The control variables whose values a survey reads."""
+"""The control variables on which the routes depend."""
+
+EDGES = (
+    "MPIR_CVAR_CH4_IPC_CMA_P2P_THRESHOLD",
+    "MPIR_CVAR_CH4_IPC_GPU_P2P_THRESHOLD",
+    "MPIR_CVAR_CH4_IPC_XPMEM_P2P_THRESHOLD",
+    "MPIR_CVAR_CH4_OFI_EAGER_THRESHOLD",
+    "MPIR_CVAR_GPU_DEVICE_KERNELCOPY_THRESHOLD",
+    "MPIR_CVAR_GPU_IPC_MULTIRAIL_THRESHOLD",
+    "MPIR_CVAR_GPU_IPC_THRESHOLD",
+    "MPIR_CVAR_GPU_PIPELINE_THRESHOLD",
+    "btl_sm_eager_limit",
+    "btl_sm_rndv_eager_limit",
+    "btl_smcuda_eager_limit",
+    "btl_tcp_eager_limit",
+    "btl_vader_eager_limit",
+)
+"""The control variables that are message sizes in bytes from which on another protocol is used."""
+
+EDGE_ENVIRONMENT: Mapping[str, int] = {
+    "MPICH_GPU_IPC_THRESHOLD": 1024,
+    "FI_CXI_RDZV_THRESHOLD": 16384,
+    "FI_CXI_SAFE_DEVMEM_COPY_THRESHOLD": 4096,
+}
+"""Such sizes that only the environment tells, each with its default: Cray MPICH's (intro_mpi) and those of
+its libfabric provider (fi_cxi(7))."""
 
 ENVIRONMENT = re.compile(
-    r"MPIR_|MPICH_|I_MPI_OFFLOAD|OMPI_MCA_|MV2_|MVP_|UCX_|CRAY_MPICH_ROOTDIR$|LD_PRELOAD$"
+    r"MPIR_|MPICH_|I_MPI_OFFLOAD|OMPI_MCA_|MV2_|MVP_|UCX_|FI_CXI_|CRAY_MPICH_ROOTDIR$|LD_PRELOAD$"
 )
 """Environment variables that decide, or explain, what becomes of a device pointer."""
+
+
+def _number(text: str | None, otherwise: int) -> int:
+    return int(text) if text and text.isdecimal() else otherwise
 
 
 class Facts:
@@ -95,6 +124,15 @@ class Facts:
         """The value of a control variable as the library itself reads it; None when it has none such."""
         assert name in VARIABLES, name
         return self._seen["variables"].get(name)
+
+    @property
+    def edges(self) -> tuple[int, ...]:
+        """The message sizes in bytes, in order, at which the library may change its protocol."""
+        sizes = {self._seen["variables"].get(name, 0) for name in EDGES}
+        if self.identity.family == "cray-mpich":
+            sizes |= {_number(self.environment.get(name), size) for name, size in EDGE_ENVIRONMENT.items()}
+        sizes.add(_number(self.environment.get("UCX_RNDV_THRESH"), 0))
+        return tuple(sorted(size for size in sizes if size > 1))  # 0, 1 and -1: always, or chosen by itself
 
     @property
     def linked(self) -> bool:

@@ -11,7 +11,17 @@ from gpuipc_doctor.mpi.identity import UNKNOWN, Identity, identify
 from gpuipc_doctor.mpi.routes import ROUTES, Condition, Route
 from gpuipc_doctor.mpi.switches import Switch, suitable
 
-__all__ = ["UNKNOWN", "Awareness", "Identity", "Switch", "gpu_aware", "identify", "ipc_off", "switches"]
+__all__ = [
+    "UNKNOWN",
+    "Awareness",
+    "Identity",
+    "Switch",
+    "edges",
+    "gpu_aware",
+    "identify",
+    "ipc_off",
+    "switches",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +84,8 @@ def switches(seen: Mapping[str, Json], backend: str) -> tuple[Switch, ...]:
 def ipc_off(seen: Mapping[str, Json], backend: str) -> Mapping[str, str]:
     """The environment that turns this library's use of IPC off; empty when none is known."""
     return next((switch.env for switch in switches(seen, backend) if switch.no_ipc), {})
+
+
+def edges(seen: Mapping[str, Json], backend: str) -> tuple[int, ...]:
+    """The message sizes, in bytes and in order, at which the library may change its protocol."""
+    return Facts(seen, backend).edges

@@ -20,7 +20,7 @@ _FACTS = {
     "hip-runtime": "HIP {}",
     "gpu-model": "the kernel lists {}",
 }
-"""How a fact is written in the header; one that is not here goes by its name."""
+"""The facts of the header, and how each is written there; `gpuipc-doctor inventory` shows all."""
 
 
 def render(report: Report, *, width: int = 80, color: bool = False, exit_code: int | None = None) -> str:
@@ -43,9 +43,9 @@ def _header(report: Report, page: Page) -> Iterator[str]:
     if report.simulated:
         yield from page.notice(f"SIMULATED (profile {report.simulated}): no real GPU was tested", "WARN")
     facts = [
-        _FACTS[fact.name].format(fact.value) if fact.name in _FACTS else f"{fact.name} {fact.value}"
+        _FACTS[fact.name].format(fact.value)
         for fact in report.inventory
-        if fact.value and not (fact.name == "gpu-model" and report.devices)
+        if fact.value and fact.name in _FACTS and not (fact.name == "gpu-model" and report.devices)
     ]
     yield from page.join([report.host, _device_names(report), *facts])
     checks = len(by_check(report))

@@ -1,0 +1,163 @@
+"""MPI, UCX, libfabric and NCCL: each library is loaded and asked for its version, and initialised by none."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from gpuipc_doctor.api import Worker
+from gpuipc_doctor.inventory import banners
+from gpuipc_doctor.inventory.asking.recording import Told, load, record
+from gpuipc_doctor.inventory.tree import shown
+from gpuipc_doctor.mpi.identity import identify
+
+MPI_FACTS = ("mpich", "cray-mpich", "openmpi", "intel-mpi", "mvapich", "other-mpi")
+
+
+def mpi(w: Worker) -> None:
+    """`MPI_Get_library_version`, which may be called before `MPI_Init`; and what came with the library."""
+    import ctypes
+
+    file = w.params["library"]
+    library = load(w, file, MPI_FACTS)
+    if library is None:
+        return
+    text, length = ctypes.create_string_buffer(8192), ctypes.c_int()  # MPICH's MPI_MAX_LIBRARY_VERSION_STRING
+    with w.armed("MPI_Get_library_version"):
+        library.MPI_Get_library_version(text, ctypes.byref(length))
+    record(w, _mpi_fact(text.value.decode(errors="replace"), file))
+    _companions(w)
+
+
+def mpi4py(w: Worker) -> None:
+    """The MPI library that mpi4py loads, and so every program in Python that uses it."""
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    try:
+        with w.armed("import mpi4py.MPI"):
+            from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        why = f"mpi4py: {shown(str(error))}"
+        record(w, *((fact, None, why) for fact in MPI_FACTS))
+        return
+    with w.armed("MPI_Get_library_version"):
+        text = MPI.Get_library_version()
+    files = [file for file in _mapped() if "/libmpi" in file]
+    record(w, _mpi_fact(text, f"{', '.join(files)} (mpi4py)"))
+    _companions(w)
+
+
+def _mpi_fact(text: str, where: str) -> Told:
+    """A family that is not known goes by what it says of itself."""
+    identity = identify(text)
+    known = identity.family in MPI_FACTS
+    name, value = (identity.family, identity.version) if known else ("other-mpi", identity.title)
+    return name, shown(value), f"MPI_Get_library_version of {where}"
+
+
+def _companions(w: Worker) -> None:
+    """The UCX and libfabric that an MPI library has brought along, which are its own more often than not."""
+    for file in _mapped():
+        if re.search(r"/libucp\.so", file):
+            _ask_ucx(w, file)
+        elif re.search(r"/libfabric\.so", file):
+            _ask_libfabric(w, file)
+
+
+def _mapped() -> list[str]:
+    """The libraries in this process."""
+    lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
+    fields = (line.split(None, 5) for line in lines)
+    return list(dict.fromkeys(field[5] for field in fields if len(field) == 6 and ".so" in field[5]))
+
+
+def ucx(w: Worker) -> None:
+    _ask_ucx(w, w.params["library"])
+
+
+def _ask_ucx(w: Worker, file: str) -> None:
+    import ctypes
+
+    if library := load(w, file, ["ucx"]):
+        library.ucp_get_version_string.restype = ctypes.c_char_p
+        with w.armed("ucp_get_version_string"):
+            text = library.ucp_get_version_string()
+        record(w, ("ucx", shown(text.decode()), f"ucp_get_version_string of {file}"))
+
+
+_FI_TYPE_VERSION = 18
+"""In ``enum fi_type`` (rdma/fabric.h): `fi_tostr` tells the version that was built, whatever it is given."""
+
+
+def libfabric(w: Worker) -> None:
+    file = w.params["library"]
+    # Older releases initialise every vendor's GPUs in fi_getinfo; since 1.20 this confines them.
+    os.environ["FI_HMEM"] = "system"
+    library = _ask_libfabric(w, file)
+    if library is not None:
+        with w.armed("fi_getinfo"):
+            names = _providers(library)
+        record(w, ("libfabric-providers", ", ".join(names) or None, f"fi_getinfo of {file}"))
+
+
+def _ask_libfabric(w: Worker, file: str) -> Any:
+    """Record the library's version; the library, or None when it cannot be loaded."""
+    import ctypes
+
+    name = "shs-libfabric" if "/cray/" in os.path.realpath(file) else "libfabric"
+    library = load(w, file, [name])
+    if library is not None:
+        library.fi_tostr.restype = ctypes.c_char_p
+        with w.armed("fi_tostr"):
+            text = library.fi_tostr(b"", _FI_TYPE_VERSION)
+        record(w, (name, shown(text.decode()), f"fi_tostr(FI_TYPE_VERSION) of {file}"))
+    return library
+
+
+def _providers(library: Any) -> list[str]:
+    """The providers' names, each once, libfabric's first choice first; empty when there is none."""
+    import ctypes
+
+    class FabricAttr(ctypes.Structure):
+        _fields_ = (("fabric", ctypes.c_void_p), ("name", ctypes.c_char_p), ("prov_name", ctypes.c_char_p))
+
+    class Info(ctypes.Structure):
+        """``struct fi_info`` of rdma/fabric.h up to the member that is read."""
+
+    Info._fields_ = (
+        ("next", ctypes.POINTER(Info)),
+        ("caps", ctypes.c_uint64),
+        ("mode", ctypes.c_uint64),
+        ("addr_format", ctypes.c_uint32),
+        ("src_addrlen", ctypes.c_size_t),
+        ("dest_addrlen", ctypes.c_size_t),
+        *((name, ctypes.c_void_p) for name in ("src_addr", "dest_addr", "handle", "tx_attr", "rx_attr")),
+        *((name, ctypes.c_void_p) for name in ("ep_attr", "domain_attr")),
+        ("fabric_attr", ctypes.POINTER(FabricAttr)),
+    )
+    library.fi_version.restype = ctypes.c_uint32
+    first = ctypes.POINTER(Info)()
+    library.fi_getinfo(
+        ctypes.c_uint32(library.fi_version()), None, None, ctypes.c_uint64(0), None, ctypes.byref(first)
+    )
+    names: dict[str, None] = {}
+    info = first
+    while info:
+        names[shown(info.contents.fabric_attr.contents.prov_name.decode())] = None
+        info = info.contents.next
+    return list(names)
+
+
+def nccl(w: Worker) -> None:
+    """NCCL, or RCCL, which has the same calls."""
+    import ctypes
+
+    name, file = w.params["facts"][0], w.params["library"]
+    if library := load(w, file, [name]):
+        number = ctypes.c_int()
+        with w.armed("ncclGetVersion"):
+            library.ncclGetVersion(ctypes.byref(number))
+        record(w, (name, banners.nccl(number.value), f"ncclGetVersion of {file}"))

@@ -1,0 +1,63 @@
+"""What programs say: each its own version, and the package managers those of packages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from gpuipc_doctor.api import Worker
+from gpuipc_doctor.inventory import banners
+from gpuipc_doctor.inventory.asking.recording import record
+from gpuipc_doctor.inventory.tree import shown
+
+PROGRAMS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
+    "slurm": (("scontrol", "srun", "slurmd"), ("--version",), r"slurm(?:-wlm)? (\S+)"),
+    "mlnx-ofed": (("ofed_info",), ("-s",), r"OFED[\w.]*-([0-9][^\s:]*)"),
+}
+"""Fact → programs of which the first that is there is asked, its arguments, the version in what it prints."""
+
+
+def version(w: Worker) -> None:
+    """What a program says its version is; the supervisor ends one that does not answer."""
+    command, fact = w.params["command"], w.params["facts"][0]
+    source = " ".join(command)
+    text = _output(w, command)
+    stated = re.search(w.params["expression"], text)
+    said = stated[1] if stated else None
+    record(w, (fact, said, source if said else f"{source} said {shown(text)[:60]!r}"))
+
+
+PACKAGE_MANAGERS = {
+    "rpm": ("-q", "--qf", r"%{NAME} %{VERSION}-%{RELEASE}\n"),
+    "dpkg-query": ("-W", "-f", r"${Package} ${Version}\n"),
+}
+
+PACKAGES = {
+    "cray-cxi-driver": "cxi-driver",
+    "cray-cxi-driver-kmp-default": "cxi-driver",
+    "cxi-driver": "cxi-driver",
+    "shs-version": "shs",
+    "intel-level-zero-gpu": "intel-compute-runtime",
+    "libze-intel-gpu1": "intel-compute-runtime",
+    "intel-opencl-icd": "intel-compute-runtime",
+}
+"""Package → the fact that its version is. HPE's driver is always 1.0.0; its release tells that of SHS."""
+
+
+def packages(w: Worker) -> None:
+    manager = w.params["manager"]
+    name = Path(manager).name
+    text = _output(w, [manager, *PACKAGE_MANAGERS[name], *PACKAGES])
+    for fact, value, package in banners.packages(text, PACKAGES):
+        record(w, (fact, value, f"{name}: {package}"))
+    missing = f"none of its packages in {name}: {', '.join(PACKAGES)}"
+    record(w, *((fact, None, missing) for fact in w.params["facts"]))
+
+
+def _output(w: Worker, command: list[str]) -> str:
+    import subprocess
+
+    with w.armed(" ".join(command[:2])):
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    return (done.stdout + done.stderr).decode(errors="replace")

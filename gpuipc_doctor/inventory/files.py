@@ -1,0 +1,248 @@
+"""What plain files of the kernel and of packages say. They cannot hang as a driver's call can."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from gpuipc_doctor.inventory.tree import Tree, shown
+from gpuipc_doctor.model import Fact
+
+
+def facts(tree: Tree, environ: Mapping[str, str]) -> Iterator[Fact]:
+    for name, file, find in _STATED:
+        yield _stated(tree, name, file, find)
+    yield from _kernel_build(tree)
+    yield _iommu(tree)
+    yield _dev_shm(tree)
+    yield _container(tree, environ)
+    yield _namespaces(tree)
+    yield _amd_models(tree)
+    yield _cxi_devices(tree)
+    yield from _python_packages(tree)
+
+
+# -- one file, one value --------------------------------------------------------------------------------
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]
+
+
+def _nvrm_version(text: str) -> str:
+    """``NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build …``"""
+    found = re.search(r"^NVRM version:.*?\s([0-9]+(?:\.[0-9]+){1,2})\s", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def _nvrm_licence(text: str) -> str:
+    found = re.search(r"^NVRM version:.*?(Open )?Kernel Module", text, re.MULTILINE)
+    return ("open" if found[1] else "proprietary") if found else ""
+
+
+_BOOT_WORDS = re.compile(
+    r"(?:(?:intel_|amd_|arm-smmu\S*)?iommu|iommu\.|pci|pcie_|swiotlb|cma|hugetlb|(?:default_)?hugepages|"
+    r"transparent_hugepage|numa_balancing|init_on_|movable|isolcpus|nohz_full|cgroup|systemd\.unified_cgroup|"
+    r"nvidia|nouveau|amdgpu|modprobe\.blacklist|module_blacklist|lsm|security)"
+)
+"""How the parameters begin that decide over devices, DMA, memory or the isolation of processes."""
+
+
+def _boot_parameters(text: str) -> str:
+    return " ".join(word for word in text.split() if _BOOT_WORDS.match(word)) or "none that matters here"
+
+
+def _memlock(text: str) -> str:
+    """``Max locked memory  8388608  unlimited  bytes``: the soft limit, then the hard one."""
+    found = re.search(r"^Max locked memory\s+(\S+)\s+(\S+)", text, re.MULTILINE)
+    if not found:
+        return ""
+    soft, hard = (_size(int(limit)) if limit.isdigit() else limit for limit in found.groups())
+    return soft if soft == hard else f"{soft}, at most {hard}"
+
+
+def _size(nbytes: int) -> str:
+    """``64 MiB``: exact, or rounded down to whole units of which there are at least ten."""
+    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if nbytes >> shift >= 10 or (nbytes and nbytes % (1 << shift) == 0):
+            return f"{nbytes >> shift} {unit}"
+    return f"{nbytes} B"
+
+
+_STATED: tuple[tuple[str, str, Callable[[str], str]], ...] = (
+    ("kernel", "/proc/sys/kernel/osrelease", _first_line),
+    ("boot-parameters", "/proc/cmdline", _boot_parameters),
+    ("numa-balancing", "/proc/sys/kernel/numa_balancing", _first_line),
+    ("ptrace-scope", "/proc/sys/kernel/yama/ptrace_scope", _first_line),
+    ("memlock", "/proc/self/limits", _memlock),
+    ("nvidia-driver", "/proc/driver/nvidia/version", _nvrm_version),
+    ("nvidia-driver", "/sys/module/nvidia/version", _first_line),
+    ("nvidia-module", "/proc/driver/nvidia/version", _nvrm_licence),
+    ("nvidia-peermem", "/sys/module/nvidia_peermem/version", _first_line),
+    ("nvidia-peermem", "/sys/module/nv_peer_mem/version", _first_line),
+    ("gdrcopy", "/sys/module/gdrdrv/version", _first_line),
+    ("amdgpu", "/sys/module/amdgpu/version", _first_line),
+    ("rocm", "/opt/rocm/.info/version", _first_line),
+    ("xpmem", "/sys/module/xpmem/version", _first_line),
+    ("kdreg2", "/sys/module/kdreg2/version", _first_line),
+    ("cxi-driver", "/sys/module/cxi_ss1/version", _first_line),
+    ("cxi-driver", "/sys/module/cxi_core/version", _first_line),
+)
+"""Name of a fact, the file that states it, and how it is found in the file's text."""
+
+
+def _stated(tree: Tree, name: str, file: str, find: Callable[[str], str]) -> Fact:
+    try:
+        value = shown(find(tree.text(file)))
+    except FileNotFoundError:
+        module = file.rpartition("/")[0]
+        if file.startswith("/sys/module/") and name not in _PART_OF_KERNEL and tree.exists(module):
+            return Fact(name, "loaded", module)
+        return Fact(name, None, f"no {file}")
+    except OSError as error:
+        return Fact(name, None, f"{file}: {error.strerror}")
+    return Fact(name, value, file) if value else Fact(name, None, f"not stated in {file}")
+
+
+_PART_OF_KERNEL = ("amdgpu", "nvidia-driver")
+"""That these are loaded is no version: the module is the kernel's own, or another file has its version."""
+
+
+# -- the kernel -----------------------------------------------------------------------------------------
+
+
+def _kernel_build(tree: Tree) -> Iterator[Fact]:
+    """The options that RCCL, too, looks for before it trusts dma-buf (its rocmwrap.cc)."""
+    try:
+        release = _first_line(tree.text("/proc/sys/kernel/osrelease"))
+    except OSError:
+        release = "*"
+    files = ("/proc/config.gz", f"/boot/config-{release}", f"/lib/modules/{release}/config")
+    for file in files:
+        try:
+            raw = tree.raw(file)
+            text = (gzip.decompress(raw) if file.endswith(".gz") else raw).decode(errors="replace")
+        except (OSError, EOFError):
+            continue
+        built = re.findall(r"^CONFIG_(PCI_P2PDMA|DMABUF_MOVE_NOTIFY)=y", text, re.MULTILINE)
+        yield Fact("kernel-dma-buf", ", ".join(sorted(built)) or "neither", file)
+        return
+    yield Fact("kernel-dma-buf", None, f"no {', '.join(files)}")
+
+
+def _iommu(tree: Tree) -> Fact:
+    where = "/sys/class/iommu"
+    if not tree.exists(where):
+        return Fact("iommu", None, f"no {where}")
+    units = [unit.rpartition("/")[2] for unit in tree.glob(f"{where}/*")]
+    if not units:
+        return Fact("iommu", "off", f"nothing in {where}")
+    types = {_quietly(tree, file) for file in tree.glob("/sys/kernel/iommu_groups/*/type")}
+    if types == {"identity"}:
+        mode = "passthrough"
+    else:
+        mode = "translating" if any(kind.startswith("DMA") for kind in types) else "on"
+    return Fact("iommu", mode, f"{where} ({', '.join(units)}), /sys/kernel/iommu_groups/*/type")
+
+
+def _dev_shm(tree: Tree) -> Fact:
+    name = "/dev/shm"  # noqa: S108 - looked at, not written to
+    try:
+        status = os.statvfs(tree.path(name))
+    except OSError:
+        return Fact("dev-shm", None, f"no {name}")
+    return Fact("dev-shm", _size(status.f_frsize * status.f_blocks), name)
+
+
+# -- containers -----------------------------------------------------------------------------------------
+
+_CONTAINER_FILES = {
+    "/.dockerenv": "docker",
+    "/run/.containerenv": "podman",
+    "/.singularity.d": "apptainer",
+    "/var/run/secrets/kubernetes.io": "kubernetes",
+}
+_CONTAINER_VARIABLES = {
+    "APPTAINER_CONTAINER": "apptainer",
+    "SINGULARITY_CONTAINER": "apptainer",
+    "ENROOT_ROOTFS": "enroot",
+    "SHIFTER_IMAGEREQUEST": "shifter",
+    "KUBERNETES_SERVICE_HOST": "kubernetes",
+}
+
+
+def _container(tree: Tree, environ: Mapping[str, str]) -> Fact:
+    signs = {file: kind for file, kind in _CONTAINER_FILES.items() if tree.exists(file)}
+    if tree.is_real:
+        signs |= {name: kind for name, kind in _CONTAINER_VARIABLES.items() if name in environ}
+    if signs:
+        return Fact("container", ", ".join(dict.fromkeys(signs.values())), ", ".join(signs))
+    return Fact("container", "none", f"no {', '.join(_CONTAINER_FILES)}, nor a container's variables")
+
+
+_FIRST_NAMESPACES = {"ipc": 0xEFFFFFFF, "uts": 0xEFFFFFFE, "user": 0xEFFFFFFD, "pid": 0xEFFFFFFC}
+"""The inode numbers of the namespaces that the kernel starts with (Linux, include/linux/proc_ns.h)."""
+
+
+def _namespaces(tree: Tree) -> Fact:
+    where = "/proc/self/ns"
+    own = []
+    for kind, first in _FIRST_NAMESPACES.items():
+        try:
+            link = str(tree.path(f"{where}/{kind}").readlink())
+        except OSError:
+            return Fact("namespaces", None, f"no {where}/{kind}")
+        if link != f"{kind}:[{first}]":
+            own.append(kind)
+    return Fact("namespaces", f"own {', '.join(own)}" if own else "the node's own", where)
+
+
+# -- devices --------------------------------------------------------------------------------------------
+
+
+def _amd_models(tree: Tree) -> Fact:
+    where = "/sys/bus/pci/devices/*/product_name"
+    return models("gpu-model", (_quietly(tree, file) for file in tree.glob(where)), where)
+
+
+def models(name: str, found: Iterable[str], where: str) -> Fact:
+    """Models as people count them: ``4 × NVIDIA H200``."""
+    counted = Counter(shown(model) for model in found)
+    names = [f"{count} × {model}" if count > 1 else model for model, count in counted.items() if model]
+    return Fact(name, ", ".join(names), where) if names else Fact(name, None, f"no {where}")
+
+
+def _cxi_devices(tree: Tree) -> Fact:
+    where = "/sys/class/cxi"
+    names = [device.rpartition("/")[2] for device in tree.glob(f"{where}/cxi*")]
+    return Fact("cxi-devices", ", ".join(names), where) if names else Fact("cxi-devices", None, f"no {where}")
+
+
+def _quietly(tree: Tree, file: str) -> str:
+    """The first line of one of many files; empty when it has gone since they were listed."""
+    try:
+        return _first_line(tree.text(file))
+    except OSError:
+        return ""
+
+
+# -- Python packages ------------------------------------------------------------------------------------
+
+_DISTRIBUTIONS = {"pytorch": "torch", "cupy": "cupy*", "vllm": "vllm"}
+
+
+def _python_packages(tree: Tree) -> Iterator[Fact]:
+    """Packages that the Python which runs this would import, by the metadata that pip left."""
+    for name, distribution in _DISTRIBUTIONS.items():
+        pattern = f"{distribution}-*.dist-info"
+        found = False
+        for directory in dict.fromkeys(path for path in sys.path if path.startswith("/")):
+            for file in tree.glob(f"{directory}/{pattern}"):
+                found = True
+                yield Fact(name, shown(file.removesuffix(".dist-info").rpartition("-")[2]), file)
+        if not found:
+            yield Fact(name, None, f"no {pattern} in Python's path")

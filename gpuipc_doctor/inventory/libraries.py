@@ -1,0 +1,167 @@
+"""Which file a process would load as a library, found as the dynamic loader finds it, loading nothing.
+
+The order is ld.so(8)'s: the directories of ``LD_LIBRARY_PATH``, the cache that ldconfig wrote, the default
+directories. A program's own run path is not known here, and comes before the cache where there is one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+
+from gpuipc_doctor.inventory.tree import Tree, shown
+from gpuipc_doctor.model import Fact
+
+CACHE = "/etc/ld.so.cache"
+DEFAULT = ("/lib64", "/usr/lib64", "/lib", "/usr/lib")
+
+_MAGIC = b"glibc-ld.so.cache1.1"
+_HEADER = struct.Struct("<20sII5I")
+_ENTRY = struct.Struct("<iIIIQ")
+"""Flags, offset of the name, offset of the path, and two fields of no interest (glibc, dl-cache.h)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A library's file and where the loader gets it from; both are names of the node."""
+
+    file: str
+    via: str
+
+    @property
+    def source(self) -> str:
+        return f"{self.file} ({self.via})"
+
+
+class Libraries:
+    """The loader's view of one node, with one environment."""
+
+    def __init__(self, tree: Tree, environ: Mapping[str, str]) -> None:
+        self._tree = tree
+        path = environ.get("LD_LIBRARY_PATH", "")
+        self._path = [directory for directory in re.split("[:;]", path) if directory.startswith("/")]
+        self.searched = ", ".join([*(["LD_LIBRARY_PATH"] if self._path else []), CACHE, *DEFAULT[1::2]])
+        """Where `find` looks, for what it does not find."""
+
+    def find(self, soname: str) -> Library | None:
+        """The file that a process gets when it asks for ``soname``."""
+        return next(self._all(soname), None)
+
+    def matching(self, pattern: str) -> list[Library]:
+        """Every library whose soname matches (``*`` is any text), the first choice first, each file once."""
+        found: dict[str, Library] = {}
+        for library in self._all(pattern):
+            found.setdefault(self._tree.real_name(library.file), library)
+        return list(found.values())
+
+    def _all(self, pattern: str) -> Iterator[Library]:
+        for directory in self._path:
+            for file in self._tree.glob(f"{directory}/{pattern}"):
+                yield Library(file, "LD_LIBRARY_PATH")
+        for soname, file in self._cache.items():
+            if fnmatchcase(soname, pattern) and self._tree.exists(file):
+                yield Library(file, CACHE)
+        for directory in DEFAULT:
+            for file in self._tree.glob(f"{directory}/{pattern}"):
+                yield Library(file, "default")
+
+    @cached_property
+    def _cache(self) -> dict[str, str]:
+        """Soname → file of ldconfig's cache; empty when there is none or it is of an older format."""
+        try:
+            raw = self._tree.raw(CACHE)
+        except OSError:
+            return {}
+        start = raw.find(_MAGIC)
+        if start < 0:
+            return {}
+        try:
+            count = _HEADER.unpack_from(raw, start)[1]
+            entries = [
+                _ENTRY.unpack_from(raw, start + _HEADER.size + n * _ENTRY.size)[:3] for n in range(count)
+            ]
+        except struct.error:
+            return {}
+        found: dict[str, str] = {}
+        for flags, soname, file in entries:
+            # The second byte is the architecture; a 64-bit library has one, i386's has none.
+            if flags & 0xFF00 or sys.maxsize < 1 << 32:
+                found.setdefault(_string(raw, start + soname), _string(raw, start + file))
+        return found
+
+
+def _string(raw: bytes, at: int) -> str:
+    return raw[at : raw.find(b"\0", at)].decode(errors="replace")
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """How a library's version is told from outside: by a name on the way to it, or by a file beside it."""
+
+    fact: str
+    soname: str
+    version: str
+    """Expression whose group 1 is the version."""
+    beside: str = ""
+    """The text to find it in: a file, from the library's own directory; without it, the library's name."""
+
+
+_NUMBERS = r"[0-9]+(?:\.[0-9]+)+"
+_IN_PC = r"(?m)^Version:\s*([0-9]\S*)"
+"""In a file of pkg-config."""
+
+_MARKS = (
+    # The libcuda.so.1 of WSL and of the toolkit's stubs have no driver's version in their names.
+    _Mark("libcuda", "libcuda.so.1", r"\.so\.([0-9]{3,}\.[0-9]+(?:\.[0-9]+)?)$"),
+    _Mark("cuda-runtime", "libcudart.so.*", r"\.so\.([0-9]+\.[0-9]+\.[0-9]+)$"),
+    _Mark("gdrcopy", "libgdrapi.so.*", rf"\.so\.({_NUMBERS})$"),
+    _Mark("nccl", "libnccl.so.*", r"\.so\.([0-9]+\.[0-9]+\.[0-9]+)$"),
+    _Mark("rocm", "libamdhip64.so.*", r"^([0-9]\S*)", "../.info/version"),
+    # HPE installs each version in a directory of its name.
+    _Mark("cray-mpich", "libmpi*.so.12", rf"/cray/pe/mpich/({_NUMBERS})/"),
+    _Mark("mpich", "libmpi.so.12", _IN_PC, "pkgconfig/mpich.pc"),
+    _Mark("openmpi", "libmpi.so.40", _IN_PC, "pkgconfig/ompi.pc"),
+    _Mark("shs-libfabric", "libfabric.so.1", rf"/cray/libfabric/({_NUMBERS}\w*)/"),
+    _Mark("libfabric", "libfabric.so.1", _IN_PC, "pkgconfig/libfabric.pc"),
+    _Mark("ucx", "libucp.so.0", _IN_PC, "pkgconfig/ucx.pc"),
+)
+
+
+def facts(tree: Tree, libraries: Libraries) -> Iterator[Fact]:
+    """What can be told of libraries without loading them; what they say themselves is a worker's to ask.
+
+    A file that one mark has told the version of is not looked at by later ones.
+    """
+    known: set[str] = set()
+    for mark in _MARKS:
+        found = [library for library in libraries.matching(mark.soname) if library.file not in known]
+        if not found:
+            yield Fact(mark.fact, None, f"no {mark.soname} in {libraries.searched}")
+        for library in found:
+            fact = _told(tree, mark, library)
+            if fact.value:
+                known.add(library.file)
+            yield fact
+
+
+def _told(tree: Tree, mark: _Mark, library: Library) -> Fact:
+    real = tree.real_name(library.file)
+    if not mark.beside:
+        stated = re.search(mark.version, real)
+        return Fact(
+            mark.fact,
+            shown(stated[1]) if stated else None,
+            library.source if stated else f"not in the name of {library.source}",
+        )
+    file = os.path.normpath(f"{real.rpartition('/')[0]}/{mark.beside}")
+    try:
+        stated = re.search(mark.version, tree.text(file))
+    except OSError:
+        return Fact(mark.fact, None, f"no {file}")
+    return Fact(mark.fact, shown(stated[1]) if stated else None, file if stated else f"not stated in {file}")

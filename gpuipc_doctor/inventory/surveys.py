@@ -1,0 +1,129 @@
+"""Which questions are for workers, because a driver or a foreign library may hang or crash over them.
+
+To the engine this is a check like any other whose probes happen to be surveys: each has a process and a
+deadline of its own, so a source that hangs costs its own rows. ``params["facts"]`` names those rows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from gpuipc_doctor.api import Check, Context, Finding, Json, Probe, ProbeOutcome, Worker
+from gpuipc_doctor.inventory.asking.libraries import MPI_FACTS, libfabric, mpi, mpi4py, nccl, ucx
+from gpuipc_doctor.inventory.asking.nvidia import nvidia
+from gpuipc_doctor.inventory.asking.pci import bridges
+from gpuipc_doctor.inventory.asking.programs import (
+    PACKAGE_MANAGERS,
+    PACKAGES,
+    PROGRAMS,
+    packages,
+    version,
+)
+from gpuipc_doctor.inventory.libraries import Libraries
+from gpuipc_doctor.inventory.tree import Tree
+
+DEADLINE_S = 5.0
+"""For each call of a driver or a library, and for each program that is run."""
+
+MOST_MPI_LIBRARIES = 3
+"""So many MPI libraries are asked; a node with more has them in modules, and the first are those in use."""
+
+_MPI_SONAMES = ("libmpi.so.12", "libmpi.so.40", "libmpi_[acgn]*.so.12")
+_PREFIXED = ("lib64", "lib", "lib/*-linux-gnu", "lib/release")
+
+_PACKAGE_SIGNS = ("/sys/class/cxi", "/sys/module/xe", "/sys/module/i915")
+"""Where one of these is, the node may have the packages whose versions nothing else tells."""
+
+
+class Surveys(Check):
+    """Options: ``root``, and ``foreign``: whether what the environment chooses may be loaded and run."""
+
+    id = "inventory"
+    title = "versions that drivers and libraries tell"
+
+    def probes(self, ctx: Context) -> Iterator[Probe]:
+        tree = Tree(Path(ctx.options["root"]))
+        if tree.exists("/proc/driver/nvidia"):
+            facts = ("gpu-model", "mig", "compute-mode", "persistence")
+            yield _probe("nvidia", nvidia, facts, root=str(tree.root))
+        if next(tree.glob("/sys/bus/pci/devices/*/config"), None):
+            yield _probe("pci", bridges, ("acs",), root=str(tree.root))
+        if ctx.options["foreign"] and tree.is_real:
+            yield from _foreign(tree, os.environ)
+
+    def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
+        yield Finding.ok("asked")
+
+
+LOOKED_FOR: Mapping[str, str] = {
+    **dict.fromkeys(("mig", "compute-mode", "persistence"), "no /proc/driver/nvidia, so NVML was not asked"),
+    "acs": "no /sys/bus/pci/devices/*/config",
+}
+"""Facts that are known from drivers and devices alone, and why nothing is when they are not there."""
+
+LOOKED_FOR_FOREIGN: Mapping[str, str] = {
+    **dict.fromkeys(MPI_FACTS, "no such MPI by mpi4py, beside mpiexec, in CRAY_MPICH_DIR or by the loader"),
+    "libfabric-providers": "no libfabric.so.1",
+    "rccl": "no librccl.so.1",
+    **{fact: f"no {', '.join(names)} on PATH" for fact, (names, _, _) in PROGRAMS.items()},
+    **dict.fromkeys(PACKAGES.values(), f"none of {', '.join(_PACKAGE_SIGNS)}: packages were not asked"),
+}
+"""The same of what the environment chooses."""
+
+
+def _probe(name: str, role: Callable[[Worker], None], facts: Iterable[str], **params: Json) -> Probe:
+    return Probe(name, {name: role}, params={"facts": list(facts), **params}, deadline_s=DEADLINE_S)
+
+
+def _foreign(tree: Tree, environ: Mapping[str, str]) -> Iterator[Probe]:
+    """Surveys of libraries and programs, only of those that are there: each costs a process."""
+    from importlib.util import find_spec
+
+    libraries = Libraries(tree, environ)
+    if find_spec("mpi4py"):
+        yield _probe("mpi4py", mpi4py, MPI_FACTS)
+    for number, file in enumerate(mpi_libraries(tree, libraries, environ)[:MOST_MPI_LIBRARIES]):
+        yield _probe(f"mpi-{number}", mpi, MPI_FACTS, library=file)
+    for name, role, soname, facts in (
+        ("ucx", ucx, "libucp.so.0", ("ucx",)),
+        ("libfabric", libfabric, "libfabric.so.1", ("libfabric", "shs-libfabric", "libfabric-providers")),
+        ("nccl", nccl, "libnccl.so.2", ("nccl",)),
+        ("rccl", nccl, "librccl.so.1", ("rccl",)),
+    ):
+        if library := libraries.find(soname):
+            yield _probe(name, role, facts, library=library.file)
+    for fact, (names, arguments, expression) in PROGRAMS.items():
+        if program := _first_program(tree, environ, names):
+            yield _probe(fact, version, (fact,), command=[program, *arguments], expression=expression)
+    manager = _first_program(tree, environ, PACKAGE_MANAGERS)
+    if manager and any(map(tree.exists, _PACKAGE_SIGNS)):
+        yield _probe("packages", packages, dict.fromkeys(PACKAGES.values()), manager=manager)
+
+
+def mpi_libraries(tree: Tree, libraries: Libraries, environ: Mapping[str, str]) -> list[str]:
+    """MPI libraries that a process may mean: beside `mpiexec`, of a Cray module, the loader's own choice.
+
+    Each is named once, whatever links lead to it.
+    """
+    prefixes = [environ.get("CRAY_MPICH_DIR", "")]
+    if launcher := _first_program(tree, environ, ("mpiexec",)):
+        prefixes.insert(0, str(Path(tree.real_name(launcher)).parent.parent))
+    places = [f"{prefix}/{lib}" for prefix in prefixes if prefix.startswith("/") for lib in _PREFIXED]
+    files = [file for place in places for soname in _MPI_SONAMES for file in tree.glob(f"{place}/{soname}")]
+    files += [library.file for soname in _MPI_SONAMES for library in libraries.matching(soname)]
+    found: dict[str, str] = {}
+    for file in files:
+        found.setdefault(tree.real_name(file), file)
+    return list(found.values())
+
+
+def _first_program(tree: Tree, environ: Mapping[str, str], names: Iterable[str]) -> str:
+    """The first of these programs that is on ``PATH``, or nothing."""
+    directories = [one for one in environ.get("PATH", "").split(":") if one.startswith("/")]
+    files = (f"{directory}/{name}" for name in names for directory in directories)
+    return next((file for file in files if os.access(tree.path(file), os.X_OK)), "")
+
+
+CHECK = Surveys()

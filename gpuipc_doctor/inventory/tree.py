@@ -1,0 +1,59 @@
+"""A node's files below a root: ``/`` on a real node, a tree of files on a simulated one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_MAX_BYTES = 1 << 20
+"""No file read here is longer; one that is would only cost the node its memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """All paths in and out are absolute ones of the node, such as ``/proc/cmdline``."""
+
+    root: Path
+
+    @property
+    def is_real(self) -> bool:
+        return self.root == Path("/")
+
+    def path(self, name: str) -> Path:
+        """Where the node's file ``name`` is for us."""
+        return self.root / name.lstrip("/")
+
+    def name(self, path: Path) -> str:
+        """What the node calls a path that `path` or `glob` gave."""
+        return f"/{path.relative_to(self.root)}"
+
+    def exists(self, name: str) -> bool:
+        return os.path.lexists(self.path(name))
+
+    def raw(self, name: str) -> bytes:
+        """The file's bytes. Raises `OSError`."""
+        with self.path(name).open("rb") as file:
+            return file.read(_MAX_BYTES)
+
+    def text(self, name: str) -> str:
+        return self.raw(name).decode(errors="replace")
+
+    def glob(self, pattern: str) -> Iterator[str]:
+        """The node's files that match, in order; what cannot be listed matches nothing."""
+        try:
+            yield from sorted(self.name(path) for path in self.root.glob(pattern.lstrip("/")))
+        except OSError:
+            return
+
+    def real_name(self, name: str) -> str:
+        """The name behind all links; ``name`` itself when they lead out of the tree."""
+        real = self.path(name).resolve()
+        root = self.root.resolve()
+        return f"/{real.relative_to(root)}" if real.is_relative_to(root) else name
+
+
+def shown(text: str) -> str:
+    """A value as one printable line, for it ends up on terminals."""
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
