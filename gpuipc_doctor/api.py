@@ -26,6 +26,7 @@ from gpuipc_doctor.model import (
     MpiStack,
     Probe,
     ProbeOutcome,
+    Setting,
     Status,
     Tier,
 )
@@ -69,6 +70,8 @@ class Context:
     """Known issues whose bad version range holds a version found on this node."""
     mpi: MpiStack | None = None
     """For checks with ``needs_mpi``: an MPI that takes the device pointers of all ``devices``."""
+    settings: tuple[Setting, ...] = ()
+    """Environment variables that are set, and what each does in the versions of this node."""
     options: Mapping[str, Json] = field(default_factory=dict)
     """This check's ``options`` of the site config."""
 
