@@ -42,8 +42,14 @@ WARM_UP, ROUNDS = 20, 100
 OUT_OF_LINE = 20.0
 """A median latency so many times that of both its neighbours in size is pointed out."""
 
+ENOUGH = 3
+"""So many sizes that fail in one way, and no other size is tried in that way: each costs a deadline."""
+
+Way = tuple[str, str, str, int]
+"""From where, to where, in which mode, from which rank."""
+
 Cell = tuple[int, str, str, str, int]
-"""One square of the map: bytes, from where, to where, mode, sending rank."""
+"""One square of the map: bytes, then the way."""
 
 
 class MpiSmallMessage(Check):
@@ -57,19 +63,20 @@ class MpiSmallMessage(Check):
         sizes = sorted({*SIZES, *(size for size in ctx.mpi.edges if size <= SIZES[-1])})
         pairs = [(a, b) for a, b in ctx.pairs if a.index < b.index]
         for devices in [*((device,) for device in ctx.devices), *pairs]:
-            roles = {"rank 0": exchange, "rank 1": exchange}
-            yield Probe("", roles, devices, {"sizes": sizes, "leave_out": []}, launch=ctx.mpi.launch)
+            yield Probe("", ROLES, devices, {"sizes": sizes, "failed": []}, launch=ctx.mpi.launch)
 
     def again(self, failed: ProbeOutcome) -> Iterable[Probe]:
         if cell := failed.records.get(failed.blamed or "", {}).get("cell"):
-            leave_out = [*failed.params["leave_out"], cell]
-            params = {**failed.params, "leave_out": leave_out}
-            roles = {"rank 0": exchange, "rank 1": exchange}
-            yield Probe(f"without {len(leave_out)}", roles, failed.devices, params, launch=failed.launch)
+            params = {**failed.params, "failed": [*failed.params["failed"], cell]}
+            yield Probe("the rest", ROLES, failed.devices, params, launch=failed.launch)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         wrong = [line for record in done.records.values() for line in record["wrong"]]
         first = done.records["rank 0"]
+        if failed := done.params["failed"]:
+            yield Finding.fail(
+                f"map of what failed; {first['messages']} kinds of message are right", *mapped(failed)
+            )
         if wrong:
             yield Finding.fail(
                 f"{len(wrong)} of {first['messages']} kinds of message arrived wrong", *wrong[:8]
@@ -77,7 +84,7 @@ class MpiSmallMessage(Check):
         times = {int(size): value for size, value in first["latency_us"].items()}
         if odd := list(out_of_line(times)):
             yield Finding.warn("a size is out of line with its neighbours", *odd)
-        if not (wrong or odd):
+        if not (failed or wrong or odd):
             small, large = min(times), max(times)
             yield Finding.ok(
                 f"{first['messages']} kinds of message right",
@@ -95,6 +102,20 @@ def out_of_line(times: dict[int, dict[str, float]]) -> Iterator[str]:
             yield f"{size} B: {here:.1f} µs; {before} B and {after} B: at most {around:.1f} µs"
 
 
+def mapped(failed: list[Cell]) -> Iterator[str]:
+    """The failed cells, a line for each way."""
+    for way in dict.fromkeys(way_of(cell) for cell in failed):
+        sizes = [cell[0] for cell in failed if way_of(cell) == way]
+        larger = ", and larger ones not tried" if len(sizes) >= ENOUGH else ""
+        yield f"{way_in_words(way)}: {', '.join(f'{size} B' for size in sizes)}{larger}"
+
+
+def given_up(cell: Cell, failed: list[Cell]) -> bool:
+    """Whether a cell has failed, or enough others of its way."""
+    same_way = [other[0] for other in failed if way_of(other) == way_of(cell)]
+    return cell[0] in same_way or len(same_way) >= ENOUGH
+
+
 def exchange(w: Worker) -> None:
     gpu = w.gpus[w.mpi.rank % len(w.gpus)]
     space = max(w.params["sizes"]) + GUARD
@@ -103,7 +124,7 @@ def exchange(w: Worker) -> None:
     with gpu.alloc(space) as device:
         places = {"device": device, "host": w.host_memory(space)}
         for cell in cells(w.params["sizes"]):
-            if list(cell) not in w.params["leave_out"]:
+            if not given_up(cell, w.params["failed"]):
                 w.record(cell=cell)
                 messages += 1
                 with w.step(describe(cell)):
@@ -123,8 +144,17 @@ def cells(sizes: list[int]) -> Iterator[Cell]:
 
 
 def describe(cell: Cell) -> str:
-    size, source, target, mode, sender = cell
-    return f"{size} B, {source} to {target}, {mode}, rank {sender} to rank {1 - sender}"
+    return f"{cell[0]} B, {way_in_words(way_of(cell))}"
+
+
+def way_of(cell: Cell) -> Way:
+    _, source, target, mode, sender = cell
+    return source, target, mode, sender
+
+
+def way_in_words(way: Way) -> str:
+    source, target, mode, sender = way
+    return f"{source} to {target}, {mode}, rank {sender} to rank {1 - sender}"
 
 
 def deliver(w: Worker, cell: Cell, places: dict[str, Memory]) -> list[str]:
@@ -157,5 +187,7 @@ def time_one_way(w: Worker, device: Buffer, nbytes: int) -> dict[str, Json]:
         times = w.mpi.ping_pong(device.address, nbytes, 1 - w.mpi.rank, ROUNDS)
     return {"min": min(times) * 1e6, "median": median(times) * 1e6}
 
+
+ROLES = {"rank 0": exchange, "rank 1": exchange}
 
 CHECK = MpiSmallMessage()

@@ -129,11 +129,19 @@ TOOLS: tuple[Tool, ...] = (
 )
 
 
-def log_tail(*files: Path, lines: int = 10, nbytes: int = 16384) -> tuple[str, ...]:
-    """The last lines of the first of these logs that holds any; they may be of any size."""
+TELLING = re.compile(r"error|fail|abort|assert|fatal|warn", re.IGNORECASE)
+
+
+def log_tail(*files: Path, lines: int = 10, telling: int = 5, nbytes: int = 65536) -> tuple[str, ...]:
+    """The end of the first of these logs that holds anything; they may be of any size.
+
+    The last lines, and before them the first few that speak of an error: a library that gives up says why
+    before it prints its backtrace.
+    """
     for file in files:
         with contextlib.suppress(FileNotFoundError), file.open("rb") as log:
             log.seek(max(0, file.stat().st_size - nbytes))
-            if tail := log.read().decode(errors="replace").splitlines()[-lines:]:
-                return tuple(tail)
+            if text := log.read().decode(errors="replace").splitlines():
+                complaints = [line for line in text[:-lines] if TELLING.search(line)]
+                return (*complaints[:telling], *text[-lines:])
     return ()
