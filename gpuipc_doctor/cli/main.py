@@ -14,6 +14,7 @@ from gpuipc_doctor import __version__
 COMMANDS = {
     "check": ("check", "Run checks on this node and print the health matrix."),
     "config": ("config", "Look at site configs."),
+    "diagnose": ("diagnose", "Find known issues in logs and stacks."),
     "drill": ("drill", "Show on simulated faults what the checks catch."),
     "explain": ("explain", "Explain a check."),
     "inventory": ("inventory", "Show which drivers and libraries this node has, and where that was read."),

@@ -121,8 +121,8 @@ class Examination:
         """For one log; what it finds goes to `add`."""
         return Scanner(self._patterns)
 
-    def add(self, log: str, hits: Iterable[Hit]) -> Iterator[KnownIssue]:
-        """Count what was found in a log. Yields each issue when one of its expressions is found first."""
+    def add(self, log: str, hits: Iterable[Hit]) -> None:
+        """Count what was found in a log."""
         for hit in hits:
             place = self._place(log, hit)
             known: list[int] = []
@@ -141,8 +141,6 @@ class Examination:
             if known:
                 self._seen.setdefault(log, set()).update(known)
                 for issue in {self._parts[number].issue for number in known}:
-                    if issue not in self._of_issue:
-                        yield self._issues[issue]
                     self._tally(self._of_issue, issue, place)
 
     def _place(self, log: str, hit: Hit) -> Place:
