@@ -10,15 +10,19 @@ _DT_NEEDED, _DT_STRTAB = 1, 5
 _CLASS_64_LITTLE_ENDIAN = b"\x7fELF\x02\x01"
 
 
+class Damaged(Exception):
+    """The file is not what a loader of this machine could load."""
+
+
 def needed(path: Path) -> tuple[str, ...]:
-    """The sonames, in the file's order. Raises `ValueError` for what is no 64-bit little-endian ELF file."""
+    """The sonames, in the file's order. Raises `Damaged`."""
     image = path.read_bytes()
     if not image.startswith(_CLASS_64_LITTLE_ENDIAN):
-        raise ValueError(f"{path} is not a 64-bit little-endian ELF file")
+        raise Damaged(f"{path} is not a 64-bit little-endian ELF file")
     try:
         return _needed(image)
-    except (struct.error, KeyError) as error:
-        raise ValueError(f"{path} is a damaged ELF file") from error
+    except (struct.error, KeyError, ValueError) as error:
+        raise Damaged(f"{path} is a damaged ELF file") from error
 
 
 def _needed(image: bytes) -> tuple[str, ...]:
