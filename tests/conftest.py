@@ -25,7 +25,7 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "cuda": (lambda: has_module("cuda.bindings.driver"), "needs cuda-bindings"),
     "hip": (lambda: has_module("hip"), "needs hip-python"),
     "gpu": (has_gpu, "needs a real GPU"),
-    "mpi": (lambda: "GPUIPC_TEST_IMPI" in os.environ, "needs Intel MPI in the prefix GPUIPC_TEST_IMPI"),
+    "mpi": (lambda: "GPUIPC_TEST_MPI" in os.environ, "needs the MPI libraries that `make test` fetches"),
 }
 """For each marker, whether this machine has what it stands for, and what a skip says if not."""
 

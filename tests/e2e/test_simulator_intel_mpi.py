@@ -50,7 +50,7 @@ if __name__ != "__main__":
         assert ended.returncode != 0, "opening a handle aborts on this node, but the data arrived"
 
     def _mpiexec(node: Node, step: int) -> subprocess.CompletedProcess[str]:
-        prefix = Path(os.environ["GPUIPC_TEST_IMPI"])
+        prefix = Path(os.environ["GPUIPC_TEST_MPI"], "impi")
         libraries = node.env["LD_LIBRARY_PATH"].split(":")
         environment = {
             **os.environ,
