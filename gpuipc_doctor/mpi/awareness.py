@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuipc_doctor.gpu import Arm, BackendUnavailable
 from gpuipc_doctor.model import Json
-from gpuipc_doctor.mpi import elf, families
+from gpuipc_doctor.mpi import elf, families, finding
 from gpuipc_doctor.mpi.facts import EDGES, ENVIRONMENT, VARIABLES
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ def survey(library: str | None, arm: Arm) -> dict[str, Json]:
     path = _path_of(mpi, path)
     with arm("MPI_Get_library_version"):
         version_text = _library_version(mpi)
+    if families.identify(version_text).family == "openmpi":
+        os.environ.update({**finding.opal_prefix(path), **os.environ})  # as its own mpiexec would
     with arm("MPI_T_init_thread"):
         variables = _control_variables(mpi)
     with arm("uct_query_components"):
@@ -131,13 +133,15 @@ def _library_version(mpi: ctypes.CDLL) -> str:
 
 
 def _control_variables(mpi: ctypes.CDLL) -> dict[str, Json]:
-    """Read what `MPI_T`, which works before `MPI_Init`, says of our variables: a number each, or a text."""
+    """Read what `MPI_T`, which works before `MPI_Init`, says of our variables: a number each, or a text.
+
+    It is not finalized: Open MPI would unload its components, and with them the UCX that is asked next.
+    """
     import ctypes
 
     if mpi.MPI_T_init_thread(0, ctypes.byref(ctypes.c_int())) != 0:
         return {}
     values = {name: _control_variable(mpi, name) for name in (*VARIABLES, *EDGES)}
-    mpi.MPI_T_finalize()
     return {name: value for name, value in values.items() if value is not None}
 
 

@@ -155,6 +155,14 @@ def _mpiexec_of(identity: Identity, library: Path) -> Path | None:
     return None
 
 
+def opal_prefix(library: str) -> dict[str, str]:
+    """OPAL_PREFIX for an Open MPI that may not lie where it was built for, lest it miss its components."""
+    for parent in Path(library).parents:
+        if (parent / "share/openmpi").is_dir():
+            return {} if parent == Path("/usr") else {"OPAL_PREFIX": str(parent)}
+    return {}
+
+
 def _environment(identity: Identity, library: str, environment: Mapping[str, str]) -> dict[str, str]:
     """What launcher and ranks need beside what the user has set, which always stands."""
     env = {"MPI4PY_LIBMPI": library}
@@ -166,8 +174,7 @@ def _environment(identity: Identity, library: str, environment: Mapping[str, str
             env["OMPI_MCA_rmaps_base_oversubscribe"] = "1"
         else:
             env["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
-        if (prefix / "share/openmpi").is_dir() and prefix != Path("/usr"):
-            env["OPAL_PREFIX"] = str(prefix)  # the prefix may not be where Open MPI was built for
+        env |= opal_prefix(library)
     if identity.family == "intel-mpi":
         env["I_MPI_ROOT"] = str(prefix.parent if prefix.name == "lib" else prefix)  # lib/release/libmpi.so.12
     return {name: value for name, value in env.items() if name == "MPI4PY_LIBMPI" or name not in environment}
