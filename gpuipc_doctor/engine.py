@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -20,6 +20,7 @@ from typing import Protocol
 from gpuipc_doctor import __version__, environment, inventory, knownissues, loader, plan, verdict
 from gpuipc_doctor.config import SiteConfig
 from gpuipc_doctor.handover import device_from_json
+from gpuipc_doctor.knownissues import KnownIssue
 from gpuipc_doctor.model import (
     CheckInfo,
     Device,
@@ -122,14 +123,19 @@ class Run:
         """Whether libraries and programs that the environment chooses may run: never in a prolog, as root."""
         return self.request.tier > Tier.PROLOG
 
-    def take_stock(self, asked: Sequence[Fact]) -> Stock:
-        """The whole inventory, of which ``asked`` is what workers were told."""
+    def take_stock(self, asked: Sequence[Fact], issues: Iterable[KnownIssue] = ()) -> Stock:
+        """The whole inventory, of which ``asked`` is what workers were told.
+
+        Of the environment it tells the variables that matter, and those that ``issues`` ask for, set or not.
+        """
         node = self.session.node
         variables = environment.load()
         environ = environment.read(node.root, {**os.environ, **node.env})
         facts = inventory.read(node.root, asked, foreign=self.asks_foreign)
         settings = tuple(environment.judge(environ, variables, facts))
-        return Stock((*facts, *environment.facts(environ, variables)), settings)
+        needs = (need for issue in issues for need in issue.needs if need.is_env)
+        names = {*variables, *(need.fact.removeprefix("env:") for need in needs)}
+        return Stock((*facts, *environment.facts(environ, sorted(names))), settings)
 
     def execute(self, layout: Plan, jobs: int) -> list[ProbeOutcome]:
         """Run the plan's probes, so many at once, and judge each as it ends."""
@@ -324,7 +330,7 @@ def run(
         devices, asked = run.discover()
         issues = loading.result()
         devices = plan.select_devices(request, devices)
-        stock = run.take_stock(asked)
+        stock = run.take_stock(asked, issues)
         facts = stock.facts
         matches = knownissues.match_versions(issues, facts, devices)
         layout = plan.lay_out(selected, request, config, devices, facts, matches, settings=stock.settings)

@@ -54,11 +54,14 @@ class Libraries:
         return next(self._all(soname), None)
 
     def matching(self, pattern: str) -> list[Library]:
-        """Every library whose soname matches (``*`` is any text), the first choice first, each file once."""
-        found: dict[str, Library] = {}
+        """For each soname that matches (``*`` is any text) the file that a process gets, each file once."""
+        sonames: dict[str, Library] = {}
         for library in self._all(pattern):
-            found.setdefault(self._tree.real_name(library.file), library)
-        return list(found.values())
+            sonames.setdefault(library.file.rpartition("/")[2], library)
+        files: dict[str, Library] = {}
+        for library in sonames.values():
+            files.setdefault(self._tree.real_name(library.file), library)
+        return list(files.values())
 
     def _all(self, pattern: str) -> Iterator[Library]:
         for directory in self._path:
@@ -90,14 +93,17 @@ class Libraries:
             return {}
         found: dict[str, str] = {}
         for flags, soname, file in entries:
+            name, path = _string(raw, start + soname), _string(raw, start + file)
             # The second byte is the architecture; a 64-bit library has one, i386's has none.
-            if flags & 0xFF00 or sys.maxsize < 1 << 32:
-                found.setdefault(_string(raw, start + soname), _string(raw, start + file))
+            if path.startswith("/") and (flags & 0xFF00 or sys.maxsize < 1 << 32):
+                found.setdefault(name, path)
         return found
 
 
 def _string(raw: bytes, at: int) -> str:
-    return raw[at : raw.find(b"\0", at)].decode(errors="replace")
+    """The text at an offset; nothing where it does not end, as in a file that was cut off."""
+    end = raw.find(b"\0", at)
+    return raw[at:end].decode(errors="replace") if end >= 0 else ""
 
 
 @dataclass(frozen=True, slots=True)

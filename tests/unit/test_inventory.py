@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuipc_doctor import inventory
-from gpuipc_doctor.cli.inventory import table
-from gpuipc_doctor.model import Fact
+from gpuipc_doctor.cli.inventory import changes, page
+from gpuipc_doctor.inventory.surveys import LOOKED_FOR, LOOKED_FOR_FOREIGN
+from gpuipc_doctor.model import Effect, Fact, Setting
 from gpuipc_doctor.simulator.node import claimed_files
 from gpuipc_doctor.simulator.profile import load
 from tests import golden
 
 NVRM = "/proc/driver/nvidia/version"
-GPUS = "/proc/driver/nvidia/gpus"
 OPEN = (
     "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (dvs-builder@U16)\n"
     "GCC version:  gcc version 13.3.0 (Ubuntu 13.3.0-6ubuntu2~24.04)\n"
@@ -26,20 +26,29 @@ PROPRIETARY = (
     "NVRM version: NVIDIA UNIX x86_64 Kernel Module  460.32.03  Sun Dec 27 19:00:34 UTC 2020\n"
     "GCC version:  gcc version 8.3.1 20191121 (Red Hat 8.3.1-5) (GCC)\n"
 )
+LIMITS = (
+    "Limit                     Soft Limit           Hard Limit           Units     \n"
+    "Max locked memory         {}              {}            bytes     \n"
+)
 
 
 @pytest.fixture
 def node(tmp_path: Path) -> Path:
-    """The files of a node with two H200."""
+    """The files of a node with two H200 and one Slingshot interface."""
     plant(tmp_path, "/proc/sys/kernel/osrelease", "5.14.21-150500.55.49_13.0.56-cray_shasta_c\n")
+    plant(tmp_path, "/proc/cmdline", "root=live iommu=pt quiet pci=realloc=off numa_balancing=disable\n")
+    plant(tmp_path, "/proc/sys/kernel/numa_balancing", "0\n")
+    plant(tmp_path, "/proc/sys/kernel/yama/ptrace_scope", "1\n")
+    plant(tmp_path, "/proc/self/limits", LIMITS.format("8388608", "unlimited"))
     plant(tmp_path, NVRM, OPEN)
     plant(tmp_path, "/sys/module/nvidia/version", "580.159.04\n")
-    for bus in ("0000:19:00.0", "0000:3b:00.0"):
-        plant(
-            tmp_path,
-            f"/proc/driver/nvidia/gpus/{bus}/information",
-            "Model: \t\t NVIDIA H200\nIRQ:   \t\t 18\n",
-        )
+    plant(tmp_path, "/sys/module/kdreg2/refcnt", "0\n")
+    plant(tmp_path, "/sys/class/cxi/cxi0", "")
+    plant(tmp_path, "/usr/lib64/libucp.so.0", "")
+    plant(tmp_path, "/usr/lib64/pkgconfig/ucx.pc", "Name: ucx\nVersion: 1.15.0\n")
+    link(tmp_path, "/opt/cuda/compat/libcuda.so.1", "libcuda.so.590.44.01")
+    link(tmp_path, "/usr/lib64/libcuda.so.1", "libcuda.so.580.159.04")
+    link(tmp_path, "/usr/lib64/libfabric.so.1", "../../opt/cray/libfabric/1.22.0/lib64/libfabric.so.1.25.0")
     return tmp_path
 
 
@@ -49,18 +58,70 @@ def plant(root: Path, path: str, text: str | bytes) -> None:
     file.write_bytes(text.encode() if isinstance(text, str) else text)
 
 
-def rows(root: Path, name: str, *driver_facts: Fact) -> list[tuple[str | None, str]]:
-    return [
-        (fact.value, fact.source) for fact in inventory.read(str(root), driver_facts) if fact.name == name
-    ]
+def link(root: Path, path: str, target: str) -> None:
+    """A link, and the empty file that it leads to."""
+    file = root / path.lstrip("/")
+    plant(root, str((file.parent / target).relative_to(root)), "")
+    file.symlink_to(target)
+
+
+def rows(root: Path, name: str, *asked: Fact, **environ: str) -> list[tuple[str | None, str]]:
+    facts = inventory.read(str(root), asked, environ)
+    return [(fact.value, fact.source) for fact in facts if fact.name == name]
+
+
+def value(root: Path, name: str, **environ: str) -> str | None:
+    [(found, _)] = rows(root, name, **environ)
+    return found
+
+
+ASKED = (
+    Fact("nvidia-driver", "580.159.04", "nvmlSystemGetDriverVersion"),
+    Fact("cuda-driver", "13.0", "cuDriverGetVersion"),
+    Fact("gpu-model", "2 × NVIDIA H200", "/proc/driver/nvidia/gpus/*/information"),
+    Fact("mig", "off", "nvmlDeviceGetMigMode"),
+    Fact("persistence", None, "nvidia: nvmlDeviceGetPersistenceMode #1 hung (5 s)"),
+    Fact("cray-mpich", "8.1.30.16", "MPI_Get_library_version of /opt/cray/pe/lib64/libmpi_gnu_123.so.12"),
+)
+SETTINGS = (
+    Setting("MPICH_GPU_IPC_ENABLED", "1", "environment", Effect.WORKS, "cray-mpich 8.1.30.16: GPU IPC"),
+    Setting("NCCL_P2P_LEVEL", "SYS", "/etc/nccl.conf:3", Effect.UNUSED, "how far; no nccl was found here"),
+    Setting(
+        "FI_MR_CACHE_CUDA_MONITOR_ENABLED",
+        "1",
+        "environment",
+        Effect.MISSPELT,
+        "nothing here reads it; it looks like FI_MR_CUDA_CACHE_MONITOR_ENABLED",
+        "FI_MR_CUDA_CACHE_MONITOR_ENABLED",
+    ),
+)
 
 
 def test_a_node_as_a_user_reads_it(node: Path) -> None:
-    from_drivers = (
-        Fact("nvidia-driver", "580.159.04", "NVML"),
-        Fact("cuda-driver", "13.0", "cuDriverGetVersion"),
-    )
-    golden.check("inventory/h200.txt", table(inventory.read(str(node), from_drivers)) + "\n")
+    facts = inventory.read(str(node), ASKED, {"LD_LIBRARY_PATH": "/opt/cuda/compat"})
+    text = page(facts, SETTINGS) + "\n"
+    assert max(map(len, text.splitlines())) <= 80
+    golden.check("inventory/h200.txt", text)
+
+
+def test_what_has_changed_as_a_user_reads_it(node: Path) -> None:
+    facts = inventory.read(str(node), ASKED, {})
+    before = {
+        "nvidia-driver": ["570.86.15"],
+        "cuda-driver": ["13.0"],
+        "slurm": ["24.05.4"],
+        "env:UCX_TLS": ["all"],
+    }
+    text = changes(before, facts) + "\n"
+    assert max(map(len, text.splitlines())) <= 80
+    golden.check("inventory/changes.txt", text)
+
+
+def test_nothing_has_changed() -> None:
+    assert changes({"kernel": ["6.8"]}, [Fact("kernel", "6.8", "elsewhere")]) == "nothing has changed"
+
+
+# -- rows -----------------------------------------------------------------------------------------------
 
 
 def test_sources_that_agree_are_named_together(node: Path) -> None:
@@ -78,9 +139,54 @@ def test_a_kernel_module_under_other_libraries_keeps_a_row_of_its_own(node: Path
     ]
 
 
+def test_a_version_with_fewer_numbers_is_the_same(tmp_path: Path) -> None:
+    link(tmp_path, "/usr/lib64/libmpi_gnu_123.so.12", "../../opt/cray/pe/mpich/8.1.30/lib/libmpi.so.12.0.0")
+    said = Fact("cray-mpich", "8.1.30.16", "MPI_Get_library_version")
+    [(found, source)] = rows(tmp_path, "cray-mpich", said)
+    assert found == "8.1.30.16"
+    assert source == "MPI_Get_library_version; /usr/lib64/libmpi_gnu_123.so.12 (default)"
+
+
 def test_what_a_driver_could_not_say_is_read_from_files(node: Path) -> None:
     silent = Fact("nvidia-driver", None, "NVML: nvmlInit returned NVML_ERROR_DRIVER_NOT_LOADED")
     assert rows(node, "nvidia-driver", silent) == rows(node, "nvidia-driver")
+
+
+def test_what_could_not_be_asked_says_why(node: Path) -> None:
+    [(found, source)] = rows(node, "persistence", *ASKED)
+    assert (found, source) == (None, "nvidia: nvmlDeviceGetPersistenceMode #1 hung (5 s)")
+
+
+def test_what_is_not_there_says_where_it_was_looked_for(tmp_path: Path) -> None:
+    plant(tmp_path, NVRM, "no such words\n")
+    plant(tmp_path, "/sys/module/amdgpu/version/is-a-directory", "")
+    facts = inventory.read(str(tmp_path), (), {})
+    assert {fact.name for fact in facts if fact.value is not None} == {"container"}
+    assert all(fact.source for fact in facts)
+    assert rows(tmp_path, "kernel") == [(None, "no /proc/sys/kernel/osrelease")]
+    assert rows(tmp_path, "nvidia-driver") == [
+        (None, f"not stated in {NVRM}; no /sys/module/nvidia/version"),
+    ]
+    assert rows(tmp_path, "amdgpu") == [(None, "/sys/module/amdgpu/version: Is a directory")]
+    assert rows(tmp_path, "ucx", LD_LIBRARY_PATH="/opt/ucx/lib") == [
+        (None, "no libucp.so.0 in LD_LIBRARY_PATH, /etc/ld.so.cache, /usr/lib64, /usr/lib")
+    ]
+
+
+def test_every_name_has_a_row_unless_it_is_known_not_to_be_read(tmp_path: Path) -> None:
+    asked_of_drivers = {"cuda-driver", "hip-driver", "hip-runtime"}
+    names = {fact.name for fact in inventory.read(str(tmp_path), (), {})}
+    assert names | asked_of_drivers | {"psm2", "kokkos"} == set(inventory.NAMES)
+    assert {*LOOKED_FOR, *LOOKED_FOR_FOREIGN} <= set(inventory.NAMES)
+
+
+def test_the_names_are_a_closed_set_in_the_order_of_the_rows(node: Path) -> None:
+    facts = inventory.read(str(node), [Fact("hip-runtime", "7.2.53211", "hipRuntimeGetVersion")])
+    names = list(dict.fromkeys(fact.name for fact in facts))
+    assert names == sorted(names, key=list(inventory.NAMES).index)
+
+
+# -- files ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -102,17 +208,63 @@ def test_both_kernel_modules_are_told_apart(tmp_path: Path, text: str, version: 
     assert rows(tmp_path, "nvidia-module") == [(module, NVRM)]
 
 
-def test_an_amd_node(tmp_path: Path) -> None:
-    plant(tmp_path, "/opt/rocm/.info/version", "7.2.4.0-93-97f5574fe2\n")
-    plant(tmp_path, "/sys/module/amdgpu/version", "6.16.13\n")
-    assert rows(tmp_path, "rocm") == [("7.2.4.0-93-97f5574fe2", "/opt/rocm/.info/version")]
-    assert rows(tmp_path, "amdgpu") == [("6.16.13", "/sys/module/amdgpu/version")]
+@pytest.mark.parametrize(
+    ("file", "text", "name", "found"),
+    [
+        ("/opt/rocm/.info/version", "7.2.4.0-93-97f5574fe2\n", "rocm", "7.2.4.0-93-97f5574fe2"),
+        ("/sys/module/amdgpu/version", "6.16.13\n", "amdgpu", "6.16.13"),
+        ("/sys/module/nvidia_peermem/version", "580.159.04\n", "nvidia-peermem", "580.159.04"),
+        ("/sys/module/xpmem/refcnt", "0\n", "xpmem", "loaded"),
+        ("/sys/module/amdgpu/refcnt", "0\n", "amdgpu", None),
+        ("/proc/cmdline", "ro quiet splash\n", "boot-parameters", "none that matters here"),
+        ("/proc/cmdline", "ro amd_iommu=on iommu=pt x=1\n", "boot-parameters", "amd_iommu=on iommu=pt"),
+        ("/proc/self/limits", LIMITS.format("65536", "65536"), "memlock", "64 KiB"),
+        ("/proc/self/limits", LIMITS.format("unlimited", "unlimited"), "memlock", "unlimited"),
+        ("/proc/self/limits", LIMITS.format("8388608", "unlimited"), "memlock", "8 MiB, at most unlimited"),
+        ("/boot/config-6.8", "CONFIG_PCI_P2PDMA=y\nCONFIG_NUMA=y\n", "kernel-dma-buf", "PCI_P2PDMA"),
+        ("/sys/class/iommu/dmar0", "", "iommu", "on"),
+        ("/.dockerenv", "", "container", "docker"),
+        ("/sys/bus/pci/devices/0000:c1:00.0/product_name", "AMD MI300A\n", "gpu-model", "AMD MI300A"),
+        ("/sys/class/cxi/cxi0", "", "cxi-devices", "cxi0"),
+    ],
+)  # fmt: skip
+def test_what_one_file_says(tmp_path: Path, file: str, text: str, name: str, found: str | None) -> None:
+    plant(tmp_path, "/proc/sys/kernel/osrelease", "6.8\n")
+    plant(tmp_path, file, text)
+    assert value(tmp_path, name) == found
+
+
+@pytest.mark.parametrize(
+    ("types", "mode"),
+    [(["identity", "identity"], "passthrough"), (["identity", "DMA-FQ"], "translating"), ([], "on")],
+)
+def test_what_the_iommu_does(tmp_path: Path, types: list[str], mode: str) -> None:
+    plant(tmp_path, "/sys/class/iommu/ivhd0", "")
+    for number, kind in enumerate(types):
+        plant(tmp_path, f"/sys/kernel/iommu_groups/{number}/type", f"{kind}\n")
+    assert value(tmp_path, "iommu") == mode
+
+
+def test_namespaces_of_its_own(tmp_path: Path) -> None:
+    directory = tmp_path / "proc/self/ns"
+    directory.mkdir(parents=True)
+    for kind, inode in (("ipc", 4026531839), ("uts", 4026531838), ("user", 4026531837), ("pid", 4026532201)):
+        (directory / kind).symlink_to(f"{kind}:[{inode}]")
+    assert value(tmp_path, "namespaces") == "own pid"
+
+
+def test_python_packages_are_known_by_what_pip_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.path", ["", "/opt/venv/lib/python3.12/site-packages"])
+    plant(tmp_path, "/opt/venv/lib/python3.12/site-packages/torch-2.9.0+cu130.dist-info/METADATA", "")
+    plant(tmp_path, "/opt/venv/lib/python3.12/site-packages/cupy_cuda12x-13.6.0.dist-info/METADATA", "")
+    assert value(tmp_path, "pytorch") == "2.9.0+cu130"
+    assert value(tmp_path, "cupy") == "13.6.0"
 
 
 @pytest.mark.parametrize(
     ("profile", "found"),
     [
-        ("nvidia-460.32.03", {"nvidia-driver": "460.32.03", "gpu-model": "2 × Tesla V100-PCIE-16GB"}),
+        ("nvidia-460.32.03", {"nvidia-driver": "460.32.03", "nvidia-module": "proprietary"}),
         ("healthy-hip", {"rocm": "7.2.0"}),
     ],
 )
@@ -125,24 +277,10 @@ def test_a_simulated_node_is_read_like_a_real_one(
     assert {name: facts[name] for name in found} == found
 
 
-def test_different_models_are_counted(node: Path) -> None:
-    plant(node, f"{GPUS}/0000:5e:00.0/information", "Model: \t\t NVIDIA A2\n")
-    assert rows(node, "gpu-model") == [
-        ("2 × NVIDIA H200, NVIDIA A2", "/proc/driver/nvidia/gpus/*/information")
-    ]
-
-
-def test_what_is_not_there_says_where_it_was_looked_for(tmp_path: Path) -> None:
-    plant(tmp_path, NVRM, "no such words\n")
-    plant(tmp_path, "/sys/module/amdgpu/version/is-a-directory", "")
-    assert {(f.name, f.value, f.source) for f in inventory.read(str(tmp_path))} == {
-        ("kernel", None, "no /proc/sys/kernel/osrelease"),
-        ("nvidia-driver", None, f"not stated in {NVRM}; no /sys/module/nvidia/version"),
-        ("nvidia-module", None, f"not stated in {NVRM}"),
-        ("amdgpu", None, "/sys/module/amdgpu/version: Is a directory"),
-        ("rocm", None, "no /opt/rocm/.info/version"),
-        ("gpu-model", None, f"no {GPUS}/*/information"),
-    }
+def test_nothing_of_this_machine_is_taken_for_a_simulated_node(tmp_path: Path) -> None:
+    environ = {**os.environ, "LD_LIBRARY_PATH": "/usr/lib:/usr/lib64", "APPTAINER_CONTAINER": "x.sif"}
+    facts = inventory.read(str(tmp_path), (), environ)
+    assert [(fact.name, fact.value) for fact in facts if fact.value] == [("container", "none")]
 
 
 def test_this_machine_has_the_kernel_that_it_says() -> None:
@@ -153,14 +291,9 @@ def test_this_machine_has_the_kernel_that_it_says() -> None:
 def test_whatever_a_file_holds_becomes_one_printable_line(raw: bytes) -> None:
     from tempfile import TemporaryDirectory
 
+    files = (NVRM, "/sys/module/nvidia/version", "/proc/cmdline", "/proc/self/limits", "/etc/ld.so.cache")
     with TemporaryDirectory() as root:
-        for path in (NVRM, "/sys/module/nvidia/version", f"{GPUS}/0/information"):
+        for path in (*files, "/proc/config.gz", "/usr/lib/pkgconfig/ucx.pc", "/usr/lib/libucp.so.0"):
             plant(Path(root), path, raw)
-        for fact in inventory.read(root):
+        for fact in inventory.read(root, (), {}):
             assert fact.value is None or (fact.value.isprintable() and fact.value.strip() == fact.value != "")
-
-
-def test_the_names_are_a_closed_set_in_the_order_of_the_rows(node: Path) -> None:
-    facts = inventory.read(str(node), [Fact("hip-runtime", "7.2.53211", "hipRuntimeGetVersion")])
-    names = list(dict.fromkeys(fact.name for fact in facts))
-    assert names == sorted(names, key=list(inventory.NAMES).index)
