@@ -80,17 +80,18 @@ class Document:
         return Mistake(self.path, self.line(*keys), text)
 
 
-def read(path: Path, schema: Mapping[str, Json]) -> Document:
-    """Read ``path`` and check it against a JSON Schema (draft 2020-12).
+def read(path: Path, schema: Mapping[str, Json] | None) -> Document:
+    """Read ``path`` and check it against a JSON Schema (draft 2020-12), or against none.
 
     A schema's ``description`` is what a person is told when a value breaks its ``pattern``.
     Raises `BadFile`, and nothing else, with every mistake found.
     """
-    from jsonschema import Draft202012Validator
-
     document, mistakes = _Builder(path).build(_text(path))
-    for error in Draft202012Validator(schema).iter_errors(document.data):
-        mistakes += _explain(document, error)
+    if schema is not None:
+        from jsonschema import Draft202012Validator
+
+        for error in Draft202012Validator(schema).iter_errors(document.data):
+            mistakes += _explain(document, error)
     if mistakes:
         raise BadFile(mistakes)
     return document

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from textwrap import fill
 
 import click
 
 from gpuipc_doctor import knownissues, loader
 from gpuipc_doctor.cli import options
-from gpuipc_doctor.knownissues import Confidence, KnownIssue, Signature, Workaround
+from gpuipc_doctor.cli.issue_page import page
+from gpuipc_doctor.knownissues import KnownIssue
 from gpuipc_doctor.loader import LoadedCheck
 from gpuipc_doctor.plan import UnknownName
-
-_COLUMNS = 80
 
 _with_config = click.option(
     "--config",
@@ -51,7 +48,7 @@ def show(id_: str, config_file: Path | None, as_json: bool) -> None:
     issues = {issue.id: issue for issue in loaded}
     if id_ not in issues:
         raise UnknownName("known issue", id_, issues)
-    click.echo(_json(_entry(issues[id_])) if as_json else "\n".join(_page(issues[id_])))
+    click.echo(_json(_entry(issues[id_])) if as_json else page(issues[id_]))
 
 
 @command.command()
@@ -88,60 +85,3 @@ def _table(issues: tuple[KnownIssue, ...]) -> str:
         for issue in issues
     ]
     return tabulate(rows, ("id", "component", "bad versions", "class"), "simple", disable_numparse=True)
-
-
-def _page(issue: KnownIssue) -> Iterator[str]:
-    """One issue in paragraphs of at most 80 columns."""
-    yield fill(f"{issue.id}: {issue.title}", _COLUMNS)
-    if issue.withdrawn:
-        yield from _paragraph("Withdrawn", issue.withdrawn)
-    yield from _paragraph("Component", ", ".join((issue.component, *issue.also)))
-    yield from _paragraph("Class", f"{issue.kind}, {issue.status}")
-    yield from _paragraph("Bad versions", issue.bad_versions)
-    yield from _paragraph("Known good", ", ".join(v for one in issue.affected for v in one.known_good))
-    yield from _paragraph("Only with", ", ".join(map(str, issue.needs)))
-    yield from _paragraph("Symptom", issue.symptom)
-    yield from _paragraph("Trigger", issue.trigger)
-    yield from _paragraph("Found by", ", ".join(issue.detected_by))
-    yield from _list("Signatures", list(map(_signature, issue.signatures)))
-    yield from _list("Workarounds", [_workaround(issue, one) for one in issue.workarounds])
-    yield from _list("Inferred", issue.inferred)
-    yield from _paragraph("Notes", issue.notes)
-    yield from _list("References", [f"{reference.type}: {reference.url}" for reference in issue.references])
-
-
-def _paragraph(label: str, text: str) -> Iterator[str]:
-    if text:
-        yield _fill(text, f"{label + ':':<14}")
-
-
-def _list(label: str, items: Collection[str]) -> Iterator[str]:
-    for number, item in enumerate(items):
-        yield _fill(item, f"{'' if number else label + ':':<14}- ")
-
-
-def _fill(text: str, lead: str) -> str:
-    """Lines of at most 80 columns, but what people copy (addresses, variables, expressions) stays whole."""
-    hang = " " * len(lead)
-    return fill(
-        text,
-        _COLUMNS,
-        initial_indent=lead,
-        subsequent_indent=hang,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
-def _signature(one: Signature) -> str:
-    """``a and b, with cxi-driver (medium confidence)``"""
-    beside = ", with " + ", ".join(map(str, one.needs)) if one.needs else ""
-    sure = "" if one.confidence is Confidence.HIGH else f" ({one.confidence.label} confidence)"
-    return f"{' and '.join(one.match)}{beside}{sure}"
-
-
-def _workaround(issue: KnownIssue, one: Workaround) -> str:
-    where = f" ({issue.component} {one.when})" if one.when else ""
-    cost = f"; cost: {one.cost}" if one.cost else ""
-    conflicts = f"; brings about {', '.join(one.conflicts)}" if one.conflicts else ""
-    return f"{one.do}{where}{cost}{conflicts}"

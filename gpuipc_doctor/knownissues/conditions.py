@@ -26,11 +26,15 @@ class Need:
     """A name of the inventory; ``env:NAME`` for a variable of the environment."""
     matches: str = ""
     range: Range | None = None
+    absent: bool = False
+    """The other way round: it was looked for and not found."""
 
     def judge(self, facts: Iterable[Fact]) -> Verdict:
         """BAD: the condition for the fault holds here; UNKNOWN: the fact was not found."""
         named = [fact.value for fact in facts if fact.name == self.fact]
         values = [value for value in named if value is not None]
+        if self.absent:
+            return Verdict.UNKNOWN if not named else Verdict.FINE if values else Verdict.BAD
         if named and not values and self.is_env:
             values = [""]
             if not self.matches:
@@ -48,6 +52,8 @@ class Need:
     def __str__(self) -> str:
         """``nvidia-driver 580 and later``, ``gpu-model like GH200``, ``MPICH_GPU_IPC_ENABLED like ^1?$``."""
         name = self.fact.removeprefix(ENV)
+        if self.absent:
+            return f"no {name}"
         if self.range:
             return f"{name} {self.range}"
         if self.matches:

@@ -19,9 +19,9 @@ def load(extra_dirs: Iterable[Path] = ()) -> tuple[KnownIssue, ...]:
 
     Raises `BadFile` with every mistake of a site's files.
     """
-    documents, wrong = read_all(files(extra_dirs))
+    documents, wrong = read_all(files(extra_dirs), _is_shipped)
     issues, clashes = merge(documents)
-    own = [document for document in documents if document.path.parent != SHIPPED]
+    own = [document for document in documents if not _is_shipped(document.path)]
     if wrong := [*wrong, *clashes, *(mistake for document in own for mistake in _within(document))]:
         raise BadFile(wrong)
     return issues
@@ -36,7 +36,7 @@ def lint(
     ``today`` (by default, today) are to be renewed or removed, and count as mistakes.
     """
     paths = list(paths)
-    others, _ = read_all(path for path in files() if path not in paths)
+    others, _ = read_all((path for path in files() if path not in paths), _is_shipped)
     documents, wrong = read_all(paths)
     wrong += merge([*others, *documents])[1]
     for document in documents:
@@ -54,6 +54,10 @@ def files(extra_dirs: Iterable[Path] = ()) -> list[Path]:
         except OSError as error:
             raise BadFile([Mistake(directory, 0, f"cannot be read: {error.strerror}")]) from None
     return found
+
+
+def _is_shipped(path: Path) -> bool:
+    return path.parent == SHIPPED
 
 
 def _within(document: Document, check_ids: Collection[str] | None = None) -> Iterator[Mistake]:

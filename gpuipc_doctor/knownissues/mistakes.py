@@ -21,7 +21,8 @@ def of_entry(one: Placed, check_ids: Collection[str] | None = None) -> Iterator[
         if id_ not in (check_ids or ()):
             near = did_you_mean(id_, check_ids or ())
             yield one.mistake(f"there is no check {id_!r}{near}", "detected_by", number)
-    if not (one.issue.affected or one.issue.needs or one.issue.signatures or one.issue.withdrawn):
+    says = one.issue.affected or one.issue.needs or one.issue.signatures
+    if not says and one.issue.kind != "limitation":  # of which it is enough to know
         yield one.mistake("says of no version, no condition and no signature that it is this issue")
 
 

@@ -31,10 +31,10 @@ _NARROW = 20
 
 _MAX_FACTOR = 1000
 
-_BEYOND = -1
-"""Stands for every character after Latin-1: classes cannot be told apart there."""
+_BEYOND = frozenset(map(ord, "\u2003\u0660\u4e00\u2014"))
+"""A space, a digit, a letter and a sign, which stand for all characters after Latin-1 of their kind."""
 
-_ALL = frozenset((_BEYOND, *range(256)))
+_ALL = _BEYOND | frozenset(range(256))
 
 _Item = tuple[Any, Any]
 _Set = frozenset[int]
@@ -132,20 +132,25 @@ def _is_fixed(items: Iterable[_Item]) -> bool:
 def _characters(op: Any, value: Any) -> _Set:
     """The characters that an item which takes exactly one may take."""
     if op is sre.LITERAL:
-        return frozenset({value if value in _ALL else _BEYOND})
+        return frozenset({value}) if value < 256 else _BEYOND
     if op is sre.NOT_LITERAL:
-        return _ALL - {value}
+        return _ALL - {value} | _BEYOND
     if op is sre.ANY:
         return _ALL - {ord("\n")}
     if op is sre.RANGE:
         low, high = value
-        return frozenset(range(low, min(high, 255) + 1)) | ({_BEYOND} if high > 255 else set())
+        return frozenset(range(low, min(high, 255) + 1)) | (_BEYOND if high > 255 else frozenset())
     if op is sre.CATEGORY:
-        return frozenset({_BEYOND, *(c for c in range(256) if re.match(_CATEGORIES[value], chr(c)))})
+        return frozenset(code for code in _ALL if re.match(_CATEGORIES[value], chr(code)))
     if op is sre.IN:
         negated = value[0][0] is sre.NEGATE
-        members = frozenset().union(*(_characters(*item) for item in value[negated:]))
-        return (_ALL - members) | {_BEYOND} if negated else members
+        members: _Set = frozenset().union(*(_characters(*item) for item in value[negated:]))
+        if not negated:
+            return members
+        # What a single character of a kind excludes, it does not exclude for its kind.
+        kinds = [item for item in value[1:] if item[0] is sre.CATEGORY]
+        beyond = _BEYOND.difference(*(_characters(*item) for item in kinds))
+        return (_ALL - members) | beyond
     raise _Refused("uses look-around, a back-reference or the like, which is not supported")
 
 

@@ -54,10 +54,10 @@ class Signature:
 
 
 def spaced(pattern: str) -> str:
-    r"""The pattern with ``\s+`` for each run of spaces outside of a character class."""
+    r"""The pattern with ``\s+`` for spaces outside of character classes, ``\s*`` for optional ones."""
     return re.sub(
-        r"(\\.|\[\^?\]?(?:\\.|[^\]\\])*\])|( +)",
-        lambda found: found[1] or r"\s+",
+        r"(\\.|\[\^?\]?(?:\\.|[^\]\\])*\])| +([?*+]?)",
+        lambda found: found[1] or (r"\s*" if found[2] in ("?", "*") else r"\s+"),
         pattern,
         flags=re.DOTALL,
     )
