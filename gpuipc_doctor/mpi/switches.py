@@ -115,6 +115,15 @@ SWITCHES: tuple[Switch, ...] = (
     Switch(
         "intel-mpi",
         "own",
+        {"I_MPI_OFFLOAD_CACHE_MAX_SIZE": "1"},
+        "every buffer but the last one sent is mapped anew",
+        "MPI_T of 2021.17 (MPIR_CVAR_GPU_CACHE_MAX_SIZE, 256 by default); on a simulated node 1 holds the growth "
+        "at one buffer, and 0 changes nothing",
+        introduced="2021.17",
+    ),
+    Switch(
+        "intel-mpi",
+        "own",
         {"I_MPI_OFFLOAD_IPC": "0"},
         _VIA_HOST,
         "Intel MPI developer reference, What's New in 2021.8; MPI_T of 2021.17 (MPIR_CVAR_GPU_ENABLE_IPC)",

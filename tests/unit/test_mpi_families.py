@@ -297,6 +297,14 @@ def test_a_variable_has_the_values_of_its_version(version: str, caches: list[dic
     assert families.ipc_off(mpich(version), "cuda") == off
 
 
+def test_what_keeps_ipc_is_offered_before_what_turns_it_off() -> None:
+    offered = families.switches(seen(INTEL, **INTEL_ON), "cuda")
+    assert [dict(switch.env) for switch in offered] == [
+        {"I_MPI_OFFLOAD_CACHE_MAX_SIZE": "1"},
+        {"I_MPI_OFFLOAD_IPC": "0"},
+    ]
+
+
 def test_nothing_is_offered_where_it_does_nothing() -> None:
     assert families.switches(mpich("3.3.2"), "cuda") == ()
     assert families.ipc_off(seen("FUJITSU MPI"), "cuda") == {}
