@@ -117,8 +117,8 @@ SWITCHES: tuple[Switch, ...] = (
         "own",
         {"I_MPI_OFFLOAD_CACHE_MAX_SIZE": "1"},
         "every buffer but the last one sent is mapped anew",
-        "MPI_T of 2021.17 (MPIR_CVAR_GPU_CACHE_MAX_SIZE, 256 by default); on a simulated node 1 holds the growth "
-        "at one buffer, and 0 changes nothing",
+        "MPI_T of 2021.17 (MPIR_CVAR_GPU_CACHE_MAX_SIZE, 256 by default); on a simulated node 1 holds the "
+        "growth at one buffer, and 0 changes nothing",
         introduced="2021.17",
     ),
     Switch(
