@@ -13,7 +13,8 @@ import click
 from gpuipc_doctor import knownissues
 from gpuipc_doctor.cli import options
 from gpuipc_doctor.diagnose import text
-from gpuipc_doctor.diagnose.diagnosis import Examination, Recognised
+from gpuipc_doctor.diagnose.diagnosis import Recognised
+from gpuipc_doctor.diagnose.examination import Examination
 from gpuipc_doctor.diagnose.exits import Exit, code
 from gpuipc_doctor.diagnose.reading import diagnose
 from gpuipc_doctor.diagnose.sources import STDIN
@@ -65,7 +66,7 @@ def command(
     issues = knownissues.load(options.site_config(config_file).known_issues_dirs)
     known = _facts(inventory) if inventory else ()
     examination = Examination(issues)
-    for skipped in examination.skipped:
+    for skipped in examination.index.skipped:
         _say(f"not looked for: {skipped}")
     width = shutil.get_terminal_size().columns
     color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
@@ -75,7 +76,10 @@ def command(
             click.echo("\n".join([*text.paragraph(one, Page(width, color)), ""]))
 
     diagnosis = diagnose(files or (STDIN,), examination, known=known, follow=follow, say=_say, news=news)
-    if examination.engine == "re" and sum(log.bytes for log in diagnosis.logs) > _SLOW_BYTES:
+    if (
+        examination.index.patterns.search().engine == "re"
+        and sum(log.bytes for log in diagnosis.logs) > _SLOW_BYTES
+    ):
         _say("with Python's hyperscan this is many times faster: pip install 'gpuipc-doctor[logs]'")
     exit_code = code(diagnosis, strict=strict)
     if as_json:

@@ -53,6 +53,7 @@ def _recognised(one: Recognised) -> Json:
 def _evidence(evidence: Evidence) -> Json:
     return {
         "count": evidence.count,
+        "at_least": evidence.at_least,
         "first": _place(evidence.first),
         "last": _place(evidence.last),
         "hosts": list(evidence.hosts),

@@ -46,6 +46,8 @@ class Evidence:
     """Lines that say the same. ``count`` is at least 1; first and last are in the order of reading."""
 
     count: int
+    at_least: bool
+    """There may be more of them than were counted."""
     first: Place
     last: Place
     hosts: tuple[str, ...]
@@ -57,6 +59,7 @@ class Tally:
 
     def __init__(self, first: Place) -> None:
         self._count = 0
+        self._at_least = False
         self._first = self._last = first
         self._hosts: set[str] = set()
         self._ranks: set[str] = set()
@@ -69,6 +72,9 @@ class Tally:
         if place.rank and len(self._ranks) < MOST:
             self._ranks.add(place.rank)
 
+    def lose_count(self) -> None:
+        self._at_least = True
+
     def evidence(self) -> Evidence:
         hosts, ranks = tuple(sorted(self._hosts)), tuple(sorted(self._ranks, key=int))
-        return Evidence(self._count, self._first, self._last, hosts, ranks)
+        return Evidence(self._count, self._at_least, self._first, self._last, hosts, ranks)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from gpuipc_doctor.diagnose.diagnosis import Diagnosis, Examination, LogRead, Recognised
+from gpuipc_doctor.diagnose.diagnosis import Diagnosis, LogRead, Recognised
+from gpuipc_doctor.diagnose.examination import Examination
 from gpuipc_doctor.diagnose.sources import Log
 from gpuipc_doctor.diagnose.trouble import Trouble
 from gpuipc_doctor.model import Fact
@@ -34,16 +38,35 @@ def diagnose(
     """
     readers = [_Reader(path, examination, follow, say) for path in dict.fromkeys(paths)]
     interrupted = False
-    try:
+    with _one_interrupt():
+        try:
+            for reader in readers:
+                if not reader.endless:
+                    reader.read_all()
+            _read_endless([reader for reader in readers if reader.endless], examination, known, news)
+        except KeyboardInterrupt:
+            interrupted = True
         for reader in readers:
-            if not reader.endless:
-                reader.read_all()
-        _read_endless([reader for reader in readers if reader.endless], examination, known, news)
-    except KeyboardInterrupt:
-        interrupted = True
-    for reader in readers:
-        reader.finish()
-    return examination.conclude([reader.result() for reader in readers], known, interrupted)
+            reader.finish()
+        return examination.conclude([reader.result() for reader in readers], known, interrupted)
+
+
+@contextlib.contextmanager
+def _one_interrupt() -> Iterator[None]:
+    """SIGINT raises `KeyboardInterrupt` once: timeout(1) sends it twice, and the rest takes no time."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _read_endless(
@@ -73,7 +96,6 @@ class _Reader:
     def __init__(self, path: str, examination: Examination, follow: bool, say: Say) -> None:
         self._examination = examination
         self._say = say
-        self._scanner = examination.scanner()
         self._bytes = 0
         self._lines = 0
         """Of earlier files of this name."""
@@ -88,6 +110,7 @@ class _Reader:
         else:
             self._name = self._log.name
             self._blocks = self._log.blocks()
+        self._reading = examination.log(self._name)
         self.ended = self._log is None
         self.endless = self._log is not None and self._log.endless
 
@@ -98,24 +121,25 @@ class _Reader:
     def read_some(self) -> bool:
         """Whether something had come."""
         try:
-            block = next(self._blocks, _END)
+            block = next(self._blocks)
+        except StopIteration:
+            self.ended = True
+            return False
         except Trouble as trouble:
             self._fail(trouble)
-            block = _END
-        if block is _END:
             self.ended = True
             return False
         if block is None:
             self.flush()
-            self._lines += self._scanner.lines
-            self._scanner = self._examination.scanner()
+            self._lines += self._reading.lines
+            self._reading = self._examination.log(self._name)
             return True
         self._bytes += len(block)
-        self._examination.add(self._name, self._scanner.feed(block))
+        self._reading.feed(block)
         return bool(block)
 
     def flush(self) -> None:
-        self._examination.add(self._name, self._scanner.flush())
+        self._reading.flush()
 
     def finish(self) -> None:
         self.flush()
@@ -126,11 +150,8 @@ class _Reader:
 
     def result(self) -> LogRead:
         notes = tuple(self._log.notes) if self._log else ()
-        return LogRead(self._name, self._lines + self._scanner.lines, self._bytes, self._trouble, notes)
+        return LogRead(self._name, self._lines + self._reading.lines, self._bytes, self._trouble, notes)
 
     def _fail(self, trouble: Trouble) -> None:
         self._trouble = str(trouble)
         self._say(f"{self._name}: {trouble}")
-
-
-_END = b"(no block has this identity)"

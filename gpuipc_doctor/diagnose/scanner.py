@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -23,6 +23,10 @@ BLOCK = 1 << 16
 """Bytes read at a time: what a pipe holds, and little enough to stay in the cache. A line that does not end
 within as many is read in parts."""
 
+_VAIN = 10_000
+"""Useless places after which a search without them pays; it takes some tens of milliseconds to prepare."""
+_MOST_SEARCHES = 16
+
 _WIDTHS = {79, 80, 100, 120, 132, LONGEST}
 """Columns at which one full line is enough to think that it was wrapped; at others it takes two."""
 _NARROWEST = 60
@@ -33,11 +37,10 @@ _ESCAPE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """``wrapped``: also look for it across line ends. ``once``: its first line in a log is enough."""
+    """``wrapped``: also look for it across line ends."""
 
     regex: re.Pattern[str]
     wrapped: bool = False
-    once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,21 +71,40 @@ class Patterns:
     def __init__(self, patterns: Sequence[Pattern]) -> None:
         """Raises `ValueError` for a pattern without fixed text: each line would have to be tried."""
         self.patterns = patterns
-        numbers: dict[bytes, list[int]] = {}
-        for number, pattern in enumerate(patterns):
-            texts = fixed_text(pattern.regex.pattern)
+        self._texts = [fixed_text(pattern.regex.pattern) for pattern in patterns]
+        for pattern, texts in zip(patterns, self._texts, strict=True):
             if not texts:
                 raise ValueError(f"{pattern.regex.pattern!r} has no fixed text to look for")
-            for text in texts:
+        self._searches: dict[frozenset[int], Search] = {}
+
+    def search(self, resting: Iterable[int] = ()) -> Search:
+        """A search for the fixed texts of all patterns but those that are ``resting``."""
+        key = frozenset(resting)
+        if key not in self._searches:
+            if len(self._searches) >= _MOST_SEARCHES:
+                self._searches.clear()
+            wanted = {n: texts for n, texts in enumerate(self._texts) if n not in key}
+            self._searches[key] = Search(wanted)
+        return self._searches[key]
+
+
+class Search:
+    """Finds the places where patterns may be. ``engine``: what does it, ``hyperscan`` or ``re``."""
+
+    def __init__(self, texts: Mapping[int, Iterable[bytes]]) -> None:
+        numbers: dict[bytes, list[int]] = {}
+        for number, some in texts.items():
+            for text in some:
                 numbers.setdefault(text, []).append(number)
         self._of_text = list(numbers.values())
-        self.finder: Finder | None = finder(list(numbers)) if numbers else None
+        self._finder: Finder | None = finder(list(numbers)) if numbers else None
+        self.engine = self._finder.name if self._finder else ""
 
     def candidates(self, squeezed: bytes) -> list[tuple[int, list[int]]]:
         """Offsets of fixed texts' ends, and the patterns that may be there."""
-        if self.finder is None:
+        if self._finder is None:
             return []
-        return [(end, self._of_text[text]) for text, end in self.finder.find(squeezed)]
+        return [(end, self._of_text[text]) for text, end in self._finder.find(squeezed)]
 
 
 class Scanner:
@@ -94,8 +116,12 @@ class Scanner:
         """The last lines that were looked at: what comes may belong to them."""
         self._waiting = b""
         """Lines that wait for what comes after them, and a line that has not ended."""
-        self._done: set[int] = set()
-        """Patterns that are not looked for any more."""
+        self.resting: set[int] = set()
+        """Patterns that are not looked for; whoever takes the hits may change it between any two of them."""
+        self._search = patterns.search()
+        self._left_out: frozenset[int] = frozenset()
+        self._vain = 0
+        """Places found of patterns that are resting; many of them are worth another search."""
         self.lines = 0
 
     def feed(self, data: bytes) -> Iterator[Hit]:
@@ -126,13 +152,22 @@ class Scanner:
         block = before + new + after
         squeezed = squeeze(block)
         low, high = len(squeeze(before)), len(squeezed) - len(squeeze(after))
+        found = self._search_now().candidates(squeezed)
         candidates = [
             (end, left)
-            for end, which in self._patterns.candidates(squeezed)
-            if low < end <= high and (left := [n for n in which if n not in self._done])
+            for end, which in found
+            if low < end <= high and (left := [n for n in which if n not in self.resting])
         ]
+        self._vain += len(found) - len(candidates)
         if candidates:
             yield from self._verify(_split(block, first), candidates)
+
+    def _search_now(self) -> Search:
+        """Without what is resting, once that is worth while."""
+        if self._vain > _VAIN or not self._left_out <= self.resting:
+            self._left_out, self._vain = frozenset(self.resting), 0
+            self._search = self._patterns.search(self._left_out)
+        return self._search
 
     def _verify(self, lines: _Lines, candidates: Iterable[tuple[int, list[int]]]) -> Iterator[Hit]:
         wanted: dict[int, dict[int, None]] = {}
@@ -143,15 +178,13 @@ class Scanner:
             text = lines.text(index)
             readings: list[tuple[str, int, int]] | None = None
             matches = []
-            for number in sorted(wanted[index]):
+            for number in sorted(wanted[index].keys() - self.resting):
                 match = patterns[number].regex.search(text)
                 if match is None and patterns[number].wrapped:
                     readings = _readings(lines, index) if readings is None else readings
                     match = _across(patterns[number].regex, readings)
                 if match:
                     matches.append((number, match))
-                    if patterns[number].once:
-                        self._done.add(number)
             if matches:
                 yield Hit(lines.numbers[index], text, tuple(matches))
 

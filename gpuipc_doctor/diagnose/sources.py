@@ -22,6 +22,8 @@ Blocks = Iterator[bytes | None]
 
 _SAMPLE = 1 << 13
 """Bytes at a log's beginning that tell text from other things."""
+_LEAST = 6
+"""Bytes by which each compressed format is known, if no more come for a while."""
 _CONTROL = bytes(byte for byte in range(32) if byte not in b"\a\b\t\n\v\f\r\x1b")
 
 
@@ -134,13 +136,19 @@ def _open(path: str) -> int:
     return fd
 
 
-def _sample(blocks: Blocks) -> Generator[bytes, None, bytes]:
-    """Read the beginning of a log, waiting for it, and return it."""
+def _sample(blocks: Blocks) -> Generator[bytes | None, None, bytes]:
+    """Read the beginning of a log, waiting for the least that is needed, and return it."""
     sample = b""
     try:
-        while len(sample) < _SAMPLE and (block := next(blocks, None)) is not None:
+        for block in blocks:
+            if block is None:
+                sample = b""
+                yield None
+                continue
             # A log that was emptied while it is written to begins with a hole.
             sample = (sample + block).lstrip(b"\0")
+            if len(sample) >= _SAMPLE or (len(sample) >= _LEAST and not block):
+                break
             if not block:
                 yield b""
     except Trouble:

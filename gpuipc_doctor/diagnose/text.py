@@ -50,7 +50,8 @@ def paragraph(one: Recognised, page: Page) -> list[str]:
     first, *rest = page.fill(about, f"{word:<5}  ", _INDENT)
     checks = " ".join(issue.detected_by)
     lines = [page.paint(word, look) + first.removeprefix(word), *rest, *page.fill(issue.title, _INDENT)]
-    lines += page.fill(f"{_count(one.lines.count, 'line')}: {_where(one.lines)}", _INDENT, _HANG)
+    number = "at least " * one.lines.at_least + _count(one.lines.count, "line")
+    lines += page.fill(f"{number}: {_where(one.lines)}", _INDENT, _HANG)
     for evidence in one.signatures[:SIGNATURES]:
         lines += _quoted(evidence, page)
     if len(one.signatures) > SIGNATURES:
@@ -101,7 +102,7 @@ def _summary(diagnosis: Diagnosis) -> str:
 
 def _quoted(evidence: Evidence, page: Page) -> list[str]:
     line = shorten(sanitise(evidence.first.excerpt), LINE_COLUMNS)
-    return page.fill(f"{evidence.count} × {line}", _INDENT, _HANG)
+    return page.fill(f"{evidence.count}{'+' * evidence.at_least} × {line}", _INDENT, _HANG)
 
 
 def _labelled(label: str, text: str, page: Page) -> list[str]:

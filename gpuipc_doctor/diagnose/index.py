@@ -1,0 +1,83 @@
+"""Everything that is looked for in logs, numbered: signatures' expressions, facts, telling words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from gpuipc_doctor.diagnose import facts, telling
+from gpuipc_doctor.diagnose.literals import SHORTEST, fixed_text
+from gpuipc_doctor.diagnose.scanner import Pattern, Patterns
+from gpuipc_doctor.knownissues import KnownIssue
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One expression of a signature.
+
+    Of several that make up a signature, most only have to be there at all, and may be in every other line
+    (``MPI_``); ``counts``: its lines are counted, because it has the most fixed text.
+    """
+
+    issue: int
+    signature: int
+    numbers: tuple[int, ...]
+    """Of all parts of the signature."""
+    counts: bool
+
+
+class Index:
+    """What each pattern's number means. First come `parts`, then facts, then telling words."""
+
+    def __init__(self, issues: Iterable[KnownIssue]) -> None:
+        self.issues = tuple(issue for issue in issues if not issue.withdrawn)
+        self.skipped: list[str] = []
+        """Signatures that cannot be looked for, and why."""
+        self.parts: list[Part] = []
+        patterns: list[Pattern] = []
+        for issue, signature, texts in self._signatures():
+            lengths = [min(map(len, fixed_text(text)), default=0) for text in texts]
+            if 0 in lengths:
+                says = f"{texts[lengths.index(0)]!r} has no fixed text of {SHORTEST} characters"
+                self.skipped.append(f"{self.issues[issue].id}: {says}")
+                continue
+            first = len(patterns)
+            numbers = tuple(range(first, first + len(texts)))
+            for length, text in zip(lengths, texts, strict=True):
+                counts = length == max(lengths)
+                self.parts.append(Part(issue, signature, numbers, counts))
+                patterns.append(Pattern(re.compile(text), wrapped=counts))
+        fact_patterns = facts.patterns(self._facts_asked_for())
+        self._facts = [name for name, _ in fact_patterns]
+        patterns += [Pattern(regex, wrapped=True) for _, regex in fact_patterns]
+        self.patterns = Patterns([*patterns, *(Pattern(re.compile(text)) for text in telling.PATTERNS)])
+
+    def is_part(self, number: int) -> bool:
+        return number < len(self.parts)
+
+    def fact(self, number: int) -> str | None:
+        """The fact whose value a pattern's first group is."""
+        number -= len(self.parts)
+        return self._facts[number] if 0 <= number < len(self._facts) else None
+
+    def is_telling(self, number: int) -> bool:
+        return number >= len(self.parts) + len(self._facts)
+
+    def of_issue(self, issue: int) -> dict[int, tuple[int, ...]]:
+        """An issue's signatures, and the numbers of the parts of each."""
+        return {part.signature: part.numbers for part in self.parts if part.issue == issue}
+
+    def _signatures(self) -> Iterator[tuple[int, int, tuple[str, ...]]]:
+        for issue, entry in enumerate(self.issues):
+            for signature, one in enumerate(entry.signatures):
+                yield issue, signature, one.patterns
+
+    def _facts_asked_for(self) -> list[str]:
+        needs = (
+            need.fact
+            for issue in self.issues
+            for some in (issue.needs, *(signature.needs for signature in issue.signatures))
+            for need in some
+        )
+        return list(dict.fromkeys(needs))
