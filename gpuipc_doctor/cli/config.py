@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from gpuipc_doctor import config, knownissues, loader
+from gpuipc_doctor.cli.known_issues import find_mistakes
 from gpuipc_doctor.loader import BrokenCheck, LoadedCheck
 from gpuipc_doctor.yamlfile import BadFile
 
@@ -39,5 +40,5 @@ def _mistakes(file: Path) -> list[str]:
     broken = [item.reason for item in loaded if isinstance(item, BrokenCheck)]
     mistakes = config.unknown_checks(file, ids)
     if site.known_issues_dirs:
-        mistakes += knownissues.lint(knownissues.files(site.known_issues_dirs), ids)
+        mistakes += find_mistakes(knownissues.files(site.known_issues_dirs), site)
     return [*map(str, mistakes), *broken]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
-from gpuipc_doctor import knownissues, loader
+from gpuipc_doctor import environment, knownissues, loader
 from gpuipc_doctor.cli import options
 from gpuipc_doctor.cli.issue_page import page
+from gpuipc_doctor.config import SiteConfig
 from gpuipc_doctor.knownissues import KnownIssue
 from gpuipc_doctor.loader import LoadedCheck
 from gpuipc_doctor.plan import UnknownName
+from gpuipc_doctor.yamlfile import Mistake
 
 _with_config = click.option(
     "--config",
@@ -58,13 +61,20 @@ def lint(files: tuple[Path, ...], config_file: Path | None) -> None:
     """Name every mistake in these files, by default in those of the package and of the site."""
     site = options.site_config(config_file)
     paths = files or tuple(knownissues.files(site.known_issues_dirs))
-    loaded = loader.load(site.checks_dirs)
-    mistakes = knownissues.lint(paths, {item.check.id for item in loaded if isinstance(item, LoadedCheck)})
+    mistakes = find_mistakes(paths, site)
     for mistake in mistakes:
         click.echo(str(mistake), err=True)
     if mistakes:
         raise SystemExit(2)
     click.echo(f"{len(paths)} file{'s' * (len(paths) != 1)} without a mistake")
+
+
+def find_mistakes(paths: Sequence[Path], site: SiteConfig) -> tuple[Mistake, ...]:
+    """Every mistake in these files of known issues, by all that is known here of checks and variables."""
+    loaded = loader.load(site.checks_dirs)
+    check_ids = {item.check.id for item in loaded if isinstance(item, LoadedCheck)}
+    changing = {name: variable.changing for name, variable in environment.load().items()}
+    return knownissues.lint(paths, check_ids, changing)
 
 
 def _entry(issue: KnownIssue) -> dict[str, object]:

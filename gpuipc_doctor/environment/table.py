@@ -71,6 +71,13 @@ class Variable:
     def libraries(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(form.library for form in self.forms))
 
+    @property
+    def changing(self) -> frozenset[str]:
+        """The libraries of which not every version has it in the same form."""
+        return frozenset(
+            form.library for form in self.forms if form.versions != Range(form.library, BEGINNING)
+        )
+
 
 def load(path: Path = SHIPPED) -> dict[str, Variable]:
     """The variables by name. The shipped file is trusted to follow its schema; a test holds it to that."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import date
 from pathlib import Path
 
@@ -28,19 +28,24 @@ def load(extra_dirs: Iterable[Path] = ()) -> tuple[KnownIssue, ...]:
 
 
 def lint(
-    paths: Iterable[Path], check_ids: Collection[str] | None = None, today: date | None = None
+    paths: Iterable[Path],
+    check_ids: Collection[str] | None = None,
+    changing: Mapping[str, Collection[str]] | None = None,
+    today: date | None = None,
 ) -> tuple[Mistake, ...]:
     """Every mistake in these files, beside those of the package.
 
-    With ``check_ids``, also each check that ``detected_by`` invents; suppressions that ended before
-    ``today`` (by default, today) are to be renewed or removed, and count as mistakes.
+    With ``check_ids``, also each check that ``detected_by`` invents. ``changing`` names the environment
+    variables that came, went or changed their meaning, each with the components in which that happened: a
+    workaround that sets one says in which versions. Suppressions that ended before ``today`` (by default,
+    today) are to be renewed or removed, and count as mistakes.
     """
     paths = list(paths)
     others, _ = read_all((path for path in files() if path not in paths), _is_shipped)
     documents, wrong = read_all(paths)
     wrong += merge([*others, *documents])[1]
     for document in documents:
-        wrong += _within(document, check_ids)
+        wrong += _within(document, check_ids, changing)
         wrong += mistakes.of_suppressions(document, today or date.today())
     return tuple(sorted(wrong))
 
@@ -60,6 +65,10 @@ def _is_shipped(path: Path) -> bool:
     return path.parent == SHIPPED
 
 
-def _within(document: Document, check_ids: Collection[str] | None = None) -> Iterator[Mistake]:
+def _within(
+    document: Document,
+    check_ids: Collection[str] | None = None,
+    changing: Mapping[str, Collection[str]] | None = None,
+) -> Iterator[Mistake]:
     for one in placed(document):
-        yield from mistakes.of_entry(one, check_ids)
+        yield from mistakes.of_entry(one, check_ids, changing or {})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from datetime import date
 
 from gpuipc_doctor.knownissues.conditions import Need
@@ -12,9 +12,12 @@ from gpuipc_doctor.knownissues.versions import Range
 from gpuipc_doctor.yamlfile import Document, Key, Mistake, did_you_mean
 
 
-def of_entry(one: Placed, check_ids: Collection[str] | None = None) -> Iterator[Mistake]:
-    """The mistakes of one entry; with ``check_ids``, also each check that ``detected_by`` invents."""
+def of_entry(
+    one: Placed, check_ids: Collection[str] | None, changing: Mapping[str, Collection[str]]
+) -> Iterator[Mistake]:
+    """The mistakes of one entry. What the parameters are for, `database.lint` says."""
     yield from _of_ranges(one)
+    yield from _of_workarounds(one, changing)
     yield from _of_conditions(one)
     yield from _of_signatures(one)
     for number, id_ in enumerate(one.issue.detected_by if check_ids is not None else ()):
@@ -59,6 +62,16 @@ def _of_ranges(one: Placed) -> Iterator[Mistake]:
         if not affected.fixed and not affected.last_affected:
             text = "give 'fixed' or 'last_affected': a version, or unknown when nobody has said"
             yield one.mistake(text, "affected", number)
+
+
+def _of_workarounds(one: Placed, changing: Mapping[str, Collection[str]]) -> Iterator[Mistake]:
+    for number, workaround in enumerate(one.issue.workarounds):
+        for name in workaround.env:
+            if one.issue.component in changing.get(name, ()) and workaround.when is None:
+                text = (
+                    f"{name} is not the same in every {one.issue.component}: say 'when' this is right"
+                )
+                yield one.mistake(text, "workarounds", number, "env", name)
 
 
 def _of_conditions(one: Placed) -> Iterator[Mistake]:
