@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from gpuipc_doctor.model import Node
+from gpuipc_doctor.simulator import software
 from gpuipc_doctor.simulator.profile import Profile, SimulatedDevice, load
 
 _PCI_VENDOR = {"cuda": "0x10de", "hip": "0x1002"}
@@ -38,6 +39,14 @@ def prepare(profile: str, state_dir: Path) -> Node:
         path = root / name.lstrip("/")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+    for name, target in software.links(described.versions).items():
+        path = root / name.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)  # of two that claim one name, the loader takes one
+        path.symlink_to(target)
+        real = path.resolve()
+        real.parent.mkdir(parents=True, exist_ok=True)
+        real.touch()
     root.mkdir(exist_ok=True)
     return Node(
         env={
@@ -94,8 +103,8 @@ def _parts(version: str, count: int) -> list[int]:
 
 def claimed_files(profile: Profile) -> dict[str, str]:
     """The node's files by absolute path: those that follow from its devices and versions, then its own."""
-    files = {"/proc/sys/kernel/hostname": "node01\n"}
     versions = profile.versions
+    files = {"/proc/sys/kernel/hostname": "node01\n"} | software.files(versions)
     if "kernel" in versions:
         files["/proc/sys/kernel/osrelease"] = f"{versions['kernel']}\n"
     if "nvidia-driver" in versions:
@@ -103,13 +112,13 @@ def claimed_files(profile: Profile) -> dict[str, str]:
             versions["nvidia-driver"], versions.get("nvidia-module", "proprietary")
         )
         files["/sys/module/nvidia/version"] = f"{versions['nvidia-driver']}\n"
-    if "amdgpu" in versions:
-        files["/sys/module/amdgpu/version"] = f"{versions['amdgpu']}\n"
     if "rocm" in versions:
         files["/opt/rocm/.info/version"] = f"{versions['rocm']}\n"
     for device in profile.devices:
         files[f"/sys/bus/pci/devices/{device.pci}/vendor"] = f"{_PCI_VENDOR[device.backend]}\n"
         files[f"/sys/bus/pci/devices/{device.pci}/class"] = f"{_PCI_CLASS[device.backend]}\n"
+        if device.backend == "hip":
+            files[f"/sys/bus/pci/devices/{device.pci}/product_name"] = f"{device.name}\n"
         if device.backend == "cuda":
             files[f"/proc/driver/nvidia/gpus/{device.pci}/information"] = _nvidia_information(device)
     return files | dict(profile.files)

@@ -13,7 +13,8 @@ from gpuipc_doctor import inventory
 from gpuipc_doctor.cli.inventory import changes, page
 from gpuipc_doctor.inventory.surveys import LOOKED_FOR, LOOKED_FOR_FOREIGN
 from gpuipc_doctor.model import Effect, Fact, Setting
-from gpuipc_doctor.simulator.node import claimed_files
+from gpuipc_doctor.simulator import software
+from gpuipc_doctor.simulator.node import claimed_files, prepare
 from gpuipc_doctor.simulator.profile import load
 from tests import golden
 
@@ -275,6 +276,30 @@ def test_a_simulated_node_is_read_like_a_real_one(
         plant(tmp_path, path, text)
     facts = {fact.name: fact.value for fact in inventory.read(str(tmp_path))}
     assert {name: facts[name] for name in found} == found
+
+
+CLAIMS = """\
+description: One GPU and all the software that a node can claim.
+devices: [{backend: hip, name: AMD Instinct MI300A, memory: 128 GiB}]
+versions:
+  hip-runtime: 7.2.0
+"""
+
+
+def test_whatever_software_a_simulated_node_claims_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuipc_doctor.simulator.build.build", lambda: Path("/libraries"))
+    claims = {name: f"1.{number}.3" for number, name in enumerate(sorted(software.NAMES))}
+    del claims["libfabric"]  # HPE's has the same name
+    claims["libcuda"] = "580.82.07"
+    profile = tmp_path / "claims.yaml"
+    profile.write_text(CLAIMS + "".join(f"  {name}: {version}\n" for name, version in claims.items()))
+    (tmp_path / "node").mkdir()
+    node = prepare(str(profile), tmp_path / "node")
+    facts = {fact.name: fact.value for fact in inventory.read(node.root, (), {})}
+    assert {name: facts[name] for name in claims} == claims
+    assert facts["gpu-model"] == "AMD Instinct MI300A"
 
 
 def test_nothing_of_this_machine_is_taken_for_a_simulated_node(tmp_path: Path) -> None:
