@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuipc_doctor.model import Json, Tier
+from gpuipc_doctor.mpi.finding import check_template
 from gpuipc_doctor.yamlfile import BadFile, Document, Mistake, did_you_mean, read
 
 SCHEMA = Path(__file__).with_name("config.schema.json")
@@ -32,6 +33,16 @@ class Disabled:
 
 
 @dataclass(frozen=True, slots=True)
+class MpiConfig:
+    """A site's MPI; what is empty is found by itself."""
+
+    library: str = ""
+    """Path of the MPI library."""
+    launcher: str = ""
+    """Command that starts ranks, with ``{ranks}`` and, where wanted, ``{nodes} {ranks_per_node} {env}``."""
+
+
+@dataclass(frozen=True, slots=True)
 class SiteConfig:
     """What a site has decided; without a file, the defaults. All times are seconds."""
 
@@ -48,6 +59,7 @@ class SiteConfig:
     """For a whole run of a tier."""
     options: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
     """By check id, what that check's ``Context.options`` shall be."""
+    mpi: MpiConfig = MpiConfig()
 
 
 def load(path: Path) -> SiteConfig:
@@ -75,6 +87,7 @@ def load(path: Path) -> SiteConfig:
         start_up_s=float(data.get("start_up_s", SiteConfig().start_up_s)),
         budget_s={**_BUDGET_S, **budgets},
         options=data.get("options", {}),
+        mpi=MpiConfig(**data.get("mpi", {})),
     )
 
 
@@ -102,6 +115,8 @@ def _directories(document: Document, key: str) -> tuple[Path, ...]:
 
 def _mistakes(document: Document) -> Iterator[Mistake]:
     """What the schema cannot see: directories that cannot be read, or that root must not trust."""
+    if mistake := check_template(document.data.get("mpi", {}).get("launcher", "{ranks}")):
+        yield document.mistake(f"mpi.launcher: {mistake}", "mpi", "launcher")
     for key, suffixes in _DIRECTORIES.items():
         for number, directory in enumerate(_directories(document, key)):
             try:

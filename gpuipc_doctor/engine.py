@@ -1,53 +1,45 @@
-"""Plan, supervise, judge, join with the known issues: from a request to a report.
+"""Find out what is here, plan, run, join with the known issues: from a request to a report.
 
-Finding the devices is itself a probe (the check `plan.DISCOVERY`), because initialising a driver can hang.
+Finding the devices is itself a probe (the check `plan.DISCOVERY`), because initialising a driver can hang;
+so are the inventory's surveys, and looking at the MPI library.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
 
-from gpuipc_doctor import __version__, environment, inventory, knownissues, loader, plan, verdict
+from gpuipc_doctor import __version__, environment, inventory, knownissues, loader, plan
+from gpuipc_doctor.api import Context
 from gpuipc_doctor.config import SiteConfig
 from gpuipc_doctor.handover import device_from_json
 from gpuipc_doctor.knownissues import KnownIssue
+from gpuipc_doctor.loader import BrokenCheck, LoadedCheck
 from gpuipc_doctor.model import (
     CheckInfo,
     Device,
-    Ending,
     Fact,
     Finding,
     Json,
+    MpiStack,
     Node,
     ProbeOutcome,
     Report,
     Result,
-    RoleOutcome,
     Setting,
     Status,
     Tier,
 )
-from gpuipc_doctor.plan import Plan, PlannedProbe, Request
+from gpuipc_doctor.mpi import choice, finding
+from gpuipc_doctor.plan import Plan, Request
+from gpuipc_doctor.runner import MAX_JOBS, Runner, Watcher
 from gpuipc_doctor.supervise.execution import Limits
 from gpuipc_doctor.supervise.session import Session
-
-HANGS_BEFORE_GIVING_UP = 2
-"""So many hangs in the same call on one device, and its other probes are not run: each costs a deadline."""
-
-
-MAX_JOBS = 4
-"""Probes at a time. Drivers let one process at a time initialise: more would only wait for each other, and
-that counts against their deadlines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,58 +55,34 @@ class Stock:
         return tuple(fact for fact in self.facts if fact.value is not None or fact.name in inventory.NAMES)
 
 
-class Watcher(Protocol):
-    """Is told what runs; called from several threads."""
-
-    def planned(self, total: int) -> None: ...
-    def started(self, key: str, text: str, deadline_s: float) -> None: ...
-    def finished(self, key: str) -> None: ...
-
-
-@dataclass
 class Run:
-    """One run: its session, its clock, and what it has learned so far."""
+    """One run's stages, in order."""
 
-    request: Request
-    config: SiteConfig
-    session: Session
-    watcher: Watcher
-    started_at: float = field(default_factory=time.monotonic)
-    checks: list[CheckInfo] = field(default_factory=list)
-    results: list[Result] = field(default_factory=list)
-    interrupted: bool = False
-    probes_run: int = 0
-    hangs: Counter[tuple[str, str]] = field(default_factory=Counter)
-
-    @property
-    def until(self) -> float:
-        budget = self.request.budget_s or self.config.budget_s[self.request.tier]
-        return self.started_at + budget
-
-    # -- the stages -------------------------------------------------------------------------------------
+    def __init__(self, request: Request, config: SiteConfig, session: Session, watcher: Watcher) -> None:
+        self.request = request
+        self.config = config
+        self.node = session.node
+        self.started_at = time.monotonic()
+        budget_s = request.budget_s or config.budget_s[request.tier]
+        self.runner = Runner(session, watcher, self.started_at + budget_s, bool(request.keep_logs))
 
     def discover(self) -> tuple[tuple[Device, ...], tuple[Fact, ...]]:
         """Run the discovery check; its results count, its records become devices and facts.
 
         Beside it run the inventory's surveys, which only add facts: none of their results counts.
         """
-        discovery = loader.built_in_dir() / f"{plan.DISCOVERY.replace('-', '_')}.py"
-        items = [loader.load_file(file) for file in (discovery, inventory.SURVEYS)]
         options: dict[str, dict[str, Json]] = {
             plan.DISCOVERY: {"backends": self.request.backends, "required": self.request.backend != "auto"},
-            inventory.CHECK: {"root": self.session.node.root, "foreign": self.asks_foreign},
+            inventory.CHECK: {"root": self.node.root, "foreign": self.asks_foreign},
         }
-        config = replace(self.config, options=options, disabled={})
-        layout = plan.lay_out(items, self.request, config, ())
-        outcomes = self.execute(layout, jobs=len(layout.probes))
-        self.checks = [info for info in self.checks if info.id != inventory.CHECK]
-        self.results = [result for result in self.results if result.check != inventory.CHECK]
+        outcomes = self._look_around([plan.built_in(plan.DISCOVERY), inventory.SURVEYS], options)
+        self.runner.drop(inventory.CHECK)
         found = [record for outcome in outcomes for record in outcome.records.values()]
         devices = [device_from_json(data) for record in found for data in record.get("devices", ())]
         devices.sort(key=lambda device: (device.backend, device.index))
         if self.request.backend == "auto" and devices:
             # One vendor's driver is enough; the absence of the other's is no news.
-            self.results = [r for r in self.results if r.finding.status is not Status.SKIP]
+            self.runner.drop(plan.DISCOVERY, Status.SKIP)
         facts = [Fact(*fact) for record in found for fact in record.get("facts", ())]
         return tuple(devices), (*facts, *inventory.learned(outcomes))
 
@@ -128,165 +96,68 @@ class Run:
 
         Of the environment it tells the variables that matter, and those that ``issues`` ask for, set or not.
         """
-        node = self.session.node
         variables = environment.load()
-        environ = environment.read(node.root, {**os.environ, **node.env})
-        facts = inventory.read(node.root, asked, foreign=self.asks_foreign)
+        environ = environment.read(self.node.root, {**os.environ, **self.node.env})
+        facts = inventory.read(self.node.root, asked, foreign=self.asks_foreign)
         settings = tuple(environment.judge(environ, variables, facts))
         needs = (need for issue in issues for need in issue.needs if need.is_env)
         names = {*variables, *(need.fact.removeprefix("env:") for need in needs)}
         return Stock((*facts, *environment.facts(environ, sorted(names))), settings)
 
-    def execute(self, layout: Plan, jobs: int) -> list[ProbeOutcome]:
-        """Run the plan's probes, so many at once, and judge each as it ends."""
-        self.checks += layout.checks
-        self.results += layout.concluded
-        self.watcher.planned(len(layout.probes))
-        outcomes: list[ProbeOutcome] = []
-        waiting = list(layout.probes)
-        running: dict[Future[ProbeOutcome], PlannedProbe] = {}
-        with ThreadPoolExecutor(max(jobs, 1)) as pool, self._interruptible():
-            while waiting or running:
-                for planned in self._startable(waiting, list(running.values()), jobs):
-                    waiting.remove(planned)
-                    if reason := self._why_not(planned):
-                        self._conclude(planned, Finding.skip(reason))
-                    else:
-                        running[pool.submit(self._supervise, planned)] = planned
-                for future in self._wait(running):
-                    planned = running.pop(future)
-                    outcome = future.result()
-                    self._take(planned, outcome)
-                    outcomes.append(outcome)
-                    waiting[:0] = self._more(planned, outcome)
-        return outcomes
+    def find_mpi(
+        self, selected: Sequence[LoadedCheck | BrokenCheck], devices: tuple[Device, ...]
+    ) -> MpiStack | None:
+        """The MPI that the selected checks need, looked at by the check `plan.MPI_DISCOVERY`.
 
-    # -- one probe --------------------------------------------------------------------------------------
-
-    def _supervise(self, planned: PlannedProbe) -> ProbeOutcome:
-        probe = planned.probe
-        key = f"{planned.check.id} {probe.subject} {probe.name}"
-        self.watcher.started(key, f"{planned.check.id} on {probe.subject}", probe.deadline_s)
+        None when none of them needs one, and when there is none; its results then say why. A simulated
+        node has no MPI of its own: one must be named for it.
+        """
+        checks = [item.check for item in selected if isinstance(item, LoadedCheck)]
+        if not devices or not any(check.needs_mpi or check.id == plan.MPI_DISCOVERY for check in checks):
+            return None
+        named = self.request.mpi_lib or self.config.mpi.library
+        info = CheckInfo(plan.MPI_DISCOVERY, "the MPI library takes device pointers", Tier.ACCEPTANCE)
+        if self.node.simulated and not named:
+            self.runner.tell(info, Finding.skip("a simulated node has no MPI; name one with --mpi-lib"))
+            return None
         try:
-            return self.session.run(planned.check.id, planned.file, probe, until=self.until)
-        finally:
-            self.watcher.finished(key)
-
-    def _take(self, planned: PlannedProbe, outcome: ProbeOutcome) -> None:
-        """Judge an outcome: a completed probe by its check, any other by the one rule for all."""
-        if not outcome.stopped and planned.check.id not in (plan.DISCOVERY, inventory.CHECK):
-            self.probes_run += 1
-        if outcome.completed:
-            findings = judge(planned, outcome)
-        else:
-            findings = [verdict.conclude(outcome)]
-            self._remember_hang(outcome)
-        for finding in findings:
-            self._conclude(planned, finding, outcome)
-
-    def _more(self, planned: PlannedProbe, outcome: ProbeOutcome) -> list[PlannedProbe]:
-        """What the check wants to know after a probe that did not complete."""
-        if outcome.completed or outcome.stopped:
-            return []
-        deadline = planned.probe.deadline_s
-        return [
-            replace(planned, probe=replace(probe, deadline_s=deadline))
-            for probe in planned.check.again(outcome)
-        ]
-
-    def _conclude(self, planned: PlannedProbe, finding: Finding, outcome: ProbeOutcome | None = None) -> None:
-        self.results.append(
-            Result(
-                check=planned.check.id,
-                finding=finding,
-                devices=tuple(device.label for device in planned.probe.devices),
-                probe=planned.probe.name,
-                elapsed_s=outcome.elapsed_s if outcome else 0.0,
-                roles=_blamed_first(outcome) if outcome else (),
-                logs=Path(outcome.logs).name if outcome and self.request.keep_logs else "",
-            )
+            library = finding.find_library(self.request.mpi_lib, self.config.mpi.library, os.environ)
+        except finding.NotFound as absent:
+            self.runner.tell(info, Finding.error(absent.reason, remedy=absent.remedy))
+            return None
+        options = {"library": library.path, "chosen_by": library.source, "named": bool(named)}
+        outcomes = self._look_around(
+            [plan.built_in(plan.MPI_DISCOVERY)], {plan.MPI_DISCOVERY: options}, devices
         )
-
-    def _remember_hang(self, outcome: ProbeOutcome) -> None:
-        role = outcome.roles.get(outcome.blamed or "")
-        if role and role.operation and role.ending in (Ending.HUNG, Ending.UNKILLABLE):
-            self.hangs.update((device.label, role.operation) for device in outcome.devices)
-
-    def _why_not(self, planned: PlannedProbe) -> str:
-        """Why a probe is not to be run now, or nothing."""
-        if self.interrupted:
-            return "interrupted before this probe ran"
-        if time.monotonic() > self.until:
-            return f"budget; run it alone with `gpuipc-doctor check {planned.check.id}`"
-        if self.session.unkillable:
-            return f"no GPU probe may run beside a process that cannot be killed: {self.session.unkillable}"
-        for device in planned.probe.devices:
-            for (label, operation), count in self.hangs.items():
-                if label == device.label and count >= HANGS_BEFORE_GIVING_UP:
-                    return f"{operation} had hung {count} times on {label} by then"
-        return ""
-
-    # -- concurrency ------------------------------------------------------------------------------------
-
-    def _startable(
-        self, waiting: Sequence[PlannedProbe], running: Sequence[PlannedProbe], jobs: int
-    ) -> list[PlannedProbe]:
-        """In plan order, the probes that may start now: an exclusive one needs devices that nobody uses."""
-        used = {device for planned in running for device in planned.probe.devices}
-        closed = {
-            device for planned in running if planned.probe.exclusive for device in planned.probe.devices
-        }
-        chosen: list[PlannedProbe] = []
-        for planned in waiting:
-            if len(running) + len(chosen) >= jobs:
-                break
-            devices = set(planned.probe.devices)
-            if devices & (used if planned.probe.exclusive else closed):
-                closed |= devices  # its turn comes before that of later ones
-                continue
-            chosen.append(planned)
-            used |= devices
-            if planned.probe.exclusive:
-                closed |= devices
-        return chosen
-
-    def _wait(self, running: dict[Future[ProbeOutcome], PlannedProbe]) -> set[Future[ProbeOutcome]]:
-        """Wait for the next probe to end. Ctrl-C ends those that run; what was learned stays."""
-        if not running:
-            return set()
+        seen = next((outcome.records["mpi"] for outcome in outcomes if outcome.completed), {})
+        if "facts" not in seen:
+            return None
         try:
-            return wait(running, return_when=FIRST_COMPLETED).done
-        except KeyboardInterrupt:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the end is near, and bounded
-            self.interrupted = True
-            self.session.stop()
-            return wait(running).done
+            launcher = choice.launcher(seen, self.config.mpi.launcher, os.environ)
+        except finding.NotFound as absent:
+            self.runner.tell(info, Finding.error(absent.reason, remedy=absent.remedy))
+            return None
+        backends = {device.backend for device in devices}
+        return choice.stack(seen, backends, launcher, simulated=bool(self.node.simulated))
 
-    @contextlib.contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """Make SIGTERM mean what Ctrl-C means, for as long as probes run."""
+    @property
+    def has_run(self) -> set[str]:
+        """The checks that have run by now."""
+        return {info.id for info in self.runner.checks}
 
-        def interrupt(*_: object) -> None:
-            raise KeyboardInterrupt
-
-        before = signal.signal(signal.SIGTERM, interrupt)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, before)
-
-
-def _blamed_first(outcome: ProbeOutcome) -> tuple[RoleOutcome, ...]:
-    return tuple(sorted(outcome.roles.values(), key=lambda role: role.role != outcome.blamed))
-
-
-def judge(planned: PlannedProbe, outcome: ProbeOutcome) -> list[Finding]:
-    """The check's own conclusions. A check that fails to conclude is an ERROR, never silence."""
-    try:
-        findings = list(planned.check.judge(outcome))
-    except Exception as error:
-        return [Finding.error(f"judging failed: {type(error).__name__}: {error}", str(planned.file))]
-    return findings or [Finding.error("the check concluded nothing", str(planned.file))]
+    def _look_around(
+        self,
+        files: Iterable[Path],
+        options: Mapping[str, Mapping[str, Json]],
+        devices: tuple[Device, ...] = (),
+    ) -> list[ProbeOutcome]:
+        """Run checks that others build on: with these options, never disabled, and no test of a GPU."""
+        config = replace(self.config, options=options, disabled={})
+        items = [loader.load_file(file) for file in files]
+        layout = plan.lay_out(items, self.request, config, Context(devices))
+        outcomes = self.runner.execute(layout, jobs=max(len(layout.probes), 1))
+        self.runner.probes_run = 0
+        return outcomes
 
 
 def take_stock(request: Request, config: SiteConfig, node: Node, watcher: Watcher) -> Stock:
@@ -298,11 +169,14 @@ def take_stock(request: Request, config: SiteConfig, node: Node, watcher: Watche
 
 
 def dry_run(request: Request, config: SiteConfig, node: Node, watcher: Watcher) -> Plan:
-    """What `run` would do, after finding the devices and nothing else."""
+    """What `run` would do, after finding out what is here and nothing else."""
     selected = plan.select_checks(request, config)
     with Session(node, Limits(start_up_s=config.start_up_s)) as session:
-        devices, facts = Run(request, config, session, watcher).discover()
-    return plan.lay_out(selected, request, config, plan.select_devices(request, devices), facts)
+        run = Run(request, config, session, watcher)
+        devices, facts = run.discover()
+        devices = plan.select_devices(request, devices)
+        context = Context(devices, facts, mpi=run.find_mpi(selected, devices))
+    return plan.lay_out(selected, request, config, context, already=run.has_run)
 
 
 def run(
@@ -333,9 +207,11 @@ def run(
         stock = run.take_stock(asked, issues)
         facts = stock.facts
         matches = knownissues.match_versions(issues, facts, devices)
-        layout = plan.lay_out(selected, request, config, devices, facts, matches, settings=stock.settings)
-        run.execute(layout, jobs=min(MAX_JOBS, len(os.sched_getaffinity(0))))
-    results = _in_plan_order(run.results, run.checks)
+        mpi = run.find_mpi(selected, devices)
+        context = Context(devices, facts, matches, mpi, stock.settings)
+        layout = plan.lay_out(selected, request, config, context, already=run.has_run)
+        run.runner.execute(layout, jobs=min(MAX_JOBS, len(os.sched_getaffinity(0))))
+    results = _in_plan_order(run.runner.results, run.runner.checks)
     return Report(
         host=host,
         started=started.isoformat(timespec="seconds"),
@@ -344,12 +220,12 @@ def run(
         tool_version=__version__,
         devices=devices,
         inventory=stock.told,
-        checks=tuple(run.checks),
+        checks=tuple(run.runner.checks),
         results=results,
         joins=knownissues.join(issues, facts, results, devices),
         simulated=node.simulated,
-        interrupted=run.interrupted,
-        probes_run=run.probes_run,
+        interrupted=run.runner.interrupted,
+        probes_run=run.runner.probes_run,
     )
 
 

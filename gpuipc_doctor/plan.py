@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,10 +11,13 @@ from gpuipc_doctor import loader
 from gpuipc_doctor.api import Check, Context
 from gpuipc_doctor.config import SiteConfig
 from gpuipc_doctor.loader import BrokenCheck, LoadedCheck
-from gpuipc_doctor.model import CheckInfo, Device, Fact, Finding, Join, MpiStack, Probe, Result, Setting, Tier
+from gpuipc_doctor.model import CheckInfo, Device, Finding, MpiStack, Probe, Result, Tier
 
 DISCOVERY = "driver-init"
 """The check that finds the devices; it runs before everything else is planned."""
+
+MPI_DISCOVERY = "mpi-gpu-aware"
+"""The check that looks at the MPI library; it runs first where checks need MPI."""
 
 BACKENDS = ("cuda", "hip")
 
@@ -40,6 +43,7 @@ class Request:
     deadline_s: float | None = None
     budget_s: float | None = None
     keep_logs: Path | None = None
+    mpi_lib: str | None = None
 
     @property
     def backends(self) -> tuple[str, ...]:
@@ -63,7 +67,7 @@ class Plan:
 
 
 def select_checks(request: Request, config: SiteConfig) -> list[LoadedCheck | BrokenCheck]:
-    """The checks asked for by id, else all up to the tier, less the discovery, which always runs.
+    """The checks asked for by id, else all up to the tier, less the discoveries, which run when needed.
 
     Raises `UnknownName`.
     """
@@ -71,14 +75,19 @@ def select_checks(request: Request, config: SiteConfig) -> list[LoadedCheck | Br
     for id_ in request.checks:
         if id_ not in available:
             raise UnknownName("check", id_, available)
-    del available[DISCOVERY]
     if request.checks:
-        return [available[id_] for id_ in dict.fromkeys(request.checks) if id_ in available]
+        return [available[id_] for id_ in dict.fromkeys(request.checks) if id_ != DISCOVERY]
+    del available[DISCOVERY]
     return [
         item
         for item in available.values()
         if isinstance(item, BrokenCheck) or item.check.tier <= request.tier
     ]
+
+
+def built_in(id_: str) -> Path:
+    """The file of a built-in check."""
+    return loader.built_in_dir() / f"{id_.replace('-', '_')}.py"
 
 
 def select_devices(request: Request, devices: Sequence[Device]) -> tuple[Device, ...]:
@@ -98,20 +107,20 @@ def lay_out(
     selected: Iterable[LoadedCheck | BrokenCheck],
     request: Request,
     config: SiteConfig,
-    devices: tuple[Device, ...],
-    inventory: tuple[Fact, ...] = (),
-    version_matches: tuple[Join, ...] = (),
-    mpi: MpiStack | None = None,
-    settings: tuple[Setting, ...] = (),
+    context: Context,
+    already: Collection[str] = (),
 ) -> Plan:
     """Ask every selected check for its probes on the devices that have what it requires.
 
-    ``mpi`` is None when no check needs one, or when none was found.
+    ``context`` holds all devices that were selected; each check is given its own part of it. Checks that
+    have run ``already``, because others build on them, are left out.
     """
     infos: list[CheckInfo] = []
     probes: list[PlannedProbe] = []
     concluded: list[Result] = []
     for item in selected:
+        if _id(item) in already:
+            continue  # it has run as a discovery
         if isinstance(item, BrokenCheck):
             infos.append(CheckInfo(item.id, "(does not load)", request.tier))
             concluded.append(Result(item.id, Finding.error(f"the check file does not load: {item.reason}")))
@@ -124,16 +133,15 @@ def lay_out(
             )
             continue
         able = []
-        for device in devices:
-            if unfit := _unfit(check, device, mpi):
+        for device in context.devices:
+            if unfit := _unfit(check, device, context.mpi):
                 concluded.append(Result(check.id, unfit, (device.label,)))
             else:
                 able.append(device)
         if (check.requires or check.needs_mpi) and not able:
             continue
-        options = config.options.get(check.id, {})
-        context = Context(tuple(able), inventory, version_matches, mpi, settings, options)
-        planned, said = _ask(item, context, request, config)
+        own = replace(context, devices=tuple(able), options=config.options.get(check.id, {}))
+        planned, said = _ask(item, own, request, config)
         probes += planned
         concluded += said
     return Plan(tuple(infos), tuple(probes), tuple(concluded))

@@ -55,6 +55,7 @@ from gpuipc_doctor.report import exits
     metavar="DIR",
     help="Keep each probe's logs and stacks there.",
 )
+@click.option("--mpi-lib", metavar="FILE", help="The MPI library that the MPI checks use.")
 @click.option("--strict", is_flag=True, help="Exit with 10 when the worst finding is WARN.")
 @click.option(
     "--exit-style",
@@ -80,6 +81,7 @@ def command(
     deadline: float | None,
     budget: float | None,
     keep_logs: Path | None,
+    mpi_lib: str | None,
     strict: bool,
     exit_style: str,
     dry_run: bool,
@@ -99,6 +101,7 @@ def command(
         deadline_s=deadline,
         budget_s=budget,
         keep_logs=keep_logs,
+        mpi_lib=mpi_lib,
     )
     if dry_run:
         with options.node(simulate) as (node, _):

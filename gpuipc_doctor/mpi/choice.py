@@ -1,0 +1,41 @@
+"""From what was seen of an MPI library to the `MpiStack` that checks run on. Loads nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from gpuipc_doctor.model import Json, MpiStack
+from gpuipc_doctor.mpi import families, finding
+from gpuipc_doctor.mpi.finding import Launcher
+
+
+def launcher(seen: Mapping[str, Json], template: str, environment: Mapping[str, str]) -> Launcher:
+    """The launcher that suits the library of which ``seen`` is the survey. Raises `finding.NotFound`."""
+    facts = seen["facts"]
+    identity = families.identify(facts["version_text"])
+    return finding.find_launcher(identity, facts["library"], template, environment)
+
+
+def stack(
+    seen: Mapping[str, Json], backends: Collection[str], launcher: Launcher, *, simulated: bool
+) -> MpiStack:
+    """The MPI that checks run on, and which backends' device pointers it takes.
+
+    Simulated device memory is the host's, so on a simulated node every MPI takes it.
+    """
+    facts = seen["facts"]
+    identity = families.identify(facts["version_text"])
+    aware = {backend: families.gpu_aware(facts, backend) for backend in sorted(backends)}
+    unable = [verdict for verdict in aware.values() if not verdict.able]
+    some = next(iter(aware))
+    return MpiStack(
+        family=identity.family,
+        version=identity.version,
+        library=facts["library"],
+        launch=launcher.launch,
+        takes=frozenset(backend for backend, verdict in aware.items() if verdict.able or simulated),
+        why_not=unable[0].why_not if unable else "",
+        remedy=unable[0].remedy if unable else "",
+        ipc_off=families.ipc_off(facts, some),
+        edges=families.edges(facts, some),
+    )

@@ -1,0 +1,214 @@
+"""Run a plan's probes, so many at once, and keep what each means."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from gpuipc_doctor import verdict
+from gpuipc_doctor.model import CheckInfo, Ending, Finding, ProbeOutcome, Result, RoleOutcome, Status
+from gpuipc_doctor.plan import Plan, PlannedProbe
+from gpuipc_doctor.supervise.session import Session
+
+HANGS_BEFORE_GIVING_UP = 2
+"""So many hangs in the same call on one device, and its other probes are not run: each costs a deadline."""
+
+MAX_JOBS = 4
+"""Probes at a time. Drivers let one process at a time initialise: more would only wait for each other, and
+that counts against their deadlines."""
+
+
+class Watcher(Protocol):
+    """Is told what runs; called from several threads."""
+
+    def planned(self, total: int) -> None: ...
+    def started(self, key: str, text: str, deadline_s: float) -> None: ...
+    def finished(self, key: str) -> None: ...
+
+
+@dataclass
+class Runner:
+    """Runs plans one after the other. ``until``: `time.monotonic()` seconds at which the budget ends."""
+
+    session: Session
+    watcher: Watcher
+    until: float
+    keeps_logs: bool = False
+    checks: list[CheckInfo] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
+    interrupted: bool = False
+    probes_run: int = 0
+    _hangs: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def tell(self, info: CheckInfo, finding: Finding) -> None:
+        """Report a finding that needed no probe."""
+        self.checks.append(info)
+        self.results.append(Result(info.id, finding))
+
+    def drop(self, check: str, status: Status | None = None) -> None:
+        """Forget a check's results: those with a status, or all of them and that it ran."""
+        if status is None:
+            self.checks = [info for info in self.checks if info.id != check]
+        self.results = [
+            result
+            for result in self.results
+            if result.check != check or status not in (None, result.finding.status)
+        ]
+
+    def execute(self, layout: Plan, jobs: int) -> list[ProbeOutcome]:
+        """Run the plan's probes, so many at once, and judge each as it ends."""
+        self.checks += layout.checks
+        self.results += layout.concluded
+        self.watcher.planned(len(layout.probes))
+        outcomes: list[ProbeOutcome] = []
+        waiting = list(layout.probes)
+        running: dict[Future[ProbeOutcome], PlannedProbe] = {}
+        with ThreadPoolExecutor(max(jobs, 1)) as pool, self._interruptible():
+            while waiting or running:
+                for planned in self._startable(waiting, list(running.values()), jobs):
+                    waiting.remove(planned)
+                    if reason := self._why_not(planned):
+                        self._conclude(planned, Finding.skip(reason))
+                    else:
+                        running[pool.submit(self._supervise, planned)] = planned
+                for future in self._wait(running):
+                    planned = running.pop(future)
+                    outcome = future.result()
+                    self._take(planned, outcome)
+                    outcomes.append(outcome)
+                    waiting[:0] = self._more(planned, outcome)
+        return outcomes
+
+    # -- one probe --------------------------------------------------------------------------------------
+
+    def _supervise(self, planned: PlannedProbe) -> ProbeOutcome:
+        probe = planned.probe
+        key = f"{planned.check.id} {probe.subject} {probe.name}"
+        self.watcher.started(key, f"{planned.check.id} on {probe.subject}", probe.deadline_s)
+        try:
+            return self.session.run(planned.check.id, planned.file, probe, until=self.until)
+        finally:
+            self.watcher.finished(key)
+
+    def _take(self, planned: PlannedProbe, outcome: ProbeOutcome) -> None:
+        """Judge an outcome: a completed probe by its check, any other by the one rule for all."""
+        if not outcome.stopped:
+            self.probes_run += 1
+        if outcome.completed:
+            findings = judge(planned, outcome)
+        else:
+            findings = [verdict.conclude(outcome)]
+            self._remember_hang(outcome)
+        for finding in findings:
+            self._conclude(planned, finding, outcome)
+
+    def _more(self, planned: PlannedProbe, outcome: ProbeOutcome) -> list[PlannedProbe]:
+        """What the check wants to know after a probe that did not complete."""
+        if outcome.completed or outcome.stopped:
+            return []
+        deadline = planned.probe.deadline_s
+        return [
+            replace(planned, probe=replace(probe, deadline_s=deadline))
+            for probe in planned.check.again(outcome)
+        ]
+
+    def _conclude(self, planned: PlannedProbe, finding: Finding, outcome: ProbeOutcome | None = None) -> None:
+        self.results.append(
+            Result(
+                check=planned.check.id,
+                finding=finding,
+                devices=tuple(device.label for device in planned.probe.devices),
+                probe=planned.probe.name,
+                elapsed_s=outcome.elapsed_s if outcome else 0.0,
+                roles=_blamed_first(outcome) if outcome else (),
+                logs=Path(outcome.logs).name if outcome and self.keeps_logs else "",
+            )
+        )
+
+    def _remember_hang(self, outcome: ProbeOutcome) -> None:
+        role = outcome.roles.get(outcome.blamed or "")
+        if role and role.operation and role.ending in (Ending.HUNG, Ending.UNKILLABLE):
+            self._hangs.update((device.label, role.operation) for device in outcome.devices)
+
+    def _why_not(self, planned: PlannedProbe) -> str:
+        """Why a probe is not to be run now, or nothing."""
+        if self.interrupted:
+            return "interrupted before this probe ran"
+        if time.monotonic() > self.until:
+            return f"budget; run it alone with `gpuipc-doctor check {planned.check.id}`"
+        if self.session.unkillable:
+            return f"no GPU probe may run beside a process that cannot be killed: {self.session.unkillable}"
+        for device in planned.probe.devices:
+            for (label, operation), count in self._hangs.items():
+                if label == device.label and count >= HANGS_BEFORE_GIVING_UP:
+                    return f"{operation} had hung {count} times on {label} by then"
+        return ""
+
+    # -- concurrency ------------------------------------------------------------------------------------
+
+    def _startable(
+        self, waiting: Sequence[PlannedProbe], running: Sequence[PlannedProbe], jobs: int
+    ) -> list[PlannedProbe]:
+        """In plan order, the probes that may start now: an exclusive one needs devices that nobody uses."""
+        used = {device for planned in running for device in planned.probe.devices}
+        closed = {
+            device for planned in running if planned.probe.exclusive for device in planned.probe.devices
+        }
+        chosen: list[PlannedProbe] = []
+        for planned in waiting:
+            if len(running) + len(chosen) >= jobs:
+                break
+            devices = set(planned.probe.devices)
+            if devices & (used if planned.probe.exclusive else closed):
+                closed |= devices  # its turn comes before that of later ones
+                continue
+            chosen.append(planned)
+            used |= devices
+            if planned.probe.exclusive:
+                closed |= devices
+        return chosen
+
+    def _wait(self, running: dict[Future[ProbeOutcome], PlannedProbe]) -> set[Future[ProbeOutcome]]:
+        """Wait for the next probe to end. Ctrl-C ends those that run; what was learned stays."""
+        if not running:
+            return set()
+        try:
+            return wait(running, return_when=FIRST_COMPLETED).done
+        except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the end is near, and bounded
+            self.interrupted = True
+            self.session.stop()
+            return wait(running).done
+
+    @contextlib.contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Make SIGTERM mean what Ctrl-C means, for as long as probes run."""
+
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        before = signal.signal(signal.SIGTERM, interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _blamed_first(outcome: ProbeOutcome) -> tuple[RoleOutcome, ...]:
+    return tuple(sorted(outcome.roles.values(), key=lambda role: role.role != outcome.blamed))
+
+
+def judge(planned: PlannedProbe, outcome: ProbeOutcome) -> list[Finding]:
+    """The check's own conclusions. A check that fails to conclude is an ERROR, never silence."""
+    try:
+        findings = list(planned.check.judge(outcome))
+    except Exception as error:
+        return [Finding.error(f"judging failed: {type(error).__name__}: {error}", str(planned.file))]
+    return findings or [Finding.error("the check concluded nothing", str(planned.file))]
