@@ -29,7 +29,7 @@ def load(text: str, directory: Path, name: str = "own_check") -> LoadedCheck | B
 
 
 def lay_out(item: LoadedCheck | BrokenCheck, devices: tuple[Device, ...] = DEVICES) -> plan.Plan:
-    return plan.lay_out([item], Request(), SiteConfig(), devices)
+    return plan.lay_out([item], Request(), SiteConfig(), Context(devices))
 
 
 OWN_CHECK = """
@@ -124,7 +124,7 @@ def test_a_file_that_does_not_load_is_an_error(tmp_path: Path, text: str, says: 
 def test_a_disabled_check_is_a_skip_that_says_where() -> None:
     [item] = plan.select_checks(Request(checks=("ipc-reopen",)), SiteConfig())
     config = SiteConfig(disabled={"ipc-reopen": Disabled("ticket 4711", "site.yaml:12")})
-    [result] = plan.lay_out([item], Request(), config, DEVICES).concluded
+    [result] = plan.lay_out([item], Request(), config, Context(DEVICES)).concluded
     assert result.finding == Finding.skip("disabled at site.yaml:12: ticket 4711")
 
 
@@ -135,7 +135,7 @@ def test_a_deadline_of_the_command_line_wins() -> None:
         (Request(), SiteConfig(deadline_s=4.0), 4.0),
         (Request(deadline_s=2.0), SiteConfig(deadline_s=4.0), 2.0),
     ):
-        layout = plan.lay_out([item], request, config, DEVICES)
+        layout = plan.lay_out([item], request, config, Context(DEVICES))
         assert {planned.probe.deadline_s for planned in layout.probes} == {expected}
 
 
@@ -164,5 +164,5 @@ def test_context_options_reach_the_check(tmp_path: Path) -> None:
             yield Finding.ok(str(ctx.options))
 
     config = SiteConfig(options={"curious": {"x": 1}})
-    layout = plan.lay_out([LoadedCheck(Curious(), Path(__file__))], Request(), config, DEVICES)
+    layout = plan.lay_out([LoadedCheck(Curious(), Path(__file__))], Request(), config, Context(DEVICES))
     assert layout.concluded[0].finding.summary == "{'x': 1}"
