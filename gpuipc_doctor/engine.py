@@ -73,7 +73,11 @@ class Run:
         """
         options: dict[str, dict[str, Json]] = {
             plan.DISCOVERY: {"backends": self.request.backends, "required": self.request.backend != "auto"},
-            inventory.CHECK: {"root": self.node.root, "foreign": self.asks_foreign},
+            inventory.CHECK: {
+                "root": self.node.root,
+                "foreign": self.asks_foreign,
+                "mpi": self.request.mpi_lib or self.config.mpi.library or "",
+            },
         }
         outcomes = self._look_around([plan.built_in(plan.DISCOVERY), inventory.SURVEYS], options)
         self.runner.drop(inventory.CHECK)

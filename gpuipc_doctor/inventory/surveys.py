@@ -38,7 +38,9 @@ _PACKAGE_SIGNS = ("/sys/class/cxi", "/sys/module/xe", "/sys/module/i915")
 
 
 class Surveys(Check):
-    """Options: ``root``, and ``foreign``: whether what the environment chooses may be loaded and run."""
+    """Options: ``root``; ``foreign``: whether what the environment chooses may be loaded and run; ``mpi``:
+    the MPI library that somebody named, which is asked for a simulated node, too.
+    """
 
     id = "inventory"
     title = "versions that drivers and libraries tell"
@@ -50,6 +52,8 @@ class Surveys(Check):
             yield _probe("nvidia", nvidia, facts, root=str(tree.root))
         if next(tree.glob("/sys/bus/pci/devices/*/config"), None):
             yield _probe("pci", bridges, ("acs",), root=str(tree.root))
+        if ctx.options["foreign"] and (named := ctx.options["mpi"]):
+            yield _probe("mpi", mpi, MPI_FACTS, library=str(Path(named).absolute()))
         if ctx.options["foreign"] and tree.is_real:
             yield from _foreign(tree, os.environ)
 

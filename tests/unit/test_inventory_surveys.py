@@ -132,6 +132,16 @@ def test_a_source_that_hangs_or_crashes_costs_its_own_rows(
     assert facts["kernel"].value
 
 
+@needs_compiler
+def test_an_mpi_library_that_is_named_is_asked_for_a_simulated_node_too(prefix: Path) -> None:
+    library(prefix, "libmpi_mine.so", MPI.format(extra="", body=""))
+    request = Request(backend="cuda", mpi_lib=f"{prefix}/lib/libmpi_mine.so")
+    node = Node(root=str(prefix / "tree"), simulated="tree")
+    facts = engine.take_stock(request, SiteConfig(), node, Silent()).facts
+    said = f"MPI_Get_library_version of {prefix}/lib/libmpi_mine.so"
+    assert Fact("mpich", "4.2.2", said) in facts
+
+
 def test_a_library_that_does_not_load_says_why(prefix: Path) -> None:
     (prefix / "lib/libucp.so.0").write_text("no ELF\n")
     assert "invalid ELF header" in stock()["ucx"].source or "file too short" in stock()["ucx"].source
