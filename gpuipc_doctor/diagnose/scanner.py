@@ -230,7 +230,7 @@ def _readings(lines: _Lines, index: int) -> list[tuple[str, int, int]]:
         last += 1
     if first == last:
         return []
-    hard = width in _WIDTHS or (width > min(_WIDTHS) and sum(len(line) == width for line in near) > 1)
+    hard = width in _WIDTHS or (width >= _NARROWEST and sum(len(line) == width for line in near) > 1)
     run, own = near[first : last + 1], index - low - first
     return [_joined(run, own, full) for full in ([0, width] if hard else [0])]
 
