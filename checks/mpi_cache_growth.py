@@ -47,6 +47,9 @@ VARIANTS = {
 }
 
 
+BANDWIDTH_ROUNDS = 8
+
+
 class MpiCacheGrowth(Check):
     id = "mpi-cache-growth"
     title = "MPI gives the memory of freed buffers back"
@@ -123,6 +126,10 @@ def iterate(w: Worker) -> None:
         used.append(total - free - SMALL * len(kept))
         sizes.append(nbytes)
     w.record(used=used, large=sizes, free=free)
+    if w.params["communicates"]:
+        with gpu.alloc(sizes[-1]) as large, w.step("measure the bandwidth"):
+            times = w.mpi.ping_pong(large.address, sizes[-1], partner, BANDWIDTH_ROUNDS)
+        w.record(price=(sizes[-1] / min(times) / 1e9, "GB/s"))
     for small in kept:
         small.free()
     w.mpi.finalize()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from gpuipc_doctor import __version__, environment, inventory, knownissues, loader, plan
+from gpuipc_doctor import __version__, environment, inventory, knownissues, loader, plan, trials
 from gpuipc_doctor.api import Context
 from gpuipc_doctor.config import SiteConfig
 from gpuipc_doctor.handover import device_from_json
@@ -215,6 +215,8 @@ def run(
         context = Context(devices, facts, matches, mpi, stock.settings)
         layout = plan.lay_out(selected, request, config, context, already=run.has_run)
         run.runner.execute(layout, jobs=min(MAX_JOBS, len(os.sched_getaffinity(0))))
+        if mpi and request.workarounds:
+            trials.try_all(run.runner, mpi.workarounds)
     results = _in_plan_order(run.runner.results, run.runner.checks)
     return Report(
         host=host,

@@ -138,12 +138,21 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
+class Workaround:
+    """Environment that may help, and in words what it costs."""
+
+    env: Mapping[str, str]
+    cost: str
+
+
+@dataclass(frozen=True, slots=True)
 class MpiStack:
     """The MPI of this run: which it is, how its ranks are started, and whether it takes device pointers.
 
     ``takes`` holds the backends whose device pointers may be given to it. On a simulated node that is every
     backend, since simulated device memory is the host's. ``why_not`` and ``remedy`` are for the others.
     ``ipc_off`` is the environment that turns this MPI's use of GPU IPC off; empty when it has no such switch.
+    ``workarounds`` are the settings, right for this version, that may help when it fails, cheapest first.
     ``edges`` are the message sizes, in bytes, at which it changes its protocol.
     """
 
@@ -155,6 +164,7 @@ class MpiStack:
     why_not: str = ""
     remedy: str = ""
     ipc_off: Mapping[str, str] = field(default_factory=dict)
+    workarounds: tuple[Workaround, ...] = ()
     edges: tuple[int, ...] = ()
 
     def with_env(self, env: Mapping[str, str]) -> Launch:

@@ -44,6 +44,7 @@ class Request:
     budget_s: float | None = None
     keep_logs: Path | None = None
     mpi_lib: str | None = None
+    workarounds: bool = True
 
     @property
     def backends(self) -> tuple[str, ...]:

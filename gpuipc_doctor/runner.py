@@ -45,6 +45,7 @@ class Runner:
     results: list[Result] = field(default_factory=list)
     interrupted: bool = False
     probes_run: int = 0
+    failed: list[tuple[PlannedProbe, ProbeOutcome]] = field(default_factory=list)
     _hangs: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def tell(self, info: CheckInfo, finding: Finding) -> None:
@@ -70,7 +71,7 @@ class Runner:
         outcomes: list[ProbeOutcome] = []
         waiting = list(layout.probes)
         running: dict[Future[ProbeOutcome], PlannedProbe] = {}
-        with ThreadPoolExecutor(max(jobs, 1)) as pool, self._interruptible():
+        with ThreadPoolExecutor(max(jobs, 1)) as pool, self.interruptible():
             while waiting or running:
                 for planned in self._startable(waiting, list(running.values()), jobs):
                     waiting.remove(planned)
@@ -98,16 +99,30 @@ class Runner:
             self.watcher.finished(key)
 
     def _take(self, planned: PlannedProbe, outcome: ProbeOutcome) -> None:
-        """Judge an outcome: a completed probe by its check, any other by the one rule for all."""
+        """Judge an outcome, and remember what it teaches."""
         if not outcome.stopped:
             self.probes_run += 1
-        if outcome.completed:
-            findings = judge(planned, outcome)
-        else:
-            findings = [verdict.conclude(outcome)]
-            self._remember_hang(outcome)
+        self._remember_hang(outcome)
+        findings = conclusions(planned, outcome)
+        if any(finding.status is Status.FAIL for finding in findings):
+            self.failed.append((planned, outcome))
         for finding in findings:
             self._conclude(planned, finding, outcome)
+
+    def rehearse(self, planned: PlannedProbe) -> ProbeOutcome | None:
+        """Run a probe without keeping what it means; None when it may not run now."""
+        if self._why_not(planned):
+            return None
+        return self._supervise(planned)
+
+    def add_evidence(self, planned: PlannedProbe, line: str) -> None:
+        """Add a line to what a probe's failing findings say."""
+        devices = tuple(device.label for device in planned.probe.devices)
+        place = (planned.check.id, devices, planned.probe.name, Status.FAIL)
+        for number, result in enumerate(self.results):
+            if (result.check, result.devices, result.probe, result.finding.status) == place:
+                finding = replace(result.finding, evidence=(*result.finding.evidence, line))
+                self.results[number] = replace(result, finding=finding)
 
     def _more(self, planned: PlannedProbe, outcome: ProbeOutcome) -> list[PlannedProbe]:
         """What the check wants to know after a probe that did not complete."""
@@ -188,7 +203,7 @@ class Runner:
             return wait(running).done
 
     @contextlib.contextmanager
-    def _interruptible(self) -> Iterator[None]:
+    def interruptible(self) -> Iterator[None]:
         """Make SIGTERM mean what Ctrl-C means, for as long as probes run."""
 
         def interrupt(*_: object) -> None:
@@ -203,6 +218,11 @@ class Runner:
 
 def _blamed_first(outcome: ProbeOutcome) -> tuple[RoleOutcome, ...]:
     return tuple(sorted(outcome.roles.values(), key=lambda role: role.role != outcome.blamed))
+
+
+def conclusions(planned: PlannedProbe, outcome: ProbeOutcome) -> list[Finding]:
+    """What an outcome means: a completed probe by its check, any other by the one rule for all."""
+    return judge(planned, outcome) if outcome.completed else [verdict.conclude(outcome)]
 
 
 def judge(planned: PlannedProbe, outcome: ProbeOutcome) -> list[Finding]:

@@ -56,6 +56,7 @@ from gpuipc_doctor.report import exits
     help="Keep each probe's logs and stacks there.",
 )
 @click.option("--mpi-lib", metavar="FILE", help="The MPI library that the MPI checks use.")
+@click.option("--no-workarounds", is_flag=True, help="Do not try workarounds on MPI checks that fail.")
 @click.option("--strict", is_flag=True, help="Exit with 10 when the worst finding is WARN.")
 @click.option(
     "--exit-style",
@@ -82,6 +83,7 @@ def command(
     budget: float | None,
     keep_logs: Path | None,
     mpi_lib: str | None,
+    no_workarounds: bool,
     strict: bool,
     exit_style: str,
     dry_run: bool,
@@ -102,6 +104,7 @@ def command(
         budget_s=budget,
         keep_logs=keep_logs,
         mpi_lib=mpi_lib,
+        workarounds=not no_workarounds,
     )
     if dry_run:
         with options.node(simulate) as (node, _):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from gpuipc_doctor.model import Json, MpiStack
+from gpuipc_doctor.model import Json, MpiStack, Workaround
 from gpuipc_doctor.mpi import families, finding
 from gpuipc_doctor.mpi.finding import Launcher
 
@@ -37,5 +37,6 @@ def stack(
         why_not=unable[0].why_not if unable else "",
         remedy=unable[0].remedy if unable else "",
         ipc_off=families.ipc_off(facts, some),
+        workarounds=tuple(Workaround(s.env, s.cost) for s in families.switches(facts, some)),
         edges=families.edges(facts, some),
     )
