@@ -45,6 +45,18 @@ class Need:
             return any_of(self.range.judge(value) for value in values)
         return Verdict.BAD if any(re.search(self.matches, value) for value in values) else Verdict.FINE
 
+    def found(self, facts: Iterable[Fact]) -> str:
+        """What was found of it: ``gpu-model NVIDIA GH200 120GB``, ``MPICH_GPU_IPC_ENABLED not set``."""
+        values = [fact.value for fact in facts if fact.name == self.fact and fact.value is not None]
+        if self.is_env:
+            name = self.fact.removeprefix(ENV)
+            return " ".join(f"{name}={value}" for value in values) or f"{name} not set"
+        return f"{self.fact} {', '.join(values)}" if values else f"no {self.fact}"
+
+    @property
+    def is_mere_presence(self) -> bool:
+        return not (self.matches or self.range or self.absent or self.is_env)
+
     @property
     def is_env(self) -> bool:
         return self.fact.startswith(ENV)

@@ -86,20 +86,17 @@ class KnownIssue:
     def judge(self, facts: Iterable[Fact]) -> tuple[Verdict, str]:
         """Whether this node is one on which the fault is to be expected, and why that is so."""
         facts = tuple(facts)
-        versions = [fact for fact in facts if fact.name == self.component]
-        found = [(fact, self._judge_version(fact.value)) for fact in versions if fact.value is not None]
-        verdict = any_of(v for _, v in found) if found else Verdict.UNKNOWN
-        reason = "; ".join(dict.fromkeys(self._reason(fact, v) for fact, v in found if v is verdict))
-        if not found:
-            looked = "; ".join(fact.source for fact in versions)
-            reason = f"the version of {self.component} is not known" + (f" ({looked})" if looked else "")
+        verdict, reason = self._judge_versions(facts)
+        held, lacking = [], ""
         for need in self.needs:
             holds = need.judge(facts)
-            if holds is not Verdict.BAD:
-                lacking = "does not fit" if holds is Verdict.FINE else "is not known"
-                reason += f", and {need}, which matters too, {lacking}"
             verdict = all_of((verdict, holds))
-        return verdict, reason
+            if holds is not Verdict.BAD:
+                why = "does not fit" if holds is Verdict.FINE else "is not known"
+                lacking += f", and {need}, which matters too, {why}"
+            elif not need.is_mere_presence:
+                held.append(need.found(facts))
+        return verdict, reason + (f" with {', '.join(held)}" if held else "") + lacking
 
     def recognises(self, result: Result, facts: Iterable[Fact]) -> Confidence | None:
         """How sure it is that this result, by its words and by what its roles left, shows this issue."""
@@ -129,21 +126,34 @@ class KnownIssue:
                 said.append(f"{workaround.do} ({self.component} {when})")
         return "; or ".join(said)
 
+    def _judge_versions(self, facts: tuple[Fact, ...]) -> tuple[Verdict, str]:
+        versions = [fact for fact in facts if fact.name == self.component]
+        found = [(fact.value, self._judge_version(fact.value)) for fact in versions if fact.value is not None]
+        if not found:
+            looked = "; ".join(fact.source for fact in versions)
+            known = f"the version of {self.component} is not known" + (f" ({looked})" if looked else "")
+            return Verdict.UNKNOWN, known
+        worst = any_of(verdict for _, verdict in found)
+        reasons = (self._reason(version, verdict) for version, verdict in found if verdict is worst)
+        return worst, "; ".join(dict.fromkeys(reasons))
+
     def _judge_version(self, version: str) -> Verdict:
         if self.affected:
             return any_of(one.judge(version) for one in self.affected)
         # Everybody has this: what it takes beside the component must be here, or nothing is said.
         return Verdict.BAD if self.needs else Verdict.UNKNOWN
 
-    def _reason(self, fact: Fact, verdict: Verdict) -> str:
-        what = f"{self.component} {fact.value}"
+    def _reason(self, version: str, verdict: Verdict) -> str:
+        what = f"{self.component} {version}"
         if not self.affected:
-            with_ = " with ".join(("", *map(str, self.needs)))
-            return f"{what}{with_}, whatever the version"
+            return f"{what} (no matter which version)"
         if verdict is Verdict.BAD:
-            return f"{what} is among the versions known to be bad ({self.bad_versions})"
+            bad = ", ".join(str(one) for one in self.affected if one.judge(version) is Verdict.BAD)
+            return f"{what} is among the versions known to be bad ({bad})"
         if verdict is Verdict.FINE:
             return f"{what} is not among the versions known to be bad ({self.bad_versions})"
-        if parse(self.component, str(fact.value)) is None:
+        if parse(self.component, version) is None:
             return f"{what} cannot be compared; known to be bad: {self.bad_versions}"
+        if cures := [one.fixed for one in self.affected if one.lacks_cure(version)]:
+            return f"{what} is older than {cures[0]}, which mends this; since when it was there nobody said"
         return f"nobody has said whether {what} is affected; known to be bad: {self.bad_versions}"

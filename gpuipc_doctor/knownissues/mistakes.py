@@ -68,9 +68,7 @@ def _of_workarounds(one: Placed, changing: Mapping[str, Collection[str]]) -> Ite
     for number, workaround in enumerate(one.issue.workarounds):
         for name in workaround.env:
             if one.issue.component in changing.get(name, ()) and workaround.when is None:
-                text = (
-                    f"{name} is not the same in every {one.issue.component}: say 'when' this is right"
-                )
+                text = f"{name} is not the same in every {one.issue.component}: say 'when' this is right"
                 yield one.mistake(text, "workarounds", number, "env", name)
 
 

@@ -132,6 +132,11 @@ class Range:
             return Verdict.FINE
         return all_of((self._since(version), self._until(version)))
 
+    def lacks_cure(self, text: str) -> bool:
+        """Whether this version is known to be older than the first one without the fault."""
+        version, fixed = parse(self.component, text), parse(self.component, self.fixed)
+        return bool(version and fixed and _at_least(self.component, version, fixed) is Verdict.FINE)
+
     def contradictions(self) -> list[str]:
         """Why no version can be in this range, or which of its lists says otherwise than its bounds."""
         bounds = (self.introduced, self.fixed, self.last_affected)
