@@ -152,14 +152,10 @@ class Scanner:
         block = before + new + after
         squeezed = squeeze(block)
         low, high = len(squeeze(before)), len(squeezed) - len(squeeze(after))
-        found = self._search_now().candidates(squeezed)
-        candidates = [
-            (end, left)
-            for end, which in found
-            if low < end <= high and (left := [n for n in which if n not in self.resting])
-        ]
-        self._vain += len(found) - len(candidates)
-        if candidates:
+        candidates = [one for one in self._search_now().candidates(squeezed) if low < one[0] <= high]
+        vain = sum(self.resting.issuperset(which) for _, which in candidates) if self.resting else 0
+        self._vain += vain
+        if len(candidates) > vain:
             yield from self._verify(_split(block, first), candidates)
 
     def _search_now(self) -> Search:

@@ -158,8 +158,9 @@ def _sample(blocks: Blocks) -> Generator[bytes | None, None, bytes]:
     return sample
 
 
-def _check(sample: bytes) -> None:
+def _check(begin: bytes) -> None:
     """Raises `Trouble` for what is no text: a library holds every message that it could ever print."""
+    sample = begin[:_SAMPLE]
     if sample.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise Trouble("is UTF-16; make it UTF-8 first, with iconv -f UTF-16 -t UTF-8")
     if (len(sample) - len(sample.translate(None, _CONTROL))) * 16 > len(sample):
