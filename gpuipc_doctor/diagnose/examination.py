@@ -35,7 +35,7 @@ class Examination:
 
     def __init__(self, issues: Iterable[KnownIssue]) -> None:
         self.index = Index(issues)
-        self._complete: set[tuple[int, int]] = set()
+        self.complete: set[tuple[int, int]] = set()
         """(issue, signature) of which one log has every part."""
         self._of_part: dict[int, Tally] = {}
         self._of_issue: dict[int, Tally] = {}
@@ -54,9 +54,6 @@ class Examination:
             self._tally(self._of_issue, issue, place)
         if told is not None:
             self._groups.add(place, told, parts)
-
-    def completed(self, issue: int, signature: int) -> None:
-        self._complete.add((issue, signature))
 
     def lose_count(self, part: int) -> None:
         """There may be more lines of a part from here on than are counted."""
@@ -83,7 +80,7 @@ class Examination:
             signatures = {
                 issue.signatures[signature]: numbers
                 for signature, numbers in self.index.of_issue(number).items()
-                if (number, signature) in self._complete
+                if (number, signature) in self.complete
             }
             if one := self._recognise(number, signatures, facts):
                 recognised.append(one)
@@ -95,15 +92,16 @@ class Examination:
     def _recognise(
         self, number: int, signatures: dict[Signature, tuple[int, ...]], facts: Sequence[Fact]
     ) -> Recognised | None:
-        worth = [one for one in (_worth(signature, facts) for signature in signatures) if one]
+        worth = max((_worth(signature, facts) or 0 for signature in signatures), default=0)
         if not worth:
             return None
         issue = self.index.issues[number]
         verdict, reason = issue.judge(facts)
-        confidence = max(worth) + {Verdict.BAD: 1, Verdict.FINE: -1}.get(verdict, 0)
+        confidence = worth + {Verdict.BAD: 1, Verdict.FINE: -1}.get(verdict, 0)
         parts = dict.fromkeys(part for numbers in signatures.values() for part in numbers)
         return Recognised(
             issue,
+            Confidence(worth),
             Confidence(min(max(confidence, Confidence.LOW), Confidence.HIGH)),
             _RELATIONS[verdict],
             reason,
@@ -159,7 +157,7 @@ class LogExamination:
         resting = self._scanner.resting
         if all(self._seen[one] for one in part.numbers):
             if self._seen[number] == 1:
-                self._examination.completed(part.issue, part.signature)
+                self._examination.complete.add((part.issue, part.signature))
                 resting.difference_update(one for one in part.numbers if self._index.parts[one].counts)
             if not part.counts:
                 resting.add(number)

@@ -108,7 +108,7 @@ class Search:
 
 
 class Scanner:
-    """Reads one log. ``lines`` tells how many have been looked at."""
+    """Reads one log."""
 
     def __init__(self, patterns: Patterns) -> None:
         self._patterns = patterns
@@ -122,7 +122,15 @@ class Scanner:
         self._left_out: frozenset[int] = frozenset()
         self._vain = 0
         """Places found of patterns that are resting; many of them are worth another search."""
-        self.lines = 0
+        self._ended = 0
+        """Lines that have ended."""
+        self._open = False
+        """Whether the last one has begun only."""
+
+    @property
+    def lines(self) -> int:
+        """How many have been looked at."""
+        return self._ended + self._open
 
     def feed(self, data: bytes) -> Iterator[Hit]:
         """Look at what has come; the last `REACH` lines of it wait for what follows."""
@@ -142,11 +150,12 @@ class Scanner:
     def _scan(self, upto: int, end: int) -> Iterator[Hit]:
         """Look at ``waiting[:upto]``, with what is known of its surroundings up to ``end``."""
         before, new, after = self._before, self._waiting[:upto], self._waiting[upto:end]
-        first = self.lines + 1 - before.count(b"\n")
+        first = self._ended + 1 - before.count(b"\n")
         self._waiting = self._waiting[upto:]
         done = before[-REACH * LONGEST :] + new[-REACH * LONGEST :]
         self._before = done[_lines_back(done, len(done), REACH) :]
-        self.lines += new.count(b"\n")
+        self._ended += new.count(b"\n")
+        self._open = not new.endswith(b"\n")
         if b"\x1b" in new or b"\x1b" in before or b"\x1b" in after:
             before, new, after = (_ESCAPE.sub(b"", part) for part in (before, new, after))
         block = before + new + after

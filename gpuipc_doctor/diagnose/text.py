@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpuipc_doctor.diagnose.diagnosis import Diagnosis, Recognised
-from gpuipc_doctor.diagnose.evidence import Evidence
+from gpuipc_doctor.diagnose.evidence import MOST, Evidence
 from gpuipc_doctor.knownissues import Confidence
 from gpuipc_doctor.model import Relation
 from gpuipc_doctor.report.page import MAX_WIDTH, MIN_WIDTH, Page
@@ -22,6 +22,11 @@ _HANG = " " * 9
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
+_WORTH = {
+    Confidence.HIGH: "nothing else is known to leave such lines",
+    Confidence.MEDIUM: "of what leaves such lines this is the likeliest",
+    Confidence.LOW: "other things leave such lines, too",
+}
 _RELATION = {
     Relation.CONFIRMED: "the version is known to be bad",
     Relation.NEW: "though the version is not known to be bad",
@@ -56,7 +61,7 @@ def paragraph(one: Recognised, page: Page) -> list[str]:
         lines += _quoted(evidence, page)
     if len(one.signatures) > SIGNATURES:
         lines += page.fill(f"… and {len(one.signatures) - SIGNATURES} more in the JSON report", _INDENT)
-    lines += _labelled("Why", f"{one.reason}.", page)
+    lines += _labelled("Why", f"{_WORTH[one.signature]}; {one.reason}.", page)
     lines += _labelled("Check", f"gpuipc-doctor check {checks}" if checks else "", page)
     lines += _labelled("Do", one.remedy, page)
     return lines + _labelled("More", f"gpuipc-doctor known-issues show {issue.id}", page)
@@ -125,7 +130,7 @@ def _span(first: str, last: str) -> str:
 def _names(word: str, names: Sequence[str]) -> str:
     if not names:
         return ""
-    more = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
+    more = f" and {len(names) - NAMES}{'+' * (len(names) == MOST)} more" if len(names) > NAMES else ""
     return f"{word}{'s' * (len(names) > 1)} {', '.join(names[:NAMES])}{more}"
 
 
