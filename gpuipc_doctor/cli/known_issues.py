@@ -12,6 +12,7 @@ import click
 from gpuipc_doctor import environment, knownissues, loader
 from gpuipc_doctor.cli import options
 from gpuipc_doctor.cli.issue_page import page
+from gpuipc_doctor.cli.issue_table import markdown
 from gpuipc_doctor.config import SiteConfig
 from gpuipc_doctor.knownissues import KnownIssue
 from gpuipc_doctor.loader import LoadedCheck
@@ -35,10 +36,16 @@ def command() -> None:
 @command.command("list")
 @_with_config
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def list_(config_file: Path | None, as_json: bool) -> None:
+@click.option("--markdown", "as_markdown", is_flag=True, help="Print a document with a table by component.")
+def list_(config_file: Path | None, as_json: bool, as_markdown: bool) -> None:
     """List the known issues."""
     issues = knownissues.load(options.site_config(config_file).known_issues_dirs)
-    click.echo(_json([_entry(issue) for issue in issues]) if as_json else _table(issues))
+    if as_json:
+        click.echo(_json([_entry(issue) for issue in issues]))
+    elif as_markdown:
+        click.echo(markdown(issues), nl=False)
+    else:
+        click.echo(_table(issues))
 
 
 @command.command()
@@ -80,11 +87,14 @@ def find_mistakes(paths: Sequence[Path], site: SiteConfig) -> tuple[Mistake, ...
 def _entry(issue: KnownIssue) -> dict[str, object]:
     """An issue under its file's names."""
     entry = asdict(issue)
+    for signature in entry["signatures"]:
+        signature["confidence"] = signature["confidence"].label
     return {"class" if name == "kind" else name: value for name, value in entry.items()}
 
 
 def _json(data: object) -> str:
-    return json.dumps(data, indent=2, ensure_ascii=False)
+    """JSON; a day is written as text."""
+    return json.dumps(data, indent=2, ensure_ascii=False, default=str)
 
 
 def _table(issues: tuple[KnownIssue, ...]) -> str:

@@ -59,8 +59,8 @@ def _impossible_days(document: Document) -> Iterator[Mistake]:
     for number, data in enumerate(document.data.get("suppress", ())):
         try:
             date.fromisoformat(data["until"])
-        except ValueError as error:
-            yield document.mistake(f"{data['until']!r} is not a day: {error}", "suppress", number, "until")
+        except ValueError:
+            yield document.mistake(f"there is no day {data['until']!r}", "suppress", number, "until")
 
 
 def placed(document: Document) -> Iterator[Placed]:
@@ -98,6 +98,12 @@ def merge(documents: Sequence[Document]) -> tuple[tuple[KnownIssue, ...], list[M
             else:
                 text = f"there is no known issue {id_!r}{did_you_mean(id_, issues)}"
                 mistakes.append(document.mistake(text, "suppress", number, "id"))
+        for one in placed(document):
+            for number, workaround in enumerate(one.issue.workarounds):
+                for id_ in workaround.conflicts:
+                    if id_ not in issues:
+                        text = f"there is no known issue {id_!r}{did_you_mean(id_, issues)}"
+                        mistakes.append(one.mistake(text, "workarounds", number, "conflicts"))
     return tuple(issues.values()), mistakes
 
 

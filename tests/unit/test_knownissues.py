@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from gpuipc_doctor import inventory, knownissues
 from gpuipc_doctor.cli.issue_page import page
 from gpuipc_doctor.cli.known_issues import command
-from gpuipc_doctor.knownissues import SCHEMA, KnownIssue
-from gpuipc_doctor.knownissues.versions import ORDERS
+from gpuipc_doctor.knownissues import SCHEMA, Confidence, KnownIssue
+from gpuipc_doctor.knownissues.conditions import Need
+from gpuipc_doctor.knownissues.versions import ORDERS, Range, Verdict
 from gpuipc_doctor.model import (
+    Device,
     DriverFault,
     Ending,
     Fact,
@@ -349,6 +351,130 @@ def test_a_site_adds_issues_of_its_own(tmp_path: Path) -> None:
         knownissues.load([tmp_path])
     with pytest.raises(BadFile, match="none: cannot be read: No such file or directory"):
         knownissues.load([tmp_path / "none"])
+
+
+def test_a_workaround_says_when_where_its_variable_changed(tmp_path: Path) -> None:
+    path = tmp_path / "0.yaml"
+    path.write_text(GOOD + "    workarounds:\n      - {env: {CACHE: '0', OTHER: '1'}}\n")
+    changing = {"CACHE": {"mpich"}, "OTHER": {"ucx"}}
+    mistakes = knownissues.lint([path], changing=changing)
+    text = "CACHE is not the same in every mpich: say 'when' this is right"
+    assert [str(mistake) for mistake in mistakes] == [f"{path}:15: {text}"]
+    path.write_text(path.read_text().replace("'1'}}", "'1'}, when: {introduced: 4.0.0}}"))
+    assert knownissues.lint([path], changing=changing) == ()
+
+
+def test_a_workaround_brings_about_issues_that_exist(tmp_path: Path) -> None:
+    text = GOOD + "    workarounds:\n      - {do: pray, conflicts: [nvidia-ipc-repoen]}\n"
+    assert lint(tmp_path, text) == [
+        "0.yaml:15: there is no known issue 'nvidia-ipc-repoen'; did you mean 'nvidia-ipc-reopen'?"
+    ]
+
+
+def test_what_can_never_speak_is_a_mistake(tmp_path: Path) -> None:
+    text = GOOD.replace("    affected:\n      - {introduced: 4.0.0, fixed: 4.2.0}\n", "    affected: []\n")
+    assert lint(tmp_path, text) == []
+    silent = text.replace("    signatures: [broken]\n", "")
+    assert lint(tmp_path, silent) == [
+        "0.yaml:2: says of no version, no condition and no signature that it is this issue"
+    ]
+    assert lint(tmp_path, silent.replace("class: hang", "class: limitation")) == []
+
+
+def test_a_signature_must_find_its_own_sample(tmp_path: Path) -> None:
+    text = GOOD.replace("[broken]", "[{match: [broken, pipe], sample: a broken plate}]")
+    assert lint(tmp_path, text) == ["0.yaml:11: the signature does not find its own sample"]
+
+
+@pytest.mark.parametrize(
+    ("need", "facts", "verdict"),
+    [
+        (Need("ucx"), [], Verdict.UNKNOWN),
+        (Need("ucx"), [Fact("ucx", None, "no ucx")], Verdict.UNKNOWN),
+        (Need("ucx"), [Fact("ucx", "1.15.0", "x")], Verdict.BAD),
+        (Need("ucx", absent=True), [], Verdict.UNKNOWN),
+        (Need("ucx", absent=True), [Fact("ucx", None, "no ucx")], Verdict.BAD),
+        (Need("ucx", absent=True), [Fact("ucx", "1.15.0", "x")], Verdict.FINE),
+        (Need("gpu-model", "GH200"), [Fact("gpu-model", "4 × NVIDIA GH200", "x")], Verdict.BAD),
+        (Need("gpu-model", "GH200"), [Fact("gpu-model", "NVIDIA H100", "x")], Verdict.FINE),
+        (Need("env:A"), [], Verdict.UNKNOWN),
+        (Need("env:A"), [Fact("env:A", None, "not set")], Verdict.FINE),
+        (Need("env:A"), [Fact("env:A", "", "environment")], Verdict.BAD),
+        (Need("env:A", "^0?$"), [], Verdict.UNKNOWN),
+        (Need("env:A", "^0?$"), [Fact("env:A", None, "not set")], Verdict.BAD),
+        (Need("env:A", "^0?$"), [Fact("env:A", "0", "environment")], Verdict.BAD),
+        (Need("env:A", "^0?$"), [Fact("env:A", "1", "environment")], Verdict.FINE),
+        (Need("shs", range=Range("shs", "13.1")), [Fact("shs", "13.0", "x")], Verdict.FINE),
+        (Need("shs", range=Range("shs", "13.1")), [Fact("shs", "14.0", "x")], Verdict.BAD),
+        (Need("shs", range=Range("shs", "13.1")), [Fact("shs", "next", "x")], Verdict.UNKNOWN),
+    ],
+)
+def test_a_need_is_judged_by_what_was_found(need: Need, facts: list[Fact], verdict: Verdict) -> None:
+    assert need.judge(facts) is verdict
+
+
+A100, GH200 = (
+    Device("cuda", index, f"GPU-{index}", f"0000:0{index}:00.0", name, 40 << 30)
+    for index, name in enumerate(("NVIDIA A100-SXM4-40GB", "NVIDIA GH200 120GB"))
+)
+MI210 = Device("hip", 0, "GPU-x", "0000:09:00.0", "AMD Instinct MI210", 64 << 30)
+ON_GH200 = replace(REOPEN, needs=(Need("gpu-model", "GH200"),))
+
+
+@pytest.mark.parametrize(
+    ("failed_on", "relation"),
+    [
+        ([], Relation.LATENT),
+        (["cuda:1"], Relation.CONFIRMED),
+        (["cuda:0"], Relation.LATENT),  # not the GPU that has it
+        (["cuda:0", "cuda:1"], Relation.CONFIRMED),
+    ],
+)
+def test_model_and_version_must_meet_on_one_gpu(failed_on: list[str], relation: Relation) -> None:
+    results = [reopen(Finding.fail(SAID), label) for label in failed_on]
+    (join,) = knownissues.join([ON_GH200], driver("460.32.03"), results, [A100, GH200, MI210])
+    assert (join.relation, join.subjects) == (relation, ("cuda:1",))
+    assert knownissues.match_versions([ON_GH200], driver("460.32.03"), [A100, MI210]) == ()
+
+
+def test_with_all_gpus_alike_nothing_is_said_of_single_ones() -> None:
+    (join,) = knownissues.match_versions([REOPEN], driver("460.32.03"), [A100, GH200])
+    assert join.subjects == ()
+
+
+def test_a_weak_signature_counts_beside_a_bad_version_only() -> None:
+    weak = replace(REOPEN, signatures=(replace(REOPEN.signatures[0], confidence=Confidence.LOW),))
+    bad, fine = (joined(driver(version), FAILED, issue=weak) for version in ("460.32.03", "450.102.04"))
+    assert bad is not None
+    assert bad.relation is Relation.CONFIRMED
+    assert fine is None
+
+
+def test_a_version_older_than_the_cure_is_told_so() -> None:
+    issue = replace(REOPEN, affected=(Range("nvidia-driver", "unknown", fixed="470.57.02"),))
+    join = joined(driver("460.32.03"), FAILED, issue=issue)
+    assert join is not None
+    assert join.relation is Relation.UNKNOWN
+    assert join.reason.startswith("nvidia-driver 460.32.03 is older than 470.57.02, which mends this")
+
+
+def test_the_database_holds_what_it_should() -> None:
+    assert len(SHIPPED) >= 120
+    assert all(issue.references and issue.evidence and issue.symptom for issue in SHIPPED.values())
+    files = {Path(issue.where.rpartition(":")[0]).name for issue in SHIPPED.values()}
+    assert files == {path.name for path in knownissues.files()}
+
+
+def test_the_document_made_from_the_database_is_fresh() -> None:
+    path = Path(__file__).parents[2] / "docs/known-issues.md"
+    is_fresh = path.read_text(encoding="utf-8") == run("list", "--markdown").stdout
+    assert is_fresh, "run `gpuipc-doctor known-issues list --markdown > docs/known-issues.md`"
+
+
+def test_the_shipped_files_are_without_a_mistake() -> None:
+    """Nobody checks them again when they are loaded."""
+    ran = run("lint")
+    assert (ran.exit_code, ran.stderr) == (0, "")
 
 
 def run(*args: str) -> Ran:
