@@ -51,6 +51,9 @@ Way = tuple[str, str, str, int]
 Cell = tuple[int, str, str, str, int]
 """One square of the map: bytes, then the way."""
 
+Failed = tuple[Cell, str]
+"""A cell that failed, and how its probe ended."""
+
 
 class MpiSmallMessage(Check):
     id = "mpi-small-message"
@@ -66,8 +69,10 @@ class MpiSmallMessage(Check):
             yield Probe("", ROLES, devices, {"sizes": sizes, "failed": []}, launch=ctx.mpi.launch)
 
     def again(self, failed: ProbeOutcome) -> Iterable[Probe]:
-        if cell := failed.records.get(failed.blamed or "", {}).get("cell"):
-            params = {**failed.params, "failed": [*failed.params["failed"], cell]}
+        if failed.blamed and (cell := failed.records[failed.blamed].get("cell")):
+            role = failed.roles[failed.blamed]
+            ending = f"{failed.blamed} {role.ending.value} in {role.operation or 'no call'}"
+            params = {**failed.params, "failed": [*failed.params["failed"], [cell, ending]]}
             yield Probe("the rest", ROLES, failed.devices, params, launch=failed.launch)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
@@ -102,17 +107,17 @@ def out_of_line(times: dict[int, dict[str, float]]) -> Iterator[str]:
             yield f"{size} B: {here:.1f} µs; {before} B and {after} B: at most {around:.1f} µs"
 
 
-def mapped(failed: list[Cell]) -> Iterator[str]:
-    """The failed cells, a line for each way."""
-    for way in dict.fromkeys(way_of(cell) for cell in failed):
-        sizes = [cell[0] for cell in failed if way_of(cell) == way]
-        larger = ", and larger ones not tried" if len(sizes) >= ENOUGH else ""
-        yield f"{way_in_words(way)}: {', '.join(f'{size} B' for size in sizes)}{larger}"
+def mapped(failed: list[Failed]) -> Iterator[str]:
+    """The failed cells, a line for each way and ending."""
+    for way, ending in dict.fromkeys((way_of(cell), ending) for cell, ending in failed):
+        sizes = [cell[0] for cell, other in failed if way_of(cell) == way and other == ending]
+        larger = ", and no more sizes tried" if len(sizes) >= ENOUGH else ""
+        yield f"{way_in_words(way)}: {', '.join(f'{size} B' for size in sizes)}{larger}: {ending}"
 
 
-def given_up(cell: Cell, failed: list[Cell]) -> bool:
+def given_up(cell: Cell, failed: list[Failed]) -> bool:
     """Whether a cell has failed, or enough others of its way."""
-    same_way = [other[0] for other in failed if way_of(other) == way_of(cell)]
+    same_way = [other[0] for other, _ in failed if way_of(other) == way_of(cell)]
     return cell[0] in same_way or len(same_way) >= ENOUGH
 
 
@@ -131,7 +136,9 @@ def exchange(w: Worker) -> None:
                     wrong += deliver(w, cell, places)
         w.record(cell=None)
         latency = {size: time_one_way(w, device, size) for size in w.params["sizes"]}
+    largest = max(latency)
     w.record(wrong=wrong, messages=messages, latency_us=latency)
+    w.record(price=(latency[largest]["median"], f"µs at {largest} B"))
     w.mpi.finalize()
 
 

@@ -46,6 +46,7 @@ class Runner:
     interrupted: bool = False
     probes_run: int = 0
     failed: list[tuple[PlannedProbe, ProbeOutcome]] = field(default_factory=list)
+    _endings: set[tuple[str, str, str, Ending, str]] = field(default_factory=set)
     _hangs: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def tell(self, info: CheckInfo, finding: Finding) -> None:
@@ -82,9 +83,10 @@ class Runner:
                 for future in self._wait(running):
                     planned = running.pop(future)
                     outcome = future.result()
-                    self._take(planned, outcome)
                     outcomes.append(outcome)
-                    waiting[:0] = self._more(planned, outcome)
+                    more = self._more(planned, outcome)
+                    waiting[:0] = more
+                    self._take(planned, outcome, told_later=bool(more))
         return outcomes
 
     # -- one probe --------------------------------------------------------------------------------------
@@ -98,16 +100,31 @@ class Runner:
         finally:
             self.watcher.finished(key)
 
-    def _take(self, planned: PlannedProbe, outcome: ProbeOutcome) -> None:
-        """Judge an outcome, and remember what it teaches."""
+    def _take(self, planned: PlannedProbe, outcome: ProbeOutcome, *, told_later: bool = False) -> None:
+        """Judge an outcome, and remember what it teaches.
+
+        With ``told_later`` another probe follows up: then only the first ending of its kind is told here.
+        """
         if not outcome.stopped:
             self.probes_run += 1
-        self._remember_hang(outcome)
+        if not told_later:  # a check that goes on after a hang has its own bound
+            self._remember_hang(outcome)
         findings = conclusions(planned, outcome)
         if any(finding.status is Status.FAIL for finding in findings):
             self.failed.append((planned, outcome))
-        for finding in findings:
-            self._conclude(planned, finding, outcome)
+        if not (self._is_known_ending(planned, outcome) and told_later):
+            for finding in findings:
+                self._conclude(planned, finding, outcome)
+
+    def _is_known_ending(self, planned: PlannedProbe, outcome: ProbeOutcome) -> bool:
+        """Whether a probe of this check on this subject has ended in the same call in the same way."""
+        role = outcome.roles.get(outcome.blamed or "")
+        if role is None:
+            return False
+        ending = (planned.check.id, planned.probe.subject, role.operation, role.ending, role.signal)
+        known = ending in self._endings
+        self._endings.add(ending)
+        return known
 
     def rehearse(self, planned: PlannedProbe) -> ProbeOutcome | None:
         """Run a probe without keeping what it means; None when it may not run now."""

@@ -46,7 +46,12 @@ SWITCHES: tuple[Switch, ...] = (
     Switch(
         "*",
         "ucx",
-        {"UCX_TLS": "^{ucx_ipc}"},
+        # Open MPI takes UCX up only with transports of a list, in which cuda_ipc may be the only one here.
+        {
+            "UCX_TLS": "^{ucx_ipc}",
+            "OMPI_MCA_opal_common_ucx_tls": "any",
+            "OMPI_MCA_opal_common_ucx_devices": "any",
+        },
         _VIA_HOST,
         "https://openucx.readthedocs.io/en/master/faq.html (UCX_TLS)",
         no_ipc=True,

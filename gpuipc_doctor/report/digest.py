@@ -101,9 +101,11 @@ def paragraphs(report: Report) -> list[Paragraph]:
 
 
 def loose_joins(report: Report, shown: Sequence[Paragraph]) -> list[Join]:
-    """Joins that no paragraph carries: mostly bad versions whose harm no probe saw."""
+    """Joins that no paragraph carries, less the latent ones: to tell those is what known-versions is for."""
     carried = {join.issue for paragraph in shown for join in paragraph.joins}
-    return [join for join in report.joins if join.issue not in carried]
+    return [
+        join for join in report.joins if join.issue not in carried and join.relation is not Relation.LATENT
+    ]
 
 
 def _group(results: Iterable[Result]) -> list[tuple[Result, ...]]:

@@ -103,9 +103,10 @@ def _remains(result: Result, page: Page) -> Iterator[str]:
         for line in role.kernel[:PROCESSES]:
             if line not in said:
                 yield from _item(f"kernel: {line}", page)
-    log = [line for line in role.log_tail[-LOG_LINES:] if line.strip()]
+    log = [line for line in role.log_tail if line.strip()]
+    log = [*log[: LOG_LINES // 2], *log[LOG_LINES // 2 :][-LOG_LINES // 2 :]]
     if log and log[-1] not in said:
-        yield from _item(f"{role.role} printed at the end:", page)
+        yield from _item(f"{role.role} printed, among other lines:", page)
         for line in log:
             yield from page.fill(shorten(sanitise(line), LOG_COLUMNS), _HANG, _HANG + "  ")
 
