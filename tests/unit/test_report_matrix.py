@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuipc_doctor.model import Device, Ending, Finding, Join, Relation, Relation, Report, Result, RoleOutcome
+from gpuipc_doctor.model import Device, Ending, Finding, Join, Relation, Report, Result, RoleOutcome
 from gpuipc_doctor.report import digest, matrix
 from gpuipc_doctor.report.text import columns, sanitise
 from tests import golden
