@@ -1,0 +1,143 @@
+"""Time the first message from a buffer whose size is no multiple of a page, beside one whose size is.
+
+The report behind it (eth-cscs/alps-gh200-reproducers, gpudirect-p2p-overalloc; GH200, Cray MPICH): one byte
+more than 1 GiB, and the first message from that buffer takes 0.46 s in place of 3.4 ms, even a short one;
+later ones are as fast as from any buffer, and only the sender's buffer matters. So the receiver's stays the
+same here, and the sender has a new one each time, of either size in turn.
+
+That a first message takes longer than later ones is so on every node, since the memory is mapped for it:
+that ratio is told and not judged. On two H200 (driver 580.159.04, Intel MPI 2021.17, the whole of 1 GiB
+sent) the first took 5.6 to 7.6 ms with one byte more and 8.8 to 11 ms without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from statistics import median
+
+from gpuipc_doctor.api import (
+    Check,
+    Context,
+    Device,
+    Finding,
+    Json,
+    Probe,
+    ProbeOutcome,
+    Worker,
+    difference,
+    pattern,
+)
+
+LARGE, PAGE = 128 << 20, 2 << 20
+"""Bytes of the sender's buffer where the device is large enough, and of a GPU's large page."""
+
+MESSAGE = 2 << 20
+"""Bytes that are sent of it: enough to be sent by mapping the buffer, and soon done next to a slow start."""
+
+SIZES = {"whole pages": 0, "one byte more": 1}
+"""The two kinds of buffer, and the bytes of each beyond whole pages."""
+
+REPETITIONS, LATER = 5, 8
+"""New buffers of either kind that count, after one of each that does not; and messages after the first."""
+
+SHARE, MOST = 0.05, 2 << 30
+"""Of a device's memory, and in bytes: the most that this check may come to hold, if nothing is given back."""
+
+OUT_OF_PROPORTION, SLOW_S = 10.0, 0.010
+"""The fastest first message from an odd buffer is slow when it takes so many times the fastest from whole
+pages, and more than so many seconds. In the report it takes 130 times as long, and 0.4 ms for each MiB of the
+buffer. The fastest of several, since on a busy node even the median waits for a processor: 4 ms were seen."""
+
+
+class MpiFirstTouch(Check):
+    id = "mpi-first-touch"
+    title = "the first message from a buffer of odd size is not slow"
+    requires = frozenset({"multi-process"})
+    needs_mpi = True
+
+    def probes(self, ctx: Context) -> Iterable[Probe]:
+        assert ctx.mpi is not None
+        alone = {device.backend: (device,) for device in reversed(ctx.devices)}
+        pairs = {pair[0].backend: pair for pair in reversed(ctx.pairs)}
+        for devices in {**alone, **pairs}.values():  # a pair where a backend has one
+            params = {"nbytes": whole_pages(devices)}
+            roles = {"sender": send, "receiver": receive}
+            yield Probe("", roles, devices, params, exclusive=True, launch=ctx.mpi.launch)
+
+    def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
+        wrong, times = done.records["receiver"]["wrong"], done.records["sender"]["times"]
+        odd, whole = min(times["one byte more"]["first"]), min(times["whole pages"]["first"])
+        figures = [in_words(kind, each) for kind, each in times.items()]
+        if wrong:
+            yield Finding.fail(f"{len(wrong)} messages arrived wrong", *wrong)
+        elif odd > OUT_OF_PROPORTION * whole and odd > SLOW_S:
+            nbytes = done.params["nbytes"]
+            yield Finding.warn(
+                f"the first message from a buffer of {nbytes + 1} B takes "
+                f"{odd / whole:.0f} times as long as from one of {nbytes} B",
+                *figures,
+                remedy=f"round the sizes of buffers up to whole pages ({PAGE} B)",
+            )
+        else:
+            yield Finding.ok(
+                f"first message from odd sizes and from whole pages: {odd / whole:.1f} to 1", *figures
+            )
+
+
+def whole_pages(devices: tuple[Device, ...]) -> int:
+    """Bytes of the sender's smaller buffer, so that all of them together stay within the bound."""
+    room = min(SHARE * min(device.total_bytes for device in devices), MOST)
+    pages = int(room / PAGE) // ((1 + REPETITIONS) * len(SIZES)) - 1  # one for the odd byte
+    return min(LARGE, max(pages, 1) * PAGE)
+
+
+def in_words(kind: str, times: Mapping[str, list[float]]) -> str:
+    """How long messages from one kind of buffer took."""
+    first, later = times["first"], median(times["later"])
+    return (
+        f"{kind}: first message {min(first) * 1e3:.3g} ms (median {median(first) * 1e3:.3g} ms), "
+        f"later ones {later * 1e3:.3g} ms; {median(first) / later:.1f} to 1"
+    )
+
+
+def rounds() -> Iterator[tuple[int, str]]:
+    """Each repetition's number and kind of buffer; 0 is the warm-up."""
+    for number in range(1 + REPETITIONS):
+        for kind in SIZES:
+            yield number, kind
+
+
+def send(w: Worker) -> None:
+    times: dict[str, dict[str, list[Json]]] = {kind: {"first": [], "later": []} for kind in SIZES}
+    for number, kind in rounds():
+        nbytes = w.params["nbytes"] + SIZES[kind]
+        with w.gpus[0].alloc(nbytes) as buffer, w.step(f"buffer {number} of {nbytes} B"):
+            buffer.write(contents(number, kind))
+            w.mpi.barrier()
+            first, *later = w.mpi.ping_pong(buffer.address, MESSAGE, 1, 1 + LATER)
+            if number:
+                times[kind]["first"].append(first)
+                times[kind]["later"] += later
+    w.record(times=times)
+    w.mpi.finalize()
+
+
+def receive(w: Worker) -> None:
+    wrong = []
+    with w.gpus[-1].alloc(MESSAGE) as buffer:
+        for number, kind in rounds():
+            buffer.write(bytes(MESSAGE))
+            with w.step(f"message from buffer {number}, {kind}"):
+                w.mpi.barrier()
+                w.mpi.ping_pong(buffer.address, MESSAGE, 0, 1 + LATER)
+            if found := difference(buffer.read(), contents(number, kind)):
+                wrong.append(f"from buffer {number}, {kind}: {found}")
+        w.record(wrong=wrong)
+        w.mpi.finalize()
+
+
+def contents(number: int, kind: str) -> bytes:
+    return pattern(MESSAGE, number, SIZES[kind])
+
+
+CHECK = MpiFirstTouch()

@@ -1,0 +1,134 @@
+"""Send from a buffer, free it, send another from the same address, and see that the old one is not received.
+
+An MPI library that maps a sender's buffer keeps the mapping for the next message. When the buffer is freed
+and another takes its address, the library must notice; where it does not, the receiver is given what lay
+there before, without any error (UCX before pull request 10405; MPICH's issue 7977 ends in the same way).
+Here both ranks allocate, send and free again and again, growing and shrinking between any two of the sizes.
+It says nothing when no address came back, so that is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import product
+
+from gpuipc_doctor.api import Check, Context, Finding, Probe, ProbeOutcome, Worker, difference, pattern
+
+SIZES = (64 << 10, 1 << 20, 4 << 20, 6 << 20)
+"""Bytes. From sizes that a library may send eagerly, and that drivers place in one block with others, to
+those that are mapped and have blocks of their own. If nothing is given back, either rank keeps 176 MiB."""
+
+ROUNDS = [size for change in product(SIZES, repeat=2) for size in change] * 2
+"""The size of each round's buffer: every change from one size to another, and each size after itself."""
+
+PAGE = 4096
+"""Bytes in which old content is looked for: a mapping covers pages."""
+
+PRICE_ROUNDS = 8
+
+SHOWN = 7
+"""Messages that a finding describes."""
+
+
+class MpiStaleBuffer(Check):
+    id = "mpi-stale-buffer"
+    title = "messages hold what is sent, not what its address held before"
+    requires = frozenset({"multi-process"})
+    needs_mpi = True
+
+    def probes(self, ctx: Context) -> Iterable[Probe]:
+        assert ctx.mpi is not None
+        # The first device and the first pair of each backend: the library's books are what is tested.
+        alone = {device.backend: (device,) for device in reversed(ctx.devices)}
+        pairs = {pair[0].backend: pair for pair in reversed(ctx.pairs)}
+        for devices in [*alone.values(), *pairs.values()]:
+            yield Probe("", {"sender": exchange, "receiver": exchange}, devices, launch=ctx.mpi.launch)
+
+    def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
+        sender, receiver = done.records["sender"], done.records["receiver"]
+        reused = (
+            f"at an address used before: {sender['reused']} of the sender's buffers, "
+            f"{receiver['reused']} of the receiver's"
+        )
+        if receiver["stale"]:
+            yield Finding.fail(
+                f"{len(receiver['stale'])} of {len(ROUNDS)} messages show what a buffer held that is freed",
+                *receiver["stale"][:SHOWN],
+                reused,
+                remedy="limit or switch off MPI's cache of IPC mappings, so that none outlives its memory",
+            )
+        if receiver["wrong"]:
+            yield Finding.fail(
+                f"{len(receiver['wrong'])} of {len(ROUNDS)} messages arrived wrong",
+                *receiver["wrong"][:SHOWN],
+                reused,
+            )
+        if not (receiver["stale"] or receiver["wrong"]):
+            yield (
+                Finding.ok(f"{len(ROUNDS)} messages right", reused)
+                if sender["reused"]
+                else Finding.skip(f"no address was reused in {len(ROUNDS)} rounds: nothing could be stale")
+            )
+
+
+def exchange(w: Worker) -> None:
+    gpu = w.gpus[w.mpi.rank % len(w.gpus)]
+    past: list[tuple[int, int]] = []
+    reused = 0
+    stale: list[str] = []
+    wrong: list[str] = []
+    for number, nbytes in enumerate(ROUNDS):
+        with gpu.alloc(nbytes) as buffer, w.step(describe(number)):
+            reused += overlaps(past, buffer.address, nbytes)
+            past.append((buffer.address, nbytes))
+            if w.role == "sender":
+                buffer.write(pattern(nbytes, number))
+                w.mpi.send(buffer.address, nbytes, 1)
+            else:
+                buffer.write(bytes(nbytes))
+                w.mpi.recv(buffer.address, nbytes, 0)
+                inspect(buffer.read(), number, stale, wrong)
+    w.record(reused=reused, stale=stale, wrong=wrong)
+    measure_price(w)
+
+
+def describe(number: int) -> str:
+    after = f" after {ROUNDS[number - 1]} B" if number else ""
+    return f"round {number + 1}, {ROUNDS[number]} B{after}"
+
+
+def overlaps(past: list[tuple[int, int]], address: int, nbytes: int) -> bool:
+    """Whether a buffer lies on what an earlier one lay on, wherever it begins."""
+    return any(start < address + nbytes and address < start + length for start, length in past)
+
+
+def inspect(data: bytes, number: int, stale: list[str], wrong: list[str]) -> None:
+    """Compare a round's message with what was sent, and add what is wrong with it where it belongs."""
+    expected = pattern(len(data), number)
+    if data != expected:
+        if (earlier := round_shown(data, number)) is None:
+            wrong.append(f"{describe(number)}: {difference(data, expected)}")
+        else:
+            stale.append(f"{describe(number)}: shows what round {earlier + 1} sent")
+
+
+def round_shown(data: bytes, number: int) -> int | None:
+    """The latest earlier round of whose message a page stands in ``data``, where there is one."""
+
+    def shows(earlier: int) -> bool:
+        old = pattern(len(data), earlier)
+        return any(data[at : at + PAGE] == old[at : at + PAGE] for at in range(0, len(data), PAGE))
+
+    return next((earlier for earlier in reversed(range(number)) if shows(earlier)), None)
+
+
+def measure_price(w: Worker) -> None:
+    """Record the bandwidth: what a setting that cures wrong data may cost."""
+    nbytes = max(SIZES)
+    with w.gpus[w.mpi.rank % len(w.gpus)].alloc(nbytes) as buffer, w.step("measure the bandwidth"):
+        times = w.mpi.ping_pong(buffer.address, nbytes, 1 - w.mpi.rank, PRICE_ROUNDS)
+    w.record(price=(nbytes / min(times) / 1e9, "GB/s"))
+    w.mpi.finalize()
+
+
+CHECK = MpiStaleBuffer()
