@@ -132,8 +132,8 @@ def receive(w: Worker) -> None:
                 w.mpi.ping_pong(buffer.address, MESSAGE, 0, 1 + LATER)
             if found := difference(buffer.read(), contents(number, kind)):
                 wrong.append(f"from buffer {number}, {kind}: {found}")
-        w.record(wrong=wrong)
-        w.mpi.finalize()
+    w.record(wrong=wrong)
+    w.mpi.finalize()
 
 
 def contents(number: int, kind: str) -> bytes:

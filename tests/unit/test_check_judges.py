@@ -1,0 +1,415 @@
+"""What the checks conclude from a probe that completed, given what its roles recorded: good and bad.
+
+That the records themselves are right is for the tests of the whole command, on simulated faults. Of
+`mpi-gpu-aware`, see test_mpi_gpu_aware.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from gpuipc_doctor import loader
+from gpuipc_doctor.api import Check, Context, Device, Finding, Json, MpiStack, Probe, ProbeOutcome, pattern
+from gpuipc_doctor.model import Ending, Launch, RoleOutcome, Status
+
+MIB = 1 << 20
+GOOD = [Status.PASS]
+
+Records = Mapping[str, Mapping[str, Json]]
+
+
+def check(id_: str) -> Check:
+    loaded = loader.load_file(loader.built_in_dir() / f"{id_.replace('-', '_')}.py")
+    assert isinstance(loaded, loader.LoadedCheck), loaded.reason
+    return loaded.check
+
+
+def gpu(index: int, backend: str = "cuda", total_bytes: int = 139 << 30) -> Device:
+    return Device(backend, index, f"GPU-{backend}-{index}", f"0000:0{index}:00.0", "GPU", total_bytes)
+
+
+ONE, TWO = (gpu(0),), (gpu(0), gpu(1))
+
+
+def conclude(
+    id_: str, records: Records, devices: tuple[Device, ...] = ONE, probe: str = "", **params: Json
+) -> list[Finding]:
+    roles = {role: RoleOutcome(role, Ending.COMPLETED, records=facts) for role, facts in records.items()}
+    return list(check(id_).judge(ProbeOutcome(probe, devices, params, roles, None, 1.0)))
+
+
+def statuses(findings: list[Finding]) -> list[Status]:
+    return [finding.status for finding in findings]
+
+
+def plan(id_: str, *devices: Device, **mpi: Any) -> list[Probe]:
+    stack = MpiStack("mpich", "5.0.2", "/opt/libmpi.so", Launch(("mpiexec", "-n", "{ranks}")), **mpi)
+    planned = list(check(id_).probes(Context(devices, mpi=stack)))
+    return [probe for probe in planned if isinstance(probe, Probe)]
+
+
+# -- ipc-reopen, ipc-handles, ipc-peer, ipc-stale ---------------------------------------------------------
+
+
+def test_reopen_passes_when_nothing_is_wrong_and_says_that_the_control_was_made() -> None:
+    records: Records = {"exporter": {}, "importer": {"control": "with the context kept, fine", "wrong": []}}
+    (finding,) = conclude("ipc-reopen", records, probe="reset-primary")
+    assert finding.status is Status.PASS
+    assert finding.summary == "3 segments opened again (reset-primary)"
+    assert finding.evidence == ("with the context kept, fine",)
+
+
+def test_reopen_fails_on_wrong_data() -> None:
+    records: Records = {"exporter": {}, "importer": {"control": "fine", "wrong": ["segment 2: 1 B wrong"]}}
+    (finding,) = conclude("ipc-reopen", records)
+    assert (finding.status, finding.evidence) == (Status.FAIL, ("segment 2: 1 B wrong",))
+
+
+def handles(
+    answers: dict[str, Json] | None = None, collisions: Sequence[str] = (), wrong: Sequence[str] = ()
+) -> list[Finding]:
+    exporter = {"answers": answers or {}, "collisions": collisions}
+    return conclude("ipc-handles", {"exporter": exporter, "importer": {"answers": {}, "wrong": wrong}})
+
+
+@pytest.mark.parametrize("documented", ["refused", "unspecified"])
+def test_handles_that_do_what_is_documented_or_what_is_left_open_pass(documented: str) -> None:
+    assert statuses(handles({"export-managed": ("refused", documented)})) == GOOD
+
+
+def test_a_handle_that_does_otherwise_than_documented_is_a_warning_that_names_both() -> None:
+    (finding,) = handles({"export-managed": ("succeeds", "refused")})
+    assert finding.status is Status.WARN
+    assert finding.evidence == ("export-managed: succeeds, where refused is documented",)
+
+
+def test_handles_that_collide_or_lead_astray_fail_each_for_itself() -> None:
+    found = handles(collisions=["segments 1 and 2"], wrong=["segment 2: 5 B wrong"])
+    assert statuses(found) == [Status.FAIL, Status.FAIL]
+    assert [finding.evidence for finding in found] == [("segments 1 and 2",), ("segment 2: 5 B wrong",)]
+
+
+@pytest.mark.parametrize(
+    ("importer", "exporter", "status"),
+    [
+        ({"access": True, "wrong": ""}, {"wrong": ""}, Status.PASS),
+        ({"access": True, "wrong": "read: 1 B wrong"}, {"wrong": ""}, Status.FAIL),
+        ({"access": True, "wrong": ""}, {"wrong": "written: 1 B wrong"}, Status.FAIL),
+        ({"access": False}, {}, Status.SKIP),
+    ],
+)
+def test_peers(importer: dict[str, Json], exporter: dict[str, Json], status: Status) -> None:
+    (finding,) = conclude("ipc-peer", {"exporter": exporter, "importer": importer}, TWO)
+    assert finding.status is status
+    if status is not Status.PASS:
+        assert "cuda:0 and cuda:1" in finding.summary
+
+
+def ipc_stale(**seen: Json) -> list[Finding]:
+    exporter: dict[str, Json] = {
+        "same_handles": [],
+        "expected": "differs",
+        "reused": 6,
+        "rounds": ["round"] * 6,
+    }
+    importer: dict[str, Json] = {"stale": [], "overlap": []}
+    for record in (exporter, importer):
+        record.update({name: value for name, value in seen.items() if name in record})
+    return conclude("ipc-stale", {"exporter": exporter, "importer": importer})
+
+
+def test_a_new_handle_that_shows_new_data_passes_and_says_how_often_it_was_tested() -> None:
+    (finding,) = ipc_stale()
+    assert finding.status is Status.PASS
+    assert finding.evidence == ("6 of 6 rounds got the old address",)
+
+
+@pytest.mark.parametrize("seen", ["stale", "overlap"])
+def test_a_new_handle_that_shows_old_data_or_cannot_be_opened_fails(seen: str) -> None:
+    (finding,) = ipc_stale(**{seen: ["new segment (larger), old mapping open"]})
+    assert finding.status is Status.FAIL
+    assert finding.evidence == ("new segment (larger), old mapping open",)
+
+
+@pytest.mark.parametrize(("expected", "status"), [("differs", Status.WARN), ("same", Status.PASS)])
+def test_a_handle_that_comes_again_is_odd_where_it_should_differ(expected: str, status: Status) -> None:
+    assert statuses(ipc_stale(same_handles=["larger"], expected=expected))[0] is status
+
+
+# -- ipc-release ------------------------------------------------------------------------------------------
+
+
+def release(
+    missing: int = 0, creep: Sequence[tuple[int, int]] = (), wrong: Sequence[str] = ()
+) -> list[Finding]:
+    exporter = {"missing": {"the importer closed it": missing}, "creep": creep}
+    return conclude("ipc-release", {"exporter": exporter, "importer": {"wrong": wrong}})
+
+
+@pytest.mark.parametrize(
+    ("missing", "status"),
+    [
+        (0, Status.PASS),
+        (4 * MIB, Status.PASS),
+        (-4 * MIB, Status.PASS),
+        (32 * MIB, Status.FAIL),
+        (34 * MIB, Status.FAIL),
+        (8 * MIB, Status.ERROR),
+        (500 * MIB, Status.ERROR),
+        (-32 * MIB, Status.ERROR),
+    ],
+)
+def test_memory_of_our_size_that_stays_away_fails_and_any_other_is_somebody_elses(
+    missing: int, status: Status
+) -> None:
+    assert statuses(release(missing)) == [status]
+
+
+CREEPS = [(opened, 2 * MIB * opened) for opened in range(8, 264, 8)]
+STEADY = [(opened, 700 * MIB + (opened % 16) * 1024) for opened in range(8, 264, 8)]
+
+
+def test_a_loop_that_creeps_fails_with_its_rate() -> None:
+    (finding,) = release(creep=CREEPS)
+    assert finding.status is Status.FAIL
+    assert "by 2097152 B with each open and close" in finding.summary
+
+
+def test_what_crept_away_and_is_missing_is_one_finding_beside_nobody_elses() -> None:
+    assert statuses(release(missing=512 * MIB, creep=CREEPS)) == [Status.FAIL]
+
+
+def test_a_loop_that_wavers_does_not_creep() -> None:
+    assert statuses(release(creep=STEADY)) == GOOD
+
+
+def test_wrong_data_fails_though_all_memory_came_back() -> None:
+    assert statuses(release(wrong=["opened to close it: 1 B wrong"])) == [Status.FAIL]
+
+
+# -- mpi-small-message ------------------------------------------------------------------------------------
+
+LATENCIES = {0: 1.3, 8: 9.0, 64: 9.5, 1024: 10.0, 65536: 14.0}
+HUNG = [[16, "device", "device", "blocking", 0], "rank 1 hung in MPI_Recv"]
+
+
+def small_message(
+    failed: Sequence[Json] = (), wrong: Sequence[str] = (), medians: Mapping[int, float] = LATENCIES
+) -> list[Finding]:
+    latency = {str(size): {"min": us * 0.9, "median": us} for size, us in medians.items()}
+    records: dict[str, dict[str, Json]] = {
+        "rank 0": {"wrong": [], "messages": 120, "latency_us": latency},
+        "rank 1": {"wrong": wrong, "messages": 120, "latency_us": latency},
+    }
+    return conclude("mpi-small-message", records, failed=failed, sizes=list(medians))
+
+
+def test_small_messages_that_arrive_pass_with_their_latency() -> None:
+    (finding,) = small_message()
+    assert finding.status is Status.PASS
+    assert finding.summary == "120 kinds of message right"
+    assert finding.evidence == ("median latency 1.3 µs at 0 B, 14.0 µs at 65536 B",)
+
+
+def test_a_message_that_either_rank_saw_arrive_wrong_fails() -> None:
+    (finding,) = small_message(wrong=["64 B, device to device: 1 of 128 B wrong"])
+    assert finding.status is Status.FAIL
+    assert finding.evidence == ("64 B, device to device: 1 of 128 B wrong",)
+
+
+def test_what_failed_is_told_as_a_map_when_the_rest_is_done() -> None:
+    (finding,) = small_message(failed=[HUNG])
+    assert finding.status is Status.FAIL
+    (line,) = finding.evidence
+    for word in ("16 B", "device to device, blocking, rank 0 to rank 1", "rank 1 hung in MPI_Recv"):
+        assert word in line
+
+
+@pytest.mark.parametrize(("us", "status"), [(190.0, Status.PASS), (210.0, Status.WARN)])
+def test_a_size_out_of_line_with_both_its_neighbours_is_pointed_out(us: float, status: Status) -> None:
+    (finding,) = small_message(medians={**LATENCIES, 64: us})
+    assert finding.status is status
+
+
+def test_a_step_in_latency_is_not_out_of_line() -> None:
+    assert statuses(small_message(medians={0: 1.0, 8: 1.1, 16: 150.0, 64: 151.0, 256: 152.0})) == GOOD
+
+
+# -- mpi-cache-growth -------------------------------------------------------------------------------------
+
+LARGE = [(16 + 2 * number) * MIB for number in range(24)]
+
+
+def total(sizes: list[int]) -> list[int]:
+    return [sum(sizes[: number + 1]) for number in range(len(sizes))]
+
+
+def memory(used: list[int]) -> dict[str, Json]:
+    return {"used": used, "large": LARGE, "free": 100 << 30}
+
+
+LEAK, FLAT = memory(total(LARGE)), memory([600 * MIB] * 24)
+BOUNDED = memory(total(LARGE[:8] + [0] * 16))
+CREEPING = memory([600 * MIB + number * MIB for number in range(24)])
+
+
+def growth(sender: dict[str, Json], receiver: dict[str, Json], devices: tuple[Device, ...]) -> list[Finding]:
+    return conclude("mpi-cache-growth", {"sender": sender, "receiver": receiver}, devices, "growing")
+
+
+def test_growth_is_blamed_on_the_rank_whose_device_fills_with_rate_and_reach() -> None:
+    (finding,) = growth(LEAK, FLAT, TWO)
+    assert finding.status is Status.FAIL
+    assert "on the sender's device" in finding.summary
+    assert "(growing)" in finding.summary
+    assert "95 % interval" in finding.evidence[0]
+    assert "more iterations" in finding.evidence[1]
+
+
+def test_a_receiver_that_keeps_is_blamed_too() -> None:
+    (finding,) = growth(FLAT, LEAK, TWO)
+    assert "on the receiver's device" in finding.summary
+
+
+@pytest.mark.parametrize("sender", [FLAT, BOUNDED, CREEPING], ids=["flat", "bounded cache", "small change"])
+def test_what_levels_off_or_is_small_beside_the_buffers_passes(sender: dict[str, Json]) -> None:
+    (finding,) = growth(sender, FLAT, TWO)
+    assert finding.status is Status.PASS
+    used = (sender["used"][-1] - sender["used"][0]) / MIB
+    assert finding.evidence[0] == f"sender: {used:.1f} MiB more in use than at the start"
+
+
+# -- mpi-stale-buffer -------------------------------------------------------------------------------------
+
+
+def stale_buffer(reused: int = 63, stale: Sequence[str] = (), wrong: Sequence[str] = ()) -> list[Finding]:
+    records: dict[str, dict[str, Json]] = {
+        "sender": {"reused": reused, "stale": [], "wrong": []},
+        "receiver": {"reused": 60, "stale": stale, "wrong": wrong},
+    }
+    return conclude("mpi-stale-buffer", records)
+
+
+def test_right_messages_from_addresses_that_came_again_pass_and_say_how_many() -> None:
+    (finding,) = stale_buffer()
+    assert finding.status is Status.PASS
+    assert finding.evidence == (
+        "at an address used before: 63 of the sender's buffers, 60 of the receiver's",
+    )
+
+
+def test_right_messages_prove_nothing_when_no_address_came_again() -> None:
+    (finding,) = stale_buffer(reused=0)
+    assert finding.status is Status.SKIP
+    assert "no address was reused" in finding.summary
+
+
+def test_a_message_of_an_earlier_round_is_called_stale_with_its_rounds_and_sizes() -> None:
+    shown = [f"round {number}, 65536 B after 4194304 B: shows what round 3 sent" for number in range(4, 24)]
+    (finding,) = stale_buffer(stale=shown)
+    assert finding.status is Status.FAIL
+    assert finding.summary.startswith("20 of 64 messages show")
+    assert finding.evidence[0] == shown[0]
+    assert "63 of the sender's" in finding.evidence[-1]
+    assert "cache of IPC mappings" in finding.remedy
+
+
+def test_other_wrong_data_fails_as_what_it_is_even_from_new_addresses() -> None:
+    (finding,) = stale_buffer(reused=0, wrong=["round 1, 65536 B: 1 of 65536 B wrong"])
+    assert finding.status is Status.FAIL
+    assert finding.summary == "1 of 64 messages arrived wrong"
+
+
+def test_stale_buffers_are_looked_for_on_one_device_and_one_pair_of_each_backend() -> None:
+    probes = plan("mpi-stale-buffer", *(gpu(n, backend) for backend in ("cuda", "hip") for n in range(3)))
+    assert {probe.subject for probe in probes} == {"cuda:0", "hip:0", "cuda:0 > cuda:1", "hip:0 > hip:1"}
+    assert len(probes) == 4
+
+
+def test_buffers_shrink_and_grow_between_any_two_sizes_and_follow_their_own() -> None:
+    module = loader.module(loader.built_in_dir() / "mpi_stale_buffer.py")
+    followed = set(zip(module.ROUNDS, module.ROUNDS[1:], strict=False))
+    assert followed >= {(one, other) for one in module.SIZES for other in module.SIZES}
+
+
+def test_an_address_is_used_before_when_any_part_of_it_was() -> None:
+    overlaps = loader.module(loader.built_in_dir() / "mpi_stale_buffer.py").overlaps
+    past = [(1000, 100)]
+    assert overlaps(past, 1000, 1)
+    assert overlaps(past, 900, 101)
+    assert overlaps(past, 1099, 500)
+    assert not overlaps(past, 900, 100)
+    assert not overlaps(past, 1100, 500)
+
+
+def test_the_round_that_a_stale_page_is_from_is_told_and_zeroes_are_from_none() -> None:
+    round_shown = loader.module(loader.built_in_dir() / "mpi_stale_buffer.py").round_shown
+    new, old = pattern(65536, 9), pattern(65536, 4)
+    assert round_shown(new[:8192] + old[8192:12288] + new[12288:], 9) == 4
+    assert round_shown(bytes(65536), 9) is None
+
+
+# -- mpi-first-touch --------------------------------------------------------------------------------------
+
+
+def first_touch(odd: list[float], whole: list[float], wrong: Sequence[str] = ()) -> Finding:
+    """Given the milliseconds of the first messages."""
+    times = {
+        kind: {"first": [ms / 1e3 for ms in first], "later": [20e-6] * 8}
+        for kind, first in (("whole pages", whole), ("one byte more", odd))
+    }
+    (finding,) = conclude(
+        "mpi-first-touch", {"sender": {"times": times}, "receiver": {"wrong": wrong}}, nbytes=128 * MIB
+    )
+    return finding
+
+
+def test_a_slow_first_message_from_an_odd_size_is_a_warning_with_the_ratios() -> None:
+    finding = first_touch(odd=[454, 456, 454, 458, 462], whole=[3.4, 3.6, 3.4, 3.4, 3.5])
+    assert finding.status is Status.WARN
+    assert "134217729 B takes 134 times as long" in finding.summary
+    assert finding.evidence == (
+        "whole pages: first message 3.4 ms (median 3.4 ms), later ones 0.02 ms; 170.0 to 1",
+        "one byte more: first message 454 ms (median 456 ms), later ones 0.02 ms; 22800.0 to 1",
+    )
+    assert "2097152 B" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("odd", "whole"),
+    [
+        ([5.6, 6.0, 7.6, 6.1, 6.2], [8.8, 9.0, 11.0, 9.9, 9.1]),  # two H200, Intel MPI 2021.17
+        ([0.2, 9.0, 45.0, 30.0, 12.0], [0.2, 0.2, 0.3, 0.2, 0.2]),  # four of five waited for a processor
+        ([4.2, 4.3, 4.2, 4.2, 4.2], [0.2, 0.2, 0.2, 0.2, 0.2]),  # all did: too short to matter
+        ([90.0, 91.0, 95.0, 90.0, 92.0], [9.1, 9.2, 9.9, 9.4, 9.1]),  # not out of proportion
+    ],
+)
+def test_first_messages_in_proportion_or_unlucky_pass_with_figures(
+    odd: list[float], whole: list[float]
+) -> None:
+    finding = first_touch(odd, whole)
+    assert finding.status is Status.PASS
+    assert len(finding.evidence) == 2
+
+
+def test_wrong_data_outweighs_the_time() -> None:
+    assert first_touch([500.0] * 5, [1.0] * 5, wrong=["from buffer 1: 1 B wrong"]).status is Status.FAIL
+
+
+def test_first_messages_are_timed_on_a_pair_alone_where_there_is_one() -> None:
+    probes = plan("mpi-first-touch", gpu(0), gpu(1), gpu(0, "hip"))
+    assert {probe.subject for probe in probes} == {"cuda:0 > cuda:1", "hip:0"}
+    assert all(probe.exclusive for probe in probes)
+
+
+@pytest.mark.parametrize("total_gib", [10, 24, 80, 139])
+def test_the_buffers_stay_within_the_bound_even_if_none_is_given_back(total_gib: int) -> None:
+    (probe,) = plan("mpi-first-touch", gpu(0, total_bytes=total_gib << 30))
+    page, buffers, message = 2 * MIB, 12, 2 * MIB
+    taken = buffers * (probe.params["nbytes"] + page) + message
+    assert probe.params["nbytes"] % page == 0
+    assert probe.params["nbytes"] > 0
+    assert taken <= min(0.05 * (total_gib << 30), 2 << 30) + message
