@@ -22,10 +22,17 @@ class Finder(Protocol):
 
 
 def finder(texts: Sequence[bytes]) -> Finder:
-    """The fastest that this Python has. ``texts`` must not be empty, nor any of them."""
+    """The fastest that there is for this Python and this processor.
+
+    ``texts`` must not be empty, nor any of them.
+    """
+    try:
+        import hyperscan
+    except ImportError:
+        return ReFinder(texts)
     try:
         return HyperscanFinder(texts)
-    except ImportError:
+    except hyperscan.HyperscanError:  # it needs SSE 4.2, or ARMv8's NEON
         return ReFinder(texts)
 
 

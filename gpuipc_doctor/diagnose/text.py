@@ -11,7 +11,7 @@ from gpuipc_doctor.model import Relation
 from gpuipc_doctor.report.page import MAX_WIDTH, MIN_WIDTH, Page
 from gpuipc_doctor.report.text import sanitise, shorten
 
-# How much of each is shown; the JSON document holds the rest.
+# How much of each is shown; --json has the rest.
 SIGNATURES = 4
 UNKNOWN = 10
 NAMES = 6
@@ -60,7 +60,7 @@ def paragraph(one: Recognised, page: Page) -> list[str]:
     for evidence in one.signatures[:SIGNATURES]:
         lines += _quoted(evidence, page)
     if len(one.signatures) > SIGNATURES:
-        lines += page.fill(f"… and {len(one.signatures) - SIGNATURES} more in the JSON report", _INDENT)
+        lines += page.fill(f"… and {len(one.signatures) - SIGNATURES} more with --json", _INDENT)
     lines += _labelled("Why", f"{_WORTH[one.signature]}; {one.reason}.", page)
     lines += _labelled("Check", f"gpuipc-doctor check {checks}" if checks else "", page)
     lines += _labelled("Do", one.remedy, page)
@@ -88,7 +88,7 @@ def _unknown(diagnosis: Diagnosis, page: Page) -> list[str]:
         lines += _quoted(evidence, page)
         lines += page.fill(_where(evidence), _HANG, _HANG)
     if kinds > UNKNOWN:
-        lines += page.fill(f"… and {kinds - UNKNOWN} more kinds in the JSON report", _INDENT)
+        lines += page.fill(f"… and {kinds - UNKNOWN} more kinds with --json", _INDENT)
     if diagnosis.unknown_beyond:
         lines += page.fill(f"… and {diagnosis.unknown_beyond} lines of still other kinds", _INDENT)
     return lines
