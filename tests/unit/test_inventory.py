@@ -266,7 +266,7 @@ def test_python_packages_are_known_by_what_pip_left(tmp_path: Path, monkeypatch:
     ("profile", "found"),
     [
         ("nvidia-460.32.03", {"nvidia-driver": "460.32.03", "nvidia-module": "proprietary"}),
-        ("healthy-hip", {"rocm": "7.2.0"}),
+        ("healthy-hip", {"rocm": "7.1.0"}),
     ],
 )
 def test_a_simulated_node_is_read_like_a_real_one(
