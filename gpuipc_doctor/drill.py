@@ -10,6 +10,9 @@ from gpuipc_doctor.simulator.profile import Expectation, Expected
 
 _COMPLAINTS = {Status.WARN, Status.ERROR, Status.FAIL}
 
+_OF_WHAT_IS_REAL = {"mpi-gpu-aware"}
+"""Checks of what no profile can state: the MPI library on a simulated node is a real one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -39,7 +42,7 @@ class Verdict:
 
 
 def rows(report: Report) -> list[Row]:
-    """The findings of a report."""
+    """The findings of a report that are a profile's matter."""
     return [
         Row(
             result.check,
@@ -48,6 +51,7 @@ def rows(report: Report) -> list[Row]:
             "\n".join([result.finding.summary, *result.finding.evidence]),
         )
         for result in report.results
+        if result.check not in _OF_WHAT_IS_REAL
     ]
 
 

@@ -1,7 +1,8 @@
 """Build the simulated drivers on demand: C sources and the symbol table → a private, cached directory.
 
 The directory holds ``libcuda.so.1``, ``libnvidia-ml.so.1`` and ``libamdhip64.so``, each with its unversioned
-name; put first on ``LD_LIBRARY_PATH`` it makes a process that starts there meet the simulated drivers.
+name; put first on ``LD_LIBRARY_PATH`` it makes a process that starts there meet the simulated drivers. It
+also holds `MPI_FAULTS`, for ranks to preload.
 """
 
 from __future__ import annotations
@@ -49,6 +50,12 @@ FACES = (
     Face("hip.c", "hip", "libamdhip64.so", ("libamdhip64.so.6", "libamdhip64.so.7")),
     Face("nvml.c", "nvml", "libnvidia-ml.so.1", ("libnvidia-ml.so",)),
 )
+
+
+MPI_FAULTS = "libmpi-faults.so"
+"""Makes real MPI calls misbehave; shares nothing with the drivers."""
+
+_MPI_FAULTS_SOURCE = SOURCES / "mpi_faults.c"
 
 
 class SimulatorUnavailable(Exception):
@@ -224,14 +231,19 @@ def _key(compiler: list[str]) -> str:
 
 def _compile(compiler: list[str], directory: Path) -> None:
     """Compile what the libraries share once, then each library, all into ``directory``."""
-    faces = {face.source for face in FACES}
+    apart = {_MPI_FAULTS_SOURCE, *(SOURCES / face.source for face in FACES)}
     with tempfile.TemporaryDirectory(prefix="generated-", dir=directory) as generated:
         for name, text in generate(read_table((SOURCES / "calls.table").read_text())).items():
             (Path(generated) / name).write_text(text)
         include = (f"-I{SOURCES}", f"-I{generated}")
         core = Path(generated) / "core.o"
-        common = sorted(path for path in SOURCES.glob("*.c") if path.name not in faces)
-        _run([[*compiler, *FLAGS, *include, "-r", "-nostdlib", "-o", core, *common]])
+        common = sorted(set(SOURCES.glob("*.c")) - apart)
+        _run(
+            [
+                [*compiler, *FLAGS, *include, "-r", "-nostdlib", "-o", core, *common],
+                [*compiler, *FLAGS, "-shared", "-o", directory / MPI_FAULTS, _MPI_FAULTS_SOURCE],
+            ]
+        )
         _run(
             [
                 *compiler,

@@ -2,7 +2,8 @@
 
 The workers of a run receive `Node.env` and nothing else; whatever they load as ``libcuda.so.1`` or
 ``libamdhip64.so`` is then the simulated driver, which reads ``node.sim`` (format 1, one record a line,
-``kind key=value …`` with percent-encoded values; ``src/`` holds its reader).
+``kind key=value …`` with percent-encoded values; ``src/`` holds its reader). What an MPI library does wrong
+there, in ranks alone (`Node.rank_env`), stands in ``mpi.sim``, of the same form.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from urllib.parse import quote
 
 from gpuipc_doctor.model import Node
 from gpuipc_doctor.simulator import software
-from gpuipc_doctor.simulator.profile import Profile, SimulatedDevice, load
+from gpuipc_doctor.simulator.profile import ANY_MPI_CALL, Profile, SimulatedDevice, load
 
 _PCI_VENDOR = {"cuda": "0x10de", "hip": "0x1002"}
 _PCI_CLASS = {"cuda": "0x030200", "hip": "0x038000"}  # a 3D controller, a display controller without a port
@@ -28,7 +29,7 @@ def prepare(profile: str, state_dir: Path) -> Node:
     lives in it. Raises `BadFile` when the profile cannot be used and `SimulatorUnavailable` when the
     drivers cannot be built.
     """
-    from gpuipc_doctor.simulator.build import build
+    from gpuipc_doctor.simulator.build import MPI_FAULTS, build
 
     described = load(profile)
     libraries = build()
@@ -48,12 +49,18 @@ def prepare(profile: str, state_dir: Path) -> Node:
         real.parent.mkdir(parents=True, exist_ok=True)
         real.touch()
     root.mkdir(exist_ok=True)
+    rank_env = {}
+    if described.mpi_faults:
+        mpi_file = state_dir / "mpi.sim"
+        mpi_file.write_text(mpi_faults_file(described))
+        rank_env = {"LD_PRELOAD": str(libraries / MPI_FAULTS), "GPUIPC_SIM_MPI": str(mpi_file)}
     return Node(
         env={
             "LD_LIBRARY_PATH": ":".join(filter(None, (str(libraries), os.environ.get("LD_LIBRARY_PATH")))),
             "GPUIPC_SIM_NODE": str(node_file),
             "GPUIPC_SIM_STATE": str(state),
         },
+        rank_env=rank_env,
         root=str(root),
         simulated=described.name,
     )
@@ -62,6 +69,14 @@ def prepare(profile: str, state_dir: Path) -> Node:
 def driver_file(profile: Profile) -> str:
     """The text of ``node.sim``."""
     return "".join(f"{record}\n" for record in _records(profile))
+
+
+def mpi_faults_file(profile: Profile) -> str:
+    """The text of ``mpi.sim``, whose fields have a fixed order."""
+    order = ("call", "do", *ANY_MPI_CALL)
+    return "".join(
+        f"{_record('fault', {key: fault[key] for key in order})}\n" for fault in profile.mpi_faults
+    )
 
 
 def _records(profile: Profile) -> Iterator[str]:

@@ -38,6 +38,19 @@ ANY_CALL: Mapping[str, str | int] = {
 """Where a fault strikes unless it says otherwise: at every call, on any device, always. ``nth``, ``from``
 and ``every`` count the call within one process, from 1."""
 
+ANY_MPI_CALL: Mapping[str, str | int] = {
+    "memory": "any",
+    "rank": -1,
+    "min": 0,
+    "max": 2**63 - 1,
+    "bytes": 0,
+    "nth": 0,
+    "from": 0,
+    "every": 0,
+}
+"""Where an MPI fault strikes unless it says otherwise: in each rank, at messages of any size, in any memory.
+``nth``, ``from`` and ``every`` count the calls that fit the rest, in one process, from 1."""
+
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _MERGED = ("versions", "files", "peers", "options")
 _ARCH = {"cuda": "9.0", "hip": "gfx90a"}
@@ -80,6 +93,11 @@ class Expectation:
     exit_code: int
     findings: tuple[Expected, ...]
 
+    @property
+    def checks(self) -> tuple[str, ...]:
+        """The checks that must find something."""
+        return tuple(dict.fromkeys(expected.check for expected in self.findings))
+
 
 @dataclass(frozen=True, slots=True)
 class Profile:
@@ -95,10 +113,17 @@ class Profile:
     """Files of the node by absolute path that the profile states itself."""
     faults: tuple[Mapping[str, str | int], ...]
     """Each fault as the simulated drivers read it, with the keys of `ANY_CALL`."""
+    mpi_faults: tuple[Mapping[str, str | int], ...]
+    """Each fault of an MPI library as ``mpi_faults.c`` reads it, with the keys of `ANY_MPI_CALL`."""
     expect: Mapping[str, Expectation]
     """By backend, for those that the profile must be run on; empty when it states no expectation."""
     deadline_s: float | None
     """Deadline in seconds that suits this profile, so that a drill of a hang is quick."""
+
+    @property
+    def needs_mpi(self) -> bool:
+        """Whether its faults show only where ranks run, with an MPI library that the caller names."""
+        return bool(self.mpi_faults)
 
 
 def names() -> list[str]:
@@ -155,6 +180,7 @@ class _Reader:
             versions=self._versions({device.backend for device in devices}),
             files=self._data.get("files", {}),
             faults=tuple(self._faults()),
+            mpi_faults=tuple(map(_mpi_fault, self._data.get("mpi-faults", []))),
             expect=self._expect({device.backend for device in devices}),
             deadline_s=self._data.get("options", {}).get("deadline"),
         )
@@ -248,6 +274,15 @@ class _Reader:
                     keys = ("expect", "findings", number, "mentions", place)
                     self._complain(f"unknown word in {text!r}", *keys)
             yield Expected(entry["check"], Status(entry["status"]), entry.get("probe", ""), tuple(mentions))
+
+
+def _mpi_fault(stated: Json) -> Mapping[str, str | int]:
+    sizes = {key: parse_size(stated[key]) for key in ("min", "max", "bytes") if key in stated}
+    if "size" in stated:
+        sizes["min"] = sizes["max"] = parse_size(stated["size"])
+    fault = {**ANY_MPI_CALL, **stated, **sizes}
+    fault.pop("size", None)
+    return fault
 
 
 def _lineage(path: Path) -> Iterator[Document]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpuipc_doctor import drill
+from gpuipc_doctor.model import Report
 from gpuipc_doctor.report import document
 from gpuipc_doctor.simulator import profile
 from gpuipc_doctor.simulator.profile import Profile
@@ -24,30 +25,39 @@ def runs() -> list[object]:
     return [
         pytest.param(stated, backend, id=f"{stated.name}-{backend}", marks=getattr(pytest.mark, backend))
         for stated in loaded
+        if not stated.needs_mpi  # those are in test_mpi_faults.py
         for backend in stated.expect
     ]
 
 
 @pytest.mark.parametrize(("stated", "backend"), runs())
 def test_the_command_finds_what_the_profile_states_and_leaves_nothing(stated: Profile, backend: str) -> None:
+    command = ["--all", "--simulate", stated.name, "--backend", backend]
+    if stated.deadline_s:
+        command += ["--deadline", str(stated.deadline_s)]
+    report, code = check(*command)
+    assert report.simulated == stated.name
+    verdict = drill.judge(stated.expect[backend], drill.rows(report), code)
+    assert verdict.missed == ()
+    assert verdict.invented == ()
+
+
+def check(*arguments: str) -> tuple[Report, int]:
+    """Run ``gpuipc-doctor check`` and see that it leaves nothing; its report and exit code."""
     tag = f"GPUIPC_TEST_RUN={uuid.uuid4()}"
     name, _, value = tag.partition("=")
     shared_before = ours_in_shared_memory()
-    command = [sys.executable, "-m", "gpuipc_doctor.cli.main", "check", "--all", "--json"]
-    command += ["--simulate", stated.name, "--backend", backend]
-    if stated.deadline_s:
-        command += ["--deadline", str(stated.deadline_s)]
     ended = subprocess.run(
-        command, env={**os.environ, name: value}, capture_output=True, text=True, timeout=110
+        [sys.executable, "-m", "gpuipc_doctor.cli.main", "check", "--json", *arguments],
+        env={**os.environ, name: value},
+        capture_output=True,
+        text=True,
+        timeout=110,
     )
     assert processes_with(tag) == []
     assert left_in_shared_memory(shared_before) == set()
     assert ended.stderr == ""
-    report = document.loads(ended.stdout)
-    assert report.simulated == stated.name
-    verdict = drill.judge(stated.expect[backend], drill.rows(report), ended.returncode)
-    assert verdict.missed == ()
-    assert verdict.invented == ()
+    return document.loads(ended.stdout), ended.returncode
 
 
 def processes_with(tag: str) -> list[str]:

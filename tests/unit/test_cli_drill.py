@@ -32,7 +32,7 @@ OVERLAPPING = replace(HEALTHY, results=(ReportResult("ipc-stale", OVERLAP),))
 
 @pytest.fixture(autouse=True)
 def replaced_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(name: str, stated: Profile, backend: str) -> tuple[Report, float]:
+    def run(name: str, stated: Profile, backend: str, mpi_lib: str | None) -> tuple[Report, float]:
         reports = {"already-mapped": OVERLAPPING, "hang-init": replace(HEALTHY, interrupted=True)}
         return reports.get(name, HEALTHY), 1.25
 
@@ -91,6 +91,18 @@ def test_a_profile_that_states_nothing_is_refused(tmp_path: Path) -> None:
     ran = invoke(str(path))
     assert ran.exit_code == 2
     assert "does not say what to 'expect'" in ran.output
+
+
+def test_faults_of_mpi_are_drilled_with_an_mpi_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drill.profile, "names", lambda: ["healthy-both", "healthy-single", "mpi-segv"])
+    assert invoke().output.splitlines()[-1].startswith("2 drills")
+    assert invoke("--mpi-lib", "/opt/mpi/lib/libmpi.so.12").output.splitlines()[-1].startswith("3 drills")
+
+
+def test_faults_of_mpi_that_are_named_ask_for_an_mpi() -> None:
+    ran = invoke("mpi-segv")
+    assert ran.exit_code == 2
+    assert "mpi-segv has faults of MPI; name a library with --mpi-lib" in ran.output
 
 
 def test_a_backend_without_its_binding_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:

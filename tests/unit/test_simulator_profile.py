@@ -82,6 +82,14 @@ def test_a_path_extends_a_file_beside_it(tmp_path: Path) -> None:
         ),
         (ONE_GPU + "faults: [{call: ipc-open, do: error}]\n", "7: faults[0]: key 'error' is missing"),
         (ONE_GPU + "faults: [{call: ipc-open, do: leak}]\n", "7: faults[0]: key 'bytes' is missing"),
+        (
+            ONE_GPU + "mpi-faults: [{call: MPI_Send, do: leak}]\n",
+            "7: mpi-faults[0]: key 'bytes' is missing",
+        ),
+        (
+            ONE_GPU + "mpi-faults: [{call: MPI_Send, do: stale}]\n",
+            "7: mpi-faults[0].call: 'MPI_Send' is not known",
+        ),
         (ONE_GPU + "peers: {cuda: [[0, 1]]}\n", "7: 0 to 1 is not a pair of 1 devices"),
         (ONE_GPU.replace("16 GiB", "16 GiB, held: 17 GiB"), "3: more is held than the device has"),
         (
@@ -166,6 +174,30 @@ def test_the_drivers_read_one_record_a_line(tmp_path: Path) -> None:
         "fault backend=any nth=2 from=0 every=0 device=0 when=always code=400 bytes=0 ms=0 "
         "call=ipc-open do=error",
     ]
+
+
+def test_faults_of_mpi_are_read_by_a_library_of_their_own(tmp_path: Path) -> None:
+    text = "mpi-faults:\n  - {call: MPI_Recv, do: hang, rank: 1, memory: device, size: 16 B}\n"
+    text += "  - {call: MPI_Send, min: 1 MiB, do: leak, bytes: 2 KiB, from: 3}\n"
+    loaded = profile.load(write(tmp_path, ONE_GPU + text))
+    assert loaded.needs_mpi
+    assert node.mpi_faults_file(loaded).splitlines() == [
+        "fault call=MPI_Recv do=hang memory=device rank=1 min=16 max=16 bytes=0 nth=0 from=0 every=0",
+        f"fault call=MPI_Send do=leak memory=any rank=-1 min=1048576 max={2**63 - 1} bytes=2048 "
+        "nth=0 from=3 every=0",
+    ]
+    assert "MPI" not in node.driver_file(loaded)
+
+
+def test_only_ranks_of_a_node_with_faults_of_mpi_preload_them(tmp_path: Path) -> None:
+    faulty, healthy = tmp_path / "faulty", tmp_path / "healthy"
+    faulty.mkdir()
+    healthy.mkdir()
+    prepared = node.prepare("mpi-segv", faulty)
+    assert Path(prepared.rank_env["LD_PRELOAD"]).name == "libmpi-faults.so"
+    assert Path(prepared.rank_env["GPUIPC_SIM_MPI"]).read_text().startswith("fault call=MPI_Isend do=segv ")
+    assert "LD_PRELOAD" not in prepared.env
+    assert not node.prepare("healthy-cuda", healthy).rank_env
 
 
 def test_peers_are_ordered_pairs_and_default_to_all() -> None:

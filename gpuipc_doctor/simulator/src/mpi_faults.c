@@ -1,0 +1,490 @@
+/* Real MPI calls that misbehave as GPUIPC_SIM_MPI says; preloaded into the ranks of a simulated node.
+ *
+ * Built without any MPI's headers, for all of them. A handle is an int in MPICH and its kin and a pointer in
+ * Open MPI; as an argument either fits a pointer and is passed on as it came. A request in memory has the size
+ * that its library gives it. The real call is the one under the name that the standard keeps for tools (PMPI_…).
+ *
+ * Simulated device memory is mapped where its address says, so what a message delivered can be changed in place.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+typedef void *handle;
+
+/* ---- the faults ---- */
+
+static const char *const calls[] = {"MPI_Init_thread", "MPI_Finalize", "MPI_Send", "MPI_Recv", "MPI_Isend",
+                                    "MPI_Irecv",       "MPI_Wait",     "MPI_Waitall", NULL};
+enum call { INIT, FINALIZE, SEND, RECV, ISEND, IRECV, WAIT, WAITALL };
+
+static const char *const effects[] = {"hang", "abort", "segv", "leak", "corrupt-byte", "corrupt-guard", "stale", NULL};
+enum effect {
+    HANG = 1 << 0,
+    ABORT = 1 << 1,
+    SEGV = 1 << 2,
+    LEAK = 1 << 3,
+    CORRUPT_BYTE = 1 << 4,
+    CORRUPT_GUARD = 1 << 5,
+    STALE = 1 << 6,
+};
+
+static const char *const places[] = {"any", "device", "host", NULL};
+enum place { ANYWHERE, DEVICE, HOST };
+
+struct fault {
+    enum call call;
+    enum effect effect;
+    enum place memory;
+    int rank; /* -1: any */
+    uint64_t min, max, bytes;
+    unsigned nth, from, every, calls_made;
+};
+
+enum { MAX_FAULTS = 16, MAX_LINE = 512 };
+static struct fault faults[MAX_FAULTS];
+static int fault_count;
+static int own_rank;
+
+__attribute__((noreturn)) static void refuse(const char *what, const char *why)
+{
+    fprintf(stderr, "simulated MPI faults: %s: %s\n", what, why);
+    abort();
+}
+
+static int word_of(const char *const *words, const char *word, const char *line)
+{
+    for (int i = 0; words[i]; i++)
+        if (!strcmp(words[i], word))
+            return i;
+    refuse(line, "not a fault");
+}
+
+static void read_fault(const char *line)
+{
+    char call[32], effect[32], memory[32];
+    if (fault_count == MAX_FAULTS)
+        refuse(line, "one fault too many");
+    struct fault *fault = &faults[fault_count++];
+    int read = sscanf(line,
+                      "fault call=%31s do=%31s memory=%31s rank=%d min=%lu max=%lu bytes=%lu nth=%u from=%u every=%u",
+                      call, effect, memory, &fault->rank, &fault->min, &fault->max, &fault->bytes, &fault->nth,
+                      &fault->from, &fault->every);
+    if (read != 10)
+        refuse(line, "not a fault");
+    fault->call = (enum call)word_of(calls, call, line);
+    fault->effect = (enum effect)(1 << word_of(effects, effect, line));
+    fault->memory = (enum place)word_of(places, memory, line);
+}
+
+/* Which rank this is, before MPI_Init: the launchers of MPICH and its kin, of Open MPI, and Slurm say it. */
+static int rank_of_launcher(void)
+{
+    static const char *const names[] = {"PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", NULL};
+    for (int i = 0; names[i]; i++)
+        if (getenv(names[i]))
+            return atoi(getenv(names[i]));
+    return 0;
+}
+
+__attribute__((constructor)) static void read_faults(void)
+{
+    const char *path = getenv("GPUIPC_SIM_MPI");
+    FILE *file = path ? fopen(path, "re") : NULL;
+    if (!file)
+        refuse(path ? path : "GPUIPC_SIM_MPI", path ? strerror(errno) : "not set");
+    char line[MAX_LINE];
+    while (fgets(line, sizeof line, file)) {
+        line[strcspn(line, "\n")] = '\0';
+        read_fault(line);
+    }
+    fclose(file);
+    own_rank = rank_of_launcher();
+}
+
+/* ---- the real library, and the driver beside it ---- */
+
+/* The object that initialised MPI. mpi4py loads the MPI library for itself (RTLD_LOCAL), where RTLD_NEXT does not
+ * look, but it is among what that object depends on. */
+static void *user;
+
+static void look_from(void *caller)
+{
+    Dl_info where;
+    if (!dladdr(caller, &where) || !(user = dlopen(where.dli_fname, RTLD_LAZY | RTLD_NOLOAD)))
+        refuse("MPI_Init_thread", "the MPI library cannot be found from where it was called");
+}
+
+static void *look_up(const char *name)
+{
+    return user ? dlsym(user, name) : NULL;
+}
+
+static void *demand(const char *name)
+{
+    void *found = look_up(name);
+    if (!found)
+        refuse(name, "the MPI library does not have it, or was not initialised by MPI_Init_thread");
+    return found;
+}
+
+/* Once for each place where it stands; `find` is look_up or demand. */
+#define ONCE(find, name)                                                                                               \
+    ({                                                                                                                 \
+        static bool asked;                                                                                             \
+        static void *found;                                                                                            \
+        if (!asked)                                                                                                    \
+            found = find(name);                                                                                        \
+        asked = true;                                                                                                  \
+        found;                                                                                                         \
+    })
+
+static bool handles_are_pointers(void)
+{
+    return ONCE(look_up, "ompi_mpi_comm_world") != NULL;
+}
+
+static uint64_t bytes_of(int64_t count, handle type)
+{
+    int (*type_size)(handle, int *) = ONCE(demand, "PMPI_Type_size");
+    int size = 0;
+    type_size(type, &size);
+    return (uint64_t)count * (uint64_t)size;
+}
+
+/* Call a function that both drivers have, in the driver that this process uses; whether one succeeded. */
+static bool ask_driver(const char *cuda, const char *hip, void *first, uintptr_t second, uintptr_t third)
+{
+    const char *const libraries[] = {"libcuda.so.1", "libamdhip64.so"}, *const names[] = {cuda, hip};
+    for (int i = 0; i < 2; i++) {
+        void *library = dlopen(libraries[i], RTLD_LAZY | RTLD_NOLOAD);
+        int (*function)(void *, uintptr_t, uintptr_t) = NULL;
+        if (library)
+            *(void **)&function = dlsym(library, names[i]);
+        if (function && function(first, second, third) == 0)
+            return true;
+    }
+    return false;
+}
+
+static bool is_on_device(const void *address)
+{
+    void *base;
+    size_t bytes;
+    return ask_driver("cuMemGetAddressRange_v2", "hipMemGetAddressRange", &base, (uintptr_t)&bytes,
+                      (uintptr_t)address);
+}
+
+static void leak(uint64_t bytes)
+{
+    void *lost;
+    if (!ask_driver("cuMemAlloc_v2", "hipMalloc", &lost, bytes, 0))
+        refuse("leak", "this rank's driver gives no memory");
+}
+
+/* ---- what happens: frames and lines are those of a cxi node (December 2023) ---- */
+
+static volatile bool waiting = true;
+static volatile unsigned polls;
+
+__attribute__((noinline)) static void cxip_cq_eq_progress(void)
+{
+    for (unsigned i = 0; i < UINT_MAX; i++)
+        polls++;
+}
+
+__attribute__((noinline)) static void cxip_cq_progress(void)
+{
+    cxip_cq_eq_progress();
+    polls++;
+}
+
+__attribute__((noinline)) static void ofi_cq_readfrom(void)
+{
+    cxip_cq_progress();
+    polls++;
+}
+
+__attribute__((noinline)) static void MPIR_Wait_impl(void)
+{
+    while (waiting)
+        ofi_cq_readfrom();
+}
+
+static void complain(const char *part, const char *function, int line, const char *text)
+{
+    fprintf(stderr, "libfabric:%d:%lld::cxi:%s:%s():%d<warn> node01: %s\n", getpid(), (long long)time(NULL), part,
+            function, line, text);
+}
+
+static void fail_to_map(const void *buffer, uint64_t bytes)
+{
+    char text[128];
+    snprintf(text, sizeof text, "Failed to acquire mapping (%p, %lu): -22", buffer, bytes);
+    complain("mr", "cxip_do_map", 90, "cxil_map() failed: -22");
+    complain("mr", "cxip_map_cache", 313, text);
+    complain("ep_data", "cxip_recv_req_alloc", 211, "RXC (0xbf3:0:0) PtlTE 12: Failed to map recv buffer: -22");
+    complain("ep_data", "cxip_recv_common", 3434, "RXC (0xbf3:0:0) PtlTE 12: Failed to allocate recv request");
+}
+
+static volatile int *volatile nowhere = NULL;
+
+static void happen(const struct fault *fault, const void *buffer, uint64_t bytes)
+{
+    switch (fault->effect) {
+    case HANG:
+    case ABORT:
+        if (buffer)
+            fail_to_map(buffer, bytes);
+        if (fault->effect == ABORT)
+            abort();
+        MPIR_Wait_impl();
+        break;
+    case SEGV:
+        *nowhere = 0;
+        break;
+    case LEAK:
+        leak(fault->bytes);
+        break;
+    default: /* done to what the message delivers */
+        break;
+    }
+}
+
+static bool occurs(struct fault *fault)
+{
+    unsigned count = ++fault->calls_made;
+    if (fault->nth)
+        return count == fault->nth;
+    if (fault->every)
+        return count >= fault->from && count % fault->every == 0;
+    return count >= fault->from;
+}
+
+static bool concerns(const struct fault *fault, enum call call, const void *buffer, uint64_t bytes)
+{
+    return fault->call == call && (fault->rank < 0 || fault->rank == own_rank) && fault->min <= bytes &&
+           bytes <= fault->max && (!fault->memory || is_on_device(buffer) == (fault->memory == DEVICE));
+}
+
+/* What the faults do before the real call; returns the effects on what it delivers. */
+static unsigned before(enum call call, const void *buffer, uint64_t bytes)
+{
+    unsigned asked = 0;
+    for (struct fault *fault = faults; fault < faults + fault_count; fault++) {
+        if (!concerns(fault, call, buffer, bytes) || !occurs(fault))
+            continue;
+        happen(fault, buffer, bytes);
+        asked |= fault->effect;
+    }
+    return asked;
+}
+
+/* The last message of each size, for those that are delivered again in place of a later one. */
+static void deliver_the_last(unsigned char *buffer, uint64_t bytes, bool again)
+{
+    enum { SIZES = 64 };
+    static struct {
+        uint64_t bytes;
+        void *data;
+    } last[SIZES];
+    static int known;
+    int i = 0;
+    while (i < known && last[i].bytes != bytes)
+        i++;
+    void *data = i < SIZES ? malloc(bytes) : NULL;
+    if (!data)
+        return;
+    memcpy(data, buffer, bytes);
+    if (i == known)
+        last[known++].bytes = bytes;
+    else if (again)
+        memcpy(buffer, last[i].data, bytes);
+    free(last[i].data);
+    last[i].data = data;
+}
+
+static void after(unsigned asked, unsigned char *buffer, uint64_t bytes)
+{
+    if (bytes)
+        deliver_the_last(buffer, bytes, asked & STALE);
+    if (bytes && asked & CORRUPT_BYTE)
+        buffer[bytes / 2] ^= 0x10;
+    if (asked & CORRUPT_GUARD)
+        buffer[bytes] ^= 0xff;
+}
+
+/* ---- the calls ---- */
+
+EXPORT int MPI_Init_thread(int *argc, char ***argv, int required, int *provided)
+{
+    look_from(__builtin_return_address(0));
+    int (*real)(int *, char ***, int, int *) = demand("PMPI_Init_thread");
+    before(INIT, NULL, 0);
+    return real(argc, argv, required, provided);
+}
+
+EXPORT int MPI_Finalize(void)
+{
+    int (*real)(void) = demand("PMPI_Finalize");
+    before(FINALIZE, NULL, 0);
+    return real();
+}
+
+/* Messages that an MPI_Irecv waits for. */
+enum { MAX_POSTED = 256 };
+static struct posted {
+    uint64_t request; /* 0: this entry is free */
+    void *buffer;
+    uint64_t bytes;
+    unsigned asked;
+} posted[MAX_POSTED];
+
+static uint64_t request_at(const void *requests, int number)
+{
+    return handles_are_pointers() ? ((const uint64_t *)requests)[number] : ((const uint32_t *)requests)[number];
+}
+
+static struct posted *posted_as(uint64_t request)
+{
+    for (struct posted *entry = posted; entry < posted + MAX_POSTED; entry++)
+        if (entry->request == request)
+            return entry;
+    return NULL;
+}
+
+static void post(uint64_t request, void *buffer, uint64_t bytes)
+{
+    struct posted *entry = posted_as(0);
+    if (!entry)
+        refuse("MPI_Irecv", "too many messages are waited for at once");
+    *entry = (struct posted){.request = request, .buffer = buffer, .bytes = bytes};
+}
+
+typedef int send_call(const void *, int, handle, int, int, handle);
+typedef int send_c_call(const void *, int64_t, handle, int, int, handle);
+typedef int isend_call(const void *, int, handle, int, int, handle, void *);
+typedef int isend_c_call(const void *, int64_t, handle, int, int, handle, void *);
+typedef int recv_call(void *, int, handle, int, int, handle, void *);
+typedef int recv_c_call(void *, int64_t, handle, int, int, handle, void *);
+
+/* A caller that can do without MPI_Send_c takes ours for the library's (Open MPI 5 has none). */
+static int narrow(int64_t count)
+{
+    if (count > INT_MAX)
+        refuse("MPI_…_c", "this MPI library has no calls with large counts");
+    return (int)count;
+}
+
+#define CALL(name, type, ...)                                                                                          \
+    ({                                                                                                                 \
+        type##_c_call *wide = ONCE(look_up, "P" #name "_c");                                                           \
+        type##_call *plain = ONCE(demand, "P" #name);                                                                  \
+        wide ? wide(buffer, count, __VA_ARGS__) : plain(buffer, narrow(count), __VA_ARGS__);                           \
+    })
+
+EXPORT int MPI_Send_c(const void *buffer, int64_t count, handle type, int to, int tag, handle comm)
+{
+    before(SEND, buffer, bytes_of(count, type));
+    return CALL(MPI_Send, send, type, to, tag, comm);
+}
+
+EXPORT int MPI_Isend_c(const void *buffer, int64_t count, handle type, int to, int tag, handle comm, void *request)
+{
+    before(ISEND, buffer, bytes_of(count, type));
+    return CALL(MPI_Isend, isend, type, to, tag, comm, request);
+}
+
+EXPORT int MPI_Recv_c(void *buffer, int64_t count, handle type, int from, int tag, handle comm, void *status)
+{
+    uint64_t bytes = bytes_of(count, type);
+    unsigned asked = before(RECV, buffer, bytes);
+    int code = CALL(MPI_Recv, recv, type, from, tag, comm, status);
+    if (!code)
+        after(asked, buffer, bytes);
+    return code;
+}
+
+EXPORT int MPI_Irecv_c(void *buffer, int64_t count, handle type, int from, int tag, handle comm, void *request)
+{
+    uint64_t bytes = bytes_of(count, type);
+    before(IRECV, buffer, bytes);
+    int code = CALL(MPI_Irecv, recv, type, from, tag, comm, request);
+    if (!code)
+        post(request_at(request, 0), buffer, bytes);
+    return code;
+}
+
+EXPORT int MPI_Send(const void *buffer, int count, handle type, int to, int tag, handle comm)
+{
+    return MPI_Send_c(buffer, count, type, to, tag, comm);
+}
+
+EXPORT int MPI_Isend(const void *buffer, int count, handle type, int to, int tag, handle comm, void *request)
+{
+    return MPI_Isend_c(buffer, count, type, to, tag, comm, request);
+}
+
+EXPORT int MPI_Recv(void *buffer, int count, handle type, int from, int tag, handle comm, void *status)
+{
+    return MPI_Recv_c(buffer, count, type, from, tag, comm, status);
+}
+
+EXPORT int MPI_Irecv(void *buffer, int count, handle type, int from, int tag, handle comm, void *request)
+{
+    return MPI_Irecv_c(buffer, count, type, from, tag, comm, request);
+}
+
+/* The faults of a call that waits are those of the messages that it receives. */
+static int begin_waiting(enum call call, int count, const void *requests, struct posted **received)
+{
+    int found = 0;
+    for (int i = 0; i < count; i++) {
+        struct posted *entry = posted_as(request_at(requests, i));
+        if (entry && entry->request) {
+            entry->asked = before(call, entry->buffer, entry->bytes);
+            received[found++] = entry;
+        }
+    }
+    return found;
+}
+
+static void end_waiting(struct posted **received, int count)
+{
+    for (int i = 0; i < count; i++) {
+        after(received[i]->asked, received[i]->buffer, received[i]->bytes);
+        received[i]->request = 0;
+    }
+}
+
+EXPORT int MPI_Wait(void *request, void *status)
+{
+    int (*real)(void *, void *) = ONCE(demand, "PMPI_Wait");
+    struct posted *received[1];
+    int found = begin_waiting(WAIT, 1, request, received);
+    int code = real(request, status);
+    if (!code)
+        end_waiting(received, found);
+    return code;
+}
+
+EXPORT int MPI_Waitall(int count, void *requests, void *statuses)
+{
+    int (*real)(int, void *, void *) = ONCE(demand, "PMPI_Waitall");
+    struct posted *received[MAX_POSTED];
+    int found = begin_waiting(WAITALL, count, requests, received);
+    int code = real(count, requests, statuses);
+    if (!code)
+        end_waiting(received, found);
+    return code;
+}
