@@ -29,7 +29,7 @@ _MEANINGS = {
     Exit.INTERNAL: "gpuipc-doctor itself failed; please report it",
     Exit.USAGE: "the command line or a configuration file is wrong",
     Exit.NOTHING_READ: "there was nothing to read: no log, or only empty ones",
-    Exit.HINTS: "there are hints of known issues, with low confidence (with --strict only)",
+    Exit.HINTS: "there are hints of known issues, no more (with --strict only)",
     Exit.UNREADABLE: "a log, or a part of one, could not be read; no known issue in the rest",
     Exit.FOUND: "a known issue was recognised",
     Exit.INTERRUPTED: "interrupted before the end; no known issue until then",
