@@ -252,7 +252,7 @@ def memory(used: list[int]) -> dict[str, Json]:
 
 
 LEAK, FLAT = memory(total(LARGE)), memory([600 * MIB] * 24)
-BOUNDED = memory(total(LARGE[:8] + [0] * 16))
+BOUNDED = memory(total([2 * size for size in LARGE[:12]] + [0] * 12))  # both ranks' caches fill up
 CREEPING = memory([600 * MIB + number * MIB for number in range(24)])
 
 

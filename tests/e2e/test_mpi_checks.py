@@ -1,0 +1,118 @@
+"""The MPI checks on real MPI libraries and simulated devices: silent when all is well, and not otherwise."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Command
+
+pytestmark = pytest.mark.mpi
+
+LIBRARIES = {
+    "impi": "lib/libmpi.so.12",
+    "mpich43": "lib/libmpi.so.12",
+    "mpich50": "lib/libmpi.so.12",
+    "openmpi": "lib/libmpi.so.40",
+}
+
+every_library = pytest.mark.parametrize("name", LIBRARIES)
+
+SLOW_EVERY_SECOND_OPEN = "{call: ipc-open, every: 2, do: delay, ms: 400}"
+"""The sizes take turns, so that these are the handles of the odd buffers."""
+
+OLD_MAPPING = "{call: ipc-open, from: 2, do: stale}"
+"""A mapping shows what lay at its address before: what a stale entry in a library's cache comes to."""
+
+
+@pytest.fixture
+def findings(doctor: Command) -> Any:
+    """``findings(library, node, check…)`` are those of the checks: (check, subject) and what it says."""
+
+    def run(library: str, node: str, *checks: str) -> dict[tuple[str, str], list[dict[str, Any]]]:
+        path = Path(os.environ["GPUIPC_TEST_MPI"], library, LIBRARIES[library])
+        ended = doctor(
+            *("check", *checks, "--simulate", node, "--mpi-lib", str(path), "--no-workarounds", "--json"),
+            env={**os.environ, "I_MPI_OFFLOAD": "0" if node == "healthy-hip" else "1"},  # CUDA's only
+        )
+        assert ended.stderr == ""
+        found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        for result in json.loads(ended.stdout)["results"]:
+            if result["check"] in checks:
+                place = result["check"], " > ".join(result["devices"])
+                found.setdefault(place, []).append(result["finding"])
+        return found
+
+    return run
+
+
+@pytest.fixture
+def node_with(tmp_path: Path) -> Any:
+    """``node_with(kind, fault)`` is the path of a profile: two healthy GPUs, but for the fault."""
+
+    def write(kind: str, fault: str) -> str:
+        path = tmp_path / "faulty.yaml"
+        path.write_text(
+            f"description: Two GPUs and a fault.\nextends: healthy-cuda\n{kind}:\n  - {fault}\n"
+            "expect:\n  exit: 12\n  findings: []\n"
+        )
+        return str(path)
+
+    return write
+
+
+@every_library
+@pytest.mark.parametrize("node", ["healthy-cuda", "healthy-hip"])
+def test_a_healthy_node_passes(findings: Any, name: str, node: str) -> None:
+    found = findings(name, node, "mpi-small-message", "mpi-stale-buffer", "mpi-first-touch")
+    assert {finding["status"] for concluded in found.values() for finding in concluded} == {"PASS"}, found
+    assert {check for check, _ in found} == {"mpi-small-message", "mpi-stale-buffer", "mpi-first-touch"}
+
+
+@pytest.mark.parametrize("name", ["mpich43", "mpich50", "openmpi"])
+def test_libraries_that_map_nothing_keep_nothing(findings: Any, name: str) -> None:
+    found = findings(name, "healthy-cuda", "mpi-cache-growth")
+    assert {finding["status"] for concluded in found.values() for finding in concluded} == {"PASS"}, found
+
+
+def test_intel_mpi_keeps_the_senders_memory_when_buffers_grow(findings: Any) -> None:
+    """The library's own doing, on a real GPU as here; with its IPC off, and in the other controls, not."""
+    ((check, subject), concluded), *others = findings("impi", "healthy-cuda", "mpi-cache-growth").items()
+    assert (check, subject, others) == ("mpi-cache-growth", "cuda:0 > cuda:1", [])
+    bad = [finding["summary"] for finding in concluded if finding["status"] != "PASS"]
+    assert len(bad) == 1, concluded
+    assert "on the sender's device grows" in bad[0]
+    assert "(growing)" in bad[0]
+    assert len(concluded) == 4
+
+
+@pytest.mark.cuda
+def test_a_mapping_of_what_was_freed_is_stale_data_on_one_device_and_on_two(
+    findings: Any, node_with: Any
+) -> None:
+    found = findings("impi", node_with("faults", OLD_MAPPING), "mpi-stale-buffer")
+    assert [subject for _, subject in found] == ["cuda:0", "cuda:0 > cuda:1"]
+    for finding, *others in found.values():
+        assert (finding["status"], others) == ("FAIL", [])
+        assert finding["summary"] == "63 of 64 messages show what a buffer held that is freed"
+        assert finding["evidence"][0] == "round 2, 65536 B after 65536 B: shows what round 1 sent"
+
+
+@every_library
+def test_a_library_that_delivers_old_data_is_caught(findings: Any, node_with: Any, name: str) -> None:
+    node = node_with("mpi-faults", "{call: MPI_Recv, rank: 1, min: 1 MiB, do: stale}")
+    for finding, *others in findings(name, node, "mpi-stale-buffer").values():
+        assert (finding["status"], others) == ("FAIL", []), finding
+        assert "messages show what a buffer held that is freed" in finding["summary"]
+
+
+@pytest.mark.cuda
+def test_a_slow_first_message_from_odd_sizes_is_a_warning(findings: Any, node_with: Any) -> None:
+    found = findings("impi", node_with("faults", SLOW_EVERY_SECOND_OPEN), "mpi-first-touch")
+    ((finding,),) = found.values()
+    assert finding["status"] == "WARN"
+    assert "the first message from a buffer of 134217729 B takes" in finding["summary"]
