@@ -92,17 +92,24 @@ class Examination:
     def _recognise(
         self, number: int, signatures: dict[Signature, tuple[int, ...]], facts: Sequence[Fact]
     ) -> Recognised | None:
-        worth = max((_worth(signature, facts) or 0 for signature in signatures), default=0)
-        if not worth:
-            return None
         issue = self.index.issues[number]
         verdict, reason = issue.judge(facts)
-        confidence = worth + {Verdict.BAD: 1, Verdict.FINE: -1}.get(verdict, 0)
+        applying = [one for one in signatures if one.applies(facts) is Verdict.BAD]
+        possible = [one for one in signatures if one.applies(facts) is Verdict.UNKNOWN]
+        if applying:
+            worth = max(one.confidence for one in applying)
+            steps = {Verdict.BAD: 1, Verdict.FINE: -1}.get(verdict, 0)
+        elif possible:
+            worth, steps = Confidence.LOW, 0
+            needs = dict.fromkeys(str(need) for one in possible for need in one.needs)
+            reason += f"; the lines count only with {', '.join(needs)}, of which not all is known"
+        else:
+            return None
         parts = dict.fromkeys(part for numbers in signatures.values() for part in numbers)
         return Recognised(
             issue,
-            Confidence(worth),
-            Confidence(min(max(confidence, Confidence.LOW), Confidence.HIGH)),
+            worth,
+            Confidence(min(max(worth + steps, Confidence.LOW), Confidence.HIGH)),
             _RELATIONS[verdict],
             reason,
             issue.remedy(facts),
@@ -155,26 +162,15 @@ class LogExamination:
         part = self._index.parts[number]
         self._seen[number] += 1
         resting = self._scanner.resting
-        if all(self._seen[one] for one in part.numbers):
-            if self._seen[number] == 1:
-                self._examination.complete.add((part.issue, part.signature))
-                resting.difference_update(one for one in part.numbers if self._index.parts[one].counts)
-            if not part.counts:
-                resting.add(number)
-        elif not part.counts:
+        complete = all(self._seen[one] for one in part.numbers)
+        if complete and self._seen[number] == 1:
+            self._examination.complete.add((part.issue, part.signature))
+            resting.difference_update(one for one in part.numbers if self._index.parts[one].counts)
+        if not part.counts:
             resting.add(number)
-        elif self._seen[number] == MANY:
+        elif not complete and self._seen[number] == MANY:
             resting.add(number)
             self._examination.lose_count(number)
-
-
-def _worth(signature: Signature, facts: Sequence[Fact]) -> Confidence | None:
-    """What a complete signature says; None where something that it needs is known to be otherwise."""
-    return {
-        Verdict.BAD: signature.confidence,
-        Verdict.UNKNOWN: Confidence.LOW,
-        Verdict.FINE: None,
-    }[signature.applies(facts)]
 
 
 def _span(hit: Hit, match: re.Match[str]) -> tuple[str, int, int]:

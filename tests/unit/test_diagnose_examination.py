@@ -119,6 +119,13 @@ def test_a_signature_may_need_a_version_beside_it(text: str, confidence: Confide
     assert len(diagnosis.found) == (confidence is Confidence.HIGH)
 
 
+def test_a_bad_version_does_not_stand_in_for_what_a_signature_needs() -> None:
+    needy = Signature(GONE.match, needs=(Need("ucx"),))
+    (one,) = examine({"a": "NCCL version 2.5.1\nthe handle is gone"}, issue(needy, affected=[BAD])).recognised
+    assert (one.confidence, one.relation) == (Confidence.LOW, Relation.CONFIRMED)
+    assert one.reason.endswith("the lines count only with ucx, of which not all is known")
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
