@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -47,14 +48,16 @@ def start_up(rounds: int) -> None:
     print("| command | seconds | reference | seconds | ratio |")
     print("|---|---|---|---|---|")
     print(
-        f"| `gpuipc-doctor --version` | {ours:.3f} | `python -c 'import click'` | {click:.3f} | {ours / click:.2f} |"
+        f"| `gpuipc-doctor --version` | {ours:.3f} | `python -c 'import click'` | {click:.3f} "
+        f"| {ours / click:.2f} |"
     )
 
 
 def reopen(rounds: int, node: list[str], environment: dict[str, str]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         floor = f"{directory}/reopen_floor"
-        subprocess.run(["cc", "-O2", "-o", floor, str(HERE / "reopen_floor.c"), "-ldl"], check=True)
+        compiler = os.environ.get("CC") or shutil.which("cc") or "cc"
+        subprocess.run([compiler, "-O2", "-o", floor, str(HERE / "reopen_floor.c"), "-ldl"], check=True)
         command = [*DOCTOR, "check", "ipc-reopen", *node, "--device", "0"]
         ours, in_c = ratio(rounds, command, [floor], environment)
     print(f"| `check ipc-reopen`, one GPU | {ours:.2f} | `reopen_floor.c` | {in_c:.2f} | {ours / in_c:.2f} |")

@@ -73,10 +73,10 @@ class Node:
     """
 
     env: Mapping[str, str] = field(default_factory=dict)
-    rank_env: Mapping[str, str] = field(default_factory=dict)
-    """Added, too, to the environment of workers that are MPI ranks."""
     root: str = "/"
     simulated: str = ""
+    rank_env: Mapping[str, str] = field(default_factory=dict)
+    """Added, too, to the environment of workers that are MPI ranks."""
 
 
 @dataclass(frozen=True, slots=True)

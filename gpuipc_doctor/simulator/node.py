@@ -49,6 +49,10 @@ def prepare(profile: str, state_dir: Path) -> Node:
         real.parent.mkdir(parents=True, exist_ok=True)
         real.touch()
     root.mkdir(exist_ok=True)
+    # hip-python 10 looks for the driver in ROCM_PATH, by default /opt/rocm, before the loader does.
+    rocm = state_dir / "rocm"
+    rocm.mkdir()
+    (rocm / "lib").symlink_to(libraries)
     rank_env = {}
     if described.mpi_faults:
         mpi_file = state_dir / "mpi.sim"
@@ -59,6 +63,7 @@ def prepare(profile: str, state_dir: Path) -> Node:
             "LD_LIBRARY_PATH": ":".join(filter(None, (str(libraries), os.environ.get("LD_LIBRARY_PATH")))),
             "GPUIPC_SIM_NODE": str(node_file),
             "GPUIPC_SIM_STATE": str(state),
+            "ROCM_PATH": str(rocm),
         },
         rank_env=rank_env,
         root=str(root),
