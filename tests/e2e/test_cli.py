@@ -113,6 +113,15 @@ def test_kept_logs_hold_the_stack_of_what_hung(doctor: Command, tmp_path: Path, 
     assert "open_ipc" in (kept / "importer.python-stack").read_text()
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_change_nothing(tmp_path: Path, closed: str) -> None:
+    report = tmp_path / "report.json"
+    doctor = f"{sys.executable} -m gpuipc_doctor.cli.main check ipc-peer --simulate healthy-cuda"
+    ended = subprocess.run(["sh", "-c", f"{doctor} --output {report} {closed}"], timeout=100)
+    assert ended.returncode == 0
+    assert json.loads(report.read_text())["exit_code"] == 0
+
+
 def test_a_dry_run_probes_nothing(doctor: Command) -> None:
     ended = doctor("check", "--all", "--simulate", "healthy-cuda", "--dry-run")
     assert ended.returncode == 0
