@@ -18,6 +18,8 @@ from gpuipc_doctor.model import Node
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a private directory is made below it
+_ROOMY_BYTES = 1 << 30
+"""What a simulated node may need; of shared memory, Docker gives a container 64 MB."""
 
 
 def node_options(command: Command) -> Command:
@@ -60,10 +62,18 @@ def node(profile: str | None) -> Iterator[tuple[Node, list[Path]]]:
         return
     from gpuipc_doctor.simulator.node import prepare
 
-    # Simulated device memory is files; in shared memory they never reach a disk.
-    roomy = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
-    state = Path(tempfile.mkdtemp(prefix="gpuipc-doctor-node-", dir=roomy))
+    state = Path(tempfile.mkdtemp(prefix="gpuipc-doctor-node-", dir=_roomy()))
     try:
         yield prepare(profile, state), [state]
     finally:
         shutil.rmtree(state, ignore_errors=True)
+
+
+def _roomy() -> Path | None:
+    """Where simulated device memory goes, which is files: in shared memory they never reach a disk.
+
+    None, the directory for temporary files, where shared memory is too small or not to be had.
+    """
+    if not os.access(SHARED_MEMORY, os.W_OK) or shutil.disk_usage(SHARED_MEMORY).free < _ROOMY_BYTES:
+        return None
+    return SHARED_MEMORY
