@@ -40,15 +40,8 @@ from gpuipc_doctor.report import exits
 @click.option(
     "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write the JSON report there, too."
 )
-@click.option(
-    "--deadline",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="SECONDS",
-    help="For each single operation.",
-)
-@click.option(
-    "--budget", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="For the whole run."
-)
+@click.option("--deadline", type=options.Seconds(), metavar="SECONDS", help="For each single operation.")
+@click.option("--budget", type=options.Seconds(), metavar="SECONDS", help="For the whole run.")
 @click.option(
     "--keep-logs",
     type=click.Path(path_type=Path),

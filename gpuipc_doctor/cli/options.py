@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
@@ -20,6 +21,21 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a private directory is made below it
 _ROOMY_BYTES = 1 << 30
 """What a simulated node may need; of shared memory, Docker gives a container 64 MB."""
+
+_MAX_SECONDS = 365 * 24 * 3600
+
+
+class Seconds(click.FloatRange):
+    """A number of seconds, more than none; the bound of a year leaves out ``inf``, which no clock counts to."""
+
+    def __init__(self) -> None:
+        super().__init__(min=0, max=_MAX_SECONDS, min_open=True)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds = float(super().convert(value, param, ctx))
+        if math.isnan(seconds):  # it is neither less nor more than any bound
+            self.fail(f"{value} is no number of seconds.", param, ctx)
+        return seconds
 
 
 def node_options(command: Command) -> Command:
