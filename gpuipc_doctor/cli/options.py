@@ -76,6 +76,8 @@ def node(profile: str | None) -> Iterator[tuple[Node, list[Path]]]:
     if profile is None:
         yield Node(), []
         return
+    if not profile:
+        raise click.BadParameter("the name is empty", param_hint="'--simulate'")
     from gpuipc_doctor.simulator.node import prepare
 
     state = Path(tempfile.mkdtemp(prefix="gpuipc-doctor-node-", dir=_roomy()))

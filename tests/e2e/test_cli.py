@@ -45,6 +45,7 @@ def hanging(tmp_path: Path) -> str:
         (["check", "--all", "--deadline", "inf"], "'--deadline': inf is not in the range 0<x<=31536000"),
         (["check", "--all", "--budget", "nan"], "'--budget': nan is no number of seconds"),
         (["check", "--all", "--budget", "inf"], "'--budget': inf is not in the range 0<x<=31536000"),
+        (["check", "--all", "--simulate", ""], "'--simulate': the name is empty"),
         (["check", "--all", "--simulate", "healthy-cudda"], "did you mean 'healthy-cuda'?"),
         (["check", "--all", "--config", "/nowhere.yaml"], "/nowhere.yaml: "),
         (["check", "--all", "--output", "/nowhere/report.json"], "cannot write /nowhere/report.json"),
