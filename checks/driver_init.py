@@ -24,10 +24,25 @@ class DriverInit(Check):
             names = [device["name"] for device in seen["devices"]]
             counts = ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names))
             yield Finding.ok(counts)
+            yield from missing(len(names), seen["on_bus"], seen["hiding"])
         elif seen["broken"] or done.params["required"]:
             yield Finding.error(seen["unavailable"], remedy=seen["remedy"])
         else:
             yield Finding.skip(seen["unavailable"], remedy=seen["remedy"])
+
+
+def missing(here: int, on_bus: int, hiding: list[str]) -> Iterable[Finding]:
+    """What to say of GPUs that the node has and this process does not see."""
+    if here >= on_bus:
+        return
+    text = f"{on_bus - here} of {on_bus} GPUs on the PCI bus not tested"
+    if hiding:
+        yield Finding.skip(f"{text}: {' '.join(hiding)} hides them", remedy="unset it to test all of them")
+    else:
+        yield Finding.warn(
+            f"{text}: the driver does not list them",
+            remedy="see the kernel's log (dmesg) for lost GPUs; in a container, see which it was given",
+        )
 
 
 def initialise(w: Worker) -> None:

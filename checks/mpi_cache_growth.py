@@ -47,7 +47,7 @@ VARIANTS = {
 }
 
 
-BANDWIDTH_ROUNDS = 8
+BANDWIDTH_ROUNDS = 3
 
 
 class MpiCacheGrowth(Check):
@@ -58,11 +58,11 @@ class MpiCacheGrowth(Check):
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
         assert ctx.mpi is not None
-        devices = next((pair for pair in ctx.pairs), ctx.devices[:1])
-        for name, params in VARIANTS.items():
-            yield probe(name, devices, ctx.mpi, params)
-        if ctx.mpi.ipc_off:
-            yield probe("IPC off", devices, ctx.mpi, VARIANTS["growing"], ctx.mpi.ipc_off)
+        for devices in ctx.a_pair_or_device_of_each_backend:
+            for name, params in VARIANTS.items():
+                yield probe(name, devices, ctx.mpi, params)
+            if ctx.mpi.ipc_off:
+                yield probe("IPC off", devices, ctx.mpi, VARIANTS["growing"], ctx.mpi.ipc_off)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         findings = [judge_rank(done, role, record) for role, record in done.records.items()]

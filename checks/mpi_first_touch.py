@@ -57,9 +57,7 @@ class MpiFirstTouch(Check):
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
         assert ctx.mpi is not None
-        alone = {device.backend: (device,) for device in reversed(ctx.devices)}
-        pairs = {pair[0].backend: pair for pair in reversed(ctx.pairs)}
-        for devices in {**alone, **pairs}.values():  # a pair where a backend has one
+        for devices in ctx.a_pair_or_device_of_each_backend:
             params = {"nbytes": whole_pages(devices)}
             roles = {"sender": send, "receiver": receive}
             yield Probe("", roles, devices, params, exclusive=True, launch=ctx.mpi.launch)

@@ -80,6 +80,14 @@ class Context:
         """Ordered pairs (exporter's device, importer's device) within one backend."""
         return tuple((a, b) for a, b in permutations(self.devices, 2) if a.backend == b.backend)
 
+    @property
+    def a_pair_or_device_of_each_backend(self) -> tuple[tuple[Device, ...], ...]:
+        """For what is the library's doing rather than a device's: the first pair, else the first device."""
+        chosen: dict[str, tuple[Device, ...]] = {}
+        for devices in (*self.pairs, *((device,) for device in self.devices)):
+            chosen.setdefault(devices[0].backend, devices)
+        return tuple(chosen.values())
+
 
 class Check(ABC):
     """One question about a node."""
@@ -166,7 +174,11 @@ class Worker(Protocol):
     @property
     def params(self) -> Mapping[str, Json]: ...
     def discover(self, backend: str) -> dict[str, Json]:
-        """Initialise a backend's driver: its ``devices`` and ``facts``, as JSON."""
+        """Initialise a backend's driver: its ``devices`` and ``facts``, as JSON.
+
+        ``on_bus`` is the number of its GPUs that the node's PCI bus lists, ``hiding`` the variables that
+        hide devices from this process.
+        """
 
     def mpi_facts(self, library: str | None, backends: Sequence[str]) -> dict[str, Json]:
         """Load an MPI library (the one that mpi4py finds, when None) without initialising it: see

@@ -6,6 +6,7 @@ so are the inventory's surveys, and looking at the MPI library.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -86,7 +87,9 @@ class Run:
         devices.sort(key=lambda device: (device.backend, device.index))
         if self.request.backend == "auto" and devices:
             # One vendor's driver is enough; the absence of the other's is no news.
-            self.runner.drop(plan.DISCOVERY, Status.SKIP)
+            here = {device.backend for device in devices}
+            for absent in set(self.request.backends) - here:
+                self.runner.drop(plan.DISCOVERY, Status.SKIP, probe=absent)
         facts = [Fact(*fact) for record in found for fact in record.get("facts", ())]
         return tuple(devices), (*facts, *inventory.learned(outcomes))
 
@@ -159,9 +162,8 @@ class Run:
         config = replace(self.config, options=options, disabled={})
         items = [loader.load_file(file) for file in files]
         layout = plan.lay_out(items, self.request, config, Context(devices))
-        outcomes = self.runner.execute(layout, jobs=max(len(layout.probes), 1))
-        self.runner.probes_run = 0
-        return outcomes
+        asked_for = any(item.id in self.request.checks for item in layout.checks)
+        return self.runner.execute(layout, jobs=max(len(layout.probes), 1), counts=asked_for)
 
 
 def take_stock(request: Request, config: SiteConfig, node: Node, watcher: Watcher) -> Stock:
@@ -202,12 +204,15 @@ def run(
     with (
         Session(node, limits, keep_logs=request.keep_logs, remove=remove) as session,
         ThreadPoolExecutor(1) as aside,
+        contextlib.ExitStack() as interruptible,
     ):
         run = Run(request, config, session, watcher)
+        interruptible.enter_context(run.runner.interruptible())
         loading = aside.submit(knownissues.load, config.known_issues_dirs)  # while the drivers initialise
         devices, asked = run.discover()
         issues = loading.result()
-        devices = plan.select_devices(request, devices)
+        if devices:  # without any, what was found out about the drivers is the answer
+            devices = plan.select_devices(request, devices)
         stock = run.take_stock(asked, issues)
         facts = stock.facts
         matches = knownissues.match_versions(issues, facts, devices)

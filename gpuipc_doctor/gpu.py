@@ -17,8 +17,34 @@ from gpuipc_doctor.model import Device, DriverFault
 HANDLE_BYTES = 64
 """Size of an IPC memory handle, CUDA and HIP alike. Handles hold NUL bytes: they are `bytes`, not text."""
 
+CAPABILITIES = frozenset({"legacy-ipc", "multi-process", "contexts"})
+"""What a device may be able to do, the words that a check's ``requires`` may hold.
+
+``legacy-ipc``: `cuIpcGetMemHandle` or `hipIpcGetMemHandle` and their kin work on it. ``multi-process``:
+several processes may use it at a time (no exclusive compute mode). ``contexts``: a process may have several
+contexts on it, and make new ones.
+"""
+
 Arm = Callable[[str], AbstractContextManager[None]]
 """Journals an operation before it is made and clears it after; backends wrap each driver call in it."""
+
+ALREADY_MAPPED = frozenset({"CUDA_ERROR_ALREADY_MAPPED", "hipErrorAlreadyMapped"})
+
+REFUSALS = ALREADY_MAPPED | {
+    "CUDA_ERROR_INVALID_VALUE",
+    "CUDA_ERROR_INVALID_CONTEXT",
+    "CUDA_ERROR_INVALID_HANDLE",
+    "CUDA_ERROR_NOT_SUPPORTED",
+    "hipErrorInvalidValue",
+    "hipErrorInvalidContext",
+    "hipErrorInvalidHandle",
+    "hipErrorInvalidResourceHandle",
+    "hipErrorInvalidDevicePointer",
+    "hipErrorNotSupported",
+}
+"""How a driver says of an IPC call that it will not do it, being in order itself. From the CUDA driver API's
+documentation of ``cuIpcGetMemHandle`` and ``cuIpcOpenMemHandle``, and from what ``backends.rules`` has
+measured and read; hipErrorInvalidResourceHandle is HIP's older name of hipErrorInvalidHandle."""
 
 
 class DriverError(Exception):
@@ -27,6 +53,16 @@ class DriverError(Exception):
     def __init__(self, fault: DriverFault) -> None:
         super().__init__(str(fault))
         self.fault = fault
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the driver refused what it was asked, rather than failed at it."""
+        return self.fault.name in REFUSALS
+
+    @property
+    def is_already_mapped(self) -> bool:
+        """Whether the driver refused a mapping because of another one that is open."""
+        return self.fault.name in ALREADY_MAPPED
 
 
 class BackendUnavailable(Exception):

@@ -7,6 +7,7 @@ seconds, which all processes of a node share.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -88,7 +89,8 @@ class Progress:
         complete = data[: data.rfind(b"\n") + 1]
         self._offset += len(complete)
         for line in complete.splitlines():
-            self._apply(json.loads(line))
+            with contextlib.suppress(json.JSONDecodeError):  # torn: the disk was full
+                self._apply(json.loads(line))
 
     def _apply(self, line: dict[str, Any]) -> None:
         self.started = True

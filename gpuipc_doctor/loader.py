@@ -6,8 +6,10 @@ that does not import is not left out: it comes back as a `BrokenCheck`, and the 
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
+import re
 import sys
 import traceback
 from collections.abc import Iterable
@@ -16,7 +18,8 @@ from pathlib import Path
 from types import ModuleType
 
 from gpuipc_doctor.api import Check
-from gpuipc_doctor.model import Role
+from gpuipc_doctor.gpu import CAPABILITIES
+from gpuipc_doctor.model import Role, Tier
 
 BUILT_IN = "gpuipc_doctor.checks"
 
@@ -60,7 +63,7 @@ def load_file(file: Path) -> LoadedCheck | BrokenCheck:
     id_ = file.stem.replace("_", "-")
     try:
         check = getattr(module(file), "CHECK", None)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
         line = next((frame.lineno for frame in reversed(frames) if frame.filename == str(file)), None)
         if isinstance(error, SyntaxError):
@@ -68,7 +71,26 @@ def load_file(file: Path) -> LoadedCheck | BrokenCheck:
         return BrokenCheck(id_, file, f"{file}:{line or 1}: {type(error).__name__}: {error}")
     if not isinstance(check, Check):
         return BrokenCheck(id_, file, f"{file}: defines no CHECK = YourCheck()")
+    if mistake := _mistake(check):
+        return BrokenCheck(id_, file, f"{file}: {mistake}")
     return LoadedCheck(check, file)
+
+
+def _mistake(check: Check) -> str:
+    """What is wrong with what a check says of itself; empty when nothing is."""
+    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", str(getattr(check, "id", ""))):
+        return "its id must be words of a to z and 0 to 9, joined by hyphens"
+    if not isinstance(getattr(check, "title", None), str):
+        return "it has no title"
+    if not isinstance(check.tier, Tier):
+        return f"its tier is {check.tier!r}, not one of Tier's"
+    if not isinstance(check.requires, frozenset):
+        return f"it requires {check.requires!r}, which is not a frozenset"
+    for unknown in sorted(check.requires - CAPABILITIES):
+        near = difflib.get_close_matches(unknown, CAPABILITIES, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(CAPABILITIES))}"
+        return f"it requires {unknown!r}, which no device can have; {hint}"
+    return ""
 
 
 def role(file: Path, name: str) -> Role:

@@ -170,10 +170,10 @@ def _ask(
             if isinstance(asked, Finding):
                 said.append(Result(item.check.id, asked))
             else:
-                _verify_roles(asked, item.file)
+                verify(asked, item.file)
                 deadline = request.deadline_s or config.deadline_s or asked.deadline_s
                 probes.append(PlannedProbe(item.check, item.file, replace(asked, deadline_s=deadline)))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         reason = f"planning failed: {type(error).__name__}: {error}"
         return [], [Result(item.check.id, Finding.error(reason, str(item.file)))]
     if not probes and not said:
@@ -181,8 +181,12 @@ def _ask(
     return probes, said
 
 
-def _verify_roles(probe: Probe, file: Path) -> None:
-    """A worker finds a role by its name in the check's file, so it must be a function of that file."""
+def verify(probe: Probe, file: Path) -> None:
+    """Raise what is wrong with a probe. A worker finds a role by its name in the check's file."""
+    if not isinstance(probe, Probe):
+        raise TypeError(f"{probe!r} is neither a Probe nor a Finding")
+    if not all(isinstance(device, Device) for device in probe.devices):
+        raise TypeError(f"the devices of probe {probe.name!r} must be devices of the context")
     names = vars(loader.module(file))
     for role, function in probe.roles.items():
         if names.get(getattr(function, "__name__", "")) is not function:

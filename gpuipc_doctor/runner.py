@@ -14,7 +14,7 @@ from typing import Protocol
 
 from gpuipc_doctor import verdict
 from gpuipc_doctor.model import CheckInfo, Ending, Finding, ProbeOutcome, Result, RoleOutcome, Status
-from gpuipc_doctor.plan import Plan, PlannedProbe
+from gpuipc_doctor.plan import Plan, PlannedProbe, verify
 from gpuipc_doctor.supervise.session import Session
 
 HANGS_BEFORE_GIVING_UP = 2
@@ -23,6 +23,12 @@ HANGS_BEFORE_GIVING_UP = 2
 MAX_JOBS = 4
 """Probes at a time. Drivers let one process at a time initialise: more would only wait for each other, and
 that counts against their deadlines."""
+
+
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+MAX_FOLLOW_UPS = 40
+"""Probes that a check may ask for on one subject after others did not complete."""
 
 
 class Watcher(Protocol):
@@ -48,31 +54,36 @@ class Runner:
     failed: list[tuple[PlannedProbe, ProbeOutcome]] = field(default_factory=list)
     _endings: set[tuple[str, str, str, Ending, str]] = field(default_factory=set)
     _hangs: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _follow_ups: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def tell(self, info: CheckInfo, finding: Finding) -> None:
         """Report a finding that needed no probe."""
         self.checks.append(info)
         self.results.append(Result(info.id, finding))
 
-    def drop(self, check: str, status: Status | None = None) -> None:
-        """Forget a check's results: those with a status, or all of them and that it ran."""
+    def drop(self, check: str, status: Status | None = None, probe: str = "") -> None:
+        """Forget a check's results: those of a probe with a status, or all of them and that it ran."""
         if status is None:
             self.checks = [info for info in self.checks if info.id != check]
         self.results = [
             result
             for result in self.results
-            if result.check != check or status not in (None, result.finding.status)
+            if result.check != check
+            or not (status is None or (result.finding.status is status and result.probe == probe))
         ]
 
-    def execute(self, layout: Plan, jobs: int) -> list[ProbeOutcome]:
-        """Run the plan's probes, so many at once, and judge each as it ends."""
+    def execute(self, layout: Plan, jobs: int, *, counts: bool = True) -> list[ProbeOutcome]:
+        """Run the plan's probes, so many at once, and judge each as it ends.
+
+        Without ``counts`` they are no test of the node: a run of such probes alone has tested nothing.
+        """
         self.checks += layout.checks
         self.results += layout.concluded
         self.watcher.planned(len(layout.probes))
         outcomes: list[ProbeOutcome] = []
         waiting = list(layout.probes)
         running: dict[Future[ProbeOutcome], PlannedProbe] = {}
-        with ThreadPoolExecutor(max(jobs, 1)) as pool, self.interruptible():
+        with ThreadPoolExecutor(max(jobs, 1)) as pool:
             while waiting or running:
                 for planned in self._startable(waiting, list(running.values()), jobs):
                     waiting.remove(planned)
@@ -80,10 +91,17 @@ class Runner:
                         self._conclude(planned, Finding.skip(reason))
                     else:
                         running[pool.submit(self._supervise, planned)] = planned
-                for future in self._wait(running):
+                for future in wait(running, return_when=FIRST_COMPLETED).done if running else ():
                     planned = running.pop(future)
-                    outcome = future.result()
+                    try:
+                        outcome = future.result()
+                    except (
+                        OSError
+                    ) as error:  # a full disk, too many processes: nothing that the node's GPUs do
+                        self._conclude(planned, Finding.error(f"the probe could not be run: {error}"))
+                        continue
                     outcomes.append(outcome)
+                    self.probes_run += counts and not outcome.stopped
                     more = self._more(planned, outcome)
                     waiting[:0] = more
                     self._take(planned, outcome, told_later=bool(more))
@@ -105,8 +123,6 @@ class Runner:
 
         With ``told_later`` another probe follows up: then only the first ending of its kind is told here.
         """
-        if not outcome.stopped:
-            self.probes_run += 1
         if not told_later:  # a check that goes on after a hang has its own bound
             self._remember_hang(outcome)
         findings = conclusions(planned, outcome)
@@ -126,11 +142,9 @@ class Runner:
         self._endings.add(ending)
         return known
 
-    def rehearse(self, planned: PlannedProbe) -> ProbeOutcome | None:
-        """Run a probe without keeping what it means; None when it may not run now."""
-        if self._why_not(planned):
-            return None
-        return self._supervise(planned)
+    def rehearse(self, planned: PlannedProbe) -> ProbeOutcome | str:
+        """Run a probe without keeping what it means; or why it may not run now."""
+        return self._why_not(planned) or self._supervise(planned)
 
     def add_evidence(self, planned: PlannedProbe, line: str) -> None:
         """Add a line to what a probe's failing findings say."""
@@ -145,11 +159,18 @@ class Runner:
         """What the check wants to know after a probe that did not complete."""
         if outcome.completed or outcome.stopped:
             return []
-        deadline = planned.probe.deadline_s
-        return [
-            replace(planned, probe=replace(probe, deadline_s=deadline))
-            for probe in planned.check.again(outcome)
-        ]
+        place = (planned.check.id, planned.probe.subject)
+        more: list[PlannedProbe] = []
+        try:
+            for probe in planned.check.again(outcome):
+                verify(probe, planned.file)
+                more.append(replace(planned, probe=replace(probe, deadline_s=planned.probe.deadline_s)))
+        except (Exception, SystemExit) as error:
+            reason = f"planning further failed: {type(error).__name__}: {error}"
+            self._conclude(planned, Finding.error(reason, str(planned.file)))
+            return []
+        self._follow_ups[place] += len(more)
+        return more if self._follow_ups[place] <= MAX_FOLLOW_UPS else []
 
     def _conclude(self, planned: PlannedProbe, finding: Finding, outcome: ProbeOutcome | None = None) -> None:
         self.results.append(
@@ -207,30 +228,20 @@ class Runner:
                 closed |= devices
         return chosen
 
-    def _wait(self, running: dict[Future[ProbeOutcome], PlannedProbe]) -> set[Future[ProbeOutcome]]:
-        """Wait for the next probe to end. Ctrl-C ends those that run; what was learned stays."""
-        if not running:
-            return set()
-        try:
-            return wait(running, return_when=FIRST_COMPLETED).done
-        except KeyboardInterrupt:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the end is near, and bounded
-            self.interrupted = True
-            self.session.stop()
-            return wait(running).done
-
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Make SIGTERM mean what Ctrl-C means, for as long as probes run."""
+        """Let Ctrl-C, SIGTERM and a lost terminal end what runs, and no more: what was learned stays."""
 
         def interrupt(*_: object) -> None:
-            raise KeyboardInterrupt
+            self.interrupted = True
+            self.session.stop()
 
-        before = signal.signal(signal.SIGTERM, interrupt)
+        before = {number: signal.signal(number, interrupt) for number in INTERRUPTS}
         try:
             yield
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def _blamed_first(outcome: ProbeOutcome) -> tuple[RoleOutcome, ...]:
@@ -246,6 +257,8 @@ def judge(planned: PlannedProbe, outcome: ProbeOutcome) -> list[Finding]:
     """The check's own conclusions. A check that fails to conclude is an ERROR, never silence."""
     try:
         findings = list(planned.check.judge(outcome))
-    except Exception as error:
+        if strangers := [one for one in findings if not isinstance(one, Finding)]:
+            raise TypeError(f"{strangers[0]!r} is no Finding")
+    except (Exception, SystemExit) as error:
         return [Finding.error(f"judging failed: {type(error).__name__}: {error}", str(planned.file))]
     return findings or [Finding.error("the check concluded nothing", str(planned.file))]

@@ -9,7 +9,7 @@ from gpuipc_doctor.model import Json, ProbeOutcome, Status, Workaround
 from gpuipc_doctor.plan import PlannedProbe
 from gpuipc_doctor.runner import Runner, conclusions
 
-BAD = {Status.FAIL, Status.ERROR}
+GOOD = {Status.PASS, Status.WARN}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +30,10 @@ def first_failures(runner: Runner) -> list[Failure]:
 
 
 def try_all(runner: Runner, workarounds: Sequence[Workaround]) -> None:
-    """Try each workaround on each failure, within the budget; adds lines to the findings' evidence.
-
-    Ctrl-C ends it; what was tried by then stays.
-    """
-    try:
-        with runner.interruptible():
-            for failure in first_failures(runner):
-                for line in _try(runner, failure, workarounds):
-                    runner.add_evidence(failure.planned, line)
-    except KeyboardInterrupt:
-        runner.interrupted = True
+    """Try each workaround on each failure, within the budget; adds lines to the findings' evidence."""
+    for failure in first_failures(runner):
+        for line in _try(runner, failure, workarounds):
+            runner.add_evidence(failure.planned, line)
 
 
 def _try(runner: Runner, failure: Failure, workarounds: Sequence[Workaround]) -> Iterator[str]:
@@ -50,18 +43,22 @@ def _try(runner: Runner, failure: Failure, workarounds: Sequence[Workaround]) ->
         settings = " ".join(f"{name}={value}" for name, value in workaround.env.items())
         launch = replace(probe.launch, env={**probe.launch.env, **workaround.env})
         outcome = runner.rehearse(replace(failure.planned, probe=replace(probe, launch=launch)))
-        if outcome is None:
-            yield f"Not tried, for want of budget: {settings}"
+        if isinstance(outcome, str):
+            yield f"Not tried: {settings} ({outcome})"
             continue
         yield f"Tried {settings}: {_what_became(failure, outcome)} ({workaround.cost})"
 
 
 def _what_became(failure: Failure, outcome: ProbeOutcome) -> str:
     findings = conclusions(failure.planned, outcome)
-    if not any(finding.status in BAD for finding in findings):
+    if outcome.stopped:
+        return f"not known to help: {findings[0].summary}"
+    if all(finding.status in GOOD for finding in findings):
         return f"helps{_price(failure.outcome, outcome)}"
     if failure.outcome.completed and not outcome.completed:
         return f"makes it worse: {findings[0].summary}"
+    if not any(finding.status is Status.FAIL for finding in findings):
+        return f"not known to help: {findings[0].summary}"
     return "does not help"
 
 

@@ -13,6 +13,12 @@ OUT_OF_MEMORY = {"CUDA_ERROR_OUT_OF_MEMORY", "hipErrorOutOfMemory"}
 
 def conclude(outcome: ProbeOutcome) -> Finding:
     """The finding of a probe that was stopped or that went wrong."""
+    if outcome.stopped == "budget" and outcome.blamed:
+        return Finding.error(
+            f"{_where(outcome.roles[outcome.blamed])} had not returned when the run's budget ended",
+            *_so_far(outcome),
+            remedy="run this check alone, or with a larger --budget, to see whether it hangs",
+        )
     if outcome.stopped == "budget":
         return Finding.skip("budget: the run's time was up while this probe ran")
     if outcome.stopped:
@@ -31,6 +37,12 @@ def conclude(outcome: ProbeOutcome) -> Finding:
                     remedy="see who holds the memory (nvidia-smi, rocm-smi), end it, run again",
                 )
             what = f"returned {role.fault.name} ({role.fault.code})"
+        case Ending.CRASHED if role.signal == "SIGKILL":
+            return Finding.error(
+                f"{_where(role) if role.operation else role.role} was killed from outside",
+                *evidence,
+                remedy="see whether the kernel ran out of memory (dmesg), and who else kills processes here",
+            )
         case Ending.CRASHED:
             what = f"ended the process by {role.signal}" if role.signal else _exited(role)
         case Ending.HUNG:

@@ -169,6 +169,8 @@ class Worker:
         opened = self._backend(backend)
         return {
             "devices": [device_to_json(device) for device in opened.devices()],
+            "on_bus": opened.driver.absence.on_bus(),
+            "hiding": opened.driver.absence.hiding(),
             "facts": [[fact.name, fact.value, fact.source] for fact in opened.versions()],
         }
 

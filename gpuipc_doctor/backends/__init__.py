@@ -1,12 +1,6 @@
 """CUDA and HIP behind one protocol: who opens a backend need not know which it is.
 
 Importing this package loads no driver and no binding; `open_backend` does, so it belongs in a worker.
-
-Capabilities of a device, the closed set that a check's ``requires`` may name:
-
-``legacy-ipc``     `cuIpcGetMemHandle` or `hipIpcGetMemHandle` and their kin work on this device
-``multi-process``  several processes may use the device at a time (not in an exclusive compute mode)
-``contexts``       contexts can be created and destroyed (what that does to a mapping: `rules`)
 """
 
 from __future__ import annotations
@@ -16,13 +10,12 @@ from pathlib import Path
 from gpuipc_doctor.backends.absence import NO_DEVICE
 from gpuipc_doctor.backends.device import DriverGpu
 from gpuipc_doctor.backends.driver import Driver
-from gpuipc_doctor.gpu import Arm, BackendUnavailable, DriverError
+from gpuipc_doctor.gpu import CAPABILITIES, Arm, BackendUnavailable, DriverError
 from gpuipc_doctor.model import Device, DriverFault, Fact
 
 __all__ = ["BACKENDS", "CAPABILITIES", "Backend", "open_backend"]
 
 BACKENDS = ("cuda", "hip")
-CAPABILITIES = frozenset({"legacy-ipc", "multi-process", "contexts"})
 
 
 def open_backend(name: str, arm: Arm, root: str = "/") -> Backend:

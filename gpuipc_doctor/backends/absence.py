@@ -53,13 +53,23 @@ class Absence:
 
     def node_has_gpu(self) -> bool:
         """Whether the node visibly has such a GPU: its kernel driver is loaded or it is on the PCI bus."""
-        if all((self.root / mark).exists() for mark in self.vendor.kernel_marks):
-            return True
-        return any(
+        return all((self.root / mark).exists() for mark in self.vendor.kernel_marks) or self.on_bus() > 0
+
+    def on_bus(self) -> int:
+        """How many such GPUs the PCI bus lists."""
+        return sum(
             _read(device / "vendor") == self.vendor.pci_vendor
             and _read(device / "class").startswith(_PCI_CLASSES)
             for device in (self.root / "sys/bus/pci/devices").glob("*")
         )
+
+    def hiding(self) -> list[str]:
+        """The variables that hide devices from this process, as ``NAME=value``."""
+        return [
+            f"{name}={os.environ[name]}"
+            for name, empty_hides in self.vendor.hiding_variables.items()
+            if os.environ.get(name) or (empty_hides and name in os.environ)
+        ]
 
     def binding_missing(self, error: ImportError) -> BackendUnavailable:
         what = "is not installed" if isinstance(error, ModuleNotFoundError) else f"does not import: {error}"
@@ -87,12 +97,7 @@ class Absence:
         return self._unavailable(str(fault), "read the kernel's log (dmesg) for what the driver says")
 
     def _no_device(self, fault: DriverFault) -> BackendUnavailable:
-        hiding = [
-            f"{name}={os.environ[name]}"
-            for name, empty_hides in self.vendor.hiding_variables.items()
-            if os.environ.get(name) or (empty_hides and name in os.environ)
-        ]
-        if hiding:
+        if hiding := self.hiding():
             reason = f"{fault}: {' and '.join(hiding)} leaves no {self.vendor.gpu} visible"
             names = " and ".join(assignment.partition("=")[0] for assignment in hiding)
             return self._unavailable(reason, f"unset {names}, or name a device that this node has")

@@ -21,19 +21,20 @@ def stack(
 ) -> MpiStack:
     """The MPI that checks run on, and which backends' device pointers it takes.
 
-    Simulated device memory is the host's, so on a simulated node every MPI takes it.
+    Simulated device memory is the host's, so on a simulated node an MPI that knows of no GPU takes it, too.
     """
     facts = seen["facts"]
     identity = families.identify(facts["version_text"])
     aware = {backend: families.gpu_aware(facts, backend) for backend in sorted(backends)}
     unable = [verdict for verdict in aware.values() if not verdict.able]
-    some = next(iter(aware))
+    able = frozenset(backend for backend, verdict in aware.items() if verdict.able)
+    some = next(iter(able or aware))
     return MpiStack(
         family=identity.family,
         version=identity.version,
         library=facts["library"],
         launch=launcher.launch,
-        takes=frozenset(backend for backend, verdict in aware.items() if verdict.able or simulated),
+        takes=able or (frozenset(aware) if simulated else frozenset()),
         why_not=unable[0].why_not if unable else "",
         remedy=unable[0].remedy if unable else "",
         ipc_off=families.ipc_off(facts, some),

@@ -22,6 +22,9 @@ from gpuipc_doctor.supervise.start import LAUNCHER_LOG, start
 TICK_S = 0.005
 JOURNAL_EVERY_S = 0.1
 
+STALLED_S = 1.0
+"""An operation under way for longer when the budget ends is told: it may be hanging."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -96,8 +99,12 @@ class Execution:
             if any(role.went_wrong for role in self._roles.values()):
                 self._settle()
                 return
-            if stop.is_set() or now > until:
-                self._stopped = "interrupted" if stop.is_set() else "budget"
+            if stop.is_set():
+                self._stopped = "interrupted"
+                return
+            if now > until:
+                self._stopped = "budget"
+                self._culprit = self._stalled(now)
                 return
             if now - journals_read_at > JOURNAL_EVERY_S:
                 journals_read_at = now
@@ -135,6 +142,14 @@ class Execution:
             return None
         culprit = min(overdue, key=lambda role: (not role.progress.operation, role.progress.last_at))
         return culprit, Ending.HUNG
+
+    def _stalled(self, now: float) -> RunningRole | None:
+        """The living role that has been longest in its operation, if that is long at all."""
+        for role in self._roles.values():
+            role.progress.read()
+        armed = [role for role in self._roles.values() if role.ending is None and role.progress.operation]
+        longest = min(armed, key=lambda role: role.progress.last_at, default=None)
+        return longest if longest and now - longest.progress.last_at > STALLED_S else None
 
     def _look_at_living(self) -> None:
         """Evidence of every role that still runs: passive for all of them before anything that disturbs."""

@@ -6,14 +6,26 @@ That the records themselves are right is for the tests of the whole command, on 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from gpuipc_doctor import loader
-from gpuipc_doctor.api import Check, Context, Device, Finding, Json, MpiStack, Probe, ProbeOutcome, pattern
-from gpuipc_doctor.model import Ending, Launch, RoleOutcome, Status
+from gpuipc_doctor.api import (
+    Check,
+    Context,
+    Device,
+    DriverError,
+    Finding,
+    Json,
+    MpiStack,
+    Probe,
+    ProbeOutcome,
+    pattern,
+)
+from gpuipc_doctor.model import DriverFault, Ending, Launch, RoleOutcome, Status
 
 MIB = 1 << 20
 GOOD = [Status.PASS]
@@ -90,6 +102,43 @@ def test_handles_that_collide_or_lead_astray_fail_each_for_itself() -> None:
     found = handles(collisions=["segments 1 and 2"], wrong=["segment 2: 5 B wrong"])
     assert statuses(found) == [Status.FAIL, Status.FAIL]
     assert [finding.evidence for finding in found] == [("segments 1 and 2",), ("segment 2: 5 B wrong",)]
+
+
+HANDLES = loader.module(loader.built_in_dir() / "ipc_handles.py")
+
+
+def answers(name: str) -> Mapping[str, Callable[[], str]]:
+    """What ipc-handles makes of a driver that answers every export and every opening with ``name``."""
+    w, error = MagicMock(), DriverError(DriverFault("call", 1, name))
+    w.gpu.open_ipc.side_effect = error
+    w.gpu.alloc_unexportable.return_value.__enter__.return_value.ipc_handle.side_effect = error
+    return {
+        "export": lambda: str(HANDLES.export_unexportable(w, "managed")),
+        "open": lambda: str(HANDLES.open_again(w, b"handle")),
+    }
+
+
+@pytest.mark.parametrize("call", ["export", "open"])
+@pytest.mark.parametrize(
+    "name", ["CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_INVALID_HANDLE", "hipErrorInvalidDevicePointer"]
+)
+def test_a_documented_refusal_is_taken_as_one(call: str, name: str) -> None:
+    assert answers(name)[call]() == "refused"
+
+
+@pytest.mark.parametrize("call", ["export", "open"])
+@pytest.mark.parametrize("name", ["CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_OUT_OF_MEMORY", "hipErrorUnknown"])
+def test_any_other_error_is_left_to_the_engine_to_blame(call: str, name: str) -> None:
+    with pytest.raises(DriverError):
+        answers(name)[call]()
+
+
+def test_bytes_tell_where_a_handle_leads_and_no_bytes_tell_nothing() -> None:
+    segment = pattern(HANDLES.SIZES[-1], len(HANDLES.SIZES) - 1)
+    assert HANDLES.landing(segment[:4096]) == "base"
+    assert HANDLES.landing(segment[HANDLES.INTERIOR :][:4096]) == "interior"
+    assert HANDLES.landing(bytes(4096)) == "nowhere"
+    assert HANDLES.landing(b"") == "nowhere"
 
 
 @pytest.mark.parametrize(

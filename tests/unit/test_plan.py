@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,9 +85,10 @@ def test_a_pair_stays_within_a_backend() -> None:
 def test_a_device_without_what_a_check_requires_is_a_skip_with_the_reason(tmp_path: Path) -> None:
     item = load(OWN_CHECK.format(body="return []"), tmp_path)
     assert isinstance(item, LoadedCheck)
-    type(item.check).requires = frozenset({"legacy-ipc", "wings"})
-    [result] = lay_out(item, DEVICES[:1]).concluded
-    assert (result.finding.status, result.finding.summary) == (Status.SKIP, "cuda:0 has no wings")
+    type(item.check).requires = frozenset({"legacy-ipc", "contexts"})
+    plain = replace(DEVICES[0], capabilities=frozenset({"legacy-ipc"}))
+    [result] = lay_out(item, (plain,)).concluded
+    assert (result.finding.status, result.finding.summary) == (Status.SKIP, "cuda:0 has no contexts")
 
 
 @pytest.mark.parametrize(
@@ -96,6 +98,9 @@ def test_a_device_without_what_a_check_requires_is_a_skip_with_the_reason(tmp_pa
         ("raise KeyError('x')", "planning failed: KeyError: 'x'"),
         ("yield Probe('p', {'a': lambda w: None})", "is not a function defined in own_check.py"),
         ("yield Probe('p', {'a': print})", "is not a function defined in own_check.py"),
+        ("yield Probe('p', {'a': role}, ('cuda:0',))", "must be devices of the context"),
+        ("yield 'a probe'", "is neither a Probe nor a Finding"),
+        ("raise SystemExit(0)", "planning failed: SystemExit"),
     ],
 )
 def test_a_check_that_plans_wrongly_is_an_error(tmp_path: Path, body: str, says: str) -> None:
@@ -113,6 +118,18 @@ def test_a_check_that_plans_wrongly_is_an_error(tmp_path: Path, body: str, says:
         ("\nimport no_such_module\n", "own_check.py:2: ModuleNotFoundError"),
         ("x = 1\n", "defines no CHECK"),
         ("CHECK = 3\n", "defines no CHECK"),
+        ("raise SystemExit(0)\n", "own_check.py:1: SystemExit"),
+        (OWN_CHECK.format(body="return []").replace("own-check", "Own Check"), "its id must be words"),
+        (
+            OWN_CHECK.format(body="return []").replace("    title", "    tier = 'prolog'\n    title"),
+            "its tier is",
+        ),
+        (
+            OWN_CHECK.format(body="return []").replace(
+                "    title", "    requires = frozenset({'legacy-icp'})\n    title"
+            ),
+            "it requires 'legacy-icp', which no device can have; did you mean 'legacy-ipc'?",
+        ),
     ],
 )
 def test_a_file_that_does_not_load_is_an_error(tmp_path: Path, text: str, says: str) -> None:

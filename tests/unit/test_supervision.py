@@ -172,6 +172,18 @@ def test_the_budget_ends_a_probe_as_a_skip(session: Session, roles: ModuleType) 
     assert verdict.conclude(outcome).status is Status.SKIP
 
 
+def test_a_call_that_stalls_when_the_budget_ends_is_told(session: Session, roles: ModuleType) -> None:
+    finding = verdict.conclude(run(session, roles, "hang_in_c", deadline_s=30, limit_s=3.0))
+    assert finding.status is Status.ERROR
+    assert finding.summary.startswith("hang_in_c: pause #1 (wait for what never comes) had not returned")
+
+
+def test_killed_from_outside_is_no_failure_of_the_node(session: Session, roles: ModuleType) -> None:
+    outcome = run(session, roles, "killed_in_a_call")
+    assert outcome.roles["killed_in_a_call"].signal == "SIGKILL"
+    assert verdict.conclude(outcome).status is Status.ERROR
+
+
 def test_stopping_the_session_ends_a_probe(session: Session, roles: ModuleType) -> None:
     threading.Timer(0.7, session.stop).start()
     outcome = run(session, roles, "hang_in_c", deadline_s=30)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,9 @@ def outcome(ending: Ending = Ending.COMPLETED, **records: Json) -> ProbeOutcome:
 class Rehearsal(Runner):
     """Answers instead of running, by the value of the variable X."""
 
-    answers: dict[str, ProbeOutcome | None]
+    answers: dict[str, ProbeOutcome | str]
 
-    def rehearse(self, planned: PlannedProbe) -> ProbeOutcome | None:
+    def rehearse(self, planned: PlannedProbe) -> ProbeOutcome | str:
         assert planned.probe.launch is not None
         return self.answers[planned.probe.launch.env["X"]]
 
@@ -63,10 +64,14 @@ def runner() -> Rehearsal:
             outcome(Ending.CRASHED),
             "Tried X=1: makes it worse: rank 0: MPI_Init_thread #0 ended the process by SIGABRT (slow)",
         ),
-        (None, "Not tried, for want of budget: X=1"),
+        ("budget; run it alone", "Not tried: X=1 (budget; run it alone)"),
+        (
+            replace(outcome(), stopped="budget"),
+            "Tried X=1: not known to help: budget: the run's time was up while this probe ran (slow)",
+        ),
     ],
 )
-def test_what_became_of_a_workaround(runner: Rehearsal, answer: ProbeOutcome | None, says: str) -> None:
+def test_what_became_of_a_workaround(runner: Rehearsal, answer: ProbeOutcome | str, says: str) -> None:
     runner.answers = {"1": answer}
     trials.try_all(runner, [Workaround({"X": "1"}, "slow")])
     [result] = runner.results
