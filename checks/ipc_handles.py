@@ -85,7 +85,9 @@ def export_unexportable(w: Worker, kind: str) -> str:
     with w.gpu.alloc_unexportable(kind) as buffer, w.step(f"export {kind} memory"):
         try:
             buffer.ipc_handle()
-        except DriverError:
+        except DriverError as error:
+            if not error.is_refusal:
+                raise
             return "refused"
     return "succeeds"
 
@@ -122,8 +124,10 @@ def follow(w: Worker) -> None:
 
 
 def landing(data: bytes) -> str:
-    """Where in the last segment these bytes are from."""
+    """Where in the last segment these bytes are from; ``nowhere`` if there are none."""
     segment = pattern(SIZES[-1], len(SIZES) - 1)
+    if not data:
+        return "nowhere"
     if data == segment[: len(data)]:
         return "base"
     return "interior" if data == segment[INTERIOR : INTERIOR + len(data)] else "nowhere"
@@ -133,10 +137,13 @@ def open_again(w: Worker, handle: bytes) -> str:
     """What opening in this context does while another context of the process has the segment open."""
     with w.step("open in a second context"):
         try:
-            with w.gpu.open_ipc(handle):
-                return "counted"
-        except DriverError:
+            mapping = w.gpu.open_ipc(handle)
+        except DriverError as error:
+            if not error.is_refusal:
+                raise
             return "refused"
+        mapping.close()
+    return "counted"
 
 
 def answer(w: Worker, case: str, seen: str) -> tuple[str, str]:

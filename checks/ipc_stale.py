@@ -27,8 +27,6 @@ OLD = 8 << 20
 NEW_SIZES = {"same size": OLD, "larger": 12 << 20, "smaller": 4 << 20}
 """Bytes of the freed segment, and of those allocated after it."""
 
-ALREADY_MAPPED = ("CUDA_ERROR_ALREADY_MAPPED", "hipErrorAlreadyMapped")
-
 MAPPING = ("closed", "open")
 """What the importer has done with the old mapping by then."""
 
@@ -106,7 +104,7 @@ def look(w: Worker) -> None:
                 with w.gpu.open_ipc(handle) as new:
                     data = new.read(nbytes)
             except DriverError as error:
-                if error.fault.name not in ALREADY_MAPPED:
+                if not error.is_already_mapped:
                     raise
                 overlap.append(f"{what}: {error}")
             else:

@@ -29,6 +29,7 @@ Arm = Callable[[str], AbstractContextManager[None]]
 """Journals an operation before it is made and clears it after; backends wrap each driver call in it."""
 
 ALREADY_MAPPED = frozenset({"CUDA_ERROR_ALREADY_MAPPED", "hipErrorAlreadyMapped"})
+"""How a driver says that another mapping is in the way of the one that was asked for."""
 
 REFUSALS = ALREADY_MAPPED | {
     "CUDA_ERROR_INVALID_VALUE",
@@ -38,13 +39,15 @@ REFUSALS = ALREADY_MAPPED | {
     "hipErrorInvalidValue",
     "hipErrorInvalidContext",
     "hipErrorInvalidHandle",
-    "hipErrorInvalidResourceHandle",
     "hipErrorInvalidDevicePointer",
     "hipErrorNotSupported",
 }
-"""How a driver says of an IPC call that it will not do it, being in order itself. From the CUDA driver API's
-documentation of ``cuIpcGetMemHandle`` and ``cuIpcOpenMemHandle``, and from what ``backends.rules`` has
-measured and read; hipErrorInvalidResourceHandle is HIP's older name of hipErrorInvalidHandle."""
+"""How a driver that is in order says that it will not make a handle, or open one.
+
+``INVALID_*``: documented for ``cuIpcGetMemHandle``, ``cuIpcOpenMemHandle`` and HIP's counterparts, and see
+``backends.rules``. ``NOT_SUPPORTED``: the answer to what a platform lacks. ``ALREADY_MAPPED``: MPICH's pull
+request 7862. Left out of what is documented: those that name a trouble (``OUT_OF_MEMORY``, ``MAP_FAILED``).
+"""
 
 
 class DriverError(Exception):
