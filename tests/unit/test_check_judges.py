@@ -176,6 +176,12 @@ def test_a_new_handle_that_shows_new_data_passes_and_says_how_often_it_was_teste
     assert finding.evidence == ("6 of 6 rounds got the old address",)
 
 
+def test_a_new_handle_at_a_new_address_proves_nothing() -> None:
+    (finding,) = ipc_stale(reused=0)
+    assert finding.status is Status.SKIP
+    assert finding.summary == "no address was reused, so nothing was tested"
+
+
 @pytest.mark.parametrize("seen", ["stale", "overlap"])
 def test_a_new_handle_that_shows_old_data_or_cannot_be_opened_fails(seen: str) -> None:
     (finding,) = ipc_stale(**{seen: ["new segment (larger), old mapping open"]})
