@@ -4,8 +4,8 @@ Four ends of a mapping: the importer closes it; the exporter frees first and the
 importer exits with it open; the importer is killed with it open. After each, and after the exporter's free,
 as much memory must be in use as before it. In between, a long loop of opening and closing must not creep.
 
-The driver counts the memory of all processes together, so a change of about the size of our segment is ours
-and any other is not: then somebody else uses the device, and this check cannot tell.
+The driver counts the memory of all processes together, so a change of the size of our segment, which is an
+odd one, is ours and any other is not: then somebody else uses the device, and this check cannot tell.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from gpuipc_doctor.api import (
     slope,
 )
 
-NBYTES = 32 << 20
-"""Large beside the 2 MiB blocks in which drivers keep their own books, small beside any GPU."""
+NBYTES = 37 << 20
+"""Large beside the 2 MiB blocks in which drivers keep their own books, small beside any GPU, and no size that
+others are likely to ask for."""
 
 NOISE_BYTES = 4 << 20
 """Change of used memory that says nothing: a block or two of a driver's own."""
@@ -71,7 +72,7 @@ def judge_missing(end: str, missing: int) -> Finding | None:
     """Judge the bytes by which used memory differs from before, once ``end`` was over."""
     if abs(missing) <= NOISE_BYTES:
         return None
-    if NBYTES / 2 < missing < NBYTES * 3 / 2:
+    if abs(missing - NBYTES) <= NOISE_BYTES:
         return Finding.fail(
             f"{missing} B of device memory did not come back after {end}",
             f"the shared segment had {NBYTES} B; waited {SETTLE_S:g} s for it",

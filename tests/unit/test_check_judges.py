@@ -210,11 +210,16 @@ def release(
         (0, Status.PASS),
         (4 * MIB, Status.PASS),
         (-4 * MIB, Status.PASS),
-        (32 * MIB, Status.FAIL),
-        (34 * MIB, Status.FAIL),
+        (37 * MIB, Status.FAIL),
+        (38 * MIB, Status.FAIL),  # in blocks of 2 MiB
+        (33 * MIB, Status.FAIL),
+        (41 * MIB, Status.FAIL),
         (8 * MIB, Status.ERROR),
+        (32 * MIB, Status.ERROR),
+        (42 * MIB, Status.ERROR),
+        (64 * MIB, Status.ERROR),
         (500 * MIB, Status.ERROR),
-        (-32 * MIB, Status.ERROR),
+        (-37 * MIB, Status.ERROR),
     ],
 )
 def test_memory_of_our_size_that_stays_away_fails_and_any_other_is_somebody_elses(
