@@ -54,6 +54,7 @@ struct fault {
 enum { MAX_FAULTS = 16, MAX_LINE = 512 };
 static struct fault faults[MAX_FAULTS];
 static int fault_count;
+static bool messages_are_kept; /* for a fault that delivers one again */
 static int own_rank;
 
 __attribute__((noreturn)) static void refuse(const char *what, const char *why)
@@ -85,6 +86,7 @@ static void read_fault(const char *line)
     fault->call = (enum call)word_of(calls, call, line);
     fault->effect = (enum effect)(1 << word_of(effects, effect, line));
     fault->memory = (enum place)word_of(places, memory, line);
+    messages_are_kept |= fault->effect == STALE;
 }
 
 /* Which rank this is, before MPI_Init: the launchers of MPICH and its kin, of Open MPI, and Slurm say it. */
@@ -316,7 +318,7 @@ static void deliver_the_last(unsigned char *buffer, uint64_t bytes, bool again)
 
 static void after(unsigned asked, unsigned char *buffer, uint64_t bytes)
 {
-    if (bytes)
+    if (bytes && messages_are_kept)
         deliver_the_last(buffer, bytes, asked & STALE);
     if (bytes && asked & CORRUPT_BYTE)
         buffer[bytes / 2] ^= 0x10;
