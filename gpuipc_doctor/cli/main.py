@@ -6,6 +6,7 @@ import difflib
 import importlib
 import io
 import os
+import signal
 import sys
 
 import click
@@ -62,13 +63,22 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Entry point: every error that a user can cause is one line and exit code 2."""
-    _open_standard_streams()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal that has no "·" shows a "?"
-            stream.reconfigure(errors="replace")
+    """Entry point: every error that a user can cause is one line and exit code 2, an interruption is 130."""
     try:
-        cli.main(standalone_mode=True)
+        _open_standard_streams()
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):  # a terminal that has no "·" shows a "?"
+                stream.reconfigure(errors="replace")
+        for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: what was made for this run is removed
+            if signal.getsignal(number) is signal.SIG_DFL:  # nohup(1) is obeyed
+                signal.signal(number, signal.default_int_handler)
+        sys.exit(cli.main(standalone_mode=False))
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):  # what comes later is in the report
+        click.echo("gpuipc-doctor: interrupted before anything was learned", err=True)
+        sys.exit(130)
     except Exception as error:
         sys.exit(report_error(error))
 

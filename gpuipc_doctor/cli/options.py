@@ -26,7 +26,7 @@ _MAX_SECONDS = 365 * 24 * 3600
 
 
 class Seconds(click.FloatRange):
-    """A number of seconds, more than none; the bound of a year leaves out ``inf``, which no clock counts to."""
+    """A number of seconds, more than none; its bound of a year is there to leave out ``inf``."""
 
     def __init__(self) -> None:
         super().__init__(min=0, max=_MAX_SECONDS, min_open=True)

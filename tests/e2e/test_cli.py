@@ -156,6 +156,16 @@ def test_interrupted_it_reports_what_it_learned(hanging: str, number: signal.Sig
     assert "Traceback" not in errors
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_interrupted_before_the_first_probe_it_says_so_and_leaves_nothing(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    ended = struck_before_the_first_probe(number, tmp_path)
+    assert ended.returncode == 130
+    assert ended.stderr.strip() == "gpuipc-doctor: interrupted before anything was learned"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_killed_in_mid_check_it_leaves_nothing(hanging: str) -> None:
     before = set(Path("/dev/shm").glob("gpuipc-doctor-*"))
     command = [sys.executable, "-m", "gpuipc_doctor.cli.main", "check", "ipc-handles"]
@@ -171,6 +181,23 @@ def test_killed_in_mid_check_it_leaves_nothing(hanging: str) -> None:
     while (left := with_environment(f"GPUIPC_TEST_RUN={mark}")) or any(path.exists() for path in created):
         assert time.monotonic() < until, (left, created)
         time.sleep(0.05)
+
+
+def struck_before_the_first_probe(
+    number: signal.Signals, directory: Path
+) -> subprocess.CompletedProcess[str]:
+    """``check --output`` on a simulated node, which gets this signal; what it makes is in ``directory``."""
+    program = f"""
+import pathlib, signal
+from gpuipc_doctor.cli import main, options
+from gpuipc_doctor.simulator import node
+options.SHARED_MEMORY = pathlib.Path({str(directory)!r})
+node.prepare = lambda *_: signal.raise_signal({number:d})
+main.main()
+"""
+    command = [sys.executable, "-c", program, "check", "--all", "--simulate", "healthy-single"]
+    command += ["--output", str(directory / "report.json")]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100)
 
 
 def wait_for_workers(pid: int, count: int) -> None:
