@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -105,7 +103,8 @@ def command(
         return
     if keep_logs:
         _prepare_logs(keep_logs)
-    with _output(output) as file, options.node(simulate) as (node, remove):
+    file = _output(output)
+    with options.node(simulate) as (node, remove):
         with progress() as watcher:
             report = engine.run(request, config, node, watcher, remove=remove)
         exit_code = exits.code(report, strict=strict, style="nagios" if exit_style == "nagios" else "default")
@@ -127,21 +126,15 @@ def _prepare_logs(directory: Path) -> None:
         raise click.BadParameter(f"{directory}: {reason}", param_hint="--keep-logs") from error
 
 
-@contextlib.contextmanager
-def _output(path: Path | None) -> Iterator[OutputFile | None]:
-    """The file of ``--output``, tried before anything is probed; a draft that was not written is removed."""
+def _output(path: Path | None) -> OutputFile | None:
+    """The file of ``--output``, tried before anything is probed."""
     if path is None:
-        yield None
-        return
+        return None
     try:
-        file = OutputFile(path)
+        return OutputFile(path)
     except OSError as error:
         reason = error.strerror or str(error)
         raise click.BadParameter(f"cannot write {path}: {reason}", param_hint="--output") from error
-    try:
-        yield file
-    finally:
-        file.discard()
 
 
 def _write(report: Report, file: OutputFile | None, exit_code: int) -> bool:

@@ -166,6 +166,11 @@ def test_interrupted_before_the_first_probe_it_says_so_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_killed_before_the_first_probe_it_leaves_no_draft_of_the_report(tmp_path: Path) -> None:
+    assert struck_before_the_first_probe(signal.SIGKILL, tmp_path).returncode == -signal.SIGKILL
+    assert [path.name for path in tmp_path.iterdir() if "report" in path.name] == []
+
+
 def test_killed_in_mid_check_it_leaves_nothing(hanging: str) -> None:
     before = set(Path("/dev/shm").glob("gpuipc-doctor-*"))
     command = [sys.executable, "-m", "gpuipc_doctor.cli.main", "check", "ipc-handles"]
