@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import io
 import os
 import signal
 import sys
+from pathlib import Path
 
 import click
 
@@ -24,6 +26,10 @@ COMMANDS = {
     "list": ("list", "List the checks."),
 }
 """Command name → (module below ``gpuipc_doctor.cli`` that defines ``command``, its one-line help)."""
+
+
+_NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What a full disk and a lost terminal answer; a closed pipe is looked after by click."""
 
 
 class LazyCommands(click.Group):
@@ -107,6 +113,14 @@ def report_error(error: Exception) -> int:
     if isinstance(error, BadFile | UnknownName | SimulatorUnavailable):
         click.echo(f"gpuipc-doctor: {error}", err=True)
         return 2
+    if isinstance(error, OSError) and error.errno in _NOT_WRITTEN:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nor will the rest be, when Python ends
+        place = error.filename or "what was to be printed"
+        click.echo(f"gpuipc-doctor: cannot write {place}: {error.strerror}", err=True)
+        return 1
+    if isinstance(error, FileNotFoundError) and not _has_working_directory():
+        click.echo("gpuipc-doctor: the working directory was deleted; change to one that is there", err=True)
+        return 2
     import tempfile
     import traceback
 
@@ -115,6 +129,14 @@ def report_error(error: Exception) -> int:
         traceback.print_exception(error, file=file)
     click.echo(f"gpuipc-doctor: internal error: {error!r}; please report it with {file.name}", err=True)
     return 1
+
+
+def _has_working_directory() -> bool:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ class Exit(enum.IntEnum):
 
 _MEANINGS = {
     Exit.OK: "no known issue was recognised",
-    Exit.INTERNAL: "gpuipc-doctor itself failed; please report it",
+    Exit.INTERNAL: "gpuipc-doctor itself failed, or could not write what it found",
     Exit.USAGE: "the command line or a configuration file is wrong",
     Exit.NOTHING_READ: "there was nothing to read: no log, or only empty ones",
     Exit.HINTS: "there are hints of known issues, no more (with --strict only)",

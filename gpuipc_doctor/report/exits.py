@@ -29,7 +29,7 @@ class Exit(enum.IntEnum):
 
 _MEANINGS = {
     Exit.OK: "at least one probe ran and nothing is worse than WARN",
-    Exit.INTERNAL: "gpuipc-doctor itself failed; please report it",
+    Exit.INTERNAL: "gpuipc-doctor itself failed, or could not write what it found",
     Exit.USAGE: "the command line or a configuration file is wrong",
     Exit.NOTHING_TESTED: "no probe ran, so nothing is known about this node's GPUs",
     Exit.WARN: "the worst finding is WARN (with --strict only)",

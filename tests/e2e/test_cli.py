@@ -109,6 +109,25 @@ def test_a_report_that_cannot_be_written_is_printed_all_the_same(doctor: Command
     assert "--output was not written: No space left on device" in ended.stderr
 
 
+@pytest.mark.parametrize("arguments", ["list", "check driver-init --simulate healthy-single"])
+def test_a_full_disk_is_one_line(arguments: str) -> None:
+    command = [sys.executable, "-m", "gpuipc_doctor.cli.main", *arguments.split()]
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=100)
+    assert ended.returncode == 1
+    says = "gpuipc-doctor: cannot write what was to be printed: No space left on device\n"
+    assert ended.stderr == says
+
+
+def test_a_deleted_working_directory_is_one_line(tmp_path: Path) -> None:
+    program = "import os; from gpuipc_doctor.cli.main import main; os.rmdir(os.getcwd()); main()"
+    command = [sys.executable, "-c", program, "check", "--all", "--simulate", "healthy-single"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert ended.returncode == 2
+    says = "gpuipc-doctor: the working directory was deleted; change to one that is there\n"
+    assert ended.stderr == says
+
+
 def test_kept_logs_hold_the_stack_of_what_hung(doctor: Command, tmp_path: Path, hanging: str) -> None:
     logs = tmp_path / "logs"
     arguments = ["--simulate", hanging, "--backend", "cuda", "--deadline", "2", "--keep-logs", str(logs)]
