@@ -197,10 +197,21 @@ def test_a_handle_that_comes_again_is_odd_where_it_should_differ(expected: str, 
 # -- ipc-release ------------------------------------------------------------------------------------------
 
 
+ROUNDS = range(8, 264, 8)
+IDLE = 666 * MIB  # without the segment, which takes 38 MiB in blocks of 2 MiB: 704 MiB, a multiple of 64
+LEVEL = [IDLE + 38 * MIB for _ in ROUNDS]
+
+
 def release(
-    missing: int = 0, creep: Sequence[tuple[int, int]] = (), wrong: Sequence[str] = ()
+    missing: int = 0,
+    opening: Sequence[int] = LEVEL,
+    control: Sequence[int] = LEVEL,
+    wrong: Sequence[str] = (),
 ) -> list[Finding]:
-    exporter = {"missing": {"the importer closed it": missing}, "creep": creep}
+    exporter = {
+        "missing": {"the importer closed it": missing},
+        "loops": {"opening": opening, "control": control, "idle": IDLE},
+    }
     return conclude("ipc-release", {"exporter": exporter, "importer": {"wrong": wrong}})
 
 
@@ -228,22 +239,54 @@ def test_memory_of_our_size_that_stays_away_fails_and_any_other_is_somebody_else
     assert statuses(release(missing)) == [status]
 
 
-CREEPS = [(opened, 2 * MIB * opened) for opened in range(8, 264, 8)]
-STEADY = [(opened, 700 * MIB + (opened % 16) * 1024) for opened in range(8, 264, 8)]
+CREEPS = [IDLE + 38 * MIB + 2 * MIB * done for done in ROUNDS]
+STEADY = [IDLE + 38 * MIB + (done % 16) * 1024 for done in ROUNDS]
 
 
 def test_a_loop_that_creeps_fails_with_its_rate() -> None:
-    (finding,) = release(creep=CREEPS)
+    (finding,) = release(opening=CREEPS)
     assert finding.status is Status.FAIL
     assert "by 2097152 B with each open and close" in finding.summary
 
 
 def test_what_crept_away_and_is_missing_is_one_finding_beside_nobody_elses() -> None:
-    assert statuses(release(missing=512 * MIB, creep=CREEPS)) == [Status.FAIL]
+    assert statuses(release(missing=512 * MIB, opening=CREEPS)) == [Status.FAIL]
 
 
 def test_a_loop_that_wavers_does_not_creep() -> None:
-    assert statuses(release(creep=STEADY)) == GOOD
+    assert statuses(release(opening=STEADY)) == GOOD
+
+
+def test_what_grows_as_fast_while_nothing_is_opened_is_no_creep() -> None:
+    assert statuses(release(opening=CREEPS, control=CREEPS)) == GOOD
+
+
+def test_what_grows_faster_than_while_nothing_is_opened_is_creep() -> None:
+    half = [IDLE + 38 * MIB + MIB * done for done in ROUNDS]
+    assert statuses(release(opening=CREEPS, control=half)) == [Status.FAIL]
+
+
+def in_blocks(grown: int, phase: int = 0) -> list[int]:
+    """A loop that keeps ``grown`` bytes in all, as a counter of 2 MiB blocks shows it."""
+    return [IDLE + 38 * MIB + (grown * done // 256 + phase) // (2 * MIB) * 2 * MIB for done in ROUNDS]
+
+
+def test_a_pass_says_which_growth_would_have_been_found() -> None:
+    (finding,) = release()
+    assert finding.evidence[-1] == (
+        "256 opens that keep 6291456 B or more would have been found: used memory was seen "
+        "in multiples of 2097152 B"
+    )
+    found = 6291456
+    assert statuses(release(opening=in_blocks(found - 2 * MIB))) == GOOD
+    for phase in range(0, 2 * MIB, MIB // 4):  # of the loop's first byte in its block
+        assert statuses(release(opening=in_blocks(found, phase))) == [Status.FAIL]
+
+
+def test_a_probe_without_a_loop_claims_nothing_about_growth() -> None:
+    exporter = {"missing": {"the importer was killed with it open": 0}}
+    (finding,) = conclude("ipc-release", {"exporter": exporter, "importer": {"wrong": []}})
+    assert finding.evidence == ("after the importer was killed with it open",)
 
 
 def test_wrong_data_fails_though_all_memory_came_back() -> None:
