@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
-from textwrap import fill
 
 import click
 
 from gpuipc_doctor import knownissues, loader
 from gpuipc_doctor.cli import options
 from gpuipc_doctor.cli.issue_page import page
+from gpuipc_doctor.cli.table import COLUMNS
 from gpuipc_doctor.knownissues import KnownIssue
 from gpuipc_doctor.loader import LoadedCheck
 from gpuipc_doctor.plan import UnknownName
+from gpuipc_doctor.report.text import wrap
+
+_ITEM = r" *(?:[-*]|\d+\.) +"
+"""What an item of a list begins with."""
 
 
 @click.command()
@@ -46,14 +51,35 @@ def command(id_: str, config_file: Path | None) -> None:
 
 
 def _check_page(item: LoadedCheck, issues: Iterable[KnownIssue]) -> str:
-    detected = [issue.id for issue in issues if item.check.id in issue.detected_by]
+    told = inspect.getdoc(loader.module(item.file)) or "(its file says nothing)"
     return "\n".join(
         [
-            f"{item.check.id}: {item.check.title}\n",
-            inspect.getdoc(loader.module(item.file)) or "(its file says nothing)",
-            f"\ntier      {item.check.tier.label}",
-            f"requires  {', '.join(sorted(item.check.requires)) or 'nothing'}",
-            fill(f"detects   {', '.join(detected) or 'no known issue'}", 80, subsequent_indent=" " * 10),
+            *wrap(f"{item.check.id}: {item.check.title}", COLUMNS),
+            "",
+            *_reflowed(told),
+            "",
+            f"tier      {item.check.tier.label}",
+            *wrap(", ".join(sorted(item.check.requires)) or "nothing", COLUMNS, "requires  "),
+            *wrap(_detected(item.check.id, issues), COLUMNS, "detects   "),
             f"file      {item.file}",
         ]
     )
+
+
+def _detected(check: str, issues: Iterable[KnownIssue]) -> str:
+    if check == "known-versions":
+        return "every known issue with versions"
+    return ", ".join(issue.id for issue in issues if check in issue.detected_by) or "no known issue"
+
+
+def _reflowed(text: str) -> Iterator[str]:
+    """Paragraphs and items of lists, in lines of 80 columns; a paragraph that is indented stays as it is."""
+    for number, paragraph in enumerate(re.split(r"\n(?: *\n)+", text)):
+        if number:
+            yield ""
+        for part in re.split(rf"\n(?={_ITEM})", paragraph):
+            mark = item.group() if (item := re.match(_ITEM, part)) else ""
+            if part.startswith(" ") and not mark:
+                yield part
+            else:
+                yield from wrap(part.removeprefix(mark), COLUMNS, mark)

@@ -17,11 +17,11 @@ import click
 from gpuipc_doctor import engine
 from gpuipc_doctor.cli import options
 from gpuipc_doctor.cli.progress import progress
+from gpuipc_doctor.cli.table import COLUMNS
 from gpuipc_doctor.model import Fact, Json, Node, Setting
 from gpuipc_doctor.plan import Request
 from gpuipc_doctor.yamlfile import BadFile, Mistake
 
-_COLUMNS = 80
 _VALUE_COLUMNS = 26
 
 
@@ -102,7 +102,7 @@ def _indented(text: str, columns: int) -> str:
     indent = " " * columns
     return fill(
         text,
-        _COLUMNS,
+        COLUMNS,
         initial_indent=indent,
         subsequent_indent=indent,
         break_long_words=False,
@@ -116,7 +116,7 @@ def _table(rows: Sequence[tuple[str, ...]], headers: tuple[str, ...]) -> str:
 
     name, value = (max(len(row[n]) for row in (*rows, headers)) for n in (0, 1))
     widths = [name, min(value, _VALUE_COLUMNS)] if len(headers) == 3 else [name]
-    widths.append(_COLUMNS - sum(widths) - 2 * len(widths))
+    widths.append(COLUMNS - sum(widths) - 2 * len(widths))
     wrapped = [[_wrapped(cell, width) for cell, width in zip(row, widths, strict=True)] for row in rows]
     return tabulate(wrapped, headers, "simple", disable_numparse=True)
 

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator
 from datetime import date
 from textwrap import fill
 
+from gpuipc_doctor.cli.table import COLUMNS
 from gpuipc_doctor.knownissues import Confidence, KnownIssue, Signature, Suppression, Workaround
-
-_COLUMNS = 80
 
 _EVIDENCE = {
     "read": "Its sources were read in full.",
@@ -19,7 +18,7 @@ _EVIDENCE = {
 
 def page(issue: KnownIssue, today: date | None = None) -> str:
     """The whole page. What people copy (addresses, variables) stays on one line, however long."""
-    parts = [fill(f"{issue.id}: {issue.title}", _COLUMNS)]
+    parts = [fill(f"{issue.id}: {issue.title}", COLUMNS)]
     for heading, lines in _sections(issue, today or date.today()):
         parts.append(f"\n{heading}\n" + "\n".join(lines))
     return "\n".join(parts)
@@ -112,7 +111,7 @@ def _items(texts: Iterable[str]) -> Iterator[str]:
 def _fill(text: str, lead: str, hang: str = "") -> str:
     return fill(
         text,
-        _COLUMNS,
+        COLUMNS,
         initial_indent=lead,
         subsequent_indent=hang or " " * len(lead),
         break_long_words=False,
