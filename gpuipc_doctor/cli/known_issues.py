@@ -13,6 +13,7 @@ from gpuipc_doctor import environment, knownissues, loader
 from gpuipc_doctor.cli import options
 from gpuipc_doctor.cli.issue_page import page
 from gpuipc_doctor.cli.issue_table import markdown
+from gpuipc_doctor.cli.table import table
 from gpuipc_doctor.config import SiteConfig
 from gpuipc_doctor.knownissues import KnownIssue
 from gpuipc_doctor.loader import LoadedCheck
@@ -98,10 +99,12 @@ def _json(data: object) -> str:
 
 
 def _table(issues: tuple[KnownIssue, ...]) -> str:
-    from tabulate import tabulate
-
     rows = [
-        (issue.id, issue.component, issue.bad_versions, "withdrawn" if issue.withdrawn else issue.kind)
+        (
+            issue.id,
+            f"{issue.component} {issue.bad_versions.removesuffix(', as far as is known')}",
+            "withdrawn" if issue.withdrawn else issue.kind,
+        )
         for issue in issues
     ]
-    return tabulate(rows, ("id", "component", "bad versions", "class"), "simple", disable_numparse=True)
+    return table(rows, ("id", "bad versions", "class"), wrapped=1)

@@ -8,6 +8,7 @@ import click
 
 from gpuipc_doctor import loader
 from gpuipc_doctor.cli import options
+from gpuipc_doctor.cli.table import table
 from gpuipc_doctor.loader import LoadedCheck
 
 
@@ -28,15 +29,13 @@ def command(config_file: Path | None, as_json: bool) -> None:
 
         click.echo(json.dumps([_as_json(item) for item in loaded if isinstance(item, LoadedCheck)], indent=2))
     else:
-        from tabulate import tabulate
-
         rows = [
             (item.check.id, item.check.tier.label, item.check.title)
             if isinstance(item, LoadedCheck)
             else (item.id, "-", f"does not load: {item.reason}")
             for item in loaded
         ]
-        click.echo(tabulate(rows, ("check", "tier", "asks whether"), tablefmt="simple"))
+        click.echo(table(rows, ("check", "tier", "asks whether"), wrapped=2))
 
 
 def _as_json(item: LoadedCheck) -> dict[str, object]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuipc_doctor.report.text import columns
 from gpuipc_doctor.supervise import tree
 from tests.e2e.conftest import Command
 
@@ -63,6 +64,14 @@ def test_a_mistake_on_the_command_line_is_one_line_and_exit_2(
     assert says in ended.stderr
     assert "Traceback" not in ended.stderr
     assert ended.stdout == ""
+
+
+@pytest.mark.parametrize("screen", ["list", "known-issues list", "explain ipc-handles"])
+def test_a_screen_fits_80_columns(doctor: Command, screen: str) -> None:
+    ended = doctor(*screen.split())
+    assert ended.returncode == 0
+    lines = (line for line in ended.stdout.splitlines() if not line.startswith("file "))
+    assert [line for line in lines if columns(line) > 80] == []
 
 
 def test_an_unknown_device_names_those_that_are_there(doctor: Command) -> None:
