@@ -23,7 +23,7 @@ def validate(files: tuple[Path, ...]) -> None:
     """Name every mistake in these site configs, and in the checks and known issues that they add."""
     mistakes = [mistake for file in files for mistake in _mistakes(file)]
     for mistake in mistakes:
-        click.echo(mistake, err=True)
+        click.echo(f"gpuipc-doctor: {mistake}", err=True)
     if mistakes:
         raise SystemExit(2)
     for file in files:

@@ -71,7 +71,7 @@ def lint(files: tuple[Path, ...], config_file: Path | None) -> None:
     paths = files or tuple(knownissues.files(site.known_issues_dirs))
     mistakes = find_mistakes(paths, site)
     for mistake in mistakes:
-        click.echo(str(mistake), err=True)
+        click.echo(f"gpuipc-doctor: {mistake}", err=True)
     if mistakes:
         raise SystemExit(2)
     click.echo(f"{len(paths)} file{'s' * (len(paths) != 1)} without a mistake")

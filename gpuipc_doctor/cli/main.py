@@ -111,7 +111,8 @@ def report_error(error: Exception) -> int:
     from gpuipc_doctor.yamlfile import BadFile
 
     if isinstance(error, BadFile | UnknownName | SimulatorUnavailable):
-        click.echo(f"gpuipc-doctor: {error}", err=True)
+        for line in str(error).splitlines():
+            click.echo(f"gpuipc-doctor: {line}", err=True)
         return 2
     if isinstance(error, OSError) and error.errno in _NOT_WRITTEN:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nor will the rest be, when Python ends

@@ -74,6 +74,17 @@ def test_a_screen_fits_80_columns(doctor: Command, screen: str) -> None:
     assert [line for line in lines if columns(line) > 80] == []
 
 
+@pytest.mark.parametrize("command", ["check --all --config", "config validate", "known-issues lint"])
+def test_every_mistake_in_a_file_says_who_found_it(doctor: Command, tmp_path: Path, command: str) -> None:
+    file = tmp_path / "site.yaml"
+    file.write_text("teir: prolog\nissues: []\nbudgte: 3\n")
+    ended = doctor(*command.split(), str(file))
+    lines = ended.stderr.splitlines()
+    assert ended.returncode == 2
+    assert len(lines) > 1
+    assert [line for line in lines if not line.startswith(f"gpuipc-doctor: {file}")] == []
+
+
 def test_an_unknown_device_names_those_that_are_there(doctor: Command) -> None:
     ended = doctor("check", "ipc-reopen", "--simulate", "healthy-cuda", "--device", "cuda:7")
     assert ended.returncode == 2

@@ -201,9 +201,9 @@ def test_validate_names_every_mistake_of_every_file_and_of_what_they_add(tmp_pat
     code, out, err = validate(a, b)
     assert (code, out) == (2, "")
     assert err.replace(f"{tmp_path}/", "").splitlines() == [
-        "a.yaml:1: tier: 'fast' is not known; it must be one of prolog, acceptance, soak",
-        "b.yaml:3: disabled: there is no check 'driver-inot'; did you mean 'driver-init'?",
-        "b.yaml:4: options: there is no check 'zzz'",
-        "issues/ours.yaml:1: issues must not be empty",
-        "checks/ours.py:1: ModuleNotFoundError: No module named 'no_such_module'",
+        "gpuipc-doctor: a.yaml:1: tier: 'fast' is not known; it must be one of prolog, acceptance, soak",
+        "gpuipc-doctor: b.yaml:3: disabled: there is no check 'driver-inot'; did you mean 'driver-init'?",
+        "gpuipc-doctor: b.yaml:4: options: there is no check 'zzz'",
+        "gpuipc-doctor: issues/ours.yaml:1: issues must not be empty",
+        "gpuipc-doctor: checks/ours.py:1: ModuleNotFoundError: No module named 'no_such_module'",
     ]
