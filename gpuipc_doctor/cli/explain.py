@@ -33,9 +33,10 @@ _ITEM = r" *(?:[-*]|\d+\.) +"
     help="With a site's own checks and known issues.",
 )
 def command(id_: str, config_file: Path | None) -> None:
-    """Explain a check: what it does, what it needs, which known issues it detects.
+    """Explain a check or a known issue.
 
-    Or a known issue: who is affected, how it shows, what to do at what price, who says so.
+    A check: what it does, what it needs, which known issues it detects. A known issue: who is affected, how
+    it shows, what to do at what price, who says so.
     """
     config = options.site_config(config_file)
     checks = {

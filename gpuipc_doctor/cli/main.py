@@ -20,7 +20,7 @@ COMMANDS = {
     "config": ("config", "Look at site configs."),
     "diagnose": ("diagnose", "Find known issues in logs and stacks."),
     "drill": ("drill", "Show on simulated faults what the checks catch."),
-    "explain": ("explain", "Explain a check."),
+    "explain": ("explain", "Explain a check or a known issue."),
     "inventory": ("inventory", "Show which drivers and libraries this node has, and where that was read."),
     "known-issues": ("known_issues", "Look at the database of known-bad versions."),
     "list": ("list", "List the checks."),

@@ -85,6 +85,11 @@ def test_every_mistake_in_a_file_says_who_found_it(doctor: Command, tmp_path: Pa
     assert [line for line in lines if not line.startswith(f"gpuipc-doctor: {file}")] == []
 
 
+def test_help_says_that_explain_knows_issues_too(doctor: Command) -> None:
+    assert "explain       Explain a check or a known issue.\n" in doctor("--help").stdout
+    assert "Explain a check or a known issue.\n" in doctor("explain", "--help").stdout
+
+
 def test_an_unknown_device_names_those_that_are_there(doctor: Command) -> None:
     ended = doctor("check", "ipc-reopen", "--simulate", "healthy-cuda", "--device", "cuda:7")
     assert ended.returncode == 2
