@@ -3,7 +3,7 @@
 Four ends of a mapping: the importer closes it; the exporter frees first and the importer closes later; the
 importer exits with it open; the importer is killed with it open. After each, and after the exporter's free,
 as much memory must be in use as before it. In between, a long loop of opening and closing must not creep;
-the control is a loop that takes as long and opens nothing.
+the control is as long a loop of another call, which opens nothing.
 
 The driver counts the memory of all processes together, so a change of the size of our segment, which is an
 odd one, is ours and any other is not: then somebody else uses the device, and this check cannot tell.
@@ -11,8 +11,7 @@ odd one, is ours and any other is not: then somebody else uses the device, and t
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import reduce
 from itertools import count
 from operator import or_
@@ -223,21 +222,21 @@ def close_and_exit(w: Worker) -> None:
 
     handle = w.peer.recv()
     w.peer.send("in a loop")
-    started = time.monotonic()
-    for opened in range(1, OPENS + 1):
-        with w.step(f"open and close, round {opened} of {OPENS}"):
-            w.gpu.open_ipc(handle).close()
-        if opened in SAMPLED:
-            w.peer.send(opened)
-            w.peer.recv()
-    took_s = time.monotonic() - started
-    for opened in SAMPLED:  # that many would be
-        time.sleep(took_s / len(SAMPLED))
-        w.peer.send(opened)
-        w.peer.recv()
+    repeat(w, "open and close", lambda: w.gpu.open_ipc(handle).close())
+    repeat(w, "only ask for the free memory", w.gpu.memory_info)
 
     open_shared(w, wrong, "to exit with it open")
     w.record(wrong=wrong)
+
+
+def repeat(w: Worker, what: str, call: Callable[[], object]) -> None:
+    """Make a call `OPENS` times, and let the exporter read used memory after the `SAMPLED` ones."""
+    for done in range(1, OPENS + 1):
+        with w.step(f"{what}, round {done} of {OPENS}"):
+            call()
+        if done in SAMPLED:
+            w.peer.send(done)
+            w.peer.recv()
 
 
 def be_killed(w: Worker) -> None:
