@@ -19,7 +19,7 @@ from gpuipc_doctor.diagnose.exits import Exit, code
 from gpuipc_doctor.diagnose.reading import diagnose
 from gpuipc_doctor.diagnose.sources import STDIN
 from gpuipc_doctor.model import Fact
-from gpuipc_doctor.report.page import Page
+from gpuipc_doctor.report.page import MAX_WIDTH, MIN_WIDTH, Page
 from gpuipc_doctor.yamlfile import BadFile, Mistake
 
 _SLOW_BYTES = 50_000_000
@@ -68,7 +68,7 @@ def command(
     examination = Examination(issues)
     for skipped in examination.index.skipped:
         _say(f"not looked for: {skipped}")
-    width = shutil.get_terminal_size().columns
+    width = min(max(shutil.get_terminal_size().columns, MIN_WIDTH), MAX_WIDTH)
     color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
 
     def news(one: Recognised) -> None:
@@ -80,7 +80,7 @@ def command(
         examination.index.patterns.search().engine == "re"
         and sum(log.bytes for log in diagnosis.logs) > _SLOW_BYTES
     ):
-        _say("with Python's hyperscan this is many times faster: pip install 'gpuipc-doctor[logs]'")
+        _say("this is many times faster after pip install 'gpuipc-doctor[logs]'")
     exit_code = code(diagnosis, strict=strict)
     if as_json:
         from gpuipc_doctor.diagnose import document

@@ -9,7 +9,7 @@ from gpuipc_doctor.diagnose.evidence import MOST, Evidence
 from gpuipc_doctor.knownissues import Confidence
 from gpuipc_doctor.model import Relation
 from gpuipc_doctor.report.page import MAX_WIDTH, MIN_WIDTH, Page
-from gpuipc_doctor.report.text import sanitise, shorten
+from gpuipc_doctor.report.text import columns, sanitise, shorten
 
 # How much of each is shown; --json has the rest.
 SIGNATURES = 4
@@ -41,9 +41,7 @@ def render(diagnosis: Diagnosis, *, width: int, color: bool = False, exit_code: 
     blocks += [paragraph(one, page) for one in diagnosis.recognised]
     if diagnosis.unknown:
         blocks.append(_unknown(diagnosis, page))
-    last = _summary(diagnosis)
-    code = f"exit {exit_code}"
-    blocks.append([last + code.rjust(max(page.width - len(last), len(code) + 2))])
+    blocks.append(_ending(diagnosis, page, f"exit {exit_code}"))
     return "\n\n".join("\n".join(block) for block in blocks) + "\n"
 
 
@@ -94,7 +92,8 @@ def _unknown(diagnosis: Diagnosis, page: Page) -> list[str]:
     return lines
 
 
-def _summary(diagnosis: Diagnosis) -> str:
+def _ending(diagnosis: Diagnosis, page: Page, code: str) -> list[str]:
+    """How much was recognised, with the exit code at the last line's right end."""
     parts = [f"{_count(len(diagnosis.found), 'known issue')} recognised"]
     if diagnosis.hints:
         parts.append(_count(len(diagnosis.hints), "hint"))
@@ -102,7 +101,10 @@ def _summary(diagnosis: Diagnosis) -> str:
         parts.append(f"{_count(troubled, 'log')} not read to the end")
     if diagnosis.interrupted:
         parts.append("interrupted")
-    return " · ".join(parts)
+    *lines, last = page.join(parts)
+    if columns(last) + 2 + len(code) > page.width:
+        lines, last = [*lines, last], ""
+    return [*lines, last + code.rjust(page.width - columns(last))]
 
 
 def _quoted(evidence: Evidence, page: Page) -> list[str]:

@@ -66,6 +66,14 @@ def test_what_could_not_be_read_shows_in_the_exit_code() -> None:
     assert run("/dev/null").exit_code == 3
 
 
+def test_the_word_on_a_slow_search_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuipc_doctor.cli.diagnose._SLOW_BYTES", 0)
+    monkeypatch.setitem(sys.modules, "hyperscan", None)
+    (line,) = run(SEED_2).stderr.splitlines()
+    assert "pip install" in line
+    assert len(line) <= 80
+
+
 def test_json_goes_to_standard_output_alone() -> None:
     result = run("--json", SEED_1, SEED_2, "none")
     told = json.loads(result.stdout)
@@ -169,8 +177,9 @@ def test_a_pipe_that_never_ends_is_read_last_and_ended_by_the_user(
 
 
 def test_a_followed_log_tells_what_is_found_at_once(
-    tmp_path: Path, background: Callable[..., "subprocess.Popen[str]"]
+    tmp_path: Path, background: Callable[..., "subprocess.Popen[str]"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
     log = tmp_path / "job.out"
     log.write_text("begin\n", encoding="utf-8")
     process = background("--follow", "job.out")
@@ -182,4 +191,5 @@ def test_a_followed_log_tells_what_is_found_at_once(
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=20)
     assert "1 known issue recognised · interrupted" in out
+    assert max(map(len, out.splitlines())) <= 120  # longer lines are hard to read
     assert process.returncode == 12

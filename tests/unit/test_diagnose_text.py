@@ -1,6 +1,7 @@
 """How a diagnosis reads on a terminal, and as JSON."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,13 @@ def test_the_page_of_lines_that_nobody_knows(tmp_path: Path, monkeypatch: pytest
     assert "\u202e" not in page
     assert max(map(columns, page.splitlines())) <= 80
     golden.check("diagnose/unknown.txt", page)
+
+
+def test_the_exit_code_gets_a_line_where_the_last_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    diagnosis = replace(diagnosed(*SEEDS, "none", monkeypatch=monkeypatch), interrupted=True)
+    *_, last, code = text.render(diagnosis, width=80, exit_code=12).splitlines()
+    assert last == "2 known issues recognised · 1 hint · 1 log not read to the end · interrupted"
+    assert code == "exit 12".rjust(80)
 
 
 def test_colours_are_for_the_words_only(monkeypatch: pytest.MonkeyPatch) -> None:
