@@ -1,0 +1,20 @@
+"""CONTRIBUTING.md says where things are, so they have to be there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_places_that_it_names_exist_and_no_package_is_left_out() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Where things are")[2]
+    rows = re.findall(r"^\| (`.*`.*?) \| (.*) \|$", text, flags=re.MULTILINE)
+    listed = {name for places, _ in rows for name in re.findall("`(.*?)`", places)}
+    named = {name.removeprefix("gpuipc_doctor/") for name in listed}
+    tests = {name for places, what in rows if places == "`tests/`" for name in re.findall("`(.*?/)`", what)}
+    assert [n for n in named if not any((top / n).exists() for top in (ROOT, ROOT / "gpuipc_doctor"))] == []
+    assert [name for name in tests if not list((ROOT / "tests" / name).glob("*"))] == []
+    packages = {f"{file.parent.name}/" for file in (ROOT / "gpuipc_doctor").glob("*/__init__.py")}
+    assert packages - named == set()
