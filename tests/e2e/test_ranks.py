@@ -12,7 +12,7 @@ import pytest
 
 from gpuipc_doctor import loader, verdict
 from gpuipc_doctor.model import Ending, Launch, Node, Probe, ProbeOutcome, Status
-from gpuipc_doctor.supervise import tree
+from gpuipc_doctor.supervise import leftovers, tree
 from gpuipc_doctor.supervise.execution import Limits
 from gpuipc_doctor.supervise.session import Session
 
@@ -79,8 +79,12 @@ def test_a_rank_that_hangs_is_blamed_and_both_show_their_stacks(
     assert verdict.conclude(outcome).status is Status.FAIL
 
 
-def test_a_rank_that_crashes_is_blamed(session: Session, mpi: Launch, roles: ModuleType) -> None:
+def test_a_rank_that_crashes_is_blamed_and_leaves_nothing(
+    session: Session, mpi: Launch, roles: ModuleType
+) -> None:
+    started = time.time()
     outcome = run(session, mpi, roles, "crash", "wait_for_it")
+    assert not leftovers.abandoned(started)
     assert outcome.blamed == "rank 0"
     assert outcome.roles["rank 0"].signal == "SIGSEGV"
 
