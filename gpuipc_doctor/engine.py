@@ -233,7 +233,7 @@ def run(
         inventory=stock.told,
         checks=tuple(run.runner.checks),
         results=results,
-        joins=knownissues.join(issues, facts, results, devices),
+        joins=knownissues.join(issues, choice.in_use(facts, mpi) if mpi else facts, results, devices),
         simulated=node.simulated,
         interrupted=run.runner.interrupted,
         probes_run=run.runner.probes_run,

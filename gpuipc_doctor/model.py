@@ -166,6 +166,8 @@ class MpiStack:
     ipc_off: Mapping[str, str] = field(default_factory=dict)
     workarounds: tuple[Workaround, ...] = ()
     edges: tuple[int, ...] = ()
+    ucx: str = ""
+    """Version of the UCX that moves this MPI's device memory; empty when none does."""
 
     def with_env(self, env: Mapping[str, str]) -> Launch:
         """The launch with more environment."""

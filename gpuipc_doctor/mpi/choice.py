@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
-from gpuipc_doctor.model import Json, MpiStack, Workaround
+from gpuipc_doctor.model import Fact, Json, MpiStack, Workaround
 from gpuipc_doctor.mpi import families, finding
 from gpuipc_doctor.mpi.finding import Launcher
+
+COMPONENTS = frozenset({"mpich", "cray-mpich", "openmpi", "intel-mpi", "mvapich", "ucx"})
+"""The facts of the inventory that say which MPI library and which UCX are on a node."""
 
 
 def launcher(seen: Mapping[str, Json], template: str, environment: Mapping[str, str]) -> Launcher:
@@ -40,4 +43,15 @@ def stack(
         ipc_off=families.ipc_off(facts, some),
         workarounds=tuple(Workaround(s.env, s.cost) for s in families.switches(facts, some)),
         edges=families.edges(facts, some),
+        ucx=facts["ucx"]["version"] if aware[some].via == "ucx" and facts["ucx"] else "",
     )
+
+
+def in_use(facts: Iterable[Fact], stack: MpiStack) -> tuple[Fact, ...]:
+    """The inventory as this run's probes saw it: of MPI libraries, and of UCX, only the one in use.
+
+    What else is installed took no part, so nothing that a probe finds can speak for or against it.
+    """
+    used = {stack.family: stack.version, "ucx": stack.ucx}
+    others = tuple(fact for fact in facts if fact.name not in COMPONENTS)
+    return (*others, *(Fact(name, version, stack.library) for name, version in used.items() if version))

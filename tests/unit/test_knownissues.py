@@ -514,7 +514,8 @@ def test_lint_names_mistakes_and_exits_with_2(tmp_path: Path) -> None:
     path.write_text(GOOD.replace("hang", "hung", 1))
     ran = run("lint", str(path))
     assert (ran.exit_code, ran.stdout) == (2, "")
-    assert ran.stderr == f"gpuipc-doctor: {path}:5: issues[0].class: 'hung' is not known; did you mean 'hang'?\n"
+    said = f"{path}:5: issues[0].class: 'hung' is not known; did you mean 'hang'?"
+    assert ran.stderr == f"gpuipc-doctor: {said}\n"
     path.write_text(GOOD.replace("ipc-reopen", "driver-init"))
     ran = run("lint", str(path))
     assert (ran.exit_code, ran.stdout) == (0, "1 file without a mistake\n")
