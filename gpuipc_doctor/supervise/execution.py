@@ -142,8 +142,12 @@ class Execution:
         ]
         if not overdue:
             return None
-        culprit = min(overdue, key=lambda role: (not role.progress.operation, role.progress.last_at))
-        return culprit, Ending.HUNG
+        return min(overdue, key=self._stuck_order), Ending.HUNG
+
+    def _stuck_order(self, role: RunningRole) -> tuple[bool, int, float]:
+        """One in an operation first; of ranks, which all do the same, the one that has got least far."""
+        calls = sum(role.progress.occurrences.values()) if self._probe.launch else 0
+        return not role.progress.operation, calls, role.progress.last_at
 
     def _stalled(self, now: float) -> RunningRole | None:
         """The living role that has been longest in its operation, if that is long at all."""
