@@ -95,9 +95,8 @@ class Runner:
                     planned = running.pop(future)
                     try:
                         outcome = future.result()
-                    except (
-                        OSError
-                    ) as error:  # a full disk, too many processes: nothing that the node's GPUs do
+                    except OSError as error:
+                        # A full disk, too many processes: nothing that the node's GPUs do.
                         self._conclude(planned, Finding.error(f"the probe could not be run: {error}"))
                         continue
                     outcomes.append(outcome)
