@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,11 +22,18 @@ def has_module(name: str) -> bool:
         return False
 
 
+def has_slurm() -> bool:
+    path = f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin"  # where daemons are
+    programs = ("slurmctld", "slurmd", "srun", "munged")
+    return os.geteuid() == 0 and all(shutil.which(program, path=path) for program in programs)
+
+
 NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "cuda": (lambda: has_module("cuda.bindings.driver"), "needs cuda-bindings"),
     "hip": (lambda: has_module("hip"), "needs hip-python"),
     "gpu": (has_gpu, "needs a real GPU"),
     "mpi": (lambda: "GPUIPC_TEST_MPI" in os.environ, "needs the MPI libraries that `make test` fetches"),
+    "slurm": (has_slurm, "needs Slurm's slurmctld, slurmd and srun, munge and root"),
 }
 """For each marker, whether this machine has what it stands for, and what a skip says if not."""
 

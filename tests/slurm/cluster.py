@@ -1,0 +1,238 @@
+"""A real Slurm for one test: munged, slurmctld and one slurmd per node, on loopback, in a private directory.
+
+Its nodes are all this machine; `hostname` says the same on each, ``SLURMD_NODENAME`` does not. All of it,
+and every command that `Cluster.run` starts, lives in a PID namespace of its own, which ends with the cluster:
+what a job or a Prolog leaves behind can be seen while the cluster is up, and is gone afterwards, even if the
+tests are killed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import socket
+import stat
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_CONF = """\
+ClusterName=test
+SlurmctldHost=localhost(127.0.0.1)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={directory}/munge/socket
+CredType=cred/munge
+CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
+SlurmctldPort={port}
+SlurmctldPidFile={directory}/slurmctld.pid
+SlurmdPidFile={directory}/%n.pid
+SlurmctldDebug=debug
+SlurmdDebug=debug2
+StateSaveLocation={directory}/state
+SlurmdSpoolDir={directory}/spool/%n
+TmpFS={directory}/tmp/%n
+MailProg=/bin/true
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+JobCompType=jobcomp/none
+MpiDefault=none
+ReturnToService=2
+# More CPUs than the machine may have.
+SlurmdParameters=config_overrides
+LogTimeFormat=iso8601_ms
+# Batch jobs start within a second, not three.
+SchedulerParameters=batch_sched_delay=0
+PartitionName=test Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def until(what: str, look: Callable[[], T], timeout_s: float = 20.0) -> T:
+    """What ``look`` returns as soon as that is true of it; an assertion fails after ``timeout_s``."""
+    end = time.monotonic() + timeout_s
+    while not (seen := look()):
+        assert time.monotonic() < end, f"after {timeout_s} s still not: {what}"
+        time.sleep(0.05)
+    return seen
+
+
+class Cluster:
+    """A cluster of ``nodes`` nodes, n1, n2, …, each with ``gpus`` GPUs to hand out.
+
+    Its nodes are idle on entry, and it is gone on exit. ``settings`` are lines of slurm.conf, such as
+    ``Prolog="/some/file"``. The device files of the GPUs are made up, and all nodes have the same ones.
+    """
+
+    def __init__(self, directory: Path, nodes: int = 1, gpus: int = 0, **settings: str) -> None:
+        self.directory = directory
+        self.nodes = [f"n{number}" for number in range(1, nodes + 1)]
+        self.environment = {**os.environ, "PATH": _path(), "SLURM_CONF": str(directory / "slurm.conf")}
+        self._write_files(gpus, settings)
+        # Its init ignores ended children, so that they do not stay behind as zombies, and ends, with all
+        # that is in the namespace, when its standard input does.
+        inside = "hostname localhost; trap '' CHLD; exec cat"
+        self._namespace = subprocess.Popen(
+            ["unshare", "--fork", "--pid", "--mount-proc", "--uts", "sh", "-c", inside],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Cluster:
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End every process of the cluster, however it resists."""
+        self._namespace.communicate()
+        for daemon in self._daemons.values():
+            daemon.wait()
+
+    def run(
+        self, *command: str | Path, timeout_s: float = 30.0, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run ``srun …``, ``scontrol …`` or any other command, with ``env`` added to the environment.
+
+        Raises `subprocess.TimeoutExpired`.
+        """
+        return subprocess.run(
+            self._inside(command),
+            env={**self.environment, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+
+    def ask(self, *command: str) -> str:
+        """What a command that must succeed prints."""
+        ended = self.run(*command)
+        assert ended.returncode == 0, ended
+        return ended.stdout.strip()
+
+    def node(self, name: str) -> tuple[str, str]:
+        """State (``idle``, ``drained``, …) and reason of a node."""
+        state, _, reason = self.ask("sinfo", "-h", "-N", "-n", name, "-o", "%T|%E").partition("|")
+        return state, reason
+
+    def job(self, number: str) -> dict[str, str]:
+        """The fields of ``scontrol show job``."""
+        shown = self.ask("scontrol", "--oneliner", "show", "job", number)
+        return dict(re.findall(r"(\S+?)=(.*?)(?= \S+?=|$)", shown))
+
+    def await_node(self, name: str, state: str, timeout_s: float = 20.0) -> str:
+        """Wait until a node is in a state; returns the node's reason."""
+        until(f"{name} {state}", lambda: self.node(name)[0] == state, timeout_s)
+        return self.node(name)[1]
+
+    def processes(self) -> Iterator[str]:
+        """The command line of every process of this cluster that has not ended."""
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and (entry / "ns/pid").readlink() == self._pid_namespace:
+                    words = (entry / "cmdline").read_bytes().split(b"\0")
+                    yield b" ".join(words).decode(errors="replace").strip()
+            except OSError:
+                continue  # it has just ended
+
+    def log(self, daemon: str) -> str:
+        """What a daemon (``slurmctld``, ``n1``, …) has logged."""
+        return (self.directory / f"{daemon}.log").read_text(errors="replace")
+
+    def logs(self) -> str:
+        return "\n".join(f"== {name}\n{self.log(name)}" for name in self._daemons)
+
+    def _write_files(self, gpus: int, settings: Mapping[str, str]) -> None:
+        port, *ports = _free_ports(1 + len(self.nodes))
+        lines = [_CONF.format(directory=self.directory, port=port)]
+        lines += [f"{key}={value}\n" for key, value in settings.items()]
+        gres = ""
+        if gpus:
+            lines.append("GresTypes=gpu\n")
+            gres = f" Gres=gpu:{gpus}"
+            for index in range(gpus):  # Slurm insists on device files; these are what /dev/null is
+                os.mknod(self.directory / f"gpu{index}", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+            files = f"{self.directory}/gpu[0-{gpus - 1}]"
+            (self.directory / "gres.conf").write_text(f"Name=gpu File={files}\n")
+        for name, port in zip(self.nodes, ports, strict=True):
+            address = f"NodeHostname=localhost NodeAddr=127.0.0.1 Port={port}"
+            lines.append(f"NodeName={name} {address} CPUs=8{gres} State=UNKNOWN\n")
+            (self.directory / "tmp" / name).mkdir(parents=True)
+        (self.directory / "slurm.conf").write_text("".join(lines))
+        for name, mode in {"state": 0o700, "spool": 0o755, "munge": 0o711}.items():
+            (self.directory / name).mkdir(mode=mode)
+        self.directory.chmod(0o755)
+        (self.directory / "key").touch(mode=0o600)
+        (self.directory / "key").write_bytes(os.urandom(128))
+
+    def _start(self) -> None:
+        assert self._namespace.stdin
+        assert self._namespace.stdout
+        self._namespace.stdin.write(b"ready\n")
+        self._namespace.stdin.flush()
+        assert self._namespace.stdout.readline(), "there is no namespace to be had"
+        self._pid_namespace = Path(f"/proc/{self._namespace.pid}/ns/pid_for_children").readlink()
+        munge = self.directory / "munge"
+        files = {"key": self.directory / "key", "seed": self.directory / "seed"}
+        files |= {"pid": munge / "pid", "log": munge / "log"}
+        options = (f"--{name}-file={path}" for name, path in files.items())
+        self._daemon("munged", "munged", "--foreground", f"--socket={munge}/socket", *options)
+        until("munged has its socket", (munge / "socket").exists)
+        conf = self.environment["SLURM_CONF"]
+        self._daemon("slurmctld", "slurmctld", "-D", "-f", conf)
+        until("slurmctld answers", lambda: self.run("scontrol", "ping").returncode == 0)
+        for name in self.nodes:
+            self._daemon(name, "slurmd", "-D", "-f", conf, "-N", name)
+        for name in self.nodes:
+            self.await_node(name, "idle")
+
+    def _daemon(self, name: str, *command: str) -> None:
+        with (self.directory / f"{name}.log").open("wb") as log:
+            self._daemons[name] = subprocess.Popen(
+                self._inside(command),
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def _inside(self, command: tuple[str | Path, ...]) -> list[str]:
+        """The command in the namespace of the cluster, and ended there if who waits for it is."""
+        of = self._namespace.pid
+        enter = ["nsenter", f"--target={of}", f"--pid=/proc/{of}/ns/pid_for_children", "--mount", "--uts"]
+        return [*enter, "setpriv", "--pdeathsig=KILL", "env", f"--chdir={Path.cwd()}", *map(str, command)]
+
+
+def _path() -> str:
+    """PATH, and where the daemons are, which is not in everybody's."""
+    return f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin:/sbin"
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on, below those that the kernel gives to whoever asks for any."""
+    with ExitStack() as stack:
+        sockets: list[socket.socket] = []
+        while len(sockets) < count:
+            with suppress(OSError):
+                one = stack.enter_context(socket.socket())
+                one.bind(("127.0.0.1", random.randrange(10000, 32768)))
+                sockets.append(one)
+        return [one.getsockname()[1] for one in sockets]
