@@ -19,7 +19,6 @@ from gpuipc_doctor.api import (
     Device,
     Finding,
     Json,
-    MpiStack,
     Probe,
     ProbeOutcome,
     Worker,
@@ -33,9 +32,6 @@ BASE, STEP, SMALL = 16 << 20, 2 << 20, 2 << 20
 The small ones must keep the freed ranges apart: with blocks shared among them, a later large buffer fits
 over earlier ones, and a library that notices gives the old ones up (Intel MPI 2021.17.2 does).
 """
-
-SHARE, MOST = 0.05, 2 << 30
-"""Of a device's memory, and in bytes: the most that this check may come to hold."""
 
 KEPT = 0.25
 """A lower bound of the slope above this fraction of the mean large buffer is growth without bound."""
@@ -60,9 +56,9 @@ class MpiCacheGrowth(Check):
         assert ctx.mpi is not None
         for devices in ctx.a_pair_or_device_of_each_backend:
             for name, params in VARIANTS.items():
-                yield probe(name, devices, ctx.mpi, params)
+                yield probe(name, devices, ctx, params)
             if ctx.mpi.ipc_off:
-                yield probe("IPC off", devices, ctx.mpi, VARIANTS["growing"], ctx.mpi.ipc_off)
+                yield probe("IPC off", devices, ctx, VARIANTS["growing"], ctx.mpi.ipc_off)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         findings = [judge_rank(done, role, record) for role, record in done.records.items()]
@@ -74,16 +70,17 @@ class MpiCacheGrowth(Check):
 def probe(
     name: str,
     devices: tuple[Device, ...],
-    mpi: MpiStack,
+    ctx: Context,
     params: Mapping[str, Json],
     env: Mapping[str, str] = {},
 ) -> Probe:
+    assert ctx.mpi is not None
     total = sum((BASE + STEP * i) for i in range(ITERATIONS))
-    room = min(SHARE * min(device.total_bytes for device in devices), MOST)
+    room = ctx.memory.of(min(device.total_bytes for device in devices))
     scale = min(1.0, room / total)
     roles = {"sender": iterate, "receiver": iterate}
     params = {**params, "scale": scale}
-    return Probe(name, roles, devices, params, exclusive=True, launch=mpi.with_env(env))
+    return Probe(name, roles, devices, params, exclusive=True, launch=ctx.mpi.with_env(env))
 
 
 def judge_rank(done: ProbeOutcome, role: str, record: Mapping[str, Json]) -> Finding | None:

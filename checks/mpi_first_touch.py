@@ -40,9 +40,6 @@ SIZES = {"whole pages": 0, "one byte more": 1}
 REPETITIONS, LATER = 5, 8
 """New buffers of either kind that count, after one of each that does not; and messages after the first."""
 
-SHARE, MOST = 0.05, 2 << 30
-"""Of a device's memory, and in bytes: the most that this check may come to hold, if nothing is given back."""
-
 OUT_OF_PROPORTION, SLOW_S = 10.0, 0.010
 """The fastest first message from an odd buffer is slow when it takes so many times the fastest from whole
 pages, and more than so many seconds. In the report it takes 130 times as long, and 0.4 ms for each MiB of the
@@ -58,7 +55,7 @@ class MpiFirstTouch(Check):
     def probes(self, ctx: Context) -> Iterable[Probe]:
         assert ctx.mpi is not None
         for devices in ctx.a_pair_or_device_of_each_backend:
-            params = {"nbytes": whole_pages(devices)}
+            params = {"nbytes": whole_pages(ctx, devices)}
             roles = {"sender": send, "receiver": receive}
             yield Probe("", roles, devices, params, exclusive=True, launch=ctx.mpi.launch)
 
@@ -82,10 +79,10 @@ class MpiFirstTouch(Check):
             )
 
 
-def whole_pages(devices: tuple[Device, ...]) -> int:
-    """Bytes of the sender's smaller buffer, so that all of them together stay within the bound."""
-    room = min(SHARE * min(device.total_bytes for device in devices), MOST)
-    pages = int(room / PAGE) // ((1 + REPETITIONS) * len(SIZES)) - 1  # one for the odd byte
+def whole_pages(ctx: Context, devices: tuple[Device, ...]) -> int:
+    """Bytes of the sender's smaller buffer, so that all together keep to the share, if none is given back."""
+    room = ctx.memory.of(min(device.total_bytes for device in devices))
+    pages = room // PAGE // ((1 + REPETITIONS) * len(SIZES)) - 1  # one for the odd byte
     return min(LARGE, max(pages, 1) * PAGE)
 
 

@@ -23,6 +23,7 @@ from gpuipc_doctor.model import (
     Join,
     Json,
     Launch,
+    MemoryShare,
     MpiStack,
     Probe,
     ProbeOutcome,
@@ -46,6 +47,7 @@ __all__ = [
     "Json",
     "Launch",
     "Memory",
+    "MemoryShare",
     "Mpi",
     "MpiStack",
     "Peer",
@@ -74,6 +76,8 @@ class Context:
     """Environment variables that are set, and what each does in the versions of this node."""
     options: Mapping[str, Json] = field(default_factory=dict)
     """This check's ``options`` of the site config."""
+    memory: MemoryShare = field(default_factory=MemoryShare)
+    """How much device memory a check may come to hold on one device."""
 
     @property
     def pairs(self) -> tuple[tuple[Device, Device], ...]:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpuipc_doctor.model import Json, Tier
+from gpuipc_doctor.model import Json, MemoryShare, Tier
 from gpuipc_doctor.mpi.finding import check_template
 from gpuipc_doctor.yamlfile import BadFile, Document, Mistake, did_you_mean, read
 
@@ -60,6 +60,8 @@ class SiteConfig:
     options: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
     """By check id, what that check's ``Context.options`` shall be."""
     mpi: MpiConfig = MpiConfig()
+    memory: MemoryShare = field(default_factory=MemoryShare)
+    """How much device memory a check may take."""
 
 
 def load(path: Path) -> SiteConfig:
@@ -88,6 +90,7 @@ def load(path: Path) -> SiteConfig:
         budget_s={**_BUDGET_S, **budgets},
         options=data.get("options", {}),
         mpi=MpiConfig(**data.get("mpi", {})),
+        memory=MemoryShare(**data.get("memory", {})),
     )
 
 

@@ -65,6 +65,19 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryShare:
+    """The most device memory that a check may come to hold on one device, whichever of the two is less."""
+
+    fraction: float = 0.05
+    """Of what the device has, or has free."""
+    most_gib: float = 2.0
+
+    def of(self, nbytes: int) -> int:
+        """The share of so many bytes, in bytes."""
+        return int(min(self.fraction * nbytes, self.most_gib * 2**30))
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """Where workers run. A real node adds nothing; a simulated one lends its libraries and its files.
 

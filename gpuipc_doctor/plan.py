@@ -141,7 +141,8 @@ def lay_out(
                 able.append(device)
         if (check.requires or check.needs_mpi) and not able:
             continue
-        own = replace(context, devices=tuple(able), options=config.options.get(check.id, {}))
+        options = config.options.get(check.id, {})
+        own = replace(context, devices=tuple(able), options=options, memory=config.memory)
         planned, said = _ask(item, own, request, config)
         probes += planned
         concluded += said

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from gpuipc_doctor import config, site_configs
 from gpuipc_doctor.cli.config import command
 from gpuipc_doctor.config import Disabled, SiteConfig
-from gpuipc_doctor.model import Tier
+from gpuipc_doctor.model import MemoryShare, Tier
 from gpuipc_doctor.yamlfile import BadFile
 
 GENERIC = Path(str(site_configs.__file__)).with_name("generic.yaml")
@@ -51,6 +51,7 @@ def test_what_a_site_says(tmp_path: Path) -> None:
         "deadline_s: 5\n"
         "start_up_s: 1.5\n"
         "budget_s: {prolog: 4}\n"
+        "memory: {fraction: 0.5}\n"
         "disabled:\n"
         "  ipc-peer: no NVLink, ticket 4711\n"
         "options:\n"
@@ -59,12 +60,13 @@ def test_what_a_site_says(tmp_path: Path) -> None:
     assert config.load(path) == SiteConfig(
         checks_dirs=(tmp_path / "our-checks",),
         known_issues_dirs=(tmp_path / "our-issues",),
-        disabled={"ipc-peer": Disabled("no NVLink, ticket 4711", f"{path}:8")},
+        disabled={"ipc-peer": Disabled("no NVLink, ticket 4711", f"{path}:9")},
         tier=Tier.PROLOG,
         deadline_s=5.0,
         start_up_s=1.5,
         budget_s={Tier.PROLOG: 4.0, Tier.ACCEPTANCE: 300.0, Tier.SOAK: 3600.0},
         options={"ipc-release": {"rounds": 3}},
+        memory=MemoryShare(0.5, 2.0),
     )
 
 
@@ -78,6 +80,7 @@ def test_an_empty_mapping_is_the_defaults(tmp_path: Path) -> None:
         ("deadlin_s: 3\n", ["x.yaml:1: unknown key 'deadlin_s'; did you mean 'deadline_s'?"]),
         ("tier: acceptence\n", ["x.yaml:1: tier: 'acceptence' is not known; did you mean 'acceptance'?"]),
         ("budget_s: {prolog: 0}\n", ["x.yaml:1: budget_s.prolog must be more than 0, not 0"]),
+        ("memory: {fraction: 5}\n", ["x.yaml:1: memory.fraction must be at most 0.9, not 5"]),
         ("deadline_s: 1000000\n", ["x.yaml:1: deadline_s must be at most 604800, not 1000000"]),
         ("disabled:\n  ipc-peer:\n", ["x.yaml:2: disabled.ipc-peer must be text, not empty"]),
         ("disabled: {IPC: x}\n", ["x.yaml:1: disabled: key 'IPC' is not the id of a check"]),

@@ -12,7 +12,7 @@ from gpuipc_doctor import loader, plan
 from gpuipc_doctor.api import Check, Context, Finding, Probe
 from gpuipc_doctor.config import Disabled, SiteConfig
 from gpuipc_doctor.loader import BrokenCheck, LoadedCheck
-from gpuipc_doctor.model import Device, Status, Tier
+from gpuipc_doctor.model import Device, MemoryShare, Status, Tier
 from gpuipc_doctor.plan import Request, UnknownName
 
 ABLE = frozenset({"legacy-ipc", "multi-process", "contexts"})
@@ -172,14 +172,14 @@ def test_every_built_in_check_loads_and_is_documented() -> None:
         assert len(item.check.title) <= 60
 
 
-def test_context_options_reach_the_check(tmp_path: Path) -> None:
+def test_what_the_site_decides_reaches_the_check(tmp_path: Path) -> None:
     class Curious(Check):
         id = "curious"
         title = "curious"
 
         def probes(self, ctx: Context) -> Iterable[Probe | Finding]:
-            yield Finding.ok(str(ctx.options))
+            yield Finding.ok(f"{ctx.options}, {ctx.memory.of(100)} B")
 
-    config = SiteConfig(options={"curious": {"x": 1}})
+    config = SiteConfig(options={"curious": {"x": 1}}, memory=MemoryShare(fraction=0.5))
     layout = plan.lay_out([LoadedCheck(Curious(), Path(__file__))], Request(), config, Context(DEVICES))
-    assert layout.concluded[0].finding.summary == "{'x': 1}"
+    assert layout.concluded[0].finding.summary == "{'x': 1}, 50 B"
