@@ -64,7 +64,7 @@ class Run:
         self.config = config
         self.node = session.node
         self.started_at = time.monotonic()
-        budget_s = request.budget_s or config.budget_s[request.tier]
+        budget_s = request.budget_s or config.budget_s[request.tier] * request.repeat
         self.runner = Runner(session, watcher, self.started_at + budget_s, bool(request.keep_logs))
 
     def discover(self) -> tuple[tuple[Device, ...], tuple[Fact, ...]]:
@@ -182,7 +182,8 @@ def dry_run(request: Request, config: SiteConfig, node: Node, watcher: Watcher) 
         devices, facts = run.discover()
         devices = plan.select_devices(request, devices)
         context = Context(devices, facts, mpi=run.find_mpi(selected, devices))
-    return plan.lay_out(selected, request, config, context, already=run.has_run)
+    layout = plan.lay_out(selected, request, config, context, already=run.has_run)
+    return layout.repeated(request.repeat)
 
 
 def run(
@@ -219,6 +220,7 @@ def run(
         mpi = run.find_mpi(selected, devices)
         context = Context(devices, facts, matches, mpi, stock.settings)
         layout = plan.lay_out(selected, request, config, context, already=run.has_run)
+        layout = layout.repeated(request.repeat)
         run.runner.execute(layout, jobs=min(MAX_JOBS, len(os.sched_getaffinity(0))))
         if mpi and request.workarounds:
             trials.try_all(run.runner, mpi.workarounds)
@@ -243,4 +245,8 @@ def run(
 def _in_plan_order(results: Sequence[Result], checks: Sequence[CheckInfo]) -> tuple[Result, ...]:
     """Results come as probes end; readers want them in the order of the checks and devices."""
     place = {info.id: number for number, info in enumerate(checks)}
-    return tuple(sorted(results, key=lambda result: (place[result.check], result.devices, result.probe)))
+
+    def in_order(result: Result) -> tuple[object, ...]:
+        return place[result.check], result.devices, result.probe, result.repetition
+
+    return tuple(sorted(results, key=in_order))

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpuipc_doctor.model import Json
+from gpuipc_doctor.model import Calls, Json
 
 
 class Journal:
@@ -71,11 +71,15 @@ class Progress:
     """The armed operation; empty when nothing is armed."""
     occurrences: dict[str, int] = field(default_factory=dict)
     """How often each operation has been armed."""
+    returned: dict[str, Calls] = field(default_factory=dict)
+    """The calls that came back, by operation."""
     step: str = ""
     waiting: bool = False
     dying: bool = False
+    first_at: float = 0.0
     last_at: float = 0.0
     records: dict[str, Json] = field(default_factory=dict)
+    _armed_at: float = 0.0
     _offset: int = 0
 
     def read(self) -> None:
@@ -93,13 +97,19 @@ class Progress:
                 self._apply(json.loads(line))
 
     def _apply(self, line: dict[str, Any]) -> None:
-        self.started = True
+        if not self.started:
+            self.started, self.first_at = True, line["at"]
         self.last_at = line["at"]
         match line["event"]:
             case "armed":
                 self.operation = line["operation"]
                 self.occurrences[line["operation"]] = line["occurrence"]
+                self._armed_at = line["at"]
             case "disarmed":
+                if self.operation:
+                    so_far = self.returned.get(self.operation, Calls(self.operation, 0, 0.0))
+                    seconds = so_far.seconds + line["at"] - self._armed_at
+                    self.returned[self.operation] = Calls(self.operation, so_far.count + 1, seconds)
                 self.operation = ""
             case "step":
                 self.step = line["text"]

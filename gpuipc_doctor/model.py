@@ -238,6 +238,15 @@ class Ending(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Calls:
+    """The calls of one operation that returned to one role: how many, and the seconds they took together."""
+
+    operation: str
+    count: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class RoleOutcome:
     """What one role left behind.
 
@@ -262,6 +271,9 @@ class RoleOutcome:
     kernel: tuple[str, ...] = ()
     log_tail: tuple[str, ...] = ()
     elapsed_s: float = 0.0
+    start_up_s: float = 0.0
+    """Until it began with what it was started for: the interpreter, imports, for a rank its launcher."""
+    calls: tuple[Calls, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,6 +395,8 @@ class Result:
     roles: tuple[RoleOutcome, ...] = ()
     logs: str = ""
     """Directory of this probe's logs below the kept logs, empty when nothing was kept."""
+    repetition: int = 1
+    """Which run of its probe it is from, where every probe was run several times."""
 
     @property
     def subject(self) -> str:

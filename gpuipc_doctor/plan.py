@@ -45,6 +45,8 @@ class Request:
     keep_logs: Path | None = None
     mpi_lib: str | None = None
     workarounds: bool = True
+    repeat: int = 1
+    """How often every probe is run, those that find out what is here excepted."""
 
     @property
     def backends(self) -> tuple[str, ...]:
@@ -56,6 +58,7 @@ class PlannedProbe:
     check: Check
     file: Path
     probe: Probe
+    repetition: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,12 @@ class Plan:
     checks: tuple[CheckInfo, ...]
     probes: tuple[PlannedProbe, ...]
     concluded: tuple[Result, ...]
+
+    def repeated(self, times: int) -> Plan:
+        """All probes once, then all of them again: what changes meanwhile befalls them alike."""
+        rounds = range(1, times + 1)
+        probes = (replace(planned, repetition=number) for number in rounds for planned in self.probes)
+        return replace(self, probes=tuple(probes))
 
 
 def select_checks(request: Request, config: SiteConfig) -> list[LoadedCheck | BrokenCheck]:

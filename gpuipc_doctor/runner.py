@@ -172,6 +172,8 @@ class Runner:
         return more if self._follow_ups[place] <= MAX_FOLLOW_UPS else []
 
     def _conclude(self, planned: PlannedProbe, finding: Finding, outcome: ProbeOutcome | None = None) -> None:
+        if planned.repetition > 1 and finding.status is Status.SKIP:
+            return  # what was tested by then stays tested
         self.results.append(
             Result(
                 check=planned.check.id,
@@ -181,6 +183,7 @@ class Runner:
                 elapsed_s=outcome.elapsed_s if outcome else 0.0,
                 roles=_blamed_first(outcome) if outcome else (),
                 logs=Path(outcome.logs).name if outcome and self.keeps_logs else "",
+                repetition=planned.repetition,
             )
         )
 

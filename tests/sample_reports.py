@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from gpuipc_doctor.model import (
+    Calls,
     CheckInfo,
     Device,
     DriverFault,
@@ -252,13 +253,16 @@ roles = st.builds(
     kernel=LINES,
     log_tail=LINES,
     elapsed_s=SECONDS,
+    start_up_s=SECONDS,
+    calls=st.lists(st.builds(Calls, TEXT, st.integers(1, 999), SECONDS), max_size=3).map(tuple),
 )
 subjects = st.lists(st.sampled_from(LABELS), max_size=2, unique=True).map(tuple)
 
 
 def results_st(ids: Sequence[str]) -> st.SearchStrategy[tuple[Result, ...]]:
     ended = st.lists(roles, max_size=2).map(tuple)
-    one = st.builds(Result, st.sampled_from(ids), findings, subjects, IDS, SECONDS, ended, TEXT)
+    times = st.integers(1, 3)
+    one = st.builds(Result, st.sampled_from(ids), findings, subjects, IDS, SECONDS, ended, TEXT, times)
     return st.lists(one, max_size=12).map(tuple)
 
 

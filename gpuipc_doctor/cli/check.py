@@ -47,6 +47,13 @@ from gpuipc_doctor.report import exits
     help="Keep each probe's logs and stacks there.",
 )
 @click.option("--mpi-lib", metavar="FILE", help="The MPI library that the MPI checks use.")
+@click.option(
+    "--repeat",
+    type=click.IntRange(1, 1000),
+    default=1,
+    metavar="TIMES",
+    help="Run every probe so often: for `compare`, and for faults that come and go.",
+)
 @click.option("--no-workarounds", is_flag=True, help="Do not try workarounds on MPI checks that fail.")
 @click.option("--strict", is_flag=True, help="Exit with 10 when the worst finding is WARN.")
 @click.option(
@@ -74,6 +81,7 @@ def command(
     budget: float | None,
     keep_logs: Path | None,
     mpi_lib: str | None,
+    repeat: int,
     no_workarounds: bool,
     strict: bool,
     exit_style: str,
@@ -96,6 +104,7 @@ def command(
         keep_logs=keep_logs,
         mpi_lib=mpi_lib,
         workarounds=not no_workarounds,
+        repeat=repeat,
     )
     if dry_run:
         with options.node(simulate) as (node, _):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gpuipc_doctor.model import Ending, Finding, Join, Relation, Report, Result, RoleOutcome, Status
-from gpuipc_doctor.report.text import fold_devices, fold_pairs
+from gpuipc_doctor.report.text import fold_subjects
 
 _FIGURE = re.compile(r"(?<![#\w])(?:0x[0-9a-f]+|\d+(?:\.\d+)?)")
 """What may differ between findings that are the same: sizes, times, addresses, pids. Not an occurrence
@@ -39,6 +39,11 @@ def totals(report: Report) -> Counter[Status]:
 def not_reached(report: Report) -> list[str]:
     """Checks that were asked for and left no finding, because the run ended before them."""
     return [check for check, results in by_check(report).items() if not results]
+
+
+def repetitions(report: Report) -> int:
+    """How often every probe was run."""
+    return max((result.repetition for result in report.results), default=1)
 
 
 def culprit(result: Result) -> RoleOutcome | None:
@@ -74,10 +79,12 @@ class Paragraph:
     @property
     def where(self) -> str:
         """``cuda:0-3``, ``cuda:0 > cuda:1``, or nothing when the findings speak of the node."""
-        subjects = [result.devices for result in self.results]
-        pairs = fold_pairs((devices[0], devices[1]) for devices in subjects if len(devices) == 2)
-        singles = fold_devices(devices[0] for devices in subjects if len(devices) == 1)
-        return "; ".join(filter(None, (singles, pairs)))
+        return fold_subjects(result.devices for result in self.results)
+
+    @property
+    def times(self) -> int:
+        """In how many repetitions it was found."""
+        return len({result.repetition for result in self.results})
 
     @property
     def figures_differ(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from gpuipc_doctor.model import Report
 from gpuipc_doctor.report import exits, prose, table
-from gpuipc_doctor.report.digest import by_check, not_reached, totals
+from gpuipc_doctor.report.digest import by_check, not_reached, repetitions, totals
 from gpuipc_doctor.report.page import MAX_WIDTH, MIN_WIDTH, Page
 from gpuipc_doctor.report.text import columns
 
@@ -49,7 +49,10 @@ def _header(report: Report, page: Page) -> Iterator[str]:
     ]
     yield from page.join([report.host, _device_names(report), *facts])
     checks = len(by_check(report))
-    size = f"{report.tier.label} tier, {checks} check{'s' * (checks != 1)}, {report.elapsed_s:.1f} s"
+    size = f"{report.tier.label} tier, {checks} check{'s' * (checks != 1)}"
+    if (times := repetitions(report)) > 1:
+        size += f" {times} times"
+    size += f", {report.elapsed_s:.1f} s"
     when = report.started.replace("T", " ")[:19]
     yield from page.join([size, when, f"gpuipc-doctor {report.tool_version}"])
 

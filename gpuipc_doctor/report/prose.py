@@ -60,7 +60,11 @@ def _title(report: Report, paragraph: Paragraph) -> str:
         here = paragraph.probes(check)
         everywhere = {r.probe for r in report.results if r.check == check and r.probe}
         names.append(f"{check} ({', '.join(here)})" if here and set(here) != everywhere else check)
-    return ", ".join(names) + (f" on {paragraph.where}" if paragraph.where else "")
+    where = f" on {paragraph.where}" if paragraph.where else ""
+    probes = {(result.check, result.probe) for result in paragraph.results}
+    ran = {result.repetition for result in report.results if (result.check, result.probe) in probes}
+    how_often = f", {paragraph.times} of {len(ran)} times" if paragraph.times < len(ran) else ""
+    return ", ".join(names) + where + how_often
 
 
 def _body(paragraph: Paragraph, told: set[str], page: Page) -> Iterator[str]:

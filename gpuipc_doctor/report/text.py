@@ -135,3 +135,11 @@ def fold_pairs(pairs: Iterable[tuple[str, str]]) -> str:
         if importers:
             exporters.setdefault(importers, []).append(exporter)
     return "; ".join(f"{fold_devices(group)} > {importers}" for importers, group in exporters.items())
+
+
+def fold_subjects(subjects: Iterable[Sequence[str]]) -> str:
+    """``cuda:0-3``, ``cuda:0 > cuda:1``: the labels of devices and of pairs; nothing for the node alone."""
+    subjects = list(subjects)
+    pairs = fold_pairs((labels[0], labels[1]) for labels in subjects if len(labels) == 2)
+    singles = fold_devices(labels[0] for labels in subjects if len(labels) == 1)
+    return "; ".join(filter(None, (singles, pairs)))

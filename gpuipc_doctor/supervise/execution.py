@@ -216,6 +216,8 @@ class Execution:
             kernel=role.kernel,
             log_tail=evidence.log_tail(role.desk.log, self._directory / LAUNCHER_LOG) if bad else (),
             elapsed_s=(role.ended_at or time.monotonic()) - role.started_at,
+            start_up_s=max(role.progress.first_at - role.started_at, 0.0),  # 0 where it never began
+            calls=tuple(role.progress.returned.values()),
         )
 
 

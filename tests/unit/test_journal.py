@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from gpuipc_doctor.journal import Journal, Progress
+from gpuipc_doctor.model import Calls
 
 
 @pytest.fixture
@@ -34,6 +37,20 @@ def test_an_armed_operation_is_seen_with_its_occurrence(path: Path) -> None:
     assert (seen.operation, seen.occurrences, seen.step) == ("cuInit", {"cuInit": 3}, "open")
     after = read(path)
     assert (after.operation, after.occurrences, after.step) == ("", {"cuInit": 3}, "")
+
+
+def test_calls_that_came_back_are_counted_and_timed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = count(100.0)  # each line of the journal is written a second after the last
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    journal = Journal(path)
+    for _ in range(2):
+        with journal.armed("open"):
+            journal.record({"inside": 1})
+    with pytest.raises(KeyError), journal.armed("close"):
+        raise KeyError
+    seen = read(path)
+    assert seen.returned == {"open": Calls("open", 2, 4.0)}
+    assert seen.first_at == 100.0
 
 
 def test_an_exception_leaves_the_operation_armed(path: Path) -> None:

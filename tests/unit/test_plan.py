@@ -156,6 +156,17 @@ def test_a_deadline_of_the_command_line_wins() -> None:
         assert {planned.probe.deadline_s for planned in layout.probes} == {expected}
 
 
+def test_probes_are_repeated_one_round_after_the_other() -> None:
+    [item] = plan.select_checks(Request(checks=("ipc-reopen",)), SiteConfig())
+    once = lay_out(item, DEVICES[:1])
+    thrice = once.repeated(3)
+    assert once.repeated(1) == once
+    assert [(p.probe.name, p.repetition) for p in thrice.probes] == [
+        (p.probe.name, number) for number in (1, 2, 3) for p in once.probes
+    ]
+    assert (thrice.checks, thrice.concluded) == (once.checks, once.concluded)
+
+
 def test_a_second_check_of_the_same_id_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "twin.py").write_text(OWN_CHECK.format(body="return []").replace("own-check", "ipc-reopen"))
     loaded = loader.load([tmp_path])

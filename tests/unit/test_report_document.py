@@ -44,6 +44,7 @@ def test_a_real_report_comes_back_equal() -> None:
         ("result", model.Result),
         ("finding", model.Finding),
         ("role", model.RoleOutcome),
+        ("calls", model.Calls),
         ("fault", model.DriverFault),
         ("join", model.Join),
     ],

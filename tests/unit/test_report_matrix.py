@@ -1,6 +1,7 @@
 """The screen. Its looks are golden files; what must hold of any screen are properties."""
 
 import re
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
@@ -83,6 +84,20 @@ def init_hung() -> Report:
     return report((), [Result("driver-init", finding, probe="cuda", roles=(role,)), unaware], probes_run=0)
 
 
+def comes_and_goes() -> Report:
+    """Run three times, and one GPU of two shows stale data in the first and the last."""
+    base = healthy(gpus(2))
+    stale = Finding.fail("stale bytes in round 3")
+    thrice = [replace(r, repetition=n) for r in base.results for n in ((1, 2, 3) if r.devices else (1,))]
+    bad = {("ipc-stale", ("cuda:1",), n) for n in (1, 3)}
+    return replaced(
+        base,
+        results=tuple(
+            replace(r, finding=stale) if (r.check, r.devices, r.repetition) in bad else r for r in thrice
+        ),
+    )
+
+
 def latent() -> Report:
     join = Join(
         "nvidia-ipc-overlap",
@@ -154,6 +169,7 @@ SCREENS = {
     "cuda-and-hip": mixed(),
     "init-hung": init_hung(),
     "nothing-tested": report((), [Result(check, NO_GPU) for check in TITLES], probes_run=0),
+    "comes-and-goes": comes_and_goes(),
     "latent": latent(),
     "interrupted": interrupted(),
     "simulated": replaced(seed_002(), simulated="nvidia-460.32.03"),

@@ -81,6 +81,23 @@ def test_a_probe_that_cannot_be_started_is_an_error() -> None:
     assert "No space left on device" in result.finding.summary
 
 
+def test_a_repetition_that_is_skipped_takes_nothing_back() -> None:
+    class Fine(Odd):
+        def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
+            yield Finding.ok("fine")
+
+    class StopsAfterOne(Session):
+        def run(self, *_: object, **__: object) -> ProbeOutcome:
+            runner.until = 0.0
+            return outcome()
+
+    session: Any = StopsAfterOne(outcome())
+    runner = Runner(session, Silent(), until=float("inf"))
+    planned = PlannedProbe(Fine(), FILE, Probe("", {"a": role}))
+    runner.execute(Plan((), (planned,), ()).repeated(3), jobs=1)
+    assert [(r.finding.status, r.repetition) for r in runner.results] == [(Status.PASS, 1)]
+
+
 def test_what_follows_up_is_bounded_and_one_ending_is_told_once() -> None:
     class Endless(Odd):
         def again(self, failed: ProbeOutcome) -> Iterable[Probe]:
