@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import os
 import stat
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from gpuipc_doctor.model import Json, MemoryShare, Tier
@@ -42,6 +43,40 @@ class MpiConfig:
     """Command that starts ranks, with ``{ranks}`` and, where wanted, ``{nodes} {ranks_per_node} {env}``."""
 
 
+class Action(enum.Enum):
+    """What the prolog does about a kind of result."""
+
+    DRAIN = "drain"
+    LOG = "log"
+    IGNORE = "ignore"
+
+
+@dataclass(frozen=True, slots=True)
+class PrologConfig:
+    """What ``gpuipc-doctor prolog`` does about what it finds, and where it keeps what it has to."""
+
+    on_fail: Action = Action.DRAIN
+    on_error: Action = Action.LOG
+    on_budget: Action = Action.LOG
+    on_unkillable: Action = Action.LOG
+    deadline_s: float | None = None
+    """For each single operation; None leaves it to the check."""
+    simulate: str = ""
+    """The profile of the simulated node that is tested instead of this one."""
+
+    @classmethod
+    def read(cls, section: Mapping[str, Json]) -> PrologConfig:
+        """From the config's section, which the schema has seen."""
+        actions = {key: Action(section[key]) for key in section if key.startswith("on_")}
+        return cls(**{**section, **actions})
+
+    def written(self) -> dict[str, Json]:
+        """As a section that `read` takes."""
+        return {
+            name: value.value if isinstance(value, Action) else value for name, value in asdict(self).items()
+        }
+
+
 @dataclass(frozen=True, slots=True)
 class SiteConfig:
     """What a site has decided; without a file, the defaults. All times are seconds."""
@@ -60,6 +95,7 @@ class SiteConfig:
     options: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
     """By check id, what that check's ``Context.options`` shall be."""
     mpi: MpiConfig = MpiConfig()
+    prolog: PrologConfig = PrologConfig()
     memory: MemoryShare = field(default_factory=MemoryShare)
     """How much device memory a check may take."""
 
@@ -90,6 +126,7 @@ def load(path: Path) -> SiteConfig:
         budget_s={**_BUDGET_S, **budgets},
         options=data.get("options", {}),
         mpi=MpiConfig(**data.get("mpi", {})),
+        prolog=PrologConfig.read(data.get("prolog", {})),
         memory=MemoryShare(**data.get("memory", {})),
     )
 

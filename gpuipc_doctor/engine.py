@@ -193,15 +193,17 @@ def run(
     watcher: Watcher,
     *,
     remove: Sequence[Path] = (),
+    limits: Limits | None = None,
 ) -> Report:
     """Run the checks that were asked for. Raises `plan.UnknownName` before any probe but the discovery.
 
-    ``remove``: directories that must not outlive this process, even when it is killed.
+    ``remove``: directories that must not outlive this process, even when it is killed. ``limits``: other
+    than the usual ones.
     """
     started = datetime.now().astimezone()
     host = (Path(node.root) / "proc/sys/kernel/hostname").read_text().strip()
     selected = plan.select_checks(request, config)
-    limits = Limits(start_up_s=config.start_up_s)
+    limits = limits or Limits(start_up_s=config.start_up_s)
     with (
         Session(node, limits, keep_logs=request.keep_logs, remove=remove) as session,
         ThreadPoolExecutor(1) as aside,

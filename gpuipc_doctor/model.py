@@ -397,6 +397,8 @@ class Result:
     """Directory of this probe's logs below the kept logs, empty when nothing was kept."""
     repetition: int = 1
     """Which run of its probe it is from, where every probe was run several times."""
+    stopped: str = ""
+    """Why its probe was not run, or not to its end: ``budget``, ``interrupted``; empty otherwise."""
 
     @property
     def subject(self) -> str:

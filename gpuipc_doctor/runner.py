@@ -88,7 +88,7 @@ class Runner:
                 for planned in self._startable(waiting, list(running.values()), jobs):
                     waiting.remove(planned)
                     if reason := self._why_not(planned):
-                        self._conclude(planned, Finding.skip(reason))
+                        self._conclude(planned, Finding.skip(reason), stopped=self._stopped)
                     else:
                         running[pool.submit(self._supervise, planned)] = planned
                 for future in wait(running, return_when=FIRST_COMPLETED).done if running else ():
@@ -129,7 +129,7 @@ class Runner:
             self.failed.append((planned, outcome))
         if not (self._is_known_ending(planned, outcome) and told_later):
             for finding in findings:
-                self._conclude(planned, finding, outcome)
+                self._conclude(planned, finding, outcome, stopped=outcome.stopped)
 
     def _is_known_ending(self, planned: PlannedProbe, outcome: ProbeOutcome) -> bool:
         """Whether a probe of this check on this subject has ended in the same call in the same way."""
@@ -171,7 +171,14 @@ class Runner:
         self._follow_ups[place] += len(more)
         return more if self._follow_ups[place] <= MAX_FOLLOW_UPS else []
 
-    def _conclude(self, planned: PlannedProbe, finding: Finding, outcome: ProbeOutcome | None = None) -> None:
+    def _conclude(
+        self,
+        planned: PlannedProbe,
+        finding: Finding,
+        outcome: ProbeOutcome | None = None,
+        *,
+        stopped: str = "",
+    ) -> None:
         if planned.repetition > 1 and finding.status is Status.SKIP:
             return  # what was tested by then stays tested
         self.results.append(
@@ -184,6 +191,7 @@ class Runner:
                 roles=_blamed_first(outcome) if outcome else (),
                 logs=Path(outcome.logs).name if outcome and self.keeps_logs else "",
                 repetition=planned.repetition,
+                stopped=stopped,
             )
         )
 
@@ -192,11 +200,19 @@ class Runner:
         if role and role.operation and role.ending in (Ending.HUNG, Ending.UNKILLABLE):
             self._hangs.update((device.label, role.operation) for device in outcome.devices)
 
+    @property
+    def _stopped(self) -> str:
+        """Why no probe is started any more: ``interrupted``, ``budget``, or nothing."""
+        if self.interrupted:
+            return "interrupted"
+        return "budget" if time.monotonic() > self.until else ""
+
     def _why_not(self, planned: PlannedProbe) -> str:
         """Why a probe is not to be run now, or nothing."""
-        if self.interrupted:
+        stopped = self._stopped
+        if stopped == "interrupted":
             return "interrupted before this probe ran"
-        if time.monotonic() > self.until:
+        if stopped == "budget":
             return f"budget; run it alone with `gpuipc-doctor check {planned.check.id}`"
         if self.session.unkillable:
             return f"no GPU probe may run beside a process that cannot be killed: {self.session.unkillable}"

@@ -24,6 +24,7 @@ COMMANDS = {
     "inventory": ("inventory", "Show which drivers and libraries this node has, and where that was read."),
     "known-issues": ("known_issues", "Look at the database of known-bad versions."),
     "list": ("list", "List the checks."),
+    "prolog": ("prolog", "Test this node in front of a job: one line, one exit code, in time."),
 }
 """Command name → (module below ``gpuipc_doctor.cli`` that defines ``command``, its one-line help)."""
 

@@ -1,0 +1,224 @@
+"""Ends in time, whatever hangs: the process that the batch system waits for.
+
+All work is done by a child in a session of its own, which does not hold our standard streams and reports
+through a pipe. This process forks, polls, kills and exits; it opens no file but those of ``/proc``, imports
+nothing once the child runs, and holds no lock that anybody else could keep. So a file system, a driver, a
+helper or an unkillable worker can hold up the child for ever, and the answer is given in time all the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes  # noqa: TID253 - a millisecond, and later would be too late: its file system may hang
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+from gpuipc_doctor.model import Json
+from gpuipc_doctor.supervise import tree
+
+LATE_S, KILL_S, SETTLE_S, LAST_S = 0.2, 0.25, 0.4, 0.95
+"""Seconds: from the budget's end until the child is killed; for that; for the clerk; and from the budget's
+end until we leave without more ado."""
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Tell:
+    """What the child says to the guard, who reads for as long as the child may live."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def _send(self, **message: Json) -> None:
+        data = json.dumps(message).encode() + b"\n"
+        while data:
+            data = data[os.write(self._fd, data) :]
+
+    def answer(self, code: int, line: str) -> None:
+        """The line and the exit code, unless a later answer replaces them."""
+        self._send(answer=[code, line])
+
+    def say(self, text: str) -> None:
+        """A line for standard error."""
+        self._send(say=text)
+
+    def doing(self, what: str) -> None:
+        """What is being done now, for the case that it never ends."""
+        self._send(doing=what)
+
+    def ends_at(self, at: float) -> None:
+        """When the budget ends, once the config is known; as for `run`."""
+        self._send(ends_at=at)
+
+    def keep(self, known: Json) -> None:
+        """What the clerk shall know should this process be lost."""
+        self._send(keep=known)
+
+
+Duty = Callable[[Tell], None]
+Settle = Callable[[str, str, Json, Tell], None]
+"""Cleans up after a child that did not end by itself and, where it gave no answer, gives one.
+
+Receives the kind (``budget``, ``error``, ``unkillable``; empty where there is an answer), what was being done
+in words, and what the child had kept. A second child does it, the clerk, for it may hang, too."""
+
+
+class _Interrupted(Exception):
+    pass
+
+
+def run(duty: Duty, settle: Settle, *, ends_at: float) -> NoReturn:
+    """Have ``duty`` done by a child, print its answer and exit with its code.
+
+    ``ends_at``: `time.monotonic()` seconds at which the budget ends; this process ends within a second of it.
+    """
+    guard = _Guard(ends_at)
+    try:
+        guard.watch(duty, settle)
+    except BaseException as error:
+        guard.said += f"gpuipc-doctor: internal error in the prolog's guard: {error!r}\n"
+    guard.leave()
+
+
+class _Guard:
+    def __init__(self, ends_at: float) -> None:
+        self.ends_at = ends_at
+        self.code, self.line = 0, ""
+        self.said = ""
+        self._doing = "it started"
+        self._kept: Json = None
+
+    def watch(self, duty: Duty, settle: Settle) -> None:
+        signal.signal(signal.SIGALRM, lambda *_: os._exit(self.code))
+        self._set_alarm()
+        libc = ctypes.CDLL(None)
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+        def interrupt(*_: object) -> NoReturn:
+            raise _Interrupted
+
+        for number in INTERRUPTS:
+            signal.signal(number, interrupt)
+        kind, what = "error", "it ended without a result"
+        try:
+            if not self._listen(_start(duty, libc), lambda: self.ends_at + LATE_S):
+                kind, what = "budget", "the budget was up"
+            elif self.line:
+                return
+        except _Interrupted:
+            kind, what = "budget", "it was told to end"
+        for number in INTERRUPTS:
+            signal.signal(number, signal.SIG_IGN)
+        if left := tree.end(_descendants, grace_s=0.0, limit_s=KILL_S):
+            kind, what = "unkillable", f"pid {left[0].pid} ({left[0].name}) cannot be killed"
+        if self.line:
+            kind = ""
+        else:
+            what = f"{what} while {self._doing}"
+            self.line = f"gpuipc-doctor: ERROR {what}"
+        clerk = _start(lambda tell: settle(kind, what, self._kept, tell), libc)
+        settled_at = time.monotonic() + SETTLE_S
+        self._listen(clerk, lambda: settled_at)
+        tree.signal_all(_descendants(), signal.SIGKILL)
+
+    def _set_alarm(self) -> None:
+        """The last resort, should this process itself be held up where a signal reaches it."""
+        signal.setitimer(signal.ITIMER_REAL, max(self.ends_at + LAST_S - time.monotonic(), 0.01), 0.05)
+
+    def _listen(self, pipe: int, until: Callable[[], float]) -> bool:
+        """Take in what the child says until it has ended, which is True, or until then, which is False."""
+        poll = select.poll()
+        poll.register(pipe, select.POLLIN)
+        buffer = b""
+        while (left_s := until() - time.monotonic()) > 0:
+            if not poll.poll(left_s * 1000):
+                continue
+            data = os.read(pipe, 65536)
+            if not data:
+                _reap()
+                return True
+            *lines, buffer = (buffer + data).split(b"\n")
+            for line in lines:
+                self._take(json.loads(line))
+        return False
+
+    def _take(self, message: Json) -> None:
+        if "answer" in message:
+            self.code, self.line = message["answer"]
+        self.said += f"{message['say']}\n" if "say" in message else ""
+        self._doing = message.get("doing", self._doing)
+        self._kept = message.get("keep", self._kept)
+        if "ends_at" in message:
+            self.ends_at = message["ends_at"]
+            self._set_alarm()
+
+    def leave(self) -> NoReturn:
+        """Write what there is to write, as far as anybody takes it, and end."""
+        for number in INTERRUPTS:
+            signal.signal(number, signal.SIG_IGN)
+        _write(2, self.said)
+        _write(1, self.line and f"{self.line}\n")
+        os._exit(self.code)
+
+
+def _start(duty: Duty, libc: ctypes.CDLL) -> int:
+    """Fork a child that does its duty; returns the end of the pipe on which it tells of it."""
+    reader, writer = os.pipe()
+    parent = os.getpid()
+    if os.fork():
+        os.close(writer)
+        return reader
+    try:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+        os.setsid()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number in (signal.SIGALRM, *INTERRUPTS):
+            signal.signal(number, signal.SIG_DFL)
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in range(3):  # the batch system waits for the end of these
+            os.dup2(null, fd)
+        tell = Tell(writer)
+        try:
+            duty(tell)
+        except Exception as error:
+            import traceback
+
+            tell.say("".join(traceback.format_exception(error)).rstrip())
+            tell.doing(f"{type(error).__name__}: {error} was raised")
+    finally:
+        os._exit(0)
+
+
+def _reap() -> None:
+    """Collect the child that has closed its pipe: it is about to end, unless the kernel holds it up."""
+    for _ in range(50):
+        tree.reap_orphans()
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            time.sleep(0.001)
+            continue
+        return
+
+
+def _descendants() -> list[tree.Process]:
+    tree.reap_orphans()
+    return tree.descendants(os.getpid())
+
+
+def _write(fd: int, text: str) -> None:
+    """Write as much as fits without waiting: whoever should read may not."""
+    data = text.encode(errors="replace")[: select.PIPE_BUF]
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    with contextlib.suppress(OSError):
+        if data and poll.poll(0):
+            os.write(fd, data)
