@@ -76,6 +76,8 @@ class Context:
     """Environment variables that are set, and what each does in the versions of this node."""
     options: Mapping[str, Json] = field(default_factory=dict)
     """This check's ``options`` of the site config."""
+    tier: Tier = Tier.ACCEPTANCE
+    """How long the run may take."""
     memory: MemoryShare = field(default_factory=MemoryShare)
     """How much device memory a check may come to hold on one device."""
 

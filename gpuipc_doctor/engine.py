@@ -19,6 +19,7 @@ from gpuipc_doctor import __version__, environment, inventory, knownissues, load
 from gpuipc_doctor.api import Context
 from gpuipc_doctor.config import SiteConfig
 from gpuipc_doctor.handover import device_from_json
+from gpuipc_doctor.inventory import gpus
 from gpuipc_doctor.knownissues import KnownIssue
 from gpuipc_doctor.loader import BrokenCheck, LoadedCheck
 from gpuipc_doctor.model import (
@@ -62,25 +63,64 @@ class Run:
     def __init__(self, request: Request, config: SiteConfig, session: Session, watcher: Watcher) -> None:
         self.request = request
         self.config = config
+        self.session = session
         self.node = session.node
         self.started_at = time.monotonic()
         budget_s = request.budget_s or config.budget_s[request.tier] * request.repeat
         self.runner = Runner(session, watcher, self.started_at + budget_s, bool(request.keep_logs))
 
-    def discover(self) -> tuple[tuple[Device, ...], tuple[Fact, ...]]:
+    def discover(
+        self, selected: Sequence[LoadedCheck | BrokenCheck] = ()
+    ) -> tuple[tuple[Device, ...], tuple[Fact, ...]]:
+        """The devices to test, and what drivers and libraries say of themselves."""
+        if self.request.job_gpus is None:
+            return self._ask_drivers(
+                [plan.built_in(plan.DISCOVERY), inventory.SURVEYS], self.request.backends
+            )
+        job = gpus.of_job(self.node.root, self.request.job_gpus)
+        if job.unknown:
+            self._tell_discovery(f"this node has no GPU {', '.join(job.unknown)}; it lists {job.known}")
+        if job.is_identified and any(self._opens_devices(item) for item in selected):
+            return job.devices, ()  # each initialisation costs, and those of the checks tell enough
+        if job.unknown and not job.chosen:
+            return (), ()
+        self.session.node = replace(self.node, visible=job.visible)
+        backends = job.backends or self.request.backends
+        found, facts = self._ask_drivers([plan.built_in(plan.DISCOVERY)], backends)
+        for backend in job.backends:  # that the node's other GPUs are hidden is as it should be
+            self.runner.drop(plan.DISCOVERY, Status.SKIP, probe=backend)
+        devices, missing = job.numbered(found)
+        if found and missing:
+            self._tell_discovery(f"the driver does not show {', '.join(missing)}")
+        return devices, facts
+
+    def _opens_devices(self, item: LoadedCheck | BrokenCheck) -> bool:
+        return (
+            isinstance(item, LoadedCheck)
+            and bool(item.check.requires)
+            and item.check.id not in self.config.disabled
+        )
+
+    def _tell_discovery(self, error: str) -> None:
+        info = CheckInfo(plan.DISCOVERY, "the job's GPUs are found", Tier.PROLOG)
+        self.runner.tell(info, Finding.error(error))
+
+    def _ask_drivers(
+        self, files: Sequence[Path], backends: Sequence[str]
+    ) -> tuple[tuple[Device, ...], tuple[Fact, ...]]:
         """Run the discovery check; its results count, its records become devices and facts.
 
-        Beside it run the inventory's surveys, which only add facts: none of their results counts.
+        Of the inventory's surveys, which may run beside it and only add facts, no result counts.
         """
         options: dict[str, dict[str, Json]] = {
-            plan.DISCOVERY: {"backends": self.request.backends, "required": self.request.backend != "auto"},
+            plan.DISCOVERY: {"backends": backends, "required": self.request.backend != "auto"},
             inventory.CHECK: {
                 "root": self.node.root,
                 "foreign": self.asks_foreign,
                 "mpi": self.request.mpi_lib or self.config.mpi.library or "",
             },
         }
-        outcomes = self._look_around([plan.built_in(plan.DISCOVERY), inventory.SURVEYS], options)
+        outcomes = self._look_around(files, options)
         self.runner.drop(inventory.CHECK)
         found = [record for outcome in outcomes for record in outcome.records.values()]
         devices = [device_from_json(data) for record in found for data in record.get("devices", ())]
@@ -88,10 +128,15 @@ class Run:
         if self.request.backend == "auto" and devices:
             # One vendor's driver is enough; the absence of the other's is no news.
             here = {device.backend for device in devices}
-            for absent in set(self.request.backends) - here:
+            for absent in set(backends) - here:
                 self.runner.drop(plan.DISCOVERY, Status.SKIP, probe=absent)
         facts = [Fact(*fact) for record in found for fact in record.get("facts", ())]
         return tuple(devices), (*facts, *inventory.learned(outcomes))
+
+    def jobs(self, devices: Sequence[Device]) -> int:
+        """Probes at a time. Before a job all its GPUs at once: drivers overlap a little, and time is dear."""
+        in_front_of_job = self.request.job_gpus is not None
+        return len(devices) if in_front_of_job else min(MAX_JOBS, len(os.sched_getaffinity(0)))
 
     @property
     def asks_foreign(self) -> bool:
@@ -105,7 +150,8 @@ class Run:
         """
         variables = environment.load()
         environ = environment.read(self.node.root, {**os.environ, **self.node.env})
-        facts = inventory.read(self.node.root, asked, foreign=self.asks_foreign)
+        surveyed = self.request.job_gpus is None
+        facts = inventory.read(self.node.root, asked, foreign=self.asks_foreign, surveyed=surveyed)
         settings = tuple(environment.judge(environ, variables, facts))
         needs = (need for issue in issues for need in issue.needs if need.is_env)
         names = {*variables, *(need.fact.removeprefix("env:") for need in needs)}
@@ -179,7 +225,7 @@ def dry_run(request: Request, config: SiteConfig, node: Node, watcher: Watcher) 
     selected = plan.select_checks(request, config)
     with Session(node, Limits(start_up_s=config.start_up_s)) as session:
         run = Run(request, config, session, watcher)
-        devices, facts = run.discover()
+        devices, facts = run.discover(selected)
         devices = plan.select_devices(request, devices)
         context = Context(devices, facts, mpi=run.find_mpi(selected, devices))
     layout = plan.lay_out(selected, request, config, context, already=run.has_run)
@@ -212,7 +258,7 @@ def run(
         run = Run(request, config, session, watcher)
         interruptible.enter_context(run.runner.interruptible())
         loading = aside.submit(knownissues.load, config.known_issues_dirs)  # while the drivers initialise
-        devices, asked = run.discover()
+        devices, asked = run.discover(selected)
         issues = loading.result()
         if devices:  # without any, what was found out about the drivers is the answer
             devices = plan.select_devices(request, devices)
@@ -222,8 +268,7 @@ def run(
         mpi = run.find_mpi(selected, devices)
         context = Context(devices, facts, matches, mpi, stock.settings)
         layout = plan.lay_out(selected, request, config, context, already=run.has_run)
-        layout = layout.repeated(request.repeat)
-        run.runner.execute(layout, jobs=min(MAX_JOBS, len(os.sched_getaffinity(0))))
+        run.runner.execute(layout.repeated(request.repeat), jobs=run.jobs(devices))
         if mpi and request.workarounds:
             trials.try_all(run.runner, mpi.workarounds)
     results = _in_plan_order(run.runner.results, run.runner.checks)

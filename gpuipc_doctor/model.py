@@ -90,6 +90,8 @@ class Node:
     simulated: str = ""
     rank_env: Mapping[str, str] = field(default_factory=dict)
     """Added, too, to the environment of workers that are MPI ranks."""
+    visible: Mapping[str, str] = field(default_factory=dict)
+    """Added to that of workers whose probe is about no device: which GPUs they may see at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +228,8 @@ class Ending(enum.Enum):
     EXCEPTION = "exception"
     UNAVAILABLE = "unavailable"
     """Its driver or its GPU could not be used, or no longer."""
+    UNFIT = "unfit"
+    """Its GPU lacks what the check requires."""
     CRASHED = "crashed"
     HUNG = "hung"
     UNKILLABLE = "unkillable"

@@ -47,6 +47,8 @@ class Request:
     workarounds: bool = True
     repeat: int = 1
     """How often every probe is run, those that find out what is here excepted."""
+    job_gpus: str | None = None
+    """A job's GPUs as Slurm names them (``0,2``), empty for all; None asks the drivers for what they show."""
 
     @property
     def backends(self) -> tuple[str, ...]:
@@ -151,7 +153,7 @@ def lay_out(
         if (check.requires or check.needs_mpi) and not able:
             continue
         options = config.options.get(check.id, {})
-        own = replace(context, devices=tuple(able), options=options, memory=config.memory)
+        own = replace(context, devices=tuple(able), options=options, memory=config.memory, tier=request.tier)
         planned, said = _ask(item, own, request, config)
         probes += planned
         concluded += said

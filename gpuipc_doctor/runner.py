@@ -100,7 +100,7 @@ class Runner:
                         self._conclude(planned, Finding.error(f"the probe could not be run: {error}"))
                         continue
                     outcomes.append(outcome)
-                    self.probes_run += counts and not outcome.stopped
+                    self.probes_run += counts and not (outcome.stopped or _is_unfit(outcome))
                     more = self._more(planned, outcome)
                     waiting[:0] = more
                     self._take(planned, outcome, told_later=bool(more))
@@ -260,6 +260,10 @@ class Runner:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _is_unfit(outcome: ProbeOutcome) -> bool:
+    return outcome.blamed is not None and outcome.roles[outcome.blamed].ending is Ending.UNFIT
 
 
 def _blamed_first(outcome: ProbeOutcome) -> tuple[RoleOutcome, ...]:

@@ -55,6 +55,8 @@ def conclude(outcome: ProbeOutcome) -> Finding:
         case Ending.UNAVAILABLE:
             reason, _, remedy = role.exception.partition("\n")
             return Finding.error(f"{role.role}: {reason}", *evidence, remedy=remedy)
+        case Ending.UNFIT:
+            return Finding.skip(role.exception)
         case Ending.PEER_LOST:
             return Finding.error(f"{role.role}: its partner ended without a reason of its own", *evidence)
         case _:

@@ -26,7 +26,7 @@ from gpuipc_doctor.backends import Backend, open_backend
 from gpuipc_doctor.gpu import BackendUnavailable, DriverError, Gpu
 from gpuipc_doctor.handover import Assignment, Desk, Result, device_to_json
 from gpuipc_doctor.journal import Journal
-from gpuipc_doctor.model import Ending, Json
+from gpuipc_doctor.model import Device, Ending, Json
 
 if TYPE_CHECKING:
     from gpuipc_doctor.mpi.communicator import Communicator
@@ -36,6 +36,10 @@ PR_SET_PDEATHSIG = 1
 
 class PeerLost(Exception):
     """The other role of this probe has ended; this one cannot go on, and is not to blame."""
+
+
+class Unfit(Exception):
+    """A GPU of this probe lacks a capability that its check requires."""
 
 
 class Peer:
@@ -127,7 +131,15 @@ class Worker:
 
     @cached_property
     def gpus(self) -> tuple[Gpu, ...]:
-        return tuple(self._backend(device.backend).gpu(device) for device in self._assignment.devices)
+        return tuple(self._open(device) for device in self._assignment.devices)
+
+    def _open(self, device: Device) -> Gpu:
+        gpu = self._backend(device.backend).gpu(device)
+        check = getattr(loader.module(Path(self._assignment.check_file)), "CHECK", None)
+        # Asked here, too: in a prolog nobody has asked before, and an administrator can change the mode.
+        if check and check.requires and (lacking := check.requires - gpu.capabilities):
+            raise Unfit(f"{device.label} has no {', '.join(sorted(lacking))}")
+        return gpu
 
     @property
     def gpu(self) -> Gpu:
@@ -223,6 +235,8 @@ def run_role(worker: Worker, assignment: Assignment) -> Result:
         return Result(Ending.DRIVER_ERROR, error.fault)
     except PeerLost:
         return Result(Ending.PEER_LOST)
+    except Unfit as unfit:
+        return Result(Ending.UNFIT, exception=str(unfit))
     except BackendUnavailable as error:
         if isinstance(error.__cause__, DriverError):  # the device was found before, so its driver is at fault
             return Result(Ending.DRIVER_ERROR, error.__cause__.fault)

@@ -54,6 +54,11 @@ class DriverGpu:
         return DriverBuffer(context, *unexportable.ALLOCATE[kind](self.driver, self.ordinal))
 
     @cached_property
+    def capabilities(self) -> frozenset[str]:
+        """What the device can do in its present mode."""
+        return self.driver.capabilities(self.ordinal)
+
+    @cached_property
     def unexportable_kinds(self) -> tuple[str, ...]:
         return self.driver.unexportable_kinds(self.ordinal)
 

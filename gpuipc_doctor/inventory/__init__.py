@@ -32,27 +32,28 @@ def read(
     environ: Mapping[str, str] | None = None,
     *,
     foreign: bool = True,
+    surveyed: bool = True,
 ) -> tuple[Fact, ...]:
     """All facts of the node whose files stand below ``root``, in the order of `NAMES`.
 
     ``asked`` is what drivers and libraries said; it comes first. Sources that agree share a row and are
     named together; where they do not (an NVIDIA kernel module of one version under libraries of another),
     each keeps its row. ``environ``: this process's environment, unless another is given. ``foreign``:
-    whether the surveys could load and run what it chooses.
+    whether the surveys could load and run what it chooses. ``surveyed``: whether there were any.
     """
     tree, environ = Tree(Path(root)), os.environ if environ is None else environ
     found = libraries.facts(tree, Libraries(tree, environ))
     facts = [*asked, *files.facts(tree, environ), *found]
-    facts += _not_asked({fact.name for fact in facts}, foreign and tree.is_real)
+    facts += _not_asked({fact.name for fact in facts}, foreign and tree.is_real, surveyed)
     names = dict.fromkeys((*NAMES, *(fact.name for fact in facts)))
     return tuple(row for name in names for row in _rows([fact for fact in facts if fact.name == name]))
 
 
-def _not_asked(told: Collection[str], foreign: bool) -> Iterator[Fact]:
+def _not_asked(told: Collection[str], foreign: bool, surveyed: bool) -> Iterator[Fact]:
     """A row for each fact of which nobody could be asked."""
     for name, where in LOOKED_FOR.items():
         if name not in told:
-            yield Fact(name, None, where)
+            yield Fact(name, None, where if surveyed else "not asked in a prolog")
     for name, where in LOOKED_FOR_FOREIGN.items():
         if name not in told:
             yield Fact(name, None, where if foreign else "asked only on a real node, and not in a prolog")

@@ -9,6 +9,7 @@ there, in ranks alone (`Node.rank_env`), stands in ``mpi.sim``, of the same form
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -141,6 +142,8 @@ def claimed_files(profile: Profile) -> dict[str, str]:
             files[f"/sys/bus/pci/devices/{device.pci}/product_name"] = f"{device.name}\n"
         if device.backend == "cuda":
             files[f"/proc/driver/nvidia/gpus/{device.pci}/information"] = _nvidia_information(device)
+    for number, text in enumerate(_kfd_nodes(profile)):
+        files[f"/sys/class/kfd/kfd/topology/nodes/{number}/properties"] = text
     return files | dict(profile.files)
 
 
@@ -165,3 +168,20 @@ def _nvidia_information(device: SimulatedDevice) -> str:
         f"Bus Location: \t {device.pci}\n"
         f"Device Minor: \t {device.index}\n"
     )
+
+
+def _kfd_nodes(profile: Profile) -> Iterator[str]:
+    """The processors that AMD's kernel driver lists: a CPU, then the GPUs."""
+    amd = [device for device in profile.devices if device.backend == "hip"]
+    if amd:
+        yield "cpu_cores_count 64\nsimd_count 0\ndrm_render_minor 0\n"
+    for device in amd:
+        domain, bus, slot, function = (int(part, 16) for part in re.split("[:.]", device.pci))
+        yield (
+            "cpu_cores_count 0\n"
+            "simd_count 912\n"
+            f"domain {domain}\n"
+            f"location_id {bus << 8 | slot << 3 | function}\n"
+            f"drm_render_minor {128 + device.index}\n"
+            f"unique_id {int(device.uuid.removeprefix('GPU-').replace('-', '')[:16], 16)}\n"
+        )

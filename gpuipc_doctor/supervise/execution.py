@@ -39,7 +39,14 @@ class Limits:
     kill_s: float = 3.0
 
 
-_WORST_FIRST = (Ending.CRASHED, Ending.DRIVER_ERROR, Ending.UNAVAILABLE, Ending.EXCEPTION, Ending.NOT_STARTED)
+_WORST_FIRST = (
+    Ending.CRASHED,
+    Ending.DRIVER_ERROR,
+    Ending.UNAVAILABLE,
+    Ending.UNFIT,
+    Ending.EXCEPTION,
+    Ending.NOT_STARTED,
+)
 """Of roles that ended in the same tick the first in this order is to blame: a signal before an exception."""
 
 

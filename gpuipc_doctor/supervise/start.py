@@ -98,7 +98,7 @@ class _Starter:
                 present = environment.get(name) if name in _LISTS else None
                 environment[name] = f"{value}:{present}" if present else value
         environment[tree.MARKER] = self._marker
-        environment.update(visible_devices(self._probe.devices, environment))
+        environment.update(visible_devices(self._probe.devices, environment) or self._node.visible)
         if paths := environment.get("PYTHONPATH"):  # the worker has another working directory
             environment["PYTHONPATH"] = os.pathsep.join(
                 str(Path(path).absolute()) for path in paths.split(os.pathsep)

@@ -1,0 +1,156 @@
+"""Which GPUs a node has, by what its kernel drivers list in files: no driver library is needed for that.
+
+NVIDIA: ``/proc/driver/nvidia/gpus/*/information``; ``Device Minor`` is the N of ``/dev/nvidiaN``. AMD: the
+topology of ``/dev/kfd``, whose order is the one in which ROCm numbers GPUs. Slurm names a job's GPUs by the
+number in the name of their device file (``gres.conf``): ``SLURM_JOB_GPUS=0,2``.
+Sources: NVIDIA driver README, "The /proc Interface"; Linux, ``drivers/gpu/drm/amd/amdkfd/kfd_topology.c``;
+Slurm, ``src/plugins/gres/common/gres_common.c``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gpuipc_doctor.gpu import CAPABILITIES
+from gpuipc_doctor.inventory.tree import Tree, shown
+from gpuipc_doctor.model import Device
+
+
+@dataclass(frozen=True, slots=True)
+class ListedGpu:
+    """One GPU as the kernel driver lists it."""
+
+    backend: str
+    index: int
+    """Its place among the vendor's GPUs of the whole node: what ``nvidia-smi`` and ``rocm-smi`` call it."""
+    numbers: frozenset[int]
+    """By which of these Slurm may name it."""
+    uuid: str
+    """As the vendor's driver spells it; empty as long as nobody knows it."""
+    pci: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobGpus:
+    """The GPUs of a job among those of its node."""
+
+    listed: tuple[ListedGpu, ...]
+    chosen: tuple[ListedGpu, ...]
+    unknown: tuple[str, ...] = ()
+    """Ids that name no GPU of the node."""
+
+    @property
+    def is_identified(self) -> bool:
+        """Whether a process can be given each of them by its uuid, without asking a driver.
+
+        Of AMD's this is not known: the kernel's numbers were never seen beside the driver's.
+        """
+        return bool(self.chosen) and all(gpu.uuid and gpu.backend == "cuda" for gpu in self.chosen)
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The GPUs as devices that no driver has described: with all capabilities, and of unknown size."""
+        return tuple(
+            Device(gpu.backend, gpu.index, gpu.uuid, gpu.pci, gpu.name, 0, CAPABILITIES)
+            for gpu in self.chosen
+        )
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(gpu.backend for gpu in self.chosen))
+
+    @property
+    def known(self) -> str:
+        """The ids that would name a GPU, in words."""
+        numbers = sorted({min(gpu.numbers) for gpu in self.listed if gpu.numbers})
+        return ", ".join(map(str, numbers)) or "none"
+
+    @property
+    def visible(self) -> dict[str, str]:
+        """Environment in which a process that loads a vendor's driver sees these alone of its GPUs."""
+        own: dict[str, list[str]] = {}
+        for gpu in self.chosen:
+            if gpu.backend == "cuda":
+                own.setdefault("CUDA_VISIBLE_DEVICES", []).append(gpu.uuid or str(gpu.index))
+            else:
+                own.setdefault("HIP_VISIBLE_DEVICES", []).append(str(gpu.index))
+        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | {name: ",".join(gpus) for name, gpus in own.items()}
+
+    def numbered(self, found: Iterable[Device]) -> tuple[tuple[Device, ...], tuple[str, ...]]:
+        """What a driver found, numbered as on the whole node; and which of the job's GPUs it did not find."""
+        if not self.listed:
+            return tuple(found), ()
+        missing = {(gpu.backend, gpu.pci): gpu for gpu in self.chosen}
+        devices = tuple(
+            replace(device, index=gpu.index)
+            for device in found
+            if (gpu := missing.pop((device.backend, device.pci), None))
+        )
+        return devices, tuple(f"{gpu.backend}:{gpu.index} ({gpu.pci})" for gpu in missing.values())
+
+
+def of_job(root: str, ids: str) -> JobGpus:
+    """The GPUs that ``ids`` (``0,2``) name; all of the node without any."""
+    tree = Tree(Path(root))
+    listed = (*_nvidia(tree), *_amd(tree))
+    wanted = [id_.strip() for id_ in ids.split(",") if id_.strip()]
+    if not wanted:
+        return JobGpus(listed, listed)
+    numbers = {int(id_) for id_ in wanted if id_.isdecimal()}
+    chosen = tuple(gpu for gpu in listed if gpu.numbers & numbers)
+    there = {number for gpu in chosen for number in gpu.numbers}
+    unknown = tuple(shown(id_) for id_ in wanted if not (id_.isdecimal() and int(id_) in there))
+    return JobGpus(listed, chosen, unknown)
+
+
+_NVIDIA = re.compile(r"^(Model|GPU UUID|Device Minor):(.*)$", re.MULTILINE)
+
+
+def _nvidia(tree: Tree) -> Iterator[ListedGpu]:
+    # Where GPUs are split (MIG), a job is given instances, and no file tells which.
+    split = next(tree.glob("/proc/driver/nvidia/capabilities/gpu*/mig/gi*"), None) is not None
+    for index, file in enumerate(tree.glob("/proc/driver/nvidia/gpus/*/information")):
+        said = {name: shown(value) for name, value in _NVIDIA.findall(_text(tree, file))}
+        minor = said.get("Device Minor", "")
+        # Of a GPU that nothing has initialised since boot, the driver writes "GPU-????????-…".
+        uuid = said.get("GPU UUID", "")
+        yield ListedGpu(
+            backend="cuda",
+            index=index,
+            numbers=frozenset({int(minor)} if minor.isdecimal() else ()),
+            uuid="" if "?" in uuid or split else uuid,
+            pci=file.split("/")[-2].lower(),
+            name=said.get("Model", ""),
+        )
+
+
+_KFD = re.compile(r"^(simd_count|domain|location_id|drm_render_minor|unique_id) (\d+)$", re.MULTILINE)
+
+
+def _amd(tree: Tree) -> Iterator[ListedGpu]:
+    files = tree.glob("/sys/class/kfd/kfd/topology/nodes/*/properties")
+    nodes = []
+    for file in sorted(files, key=lambda name: int(name.split("/")[-2])):
+        said = {name: int(value) for name, value in _KFD.findall(_text(tree, file))}
+        if said.get("simd_count"):  # the other nodes are CPUs
+            nodes.append(said)
+    for index, said in enumerate(nodes):
+        place = said.get("location_id", 0)
+        domain, bus, slot = said.get("domain", 0), place >> 8 & 0xFF, place & 0xFF
+        pci = f"{domain:04x}:{bus:02x}:{slot >> 3:02x}.{slot & 7:x}"
+        serial = said.get("unique_id", 0)
+        numbers = {index, said.get("drm_render_minor", index)}
+        name = shown(_text(tree, f"/sys/bus/pci/devices/{pci}/product_name"))
+        yield ListedGpu("hip", index, frozenset(numbers), f"GPU-{serial:016x}" if serial else "", pci, name)
+
+
+def _text(tree: Tree, name: str) -> str:
+    """Empty where it cannot be read: a GPU that leaves the bus takes its files with it."""
+    try:
+        return tree.text(name)
+    except OSError:
+        return ""

@@ -1,0 +1,104 @@
+"""Before a job, its GPUs are tested and no others, with as few initialisations as that takes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from gpuipc_doctor import engine, loader
+from gpuipc_doctor.cli import options
+from gpuipc_doctor.cli.progress import Silent
+from gpuipc_doctor.config import Disabled, SiteConfig
+from gpuipc_doctor.inventory import gpus
+from gpuipc_doctor.model import Finding, Probe, Report, Status, Tier
+from gpuipc_doctor.plan import Request
+from gpuipc_doctor.supervise.execution import Limits
+from gpuipc_doctor.supervise.session import Session
+from gpuipc_doctor.verdict import conclude
+
+
+def run(profile: str, job_gpus: str, logs: Path, config: SiteConfig | None = None) -> Report:
+    request = Request(tier=Tier.PROLOG, job_gpus=job_gpus, keep_logs=logs, deadline_s=3.0)
+    logs.mkdir()
+    with options.node(profile) as (node, remove):
+        return engine.run(request, config or SiteConfig(), node, Silent(), remove=remove)
+
+
+def calls(logs: Path) -> Counter[str]:
+    """How often each driver call was made, by all workers together."""
+    lines = (json.loads(line) for file in logs.rglob("*.journal") for line in file.read_text().splitlines())
+    return Counter(line["operation"] for line in lines if line["event"] == "armed")
+
+
+def said(report: Report) -> dict[tuple[str, str], Status]:
+    return {(result.check, result.subject): result.finding.status for result in report.results}
+
+
+@pytest.mark.cuda
+def test_each_gpu_costs_two_initialisations_and_three_contexts(tmp_path: Path) -> None:
+    report = run("healthy-cuda", "", tmp_path / "logs")
+    assert said(report) == {
+        ("ipc-reopen", "cuda:0"): Status.PASS,
+        ("ipc-reopen", "cuda:1"): Status.PASS,
+        ("known-versions", "node"): Status.PASS,
+    }
+    made = calls(tmp_path / "logs")
+    assert made["cuInit"] == 2 * 2
+    assert made["cuCtxCreate"] + made["cuDevicePrimaryCtxRetain"] == 2 * 3
+
+
+@pytest.mark.cuda
+@pytest.mark.hip
+def test_only_the_gpus_of_the_job_are_tested(tmp_path: Path) -> None:
+    report = run("healthy-both", "1", tmp_path / "logs")
+    assert [device.label for device in report.devices] == ["cuda:1", "hip:1"]
+    assert report.worst() is Status.PASS
+
+
+@pytest.mark.cuda
+def test_a_gpu_that_the_node_does_not_have_is_an_error_beside_the_others(tmp_path: Path) -> None:
+    report = run("healthy-cuda", "1,7", tmp_path / "logs")
+    assert said(report)["driver-init", "node"] is Status.ERROR
+    assert said(report)["ipc-reopen", "cuda:1"] is Status.PASS
+    assert "no GPU 7; it lists 0, 1" in report.results[0].finding.summary
+
+
+@pytest.mark.cuda
+def test_a_job_of_unknown_gpus_tests_nobody_elses(tmp_path: Path) -> None:
+    report = run("healthy-cuda", "NoDevFiles", tmp_path / "logs")
+    assert (report.probes_run, report.worst()) == (0, Status.ERROR)
+    assert calls(tmp_path / "logs") == {}
+
+
+@pytest.mark.cuda
+def test_a_hang_is_blamed_on_its_gpu_alone(tmp_path: Path) -> None:
+    profile = tmp_path / "one-hangs.yaml"
+    profile.write_text(
+        "description: one hangs\nextends: healthy-cuda\n"
+        "faults: [{call: context-create, device: 1, do: hang}]\n"
+    )
+    report = run(str(profile), "", tmp_path / "logs")
+    assert said(report)["ipc-reopen", "cuda:0"] is Status.PASS
+    assert said(report)["ipc-reopen", "cuda:1"] is Status.FAIL
+
+
+@pytest.mark.cuda
+def test_without_a_check_that_opens_them_the_gpus_are_initialised_all_the_same(tmp_path: Path) -> None:
+    config = SiteConfig(disabled={"ipc-reopen": Disabled("ticket 4711", "site.yaml:3")})
+    report = run("healthy-cuda", "1", tmp_path / "logs", config)
+    assert said(report)["driver-init", "node"] is Status.PASS
+    assert said(report)["ipc-reopen", "node"] is Status.SKIP
+    assert calls(tmp_path / "logs")["cuInit"] == 1
+
+
+@pytest.mark.cuda
+def test_a_gpu_that_lacks_what_a_check_requires_is_skipped_when_it_is_opened() -> None:
+    file = Path(__file__).parent.parent / "fixtures" / "demanding.py"
+    with options.node("healthy-cuda") as (node, _), Session(node, Limits()) as session:
+        devices = gpus.of_job(node.root, "0").devices
+        probe = Probe("", {"one": loader.role(file, "touch")}, devices)
+        outcome = session.run("demanding", file, probe, until=float("inf"))
+    assert conclude(outcome) == Finding.skip("cuda:0 has no levitation")
