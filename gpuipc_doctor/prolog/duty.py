@@ -111,6 +111,7 @@ def _run(site: SiteConfig, scratch: Path, until: float, tell: Tell) -> Report:
         deadline_s=site.prolog.deadline_s,
         budget_s=max(until - time.monotonic(), 0.01),
         workarounds=False,
+        job_gpus=os.environ.get("SLURM_JOB_GPUS", ""),
     )
     limits = Limits(start_up_s=site.start_up_s, settle_s=0.2, grace_s=0.1, kill_s=0.3)
     node = _node(site.prolog.simulate, scratch)
