@@ -164,7 +164,8 @@ def _mistakes(document: Document) -> Iterator[Mistake]:
             except OSError as error:
                 yield document.mistake(f"{key}: {directory}: {error.strerror}", key, number)
                 continue
-            for path in (directory, *sorted(files)):
+            cached = sorted((directory / "__pycache__").glob("*"))  # Python prefers these to the files
+            for path in (directory, *sorted(files), directory / "__pycache__", *cached):
                 if reason := _untrusted(path):
                     yield document.mistake(f"{key}: {path} {reason}", key, number)
 
@@ -173,17 +174,31 @@ def _untrusted(path: Path) -> str:
     """Why root must not let this path decide anything: others can write it, or replace it. Empty if fine."""
     if os.geteuid() != 0:
         return ""
-    named, real = path.absolute(), path.resolve()
-    for one in dict.fromkeys((named, *named.parents, real, *real.parents)):
+    way = _way(path)
+    for one in way:
         try:
-            status = one.stat()
+            status, itself = one.stat(), one.lstat()
         except OSError:
             continue  # whoever reads it says so
         # In a sticky directory such as /tmp others can add files, but neither move nor replace root's.
         is_sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
-        is_way_there = one not in (named, real)
-        if status.st_uid != 0:
-            return f"is not trusted: {one} belongs to user {status.st_uid}; as root, use files of root's"
+        is_way_there = one not in (path.absolute(), path.resolve())
+        if foreign := itself.st_uid or status.st_uid:
+            return f"is not trusted: {one} belongs to user {foreign}; as root, use files of root's"
         if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not (is_sticky and is_way_there):
             return f"is not trusted: others can write {one}; as root, first `chmod go-w {one}`"
     return ""
+
+
+def _way(path: Path) -> list[Path]:
+    """Every file and directory that decides what ``path`` is, those behind symbolic links included."""
+    seen: list[Path] = []
+    ahead = [path.absolute()]
+    while ahead:
+        named = ahead.pop()
+        for one in (named, *named.parents):
+            if one not in seen:
+                seen.append(one)
+                if one.is_symlink():
+                    ahead.append(one.parent / one.readlink())
+    return seen

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from gpuipc_doctor import isolation
 from gpuipc_doctor.cli import options
 from gpuipc_doctor.prolog import clock, guard
 from gpuipc_doctor.prolog.duty import Order, do, settle
@@ -51,6 +52,7 @@ def command(*, config_file: Path | None, budget: float | None) -> None:
 
     A mistake on the command line or in the config is said, and exits with 0.
     """
+    isolation.isolate()
     started_at = clock.started_at()
     order = Order(started_at, config_file, budget)
     guard.run(lambda tell: do(order, tell), settle, ends_at=started_at + (budget or DEFAULT_BUDGET_S))

@@ -160,6 +160,42 @@ def test_root_refuses_what_others_could_put_in_its_place(tmp_path: Path) -> None
 
 
 @root
+def test_root_refuses_a_way_that_others_can_turn(tmp_path: Path) -> None:
+    for name in ("ours", "open"):
+        (tmp_path / name).mkdir(mode=0o755)
+    path = write(tmp_path / "ours" / "x.yaml", "{}\n")
+    (tmp_path / "open" / "middle").symlink_to(path.parent)
+    (tmp_path / "first").symlink_to("open/middle")  # named by root, leads through what is not root's
+    assert config.load(tmp_path / "first" / "x.yaml") == SiteConfig()
+    (tmp_path / "open").chmod(0o777)
+    (line,) = told(tmp_path / "first" / "x.yaml")
+    assert f"others can write {tmp_path}/open;" in line
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a link away")
+def test_root_refuses_a_link_that_a_user_can_change(tmp_path: Path) -> None:
+    link = tmp_path / "link.yaml"
+    link.symlink_to(write(tmp_path / "x.yaml", "{}\n"))
+    assert config.load(link) == SiteConfig()
+    os.lchown(link, 1000, -1)
+    (line,) = told(link)
+    assert "link.yaml belongs to user 1000" in line
+
+
+@root
+def test_root_refuses_compiled_checks_that_others_can_write(tmp_path: Path) -> None:
+    write(tmp_path / "ours" / "ours.py", "")
+    path = write(tmp_path / "x.yaml", "checks_dirs: [ours]\n")
+    compiled = write(tmp_path / "ours" / "__pycache__" / "ours.cpython-311.pyc", "")
+    assert config.load(path)
+    compiled.chmod(0o666)
+    assert "others can write ours/__pycache__/ours.cpython-311.pyc" in told(path)[0]
+    compiled.chmod(0o644)
+    compiled.parent.chmod(0o777)
+    assert "others can write ours/__pycache__;" in told(path)[0]
+
+
+@root
 @pytest.mark.parametrize(("key", "file"), [("checks_dirs", "ours.py"), ("known_issues_dirs", "ours.yaml")])
 def test_root_refuses_directories_that_others_can_write(tmp_path: Path, key: str, file: str) -> None:
     planted = write(tmp_path / "ours" / file, "")

@@ -1,0 +1,206 @@
+"""The prolog runs as root in front of a stranger's job. Each test tries to have it run something else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gpuipc_doctor import isolation
+from gpuipc_doctor.supervise import tree
+
+MODULES = (
+    "click",
+    "ctypes",
+    "gpuipc_doctor",
+    "json",
+    "os",
+    "sitecustomize",
+    "tempfile",
+    "usercustomize",
+    "yaml",
+)
+
+ISOLATED = (sys.executable, "-I", "-m", "gpuipc_doctor")
+AS_INSTALLED = (str(Path(sys.executable).with_name("gpuipc-doctor")),)
+
+
+@pytest.fixture
+def trap(tmp_path: Path) -> Path:
+    """A directory of modules that leave a mark when they are imported; the mark's file is ``sprung``."""
+    directory = tmp_path / "trap"
+    directory.mkdir()
+    for name in MODULES:
+        (directory / f"{name}.py").write_text(
+            f"open({str(directory / 'sprung')!r}, 'a').write({name!r} + '\\n')\nraise ImportError({name!r})\n"
+        )
+    return directory
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "site.yaml"
+    actions = "on_fail: drain, on_error: log, on_budget: log, on_unkillable: log"
+    path.write_text(f"prolog: {{{actions}, simulate: healthy-cuda}}\n")
+    return path
+
+
+def prolog(start: tuple[str, ...], config: Path, **options: object) -> subprocess.CompletedProcess[str]:
+    command = [*start, "prolog", "--config", str(config)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)  # type: ignore[call-overload, no-any-return]
+
+
+def sprung(trap: Path) -> list[str]:
+    mark = trap / "sprung"
+    return mark.read_text().split() if mark.exists() else []
+
+
+def passed(ended: subprocess.CompletedProcess[str]) -> bool:
+    return (ended.returncode, ended.stderr) == (0, "") and " PASS " in ended.stdout
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("start", [ISOLATED, AS_INSTALLED])
+def test_modules_in_the_working_directory(start: tuple[str, ...], trap: Path, config: Path) -> None:
+    assert passed(prolog(start, config, cwd=trap, env={}))
+    assert sprung(trap) == []
+
+
+@pytest.mark.cuda
+def test_modules_on_pythonpath(trap: Path, config: Path) -> None:
+    hostile = {"PYTHONPATH": str(trap), "PYTHONHOME": str(trap), "PYTHONSTARTUP": str(trap / "os.py")}
+    assert passed(prolog(ISOLATED, config, env=hostile))
+    assert sprung(trap) == []
+
+
+@pytest.mark.cuda
+def test_pythonpath_reaches_no_further_than_the_first_start(trap: Path, config: Path) -> None:
+    """Where the isolated start was forgotten. What Python imports at its start cannot be helped then."""
+    for name in ("os", "sitecustomize", "usercustomize"):
+        (trap / f"{name}.py").unlink()
+    (
+        trap / "gpuipc_doctor.py"
+    ).unlink()  # it would stand in for the program: there is no helping that, either
+    assert passed(prolog(AS_INSTALLED, config, env={"PYTHONPATH": str(trap)}))
+    assert sprung(trap) == []
+
+
+@pytest.mark.cuda
+def test_libraries_that_the_loader_is_told_to_load(tmp_path: Path, config: Path) -> None:
+    """LD_PRELOAD is in the first process before we are; none that follows has it."""
+    source, library, mark = tmp_path / "x.c", tmp_path / "libhostile.so", tmp_path / "loaded"
+    source.write_text(
+        "#include <fcntl.h>\n#include <string.h>\n#include <unistd.h>\n"
+        "__attribute__((constructor)) static void loaded(void)\n{\n"
+        "    char text[4096];\n"
+        '    int in = open("/proc/self/cmdline", O_RDONLY);\n'
+        "    int out = open(MARK, O_WRONLY | O_APPEND | O_CREAT, 0600);\n"
+        "    ssize_t n = read(in, text, sizeof text - 1);\n"
+        "    for (ssize_t i = 0; i < n; i++)\n        if (!text[i]) text[i] = 32;\n"
+        "    text[n] = 10;\n"
+        "    if (write(out, text, (size_t)n + 1) < 0) _exit(9);\n}\n"
+    )
+    subprocess.run(["cc", "-shared", "-fPIC", f'-DMARK="{mark}"', "-o", library, source], check=True)
+    for name in ("libcuda.so.1", "libnvidia-ml.so.1", "libyaml-0.so.2"):
+        (tmp_path / name).symlink_to(library)
+    hostile = {"LD_PRELOAD": str(library), "LD_LIBRARY_PATH": str(tmp_path)}
+    assert passed(prolog(ISOLATED, config, env=hostile))
+    processes = mark.read_text().splitlines()
+    assert len(processes) == 1, (
+        processes
+    )  # ours, as it was started; without the worker, the keeper, a debugger
+    assert " prolog " in processes[0]
+
+
+@pytest.fixture
+def hung(config: Path) -> tuple[Path, Path]:
+    """A config whose prolog hangs for a while, and an empty directory."""
+    text = config.read_text().replace("healthy-cuda", str(config.with_name("hangs.yaml")))
+    config.write_text(text)
+    profile = "description: hangs\nextends: healthy-cuda\nfaults: [{call: init, do: hang}]\n"
+    config.with_name("hangs.yaml").write_text(profile)
+    aside = config.with_name("aside")
+    aside.mkdir()
+    return config, aside
+
+
+@pytest.mark.cuda
+def test_no_process_has_a_variable_that_is_not_ours(hung: tuple[Path, Path]) -> None:
+    config, aside = hung
+    hostile = dict.fromkeys(
+        (
+            "HOME",
+            "TMPDIR",
+            "TEMP",
+            "TMP",
+            "XDG_CACHE_HOME",
+            "CDPATH",
+            "PYTHONPATH",
+            "LD_AUDIT_",
+            "GCONV_PATH",
+        ),
+        str(aside),
+    )
+    hostile |= {
+        "PATH": str(aside),
+        "CUDA_VISIBLE_DEVICES": "",
+        "ROCR_VISIBLE_DEVICES": "9",
+        "GPUIPC_SIM_NODE": str(aside / "node.sim"),
+        "CUDA_CACHE_PATH": str(aside),
+        "SLURM_JOB_GPUS": "1",
+        "SLURM_JOB_COMMENT": "$(reboot)",
+    }
+    own = {*isolation.OWN, *isolation.KEPT, tree.MARKER, "CUDA_VISIBLE_DEVICES"}
+    of_simulator = {"LD_LIBRARY_PATH", "GPUIPC_SIM_NODE", "GPUIPC_SIM_STATE", "ROCM_PATH"}
+    command = [*ISOLATED, "prolog", "--config", str(config), "--budget", "5"]
+    with subprocess.Popen(command, env=hostile, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as started:
+        seen: dict[str, set[str]] = {}
+        until = time.monotonic() + 4.0
+        while time.monotonic() < until and len(seen) < 4:
+            for process in tree.descendants(started.pid):
+                seen.update(environment(process.pid))
+            time.sleep(0.05)
+        answer, said = started.communicate(timeout=30)
+    assert any("gpuipc_doctor.worker" in command for command in seen)
+    for command_line, names in seen.items():
+        if " prolog " not in command_line:  # what is forked shows what its parent was started with
+            assert names <= own | of_simulator, command_line
+    assert list(aside.iterdir()) == []  # TMPDIR, the simulator's cache
+    assert b"cuda:1" in answer  # the whitelist's word on which GPU, not the environment's
+    assert said == b""
+
+
+def environment(pid: int) -> dict[str, set[str]]:
+    """The names of a process's variables by its command line; nothing once it has ended."""
+    try:
+        command = (tree.PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        variables = (tree.PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return {}
+    return {command: {one.partition(b"=")[0].decode() for one in variables if one}} if command else {}
+
+
+@pytest.mark.cuda
+def test_escape_sequences_in_what_slurm_passes_on(config: Path) -> None:
+    hostile = {"SLURM_JOB_GPUS": "0,\x1b]0;owned\x07\x1b[2J\u202e1", "SLURMD_NODENAME": "n\x1b[31m1"}
+    ended = prolog(ISOLATED, config, env=hostile)
+    assert ended.returncode == 0
+    assert "ERROR driver-init: this node has no GPU" in ended.stdout
+    assert all(char.isprintable() for char in (ended.stdout + ended.stderr).replace("\n", ""))
+
+
+def test_a_package_that_only_the_environment_leads_to(tmp_path: Path) -> None:
+    """Isolated mode would not find it, Python would exit with 1, and the node would be drained for that."""
+    copy = tmp_path / "site"
+    copy.mkdir()
+    (copy / "gpuipc_doctor").symlink_to(Path(isolation.__file__).parent)
+    python = Path(os.path.realpath(sys.executable))  # the one behind the virtual environment
+    environment = {"PYTHONPATH": os.pathsep.join([str(copy), *filter(os.path.isdir, sys.path)])}
+    ended = prolog((str(python), "-m", "gpuipc_doctor"), tmp_path, env=environment, cwd="/")
+    assert ended.returncode == 0
+    assert "ERROR cannot start" in ended.stdout
+    assert "install it into that Python's site-packages" in ended.stdout
