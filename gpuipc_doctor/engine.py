@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from gpuipc_doctor import __version__, environment, inventory, knownissues, loader, plan, trials
+from gpuipc_doctor import __version__, environment, inventory, knownissues, loader, louder, plan, trials
 from gpuipc_doctor.api import Context
 from gpuipc_doctor.config import SiteConfig
 from gpuipc_doctor.handover import device_from_json
@@ -191,7 +191,7 @@ class Run:
             self.runner.tell(info, Finding.error(absent.reason, remedy=absent.remedy))
             return None
         backends = {device.backend for device in devices}
-        return choice.stack(seen, backends, launcher, simulated=bool(self.node.simulated))
+        return choice.stack(seen, backends, launcher, os.environ, simulated=bool(self.node.simulated))
 
     @property
     def has_run(self) -> set[str]:
@@ -269,8 +269,12 @@ def run(
         context = Context(devices, facts, matches, mpi, stock.settings)
         layout = plan.lay_out(selected, request, config, context, already=run.has_run)
         run.runner.execute(layout.repeated(request.repeat), jobs=run.jobs(devices))
-        if mpi and request.workarounds:
-            trials.try_all(run.runner, mpi.workarounds)
+        if mpi:
+            facts = choice.in_use(facts, mpi)
+            louder.listen(run.runner, mpi.louder)
+            if request.workarounds:
+                seen = knownissues.join(issues, facts, run.runner.results, devices)
+                trials.try_all(run.runner, trials.candidates(issues, seen, facts, mpi.workarounds))
     results = _in_plan_order(run.runner.results, run.runner.checks)
     return Report(
         host=host,
@@ -282,7 +286,7 @@ def run(
         inventory=stock.told,
         checks=tuple(run.runner.checks),
         results=results,
-        joins=knownissues.join(issues, choice.in_use(facts, mpi) if mpi else facts, results, devices),
+        joins=knownissues.join(issues, facts, results, devices),
         simulated=node.simulated,
         interrupted=run.runner.interrupted,
         probes_run=run.runner.probes_run,

@@ -181,6 +181,8 @@ class MpiStack:
     ipc_off: Mapping[str, str] = field(default_factory=dict)
     workarounds: tuple[Workaround, ...] = ()
     edges: tuple[int, ...] = ()
+    louder: Mapping[str, str] = field(default_factory=dict)
+    """The environment in which it and what it uses write more into their logs."""
     ucx: str = ""
     """Version of the UCX that moves this MPI's device memory; empty when none does."""
 

@@ -145,12 +145,12 @@ class Runner:
         """Run a probe without keeping what it means; or why it may not run now."""
         return self._why_not(planned) or self._supervise(planned)
 
-    def add_evidence(self, planned: PlannedProbe, line: str) -> None:
-        """Add a line to what a probe's failing findings say."""
-        devices = tuple(device.label for device in planned.probe.devices)
-        place = (planned.check.id, devices, planned.probe.name, Status.FAIL)
+    def add_evidence(self, check: str, outcome: ProbeOutcome, line: str) -> None:
+        """Add a line to what the check's failing findings about this outcome say."""
+        roles = _blamed_first(outcome)
         for number, result in enumerate(self.results):
-            if (result.check, result.devices, result.probe, result.finding.status) == place:
+            is_of_it = result.check == check and result.roles == roles
+            if is_of_it and result.finding.status is Status.FAIL:
                 finding = replace(result.finding, evidence=(*result.finding.evidence, line))
                 self.results[number] = replace(result, finding=finding)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date
 
@@ -115,16 +115,24 @@ class KnownIssue:
 
     def remedy(self, facts: Iterable[Fact]) -> str:
         """The workarounds that are right for the version found; those that may be, with their condition."""
-        versions = [fact.value for fact in facts if fact.name == self.component and fact.value is not None]
         said = []
+        for workaround, right in self._fitting(facts):
+            unsure = "" if right else f" ({self.component} {workaround.when})"
+            said.append(f"{workaround.do}{unsure}")
+        return "; or ".join(said)
+
+    def settings(self, facts: Iterable[Fact]) -> tuple[Workaround, ...]:
+        """The workarounds that are an environment and known to be right for the version found."""
+        return tuple(workaround for workaround, right in self._fitting(facts) if right and workaround.env)
+
+    def _fitting(self, facts: Iterable[Fact]) -> Iterator[tuple[Workaround, bool]]:
+        """The workarounds that are not wrong for the version found, and whether each is known to be right."""
+        versions = [fact.value for fact in facts if fact.name == self.component and fact.value is not None]
         for workaround in self.workarounds:
             when = workaround.when
             right = any_of(when.judge(v) for v in versions) if when and versions else Verdict.UNKNOWN
-            if when is None or right is Verdict.BAD:
-                said.append(workaround.do)
-            elif right is Verdict.UNKNOWN:
-                said.append(f"{workaround.do} ({self.component} {when})")
-        return "; or ".join(said)
+            if when is None or right is not Verdict.FINE:
+                yield workaround, when is None or right is Verdict.BAD
 
     def _judge_versions(self, facts: tuple[Fact, ...]) -> tuple[Verdict, str]:
         versions = [fact for fact in facts if fact.name == self.component]

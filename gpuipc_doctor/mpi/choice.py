@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from gpuipc_doctor.model import Fact, Json, MpiStack, Workaround
-from gpuipc_doctor.mpi import families, finding
+from gpuipc_doctor.mpi import families, finding, logs
 from gpuipc_doctor.mpi.finding import Launcher
 
 COMPONENTS = frozenset({"mpich", "cray-mpich", "openmpi", "intel-mpi", "mvapich", "ucx"})
@@ -20,7 +20,12 @@ def launcher(seen: Mapping[str, Json], template: str, environment: Mapping[str, 
 
 
 def stack(
-    seen: Mapping[str, Json], backends: Collection[str], launcher: Launcher, *, simulated: bool
+    seen: Mapping[str, Json],
+    backends: Collection[str],
+    launcher: Launcher,
+    environment: Mapping[str, str],
+    *,
+    simulated: bool,
 ) -> MpiStack:
     """The MPI that checks run on, and which backends' device pointers it takes.
 
@@ -32,6 +37,7 @@ def stack(
     unable = [verdict for verdict in aware.values() if not verdict.able]
     able = frozenset(backend for backend, verdict in aware.items() if verdict.able)
     some = next(iter(able or aware))
+    ucx = facts["ucx"]["version"] if aware[some].via == "ucx" and facts["ucx"] else ""
     return MpiStack(
         family=identity.family,
         version=identity.version,
@@ -43,7 +49,8 @@ def stack(
         ipc_off=families.ipc_off(facts, some),
         workarounds=tuple(Workaround(s.env, s.cost) for s in families.switches(facts, some)),
         edges=families.edges(facts, some),
-        ucx=facts["ucx"]["version"] if aware[some].via == "ucx" and facts["ucx"] else "",
+        louder=logs.raised(identity.family, over_ucx=bool(ucx), environment=environment),
+        ucx=ucx,
     )
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuipc_doctor.model import Launch
+from gpuipc_doctor.mpi import logs
 from gpuipc_doctor.mpi.identity import Identity
 
 _OPEN_MPI_SONAMES = ("libmpi.so.40", "libmpi.so.20")
@@ -165,7 +166,7 @@ def opal_prefix(library: str) -> dict[str, str]:
 
 def _environment(identity: Identity, library: str, environment: Mapping[str, str]) -> dict[str, str]:
     """What launcher and ranks need beside what the user has set, which always stands."""
-    env = {"MPI4PY_LIBMPI": library}
+    env = {"MPI4PY_LIBMPI": library, **logs.ERRORS_ONLY}
     prefix = Path(library).parent.parent
     if identity.family == "openmpi":
         if os.geteuid() == 0:

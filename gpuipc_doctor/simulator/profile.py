@@ -47,9 +47,13 @@ ANY_MPI_CALL: Mapping[str, str | int] = {
     "nth": 0,
     "from": 0,
     "every": 0,
+    "log": "warn",
+    "variable": "-",
+    "value": "-",
 }
-"""Where an MPI fault strikes unless it says otherwise: in each rank, at messages of any size, in any memory.
-``nth``, ``from`` and ``every`` count the calls that fit the rest, in one process, from 1."""
+"""Where an MPI fault strikes unless it says otherwise: in each rank, at messages of any size, in any memory,
+whatever the environment. ``nth``, ``from`` and ``every`` count the calls that fit the rest, in one process,
+from 1. A ``variable`` with this ``value`` cures it; at level ``log`` of libfabric's log it says why."""
 
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _MERGED = ("versions", "files", "peers", "options")
@@ -282,6 +286,8 @@ def _mpi_fault(stated: Json) -> Mapping[str, str | int]:
         sizes["min"] = sizes["max"] = parse_size(stated["size"])
     fault = {**ANY_MPI_CALL, **stated, **sizes}
     fault.pop("size", None)
+    if "cured-by" in stated:
+        fault["variable"], _, fault["value"] = fault.pop("cured-by").partition("=")
     return fault
 
 

@@ -221,11 +221,16 @@ class Execution:
             python_stack=evidence.python_stack(role.desk.python_stack) if bad else (),
             native_stack=role.native_stack,
             kernel=role.kernel,
-            log_tail=evidence.log_tail(role.desk.log, self._directory / LAUNCHER_LOG) if bad else (),
+            log_tail=evidence.log_tail(*self._logs(role)) if bad else (),
             elapsed_s=(role.ended_at or time.monotonic()) - role.started_at,
             start_up_s=max(role.progress.first_at - role.started_at, 0.0),  # 0 where it never began
             calls=tuple(role.progress.returned.values()),
         )
+
+    def _logs(self, role: RunningRole) -> list[Path]:
+        """Where to look for a role's last words: in its launcher's where it has none, unless we ended it."""
+        ended_by_us = role.ending in (Ending.HUNG, Ending.STOPPED)
+        return [role.desk.log] if ended_by_us else [role.desk.log, self._directory / LAUNCHER_LOG]
 
 
 def _blame_order(role: RunningRole) -> tuple[bool, int, int]:

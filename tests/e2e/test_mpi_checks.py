@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e.conftest import Command
+from tests.e2e.test_mpi_libraries import cuda_ucx
 
 pytestmark = pytest.mark.mpi
 
@@ -94,10 +96,17 @@ def test_intel_mpi_fails_from_one_device_to_the_others_host(findings: Any) -> No
     assert all(line.startswith("device to host, ") for line in lines), lines
 
 
-@pytest.mark.parametrize("name", ["mpich43", "mpich50", "openmpi"])
-def test_libraries_that_map_nothing_keep_nothing(findings: Any, name: str) -> None:
-    found = findings(name, "healthy-cuda", "mpi-cache-growth")
+@pytest.mark.parametrize(
+    ("name", "node"),
+    [
+        *((name, "healthy-cuda") for name in LIBRARIES if name != "impi"),  # see below
+        *((name, "healthy-hip") for name in LIBRARIES),
+    ],
+)
+def test_libraries_that_map_nothing_keep_nothing(findings: Any, name: str, node: str) -> None:
+    found = findings(name, node, "mpi-cache-growth")
     assert not_passed(found) == []
+    assert found
 
 
 def test_intel_mpi_keeps_the_senders_memory_when_buffers_grow(findings: Any) -> None:
@@ -109,6 +118,61 @@ def test_intel_mpi_keeps_the_senders_memory_when_buffers_grow(findings: Any) -> 
     assert "on the sender's device grows" in bad[0]
     assert "(growing)" in bad[0]
     assert len(concluded) == 4
+
+
+UCX_SETTINGS = {
+    "mpich50": {"MPIR_CVAR_CH4_NETMOD": "ucx", "MPIR_CVAR_NOLOCAL": "1"},
+    "openmpi": {"OMPI_MCA_pml": "ucx"},
+}
+"""What makes a library send device memory through a UCX that has CUDA."""
+
+
+@pytest.fixture(params=UCX_SETTINGS)
+def over_ucx(request: pytest.FixtureRequest, doctor: Command) -> Any:
+    """``over_ucx(check)`` is the report of that check on a library over PyPI's UCX with CUDA."""
+    name, settings = request.param, UCX_SETTINGS[request.param]
+
+    def run(check: str) -> dict[str, Any]:
+        library = Path(os.environ["GPUIPC_TEST_MPI"], name, LIBRARIES[name])
+        ended = doctor(
+            *(
+                "check",
+                "mpi-gpu-aware",
+                check,
+                "--simulate",
+                "healthy-cuda",
+                "--mpi-lib",
+                str(library),
+                "--json",
+            ),
+            env={**os.environ, **cuda_ucx(), **settings},
+        )
+        assert ended.stderr == ""
+        document = json.loads(ended.stdout)
+        aware, *found = [r["finding"] for r in document["results"] if r["check"] in ("mpi-gpu-aware", check)]
+        assert (aware["status"], "through UCX 1.22.0" in aware["summary"]) == ("PASS", True)
+        return {"joins": document["joins"], "bad": [f for f in found if f["status"] != "PASS"], "all": found}
+
+    return run
+
+
+@pytest.mark.cuda
+def test_growth_over_ucx_is_found_and_so_is_its_cure(over_ucx: Any) -> None:
+    """The library's own doing; on two H200s, too, where it is the sender's memory."""
+    report = over_ucx("mpi-cache-growth")
+    [finding] = report["bad"]
+    assert len(report["all"]) == 4, report["all"]
+    assert re.match(r"used memory on the (sender|receiver)'s device grows by 5\d\.\d MiB", finding["summary"])
+    assert "(growing)" in finding["summary"]
+    tried = [line for line in finding["evidence"] if line.startswith("Tried ")]
+    assert tried[0].startswith("Tried UCX_CUDA_IPC_CACHE=n: helps, "), tried
+    confirmed = [join["issue"] for join in report["joins"] if join["relation"] == "confirmed"]
+    assert confirmed == ["ucx-cuda-ipc-cache-growth"]
+
+
+@pytest.mark.cuda
+def test_small_messages_over_ucx_are_right(over_ucx: Any) -> None:
+    assert over_ucx("mpi-small-message")["bad"] == []
 
 
 @pytest.mark.cuda

@@ -72,6 +72,20 @@ def test_a_fault_of_mpi_is_found_and_nothing_else(name: str, library: str, backe
             assert any(line.endswith("cxil_map() failed: -22") for line in result.roles[0].log_tail)
 
 
+def test_the_cure_of_the_known_issue_is_found_by_trying() -> None:
+    """The issue is recognised by what the log says only once it is raised."""
+    report, _ = check(
+        *("mpi-small-message", "--simulate", "mpi-hang-quiet", "--backend", "cuda"),
+        *("--mpi-lib", path_of("mpich43"), "--deadline", "2"),
+    )
+    [first] = [r for r in report.results if "hung (2 s)" in r.finding.summary]
+    assert CXI_ISSUE in {join.issue for join in report.joins if join.relation is Relation.UNKNOWN}
+    tried = {line.partition(": ")[0]: line for line in first.finding.evidence if line.startswith("Tried ")}
+    assert ": helps, at " in tried["Tried FI_CXI_SAFE_DEVMEM_COPY_THRESHOLD=0"]
+    assert ": does not help" in tried["Tried UCX_CUDA_IPC_CACHE=n"]
+    assert not any("MPICH_GPU_SUPPORT_ENABLED" in settings for settings in tried)
+
+
 def shows_cxi(role: RoleOutcome) -> bool:
     """Whether its native stack does, where there is something to take one with."""
     beside = Path(sys.executable).parent / "py-spy"

@@ -97,7 +97,7 @@ def test_the_launcher_is_the_librarys_own(tmp_path: Path) -> None:
     environment = {"PATH": str(other.parent)}
     found = find_launcher(MPICH, str(library), "", environment)
     assert found.launch.command == (str(own), "-n", "{ranks}")
-    assert found.launch.env == {"MPI4PY_LIBMPI": str(library)}
+    assert found.launch.env == {"MPI4PY_LIBMPI": str(library), "FI_LOG_LEVEL": "warn"}
     assert found.source == "the mpiexec of MPICH 5.0.2"
     own.unlink()
     assert find_launcher(MPICH, str(library), "", environment).launch.command[0] == str(other)
@@ -142,7 +142,8 @@ def test_the_environment_that_a_library_needs(tmp_path: Path, monkeypatch: pytes
     plant(tmp_path / "share/openmpi/help.txt")
 
     def env(identity: Identity, **environment: str) -> dict[str, str]:
-        return dict(find_launcher(identity, library, "", {"PATH": "", **environment}).launch.env)
+        there = {"PATH": "", "FI_LOG_LEVEL": "debug", **environment}  # what the user has set stands
+        return dict(find_launcher(identity, library, "", there).launch.env)
 
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert env(OPEN_MPI_5) == {
@@ -172,9 +173,10 @@ def test_a_sites_template_goes_first_and_is_no_shell(nodes: int, words: tuple[st
     template = "mpirun -N {nodes} -n {ranks} --ppn={ranks_per_node} 'a b; c' {env}"
     found = find_launcher(MPICH, "/opt/{odd}/libmpi.so", template, {"PATH": ""}, nodes=nodes)
     assert found.source == "mpi.launcher of the site config"
-    *start, quoted, env, assignment = found.launch.command
+    *start, quoted, env, first, second = found.launch.command
     assert (*start, quoted, env) == (*words, "a b; c", "env")
-    assert assignment.format(ranks=2) == "MPI4PY_LIBMPI=/opt/{odd}/libmpi.so"
+    assert first.format(ranks=2) == "MPI4PY_LIBMPI=/opt/{odd}/libmpi.so"
+    assert second == "FI_LOG_LEVEL=warn"
 
 
 @pytest.mark.parametrize(

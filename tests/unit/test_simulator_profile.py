@@ -177,14 +177,15 @@ def test_the_drivers_read_one_record_a_line(tmp_path: Path) -> None:
 
 
 def test_faults_of_mpi_are_read_by_a_library_of_their_own(tmp_path: Path) -> None:
-    text = "mpi-faults:\n  - {call: MPI_Recv, do: hang, rank: 1, memory: device, size: 16 B}\n"
-    text += "  - {call: MPI_Send, min: 1 MiB, do: leak, bytes: 2 KiB, from: 3}\n"
+    text = "mpi-faults:\n  - {call: MPI_Recv, do: hang, rank: 1, memory: device, size: 16 B, log: info}\n"
+    text += "  - {call: MPI_Send, min: 1 MiB, do: leak, bytes: 2 KiB, from: 3, cured-by: UCX_TLS=^cuda_ipc}\n"
     loaded = profile.load(write(tmp_path, ONE_GPU + text))
     assert loaded.needs_mpi
     assert node.mpi_faults_file(loaded).splitlines() == [
-        "fault call=MPI_Recv do=hang memory=device rank=1 min=16 max=16 bytes=0 nth=0 from=0 every=0",
+        "fault call=MPI_Recv do=hang memory=device rank=1 min=16 max=16 bytes=0 nth=0 from=0 every=0 "
+        "log=info variable=- value=-",
         f"fault call=MPI_Send do=leak memory=any rank=-1 min=1048576 max={2**63 - 1} bytes=2048 "
-        "nth=0 from=3 every=0",
+        "nth=0 from=3 every=0 log=warn variable=UCX_TLS value=%5Ecuda_ipc",
     ]
     assert "MPI" not in node.driver_file(loaded)
 

@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -42,10 +43,14 @@ enum effect {
 static const char *const places[] = {"any", "device", "host", NULL};
 enum place { ANYWHERE, DEVICE, HOST };
 
+/* libfabric's levels, of which each includes those before it. */
+static const char *const levels[] = {"warn", "trace", "info", "debug", NULL};
+
 struct fault {
     enum call call;
     enum effect effect;
     enum place memory;
+    int level; /* of libfabric's log, from which on it says why */
     int rank; /* -1: any */
     uint64_t min, max, bytes;
     unsigned nth, from, every, calls_made;
@@ -73,16 +78,20 @@ static int word_of(const char *const *words, const char *word, const char *line)
 
 static void read_fault(const char *line)
 {
-    char call[32], effect[32], memory[32];
+    char call[32], effect[32], memory[32], level[32], variable[64], value[64];
     if (fault_count == MAX_FAULTS)
         refuse(line, "one fault too many");
-    struct fault *fault = &faults[fault_count++];
+    struct fault *fault = &faults[fault_count];
     int read = sscanf(line,
-                      "fault call=%31s do=%31s memory=%31s rank=%d min=%lu max=%lu bytes=%lu nth=%u from=%u every=%u",
+                      "fault call=%31s do=%31s memory=%31s rank=%d min=%lu max=%lu bytes=%lu nth=%u from=%u every=%u "
+                      "log=%31s variable=%63s value=%63s",
                       call, effect, memory, &fault->rank, &fault->min, &fault->max, &fault->bytes, &fault->nth,
-                      &fault->from, &fault->every);
-    if (read != 10)
+                      &fault->from, &fault->every, level, variable, value);
+    if (read != 13)
         refuse(line, "not a fault");
+    const char *set = getenv(variable);
+    fault_count += !set || strcmp(set, value); /* this setting cures it */
+    fault->level = word_of(levels, level, line);
     fault->call = (enum call)word_of(calls, call, line);
     fault->effect = (enum effect)(1 << word_of(effects, effect, line));
     fault->memory = (enum place)word_of(places, memory, line);
@@ -223,20 +232,31 @@ __attribute__((noinline)) static void MPIR_Wait_impl(void)
         ofi_cq_readfrom();
 }
 
-static void complain(const char *part, const char *function, int line, const char *text)
+/* As libfabric's: without FI_LOG_LEVEL nothing is said, and a word that is no level is the first. */
+static int log_level(void)
 {
-    fprintf(stderr, "libfabric:%d:%lld::cxi:%s:%s():%d<warn> node01: %s\n", getpid(), (long long)time(NULL), part,
-            function, line, text);
+    const char *asked = getenv("FI_LOG_LEVEL");
+    for (int i = 0; asked && levels[i]; i++)
+        if (!strcasecmp(asked, levels[i]))
+            return i;
+    return asked ? 0 : -1;
 }
 
-static void fail_to_map(const void *buffer, uint64_t bytes)
+static void complain(int level, const char *part, const char *function, int line, const char *text)
+{
+    if (level <= log_level())
+        fprintf(stderr, "libfabric:%d:%lld::cxi:%s:%s():%d<%s> node01: %s\n", getpid(), (long long)time(NULL), part,
+                function, line, levels[level], text);
+}
+
+static void fail_to_map(int level, const void *buffer, uint64_t bytes)
 {
     char text[128];
     snprintf(text, sizeof text, "Failed to acquire mapping (%p, %lu): -22", buffer, bytes);
-    complain("mr", "cxip_do_map", 90, "cxil_map() failed: -22");
-    complain("mr", "cxip_map_cache", 313, text);
-    complain("ep_data", "cxip_recv_req_alloc", 211, "RXC (0xbf3:0:0) PtlTE 12: Failed to map recv buffer: -22");
-    complain("ep_data", "cxip_recv_common", 3434, "RXC (0xbf3:0:0) PtlTE 12: Failed to allocate recv request");
+    complain(level, "mr", "cxip_do_map", 90, "cxil_map() failed: -22");
+    complain(level, "mr", "cxip_map_cache", 313, text);
+    complain(level, "ep_data", "cxip_recv_req_alloc", 211, "RXC (0xbf3:0:0) PtlTE 12: Failed to map recv buffer: -22");
+    complain(level, "ep_data", "cxip_recv_common", 3434, "RXC (0xbf3:0:0) PtlTE 12: Failed to allocate recv request");
 }
 
 static volatile int *volatile nowhere = NULL;
@@ -247,7 +267,7 @@ static void happen(const struct fault *fault, const void *buffer, uint64_t bytes
     case HANG:
     case ABORT:
         if (buffer)
-            fail_to_map(buffer, bytes);
+            fail_to_map(fault->level, buffer, bytes);
         if (fault->effect == ABORT)
             abort();
         MPIR_Wait_impl();
