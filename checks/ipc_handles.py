@@ -35,8 +35,8 @@ class IpcHandles(Check):
     requires = frozenset({"legacy-ipc", "multi-process"})
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
-        for device in ctx.devices:
-            yield Probe("", {"exporter": export, "importer": follow}, (device,))
+        for devices in ctx.subjects:
+            yield Probe("", {"exporter": export, "importer": follow}, devices)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         exporter, importer = done.records["exporter"], done.records["importer"]

@@ -5,6 +5,9 @@ importer exits with it open; the importer is killed with it open. After each, an
 as much memory must be in use as before it. In between, a long loop of opening and closing must not creep;
 the control is as long a loop of another call, which opens nothing.
 
+The segment is memory of the exporter's device, so it must come back there, wherever the importer's context
+was. What an open and close costs may be kept on either device, so over a pair both are watched for creep.
+
 The driver counts the memory of all processes together, so a change of the size of our segment, which is an
 odd one, is ours and any other is not: then somebody else uses the device, and this check cannot tell.
 """
@@ -55,26 +58,30 @@ class IpcRelease(Check):
     requires = frozenset({"legacy-ipc", "multi-process"})
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
-        for device in ctx.devices:
+        for devices in ctx.subjects:
             closing = {"exporter": watch_close, "importer": close_and_exit}
-            yield Probe("close and exit", closing, (device,), exclusive=True)
-            yield Probe("kill", {"exporter": watch_kill, "importer": be_killed}, (device,), exclusive=True)
+            yield Probe("close and exit", closing, devices, exclusive=True)
+            yield Probe("kill", {"exporter": watch_kill, "importer": be_killed}, devices, exclusive=True)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         exporter, importer = done.records["exporter"], done.records["importer"]
         findings = [judge_missing(end, missing) for end, missing in exporter["missing"].items()]
         if importer["wrong"]:
             findings.append(Finding.fail("the importer saw wrong data", *importer["wrong"]))
-        loops = exporter.get("loops")
-        if loops and (creep := judge_creep(loops["opening"], loops["control"])):
+        loops = {
+            device.label: role["loops"]
+            for device, role in zip(done.devices, (exporter, importer), strict=False)  # one device: one loop
+            if "loops" in role
+        }
+        creeps = [judge_creep(label, loop["opening"], loop["control"]) for label, loop in loops.items()]
+        if any(creeps):
             # What crept away is missing in the end, too: that is no second finding, and nobody else's doing.
-            findings = [
-                creep,
-                *(finding for finding in findings if finding and finding.status is Status.FAIL),
-            ]
+            fails = (finding for finding in findings if finding and finding.status is Status.FAIL)
+            findings = [*creeps, *fails]
         bad = [finding for finding in findings if finding]
         ends = [f"after {end}" for end in exporter["missing"]]
-        yield from bad or [Finding.ok("memory came back", *ends, *([sensitivity(**loops)] if loops else []))]
+        found = [sensitivity(label, **loop) for label, loop in loops.items()]
+        yield from bad or [Finding.ok("memory came back", *ends, *found)]
 
 
 def judge_missing(end: str, missing: int) -> Finding | None:
@@ -93,13 +100,13 @@ def judge_missing(end: str, missing: int) -> Finding | None:
     )
 
 
-def judge_creep(opening: list[int], control: list[int]) -> Finding | None:
-    """Judge used memory, in bytes, after each of the `SAMPLED` rounds of opening and closing."""
+def judge_creep(device: str, opening: list[int], control: list[int]) -> Finding | None:
+    """Judge a device's used memory, in bytes, after each of the `SAMPLED` rounds of opening and closing."""
     growth = slope(SAMPLED, opening)
     if growth.low <= unsuspicious(control):
         return None
     return Finding.fail(
-        f"used device memory grows by {growth.estimate:.0f} B with each open and close",
+        f"used memory of {device} grows by {growth.estimate:.0f} B with each open and close",
         f"95 % interval {growth.low:.0f} to {growth.high:.0f} B, {OPENS} opens",
     )
 
@@ -109,14 +116,14 @@ def unsuspicious(control: list[int]) -> float:
     return max(CREEP_BYTES / OPENS, slope(SAMPLED, control).high)
 
 
-def sensitivity(opening: list[int], control: list[int], idle: int) -> str:
+def sensitivity(device: str, opening: list[int], control: list[int], otherwise: int) -> str:
     """Say how much creep would have been found in these samples, by adding it to them.
 
     Drivers count in blocks, so creep is seen in steps. The largest power of two that divides all figures is
-    taken for the block; were it not for ``idle``, the used bytes without our segment of an odd size, memory
-    that never changed could be divided by too much.
+    taken for the block; were it not for ``otherwise``, the used bytes with a segment of our odd size less or
+    more, memory that never changed could be divided by too much.
     """
-    seen = reduce(or_, [*opening, *control], idle)
+    seen = reduce(or_, [*opening, *control], otherwise)
     block = seen & -seen
     limit = unsuspicious(control)
 
@@ -127,8 +134,8 @@ def sensitivity(opening: list[int], control: list[int], idle: int) -> str:
     at_least = int((limit - slope(SAMPLED, opening).low) * OPENS / block)
     smallest = next(blocks for blocks in count(max(at_least, 1)) if found(blocks))
     return (
-        f"{OPENS} opens that keep {smallest * block} B or more would have been found: used memory was seen "
-        f"in multiples of {block} B"
+        f"{OPENS} opens that keep {smallest * block} B or more of {device} would have been found: its used "
+        f"memory was seen in multiples of {block} B"
     )
 
 
@@ -156,7 +163,7 @@ def watch_close(w: Worker) -> None:
 
     with w.gpu.alloc(NBYTES) as buffer:
         share(w, buffer)
-        loops = {"opening": watch_loop(w), "control": watch_loop(w), "idle": before_freeing}
+        loops = {"opening": watch_loop(w), "control": watch_loop(w), "otherwise": before_freeing}
 
     without_importer = used(w) - (before - before_importer)  # its context goes along
     with w.gpu.alloc(NBYTES) as buffer:
@@ -209,7 +216,8 @@ def not_back(w: Worker, before: int) -> int:
 def close_and_exit(w: Worker) -> None:
     wrong: list[str] = []
     w.peer.recv()  # start
-    w.gpu.memory_info()  # makes a context
+    with w.gpu.alloc(NBYTES):  # makes a context
+        with_segment = used(w)
     w.peer.send("context made")
 
     open_shared(w, wrong, "to close it").close()
@@ -222,21 +230,24 @@ def close_and_exit(w: Worker) -> None:
 
     handle = w.peer.recv()
     w.peer.send("in a loop")
-    repeat(w, "open and close", lambda: w.gpu.open_ipc(handle).close())
-    repeat(w, "only ask for the free memory", w.gpu.memory_info)
+    opening = repeat(w, "open and close", lambda: w.gpu.open_ipc(handle).close())
+    control = repeat(w, "only ask for the free memory", w.gpu.memory_info)
 
     open_shared(w, wrong, "to exit with it open")
-    w.record(wrong=wrong)
+    w.record(wrong=wrong, loops={"opening": opening, "control": control, "otherwise": with_segment})
 
 
-def repeat(w: Worker, what: str, call: Callable[[], object]) -> None:
-    """Make a call `OPENS` times, and let the exporter read used memory after the `SAMPLED` ones."""
+def repeat(w: Worker, what: str, call: Callable[[], object]) -> list[int]:
+    """Make a call `OPENS` times; read used memory, as the exporter does, after the `SAMPLED` ones."""
+    samples = []
     for done in range(1, OPENS + 1):
         with w.step(f"{what}, round {done} of {OPENS}"):
             call()
         if done in SAMPLED:
+            samples.append(used(w))
             w.peer.send(done)
             w.peer.recv()
+    return samples
 
 
 def be_killed(w: Worker) -> None:

@@ -34,10 +34,10 @@ class IpcReopen(Check):
     requires = frozenset({"legacy-ipc", "multi-process", "contexts"})
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
-        for device in ctx.devices:
+        for devices in ctx.subjects:
             for variant in VARIANTS[:1] if ctx.tier is Tier.PROLOG else VARIANTS:
                 roles = {"exporter": export, "importer": reopen}
-                yield Probe(variant, roles, (device,), {"variant": variant})
+                yield Probe(variant, roles, devices, {"variant": variant})
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         importer = done.records["importer"]

@@ -37,8 +37,8 @@ class IpcStale(Check):
     requires = frozenset({"legacy-ipc", "multi-process"})
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
-        for device in ctx.devices:
-            yield Probe("", {"exporter": recycle, "importer": look}, (device,))
+        for devices in ctx.subjects:
+            yield Probe("", {"exporter": recycle, "importer": look}, devices)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         exporter, importer = done.records["exporter"], done.records["importer"]

@@ -82,9 +82,35 @@ class Context:
     """How much device memory a check may come to hold on one device."""
 
     @property
+    def subjects(self) -> tuple[tuple[Device, ...], ...]:
+        """What a check of devices and pairs is to probe in this tier: devices, then pairs of them.
+
+        ``prolog``: no pairs. ``acceptance``: the pairs of `neighbours`, for with eight GPUs all 56 would
+        take minutes. ``soak``: all `pairs`.
+        """
+        pairs = {Tier.PROLOG: (), Tier.ACCEPTANCE: self.neighbours, Tier.SOAK: self.pairs}[self.tier]
+        return (*((device,) for device in self.devices), *pairs)
+
+    @property
     def pairs(self) -> tuple[tuple[Device, Device], ...]:
         """Ordered pairs (exporter's device, importer's device) within one backend."""
         return tuple((a, b) for a, b in permutations(self.devices, 2) if a.backend == b.backend)
+
+    @property
+    def neighbours(self) -> tuple[tuple[Device, Device], ...]:
+        """Of `pairs`, each device with the next of its backend, and the last with the first.
+
+        So each device exports once and imports once; up to three devices, no two are left unpaired.
+        """
+        rings: dict[str, list[Device]] = {}
+        for device in self.devices:
+            rings.setdefault(device.backend, []).append(device)
+        return tuple(
+            pair
+            for ring in rings.values()
+            if len(ring) > 1
+            for pair in zip(ring, (*ring[1:], ring[0]), strict=True)
+        )
 
     @property
     def a_pair_or_device_of_each_backend(self) -> tuple[tuple[Device, ...], ...]:
@@ -162,7 +188,7 @@ class Worker(Protocol):
     def role(self) -> str: ...
     @property
     def gpu(self) -> Gpu:
-        """The probe's first device."""
+        """This role's device: the probe's only one, or of several the first role's first, and so on."""
 
     @property
     def gpus(self) -> Sequence[Gpu]:

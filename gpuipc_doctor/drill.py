@@ -14,6 +14,10 @@ _OF_WHAT_IS_REAL = {"mpi-gpu-aware"}
 """Checks of what no profile can state: the MPI library on a simulated node is a real one."""
 
 
+_SUBJECTS = ("node", "device", "pair")
+"""What a finding speaks of, by its number of devices."""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One finding as a reader of the report sees it; ``text`` is its summary and its evidence."""
@@ -22,6 +26,7 @@ class Row:
     probe: str
     status: Status
     text: str
+    subject: str = "device"
 
     def __str__(self) -> str:
         summary = self.text.partition("\n")[0]
@@ -49,6 +54,7 @@ def rows(report: Report) -> list[Row]:
             result.probe,
             result.finding.status,
             "\n".join([result.finding.summary, *result.finding.evidence]),
+            _SUBJECTS[len(result.devices)],
         )
         for result in report.results
         if result.check not in _OF_WHAT_IS_REAL
@@ -80,6 +86,7 @@ def _answers(row: Row, expected: Expected) -> bool:
         row.check == expected.check
         and row.status is expected.status
         and expected.probe in ("", row.probe)
+        and expected.subject in ("", row.subject)
         and all(mention in row.text for mention in expected.mentions)
     )
 

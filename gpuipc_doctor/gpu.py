@@ -20,9 +20,10 @@ HANDLE_BYTES = 64
 CAPABILITIES = frozenset({"legacy-ipc", "multi-process", "contexts"})
 """What a device may be able to do, the words that a check's ``requires`` may hold.
 
-``legacy-ipc``: `cuIpcGetMemHandle` or `hipIpcGetMemHandle` and their kin work on it. ``multi-process``:
-several processes may use it at a time (no exclusive compute mode). ``contexts``: a process may have several
-contexts on it, and make new ones.
+``legacy-ipc``: `cuIpcGetMemHandle` or `hipIpcGetMemHandle` and their kin work on it; from one device to
+another only where that one reaches its memory (`Device.peers`). ``multi-process``: several processes may
+use it at a time (no exclusive compute mode). ``contexts``: a process may have several contexts on it, and
+make new ones.
 """
 
 Arm = Callable[[str], AbstractContextManager[None]]
@@ -154,9 +155,6 @@ class Gpu(Protocol):
     def open_ipc(self, handle: bytes) -> Mapping: ...
     def memory_info(self) -> tuple[int, int]:
         """(free, total) bytes of the whole device, all processes together."""
-
-    def can_access(self, other: Gpu) -> bool:
-        """Whether this device can reach ``other``'s memory directly."""
 
     def expects(self, case: str) -> str:
         """What this backend documents for a case in which vendors differ: see ``backends.rules``."""

@@ -63,12 +63,14 @@ class Desk:
 class Assignment:
     """What a worker is to do: the function of that name in that check file, on these devices.
 
-    ``root`` is the node's (see `model.Node`); ``peer_fd`` is the worker's end of the socket pair, if there
-    is one; ``ranks`` is the number of MPI ranks, 0 when no launcher started this worker.
+    ``place`` is the role's number among the probe's roles, from 0; ``root`` is the node's (see `model.Node`);
+    ``peer_fd`` is the worker's end of the socket pair, if there is one; ``ranks`` is the number of MPI ranks,
+    0 when no launcher started this worker.
     """
 
     check_file: str
     function: str
+    place: int
     devices: tuple[Device, ...]
     params: Mapping[str, Json]
     deadline_s: float
@@ -116,8 +118,9 @@ class Result:
 
 
 def device_to_json(device: Device) -> Json:
-    return {**asdict(device), "capabilities": sorted(device.capabilities)}
+    return {**asdict(device), "capabilities": sorted(device.capabilities), "peers": sorted(device.peers)}
 
 
 def device_from_json(data: Json) -> Device:
-    return Device(**{**data, "capabilities": frozenset(data["capabilities"])})
+    words = {name: frozenset(data[name]) for name in ("capabilities", "peers")}
+    return Device(**{**data, **words})

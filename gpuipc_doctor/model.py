@@ -47,7 +47,8 @@ class Device:
     """One GPU as one backend numbers it.
 
     ``uuid`` is the driver's own spelling (``GPU-…``) and survives renumbering; ``total_bytes`` is in
-    bytes; ``capabilities`` holds words such as ``legacy-ipc`` that checks may require.
+    bytes; ``capabilities`` holds words such as ``legacy-ipc`` that checks may require; ``peers`` the labels
+    of the devices whose memory this one can reach directly.
     """
 
     backend: str
@@ -57,6 +58,7 @@ class Device:
     name: str
     total_bytes: int
     capabilities: frozenset[str] = frozenset()
+    peers: frozenset[str] = frozenset()
 
     @property
     def label(self) -> str:

@@ -171,6 +171,18 @@ def _unfit(check: Check, device: Device, mpi: MpiStack | None) -> Finding | None
     return None
 
 
+def _apart(check: Check, probe: Probe) -> Result | None:
+    """Why a check of IPC cannot run on a pair of devices, if so: the second must reach the first's memory."""
+    if "legacy-ipc" not in check.requires or len(probe.devices) != 2:
+        return None
+    exporter, importer = probe.devices
+    if exporter.label in importer.peers:
+        return None
+    one, other = sorted(probe.devices, key=lambda device: device.index)
+    reason = f"no peer access between {one.label} and {other.label}"
+    return Result(check.id, Finding.skip(reason), (exporter.label, importer.label), probe.name)
+
+
 def _ask(
     item: LoadedCheck, context: Context, request: Request, config: SiteConfig
 ) -> tuple[list[PlannedProbe], list[Result]]:
@@ -183,6 +195,9 @@ def _ask(
                 said.append(Result(item.check.id, asked))
             else:
                 verify(asked, item.file)
+                if apart := _apart(item.check, asked):
+                    said.append(apart)
+                    continue
                 deadline = request.deadline_s or config.deadline_s or asked.deadline_s
                 probes.append(PlannedProbe(item.check, item.file, replace(asked, deadline_s=deadline)))
     except (Exception, SystemExit) as error:

@@ -143,7 +143,7 @@ class Worker:
 
     @property
     def gpu(self) -> Gpu:
-        return self.gpus[0]
+        return self.gpus[self._assignment.place % len(self.gpus)]
 
     def host_memory(self, nbytes: int) -> HostMemory:
         return HostMemory(nbytes)

@@ -1,12 +1,12 @@
 """Reports as runs leave them, for the tests of what is made of reports; and arbitrary ones for properties."""
 
 from collections.abc import Iterable, Sequence
-from itertools import permutations
 from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from gpuipc_doctor.api import Context
 from gpuipc_doctor.model import (
     Calls,
     CheckInfo,
@@ -32,7 +32,7 @@ TITLES = {
     "ipc-stale": "Stale IPC mappings and handles",
     "ipc-peer": "IPC between two GPUs",
 }
-PER_DEVICE = ("ipc-reopen", "ipc-handles", "ipc-release", "ipc-stale")
+PER_SUBJECT = ("ipc-reopen", "ipc-handles", "ipc-release", "ipc-stale")
 VARIANTS = ("destroy-context", "primary-reset", "keep-context")
 
 
@@ -63,15 +63,16 @@ H200_FACTS = (
 
 def healthy(devices: Sequence[Device], **changes: Any) -> Report:
     """Every check on every device and pair, all PASS."""
-    pairs = [(a, b) for a, b in permutations(devices, 2) if a.backend == b.backend]
+    context = Context(tuple(devices))
     results = [Result("known-versions", Finding.ok("no version with a known issue"))]
-    for device in devices:
-        for check in PER_DEVICE:
+    for subject in context.subjects:
+        labels = tuple(device.label for device in subject)
+        for check in PER_SUBJECT:
             for probe in VARIANTS if check == "ipc-reopen" else ("",):
-                results.append(Result(check, Finding.ok("as it should be"), (device.label,), probe, 0.4))
-    for a, b in pairs:
+                results.append(Result(check, Finding.ok("as it should be"), labels, probe, 0.4))
+    for a, b in context.pairs:
         results.append(Result("ipc-peer", Finding.ok("right data"), (a.label, b.label), "", 0.3))
-    if not pairs:
+    if not context.pairs:
         results.append(Result("ipc-peer", Finding.skip("there is one GPU only; this needs two")))
     return report(devices, results, **changes)
 
@@ -115,7 +116,7 @@ REOPEN_ISSUE = Join(
 )
 
 
-def reopen_failure(device: Device, probe: str) -> Result:
+def reopen_failure(subject: tuple[Device, ...], probe: str) -> Result:
     importer = RoleOutcome(
         "importer",
         Ending.DRIVER_ERROR,
@@ -129,8 +130,9 @@ def reopen_failure(device: Device, probe: str) -> Result:
         elapsed_s=0.7,
     )
     exporter = RoleOutcome("exporter", Ending.STOPPED, 4711)
-    logs = f"/tmp/doctor/ipc-reopen/{probe}/{device.label}"
-    return Result("ipc-reopen", REOPEN, (device.label,), probe, 0.9, (exporter, importer), logs)
+    labels = tuple(device.label for device in subject)
+    logs = f"/tmp/doctor/ipc-reopen/{probe}/{'-'.join(labels)}"
+    return Result("ipc-reopen", REOPEN, labels, probe, 0.9, (exporter, importer), logs)
 
 
 def hung(check: str, operation: str, device: Device, after_s: float = 10.0) -> Result:
@@ -183,8 +185,8 @@ def seed_002() -> Report:
     without_stale = replaced(
         base,
         Result("known-versions", known),
-        *(reopen_failure(device, "destroy-context") for device in devices),
-        *(reopen_failure(device, "primary-reset") for device in devices),
+        *(reopen_failure(subject, "destroy-context") for subject in Context(devices).subjects),
+        *(reopen_failure(subject, "primary-reset") for subject in Context(devices).subjects),
     )
     kept = tuple(r for r in without_stale.results if r.check != "ipc-stale")
     return replaced(without_stale, results=(*kept, Result("ipc-stale", budget)))

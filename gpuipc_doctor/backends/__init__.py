@@ -51,6 +51,7 @@ class Backend:
         Raises `BackendUnavailable` when there is none.
         """
         driver = self.driver
+        count = self._initialise()
         return [
             Device(
                 backend=driver.backend,
@@ -60,8 +61,13 @@ class Backend:
                 name=driver.text("device-name", ordinal),
                 total_bytes=int(driver.call("device-memory", ordinal)),
                 capabilities=driver.capabilities(ordinal),
+                peers=frozenset(
+                    f"{driver.backend}:{other}"
+                    for other in range(count)
+                    if other != ordinal and driver.call("can-access", ordinal, other)
+                ),
             )
-            for ordinal in range(self._initialise())
+            for ordinal in range(count)
         ]
 
     def gpu(self, device: Device) -> DriverGpu:

@@ -8,7 +8,6 @@ from typing import Any
 
 from gpuipc_doctor.backends import hostmemory, rules, unexportable
 from gpuipc_doctor.backends.driver import LAZY_ENABLE_PEER_ACCESS, Driver
-from gpuipc_doctor.gpu import Gpu
 from gpuipc_doctor.model import Device
 
 
@@ -71,10 +70,6 @@ class DriverGpu:
         self.enter()
         free, total = self.driver.call("mem-info")
         return int(free), int(total)
-
-    def can_access(self, other: Gpu) -> bool:
-        assert isinstance(other, DriverGpu)
-        return bool(self.driver.call("can-access", self.ordinal, other.ordinal))
 
     def expects(self, case: str) -> str:
         return rules.expects(self.driver.backend, case)

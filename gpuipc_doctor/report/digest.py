@@ -78,7 +78,7 @@ class Paragraph:
 
     @property
     def where(self) -> str:
-        """``cuda:0-3``, ``cuda:0 > cuda:1``, or nothing when the findings speak of the node."""
+        """``cuda:0-3``, ``cuda:0 > cuda:1``, both, or nothing when the findings speak of the node."""
         return fold_subjects(result.devices for result in self.results)
 
     @property
@@ -120,7 +120,7 @@ def _group(results: Iterable[Result]) -> list[tuple[Result, ...]]:
     on_subjects: dict[object, list[Result]] = {}
     for result in results:
         if result.finding.status is not Status.PASS:
-            key = (result.check, result.probe, len(result.devices), _alike(result.finding))
+            key = (result.check, result.probe, bool(result.devices), _alike(result.finding))
             on_subjects.setdefault(key, []).append(result)
     of_probes: dict[object, list[Result]] = {}
     for group in on_subjects.values():

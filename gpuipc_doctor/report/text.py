@@ -121,7 +121,8 @@ def _runs(numbers: Sequence[int]) -> str:
 
 
 def fold_pairs(pairs: Iterable[tuple[str, str]]) -> str:
-    """``every pair of cuda:0-3``, or ``cuda:0-2 > cuda:3; cuda:3 > cuda:0-2``: exporters > importers.
+    """``every pair of cuda:0-3``, ``from each of cuda:0-3 to the next`` (from the last to the first), or
+    ``cuda:0-2 > cuda:3; cuda:3 > cuda:0-2``: exporters > importers.
 
     Exporters with the same importers share an entry, so that one bad device is seen at once.
     """
@@ -129,6 +130,8 @@ def fold_pairs(pairs: Iterable[tuple[str, str]]) -> str:
     devices = sorted({label for pair in wanted for label in pair}, key=device_key)
     if len(devices) > 2 and wanted == set(permutations(devices, 2)):
         return f"every pair of {fold_devices(devices)}"
+    if len(devices) > 2 and wanted == set(zip(devices, (*devices[1:], devices[0]), strict=True)):
+        return f"from each of {fold_devices(devices)} to the next"
     exporters: dict[str, list[str]] = {}
     for exporter in devices:
         importers = fold_devices(b for a, b in wanted if a == exporter)

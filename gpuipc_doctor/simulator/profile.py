@@ -31,11 +31,13 @@ ANY_CALL: Mapping[str, str | int] = {
     "every": 0,
     "device": -1,
     "when": "always",
+    "peer": 0,
     "code": 0,
     "bytes": 0,
     "ms": 0,
 }
-"""Where a fault strikes unless it says otherwise: at every call, on any device, always. ``nth``, ``from``
+"""Where a fault strikes unless it says otherwise: at every call, on any device, always, whichever device's
+memory is meant. ``nth``, ``from``
 and ``every`` count the call within one process, from 1."""
 
 ANY_MPI_CALL: Mapping[str, str | int] = {
@@ -76,15 +78,20 @@ class SimulatedDevice:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """One finding that must be there: its check and status, its probe when given, words in its text."""
+    """One finding that must be there: its check and status, its probe when given, words in its text.
+
+    ``subject``: what it must speak of, where that matters: a ``pair`` of devices, a ``device``, the ``node``.
+    """
 
     check: str
     status: Status
     probe: str = ""
     mentions: tuple[str, ...] = ()
+    subject: str = ""
 
     def __str__(self) -> str:
-        return " ".join(filter(None, (self.check, self.probe, self.status.value)))
+        where = self.subject and f"on a {self.subject}"
+        return " ".join(filter(None, (self.check, self.probe, self.status.value, where)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +252,7 @@ class _Reader:
 
     def _faults(self) -> Iterator[Mapping[str, str | int]]:
         for number, stated in enumerate(self._data.get("faults", [])):
-            fault = {**ANY_CALL, **stated}
+            fault = {**ANY_CALL, **stated, "peer": int(stated.get("peer", False))}
             self._known("call", fault["call"], vocabulary.calls(), number)
             if "error" in stated:
                 error = fault.pop("error")
@@ -277,7 +284,13 @@ class _Reader:
                 except (KeyError, ValueError, IndexError):
                     keys = ("expect", "findings", number, "mentions", place)
                     self._complain(f"unknown word in {text!r}", *keys)
-            yield Expected(entry["check"], Status(entry["status"]), entry.get("probe", ""), tuple(mentions))
+            yield Expected(
+                entry["check"],
+                Status(entry["status"]),
+                entry.get("probe", ""),
+                tuple(mentions),
+                entry.get("subject", ""),
+            )
 
 
 def _mpi_fault(stated: Json) -> Mapping[str, str | int]:

@@ -82,6 +82,7 @@ class _Starter:
         Assignment(
             check_file=str(self._check_file),
             function=self._probe.roles[role].__name__,
+            place=list(self._probe.roles).index(role),
             devices=self._probe.devices,
             params=self._probe.params,
             deadline_s=self._probe.deadline_s,

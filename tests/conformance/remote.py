@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from gpuipc_doctor.gpu import BackendUnavailable, DriverError
+from gpuipc_doctor.handover import device_from_json, device_to_json
 from gpuipc_doctor.model import Device, DriverFault
 
 PATIENCE_S = 60.0
@@ -85,7 +86,7 @@ class Remote:
 
     @property
     def devices(self) -> list[Device]:
-        return [Device(*values[:-1], frozenset(values[-1])) for values in self.ask("devices")]
+        return list(map(device_from_json, json.loads(self.ask("devices"))))
 
     def calls(self) -> list[str]:
         """Every driver call made so far, by the name under which it was armed."""
@@ -201,10 +202,7 @@ class _Server:
 
             self._backend = open_backend(self._backend_name, self._arm, self._root)
         if verb == "devices":
-            return [
-                (d.backend, d.index, d.uuid, d.pci, d.name, d.total_bytes, sorted(d.capabilities))
-                for d in self._backend.devices()
-            ]
+            return json.dumps([device_to_json(device) for device in self._backend.devices()])
         assert verb == "root"
         if arguments[0] == "backend":
             return self._backend

@@ -32,6 +32,7 @@ def test_every_device_is_described(backend: str, exporter: Remote) -> None:
         assert device.name
         assert device.total_bytes > 64 * MIB
         assert {"legacy-ipc", "contexts"} <= device.capabilities <= CAPABILITIES
+        assert device.peers <= {other.label for other in devices} - {device.label}
 
 
 @on_backends("cuda", "hip")

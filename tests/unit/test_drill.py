@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpuipc_doctor.drill import Row, Verdict, judge
@@ -40,6 +42,14 @@ def test_a_complaint_that_is_not_the_expected_one_is_missed_and_invented(row: Ro
     assert len(verdict.missed) == 1
     assert verdict.invented == (str(row),)
     assert not verdict.good
+
+
+def test_a_finding_must_speak_of_the_subject_that_is_stated() -> None:
+    on_pairs = Expectation(12, (replace(REOPEN, subject="pair"),))
+    assert judge(on_pairs, [replace(FOUND, subject="pair")], 12).good
+    verdict = judge(on_pairs, [FOUND], 12)
+    assert verdict.invented == (str(FOUND),)
+    assert verdict.missed[0].startswith("ipc-reopen destroy-context FAIL on a pair")
 
 
 @pytest.mark.parametrize("status", [Status.WARN, Status.ERROR, Status.FAIL])

@@ -12,7 +12,7 @@ from gpuipc_doctor import loader, plan
 from gpuipc_doctor.api import Check, Context, Finding, Probe
 from gpuipc_doctor.config import Disabled, SiteConfig
 from gpuipc_doctor.loader import BrokenCheck, LoadedCheck
-from gpuipc_doctor.model import Device, MemoryShare, Status, Tier
+from gpuipc_doctor.model import Device, MemoryShare, Status, Tier, subject_label
 from gpuipc_doctor.plan import Request, UnknownName
 
 ABLE = frozenset({"legacy-ipc", "multi-process", "contexts"})
@@ -80,6 +80,63 @@ def test_an_unknown_device_is_told_with_the_near_miss() -> None:
 def test_a_pair_stays_within_a_backend() -> None:
     labels = [(a.label, b.label) for a, b in Context(DEVICES).pairs]
     assert labels == [("cuda:0", "cuda:1"), ("cuda:1", "cuda:0"), ("hip:0", "hip:1"), ("hip:1", "hip:0")]
+
+
+def pairs_of(count: int, tier: Tier = Tier.ACCEPTANCE) -> list[str]:
+    """What a check of subjects probes beside each of so many devices."""
+    devices = tuple(replace(DEVICES[0], index=index) for index in range(count))
+    subjects = Context(devices, tier=tier).subjects
+    assert subjects[:count] == tuple((device,) for device in devices)
+    return [subject_label(subject) for subject in subjects[count:]]
+
+
+@pytest.mark.parametrize(
+    ("count", "pairs"),
+    [
+        (0, []),
+        (1, []),
+        (2, ["cuda:0 > cuda:1", "cuda:1 > cuda:0"]),
+        (3, ["cuda:0 > cuda:1", "cuda:1 > cuda:2", "cuda:2 > cuda:0"]),
+    ],
+)
+def test_beside_each_device_the_pairs_of_neighbours_are_probed(count: int, pairs: list[str]) -> None:
+    assert pairs_of(count) == pairs
+
+
+def test_of_eight_devices_eight_pairs_are_probed_and_only_a_soak_takes_all() -> None:
+    assert len(pairs_of(8)) == 8
+    assert len(pairs_of(8, Tier.SOAK)) == 56
+    assert pairs_of(8, Tier.PROLOG) == []
+
+
+def test_neighbours_are_of_one_backend() -> None:
+    labels = [subject_label(pair) for pair in Context(DEVICES).neighbours]
+    assert labels == ["cuda:0 > cuda:1", "cuda:1 > cuda:0", "hip:0 > hip:1", "hip:1 > hip:0"]
+
+
+def test_a_check_plans_with_the_tier_that_was_asked_for(tmp_path: Path) -> None:
+    item = load(OWN_CHECK.format(body="yield Finding.ok(ctx.tier.label)"), tmp_path)
+    layout = plan.lay_out([item], Request(tier=Tier.SOAK), SiteConfig(), Context())
+    assert [result.finding.summary for result in layout.concluded] == ["soak"]
+
+
+ONE_WAY = (DEVICES[0], replace(DEVICES[1], peers=frozenset({"cuda:0"})))
+"""The second reaches the first's memory, and not the other way round."""
+
+ALL_PAIRS = """for pair in ctx.pairs:
+            yield Probe('', {'a': role, 'b': role}, pair)"""
+
+
+def test_a_pair_without_peer_access_is_a_skip_where_the_check_is_of_ipc(tmp_path: Path) -> None:
+    item = load(OWN_CHECK.format(body=ALL_PAIRS), tmp_path)
+    assert isinstance(item, LoadedCheck)
+    assert len(lay_out(item, ONE_WAY).probes) == 2
+    type(item.check).requires = frozenset({"legacy-ipc"})
+    layout = lay_out(item, ONE_WAY)
+    assert [planned.probe.subject for planned in layout.probes] == ["cuda:0 > cuda:1"]
+    [result] = layout.concluded
+    assert result.subject == "cuda:1 > cuda:0"
+    assert result.finding == Finding.skip("no peer access between cuda:0 and cuda:1")
 
 
 def test_a_device_without_what_a_check_requires_is_a_skip_with_the_reason(tmp_path: Path) -> None:

@@ -71,7 +71,8 @@ def test_what_a_script_asks_first_is_at_hand() -> None:
     assert read["schema"] == "gpuipc-doctor/report/1"
     assert read["exit_code"] == 12
     assert read["totals"] == {"PASS": 3, "SKIP": 1, "WARN": 1, "ERROR": 0, "FAIL": 1}
-    assert read["matrix"]["ipc-reopen"] == {f"cuda:{i}": "FAIL" for i in range(4)}
+    ring = {f"cuda:{i} > cuda:{(i + 1) % 4}": "FAIL" for i in range(4)}
+    assert read["matrix"]["ipc-reopen"] == {f"cuda:{i}": "FAIL" for i in range(4)} | ring
     assert read["matrix"]["ipc-peer"]["cuda:0 > cuda:1"] == "PASS"
     assert read["matrix"]["known-versions"] == {"node": "WARN"}
 

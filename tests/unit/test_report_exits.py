@@ -70,7 +70,7 @@ def test_the_line_that_nagios_shows(report: Report, line: str) -> None:
 
 def test_a_simulated_run_says_so_to_nagios() -> None:
     simulated = replaced(seed_002(), simulated="nvidia-460.32.03")
-    assert nagios.render(simulated).startswith("GPUIPC CRITICAL - SIMULATED ipc-reopen on cuda:0-3: ")
+    assert nagios.render(simulated).startswith("GPUIPC CRITICAL - SIMULATED ipc-reopen on cuda:0-3; ")
 
 
 @PROPERTY

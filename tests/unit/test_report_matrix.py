@@ -13,7 +13,7 @@ from gpuipc_doctor.report import digest, matrix
 from gpuipc_doctor.report.text import columns, sanitise
 from tests import golden
 from tests.sample_reports import (
-    PER_DEVICE,
+    PER_SUBJECT,
     PROPERTY,
     REOPEN_ISSUE,
     TITLES,
@@ -49,7 +49,7 @@ def context_creation_hangs() -> Report:
         devices,
         [
             hung(check, "cuCtxCreate", device, after_s=10 + number / 10)
-            for number, (check, device) in enumerate((c, d) for c in PER_DEVICE for d in devices)
+            for number, (check, device) in enumerate((c, d) for c in PER_SUBJECT for d in devices)
         ],
     )
 

@@ -1,7 +1,7 @@
 """Text for terminals: what logs can do to it, and how it is wrapped and folded."""
 
 import unicodedata
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import pytest
 from hypothesis import given
@@ -91,6 +91,8 @@ CUDA = [f"cuda:{i}" for i in range(12)]
     [
         ([("cuda:0", "cuda:1")], "cuda:0 > cuda:1"),
         (permutations(CUDA[:4], 2), "every pair of cuda:0-3"),
+        (zip(CUDA[:4], (*CUDA[1:4], CUDA[0]), strict=True), "from each of cuda:0-3 to the next"),
+        (pairwise(CUDA[:4]), "cuda:0 > cuda:1; cuda:1 > cuda:2; cuda:2 > cuda:3"),
         (
             [pair for pair in permutations(CUDA, 2) if "cuda:3" in pair],
             "cuda:0-2,4-11 > cuda:3; cuda:3 > cuda:0-2,4-11",

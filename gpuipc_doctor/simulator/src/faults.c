@@ -70,8 +70,10 @@ static bool occurs(const struct fault *fault, unsigned count)
     return count >= fault->from;
 }
 
-static bool condition_holds(const struct fault *fault, const struct ipc_handle *handle)
+static bool condition_holds(const struct fault *fault, int device, const struct ipc_handle *handle)
 {
+    if (fault->peer && (!handle || handle_device(handle) == device))
+        return false;
     switch (fault->when) {
     case CONTEXT_WAS_DESTROYED:
         return context_was_destroyed();
@@ -178,7 +180,7 @@ static int apply_faults(enum call call, int device, const struct ipc_handle *han
     for (int i = 0; i < node()->faults; i++) {
         const struct fault *fault = &node()->fault[i];
         if (fault->call == (int)call && backend_matches(fault) && device_matches(fault, device) &&
-            occurs(fault, count) && condition_holds(fault, handle))
+            occurs(fault, count) && condition_holds(fault, device, handle))
             fires[firing++] = fault;
     }
     int code = SUCCESS;

@@ -48,6 +48,12 @@ static bool read_handle(const struct ipc_handle *handle, struct wish *wish)
            wish->device < node()->devices && wish->interior < wish->bytes;
 }
 
+int handle_device(const struct ipc_handle *handle)
+{
+    struct wish wish;
+    return read_handle(handle, &wish) ? wish.device : -1;
+}
+
 static bool exportable(const struct block *block)
 {
     return block->kind == OWN || (block->kind == POOL && face.pool_memory_exports);

@@ -169,6 +169,8 @@ static void read_fault(const char *key, const char *value, void *record)
         fault->device = (int)number(key, value);
     else if (IS("when"))
         fault->when = (enum fault_condition)word_of(conditions, key, value);
+    else if (IS("peer"))
+        fault->peer = number(key, value);
     else if (IS("do"))
         fault->effect = (enum fault_effect)(1 << word_of(effects, key, value));
     else if (IS("code"))

@@ -67,6 +67,7 @@ struct fault {
     int device;  /* index among the devices of the backend, or -1 for any */
     unsigned nth, from, every;
     enum fault_condition when;
+    bool peer; /* only when the handle at hand is of another device's memory */
     enum fault_effect effect;
     int code;
     uint64_t bytes;
@@ -199,6 +200,7 @@ struct vmm_access {
 
 /* ---- ipc.c ---- */
 
+int handle_device(const struct ipc_handle *handle); /* the node's number, or -1 for what is no handle */
 bool opened_before(const struct ipc_handle *handle);
 bool overlaps_freed(const struct ipc_handle *handle);
 
