@@ -129,7 +129,7 @@ class Communicator:
 
 
 def _mismatch(launcher: str, library: str) -> BackendUnavailable:
-    return BackendUnavailable(
-        f"{launcher} belongs to another MPI than the library, {library}",
-        "use the mpiexec that belongs to the library, or name the library with --mpi-lib",
-    )
+    remedy = "use the mpiexec that belongs to the library, or name the library with --mpi-lib"
+    if "SLURM_STEP_ID" in os.environ:
+        remedy += "; if srun started them: give it the --mpi that this library speaks (`srun --mpi=list`)"
+    return BackendUnavailable(f"{launcher} belongs to another MPI than the library, {library}", remedy)

@@ -47,7 +47,6 @@ SelectTypeParameters=CR_Core
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 JobCompType=jobcomp/none
-MpiDefault=none
 ReturnToService=2
 # More CPUs than the machine may have.
 SlurmdParameters=config_overrides
@@ -58,7 +57,7 @@ PartitionName=test Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
 
-def until(what: str, look: Callable[[], T], timeout_s: float = 20.0) -> T:
+def until(what: str, look: Callable[[], T], timeout_s: float = 40.0) -> T:
     """What ``look`` returns as soon as that is true of it; an assertion fails after ``timeout_s``."""
     end = time.monotonic() + timeout_s
     while not (seen := look()):
@@ -71,7 +70,8 @@ class Cluster:
     """A cluster of ``nodes`` nodes, n1, n2, …, each with ``gpus`` GPUs to hand out.
 
     Its nodes are idle on entry, and it is gone on exit. ``settings`` are lines of slurm.conf, such as
-    ``Prolog="/some/file"``. The device files of the GPUs are made up, and all nodes have the same ones.
+    ``Prolog="{directory}/prolog"``, in the directory of the cluster. The device files of the GPUs are made
+    up, and all nodes have the same ones.
     """
 
     def __init__(self, directory: Path, nodes: int = 1, gpus: int = 0, **settings: str) -> None:
@@ -81,7 +81,7 @@ class Cluster:
         self._write_files(gpus, settings)
         # Its init ignores ended children, so that they do not stay behind as zombies, and ends, with all
         # that is in the namespace, when its standard input does.
-        inside = "hostname localhost; trap '' CHLD; exec cat"
+        inside = "hostname localhost; exec env --ignore-signal=CHLD cat"
         self._namespace = subprocess.Popen(
             ["unshare", "--fork", "--pid", "--mount-proc", "--uts", "sh", "-c", inside],
             stdin=subprocess.PIPE,
@@ -138,7 +138,7 @@ class Cluster:
         shown = self.ask("scontrol", "--oneliner", "show", "job", number)
         return dict(re.findall(r"(\S+?)=(.*?)(?= \S+?=|$)", shown))
 
-    def await_node(self, name: str, state: str, timeout_s: float = 20.0) -> str:
+    def await_node(self, name: str, state: str, timeout_s: float = 40.0) -> str:
         """Wait until a node is in a state; returns the node's reason."""
         until(f"{name} {state}", lambda: self.node(name)[0] == state, timeout_s)
         return self.node(name)[1]
@@ -153,6 +153,11 @@ class Cluster:
             except OSError:
                 continue  # it has just ended
 
+    def left(self) -> list[str]:
+        """The command lines of what is there beside Slurm itself."""
+        mine = ("cat", "munged ", "slurmctld ", ": slurmscriptd", "slurmd ")
+        return [words for words in self.processes() if not words.startswith(mine)]
+
     def log(self, daemon: str) -> str:
         """What a daemon (``slurmctld``, ``n1``, …) has logged."""
         return (self.directory / f"{daemon}.log").read_text(errors="replace")
@@ -163,7 +168,7 @@ class Cluster:
     def _write_files(self, gpus: int, settings: Mapping[str, str]) -> None:
         port, *ports = _free_ports(1 + len(self.nodes))
         lines = [_CONF.format(directory=self.directory, port=port)]
-        lines += [f"{key}={value}\n" for key, value in settings.items()]
+        lines += [f"{key}={value}\n".format(directory=self.directory) for key, value in settings.items()]
         gres = ""
         if gpus:
             lines.append("GresTypes=gpu\n")
@@ -201,8 +206,8 @@ class Cluster:
         until("slurmctld answers", lambda: self.run("scontrol", "ping").returncode == 0)
         for name in self.nodes:
             self._daemon(name, "slurmd", "-D", "-f", conf, "-N", name)
-        for name in self.nodes:
-            self.await_node(name, "idle")
+        for name in self.nodes:  # a HealthCheckProgram may have drained it
+            until(f"{name} up", lambda name=name: self.node(name)[0] in ("idle", "drained"))
 
     def _daemon(self, name: str, *command: str) -> None:
         with (self.directory / f"{name}.log").open("wb") as log:
