@@ -1,4 +1,4 @@
-"""``gpuipc-doctor config``: is this site config right?"""
+"""``gpuipc-doctor config``: is this site config right, and how does it get in front of every job?"""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from gpuipc_doctor import config, knownissues, loader
+from gpuipc_doctor.cli import hooks
 from gpuipc_doctor.cli.known_issues import find_mistakes
 from gpuipc_doctor.loader import BrokenCheck, LoadedCheck
 from gpuipc_doctor.yamlfile import BadFile
@@ -14,7 +15,10 @@ from gpuipc_doctor.yamlfile import BadFile
 
 @click.group("config")
 def command() -> None:
-    """Look at site configs."""
+    """Look at site configs, and put them to use."""
+
+
+command.add_command(hooks.command)
 
 
 @command.command()

@@ -1,0 +1,72 @@
+"""``gpuipc-doctor config hooks``: the files that put the prolog in front of every job."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import click
+
+from gpuipc_doctor import config
+from gpuipc_doctor.cli.output import OutputFile
+from gpuipc_doctor.hooks import HOOKS
+
+_OURS = "Written by `gpuipc-doctor config hooks"
+
+
+@click.command("hooks")
+@click.argument("which", type=click.Choice(list(HOOKS)))
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="FILE",
+    help="Site config that the prolog is to use.",
+)
+@click.option(
+    "--to",
+    "directory",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    metavar="DIR",
+    help="Write the file into this directory, instead of showing it.",
+)
+@click.option("--scontrol", metavar="FILE", help="Slurm's scontrol, if it is not found in PATH.")
+def command(which: str, config_file: Path, directory: Path | None, scontrol: str | None) -> None:
+    """Put `gpuipc-doctor prolog` in front of every job.
+
+    slurm is a Prolog, Epilog and HealthCheckProgram for Slurm; nhc is a check for LBNL's Node Health Check.
+    In the file stand the paths of this Python, of the site config and of scontrol, and SLURM_CONF if that is
+    set; its first lines say how to use it.
+    """
+    config.load(config_file)
+    hook = HOOKS[which]
+    file = directory.absolute() / hook.name if directory else None
+    text = hook.written(
+        file,
+        python=sys.executable,
+        config=config_file.absolute(),
+        scontrol=_scontrol(scontrol) if which == "slurm" else "",
+        slurm_conf=os.environ.get("SLURM_CONF", ""),
+    )
+    if file is None:
+        click.echo(text, nl=False)
+        return
+    if file.exists() and _OURS not in file.read_text(encoding="utf-8", errors="replace"):
+        raise click.UsageError(f"{file} is there, and is not one of ours; move it away")
+    try:
+        OutputFile(file).write(text)
+        file.chmod(hook.mode)
+    except OSError as error:
+        raise click.UsageError(f"cannot write {file}: {error.strerror}") from None
+    click.echo(f"{file}: written; its first lines say how to use it")
+
+
+def _scontrol(named: str | None) -> str:
+    found = shutil.which(named or "scontrol")
+    if not found:
+        what = f"there is no program {named}" if named else "there is no scontrol in PATH"
+        raise click.UsageError(f"{what}; say where it is: --scontrol FILE")
+    return str(Path(found).absolute())
