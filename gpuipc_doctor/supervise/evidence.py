@@ -11,12 +11,15 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpuipc_doctor.supervise.tree import PROC, descendants, processes
 
 NATIVE_LIMIT_S = 8.0
+"""For one tool on one process. Debuggers read the symbols of every library first."""
+
 MAX_FRAMES = 40
 
 
@@ -51,8 +54,10 @@ def python_stack(file: Path) -> tuple[str, ...]:
     return tuple(f"{name} ({Path(path).name}:{line})" for path, line, name in frames)[:MAX_FRAMES]
 
 
-def native_stack(pid: int, save_to: Path) -> tuple[str, ...]:
+def native_stack(pid: int, save_to: Path, until: float) -> tuple[str, ...]:
     """The main thread's native frames, innermost first, by the first tool that is there and succeeds.
+
+    ``until``: `time.monotonic()` seconds after which none is asked, and none is waited for.
 
     The tool's whole output is kept in ``save_to``. A tool that fails leaves a line there that says so.
     """
@@ -62,7 +67,8 @@ def native_stack(pid: int, save_to: Path) -> tuple[str, ...]:
             if program is None:
                 record.write(f"{name}: not installed\n")
                 continue
-            text = _output([program, *arguments(pid)])
+            limit_s = min(NATIVE_LIMIT_S, until - time.monotonic())
+            text = _output([program, *arguments(pid)], limit_s) if limit_s > 0 else "there was no time for it"
             record.write(f"{name}:\n{text}\n")
             frames = parse(text)
             if frames:
@@ -75,7 +81,7 @@ def _find(program: str) -> str | None:
     return str(beside) if beside.exists() else shutil.which(program)
 
 
-def _output(command: Sequence[str]) -> str:
+def _output(command: Sequence[str], limit_s: float) -> str:
     """What ``command`` prints, as far as it gets within its limit. Never waits for it beyond that."""
     try:
         process = subprocess.Popen(
@@ -90,14 +96,16 @@ def _output(command: Sequence[str]) -> str:
     except OSError as error:
         return f"could not be started: {error}"
     try:
-        return process.communicate(timeout=NATIVE_LIMIT_S)[0]
+        return process.communicate(timeout=limit_s)[0]
     except subprocess.TimeoutExpired as expired:
         process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(1.0)
+        assert process.stdout
+        process.stdout.close()
         partial = expired.output or b""
         said = partial.decode(errors="replace") if isinstance(partial, bytes) else partial
-        return f"{said}\ngave no answer within {NATIVE_LIMIT_S:g} s"
+        return f"{said}\ngave no answer within {limit_s:.1f} s"
 
 
 def _frames_of_py_spy(text: str) -> list[str]:

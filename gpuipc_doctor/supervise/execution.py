@@ -119,7 +119,7 @@ class Execution:
                 journals_read_at = now
                 if overdue := self._overdue(now):
                     self._culprit, ending = overdue
-                    self._look_at_living()
+                    self._look_at_living(now + (until - now) / 2)
                     self._culprit.ending = ending
                     return
             time.sleep(TICK_S)
@@ -164,13 +164,16 @@ class Execution:
         longest = min(armed, key=lambda role: role.progress.last_at, default=None)
         return longest if longest and now - longest.progress.last_at > STALLED_S else None
 
-    def _look_at_living(self) -> None:
-        """Evidence of every role that still runs: passive for all of them before anything that disturbs."""
+    def _look_at_living(self, until: float) -> None:
+        """Evidence of every role that still runs: passive for all of them before anything that disturbs.
+
+        ``until``: when that has to end, so that what follows keeps within the budget.
+        """
         living = [role for role in self._roles.values() if role.ending is None]
         for role in living:
             role.kernel = evidence.kernel_view(role.process.pid)
         for role in living:
-            role.native_stack = evidence.native_stack(role.process.pid, role.desk.native_stack)
+            role.native_stack = evidence.native_stack(role.process.pid, role.desk.native_stack, until)
 
     # -- end --------------------------------------------------------------------------------------------
 

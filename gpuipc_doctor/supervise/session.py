@@ -6,6 +6,7 @@ marker, and starts the keeper that cleans up should this process be killed.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -74,7 +75,7 @@ class Session:
         for directory in self._remove:
             shutil.rmtree(directory, ignore_errors=True)
         pipe: BinaryIO = self._keeper.stdin  # type: ignore[assignment]  # a pipe, by construction
-        with pipe:
+        with contextlib.suppress(BrokenPipeError), pipe:  # somebody may have killed it
             pipe.write(b"done\n")
         self._keeper.wait()
         tree.reap_orphans()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -14,7 +15,7 @@ import pytest
 
 from gpuipc_doctor import loader, verdict
 from gpuipc_doctor.model import Ending, Node, Probe, ProbeOutcome, Status
-from gpuipc_doctor.supervise import tree
+from gpuipc_doctor.supervise import evidence, tree
 from gpuipc_doctor.supervise.execution import Limits
 from gpuipc_doctor.supervise.session import Session
 
@@ -70,6 +71,25 @@ def test_a_hang_shows_its_native_stack(session: Session, roles: ModuleType) -> N
     if not native:
         pytest.skip("no py-spy, gdb or eu-stack can look at a process here")
     assert any("pause" in frame for frame in native)
+
+
+def test_a_debugger_that_hangs_costs_neither_the_verdict_nor_the_budget(
+    session: Session, roles: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evidence, "TOOLS", [("sleep", lambda pid: ["60"], lambda text: [])] * 3)
+    started = time.monotonic()
+    outcome = run(session, roles, "hang_in_c", deadline_s=1.0, limit_s=6.0)
+    assert time.monotonic() - started < 6.0
+    assert outcome.roles["hang_in_c"].ending is Ending.HUNG
+    assert not outcome.stopped
+
+
+def test_the_loss_of_the_keeper_is_survived(roles: ModuleType) -> None:
+    with Session(Node(), LIMITS) as session:
+        before = [p.pid for p in tree.descendants(os.getpid())]
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        assert run(session, roles, "completes").completed
 
 
 def test_a_hang_names_the_step_and_what_was_recorded(session: Session, roles: ModuleType) -> None:
