@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from itertools import permutations
 from typing import ClassVar, NoReturn, Protocol
 
-from gpuipc_doctor.data import difference, pattern
+from gpuipc_doctor.allocator import Allocator, Block, Stream, installed
+from gpuipc_doctor.data import difference, mib, pattern
 from gpuipc_doctor.gpu import BackendUnavailable, Buffer, DriverError, Gpu, GpuContext, Memory
 from gpuipc_doctor.gpu import Mapping as IpcMapping
 from gpuipc_doctor.model import (
@@ -23,18 +24,25 @@ from gpuipc_doctor.model import (
     Join,
     Json,
     Launch,
+    Line,
+    Mark,
     MemoryShare,
     MpiStack,
     Probe,
     ProbeOutcome,
+    Series,
     Setting,
     Status,
     Tier,
 )
+from gpuipc_doctor.samples import MemorySamples
+from gpuipc_doctor.samples import series as memory_series
 from gpuipc_doctor.trend import slope
 
 __all__ = [
+    "Allocator",
     "BackendUnavailable",
+    "Block",
     "Buffer",
     "Check",
     "Context",
@@ -46,17 +54,24 @@ __all__ = [
     "IpcMapping",
     "Json",
     "Launch",
+    "Line",
+    "Mark",
     "Memory",
+    "MemorySamples",
     "MemoryShare",
     "Mpi",
     "MpiStack",
     "Peer",
     "Probe",
     "ProbeOutcome",
+    "Series",
     "Status",
+    "Stream",
     "Tier",
     "Worker",
     "difference",
+    "memory_series",
+    "mib",
     "pattern",
     "slope",
 ]
@@ -80,6 +95,10 @@ class Context:
     """How long the run may take."""
     memory: MemoryShare = field(default_factory=MemoryShare)
     """How much device memory a check may come to hold on one device."""
+
+    def allocators(self, device: Device) -> tuple[str, ...]:
+        """The allocators that can be tested on a device, by the names that `Worker.allocator` takes."""
+        return installed(self.inventory, device.backend)
 
     @property
     def subjects(self) -> tuple[tuple[Device, ...], ...]:
@@ -131,6 +150,8 @@ class Check(ABC):
     """Capabilities that a device must have for this check."""
     needs_mpi: ClassVar[bool] = False
     """Whether ``Context.mpi`` must be there; without an MPI that can take device pointers, it is a SKIP."""
+    needs_allocators: ClassVar[bool] = False
+    """Whether there must be allocators for a device; where no array library is installed, it is a SKIP."""
 
     @abstractmethod
     def probes(self, ctx: Context) -> Iterable[Probe | Finding]:
@@ -143,6 +164,10 @@ class Check(ABC):
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         """Conclude from one completed probe. A check that yields nothing is reported as an ERROR."""
         raise NotImplementedError(f"check {self.id} plans probes but does not judge them")
+
+    def series(self, done: ProbeOutcome) -> Iterable[Series]:
+        """What one completed probe recorded over time, for the report and for pictures."""
+        return ()
 
 
 class Peer(Protocol):
@@ -196,6 +221,12 @@ class Worker(Protocol):
 
     def host_memory(self, nbytes: int) -> Memory:
         """Ordinary memory of this process, as zeros."""
+
+    def allocator(self, name: str) -> Allocator:
+        """One of `Context.allocators` on ``gpu``; imports its library, which may take seconds."""
+
+    def clock(self) -> float:
+        """Seconds since some time before this process began."""
 
     @property
     def peer(self) -> Peer: ...

@@ -18,19 +18,24 @@ def pattern(nbytes: int, *key: int) -> bytes:
     return b"".join([block] * whole + [block[:rest]])  # every byte of a large one is written once
 
 
+def mib(nbytes: float) -> str:
+    """A number of bytes as a person reads it: ``37.5 MiB``."""
+    return f"{nbytes / 2**20:.1f} MiB"
+
+
 def difference(found: bytes, expected: bytes) -> str:
     """Where ``found`` is not what was ``expected``, in a few words; empty when it is."""
     if found == expected:
         return ""
     if len(found) != len(expected):
         return f"{len(found)} B instead of {len(expected)} B"
+    changed = (int.from_bytes(found, "little") ^ int.from_bytes(expected, "little")).to_bytes(
+        len(expected), "little"
+    )
     starts = range(0, len(expected), PAGE)
-    pages = [at for at in starts if found[at : at + PAGE] != expected[at : at + PAGE]]
-    wrong = [
-        at for page in pages for at in range(page, min(page + PAGE, len(found))) if found[at] != expected[at]
-    ]
-    first = wrong[0]
+    pages = sum(changed[at : at + PAGE].strip(b"\0") != b"" for at in starts)
+    first = len(changed) - len(changed.lstrip(b"\0"))
     return (
-        f"{len(wrong)} of {len(expected)} B wrong on {len(pages)} of {len(starts)} pages, "
+        f"{len(changed) - changed.count(0)} of {len(expected)} B wrong on {pages} of {len(starts)} pages, "
         f"first at offset {first} (0x{found[first]:02x} instead of 0x{expected[first]:02x})"
     )

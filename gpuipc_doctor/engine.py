@@ -227,7 +227,7 @@ def dry_run(request: Request, config: SiteConfig, node: Node, watcher: Watcher) 
         run = Run(request, config, session, watcher)
         devices, facts = run.discover(selected)
         devices = plan.select_devices(request, devices)
-        context = Context(devices, facts, mpi=run.find_mpi(selected, devices))
+        context = Context(devices, run.take_stock(facts).facts, mpi=run.find_mpi(selected, devices))
     layout = plan.lay_out(selected, request, config, context, already=run.has_run)
     return layout.repeated(request.repeat)
 

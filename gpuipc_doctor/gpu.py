@@ -51,6 +51,10 @@ request 7862. Left out of what is documented: those that name a trouble (``OUT_O
 """
 
 
+OUT_OF_MEMORY = frozenset({"CUDA_ERROR_OUT_OF_MEMORY", "hipErrorOutOfMemory"})
+"""How a driver says that it has no more memory to give."""
+
+
 class DriverError(Exception):
     """A driver call did not return success. ``fault`` says which call, which code, which name."""
 
@@ -67,6 +71,10 @@ class DriverError(Exception):
     def is_already_mapped(self) -> bool:
         """Whether the driver refused a mapping because of another one that is open."""
         return self.fault.name in ALREADY_MAPPED
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        return self.fault.name in OUT_OF_MEMORY
 
 
 class BackendUnavailable(Exception):
@@ -153,8 +161,14 @@ class Gpu(Protocol):
         """Of ``async-pool``, ``managed``, ``pinned-host``, ``vmm``: those that this device can allocate."""
 
     def open_ipc(self, handle: bytes) -> Mapping: ...
+    def allocation_of(self, address: int) -> tuple[int, int]:
+        """Where the driver's allocation begins to which ``address`` belongs, and its size in bytes."""
+
     def memory_info(self) -> tuple[int, int]:
         """(free, total) bytes of the whole device, all processes together."""
+
+    def memory_used(self) -> int:
+        """Bytes in use on the whole device, by all processes together."""
 
     def expects(self, case: str) -> str:
         """What this backend documents for a case in which vendors differ: see ``backends.rules``."""

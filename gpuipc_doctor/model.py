@@ -391,6 +391,36 @@ class CheckInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Line:
+    """One quantity of a series: a value for each of its points."""
+
+    name: str
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Where on a series' axis something happened."""
+
+    at: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Bytes over time, or over rounds, as a probe recorded them: what a picture is drawn from.
+
+    ``axis`` says what the points ``at`` are: ``seconds``, ``iteration``.
+    """
+
+    title: str
+    axis: str
+    at: tuple[float, ...]
+    lines: tuple[Line, ...]
+    marks: tuple[Mark, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """One finding in its place: which check, which subject, which probe, and how its roles ended."""
 
@@ -407,6 +437,8 @@ class Result:
     """Which run of its probe it is from, where every probe was run several times."""
     stopped: str = ""
     """Why its probe was not run, or not to its end: ``budget``, ``interrupted``; empty otherwise."""
+    series: tuple[Series, ...] = ()
+    """What its probe recorded over time, with the first of the probe's results."""
 
     @property
     def subject(self) -> str:

@@ -11,7 +11,7 @@ from gpuipc_doctor import loader
 from gpuipc_doctor.api import Check, Context
 from gpuipc_doctor.config import SiteConfig
 from gpuipc_doctor.loader import BrokenCheck, LoadedCheck
-from gpuipc_doctor.model import CheckInfo, Device, Finding, MpiStack, Probe, Result, Tier
+from gpuipc_doctor.model import CheckInfo, Device, Finding, Probe, Result, Tier
 
 DISCOVERY = "driver-init"
 """The check that finds the devices; it runs before everything else is planned."""
@@ -146,11 +146,11 @@ def lay_out(
             continue
         able = []
         for device in context.devices:
-            if unfit := _unfit(check, device, context.mpi):
+            if unfit := _unfit(check, device, context):
                 concluded.append(Result(check.id, unfit, (device.label,)))
             else:
                 able.append(device)
-        if (check.requires or check.needs_mpi) and not able:
+        if (check.requires or check.needs_mpi or check.needs_allocators) and not able:
             continue
         options = config.options.get(check.id, {})
         own = replace(context, devices=tuple(able), options=options, memory=config.memory, tier=request.tier)
@@ -160,14 +160,20 @@ def lay_out(
     return Plan(tuple(infos), tuple(probes), tuple(concluded))
 
 
-def _unfit(check: Check, device: Device, mpi: MpiStack | None) -> Finding | None:
+def _unfit(check: Check, device: Device, context: Context) -> Finding | None:
     """Why a check cannot run on a device, if so."""
+    mpi = context.mpi
     if lacking := check.requires - device.capabilities:
         return Finding.skip(f"{device.label} has no {', '.join(sorted(lacking))}")
     if check.needs_mpi and mpi is None:
         return Finding.skip("no MPI to test")
     if check.needs_mpi and mpi and device.backend not in mpi.takes:
         return Finding.skip(f"this MPI takes no device pointers: {mpi.why_not}", remedy=mpi.remedy)
+    if check.needs_allocators and not context.allocators(device):
+        return Finding.skip(
+            "neither CuPy nor PyTorch was found for it",
+            remedy="pip install 'gpuipc-doctor[cuda12]' brings CuPy; a simulated node has none",
+        )
     return None
 
 

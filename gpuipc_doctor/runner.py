@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import Protocol
 
 from gpuipc_doctor import verdict
-from gpuipc_doctor.model import CheckInfo, Ending, Finding, ProbeOutcome, Result, RoleOutcome, Status
+from gpuipc_doctor.model import (
+    CheckInfo,
+    Ending,
+    Finding,
+    ProbeOutcome,
+    Result,
+    RoleOutcome,
+    Series,
+    Status,
+)
 from gpuipc_doctor.plan import Plan, PlannedProbe, verify
 from gpuipc_doctor.supervise.session import Session
 
@@ -128,8 +137,10 @@ class Runner:
         if any(finding.status is Status.FAIL for finding in findings):
             self.failed.append((planned, outcome))
         if not (self._is_known_ending(planned, outcome) and told_later):
-            for finding in findings:
-                self._conclude(planned, finding, outcome, stopped=outcome.stopped)
+            series, failed = recorded(planned, outcome)
+            for finding in [*findings, *failed]:
+                self._conclude(planned, finding, outcome, stopped=outcome.stopped, series=series)
+                series = ()  # once for each probe
 
     def _is_known_ending(self, planned: PlannedProbe, outcome: ProbeOutcome) -> bool:
         """Whether a probe of this check on this subject has ended in the same call in the same way."""
@@ -178,6 +189,7 @@ class Runner:
         outcome: ProbeOutcome | None = None,
         *,
         stopped: str = "",
+        series: tuple[Series, ...] = (),
     ) -> None:
         if planned.repetition > 1 and finding.status is Status.SKIP:
             return  # what was tested by then stays tested
@@ -192,6 +204,7 @@ class Runner:
                 logs=Path(outcome.logs).name if outcome and self.keeps_logs else "",
                 repetition=planned.repetition,
                 stopped=stopped,
+                series=series,
             )
         )
 
@@ -284,3 +297,12 @@ def judge(planned: PlannedProbe, outcome: ProbeOutcome) -> list[Finding]:
     except (Exception, SystemExit) as error:
         return [Finding.error(f"judging failed: {type(error).__name__}: {error}", str(planned.file))]
     return findings or [Finding.error("the check concluded nothing", str(planned.file))]
+
+
+def recorded(planned: PlannedProbe, outcome: ProbeOutcome) -> tuple[tuple[Series, ...], list[Finding]]:
+    """What the check says was recorded over time; an ERROR where it fails to say."""
+    try:
+        return tuple(planned.check.series(outcome)) if outcome.completed else (), []
+    except (Exception, SystemExit) as error:
+        reason = f"reading its series failed: {type(error).__name__}: {error}"
+        return (), [Finding.error(reason, str(planned.file))]

@@ -6,9 +6,8 @@ while nothing was armed, or for want of memory that others hold: ERROR, for then
 
 from __future__ import annotations
 
+from gpuipc_doctor.gpu import OUT_OF_MEMORY
 from gpuipc_doctor.model import Ending, Finding, ProbeOutcome, RoleOutcome
-
-OUT_OF_MEMORY = {"CUDA_ERROR_OUT_OF_MEMORY", "hipErrorOutOfMemory"}
 
 
 def conclude(outcome: ProbeOutcome) -> Finding:

@@ -22,8 +22,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from gpuipc_doctor import loader
+from gpuipc_doctor.allocator import Allocator
+from gpuipc_doctor.allocators import open_allocator
 from gpuipc_doctor.backends import Backend, open_backend
-from gpuipc_doctor.gpu import BackendUnavailable, DriverError, Gpu
+from gpuipc_doctor.backends.device import DriverGpu
+from gpuipc_doctor.gpu import BackendUnavailable, DriverError
 from gpuipc_doctor.handover import Assignment, Desk, Result, device_to_json
 from gpuipc_doctor.journal import Journal
 from gpuipc_doctor.model import Device, Ending, Json
@@ -130,10 +133,10 @@ class Worker:
         return self._assignment.params
 
     @cached_property
-    def gpus(self) -> tuple[Gpu, ...]:
+    def gpus(self) -> tuple[DriverGpu, ...]:
         return tuple(self._open(device) for device in self._assignment.devices)
 
-    def _open(self, device: Device) -> Gpu:
+    def _open(self, device: Device) -> DriverGpu:
         gpu = self._backend(device.backend).gpu(device)
         check = getattr(loader.module(Path(self._assignment.check_file)), "CHECK", None)
         # Asked here, too: in a prolog nobody has asked before, and an administrator can change the mode.
@@ -142,11 +145,17 @@ class Worker:
         return gpu
 
     @property
-    def gpu(self) -> Gpu:
+    def gpu(self) -> DriverGpu:
         return self.gpus[self._assignment.place % len(self.gpus)]
 
     def host_memory(self, nbytes: int) -> HostMemory:
         return HostMemory(nbytes)
+
+    def allocator(self, name: str) -> Allocator:
+        return open_allocator(name, self.gpu)
+
+    def clock(self) -> float:
+        return time.monotonic()
 
     @cached_property
     def mpi(self) -> Communicator:

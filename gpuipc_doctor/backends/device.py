@@ -66,10 +66,19 @@ class DriverGpu:
         address = int(driver.call("ipc-open", driver.handle_from(handle), LAZY_ENABLE_PEER_ACCESS))
         return DriverMapping(context, address, None, partial(driver.call, "ipc-close", address))
 
+    def allocation_of(self, address: int) -> tuple[int, int]:
+        self.enter()
+        base, size = self.driver.call("address-range", address)
+        return int(base), int(size)
+
     def memory_info(self) -> tuple[int, int]:
         self.enter()
         free, total = self.driver.call("mem-info")
         return int(free), int(total)
+
+    def memory_used(self) -> int:
+        free, total = self.memory_info()
+        return total - free
 
     def expects(self, case: str) -> str:
         return rules.expects(self.driver.backend, case)
@@ -124,9 +133,8 @@ class _DeviceMemory:
     @property
     def nbytes(self) -> int:
         if self._nbytes is None:
-            self._gpu.enter()
-            base, size = self._driver.call("address-range", self.address)
-            self._nbytes = int(base) + int(size) - self.address
+            base, size = self._gpu.allocation_of(self.address)
+            self._nbytes = base + size - self.address
         return self._nbytes
 
     def write(self, data: bytes, offset: int = 0) -> None:

@@ -1,0 +1,154 @@
+"""Free memory that another stream still reads, have it handed out again, and see who overtakes whom.
+
+A buffer is filled on stream A; stream B is busy for a while and then copies the buffer; meanwhile the
+buffer is freed, and memory of the same size is allocated and overwritten on stream A. The allocator knows
+of stream A alone and hands the same memory out again, so stream B copies what it was not meant to see.
+
+First without a guard: this must go wrong, else the probe cannot see the race and the answer is SKIP. Then
+with each guard that is documented, and the copy must be right every time:
+
+- event wait: stream A waits for stream B before the buffer is freed
+- record_stream: the allocator is told that stream B uses the buffer, too (PyTorch)
+- pool per stream: the buffer is allocated for stream B, so that stream A gets other memory
+
+Small and large buffers take different ways in some allocators; both are tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpuipc_doctor.api import (
+    Allocator,
+    Check,
+    Context,
+    Finding,
+    Probe,
+    ProbeOutcome,
+    Stream,
+    Worker,
+    difference,
+    pattern,
+)
+
+SIZES = (64 << 10, 4 << 20, 12 << 20)
+"""Bytes. PyTorch cuts up to 1 MiB out of pieces of 2 MiB, up to 10 MiB out of 20 MiB, and takes what is
+larger by itself (c10/cuda/CUDACachingAllocator.cpp)."""
+
+ROUNDS = 4
+
+BUSY_S = (0.01, 0.04, 0.16)
+"""For how long stream B is busy: longer where the race was not provoked."""
+
+GUARDS = ("event wait", "pool per stream")
+RECORD_STREAM = "record_stream"
+
+
+class AllocatorStreamReuse(Check):
+    id = "allocator-stream-reuse"
+    title = "guards keep freed memory from a stream that still reads it"
+    needs_allocators = True
+
+    def probes(self, ctx: Context) -> Iterable[Probe]:
+        for device in ctx.devices:
+            for name in ctx.allocators(device):
+                yield Probe(name, {"program": overtake}, (device,), {"allocator": name}, deadline_s=60.0)
+
+    def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
+        unguarded, guarded = done.records["program"]["unguarded"], done.records["program"]["guarded"]
+        leaks = [
+            f"{guard}, {nbytes} B: {len(wrong)} of {ROUNDS} wrong, {wrong[0]}"
+            for guard, by_size in guarded.items()
+            for nbytes, wrong in by_size.items()
+            if wrong
+        ]
+        unseen = [nbytes for nbytes, wrong in unguarded.items() if not wrong]
+        if leaks:
+            yield Finding.fail(
+                f"{done.probe}: a documented guard did not keep freed memory from the stream that reads it",
+                *leaks,
+                remedy="do not free what another stream reads before that stream is synchronised",
+            )
+        elif unseen:
+            yield Finding.skip(
+                f"{done.probe}: could not provoke the race without a guard ({', '.join(unseen)} B), so it is "
+                "not known whether the guards hold"
+            )
+        else:
+            wrong = sum(map(len, unguarded.values()))
+            yield Finding.ok(
+                f"{done.probe}: right with {', '.join(guarded)}, {ROUNDS} rounds of {len(SIZES)} sizes each",
+                f"without a guard {wrong} of {ROUNDS * len(SIZES)} rounds read what was written later",
+            )
+
+
+def overtake(w: Worker) -> None:
+    allocator = w.allocator(w.params["allocator"])
+    guards = [*GUARDS, RECORD_STREAM] if allocator.records_streams else GUARDS
+    unguarded: dict[str, list[str]] = {}
+    guarded: dict[str, dict[str, list[str]]] = {guard: {} for guard in guards}
+    for nbytes in SIZES:
+        race = Race(allocator, nbytes)
+        with w.step(f"{nbytes} B, first use"):
+            race.run(0, "", 0.0)  # loads what is loaded at first use, and takes memory from the driver
+        for busy_s in BUSY_S:
+            with w.step(f"{nbytes} B without a guard"):
+                unguarded[str(nbytes)] = race.repeat("", busy_s)
+            if unguarded[str(nbytes)]:
+                break
+        for guard in guards:
+            with w.step(f"{nbytes} B with {guard}"):
+                guarded[guard][str(nbytes)] = race.repeat(guard, busy_s)
+        race.end()
+    w.record(unguarded=unguarded, guarded=guarded)
+
+
+class Race:
+    """Two streams, and the buffers of one size that they copy from and to."""
+
+    def __init__(self, allocator: Allocator, nbytes: int) -> None:
+        self.allocator = allocator
+        self.nbytes = nbytes
+        self.a, self.b = allocator.stream(), allocator.stream()
+        self.first, self.later, self.seen = (allocator.alloc(nbytes, self.a) for _ in range(3))
+        self.later.write(pattern(nbytes, -1))
+
+    def repeat(self, guard: str, busy_s: float) -> list[str]:
+        """What stream B read wrong, of each round in which it did."""
+        results = (self.run(number, guard, busy_s) for number in range(ROUNDS))
+        return [wrong for wrong in results if wrong]
+
+    def run(self, number: int, guard: str, busy_s: float) -> str:
+        a, b = self.a, self.b
+        expected = pattern(self.nbytes, number)
+        self.first.write(expected)
+
+        buffer = self.allocator.alloc(self.nbytes, b if guard == "pool per stream" else a)
+        a.wait_for(b)  # which has nothing to do but, with a pool of its own, this allocation
+        a.copy(buffer, self.first)
+        b.wait_for(a)
+        b.spin(busy_s)
+        b.copy(self.seen, buffer)
+        if guard == "event wait":
+            a.wait_for(b)
+        if guard == RECORD_STREAM:
+            buffer.used_by(b)
+        buffer.free()
+
+        other = self.allocator.alloc(self.nbytes, a)
+        a.copy(other, self.later)
+        synchronize(a, b)
+        other.free()
+        return difference(self.seen.read(), expected)
+
+    def end(self) -> None:
+        for block in (self.first, self.later, self.seen):
+            block.free()
+
+
+def synchronize(*streams: Stream) -> None:
+    for stream in streams:
+        stream.synchronize()
+
+
+CHECK = AllocatorStreamReuse()

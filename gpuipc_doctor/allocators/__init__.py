@@ -1,0 +1,37 @@
+"""The allocators of CuPy and PyTorch behind one protocol (`gpuipc_doctor.allocator`).
+
+Importing this package imports neither; `open_allocator` does, so it belongs in a worker.
+"""
+
+from __future__ import annotations
+
+from gpuipc_doctor.allocator import Allocator
+from gpuipc_doctor.backends.device import DriverGpu
+
+__all__ = ["open_allocator"]
+
+
+def open_allocator(name: str, gpu: DriverGpu) -> Allocator:
+    """Import the library of one allocator (a name of `allocator.ALLOCATORS`) and set it up for one device.
+
+    Raises `BackendUnavailable` when the library cannot be used.
+    """
+    match name:
+        case "MemoryPool":
+            from gpuipc_doctor.allocators.cupy_pools import CachingPool
+
+            return CachingPool(gpu)
+        case "MemoryAsyncPool":
+            from gpuipc_doctor.allocators.cupy_pools import StreamOrderedPool
+
+            return StreamOrderedPool(gpu)
+        case "PyTorch":
+            from gpuipc_doctor.allocators.pytorch import CachingAllocator
+
+            return CachingAllocator(gpu)
+        case "PyTorch expandable":
+            from gpuipc_doctor.allocators.pytorch import ExpandableAllocator
+
+            return ExpandableAllocator(gpu)
+        case _:
+            raise ValueError(f"no allocator {name!r}")

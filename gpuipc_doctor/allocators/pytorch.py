@@ -1,0 +1,130 @@
+"""PyTorch's caching allocator, on CUDA and on ROCm (untried), where torch has the same names for both."""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from typing import Any
+
+from gpuipc_doctor.allocators.calling import PoolBlock, Spinner, calling, importing
+from gpuipc_doctor.backends.device import DriverGpu
+
+_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""The first since PyTorch 2.9, which still reads the others (docs/stable/notes/cuda.html)."""
+
+
+class TorchStream:
+    """`gpuipc_doctor.allocator.Stream`"""
+
+    def __init__(self, allocator: CachingAllocator) -> None:
+        self._allocator = allocator
+        self.raw = allocator.torch.cuda.Stream(allocator.ordinal)
+
+    def spin(self, seconds: float) -> None:
+        with self._allocator.calling("torch.cuda._sleep"):
+            self._allocator.spin_cycles(self._allocator.spinner.cycles(seconds), self.raw)
+
+    def copy(self, to: Any, source: Any) -> None:
+        with self._allocator.calling("Tensor.copy_"), self._allocator.torch.cuda.stream(self.raw):
+            to.owner.copy_(source.owner, non_blocking=True)
+
+    def wait_for(self, other: Any) -> None:
+        with self._allocator.calling("Stream.wait_stream"):
+            self.raw.wait_stream(other.raw)
+
+    def synchronize(self) -> None:
+        with self._allocator.calling("Stream.synchronize"):
+            self.raw.synchronize()
+
+
+class TorchBlock(PoolBlock):
+    """`gpuipc_doctor.allocator.Block`; its owner is a tensor."""
+
+    def used_by(self, stream: Any) -> None:
+        with self._driver.arm("Tensor.record_stream"):
+            self.owner.record_stream(stream.raw)
+
+
+class CachingAllocator:
+    """`gpuipc_doctor.allocator.Allocator`. A process has one, and its settings are the environment's."""
+
+    records_streams = True
+    release_call = "torch.cuda.empty_cache"
+
+    def __init__(self, gpu: DriverGpu) -> None:
+        self.gpu = gpu
+        self.ordinal = gpu.ordinal
+        gpu.enter()  # so that it is this context which PyTorch finds
+        with importing("PyTorch", "torch"), gpu.driver.arm("import torch"):
+            import torch
+
+            self.torch: Any = torch
+            torch.cuda.set_device(self.ordinal)
+            torch.cuda.init()
+
+    @cached_property
+    def _setting(self) -> str:
+        """The setting that decides over its kind of memory, as it is written; empty for the default."""
+        return next(
+            (
+                f"{name}={os.environ[name]}"
+                for name in _SETTINGS
+                for word in ("backend:cudaMallocAsync", "expandable_segments:True")
+                if word in os.environ.get(name, "").replace(" ", "")
+            ),
+            "",
+        )
+
+    @property
+    def kind(self) -> str:
+        if "cudaMallocAsync" in self._setting:
+            return "async-pool"
+        return "vmm" if self._setting else "plain"
+
+    @property
+    def chosen_by(self) -> str:
+        return self._setting or "PyTorch's default"
+
+    def calling(self, name: str) -> Any:
+        return calling(self.gpu, name, self.torch.cuda.OutOfMemoryError)
+
+    def spin_cycles(self, cycles: int, stream: Any) -> None:
+        with self.torch.cuda.stream(stream):
+            self.torch.cuda._sleep(cycles)  # not documented, but what PyTorch's own tests spin with
+
+    @cached_property
+    def spinner(self) -> Spinner:
+        stream = self.torch.cuda.Stream(self.ordinal)
+        return Spinner(lambda cycles: self.spin_cycles(cycles, stream), stream.synchronize)
+
+    def stream(self) -> TorchStream:
+        return TorchStream(self)
+
+    def alloc(self, nbytes: int, stream: Any) -> TorchBlock:
+        torch = self.torch
+        with self.calling("torch.empty"), torch.cuda.stream(stream.raw):
+            tensor = torch.empty(nbytes, dtype=torch.uint8, device=f"cuda:{self.ordinal}")
+        return TorchBlock(self.gpu, int(tensor.data_ptr()), nbytes, tensor, "del tensor")
+
+    def held(self) -> tuple[int, int]:
+        cuda = self.torch.cuda
+        with self.calling("torch.cuda.memory_reserved"):
+            return int(cuda.memory_allocated(self.ordinal)), int(cuda.memory_reserved(self.ordinal))
+
+    def release(self) -> None:
+        with self.calling(self.release_call):
+            self.torch.cuda.empty_cache()
+
+    def bound(self, nbytes: int) -> bool:
+        with self.calling("torch.cuda.set_per_process_memory_fraction"):
+            fraction = nbytes / self.gpu.device.total_bytes
+            self.torch.cuda.set_per_process_memory_fraction(fraction, self.ordinal)
+        return True
+
+
+class ExpandableAllocator(CachingAllocator):
+    """The same with expandable segments, whatever the environment says."""
+
+    def __init__(self, gpu: DriverGpu) -> None:
+        os.environ.update(dict.fromkeys(_SETTINGS[:2], "expandable_segments:True"))
+        super().__init__(gpu)

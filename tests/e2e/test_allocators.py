@@ -1,0 +1,194 @@
+"""The allocator checks on array libraries without a GPU (tests/fixtures/arrays): healthy, and with faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Command
+
+ARRAYS = Path(__file__).parents[1] / "fixtures" / "arrays"
+CLAIMED = "/opt/arrays"
+"""Where the simulated node says that the libraries are installed; there is nothing, and Python looks on."""
+
+CHECKS = ("allocator-growth", "allocator-ipc", "allocator-pressure", "allocator-stream-reuse")
+CUPY, TORCH = ("MemoryPool", "MemoryAsyncPool"), ("PyTorch",)
+
+pytestmark = pytest.mark.cuda
+
+Results = Sequence[Mapping[str, Any]]
+
+
+@pytest.fixture
+def check(doctor: Command, tmp_path: Path) -> Callable[..., Results]:
+    """``check("allocator-ipc", fault="leaks")`` → its results, on a node with one GPU and both libraries."""
+
+    def run(
+        *checks: str,
+        fault: str = "",
+        driver_faults: Sequence[Mapping[str, str]] = (),
+        claims: Sequence[str] = ("cupy_double-1.0", "torch-1.0"),
+        path: Path = ARRAYS,
+        **environment: str,
+    ) -> Results:
+        file = tmp_path / "arrays.yaml"
+        files = {f"{CLAIMED}/{name}.dist-info/METADATA": "" for name in claims}
+        device = {"backend": "cuda", "name": "NVIDIA H200", "memory": "139 GiB"}
+        node = {
+            "description": "A node with array libraries.",
+            "extends": "healthy-cuda",
+            "devices": [device],
+            "files": files,
+            "faults": list(driver_faults),
+        }
+        file.write_text(json.dumps(node))
+        env = {
+            **os.environ,
+            "PYTHONPATH": f"{CLAIMED}:{path}",
+            "ARRAYS_FAULT": fault,
+            **environment,
+        }
+        ended: subprocess.CompletedProcess[str] = doctor(
+            "check", *checks, "--simulate", str(file), "--backend", "cuda", "--json", env=env
+        )
+        assert ended.stdout, ended.stderr
+        return [one for one in json.loads(ended.stdout)["results"] if one["check"] != "driver-init"]
+
+    return run
+
+
+def told(results: Results) -> dict[str, str]:
+    """By probe, what was found there, with its status."""
+    return {
+        one["probe"]: " | ".join(
+            [one["finding"]["status"], one["finding"]["summary"], *one["finding"]["evidence"]]
+        )
+        for one in results
+    }
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_healthy_allocators_pass_every_time(check: Callable[..., Results], number: int) -> None:
+    results = check(*CHECKS)
+    found = {(one["check"], one["probe"]): one["finding"]["status"] for one in results}
+    expected = {(id_, name) for id_ in CHECKS for name in (*CUPY, *TORCH)}
+    assert found == dict.fromkeys(expected | {("allocator-ipc", "PyTorch expandable")}, "PASS"), results
+
+
+@pytest.mark.parametrize(
+    ("id_", "fault", "found_in", "says"),
+    [
+        (
+            "allocator-stream-reuse",
+            "event wait left out",
+            (*CUPY, *TORCH),
+            "event wait, 65536 B: 4 of 4 wrong",
+        ),
+        ("allocator-stream-reuse", "record_stream left out", TORCH, "record_stream, 65536 B: 4 of 4 wrong"),
+        ("allocator-stream-reuse", "one pool for all streams", (*CUPY, *TORCH), "pool per stream, 65536 B"),
+        ("allocator-growth", "leaks", (*CUPY, *TORCH), "used memory grows by"),
+        ("allocator-growth", "never trims", (*CUPY, *TORCH), "are not given back, with nothing allocated"),
+        ("allocator-pressure", "never trims", TORCH, "ran out of memory with most of it only cached"),
+        (
+            "allocator-pressure",
+            "never trims",
+            ("MemoryPool",),
+            "ran out of memory with most of it only cached",
+        ),
+        ("allocator-pressure", "leaks", (*CUPY, *TORCH), "did not come back"),
+        ("allocator-pressure", "hands out twice", (*CUPY, *TORCH), "blocks lost their data"),
+    ],
+)
+def test_a_fault_of_the_allocator_is_found(
+    check: Callable[..., Results], id_: str, fault: str, found_in: Sequence[str], says: str
+) -> None:
+    results = check(id_, fault=fault)
+    found = [one for one in results if one["finding"]["status"] == "FAIL"]
+    assert {one["probe"] for one in found} >= set(found_in), told(results)
+    for name in found_in:
+        assert any(says in told([one])[name] for one in found if one["probe"] == name), told(results)
+
+
+def test_a_guard_is_missed_in_those_libraries_alone_that_lack_it(check: Callable[..., Results]) -> None:
+    found = told(check("allocator-stream-reuse", fault="record_stream left out"))
+    assert {name for name, text in found.items() if text.startswith("PASS")} == set(CUPY)
+
+
+def test_a_race_that_cannot_be_provoked_proves_nothing(check: Callable[..., Results]) -> None:
+    found = told(check("allocator-stream-reuse", fault="never hands out again"))
+    assert set(found) == {*CUPY, *TORCH}
+    for text in found.values():
+        assert text.startswith("SKIP")
+        assert "could not provoke the race" in text
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (
+            {"call": "copy-from-device", "do": "corrupt-byte"},
+            "a block's handle and offset led to other memory",
+        ),
+        ({"call": "ipc-close", "do": "keep"}, "did not come back after the importer had closed everything"),
+    ],
+)
+def test_a_fault_of_the_driver_in_sharing_is_found(
+    check: Callable[..., Results], fault: Mapping[str, str], says: str
+) -> None:
+    found = told(check("allocator-ipc", driver_faults=[fault]))
+    for name in ("MemoryPool", "PyTorch"):
+        assert found[name].startswith("FAIL"), found
+        assert says in found[name]
+
+
+def test_memory_that_cannot_be_shared_names_the_setting_and_what_is_seen(
+    check: Callable[..., Results],
+) -> None:
+    found = told(check("allocator-ipc", PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True"))
+    assert found["PyTorch"].startswith("WARN")
+    for name, setting in {
+        "PyTorch": "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+        "PyTorch expandable": "PYTORCH_ALLOC_CONF=expandable_segments:True",
+        "MemoryAsyncPool": "cupy.cuda.set_allocator(cupy.cuda.MemoryAsyncPool().malloc)",
+    }.items():
+        assert setting in found[name]
+        assert "cuIpcGetMemHandle returned CUDA_ERROR_INVALID_VALUE (1)" in found[name]
+
+
+def test_without_an_array_library_it_is_a_skip_that_says_what_to_install(
+    check: Callable[..., Results],
+) -> None:
+    results = check(*CHECKS, claims=())
+    assert {one["check"] for one in results} == set(CHECKS)
+    for one in results:
+        assert one["finding"]["status"] == "SKIP"
+        assert "neither CuPy nor PyTorch" in one["finding"]["summary"]
+        assert "pip install" in one["finding"]["remedy"]
+
+
+def test_a_library_that_does_not_import_is_an_error_in_one_line(
+    check: Callable[..., Results], tmp_path: Path
+) -> None:
+    (one,) = check("allocator-growth", claims=("torch-1.0",), path=tmp_path)
+    assert one["finding"]["status"] == "ERROR"
+    assert "PyTorch is installed but cannot be used: ModuleNotFoundError" in one["finding"]["summary"]
+
+
+def test_the_series_is_in_the_report(check: Callable[..., Results]) -> None:
+    (one,) = check("allocator-growth", claims=("torch-1.0",))
+    (series,) = one["series"]
+    assert series["axis"] == "seconds"
+    assert [line["name"] for line in series["lines"]] == [
+        "used on the device",
+        "reserved by the allocator",
+        "allocated",
+    ]
+    assert {len(line["values"]) for line in series["lines"]} == {len(series["at"])}
+    used, reserved, allocated = (line["values"] for line in series["lines"])
+    assert max(used) >= max(reserved) >= max(allocated) > 0 == reserved[-1]
