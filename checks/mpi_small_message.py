@@ -4,7 +4,10 @@ The report behind it (Slingshot, Cray MPICH, December 2023): device to device, 1
 crash, blocking and not. Here every size goes device to device, host to device and device to host, in both
 directions, blocking and non-blocking; each message is verified, with guard bytes behind it that must stay
 as they were. What hangs or crashes is left out and the rest is tried in fresh ranks, so the result is a map
-and not the first stone. Last, latencies are measured, device to device.
+and not the first stone. Last, latency and bandwidth are measured, device to device.
+
+All of it happens on each device, between any two of the node, and, where `--nodes 2` asks for that, between
+the first devices of two nodes.
 """
 
 from __future__ import annotations
@@ -37,13 +40,19 @@ PLACES = (("device", "device"), ("host", "device"), ("device", "host"))
 
 MODES = ("blocking", "non-blocking")
 
-WARM_UP, ROUNDS = 20, 100
+LARGE = (4 << 20, 16 << 20)
+"""Bytes of messages whose bandwidth is measured, too: a latency says little of what a node can move."""
+
+WARM_UP, ROUNDS, LARGE_ROUNDS = 20, 100, 10
 
 OUT_OF_LINE = 20.0
 """A latency so many times that of both its neighbours in size is pointed out."""
 
 ENOUGH = 3
 """So many sizes that fail in one way, and no other size is tried in that way: each costs a deadline."""
+
+ACROSS, REST = "between nodes", "the rest"
+"""Names of probes."""
 
 Way = tuple[str, str, str, int]
 """From where, to where, in which mode, from which rank."""
@@ -65,19 +74,32 @@ class MpiSmallMessage(Check):
         assert ctx.mpi is not None
         sizes = sorted({*SIZES, *(size for size in ctx.mpi.edges if size <= SIZES[-1])})
         pairs = [(a, b) for a, b in ctx.pairs if a.index < b.index]
+        params = {"sizes": sizes, "failed": []}
         for devices in [*((device,) for device in ctx.devices), *pairs]:
-            yield Probe("", ROLES, devices, {"sizes": sizes, "failed": []}, launch=ctx.mpi.launch)
+            yield Probe("", ROLES, devices, params, launch=ctx.mpi.launch)
+        if ctx.mpi.across:
+            for backend in dict.fromkeys(device.backend for device in ctx.devices):
+                first = next(device for device in ctx.devices if device.backend == backend)
+                yield Probe(ACROSS, ROLES, (first,), params, launch=ctx.mpi.across)
 
     def again(self, failed: ProbeOutcome) -> Iterable[Probe]:
         if failed.blamed and (cell := failed.records[failed.blamed].get("cell")):
             role = failed.roles[failed.blamed]
             ending = f"{failed.blamed} {role.ending.value} in {role.operation or 'no call'}"
             params = {**failed.params, "failed": [*failed.params["failed"], [cell, ending]]}
-            yield Probe("the rest", ROLES, failed.devices, params, launch=failed.launch)
+            name = f"{ACROSS}, {REST}" if failed.probe.startswith(ACROSS) else REST
+            yield Probe(name, ROLES, failed.devices, params, launch=failed.launch)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         wrong = [line for record in done.records.values() for line in record["wrong"]]
         first = done.records["rank 0"]
+        nodes = {record["node"] for record in done.records.values()}
+        if done.probe.startswith(ACROSS) and len(nodes) == 1:
+            yield Finding.error(
+                f"both ranks ran on {nodes.pop()}: the launcher did not put them on two nodes",
+                remedy="run it in an allocation of two nodes, or see to mpi.launcher of the site config",
+            )
+            return
         if failed := done.params["failed"]:
             yield Finding.fail(
                 f"map of what failed; {first['messages']} kinds of message are right", *mapped(failed)
@@ -90,12 +112,15 @@ class MpiSmallMessage(Check):
         if odd := list(out_of_line(times)):
             yield Finding.warn("a size is out of line with its neighbours", *odd)
         if not (failed or wrong or odd):
-            small, large = min(times), max(times)
-            yield Finding.ok(
-                f"{first['messages']} kinds of message right",
-                f"median latency {times[small]['median']:.1f} µs at {small} B, "
-                f"{times[large]['median']:.1f} µs at {large} B",
-            )
+            where = f" from {' to '.join(sorted(nodes))}" if done.probe.startswith(ACROSS) else ""
+            yield Finding.ok(f"{first['messages']} kinds of message right{where}", *figures(times))
+
+
+def figures(times: dict[int, dict[str, float]]) -> Iterator[str]:
+    """Latency and bandwidth by size, from microseconds one way."""
+    for size, us in times.items():
+        speed = f", {size / us['median'] / 1e3:.3g} GB/s" if size else ""
+        yield f"{size} B: median {us['median']:.1f} µs, fastest {us['min']:.1f} µs{speed}"
 
 
 def out_of_line(times: dict[int, dict[str, float]]) -> Iterator[str]:
@@ -133,6 +158,7 @@ def exchange(w: Worker) -> None:
     space = max(w.params["sizes"]) + GUARD
     wrong: list[str] = []
     messages = 0
+    w.record(node=w.mpi.node)
     with gpu.alloc(space) as device:
         places = {"device": device, "host": w.host_memory(space)}
         for cell in cells(w.params["sizes"]):
@@ -143,7 +169,10 @@ def exchange(w: Worker) -> None:
                     wrong += deliver(w, cell, places)
         w.record(cell=None)
         safe = [size for size in w.params["sizes"] if goes_there_and_back(size, w.params["failed"])]
-        latency = {size: time_one_way(w, device, size) for size in safe}
+        latency = {size: time_one_way(w, device, size, ROUNDS) for size in safe}
+    with gpu.alloc(LARGE[-1]) as device:
+        large = [size for size in LARGE if goes_there_and_back(size, w.params["failed"])]
+        latency |= {size: time_one_way(w, device, size, LARGE_ROUNDS) for size in large}
     w.record(wrong=wrong, messages=messages, latency_us=latency)
     if safe:
         w.record(price=(latency[safe[-1]]["median"], f"µs at {safe[-1]} B"))
@@ -195,11 +224,11 @@ def transfer(w: Worker, address: int, nbytes: int, mode: str, is_sender: bool) -
         w.mpi.wait([(w.mpi.isend if is_sender else w.mpi.irecv)(address, nbytes, partner)])
 
 
-def time_one_way(w: Worker, device: Buffer, nbytes: int) -> dict[str, Json]:
+def time_one_way(w: Worker, device: Buffer, nbytes: int, rounds: int) -> dict[str, Json]:
     """Microseconds one way, device to device, blocking."""
     with w.step(f"time {nbytes} B, device to device"):
-        w.mpi.ping_pong(device.address, nbytes, 1 - w.mpi.rank, WARM_UP)
-        times = w.mpi.ping_pong(device.address, nbytes, 1 - w.mpi.rank, ROUNDS)
+        w.mpi.ping_pong(device.address, nbytes, 1 - w.mpi.rank, min(WARM_UP, rounds))
+        times = w.mpi.ping_pong(device.address, nbytes, 1 - w.mpi.rank, rounds)
     return {"min": min(times) * 1e6, "median": median(times) * 1e6}
 
 

@@ -190,6 +190,10 @@ class Mpi(Protocol):
     rank: int
     size: int
 
+    @property
+    def node(self) -> str:
+        """The name of the node that this rank is on."""
+
     def library_version(self) -> str: ...
     def send(self, address: int, nbytes: int, to: int, tag: int = 0) -> None: ...
     def recv(self, address: int, nbytes: int, source: int, tag: int = 0) -> None: ...

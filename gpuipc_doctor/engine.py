@@ -28,6 +28,7 @@ from gpuipc_doctor.model import (
     Fact,
     Finding,
     Json,
+    Launch,
     MpiStack,
     Node,
     ProbeOutcome,
@@ -185,13 +186,21 @@ class Run:
         seen = next((outcome.records["mpi"] for outcome in outcomes if outcome.completed), {})
         if "facts" not in seen:
             return None
+        launch = self._launch(seen, info, nodes=1)
+        if launch is None:
+            return None
+        across = self._launch(seen, info, self.request.nodes) if self.request.nodes > 1 else None
+        backends = {device.backend for device in devices}
+        stack = choice.stack(seen, backends, launch, os.environ, simulated=bool(self.node.simulated))
+        return replace(stack, across=across)
+
+    def _launch(self, seen: Mapping[str, Json], info: CheckInfo, nodes: int) -> Launch | None:
+        """How to start ranks on so many nodes; where that cannot be done, that is reported."""
         try:
-            launcher = choice.launcher(seen, self.config.mpi.launcher, os.environ)
+            return choice.launch(seen, self.config.mpi.launcher, os.environ, nodes)
         except finding.NotFound as absent:
             self.runner.tell(info, Finding.error(absent.reason, remedy=absent.remedy))
             return None
-        backends = {device.backend for device in devices}
-        return choice.stack(seen, backends, launcher, os.environ, simulated=bool(self.node.simulated))
 
     @property
     def has_run(self) -> set[str]:

@@ -66,6 +66,8 @@ class Progress:
     """The supervisor's side: what the journal says so far. ``read`` takes in what was appended since."""
 
     path: Path
+    same_clock: bool = True
+    """Whether the writer's clock is ours. Another node's is taken to show ours when its first line comes."""
     started: bool = False
     operation: str = ""
     """The armed operation; empty when nothing is armed."""
@@ -80,6 +82,8 @@ class Progress:
     last_at: float = 0.0
     records: dict[str, Json] = field(default_factory=dict)
     _armed_at: float = 0.0
+    _ahead: float = 0.0
+    """Seconds that the writer's clock is ahead of ours."""
     _offset: int = 0
 
     def read(self) -> None:
@@ -97,18 +101,21 @@ class Progress:
                 self._apply(json.loads(line))
 
     def _apply(self, line: dict[str, Any]) -> None:
+        if not self.started and not self.same_clock:
+            self._ahead = line["at"] - time.monotonic()
+        at = line["at"] - self._ahead
         if not self.started:
-            self.started, self.first_at = True, line["at"]
-        self.last_at = line["at"]
+            self.started, self.first_at = True, at
+        self.last_at = at
         match line["event"]:
             case "armed":
                 self.operation = line["operation"]
                 self.occurrences[line["operation"]] = line["occurrence"]
-                self._armed_at = line["at"]
+                self._armed_at = at
             case "disarmed":
                 if self.operation:
                     so_far = self.returned.get(self.operation, Calls(self.operation, 0, 0.0))
-                    seconds = so_far.seconds + line["at"] - self._armed_at
+                    seconds = so_far.seconds + at - self._armed_at
                     self.returned[self.operation] = Calls(self.operation, so_far.count + 1, seconds)
                 self.operation = ""
             case "step":

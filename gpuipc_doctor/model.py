@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 Json = Any
@@ -148,10 +148,14 @@ Role = Callable[[Any], None]
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How an MPI launcher starts ranks: a command with ``{ranks}`` in it, and environment to add."""
+    """How an MPI launcher starts ranks: a command with ``{ranks}`` in it, and environment to add.
+
+    On several ``nodes`` each gets one rank, and a device is the one of the same number on the rank's node.
+    """
 
     command: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
+    nodes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +181,8 @@ class MpiStack:
     version: str
     library: str
     launch: Launch
+    across: Launch | None = None
+    """How ranks are started on several nodes, where that was asked for."""
     takes: frozenset[str] = frozenset()
     why_not: str = ""
     remedy: str = ""
@@ -190,7 +196,7 @@ class MpiStack:
 
     def with_env(self, env: Mapping[str, str]) -> Launch:
         """The launch with more environment."""
-        return Launch(self.launch.command, {**self.launch.env, **env})
+        return replace(self.launch, env={**self.launch.env, **env})
 
 
 @dataclass(frozen=True, slots=True)

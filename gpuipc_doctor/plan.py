@@ -44,6 +44,8 @@ class Request:
     budget_s: float | None = None
     keep_logs: Path | None = None
     mpi_lib: str | None = None
+    nodes: int = 1
+    """Messages go between ranks on so many nodes, too."""
     workarounds: bool = True
     repeat: int = 1
     """How often every probe is run, those that find out what is here excepted."""

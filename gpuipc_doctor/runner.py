@@ -67,7 +67,8 @@ class Runner:
 
     def tell(self, info: CheckInfo, finding: Finding) -> None:
         """Report a finding that needed no probe."""
-        self.checks.append(info)
+        if info not in self.checks:
+            self.checks.append(info)
         self.results.append(Result(info.id, finding))
 
     def drop(self, check: str, status: Status | None = None, probe: str = "") -> None:

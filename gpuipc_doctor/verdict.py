@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from gpuipc_doctor.gpu import OUT_OF_MEMORY
 from gpuipc_doctor.model import Ending, Finding, ProbeOutcome, RoleOutcome
+from gpuipc_doctor.supervise.rank import COMPLAINT
 
 
 def conclude(outcome: ProbeOutcome) -> Finding:
@@ -49,7 +50,8 @@ def conclude(outcome: ProbeOutcome) -> Finding:
         case Ending.UNKILLABLE:
             what = f"hung and cannot be killed: {'; '.join(role.kernel)}"
         case Ending.NOT_STARTED:
-            *before, said = role.log_tail or ("it left no word",)
+            *before, said = sorted(role.log_tail, key=_is_our_complaint) or ("it left no word",)
+            said = said.removeprefix(COMPLAINT)
             return Finding.error(f"{role.role}: the worker did not start: {said}", *before[-3:], *evidence)
         case Ending.UNAVAILABLE:
             reason, _, remedy = role.exception.partition("\n")
@@ -64,6 +66,11 @@ def conclude(outcome: ProbeOutcome) -> Finding:
     if role.operation:
         return Finding.fail(f"{_where(role)} {what}", *evidence)
     return Finding.error(f"{role.role}: {what} while no operation was armed", *evidence)
+
+
+def _is_our_complaint(line: str) -> bool:
+    """Whether it tells what stood in the way, where a launcher tells only that it could not go on."""
+    return line.startswith(COMPLAINT)
 
 
 def _exited(role: RoleOutcome) -> str:

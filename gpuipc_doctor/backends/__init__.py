@@ -73,14 +73,18 @@ class Backend:
     def gpu(self, device: Device) -> DriverGpu:
         """The GPU that is ``device``, whatever its number in this process (by uuid, else PCI address).
 
+        Without either it is any node's device of that number.
+
         Raises `BackendUnavailable` when this process does not see it.
         """
         driver = self.driver
         for ordinal in range(self._initialise()):
             if device.uuid:
                 found = driver.uuid(ordinal) == device.uuid
-            else:
+            elif device.pci:
                 found = driver.text("device-pci", ordinal).lower() == device.pci
+            else:
+                found = ordinal == device.index
             if found:
                 return DriverGpu(driver, device, ordinal)
         raise BackendUnavailable(

@@ -54,6 +54,13 @@ from gpuipc_doctor.report import exits
     metavar="TIMES",
     help="Run every probe so often: for `compare`, and for faults that come and go.",
 )
+@click.option(
+    "--nodes",
+    type=click.IntRange(1, 2),
+    default=1,
+    show_default=True,
+    help="With 2, small messages go between two nodes, too.",
+)
 @click.option("--no-workarounds", is_flag=True, help="Do not try workarounds on MPI checks that fail.")
 @click.option("--strict", is_flag=True, help="Exit with 10 when the worst finding is WARN.")
 @click.option(
@@ -82,6 +89,7 @@ def command(
     keep_logs: Path | None,
     mpi_lib: str | None,
     repeat: int,
+    nodes: int,
     no_workarounds: bool,
     strict: bool,
     exit_style: str,
@@ -103,6 +111,7 @@ def command(
         budget_s=budget,
         keep_logs=keep_logs,
         mpi_lib=mpi_lib,
+        nodes=nodes,
         workarounds=not no_workarounds,
         repeat=repeat,
     )

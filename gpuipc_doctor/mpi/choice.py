@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from gpuipc_doctor.model import Fact, Json, MpiStack, Workaround
+from gpuipc_doctor.model import Fact, Json, Launch, MpiStack, Workaround
 from gpuipc_doctor.mpi import families, finding, logs
-from gpuipc_doctor.mpi.finding import Launcher
 
 COMPONENTS = frozenset({"mpich", "cray-mpich", "openmpi", "intel-mpi", "mvapich", "ucx"})
 """The facts of the inventory that say which MPI library and which UCX are on a node."""
 
 
-def launcher(seen: Mapping[str, Json], template: str, environment: Mapping[str, str]) -> Launcher:
-    """The launcher that suits the library of which ``seen`` is the survey. Raises `finding.NotFound`."""
+def launch(seen: Mapping[str, Json], template: str, environment: Mapping[str, str], nodes: int) -> Launch:
+    """How ranks start under the library of which ``seen`` is the survey. Raises `finding.NotFound`."""
     facts = seen["facts"]
     identity = families.identify(facts["version_text"])
-    return finding.find_launcher(identity, facts["library"], template, environment)
+    return finding.find_launcher(identity, facts["library"], template, environment, nodes=nodes).launch
 
 
 def stack(
     seen: Mapping[str, Json],
     backends: Collection[str],
-    launcher: Launcher,
+    launch: Launch,
     environment: Mapping[str, str],
     *,
     simulated: bool,
@@ -42,7 +41,7 @@ def stack(
         family=identity.family,
         version=identity.version,
         library=facts["library"],
-        launch=launcher.launch,
+        launch=launch,
         takes=able or (frozenset(aware) if simulated else frozenset()),
         why_not=unable[0].why_not if unable else "",
         remedy=unable[0].remedy if unable else "",

@@ -37,6 +37,11 @@ class Communicator:
         self._world = self._api.COMM_WORLD
         self.rank: int = self._world.Get_rank()
         self.size: int = self._world.Get_size()
+        if self.size != ranks and "SLURM_PROCID" in os.environ and not _launchers_words():
+            raise BackendUnavailable(
+                f"srun did not tell the {ranks} ranks of {library} of each other: each sees {self.size}",
+                "set SLURM_MPI_TYPE to the interface that the library speaks, pmi2 or pmix (srun --mpi=list)",
+            )
         if self.size != ranks:
             raise _mismatch(f"it started {ranks} ranks, each sees {self.size}; the launcher", library)
 
@@ -60,6 +65,11 @@ class Communicator:
     def library_version(self) -> str:
         text: str = self._api.Get_library_version()
         return text.strip("\0\n ")
+
+    @property
+    def node(self) -> str:
+        """The name of the node that this rank is on."""
+        return os.environ.get("SLURMD_NODENAME") or str(self._api.Get_processor_name())
 
     def send(self, address: int, nbytes: int, to: int, tag: int = 0) -> None:
         with self._armed("MPI_Send"):
@@ -126,6 +136,11 @@ class Communicator:
                 failure = DriverFault(call, error.Get_error_code(), error.Get_error_string())
         if failure:
             raise DriverError(failure)
+
+
+def _launchers_words() -> list[str]:
+    """What a launcher that this library understands would have told a rank."""
+    return [name for name in os.environ if name.startswith(("PMI_", "PMIX_", "OMPI_COMM_WORLD_"))]
 
 
 def _mismatch(launcher: str, library: str) -> BackendUnavailable:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuipc_doctor.model import Launch
-from gpuipc_doctor.mpi import logs
+from gpuipc_doctor.mpi import logs, slurm
 from gpuipc_doctor.mpi.identity import Identity
 
 _OPEN_MPI_SONAMES = ("libmpi.so.40", "libmpi.so.20")
@@ -118,17 +118,27 @@ def find_launcher(
     The site's template, else ``srun`` within a Slurm allocation, else the ``mpiexec`` that belongs to the
     library, else the one on PATH.
 
-    The command keeps ``{ranks}`` open. On several nodes each gets one rank. Raises `NotFound`.
+    The command keeps ``{ranks}`` open. On several nodes each gets one rank. Raises `NotFound`, also where
+    it can be seen that there are not so many nodes.
     """
     env = _environment(identity, library, environment)
     if template:
+        if nodes > 1 and "{nodes}" not in template:
+            raise NotFound(
+                f"mpi.launcher of the site config cannot start ranks on {nodes} nodes: it has no {{nodes}}",
+                "put {nodes} where the command says on how many nodes ranks start, as in srun -N{nodes}",
+            )
         return Launcher(_from_template(template, env, nodes), "mpi.launcher of the site config")
     srun = shutil.which("srun", path=environment.get("PATH"))
     if srun and "SLURM_JOB_ID" in environment:
-        # --overlap: within a job step of the allocation; without -K1, srun waits for ever for the ranks that
-        # are left when one has died.
-        command = (srun, "--overlap", "-K1", f"-N{nodes}", "-n{ranks}")
-        return Launcher(Launch(command, env), "srun, for this is within a Slurm allocation")
+        if nodes > int(environment.get("SLURM_JOB_NUM_NODES", nodes)):
+            has = environment["SLURM_JOB_NUM_NODES"]
+            raise NotFound(
+                f"ranks on {nodes} nodes were asked for, but this Slurm allocation has {has}",
+                f"run it in a larger one: salloc -N{nodes}",
+            )
+        command = (srun, *_SRUN, *slurm.pmi(identity.family, environment), f"-N{nodes}", "-n{ranks}")
+        return Launcher(Launch(command, env, nodes), "srun, for this is within a Slurm allocation")
     if mpiexec := _mpiexec_of(identity, Path(library)):
         source = f"the mpiexec of {identity.title}"
     elif on_path := shutil.which("mpiexec", path=environment.get("PATH")):
@@ -139,8 +149,12 @@ def find_launcher(
             "load your MPI's module, or give the command as mpi.launcher in the site config",
         )
     spread = () if nodes == 1 else _ONE_EACH.get(identity.family, ("-ppn", "1"))
-    return Launcher(Launch((_literal(str(mpiexec)), "-n", "{ranks}", *spread), env), source)
+    return Launcher(Launch((_literal(str(mpiexec)), "-n", "{ranks}", *spread), env, nodes), source)
 
+
+_SRUN = ("--overlap", "--overcommit", "-K1")
+"""Options of srun: to run beside a job step of the allocation, and on as many processors as it has. Without
+``-K1`` it waits for ever for the ranks that are left when one has died."""
 
 _ONE_EACH = {"openmpi": ("--map-by", "ppr:1:node")}
 """Words that put one rank on each node, where they are not Hydra's."""
@@ -201,7 +215,7 @@ def check_template(template: str) -> str:
 
 
 def _from_template(template: str, env: Mapping[str, str], nodes: int) -> Launch:
-    return Launch(tuple(_words(template, env, nodes)), env)
+    return Launch(tuple(_words(template, env, nodes)), env, nodes)
 
 
 def _words(template: str, env: Mapping[str, str], nodes: int) -> Iterator[str]:

@@ -30,12 +30,14 @@ STALLED_S = 1.0
 class Limits:
     """Seconds. ``start_up_s``: until a worker's first journal line, for a cold file system is no hung GPU.
     ``settle_s``: for the other roles to end by themselves once one went wrong. ``grace_s``: between TERM
-    and KILL. ``kill_s``: for KILL to work before a process counts as unkillable.
+    and KILL. ``launcher_s``: the same where a launcher has ranks to end, maybe on other nodes; killed before
+    it has done that, it leaves them. ``kill_s``: for KILL to work before a process counts as unkillable.
     """
 
     start_up_s: float = 60.0
     settle_s: float = 0.5
     grace_s: float = 0.3
+    launcher_s: float = 2.0
     kill_s: float = 3.0
 
 
@@ -170,9 +172,13 @@ class Execution:
         ``until``: when that has to end, so that what follows keeps within the budget.
         """
         living = [role for role in self._roles.values() if role.ending is None]
+        here = [role for role in living if role.process.pid]
         for role in living:
+            if role.process.is_elsewhere:
+                role.kernel = (f"{role.desk.role} is on another node: no native stack from there",)
+        for role in here:
             role.kernel = evidence.kernel_view(role.process.pid)
-        for role in living:
+        for role in here:
             role.native_stack = evidence.native_stack(role.process.pid, role.desk.native_stack, until)
 
     # -- end --------------------------------------------------------------------------------------------
@@ -181,13 +187,16 @@ class Execution:
         def left() -> list[tree.Process]:
             # A worker that has been collected no longer owns its pid.
             workers = {role.process.pid for role in self._roles.values() if role.process.poll() is None}
+            # srun's ranks on this node are not ours, but Slurm's.
+            among = tree.processes().values() if self._probe.launch else tree.descendants(os.getpid())
             return [
                 process
-                for process in tree.descendants(os.getpid())
+                for process in among
                 if process.pid in workers or tree.carries(process.pid, self._marker)
             ]
 
-        if remaining := tree.end(left, grace_s=self._limits.grace_s, limit_s=self._limits.kill_s):
+        grace_s = self._limits.launcher_s if self._probe.launch else self._limits.grace_s
+        if remaining := tree.end(left, grace_s=grace_s, limit_s=self._limits.kill_s):
             where = "; ".join(line for process in remaining for line in evidence.kernel_view(process.pid))
             self.unkillable = where
             for role in self._roles.values():
@@ -238,9 +247,8 @@ class Execution:
 
 def _blame_order(role: RunningRole) -> tuple[bool, int, int]:
     """First who is no mere casualty, then who ended first (to the tick), then by how it ended."""
-    casualty = role.ending is Ending.PEER_LOST
     rank = _WORST_FIRST.index(role.ending) if role.ending in _WORST_FIRST else len(_WORST_FIRST)
-    return casualty, int(role.ended_at / TICK_S), rank
+    return role.is_casualty, int(role.ended_at / TICK_S), rank
 
 
 def _signal_name(number: int) -> str:

@@ -15,6 +15,9 @@ import sys
 import time
 from pathlib import Path
 
+GRACE_S = 0.3
+"""Between TERM and KILL: a launcher may have ranks to end on other nodes."""
+
 ROUNDS, PAUSE_S = 500, 0.02
 
 
@@ -24,6 +27,8 @@ def main(marker: str, directories: list[str]) -> None:
     if sys.stdin.buffer.readline():
         return
     wanted = f"GPUIPC_DOCTOR_PROBE={marker}/".encode()
+    if kill_all(wanted, signal.SIGTERM):
+        time.sleep(GRACE_S)
     for _ in range(ROUNDS):
         if not kill_all(wanted):
             break
@@ -32,8 +37,8 @@ def main(marker: str, directories: list[str]) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def kill_all(wanted: bytes) -> int:
-    """Kill every process whose environment holds ``wanted``; returns how many there were."""
+def kill_all(wanted: bytes, number: int = signal.SIGKILL) -> int:
+    """Send this signal to every process whose environment holds ``wanted``; returns how many there were."""
     found = 0
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -41,7 +46,7 @@ def kill_all(wanted: bytes) -> int:
                 environment = (entry / "environ").read_bytes().split(b"\0")
                 if any(variable.startswith(wanted) for variable in environment):
                     found += 1
-                    os.kill(int(entry.name), signal.SIGKILL)
+                    os.kill(int(entry.name), number)
             except OSError:
                 continue
     return found

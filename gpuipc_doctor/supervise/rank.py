@@ -14,6 +14,9 @@ from pathlib import Path
 
 PLAN = "ranks.json"
 
+COMPLAINT = "gpuipc-doctor: "
+"""How a line begins that says why no worker was started."""
+
 RANK_VARIABLES = ("PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
 """Where launchers say which rank a process is: PRRTE, Hydra, Open MPI, MVAPICH, Slurm."""
 
@@ -21,9 +24,15 @@ RANK_VARIABLES = ("PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WOR
 def main(directory: Path) -> int:
     own = next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), None)
     if own is None:
-        print(f"the launcher sets none of {', '.join(RANK_VARIABLES)}", file=sys.stderr)  # noqa: T201
-        return 1
-    plan = json.loads((directory / PLAN).read_text())
+        return complain(f"the launcher sets none of {', '.join(RANK_VARIABLES)}")
+    try:
+        plan = json.loads((directory / PLAN).read_text())
+    except FileNotFoundError:
+        node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+        return complain(
+            f"{node} does not see {directory}: ranks on several nodes need a directory that all of them "
+            "share; name one with --keep-logs, or as TMPDIR"
+        )
     role = plan["roles"][int(own)]
     with (directory / f"{role}.log").open("xb") as log:  # a second process of the same rank ends here
         worker = subprocess.Popen(
@@ -34,15 +43,26 @@ def main(directory: Path) -> int:
             stderr=subprocess.STDOUT,
             close_fds=False,  # the launcher's channels are for the worker
         )
-    _write(directory / f"{role}.pid", worker.pid)
+    _write(directory / f"{role}.pid", f"{worker.pid} {boot_id()}")
     code = worker.wait()
-    _write(directory / f"{role}.exit-status", code)
+    _write(directory / f"{role}.exit-status", str(code))
     return code if code >= 0 else 128 - code
 
 
-def _write(path: Path, number: int) -> None:
+def boot_id() -> str:
+    """What tells this running kernel from those of other nodes."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def complain(text: str) -> int:
+    """Say where the launcher hears it why there is no worker."""
+    sys.stderr.write(f"{COMPLAINT}{text}\n")  # one write: a launcher mixes what ranks say
+    return 1
+
+
+def _write(path: Path, text: str) -> None:
     draft = path.with_suffix(".draft")
-    draft.write_text(str(number))
+    draft.write_text(text)
     draft.replace(path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,6 +12,9 @@ from typing import Protocol
 from gpuipc_doctor.handover import Desk, Result
 from gpuipc_doctor.journal import Progress
 from gpuipc_doctor.model import Ending
+from gpuipc_doctor.supervise.rank import boot_id
+
+_KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 
 
 class WorkerProcess(Protocol):
@@ -18,11 +22,15 @@ class WorkerProcess(Protocol):
 
     @property
     def pid(self) -> int:
-        """0 as long as it is not known."""
+        """0 as long as it is not known, and where it is another node's."""
 
     @property
     def returncode(self) -> int | None:
         """As of `subprocess.Popen`; None when it has not ended, or nobody can say how it did."""
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it runs on another node."""
 
     def poll(self) -> bool:
         """Whether it has ended."""
@@ -33,6 +41,8 @@ class WorkerProcess(Protocol):
 
 class ChildProcess:
     """A worker that is our own child."""
+
+    is_elsewhere = False
 
     def __init__(self, popen: subprocess.Popen[bytes]) -> None:
         self._popen = popen
@@ -64,7 +74,13 @@ class LaunchedProcess:
 
     @property
     def pid(self) -> int:
-        return int(_read(self._desk.pid) or 0)
+        number, _, kernel = _read(self._desk.pid).partition(" ")
+        return int(number) if number and kernel == boot_id() else 0
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it runs on another node."""
+        return bool(_read(self._desk.pid)) and not self.pid
 
     def poll(self) -> bool:
         launcher_ended = self._launcher is None or self._launcher.poll()
@@ -132,3 +148,9 @@ class RunningRole:
     @property
     def went_wrong(self) -> bool:
         return self.ending not in (None, Ending.COMPLETED)
+
+    @property
+    def is_casualty(self) -> bool:
+        """Whether it ended because another one had: launchers kill the ranks that are left."""
+        was_killed = isinstance(self.process, LaunchedProcess) and self.process.returncode in _KILLED
+        return self.ending is Ending.PEER_LOST or was_killed

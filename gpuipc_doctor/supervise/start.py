@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from gpuipc_doctor.handover import Assignment, Desk
@@ -23,6 +25,9 @@ LAUNCHER_LOG = "launcher.log"
 
 _LISTS = ("LD_LIBRARY_PATH", "LD_PRELOAD")
 """Variables to which several may add; any other is replaced by the last to set it."""
+
+_OF_A_RANK = re.compile(r"PMI_|PMIX_(?!MCA_)|OMPI_COMM_WORLD_")
+"""Variables by which a launcher tells a process which rank of which job it is."""
 
 
 def start(probe: Probe, check_file: Path, directory: Path, node: Node, marker: str) -> dict[str, RunningRole]:
@@ -70,20 +75,34 @@ class _Starter:
         command = [part.format(ranks=len(desks)) for part in launch.command]
         starter = [sys.executable, "-I", "-S", rank.__file__, str(self._directory)]
         log = self._directory / LAUNCHER_LOG
+        environment = self._environment(launch.env)
+        for name in filter(_OF_A_RANK.match, os.environ):  # of a job in which we may be a rank ourselves
+            environment.pop(name, None)
         try:
-            launcher = _popen([*command, *starter], log, self._directory, self._environment(launch.env))
+            launcher = _popen([*command, *starter], log, self._directory, environment)
         except OSError as error:
             log.write_text(f"{command[0]}: {error.strerror}\n")
             launcher = None
-        return {role: _running(LaunchedProcess(launcher, desk), desk) for role, desk in desks.items()}
+        return {
+            role: _running(LaunchedProcess(launcher, desk), desk, same_clock=self._stays)
+            for role, desk in desks.items()
+        }
+
+    @property
+    def _stays(self) -> bool:
+        """Whether all roles run on this node."""
+        return self._probe.launch is None or self._probe.launch.nodes == 1
 
     def _desk(self, role: str, *, peer_fd: int | None = None, ranks: int = 0) -> Desk:
         desk = Desk(self._directory, role)
+        devices = self._probe.devices
+        if not self._stays:  # elsewhere, it is another device of the same number
+            devices = tuple(replace(device, uuid="", pci="") for device in devices)
         Assignment(
             check_file=str(self._check_file),
             function=self._probe.roles[role].__name__,
             place=list(self._probe.roles).index(role),
-            devices=self._probe.devices,
+            devices=devices,
             params=self._probe.params,
             deadline_s=self._probe.deadline_s,
             root=self._node.root,
@@ -99,7 +118,8 @@ class _Starter:
                 present = environment.get(name) if name in _LISTS else None
                 environment[name] = f"{value}:{present}" if present else value
         environment[tree.MARKER] = self._marker
-        environment.update(visible_devices(self._probe.devices, environment) or self._node.visible)
+        if self._stays:
+            environment.update(visible_devices(self._probe.devices, environment) or self._node.visible)
         if paths := environment.get("PYTHONPATH"):  # the worker has another working directory
             environment["PYTHONPATH"] = os.pathsep.join(
                 str(Path(path).absolute()) for path in paths.split(os.pathsep)
@@ -125,5 +145,5 @@ def _popen(
         )
 
 
-def _running(process: ChildProcess | LaunchedProcess, desk: Desk) -> RunningRole:
-    return RunningRole(process, desk, Progress(desk.journal), time.monotonic())
+def _running(process: ChildProcess | LaunchedProcess, desk: Desk, *, same_clock: bool = True) -> RunningRole:
+    return RunningRole(process, desk, Progress(desk.journal, same_clock), time.monotonic())

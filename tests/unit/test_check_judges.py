@@ -314,21 +314,45 @@ HUNG = [[16, "device", "device", "blocking", 0], "rank 1 hung in MPI_Recv"]
 
 
 def small_message(
-    failed: Sequence[Json] = (), wrong: Sequence[str] = (), medians: Mapping[int, float] = LATENCIES
+    failed: Sequence[Json] = (),
+    wrong: Sequence[str] = (),
+    medians: Mapping[int, float] = LATENCIES,
+    nodes: tuple[str, str] = ("n1", "n1"),
+    probe: str = "",
 ) -> list[Finding]:
     latency = {str(size): {"min": us * 0.9, "median": us} for size, us in medians.items()}
     records: dict[str, dict[str, Json]] = {
-        "rank 0": {"wrong": [], "messages": 120, "latency_us": latency},
-        "rank 1": {"wrong": wrong, "messages": 120, "latency_us": latency},
+        "rank 0": {"node": nodes[0], "wrong": [], "messages": 120, "latency_us": latency},
+        "rank 1": {"node": nodes[1], "wrong": wrong, "messages": 120, "latency_us": latency},
     }
-    return conclude("mpi-small-message", records, failed=failed, sizes=list(medians))
+    return conclude("mpi-small-message", records, probe=probe, failed=failed, sizes=list(medians))
 
 
 def test_small_messages_that_arrive_pass_with_their_latency() -> None:
     (finding,) = small_message()
     assert finding.status is Status.PASS
     assert finding.summary == "120 kinds of message right"
-    assert finding.evidence == ("median latency 1.3 µs at 0 B, 14.0 µs at 65536 B",)
+    assert finding.evidence[0] == "0 B: median 1.3 µs, fastest 1.2 µs"
+    assert finding.evidence[-1] == "65536 B: median 14.0 µs, fastest 12.6 µs, 4.68 GB/s"
+
+
+def test_between_nodes_are_messages_of_ranks_on_two_of_them() -> None:
+    (finding,) = small_message(nodes=("n1", "n2"), probe="between nodes")
+    assert (finding.status, finding.summary) == (Status.PASS, "120 kinds of message right from n1 to n2")
+    (finding,) = small_message(nodes=("n1", "n1"), probe="between nodes")
+    assert finding.status is Status.ERROR
+    assert "both ranks ran on n1" in finding.summary
+
+
+def test_the_first_device_of_each_backend_sends_to_another_node_where_that_is_asked() -> None:
+    across = Launch(("srun", "-N2", "-n{ranks}"), nodes=2)
+    planned = plan("mpi-small-message", *TWO, gpu(0, "hip"), across=across)
+    between = [probe for probe in planned if probe.launch == across]
+    assert [(probe.name, probe.devices[0].label) for probe in between] == [
+        ("between nodes", "cuda:0"),
+        ("between nodes", "hip:0"),
+    ]
+    assert "between nodes" not in [probe.name for probe in plan("mpi-small-message", *TWO)]
 
 
 def test_a_message_that_either_rank_saw_arrive_wrong_fails() -> None:

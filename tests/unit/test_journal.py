@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from itertools import count
 from pathlib import Path
@@ -84,3 +85,18 @@ def test_a_line_that_is_not_complete_yet_is_read_later(path: Path) -> None:
     path.write_bytes(whole)
     progress.read()
     assert progress.records == {"a": 1}
+
+
+def test_another_nodes_clock_is_read_as_ours(path: Path) -> None:
+    """The clock that counts from a node's boot: two nodes may be months apart."""
+    lines = [
+        {"event": "armed", "at": 1e9, "operation": "MPI_Send", "occurrence": 1},
+        {"event": "disarmed", "at": 1e9 + 2},
+    ]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    progress = Progress(path, same_clock=False)
+    before = time.monotonic()
+    progress.read()
+    assert before <= progress.first_at <= time.monotonic()
+    assert progress.last_at - progress.first_at == pytest.approx(2)
+    assert progress.returned["MPI_Send"].seconds == pytest.approx(2)

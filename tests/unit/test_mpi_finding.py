@@ -121,8 +121,37 @@ def test_within_a_slurm_allocation_it_is_srun(tmp_path: Path) -> None:
     environment = {"PATH": str(srun.parent)}
     assert "mpiexec" in find_launcher(MPICH, str(library), "", environment).launch.command[0]
     environment["SLURM_JOB_ID"] = "17"
-    command = find_launcher(MPICH, str(library), "", environment, nodes=2).launch.command
-    assert command == (str(srun), "--overlap", "-K1", "-N2", "-n{ranks}")
+    launch = find_launcher(MPICH, str(library), "", environment, nodes=2).launch
+    assert launch.command == (str(srun), "--overlap", "--overcommit", "-K1", "-N2", "-n{ranks}")
+    assert launch.nodes == 2
+    environment["SLURM_JOB_NUM_NODES"] = "1"
+    with pytest.raises(NotFound, match="this Slurm allocation has 1"):
+        find_launcher(MPICH, str(library), "", environment, nodes=2)
+
+
+@pytest.mark.parametrize(
+    ("identity", "default", "set_by_user", "option"),
+    [
+        (MPICH, "none", {}, ["--mpi=pmi2"]),
+        (OPEN_MPI_5, "none", {}, ["--mpi=pmix"]),
+        (MPICH, "pmix", {}, []),
+        (MPICH, "none", {"SLURM_MPI_TYPE": "pmix_v5"}, []),
+    ],
+)
+def test_srun_is_told_how_ranks_find_each_other_where_the_site_does_not_say(
+    tmp_path: Path, identity: Identity, default: str, set_by_user: dict[str, str], option: list[str]
+) -> None:
+    plant(tmp_path / "srun")
+    scontrol = plant(tmp_path / "scontrol")
+    scontrol.write_text(f"#!/bin/sh\necho 'MpiDefault              = {default}'\n")
+    environment = {"PATH": str(tmp_path), "SLURM_JOB_ID": "17", **set_by_user}
+    command = find_launcher(identity, "/opt/libmpi.so", "", environment).launch.command
+    assert [word for word in command if word.startswith("--mpi=")] == option
+
+
+def test_a_template_without_nodes_cannot_start_ranks_on_two() -> None:
+    with pytest.raises(NotFound, match=r"it has no \{nodes\}"):
+        find_launcher(MPICH, "/opt/libmpi.so", "srun -n{ranks}", {"PATH": ""}, nodes=2)
 
 
 @pytest.mark.parametrize(

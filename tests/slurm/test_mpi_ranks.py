@@ -1,0 +1,151 @@
+"""Ranks that a real srun starts, on one node and on two: found, blamed, and none left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.slurm.cluster import Cluster, until
+
+pytestmark = [pytest.mark.slurm, pytest.mark.mpi, pytest.mark.xdist_group("slurm")]
+
+Slurm = Callable[..., Cluster]
+
+PREFIXES = Path(os.environ.get("GPUIPC_TEST_MPI", "/nowhere"))
+SLURMS_OWN = ("munged", "slurmctld", "slurmd", ": slurmscriptd", "cat")
+
+
+def check(node: str, *options: str, library: str = "mpich50") -> list[str]:
+    """The command that checks small messages on a simulated node."""
+    return [
+        *(sys.executable, "-m", "gpuipc_doctor", "check", "mpi-small-message"),
+        *("--simulate", node, "--backend", "cuda", "--no-workarounds", "--json"),
+        *("--mpi-lib", str(PREFIXES / library / "lib/libmpi.so.12"), *options),
+    ]
+
+
+def findings(ended: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    """What mpi-small-message found, each with its probe's name and its roles."""
+    assert ended.stdout, ended
+    results = json.loads(ended.stdout)["results"]
+    return [
+        {**result["finding"], "probe": result["probe"], "roles": result["roles"]}
+        for result in results
+        if result["check"] == "mpi-small-message"
+    ]
+
+
+def left_behind(cluster: Cluster) -> list[str]:
+    """Processes of the cluster that are not Slurm's, which tears its steps down a moment after their end."""
+
+    def ours() -> list[str]:
+        return [line for line in cluster.processes() if line and not line.startswith(SLURMS_OWN)]
+
+    until("steps are torn down", lambda: not any("slurmstepd" in line for line in ours()))
+    return ours()
+
+
+@pytest.mark.parametrize("library", ["mpich43", "mpich50"])
+def test_messages_go_between_two_nodes(slurm: Slurm, library: str) -> None:
+    cluster = slurm(nodes=2)
+    options = ("--nodes", "2", "--keep-logs", str(cluster.directory / "logs"))
+    ended = cluster.run("salloc", "-N2", *check("healthy-single", *options, library=library), timeout_s=100)
+    within, between = findings(ended)
+    assert (within["status"], within["probe"]) == ("PASS", "")
+    assert (between["status"], between["probe"]) == ("PASS", "between nodes"), between
+    assert between["summary"].endswith(" kinds of message right from n1 to n2")
+    assert [role["records"]["node"] for role in within["roles"]] == ["n1", "n1"]
+    assert left_behind(cluster) == []
+
+
+@pytest.mark.parametrize(
+    ("node", "ending"), [("mpi-crash-256", "ended the process by SIGABRT"), ("mpi-hang-16", "hung (2 s)")]
+)
+def test_ranks_of_srun_that_fail_are_blamed_and_leave_nothing(slurm: Slurm, node: str, ending: str) -> None:
+    cluster = slurm()
+    ended = cluster.run("salloc", "-n1", *check(node, "--deadline", "2"), timeout_s=100)
+    first, *_ = findings(ended)
+    assert first["status"] == "FAIL"
+    assert first["summary"].startswith("rank 1: MPI_Recv #"), first
+    assert first["summary"].endswith(ending), first
+    assert any("cxil_map() failed: -22" in line for line in first["roles"][0]["log_tail"])
+    if node == "mpi-hang-16":
+        assert all(role["python_stack"] and role["native_stack"] for role in first["roles"])
+    assert left_behind(cluster) == []
+
+
+def test_a_hang_between_nodes_is_blamed_and_leaves_nothing(slurm: Slurm) -> None:
+    cluster = slurm(nodes=2)
+    command = check("mpi-hang-16", "--nodes", "2", "--deadline", "2")
+    ended = cluster.run("salloc", "-N2", *command, timeout_s=100)
+    between = [finding for finding in findings(ended) if finding["probe"] == "between nodes"]
+    assert between[0]["summary"].startswith("rank 1: MPI_Recv #"), between
+    assert left_behind(cluster) == []
+
+
+def test_a_doctor_that_is_killed_leaves_no_ranks(slurm: Slurm) -> None:
+    """Before the job ends, when Slurm would end them anyway."""
+    cluster = slurm(nodes=2)
+    doctor = shlex.join(check("mpi-hang-16", "--nodes", "2", "--deadline", "60"))
+    ranks = "pgrep -fc '[g]puipc_doctor.worker.*rank'"  # which does not find itself
+    script = (
+        f"{doctor} & until test $({ranks}) -ge 2; do sleep 0.1; done; kill -9 $!; sleep 3; "
+        f"echo left: $({ranks})"
+    )
+    ended = cluster.run("salloc", "-N2", "sh", "-c", script, timeout_s=100)
+    assert ended.stdout == "left: 0\n", ended
+    assert left_behind(cluster) == []
+
+
+def test_a_directory_that_the_other_node_does_not_see_is_named(slurm: Slurm, tmp_path: Path) -> None:
+    cluster = slurm(nodes=2)
+    logs = cluster.directory / "logs"
+    hide = cluster.directory / "hide.sh"
+    hide.write_text(f"""#!/bin/sh
+test "$SLURMD_NODENAME" = n1 && exec "$@"
+exec unshare -m sh -c 'mount -t tmpfs none {logs} && exec "$@"' sh "$@"
+""")
+    hide.chmod(0o755)
+    config = tmp_path / "site.yaml"
+    launcher = f"srun --overlap --overcommit -K1 --mpi=pmi2 -N{{nodes}} -n{{ranks}} {hide}"
+    config.write_text(f"mpi:\n  launcher: {launcher}\n")
+    command = check("healthy-single", "--nodes", "2", "--keep-logs", str(logs), "--config", str(config))
+    ended = cluster.run("salloc", "-N2", *command, timeout_s=100)
+    within, between = findings(ended)
+    assert within["status"] == "PASS"
+    assert between["status"] == "ERROR"
+    assert between["summary"].startswith(f"rank 1: the worker did not start: n2 does not see {logs}"), between
+    assert "name one with --keep-logs" in between["summary"]
+
+
+def test_ranks_that_srun_does_not_tell_of_each_other_are_explained(slurm: Slurm) -> None:
+    cluster = slurm()
+    ended = cluster.run("salloc", "-n2", *check("healthy-single"), env={"SLURM_MPI_TYPE": "none"})
+    (finding,) = findings(ended)
+    assert finding["status"] == "ERROR"
+    assert "srun did not tell the 2 ranks of MPICH" in finding["summary"]
+    assert finding["remedy"].startswith("set SLURM_MPI_TYPE to the interface that the library speaks")
+
+
+def test_a_doctor_that_is_a_rank_itself_starts_ranks_of_its_own(slurm: Slurm) -> None:
+    cluster = slurm()
+    ended = cluster.run("srun", "--mpi=pmi2", "-n1", *check("healthy-single"))
+    (finding,) = findings(ended)
+    assert finding["status"] == "PASS", finding
+
+
+def test_two_nodes_that_are_not_there_are_an_error_and_the_one_is_tested(slurm: Slurm) -> None:
+    cluster = slurm()
+    ended = cluster.run("salloc", "-N1", *check("healthy-single", "--nodes", "2"))
+    assert [finding["status"] for finding in findings(ended)] == ["PASS"]
+    told = [result["finding"] for result in json.loads(ended.stdout)["results"]]
+    assert any("but this Slurm allocation has 1" in finding["summary"] for finding in told)
+    assert ended.returncode == 12  # the plain mpich is named, and takes no device pointers
