@@ -144,7 +144,7 @@ def _launchers_words() -> list[str]:
 
 
 def _mismatch(launcher: str, library: str) -> BackendUnavailable:
-    remedy = "use the mpiexec that belongs to the library, or name the library with --mpi-lib"
-    if "SLURM_STEP_ID" in os.environ:
-        remedy += "; if srun started them: give it the --mpi that this library speaks (`srun --mpi=list`)"
-    return BackendUnavailable(f"{launcher} belongs to another MPI than the library, {library}", remedy)
+    return BackendUnavailable(
+        f"{launcher} belongs to another MPI than the library, {library}",
+        "use the mpiexec that belongs to the library, or name the library with --mpi-lib",
+    )
