@@ -185,15 +185,9 @@ class Execution:
 
     def _end_tree(self) -> None:
         def left() -> list[tree.Process]:
-            # A worker that has been collected no longer owns its pid.
-            workers = {role.process.pid for role in self._roles.values() if role.process.poll() is None}
-            # srun's ranks on this node are not ours, but Slurm's.
+            # Of ranks that srun starts, those on this node are not ours, but Slurm's.
             among = tree.processes().values() if self._probe.launch else tree.descendants(os.getpid())
-            return [
-                process
-                for process in among
-                if process.pid in workers or tree.carries(process.pid, self._marker)
-            ]
+            return [process for process in among if tree.carries(process.pid, self._marker)]
 
         grace_s = self._limits.launcher_s if self._probe.launch else self._limits.grace_s
         if remaining := tree.end(left, grace_s=grace_s, limit_s=self._limits.kill_s):
