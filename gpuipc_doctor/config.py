@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
-import enum
 import json
-import os
-import stat
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 
 from gpuipc_doctor.model import Json, MemoryShare, Tier
 from gpuipc_doctor.mpi.finding import check_template
+from gpuipc_doctor.policy import PrologConfig
+from gpuipc_doctor.trust import untrusted
 from gpuipc_doctor.yamlfile import BadFile, Document, Mistake, did_you_mean, read
 
 SCHEMA = Path(__file__).with_name("config.schema.json")
@@ -27,10 +27,14 @@ _DIRECTORIES = {"checks_dirs": (".py",), "known_issues_dirs": (".yaml", ".yml")}
 
 @dataclass(frozen=True, slots=True)
 class Disabled:
-    """Why a site has disabled a check, and ``file:line`` of where it says so."""
+    """Why a site has disabled a check, ``file:line`` of where it says so, and the last day of it, if any."""
 
     reason: str
     where: str
+    until: date | None = None
+
+    def has_expired(self, today: date) -> bool:
+        return self.until is not None and self.until < today
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,40 +45,6 @@ class MpiConfig:
     """Path of the MPI library."""
     launcher: str = ""
     """Command that starts ranks, with ``{ranks}`` and, where wanted, ``{nodes} {ranks_per_node} {env}``."""
-
-
-class Action(enum.Enum):
-    """What the prolog does about a kind of result."""
-
-    DRAIN = "drain"
-    LOG = "log"
-    IGNORE = "ignore"
-
-
-@dataclass(frozen=True, slots=True)
-class PrologConfig:
-    """What ``gpuipc-doctor prolog`` does about what it finds, and where it keeps what it has to."""
-
-    on_fail: Action = Action.DRAIN
-    on_error: Action = Action.LOG
-    on_budget: Action = Action.LOG
-    on_unkillable: Action = Action.LOG
-    deadline_s: float | None = None
-    """For each single operation; None leaves it to the check."""
-    simulate: str = ""
-    """The profile of the simulated node that is tested instead of this one."""
-
-    @classmethod
-    def read(cls, section: Mapping[str, Json]) -> PrologConfig:
-        """From the config's section, which the schema has seen."""
-        actions = {key: Action(section[key]) for key in section if key.startswith("on_")}
-        return cls(**{**section, **actions})
-
-    def written(self) -> dict[str, Json]:
-        """As a section that `read` takes."""
-        return {
-            name: value.value if isinstance(value, Action) else value for name, value in asdict(self).items()
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +65,7 @@ class SiteConfig:
     options: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
     """By check id, what that check's ``Context.options`` shall be."""
     mpi: MpiConfig = MpiConfig()
-    prolog: PrologConfig = PrologConfig()
+    prolog: PrologConfig = field(default_factory=PrologConfig)
     memory: MemoryShare = field(default_factory=MemoryShare)
     """How much device memory a check may take."""
 
@@ -117,8 +87,8 @@ def load(path: Path) -> SiteConfig:
         checks_dirs=_directories(document, "checks_dirs"),
         known_issues_dirs=_directories(document, "known_issues_dirs"),
         disabled={
-            id_: Disabled(reason, f"{path}:{document.line('disabled', id_)}")
-            for id_, reason in data.get("disabled", {}).items()
+            id_: _disabled(said, f"{path}:{document.line('disabled', id_)}")
+            for id_, said in data.get("disabled", {}).items()
         },
         tier=Tier[data.get("tier", "acceptance").upper()],
         deadline_s=None if deadline is None else float(deadline),
@@ -126,24 +96,36 @@ def load(path: Path) -> SiteConfig:
         budget_s={**_BUDGET_S, **budgets},
         options=data.get("options", {}),
         mpi=MpiConfig(**data.get("mpi", {})),
-        prolog=PrologConfig.read(data.get("prolog", {})),
+        prolog=PrologConfig.read(data.get("prolog", {}), path.absolute().parent),
         memory=MemoryShare(**data.get("memory", {})),
     )
 
 
+def _disabled(said: Json, where: str) -> Disabled:
+    if isinstance(said, str):
+        return Disabled(said, where)
+    return Disabled(said["reason"], where, date.fromisoformat(said["until"]))
+
+
 def unknown_checks(path: Path, check_ids: Collection[str]) -> tuple[Mistake, ...]:
-    """Each check that the file's ``disabled`` and ``options`` name and that does not exist."""
+    """Each check that the file names and that does not exist."""
     document = _read(path)
+    named: list[tuple[tuple[str | int, ...], str]] = [
+        ((key, id_), id_) for key in ("disabled", "options") for id_ in document.data.get(key, {})
+    ]
+    prolog = enumerate(document.data.get("prolog", {}).get("checks", ()))
+    named += [(("prolog", "checks", number), id_) for number, id_ in prolog]
     return tuple(
-        document.mistake(f"{key}: there is no check {id_!r}{did_you_mean(id_, check_ids)}", key, id_)
-        for key in ("disabled", "options")
-        for id_ in document.data.get(key, {})
+        document.mistake(
+            f"{'.'.join(map(str, keys[:-1]))}: there is no check {id_!r}{did_you_mean(id_, check_ids)}", *keys
+        )
+        for keys, id_ in named
         if id_ not in check_ids
     )
 
 
 def _read(path: Path) -> Document:
-    if reason := _untrusted(path):
+    if reason := untrusted(path):
         raise BadFile([Mistake(path, 0, reason)])
     return read(path, json.loads(SCHEMA.read_text(encoding="utf-8")))
 
@@ -157,6 +139,16 @@ def _mistakes(document: Document) -> Iterator[Mistake]:
     """What the schema cannot see: directories that cannot be read, or that root must not trust."""
     if mistake := check_template(document.data.get("mpi", {}).get("launcher", "{ranks}")):
         yield document.mistake(f"mpi.launcher: {mistake}", "mpi", "launcher")
+    for id_, said in document.data.get("disabled", {}).items():
+        if isinstance(said, dict) and not _is_day(said["until"]):
+            yield document.mistake(
+                f"disabled.{id_}: there is no day {said['until']}", "disabled", id_, "until"
+            )
+    prolog = document.data.get("prolog", {})
+    if prolog.get("fresh_for_s") and not prolog.get("state_dir"):
+        yield document.mistake(
+            "prolog: fresh_for_s needs a state_dir to remember in", "prolog", "fresh_for_s"
+        )
     for key, suffixes in _DIRECTORIES.items():
         for number, directory in enumerate(_directories(document, key)):
             try:
@@ -166,39 +158,13 @@ def _mistakes(document: Document) -> Iterator[Mistake]:
                 continue
             cached = sorted((directory / "__pycache__").glob("*"))  # Python prefers these to the files
             for path in (directory, *sorted(files), directory / "__pycache__", *cached):
-                if reason := _untrusted(path):
+                if reason := untrusted(path):
                     yield document.mistake(f"{key}: {path} {reason}", key, number)
 
 
-def _untrusted(path: Path) -> str:
-    """Why root must not let this path decide anything: others can write it, or replace it. Empty if fine."""
-    if os.geteuid() != 0:
-        return ""
-    way = _way(path)
-    for one in way:
-        try:
-            status, itself = one.stat(), one.lstat()
-        except OSError:
-            continue  # whoever reads it says so
-        # In a sticky directory such as /tmp others can add files, but neither move nor replace root's.
-        is_sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
-        is_way_there = one not in (path.absolute(), path.resolve())
-        if foreign := itself.st_uid or status.st_uid:
-            return f"is not trusted: {one} belongs to user {foreign}; as root, use files of root's"
-        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not (is_sticky and is_way_there):
-            return f"is not trusted: others can write {one}; as root, first `chmod go-w {one}`"
-    return ""
-
-
-def _way(path: Path) -> list[Path]:
-    """Every file and directory that decides what ``path`` is, those behind symbolic links included."""
-    seen: list[Path] = []
-    ahead = [path.absolute()]
-    while ahead:
-        named = ahead.pop()
-        for one in (named, *named.parents):
-            if one not in seen:
-                seen.append(one)
-                if one.is_symlink():
-                    ahead.append(one.parent / one.readlink())
-    return seen
+def _is_day(text: str) -> bool:
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 
 from gpuipc_doctor import loader
@@ -142,10 +143,13 @@ def lay_out(
         check = item.check
         infos.append(CheckInfo(check.id, check.title, check.tier))
         if disabled := config.disabled.get(check.id):
-            concluded.append(
-                Result(check.id, Finding.skip(f"disabled at {disabled.where}: {disabled.reason}"))
-            )
-            continue
+            if not disabled.has_expired(date.today()):
+                reason = f"disabled at {disabled.where}: {disabled.reason}"
+                concluded.append(Result(check.id, Finding.skip(reason)))
+                continue
+            ended = f"runs again: it was disabled until {disabled.until} at {disabled.where}"
+            remedy = "remove that entry, or give it another date"
+            concluded.append(Result(check.id, Finding.warn(ended, disabled.reason, remedy=remedy)))
         able = []
         for device in context.devices:
             if unfit := _unfit(check, device, context):

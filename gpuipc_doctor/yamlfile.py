@@ -16,9 +16,11 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from gpuipc_doctor.model import Json
+if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembered answer
+    from gpuipc_doctor.model import Json
+
 
 MAX_BYTES = 4 << 20
 """No file that a person wrote is longer; one that is would only cost a node its memory."""

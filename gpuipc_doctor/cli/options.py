@@ -9,12 +9,13 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gpuipc_doctor.config import SiteConfig
-from gpuipc_doctor.model import Node
+if TYPE_CHECKING:  # the prolog shares these options and has no time for what it does not need
+    from gpuipc_doctor.config import SiteConfig
+    from gpuipc_doctor.model import Node
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -67,13 +68,15 @@ def site_config(file: Path | None) -> SiteConfig:
     """The site config of ``--config``, else the defaults. Raises `BadFile`."""
     from gpuipc_doctor import config
 
-    return config.load(file) if file else SiteConfig()
+    return config.load(file) if file else config.SiteConfig()
 
 
 @contextmanager
 def node(profile: str | None) -> Iterator[tuple[Node, list[Path]]]:
     """The node to probe, and the directories that exist for it alone."""
     if profile is None:
+        from gpuipc_doctor.model import Node
+
         yield Node(), []
         return
     if not profile:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gpuipc_doctor import isolation
 from gpuipc_doctor.cli import options
 from gpuipc_doctor.prolog import clock, guard
-from gpuipc_doctor.prolog.duty import Order, do, settle
+from gpuipc_doctor.prolog.guard import Tell
+from gpuipc_doctor.prolog.order import Order
+
+if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembered answer
+    from gpuipc_doctor.model import Json
 
 DEFAULT_BUDGET_S = 8.0
+"""Until the config is read, which can hang; the same as there."""
 
 
 class Forgiving(click.Command):
-    """Does not take its user's mistakes out on the node: they are said, and the job starts."""
+    """Does not take a user's mistake out on the node: it is said, and the job starts."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -41,18 +47,40 @@ class Forgiving(click.Command):
     "--budget",
     type=options.Seconds(),
     metavar="SECONDS",
-    help="From the start of this process.  [default: 8]",
+    help="From the start of this process.  [default: the config's, or 8]",
 )
-def command(*, config_file: Path | None, budget: float | None) -> None:
+@click.option("--explain-decision", is_flag=True, help="Say how it is decided, and leave no trace of it.")
+def command(*, config_file: Path | None, budget: float | None, explain_decision: bool) -> None:
     """Test this node in front of a job.
 
-    Runs the checks of the prolog tier, prints one line and exits: with 0 where the job may start, with 12
-    (FAIL) or 11 (could not tell) where the policy of the site config drains the node. Ends within the budget
-    and one second, whatever hangs. Serves as Prolog, Epilog and HealthCheckProgram of Slurm alike.
+    Runs the checks of the prolog tier on the job's GPUs (SLURM_JOB_GPUS, else all), prints one line and
+    exits: with 0 where the job may start; where the site config's policy drains the node with 12 (FAIL) or
+    11 (it could not tell). Ends within the budget and one second, whatever hangs. Any other code is that of
+    a tool that is broken, and no reason to drain.
 
-    A mistake on the command line or in the config is said, and exits with 0.
+    The same command serves as Prolog, as Epilog and as HealthCheckProgram of Slurm. It needs no PATH, HOME,
+    TMPDIR or terminal. A mistake on its command line or in the config is said, and exits with 0.
     """
     isolation.isolate()
     started_at = clock.started_at()
-    order = Order(started_at, config_file, budget)
-    guard.run(lambda tell: do(order, tell), settle, ends_at=started_at + (budget or DEFAULT_BUDGET_S))
+    order = Order(
+        started_at,
+        config_file,
+        budget,
+        explain_decision,
+        gpus=os.environ.get("SLURM_JOB_GPUS", ""),
+        job=os.environ.get("SLURM_JOB_ID", ""),
+    )
+
+    # Imported in the child: from here on nothing that may hang is done by this process.
+    def duty(tell: Tell) -> None:
+        from gpuipc_doctor.prolog import duty
+
+        duty.do(order, tell)
+
+    def settle(kind: str, what: str, kept: Json, tell: Tell) -> None:
+        from gpuipc_doctor.prolog import duty
+
+        duty.settle(order, kind, what, kept, tell)
+
+    guard.run(duty, settle, ends_at=started_at + (budget or DEFAULT_BUDGET_S))

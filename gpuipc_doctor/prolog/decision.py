@@ -1,24 +1,20 @@
-"""From a report to the one line and the exit code, by the site's policy. Pure."""
+"""From what speaks against a node to the one line and the exit code, by the site's policy. Pure."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
-from gpuipc_doctor.config import Action, PrologConfig
-from gpuipc_doctor.model import Device, Ending, Relation, Report, Result, Status
-from gpuipc_doctor.report import digest
-from gpuipc_doctor.report.text import fold_devices, sanitise, shorten
+from gpuipc_doctor.policy import Action, PrologConfig
+from gpuipc_doctor.report.text import sanitise
 
 MAX_LINE = 200
 """Characters of the line; a drain reason is read in one row of ``sinfo -R``."""
 
-NAME = "gpuipc-doctor"
-
 
 class Kind(enum.Enum):
-    """What the policy tells apart, worst first."""
+    """What the policy tells apart, worst first; the values are those of its keys ``on_…``."""
 
     FAIL = "fail"
     UNKILLABLE = "unkillable"
@@ -26,13 +22,18 @@ class Kind(enum.Enum):
     BUDGET = "budget"
 
     @property
+    def is_known_bad(self) -> bool:
+        """Whether it speaks against the node, and not only against knowing it."""
+        return self in (Kind.FAIL, Kind.UNKILLABLE)
+
+    @property
     def exit_code(self) -> int:
-        """Where the policy drains. No code that a shell, Python or a missing program would exit with."""
-        return 12 if self in (Kind.FAIL, Kind.UNKILLABLE) else 11
+        """Where the policy drains. Neither a shell nor Python nor a program that is missing exits so."""
+        return 12 if self.is_known_bad else 11
 
     @property
     def word(self) -> str:
-        return "FAIL" if self in (Kind.FAIL, Kind.UNKILLABLE) else "ERROR"
+        return "FAIL" if self.is_known_bad else "ERROR"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,98 +45,72 @@ class Concern:
 
 
 @dataclass(frozen=True, slots=True)
+class Weighed:
+    """A concern and what the policy does about it."""
+
+    concern: Concern
+    action: Action
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """What the batch system is told."""
 
-    exit_code: int
-    line: str
-    action: Action | None = None
-    """None where nothing speaks against the node."""
-    concerns: tuple[tuple[Concern, Action], ...] = ()
-    """The gravest first; the line tells the first that is not ignored."""
+    text: str
+    """What the line says."""
+    weighed: tuple[Weighed, ...] = ()
+    """What speaks against the node, the gravest first."""
+    withheld: str = ""
+    """Why a drain that the policy asks for is not done."""
+    mark: str = ""
+    """Stands first in the line: that a simulated node was tested."""
+
+    @property
+    def action(self) -> Action | None:
+        """What the policy does; None where nothing speaks against the node."""
+        return self.weighed[0].action if self.weighed else None
+
+    @property
+    def exit_code(self) -> int:
+        drains = self.action is Action.DRAIN and not self.withheld
+        return self.weighed[0].concern.kind.exit_code if drains else 0
+
+    @property
+    def line(self) -> str:
+        would = f"would drain, but {self.withheld}:" if self.withheld else ""
+        return one_line(self.mark, would, self.text)
 
 
-def decide(concerns: Iterable[Concern], policy: PrologConfig, *, otherwise: str, mark: str = "") -> Decision:
-    """The gravest action that any concern asks for. ``otherwise`` is the line where none speaks against it.
-
-    ``mark`` is put before what the line says.
-    """
-    weighed = [(concern, action_on(concern.kind, policy)) for concern in concerns]
-    weighed.sort(key=lambda pair: (list(Action).index(pair[1]), list(Kind).index(pair[0].kind)))
-    if not weighed:
-        return Decision(0, line(mark, otherwise))
-    worst, action = weighed[0]
-    if action is Action.IGNORE:
-        count = len(weighed)
-        text = f"nothing that counts; {count} {'result' if count == 1 else 'results'} ignored by the policy"
-        return Decision(0, line(mark, text), action, tuple(weighed))
-    code = worst.kind.exit_code if action is Action.DRAIN else 0
-    return Decision(code, line(mark, worst.text), action, tuple(weighed))
+def one_line(*parts: str) -> str:
+    """Printable, and of at most `MAX_LINE` characters."""
+    text = sanitise(" ".join(["gpuipc-doctor:", *filter(None, parts)]))
+    return text if len(text) <= MAX_LINE else f"{text[: MAX_LINE - 1]}…"
 
 
-def action_on(kind: Kind, policy: PrologConfig) -> Action:
+def decide(found: Iterable[Concern], policy: PrologConfig, otherwise: str = "") -> Decision:
+    """The gravest that the policy does about any concern. ``otherwise``: what to say where there is none."""
+    weighed = [Weighed(concern, _action(concern.kind, policy)) for concern in found]
+    weighed.sort(key=lambda one: (list(Action).index(one.action), list(Kind).index(one.concern.kind)))
+    text = otherwise
+    if weighed:
+        text = weighed[0].concern.text
+        if weighed[0].action is Action.IGNORE:
+            text = f"nothing that counts: the policy ignores {counted(len(weighed), 'result')}"
+    mark = f"SIMULATED ({policy.simulate})" if policy.simulate else ""
+    decided = Decision(text, tuple(weighed), mark=mark)
+    return withhold(decided, "shadow mode is on") if policy.shadow and decided.exit_code else decided
+
+
+def withhold(decided: Decision, why: str) -> Decision:
+    """The decision not to drain, although the policy asks for it."""
+    return replace(decided, withheld=why)
+
+
+def _action(kind: Kind, policy: PrologConfig) -> Action:
     action: Action = getattr(policy, f"on_{kind.value}")
     return action
 
 
-def line(*parts: str) -> str:
-    """The one line: printable, and of at most `MAX_LINE` characters."""
-    return shorten(sanitise(" ".join([f"{NAME}:", *filter(None, parts)])), MAX_LINE)[:MAX_LINE]
-
-
-def concerns(report: Report) -> list[Concern]:
-    """All that speaks against the node, or against knowing it, each in words."""
-    found = [
-        Concern(kind, _text(kind, paragraph, report))
-        for paragraph in digest.paragraphs(report)
-        if (kind := _kind(paragraph.results))
-    ]
-    if not found and not report.probes_run:
-        found.append(Concern(Kind.ERROR, "ERROR no probe ran, so nothing is known about this node's GPUs"))
-    return found
-
-
-def passed(report: Report) -> str:
-    """What the line says of a node that nothing speaks against."""
-    checks = digest.totals(report)[Status.PASS] + digest.totals(report)[Status.WARN]
-    where = fold_devices(device.label for device in report.devices)
-    return f"PASS {checks} checks on {where}, {report.elapsed_s:.1f} s"
-
-
-def _kind(results: Sequence[Result]) -> Kind | None:
-    status = results[0].finding.status
-    if any(role.ending is Ending.UNKILLABLE for result in results for role in result.roles):
-        return Kind.UNKILLABLE
-    if any(result.stopped == "budget" for result in results):
-        return Kind.BUDGET
-    return {Status.FAIL: Kind.FAIL, Status.ERROR: Kind.ERROR}.get(status)
-
-
-def _text(kind: Kind, paragraph: digest.Paragraph, report: Report) -> str:
-    """``FAIL ipc-reopen on cuda:0 GPU-8f3a… and 3 more [nvidia-ipc-reopen]: importer: …``"""
-    labels = dict.fromkeys(label for result in paragraph.results for label in result.devices)
-    devices = [device for device in report.devices if device.label in labels]
-    issues = [join.issue for join in paragraph.joins if join.relation is not Relation.LATENT]
-    parts = [
-        kind.word,
-        ", ".join(paragraph.checks),
-        _where(devices),
-        f"[{', '.join(issues)}]" if issues else "",
-    ]
-    return f"{' '.join(filter(None, parts))}: {_briefly(paragraph.results[0])}"
-
-
-def _briefly(result: Result) -> str:
-    """What was found, without the check's own words for where it was: the call says enough in one line."""
-    summary = result.finding.summary
-    for role in result.roles:
-        summary = summary.replace(f" ({role.step})", "")
-    return summary
-
-
-def _where(devices: Sequence[Device]) -> str:
-    if not devices:
-        return ""
-    first, *others = devices
-    more = f" and {len(others)} more" if others else ""
-    return f"on {first.label} {first.uuid}{more}"
+def counted(count: int, what: str) -> str:
+    """``1 check``, ``2 checks``."""
+    return f"{count} {what}{'' if count == 1 else 's'}"

@@ -16,14 +16,16 @@ import select
 import signal
 import time
 from collections.abc import Callable
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from gpuipc_doctor.model import Json
 from gpuipc_doctor.supervise import tree
 
-LATE_S, KILL_S, SETTLE_S, LAST_S = 0.2, 0.25, 0.4, 0.95
-"""Seconds: from the budget's end until the child is killed; for that; for the clerk; and from the budget's
-end until we leave without more ado."""
+if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembered answer
+    from gpuipc_doctor.model import Json
+
+LATE_S, KILL_S, SETTLE_S, LAST_S, WRITE_S = 0.2, 0.25, 0.4, 0.95, 0.2
+"""Seconds: from the budget's end until the child is killed; for that; for the clerk; from the budget's end
+until we leave without more ado; and for whoever reads what we print to take it."""
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -63,7 +65,7 @@ class Tell:
 
 
 Duty = Callable[[Tell], None]
-Settle = Callable[[str, str, Json, Tell], None]
+Settle = Callable[[str, str, "Json", Tell], None]
 """Cleans up after a child that did not end by itself and, where it gave no answer, gives one.
 
 Receives the kind (``budget``, ``error``, ``unkillable``; empty where there is an answer), what was being done
@@ -163,8 +165,9 @@ class _Guard:
         """Write what there is to write, as far as anybody takes it, and end."""
         for number in INTERRUPTS:
             signal.signal(number, signal.SIG_IGN)
-        _write(2, self.said)
-        _write(1, self.line and f"{self.line}\n")
+        until = min(time.monotonic() + WRITE_S, self.ends_at + LAST_S)
+        _write(1, self.line and f"{self.line}\n", until)
+        _write(2, self.said, until)
         os._exit(self.code)
 
 
@@ -214,11 +217,11 @@ def _descendants() -> list[tree.Process]:
     return tree.descendants(os.getpid())
 
 
-def _write(fd: int, text: str) -> None:
-    """Write as much as fits without waiting: whoever should read may not."""
-    data = text.encode(errors="replace")[: select.PIPE_BUF]
+def _write(fd: int, text: str, until: float) -> None:
+    """Write what is taken until then: whoever should read may not, and a full pipe holds a writer up."""
+    data = text.encode(errors="replace")
     poll = select.poll()
     poll.register(fd, select.POLLOUT)
     with contextlib.suppress(OSError):
-        if data and poll.poll(0):
-            os.write(fd, data)
+        while data and poll.poll(max(until - time.monotonic(), 0) * 1000):
+            data = data[os.write(fd, data[: select.PIPE_BUF]) :]

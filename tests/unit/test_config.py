@@ -82,7 +82,10 @@ def test_an_empty_mapping_is_the_defaults(tmp_path: Path) -> None:
         ("budget_s: {prolog: 0}\n", ["x.yaml:1: budget_s.prolog must be more than 0, not 0"]),
         ("memory: {fraction: 5}\n", ["x.yaml:1: memory.fraction must be at most 0.9, not 5"]),
         ("deadline_s: 1000000\n", ["x.yaml:1: deadline_s must be at most 604800, not 1000000"]),
-        ("disabled:\n  ipc-peer:\n", ["x.yaml:2: disabled.ipc-peer must be text, not empty"]),
+        (
+            "disabled:\n  ipc-peer:\n",
+            ["x.yaml:2: disabled.ipc-peer must be text or a mapping (key: value), not empty"],
+        ),
         ("disabled: {IPC: x}\n", ["x.yaml:1: disabled: key 'IPC' is not the id of a check"]),
         ("checks_dirs: here\n", ["x.yaml:1: checks_dirs must be a list, not 'here'"]),
         ("\nchecks_dirs:\n- none\n", ["x.yaml:3: checks_dirs: none: No such file or directory"]),

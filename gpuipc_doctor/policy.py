@@ -1,0 +1,88 @@
+"""What a site has decided for the prolog: what each kind of result does, and what the prolog may keep."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembered answer
+    from gpuipc_doctor.model import Json
+
+
+LOG_MAX_BYTES = 10 << 20
+
+
+class Action(enum.Enum):
+    """What the prolog does about a kind of result, gravest first."""
+
+    DRAIN = "drain"
+    LOG = "log"
+    IGNORE = "ignore"
+
+
+@dataclass(frozen=True, slots=True)
+class Breaker:
+    """Bounds how many nodes a bad release can drain; the defaults bound nothing.
+
+    ``directory``: shared by all nodes; in each stretch of ``within_s`` seconds ``max_drains`` of them may
+    drain. ``share``: the part of the nodes that may drain at all.
+    """
+
+    directory: str = ""
+    max_drains: int = 0
+    within_s: float = 86400.0
+    share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class PrologConfig:
+    """The site config's section ``prolog``; without one, the defaults. All times are seconds."""
+
+    on_fail: Action = Action.DRAIN
+    on_error: Action = Action.LOG
+    on_budget: Action = Action.LOG
+    on_unkillable: Action = Action.LOG
+    shadow: bool = False
+    """Never drain, but say what would have been done."""
+    checks: tuple[str, ...] = ()
+    """The checks to run; none of them: all of the prolog tier."""
+    deadline_s: float | None = None
+    """For each single operation; None leaves it to the check."""
+    fresh_for_s: float = 0.0
+    """How long a pass is remembered."""
+    state_dir: str = ""
+    """Where it is remembered."""
+    log: str = ""
+    """File for one line of JSON a run; empty for none."""
+    log_max_bytes: int = LOG_MAX_BYTES
+    """The log is renamed to ``….1`` before it grows beyond."""
+    syslog: bool = True
+    breaker: Breaker = Breaker()
+    simulate: str = ""
+    """The profile of the simulated node that is tested instead of this one."""
+
+    @classmethod
+    def read(cls, section: Mapping[str, Json], base: Path | None = None) -> PrologConfig:
+        """From a section that follows the config's schema; its paths are relative to ``base``."""
+
+        def path(name: str) -> str:
+            return str(base / name) if base and name else name
+
+        breaker = Breaker(**section.get("breaker", {}))
+        values = {
+            **section,
+            **{key: Action(section[key]) for key in section if key.startswith("on_")},
+            "checks": tuple(section.get("checks", ())),
+            "state_dir": path(section.get("state_dir", "")),
+            "log": path(section.get("log", "")),
+            "breaker": Breaker(path(breaker.directory), breaker.max_drains, breaker.within_s, breaker.share),
+        }
+        return cls(**values)
+
+    def written(self) -> dict[str, Json]:
+        """As a section that `read` takes."""
+        values = asdict(self)
+        return {name: value.value if isinstance(value, Action) else value for name, value in values.items()}

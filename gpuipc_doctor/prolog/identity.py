@@ -1,0 +1,106 @@
+"""What a node is as far as a pass depends on it, found in milliseconds and without a driver."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import gpuipc_doctor
+
+DRIVER_FILES = (
+    "/proc/sys/kernel/osrelease",
+    "/proc/driver/nvidia/version",
+    "/sys/module/nvidia/version",
+    "/sys/module/nvidia_uvm/srcversion",
+    "/sys/module/amdgpu/version",
+    "/sys/module/amdgpu/srcversion",
+    "/opt/rocm/.info/version",
+)
+"""What is not there counts, too."""
+
+LIBRARY_FILES = ("/etc/ld.so.cache", "/opt/rocm/lib")
+"""Written anew when a library is installed where programs find it."""
+
+GPU_FILES = (
+    ("/proc/driver/nvidia/gpus", "information"),
+    ("/proc/driver/nvidia/capabilities", "mig"),
+    ("/sys/class/kfd/kfd/topology/nodes", "properties"),
+)
+"""Directories with one entry a GPU, and what in it tells one GPU from another."""
+
+MAX_FILES = 10_000
+
+
+def identity(config: bytes, config_path: str, extra: Iterable[Path]) -> dict[str, str]:
+    """One word for each thing that must be the same for a pass to count, named as a person would.
+
+    ``extra``: files and directories of the site that decide over the result, too.
+    """
+    package = Path(gpuipc_doctor.__file__).parent
+    return {
+        "boot": _text("/proc/sys/kernel/random/boot_id"),
+        "driver": _digest([*map(_text, DRIVER_FILES), *map(_stamp, LIBRARY_FILES)]),
+        "GPUs": _digest(line for top, name in GPU_FILES for line in _of_each(top, name)),
+        "config": _digest([config_path, hashlib.sha256(config).hexdigest()]),
+        # The directory around the package is where the vendors' bindings are installed, too.
+        "gpuipc-doctor": _digest([gpuipc_doctor.__version__, _stamp(str(package.parent)), *_tree(package)]),
+        "check or known issue": _digest(line for path in extra for line in _tree(path)),
+    }
+
+
+def now() -> float:
+    """Seconds since boot."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _digest(lines: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()[:24]
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - a dozen of them in ms
+            return file.read(4096).strip()
+    except OSError:
+        return ""
+
+
+def _of_each(top: str, name: str) -> Iterator[str]:
+    """Of each entry of ``top``, the text of this file in it, or the names of what is in this directory."""
+    try:
+        entries = sorted(os.listdir(top))  # noqa: PTH208
+    except OSError:
+        return
+    for entry in entries:
+        path = f"{top}/{entry}/{name}"
+        yield f"{path} {_text(path)}"
+        with contextlib.suppress(OSError):
+            yield from sorted(os.listdir(path))  # noqa: PTH208
+
+
+def _stamp(path: str) -> str:
+    """A file that was replaced or changed has another."""
+    try:
+        status = os.stat(path)  # noqa: PTH116 - hundreds of them in milliseconds
+    except OSError:
+        return f"{path}: none"
+    return f"{path}: {status.st_mtime_ns} {status.st_size} {status.st_ino}"
+
+
+def _tree(top: Path) -> Iterator[str]:
+    """A stamp of every file below ``top``, of which bytecode does not count."""
+    if not top.is_dir():
+        yield _stamp(str(top))
+        return
+    found = 0
+    for directory, names, files in os.walk(top):
+        names[:] = sorted(name for name in names if name != "__pycache__")
+        for name in sorted(files):
+            found += 1
+            if found > MAX_FILES:
+                return
+            yield _stamp(f"{directory}/{name}")

@@ -1,0 +1,78 @@
+"""Where a decision is written down: a log of JSON lines, and syslog. Neither can change it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import syslog
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuipc_doctor.prolog import private
+from gpuipc_doctor.prolog.private import NotOurs
+from gpuipc_doctor.trust import untrusted
+
+if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembered answer
+    from gpuipc_doctor.model import Json
+
+ROTATED = ".1"
+
+
+class NotLogged(Exception):
+    """A line could not be appended; the text is one line that says why."""
+
+
+def append(path: Path, entry: Json, max_bytes: int) -> None:
+    """Append one line of JSON, whole or not at all; rename the log before it grows beyond ``max_bytes``.
+
+    The line is ASCII with everything else escaped, so that no terminal acts upon it. Raises `NotLogged`.
+    """
+    line = json.dumps(entry).encode() + b"\n"
+    try:
+        if reason := untrusted(path.parent):
+            raise NotOurs(f"{path.parent} {reason}")
+        with _current(path) as fd:
+            size = os.fstat(fd).st_size
+            if size and size + len(line) > max_bytes:
+                path.replace(path.with_name(path.name + ROTATED))
+                with _opened(path) as fresh:
+                    _write(fresh, line, 0)
+            else:
+                _write(fd, line, size)
+    except NotOurs as reason:
+        raise NotLogged(f"not logged: {reason}") from None
+    except OSError as error:
+        raise NotLogged(f"not logged: {path}: {error.strerror}") from None
+
+
+def tell_syslog(line: str, *, drains: bool) -> None:
+    """A line for the system's log: an error where the node is drained, else a warning."""
+    syslog.openlog("gpuipc-doctor", syslog.LOG_PID, syslog.LOG_DAEMON)
+    syslog.syslog(syslog.LOG_ERR if drains else syslog.LOG_WARNING, line)
+
+
+@contextlib.contextmanager
+def _current(path: Path) -> Iterator[int]:
+    """The locked log. Whoever had the lock before may have renamed it: then the new one is taken."""
+    for _ in range(2):
+        with _opened(path) as fd, private.locked(fd) as is_locked:
+            if not is_locked:
+                raise NotOurs(f"{path} is locked by another process")
+            with contextlib.suppress(FileNotFoundError):
+                if path.lstat().st_ino == os.fstat(fd).st_ino:
+                    yield fd
+                    return
+    raise NotOurs(f"{path} is being renamed all the time")
+
+
+def _opened(path: Path) -> contextlib.AbstractContextManager[int]:
+    return private.file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+
+def _write(fd: int, line: bytes, size: int) -> None:
+    written = os.write(fd, line)
+    if written != len(line):  # a full disk; what is there must stay readable
+        os.ftruncate(fd, size)
+        raise OSError(28, "No space left on device")
