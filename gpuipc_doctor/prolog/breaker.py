@@ -56,7 +56,8 @@ def _take_slot(directory: Path, breaker: Breaker, host: str) -> str:
                 (directory / name).symlink_to(host)
                 _remove_old(present.values(), stretch)
                 return ""
-    return f"{breaker.max_drains} nodes have been drained within {breaker.within_s:g} s"
+    nodes = "1 node has" if breaker.max_drains == 1 else f"{breaker.max_drains} nodes have"
+    return f"{nodes} been drained within {breaker.within_s:g} s"
 
 
 def _remove_old(slots: Iterable[Path], stretch: int) -> None:
