@@ -36,6 +36,10 @@ class Breaker:
     within_s: float = 86400.0
     share: float = 1.0
 
+    @property
+    def is_set(self) -> bool:
+        return bool(self.directory) or self.share < 1
+
 
 @dataclass(frozen=True, slots=True)
 class PrologConfig:

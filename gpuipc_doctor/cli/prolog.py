@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from gpuipc_doctor import isolation
 from gpuipc_doctor.cli import options
-from gpuipc_doctor.prolog import clock, guard
-from gpuipc_doctor.prolog.guard import Tell
+from gpuipc_doctor.prolog import clock, duty, guard
 from gpuipc_doctor.prolog.order import Order
-
-if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembered answer
-    from gpuipc_doctor.model import Json
 
 DEFAULT_BUDGET_S = 8.0
 """Until the config is read, which can hang; the same as there."""
@@ -71,16 +68,5 @@ def command(*, config_file: Path | None, budget: float | None, explain_decision:
         gpus=os.environ.get("SLURM_JOB_GPUS", ""),
         job=os.environ.get("SLURM_JOB_ID", ""),
     )
-
-    # Imported in the child: from here on nothing that may hang is done by this process.
-    def duty(tell: Tell) -> None:
-        from gpuipc_doctor.prolog import duty
-
-        duty.do(order, tell)
-
-    def settle(kind: str, what: str, kept: Json, tell: Tell) -> None:
-        from gpuipc_doctor.prolog import duty
-
-        duty.settle(order, kind, what, kept, tell)
-
-    guard.run(duty, settle, ends_at=started_at + (budget or DEFAULT_BUDGET_S))
+    ends_at = started_at + (budget or DEFAULT_BUDGET_S)
+    guard.run(partial(duty.do, order), partial(duty.settle, order), ends_at=ends_at)

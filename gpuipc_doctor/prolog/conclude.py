@@ -25,7 +25,7 @@ def conclude(
 ) -> None:
     """Answer, and then write down what was answered: what goes wrong there is said and changes nothing."""
     host = HOSTNAME.read_text().strip()
-    if decided.exit_code and (policy.breaker.directory or policy.breaker.share < 1):
+    if decided.exit_code and policy.breaker.is_set:
         tell.doing("the breaker was asked")
         unanswered = decision.withhold(decided, "the breaker did not answer")
         tell.answer(unanswered.exit_code, unanswered.line)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,15 +37,12 @@ def do(order: Order, tell: Tell) -> None:
 
 def settle(order: Order, kind: str, what: str, kept: Json, tell: Tell) -> None:
     """Answer for a child that did not (see `guard.Settle`)."""
-    policy = PrologConfig.read(kept["policy"]) if kept else PrologConfig()
-    if kind:
-        decided = decision.decide([Concern(Kind(kind), f"{Kind(kind).word} {what}")], policy)
-        if order.explain:
-            tell.answer(decided.exit_code, decided.line)
-        else:
-            conclude(order, policy, decided, tell)
-    if kept and kept["scratch"]:
-        shutil.rmtree(kept["scratch"], ignore_errors=True)
+    policy = PrologConfig.read(kept) if kept else PrologConfig()
+    decided = decision.decide([Concern(Kind(kind), f"{Kind(kind).word} {what}")], policy)
+    if order.explain:
+        tell.answer(decided.exit_code, decided.line)
+    else:
+        conclude(order, policy, decided, tell)
 
 
 def _test(order: Order, recalled: Recall, tell: Tell) -> None:
@@ -61,9 +57,8 @@ def _test(order: Order, recalled: Recall, tell: Tell) -> None:
         policy = site.prolog
         budget_s = order.budget_s or site.budget_s[Tier.PROLOG]
         tell.ends_at(order.started_at + budget_s)
-        with testing.scratch() as directory:
-            tell.keep({"policy": policy.written(), "scratch": str(directory)})
-            report = testing.test(order, site, budget_s, directory, tell.doing)
+        tell.keep(policy.written(), _exit_codes(policy))
+        report = testing.test(order, site, budget_s, tell.doing)
     except (BadFile, UnknownName) as mistake:
         _refuse(str(mistake), tell)
         return
@@ -76,6 +71,13 @@ def _test(order: Order, recalled: Recall, tell: Tell) -> None:
     if policy.fresh_for_s and not decided.weighed:
         tell.doing("it remembered the pass")
         _remember(order, policy, recalled, tell)
+
+
+def _exit_codes(policy: PrologConfig) -> dict[str, int]:
+    """What each kind alone would exit with; none drains that the breaker should be asked about."""
+    if policy.breaker.is_set:
+        return {}
+    return {kind.value: decision.decide([Concern(kind, "")], policy).exit_code for kind in Kind}
 
 
 def _remember(order: Order, policy: PrologConfig, recalled: Recall, tell: Tell) -> None:

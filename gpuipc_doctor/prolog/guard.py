@@ -59,17 +59,17 @@ class Tell:
         """When the budget ends, once the config is known; as for `run`."""
         self._send(ends_at=at)
 
-    def keep(self, known: Json) -> None:
-        """What the clerk shall know should this process be lost."""
-        self._send(keep=known)
+    def keep(self, known: Json, exit_codes: dict[str, int]) -> None:
+        """What the clerk shall know should we be lost; and, by kind, what to exit with should he be, too."""
+        self._send(keep=known, exit_codes=exit_codes)
 
 
 Duty = Callable[[Tell], None]
 Settle = Callable[[str, str, "Json", Tell], None]
-"""Cleans up after a child that did not end by itself and, where it gave no answer, gives one.
+"""Answers for a child that gave no answer.
 
-Receives the kind (``budget``, ``error``, ``unkillable``; empty where there is an answer), what was being done
-in words, and what the child had kept. A second child does it, the clerk, for it may hang, too."""
+Receives the kind (``budget``, ``error`` or ``unkillable``), what was being done in words, and what the child
+had kept. A second child does it, the clerk, for it may hang, too: answer first, write down later."""
 
 
 class _Interrupted(Exception):
@@ -96,6 +96,7 @@ class _Guard:
         self.said = ""
         self._doing = "it started"
         self._kept: Json = None
+        self._exit_codes: dict[str, int] = {}
 
     def watch(self, duty: Duty, settle: Settle) -> None:
         signal.signal(signal.SIGALRM, lambda *_: os._exit(self.code))
@@ -118,17 +119,16 @@ class _Guard:
             kind, what = "budget", "it was told to end"
         for number in INTERRUPTS:
             signal.signal(number, signal.SIG_IGN)
-        if left := tree.end(_descendants, grace_s=0.0, limit_s=KILL_S):
+        if left := tree.end(_left_behind, grace_s=0.0, limit_s=KILL_S):
             kind, what = "unkillable", f"pid {left[0].pid} ({left[0].name}) cannot be killed"
         if self.line:
-            kind = ""
-        else:
-            what = f"{what} while {self._doing}"
-            self.line = f"gpuipc-doctor: ERROR {what}"
+            return
+        what = f"{what} while {self._doing}"
+        self.code, self.line = self._exit_codes.get(kind, 0), f"gpuipc-doctor: ERROR {what}"
         clerk = _start(lambda tell: settle(kind, what, self._kept, tell), libc)
         settled_at = time.monotonic() + SETTLE_S
         self._listen(clerk, lambda: settled_at)
-        tree.signal_all(_descendants(), signal.SIGKILL)
+        tree.signal_all(_left_behind(), signal.SIGKILL)
 
     def _set_alarm(self) -> None:
         """The last resort, should this process itself be held up where a signal reaches it."""
@@ -157,6 +157,7 @@ class _Guard:
         self.said += f"{message['say']}\n" if "say" in message else ""
         self._doing = message.get("doing", self._doing)
         self._kept = message.get("keep", self._kept)
+        self._exit_codes = message.get("exit_codes", self._exit_codes)
         if "ends_at" in message:
             self.ends_at = message["ends_at"]
             self._set_alarm()
@@ -212,9 +213,10 @@ def _reap() -> None:
         return
 
 
-def _descendants() -> list[tree.Process]:
+def _left_behind() -> list[tree.Process]:
+    """Our descendants, less those that clean up after others and then end by themselves."""
     tree.reap_orphans()
-    return tree.descendants(os.getpid())
+    return [process for process in tree.descendants(os.getpid()) if process.name != tree.KEEPER]
 
 
 def _write(fd: int, text: str, until: float) -> None:

@@ -44,6 +44,8 @@ class Memory:
 
     def fresh(self, identity: Mapping[str, str], gpus: str, now: float, fresh_for_s: float) -> float | str:
         """How many seconds ago these GPUs passed, or why that counts no more."""
+        if not self.identity:
+            return "no pass is remembered"
         changed = [name for name in identity if self.identity.get(name) != identity[name]]
         if changed:
             return f"since the last pass another {', '.join(changed)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import tempfile
 import time
@@ -16,63 +17,61 @@ from gpuipc_doctor.model import Node, Report, Tier
 from gpuipc_doctor.plan import Request
 from gpuipc_doctor.prolog.order import Order
 from gpuipc_doctor.supervise.execution import Limits
+from gpuipc_doctor.supervise.keeping import Keeper
 
 RESERVE_S = 0.5
 """Of the budget, for ending the workers, deciding and writing it down; of a small one a quarter."""
 
-SCRATCH = (Path("/dev/shm"), Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - a private directory is made there
-"""Where the run's own directory may be, best first: shared memory is neither a full disk nor a network's."""
+ROOMY = (Path("/dev/shm"), Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - private directories are made there
+"""Where a run's own files may be, best first: shared memory is neither a full disk nor a network's."""
 
 ROOMY_BYTES = 64 << 20
 
 
-@contextmanager
-def scratch() -> Iterator[Path]:
-    """The directory for everything that a run writes for itself; gone afterwards.
-
-    No variable such as ``TMPDIR`` has a say in where it is.
-    """
-    directory = Path(tempfile.mkdtemp(prefix="gpuipc-doctor-prolog-", dir=_roomy()))
-    tempfile.tempdir = str(directory)
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
 def _roomy() -> Path:
-    for place in SCRATCH:
+    for place in ROOMY:
         if os.access(place, os.W_OK) and shutil.disk_usage(place).free > ROOMY_BYTES:
             return place
-    return SCRATCH[-1]
+    return ROOMY[-1]
 
 
-def test(
-    order: Order, site: SiteConfig, budget_s: float, directory: Path, tell_doing: Callable[[str], None]
-) -> Report:
-    """Test the node until shortly before the budget ends, which began when the process did."""
+def test(order: Order, site: SiteConfig, budget_s: float, tell_doing: Callable[[str], None]) -> Report:
+    """Test the node until shortly before the budget ends, which began when the process did.
+
+    No variable such as ``TMPDIR`` has a say in where the run's files are.
+    """
     until = order.started_at + budget_s - min(RESERVE_S, budget_s / 4)
-    request = Request(
-        checks=site.prolog.checks,
-        tier=Tier.PROLOG,
-        deadline_s=site.prolog.deadline_s,
-        budget_s=max(until - time.monotonic(), 0.01),
-        workarounds=False,
-        job_gpus=order.gpus,
-    )
-    limits = Limits(start_up_s=site.start_up_s, settle_s=0.2, grace_s=0.1, kill_s=0.3)
-    node = _node(site.prolog.simulate, directory)
-    return engine.run(request, site, node, _Watcher(tell_doing), remove=[directory], limits=limits)
+    tempfile.tempdir = str(_roomy())
+    with _node(site.prolog.simulate) as node:
+        request = Request(
+            checks=site.prolog.checks,
+            tier=Tier.PROLOG,
+            deadline_s=site.prolog.deadline_s,
+            budget_s=max(until - time.monotonic(), 0.01),
+            workarounds=False,
+            job_gpus=order.gpus,
+        )
+        limits = Limits(start_up_s=site.start_up_s, settle_s=0.2, grace_s=0.1, kill_s=0.3)
+        return engine.run(request, site, node, _Watcher(tell_doing), limits=limits)
 
 
-def _node(profile: str, directory: Path) -> Node:
+@contextmanager
+def _node(profile: str) -> Iterator[Node]:
+    """The node to test; a simulated one has files, which are removed whatever becomes of this process."""
     if not profile:
-        return Node()
+        yield Node()
+        return
     from gpuipc_doctor.simulator.node import prepare
 
-    state = directory / "node"
-    state.mkdir(mode=0o700)
-    return prepare(profile, state)
+    marker = secrets.token_hex(8)
+    state = Path(tempfile.gettempdir()) / f"gpuipc-doctor-node-{marker}"
+    keeper = Keeper(marker, [state])
+    try:
+        state.mkdir(mode=0o700)
+        yield prepare(profile, state)
+    finally:
+        shutil.rmtree(state, ignore_errors=True)
+        keeper.dismiss()
 
 
 class _Watcher:

@@ -6,23 +6,20 @@ marker, and starts the keeper that cleans up should this process be killed.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import re
 import secrets
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 from gpuipc_doctor.model import Node, Probe, ProbeOutcome
-from gpuipc_doctor.supervise import keeper, tree
+from gpuipc_doctor.supervise import tree
 from gpuipc_doctor.supervise.execution import Execution, Limits
+from gpuipc_doctor.supervise.keeping import Keeper
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -53,18 +50,14 @@ class Session:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._not_ours = {process.pid for process in tree.descendants(os.getpid())}
         if self._keep_logs is None:
-            self._directory = Path(tempfile.mkdtemp(prefix="gpuipc-doctor-"))
+            self._directory = Path(tempfile.gettempdir()) / f"gpuipc-doctor-{self._id}"
             self._remove.append(self._directory)
         else:
             self._directory = self._keep_logs
-        self._keeper = subprocess.Popen(
-            [sys.executable, "-I", "-S", keeper.__file__, self._id, *map(str, self._remove)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        self._keeper = Keeper(self._id, self._remove)
         self._not_ours.add(self._keeper.pid)
+        if self._keep_logs is None:
+            self._directory.mkdir(mode=0o700)  # not before somebody would remove it
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -74,10 +67,7 @@ class Session:
         tree.end(ours, grace_s=0.0, limit_s=self.limits.kill_s)
         for directory in self._remove:
             shutil.rmtree(directory, ignore_errors=True)
-        pipe: BinaryIO = self._keeper.stdin  # type: ignore[assignment]  # a pipe, by construction
-        with contextlib.suppress(BrokenPipeError), pipe:  # somebody may have killed it
-            pipe.write(b"done\n")
-        self._keeper.wait()
+        self._keeper.dismiss()
         tree.reap_orphans()
 
     def stop(self) -> None:

@@ -18,6 +18,9 @@ from pathlib import Path
 MARKER = "GPUIPC_DOCTOR_PROBE"
 """Environment variable of every worker, inherited by all that it starts: ``<run>/<probe>``."""
 
+KEEPER = "gpuipc-keeper"
+"""The name of the process that ends what a killed supervisor had started, and of no other (see `keeper`)."""
+
 PROC = Path("/proc")
 
 
