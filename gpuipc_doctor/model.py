@@ -7,7 +7,8 @@ The words are those of the design: a *check* asks for *probes*; a probe runs *ro
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -109,6 +110,23 @@ class DriverFault:
 
 
 @dataclass(frozen=True, slots=True)
+class Measurement:
+    """A figure that a later run may be held against, such as a latency: one for each probe, not each round.
+
+    Within a probe, rounds share a processor and a placement; only whole probes are independent.
+    """
+
+    name: str
+    value: float
+    unit: str
+    more_is_better: bool = False
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.value):
+            raise ValueError(f"{self.name} is {self.value}, which is no measurement")
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """What a check concludes about one subject.
 
@@ -120,10 +138,11 @@ class Finding:
     summary: str
     evidence: tuple[str, ...] = ()
     remedy: str = ""
+    measured: tuple[Measurement, ...] = ()
 
     @classmethod
-    def ok(cls, summary: str, *evidence: str) -> Finding:
-        return cls(Status.PASS, summary, evidence)
+    def ok(cls, summary: str, *evidence: str, measured: Iterable[Measurement] = ()) -> Finding:
+        return cls(Status.PASS, summary, evidence, measured=tuple(measured))
 
     @classmethod
     def skip(cls, reason: str, *evidence: str, remedy: str = "") -> Finding:

@@ -16,6 +16,7 @@ from gpuipc_doctor.model import (
     Fact,
     Finding,
     Join,
+    Measurement,
     Relation,
     Report,
     Result,
@@ -236,7 +237,9 @@ devices_st = st.lists(st.sampled_from(LABELS), max_size=12, unique=True).flatmap
     )
 )
 faults = st.builds(DriverFault, call=TEXT, code=st.integers(-999, 999), name=TEXT)
-findings = st.builds(Finding, st.sampled_from(Status), TEXT, LINES, TEXT)
+measurements = st.builds(Measurement, TEXT, SECONDS, TEXT, st.booleans())
+measured = st.lists(measurements, max_size=2).map(tuple)
+findings = st.builds(Finding, st.sampled_from(Status), TEXT, LINES, TEXT, measured)
 roles = st.builds(
     RoleOutcome,
     role=IDS,

@@ -10,7 +10,6 @@ from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from textwrap import fill
-from typing import NamedTuple
 
 import click
 
@@ -18,6 +17,7 @@ from gpuipc_doctor import engine
 from gpuipc_doctor.cli import options
 from gpuipc_doctor.cli.progress import progress
 from gpuipc_doctor.cli.table import COLUMNS
+from gpuipc_doctor.comparison.inventory import changes
 from gpuipc_doctor.model import Fact, Json, Node, Setting
 from gpuipc_doctor.plan import Request
 from gpuipc_doctor.yamlfile import BadFile, Mistake
@@ -44,13 +44,13 @@ def command(
     its own rows.
     """
     config = options.site_config(config_file)
-    old = _load(before) if before else {}
+    old = _load(before) if before else []
     with options.node(simulate) as (node, _), progress() as watcher:
         stock = engine.take_stock(Request(backend=backend), config, node, watcher)
     if before and as_json:
-        click.echo(_json([change._asdict() for change in _changes(old, stock.told)]))
+        click.echo(_json([asdict(change) for change in changes(old, stock.told)]))
     elif before:
-        click.echo(changes(old, stock.told))
+        click.echo(page_of_changes(old, stock.told))
     elif as_json:
         click.echo(_json(_document(node, stock)))
     else:
@@ -138,45 +138,18 @@ def _wrapped(text: str, width: int) -> str:
 
 # -- what has changed -----------------------------------------------------------------------------------
 
-Values = dict[str, list[str]]
-"""By a fact's name, the values found, in the order of their rows."""
 
-
-class Change(NamedTuple):
-    """A fact whose values differ; None where it was not found."""
-
-    name: str
-    before: str | None
-    now: str | None
-
-
-def changes(before: Values, now: Iterable[Fact]) -> str:
+def page_of_changes(before: Iterable[Fact], after: Iterable[Fact]) -> str:
     """The facts whose values differ, as a table."""
-    found = [(one.name, one.before or "-", one.now or "-") for one in _changes(before, now)]
-    return _table(found, Change._fields) if found else "nothing has changed"
+    found = [(one.name, one.before or "-", one.after or "-") for one in changes(before, after)]
+    return _table(found, ("name", "before", "after")) if found else "nothing has changed"
 
 
-def _changes(before: Values, now: Iterable[Fact]) -> Iterator[Change]:
-    after = _values((fact.name, fact.value) for fact in now)
-    for name in dict.fromkeys((*after, *before)):
-        old, new = ("; ".join(values.get(name, ())) or None for values in (before, after))
-        if old != new:
-            yield Change(name, old, new)
-
-
-def _values(facts: Iterable[tuple[str, str | None]]) -> Values:
-    values: Values = {}
-    for name, value in facts:
-        if value is not None:
-            values.setdefault(name, []).append(value)
-    return values
-
-
-def _load(path: Path) -> Values:
+def _load(path: Path) -> list[Fact]:
     """The facts of an earlier inventory. Raises `BadFile`."""
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))["facts"]
-        return _values((str(fact["name"]), fact["value"]) for fact in facts)
+        return [Fact(str(fact["name"]), fact["value"], "") for fact in facts]
     except OSError as error:
         raise BadFile([Mistake(path, 0, f"cannot be read: {error.strerror}")]) from None
     except (ValueError, LookupError, TypeError):

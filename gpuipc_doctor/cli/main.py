@@ -17,6 +17,7 @@ from gpuipc_doctor import __version__
 
 COMMANDS = {
     "check": ("check", "Run checks on this node and print the health matrix."),
+    "compare": ("compare", "Say what has changed from one report to another."),
     "config": ("config", "Look at site configs, and put them to use."),
     "diagnose": ("diagnose", "Find known issues in logs and stacks."),
     "drill": ("drill", "Show on simulated faults what the checks catch."),

@@ -120,16 +120,16 @@ def _group(results: Iterable[Result]) -> list[tuple[Result, ...]]:
     on_subjects: dict[object, list[Result]] = {}
     for result in results:
         if result.finding.status is not Status.PASS:
-            key = (result.check, result.probe, bool(result.devices), _alike(result.finding))
+            key = (result.check, result.probe, bool(result.devices), alike(result.finding))
             on_subjects.setdefault(key, []).append(result)
     of_probes: dict[object, list[Result]] = {}
     for group in on_subjects.values():
         subjects = frozenset(result.devices for result in group)
-        of_probes.setdefault((subjects, _alike(group[0].finding)), []).extend(group)
+        of_probes.setdefault((subjects, alike(group[0].finding)), []).extend(group)
     return [tuple(group) for group in of_probes.values()]
 
 
-def _alike(finding: Finding) -> tuple[Status, str, str]:
+def alike(finding: Finding) -> tuple[Status, str, str]:
     return finding.status, _FIGURE.sub("0", finding.summary), finding.remedy
 
 

@@ -46,7 +46,7 @@ def dumps(report: Report, *, exit_code: int | None = None) -> str:
         "exit_code": exits.code(report) if exit_code is None else exit_code,
         "totals": {status.value: totals[status] for status in Status},
         "matrix": {check: _row(results) for check, results in digest.by_check(report).items()},
-        **_encode(report),
+        **encode(report),
     }
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
 
@@ -57,16 +57,30 @@ def loads(text: str) -> Report:
     from jsonschema.exceptions import best_match
 
     try:
-        document = json.loads(text)
+        document = json.loads(text, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError) as error:
         raise BadDocument(f"this is not JSON: {error}") from None
     found = document.get("schema") if isinstance(document, dict) else None
     if found != SCHEMA:
-        raise BadDocument(f'this is not a report: "schema" is {json.dumps(found)[:80]}, not "{SCHEMA}"')
+        raise BadDocument(f'{_what_instead(found)}: "schema" is {json.dumps(found)[:80]}, not "{SCHEMA}"')
     mistake = best_match(Draft202012Validator(schema()).iter_errors(document))
     if mistake is not None:
         raise BadDocument(f"{mistake.json_path}: {mistake.message[:200]}")
     return typing.cast(Report, _decode(Report, document))
+
+
+def _finite(literal: str) -> float:
+    """JSON has neither infinities nor NaN, and no number of ours is too large for a `float`."""
+    number = float(literal)
+    if not math.isfinite(number):
+        raise ValueError(f"{literal[:20]} is no number")
+    return number
+
+
+def _what_instead(schema: Json) -> str:
+    if isinstance(schema, str) and schema.startswith(SCHEMA.rpartition("/")[0]):
+        return "this report is of another version of gpuipc-doctor"
+    return "this is not a report"
 
 
 def _row(results: list[Result]) -> dict[str, str]:
@@ -76,19 +90,20 @@ def _row(results: list[Result]) -> dict[str, str]:
     return {subject: status.value for subject, of in subjects.items() if (status := digest.worst(of))}
 
 
-def _encode(value: Any) -> Json:
+def encode(value: Any) -> Json:
+    """A value of the model as JSON: dataclasses by field, enumerations by value, text as strict UTF-8."""
     if dataclasses.is_dataclass(value):
-        return {field.name: _encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Tier):
         return value.label
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, Mapping):
-        return {_text(str(key)): _encode(item) for key, item in value.items()}
+        return {_text(str(key)): encode(item) for key, item in value.items()}
     if isinstance(value, frozenset):
-        return sorted(map(_encode, value))
+        return sorted(map(encode, value))
     if isinstance(value, (tuple, list)):
-        return [_encode(item) for item in value]
+        return [encode(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None  # JSON has no NaN
     return _text(value) if isinstance(value, str) else value
@@ -114,7 +129,7 @@ def _decode(kind: Any, value: Json) -> Any:
         return Tier[value.upper()]
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return kind(value)
-    return float(value) if kind is float else value
+    return kind(value) if kind in (int, float) else value  # to JSON, 1 and 1.0 are the same
 
 
 @cache

@@ -9,7 +9,6 @@ from gpuipc_doctor.model import Report
 from gpuipc_doctor.report import exits, prose, table
 from gpuipc_doctor.report.digest import by_check, not_reached, repetitions, totals
 from gpuipc_doctor.report.page import MAX_WIDTH, MIN_WIDTH, Page
-from gpuipc_doctor.report.text import columns
 
 _FACTS = {
     "kernel": "Linux {}",
@@ -74,9 +73,4 @@ def _totals(report: Report, exit_code: int, page: Page) -> Iterator[str]:
         words.append(f"{missing} not run")
     if report.simulated:
         words.insert(0, f"SIMULATED ({report.simulated})")
-    *lines, last = page.join(words or ["no findings"])
-    ending = f"exit {exit_code}"
-    if columns(last) + 2 + len(ending) > page.width:
-        lines, last = [*lines, last], ""
-    yield from lines
-    yield last + " " * (page.width - columns(last) - len(ending)) + page.paint(ending, report.worst().value)
+    yield from page.close(words or ["no findings"], f"exit {exit_code}", report.worst().value)

@@ -45,3 +45,13 @@ class Page:
                 lines[-1] += f" {mark}"
             lines += wrap(part, self.width - 2, rest if lines else first, rest)
         return lines
+
+    def close(self, parts: Iterable[str], ending: str, look: str) -> list[str]:
+        """The parts as `join` lays them out, with ``ending`` at the right end of the last line."""
+        *lines, last = self.join(parts)
+        if columns(last) + 2 + columns(ending) > self.width:
+            lines, last = [*lines, last], ""
+        return [
+            *lines,
+            last + " " * (self.width - columns(last) - columns(ending)) + self.paint(ending, look),
+        ]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuipc_doctor.comparison.comparison import Exit as CompareExit
 from gpuipc_doctor.report.exits import Exit
 
 README = Path(__file__).parent.parent.parent / "README.md"
@@ -20,7 +21,7 @@ BLOCK = re.compile(r"```console\n\$ gpuipc-doctor (?P<arguments>.*)\n(?P<screen>
 PASSING = (
     (re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"), "2026-11-20 12:00:00"),
     (re.compile(r"\b\d+\.\d s ·"), "3.2 s ·"),
-    (re.compile(r"( {2,})\d+\.\d$", re.MULTILINE), r"\g<1>2.0"),
+    (re.compile(r"((?:caught|invented).* {2,})\d+\.\d$", re.MULTILINE), r"\g<1>2.0"),
     (re.compile(r"drills in \d+ s"), "drills in 30 s"),
 )
 """What differs from run to run, and what stands for it in the README."""
@@ -30,10 +31,24 @@ def screens() -> list[tuple[str, str]]:
     return [(match["arguments"], match["screen"]) for match in BLOCK.finditer(README.read_text())]
 
 
-def printed(arguments: str) -> str:
+REPORTS = {"before.json": "nvidia-450.102.04", "after.json": "nvidia-460.32.03"}
+"""The reports that the README's commands find where they run, and the node that each is of."""
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("readme")
+    for name, profile in REPORTS.items():
+        printed(f"check --all --simulate {profile} --output {name}", made)
+    return made
+
+
+def printed(arguments: str, directory: Path) -> str:
     command = [sys.executable, "-m", "gpuipc_doctor.cli.main", *shlex.split(arguments)]
     environment = {**os.environ, "COLUMNS": "80"}
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
+    ended = subprocess.run(
+        command, cwd=directory, capture_output=True, text=True, timeout=100, env=environment
+    )
     assert ended.stderr == ""
     text = ended.stdout
     for pattern, instead in PASSING:
@@ -42,9 +57,9 @@ def printed(arguments: str) -> str:
 
 
 @pytest.mark.parametrize("arguments", [arguments for arguments, _ in screens()])
-def test_a_screen_of_the_readme_is_what_the_command_prints(arguments: str) -> None:
+def test_a_screen_of_the_readme_is_what_the_command_prints(arguments: str, directory: Path) -> None:
     shown = dict(screens())[arguments]
-    now = printed(arguments)
+    now = printed(arguments, directory)
     if now != shown and os.environ.get("GPUIPC_UPDATE_GOLDEN") == "1":
         text = README.read_text()
         README.write_text(
@@ -54,6 +69,46 @@ def test_a_screen_of_the_readme_is_what_the_command_prints(arguments: str) -> No
     assert now == shown
 
 
-def test_the_exit_codes_of_the_readme_are_those_of_the_program() -> None:
-    rows = re.findall(r"^\| (\d+) \| (.*) \|$", README.read_text(), flags=re.MULTILINE)
-    assert rows == [(str(int(code)), code.meaning) for code in Exit]
+@pytest.mark.parametrize("codes", [Exit, CompareExit])
+def test_the_exit_codes_of_the_readme_are_those_of_the_program(codes: type[Exit | CompareExit]) -> None:
+    rows = [f"| {code:d} | {code.meaning} |" for code in codes]
+    table = "\n".join(["| code | meaning |", "|---|---|", *rows, ""])
+    assert f"\n{table}\n" in README.read_text()
+
+
+@pytest.mark.parametrize(
+    ("profile", "code", "says"),
+    [
+        ("nvidia-450.102.04", 0, "accepted"),
+        ("nvidia-460.32.03", 12, "exit 12"),
+        ("no-devices", 3, "exit 3"),
+    ],
+)
+def test_the_acceptance_script(directory: Path, tmp_path: Path, profile: str, code: int, says: str) -> None:
+    """With a wrapper in its way that makes `check` look at a simulated node, and at few checks."""
+    [script] = re.findall(r"```bash\n(.*?)```", README.read_text(), flags=re.DOTALL)
+    doctor = f"{sys.executable} -m gpuipc_doctor.cli.main"
+    (tmp_path / "gpuipc-doctor").write_text(
+        "#!/bin/bash\n"
+        f'[ "$1" = compare ] && exec {doctor} "$@"\n'
+        f'exec {doctor} check {LOOKED_AT} --simulate {profile} "${{@:3}}"\n'
+    )
+    (tmp_path / "gpuipc-doctor").chmod(0o755)
+    (tmp_path / "accept-node").write_text(script)
+    command = ["bash", "accept-node", str(before(tmp_path)), "after.json"]
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    ended = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=100, env=environment
+    )
+    assert ended.returncode == code, ended.stderr
+    assert says in ended.stdout.splitlines()[-1]
+
+
+LOOKED_AT = "ipc-reopen --device cuda:0"
+
+
+def before(directory: Path) -> Path:
+    """A report of what the script looks at, as it was before the upgrade."""
+    report = directory / "before.json"
+    printed(f"check {LOOKED_AT} --simulate nvidia-450.102.04 --output {report}", directory)
+    return report

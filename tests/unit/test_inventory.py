@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuipc_doctor import inventory
-from gpuipc_doctor.cli.inventory import changes, page
+from gpuipc_doctor.cli.inventory import page, page_of_changes
 from gpuipc_doctor.inventory.surveys import LOOKED_FOR, LOOKED_FOR_FOREIGN
 from gpuipc_doctor.model import Effect, Fact, Setting
 from gpuipc_doctor.simulator import software
@@ -107,19 +107,20 @@ def test_a_node_as_a_user_reads_it(node: Path) -> None:
 
 def test_what_has_changed_as_a_user_reads_it(node: Path) -> None:
     facts = inventory.read(str(node), ASKED, {})
-    before = {
-        "nvidia-driver": ["570.86.15"],
-        "cuda-driver": ["13.0"],
-        "slurm": ["24.05.4"],
-        "env:UCX_TLS": ["all"],
-    }
-    text = changes(before, facts) + "\n"
+    before = [
+        Fact("nvidia-driver", "570.86.15", ""),
+        Fact("cuda-driver", "13.0", ""),
+        Fact("slurm", "24.05.4", ""),
+        Fact("env:UCX_TLS", "all", ""),
+    ]
+    text = page_of_changes(before, facts) + "\n"
     assert max(map(len, text.splitlines())) <= 80
     golden.check("inventory/changes.txt", text)
 
 
 def test_nothing_has_changed() -> None:
-    assert changes({"kernel": ["6.8"]}, [Fact("kernel", "6.8", "elsewhere")]) == "nothing has changed"
+    before, after = Fact("kernel", "6.8", "/proc"), Fact("kernel", "6.8", "elsewhere")
+    assert page_of_changes([before], [after]) == "nothing has changed"
 
 
 # -- rows -----------------------------------------------------------------------------------------------

@@ -1,0 +1,81 @@
+"""``gpuipc-doctor compare``: what has changed from one report to another, for people and in the exit code."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import click
+
+from gpuipc_doctor.comparison import Comparison, compare
+from gpuipc_doctor.comparison.comparing import TOLERANCE
+from gpuipc_doctor.model import Report
+from gpuipc_doctor.report import document
+from gpuipc_doctor.yamlfile import BadFile, Mistake
+
+
+@click.command()
+@click.argument("before", type=click.Path(path_type=Path))
+@click.argument("after", type=click.Path(path_type=Path))
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["table", "markdown"]),
+    default="table",
+    show_default=True,
+    help="For a terminal, or for a ticket.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with every quantity that was compared.")
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(0, 1000),
+    default=100 * TOLERANCE,
+    show_default=True,
+    metavar="PERCENT",
+    help="A change of speed up to this counts as none.",
+)
+@click.pass_context
+def command(
+    ctx: click.Context, *, before: Path, after: Path, form: str, as_json: bool, tolerance: float
+) -> None:
+    """Say what has changed from report BEFORE to report AFTER.
+
+    Reports are what `gpuipc-doctor check --output FILE` writes. What became slower is told only where both
+    were made with --repeat. The exit code is 0 when nothing is worse, 10 when something is slower or newly
+    a WARN, 11 when something is no longer tested, 12 when something newly fails.
+    """
+    comparison = compare(_report(before), _report(after), tolerance / 100)
+    click.echo(_json(comparison) if as_json else _text(comparison, form), nl=False)
+    ctx.exit(comparison.exit_code)
+
+
+def _report(path: Path) -> Report:
+    """The report in a file. Raises `BadFile`."""
+    try:
+        return document.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadFile([Mistake(path, 0, f"cannot be read: {error.strerror}")]) from None
+    except UnicodeDecodeError:
+        raise BadFile([Mistake(path, 0, "this is not a report: it is no text")]) from None
+    except document.BadDocument as bad:
+        text = f"{bad}; write one with `gpuipc-doctor check --output FILE`"
+        raise BadFile([Mistake(path, 0, text)]) from None
+
+
+def _text(comparison: Comparison, form: str) -> str:
+    if form == "markdown":
+        from gpuipc_doctor.comparison import markdown
+
+        return markdown.render(comparison)
+    from gpuipc_doctor.comparison import screen
+
+    color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    return screen.render(comparison, width=shutil.get_terminal_size().columns, color=color)
+
+
+def _json(comparison: Comparison) -> str:
+    from gpuipc_doctor.comparison import document as comparison_document
+
+    return comparison_document.dumps(comparison)

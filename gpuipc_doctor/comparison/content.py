@@ -1,0 +1,237 @@
+"""What a comparison says, in tables and lines, whatever they are drawn with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from gpuipc_doctor.comparison.checks import Turn, Verdict
+from gpuipc_doctor.comparison.comparison import Comparison, Side
+from gpuipc_doctor.comparison.devices import Fate, Match
+from gpuipc_doctor.comparison.speed import DOUBT, Pace, Speed
+from gpuipc_doctor.model import Device, Status
+from gpuipc_doctor.report.text import fold_subjects
+
+MOST_ROWS = 20
+"""Rows of slower or faster quantities that are shown; the JSON has all."""
+
+NOT_RUN = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The first row holds the titles."""
+
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Paragraph:
+    """A status, what it is about, what was seen, and what to do."""
+
+    status: str
+    title: str
+    text: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Sentences, a line each at least."""
+
+    lines: tuple[str, ...]
+
+
+Block = Table | Paragraph | Lines
+
+
+def blocks(comparison: Comparison) -> Iterator[Block]:
+    """All that is worth saying, in the order in which it is read; the totals are not among it."""
+    if simulated := _simulated(comparison.before, comparison.after):
+        yield Lines((simulated,))
+    yield _sides(comparison.before, comparison.after)
+    if comparison.notes:
+        yield Lines(tuple(f"Note: {note}" for note in comparison.notes))
+    yield from _table(
+        ("inventory", "before", "after"),
+        ((change.name, change.before or NOT_RUN, change.after or NOT_RUN) for change in comparison.inventory),
+    )
+    yield from _table(("device", "before", "after", ""), _devices(comparison))
+    yield from _table(("check", "on", "before", "after", ""), _checks(comparison))
+    yield from _paragraphs(comparison)
+    yield from _table(
+        ("known issue", "before", "after"),
+        (
+            (
+                change.issue,
+                change.before.value if change.before else NOT_RUN,
+                change.after.value if change.after else NOT_RUN,
+            )
+            for change in comparison.issues
+        ),
+    )
+    for pace in (Pace.SLOWER, Pace.FASTER):
+        rows = list(_speeds(comparison.speeds.of(pace)))
+        yield from _table((pace.value, "in", "before", "after", "ratio (bounds)"), rows[:MOST_ROWS])
+        if len(rows) > MOST_ROWS:
+            yield Lines((f"… and {len(rows) - MOST_ROWS} more that are {pace.value}, in the JSON (--json)",))
+    yield Lines(tuple(_on_speed(comparison)))
+
+
+def totals(comparison: Comparison) -> list[str]:
+    """How much has changed, the worst first."""
+    turns = Counter({turn: sum(len(v.subjects) for v in comparison.turned(turn)) for turn in Turn})
+    issues = len(comparison.issues)
+    words = [f"{turns[turn]} {turn.value}" for turn in Turn if turns[turn]]
+    words += [
+        f"{len(found)} {pace.value}"
+        for pace in (Pace.SLOWER, Pace.FASTER)
+        if (found := comparison.speeds.of(pace))
+    ]
+    words += [f"{issues} known issue{'s' * (issues != 1)} changed"] if issues else []
+    return words or ["nothing to compare"]
+
+
+def _table(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[Table]:
+    if rows := tuple(rows):
+        yield Table((titles, *rows))
+
+
+def _simulated(before: Side, after: Side) -> str:
+    if not (before.simulated or after.simulated):
+        return ""
+    profiles = (
+        f"{name} {side.simulated}" for name, side in (("before", before), ("after", after)) if side.simulated
+    )
+    return f"SIMULATED ({', '.join(profiles)}): there no real GPU was tested"
+
+
+def _sides(before: Side, after: Side) -> Table:
+    return Table(
+        (
+            ("", "before", "after"),
+            ("node", before.host, after.host),
+            ("run at", *(side.started.replace("T", " ")[:19] for side in (before, after))),
+            ("tier", *(_tier(side) for side in (before, after))),
+            ("gpuipc-doctor", before.tool_version, after.tool_version),
+        )
+    )
+
+
+def _tier(side: Side) -> str:
+    return f"{side.tier.label}, {side.repetitions} times" if side.repetitions > 1 else side.tier.label
+
+
+def _devices(comparison: Comparison) -> Iterator[tuple[str, ...]]:
+    """The devices that are not what they were. Of two nodes, no GPU is expected to be the same."""
+    same_node = (comparison.before.host, comparison.before.simulated) == (
+        comparison.after.host,
+        comparison.after.simulated,
+    )
+    for match in comparison.devices:
+        if match.fate is not Fate.SAME and (same_node or match.fate is not Fate.REPLACED):
+            yield _label(match), _device(match.before), _device(match.after), match.fate.value
+
+
+def _label(match: Match) -> str:
+    return " → ".join(dict.fromkeys(device.label for device in (match.before, match.after) if device))
+
+
+def _device(device: Device | None) -> str:
+    return f"{device.name}, {device.uuid}" if device else NOT_RUN
+
+
+_ROWS = (Turn.WORSE, Turn.NO_LONGER_TESTED, Turn.FAILS_OTHERWISE, Turn.SAME, Turn.BETTER, Turn.NEWLY_TESTED)
+
+
+def _checks(comparison: Comparison) -> Iterator[tuple[str, ...]]:
+    """What has changed, the worst first, and what is as bad as it was."""
+    for turn in _ROWS:
+        for verdict in comparison.turned(turn):
+            if turn is not Turn.SAME or verdict.after in (Status.FAIL, Status.ERROR):
+                was, now = (status.value if status else NOT_RUN for status in (verdict.before, verdict.after))
+                yield verdict.check, fold_subjects(verdict.subjects) or "node", was, now, turn.value
+
+
+def _paragraphs(comparison: Comparison) -> Iterator[Paragraph]:
+    for turn in (Turn.WORSE, Turn.NO_LONGER_TESTED, Turn.FAILS_OTHERWISE):
+        for verdict in comparison.turned(turn):
+            if verdict.after and verdict.finding:
+                finding = verdict.finding
+                yield Paragraph(verdict.after.value, _title(verdict), finding.summary, finding.remedy)
+
+
+def _title(verdict: Verdict) -> str:
+    where = fold_subjects(verdict.subjects)
+    was = f"was {verdict.before.value}" if verdict.before else "had not run"
+    return f"{verdict.check} on {where}, {was}" if where else f"{verdict.check}, {was}"
+
+
+# -- speed ----------------------------------------------------------------------------------------------
+
+
+def _speeds(speeds: Sequence[Speed]) -> Iterator[tuple[str, ...]]:
+    """A row for each quantity of a check, the largest changes first; of its subjects, that of the largest."""
+    groups: dict[tuple[str, str], list[Speed]] = {}
+    for speed in sorted(speeds, key=_change, reverse=True):
+        groups.setdefault((speed.quantity.name, speed.quantity.check), []).append(speed)
+    for (name, check), group in groups.items():
+        first = group[0]
+        where = fold_subjects(speed.quantity.subject for speed in group)
+        unit = first.quantity.unit
+        figures = (_figure(value, unit) for value in (first.before, first.after))
+        yield name, f"{check} on {where}" if where else check, *figures, _ratio(first)
+
+
+def _change(speed: Speed) -> float:
+    """How large a change is, whichever way it goes."""
+    assert speed.ratio is not None
+    return max(speed.ratio.estimate, 1 / speed.ratio.estimate)
+
+
+def _ratio(speed: Speed) -> str:
+    assert speed.ratio is not None
+    return f"{speed.ratio.estimate:.3g} ({speed.ratio.low:.3g} to {speed.ratio.high:.3g})"
+
+
+def _figure(value: float, unit: str) -> str:
+    """``38 µs`` for 0.000038 s; other units as they are."""
+    if unit == "s":
+        value, unit = next((value * by, name) for by, name in _SCALES if value * by < 1000 or by == 1)
+    return f"{value:.3g} {unit}"
+
+
+_SCALES = ((1e6, "µs"), (1e3, "ms"), (1.0, "s"))
+
+
+def _on_speed(comparison: Comparison) -> Iterator[str]:
+    """What the figures are worth."""
+    speeds = comparison.speeds
+    control = speeds.control
+    if control is None:
+        yield "Speed: no probe was completed in both reports."
+        return
+    if control.samples == (1, 1):
+        yield f"Speed: one sample each, cannot tell; run both with --repeat {speeds.needed} or more."
+        return
+    told = [speed for speed in speeds.all if speed.pace is not Pace.TOO_FEW]
+    few = len(speeds.all) - len(told)
+    if told:
+        found = ", ".join(f"{len(speeds.of(pace))} {pace.value}" for pace in (Pace.SLOWER, Pace.FASTER))
+        yield (
+            f"Speed: {len(told)} quantities compared: {found}. What is within "
+            f"{100 * comparison.tolerance:g} % counts as no difference; all bounds hold together with "
+            f"{100 - 100 * DOUBT:g} %."
+        )
+    if few:
+        yield (
+            f"Speed: of {few} quantities there are too few samples ({control.samples[0]} and "
+            f"{control.samples[1]} repetitions), cannot tell; run both with --repeat {speeds.needed} or more."
+        )
+    if control.ratio:
+        was, now = (_figure(value, "s") for value in (control.before, control.after))
+        yield (
+            f"Control: a worker started in {was}, then in {now}, which no driver has a part in: ratio "
+            f"{_ratio(control)}. Only what changed by more counts."
+        )

@@ -1,0 +1,70 @@
+"""Which device of one report is which of the other: the same GPU may have got another number."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from gpuipc_doctor.model import Device
+
+
+class Fate(enum.Enum):
+    """What became of a device between two reports."""
+
+    SAME = "same"
+    RENUMBERED = "renumbered"
+    REPLACED = "replaced"
+    GONE = "gone"
+    NEW = "new"
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """One device as each report has it; None where it has not."""
+
+    before: Device | None
+    after: Device | None
+    fate: Fate
+
+
+def match(before: Sequence[Device], after: Sequence[Device]) -> tuple[Match, ...]:
+    """Every device of either side: by uuid, which survives renumbering, and what is left by its label."""
+    by_uuid = {device.uuid: device for device in after if device.uuid}
+    partners: dict[Device, Device] = {}
+    for device in before:
+        if found := by_uuid.pop(device.uuid, None):
+            partners[device] = found
+    taken = set(partners.values())
+    by_label = {device.label: device for device in after if device not in taken}
+    for device in before:
+        if device not in partners and (found := by_label.pop(device.label, None)):
+            partners[device] = found
+    return tuple(_in_order(before, after, partners))
+
+
+def _in_order(
+    before: Sequence[Device], after: Sequence[Device], partners: dict[Device, Device]
+) -> Iterator[Match]:
+    for device in before:
+        partner = partners.get(device)
+        yield Match(device, partner, _fate(device, partner))
+    found = set(partners.values())
+    for device in after:
+        if device not in found:
+            yield Match(None, device, Fate.NEW)
+
+
+def _fate(before: Device, after: Device | None) -> Fate:
+    if after is None:
+        return Fate.GONE
+    if before.uuid != after.uuid:
+        return Fate.REPLACED
+    return Fate.SAME if before.label == after.label else Fate.RENUMBERED
+
+
+def labels_now(matches: Sequence[Match]) -> dict[str, str | None]:
+    """For each label of before, that of the same device after; None where it is gone."""
+    return {
+        match.before.label: match.after.label if match.after else None for match in matches if match.before
+    }

@@ -1,0 +1,92 @@
+"""`compare` on reports of real runs: a slow driver is found, an equal one is not, other files are refused."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Command
+
+SLOW_OPEN = """\
+description: Every handle takes 5 ms to open.
+extends: healthy-single
+faults:
+  - {call: ipc-open, do: delay, ms: 5}
+"""
+
+SLOW = {("cuIpcOpenMemHandle", "ipc-handles")}
+
+
+def report(doctor: Command, directory: Path, name: str, profile: str, *options: str) -> str:
+    """A report of eight runs of one quick check; its path."""
+    file = str(directory / name)
+    arguments = ["ipc-handles", "--backend", "cuda", "--simulate", profile, "--output", file]
+    ended = doctor("check", *arguments, *(options or ("--repeat", "8")))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return file
+
+
+def found(doctor: Command, before: str, after: str, pace: str) -> tuple[set[tuple[str, str]], int]:
+    """What changed its pace so, and the exit code."""
+    ended = doctor("compare", before, after, "--json")
+    speeds = json.loads(ended.stdout)["speeds"]["all"]
+    assert len(speeds) > 10
+    quantities = (speed["quantity"] for speed in speeds if speed["pace"] == pace)
+    return {(quantity["name"], quantity["check"]) for quantity in quantities}, ended.returncode
+
+
+def test_a_slower_call_is_found_and_an_equal_one_is_not(doctor: Command, tmp_path: Path) -> None:
+    slow_profile = tmp_path / "slow-open.yaml"
+    slow_profile.write_text(SLOW_OPEN)
+    one, other = (report(doctor, tmp_path, f"{n}.json", "healthy-single") for n in ("one", "other"))
+    slow = report(doctor, tmp_path, "slow.json", str(slow_profile))
+    assert found(doctor, one, other, "slower") == (set(), 0)
+    assert found(doctor, one, other, "faster") == (set(), 0)
+    assert found(doctor, one, slow, "slower") == (SLOW, 10)
+    assert found(doctor, slow, one, "faster") == (SLOW, 0)
+    assert found(doctor, slow, one, "slower") == (set(), 0)
+
+
+def test_the_same_file_twice(doctor: Command, tmp_path: Path) -> None:
+    file = report(doctor, tmp_path, "report.json", "healthy-single", "--repeat", "1")
+    ended = doctor("compare", file, file)
+    assert ended.returncode == 0
+    assert "one sample each, cannot tell" in ended.stdout
+    assert ended.stdout.startswith("SIMULATED")
+    *_, last = ended.stdout.splitlines()
+    assert last.split() == ["SIMULATED", "(healthy-single)", "·", "2", "same", "exit", "0"]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "this is not JSON"),
+        (b"\xff\xfe\x00", "this is not a report: it is no text"),
+        (b'{"facts": []}', "this is not a report"),
+        (b'{"schema": "gpuipc-doctor/report/99"}', "this report is of another version of gpuipc-doctor"),
+        (b'{"schema": "gpuipc-doctor/report/1", "host": 3}', "$"),
+        (b"[" * 100_000, "this is not JSON"),
+        (None, "cannot be read: No such file or directory"),
+    ],
+)
+def test_what_is_no_report_is_one_line_and_exit_2(
+    doctor: Command, tmp_path: Path, content: bytes | None, says: str
+) -> None:
+    file = tmp_path / "before.json"
+    if content is not None:
+        file.write_bytes(content)
+    ended = doctor("compare", str(file), str(file))
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert ended.stderr.count("\n") == 1
+    assert ended.stderr.startswith(f"gpuipc-doctor: {file}: ")
+    assert says in ended.stderr
+
+
+def test_a_directory_is_no_report(doctor: Command, tmp_path: Path) -> None:
+    ended = doctor("compare", str(tmp_path), os.devnull)
+    assert ended.returncode == 2
+    assert ended.stderr == f"gpuipc-doctor: {tmp_path}: cannot be read: Is a directory\n"

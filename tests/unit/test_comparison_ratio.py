@@ -1,0 +1,98 @@
+"""The ratio of two sets of samples: right without noise, and its bounds as rare to miss as they say."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations
+from math import comb
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuipc_doctor.comparison.ratio import Ratio, ratio, samples_needed
+
+TIMES = st.lists(st.floats(1e-6, 1e6), min_size=4, max_size=12)
+DOUBT = 0.05
+
+
+@given(TIMES, TIMES)
+def test_the_bounds_hold_the_estimate(before: list[float], after: list[float]) -> None:
+    found = ratio(before, after, DOUBT)
+    assert found is not None
+    assert found.low <= found.estimate * (1 + 1e-12)
+    assert found.estimate <= found.high * (1 + 1e-12)
+
+
+@given(TIMES, st.floats(0.01, 100))
+def test_a_factor_is_found_whatever_it_multiplies(before: list[float], factor: float) -> None:
+    found, unchanged = ratio(before, [factor * b for b in before], DOUBT), ratio(before, before, DOUBT)
+    assert found is not None
+    assert unchanged is not None
+    for name in ("estimate", "low", "high"):
+        assert getattr(found, name) == pytest.approx(factor * getattr(unchanged, name))
+    assert unchanged.estimate == pytest.approx(1)
+
+
+@given(TIMES, TIMES)
+def test_the_other_way_round_it_is_the_inverse(before: list[float], after: list[float]) -> None:
+    there, back = ratio(before, after, DOUBT), ratio(after, before, DOUBT)
+    assert there is not None
+    assert back is not None
+    assert (1 / there.high, 1 / there.estimate, 1 / there.low) == pytest.approx(
+        (back.low, back.estimate, back.high)
+    )
+
+
+def test_without_noise_there_is_no_width() -> None:
+    assert ratio([2.0] * 4, [3.0] * 4, DOUBT) == Ratio(1.5, 1.5, 1.5)
+
+
+def test_an_outlier_does_not_move_it() -> None:
+    found = ratio([1.0] * 10, [1.0] * 9 + [1000.0], DOUBT)
+    assert found == Ratio(1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(("m", "n"), [(4, 4), (5, 5), (4, 7)])
+@pytest.mark.parametrize("doubt", [0.2, 0.05, 0.03])
+def test_the_chance_to_miss_is_counted_out(m: int, n: int, doubt: float) -> None:
+    """All orders of m + n different values are alike likely where nothing differs: count those that miss."""
+    misses = 0
+    for chosen in combinations(range(m + n), m):
+        before = [1.0 + i for i in chosen]
+        after = [1.0 + i for i in range(m + n) if i not in chosen]
+        found = ratio(before, after, doubt)
+        misses += found is not None and not found.low <= 1 <= found.high
+    assert misses <= doubt * comb(m + n, m)
+
+
+def test_few_samples_have_no_bounds_of_little_doubt() -> None:
+    assert ratio([1.0], [2.0], DOUBT) is None
+    assert ratio([1.0] * 3, [2.0] * 3, DOUBT) is None  # 2 of 20 orders are that extreme
+    assert ratio([], [1.0] * 9, DOUBT) is None
+    assert [samples_needed(DOUBT / many) for many in (1, 10, 100, 1000)] == [4, 6, 8, 9]
+
+
+@pytest.mark.parametrize("n", [40, 41])
+def test_many_samples_have_bounds_about_as_wide_as_exact_ones(n: int) -> None:
+    rng = random.Random(n)
+    before, after = ([rng.lognormvariate(0, 0.1) for _ in range(n)] for _ in range(2))
+    found = ratio(before, after, DOUBT)
+    assert found is not None
+    assert 0.04 < found.high - found.low < 0.14  # 2 · 1.96 · 0.1 · √(2/40) is 0.088
+
+
+@pytest.mark.parametrize("noise", ["even", "skewed", "two speeds"])
+def test_noise_crosses_the_bounds_as_seldom_as_stated(noise: str) -> None:
+    rng = random.Random(noise)
+    draw = {
+        "even": lambda: rng.uniform(1, 2),
+        "skewed": lambda: rng.lognormvariate(0, 1),
+        "two speeds": lambda: rng.choice([1, 3]) * rng.uniform(1, 1.1),
+    }[noise]
+    misses = 0
+    for _ in range(1000):
+        found = ratio([draw() for _ in range(8)], [draw() for _ in range(8)], DOUBT)
+        assert found is not None
+        misses += not found.low <= 1 <= found.high
+    assert misses <= 70  # 50 by construction, and three standard deviations
