@@ -12,6 +12,7 @@ import click
 from gpuipc_doctor import config
 from gpuipc_doctor.cli.output import OutputFile
 from gpuipc_doctor.hooks import HOOKS
+from gpuipc_doctor.trust import untrusted
 
 _OURS = "Written by `gpuipc-doctor config hooks"
 
@@ -54,6 +55,9 @@ def command(which: str, config_file: Path, directory: Path | None, scontrol: str
     if file is None:
         click.echo(text, nl=False)
         return
+    for path in (Path(sys.executable), Path(__file__), file.parent):
+        if reason := untrusted(path):
+            click.echo(f"gpuipc-doctor: warning: {path} {reason}", err=True)
     if file.exists() and _OURS not in file.read_text(encoding="utf-8", errors="replace"):
         raise click.UsageError(f"{file} is there, and is not one of ours; move it away")
     try:

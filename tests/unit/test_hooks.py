@@ -5,6 +5,7 @@ That Slurm does with them what they promise is in tests/slurm.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -84,6 +85,17 @@ def test_what_is_not_ours_is_not_overwritten(config: Path, scontrol: str, tmp_pa
     assert done.exit_code == 2
     assert f"{file} is there, and is not one of ours; move it away" in done.output
     assert file.read_text() == "#!/bin/sh\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="nobody but root is warned")
+def test_root_is_warned_of_a_directory_that_others_can_write(
+    config: Path, scontrol: str, tmp_path: Path
+) -> None:
+    (tmp_path / "hooks").mkdir()
+    (tmp_path / "hooks").chmod(0o777)
+    done = hooks("slurm", "--config", config, "--scontrol", scontrol, "--to", tmp_path / "hooks")
+    assert f"warning: {tmp_path / 'hooks'} is not trusted: others can write" in done.output
+    assert done.exit_code == 0
 
 
 def test_a_config_with_mistakes_is_not_put_in_front_of_jobs(config: Path, scontrol: str) -> None:
