@@ -122,16 +122,16 @@ class Cluster:
             timeout=timeout_s,
         )
 
-    def ask(self, *command: str) -> str:
+    def ask(self, *command: str, timeout_s: float = 30.0) -> str:
         """What a command that must succeed prints."""
-        ended = self.run(*command)
+        ended = self.run(*command, timeout_s=timeout_s)
         assert ended.returncode == 0, ended
-        return ended.stdout.strip()
+        return ended.stdout
 
     def node(self, name: str) -> tuple[str, str]:
         """State (``idle``, ``drained``, …) and reason of a node."""
         state, _, reason = self.ask("sinfo", "-h", "-N", "-n", name, "-o", "%T|%E").partition("|")
-        return state, reason
+        return state, reason.rstrip("\n")
 
     def job(self, number: str) -> dict[str, str]:
         """The fields of ``scontrol show job``."""

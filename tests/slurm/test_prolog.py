@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,23 +23,28 @@ REASON = f"gpuipc-doctor: SIMULATED ({FAULTY}) FAIL ipc-reopen on cuda:0 GPU-"
 Site = Callable[..., Cluster]
 
 
-def install(cluster: Cluster, node: str, profile: str, budget_s: float = 20, **prolog: object) -> None:
+def install(cluster: Cluster, node: str, profile: str, budget_s: int = 20, **prolog: object) -> None:
     """Make a node the one that a profile simulates, and give it a site config and the hook."""
     policy = {"on_fail": "drain", "on_error": "log", "on_budget": "log", "on_unkillable": "log"}
-    lines = [f"  {key}: {value}\n" for key, value in {**policy, "simulate": profile, **prolog}.items()]
+    section = {**policy, "log": "log.jsonl", "simulate": profile, **prolog}
     place = cluster.directory / node
     place.mkdir(exist_ok=True)
     config = place / "site.yaml"
-    config.write_text(f"budget_s: {{prolog: {budget_s}}}\nprolog:\n{''.join(lines)}")
-    tool = [sys.executable, "-m", "gpuipc_doctor.cli.main", "config", "hooks", "slurm"]
+    config.write_text(json.dumps({"budget_s": {"prolog": budget_s}, "prolog": section}))
+    tool = [sys.executable, "-m", "gpuipc_doctor", "config", "hooks", "slurm"]
     subprocess.run([*tool, "--config", config, "--to", place], env=cluster.environment, check=True)
+
+
+def logged(cluster: Cluster, node: str) -> list[dict[str, Any]]:
+    """What the prologs on a node have written down, the last one last."""
+    return [json.loads(line) for line in (cluster.directory / node / "log.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture
 def site(slurm: Callable[..., Cluster]) -> Site:
     """``site(profile, …, on_fail="log")`` is a cluster whose nodes are those that the profiles simulate."""
 
-    def up(*profiles: str, hooks: tuple[str, ...] = ("Prolog",), **options: object) -> Cluster:
+    def up(*profiles: str, hooks: tuple[str, ...] = ("Prolog",), gpus: int = 0, **options: object) -> Cluster:
         settings = {key: options.pop(key) for key in list(options) if not key[0].islower()}
 
         def prepare(cluster: Cluster) -> None:
@@ -47,7 +55,7 @@ def site(slurm: Callable[..., Cluster]) -> Site:
             hook.chmod(0o755)
 
         settings |= dict.fromkeys(hooks, "{directory}/hook")
-        return slurm(prepare=prepare, nodes=len(profiles), PrologFlags="Alloc", **settings)
+        return slurm(prepare=prepare, nodes=len(profiles), gpus=gpus, PrologFlags="Alloc", **settings)
 
     return up
 
@@ -66,9 +74,8 @@ def test_on_a_healthy_node_the_job_runs_and_nothing_is_left(site: Site) -> None:
 
 def test_a_faulty_node_is_drained_with_our_reason_and_the_job_goes_elsewhere(site: Site) -> None:
     cluster = site(FAULTY, HEALTHY)
-    job = cluster.ask(
-        "sbatch", "--parsable", "--wrap=echo $SLURMD_NODENAME", f"--output={cluster.directory}/out"
-    )
+    output = f"--output={cluster.directory}/out"
+    job = cluster.ask("sbatch", "--parsable", "--wrap=echo $SLURMD_NODENAME", output).strip()
     assert cluster.await_node("n1", "drained").startswith(REASON)
     until("it is in the queue again", lambda: cluster.job(job)["JobState"] == "PENDING")
     assert (cluster.job(job)["Restarts"], cluster.job(job)["Reason"]) == ("1", "launch_failed_requeued_held")
@@ -118,6 +125,48 @@ def test_a_driver_that_hangs_drains_the_node_where_the_policy_says_so(
     assert reason.startswith(f"gpuipc-doctor: SIMULATED ({HANGING}) {words}"), reason
     assert "cuInit" in reason
     assert cluster.left() == []
+
+
+def test_in_shadow_mode_the_job_runs_and_the_log_says_what_would_have_been_done(site: Site) -> None:
+    cluster = site(FAULTY, shadow=True)
+    assert srun(cluster).stdout == "the job ran\n"
+    cluster.await_node("n1", "idle")
+    (entry,) = logged(cluster, "n1")
+    assert (entry["job"], entry["exit_code"], entry["withheld"]) == ("1", 0, "shadow mode is on")
+    assert [concern["action"] for concern in entry["concerns"]] == ["drain"]
+    assert "would drain, but shadow mode is on: FAIL ipc-reopen" in entry["line"]
+
+
+def test_what_has_just_passed_is_remembered_until_something_changes(site: Site) -> None:
+    cluster = site(HEALTHY, fresh_for_s=600, state_dir="state")
+    for _ in range(2):
+        assert srun(cluster).stdout == "the job ran\n"
+    first, second = logged(cluster, "n1")
+    assert first["results"]
+    assert (second["job"], second["results"]) == ("2", [])
+    assert "PASS" in second["line"]
+    assert " s ago" in second["line"]
+    install(cluster, "n1", FAULTY, fresh_for_s=600, state_dir="state")
+    assert srun(cluster).returncode != 0
+    assert cluster.await_node("n1", "drained").startswith(REASON)
+
+
+def test_a_job_has_only_its_own_gpus_tested(site: Site, tmp_path: Path) -> None:
+    """GPU 1 is broken: whoever gets GPU 0 may run."""
+    broken = tmp_path / "broken.yaml"
+    broken.write_text(
+        "description: Two GPUs, of which the second does not open handles.\nextends: healthy-cuda\n"
+        "faults:\n  - {call: ipc-open, device: 1, do: error, error: INVALID_HANDLE}\n"
+    )
+    cluster = site(str(broken), gpus=2)
+    assert srun(cluster, "--gres=gpu:1").stdout == "the job ran\n"
+    assert srun(cluster, "--gres=gpu:2").returncode != 0
+    assert " on cuda:1 GPU-" in cluster.await_node("n1", "drained")
+    assert [entry["gpus"] for entry in logged(cluster, "n1")] == ["0", "0,1"]
+    tested = [
+        {place for one in entry["results"] for place in one["devices"]} for entry in logged(cluster, "n1")
+    ]
+    assert tested == [{"cuda:0"}, {"cuda:0", "cuda:1"}]
 
 
 @pytest.mark.parametrize("what", ["python", "package", "config", "config's syntax"])

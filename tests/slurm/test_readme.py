@@ -1,0 +1,92 @@
+"""The README's way from `pip install` to a drained node, followed line by line under a real Slurm."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import Cluster
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.cuda,
+    pytest.mark.xdist_group("slurm"),
+    pytest.mark.timeout(600),
+]
+
+REPOSITORY = Path(__file__).parents[2]
+README = REPOSITORY / "README.md"
+
+COMMANDS = re.compile(r"(?:^    \S.*\n)+", re.MULTILINE)
+FILE = re.compile(r"```(?:yaml|text)\n((?:.*\n)*?)```\n")
+SCREEN = re.compile(r"```console\n((?:.*\n)*?)```\n")
+
+
+def section() -> str:
+    (found,) = re.findall(
+        r"^## In front of every job\n(.*?)^## ", README.read_text(), re.MULTILINE | re.DOTALL
+    )
+    return str(found)
+
+
+def give_it_a_root_of_its_own(cluster: Cluster) -> None:
+    """Let what the commands write to /etc, /opt and /var/log stay in the cluster."""
+    own = cluster.directory / "root"
+    shutil.copytree("/etc", own / "etc", symlinks=True)
+    for name in ("opt", "log", "etc/slurm"):
+        (own / name).mkdir(exist_ok=True)
+    for source, target in (("etc", "/etc"), ("opt", "/opt"), ("log", "/var/log")):
+        cluster.ask("mount", "--bind", str(own / source), target)
+    cluster.ask("mount", "--bind", str(cluster.directory), "/etc/slurm")
+    del cluster.environment["SLURM_CONF"]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A copy of the repository: installing from a directory leaves ``build`` in it."""
+    copy = tmp_path / "source"
+    shutil.copytree(REPOSITORY, copy, ignore=shutil.ignore_patterns(".*", "build", "dist", "*.egg-info"))
+    return copy
+
+
+def test_the_readme_leads_from_pip_install_to_a_drained_node(
+    slurm: Callable[..., Cluster], source: Path
+) -> None:
+    cluster = slurm()
+    give_it_a_root_of_its_own(cluster)
+
+    def do(command: str) -> str:
+        return cluster.ask("sh", "-c", command, timeout_s=300)
+
+    install, look, repair = COMMANDS.findall(section())
+    config, settings = FILE.findall(section())
+    shadow, real = SCREEN.findall(section())
+
+    for line in install.splitlines():  # this version instead of the one on PyPI, and CuPy's 100 MB less
+        do(line.replace("'gpuipc-doctor[cuda12]'", f"{source} 'cuda-bindings==12.9.*'"))
+    do(f"cat > /etc/gpuipc-doctor/site.yaml <<'END'\n{config}END")
+    for line in look.splitlines():
+        do(line)
+    do(f"cat >> /etc/slurm/slurm.conf <<'END'\n{settings}END\nscontrol reconfigure")
+    do("sed -i 's/^prolog:/budget_s: {prolog: 30}\\n&/' /etc/gpuipc-doctor/site.yaml")  # a busy machine
+
+    def typed(line: str) -> str:
+        if line.startswith("sinfo"):  # not sooner than somebody could type it
+            cluster.await_node("n1", "drained")
+        return f"$ {line}\n{do(f'{line} 2>&1 || true')}"
+
+    for screen in (shadow, real):
+        shown = "".join(map(typed, re.findall(r"^\$ (.*)", screen, re.MULTILINE)))
+        if shown != screen and os.environ.get("GPUIPC_UPDATE_GOLDEN") == "1":
+            README.write_text(README.read_text().replace(screen, shown))
+            pytest.fail("README.md was updated; look at it with git diff", pytrace=False)
+        assert shown == screen
+    for line in repair.splitlines():
+        ended = cluster.run("sh", "-c", line, timeout_s=100)
+        assert ended.returncode == 0 or (" check " in line and "no GPU" in ended.stdout), ended
+    cluster.await_node("n1", "idle")
