@@ -15,7 +15,18 @@ from typing import ClassVar, NoReturn, Protocol
 
 from gpuipc_doctor.allocator import Allocator, Block, Stream, installed
 from gpuipc_doctor.data import difference, mib, pattern
-from gpuipc_doctor.gpu import BackendUnavailable, Buffer, DriverError, Gpu, GpuContext, Memory
+from gpuipc_doctor.gpu import (
+    REUSES,
+    BackendUnavailable,
+    Buffer,
+    DriverError,
+    Gpu,
+    GpuContext,
+    GpuStream,
+    Memory,
+    Pool,
+    PoolMemory,
+)
 from gpuipc_doctor.gpu import Mapping as IpcMapping
 from gpuipc_doctor.model import (
     Device,
@@ -41,6 +52,7 @@ from gpuipc_doctor.trend import slope
 
 __all__ = [
     "Allocator",
+    "REUSES",
     "BackendUnavailable",
     "Block",
     "Buffer",
@@ -51,6 +63,7 @@ __all__ = [
     "Finding",
     "Gpu",
     "GpuContext",
+    "GpuStream",
     "IpcMapping",
     "Json",
     "Launch",
@@ -62,6 +75,8 @@ __all__ = [
     "Mpi",
     "MpiStack",
     "Peer",
+    "Pool",
+    "PoolMemory",
     "Probe",
     "ProbeOutcome",
     "Series",

@@ -17,13 +17,14 @@ from gpuipc_doctor.model import Device, DriverFault
 HANDLE_BYTES = 64
 """Size of an IPC memory handle, CUDA and HIP alike. Handles hold NUL bytes: they are `bytes`, not text."""
 
-CAPABILITIES = frozenset({"legacy-ipc", "multi-process", "contexts"})
+CAPABILITIES = frozenset({"legacy-ipc", "multi-process", "contexts", "memory-pools"})
 """What a device may be able to do, the words that a check's ``requires`` may hold.
 
 ``legacy-ipc``: `cuIpcGetMemHandle` or `hipIpcGetMemHandle` and their kin work on it; from one device to
 another only where that one reaches its memory (`Device.peers`). ``multi-process``: several processes may
 use it at a time (no exclusive compute mode). ``contexts``: a process may have several contexts on it, and
-make new ones.
+make new ones. ``memory-pools``: memory can be allocated and freed in the order of a stream
+(`cuMemAllocFromPoolAsync`, `hipMallocFromPoolAsync`), from pools of a process's own.
 """
 
 Arm = Callable[[str], AbstractContextManager[None]]
@@ -130,6 +131,73 @@ class Mapping(Memory, Protocol):
     def __exit__(self, *_: object) -> None: ...
 
 
+class Event(Protocol):
+    """A point in the work of a stream."""
+
+
+class GpuStream(Protocol):
+    """A queue of work on a device. Nothing orders the work of two streams but the events between them.
+
+    Copies to and from the host (`Memory.read`, `Memory.write`) do not wait for it: ``synchronize`` first.
+    """
+
+    def copy(self, to: Memory, source: Memory) -> None:
+        """Queue a copy of all of ``source``, on the device."""
+
+    def record(self) -> Event:
+        """The point after all that is queued now."""
+
+    def wait(self, event: Event) -> None:
+        """Have what is queued from now on wait for ``event``."""
+
+    def synchronize(self) -> None:
+        """Wait here until all that is queued is done."""
+
+    def is_busy(self) -> bool:
+        """Whether something that is queued is not done yet."""
+
+
+REUSES = frozenset({"event-dependencies", "opportunistic", "internal-dependencies"})
+"""In which cases a pool may give memory that one stream freed to another.
+
+``event-dependencies``: the other is ordered after the free, by an event. ``opportunistic``: the free is done
+by then. ``internal-dependencies``: the pool has the other wait for it. All three are on in a new pool. The
+words are those of ``CU_MEMPOOL_ATTR_REUSE_*`` and ``hipMemPoolReuse*``:
+https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html
+"""
+
+
+class PoolMemory(Memory, Protocol):
+    """Device memory that was allocated, and is freed, in the order of a stream."""
+
+    def free(self, stream: GpuStream) -> None:
+        """Free it once ``stream`` has come so far; a second call does nothing."""
+
+
+class Pool(Protocol):
+    """A pool that stream-ordered memory comes from and, freed, is held back in.
+
+    ``reserved`` is what the pool has from the device, in bytes, ``used`` what of that is allocated:
+    ``CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`` and ``CU_MEMPOOL_ATTR_USED_MEM_CURRENT``.
+    """
+
+    @property
+    def reserved(self) -> int: ...
+    @property
+    def used(self) -> int: ...
+    def hold(self, nbytes: int) -> None:
+        """Set the release threshold: what is reserved beyond it goes back when the host next synchronises."""
+
+    def reuse(self, *cases: str) -> None:
+        """Let memory go from one stream to another in these cases of `REUSES` and no other."""
+
+    def alloc(self, nbytes: int, stream: GpuStream) -> PoolMemory: ...
+    def trim(self, keep: int = 0) -> None:
+        """Give back to the device what is free, as long as ``keep`` bytes stay reserved."""
+
+    def destroy(self) -> None: ...
+
+
 class GpuContext(Protocol):
     """A driver context; ``destroy`` takes everything that lives in it along."""
 
@@ -163,6 +231,12 @@ class Gpu(Protocol):
     def open_ipc(self, handle: bytes) -> Mapping: ...
     def allocation_of(self, address: int) -> tuple[int, int]:
         """Where the driver's allocation begins to which ``address`` belongs, and its size in bytes."""
+
+    def create_stream(self) -> GpuStream:
+        """A new stream, which lives as long as the context and does not wait for the default stream."""
+
+    def create_pool(self) -> Pool:
+        """A new pool on this device, which holds nothing back: its release threshold is 0."""
 
     def memory_info(self) -> tuple[int, int]:
         """(free, total) bytes of the whole device, all processes together."""

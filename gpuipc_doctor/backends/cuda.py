@@ -9,7 +9,7 @@ from typing import Any
 from gpuipc_doctor.backends import hostmemory
 from gpuipc_doctor.backends.absence import Vendor
 from gpuipc_doctor.backends.driver import Driver
-from gpuipc_doctor.gpu import BackendUnavailable
+from gpuipc_doctor.gpu import BackendUnavailable, DriverError
 from gpuipc_doctor.model import Fact
 
 NVIDIA = Vendor(
@@ -71,12 +71,24 @@ class CudaDriver(Driver):
         "address-range": "cuMemGetAddressRange",
         "copy-to-device": "cuMemcpyHtoD",
         "copy-from-device": "cuMemcpyDtoH",
+        "copy-on-device": "cuMemcpyDtoDAsync",
+        "stream-create": "cuStreamCreate",
         "stream-sync": "cuStreamSynchronize",
+        "stream-query": "cuStreamQuery",
+        "stream-wait-event": "cuStreamWaitEvent",
+        "event-create": "cuEventCreate",
+        "event-record": "cuEventRecord",
         "ipc-get": "cuIpcGetMemHandle",
         "ipc-open": "cuIpcOpenMemHandle",
         "ipc-close": "cuIpcCloseMemHandle",
         "pool-alloc": "cuMemAllocAsync",
         "pool-free": "cuMemFreeAsync",
+        "pool-create": "cuMemPoolCreate",
+        "pool-destroy": "cuMemPoolDestroy",
+        "pool-alloc-from": "cuMemAllocFromPoolAsync",
+        "pool-trim": "cuMemPoolTrimTo",
+        "pool-get": "cuMemPoolGetAttribute",
+        "pool-set": "cuMemPoolSetAttribute",
         "managed-alloc": "cuMemAllocManaged",
         "host-alloc": "cuMemHostAlloc",
         "host-free": "cuMemFreeHost",
@@ -88,6 +100,14 @@ class CudaDriver(Driver):
         "vmm-release": "cuMemRelease",
         "vmm-free": "cuMemAddressFree",
         "driver-version": "cuDriverGetVersion",
+    }
+    pool_attributes = {  # noqa: RUF012  # likewise
+        "release-threshold": "CU_MEMPOOL_ATTR_RELEASE_THRESHOLD",
+        "reserved": "CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT",
+        "used": "CU_MEMPOOL_ATTR_USED_MEM_CURRENT",
+        "event-dependencies": "CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES",
+        "opportunistic": "CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC",
+        "internal-dependencies": "CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES",
     }
 
     def _import_binding(self) -> Any:
@@ -121,8 +141,14 @@ class CudaDriver(Driver):
         return f"{kind}-{value}"
 
     def _attribute(self, name: str, ordinal: int) -> int:
+        """An attribute of a device; 0 where the driver is too old to know it."""
         attribute = getattr(self.api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
-        return int(self.call("device-attribute", attribute, ordinal))
+        try:
+            return int(self.call("device-attribute", attribute, ordinal))
+        except DriverError as error:
+            if error.fault.name == "CUDA_ERROR_INVALID_VALUE":
+                return 0
+            raise
 
     def capabilities(self, ordinal: int) -> frozenset[str]:
         words = {"contexts"}
@@ -132,6 +158,8 @@ class CudaDriver(Driver):
             words.add("legacy-ipc")
         if self._attribute("COMPUTE_MODE", ordinal) == int(self.api.CUcomputemode.CU_COMPUTEMODE_DEFAULT):
             words.add("multi-process")
+        if self._attribute("MEMORY_POOLS_SUPPORTED", ordinal):
+            words.add("memory-pools")
         return frozenset(words)
 
     def unexportable_kinds(self, ordinal: int) -> tuple[str, ...]:
@@ -142,6 +170,23 @@ class CudaDriver(Driver):
             "vmm": "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
         }
         return tuple(kind for kind, name in needs.items() if self._attribute(name, ordinal))
+
+    def create_pool(self, ordinal: int) -> Any:
+        properties = self.api.CUmemPoolProps()
+        properties.allocType = self.api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        properties.location.type = self.api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        properties.location.id = ordinal
+        return self.call("pool-create", properties)
+
+    def pool_attribute(self, pool: Any, name: str) -> int:
+        return int(self.call("pool-get", pool, self._pool_attribute(name)))
+
+    def set_pool_attribute(self, pool: Any, name: str, value: int) -> None:
+        typed = self.api.cuuint64_t(value) if name == "release-threshold" else value
+        self.call("pool-set", pool, self._pool_attribute(name), typed)
+
+    def _pool_attribute(self, name: str) -> Any:
+        return getattr(self.api.CUmemPool_attribute, self.pool_attributes[name])
 
     def vmm_request(self, ordinal: int) -> tuple[Any, Any]:
         request = self.api.CUmemAllocationProp()

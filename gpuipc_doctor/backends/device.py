@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
 
-from gpuipc_doctor.backends import hostmemory, rules, unexportable
+from gpuipc_doctor.backends import rules, unexportable
 from gpuipc_doctor.backends.driver import LAZY_ENABLE_PEER_ACCESS, Driver
+from gpuipc_doctor.backends.memory import DriverBuffer, DriverMapping
+from gpuipc_doctor.backends.streams import DriverPool, DriverStream
 from gpuipc_doctor.model import Device
 
 
@@ -71,6 +72,12 @@ class DriverGpu:
         base, size = self.driver.call("address-range", address)
         return int(base), int(size)
 
+    def create_stream(self) -> DriverStream:
+        return DriverStream(self)
+
+    def create_pool(self) -> DriverPool:
+        return DriverPool(self)
+
     def memory_info(self) -> tuple[int, int]:
         self.enter()
         free, total = self.driver.call("mem-info")
@@ -111,78 +118,3 @@ class DriverContext:
             driver.current = None
         if self.gpu.latest is self:
             self.gpu.latest = None
-
-
-class _DeviceMemory:
-    """A range of device memory that copies to and from the host, and is given back once.
-
-    ``nbytes`` None means that the driver knows the size and is asked when it is needed.
-    """
-
-    def __init__(
-        self, context: DriverContext, address: int, nbytes: int | None, give_back: Callable[[], object]
-    ) -> None:
-        self.address = address
-        self._nbytes = nbytes
-        self._context = context
-        self._gpu = context.gpu
-        self._driver = context.gpu.driver
-        self._give_back = give_back
-        self._gone = False
-
-    @property
-    def nbytes(self) -> int:
-        if self._nbytes is None:
-            base, size = self._gpu.allocation_of(self.address)
-            self._nbytes = base + size - self.address
-        return self._nbytes
-
-    def write(self, data: bytes, offset: int = 0) -> None:
-        self._gpu.enter()
-        self._driver.call("copy-to-device", self.address + offset, hostmemory.address_of(data), len(data))
-        # A copy from pageable memory may return before it is on the device, where another process looks.
-        self._driver.call("stream-sync", 0)
-
-    def read(self, nbytes: int | None = None, offset: int = 0) -> bytes:
-        self._gpu.enter()
-        data = hostmemory.unfilled(self.nbytes - offset if nbytes is None else nbytes)
-        self._driver.call("copy-from-device", hostmemory.address_of(data), self.address + offset, len(data))
-        return data
-
-    def _leave(self) -> None:
-        if self._gone:
-            return
-        if not (self._context.destroyed and self._driver.contexts_own_memory):
-            self._gpu.enter()
-            self._give_back()
-        self._gone = True
-
-
-class DriverBuffer(_DeviceMemory):
-    """Device memory of this process (`gpuipc_doctor.gpu.Buffer`)."""
-
-    def ipc_handle(self, offset: int = 0) -> bytes:
-        self._gpu.enter()
-        return self._driver.handle_bytes(self._driver.call("ipc-get", self.address + offset))
-
-    def free(self) -> None:
-        self._leave()
-
-    def __enter__(self) -> DriverBuffer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.free()
-
-
-class DriverMapping(_DeviceMemory):
-    """Another process's memory, opened here (`gpuipc_doctor.gpu.Mapping`)."""
-
-    def close(self) -> None:
-        self._leave()
-
-    def __enter__(self) -> DriverMapping:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -31,6 +31,8 @@ class Driver(ABC):
     vendor: ClassVar[Vendor]
     calls: ClassVar[Mapping[str, str]]
     """Operation → name of the C function, which is also the name in the binding and in the journal."""
+    pool_attributes: ClassVar[Mapping[str, str]]
+    """What `gpu.Pool` knows of a pool → the vendor's name of the attribute."""
     contexts_own_memory: ClassVar[bool]
     """Whether destroying a context frees the memory and closes the mappings that live in it."""
 
@@ -100,6 +102,17 @@ class Driver(ABC):
     @abstractmethod
     def vmm_request(self, ordinal: int) -> tuple[Any, Any]:
         """The properties of memory on this device, and the flag that asks for their minimum granularity."""
+
+    @abstractmethod
+    def create_pool(self, ordinal: int) -> Any:
+        """Create a pool of stream-ordered memory on the device with this ordinal."""
+
+    @abstractmethod
+    def pool_attribute(self, pool: Any, name: str) -> int:
+        """An attribute of a pool, by a name of ``pool_attributes``."""
+
+    @abstractmethod
+    def set_pool_attribute(self, pool: Any, name: str, value: int) -> None: ...
 
     @abstractmethod
     def versions(self) -> list[Fact]: ...

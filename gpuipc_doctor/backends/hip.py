@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from gpuipc_doctor.backends import hostmemory
 from gpuipc_doctor.backends.absence import Vendor
 from gpuipc_doctor.backends.driver import Driver
+from gpuipc_doctor.gpu import DriverError
 from gpuipc_doctor.model import Fact
 
 AMD = Vendor(
@@ -56,12 +58,24 @@ class HipDriver(Driver):
         "address-range": "hipMemGetAddressRange",
         "copy-to-device": "hipMemcpyHtoD",
         "copy-from-device": "hipMemcpyDtoH",
+        "copy-on-device": "hipMemcpyDtoDAsync",
+        "stream-create": "hipStreamCreateWithFlags",
         "stream-sync": "hipStreamSynchronize",
+        "stream-query": "hipStreamQuery",
+        "stream-wait-event": "hipStreamWaitEvent",
+        "event-create": "hipEventCreateWithFlags",
+        "event-record": "hipEventRecord",
         "ipc-get": "hipIpcGetMemHandle",
         "ipc-open": "hipIpcOpenMemHandle",
         "ipc-close": "hipIpcCloseMemHandle",
         "pool-alloc": "hipMallocAsync",
         "pool-free": "hipFreeAsync",
+        "pool-create": "hipMemPoolCreate",
+        "pool-destroy": "hipMemPoolDestroy",
+        "pool-alloc-from": "hipMallocFromPoolAsync",
+        "pool-trim": "hipMemPoolTrimTo",
+        "pool-get": "hipMemPoolGetAttribute",
+        "pool-set": "hipMemPoolSetAttribute",
         "managed-alloc": "hipMallocManaged",
         "host-alloc": "hipHostMalloc",
         "host-free": "hipHostFree",
@@ -74,6 +88,14 @@ class HipDriver(Driver):
         "vmm-free": "hipMemAddressFree",
         "driver-version": "hipDriverGetVersion",
         "runtime-version": "hipRuntimeGetVersion",
+    }
+    pool_attributes = {  # noqa: RUF012  # likewise
+        "release-threshold": "hipMemPoolAttrReleaseThreshold",
+        "reserved": "hipMemPoolAttrReservedMemCurrent",
+        "used": "hipMemPoolAttrUsedMemCurrent",
+        "event-dependencies": "hipMemPoolReuseFollowEventDependencies",
+        "opportunistic": "hipMemPoolReuseAllowOpportunistic",
+        "internal-dependencies": "hipMemPoolReuseAllowInternalDependencies",
     }
 
     def _import_binding(self) -> Any:
@@ -99,7 +121,18 @@ class HipDriver(Driver):
     def capabilities(self, ordinal: int) -> frozenset[str]:
         # HIP's context calls are deprecated: a later binding may do without them.
         contexts = {"contexts"} if hasattr(self.api, "hipCtxCreate") else set()
-        return frozenset({"legacy-ipc", "multi-process"} | contexts)
+        pools = {"memory-pools"} if self._attribute("MemoryPoolsSupported", ordinal) else set()
+        return frozenset({"legacy-ipc", "multi-process"} | contexts | pools)
+
+    def _attribute(self, name: str, ordinal: int) -> int:
+        """An attribute of a device; 0 where the runtime is too old to know it."""
+        attribute = getattr(self.api.hipDeviceAttribute_t, f"hipDeviceAttribute{name}")
+        try:
+            return int(self.call("device-attribute", attribute, ordinal))
+        except DriverError as error:
+            if error.fault.name == "hipErrorInvalidValue":
+                return 0
+            raise
 
     def unexportable_kinds(self, ordinal: int) -> tuple[str, ...]:
         needs = {
@@ -108,12 +141,25 @@ class HipDriver(Driver):
             "pinned-host": "CanMapHostMemory",
             "vmm": "VirtualMemoryManagementSupported",
         }
-        attributes = self.api.hipDeviceAttribute_t
-        return tuple(
-            kind
-            for kind, name in needs.items()
-            if self.call("device-attribute", getattr(attributes, f"hipDeviceAttribute{name}"), ordinal)
-        )
+        return tuple(kind for kind, name in needs.items() if self._attribute(name, ordinal))
+
+    def create_pool(self, ordinal: int) -> Any:
+        properties = self.api.hipMemPoolProps()
+        properties.allocType = self.api.hipMemAllocationType.hipMemAllocationTypePinned
+        properties.location.type = self.api.hipMemLocationType.hipMemLocationTypeDevice
+        properties.location.id = ordinal
+        return self.call("pool-create", properties)
+
+    def pool_attribute(self, pool: Any, name: str) -> int:
+        value = bytearray(8)
+        self.call("pool-get", pool, self._pool_attribute(name), value)
+        return int.from_bytes(value, sys.byteorder)
+
+    def set_pool_attribute(self, pool: Any, name: str, value: int) -> None:
+        self.call("pool-set", pool, self._pool_attribute(name), value.to_bytes(8, sys.byteorder))
+
+    def _pool_attribute(self, name: str) -> Any:
+        return getattr(self.api.hipMemPoolAttr, self.pool_attributes[name])
 
     def vmm_request(self, ordinal: int) -> tuple[Any, Any]:
         request = self.api.hipMemAllocationProp()

@@ -149,7 +149,10 @@ int sim_context_device(int *device)
 int sim_synchronize(void)
 {
     struct context *context;
-    return enter_context(&context);
+    int code = enter_context(&context);
+    if (!code)
+        pools_settle();
+    return code;
 }
 
 int sim_primary_state(int device, unsigned *flags, int *active)

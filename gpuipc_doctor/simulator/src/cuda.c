@@ -284,15 +284,15 @@ static const struct {
     {99, 1},          /* HOST_REGISTER_SUPPORTED */
     {102, 1},         /* VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED */
     {106, 32},        /* MAX_BLOCKS_PER_MULTIPROCESSOR */
-    {115, 1},         /* MEMORY_POOLS_SUPPORTED */
 };
 
 int cuda_device_attribute(int *value, int attribute, int device)
 {
     enum { PCI_BUS = 33, PCI_DEVICE = 34, PCI_DOMAIN = 50, CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76 };
-    enum { HIGHEST_KNOWN = 150 };
+    enum { MEMORY_POOLS_SUPPORTED = 115, HIGHEST_KNOWN = 150 };
     int domain = 0, bus = 0, slot = 0, major = 0, minor = 0;
-    if (!value || attribute <= 0 || attribute > HIGHEST_KNOWN)
+    bool pools = node()->cuda_driver >= 11020;
+    if (!value || attribute <= 0 || attribute > HIGHEST_KNOWN || (attribute == MEMORY_POOLS_SUPPORTED && !pools))
         return INVALID_VALUE;
     int code = sim_device_capability(&major, &minor, device);
     if (code)
@@ -303,7 +303,9 @@ int cuda_device_attribute(int *value, int attribute, int device)
              : attribute == PCI_DOMAIN         ? domain
              : attribute == CAPABILITY_MAJOR   ? major
              : attribute == CAPABILITY_MINOR   ? minor
-                                               : 0;
+             : attribute == MEMORY_POOLS_SUPPORTED
+                 ? pools
+                 : 0;
     for (size_t i = 0; i < sizeof attributes / sizeof *attributes; i++)
         if (attributes[i].attribute == attribute)
             *value = attributes[i].value;

@@ -1,7 +1,7 @@
-/* The kinds of memory that are not plain device memory: managed, page-locked, from a pool, VMM.
+/* The kinds of memory that are not plain device memory: managed, page-locked, VMM; those of pools are in pools.c.
  *
- * Managed and page-locked memory is host memory here. Pools give out and take back at once. All of it exists
- * so that a program can try to export it and be refused.
+ * Managed and page-locked memory is host memory here. All of it exists so that a program can try to export it
+ * and be refused.
  */
 #define _GNU_SOURCE
 #include "memory.h"
@@ -100,135 +100,7 @@ int sim_host_flags(unsigned *flags, uint64_t address)
     return SUCCESS;
 }
 
-/* ---- pools: one for each device, the default one ---- */
-
-enum {
-    REUSE_FOLLOW_EVENT_DEPENDENCIES = 1, /* CU_MEMPOOL_ATTR_*, hipMemPoolAttr */
-    REUSE_ALLOW_OPPORTUNISTIC,
-    REUSE_ALLOW_INTERNAL_DEPENDENCIES,
-    RELEASE_THRESHOLD,
-    RESERVED_CURRENT,
-    RESERVED_HIGH,
-    USED_CURRENT,
-    USED_HIGH,
-};
-
-static struct pool {
-    int reuse[4];
-    uint64_t threshold, reserved_high, used_high;
-} pools[MAX_DEVICES] = {[0 ... MAX_DEVICES - 1] = {.reuse = {0, 1, 1, 1}}};
-
-static struct pool *pool_of(void *pool)
-{
-    for (int i = 0; i < visible_devices(); i++)
-        if (pool == &pools[i])
-            return pool;
-    return NULL;
-}
-
-static void pool_usage(const struct pool *pool, uint64_t *reserved, uint64_t *used)
-{
-    *reserved = *used = 0;
-    for (const struct block *block = blocks; block; block = block->next) {
-        if (block->kind != POOL || block->device != ordinal_device((int)(pool - pools)))
-            continue;
-        *reserved += block->bytes;
-        for (const struct allocation *each = block->allocations; each; each = each->next)
-            *used += each->bytes;
-    }
-}
-
-int sim_pool_default(void **pool, int device)
-{
-    if (!pool)
-        return INVALID_VALUE;
-    if (ordinal_device(device) < 0)
-        return INVALID_DEVICE;
-    *pool = &pools[device];
-    return SUCCESS;
-}
-
-int sim_pool_trim(void *pool, size_t keep)
-{
-    (void)keep; /* nothing is ever held back */
-    return pool_of(pool) ? SUCCESS : INVALID_VALUE;
-}
-
-int sim_pool_get_attribute(void *handle, int attribute, void *value)
-{
-    struct pool *pool = pool_of(handle);
-    uint64_t reserved, used;
-    if (!pool || !value || attribute < REUSE_FOLLOW_EVENT_DEPENDENCIES || attribute > USED_HIGH)
-        return INVALID_VALUE;
-    pool_usage(pool, &reserved, &used);
-    if (attribute < RELEASE_THRESHOLD)
-        *(int *)value = pool->reuse[attribute];
-    else
-        *(uint64_t *)value = attribute == RELEASE_THRESHOLD ? pool->threshold
-                             : attribute == RESERVED_CURRENT ? reserved
-                             : attribute == RESERVED_HIGH    ? pool->reserved_high
-                             : attribute == USED_CURRENT     ? used
-                                                             : pool->used_high;
-    return SUCCESS;
-}
-
-int sim_pool_set_attribute(void *handle, int attribute, const void *value)
-{
-    struct pool *pool = pool_of(handle);
-    if (!pool || !value)
-        return INVALID_VALUE;
-    if (attribute >= REUSE_FOLLOW_EVENT_DEPENDENCIES && attribute < RELEASE_THRESHOLD)
-        pool->reuse[attribute] = *(const int *)value;
-    else if (attribute == RELEASE_THRESHOLD)
-        pool->threshold = *(const uint64_t *)value;
-    else if (attribute == RESERVED_HIGH && !*(const uint64_t *)value)
-        pool->reserved_high = 0;
-    else if (attribute == USED_HIGH && !*(const uint64_t *)value)
-        pool->used_high = 0;
-    else
-        return INVALID_VALUE;
-    return SUCCESS;
-}
-
-int sim_alloc_async(uint64_t *address, size_t bytes, void *stream)
-{
-    int code = sim_stream_query(stream);
-    if (!code)
-        code = allocate(address, bytes, POOL);
-    if (code)
-        return code;
-    struct pool *pool = &pools[current_context()->ordinal];
-    uint64_t reserved, used;
-    pool_usage(pool, &reserved, &used);
-    if (reserved > pool->reserved_high)
-        pool->reserved_high = reserved;
-    if (used > pool->used_high)
-        pool->used_high = used;
-    return SUCCESS;
-}
-
-int sim_alloc_from_pool(uint64_t *address, size_t bytes, void *pool, void *stream)
-{
-    struct context *context = current_context();
-    if (!pool_of(pool))
-        return INVALID_VALUE;
-    /* A pool of another device would need a context there. */
-    return context && pool != &pools[context->ordinal] ? face.unsupported
-                                                       : sim_alloc_async(address, bytes, stream);
-}
-
-int sim_free_async(uint64_t address, void *stream)
-{
-    int code = sim_stream_query(stream);
-    if (code)
-        return code;
-    code = release(address, POOL);
-    return code ? release(address, OWN) : SUCCESS;
-}
-
 /* ---- VMM: physical memory, addresses, and one mapped at the other ---- */
-
-enum { LOCATION_DEVICE = 1, TYPE_PINNED = 1 };
 
 struct physical {
     struct physical *next;
@@ -240,8 +112,9 @@ struct physical {
 
 static struct physical *physicals;
 
-static bool request_is_simulated(const struct vmm_request *request)
+bool request_is_simulated(const struct vmm_request *request)
 {
+    enum { LOCATION_DEVICE = 1, TYPE_PINNED = 1 };
     return request && request->type == TYPE_PINNED && !request->handle_types &&
            request->location.type == LOCATION_DEVICE && ordinal_device(request->location.id) >= 0;
 }

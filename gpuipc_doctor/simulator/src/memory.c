@@ -237,7 +237,7 @@ void keep_segment(const struct block *block)
     state_unlock();
 }
 
-static void give_back(struct block *block)
+void give_back(struct block *block)
 {
     if (block->kind != MANAGED && block->kind != PINNED && block->kind != REGISTERED)
         unmap_at(block->base, block->bytes);
@@ -290,10 +290,9 @@ int sim_free(uint64_t address)
     int code = enter_context(&context);
     if (code || (!address && face.backend == HIP))
         return code;
-    static const enum kind freeable[] = {OWN, POOL, MANAGED};
-    for (size_t i = 0; i < sizeof freeable / sizeof *freeable; i++)
-        if ((code = release(address, freeable[i])) == SUCCESS)
-            return SUCCESS;
+    if ((code = release(address, OWN)) && (code = release(address, MANAGED)) &&
+        !(code = pool_take_back(address, NULL)))
+        pools_settle(); /* this call waits for the device */
     return code;
 }
 

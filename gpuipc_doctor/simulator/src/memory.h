@@ -37,6 +37,8 @@ struct block {
     bool stale;              /* a fault: an import that shows what was there before */
     bool accessible;         /* for VMM memory: access was granted */
     unsigned flags;
+    struct pool *pool;    /* that it belongs to, also while nothing is allocated in it */
+    struct moment freed;  /* then: when that became so */
     struct allocation *allocations;
 };
 
@@ -69,6 +71,7 @@ void allocation_remove(struct block *block, struct allocation *allocation);
 int block_new(struct block **block, struct context *context, uint64_t bytes, enum kind kind);
 int allocate(uint64_t *address, uint64_t bytes, enum kind kind);
 int release(uint64_t address, enum kind kind);
+void give_back(struct block *block);
 void keep_segment(const struct block *block); /* a fault: it stays charged for ever */
 
 #endif

@@ -184,12 +184,35 @@ void choose_ordinal(int ordinal); /* HIP's current device of this thread */
 
 void memory_of_context_ends(const struct context *context);
 
-struct vmm_request {
+struct vmm_request { /* CUmemAllocationProp, and CUmemPoolProps begins in the same way */
     int type, handle_types;
     struct {
         int type, id;
     } location;
 };
+
+bool request_is_simulated(const struct vmm_request *request);
+
+struct pool_request { /* CUmemPoolProps, hipMemPoolProps */
+    struct vmm_request memory;
+    void *security;
+    size_t most;
+};
+
+/* ---- streams.c: work is done when it is asked for, but what is ordered after what is kept ---- */
+
+struct moment { /* a piece of work in the order of its stream */
+    uint64_t stream, number;
+};
+
+int stream_work(void *stream, struct moment *moment); /* the stream's next piece of work */
+/* Whether what the stream does next comes after it: by its own order, by events, by the legacy default stream. */
+bool stream_follows(void *stream, struct moment moment);
+
+/* ---- pools.c ---- */
+
+int pool_take_back(uint64_t address, void *stream); /* INVALID_VALUE: the address is of no pool's memory */
+void pools_settle(void); /* what a synchronisation makes pools give up */
 
 struct vmm_access {
     struct {

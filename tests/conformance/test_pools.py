@@ -1,0 +1,168 @@
+"""Stream-ordered memory, as the vendors document it: what pools hold back, give back, and give out again.
+
+Both vendors document pools in the same words (``group__CUDA__MALLOC__ASYNC`` of the CUDA driver API, Stream
+Ordered Memory Allocator of HIP); a real pool reserves in larger blocks than it is asked for, so sizes
+are told by bounds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpuipc_doctor.api import REUSES, pattern
+from gpuipc_doctor.gpu import DriverError
+from tests.conformance.conftest import on_backends
+from tests.conformance.remote import Remote
+
+NBYTES = 64 << 20
+WRITTEN = 1 << 20
+EVERYTHING = 1 << 60
+SLACK = 4 << 20
+"""What a driver may take for itself meanwhile."""
+
+pytestmark = on_backends("cuda", "hip")
+
+
+@pytest.fixture
+def gpu(exporter: Remote) -> Any:
+    if "memory-pools" not in exporter.devices[0].capabilities:
+        pytest.skip("has no memory pools")
+    return exporter.gpu
+
+
+def free_bytes(gpu: Any) -> int:
+    return int(gpu.memory_info()[0])
+
+
+def test_a_pool_counts_what_it_has_and_what_of_it_is_allocated(gpu: Any) -> None:
+    pool, stream = gpu.create_pool(), gpu.create_stream()
+    assert (pool.reserved, pool.used) == (0, 0)
+    memory = pool.alloc(NBYTES, stream)
+    assert pool.used == NBYTES
+    assert pool.reserved >= NBYTES
+    memory.free(stream)
+    stream.synchronize()
+    assert pool.used == 0
+
+
+def test_pool_memory_holds_what_is_written(gpu: Any) -> None:
+    pool, stream = gpu.create_pool(), gpu.create_stream()
+    memory, other = pool.alloc(NBYTES, stream), pool.alloc(NBYTES, stream)
+    stream.synchronize()
+    memory.write(pattern(WRITTEN, 1), NBYTES - WRITTEN)
+    other.write(pattern(WRITTEN, 2), NBYTES - WRITTEN)
+    assert memory.read(WRITTEN, NBYTES - WRITTEN) == pattern(WRITTEN, 1)
+    stream.copy(memory, other)
+    stream.synchronize()
+    assert memory.read(WRITTEN, NBYTES - WRITTEN) == pattern(WRITTEN, 2)
+
+
+def test_without_a_threshold_memory_goes_back_at_the_next_synchronisation(gpu: Any) -> None:
+    pool, stream = gpu.create_pool(), gpu.create_stream()
+    stream.synchronize()
+    before = free_bytes(gpu)
+    memory = pool.alloc(NBYTES, stream)
+    stream.synchronize()
+    assert before - free_bytes(gpu) >= NBYTES
+    memory.free(stream)
+    stream.synchronize()
+    assert pool.reserved == 0
+    assert before - free_bytes(gpu) <= SLACK
+
+
+def test_up_to_its_threshold_a_pool_holds_memory_until_it_is_trimmed(gpu: Any) -> None:
+    pool, stream = gpu.create_pool(), gpu.create_stream()
+    pool.hold(EVERYTHING)
+    stream.synchronize()
+    before = free_bytes(gpu)
+    memory = pool.alloc(NBYTES, stream)
+    memory.free(stream)
+    stream.synchronize()
+    assert pool.reserved >= NBYTES
+    assert before - free_bytes(gpu) >= NBYTES
+    pool.trim()
+    assert pool.reserved == 0
+    assert before - free_bytes(gpu) <= SLACK
+
+
+def test_trimming_leaves_what_is_to_be_kept_and_what_is_allocated(gpu: Any) -> None:
+    pool, stream = gpu.create_pool(), gpu.create_stream()
+    pool.hold(EVERYTHING)
+    pieces = [pool.alloc(NBYTES, stream) for _ in range(4)]
+    stream.synchronize()
+    pieces[0].write(pattern(WRITTEN, 1))
+    for piece in pieces[1:]:
+        piece.free(stream)
+    stream.synchronize()
+    pool.trim(2 * NBYTES)
+    assert 2 * NBYTES <= pool.reserved < 4 * NBYTES
+    pool.trim()
+    assert NBYTES <= pool.reserved < 2 * NBYTES
+    assert pieces[0].read(WRITTEN) == pattern(WRITTEN, 1)
+
+
+def test_a_destroyed_pool_gives_all_back(gpu: Any) -> None:
+    stream = gpu.create_stream()
+    stream.synchronize()
+    before = free_bytes(gpu)
+    pool = gpu.create_pool()
+    pool.hold(EVERYTHING)
+    pool.alloc(NBYTES, stream).free(stream)
+    stream.synchronize()
+    pool.destroy()
+    assert before - free_bytes(gpu) <= SLACK
+
+
+def address_after_free(gpu: Any, *cases: str, event: bool, same_stream: bool = False) -> tuple[int, int]:
+    """Where memory was that one stream freed, and where the same amount is that another is given then."""
+    pool, one, other = gpu.create_pool(), gpu.create_stream(), gpu.create_stream()
+    pool.hold(EVERYTHING)
+    pool.reuse(*cases)
+    memory = pool.alloc(NBYTES, one)
+    memory.free(one)
+    if event:
+        other.wait(one.record())
+    return memory.address, pool.alloc(NBYTES, one if same_stream else other).address
+
+
+def test_a_stream_is_given_again_what_it_freed(gpu: Any) -> None:
+    freed, given = address_after_free(gpu, event=False, same_stream=True)
+    assert given == freed
+
+
+def test_a_stream_that_waits_for_the_free_may_be_given_the_memory(gpu: Any) -> None:
+    freed, given = address_after_free(gpu, "event-dependencies", event=True)
+    assert given == freed
+
+
+@pytest.mark.parametrize(("cases", "event"), [((), False), ((), True), (("event-dependencies",), False)])
+def test_a_stream_is_not_given_the_memory_where_that_is_not_allowed(
+    gpu: Any, cases: tuple[str, ...], event: bool
+) -> None:
+    freed, given = address_after_free(gpu, *cases, event=event)
+    assert given != freed
+
+
+def test_with_all_reuse_allowed_a_stream_may_be_given_the_memory(gpu: Any) -> None:
+    freed, given = address_after_free(gpu, *sorted(REUSES), event=False)
+    assert given == freed
+
+
+def test_freeing_twice_is_refused_by_the_driver(backend: str, exporter: Remote, gpu: Any) -> None:
+    pool, stream = gpu.create_pool(), gpu.create_stream()
+    memory = pool.alloc(NBYTES, stream)
+    memory.free(stream)
+    memory.free(stream)  # does nothing
+    with pytest.raises(DriverError) as caught:
+        exporter.driver.call("pool-free", memory.address, stream.handle)
+    call = {"cuda": "cuMemFreeAsync", "hip": "hipFreeAsync"}[backend]
+    assert caught.value.fault.call == call
+    assert caught.value.is_refusal
+
+
+def test_a_stream_with_nothing_to_do_is_not_busy(gpu: Any) -> None:
+    stream = gpu.create_stream()
+    stream.synchronize()
+    assert stream.is_busy() is False
