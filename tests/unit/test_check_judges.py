@@ -20,6 +20,7 @@ from gpuipc_doctor.api import (
     DriverError,
     Finding,
     Json,
+    MemoryShare,
     MpiStack,
     Probe,
     ProbeOutcome,
@@ -554,3 +555,107 @@ def test_the_buffers_stay_within_the_bound_even_if_none_is_given_back(total_gib:
     assert probe.params["nbytes"] % page == 0
     assert probe.params["nbytes"] > 0
     assert taken <= min(0.05 * (total_gib << 30), 2 << 30) + message
+
+
+# -- driver-async-pool ------------------------------------------------------------------------------------
+
+
+TRY = {"case": "all reuse allowed", "given": True, "busy": True, "wrong": ["", ""]}
+
+
+def pool(tries: Sequence[Json] = (TRY,), **seen: Json) -> list[Finding]:
+    nbytes = 96 * MIB
+    healthy = {
+        "nbytes": nbytes,
+        "unheld": had(),
+        "held": had(reserved=nbytes, missing=nbytes),
+        "half": had(reserved=nbytes, missing=nbytes),
+        "wrong": "",
+        "trimmed": had(),
+        "growing": [IDLE] * 48,
+        "wrong_in_rounds": [],
+        "control": [IDLE] * 48,
+        "destroyed": 0,
+        "tries": tries,
+    }
+    return conclude("driver-async-pool", {"allocator": {**healthy, **seen}})
+
+
+def had(reserved: int = 0, missing: int = 0) -> dict[str, int]:
+    return {"reserved": reserved, "missing": missing}
+
+
+@pytest.mark.parametrize(
+    ("seen", "status"),
+    [
+        ({}, Status.PASS),
+        ({"trimmed": had(reserved=96 * MIB, missing=96 * MIB)}, Status.FAIL),
+        ({"trimmed": had(missing=96 * MIB)}, Status.FAIL),  # and yet the pool says that it has nothing
+        ({"trimmed": had(missing=50 * MIB)}, Status.ERROR),
+        ({"trimmed": had(missing=-96 * MIB)}, Status.ERROR),
+        ({"destroyed": 193 * MIB}, Status.FAIL),
+        ({"destroyed": 4 * MIB}, Status.PASS),
+        ({"wrong": "3 B wrong"}, Status.FAIL),
+        ({"wrong_in_rounds": ["round 2: 3 B wrong"]}, Status.FAIL),
+        ({"unheld": had(reserved=96 * MIB)}, Status.WARN),
+        ({"held": had()}, Status.WARN),
+    ],
+)
+def test_what_a_pool_gives_back(seen: dict[str, Json], status: Status) -> None:
+    assert statuses(pool(**seen)) == [status, Status.PASS]
+
+
+def test_what_a_pool_lost_round_after_round_is_one_finding_with_its_rate() -> None:
+    growing = [IDLE + 2 * MIB * number for number in range(48)]
+    finding, _ = pool(growing=growing, trimmed=had(missing=10 * MIB), destroyed=106 * MIB)
+    assert finding.status is Status.FAIL
+    assert "by 2097152 B with each allocation" in finding.summary
+    assert (
+        statuses(pool(growing=growing, control=growing)) == GOOD * 2
+    )  # it grows without our allocations, too
+
+
+def reuse(case: str, given: bool = False, busy: bool = True, wrong: str = "") -> list[Finding]:
+    tries = [{"case": case, "given": given, "busy": busy, "wrong": ["", wrong]}] * 4
+    return pool(tries)[1:]
+
+
+@pytest.mark.parametrize(
+    ("case", "busy", "allowed"),
+    [
+        ("no reuse allowed", False, False),
+        ("no reuse allowed, after an event", False, False),
+        ("reuse after events, without an event", True, False),
+        ("reuse after events, after an event", True, True),
+        ("reuse of what is freed and done", True, False),
+        ("reuse of what is freed and done", False, True),
+        ("reuse with a dependency put in", True, True),
+        ("all reuse allowed", True, True),
+    ],
+)
+def test_who_is_given_memory_is_a_matter_of_the_pools_attributes(
+    case: str, busy: bool, allowed: bool
+) -> None:
+    status = Status.PASS if allowed else Status.WARN
+    assert statuses(reuse(case, given=True, busy=busy))[0] is status
+    assert statuses(reuse(case, given=False, busy=busy))[0] is Status.PASS
+
+
+def test_wrong_data_fails_whoever_was_given_the_memory() -> None:
+    (finding,) = reuse("all reuse allowed", wrong="3 B wrong")
+    assert finding.status is Status.FAIL
+    assert finding.evidence == ("all reuse allowed, second stream, in 4 of 4 tries: 3 B wrong",)
+
+
+def test_a_stream_that_was_never_busy_shows_no_race_and_that_is_said() -> None:
+    assert statuses(reuse("all reuse allowed", busy=False)) == [Status.PASS, Status.SKIP]
+    assert statuses(reuse("all reuse allowed", busy=True)) == GOOD
+
+
+def test_a_pool_keeps_to_the_memory_that_the_site_allows() -> None:
+    small = gpu(0, total_bytes=1 << 30)
+    (skipped,) = check("driver-async-pool").probes(Context((small,)))
+    assert isinstance(skipped, Finding)
+    assert skipped.status is Status.SKIP
+    allowed = Context((small,), memory=MemoryShare(fraction=0.25))
+    assert [probe.params["room"] for probe in check("driver-async-pool").probes(allowed)] == [256 * MIB]

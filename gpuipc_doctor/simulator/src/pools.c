@@ -181,11 +181,11 @@ static bool may_reuse(const struct block *block, void *stream, bool *by_event)
 
 static struct block *reusable(const struct pool *pool, uint64_t bytes, void *stream, bool *by_event)
 {
-    for (struct block *block = blocks; block; block = block->next)
-        if (block->pool == pool && !block->allocations && block->bytes == bytes &&
-            may_reuse(block, stream, by_event))
-            return block;
-    return NULL;
+    struct block *block = blocks;
+    while (block && !(block->pool == pool && !block->allocations && block->bytes == bytes &&
+                      may_reuse(block, stream, by_event)))
+        block = block->next;
+    return block;
 }
 
 static int allocate_from(struct pool *pool, uint64_t *address, uint64_t bytes, void *stream)
@@ -205,6 +205,7 @@ static int allocate_from(struct pool *pool, uint64_t *address, uint64_t bytes, v
         return face.unsupported; /* it would need access granted to its memory */
     uint64_t whole = round_up(bytes, GRANULE);
     struct block *block = reusable(pool, whole, stream, &by_event);
+    bool reused = block;
     if (!block && (code = block_new(&block, context, whole, POOL)) == OUT_OF_MEMORY) {
         shrink(pool, 0);
         code = block_new(&block, context, whole, POOL);
@@ -214,7 +215,7 @@ static int allocate_from(struct pool *pool, uint64_t *address, uint64_t bytes, v
     block->pool = pool;
     block->context = context;
     struct allocation *allocation = allocation_add(block, 0, bytes);
-    if (by_event && node_has_fault(CALL_pool_reuse, CORRUPT_PAGE, block->device)) {
+    if (reused && by_event && node_has_fault(CALL_pool_reuse, CORRUPT_PAGE, block->device)) {
         allocation->bad_offset = bytes / 2;
         allocation->bad_bytes = 4096;
     }
