@@ -275,6 +275,9 @@ class Worker(Protocol):
     def record(self, **facts: Json) -> None:
         """Keep facts for ``judge``; they survive a later crash of this worker."""
 
+    def tell(self, news: Json) -> None:
+        """Tell whoever listens to this probe, now. For one that goes on and on: its journal begins anew."""
+
     def wait_until(self, condition: Callable[[], bool], limit_s: float) -> bool:
         """Ask ``condition`` again and again until it holds or ``limit_s`` seconds are over; says which."""
 

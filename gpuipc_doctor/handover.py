@@ -37,6 +37,11 @@ class Desk:
         return self._file("journal")
 
     @property
+    def inbox(self) -> Path:
+        """The pipe through which the role tells things while it runs, if somebody listens."""
+        return self._file("inbox")
+
+    @property
     def pid(self) -> Path:
         """Written by whoever starts the worker of a rank, as is ``exit_status``."""
         return self._file("pid")

@@ -56,6 +56,11 @@ class Journal:
     def record(self, facts: dict[str, Json]) -> None:
         self._write("record", facts=facts)
 
+    def begin_anew(self) -> None:
+        """Forget what was written, so that a worker that goes on and on does not fill the disk."""
+        os.ftruncate(self._fd, 0)
+        self._write("disarmed")  # the reader may have missed that the last operation came back
+
     def dying(self) -> None:
         """The process is about to end itself by a signal, as its procedure asks."""
         self._write("dying")
@@ -90,6 +95,8 @@ class Progress:
         """Follow the file; a line that is not complete yet waits for the next call."""
         try:
             with self.path.open("rb") as file:
+                if file.seek(0, os.SEEK_END) < self._offset:
+                    self._offset = 0  # it was begun anew
                 file.seek(self._offset)
                 data = file.read()
         except FileNotFoundError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import json
 import os
 import pickle
 import signal
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
 from gpuipc_doctor import loader
 from gpuipc_doctor.allocator import Allocator
@@ -121,8 +122,9 @@ class HostMemory:
 class Worker:
     """What a role function sees of its process; implements ``api.Worker``."""
 
-    def __init__(self, role: str, assignment: Assignment, journal: Journal, timer: StackTimer) -> None:
-        self.role = role
+    def __init__(self, desk: Desk, assignment: Assignment, journal: Journal, timer: StackTimer) -> None:
+        self.role = desk.role
+        self._inbox = desk.inbox
         self._assignment = assignment
         self._journal = journal
         self._timer = timer
@@ -207,6 +209,16 @@ class Worker:
     def record(self, **facts: Json) -> None:
         self._journal.record(facts)
 
+    def tell(self, news: Json) -> None:
+        self._journal.begin_anew()
+        with self._journal.waiting():
+            self._mouth.write(json.dumps(news).encode() + b"\n")
+            self._mouth.flush()
+
+    @cached_property
+    def _mouth(self) -> BinaryIO:
+        return self._inbox.open("wb")
+
     def wait_until(self, condition: Callable[[], bool], limit_s: float) -> bool:
         until = time.monotonic() + limit_s
         while not (holds := condition()) and time.monotonic() < until:
@@ -263,7 +275,7 @@ def main(directory: str, role: str) -> None:
     journal = Journal(desk.journal)
     stacks = os.open(desk.python_stack, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     faulthandler.enable(stacks)
-    worker = Worker(role, assignment, journal, StackTimer(stacks, assignment.deadline_s))
+    worker = Worker(desk, assignment, journal, StackTimer(stacks, assignment.deadline_s))
     result = run_role(worker, assignment)
     result.write(desk.result)
     if result.ending is not Ending.COMPLETED:

@@ -13,14 +13,18 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuipc_doctor.handover import Result
+from gpuipc_doctor.handover import Desk, Result
 from gpuipc_doctor.model import Ending, Node, Probe, ProbeOutcome, RoleOutcome
 from gpuipc_doctor.supervise import evidence, leftovers, tree
+from gpuipc_doctor.supervise.inbox import Inbox, Listener
 from gpuipc_doctor.supervise.role import RunningRole
 from gpuipc_doctor.supervise.start import LAUNCHER_LOG, start
 
 TICK_S = 0.005
 JOURNAL_EVERY_S = 0.1
+
+LISTEN_S = 0.5
+"""A probe that somebody listens to may run for days, so it is not looked at as often as others."""
 
 STALLED_S = 1.0
 """An operation under way for longer when the budget ends is told: it may be hanging."""
@@ -64,6 +68,7 @@ class Execution:
         node: Node,
         marker: str,
         limits: Limits,
+        listener: Listener | None = None,
     ) -> None:
         self.unkillable = ""
         self._probe = probe
@@ -75,14 +80,20 @@ class Execution:
         self._roles: dict[str, RunningRole] = {}
         self._culprit: RunningRole | None = None
         self._stopped = ""
+        (role, *_) = probe.roles
+        self._inbox = Inbox(Desk(directory, role).inbox, listener) if listener else None
 
     def run(self, until: float, stop: threading.Event) -> ProbeOutcome:
         started, started_on = time.monotonic(), time.time()
         try:
             self._roles = start(self._probe, self._check_file, self._directory, self._node, self._marker)
             self._watch(until, stop)
+            if self._inbox:
+                self._inbox.wait(0.0)  # its last words
         finally:
             self._end_tree()
+            if self._inbox:
+                self._inbox.close()
             if self._probe.launch:
                 leftovers.remove(since=started_on)
         return ProbeOutcome(
@@ -124,7 +135,10 @@ class Execution:
                     self._look_at_living(now + (until - now) / 2)
                     self._culprit.ending = ending
                     return
-            time.sleep(TICK_S)
+            if self._inbox:
+                self._inbox.wait(LISTEN_S)
+            else:
+                time.sleep(TICK_S)
 
     def _settle(self) -> None:
         """Let the roles that lost their partner end by themselves, then blame the first that went wrong."""

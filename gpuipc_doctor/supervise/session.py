@@ -19,6 +19,7 @@ from pathlib import Path
 from gpuipc_doctor.model import Node, Probe, ProbeOutcome
 from gpuipc_doctor.supervise import tree
 from gpuipc_doctor.supervise.execution import Execution, Limits
+from gpuipc_doctor.supervise.inbox import Listener
 from gpuipc_doctor.supervise.keeping import Keeper
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -74,8 +75,19 @@ class Session:
         """End the probes that run now; they come back as stopped, and so does every later one."""
         self._stop.set()
 
-    def run(self, check: str, check_file: Path, probe: Probe, *, until: float) -> ProbeOutcome:
-        """Run one probe to its end. ``until``: `time.monotonic()` seconds at which the run's budget ends."""
+    def run(
+        self,
+        check: str,
+        check_file: Path,
+        probe: Probe,
+        *,
+        until: float,
+        listener: Listener | None = None,
+    ) -> ProbeOutcome:
+        """Run one probe to its end. ``until``: `time.monotonic()` seconds at which the run's budget ends.
+
+        ``listener`` is called with what the first role tells, when it tells it.
+        """
         number = next(self._numbers)
         parts = (f"{number:03}", check, probe.subject, probe.name)
         name = re.sub(r"[^A-Za-z0-9.-]+", "-", "_".join(part for part in parts if part))
@@ -88,6 +100,7 @@ class Session:
             node=self.node,
             marker=f"{self._id}/{number}",
             limits=self.limits,
+            listener=listener,
         )
         outcome = execution.run(until, self._stop)
         if execution.unkillable and not self.unkillable:
