@@ -51,8 +51,8 @@ from gpuipc_doctor.samples import series as memory_series
 from gpuipc_doctor.trend import slope
 
 __all__ = [
-    "Allocator",
     "REUSES",
+    "Allocator",
     "BackendUnavailable",
     "Block",
     "Buffer",

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from gpuipc_doctor.backends.device import DriverBuffer, DriverGpu
+from gpuipc_doctor.backends.device import DriverGpu
+from gpuipc_doctor.backends.memory import DriverBuffer
 from gpuipc_doctor.gpu import BackendUnavailable, DriverError
 from gpuipc_doctor.model import DriverFault
 
