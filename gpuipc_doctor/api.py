@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from itertools import permutations
+from itertools import pairwise, permutations
 from typing import ClassVar, NoReturn, Protocol
 
 from gpuipc_doctor.allocator import Allocator, Block, Stream, installed
@@ -132,19 +132,15 @@ class Context:
 
     @property
     def neighbours(self) -> tuple[tuple[Device, Device], ...]:
-        """Of `pairs`, each device with the next of its backend, and the last with the first.
+        """Of `pairs`, each device with the next of its backend, and of more than two the last with the first.
 
-        So each device exports once and imports once; up to three devices, no two are left unpaired.
+        Two devices are one such pair; of more, each exports once and imports once.
         """
         rings: dict[str, list[Device]] = {}
         for device in self.devices:
             rings.setdefault(device.backend, []).append(device)
-        return tuple(
-            pair
-            for ring in rings.values()
-            if len(ring) > 1
-            for pair in zip(ring, (*ring[1:], ring[0]), strict=True)
-        )
+        closed = (ring if len(ring) < 3 else [*ring, ring[0]] for ring in rings.values())
+        return tuple(pair for ring in closed for pair in pairwise(ring))
 
     @property
     def a_pair_or_device_of_each_backend(self) -> tuple[tuple[Device, ...], ...]:

@@ -95,7 +95,7 @@ def pairs_of(count: int, tier: Tier = Tier.ACCEPTANCE) -> list[str]:
     [
         (0, []),
         (1, []),
-        (2, ["cuda:0 > cuda:1", "cuda:1 > cuda:0"]),
+        (2, ["cuda:0 > cuda:1"]),
         (3, ["cuda:0 > cuda:1", "cuda:1 > cuda:2", "cuda:2 > cuda:0"]),
     ],
 )
@@ -111,7 +111,7 @@ def test_of_eight_devices_eight_pairs_are_probed_and_only_a_soak_takes_all() -> 
 
 def test_neighbours_are_of_one_backend() -> None:
     labels = [subject_label(pair) for pair in Context(DEVICES).neighbours]
-    assert labels == ["cuda:0 > cuda:1", "cuda:1 > cuda:0", "hip:0 > hip:1", "hip:1 > hip:0"]
+    assert labels == ["cuda:0 > cuda:1", "hip:0 > hip:1"]
 
 
 def test_a_check_plans_with_the_tier_that_was_asked_for(tmp_path: Path) -> None:
