@@ -58,7 +58,7 @@ def reopen(rounds: int, node: list[str], environment: dict[str, str]) -> None:
         floor = f"{directory}/reopen_floor"
         compiler = os.environ.get("CC") or shutil.which("cc") or "cc"
         subprocess.run([compiler, "-O2", "-o", floor, str(HERE / "reopen_floor.c"), "-ldl"], check=True)
-        command = [*DOCTOR, "check", "ipc-reopen", *node, "--device", "0"]
+        command = [*DOCTOR, "check", "ipc-reopen", *node, "--device", "cuda:0"]
         ours, in_c = ratio(rounds, command, [floor], environment)
     print(f"| `check ipc-reopen`, one GPU | {ours:.2f} | `reopen_floor.c` | {in_c:.2f} | {ours / in_c:.2f} |")
 

@@ -15,7 +15,17 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from gpuipc_doctor import __version__, environment, inventory, knownissues, loader, louder, plan, trials
+from gpuipc_doctor import (
+    __version__,
+    environment,
+    inventory,
+    knownissues,
+    loader,
+    louder,
+    plan,
+    trials,
+    verdict,
+)
 from gpuipc_doctor.api import Context
 from gpuipc_doctor.config import SiteConfig
 from gpuipc_doctor.handover import device_from_json
@@ -132,6 +142,11 @@ class Run:
             for absent in set(backends) - here:
                 self.runner.drop(plan.DISCOVERY, Status.SKIP, probe=absent)
         facts = [Fact(*fact) for record in found for fact in record.get("facts", ())]
+        facts += [
+            Fact(f"{outcome.params['backend']}-driver", None, verdict.conclude(outcome).summary)
+            for outcome in outcomes
+            if "backend" in outcome.params and not outcome.completed
+        ]
         return tuple(devices), (*facts, *inventory.learned(outcomes))
 
     def jobs(self, devices: Sequence[Device]) -> int:

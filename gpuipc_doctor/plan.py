@@ -33,6 +33,14 @@ class UnknownName(Exception):
         super().__init__(f"no {kind} {name!r}; {hint}")
 
 
+class AmbiguousName(UnknownName):
+    """What was asked for exists several times. The text names all."""
+
+    def __init__(self, kind: str, name: str, meanings: Iterable[str]) -> None:
+        which = f"{kind} {name!r} may be any of {', '.join(sorted(meanings))}; name the one you mean"
+        Exception.__init__(self, which)
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What the caller asked for. No ``checks`` means all of the tier; no ``devices`` means all of them."""
@@ -106,7 +114,10 @@ def built_in(id_: str) -> Path:
 
 
 def select_devices(request: Request, devices: Sequence[Device]) -> tuple[Device, ...]:
-    """The devices asked for by label, uuid or (with one backend) index, else all; raises `UnknownName`."""
+    """The devices asked for by label, uuid or (with one backend) index, else all.
+
+    Raises `UnknownName`, and `AmbiguousName` for an index that several backends have.
+    """
     if not request.devices:
         return tuple(devices)
     chosen: dict[str, Device] = {}
@@ -114,7 +125,9 @@ def select_devices(request: Request, devices: Sequence[Device]) -> tuple[Device,
         matching = [d for d in devices if name in (d.label, d.uuid, str(d.index))]
         if not matching:
             raise UnknownName("device", name, (device.label for device in devices))
-        chosen.update({device.label: device for device in matching})
+        if len(matching) > 1:
+            raise AmbiguousName("device", name, (device.label for device in matching))
+        chosen[matching[0].label] = matching[0]
     return tuple(chosen.values())
 
 

@@ -32,7 +32,7 @@ from gpuipc_doctor.report import exits
     "devices",
     multiple=True,
     metavar="NAME",
-    help="Probe only this device: cuda:0, an index, or a uuid. May be repeated.",
+    help="Probe only this device: cuda:0, a uuid, or an index if one driver is here. May be repeated.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of the matrix.")
 @click.option(

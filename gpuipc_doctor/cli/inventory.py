@@ -28,6 +28,7 @@ _VALUE_COLUMNS = 26
 @click.command()
 @options.node_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--deadline", type=options.Seconds(), metavar="SECONDS", help="For each single question.")
 @click.option(
     "--diff",
     "before",
@@ -36,7 +37,13 @@ _VALUE_COLUMNS = 26
     help="Show only what differs from an inventory that --json wrote before.",
 )
 def command(
-    backend: str, simulate: str | None, config_file: Path | None, as_json: bool, before: Path | None
+    *,
+    backend: str,
+    simulate: str | None,
+    config_file: Path | None,
+    as_json: bool,
+    deadline: float | None,
+    before: Path | None,
 ) -> None:
     """Show what this node is made of, and where each value was read.
 
@@ -45,8 +52,9 @@ def command(
     """
     config = options.site_config(config_file)
     old = _load(before) if before else []
+    request = Request(backend=backend, deadline_s=deadline)
     with options.node(simulate) as (node, _), progress() as watcher:
-        stock = engine.take_stock(Request(backend=backend), config, node, watcher)
+        stock = engine.take_stock(request, config, node, watcher)
     if before and as_json:
         click.echo(_json([asdict(change) for change in changes(old, stock.told)]))
     elif before:

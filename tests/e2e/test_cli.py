@@ -96,6 +96,19 @@ def test_an_unknown_device_names_those_that_are_there(doctor: Command) -> None:
     assert "no device 'cuda:7'; did you mean 'cuda:" in ended.stderr
 
 
+def test_an_index_that_two_drivers_have_is_one_line(doctor: Command) -> None:
+    ended = doctor("check", "ipc-reopen", "--simulate", "healthy-single", "--device", "0")
+    assert ended.returncode == 2
+    says = "gpuipc-doctor: device '0' may be any of cuda:0, hip:0; name the one you mean\n"
+    assert ended.stderr == says
+
+
+def test_a_deadline_bounds_the_inventory_of_a_driver_that_hangs(doctor: Command) -> None:
+    ended = doctor("inventory", "--simulate", "hang-init", "--deadline", "0.5", "--json", timeout_s=25)
+    assert ended.returncode == 0
+    assert "hung (0.5 s)" in ended.stdout
+
+
 def test_a_check_file_that_does_not_import_is_an_error_row(doctor: Command, tmp_path: Path) -> None:
     checks = tmp_path / "checks"
     checks.mkdir(mode=0o755)

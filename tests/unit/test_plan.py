@@ -13,7 +13,7 @@ from gpuipc_doctor.api import Check, Context, Finding, Probe
 from gpuipc_doctor.config import Disabled, SiteConfig
 from gpuipc_doctor.loader import BrokenCheck, LoadedCheck
 from gpuipc_doctor.model import Device, MemoryShare, Status, Tier, subject_label
-from gpuipc_doctor.plan import Request, UnknownName
+from gpuipc_doctor.plan import AmbiguousName, Request, UnknownName
 
 ABLE = frozenset({"legacy-ipc", "multi-process", "contexts"})
 DEVICES = tuple(
@@ -63,13 +63,19 @@ def test_an_unknown_check_is_told_with_the_near_miss() -> None:
     [
         ((), ["cuda:0", "cuda:1", "hip:0", "hip:1"]),
         (("cuda:1",), ["cuda:1"]),
-        (("1",), ["cuda:1", "hip:1"]),
         (("GPU-hip-0", "hip:0"), ["hip:0"]),
     ],
 )
 def test_devices_by_label_index_or_uuid(names: tuple[str, ...], labels: list[str]) -> None:
     chosen = plan.select_devices(Request(devices=names), DEVICES)
     assert [device.label for device in chosen] == labels
+
+
+def test_an_index_is_a_device_where_one_backend_has_it() -> None:
+    chosen = plan.select_devices(Request(devices=("1",)), DEVICES[:2])
+    assert [device.label for device in chosen] == ["cuda:1"]
+    with pytest.raises(AmbiguousName, match="device '1' may be any of cuda:1, hip:1; name the one you mean"):
+        plan.select_devices(Request(devices=("1",)), DEVICES)
 
 
 def test_an_unknown_device_is_told_with_the_near_miss() -> None:
