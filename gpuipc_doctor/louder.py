@@ -26,7 +26,8 @@ Kind = tuple[str, str, Ending, str]
 def listen(runner: Runner, louder: Mapping[str, str]) -> None:
     """Do so once for each kind of failure, within the budget; adds lines to the findings' evidence."""
     heard: set[Kind] = set()
-    for planned, outcome in runner.failed:
+    # In the order in which the report tells of them: of several that failed alike it shows the first.
+    for planned, outcome in sorted(runner.failed, key=lambda one: (one[0].probe.subject, one[0].probe.name)):
         kind = _kind(planned, outcome)
         if louder and kind and kind not in heard:
             heard.add(kind)

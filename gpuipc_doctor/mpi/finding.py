@@ -130,7 +130,7 @@ def find_launcher(
             )
         return Launcher(_from_template(template, env, nodes), "mpi.launcher of the site config")
     srun = shutil.which("srun", path=environment.get("PATH"))
-    if srun and "SLURM_JOB_ID" in environment:
+    if srun and "SLURM_JOB_ID" in environment and slurm.starts(identity.family, environment):
         if nodes > int(environment.get("SLURM_JOB_NUM_NODES", nodes)):
             has = environment["SLURM_JOB_NUM_NODES"]
             raise NotFound(

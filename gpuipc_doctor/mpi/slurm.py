@@ -1,4 +1,4 @@
-"""What ``srun`` must be told so that the ranks it starts know of each other."""
+"""Which libraries' ranks ``srun`` can start, and what it must be told so that they know of each other."""
 
 from __future__ import annotations
 
@@ -10,9 +10,19 @@ from collections.abc import Mapping
 _LIMIT_S = 10.0
 """For the controller to answer; without its answer nothing is added."""
 
-_PMI = {"mpich": "pmi2", "intel-mpi": "pmi2", "mvapich": "pmi2", "openmpi": "pmix"}
-"""The interface that a library speaks. Tried under Slurm 22.05: MPICH 4.3.2 and 5.0.2, Intel MPI 2021.17 and
-Open MPI 5.0.11. Cray MPICH's is always its site's default."""
+_PMI = {"mpich": "pmi2", "mvapich": "pmi2", "openmpi": "pmix"}
+"""The interface that a library speaks. Tried under Slurm 22.05: MPICH 4.3.2 and 5.0.2, Open MPI 5.0.11. Cray
+MPICH's is always its site's default."""
+
+
+def starts(family: str, environment: Mapping[str, str]) -> bool:
+    """Whether ``srun`` can start ranks of that library.
+
+    Intel MPI 2021.17 crashes in `MPI_Init` without Slurm's PMI library, which the user has to name; its own
+    launcher starts ranks in an allocation without.
+    """
+    return family != "intel-mpi" or "I_MPI_PMI_LIBRARY" in environment
+
 
 
 def pmi(family: str, environment: Mapping[str, str]) -> tuple[str, ...]:
