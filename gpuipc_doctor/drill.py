@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuipc_doctor.model import Report, Status
 from gpuipc_doctor.simulator.profile import Expectation, Expected
@@ -46,6 +46,12 @@ class Verdict:
         return not self.missed and not self.invented
 
 
+def of_the_profile(report: Report) -> Report:
+    """The report without what is no profile's matter."""
+    results = tuple(result for result in report.results if result.check not in _OF_WHAT_IS_REAL)
+    return replace(report, results=results)
+
+
 def rows(report: Report) -> list[Row]:
     """The findings of a report that are a profile's matter."""
     return [
@@ -56,8 +62,7 @@ def rows(report: Report) -> list[Row]:
             "\n".join([result.finding.summary, *result.finding.evidence]),
             _SUBJECTS[len(result.devices)],
         )
-        for result in report.results
-        if result.check not in _OF_WHAT_IS_REAL
+        for result in of_the_profile(report).results
     ]
 
 

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
@@ -41,11 +42,24 @@ class Drill:
 @click.command()
 @click.argument("profiles", nargs=-1, metavar="[PROFILE]...")
 @click.option("--backend", type=click.Choice(list(BINDINGS)), help="Drill this one only.  [default: both]")
-@click.option("--mpi-lib", metavar="FILE", help="Drill faults of MPI, too, in ranks that use this library.")
+@click.option(
+    "--mpi-lib",
+    metavar="FILE",
+    help="Drill faults of MPI, too, in ranks that use this library, and its silence where there are none.",
+)
+@click.option(
+    "--repeat", type=click.IntRange(1), default=1, metavar="N", help="Run every drill so often.  [default: 1]"
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON instead of the table.")
 @click.pass_context
 def command(
-    ctx: click.Context, *, profiles: tuple[str, ...], backend: str | None, mpi_lib: str | None, as_json: bool
+    ctx: click.Context,
+    *,
+    profiles: tuple[str, ...],
+    backend: str | None,
+    mpi_lib: str | None,
+    repeat: int,
+    as_json: bool,
 ) -> None:
     """Run all checks on simulated faults and show what they catch, miss and invent.
 
@@ -68,13 +82,19 @@ def command(
         click.echo("\n".join(table.head()))
     interrupted = False
     for name, stated, on in todo:
-        report, seconds = _run(name, stated, on, mpi_lib)
-        if interrupted := report.interrupted:
+        runs: list[Drill] = []
+        while len(runs) < repeat and not interrupted:
+            report, seconds = _run(name, stated, on, mpi_lib)
+            if interrupted := report.interrupted:
+                break
+            code = exits.code(drill.of_the_profile(report))
+            verdict = drill.judge(stated.expect[on], drill.rows(report), code)
+            runs.append(Drill(stated.name, on, verdict, seconds))
+        done += runs
+        if runs and not as_json:
+            click.echo("\n".join(table.row(stated, runs)))
+        if interrupted:
             break
-        verdict = drill.judge(stated.expect[on], drill.rows(report), exits.code(report))
-        done.append(Drill(stated.name, on, verdict, seconds))
-        if not as_json:
-            click.echo("\n".join(table.row(stated, done[-1])))
     click.echo(_as_json(done) if as_json else "\n".join(table.foot(done)))
     if interrupted:
         ctx.exit(exits.Exit.INTERRUPTED)
@@ -97,13 +117,15 @@ def _usable_backends() -> Iterator[str]:
 def _run(name: str, stated: Profile, backend: str, mpi_lib: str | None) -> tuple[Report, float]:
     """One run of every check, as ``check --all --simulate`` does it; its report and seconds.
 
-    Faults of MPI get the checks that must find them: ranks take long to start.
+    Faults of MPI get the checks that must find them: ranks take long to start. Faults of the driver get no
+    MPI: what each library makes of them no profile can state.
     """
     started = time.monotonic()
     request = Request(backend=backend, deadline_s=stated.deadline_s)
     if stated.needs_mpi:
-        checks = stated.expect[backend].checks
-        request = replace(request, checks=checks, mpi_lib=mpi_lib, workarounds=False)
+        request = replace(request, checks=stated.expect[backend].checks)
+    if stated.needs_mpi or not stated.faults:
+        request = replace(request, mpi_lib=mpi_lib, workarounds=False)
     with options.node(name) as (node, remove), progress() as watcher:
         report = engine.run(request, SiteConfig(), node, watcher, remove=remove)
     return report, time.monotonic() - started
@@ -126,21 +148,27 @@ class _Table:
     def head(self) -> list[str]:
         return ["SIMULATED", *self._line("profile", "on", "must be found", "outcome", "seconds")]
 
-    def row(self, stated: Profile, one: Drill) -> list[str]:
-        found = stated.expect[one.backend].findings
+    def row(self, stated: Profile, runs: Sequence[Drill]) -> list[str]:
+        """The line of one profile on one backend: its worst run, and how many were good."""
+        found = stated.expect[runs[0].backend].findings
         must = "; ".join(dict.fromkeys(f"{expected.check} {expected.status.value}" for expected in found))
-        return self._line(
-            stated.name, one.backend, must or "nothing", _outcome(one.verdict), f"{one.seconds:7.1f}"
-        )
+        outcome = _outcome(min(runs, key=lambda run: run.verdict.good).verdict)
+        if len(runs) > 1:
+            outcome += f", {sum(run.verdict.good for run in runs)} of {len(runs)}"
+        seconds = sum(run.seconds for run in runs)
+        return self._line(stated.name, runs[0].backend, must or "nothing", outcome, f"{seconds:7.1f}")
 
     def foot(self, done: Sequence[Drill]) -> list[str]:
         lines = [""]
-        for one in done:
-            for kind, items in (("MISSED", one.verdict.missed), ("INVENTED", one.verdict.invented)):
-                for item in items:
-                    lines += self._page.fill(
-                        f"{one.profile} on {one.backend}: {item}", f"{kind:9} ", " " * 10
-                    )
+        told = Counter(
+            (kind, f"{one.profile} on {one.backend}: {item}")
+            for one in done
+            for kind, items in (("MISSED", one.verdict.missed), ("INVENTED", one.verdict.invented))
+            for item in items
+        )
+        for (kind, text), times in told.items():
+            often = f" ({times} times)" if times > 1 else ""
+            lines += self._page.fill(f"{text}{often}", f"{kind:9} ", " " * 10)
         good = sum(one.verdict.good for one in done)
         seconds = sum(one.seconds for one in done)
         return [*lines, f"{len(done)} drills in {seconds:.0f} s: {good} as stated, {len(done) - good} not"]

@@ -24,7 +24,6 @@ def starts(family: str, environment: Mapping[str, str]) -> bool:
     return family != "intel-mpi" or "I_MPI_PMI_LIBRARY" in environment
 
 
-
 def pmi(family: str, environment: Mapping[str, str]) -> tuple[str, ...]:
     """``--mpi=…`` where neither the user nor the site says which; ranks would otherwise each be alone."""
     scontrol = shutil.which("scontrol", path=environment.get("PATH"))

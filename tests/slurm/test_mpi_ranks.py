@@ -21,13 +21,20 @@ Slurm = Callable[..., Cluster]
 
 PREFIXES = Path(os.environ.get("GPUIPC_TEST_MPI", "/nowhere"))
 
+LIBRARIES = {
+    "mpich43": "libmpi.so.12",
+    "mpich50": "libmpi.so.12",
+    "openmpi": "libmpi.so.40",  # by PMIx, which Slurm finds where Debian's libpmix-dev is
+    "impi": "libmpi.so.12",  # by its own launcher
+}
+
 
 def check(node: str, *options: str, library: str = "mpich50") -> list[str]:
     """The command that checks small messages on a simulated node."""
     return [
         *(sys.executable, "-m", "gpuipc_doctor", "check", "mpi-small-message"),
         *("--simulate", node, "--backend", "cuda", "--no-workarounds", "--json"),
-        *("--mpi-lib", str(PREFIXES / library / "lib/libmpi.so.12"), *options),
+        *("--mpi-lib", str(PREFIXES / library / "lib" / LIBRARIES[library]), *options),
     ]
 
 
@@ -47,7 +54,7 @@ def assert_nothing_is_left(cluster: Cluster) -> None:
     until("nothing is left of the ranks", lambda: not cluster.left())
 
 
-@pytest.mark.parametrize("library", ["mpich43", "mpich50"])
+@pytest.mark.parametrize("library", LIBRARIES)
 def test_messages_go_between_two_nodes(slurm: Slurm, library: str) -> None:
     cluster = slurm(nodes=2)
     options = ("--nodes", "2", "--keep-logs", str(cluster.directory / "logs"))

@@ -57,6 +57,23 @@ def test_what_was_missed_is_said_in_full_and_exits_with_12() -> None:
     assert "MISSED    stale-data on cuda: exit 12 (it was 0)" in ran.output
 
 
+def test_what_is_missed_once_in_many_times_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = iter([OVERLAPPING, HEALTHY, OVERLAPPING])
+    monkeypatch.setattr(drill, "_run", lambda *_: (next(outcomes), 1.0))
+    ran = invoke("--repeat", "3", "already-mapped")
+    assert ran.exit_code == 12
+    [row] = [" ".join(line.split()) for line in ran.output.splitlines() if line.startswith("already-mapped")]
+    assert "MISSED 2, 2 of 3" in row
+    assert ran.output.splitlines()[-1] == "3 drills in 3 s: 2 as stated, 1 not"
+
+
+def test_what_the_real_mpi_library_is_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    not_aware = ReportResult("mpi-gpu-aware", Finding.fail("it takes no device pointers"))
+    report = replace(HEALTHY, results=(*HEALTHY.results, not_aware))
+    monkeypatch.setattr(drill, "_run", lambda *_: (report, 1.0))
+    assert invoke("--mpi-lib", "/opt/libmpi.so", "healthy-cuda").exit_code == 0
+
+
 def test_ctrl_c_ends_the_drill_with_what_was_learned() -> None:
     ran = invoke("healthy-cuda", "hang-init", "healthy-both")
     assert ran.exit_code == 130
