@@ -94,10 +94,11 @@ class MpiSmallMessage(Check):
         wrong = [line for record in done.records.values() for line in record["wrong"]]
         first = done.records["rank 0"]
         nodes = {record["node"] for record in done.records.values()}
-        if done.probe.startswith(ACROSS) and len(nodes) == 1:
+        if len(nodes) != 1 + done.probe.startswith(ACROSS):
+            wanted = "two nodes" if done.probe.startswith(ACROSS) else "one node"
             yield Finding.error(
-                f"both ranks ran on {nodes.pop()}: the launcher did not put them on two nodes",
-                remedy="run it in an allocation of two nodes, or see to mpi.launcher of the site config",
+                f"the launcher did not put the ranks on {wanted}: they ran on {' and '.join(sorted(nodes))}",
+                remedy="see that the allocation has the nodes, and to mpi.launcher of the site config",
             )
             return
         if failed := done.params["failed"]:

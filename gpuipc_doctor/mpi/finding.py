@@ -129,14 +129,13 @@ def find_launcher(
                 "put {nodes} where the command says on how many nodes ranks start, as in srun -N{nodes}",
             )
         return Launcher(_from_template(template, env, nodes), "mpi.launcher of the site config")
+    if nodes > (has := int(environment.get("SLURM_JOB_NUM_NODES", nodes))):
+        raise NotFound(
+            f"ranks on {nodes} nodes were asked for, but this Slurm allocation has {has}",
+            f"run it in a larger one: salloc -N{nodes}",
+        )
     srun = shutil.which("srun", path=environment.get("PATH"))
     if srun and "SLURM_JOB_ID" in environment and slurm.starts(identity.family, environment):
-        if nodes > int(environment.get("SLURM_JOB_NUM_NODES", nodes)):
-            has = environment["SLURM_JOB_NUM_NODES"]
-            raise NotFound(
-                f"ranks on {nodes} nodes were asked for, but this Slurm allocation has {has}",
-                f"run it in a larger one: salloc -N{nodes}",
-            )
         command = (srun, *_SRUN, *slurm.pmi(identity.family, environment), f"-N{nodes}", "-n{ranks}")
         return Launcher(Launch(command, env, nodes), "srun, for this is within a Slurm allocation")
     if mpiexec := _mpiexec_of(identity, Path(library)):
@@ -148,16 +147,20 @@ def find_launcher(
             f"there is no launcher for {library}: no mpiexec beside it or on PATH",
             "load your MPI's module, or give the command as mpi.launcher in the site config",
         )
-    spread = () if nodes == 1 else _ONE_EACH.get(identity.family, ("-ppn", "1"))
-    return Launcher(Launch((_literal(str(mpiexec)), "-n", "{ranks}", *spread), env, nodes), source)
+    command = (_literal(str(mpiexec)), "-n", "{ranks}", *_placement(identity.family, nodes))
+    return Launcher(Launch(command, env, nodes), source)
+
+
+def _placement(family: str, nodes: int) -> tuple[str, ...]:
+    """Words of an ``mpiexec`` that put all ranks on one node, or one on each; Hydra's and Open MPI's own."""
+    if family != "openmpi":
+        return "-ppn", "{ranks}" if nodes == 1 else "1"  # Intel's would spread them over an allocation
+    return () if nodes == 1 else ("--map-by", "ppr:1:node")
 
 
 _SRUN = ("--overlap", "--overcommit", "-K1")
 """Options of srun: to run beside a job step of the allocation, and on as many processors as it has. Without
 ``-K1`` it waits for ever for the ranks that are left when one has died."""
-
-_ONE_EACH = {"openmpi": ("--map-by", "ppr:1:node")}
-"""Words that put one rank on each node, where they are not Hydra's."""
 
 
 def _mpiexec_of(identity: Identity, library: Path) -> Path | None:
@@ -191,6 +194,7 @@ def _environment(identity: Identity, library: str, environment: Mapping[str, str
             env["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
         env |= opal_prefix(library)
     if identity.family == "intel-mpi":
+        env["I_MPI_JOB_RESPECT_PROCESS_PLACEMENT"] = "off"  # Slurm's, in place of our -ppn
         env["I_MPI_ROOT"] = str(prefix.parent if prefix.name == "lib" else prefix)  # lib/release/libmpi.so.12
     return {name: value for name, value in env.items() if name == "MPI4PY_LIBMPI" or name not in environment}
 

@@ -342,7 +342,9 @@ def test_between_nodes_are_messages_of_ranks_on_two_of_them() -> None:
     assert (finding.status, finding.summary) == (Status.PASS, "120 kinds of message right from n1 to n2")
     (finding,) = small_message(nodes=("n1", "n1"), probe="between nodes")
     assert finding.status is Status.ERROR
-    assert "both ranks ran on n1" in finding.summary
+    assert finding.summary == "the launcher did not put the ranks on two nodes: they ran on n1"
+    (finding,) = small_message(nodes=("n1", "n2"))
+    assert finding.summary == "the launcher did not put the ranks on one node: they ran on n1 and n2"
 
 
 def test_the_first_device_of_each_backend_sends_to_another_node_where_that_is_asked() -> None:

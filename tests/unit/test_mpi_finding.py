@@ -96,7 +96,7 @@ def test_the_launcher_is_the_librarys_own(tmp_path: Path) -> None:
     other = plant(tmp_path / "other/bin/mpiexec")
     environment = {"PATH": str(other.parent)}
     found = find_launcher(MPICH, str(library), "", environment)
-    assert found.launch.command == (str(own), "-n", "{ranks}")
+    assert found.launch.command == (str(own), "-n", "{ranks}", "-ppn", "{ranks}")
     assert found.launch.env == {"MPI4PY_LIBMPI": str(library), "FI_LOG_LEVEL": "warn"}
     assert found.source == "the mpiexec of MPICH 5.0.2"
     own.unlink()
@@ -187,8 +187,9 @@ def test_the_environment_that_a_library_needs(tmp_path: Path, monkeypatch: pytes
         "MPI4PY_LIBMPI": library,
         "OMPI_MCA_rmaps_base_oversubscribe": "1",
     }
-    assert env(INTEL) == {"MPI4PY_LIBMPI": library, "I_MPI_ROOT": str(tmp_path)}
-    assert env(INTEL, I_MPI_ROOT="/theirs") == {"MPI4PY_LIBMPI": library}
+    intel = {"MPI4PY_LIBMPI": library, "I_MPI_JOB_RESPECT_PROCESS_PLACEMENT": "off"}
+    assert env(INTEL) == {**intel, "I_MPI_ROOT": str(tmp_path)}
+    assert env(INTEL, I_MPI_ROOT="/theirs") == intel
 
 
 @pytest.mark.parametrize(
