@@ -16,7 +16,7 @@ function check_gpuipc() {
     case $status in
         0) return 0 ;;
         11 | 12)  # the exit codes with which it asks for a drain
-            die 1 "$FUNCNAME:  $reason"
+            die 1 "$FUNCNAME:  ${reason//\'/}"  # NHC 1.4 evaluates it, between apostrophes
             return 1
             ;;
         *)

@@ -169,6 +169,29 @@ def test_a_job_has_only_its_own_gpus_tested(site: Site, tmp_path: Path) -> None:
     assert tested == [{"cuda:0"}, {"cuda:0", "cuda:1"}]
 
 
+def test_jobs_that_start_at_once_are_each_tested(site: Site) -> None:
+    cluster = site(HEALTHY, gpus=2, fresh_for_s=600, state_dir="state")
+    one = "srun -n1 --gres=gpu:1 echo the job ran & "
+    ended = cluster.run("sh", "-c", one * 4 + "wait", timeout_s=100)
+    assert ended.stdout == "the job ran\n" * 4, ended
+    entries = logged(cluster, "n1")
+    assert {entry["job"] for entry in entries} == {"1", "2", "3", "4"}
+    assert {entry["gpus"] for entry in entries} == {"0", "1"}
+    assert all(" PASS " in entry["line"] for entry in entries), entries
+
+
+def test_what_even_the_guard_cannot_end_slurm_does(site: Site) -> None:
+    """Such as a Python that does not start, its file system being gone."""
+    cluster = site(HEALTHY, PrologEpilogTimeout="3")
+    hook, sleeps = cluster.directory / "n1/gpuipc-doctor-slurm", cluster.directory / "sleeps"
+    sleeps.write_text("#!/bin/sh\nexec sleep 4711\n")
+    sleeps.chmod(0o755)
+    hook.write_text(hook.read_text().replace(sys.executable, str(sleeps)))
+    assert srun(cluster).returncode != 0
+    assert cluster.await_node("n1", "drained") == "Prolog error"
+    until("it is gone", lambda: not cluster.left())
+
+
 @pytest.mark.parametrize("what", ["python", "package", "config", "config's syntax"])
 def test_a_tool_that_is_broken_lets_the_job_run_and_says_so(site: Site, what: str) -> None:
     cluster = site(FAULTY)

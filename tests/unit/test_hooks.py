@@ -113,6 +113,12 @@ def test_a_missing_scontrol_is_said(config: Path, monkeypatch: pytest.MonkeyPatc
     assert "say where it is: --scontrol FILE" in done.output
 
 
+def nhc(check: str) -> subprocess.CompletedProcess[str]:
+    """Run the check. NHC's ``die`` and ``log`` are stood in for, the first with the quoting of NHC 1.4."""
+    functions = """die() { eval echo "'die'" "'$*'"; }\nlog() { echo "log $*"; }\n"""
+    return subprocess.run(["bash", "-c", f"{check}\n{functions}check_gpuipc"], capture_output=True, text=True)
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize(
     ("profile", "python", "said"),
@@ -125,12 +131,17 @@ def test_a_missing_scontrol_is_said(config: Path, monkeypatch: pytest.MonkeyPatc
 def test_the_check_of_nhc_calls_what_nhc_gives_to_its_checks(
     config: Path, profile: str, python: str, said: str
 ) -> None:
-    """NHC's ``die`` and ``log`` are stood in for; NHC itself is not in any registry."""
     policy = "on_fail: drain, on_error: log, on_budget: log, on_unkillable: log"
     config.write_text(f"budget_s: {{prolog: 20}}\nprolog: {{{policy}, simulate: {profile}}}\n")
-    check = hooks("nhc", "--config", config).output.replace(sys.executable, python)
-    script = f'{check}\ndie() {{ echo "die $*"; }}\nlog() {{ echo "log $*"; }}\ncheck_gpuipc'
-    ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+    ended = nhc(hooks("nhc", "--config", config).output.replace(sys.executable, python))
     assert ended.stdout.startswith(said), ended
     assert bool(ended.stdout) == bool(said)
     assert ended.returncode == (1 if said.startswith("die") else 0)
+
+
+def test_what_nhc_evaluates_has_no_apostrophes(config: Path, tmp_path: Path) -> None:
+    drains = tmp_path / "drains"
+    drains.write_text("#!/bin/sh\necho \"it'; echo evaluated; 's bad\"; exit 12\n")
+    drains.chmod(0o755)
+    ended = nhc(hooks("nhc", "--config", config).output.replace(sys.executable, str(drains)))
+    assert ended.stdout == "die 1 check_gpuipc:  it; echo evaluated; s bad\n"
