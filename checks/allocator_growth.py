@@ -116,7 +116,7 @@ class AllocatorGrowth(Check):
     def series(self, done: ProbeOutcome) -> Iterable[Series]:
         program = done.records["program"]
         freed, released = (program["samples"]["seconds"][at] for at in (-3, -2))
-        title = f"{done.probe}: {mib(program['live'])} allocated, in ever other pieces"
+        title = f"{done.probe}: {mib(program['live'])} allocated, in changing pieces"
         yield memory_series(title, program["samples"], [(freed, "all freed"), (released, program["call"])])
 
 

@@ -14,7 +14,7 @@ odd one, is ours and any other is not: then somebody else uses the device, and t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from itertools import count
 from operator import or_
@@ -25,8 +25,11 @@ from gpuipc_doctor.api import (
     Context,
     Finding,
     IpcMapping,
+    Json,
+    Line,
     Probe,
     ProbeOutcome,
+    Series,
     Status,
     Worker,
     difference,
@@ -68,11 +71,7 @@ class IpcRelease(Check):
         findings = [judge_missing(end, missing) for end, missing in exporter["missing"].items()]
         if importer["wrong"]:
             findings.append(Finding.fail("the importer saw wrong data", *importer["wrong"]))
-        loops = {
-            device.label: role["loops"]
-            for device, role in zip(done.devices, (exporter, importer), strict=False)  # one device: one loop
-            if "loops" in role
-        }
+        loops = loops_of(done)
         creeps = [judge_creep(label, loop["opening"], loop["control"]) for label, loop in loops.items()]
         if any(creeps):
             # What crept away is missing in the end, too: that is no second finding, and nobody else's doing.
@@ -82,6 +81,26 @@ class IpcRelease(Check):
         ends = [f"after {end}" for end in exporter["missing"]]
         found = [sensitivity(label, **loop) for label, loop in loops.items()]
         yield from bad or [Finding.ok("memory came back", *ends, *found)]
+
+    def series(self, done: ProbeOutcome) -> Iterable[Series]:
+        for label, loop in loops_of(done).items():
+            lines = (
+                Line(text, tuple(used - loop[name][0] for used in loop[name]))
+                for name, text in (("opening", "opening and closing"), ("control", "opening nothing"))
+            )
+            yield Series(
+                f"used memory of {label}, beyond the first sample", "rounds", tuple(SAMPLED), tuple(lines)
+            )
+
+
+def loops_of(done: ProbeOutcome) -> dict[str, Mapping[str, Json]]:
+    """By device, the used memory that was sampled there while the importer opened and closed in a loop."""
+    roles = (done.records["exporter"], done.records["importer"])
+    return {
+        device.label: role["loops"]
+        for device, role in zip(done.devices, roles, strict=False)  # one device: one loop
+        if "loops" in role
+    }
 
 
 def judge_missing(end: str, missing: int) -> Finding | None:

@@ -19,8 +19,10 @@ from gpuipc_doctor.api import (
     Device,
     Finding,
     Json,
+    Line,
     Probe,
     ProbeOutcome,
+    Series,
     Worker,
     slope,
 )
@@ -65,6 +67,17 @@ class MpiCacheGrowth(Check):
         yield from [finding for finding in findings if finding] or [
             Finding.ok(f"memory comes back ({done.probe})", *map(plateau, done.records.items()))
         ]
+
+    def series(self, done: ProbeOutcome) -> Iterable[Series]:
+        lines = [
+            Line(
+                f"{role}'s device, since the start",
+                tuple(used - record["used"][0] for used in record["used"]),
+            )
+            for role, record in done.records.items()
+        ]
+        large = Line("large buffer, freed each time", tuple(done.records["sender"]["large"]))
+        yield Series(done.probe, "iteration", tuple(range(1, ITERATIONS + 1)), (*lines, large))
 
 
 def probe(

@@ -16,11 +16,14 @@ from gpuipc_doctor.model import (
     Fact,
     Finding,
     Join,
+    Line,
+    Mark,
     Measurement,
     Relation,
     Report,
     Result,
     RoleOutcome,
+    Series,
     Status,
     Tier,
 )
@@ -264,10 +267,32 @@ roles = st.builds(
 subjects = st.lists(st.sampled_from(LABELS), max_size=2, unique=True).map(tuple)
 
 
+BYTES = st.lists(st.floats(-(2**50), 2**50), max_size=3).map(tuple)
+series_st = st.builds(
+    Series,
+    TEXT,
+    st.sampled_from(["seconds", "iteration"]),
+    BYTES,
+    st.lists(st.builds(Line, TEXT, BYTES), max_size=2).map(tuple),
+    st.lists(st.builds(Mark, SECONDS, TEXT), max_size=2).map(tuple),
+)
+
+
 def results_st(ids: Sequence[str]) -> st.SearchStrategy[tuple[Result, ...]]:
     ended = st.lists(roles, max_size=2).map(tuple)
     times = st.integers(1, 3)
-    one = st.builds(Result, st.sampled_from(ids), findings, subjects, IDS, SECONDS, ended, TEXT, times)
+    one = st.builds(
+        Result,
+        st.sampled_from(ids),
+        findings,
+        subjects,
+        IDS,
+        SECONDS,
+        ended,
+        TEXT,
+        times,
+        series=st.lists(series_st, max_size=1).map(tuple),
+    )
     return st.lists(one, max_size=12).map(tuple)
 
 

@@ -46,6 +46,12 @@ from gpuipc_doctor.report import exits
     metavar="DIR",
     help="Keep each probe's logs and stacks there.",
 )
+@click.option(
+    "--plots",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Draw there, as SVG and PNG, what checks saw over time.",
+)
 @click.option("--mpi-lib", metavar="FILE", help="The MPI library that the MPI checks use.")
 @click.option(
     "--repeat",
@@ -87,6 +93,7 @@ def command(
     deadline: float | None,
     budget: float | None,
     keep_logs: Path | None,
+    plots: Path | None,
     mpi_lib: str | None,
     repeat: int,
     nodes: int,
@@ -121,6 +128,8 @@ def command(
         return
     if keep_logs:
         _prepare_logs(keep_logs)
+    if plots:
+        _prepare_plots(plots)
     file = _output(output)
     with options.node(simulate) as (node, remove):
         with progress() as watcher:
@@ -128,6 +137,7 @@ def command(
         exit_code = exits.code(report, strict=strict, style="nagios" if exit_style == "nagios" else "default")
         written = _write(report, file, exit_code)
         click.echo(_text(report, exit_code, as_json=as_json, exit_style=exit_style), nl=False)
+        written = _draw(report, plots) and written
     ctx.exit(exit_code if written else exit_code or exits.Exit.INTERNAL)
 
 
@@ -142,6 +152,40 @@ def _prepare_logs(directory: Path) -> None:
     except OSError as error:
         reason = error.strerror or str(error)
         raise click.BadParameter(f"{directory}: {reason}", param_hint="--keep-logs") from error
+
+
+def _prepare_plots(directory: Path) -> None:
+    """Find out before the first probe whether pictures can be drawn, and written there."""
+    from importlib.util import find_spec
+
+    if find_spec("matplotlib") is None:
+        raise click.UsageError("--plots needs matplotlib: pip install 'gpuipc-doctor[plots]'")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        OutputFile(directory / "picture.svg")
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise click.BadParameter(f"{directory}: {reason}", param_hint="--plots") from error
+
+
+def _draw(report: Report, directory: Path | None) -> bool:
+    """Draw what was recorded over time; whether that succeeded. Says on standard error what was drawn."""
+    if directory is None:
+        return True
+    from gpuipc_doctor.report import plots
+
+    names = []
+    try:
+        for picture in plots.pictures(report):
+            for suffix, data in (("svg", picture.svg), ("png", picture.png)):
+                OutputFile(directory / f"{picture.name}.{suffix}").write(data)
+            names.append(picture.name)
+    except (OSError, ImportError) as error:
+        click.echo(f"gpuipc-doctor: --plots: {error}", err=True)
+        return False
+    what = ", ".join(names) or "nothing, for no check that ran watches memory over time"
+    click.echo(f"gpuipc-doctor: drew in {directory}: {what}", err=True)
+    return True
 
 
 def _output(path: Path | None) -> OutputFile | None:

@@ -48,6 +48,9 @@ def test_a_real_report_comes_back_equal() -> None:
         ("measurement", model.Measurement),
         ("fault", model.DriverFault),
         ("join", model.Join),
+        ("series", model.Series),
+        ("line", model.Line),
+        ("mark", model.Mark),
     ],
 )
 def test_the_schema_knows_every_field(definition: str, kind: Any) -> None:

@@ -1,0 +1,168 @@
+"""Pictures of what was recorded over time: one for each check and subject, with a panel for each probe.
+
+They are drawn with matplotlib, an optional extra of this package, which is imported when one is drawn.
+"""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpuipc_doctor.model import Report, Result, Series
+from gpuipc_doctor.report.text import sanitise
+
+_COLUMNS = 2
+_PANEL = 5.6, 3.4
+_HEAD, _FOOT = 0.75, 0.35
+"""Inches."""
+
+_LOOKS = ("#e69f00", 3.6), ("#0072b2", 2.2), ("#000000", 1.0), ("#cc79a7", 1.0)
+"""Colours of Okabe and Ito, told apart by every colour vision (https://jfly.uni-koeln.de/color/), and widths
+in points: a line that lies on another does not hide it."""
+
+_WORDS = {"PASS": "#1a7f37", "WARN": "#9a6700", "FAIL": "#cf222e", "ERROR": "#8250df", "SKIP": "#57606a"}
+_QUIET = "#57606a"
+
+_FACTS = {
+    "nvidia-driver": "NVIDIA {}",
+    "cuda-driver": "CUDA {}",
+    "rocm": "ROCm {}",
+    "cupy": "CuPy {}",
+    "pytorch": "PyTorch {}",
+    "mpich": "MPICH {}",
+    "cray-mpich": "Cray MPICH {}",
+    "openmpi": "Open MPI {}",
+    "intel-mpi": "Intel MPI {}",
+    "ucx": "UCX {}",
+}
+"""The facts of the footer, and how each is written there."""
+
+_OF_ALLOCATORS, _OF_MPI = {"cupy", "pytorch"}, {"mpich", "cray-mpich", "openmpi", "intel-mpi", "ucx"}
+
+_UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One picture in two formats; ``name`` is a file's, without its suffix."""
+
+    name: str
+    svg: bytes
+    png: bytes
+
+
+def pictures(report: Report) -> Iterator[Picture]:
+    """A picture for each check and subject of which something was recorded over time."""
+    groups: dict[tuple[str, str], list[tuple[Result, Series]]] = {}
+    for result in report.results:
+        for series in result.series:
+            groups.setdefault((result.check, result.subject), []).append((result, series))
+    for (check, subject), drawn in groups.items():
+        title = f"{check} on {subject}" + (" · SIMULATED" if report.simulated else "")
+        name = f"{check}-{subject}".replace(":", "").replace(" > ", "-")
+        yield Picture(name, *_formats(report, title, drawn))
+
+
+def _formats(report: Report, title: str, drawn: Sequence[tuple[Result, Series]]) -> tuple[bytes, bytes]:
+    """The picture as SVG and as PNG."""
+    import matplotlib
+
+    # Text stays text and is no formula, and without dates and random names two pictures of one report are the
+    # same.
+    settings: Any = {"svg.fonttype": "none", "svg.hashsalt": "gpuipc-doctor", "text.parse_math": False}
+    svg, png = io.BytesIO(), io.BytesIO()
+    with matplotlib.rc_context(settings):
+        figure = _figure(report, title, drawn)
+        figure.savefig(svg, format="svg", metadata={"Date": None})
+        figure.savefig(png, format="png", dpi=120)
+    return svg.getvalue(), png.getvalue()
+
+
+def _figure(report: Report, title: str, drawn: Sequence[tuple[Result, Series]]) -> Any:
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    columns = min(len(drawn), _COLUMNS)
+    rows = -(-len(drawn) // columns)
+    width, height = _PANEL[0] * columns, _PANEL[1] * rows + _HEAD + _FOOT
+    layout = ConstrainedLayoutEngine(rect=(0, _FOOT / height, 1, 1 - (_HEAD + _FOOT) / height))
+    figure = Figure((width, height), layout=layout, facecolor="white")
+    left, top = 0.12 / width, 1 - 0.12 / height
+    figure.text(left, top, title, va="top", fontsize=14, fontweight="bold")
+    figure.text(left, 0.1 / height, _footer(report, drawn[0][0].check), fontsize=8, color=_QUIET)
+    unit = _unit(drawn)
+    panels = figure.subplots(rows, columns, sharey=True, squeeze=False)
+    for panel, (result, series) in zip(panels.flat, drawn, strict=False):
+        _draw(panel, result, series, unit)
+    for panel in panels.flat[len(drawn) :]:
+        panel.set_axis_off()
+    lines = {line.get_label(): line for panel in panels.flat for line in panel.get_lines()}
+    shown = {label: line for label, line in lines.items() if not label.startswith("_")}
+    figure.legend(
+        shown.values(), shown, loc="upper left", bbox_to_anchor=(0, 1 - 0.42 / height), ncols=4, frameon=False
+    )
+    return figure
+
+
+def _draw(panel: Any, result: Result, series: Series, unit: str) -> None:
+    word, said = result.finding.status.value, result.finding.summary.removeprefix(f"{result.probe}: ")
+    lines = textwrap.wrap(f"{word}  {sanitise(said)}", 74, max_lines=2, placeholder=" …")
+    panel.set_title(
+        sanitise(series.title), loc="left", fontsize=10.5, fontweight="bold", pad=8 + 11 * len(lines)
+    )
+    panel.text(0, 1.02, "\n".join(lines), transform=panel.transAxes, fontsize=8.5, color=_WORDS[word])
+    in_ms = series.axis == "seconds" and max(series.at, default=0) < 1
+    scale = 1000 if in_ms else 1
+    at = [scale * point for point in series.at]
+    few = {"marker": "o", "markersize": 3} if len(at) <= 40 else {"drawstyle": "steps-post"}
+    for line, (colour, width) in zip(series.lines, _LOOKS, strict=False):
+        values = [value / _UNITS[unit] for value in line.values]
+        panel.plot(at, values, label=line.name, color=colour, linewidth=width, **few)
+    for number, mark in enumerate(series.marks):
+        side = -1 if number % 2 == 0 else 1
+        panel.axvline(scale * mark.at, color=_QUIET, linewidth=0.8, linestyle=":")
+        panel.annotate(
+            mark.text,
+            (scale * mark.at, 0.5),
+            xycoords=("data", "axes fraction"),
+            xytext=(4 * side, 0),
+            textcoords="offset points",
+            rotation=90,
+            ha="right" if side < 0 else "left",
+            va="center",
+            fontsize=7.5,
+            color=_QUIET,
+        )
+    if not any(value for line in series.lines for value in line.values):
+        panel.set_ylim(-0.1, 1)  # nothing at all is worth no scale of its own
+    panel.set_xlabel("milliseconds" if in_ms else series.axis)
+    panel.set_ylabel(unit)
+    panel.yaxis.set_tick_params(labelleft=True)
+    panel.grid(color="#d0d7de", linewidth=0.5)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def _unit(drawn: Sequence[tuple[Result, Series]]) -> str:
+    """The largest unit in which the figures of all panels are not small."""
+    most = max(
+        (abs(value) for _, series in drawn for line in series.lines for value in line.values), default=0
+    )
+    return next((unit for unit, nbytes in _UNITS.items() if most >= 2 * nbytes), "B" if most else "MiB")
+
+
+def _footer(report: Report, check: str) -> str:
+    """Whose these figures are: node, GPU, the software that has to do with them, when, and by which tool."""
+    foreign = _OF_MPI if check.startswith("allocator-") else _OF_ALLOCATORS
+    facts = [
+        form.format(fact.value)
+        for fact in report.inventory
+        if fact.value and fact.name not in foreign and (form := _FACTS.get(fact.name))
+    ]
+    names = dict.fromkeys(device.name for device in report.devices)
+    when = report.started.replace("T", " ")[:16]
+    simulated = f"SIMULATED ({report.simulated})" if report.simulated else ""
+    parts = (simulated, report.host, *names, *facts, when, f"gpuipc-doctor {report.tool_version}")
+    return sanitise(" · ".join(filter(None, parts)))
