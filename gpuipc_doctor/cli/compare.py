@@ -9,11 +9,9 @@ from pathlib import Path
 
 import click
 
+from gpuipc_doctor.cli import reading
 from gpuipc_doctor.comparison import Comparison, compare
 from gpuipc_doctor.comparison.comparing import TOLERANCE
-from gpuipc_doctor.model import Report
-from gpuipc_doctor.report import document
-from gpuipc_doctor.yamlfile import BadFile, Mistake
 
 
 @click.command()
@@ -46,22 +44,9 @@ def command(
     were made with --repeat. The exit code is 0 when nothing is worse, 10 when something is slower or newly
     a WARN, 11 when something is no longer tested, 12 when something newly fails.
     """
-    comparison = compare(_report(before), _report(after), tolerance / 100)
+    comparison = compare(reading.report(before), reading.report(after), tolerance / 100)
     click.echo(_json(comparison) if as_json else _text(comparison, form), nl=False)
     ctx.exit(comparison.exit_code)
-
-
-def _report(path: Path) -> Report:
-    """The report in a file. Raises `BadFile`."""
-    try:
-        return document.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadFile([Mistake(path, 0, f"cannot be read: {error.strerror}")]) from None
-    except UnicodeDecodeError:
-        raise BadFile([Mistake(path, 0, "this is not a report: it is no text")]) from None
-    except document.BadDocument as bad:
-        text = f"{bad}; write one with `gpuipc-doctor check --output FILE`"
-        raise BadFile([Mistake(path, 0, text)]) from None
 
 
 def _text(comparison: Comparison, form: str) -> str:

@@ -26,6 +26,7 @@ COMMANDS = {
     "known-issues": ("known_issues", "Look at the database of known-bad versions."),
     "list": ("list", "List the checks."),
     "prolog": ("prolog", "Test this node in front of a job: one line, one exit code, in time."),
+    "report": ("report", "Print a saved report once more, for people, CI or Prometheus."),
 }
 """Command name → (module below ``gpuipc_doctor.cli`` that defines ``command``, its one-line help)."""
 

@@ -1,0 +1,39 @@
+"""``report``: a saved report says again what the run said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.e2e.conftest import Command
+
+
+@pytest.fixture
+def saved(doctor: Command, tmp_path: Path) -> tuple[str, str]:
+    """A saved report, and the screen of the run that wrote it."""
+    file = str(tmp_path / "report.json")
+    arguments = ["ipc-reopen", "known-versions", "--simulate", "nvidia-460.32.03", "--device", "cuda:0"]
+    ended = doctor("check", *arguments, "--output", file)
+    assert ended.returncode == 12
+    return file, ended.stdout
+
+
+def test_a_saved_report_once_more(doctor: Command, saved: tuple[str, str]) -> None:
+    file, screen = saved
+    assert (again := doctor("report", file)).stdout == screen
+    assert again.returncode == 0
+    suite = ElementTree.fromstring(doctor("report", file, "--format", "junit").stdout)
+    assert suite.attrib["failures"] == "2"
+    prometheus = doctor("report", file, "--format", "prometheus").stdout
+    assert prometheus.startswith("# SIMULATED (nvidia-460.32.03)\n")
+    assert 'gpuipc_doctor_check_severity{check="ipc-reopen",subject="cuda:0"} 4\n' in prometheus
+
+
+def test_what_is_no_report_is_one_line(doctor: Command) -> None:
+    ended = doctor("report", "README.md", "--format", "junit", cwd=Path(__file__).parent.parent.parent)
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert ended.stderr.startswith("gpuipc-doctor: README.md: this is not JSON: ")
+    assert ended.stderr.count("\n") == 1

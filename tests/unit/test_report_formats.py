@@ -1,0 +1,143 @@
+"""Reports for other programs, read by what reads them: JUnit XML and Prometheus' text format."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from gpuipc_doctor.model import Report, Result, Status
+from gpuipc_doctor.report import digest, exits, junit, prometheus
+from tests import golden
+from tests.sample_reports import PROPERTY, gpus, healthy, replaced, reports, seed_002
+
+SAMPLES = {
+    "seed-002": seed_002(),
+    "healthy-1": healthy(gpus(1)),
+    "simulated": replaced(seed_002(), simulated="nvidia-460.32.03"),
+}
+
+
+@pytest.mark.parametrize("name", ["seed-002", "simulated"])
+def test_junit_as_it_was_looked_at(name: str) -> None:
+    golden.check(f"junit/{name}.xml", junit.render(SAMPLES[name]))
+
+
+@pytest.mark.parametrize("name", ["seed-002", "simulated"])
+def test_prometheus_as_it_was_looked_at(name: str) -> None:
+    golden.check(f"prometheus/{name}.prom", prometheus.render(SAMPLES[name]))
+
+
+# -- junit ------------------------------------------------------------------------------------------------
+
+SUITE = {"name", "tests", "failures", "errors", "skipped", "time", "timestamp", "hostname"}
+CASE = {"classname", "name", "time"}
+IN_CASE = {
+    "failure": {"message", "type"},
+    "error": {"message", "type"},
+    "skipped": {"message"},
+    "system-out": set(),
+}
+"""What readers of JUnit XML know: for each element of a case, its attributes."""
+
+
+def cases(report: Report) -> list[ElementTree.Element]:
+    """The cases, once the rest has been held against what readers expect."""
+    root = ElementTree.fromstring(junit.render(report))
+    [suite] = root
+    assert (root.tag, suite.tag) == ("testsuites", "testsuite")
+    assert set(suite.attrib) == SUITE
+    assert set(root.attrib) == SUITE - {"timestamp", "hostname"}
+    properties, *found = suite
+    assert properties.tag == "properties"
+    assert all((one.tag, set(one.attrib)) == ("property", {"name", "value"}) for one in properties)
+    for case in found:
+        assert (case.tag, set(case.attrib)) == ("testcase", CASE)
+        assert len(case) <= 1
+        assert all(set(outcome.attrib) == IN_CASE[outcome.tag] for outcome in case)
+    for attribute, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+        assert int(suite.attrib[attribute]) == sum(case.find(tag) is not None for case in found)
+    assert int(suite.attrib["tests"]) == len(found)
+    return found
+
+
+@PROPERTY
+@given(reports)
+def test_any_report_is_junit_with_a_case_for_each_probe(report: Report) -> None:
+    found = cases(report)
+    probes = {(r.check, r.devices, r.probe, r.repetition) for r in report.results}
+    assert len(found) == len(probes) + len(digest.not_reached(report))
+    worst = report.worst()
+    assert any(case.find("failure") is not None for case in found) is (worst is Status.FAIL)
+
+
+def test_the_worst_of_a_probe_is_its_outcome_and_says_what_to_do() -> None:
+    known_versions = [case for case in cases(seed_002()) if "known-versions" in case.attrib["classname"]]
+    [warned] = known_versions
+    assert [outcome.tag for outcome in warned] == ["system-out"]
+    assert "Do: install driver 450.102.04" in (warned[0].text or "")
+
+
+def test_a_check_that_was_not_reached_is_skipped() -> None:
+    base = healthy(gpus(1))
+    cut = replaced(base, results=tuple(r for r in base.results if r.check != "ipc-stale"), interrupted=True)
+    [skipped] = [case for case in cases(cut) if "ipc-stale" in case.attrib["classname"]]
+    assert skipped[0].attrib == {"message": "the run ended before this check"}
+
+
+# -- prometheus -------------------------------------------------------------------------------------------
+
+
+def metrics(report: Report) -> dict[str, Metric]:
+    """By name without the prefix, as Prometheus' own parser reads them; what it lets pass is checked here."""
+    found = list(text_string_to_metric_families(prometheus.render(report)))
+    samples = [(s.name, *sorted(s.labels.items())) for metric in found for s in metric.samples]
+    assert len(samples) == len(set(samples))
+    assert all(metric.type == "gauge" and metric.documentation for metric in found)
+    assert all(s.timestamp is None for metric in found for s in metric.samples)
+    return {metric.name.removeprefix("gpuipc_doctor_"): metric for metric in found}
+
+
+@PROPERTY
+@given(reports)
+def test_any_report_is_read_by_prometheus(report: Report) -> None:
+    found = metrics(report)
+    assert found["run_exit_code"].samples[0].value == exits.code(report)
+    assert found["run_info"].samples[0].labels["simulated"] == report.simulated
+    assert sum(s.value for s in found["checks"].samples) == sum(digest.totals(report).values())
+    severities = [s.value for s in found["check_severity"].samples] if report.results else [1]
+    assert max(severities) == report.worst().severity
+
+
+def test_what_prometheus_reads() -> None:
+    found = metrics(seed_002())
+    severity = {(s.labels["check"], s.labels["subject"]): s.value for s in found["check_severity"].samples}
+    assert severity["ipc-reopen", "cuda:0"] == Status.FAIL.severity
+    assert severity["ipc-peer", "cuda:0 > cuda:1"] == Status.PASS.severity
+    assert [s.labels for s in found["known_issue"].samples] == [
+        {"issue": "nvidia-ipc-reopen", "relation": "confirmed"}
+    ]
+    assert found["run_start_timestamp_seconds"].samples[0].value == 1795168953
+    [devices] = found["devices"].samples
+    assert (devices.labels, devices.value) == ({"backend": "cuda", "model": "GH200 120GB"}, 4)
+
+
+def test_quotes_and_backslashes_in_a_label_come_back() -> None:
+    odd = replaced(healthy(gpus(1)), tool_version='a"b\\c')
+    assert metrics(odd)["run_info"].samples[0].labels["version"] == 'a"b\\c'
+
+
+def test_a_start_that_is_no_time_is_left_out() -> None:
+    assert "run_start_timestamp_seconds" not in metrics(replaced(healthy(gpus(1)), started="soon"))
+
+
+def test_no_result_of_a_probe_is_lost() -> None:
+    """Two findings of one probe are one case, with the worse one's words."""
+    base = healthy(gpus(1))
+    two = [r for r in base.results if r.check == "ipc-stale"]
+    finding = seed_002().results[-1].finding
+    both = replaced(base, results=(*base.results, Result("ipc-stale", finding, two[0].devices)))
+    assert len(cases(both)) == len(cases(base))
