@@ -14,6 +14,7 @@ import json
 import os
 import select
 import signal
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
@@ -37,11 +38,13 @@ class Tell:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
+        self._lock = threading.Lock()
 
     def _send(self, **message: Json) -> None:
         data = json.dumps(message).encode() + b"\n"
-        while data:
-            data = data[os.write(self._fd, data) :]
+        with self._lock:  # several threads tell what they do
+            while data:
+                data = data[os.write(self._fd, data) :]
 
     def answer(self, code: int, line: str) -> None:
         """The line and the exit code, unless a later answer replaces them."""
@@ -85,7 +88,7 @@ def run(duty: Duty, settle: Settle, *, ends_at: float) -> NoReturn:
     try:
         guard.watch(duty, settle)
     except BaseException as error:
-        guard.said += f"gpuipc-doctor: internal error in the prolog's guard: {error!r}\n"
+        guard.line = guard.line or f"gpuipc-doctor: ERROR in the prolog's guard: {error!r}"
     guard.leave()
 
 
@@ -109,14 +112,14 @@ class _Guard:
 
         for number in INTERRUPTS:
             signal.signal(number, interrupt)
-        kind, what = "error", "it ended without a result"
+        kind, what = "error", "ended without a result"
         try:
             if not self._listen(_start(duty, libc), lambda: self.ends_at + LATE_S):
                 kind, what = "budget", "the budget was up"
             elif self.line:
                 return
         except _Interrupted:
-            kind, what = "budget", "it was told to end"
+            kind, what = "budget", "was told to end"
         for number in INTERRUPTS:
             signal.signal(number, signal.SIG_IGN)
         if left := tree.end(_left_behind, grace_s=0.0, limit_s=KILL_S):

@@ -17,6 +17,8 @@ def concerns(report: Report) -> list[Concern]:
         for paragraph in digest.paragraphs(report)
         if (kind := _kind(paragraph.results))
     ]
+    if report.interrupted:
+        found.append(Concern(Kind.ERROR, "ERROR was interrupted before all was tested"))
     if not found and not report.probes_run:
         found.append(Concern(Kind.ERROR, "ERROR no probe ran, so nothing is known about this node's GPUs"))
     return found
@@ -25,9 +27,9 @@ def concerns(report: Report) -> list[Concern]:
 def passed(report: Report) -> str:
     """What the line says of a node that nothing speaks against."""
     totals = digest.totals(report)
-    checks = counted(totals[Status.PASS] + totals[Status.WARN], "check")
     where = fold_devices(device.label for device in report.devices)
-    return f"PASS {checks} on {where}, {report.elapsed_s:.1f} s"
+    warned = f", {totals[Status.WARN]} WARN" if totals[Status.WARN] else ""
+    return f"PASS {counted(totals[Status.PASS], 'check')}{warned} on {where}, {report.elapsed_s:.1f} s"
 
 
 def _kind(results: Sequence[Result]) -> Kind | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -206,6 +207,20 @@ def test_a_disabled_check_is_a_skip_that_says_where() -> None:
     config = SiteConfig(disabled={"ipc-reopen": Disabled("ticket 4711", "site.yaml:12")})
     [result] = plan.lay_out([item], Request(), config, Context(DEVICES)).concluded
     assert result.finding == Finding.skip("disabled at site.yaml:12: ticket 4711")
+
+
+def test_a_check_runs_again_after_the_last_day_of_its_disabling_and_says_so() -> None:
+    (item,) = plan.select_checks(Request(checks=("ipc-reopen",)), SiteConfig())
+
+    def laid_out(until: date) -> plan.Plan:
+        config = SiteConfig(disabled={"ipc-reopen": Disabled("ticket 4711", "site.yaml:12", until)})
+        return plan.lay_out([item], Request(), config, Context(DEVICES))
+
+    assert laid_out(date.today()).probes == ()
+    again = laid_out(date(2001, 1, 1))
+    assert len(again.probes) == len(lay_out(item).probes)
+    warned = [r.finding.summary for r in again.concluded if r.finding.status is Status.WARN]
+    assert warned == ["runs again: it was disabled until 2001-01-01 at site.yaml:12"]
 
 
 def test_a_deadline_of_the_command_line_wins() -> None:

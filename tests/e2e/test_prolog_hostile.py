@@ -1,0 +1,175 @@
+"""Whatever a worker, a file or a reader does: the prolog ends in time, by the policy, and leaves nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.test_faults import left_in_shared_memory, ours_in_shared_memory
+from tests.e2e.test_prolog import POLICY
+
+CHECK = Path(__file__).parent.parent / "fixtures" / "hostile_check.py"
+
+BUDGET_S = 5.0
+
+LOAD_S = 1.5
+"""What a busy machine may add to the second that is promised."""
+
+COMMAND = (sys.executable, "-I", "-m", "gpuipc_doctor", "prolog", "--config", "site.yaml")
+
+
+@pytest.fixture
+def mark() -> str:
+    """A word that is in the command line of whatever a worker starts."""
+    return f"mark-{uuid.uuid4()}"
+
+
+@pytest.fixture
+def site(tmp_path: Path, mark: str) -> Path:
+    """The directory of a site that has the hostile check and no other."""
+    (tmp_path / "checks").mkdir(mode=0o755)
+    shutil.copyfile(CHECK, tmp_path / "checks" / "hostile.py")
+    return tmp_path
+
+
+def write(site: Path, do: str, mark: str, **prolog: object) -> None:
+    document = {
+        "checks_dirs": ["checks"],
+        "options": {"hostile": {"do": do, "mark": mark}},
+        "prolog": {**POLICY, "simulate": "healthy-single", "checks": ["hostile"], **prolog},
+    }
+    (site / "site.yaml").write_text(json.dumps(document))
+
+
+def run(site: Path, **options: object) -> tuple[subprocess.CompletedProcess[str], float]:
+    """Its end, and the seconds that it took; nothing of it may be left in shared memory."""
+    command = [*COMMAND, "--budget", str(BUDGET_S)]
+    before = ours_in_shared_memory()
+    started = time.monotonic()
+    ended = subprocess.run(  # type: ignore[call-overload]
+        command, cwd=site, env={}, **{"capture_output": True, "text": True, "timeout": 60, **options}
+    )
+    elapsed_s = time.monotonic() - started
+    assert left_in_shared_memory(before) == set()
+    return ended, elapsed_s
+
+
+def left(mark: str) -> list[str]:
+    """Command lines with that mark; whoever kills may take a moment."""
+    until = time.monotonic() + 10
+    while True:
+        found = [line for process in Path("/proc").glob("[0-9]*") if mark in (line := command_line(process))]
+        if not found or time.monotonic() > until:
+            return found
+        time.sleep(0.1)
+
+
+def command_line(process: Path) -> str:
+    try:
+        return (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+@pytest.mark.parametrize("on_budget", ["log", "drain"])
+@pytest.mark.parametrize("do", ["hang holding the interpreter lock", "stop itself", "200 processes"])
+def test_a_worker_that_does_its_worst_costs_no_more_than_the_budget(
+    site: Path, mark: str, do: str, on_budget: str
+) -> None:
+    write(site, do, mark, on_budget=on_budget)
+    ended, elapsed_s = run(site)
+    assert elapsed_s < BUDGET_S + 1 + LOAD_S
+    assert ended.stdout.startswith("gpuipc-doctor: SIMULATED (healthy-single) ERROR hostile: ")
+    assert ended.returncode == (11 if on_budget == "drain" else 0)
+    assert left(mark) == []
+
+
+@pytest.mark.parametrize(("on_error", "code"), [("log", 0), ("drain", 11)])
+def test_a_supervisor_that_is_killed_leaves_the_answer_to_the_clerk(
+    site: Path, mark: str, on_error: str, code: int
+) -> None:
+    write(site, "kill its supervisor", mark, on_error=on_error, log="log.jsonl")
+    ended, _ = run(site)
+    assert "ERROR ended without a result while hostile on node ran" in ended.stdout
+    assert ended.returncode == code
+    assert json.loads((site / "log.jsonl").read_text())["exit_code"] == code
+    assert left(mark) == []
+
+
+@pytest.mark.parametrize(("on_budget", "code"), [("log", 0), ("drain", 11)])
+def test_a_supervisor_that_is_stopped_does_not_hold_the_guard_up(
+    site: Path, mark: str, on_budget: str, code: int
+) -> None:
+    write(site, "stop its supervisor", mark, on_budget=on_budget)
+    ended, elapsed_s = run(site)
+    assert elapsed_s < BUDGET_S + 1 + LOAD_S
+    assert "ERROR the budget was up while hostile on node ran" in ended.stdout
+    assert ended.returncode == code
+    assert left(mark) == []
+    assert left(f"checks/{site.name}") == []
+
+
+def test_a_guard_that_is_killed_leaves_nothing(site: Path, mark: str) -> None:
+    write(site, "kill the guard", mark)
+    ended, _ = run(site)
+    assert ended.returncode == -signal.SIGKILL
+    assert left(mark) == []
+
+
+def test_a_config_that_hangs_on_its_file_system_is_named(site: Path) -> None:
+    os.mkfifo(site / "site.yaml")  # opening it waits for a writer, as NFS for its server
+    ended, elapsed_s = run(site)
+    assert elapsed_s < BUDGET_S + 1 + LOAD_S
+    assert (ended.returncode, ended.stdout) == (
+        0,
+        "gpuipc-doctor: ERROR the budget was up while it read site.yaml\n",
+    )
+
+
+def test_told_to_end_it_ends_at_once(site: Path, mark: str) -> None:
+    write(site, "hang holding the interpreter lock", mark)
+    before = ours_in_shared_memory()
+    with subprocess.Popen(
+        [*COMMAND, "--budget", "60"], cwd=site, stdout=subprocess.PIPE, text=True
+    ) as process:
+        time.sleep(3)
+        process.terminate()
+        line, _ = process.communicate(timeout=30)
+    assert "ERROR was told to end while hostile on node ran" in line
+    assert process.returncode == 0
+    assert left_in_shared_memory(before) == set()
+
+
+def test_a_reader_that_does_not_read_holds_nothing_up(site: Path, mark: str) -> None:
+    write(site, "nothing", mark, log="log.jsonl")
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 4096)
+    os.set_blocking(writer, True)
+    try:
+        ended, elapsed_s = run(site, capture_output=False, stdout=writer, stderr=writer)
+    finally:
+        os.close(reader)
+        os.close(writer)
+    assert elapsed_s < BUDGET_S + 1 + LOAD_S
+    assert ended.returncode == 0
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_change_nothing(site: Path, mark: str, closed: str) -> None:
+    write(site, "nothing", mark, log="log.jsonl")
+    shell = ["/bin/sh", "-c", f'"$@" {closed}', "sh", *COMMAND, "--budget", "60"]
+    assert subprocess.run(shell, cwd=site, env={}, timeout=60, capture_output=True).returncode == 0
+    assert json.loads((site / "log.jsonl").read_text())["exit_code"] == 0

@@ -1,0 +1,143 @@
+"""What the prolog makes of a report by a site's policy: the line, the exit code, and nothing by chance."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuipc_doctor.model import Ending, Finding, Report, Result, RoleOutcome
+from gpuipc_doctor.policy import Action, PrologConfig
+from gpuipc_doctor.prolog import decision, weighing
+from gpuipc_doctor.prolog.decision import MAX_LINE, Concern, Decision, Kind
+from tests import golden
+from tests.sample_reports import FAULT, PROPERTY, gpus, healthy, replaced, reports, seed_002
+
+UUIDS = ("GPU-8f3a1c52-77de-4b0a-9c1e-2f64d1b0a9e1", "GPU-0b6e3d1f-5a44-4c77-8a55-93c0e2f7b6d2")
+
+POLICY = PrologConfig()
+
+DRAIN_ALL = PrologConfig(Action.DRAIN, Action.DRAIN, Action.DRAIN, Action.DRAIN)
+
+
+def decided(report: Report, policy: PrologConfig = POLICY) -> Decision:
+    return decision.decide(weighing.concerns(report), policy, weighing.passed(report))
+
+
+def ended(finding: Finding, ending: Ending = Ending.DRIVER_ERROR, stopped: str = "") -> Report:
+    """A node of four GPUs on the first of which a probe of ``ipc-reopen`` ended so."""
+    step = "second open, in a new context, of segment 1, 146064 B"
+    role = RoleOutcome("importer", ending, operation="cuIpcOpenMemHandle", occurrence=8, step=step)
+    result = Result("ipc-reopen", finding, ("cuda:0",), "destroy-context", roles=(role,), stopped=stopped)
+    devices = tuple(replace(gpu, uuid=uuid) for gpu, uuid in zip(gpus(2), UUIDS, strict=True))
+    return replaced(healthy(gpus(2)), result, devices=devices)
+
+
+HUNG = "importer: cuIpcOpenMemHandle #8 (second open, in a new context, of segment 1, 146064 B)"
+
+FAIL = ended(Finding.fail(f"{HUNG} returned {FAULT.name} ({FAULT.code})"))
+UNKILLABLE = ended(Finding.fail(f"{HUNG} hung and cannot be killed"), Ending.UNKILLABLE)
+BUDGET = ended(Finding.error(f"{HUNG} had not returned"), Ending.STOPPED, "budget")
+NOT_REACHED = ended(Finding.skip("budget; run it alone"), Ending.STOPPED, "budget")
+ERROR = ended(Finding.error("importer: the worker did not start"), Ending.NOT_STARTED)
+NOTHING = replaced(healthy(gpus(1)), probes_run=0)
+INTERRUPTED = replaced(healthy(gpus(1)), interrupted=True)
+
+
+@pytest.mark.parametrize(
+    ("report", "kind", "code"),
+    [
+        (FAIL, Kind.FAIL, 12),
+        (UNKILLABLE, Kind.UNKILLABLE, 12),
+        (BUDGET, Kind.BUDGET, 11),
+        (NOT_REACHED, Kind.BUDGET, 11),
+        (ERROR, Kind.ERROR, 11),
+        (NOTHING, Kind.ERROR, 11),
+        (INTERRUPTED, Kind.ERROR, 11),
+    ],
+)
+def test_each_kind_drains_by_its_own_key_alone(report: Report, kind: Kind, code: int) -> None:
+    for action, other in itertools.product(Action, Action):
+        keys = {f"on_{one.value}": other for one in Kind} | {f"on_{kind.value}": action}
+        answer = decided(report, PrologConfig(**keys))
+        assert (answer.action, answer.exit_code) == (action, code if action is Action.DRAIN else 0)
+
+
+@pytest.mark.parametrize("report", [healthy(gpus(1)), healthy(gpus(4))])
+def test_a_healthy_node_exits_with_0_whatever_the_policy(report: Report) -> None:
+    assert (decided(report, DRAIN_ALL).exit_code, decided(report, DRAIN_ALL).action) == (0, None)
+
+
+def test_by_default_a_fail_drains_and_nothing_else() -> None:
+    reports = (FAIL, UNKILLABLE, BUDGET, NOT_REACHED, ERROR, NOTHING, INTERRUPTED)
+    assert [decided(report).exit_code for report in reports] == [12, 0, 0, 0, 0, 0, 0]
+
+
+def test_the_table_of_the_readme_is_that_of_the_program() -> None:
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    rows = re.findall(r"^\| .* \| `on_(\w+)` \| (\w+) \| (\d+) \|$", text, flags=re.MULTILINE)
+    by_default = {kind: decision.decide([Concern(kind, "")], POLICY).action for kind in Kind}
+    assert sorted(rows) == sorted(
+        (kind.value, action.value, str(kind.exit_code)) for kind, action in by_default.items() if action
+    )
+
+
+def test_shadow_mode_never_drains() -> None:
+    shadow = replace(DRAIN_ALL, shadow=True)
+    for report in (FAIL, UNKILLABLE, BUDGET, ERROR, NOTHING):
+        answer = decided(report, shadow)
+        assert answer.exit_code == 0
+        assert answer.line.startswith("gpuipc-doctor: would drain, but shadow mode is on: ")
+
+
+def test_of_many_the_line_tells_what_drains() -> None:
+    concerns = [Concern(Kind.ERROR, "ERROR a"), Concern(Kind.FAIL, "FAIL b"), Concern(Kind.BUDGET, "ERROR c")]
+    policy = PrologConfig(on_fail=Action.LOG, on_error=Action.IGNORE, on_budget=Action.DRAIN)
+    answer = decision.decide(concerns, policy)
+    assert (answer.text, answer.exit_code) == ("ERROR c", 11)
+    assert [one.action for one in answer.weighed] == [Action.DRAIN, Action.LOG, Action.IGNORE]
+
+
+def test_lines() -> None:
+    """How they look, with uuids of their real length."""
+    simulated = replace(POLICY, simulate="hang-init")
+    cases = {
+        "pass": decided(healthy(gpus(4))),
+        "fail": decided(FAIL),
+        "fail, a known issue on four GPUs": decided(seed_002()),
+        "fail, in shadow mode": decided(FAIL, replace(POLICY, shadow=True)),
+        "fail, and the breaker is open": decision.withhold(
+            decided(FAIL), "10 nodes have been drained within 86400 s"
+        ),
+        "fail, ignored": decided(FAIL, replace(POLICY, on_fail=Action.IGNORE)),
+        "unkillable": decided(UNKILLABLE),
+        "budget, in a call": decided(BUDGET),
+        "budget, before the probe": decided(NOT_REACHED),
+        "error": decided(ERROR),
+        "nothing tested": decided(NOTHING),
+        "interrupted": decided(INTERRUPTED),
+        "simulated": decided(FAIL, simulated),
+    }
+    rows = (f"{name}: exit {case.exit_code}\n  {case.line}\n" for name, case in cases.items())
+    golden.check("prolog/lines.txt", "".join(rows))
+
+
+@PROPERTY
+@given(reports, st.sampled_from(Action), st.booleans())
+def test_the_line_is_one_printable_line_of_bounded_length(
+    report: Report, action: Action, shadow: bool
+) -> None:
+    answer = decided(report, PrologConfig(action, action, action, action, shadow=shadow))
+    assert answer.line.isprintable()
+    assert len(answer.line) <= MAX_LINE
+    assert answer.exit_code in ((0, 11, 12) if action is Action.DRAIN and not shadow else (0,))
+
+
+@given(st.builds(PrologConfig, *[st.sampled_from(Action)] * 4, st.booleans(), simulate=st.text()))
+def test_a_policy_survives_its_way_to_the_clerk(policy: PrologConfig) -> None:
+    assert PrologConfig.read(policy.written()) == policy

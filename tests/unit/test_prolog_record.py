@@ -1,0 +1,170 @@
+"""The prolog's log and breaker: private, bounded, whole lines; and what fails there is one line."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpuipc_doctor.policy import Breaker
+from gpuipc_doctor.prolog import breaker, clock, record
+from gpuipc_doctor.prolog.record import NotLogged
+
+MAX_BYTES = 1000
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "log.jsonl"
+
+
+def lines(log: Path) -> list[object]:
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def test_lines_are_appended_and_private(log: Path) -> None:
+    for number in range(3):
+        record.append(log, {"n": number, "text": "\x1b[2J\u202e"}, MAX_BYTES)
+    assert [entry["n"] for entry in lines(log)] == [0, 1, 2]  # type: ignore[index]
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+    assert log.read_text().replace("\n", "").isprintable()
+    assert log.read_text().isascii()
+
+
+def test_it_is_rotated_before_it_grows_too_large(log: Path) -> None:
+    for number in range(100):
+        record.append(log, {"n": number, "text": "x" * 80}, MAX_BYTES)
+    rotated = log.with_name("log.jsonl.1")
+    assert max(log.stat().st_size, rotated.stat().st_size) <= MAX_BYTES
+    assert [entry["n"] for entry in [*lines(rotated), *lines(log)]][-1] == 99  # type: ignore[index]
+    assert sorted(path.name for path in log.parent.iterdir()) == ["log.jsonl", "log.jsonl.1"]
+
+
+def test_a_lock_that_somebody_holds_is_not_waited_for(log: Path) -> None:
+    record.append(log, {}, MAX_BYTES)
+    fd = os.open(log, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    try:
+        with pytest.raises(NotLogged, match=r"log.jsonl is locked by another process"):
+            record.append(log, {}, MAX_BYTES)
+    finally:
+        os.close(fd)
+
+
+def test_a_full_disk_leaves_no_torn_line(log: Path) -> None:
+    """A limit of the file's size stands for the disk: the kernel writes what fits, and then no more."""
+    program = f"""
+import resource, signal
+from pathlib import Path
+from gpuipc_doctor.prolog import record
+log = Path({str(log)!r})
+record.append(log, {{"n": 1}}, {MAX_BYTES})
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20))
+for _ in range(2):
+    try:
+        record.append(log, {{"text": "x" * 80}}, {MAX_BYTES})
+    except record.NotLogged as reason:
+        print(reason)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines() == [f"not logged: {log}: No space left on device"] * 2
+    assert lines(log) == [{"n": 1}]
+
+
+def test_two_who_rotate_at_once_lose_nothing(log: Path) -> None:
+    program = f"""
+import sys
+from pathlib import Path
+from gpuipc_doctor.prolog import record
+for number in range(60):
+    record.append(Path({str(log)!r}), {{"who": sys.argv[1], "n": number, "text": "x" * 40}}, 6000)
+"""
+    writers = [subprocess.Popen([sys.executable, "-c", program, who]) for who in ("a", "b")]
+    assert [writer.wait(timeout=60) for writer in writers] == [0, 0]
+    kept = [*lines(log.with_name("log.jsonl.1")), *lines(log)]
+    numbers = {who: [e["n"] for e in kept if e["who"] == who] for who in "ab"}  # type: ignore[index]
+    for found in numbers.values():
+        assert found == list(range(60))[-len(found) :]
+    assert sum(map(len, numbers.values())) > 60
+
+
+# -- the breaker ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    (tmp_path / "shared").mkdir(mode=0o755)
+    return tmp_path / "shared"
+
+
+def bounded(shared: Path, count: int) -> Breaker:
+    return Breaker(str(shared), count, within_s=1e12)
+
+
+def test_so_many_nodes_may_drain_and_each_as_often_as_it_likes(shared: Path) -> None:
+    may = [not breaker.refusal(bounded(shared, 2), host) for host in ("a", "a", "b", "c", "b", "c")]
+    assert may == [True, True, True, False, True, False]
+    assert breaker.refusal(bounded(shared, 2), "c") == "2 nodes have been drained within 1e+12 s"
+
+
+def test_nodes_that_drain_at_once_share_no_slot(shared: Path) -> None:
+    program = f"""
+import sys
+from gpuipc_doctor.policy import Breaker
+from gpuipc_doctor.prolog import breaker
+for number in range(20):
+    print(breaker.refusal(Breaker({str(shared)!r}, 10, 1e12), f"{{sys.argv[1]}}{{number}}") == "")
+"""
+    nodes = [
+        subprocess.Popen([sys.executable, "-c", program, who], stdout=subprocess.PIPE, text=True)
+        for who in "abc"
+    ]
+    said = "".join(node.communicate(timeout=60)[0] for node in nodes)
+    assert said.count("True") == 10
+    assert said.count("False") == 50
+
+
+def test_slots_of_another_stretch_of_time_are_free_again(shared: Path) -> None:
+    (shared / "slot-0-1").symlink_to("a")
+    assert breaker.refusal(Breaker(str(shared), 1, within_s=1000.0), "b") == ""
+    assert [path.name for path in shared.iterdir() if path.name == "slot-0-1"] == []
+
+
+def test_what_cannot_be_asked_lets_no_node_drain(tmp_path: Path) -> None:
+    assert "cannot be used: No such file or directory" in breaker.refusal(bounded(tmp_path / "none", 1), "a")
+    (tmp_path / "file").touch()
+    assert "cannot be used: Not a directory" in breaker.refusal(bounded(tmp_path / "file", 1), "a")
+
+
+def test_about_the_stated_share_of_the_nodes_may_drain() -> None:
+    may = [not breaker.refusal(Breaker(share=0.1), f"node{number:04}") for number in range(2000)]
+    assert 120 < sum(may) < 280
+    assert not any(breaker.refusal(Breaker(), f"node{number:04}") for number in range(10))
+    assert all(breaker.refusal(Breaker(share=0), f"node{number:04}") for number in range(10))
+
+
+# -- the clock ------------------------------------------------------------------------------------------
+
+
+def test_the_start_of_the_process_counts_python_itself() -> None:
+    program = """
+import time
+time.sleep(0.5)
+from gpuipc_doctor.prolog import clock
+print(time.monotonic() - clock.started_at())
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert 0.5 <= float(ended.stdout) < 60
+
+
+def test_a_process_that_is_older_than_a_prolog_can_be_starts_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "MAX_AGE_S", 0.0)
+    before = clock.time.monotonic()
+    assert before <= clock.started_at() <= clock.time.monotonic()
