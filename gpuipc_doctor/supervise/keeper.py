@@ -1,9 +1,10 @@
 """Outlives a killed supervisor for as long as it takes to end what that one had started.
 
 Started as ``python -I -S keeper.py MARKER DIRECTORY…`` with a pipe on standard input that its supervisor
-keeps open. A line on the pipe means that the supervisor has cleaned up itself. The end of the pipe without
-one means that it is gone (kill -9, out of memory): every process with the run's marker is then killed and
-the run's directories are removed. Uses the standard library alone, so that it starts in milliseconds.
+keeps open; it prints an empty line when it is ready. A line on the pipe means that the supervisor has cleaned
+up itself. The end of the pipe without one means that it is gone (kill -9, out of memory): every process with
+the run's marker is then killed and the run's directories are removed. Uses the standard library alone, so
+that it starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ def main(marker: str, directories: list[str]) -> None:
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(NAME)
+        os.write(1, b"\n")
     if sys.stdin.buffer.readline():
         return
     wanted = f"GPUIPC_DOCTOR_PROBE={marker}/".encode()
