@@ -52,4 +52,10 @@ def initialise(w: Worker) -> None:
         w.record(unavailable=absent.reason, remedy=absent.remedy, broken=absent.broken)
 
 
+def keep_open(w: Worker) -> None:
+    """Hold the driver until this process is ended."""
+    w.discover(w.params["backend"])
+    w.wait_until(lambda: False, float("inf"))
+
+
 CHECK = DriverInit()

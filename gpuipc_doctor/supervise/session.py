@@ -7,13 +7,16 @@ marker, and starts the keeper that cleans up should this process be killed.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import re
 import secrets
 import shutil
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 from gpuipc_doctor.model import Node, Probe, ProbeOutcome
@@ -83,10 +86,12 @@ class Session:
         *,
         until: float,
         listener: Listener | None = None,
+        stop: threading.Event | None = None,
     ) -> ProbeOutcome:
         """Run one probe to its end. ``until``: `time.monotonic()` seconds at which the run's budget ends.
 
-        ``listener`` is called with what the first role tells, when it tells it.
+        ``listener`` is called with what the first role tells, when it tells it. ``stop`` ends this probe in
+        place of what `stop` sets for all.
         """
         number = next(self._numbers)
         parts = (f"{number:03}", check, probe.subject, probe.name)
@@ -102,7 +107,18 @@ class Session:
             limits=self.limits,
             listener=listener,
         )
-        outcome = execution.run(until, self._stop)
+        outcome = execution.run(until, stop or self._stop)
         if execution.unkillable and not self.unkillable:
             self.unkillable = execution.unkillable
         return outcome
+
+    @contextmanager
+    def beside(self, check: str, check_file: Path, probe: Probe) -> Iterator[None]:
+        """Run a probe beside the others until the block is left, and end it then; its outcome is nobody's."""
+        over = threading.Event()
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(self.run, check, check_file, probe, until=math.inf, stop=over)
+            try:
+                yield
+            finally:
+                over.set()

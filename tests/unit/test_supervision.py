@@ -264,3 +264,13 @@ def wait_until(condition: object, limit_s: float = 15.0) -> None:
     while not condition():
         assert time.monotonic() < until, "waited in vain"
         time.sleep(0.05)
+
+
+def test_a_probe_beside_the_others_lives_until_the_block_is_left(session: Session, roles: ModuleType) -> None:
+    beside = Probe("beside", {"waits": roles.wait_for_the_end}, deadline_s=60.0)
+    with session.beside("misbehaving", FILE, beside):
+        assert run(session, roles, "completes").completed
+        session.stop()
+        assert run(session, roles, "hang_in_c").stopped == "interrupted"
+        assert [p for p in tree.descendants(os.getpid()) if "python" in p.name] != []
+    assert [p for p in tree.descendants(os.getpid()) if "python" in p.name] == []
