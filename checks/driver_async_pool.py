@@ -111,7 +111,7 @@ def give_back(w: Worker) -> None:
     with w.step("allocate and free once, so that the driver has what it needs"):
         allocate_and_free(pool, stream, nbytes)
         pool.trim()
-    before = used(w)
+    before = w.gpu.memory_used()
 
     with w.step("release threshold 0"):
         allocate_and_free(pool, stream, nbytes)
@@ -139,7 +139,7 @@ def give_back(w: Worker) -> None:
         trimmed = left(w, pool, before)
 
     growing = [round_(w, pool, stream, nbytes, n) for n in range(1, ROUNDS + 1)]
-    control = [used(w) for _ in range(ROUNDS)]
+    control = [w.gpu.memory_used() for _ in range(ROUNDS)]
     with w.step("destroy the pool"):
         pool.destroy()
         destroyed = not_back(w, before)
@@ -172,18 +172,13 @@ def round_(w: Worker, pool: Pool, stream: GpuStream, nbytes: int, number: int) -
         memory.free(stream)
         stream.synchronize()
         pool.trim()
-        return used(w), f"round {number}: {wrong}" if wrong else ""
-
-
-def used(w: Worker) -> int:
-    free, total = w.gpu.memory_info()
-    return total - free
+        return w.gpu.memory_used(), f"round {number}: {wrong}" if wrong else ""
 
 
 def not_back(w: Worker, before: int, expected: int = 0) -> int:
     """Bytes in use beyond ``before``, once no more than ``expected`` are or `SETTLE_S` have passed."""
-    w.wait_until(lambda: used(w) - before - expected <= NOISE_BYTES, SETTLE_S)
-    return used(w) - before
+    w.wait_until(lambda: w.gpu.memory_used() - before - expected <= NOISE_BYTES, SETTLE_S)
+    return w.gpu.memory_used() - before
 
 
 def left(w: Worker, pool: Pool, before: int, expected: int = 0) -> dict[str, int]:

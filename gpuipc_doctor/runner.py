@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -24,6 +23,7 @@ from gpuipc_doctor.model import (
     Status,
 )
 from gpuipc_doctor.plan import Plan, PlannedProbe, verify
+from gpuipc_doctor.supervise.interrupts import interruptible
 from gpuipc_doctor.supervise.session import Session
 
 HANGS_BEFORE_GIVING_UP = 2
@@ -33,8 +33,6 @@ MAX_JOBS = 4
 """Probes at a time. Drivers let one process at a time initialise: more would only wait for each other, and
 that counts against their deadlines."""
 
-
-INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 MAX_FOLLOW_UPS = 40
 """Probes that a check may ask for on one subject after others did not complete."""
@@ -264,16 +262,12 @@ class Runner:
     def interruptible(self) -> Iterator[None]:
         """Let Ctrl-C, SIGTERM and a lost terminal end what runs, and no more: what was learned stays."""
 
-        def interrupt(*_: object) -> None:
+        def interrupt() -> None:
             self.interrupted = True
             self.session.stop()
 
-        before = {number: signal.signal(number, interrupt) for number in INTERRUPTS}
-        try:
+        with interruptible(interrupt):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def _is_unfit(outcome: ProbeOutcome) -> bool:

@@ -25,6 +25,7 @@ COMMANDS = {
     "inventory": ("inventory", "Show which drivers and libraries this node has, and where that was read."),
     "known-issues": ("known_issues", "Look at the database of known-bad versions."),
     "list": ("list", "List the checks."),
+    "memory": ("memory", "Show who holds how much device memory, and what grows."),
     "prolog": ("prolog", "Test this node in front of a job: one line, one exit code, in time."),
     "report": ("report", "Print a saved report once more, for people, CI or Prometheus."),
 }

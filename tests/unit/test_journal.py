@@ -100,3 +100,19 @@ def test_another_nodes_clock_is_read_as_ours(path: Path) -> None:
     assert before <= progress.first_at <= time.monotonic()
     assert progress.last_at - progress.first_at == pytest.approx(2)
     assert progress.returned["MPI_Send"].seconds == pytest.approx(2)
+
+
+def test_a_journal_that_is_begun_anew_stays_short_and_is_followed(path: Path) -> None:
+    journal, progress = Journal(path), Progress(path)
+    for number in range(100):
+        with journal.armed("read"):
+            if number == 30:
+                progress.read()
+        journal.begin_anew()
+    assert path.stat().st_size < 200
+    progress.read()
+    assert progress.operation == ""
+    with pytest.raises(KeyError), journal.armed("another"):
+        raise KeyError
+    progress.read()
+    assert (progress.operation, progress.occurrences["another"]) == ("another", 1)

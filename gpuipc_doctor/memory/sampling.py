@@ -1,0 +1,55 @@
+"""The worker's part: read the memory of all GPUs again and again, and tell each sample."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Protocol
+
+from gpuipc_doctor.api import DriverError, Worker
+from gpuipc_doctor.memory.nvml import DRIVER_NOT_LOADED, Nvml
+from gpuipc_doctor.memory.sysfs import Amdgpu
+from gpuipc_doctor.memory.usage import GpuUse, Sample
+
+
+class Source(Protocol):
+    def read(self) -> list[GpuUse]:
+        """Every GPU of one vendor as it is now."""
+
+
+def sample(w: Worker) -> None:
+    """Tell a `Sample` each ``interval`` seconds, or one when that is 0.
+
+    Where there is no GPU to read, it records why (``absent``) and ends.
+    """
+    sources, absent = _sources(w)
+    interval, began = w.params["interval"], time.monotonic()
+    while gpus := [gpu for source in sources for gpu in source.read()]:
+        w.tell(Sample(time.time(), tuple(gpus)).to_json())
+        if not interval:
+            return
+        time.sleep(interval - (time.monotonic() - began) % interval)
+    w.record(absent=absent)
+
+
+def _sources(w: Worker) -> tuple[list[Source], list[str]]:
+    """What can be read here, and of the rest why not."""
+    sources: list[Source] = []
+    absent: list[str] = []
+    if "cuda" in w.params["backends"]:
+        try:
+            sources.append(Nvml(w))
+        except OSError as error:
+            absent.append(f"NVIDIA: {error}")
+        except DriverError as error:
+            if error.fault.code != DRIVER_NOT_LOADED:
+                raise
+            absent.append(f"NVIDIA: {error}")
+    if "hip" in w.params["backends"]:
+        amd = Amdgpu(w, Path(w.params["root"]))
+        known = amd.read()
+        if any(not gpu.trouble for gpu in known):
+            sources.append(amd)
+        else:
+            absent.append(f"AMD: {known[0].trouble if known else 'no such GPU on the PCI bus'}")
+    return sources, absent

@@ -1,0 +1,81 @@
+"""AMD's GPUs through the files of the kernel's amdgpu driver: no library, no context, no device memory.
+
+``mem_info_vram_total`` and ``mem_info_vram_used``: https://docs.kernel.org/gpu/amdgpu/driver-misc.html.
+``/sys/class/kfd/kfd/proc/PID/vram_GPU`` and the topology that tells which GPU that is: drivers/gpu/drm/amd/
+amdkfd/kfd_process.c and kfd_topology.c. Not tried on an AMD GPU.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from gpuipc_doctor.api import Worker
+from gpuipc_doctor.memory.procfs import name_of
+from gpuipc_doctor.memory.usage import GpuUse, ProcessUse
+
+VENDOR = "0x1002"
+CLASSES = ("0x03", "0x12")
+"""Display controllers and processing accelerators."""
+
+
+class Amdgpu:
+    """The GPUs below ``root`` that amdgpu may drive, in the order of their PCI addresses."""
+
+    def __init__(self, w: Worker, root: Path) -> None:
+        self._worker = w
+        self._root = root
+        self._devices = [
+            device
+            for device in sorted((root / "sys/bus/pci/devices").glob("*"))
+            if self._text(device / "vendor") == VENDOR and self._text(device / "class").startswith(CLASSES)
+        ]
+        self._numbers = dict(self._topology())
+
+    def read(self) -> list[GpuUse]:
+        return [self._gpu(index, device) for index, device in enumerate(self._devices)]
+
+    def _gpu(self, index: int, device: Path) -> GpuUse:
+        label, pci = f"amd:{index}", device.name
+        name = self._text(device / "product_name")
+        try:
+            used, total = (self._number(device / f"mem_info_vram_{what}") for what in ("used", "total"))
+        except OSError as error:
+            missing = str(error.filename).removeprefix(str(self._root).rstrip("/"))
+            return GpuUse(label, pci, name, trouble=f"{missing}: {error.strerror}")
+        return GpuUse(label, pci, name, used, total, self._processes(pci))
+
+    def _processes(self, pci: str) -> tuple[ProcessUse, ...] | None:
+        kfd = self._root / "sys/class/kfd/kfd/proc"
+        if pci not in self._numbers or not kfd.is_dir():
+            return None
+        found = []
+        for file in sorted(kfd.glob(f"[0-9]*/vram_{self._numbers[pci]}")):
+            pid = int(file.parent.name)
+            try:
+                found.append(ProcessUse(pid, name_of(pid), self._number(file)))
+            except OSError:  # it has ended meanwhile
+                continue
+        return tuple(found)
+
+    def _topology(self) -> Iterator[tuple[str, str]]:
+        """PCI address and the number under which KFD counts the GPU's memory."""
+        for node in (self._root / "sys/class/kfd/kfd/topology/nodes").glob("*"):
+            properties = dict(re.findall(r"^(\w+) (\d+)$", self._text(node / "properties"), re.MULTILINE))
+            number = self._text(node / "gpu_id")
+            if number not in ("", "0") and {"domain", "location_id"} <= properties.keys():
+                domain, place = int(properties["domain"]), int(properties["location_id"])
+                yield f"{domain:04x}:{place >> 8:02x}:{place >> 3 & 31:02x}.{place & 7}", number
+
+    def _number(self, file: Path) -> int:
+        with self._worker.armed(f"read {file}"):
+            return int(file.read_text())
+
+    def _text(self, file: Path) -> str:
+        """What the file says; nothing when it cannot be read."""
+        with self._worker.armed(f"read {file}"):
+            try:
+                return file.read_text(errors="replace").strip()
+            except OSError:
+                return ""

@@ -1,0 +1,216 @@
+"""``gpuipc-doctor memory`` on simulated nodes: what it sees there, and every way in which watching ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from gpuipc_doctor.memory import log, watching
+from gpuipc_doctor.memory.history import History
+from gpuipc_doctor.memory.usage import ProcessUse, Sample
+from tests.conformance.conftest import simulated_node
+from tests.conformance.remote import Remote
+
+MIB = 1 << 20
+COMMAND = [sys.executable, "-m", "gpuipc_doctor.cli.main", "memory"]
+
+Doctor = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.mark.cuda
+def test_it_sees_who_takes_memory_and_how_fast() -> None:
+    """Another process has 64 MiB, and takes 8 MiB more each time that a sample shows all it has."""
+    history, total, seen = History(), 64 * MIB, 0
+    with simulated_node("healthy-cuda") as node:
+        remote = Remote("cuda", env=node.env)
+        remote.gpu.alloc(total)
+        name = Path(f"/proc/{remote.pid}/comm").read_text().strip()
+
+        def listen(sample: Sample) -> None:
+            nonlocal total, seen
+            history.add(sample)
+            one, other = sample.gpus
+            assert (other.used, other.processes) == (0, ())
+            if one.processes == (ProcessUse(remote.pid, name, total),) and one.used == total:
+                seen += 1
+                remote.gpu.alloc(8 * MIB)
+                total += 8 * MIB
+            if seen == 10:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        end = watching.watch(node, ("cuda", "hip"), 0.1, listen, start_up_s=60)
+        remote.exit()
+    assert end == watching.End()
+    for key in ("nvidia:0", 0), ("nvidia:0", remote.pid):
+        growth = history.growth(key)
+        assert growth is not None
+        assert growth > 0
+
+
+def test_once(doctor: Doctor) -> None:
+    ended = doctor("memory", "--simulate", "out-of-memory", "--backend", "cuda")
+    assert ended.stdout.splitlines() == [
+        "SIMULATED (profile out-of-memory): no real GPU was looked at",
+        "GPU       what           used        of",
+        "--------  -------------  ----------  ----------",
+        "nvidia:0  NVIDIA H200    139.00 GiB  139.00 GiB",
+        "          of no process  139.00 GiB",
+    ]
+    assert (ended.stderr, ended.returncode) == ("", 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_watching_ends_well_when_it_is_told_to(tmp_path: Path, number: signal.Signals) -> None:
+    lines = tmp_path / "memory.jsonl"
+    tag = f"GPUIPC_TEST_RUN={tmp_path.name}-{number.name}"
+    watching = subprocess.Popen(
+        [*COMMAND, "--simulate", "healthy-cuda", "--watch", "--interval", "0.1", "--log", str(lines)],
+        env={**os.environ, **dict([tag.split("=")])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for(lambda: lines.exists() and len(lines.read_text().splitlines()) > 5)
+    watching.send_signal(number)
+    printed, complaints = watching.communicate(timeout=60)
+    assert (complaints, watching.returncode) == ("", 0)
+    heading, *told = printed.splitlines()
+    assert heading == "SIMULATED (profile healthy-cuda): no real GPU was looked at"
+    assert all(re.fullmatch(r"\S+ nvidia:[01] NVIDIA H200: 0 MiB of 139\.00 GiB.*", line) for line in told)
+    schema = json.loads(log.SCHEMA.read_text())
+    for line in lines.read_text().splitlines():
+        jsonschema.validate(json.loads(line), schema)
+    assert [path for path in Path("/proc").glob("[0-9]*/environ") if tag in readable(path)] == []
+
+
+def test_on_a_terminal_the_table_is_drawn_again_in_its_place() -> None:
+    screen, end = pty.openpty()
+    watching = subprocess.Popen(
+        [*COMMAND, "--simulate", "healthy-cuda", "--watch", "--interval", "0.1"],
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"},
+        stdout=end,
+        stderr=subprocess.PIPE,
+    )
+    os.close(end)
+    drawn = read_until(screen, lambda text: text.count("growth a minute") > 5 and "level" in text)
+    watching.send_signal(signal.SIGINT)
+    drawn += read_until(screen, lambda _: False)
+    _, complaints = watching.communicate(timeout=60)
+    assert (complaints, watching.returncode) == (b"", 0)
+    assert "\x1b[1A" in drawn  # it goes up again
+    assert "SIMULATED (profile healthy-cuda)" in drawn
+    assert "Ctrl-C ends" in drawn
+
+
+@pytest.mark.parametrize(
+    ("fault", "says", "code"),
+    [
+        (
+            "{call: nvml-device-memory, nth: 3, do: lose-device}",
+            "FAIL sampler: nvmlDeviceGetMemoryInfo_v2 #3 returned GPU is lost (15)",
+            12,
+        ),
+        (
+            "{call: nvml-device-memory, nth: 3, do: hang}",
+            "FAIL sampler: nvmlDeviceGetMemoryInfo_v2 #3 hung (10.1 s)",
+            12,
+        ),
+        (
+            "{call: nvml-device-processes, nth: 2, do: segv}",
+            "FAIL sampler: nvmlDeviceGetComputeRunningProcesses_v3 #2 ended the process by SIGSEGV",
+            12,
+        ),
+        ("{call: nvml-init, do: hang}", "FAIL sampler: nvmlInit_v2 #1 hung (10.1 s)", 12),
+    ],
+)
+def test_a_driver_that_is_lost_is_one_clear_line(
+    doctor: Doctor, tmp_path: Path, fault: str, says: str, code: int
+) -> None:
+    profile = tmp_path / "ours.yaml"
+    profile.write_text(
+        "description: ours\n"
+        "devices: [{backend: cuda, name: NVIDIA H200, memory: 139 GiB}]\n"
+        "versions: {nvidia-driver: 580.159.04, cuda-driver: '13.0'}\n"
+        f"faults: [{fault}]\n"
+    )
+    ended = doctor("memory", "--simulate", str(profile), "--watch", "--interval", "0.1")
+    assert (ended.stderr, ended.returncode) == (f"gpuipc-doctor: {says}\n", code)
+
+
+def test_one_lost_gpu_of_two_is_told_and_the_other_watched_on(doctor: Doctor, tmp_path: Path) -> None:
+    profile = tmp_path / "ours.yaml"
+    profile.write_text(
+        "description: ours\nextends: healthy-cuda\n"
+        "faults: [{call: nvml-device-memory, nth: 1, do: lose-device}]\n"
+    )
+    ended = doctor("memory", "--simulate", str(profile))
+    shown = " ".join(ended.stdout.split())
+    assert "nvidia:0 nvmlDeviceGetMemoryInfo_v2 returned GPU is lost (15)" in shown
+    assert "nvidia:1 NVIDIA H200 0 MiB 139.00 GiB" in shown
+    assert (ended.stderr, ended.returncode) == ("", 0)
+
+
+def test_without_a_gpu_it_says_what_is_missing(doctor: Doctor) -> None:
+    ended = doctor("memory", "--simulate", "healthy-hip")
+    assert ended.stderr.startswith(
+        "gpuipc-doctor: no GPU whose memory can be read: NVIDIA: nvmlInit_v2 returned Driver Not Loaded (9); "
+        "AMD: /sys/bus/pci/devices/"
+    )
+    assert ended.stderr.endswith("/mem_info_vram_used: No such file or directory\n")
+    assert ended.returncode == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--interval", "1"), "--interval and --log need --watch"),
+        (("--log", "x"), "--interval and --log need --watch"),
+        (("--watch", "--log", "/nowhere/x"), "cannot write /nowhere/x: No such file or directory"),
+        (("--watch", "--interval", "0"), "0.0 is not in the range"),
+        (("--simulate", "healthy-cuad"), "did you mean 'healthy-cuda'?"),
+    ],
+)
+def test_mistakes_are_told_in_a_line(doctor: Doctor, arguments: tuple[str, ...], says: str) -> None:
+    ended = doctor("memory", *arguments)
+    assert says in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert ended.returncode == 2
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def readable(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def read_until(screen: int, condition: Callable[[str], bool]) -> str:
+    """What a terminal was sent until ``condition`` holds of it, or nobody writes to it any more."""
+    text, until = "", time.monotonic() + 60
+    while not condition(text) and time.monotonic() < until:
+        if select.select([screen], [], [], 1.0)[0]:
+            try:
+                data = os.read(screen, 65536)
+            except OSError:  # Linux: the other end was closed
+                break
+            text += data.decode(errors="replace")
+    return text
