@@ -258,19 +258,26 @@ def test_a_killed_supervisor_leaves_nothing(tmp_path: Path) -> None:
     wait_until(lambda: not alive() and not Path(directory).exists())
 
 
+def test_a_probe_beside_the_others_lives_until_the_block_is_left(session: Session, roles: ModuleType) -> None:
+    def workers() -> set[int]:
+        return {process.pid for process in tree.descendants(os.getpid()) if "python" in process.name}
+
+    before = workers()
+    with session.beside(
+        "misbehaving", FILE, Probe("beside", {"waits": roles.wait_for_the_end}, deadline_s=60.0)
+    ):
+        wait_until(lambda: workers() - before)
+        (beside,) = workers() - before
+        assert run(session, roles, "completes").completed
+        session.stop()
+        assert run(session, roles, "hang_in_c").stopped == "interrupted"
+        assert beside in workers()
+    assert beside not in workers()
+
+
 def wait_until(condition: object, limit_s: float = 15.0) -> None:
     assert callable(condition)
     until = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < until, "waited in vain"
         time.sleep(0.05)
-
-
-def test_a_probe_beside_the_others_lives_until_the_block_is_left(session: Session, roles: ModuleType) -> None:
-    beside = Probe("beside", {"waits": roles.wait_for_the_end}, deadline_s=60.0)
-    with session.beside("misbehaving", FILE, beside):
-        assert run(session, roles, "completes").completed
-        session.stop()
-        assert run(session, roles, "hang_in_c").stopped == "interrupted"
-        assert [p for p in tree.descendants(os.getpid()) if "python" in p.name] != []
-    assert [p for p in tree.descendants(os.getpid()) if "python" in p.name] == []
