@@ -1,0 +1,212 @@
+"""Measure `gpuipc-doctor prolog` against what the driver alone costs, and say what each part costs; Markdown.
+
+    python benchmarks/prolog_cost.py [--rounds N] [--gpus N]... [--json FILE] [--simulate PROFILE]
+
+The floor is `reopen_floor.c`, the steps of the prolog's one probe in C: for several GPUs so many floors at a
+time, one GPU visible to each. Floor, cold prolog (nothing remembered) and fresh prolog (the node has just
+passed) are run in turn; figures are medians. The parts are those of one more cold run, by its journals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+POLICY = "on_fail: drain, on_error: drain, on_budget: drain, on_unkillable: drain"
+
+CONTEXTS = ("cuCtxCreate", "cuCtxDestroy", "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxReset")
+COPIES = ("cuMemcpyHtoD", "cuMemcpyDtoH", "cuStreamSynchronize")
+
+
+def median_of(rounds: int, measured: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
+    """Seconds of each, run in turn after one round that does not count; sorted."""
+    seconds: dict[str, list[float]] = defaultdict(list)
+    for number in range(rounds + 1):
+        for name, measure in measured.items():
+            took = measure()
+            if number:
+                seconds[name].append(took)
+    return {name: sorted(took) for name, took in seconds.items()}
+
+
+def timed(commands: Iterable[tuple[list[str], Mapping[str, str]]]) -> float:
+    """Wall seconds of commands that run at the same time and must all succeed."""
+    started = time.monotonic()
+    running = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd="/")
+        for command, environment in commands
+    ]
+    for process in running:
+        said, _ = process.communicate()
+        if process.returncode or b"ERROR" in said or b"FAIL" in said:
+            sys.exit(f"{process.args}: exit code {process.returncode}: {said.decode()}")
+    return time.monotonic() - started
+
+
+def build_floor(directory: Path) -> str:
+    floor = directory / "reopen_floor"
+    compiler = os.environ.get("CC") or shutil.which("cc") or "cc"
+    subprocess.run([compiler, "-O2", "-o", floor, HERE / "reopen_floor.c", "-ldl"], check=True)
+    return str(floor)
+
+
+def measure(gpus: int, rounds: int, floor: str, site: Path, node_env: Mapping[str, str]) -> dict[str, Any]:
+    """Floor, cold and fresh on the first ``gpus`` GPUs."""
+    prolog = [sys.executable, "-I", "-m", "gpuipc_doctor", "prolog", "--config", str(site)]
+    ids = ",".join(map(str, range(gpus)))
+    state = site.with_name("state")
+
+    def floors() -> float:
+        visible = ({**os.environ, **node_env, "CUDA_VISIBLE_DEVICES": str(n)} for n in range(gpus))
+        return timed([([floor], environment) for environment in visible])
+
+    def cold() -> float:
+        shutil.rmtree(state, ignore_errors=True)
+        return fresh()
+
+    def fresh() -> float:
+        return timed([(prolog, {"SLURM_JOB_GPUS": ids})])
+
+    seconds = median_of(rounds, {"floor": floors, "cold": cold, "fresh": fresh})
+    once = [sys.executable, "-I", __file__, "--once", str(site), ids]
+    parts = json.loads(subprocess.run(once, check=True, capture_output=True, text=True, cwd="/").stdout)
+    return {"gpus": gpus, "seconds": seconds, "parts": parts}
+
+
+# -- what each part costs: a process of its own, which does what the prolog's child does -------------------
+
+
+def once(site: Path, ids: str) -> None:
+    """One cold run with its journals kept; prints the seconds of each part as JSON."""
+    entered = time.monotonic()
+    from gpuipc_doctor import config, engine
+    from gpuipc_doctor.cli.options import node
+    from gpuipc_doctor.cli.progress import Silent
+    from gpuipc_doctor.model import Tier
+    from gpuipc_doctor.plan import Request
+    from gpuipc_doctor.prolog import clock
+
+    imported = time.monotonic()
+    loaded = config.load(site)
+    configured = time.monotonic()
+    with (
+        tempfile.TemporaryDirectory() as logs,
+        node(loaded.prolog.simulate or None)
+        if loaded.prolog.simulate
+        else nullcontext((None, [])) as prepared,
+    ):
+        from gpuipc_doctor.model import Node
+
+        started = time.monotonic()
+        request = Request(tier=Tier.PROLOG, job_gpus=ids, keep_logs=Path(logs), workarounds=False)
+        report = engine.run(request, loaded, prepared[0] or Node(), Silent())
+        ended = time.monotonic()
+        journals = {file: file.read_text().splitlines() for file in Path(logs).rglob("*.journal")}
+    first = {file: json.loads(lines[0])["at"] for file, lines in journals.items()}
+    last = {file: json.loads(lines[-1])["at"] for file, lines in journals.items()}
+    roles = [role for result in report.results for role in result.roles]
+    began = min(first.values()) - min(role.start_up_s for role in roles)
+    workers: dict[str, dict[str, float]] = {}
+    for name in dict.fromkeys(role.role for role in roles):
+        of_role = [role for role in roles if role.role == name]
+        spent: dict[str, list[float]] = defaultdict(list)
+        for role in of_role:
+            calls = {call.operation: call.seconds for call in role.calls}
+            sums = {
+                "interpreter, imports": role.start_up_s,
+                "cuInit": calls.get("cuInit", 0.0),
+                "contexts": sum(calls.get(name, 0.0) for name in CONTEXTS),
+                "copies": sum(calls.get(name, 0.0) for name in COPIES),
+            }
+            known = sum(sums.values())
+            sums["other calls"] = sum(calls.values()) - (known - role.start_up_s)
+            sums["the rest: binding, verifying, waiting for the other role, end"] = (
+                role.elapsed_s - role.start_up_s - sum(calls.values())
+            )
+            sums["whole"] = role.elapsed_s
+            for part, took in sums.items():
+                spent[part].append(took)
+        workers[name] = {part: statistics.median(took) for part, took in spent.items()}
+    whole = {
+        "interpreter": entered - clock.started_at(),
+        "imports": imported - entered,
+        "config": configured - imported,
+        "until the first worker starts": began - started,
+        "workers": max(last.values()) - began,
+        "after the last worker": ended - max(last.values()),
+    }
+    statuses = sorted({result.finding.status.value for result in report.results})
+    devices = [device.name for device in report.devices]
+    facts = {fact.name: fact.value for fact in report.inventory if fact.value}
+    print(
+        json.dumps(
+            {"whole": whole, "workers": workers, "statuses": statuses, "devices": devices, "facts": facts}
+        )
+    )
+
+
+# -- the screen -------------------------------------------------------------------------------------------
+
+
+def table(measured: list[dict[str, Any]]) -> None:
+    print("| GPUs | floor, s | prolog cold, s | ratio | prolog fresh, s |")
+    print("|---|---|---|---|---|")
+    for one in measured:
+        floor, cold, fresh = (statistics.median(one["seconds"][name]) for name in ("floor", "cold", "fresh"))
+        print(f"| {one['gpus']} | {floor:.2f} | {cold:.2f} | {cold / floor:.2f} | {fresh:.3f} |")
+    for one in measured:
+        parts = one["parts"]
+        print(f"\n{one['gpus']} × {parts['devices'][0]} ({', '.join(parts['statuses'])}):\n")
+        print("| part | seconds |\n|---|---|")
+        for part, took in parts["whole"].items():
+            print(f"| {part} | {took:.3f} |")
+        for role, spent in parts["workers"].items():
+            for part, took in spent.items():
+                print(f"| {role}: {part} | {took:.3f} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--gpus", type=int, action="append", help="how many GPUs; may be repeated  [default: 1]"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there, too")
+    parser.add_argument("--simulate", metavar="PROFILE", help="a simulated node instead of this one's GPUs")
+    parser.add_argument("--once", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.once:
+        once(Path(options.once[0]), options.once[1])
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        site = Path(directory) / "site.yaml"
+        simulate = f", simulate: {options.simulate}" if options.simulate else ""
+        site.write_text(f"prolog: {{{POLICY}{simulate}}}\n")
+        floor = build_floor(Path(directory))
+        node_env: Mapping[str, str] = {}
+        if options.simulate:
+            from gpuipc_doctor.simulator.node import prepare
+
+            (Path(directory) / "node").mkdir()
+            node_env = prepare(options.simulate, Path(directory) / "node").env
+        measured = [measure(n, options.rounds, floor, site, node_env) for n in options.gpus or [1]]
+    table(measured)
+    if options.json:
+        options.json.write_text(json.dumps(measured, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,493 @@
+"""Run the prolog on hostile nodes: does it end in time with the right answer, and leave nothing behind?
+
+    python benchmarks/reliability.py [--runs 500] [--jobs 2] [--only KIND]... [--seed N]     # as root
+
+Each run has a node, a site config and a mount namespace of its own. Afterwards there must be none of its
+processes, nothing in /dev/shm and the directories for temporary files, no draft or torn line in its state and
+log, and no lock that is held. Prints a table in Markdown; exits with 1 if a run missed anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import gpuipc_doctor
+
+BUDGET_S, DEADLINE_S = 6.0, 1.5
+LATE_S = 1.0
+"""After the budget, the prolog has so long to end."""
+
+VANISH_S = 5.0
+"""After a SIGKILL of the tool, what it had started has so long to be ended by its keeper."""
+
+POLICY = "on_fail: drain, on_error: log, on_budget: log, on_unkillable: log"
+PASSES, SAYS_ERROR, DRAINS = (0, " PASS "), (0, " ERROR "), (12, " FAIL ")
+
+PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+
+PLACES = [Path(name) for name in ("/dev/shm", "/tmp", "/var/tmp", "/run")]  # noqa: S108 - each run's own
+"""Where temporary files may go. No two runs share them, so that what is left there is of that run."""
+
+NEEDED = [
+    path
+    for path in dict.fromkeys((Path(sys.prefix), Path(gpuipc_doctor.__file__).parent.parent))
+    if any(path.is_relative_to(place) for place in PLACES)
+]
+"""What must be seen all the same."""
+
+FORK_BOMB = '''
+import os, signal, time
+from gpuipc_doctor.api import Check, Finding, Probe, Tier
+
+class ForkBomb(Check):
+    id = "fork-bomb"
+    title = "forks"
+    tier = Tier.PROLOG
+    def probes(self, ctx):
+        yield Probe("", {"one": bomb})
+    def judge(self, done):
+        yield Finding.ok("survived")
+
+def bomb(w):
+    """200 processes in sessions of their own that ignore TERM, started by each other."""
+    with w.armed("fork"):
+        for n in range(200):
+            if os.fork() == 0:
+                os.setsid()
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                if n % 2:  # half of them are orphans at once
+                    if os.fork():
+                        os._exit(0)
+                time.sleep(600)
+                os._exit(0)
+        time.sleep(600)
+
+CHECK = ForkBomb()
+'''
+
+CLOCK = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <sys/time.h>
+#include <time.h>
+
+/* CLOCK_REALTIME as each process of this namespace has it from the C library: once the process is half a
+ * second old, it is an hour earlier. */
+static int (*real)(clockid_t, struct timespec *);
+
+int clock_gettime(clockid_t clock, struct timespec *now)
+{
+    static struct timespec first;
+    if (!real)
+        real = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
+    struct timespec uptime;
+    real(CLOCK_MONOTONIC, &uptime);
+    if (!first.tv_sec)
+        first = uptime;
+    int code = real(clock, now);
+    double age = (double)(uptime.tv_sec - first.tv_sec) + (double)(uptime.tv_nsec - first.tv_nsec) / 1e9;
+    if (!code && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE) && age > 0.5)
+        now->tv_sec -= 3600;
+    return code;
+}
+
+int gettimeofday(struct timeval *restrict now, void *restrict zone)
+{
+    (void)zone;
+    struct timespec precise;
+    int code = clock_gettime(CLOCK_REALTIME, &precise);
+    now->tv_sec = precise.tv_sec;
+    now->tv_usec = precise.tv_nsec / 1000;
+    return code;
+}
+
+time_t time(time_t *result)
+{
+    struct timespec precise;
+    clock_gettime(CLOCK_REALTIME, &precise);
+    if (result)
+        *result = precise.tv_sec;
+    return precise.tv_sec;
+}
+"""
+
+
+@dataclass
+class Site:
+    """One run's own directory: site config, state, log, and what its kind of node needs."""
+
+    directory: Path
+    lines: list[str] = field(default_factory=list)
+    mounts: list[str] = field(default_factory=list)
+    """Shell commands that set up the mount namespace."""
+    disturb: Callable[[subprocess.Popen[bytes], random.Random], None] | None = None
+    before: Callable[[], None] | None = None
+
+    @property
+    def config(self) -> Path:
+        return self.directory / "site.yaml"
+
+    @property
+    def state(self) -> Path:
+        return self.directory / "var" / "state"
+
+    @property
+    def log(self) -> Path:
+        return self.directory / "var" / "log.jsonl"
+
+    def node(self, profile: str, *faults: str) -> None:
+        """A simulated node with these faults on its first GPU."""
+        text = f"description: hostile\nextends: {profile}\nfaults: [{', '.join(faults)}]\n"
+        (self.directory / "node.yaml").write_text(text)
+
+    def write(self) -> None:
+        (self.directory / "var").mkdir(exist_ok=True)
+        remembered = f"fresh_for_s: 60, state_dir: {self.state}, log: {self.log}, syslog: false"
+        simulate = f"simulate: {self.directory / 'node.yaml'}"
+        section = f"prolog: {{{POLICY}, deadline_s: {DEADLINE_S}, {remembered}, {simulate}}}"
+        self.config.write_text("\n".join([section, *self.lines]) + "\n")
+
+
+# -- kinds of nodes ---------------------------------------------------------------------------------------
+
+
+def healthy(site: Site) -> None:
+    site.node("healthy-cuda")
+
+
+def fault(text: str, profile: str = "healthy-cuda") -> Callable[[Site], None]:
+    return lambda site: site.node(profile, text)
+
+
+def fork_bomb(site: Site) -> None:
+    healthy(site)
+    (site.directory / "checks").mkdir()
+    (site.directory / "checks" / "fork_bomb.py").write_text(FORK_BOMB)
+    site.lines.append("checks_dirs: [checks]")
+
+
+def full_state(site: Site) -> None:
+    healthy(site)
+    site.mounts.append(full(site.directory / "var"))
+
+
+def full_everywhere(site: Site) -> None:
+    full_state(site)
+    site.mounts += [full(place, "-o remount,size=16k") for place in PLACES]
+
+
+def full(place: Path, how: str = "-t tmpfs -o size=16k none") -> str:
+    return f"mount {how} {place}; head -c 16k /dev/zero >{place}/filler || true"
+
+
+def read_only_state(site: Site) -> None:
+    healthy(site)
+    site.mounts.append(f"mount -t tmpfs -o ro,size=16k none {site.directory / 'var'}")
+
+
+def no_shared_memory(site: Site) -> None:
+    healthy(site)
+    numbers = {"null": "1 3", "zero": "1 5", "random": "1 8", "urandom": "1 9"}
+    made = [f"mknod -m 666 /dev/{name} c {number}" for name, number in numbers.items()]
+    site.mounts += ["mount -t tmpfs -o size=16k none /dev", *made, "ln -s /proc/self/fd /dev/fd"]
+
+
+def clock_steps_back(site: Site) -> None:
+    healthy(site)
+    library = site.directory / "libclock.so"
+    (site.directory / "clock.c").write_text(CLOCK)
+    command = ["cc", "-shared", "-fPIC", "-O2", "-o", library, site.directory / "clock.c", "-ldl"]
+    subprocess.run(command, check=True)
+    shutil.copytree("/etc", site.directory / "etc", symlinks=True, ignore_dangling_symlinks=True)
+    (site.directory / "etc" / "ld.so.preload").write_text(f"{library}\n")  # a variable would be dropped
+    site.mounts.append(f"mount --bind {site.directory / 'etc'} /etc")
+
+
+def killed(whom: Callable[[int], list[int]], within_s: float) -> Callable[[Site], None]:
+    def arrange(site: Site) -> None:
+        healthy(site)
+
+        def disturb(process: subprocess.Popen[bytes], chance: random.Random) -> None:
+            time.sleep(chance.uniform(0.0, within_s))
+            for pid in whom(process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+        site.disturb = disturb
+
+    return arrange
+
+
+def itself(pid: int) -> list[int]:
+    return [pid]
+
+
+def all_of_ours_but_workers(pid: int) -> list[int]:
+    """The guard and its child, all at once; the keeper is left."""
+    return [pid, *(child for child in children(pid) if b"prolog" in command_line(child))]
+
+
+def any_below(pid: int) -> list[int]:
+    """One of the processes below the tool, whichever."""
+    below = descendants(pid)
+    return [random.choice(below)] if below else []
+
+
+def torn_state(site: Site) -> None:
+    healthy(site)
+
+    def before() -> None:
+        site.state.mkdir(mode=0o700, parents=True)
+        for name in ("state.json", "memory.json", "passed.json"):
+            (site.state / name).write_bytes(b'{"passed": [{"at": 17')
+
+    site.before = before
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of node, and what the prolog may answer on it: exit code and a word of the line."""
+
+    arrange: Callable[[Site], None]
+    answers: tuple[tuple[int, str], ...]
+
+
+KINDS: Mapping[str, Kind] = {
+    "healthy (control)": Kind(healthy, (PASSES,)),
+    "cuInit hangs": Kind(fault("{call: init, do: hang}"), (DRAINS,)),
+    "a context hangs on one GPU": Kind(fault("{call: context-create, device: 1, do: hang}"), (DRAINS,)),
+    "an IPC open hangs, TERM ignored": Kind(
+        fault("{call: ipc-open, nth: 2, do: hang-ignore-term}"), (DRAINS,)
+    ),
+    "an IPC open crashes": Kind(fault("{call: ipc-open, nth: 2, do: segv}"), (DRAINS,)),
+    "an IPC close aborts": Kind(fault("{call: ipc-close, nth: 1, do: abort}"), (DRAINS,)),
+    "a process is left in a session of its own": Kind(fault("{call: init, nth: 1, do: orphan}"), (PASSES,)),
+    "a driver that floods stderr": Kind(fault("{call: ipc-open, do: chatter, bytes: 32 MiB}"), (PASSES,)),
+    "fork bomb of 200": Kind(fork_bomb, (DRAINS,)),
+    "full disk under state and log": Kind(full_state, (PASSES,)),
+    "full disk everywhere": Kind(full_everywhere, (SAYS_ERROR, PASSES)),
+    "read-only state directory": Kind(read_only_state, (PASSES,)),
+    "no /dev/shm": Kind(no_shared_memory, (PASSES,)),
+    "clock steps back by an hour": Kind(clock_steps_back, (PASSES,)),
+    "torn state files": Kind(torn_state, (PASSES,)),
+    "SIGKILL of the prolog": Kind(killed(itself, 1.5), ((-9, ""), PASSES)),
+    "SIGKILL of the prolog and its child": Kind(killed(all_of_ours_but_workers, 1.5), ((-9, ""), PASSES)),
+    "SIGKILL of any process below it": Kind(killed(any_below, 1.5), (SAYS_ERROR, PASSES)),
+}
+
+
+# -- one run ----------------------------------------------------------------------------------------------
+
+
+def run(kind: Kind, seed: int, keep: Path | None = None) -> tuple[float, list[str]]:
+    """Seconds that one prolog on such a node took, and all that was wrong with it."""
+    site = Site(Path(tempfile.mkdtemp(prefix="reliability-", dir=keep or Path.home())))
+    kind.arrange(site)
+    site.write()
+    if site.before:
+        site.before()
+    try:
+        with namespace(site) as holder:
+            took, wrong = run_within(holder, site, kind, seed)
+        wrong += torn(site)
+    finally:
+        if not (keep and wrong):
+            shutil.rmtree(site.directory, ignore_errors=True)
+    return took, wrong
+
+
+@contextlib.contextmanager
+def namespace(site: Site) -> Iterator[int]:
+    """The pid of a process that holds the run's mounts: its own directories for temporary files, and more."""
+    script = ["set -e", "mount --make-rprivate /"]
+    for number, path in enumerate(NEEDED):  # they stay where they are, whatever is mounted around them
+        aside = site.directory / f"needed-{number}"
+        aside.mkdir()
+        script.append(f"mount --rbind {path} {aside}")
+    script += [f"mount -t tmpfs -o size=1g,mode=1777 none {place}" for place in PLACES]
+    for number, path in enumerate(NEEDED):
+        script.append(f"mkdir -p {path}; mount --rbind {site.directory / f'needed-{number}'} {path}")
+    script += [*site.mounts, "echo ready", "exec sleep 600"]
+    command = ["unshare", "-m", "sh", "-c", "\n".join(script)]
+    holder = subprocess.Popen(command, stdout=subprocess.PIPE, env={"PATH": PATH}, cwd="/")
+    try:
+        assert holder.stdout
+        if holder.stdout.readline() != b"ready\n":
+            sys.exit("cannot set up mounts; run as root where mount namespaces are allowed")
+        yield holder.pid
+    finally:
+        holder.kill()
+        holder.wait()
+
+
+def run_within(holder: int, site: Site, kind: Kind, seed: int) -> tuple[float, list[str]]:
+    tag = f"{os.getpid()}{seed}"
+    there_before = left_in(holder)
+    command = [sys.executable, "-I", "-m", "gpuipc_doctor", "prolog"]
+    command += ["--config", str(site.config), "--budget", str(BUDGET_S)]
+    started = time.monotonic()
+    process = subprocess.Popen(
+        ["nsenter", "-m", "-t", str(holder), "--", *command],  # noqa: S607 - of root's own PATH
+        env={"PATH": PATH, "SLURM_JOB_ID": tag},
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    if site.disturb:
+        disturb = (process, random.Random(seed))
+        threading.Thread(target=site.disturb, args=disturb, daemon=True).start()
+    wrong = []
+    try:
+        said, complained = process.communicate(timeout=BUDGET_S + 30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        said, complained = process.communicate()
+        wrong.append("did not end")
+    took = time.monotonic() - started
+    if took > BUDGET_S + LATE_S:
+        wrong.append(f"took {took:.2f} s")
+    lines = said.decode(errors="replace").splitlines()
+    line = lines[-1] if lines else ""
+    if not any(process.returncode == code and word in f"{line} " for code, word in kind.answers):
+        wrong.append(f"exit code {process.returncode}, said {line!r}, {complained[-300:]!r}")
+    if len(lines) != (process.returncode != -signal.SIGKILL):
+        wrong.append(f"{len(lines)} lines")
+    if b"Traceback" in complained:
+        wrong.append(f"a traceback: {complained[-300:]!r}")
+    limit_s = VANISH_S if site.disturb else 0.0
+    wrong += await_nothing(lambda: left_running(tag), limit_s)
+    wrong += await_nothing(lambda: sorted(left_in(holder) - there_before), limit_s)
+    return took, wrong
+
+
+def await_nothing(find: Callable[[], list[str]], limit_s: float) -> list[str]:
+    until = time.monotonic() + limit_s
+    while (found := find()) and time.monotonic() < until:
+        time.sleep(0.05)
+    return [f"left: {', '.join(found)}"] if found else []
+
+
+def left_running(tag: str) -> list[str]:
+    """Processes that inherited this run's job id."""
+    wanted = f"SLURM_JOB_ID={tag}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(f"{entry.name} {command_line(int(entry.name)).decode()}")
+    return found
+
+
+def left_in(holder: int) -> set[str]:
+    """What lies in the run's own directories for temporary files."""
+    found = set()
+    for place in PLACES:
+        with contextlib.suppress(OSError):
+            found |= {str(place / path.name) for path in Path(f"/proc/{holder}/root{place}").iterdir()}
+    return found
+
+
+def torn(site: Site) -> list[str]:
+    """What is wrong with the files that stay."""
+    wrong = []
+    for path in (site.directory / "var").rglob("*"):
+        if not path.is_file() or path.name == "filler":
+            continue
+        if path.suffix in (".draft", ".tmp", ".part"):
+            wrong.append(f"a draft: {path.name}")
+        text = path.read_bytes()
+        if path.name.startswith("log.jsonl"):
+            if text and not text.endswith(b"\n"):
+                wrong.append(f"a torn last line in {path.name}")
+            for line in text.splitlines():
+                json.loads(line)
+        elif path.suffix == ".json":
+            try:
+                json.loads(text)
+            except ValueError:
+                wrong.append(f"{path.name} is torn: {text[:60]!r}")
+        with path.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                wrong.append(f"{path.name} is locked")
+    return wrong
+
+
+def command_line(pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").strip()
+    return b""
+
+
+def children(pid: int) -> list[int]:
+    with contextlib.suppress(OSError):
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
+
+
+def descendants(pid: int) -> list[int]:
+    found = []
+    frontier = [pid]
+    while frontier:
+        frontier = [child for parent in frontier for child in children(parent)]
+        found += frontier
+    return found
+
+
+# -- all of them ------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--runs", type=int, default=500)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", action="append", choices=list(KINDS), metavar="KIND")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the directory of each run that missed")
+    options = parser.parse_args()
+    names = options.only or list(KINDS)
+    plan = [names[number % len(names)] for number in range(options.runs)]
+    seconds: dict[str, list[float]] = defaultdict(list)
+    missed: dict[str, list[str]] = defaultdict(list)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        futures = [
+            (name, pool.submit(run, KINDS[name], options.seed + number, options.keep))
+            for number, name in enumerate(plan)
+        ]
+        for name, future in futures:
+            took, wrong = future.result()
+            seconds[name].append(took)
+            missed[name] += wrong
+            for text in wrong:
+                print(f"{name}: {text}", file=sys.stderr, flush=True)
+    print("| node | runs | longest, s | missed |\n|---|---|---|---|")
+    for name in names:
+        print(
+            f"| {name} | {len(seconds[name])} | {max(seconds[name], default=0):.1f} | {len(missed[name])} |"
+        )
+    print(f"| all | {sum(map(len, seconds.values()))} | | {sum(map(len, missed.values()))} |")
+    sys.exit(any(missed.values()))
+
+
+if __name__ == "__main__":
+    main()
