@@ -194,7 +194,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         site = Path(directory) / "site.yaml"
         simulate = f", simulate: {options.simulate}" if options.simulate else ""
-        site.write_text(f"prolog: {{{POLICY}{simulate}}}\n")
+        remembered = f"fresh_for_s: 600, state_dir: {directory}/state, syslog: false"
+        site.write_text(f"prolog: {{{POLICY}, {remembered}{simulate}}}\n")
         floor = build_floor(Path(directory))
         node_env: Mapping[str, str] = {}
         if options.simulate:
