@@ -331,15 +331,14 @@ def namespace(site: Site) -> Iterator[int]:
         script.append(f"mkdir -p {path}; mount --rbind {site.directory / f'needed-{number}'} {path}")
     script += [*site.mounts, "echo ready", "exec sleep 600"]
     command = ["unshare", "-m", "sh", "-c", "\n".join(script)]
-    holder = subprocess.Popen(command, stdout=subprocess.PIPE, env={"PATH": PATH}, cwd="/")
-    try:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env={"PATH": PATH}, cwd="/") as holder:
         assert holder.stdout
-        if holder.stdout.readline() != b"ready\n":
-            sys.exit("cannot set up mounts; run as root where mount namespaces are allowed")
-        yield holder.pid
-    finally:
-        holder.kill()
-        holder.wait()
+        try:
+            if holder.stdout.readline() != b"ready\n":
+                sys.exit("cannot set up mounts; run as root where mount namespaces are allowed")
+            yield holder.pid
+        finally:
+            holder.kill()
 
 
 def run_within(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes  # noqa: TID253 - a millisecond, and later would be too late: its file system may hang
+import errno
 import json
 import os
 import select
@@ -31,6 +32,18 @@ until we leave without more ado; and for whoever reads what we print to take it.
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+SCARCE = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.ENOMEM,
+    errno.EAGAIN,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.EIO,
+)
+"""What the system answers where it has no more of something, or of a disk that it cannot write."""
 
 
 class Tell:
@@ -197,9 +210,10 @@ def _start(duty: Duty, libc: ctypes.CDLL) -> int:
         try:
             duty(tell)
         except Exception as error:
-            import traceback
+            if not (isinstance(error, OSError) and error.errno in SCARCE):  # there is nothing to mend in us
+                import traceback
 
-            tell.say("".join(traceback.format_exception(error)).rstrip())
+                tell.say("".join(traceback.format_exception(error)).rstrip())
             tell.doing(f"{type(error).__name__}: {error} was raised")
     finally:
         os._exit(0)
