@@ -98,12 +98,12 @@ def of_job(root: str, ids: str) -> JobGpus:
     tree = Tree(Path(root))
     listed = (*_nvidia(tree), *_amd(tree))
     wanted = [id_.strip() for id_ in ids.split(",") if id_.strip()]
+    as_number = {id_: int(id_) for id_ in wanted if re.fullmatch("[0-9]{1,6}", id_)}
     if not wanted:
         return JobGpus(listed, listed)
-    numbers = {int(id_) for id_ in wanted if id_.isdecimal()}
-    chosen = tuple(gpu for gpu in listed if gpu.numbers & numbers)
+    chosen = tuple(gpu for gpu in listed if gpu.numbers & set(as_number.values()))
     there = {number for gpu in chosen for number in gpu.numbers}
-    unknown = tuple(shown(id_) for id_ in wanted if not (id_.isdecimal() and int(id_) in there))
+    unknown = tuple(shown(id_) for id_ in wanted if as_number.get(id_) not in there)
     return JobGpus(listed, chosen, unknown)
 
 

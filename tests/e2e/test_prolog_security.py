@@ -193,6 +193,28 @@ def test_escape_sequences_in_what_slurm_passes_on(config: Path) -> None:
     assert all(char.isprintable() for char in (ended.stdout + ended.stderr).replace("\n", ""))
 
 
+def test_escape_sequences_in_what_a_check_finds(config: Path, tmp_path: Path) -> None:
+    text = "a name\x1b]0;owned\x07\x1b[2J\u202e\x9b31m from a log"
+    checks = tmp_path / "checks"
+    checks.mkdir()
+    (checks / "loud.py").write_text(
+        "from gpuipc_doctor.api import Check, Finding, Tier\n"
+        "class Loud(Check):\n"
+        "    id, title, tier = 'loud', 'loud', Tier.PROLOG\n"
+        "    def probes(self, ctx):\n"
+        f"        yield Finding.fail({text!r}, {text!r}, remedy={text!r})\n"
+        "CHECK = Loud()\n"
+    )
+    log = tmp_path / "log.jsonl"
+    config.write_text(config.read_text().replace("simulate:", f"log: {log}, checks: [loud], simulate:"))
+    config.write_text(config.read_text() + "checks_dirs: [checks]\n")
+    ended = prolog(ISOLATED, config, env={})
+    assert ended.returncode == 12
+    assert "FAIL loud: a name" in ended.stdout
+    assert (ended.stdout.removesuffix("\n")).isprintable()
+    assert log.read_bytes().removesuffix(b"\n").decode("ascii").isprintable()
+
+
 def test_a_package_that_only_the_environment_leads_to(tmp_path: Path) -> None:
     """Isolated mode would not find it, Python would exit with 1, and the node would be drained for that."""
     copy = tmp_path / "site"

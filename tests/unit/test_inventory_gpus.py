@@ -74,6 +74,8 @@ def test_without_ids_all_gpus_are_meant(nvidia: Path, ids: str) -> None:
         ("0,7,x", ("7", "x")),
         ("NoDevFiles", ("NoDevFiles",)),
         ("-1", ("-1",)),
+        ("9" * 5000, ("9" * 5000,)),
+        ("\u0661", ("\u0661",)),
         ("1\x1b[2J", ("1 [2J",)),
     ],
 )
