@@ -159,9 +159,7 @@ class Execution:
                 return role, Ending.NOT_STARTED
         busy = [role for role in living if not role.progress.waiting] or living
         overdue = [
-            role
-            for role in busy
-            if role.progress.started and now - role.progress.last_at > self._probe.deadline_s
+            role for role in busy if role.progress.started and role.silent_for(now) > self._probe.deadline_s
         ]
         if not overdue:
             return None

@@ -12,6 +12,7 @@ from typing import Protocol
 from gpuipc_doctor.handover import Desk, Result
 from gpuipc_doctor.journal import Progress
 from gpuipc_doctor.model import Ending
+from gpuipc_doctor.supervise import tree
 from gpuipc_doctor.supervise.rank import boot_id
 
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM)
@@ -124,6 +125,19 @@ class RunningRole:
     result: Result | None = None
     kernel: tuple[str, ...] = ()
     native_stack: tuple[str, ...] = ()
+    _line_at: float = 0.0
+    _waited_by_then_s: float = 0.0
+
+    def silent_for(self, now: float) -> float:
+        """Seconds since its last line in the journal, less those in which it had no processor to run on.
+
+        What the node's other work takes from it is nobody's hang: on two busy cores a healthy worker took
+        more than 1.5 s to exit. To be called often: the waiting is known from the first call after a line.
+        """
+        waited_s = tree.waited_for_cpu_s(self.process.pid)
+        if self._line_at != self.progress.last_at:
+            self._line_at, self._waited_by_then_s = self.progress.last_at, waited_s
+        return now - self.progress.last_at - max(waited_s - self._waited_by_then_s, 0.0)
 
     def poll(self, now: float) -> None:
         """See whether the process has ended, and how."""

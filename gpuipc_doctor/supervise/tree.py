@@ -71,6 +71,17 @@ def carries(pid: int, marker: str) -> bool:
     return False
 
 
+def waited_for_cpu_s(pid: int) -> float:
+    """Seconds for which the main thread of ``pid`` was ready to run and no processor was free for it.
+
+    The second number of ``/proc/PID/schedstat``, in nanoseconds; 0 where the kernel does not count it, or the
+    process is gone. Source: Linux, Documentation/scheduler/sched-stats.rst.
+    """
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int((PROC / str(pid) / "schedstat").read_text().split()[1]) / 1e9
+    return 0.0
+
+
 def end(find: Callable[[], list[Process]], *, grace_s: float, limit_s: float) -> list[Process]:
     """TERM, then after ``grace_s`` KILL all that ``find`` returns, until it returns nothing.
 

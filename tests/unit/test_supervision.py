@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from gpuipc_doctor import loader, verdict
+from gpuipc_doctor.handover import Desk
+from gpuipc_doctor.journal import Progress
 from gpuipc_doctor.model import Ending, Node, Probe, ProbeOutcome, Status
 from gpuipc_doctor.supervise import evidence, tree
 from gpuipc_doctor.supervise.execution import Limits
+from gpuipc_doctor.supervise.role import RunningRole
 from gpuipc_doctor.supervise.session import Session
 
 FILE = Path(__file__).parent.parent / "fixtures" / "misbehaving.py"
@@ -82,6 +86,34 @@ def test_a_debugger_that_hangs_costs_neither_the_verdict_nor_the_budget(
     assert time.monotonic() - started < 6.0
     assert outcome.roles["hang_in_c"].ending is Ending.HUNG
     assert not outcome.stopped
+
+
+def test_waiting_for_a_processor_is_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = {7: 3.0}
+    monkeypatch.setattr(tree, "waited_for_cpu_s", lambda pid: waited[pid])
+    role = RunningRole(SimpleNamespace(pid=7), Desk(tmp_path, "one"), Progress(tmp_path / "j"), 0.0)  # type: ignore[arg-type]
+    role.progress.last_at = 100.0
+    assert role.silent_for(100.5) == 0.5  # what it had waited before that line is not counted
+    waited[7] = 5.0
+    assert role.silent_for(103.0) == 1.0
+    role.progress.last_at = 103.0
+    assert role.silent_for(104.0) == 1.0
+
+
+def test_a_process_without_a_processor_is_seen_to_wait() -> None:
+    spin = "while True: pass"
+    command = ["taskset", "-c", str(min(os.sched_getaffinity(0))), sys.executable, "-I", "-S", "-c", spin]
+    rivals = [subprocess.Popen(command) for _ in range(4)]
+    try:
+        until = time.monotonic() + 20.0
+        while time.monotonic() < until and any(tree.waited_for_cpu_s(p.pid) < 0.2 for p in rivals):
+            time.sleep(0.05)
+        assert all(tree.waited_for_cpu_s(p.pid) >= 0.2 for p in rivals)
+    finally:
+        for rival in rivals:
+            rival.kill()
+            rival.wait()
+    assert tree.waited_for_cpu_s(rivals[0].pid) == 0.0
 
 
 def test_the_loss_of_the_keeper_is_survived(roles: ModuleType) -> None:
