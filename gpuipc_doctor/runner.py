@@ -178,8 +178,12 @@ class Runner:
             reason = f"planning further failed: {type(error).__name__}: {error}"
             self._conclude(planned, Finding.error(reason, str(planned.file)))
             return []
+        if self._follow_ups[place] + len(more) > MAX_FOLLOW_UPS:
+            reason = f"{self._follow_ups[place]} probes have followed others: {len(more)} more left out"
+            self._conclude(planned, Finding.skip(reason))
+            return []
         self._follow_ups[place] += len(more)
-        return more if self._follow_ups[place] <= MAX_FOLLOW_UPS else []
+        return more
 
     def _conclude(
         self,

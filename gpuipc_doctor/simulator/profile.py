@@ -150,7 +150,7 @@ def load(profile: str) -> Profile:
     path = _find(profile, Path.cwd())
     if path is None:
         text = f"no such simulator profile{did_you_mean(profile, names())}"
-        raise BadFile([Mistake(Path(profile), 0, text)])
+        raise BadFile([Mistake(Path(profile or '""'), 0, text)])
     return _Reader(path).profile()
 
 

@@ -201,6 +201,11 @@ def test_only_ranks_of_a_node_with_faults_of_mpi_preload_them(tmp_path: Path) ->
     assert not node.prepare("healthy-cuda", healthy).rank_env
 
 
+def test_an_empty_name_is_shown_as_one() -> None:
+    with pytest.raises(BadFile, match=r'^"": no such simulator profile'):
+        profile.load("")
+
+
 def test_peers_are_ordered_pairs_and_default_to_all() -> None:
     peers = [
         line for line in node.driver_file(profile.load("healthy-both")).splitlines() if line[:4] == "peer"
