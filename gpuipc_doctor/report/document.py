@@ -1,9 +1,10 @@
 """The report as JSON for programs, and back.
 
-``report.schema.json`` describes the document (JSON Schema, draft 2020-12); any change of what may stand in
-it raises the number at the end of `SCHEMA`. Beside what `model.Report` holds, the document says what
-follows from it (exit code, totals, worst status of each check on each subject), so that a script need not
-work that out again; reading a document ignores those.
+``report.schema.json`` describes the document (JSON Schema, draft 2020-12). A field may be added to it, and a
+report from before is read with that field's default, so that two can be compared across an upgrade of ours;
+any other change raises the number at the end of `SCHEMA`. Beside what `model.Report` holds, the document
+says what follows from it (exit code, totals, worst status of each check on each subject), so that a script
+need not work that out again; reading a document ignores those.
 """
 
 from __future__ import annotations
@@ -19,10 +20,29 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from gpuipc_doctor import model
 from gpuipc_doctor.model import Json, Report, Result, Status, Tier
 from gpuipc_doctor.report import digest, exits
 
 SCHEMA = "gpuipc-doctor/report/1"
+
+
+KINDS: dict[str, type] = {
+    "device": model.Device,
+    "fact": model.Fact,
+    "check": model.CheckInfo,
+    "result": model.Result,
+    "finding": model.Finding,
+    "measurement": model.Measurement,
+    "series": model.Series,
+    "line": model.Line,
+    "mark": model.Mark,
+    "role": model.RoleOutcome,
+    "calls": model.Calls,
+    "fault": model.DriverFault,
+    "join": model.Join,
+}
+"""The schema's definition of each class that the document holds."""
 
 
 class BadDocument(ValueError):
@@ -33,6 +53,20 @@ def schema() -> dict[str, Json]:
     """The JSON Schema of the document."""
     text = files(__package__).joinpath("report.schema.json").read_text(encoding="utf-8")
     return typing.cast("dict[str, Json]", json.loads(text))
+
+
+def _schema_of_earlier() -> dict[str, Json]:
+    """The schema without asking for what has a default."""
+    relaxed = schema()
+    for name, kind in KINDS.items():
+        has_default = {
+            field.name
+            for field in dataclasses.fields(kind)
+            if (field.default, field.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
+        }
+        definition = relaxed["$defs"][name]
+        definition["required"] = [field for field in definition["required"] if field not in has_default]
+    return relaxed
 
 
 def dumps(report: Report, *, exit_code: int | None = None) -> str:
@@ -63,7 +97,7 @@ def loads(text: str) -> Report:
     found = document.get("schema") if isinstance(document, dict) else None
     if found != SCHEMA:
         raise BadDocument(f'{_what_instead(found)}: "schema" is {json.dumps(found)[:80]}, not "{SCHEMA}"')
-    mistake = best_match(Draft202012Validator(schema()).iter_errors(document))
+    mistake = best_match(Draft202012Validator(_schema_of_earlier()).iter_errors(document))
     if mistake is not None:
         raise BadDocument(f"{mistake.json_path}: {mistake.message[:200]}")
     return typing.cast(Report, _decode(Report, document))
@@ -118,7 +152,7 @@ def _decode(kind: Any, value: Json) -> Any:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if hasattr(kind, "__dataclass_fields__"):
         hints = _hints(kind)
-        return kind(**{name: _decode(hints[name], value[name]) for name in hints})
+        return kind(**{name: _decode(hints[name], value[name]) for name in hints if name in value})
     if origin is types.UnionType:  # the only unions are of one type and None
         return None if value is None else _decode(arguments[0], value)
     if origin is tuple:
