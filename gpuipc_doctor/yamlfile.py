@@ -51,7 +51,7 @@ class BadFile(Exception):
     """A file cannot be used. ``mistakes`` holds all that is wrong with it, in the order of its lines."""
 
     def __init__(self, mistakes: Iterable[Mistake]) -> None:
-        self.mistakes = tuple(sorted(mistakes))
+        self.mistakes = tuple(sorted(set(mistakes)))
         super().__init__("\n".join(map(str, self.mistakes)))
 
 
@@ -275,6 +275,12 @@ def _explain(document: Document, error: Any) -> Iterator[Mistake]:
         for key in limit:
             if key not in error.instance:
                 yield document.mistake(f"{what}key {key!r} is missing", *keys)
+        return
+    if error.validator == "dependentRequired":
+        for key in limit.keys() & error.instance.keys():
+            for other in limit[key]:
+                if other not in error.instance:
+                    yield document.mistake(f"{what}{key} needs {other}", *keys, key)
         return
     if error.validator == "type":
         wanted = [limit] if isinstance(limit, str) else limit

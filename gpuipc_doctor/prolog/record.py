@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import syslog
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +17,8 @@ if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembe
     from gpuipc_doctor.model import Json
 
 ROTATED = ".1"
+
+SYSLOG = Path("/dev/log")
 
 
 class NotLogged(Exception):
@@ -48,9 +49,16 @@ def append(path: Path, entry: Json, max_bytes: int) -> None:
 
 
 def tell_syslog(line: str, *, drains: bool) -> None:
-    """A line for the system's log: an error where the node is drained, else a warning."""
-    syslog.openlog("gpuipc-doctor", syslog.LOG_PID, syslog.LOG_DAEMON)
-    syslog.syslog(syslog.LOG_ERR if drains else syslog.LOG_WARNING, line)
+    """A line for the system's log, if there is one: an error where the node is drained, else a warning."""
+    from logging import ERROR, WARNING, LogRecord
+    from logging.handlers import SysLogHandler
+
+    with contextlib.suppress(OSError):
+        handler = SysLogHandler(str(SYSLOG), SysLogHandler.LOG_DAEMON)
+        handler.ident = f"gpuipc-doctor[{os.getpid()}]: "
+        text = line.removeprefix("gpuipc-doctor: ")
+        handler.emit(LogRecord("", ERROR if drains else WARNING, "", 0, text, None, None))
+        handler.close()
 
 
 @contextlib.contextmanager

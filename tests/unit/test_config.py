@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,14 @@ from gpuipc_doctor import config, site_configs
 from gpuipc_doctor.cli.config import command
 from gpuipc_doctor.config import Disabled, SiteConfig
 from gpuipc_doctor.model import MemoryShare, Tier
+from gpuipc_doctor.policy import Action, Breaker, PrologConfig
 from gpuipc_doctor.yamlfile import BadFile
 
 GENERIC = Path(str(site_configs.__file__)).with_name("generic.yaml")
+
+
+POLICY = ("on_fail", "on_error", "on_budget", "on_unkillable")
+POLICIES = ", ".join(f"{key}: log" for key in POLICY)
 
 
 def write(path: Path, text: str) -> Path:
@@ -38,6 +44,9 @@ def test_generic_yaml_holds_the_defaults_and_names_every_key(tmp_path: Path) -> 
     )  # a copy: root may not own the source
     keys = json.loads(config.SCHEMA.read_text())["properties"]
     assert [key for key in keys if f"\n{key}:" not in text.replace("\n# ", "\n")] == []
+    prolog = keys["prolog"]["properties"]
+    stated = text.replace("\n  #   ", "\n  ")
+    assert [key for key in [*prolog, *prolog["breaker"]["properties"]] if f"\n  {key}:" not in stated] == []
 
 
 def test_what_a_site_says(tmp_path: Path) -> None:
@@ -54,13 +63,48 @@ def test_what_a_site_says(tmp_path: Path) -> None:
         "memory: {fraction: 0.5}\n"
         "disabled:\n"
         "  ipc-peer: no NVLink, ticket 4711\n"
+        "  ipc-stale: {reason: ticket 4712, until: 2026-12-31}\n"
+        "prolog:\n"
+        "  on_fail: log\n"
+        "  on_error: ignore\n"
+        "  on_budget: drain\n"
+        "  on_unkillable: drain\n"
+        "  shadow: true\n"
+        "  checks: [ipc-reopen]\n"
+        "  deadline_s: 2\n"
+        "  fresh_for_s: 60\n"
+        "  state_dir: state\n"
+        "  log: /var/log/ours\n"
+        "  log_max_bytes: 65536\n"
+        "  syslog: false\n"
+        "  breaker: {directory: shared, max_drains: 3, within_s: 60, share: 0.5}\n"
+        "  simulate: healthy-cuda\n"
         "options:\n"
         "  ipc-release: {rounds: 3}\n",
     )
     assert config.load(path) == SiteConfig(
         checks_dirs=(tmp_path / "our-checks",),
         known_issues_dirs=(tmp_path / "our-issues",),
-        disabled={"ipc-peer": Disabled("no NVLink, ticket 4711", f"{path}:9")},
+        disabled={
+            "ipc-peer": Disabled("no NVLink, ticket 4711", f"{path}:9"),
+            "ipc-stale": Disabled("ticket 4712", f"{path}:10", date(2026, 12, 31)),
+        },
+        prolog=PrologConfig(
+            Action.LOG,
+            Action.IGNORE,
+            Action.DRAIN,
+            Action.DRAIN,
+            shadow=True,
+            checks=("ipc-reopen",),
+            deadline_s=2,
+            fresh_for_s=60,
+            state_dir=str(tmp_path / "state"),
+            log="/var/log/ours",
+            log_max_bytes=65536,
+            syslog=False,
+            breaker=Breaker(str(tmp_path / "shared"), 3, 60, 0.5),
+            simulate="healthy-cuda",
+        ),
         tier=Tier.PROLOG,
         deadline_s=5.0,
         start_up_s=1.5,
@@ -87,6 +131,29 @@ def test_an_empty_mapping_is_the_defaults(tmp_path: Path) -> None:
             ["x.yaml:2: disabled.ipc-peer must be text or a mapping (key: value), not empty"],
         ),
         ("disabled: {IPC: x}\n", ["x.yaml:1: disabled: key 'IPC' is not the id of a check"]),
+        ("prolog: {}\n", [f"x.yaml:1: prolog: key '{key}' is missing" for key in sorted(POLICY)]),
+        (
+            f"prolog: {{{POLICIES}, on_fial: log}}\n",
+            ["x.yaml:1: prolog: unknown key 'on_fial'; did you mean 'on_fail'?"],
+        ),
+        (f"prolog: {{{POLICIES}, shadow: 1}}\n", ["x.yaml:1: prolog.shadow must be true or false, not 1"]),
+        (
+            f"prolog: {{{POLICIES}, fresh_for_s: 60}}\n",
+            ["x.yaml:1: prolog: fresh_for_s needs a state_dir to remember in"],
+        ),
+        (
+            f"prolog: {{{POLICIES}, breaker: {{max_drains: 3}}}}\n",
+            ["x.yaml:1: prolog.breaker: max_drains needs directory"],
+        ),
+        ("disabled: {ipc-peer: {reason: x}}\n", ["x.yaml:1: disabled.ipc-peer: key 'until' is missing"]),
+        (
+            "disabled: {ipc-peer: {reason: x, until: soon}}\n",
+            ["x.yaml:1: disabled.ipc-peer.until: 'soon' is not a day such as 2026-12-31"],
+        ),
+        (
+            "disabled:\n  ipc-peer: {reason: x, until: 2026-02-30}\n",
+            ["x.yaml:2: disabled.ipc-peer: there is no day 2026-02-30"],
+        ),
         ("checks_dirs: here\n", ["x.yaml:1: checks_dirs must be a list, not 'here'"]),
         ("\nchecks_dirs:\n- none\n", ["x.yaml:3: checks_dirs: none: No such file or directory"]),
         (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -93,6 +94,24 @@ for number in range(60):
     for found in numbers.values():
         assert found == list(range(60))[-len(found) :]
     assert sum(map(len, numbers.values())) > 60
+
+
+# -- syslog ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("drains", "priority"), [(True, 27), (False, 28)])  # daemon.err, daemon.warning
+def test_syslog_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drains: bool, priority: int) -> None:
+    monkeypatch.setattr(record, "SYSLOG", tmp_path / "log")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(tmp_path / "log"))
+        record.tell_syslog("gpuipc-doctor: FAIL ipc-reopen: 100 % bad", drains=drains)
+        heard = listener.recv(4096).rstrip(b"\0").decode()
+    assert heard == f"<{priority}>gpuipc-doctor[{os.getpid()}]: FAIL ipc-reopen: 100 % bad"
+
+
+def test_without_a_syslog_nothing_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "SYSLOG", tmp_path / "log")
+    record.tell_syslog("gpuipc-doctor: FAIL", drains=True)
 
 
 # -- the breaker ----------------------------------------------------------------------------------------
