@@ -1,17 +1,17 @@
 """Allocate and free in the order of streams, and see that the driver's pools do as is documented of them.
 
-*Give back*: a pool with a release threshold of 0 gives memory back at the next synchronisation; with a larger
+Giving back: a pool with a release threshold of 0 gives memory back at the next synchronisation; with a larger
 one it holds what was freed, and gives that back when it is trimmed, but nothing that is still allocated; and
 round after round no memory is lost. Control of the loss: as many rounds of a call that allocates nothing.
 
-*Reuse*: what one stream freed goes to another only in the cases that the pool's attributes allow
-(``REUSE_FOLLOW_EVENT_DEPENDENCIES``, ``REUSE_ALLOW_OPPORTUNISTIC``, ``REUSE_ALLOW_INTERNAL_DEPENDENCIES``),
-and never before the first stream is done with it: it still has copies to make when the other asks, and the
-data of both must be right. Where copies are over when they are asked for, there is no race to be seen.
+Reuse: what one stream freed goes to another only in the cases that the pool's attributes allow
+(REUSE_FOLLOW_EVENT_DEPENDENCIES, REUSE_ALLOW_OPPORTUNISTIC, REUSE_ALLOW_INTERNAL_DEPENDENCIES), and never
+before the first stream is done with it: it still has copies to make when the other asks, and the data of both
+must be right. Where copies are over when they are asked for, there is no race to be seen.
 
 NVIDIA: https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html (cuMemPoolSetAttribute,
 cuMemPoolTrimTo). AMD documents the same in the same words (hipMemPoolSetAttribute, hipMemPoolTrimTo):
-https://rocm.docs.amd.com/projects/HIP/en/latest/doxygen/html/group___stream_o.html
+https://rocm.docs.amd.com/projects/HIP/en/latest/.doxygen/docBin/html/group___stream_o.html
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def not_back(w: Worker, before: int, expected: int = 0) -> int:
 def left(w: Worker, pool: Pool, before: int, expected: int = 0) -> dict[str, int]:
     """What the pool says that it has, and what the device lacks, in bytes."""
     missing = not_back(w, before, expected)
-    return {"reserved": pool.reserved, "missing": missing}
+    return {"reserved": pool.reserved, "used": pool.used, "missing": missing}
 
 
 def judge_giving_back(seen: Json) -> list[Finding]:
@@ -200,6 +200,10 @@ def judge_giving_back(seen: Json) -> list[Finding]:
                 f"trimming a pool left {trimmed['reserved']} B reserved, though nothing was allocated",
                 f"{seen['held']['reserved']} B were reserved before; destroying the pool gives them back",
             )
+        )
+    elif trimmed["used"]:
+        findings.append(
+            Finding.fail(f"a pool counts {trimmed['used']} B as allocated, though all were freed")
         )
     elif not loss:  # what was lost in the rounds is missing in the end, too
         findings.append(judge_missing(trimmed["missing"], nbytes, "the pool was trimmed"))

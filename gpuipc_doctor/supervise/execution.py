@@ -80,8 +80,8 @@ class Execution:
         self._roles: dict[str, RunningRole] = {}
         self._culprit: RunningRole | None = None
         self._stopped = ""
-        (role, *_) = probe.roles
-        self._inbox = Inbox(Desk(directory, role).inbox, listener) if listener else None
+        first = Desk(directory, next(iter(probe.roles)))
+        self._inbox = Inbox(first.inbox, listener) if listener else None
 
     def run(self, until: float, stop: threading.Event) -> ProbeOutcome:
         started, started_on = time.monotonic(), time.time()

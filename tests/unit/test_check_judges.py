@@ -583,8 +583,8 @@ def pool(tries: Sequence[Json] = (TRY,), **seen: Json) -> list[Finding]:
     return conclude("driver-async-pool", {"allocator": {**healthy, **seen}})
 
 
-def had(reserved: int = 0, missing: int = 0) -> dict[str, int]:
-    return {"reserved": reserved, "missing": missing}
+def had(reserved: int = 0, used: int = 0, missing: int = 0) -> dict[str, int]:
+    return {"reserved": reserved, "used": used, "missing": missing}
 
 
 @pytest.mark.parametrize(
@@ -593,6 +593,7 @@ def had(reserved: int = 0, missing: int = 0) -> dict[str, int]:
         ({}, Status.PASS),
         ({"trimmed": had(reserved=96 * MIB, missing=96 * MIB)}, Status.FAIL),
         ({"trimmed": had(missing=96 * MIB)}, Status.FAIL),  # and yet the pool says that it has nothing
+        ({"trimmed": had(used=96 * MIB)}, Status.FAIL),
         ({"trimmed": had(missing=50 * MIB)}, Status.ERROR),
         ({"trimmed": had(missing=-96 * MIB)}, Status.ERROR),
         ({"destroyed": 193 * MIB}, Status.FAIL),
