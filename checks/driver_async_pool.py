@@ -31,6 +31,7 @@ from gpuipc_doctor.api import (
     ProbeOutcome,
     Worker,
     difference,
+    mib,
     pattern,
     slope,
 )
@@ -88,7 +89,9 @@ class DriverAsyncPool(Check):
         for device in ctx.devices:
             room = ctx.memory.of(device.total_bytes)
             if room < 2 * LEAST:
-                yield Finding.skip(f"{device.label}: {room} B, which the site allows, are too few to tell by")
+                yield Finding.skip(
+                    f"{device.label}: {mib(room)}, which the site allows, are too few to tell by"
+                )
                 continue
             yield Probe("", {"allocator": allocate}, (device,), {"room": room}, exclusive=True)
 
@@ -197,13 +200,13 @@ def judge_giving_back(seen: Json) -> list[Finding]:
     if trimmed["reserved"]:
         findings.append(
             Finding.fail(
-                f"trimming a pool left {trimmed['reserved']} B reserved, though nothing was allocated",
-                f"{seen['held']['reserved']} B were reserved before; destroying the pool gives them back",
+                f"trimming a pool left {mib(trimmed['reserved'])} reserved, though nothing was allocated",
+                f"{mib(seen['held']['reserved'])} were reserved before; destroying the pool gives them back",
             )
         )
     elif trimmed["used"]:
         findings.append(
-            Finding.fail(f"a pool counts {trimmed['used']} B as allocated, though all were freed")
+            Finding.fail(f"a pool counts {mib(trimmed['used'])} as allocated, though all were freed")
         )
     elif not loss:  # what was lost in the rounds is missing in the end, too
         findings.append(judge_missing(trimmed["missing"], nbytes, "the pool was trimmed"))
@@ -218,11 +221,11 @@ def judge_missing(missing: int, nbytes: int, end: str) -> Finding | None:
         return None
     if missing > 0 and abs(missing - round(missing / nbytes) * nbytes) <= NOISE_BYTES:
         return Finding.fail(
-            f"{missing} B of device memory did not come back when {end}",
-            f"allocations of {nbytes} B were freed; waited {SETTLE_S:g} s for them",
+            f"{mib(missing)} of device memory did not come back when {end}",
+            f"allocations of {mib(nbytes)} were freed; waited {SETTLE_S:g} s for them",
         )
     return Finding.error(
-        f"used device memory changed by {missing} B across the probe, which no allocation of ours explains",
+        f"used device memory changed by {mib(missing)} across the probe, which no allocation of ours explains",
         f"seen when {end}",
         remedy="another process allocates or frees on this device; run the check on an idle one",
     )
@@ -235,8 +238,8 @@ def judge_loss(growing: Sequence[int], control: Sequence[int]) -> Finding | None
     if growth.low <= max(CREEP_BYTES / ROUNDS, slope(rounds, control).high):
         return None
     return Finding.fail(
-        f"used device memory grows by {growth.estimate:.0f} B with each allocation that is freed and trimmed",
-        f"95 % interval {growth.low:.0f} to {growth.high:.0f} B, {ROUNDS} rounds",
+        f"used device memory grows by {mib(growth.estimate)} with each allocation that is freed and trimmed",
+        f"95 % interval {mib(growth.low)} to {mib(growth.high)}, {ROUNDS} rounds",
     )
 
 
@@ -245,20 +248,20 @@ def judge_threshold(seen: Json) -> Iterable[Finding]:
     nbytes, unheld, held = seen["nbytes"], seen["unheld"], seen["held"]
     if unheld["reserved"]:
         yield Finding.warn(
-            f"a pool with a release threshold of 0 still held {unheld['reserved']} B after a synchronisation",
-            f"{nbytes} B were allocated from it and freed; trimming gave them back",
+            f"a pool with a release threshold of 0 still held {mib(unheld['reserved'])} after a synchronisation",
+            f"{mib(nbytes)} were allocated from it and freed; trimming gave them back",
             remedy="trim pools where memory is to be left to others",
         )
     if held["reserved"] < nbytes:
         yield Finding.warn(
-            f"a pool held {held['reserved']} B although its release threshold is {2 * nbytes} B",
-            f"{nbytes} B were allocated from it and freed: each such allocation must wait for the device",
+            f"a pool held {mib(held['reserved'])} although its release threshold is {mib(2 * nbytes)}",
+            f"{mib(nbytes)} were allocated from it and freed: each such allocation must wait for the device",
         )
     if not unheld["reserved"] and held["reserved"] >= nbytes:
         yield Finding.ok(
             "memory came back at the release threshold, by trimming and by destroying",
-            f"{ROUNDS} rounds of {nbytes} B lost nothing",
-            f"trimmed while {nbytes} B were allocated, the pool kept {seen['half']['reserved']} B",
+            f"{ROUNDS} rounds of {mib(nbytes)} lost nothing",
+            f"trimmed while {mib(nbytes)} were allocated, the pool kept {mib(seen['half']['reserved'])}",
         )
 
 

@@ -612,7 +612,7 @@ def test_what_a_pool_lost_round_after_round_is_one_finding_with_its_rate() -> No
     growing = [IDLE + 2 * MIB * number for number in range(48)]
     finding, _ = pool(growing=growing, trimmed=had(missing=10 * MIB), destroyed=106 * MIB)
     assert finding.status is Status.FAIL
-    assert "by 2097152 B with each allocation" in finding.summary
+    assert "by 2.0 MiB with each allocation" in finding.summary
     assert (
         statuses(pool(growing=growing, control=growing)) == GOOD * 2
     )  # it grows without our allocations, too
