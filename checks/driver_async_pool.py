@@ -225,7 +225,7 @@ def judge_missing(missing: int, nbytes: int, end: str) -> Finding | None:
             f"allocations of {mib(nbytes)} were freed; waited {SETTLE_S:g} s for them",
         )
     return Finding.error(
-        f"used device memory changed by {mib(missing)} across the probe, which no allocation of ours explains",
+        f"used device memory changed by {mib(missing)} across the probe, which is nothing of ours",
         f"seen when {end}",
         remedy="another process allocates or frees on this device; run the check on an idle one",
     )
@@ -248,7 +248,7 @@ def judge_threshold(seen: Json) -> Iterable[Finding]:
     nbytes, unheld, held = seen["nbytes"], seen["unheld"], seen["held"]
     if unheld["reserved"]:
         yield Finding.warn(
-            f"a pool with a release threshold of 0 still held {mib(unheld['reserved'])} after a synchronisation",
+            f"a pool whose release threshold is 0 still held {mib(unheld['reserved'])} after synchronising",
             f"{mib(nbytes)} were allocated from it and freed; trimming gave them back",
             remedy="trim pools where memory is to be left to others",
         )
