@@ -169,6 +169,13 @@ def test_a_job_has_only_its_own_gpus_tested(site: Site, tmp_path: Path) -> None:
     assert tested == [{"cuda:0"}, {"cuda:0", "cuda:1"}]
 
 
+def test_for_a_job_without_gpus_all_of_the_node_are_tested(site: Site) -> None:
+    cluster = site(HEALTHY, gpus=2)
+    assert srun(cluster).stdout == "the job ran\n"
+    (entry,) = logged(cluster, "n1")
+    assert (entry["gpus"], set(entry["devices"])) == ("", {"cuda:0", "cuda:1"})
+
+
 def test_jobs_that_start_at_once_are_each_tested(site: Site) -> None:
     cluster = site(HEALTHY, gpus=2, fresh_for_s=600, state_dir="state")
     one = "srun -n1 --gres=gpu:1 echo the job ran & "
