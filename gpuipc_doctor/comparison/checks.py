@@ -66,10 +66,16 @@ def _cells(results: Sequence[Result]) -> dict[Place, list[Result]]:
 
 
 def _verdict(place: Place, before: Sequence[Result], after: Sequence[Result]) -> Verdict:
+    before, after = _not_skipped(before), _not_skipped(after)
     was, now = digest.worst(before), digest.worst(after)
     turn = _turn_of_failures(before, after) if was is now is Status.FAIL else _turn(was, now)
     telling = next(_telling(after, before), None)
     return Verdict(place[0], (place[1],), was, now, turn, telling)
+
+
+def _not_skipped(results: Sequence[Result]) -> Sequence[Result]:
+    """Without what was skipped, where something was not: one repetition may have had its reason to."""
+    return [result for result in results if result.finding.status is not Status.SKIP] or results
 
 
 def _turn(was: Status | None, now: Status | None) -> Turn:

@@ -117,6 +117,14 @@ def test_what_became_of_a_check_that_fails(before: Report, after: Report, turn: 
     assert found.exit_code is (Exit.FAIL if turn is Turn.WORSE else Exit.OK)
 
 
+def test_what_was_skipped_beside_what_was_not_changes_nothing() -> None:
+    base = healthy(NODE)
+    partly = replaced(base, Result("ipc-stale", Finding.skip("no address was reused"), ("cuda:0",), "reuse"))
+    assert compare(base, partly).exit_code is Exit.OK
+    assert compare(partly, base).exit_code is Exit.OK
+    assert {verdict.turn for verdict in compare(base, partly).verdicts} == {Turn.SAME}
+
+
 def test_of_several_failures_the_new_one_is_told() -> None:
     before = fails_in("destroy-context")
     after = replaced(before, Result("ipc-reopen", Finding.fail("it hung"), ("cuda:0",), "primary-reset"))
