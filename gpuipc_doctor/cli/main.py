@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from gpuipc_doctor import __version__
+from gpuipc_doctor import __version__, streams
 
 COMMANDS = {
     "check": ("check", "Run checks on this node and print the health matrix."),
@@ -75,7 +75,7 @@ def cli() -> None:
 def main() -> None:
     """Entry point: every error that a user can cause is one line and exit code 2, an interruption is 130."""
     try:
-        _open_standard_streams()
+        streams.open_standard()
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):  # a terminal that has no "·" shows a "?"
                 stream.reconfigure(errors="replace")
@@ -91,21 +91,6 @@ def main() -> None:
         sys.exit(130)
     except Exception as error:
         sys.exit(report_error(error))
-
-
-def _open_standard_streams() -> None:
-    """Where standard input, output or error is closed, open /dev/null.
-
-    Otherwise the next file or socket gets its number, and workers take that for their standard streams.
-    """
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest free number: this one
-    sys.stdin = sys.stdin or os.fdopen(0)
-    sys.stdout = sys.stdout or os.fdopen(1, "w")
-    sys.stderr = sys.stderr or os.fdopen(2, "w")
 
 
 def report_error(error: Exception) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +9,7 @@ import click
 
 from gpuipc_doctor import isolation
 from gpuipc_doctor.cli import options
-from gpuipc_doctor.prolog import clock, duty, guard
-from gpuipc_doctor.prolog.order import Order
-
-DEFAULT_BUDGET_S = 8.0
-"""Until the config is read, which can hang; the same as there."""
+from gpuipc_doctor.prolog import front
 
 
 class Forgiving(click.Command):
@@ -59,14 +53,4 @@ def command(*, config_file: Path | None, budget: float | None, explain_decision:
     TMPDIR or terminal. A mistake on its command line or in the config is said, and exits with 0.
     """
     isolation.isolate()
-    started_at = clock.started_at()
-    order = Order(
-        started_at,
-        config_file,
-        budget,
-        explain_decision,
-        gpus=os.environ.get("SLURM_JOB_GPUS", ""),
-        job=os.environ.get("SLURM_JOB_ID", ""),
-    )
-    ends_at = started_at + (budget or DEFAULT_BUDGET_S)
-    guard.run(partial(duty.do, order), partial(duty.settle, order), ends_at=ends_at)
+    front.run(config_file, budget, explain=explain_decision)

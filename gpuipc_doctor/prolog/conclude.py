@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,7 +44,7 @@ def conclude(
 def entry(order: Order, host: str, decided: Decision, report: Report | None) -> dict[str, Json]:
     """One line of the log."""
     return {
-        "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "host": host,
         "job": order.job,
         "gpus": order.gpus,
