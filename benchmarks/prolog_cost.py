@@ -20,9 +20,11 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpuipc_doctor.model import RoleOutcome
 
 HERE = Path(__file__).parent
 POLICY = "on_fail: drain, on_error: drain, on_budget: drain, on_unkillable: drain"
@@ -93,7 +95,7 @@ def once(site: Path, ids: str) -> None:
     """One cold run with its journals kept; prints the seconds of each part as JSON."""
     entered = time.monotonic()
     from gpuipc_doctor import config, engine
-    from gpuipc_doctor.cli.options import node
+    from gpuipc_doctor.cli import options
     from gpuipc_doctor.cli.progress import Silent
     from gpuipc_doctor.model import Tier
     from gpuipc_doctor.plan import Request
@@ -102,60 +104,55 @@ def once(site: Path, ids: str) -> None:
     imported = time.monotonic()
     loaded = config.load(site)
     configured = time.monotonic()
-    with (
-        tempfile.TemporaryDirectory() as logs,
-        node(loaded.prolog.simulate or None)
-        if loaded.prolog.simulate
-        else nullcontext((None, [])) as prepared,
-    ):
-        from gpuipc_doctor.model import Node
-
+    with options.node(loaded.prolog.simulate or None) as (node, _), tempfile.TemporaryDirectory() as logs:
         started = time.monotonic()
         request = Request(tier=Tier.PROLOG, job_gpus=ids, keep_logs=Path(logs), workarounds=False)
-        report = engine.run(request, loaded, prepared[0] or Node(), Silent())
+        report = engine.run(request, loaded, node, Silent())
         ended = time.monotonic()
-        journals = {file: file.read_text().splitlines() for file in Path(logs).rglob("*.journal")}
-    first = {file: json.loads(lines[0])["at"] for file, lines in journals.items()}
-    last = {file: json.loads(lines[-1])["at"] for file, lines in journals.items()}
+        journals = [file.read_text().splitlines() for file in Path(logs).rglob("*.journal")]
     roles = [role for result in report.results for role in result.roles]
-    began = min(first.values()) - min(role.start_up_s for role in roles)
-    workers: dict[str, dict[str, float]] = {}
-    for name in dict.fromkeys(role.role for role in roles):
-        of_role = [role for role in roles if role.role == name]
-        spent: dict[str, list[float]] = defaultdict(list)
-        for role in of_role:
-            calls = {call.operation: call.seconds for call in role.calls}
-            sums = {
-                "interpreter, imports": role.start_up_s,
-                "cuInit": calls.get("cuInit", 0.0),
-                "contexts": sum(calls.get(name, 0.0) for name in CONTEXTS),
-                "copies": sum(calls.get(name, 0.0) for name in COPIES),
-            }
-            known = sum(sums.values())
-            sums["other calls"] = sum(calls.values()) - (known - role.start_up_s)
-            sums["the rest: binding, verifying, waiting for the other role, end"] = (
-                role.elapsed_s - role.start_up_s - sum(calls.values())
-            )
-            sums["whole"] = role.elapsed_s
-            for part, took in sums.items():
-                spent[part].append(took)
-        workers[name] = {part: statistics.median(took) for part, took in spent.items()}
+    began = min(json.loads(lines[0])["at"] for lines in journals) - min(role.start_up_s for role in roles)
+    last_call = max(json.loads(lines[-1])["at"] for lines in journals)
     whole = {
         "interpreter": entered - clock.started_at(),
         "imports": imported - entered,
         "config": configured - imported,
-        "until the first worker starts": began - started,
-        "workers": max(last.values()) - began,
-        "after the last worker": ended - max(last.values()),
+        "known issues, inventory, plan, until the first worker starts": began - started,
+        "workers, from the first's start to the last call of the last": last_call - began,
+        "end of the last worker's process, the rest of the tool": ended - last_call,
+    }
+    workers = {
+        name: medians(parts_of(role) for role in roles if role.role == name)
+        for name in dict.fromkeys(role.role for role in roles)
     }
     statuses = sorted({result.finding.status.value for result in report.results})
     devices = [device.name for device in report.devices]
-    facts = {fact.name: fact.value for fact in report.inventory if fact.value}
-    print(
-        json.dumps(
-            {"whole": whole, "workers": workers, "statuses": statuses, "devices": devices, "facts": facts}
-        )
-    )
+    print(json.dumps({"whole": whole, "workers": workers, "statuses": statuses, "devices": devices}))
+
+
+def parts_of(role: RoleOutcome) -> dict[str, float]:
+    """Seconds of a worker's life, by what it did."""
+    calls = {call.operation: call.seconds for call in role.calls}
+    named = {
+        "cuInit": calls.get("cuInit", 0.0),
+        "contexts": sum(calls.get(name, 0.0) for name in CONTEXTS),
+        "copies": sum(calls.get(name, 0.0) for name in COPIES),
+    }
+    in_calls = sum(calls.values())
+    return {
+        "interpreter, imports": role.start_up_s,
+        **named,
+        "other calls": in_calls - sum(named.values()),
+        "binding, verifying, waiting for the other role, end of the process": role.elapsed_s
+        - role.start_up_s
+        - in_calls,
+        "all of it": role.elapsed_s,
+    }
+
+
+def medians(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    every = list(parts)
+    return {name: statistics.median(one[name] for one in every) for name in every[0]}
 
 
 # -- the screen -------------------------------------------------------------------------------------------

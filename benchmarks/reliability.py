@@ -137,8 +137,10 @@ class Site:
     lines: list[str] = field(default_factory=list)
     mounts: list[str] = field(default_factory=list)
     """Shell commands that set up the mount namespace."""
-    disturb: Callable[[subprocess.Popen[bytes], random.Random], None] | None = None
     before: Callable[[], None] | None = None
+    """Done when the config is written."""
+    disturb: Callable[[subprocess.Popen[bytes], random.Random], None] | None = None
+    """Done beside the prolog."""
 
     @property
     def config(self) -> Path:
@@ -153,7 +155,7 @@ class Site:
         return self.directory / "var" / "log.jsonl"
 
     def node(self, profile: str, *faults: str) -> None:
-        """A simulated node with these faults on its first GPU."""
+        """A simulated node with these faults."""
         text = f"description: hostile\nextends: {profile}\nfaults: [{', '.join(faults)}]\n"
         (self.directory / "node.yaml").write_text(text)
 
@@ -220,13 +222,13 @@ def clock_steps_back(site: Site) -> None:
     site.mounts.append(f"mount --bind {site.directory / 'etc'} /etc")
 
 
-def killed(whom: Callable[[int], list[int]], within_s: float) -> Callable[[Site], None]:
+def killed(whom: Callable[[int, random.Random], list[int]], within_s: float) -> Callable[[Site], None]:
     def arrange(site: Site) -> None:
         healthy(site)
 
         def disturb(process: subprocess.Popen[bytes], chance: random.Random) -> None:
             time.sleep(chance.uniform(0.0, within_s))
-            for pid in whom(process.pid):
+            for pid in whom(process.pid, chance):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
@@ -235,19 +237,19 @@ def killed(whom: Callable[[int], list[int]], within_s: float) -> Callable[[Site]
     return arrange
 
 
-def itself(pid: int) -> list[int]:
+def itself(pid: int, _: random.Random) -> list[int]:
     return [pid]
 
 
-def all_of_ours_but_workers(pid: int) -> list[int]:
+def all_of_ours_but_workers(pid: int, _: random.Random) -> list[int]:
     """The guard and its child, all at once; the keeper is left."""
     return [pid, *(child for child in children(pid) if b"prolog" in command_line(child))]
 
 
-def any_below(pid: int) -> list[int]:
+def any_below(pid: int, chance: random.Random) -> list[int]:
     """One of the processes below the tool, whichever."""
     below = descendants(pid)
-    return [random.choice(below)] if below else []
+    return [chance.choice(below)] if below else []
 
 
 def torn_state(site: Site) -> None:

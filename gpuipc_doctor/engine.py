@@ -93,21 +93,32 @@ class Run:
                 [plan.built_in(plan.DISCOVERY), inventory.SURVEYS], self.request.backends
             )
         job = gpus.of_job(self.node.root, self.request.job_gpus)
+        devices, facts, missing = self._devices_of(job, any(map(self._opens_devices, selected)))
         if job.unknown:
             self._tell_discovery(f"this node has no GPU {', '.join(job.unknown)}; it lists {job.known}")
-        if job.is_identified and any(self._opens_devices(item) for item in selected):
-            return job.devices, ()  # each initialisation costs, and those of the checks tell enough
+        if missing:
+            self._tell_discovery(f"the driver does not show {', '.join(missing)}")
+        return devices, facts
+
+    def _devices_of(
+        self, job: gpus.JobGpus, opened: bool
+    ) -> tuple[tuple[Device, ...], tuple[Fact, ...], tuple[str, ...]]:
+        """A job's GPUs, what a driver says if it is asked, and the GPUs that it does not show.
+
+        Where the checks will have ``opened`` the GPUs, and the kernel tells which is which, no driver is
+        asked: each initialisation costs.
+        """
+        if job.is_identified and opened:
+            return job.devices, (), ()
         if job.unknown and not job.chosen:
-            return (), ()
+            return (), (), ()
         self.session.node = replace(self.node, visible=job.visible)
         backends = job.backends or self.request.backends
         found, facts = self._ask_drivers([plan.built_in(plan.DISCOVERY)], backends)
         for backend in job.backends:  # that the node's other GPUs are hidden is as it should be
             self.runner.drop(plan.DISCOVERY, Status.SKIP, probe=backend)
         devices, missing = job.numbered(found)
-        if found and missing:
-            self._tell_discovery(f"the driver does not show {', '.join(missing)}")
-        return devices, facts
+        return devices, facts, missing if found else ()  # else the driver has said why
 
     def _opens_devices(self, item: LoadedCheck | BrokenCheck) -> bool:
         return (
@@ -117,8 +128,10 @@ class Run:
         )
 
     def _tell_discovery(self, error: str) -> None:
-        info = CheckInfo(plan.DISCOVERY, "the job's GPUs are found", Tier.PROLOG)
-        self.runner.tell(info, Finding.error(error))
+        """Say what is wrong with the job's GPUs, whether or not a driver was asked for them."""
+        if plan.DISCOVERY not in self.has_run:
+            self.runner.checks.append(CheckInfo(plan.DISCOVERY, "the job's GPUs are found", Tier.PROLOG))
+        self.runner.results.append(Result(plan.DISCOVERY, Finding.error(error)))
 
     def _ask_drivers(
         self, files: Sequence[Path], backends: Sequence[str]

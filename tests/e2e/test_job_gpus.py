@@ -53,7 +53,11 @@ def test_each_gpu_costs_two_initialisations_and_three_contexts(tmp_path: Path) -
 @pytest.mark.cuda
 @pytest.mark.hip
 def test_only_the_gpus_of_the_job_are_tested(tmp_path: Path) -> None:
-    report = run("healthy-both", "1", tmp_path / "logs")
+    report = run("healthy-both", "1,7", tmp_path / "logs")  # HIP's driver is asked, CUDA's beside it
+    (unknown,) = (result for result in report.results if result.finding.status is Status.ERROR)
+    assert "no GPU 7" in unknown.finding.summary
+    assert [info.id for info in report.checks].count("driver-init") == 1
+    report = run("healthy-both", "1", tmp_path / "more-logs")
     assert [device.label for device in report.devices] == ["cuda:1", "hip:1"]
     assert report.worst() is Status.PASS
 
