@@ -123,7 +123,7 @@ def iterate(w: Worker) -> None:
     is_sender = w.role == "sender"
     gpu = w.gpus[w.mpi.rank % len(w.gpus)]
     scale, partner = w.params["scale"], 1 - w.mpi.rank
-    kept, used, sizes = [], [], []
+    kept, used, own, sizes = [], [], [], []
     for number in range(ITERATIONS):
         nbytes = int((BASE + STEP * (number if w.params["grows"] else 0)) * scale)
         with gpu.alloc(nbytes) as large, w.step(f"iteration {number + 1}, {nbytes} B"):
@@ -134,8 +134,9 @@ def iterate(w: Worker) -> None:
         w.mpi.barrier()
         free, total = gpu.memory_info()
         used.append(total - free - SMALL * len(kept))
+        own.append(gpu.memory_of_this_process())
         sizes.append(nbytes)
-    w.record(used=used, large=sizes, free=free)
+    w.record(used=used, own=own, large=sizes, free=free)
     if w.params["communicates"]:
         with gpu.alloc(sizes[-1]) as large, w.step("measure the bandwidth"):
             times = w.mpi.ping_pong(large.address, sizes[-1], partner, BANDWIDTH_ROUNDS)

@@ -244,5 +244,8 @@ class Gpu(Protocol):
     def memory_used(self) -> int:
         """Bytes in use on the whole device, by all processes together."""
 
+    def memory_of_this_process(self) -> int | None:
+        """Bytes of the device that this process holds; None where nobody tells."""
+
     def expects(self, case: str) -> str:
         """What this backend documents for a case in which vendors differ: see ``backends.rules``."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import uuid
+from functools import cached_property
 from importlib import import_module
 from typing import Any
 
 from gpuipc_doctor.backends import hostmemory
 from gpuipc_doctor.backends.absence import Vendor
 from gpuipc_doctor.backends.driver import Driver
+from gpuipc_doctor.backends.nvml import Nvml
 from gpuipc_doctor.gpu import BackendUnavailable, DriverError
 from gpuipc_doctor.model import Fact
 
@@ -195,6 +197,13 @@ class CudaDriver(Driver):
         request.location.id = ordinal
         granularity = self.api.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
         return request, granularity
+
+    def memory_of_this_process(self, uuid: str) -> int | None:
+        return self._nvml.memory_of_this_process(uuid)
+
+    @cached_property
+    def _nvml(self) -> Nvml:
+        return Nvml(self.arm)
 
     def versions(self) -> list[Fact]:
         number = int(self.call("driver-version"))

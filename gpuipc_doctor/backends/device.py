@@ -87,6 +87,9 @@ class DriverGpu:
         free, total = self.memory_info()
         return total - free
 
+    def memory_of_this_process(self) -> int | None:
+        return self.driver.memory_of_this_process(self.device.uuid)
+
     def expects(self, case: str) -> str:
         return rules.expects(self.driver.backend, case)
 

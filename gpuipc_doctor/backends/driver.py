@@ -115,6 +115,10 @@ class Driver(ABC):
     def set_pool_attribute(self, pool: Any, name: str, value: int) -> None: ...
 
     @abstractmethod
+    def memory_of_this_process(self, uuid: str) -> int | None:
+        """Bytes of the device that this process holds; None where nobody tells."""
+
+    @abstractmethod
     def versions(self) -> list[Fact]: ...
 
     # What they do alike

@@ -169,6 +169,9 @@ class HipDriver(Driver):
         granularity = self.api.hipMemAllocationGranularity_flags.hipMemAllocationGranularityMinimum
         return request, granularity
 
+    def memory_of_this_process(self, uuid: str) -> int | None:
+        return None  # AMD's management library is not asked: no AMD GPU was at hand to see what it tells
+
     def versions(self) -> list[Fact]:
         return [
             self._version("hip-driver", "driver-version"),
