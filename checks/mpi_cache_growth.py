@@ -11,7 +11,7 @@ A cache with a bound levels off: the slope is that of the second half, and a pla
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from gpuipc_doctor.api import (
     Check,
@@ -23,6 +23,7 @@ from gpuipc_doctor.api import (
     Probe,
     ProbeOutcome,
     Series,
+    Slope,
     Worker,
     slope,
 )
@@ -63,7 +64,8 @@ class MpiCacheGrowth(Check):
                 yield probe("IPC off", devices, ctx, VARIANTS["growing"], ctx.mpi.ipc_off)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
-        findings = [judge_rank(done, role, record) for role, record in done.records.items()]
+        roles = list(done.records)[: len(done.devices)]  # ranks that share a device see the same
+        findings = [judge_device(done, place, role) for place, role in enumerate(roles)]
         yield from [finding for finding in findings if finding] or [
             Finding.ok(f"memory comes back ({done.probe})", *map(plateau, done.records.items()))
         ]
@@ -96,12 +98,12 @@ def probe(
     return Probe(name, roles, devices, params, exclusive=True, launch=ctx.mpi.with_env(env))
 
 
-def judge_rank(done: ProbeOutcome, role: str, record: Mapping[str, Json]) -> Finding | None:
-    """Judge how the memory used on this rank's device went, over the second half of the iterations."""
-    used, large = record["used"], record["large"]
-    half = len(used) // 2
-    growth = slope(range(half, len(used)), used[half:])
-    mean = sum(large[half:]) / len(large[half:])
+def judge_device(done: ProbeOutcome, place: int, role: str) -> Finding | None:
+    """Judge how the memory used on the device of this place, which is this role's, went."""
+    record = done.records[role]
+    growth = lasting(record["used"])
+    large = record["large"][len(record["large"]) // 2 :]
+    mean = sum(large) / len(large)
     if growth.low <= KEPT * mean:
         return None
     where = f"on the {role}'s device" if len(done.devices) > 1 else "on the device of both ranks"
@@ -111,7 +113,25 @@ def judge_rank(done: ProbeOutcome, role: str, record: Mapping[str, Json]) -> Fin
         f"95 % interval {growth.low / 2**20:.1f} to {growth.high / 2**20:.1f} MiB; "
         f"the large buffer, freed each time, has {mean / 2**20:.1f} MiB on average",
         f"at this rate this device is full after {left:.0f} more iterations",
+        *holders(done, place, KEPT * mean),
     )
+
+
+def lasting(series: list[int]) -> Slope:
+    """How a series goes on once bounded caches are full: the slope of its second half."""
+    half = len(series) // 2
+    return slope(range(half, len(series)), series[half:])
+
+
+def holders(done: ProbeOutcome, place: int, least: float) -> Iterator[str]:
+    """Whose processes the growth is in, where it is known what each holds of this device.
+
+    A driver counts memory that its owner has freed for those who still map it.
+    """
+    for role, record in done.records.items():
+        held = record["held"][place]
+        if None not in held and (growth := lasting(held)).low > least:
+            yield f"the {role}'s process holds it: {growth.estimate / 2**20:.1f} MiB more each iteration"
 
 
 def plateau(item: tuple[str, Mapping[str, Json]]) -> str:
@@ -123,7 +143,8 @@ def iterate(w: Worker) -> None:
     is_sender = w.role == "sender"
     gpu = w.gpus[w.mpi.rank % len(w.gpus)]
     scale, partner = w.params["scale"], 1 - w.mpi.rank
-    kept, used, own, sizes = [], [], [], []
+    kept, used, sizes = [], [], []
+    held: list[list[int | None]] = [[] for _ in w.gpus]
     for number in range(ITERATIONS):
         nbytes = int((BASE + STEP * (number if w.params["grows"] else 0)) * scale)
         with gpu.alloc(nbytes) as large, w.step(f"iteration {number + 1}, {nbytes} B"):
@@ -134,9 +155,10 @@ def iterate(w: Worker) -> None:
         w.mpi.barrier()
         free, total = gpu.memory_info()
         used.append(total - free - SMALL * len(kept))
-        own.append(gpu.memory_of_this_process())
+        for series, each in zip(held, w.gpus, strict=True):
+            series.append(each.memory_of_this_process())
         sizes.append(nbytes)
-    w.record(used=used, own=own, large=sizes, free=free)
+    w.record(used=used, held=held, large=sizes, free=free)
     if w.params["communicates"]:
         with gpu.alloc(sizes[-1]) as large, w.step("measure the bandwidth"):
             times = w.mpi.ping_pong(large.address, sizes[-1], partner, BANDWIDTH_ROUNDS)

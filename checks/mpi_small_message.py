@@ -159,7 +159,6 @@ def exchange(w: Worker) -> None:
     space = max(w.params["sizes"]) + GUARD
     wrong: list[str] = []
     messages = 0
-    w.record(node=w.mpi.node)
     with gpu.alloc(space) as device:
         places = {"device": device, "host": w.host_memory(space)}
         for cell in cells(w.params["sizes"]):
@@ -174,7 +173,7 @@ def exchange(w: Worker) -> None:
     with gpu.alloc(LARGE[-1]) as device:
         large = [size for size in LARGE if goes_there_and_back(size, w.params["failed"])]
         latency |= {size: time_one_way(w, device, size, LARGE_ROUNDS) for size in large}
-    w.record(wrong=wrong, messages=messages, latency_us=latency)
+    w.record(wrong=wrong, messages=messages, latency_us=latency, node=w.mpi.node)
     if safe:
         w.record(price=(latency[safe[-1]]["median"], f"µs at {safe[-1]} B"))
     w.mpi.finalize()

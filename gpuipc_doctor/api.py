@@ -48,7 +48,7 @@ from gpuipc_doctor.model import (
 )
 from gpuipc_doctor.samples import MemorySamples
 from gpuipc_doctor.samples import series as memory_series
-from gpuipc_doctor.trend import slope
+from gpuipc_doctor.trend import Slope, slope
 
 __all__ = [
     "REUSES",
@@ -80,6 +80,7 @@ __all__ = [
     "Probe",
     "ProbeOutcome",
     "Series",
+    "Slope",
     "Status",
     "Stream",
     "Tier",

@@ -10,8 +10,8 @@ from gpuipc_doctor.simulator.profile import Expectation, Expected
 
 _COMPLAINTS = {Status.WARN, Status.ERROR, Status.FAIL}
 
-_OF_WHAT_IS_REAL = {"mpi-gpu-aware"}
-"""Checks of what no profile can state: the MPI library on a simulated node is a real one."""
+_OF_WHAT_IS_REAL = {"mpi-gpu-aware", "known-versions"}
+"""Checks of what no profile can state where MPI takes part: the library on a simulated node is a real one."""
 
 
 _SUBJECTS = ("node", "device", "pair")
@@ -48,8 +48,10 @@ class Verdict:
 
 def of_the_profile(report: Report) -> Report:
     """The report without what is no profile's matter."""
-    results = tuple(result for result in report.results if result.check not in _OF_WHAT_IS_REAL)
-    return replace(report, results=results)
+    statuses = {result.finding.status for result in report.results if result.check == "mpi-gpu-aware"}
+    if statuses <= {Status.SKIP}:
+        return report
+    return replace(report, results=tuple(r for r in report.results if r.check not in _OF_WHAT_IS_REAL))
 
 
 def rows(report: Report) -> list[Row]:

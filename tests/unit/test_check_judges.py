@@ -391,8 +391,9 @@ def total(sizes: list[int]) -> list[int]:
     return [sum(sizes[: number + 1]) for number in range(len(sizes))]
 
 
-def memory(used: list[int]) -> dict[str, Json]:
-    return {"used": used, "large": LARGE, "free": 100 << 30}
+def memory(used: list[int], *held: list[int] | list[None]) -> dict[str, Json]:
+    nobody_tells = [[None] * len(used)] * 2
+    return {"used": used, "held": held or nobody_tells, "large": LARGE, "free": 100 << 30}
 
 
 LEAK, FLAT = memory(total(LARGE)), memory([600 * MIB] * 24)
@@ -411,6 +412,21 @@ def test_growth_is_blamed_on_the_rank_whose_device_fills_with_rate_and_reach() -
     assert "(growing)" in finding.summary
     assert "95 % interval" in finding.evidence[0]
     assert "more iterations" in finding.evidence[1]
+
+
+def test_who_holds_it_is_told_where_the_driver_tells() -> None:
+    """As on two H200s: what the sender has freed is held by the receiver, which still maps it."""
+    few = [2 * MIB * number for number in range(24)]
+    sender, receiver = memory(total(LARGE), few, [0] * 24), memory([600 * MIB] * 24, total(LARGE), few)
+    (finding,) = growth(sender, receiver, TWO)
+    assert finding.evidence[2:] == ("the receiver's process holds it: 52.0 MiB more each iteration",)
+    (finding,) = growth(LEAK, FLAT, TWO)
+    assert len(finding.evidence) == 2
+
+
+def test_ranks_that_share_a_device_see_one_growth() -> None:
+    (finding,) = growth(LEAK, LEAK, ONE)
+    assert "on the device of both ranks" in finding.summary
 
 
 def test_a_receiver_that_keeps_is_blamed_too() -> None:

@@ -117,7 +117,7 @@ void segment_free(uint64_t serial);
 int mapping_add(uint64_t serial); /* its entry, or -1 when the table is full */
 void mapping_remove(int entry);
 bool process_alive(int32_t pid);
-/* Walk over what processes own on a device: calls `each` per process with its pid and bytes. */
+/* Walk over what processes hold of a device: calls `each` per process with its pid and bytes. */
 void state_each_user(int device, void (*each)(int32_t pid, uint64_t bytes, void *data), void *data);
 
 /* Single words that any process may change at any time: */

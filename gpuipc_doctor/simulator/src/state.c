@@ -376,6 +376,7 @@ void mapping_remove(int entry)
         settle(segment);
 }
 
+/* What the owner has freed is held by those who still map it, as on an H200 (driver 580.159.04). */
 void state_each_user(int device, void (*each)(int32_t pid, uint64_t bytes, void *data), void *data)
 {
     for (int i = 0; i < PROCESSES; i++) {
@@ -385,6 +386,13 @@ void state_each_user(int device, void (*each)(int32_t pid, uint64_t bytes, void 
         for (uint32_t j = 0; j < shared->segments; j++) {
             const struct segment *segment = &shared->segment[j];
             if (segment->serial && !segment->freed && segment->owner == i && segment->device == device)
+                bytes += segment->bytes;
+        }
+        for (uint32_t j = 0; j < shared->mappings; j++) {
+            const struct mapping *mapping = &shared->mapping[j];
+            const struct segment *segment =
+                mapping->serial && mapping->holder == i ? segment_find(mapping->serial) : NULL;
+            if (segment && segment->freed && segment->device == device)
                 bytes += segment->bytes;
         }
         if (bytes)
