@@ -9,7 +9,7 @@ from gpuipc_doctor.prolog.decision import Decision
 from gpuipc_doctor.report.text import sanitise, wrap
 
 WIDTH = 80
-INDENT = 12
+INDENT = 15
 
 
 @dataclass(frozen=True, slots=True)

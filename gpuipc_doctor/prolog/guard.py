@@ -25,9 +25,9 @@ from gpuipc_doctor.supervise import tree
 if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembered answer
     from gpuipc_doctor.model import Json
 
-LATE_S, KILL_S, SETTLE_S, LAST_S, WRITE_S = 0.2, 0.25, 0.4, 0.95, 0.2
-"""Seconds: from the budget's end until the child is killed; for that; for the clerk; from the budget's end
-until we leave without more ado; and for whoever reads what we print to take it."""
+LATE_S, KILL_S, REST_S, SETTLE_S, LAST_S, WRITE_S = 0.2, 0.25, 0.05, 0.35, 0.95, 0.2
+"""Seconds: from the budget's end until the child is killed; for that; to read what it had said; for the
+clerk; from the budget's end until we leave without more ado; for whoever reads what we print to take it."""
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -113,6 +113,8 @@ class _Guard:
         self._doing = "it started"
         self._kept: Json = None
         self._exit_codes: dict[str, int] = {}
+        self._torn = b""
+        """The beginning of a message whose end has not been read."""
 
     def watch(self, duty: Duty, settle: Settle) -> None:
         signal.signal(signal.SIGALRM, lambda *_: os._exit(self.code))
@@ -126,8 +128,9 @@ class _Guard:
         for number in INTERRUPTS:
             signal.signal(number, interrupt)
         kind, what = "error", "ended without a result"
+        child = _start(duty, libc)
         try:
-            if not self._listen(_start(duty, libc), lambda: self.ends_at + LATE_S):
+            if not self._listen(child, lambda: self.ends_at + LATE_S):
                 kind, what = "budget", "the budget was up"
             elif self.line:
                 return
@@ -137,13 +140,13 @@ class _Guard:
             signal.signal(number, signal.SIG_IGN)
         if left := tree.end(_left_behind, grace_s=0.0, limit_s=KILL_S):
             kind, what = "unkillable", f"pid {left[0].pid} ({left[0].name}) cannot be killed"
+        self._listen_for(REST_S, child)
         if self.line:
             return
         what = f"{what} while {self._doing}"
         self.code, self.line = self._exit_codes.get(kind, 0), f"gpuipc-doctor: ERROR {what}"
-        clerk = _start(lambda tell: settle(kind, what, self._kept, tell), libc)
-        settled_at = time.monotonic() + SETTLE_S
-        self._listen(clerk, lambda: settled_at)
+        self._torn = b""
+        self._listen_for(SETTLE_S, _start(lambda tell: settle(kind, what, self._kept, tell), libc))
         tree.signal_all(_left_behind(), signal.SIGKILL)
 
     def _set_alarm(self) -> None:
@@ -154,7 +157,6 @@ class _Guard:
         """Take in what the child says until it has ended, which is True, or until then, which is False."""
         poll = select.poll()
         poll.register(pipe, select.POLLIN)
-        buffer = b""
         while (left_s := until() - time.monotonic()) > 0:
             if not poll.poll(left_s * 1000):
                 continue
@@ -162,10 +164,14 @@ class _Guard:
             if not data:
                 _reap()
                 return True
-            *lines, buffer = (buffer + data).split(b"\n")
+            *lines, self._torn = (self._torn + data).split(b"\n")
             for line in lines:
                 self._take(json.loads(line))
         return False
+
+    def _listen_for(self, seconds: float, pipe: int) -> None:
+        until = time.monotonic() + seconds
+        self._listen(pipe, lambda: until)
 
     def _take(self, message: Json) -> None:
         if "answer" in message:

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuipc_doctor.model import Ending, Finding, Report, Result, RoleOutcome
-from gpuipc_doctor.policy import Action, PrologConfig
-from gpuipc_doctor.prolog import decision, weighing
+from gpuipc_doctor.policy import Action, Breaker, PrologConfig
+from gpuipc_doctor.prolog import decision, explain, weighing
 from gpuipc_doctor.prolog.decision import MAX_LINE, Concern, Decision, Kind
+from gpuipc_doctor.prolog.explain import Account
 from tests import golden
 from tests.sample_reports import FAULT, PROPERTY, gpus, healthy, replaced, reports, seed_002
 
@@ -125,6 +126,27 @@ def test_lines() -> None:
     }
     rows = (f"{name}: exit {case.exit_code}\n  {case.line}\n" for name, case in cases.items())
     golden.check("prolog/lines.txt", "".join(rows))
+
+
+def test_explanations() -> None:
+    account = Account(
+        "site.yaml",
+        "8 s from the start of the process; the checks took 2.1 s",
+        "not used: fresh_for_s is 0",
+        "0,1",
+    )
+    bounded = replace(POLICY, on_budget=Action.IGNORE, breaker=Breaker("/shared", 10, 86400.0, 0.05))
+    cases = {
+        "pass": (POLICY, decided(healthy(gpus(4)))),
+        "drained": (bounded, decided(FAIL, bounded)),
+        "ignored": (bounded, decided(BUDGET, bounded)),
+        "logged": (POLICY, decided(ERROR)),
+        "unkillable": (POLICY, decided(UNKILLABLE)),
+    }
+    texts = (
+        f"--- {name}\n{explain.render(case, policy, account)}\n" for name, (policy, case) in cases.items()
+    )
+    golden.check("prolog/explanations.txt", "".join(texts))
 
 
 @PROPERTY
