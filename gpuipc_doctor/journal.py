@@ -95,8 +95,6 @@ class Progress:
         """Follow the file; a line that is not complete yet waits for the next call."""
         try:
             with self.path.open("rb") as file:
-                if file.seek(0, os.SEEK_END) < self._offset:
-                    self._offset = 0  # it was begun anew
                 file.seek(self._offset)
                 data = file.read()
         except FileNotFoundError:
@@ -106,6 +104,10 @@ class Progress:
         for line in complete.splitlines():
             with contextlib.suppress(json.JSONDecodeError):  # torn: the disk was full
                 self._apply(json.loads(line))
+
+    def begin_anew(self) -> None:
+        """The worker has begun its journal anew: read it from its start."""
+        self._offset = 0
 
     def _apply(self, line: dict[str, Any]) -> None:
         if not self.started and not self.same_clock:

@@ -135,10 +135,10 @@ class Execution:
                     self._look_at_living(now + (until - now) / 2)
                     self._culprit.ending = ending
                     return
-            if self._inbox:
-                self._inbox.wait(LISTEN_S)
-            else:
+            if self._inbox is None:
                 time.sleep(TICK_S)
+            elif self._inbox.wait(LISTEN_S):  # who tells begins his journal anew
+                next(iter(self._roles.values())).progress.begin_anew()
 
     def _settle(self) -> None:
         """Let the roles that lost their partner end by themselves, then blame the first that went wrong."""

@@ -27,13 +27,14 @@ class Inbox:
         self._listener = listener
         self._unread = b""
 
-    def wait(self, limit_s: float) -> None:
-        """Wait until something is told or the time is over, and hand on what there is."""
+    def wait(self, limit_s: float) -> bool:
+        """Wait until something is told or the time is over, and hand on what there is; says whether."""
         if not select.select([self._pipe], [], [], limit_s)[0]:
-            return
+            return False
         *lines, self._unread = (self._unread + os.read(self._pipe, 1 << 20)).split(b"\n")
         for line in lines:
             self._listener(json.loads(line))
+        return True
 
     def close(self) -> None:
         os.close(self._pipe)
