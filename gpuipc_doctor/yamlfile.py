@@ -28,8 +28,10 @@ MAX_BYTES = 4 << 20
 MAX_DEPTH = 32
 """Deepest nesting, so that neither this reader nor the schema runs out of stack."""
 
-_UNSHOWABLE = re.compile(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_UNSHOWABLE = r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 """What YAML forbids in a file. Escapes (``"\\x1b"``) are held to it too: values end up on terminals."""
+
+_SHOWABLE_ASCII = b"\t\n\r" + bytes(range(0x20, 0x7F))
 
 Key = str | int
 """A step into a document: the key of a mapping or the index of a list."""
@@ -124,10 +126,17 @@ def _text(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise BadFile([Mistake(path, line, "is not UTF-8 text; save the file as UTF-8")]) from None
-    if bad := _UNSHOWABLE.search(text):
+    if bad := _unshowable(text):
         line = text.count("\n", 0, bad.start()) + 1
         raise BadFile([Mistake(path, line, f"holds the control character {bad[0]!r}")])
     return text
+
+
+def _unshowable(text: str) -> re.Match[str] | None:
+    """The first character of ``text`` that YAML forbids."""
+    if text.isascii() and not text.encode().translate(None, _SHOWABLE_ASCII):
+        return None  # nearly always, and compiling the expression takes milliseconds
+    return re.search(_UNSHOWABLE, text)
 
 
 class _Builder:
@@ -212,7 +221,7 @@ class _Builder:
             self._refuse(line, f"alias *{event.anchor} is not supported here; write the value out")
         if event.tag is not None:
             self._refuse(line, f"tag {event.tag!r} is not supported here")
-        if isinstance(event, yaml.ScalarEvent) and (bad := _UNSHOWABLE.search(event.value)):
+        if isinstance(event, yaml.ScalarEvent) and (bad := _unshowable(event.value)):
             self._refuse(line, f"holds the control character {bad[0]!r}")
 
     def _refuse(self, line: int, text: str) -> NoReturn:

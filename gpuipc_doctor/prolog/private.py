@@ -28,23 +28,22 @@ def directory(path: Path) -> Iterator[int]:
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
     with _opened(path, os.O_RDONLY | os.O_DIRECTORY) as fd:
-        _verify(fd, path, 0o077)
+        _verify(fd, path)
         yield fd
 
 
 @contextmanager
-def file(path: Path, flags: int, *, within: int | None = None, forbidden: int = 0o077) -> Iterator[int]:
-    """A descriptor of a regular file of ours, made with mode 0600 where ``flags`` say so.
+def file(path: Path, flags: int, *, within: int | None = None) -> Iterator[int]:
+    """A descriptor of a regular file that is ours alone, made where ``flags`` say so.
 
-    ``within``: the directory's descriptor, for a ``path`` that is relative to it. ``forbidden``: permissions
-    that it must not have. Raises `NotOurs`, `OSError`.
+    ``within``: descriptor of the directory that ``path`` is relative to. Raises `NotOurs`, `OSError`.
     """
     with _opened(path, flags, within) as fd:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise NotOurs(f"{path} is not a regular file")
         if os.fstat(fd).st_nlink > 1:
             raise NotOurs(f"{path} has another name, too")
-        _verify(fd, path, forbidden)
+        _verify(fd, path)
         yield fd
 
 
@@ -62,11 +61,11 @@ def _opened(path: Path, flags: int, within: int | None = None) -> Iterator[int]:
         os.close(fd)
 
 
-def _verify(fd: int, path: Path, forbidden: int) -> None:
+def _verify(fd: int, path: Path) -> None:
     status = os.fstat(fd)
     if status.st_uid != os.geteuid():
         raise NotOurs(f"{path} belongs to user {status.st_uid}")
-    if status.st_mode & forbidden:
+    if status.st_mode & 0o077:
         raise NotOurs(f"{path} has mode {status.st_mode & 0o777:o}, so it is not ours alone")
 
 
