@@ -50,7 +50,7 @@ def conclude(outcome: ProbeOutcome) -> Finding:
         case Ending.UNKILLABLE:
             what = f"hung and cannot be killed: {'; '.join(role.kernel)}"
         case Ending.NOT_STARTED:
-            *before, said = sorted(role.log_tail, key=_is_our_complaint) or ("it left no word",)
+            *before, said = sorted(role.log_tail, key=_is_our_complaint) or (_no_word(outcome),)
             said = said.removeprefix(COMPLAINT)
             return Finding.error(f"{role.role}: the worker did not start: {said}", *before[-3:], *evidence)
         case Ending.UNAVAILABLE:
@@ -66,6 +66,13 @@ def conclude(outcome: ProbeOutcome) -> Finding:
     if role.operation:
         return Finding.fail(f"{_where(role)} {what}", *evidence)
     return Finding.error(f"{role.role}: {what} while no operation was armed", *evidence)
+
+
+def _no_word(outcome: ProbeOutcome) -> str:
+    """Why a worker that never began may have left nothing."""
+    if outcome.launch is None:
+        return "it left no word"
+    return f"the launcher, {outcome.launch.command[0]}, started no rank in time and said nothing"
 
 
 def _is_our_complaint(line: str) -> bool:

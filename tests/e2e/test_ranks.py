@@ -114,3 +114,11 @@ def test_a_launcher_that_is_not_there_is_an_error(session: Session, roles: Modul
     )
     assert finding.status is Status.ERROR
     assert "/nowhere/mpiexec" in finding.summary
+
+
+def test_a_launcher_that_hangs_is_an_error_that_names_it(roles: ModuleType) -> None:
+    with Session(Node(), Limits(start_up_s=1.0)) as session:
+        outcome = run(session, Launch(("/bin/sh", "-c", "sleep 100")), roles, "send", "receive")
+    finding = verdict.conclude(outcome)
+    assert finding.status is Status.ERROR
+    assert "the launcher, /bin/sh, started no rank in time" in finding.summary
