@@ -45,11 +45,11 @@ class AllocatorIpc(Check):
     needs_allocators = True
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
-        for device in ctx.devices:
-            names = ctx.allocators(device)
-            for name in (*names, EXPANDABLE) if "PyTorch" in names else names:
+        for device, name in ctx.allocators:
+            for variant in (name, EXPANDABLE) if name == "PyTorch" else (name,):
                 roles = {"exporter": export, "importer": read}
-                yield Probe(name, roles, (device,), {"allocator": name}, deadline_s=60.0, exclusive=True)
+                params = {"allocator": variant}
+                yield Probe(variant, roles, (device,), params, deadline_s=60.0, exclusive=True)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         exporter, importer = done.records["exporter"], done.records["importer"]

@@ -63,11 +63,10 @@ class AllocatorPressure(Check):
     needs_allocators = True
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
-        for device in ctx.devices:
-            for name in ctx.allocators(device):
-                roles = {"program": run_full, "bystander": stand_by}
-                params = {"allocator": name, "share": asdict(ctx.memory)}
-                yield Probe(name, roles, (device,), params, deadline_s=60.0, exclusive=True)
+        for device, name in ctx.allocators:
+            roles = {"program": run_full, "bystander": stand_by}
+            params = {"allocator": name, "share": asdict(ctx.memory)}
+            yield Probe(name, roles, (device,), params, deadline_s=60.0, exclusive=True)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         program, bystander = done.records["program"], done.records["bystander"]

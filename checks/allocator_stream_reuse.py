@@ -11,7 +11,7 @@ with each guard that is documented, and the copy must be right every time:
 - record_stream: the allocator is told that stream B uses the buffer, too (PyTorch)
 - pool per stream: the buffer is allocated for stream B, so that stream A gets other memory
 
-Small and large buffers take different ways in some allocators; both are tried.
+Some allocators treat small and large buffers differently; both are tried.
 """
 
 from __future__ import annotations
@@ -50,9 +50,8 @@ class AllocatorStreamReuse(Check):
     needs_allocators = True
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
-        for device in ctx.devices:
-            for name in ctx.allocators(device):
-                yield Probe(name, {"program": overtake}, (device,), {"allocator": name}, deadline_s=60.0)
+        for device, name in ctx.allocators:
+            yield Probe(name, {"program": overtake}, (device,), {"allocator": name}, deadline_s=60.0)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         unguarded, guarded = done.records["program"]["unguarded"], done.records["program"]["guarded"]

@@ -112,9 +112,18 @@ class Context:
     memory: MemoryShare = field(default_factory=MemoryShare)
     """How much device memory a check may come to hold on one device."""
 
-    def allocators(self, device: Device) -> tuple[str, ...]:
-        """The allocators that can be tested on a device, by the names that `Worker.allocator` takes."""
-        return installed(self.inventory, device.backend)
+    @property
+    def allocators(self) -> tuple[tuple[Device, str], ...]:
+        """Each allocator (a name for `Worker.allocator`) with a device to test it on.
+
+        What they do is the library's doing rather than a device's, so it is the first device of each
+        backend; in ``soak`` all of them.
+        """
+        first = {device.backend: device for device in reversed(self.devices)}
+        devices = self.devices if self.tier is Tier.SOAK else tuple(first.values())
+        return tuple(
+            (device, name) for device in devices for name in installed(self.inventory, device.backend)
+        )
 
     @property
     def subjects(self) -> tuple[tuple[Device, ...], ...]:

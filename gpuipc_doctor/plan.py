@@ -9,6 +9,7 @@ from datetime import date
 from pathlib import Path
 
 from gpuipc_doctor import loader
+from gpuipc_doctor.allocator import installed
 from gpuipc_doctor.api import Check, Context
 from gpuipc_doctor.config import SiteConfig
 from gpuipc_doctor.loader import BrokenCheck, LoadedCheck
@@ -188,7 +189,7 @@ def _unfit(check: Check, device: Device, context: Context) -> Finding | None:
         return Finding.skip("no MPI to test")
     if check.needs_mpi and mpi and device.backend not in mpi.takes:
         return Finding.skip(f"this MPI takes no device pointers: {mpi.why_not}", remedy=mpi.remedy)
-    if check.needs_allocators and not context.allocators(device):
+    if check.needs_allocators and not installed(context.inventory, device.backend):
         return Finding.skip(
             "neither CuPy nor PyTorch was found for it",
             remedy="pip install 'gpuipc-doctor[cuda12]' brings CuPy; a simulated node has none",

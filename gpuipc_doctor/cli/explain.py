@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from gpuipc_doctor import knownissues, loader
+from gpuipc_doctor.api import Check
 from gpuipc_doctor.cli import options
 from gpuipc_doctor.cli.issue_page import page
 from gpuipc_doctor.cli.table import COLUMNS
@@ -60,11 +61,19 @@ def _check_page(item: LoadedCheck, issues: Iterable[KnownIssue]) -> str:
             *_reflowed(told),
             "",
             f"tier      {item.check.tier.label}",
-            *wrap(", ".join(sorted(item.check.requires)) or "nothing", COLUMNS, "requires  "),
+            *wrap(", ".join(_required(item.check)) or "nothing", COLUMNS, "requires  "),
             *wrap(_detected(item.check.id, issues), COLUMNS, "detects   "),
             f"file      {item.file}",
         ]
     )
+
+
+def _required(check: Check) -> Iterator[str]:
+    yield from sorted(check.requires)
+    if check.needs_mpi:
+        yield "an MPI library that takes device pointers"
+    if check.needs_allocators:
+        yield "CuPy or PyTorch"
 
 
 def _detected(check: str, issues: Iterable[KnownIssue]) -> str:

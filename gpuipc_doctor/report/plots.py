@@ -135,6 +135,7 @@ def _draw(panel: Any, result: Result, series: Series, unit: str) -> None:
             va="center",
             fontsize=7.5,
             color=_QUIET,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
         )
     if not any(value for line in series.lines for value in line.values):
         panel.set_ylim(-0.1, 1)  # nothing at all is worth no scale of its own

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from gpuipc_doctor.allocator import installed
-from gpuipc_doctor.model import Fact, Finding, Json, Status
-from tests.unit.test_check_judges import ONE, conclude
+from gpuipc_doctor.api import Context
+from gpuipc_doctor.model import Fact, Finding, Json, Status, Tier
+from tests.unit.test_check_judges import ONE, conclude, gpu
 
 MIB = 1 << 20
 
@@ -150,3 +151,11 @@ def test_allocators_are_those_of_libraries_built_for_the_device(
     facts: list[Fact], backend: str, names: tuple[str, ...]
 ) -> None:
     assert installed(facts, backend) == names
+
+
+def test_allocators_are_tested_on_one_device_of_each_backend_and_in_soak_on_all() -> None:
+    facts = (Fact("pytorch", "2.11.0", "torch-2.11.0.dist-info"),)
+    devices = (gpu(0), gpu(1), gpu(0, "hip"))
+    assert Context(devices, facts).allocators == ((devices[0], "PyTorch"),)
+    soak = Context(devices, facts, tier=Tier.SOAK)
+    assert soak.allocators == ((devices[0], "PyTorch"), (devices[1], "PyTorch"))
