@@ -11,7 +11,7 @@ A cache with a bound levels off: the slope is that of the second half, and a pla
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpuipc_doctor.api import (
     Check,
@@ -71,15 +71,18 @@ class MpiCacheGrowth(Check):
         ]
 
     def series(self, done: ProbeOutcome) -> Iterable[Series]:
+        shared = len(done.devices) == 1  # then both ranks see the same
         lines = [
-            Line(
-                f"{role}'s device, since the start",
-                tuple(used - record["used"][0] for used in record["used"]),
-            )
-            for role, record in done.records.items()
+            Line("device of both ranks" if shared else f"{role}'s device", since_the_start(record["used"]))
+            for role, record in list(done.records.items())[: len(done.devices)]
         ]
         large = Line("large buffer, freed each time", tuple(done.records["sender"]["large"]))
-        yield Series(done.probe, "iteration", tuple(range(1, ITERATIONS + 1)), (*lines, large))
+        title = f"{done.probe}: used since the first iteration"
+        yield Series(title, "iteration", tuple(range(1, ITERATIONS + 1)), (*lines, large))
+
+
+def since_the_start(used: Sequence[float]) -> tuple[float, ...]:
+    return tuple(bytes_used - used[0] for bytes_used in used)
 
 
 def probe(

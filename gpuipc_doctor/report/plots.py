@@ -16,8 +16,11 @@ from gpuipc_doctor.report.text import sanitise
 
 _COLUMNS = 2
 _PANEL = 5.6, 3.4
-_HEAD, _FOOT = 0.75, 0.35
-"""Inches."""
+_HEAD, _FOOT = 0.75, 0.17
+"""Inches: of a panel, of what stands above them all, of a line below them."""
+
+_FOOTER_COLUMNS = 14
+"""Characters of the footer that an inch can take."""
 
 _LOOKS = ("#e69f00", 3.6), ("#0072b2", 2.2), ("#000000", 1.0), ("#cc79a7", 1.0)
 """Colours of Okabe and Ito, told apart by every colour vision (https://jfly.uni-koeln.de/color/), and widths
@@ -26,21 +29,9 @@ in points: a line that lies on another does not hide it."""
 _WORDS = {"PASS": "#1a7f37", "WARN": "#9a6700", "FAIL": "#cf222e", "ERROR": "#8250df", "SKIP": "#57606a"}
 _QUIET = "#57606a"
 
-_FACTS = {
-    "nvidia-driver": "NVIDIA {}",
-    "cuda-driver": "CUDA {}",
-    "rocm": "ROCm {}",
-    "cupy": "CuPy {}",
-    "pytorch": "PyTorch {}",
-    "mpich": "MPICH {}",
-    "cray-mpich": "Cray MPICH {}",
-    "openmpi": "Open MPI {}",
-    "intel-mpi": "Intel MPI {}",
-    "ucx": "UCX {}",
-}
-"""The facts of the footer, and how each is written there."""
-
-_OF_ALLOCATORS, _OF_MPI = {"cupy", "pytorch"}, {"mpich", "cray-mpich", "openmpi", "intel-mpi", "ucx"}
+_FACTS = {"nvidia-driver": "NVIDIA {}", "cuda-driver": "CUDA {}", "rocm": "ROCm {}"}
+_LIBRARIES = {"cupy": "CuPy {}", "pytorch": "PyTorch {}"}
+"""The facts of the footer, and how each is written there; the second for checks of allocators."""
 
 _UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}
 
@@ -87,12 +78,15 @@ def _figure(report: Report, title: str, drawn: Sequence[tuple[Result, Series]]) 
 
     columns = min(len(drawn), _COLUMNS)
     rows = -(-len(drawn) // columns)
-    width, height = _PANEL[0] * columns, _PANEL[1] * rows + _HEAD + _FOOT
-    layout = ConstrainedLayoutEngine(rect=(0, _FOOT / height, 1, 1 - (_HEAD + _FOOT) / height))
+    width = _PANEL[0] * columns
+    footer = _footer(report, drawn[0][0].check, width)
+    foot = _FOOT * (2 + footer.count("\n"))
+    height = _PANEL[1] * rows + _HEAD + foot
+    layout = ConstrainedLayoutEngine(rect=(0, foot / height, 1, 1 - (_HEAD + foot) / height))
     figure = Figure((width, height), layout=layout, facecolor="white")
     left, top = 0.12 / width, 1 - 0.12 / height
     figure.text(left, top, title, va="top", fontsize=14, fontweight="bold")
-    figure.text(left, 0.1 / height, _footer(report, drawn[0][0].check), fontsize=8, color=_QUIET)
+    figure.text(left, 0.1 / height, footer, fontsize=8, color=_QUIET)
     unit = _unit(drawn)
     panels = figure.subplots(rows, columns, sharey=True, squeeze=False)
     for panel, (result, series) in zip(panels.flat, drawn, strict=False):
@@ -154,16 +148,17 @@ def _unit(drawn: Sequence[tuple[Result, Series]]) -> str:
     return next((unit for unit, nbytes in _UNITS.items() if most >= 2 * nbytes), "B" if most else "MiB")
 
 
-def _footer(report: Report, check: str) -> str:
+def _footer(report: Report, check: str, width: float) -> str:
     """Whose these figures are: node, GPU, the software that has to do with them, when, and by which tool."""
-    foreign = _OF_MPI if check.startswith("allocator-") else _OF_ALLOCATORS
-    facts = [
-        form.format(fact.value)
-        for fact in report.inventory
-        if fact.value and fact.name not in foreign and (form := _FACTS.get(fact.name))
+    facts = {**_FACTS, **(_LIBRARIES if check.startswith("allocator-") else {})}
+    software = [
+        facts[fact.name].format(fact.value) for fact in report.inventory if fact.value and fact.name in facts
     ]
+    if check.startswith("mpi-"):
+        software += [result.finding.summary for result in report.results if result.check == "mpi-gpu-aware"]
     names = dict.fromkeys(device.name for device in report.devices)
     when = report.started.replace("T", " ")[:16]
     simulated = f"SIMULATED ({report.simulated})" if report.simulated else ""
-    parts = (simulated, report.host, *names, *facts, when, f"gpuipc-doctor {report.tool_version}")
-    return sanitise(" · ".join(filter(None, parts)))
+    parts = (simulated, report.host, *names, *software, when, f"gpuipc-doctor {report.tool_version}")
+    line = sanitise(" · ".join(filter(None, parts)))
+    return "\n".join(textwrap.wrap(line, int(width * _FOOTER_COLUMNS), break_on_hyphens=False))

@@ -293,3 +293,22 @@ def with_environment(variable: str) -> list[int]:
         except OSError:
             continue
     return found
+
+
+def test_plots_are_drawn_of_what_was_watched_and_named(doctor: Command, tmp_path: Path) -> None:
+    directory = tmp_path / "new" / "pictures"
+    ended = doctor(
+        *("check", "ipc-release", "--simulate", "healthy-single", "--device", "cuda:0"),
+        *("--plots", str(directory)),
+    )
+    assert ended.returncode == 0
+    names = {"ipc-release-cuda0.svg", "ipc-release-cuda0.png"}
+    assert {file.name for file in directory.iterdir()} == names
+    assert ended.stderr == f"gpuipc-doctor: drew in {directory}: ipc-release-cuda0\n"
+
+
+def test_plots_of_checks_that_watch_nothing_say_so(doctor: Command, tmp_path: Path) -> None:
+    ended = doctor("check", "ipc-reopen", "--simulate", "healthy-single", "--plots", str(tmp_path))
+    assert ended.returncode == 0
+    assert "nothing, for no check that ran watches memory over time" in ended.stderr
+    assert list(tmp_path.iterdir()) == []
