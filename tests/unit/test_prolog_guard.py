@@ -136,6 +136,13 @@ def duty(tell):
             os.kill(pid, 0)
 
 
+def test_the_child_does_not_hold_the_streams_that_the_batch_system_waits_for() -> None:
+    assert run("""
+def duty(tell):
+    tell.answer(0, " ".join(os.readlink(f"/proc/self/fd/{fd}") for fd in range(3)))
+""") == (0, "/dev/null /dev/null /dev/null\n", "")
+
+
 def test_much_that_is_said_is_told_whole() -> None:
     assert run("""
 def duty(tell):

@@ -9,6 +9,8 @@ import socket
 import stat
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,19 @@ def test_a_lock_that_somebody_holds_is_not_waited_for(log: Path) -> None:
         os.close(fd)
 
 
+def test_who_waits_while_another_rotates_writes_to_the_new_log(log: Path) -> None:
+    record.append(log, {"n": 1}, MAX_BYTES)
+    fd = os.open(log, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(record.append, log, {"n": 2}, MAX_BYTES)
+        time.sleep(0.05)
+        log.rename(log.with_name("log.jsonl.1"))
+        os.close(fd)
+        waiting.result()
+    assert (lines(log.with_name("log.jsonl.1")), lines(log)) == ([{"n": 1}], [{"n": 2}])
+
+
 def test_a_full_disk_leaves_no_torn_line(log: Path) -> None:
     """A limit of the file's size stands for the disk: the kernel writes what fits, and then no more."""
     program = f"""
@@ -82,6 +97,8 @@ for _ in range(2):
 def test_two_who_rotate_at_once_lose_nothing(log: Path) -> None:
     program = f"""
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from gpuipc_doctor.prolog import record
 for number in range(60):
