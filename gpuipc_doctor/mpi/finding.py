@@ -158,9 +158,10 @@ def _placement(family: str, nodes: int) -> tuple[str, ...]:
     return () if nodes == 1 else ("--map-by", "ppr:1:node")
 
 
-_SRUN = ("--overlap", "--overcommit", "-K1")
-"""Options of srun: to run beside a job step of the allocation, and on as many processors as it has. Without
-``-K1`` it waits for ever for the ranks that are left when one has died."""
+_SRUN = ("--overlap", "--overcommit", "--export=ALL", "-K1")
+"""Options of srun: to run beside a job step of the allocation, on as many processors as it has, with this
+environment whatever SLURM_EXPORT_ENV says. Without ``-K1`` it waits for ever for the ranks that are left when
+one has died."""
 
 
 def _mpiexec_of(identity: Identity, library: Path) -> Path | None:

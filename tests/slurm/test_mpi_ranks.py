@@ -85,10 +85,11 @@ def test_ranks_of_srun_that_fail_are_blamed_and_leave_nothing(slurm: Slurm, node
 
 def test_a_hang_between_nodes_is_blamed_and_leaves_nothing(slurm: Slurm) -> None:
     cluster = slurm(nodes=2)
-    command = check("mpi-hang-16", "--nodes", "2", "--deadline", "2")
+    command = check("mpi-hang-finalize", "--nodes", "2", "--deadline", "2")
     ended = cluster.run("salloc", "-N2", *command, timeout_s=100)
-    between = [finding for finding in findings(ended) if finding["probe"] == "between nodes"]
-    assert between[0]["summary"].startswith("rank 1: MPI_Recv #"), between
+    (between,) = (finding for finding in findings(ended) if finding["probe"] == "between nodes")
+    assert between["summary"].endswith(": MPI_Finalize #1 hung (2 s)"), between
+    assert all(role["python_stack"] for role in between["roles"])
     assert_nothing_is_left(cluster)
 
 

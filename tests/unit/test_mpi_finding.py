@@ -122,7 +122,15 @@ def test_within_a_slurm_allocation_it_is_srun(tmp_path: Path) -> None:
     assert "mpiexec" in find_launcher(MPICH, str(library), "", environment).launch.command[0]
     environment["SLURM_JOB_ID"] = "17"
     launch = find_launcher(MPICH, str(library), "", environment, nodes=2).launch
-    assert launch.command == (str(srun), "--overlap", "--overcommit", "-K1", "-N2", "-n{ranks}")
+    assert launch.command == (
+        str(srun),
+        "--overlap",
+        "--overcommit",
+        "--export=ALL",
+        "-K1",
+        "-N2",
+        "-n{ranks}",
+    )
     assert launch.nodes == 2
     environment["SLURM_JOB_NUM_NODES"] = "1"
     with pytest.raises(NotFound, match="this Slurm allocation has 1"):
