@@ -515,10 +515,12 @@ def test_the_round_that_a_stale_page_is_from_is_told_and_zeroes_are_from_none() 
 # -- mpi-first-touch --------------------------------------------------------------------------------------
 
 
-def first_touch(odd: list[float], whole: list[float], wrong: Sequence[str] = ()) -> Finding:
-    """Given the milliseconds of the first messages."""
+def first_touch(
+    odd: list[float], whole: list[float], wrong: Sequence[str] = (), longest_later: float = 0.02
+) -> Finding:
+    """Given milliseconds: of the first messages, and of the longest of the later ones."""
     times = {
-        kind: {"first": [ms / 1e3 for ms in first], "later": [20e-6] * 8}
+        kind: {"first": [ms / 1e3 for ms in first], "later": [20e-6] * 7 + [longest_later / 1e3]}
         for kind, first in (("whole pages", whole), ("one byte more", odd))
     }
     (finding,) = conclude(
@@ -553,6 +555,12 @@ def test_first_messages_in_proportion_or_unlucky_pass_with_figures(
     finding = first_touch(odd, whole)
     assert finding.status is Status.PASS
     assert len(finding.evidence) == 2
+
+
+def test_a_node_so_busy_that_later_messages_wait_as_long_passes() -> None:
+    """Seen once in 15 runs with 20 processes for 2 processors: all five waited, 80 times as long."""
+    assert first_touch([16.0] * 5, [0.2] * 5, longest_later=15.0).status is Status.WARN
+    assert first_touch([16.0] * 5, [0.2] * 5, longest_later=24.0).status is Status.PASS
 
 
 def test_wrong_data_outweighs_the_time() -> None:
