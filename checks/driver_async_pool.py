@@ -17,6 +17,7 @@ https://rocm.docs.amd.com/projects/HIP/en/latest/.doxygen/docBin/html/group___st
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 
 from gpuipc_doctor.api import (
     REUSES,
@@ -26,6 +27,7 @@ from gpuipc_doctor.api import (
     GpuStream,
     Json,
     Memory,
+    MemoryShare,
     Pool,
     Probe,
     ProbeOutcome,
@@ -89,27 +91,35 @@ class DriverAsyncPool(Check):
         for device in ctx.devices:
             room = ctx.memory.of(device.total_bytes)
             if room < 2 * LEAST:
-                yield Finding.skip(
-                    f"{device.label}: {mib(room)}, which the site allows, are too few to tell by"
-                )
+                yield Finding.skip(f"{device.label}: the site allows {mib(room)}, too little to tell by")
                 continue
-            yield Probe("", {"allocator": allocate}, (device,), {"room": room}, exclusive=True)
+            yield Probe("", {"allocator": allocate}, (device,), {"share": asdict(ctx.memory)}, exclusive=True)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
-        yield from judge_giving_back(done.records["allocator"])
-        yield from judge_reuse(done.records["allocator"]["tries"])
+        seen = done.records["allocator"]
+        if seen["room"] < 2 * LEAST:
+            yield Finding.error(
+                f"only {mib(seen['room'])} of free device memory may be taken: too little to tell by",
+                remedy="see who holds the memory, end it, run again",
+            )
+            return
+        yield from judge_giving_back(seen)
+        yield from judge_reuse(seen["tries"])
 
 
 def allocate(w: Worker) -> None:
-    give_back(w)
-    reuse(w)
+    room = MemoryShare(**w.params["share"]).of(w.gpu.memory_info()[0])
+    w.record(room=room)
+    if room >= 2 * LEAST:
+        give_back(w, room)
+        reuse(w, room)
 
 
 # -- give back -------------------------------------------------------------------------------------------
 
 
-def give_back(w: Worker) -> None:
-    nbytes = min(NBYTES, w.params["room"] // 2)
+def give_back(w: Worker, room: int) -> None:
+    nbytes = min(NBYTES, room // 2)
     pool, stream = w.gpu.create_pool(), w.gpu.create_stream()
     with w.step("allocate and free once, so that the driver has what it needs"):
         allocate_and_free(pool, stream, nbytes)
@@ -268,8 +278,7 @@ def judge_threshold(seen: Json) -> Iterable[Finding]:
 # -- reuse -----------------------------------------------------------------------------------------------
 
 
-def reuse(w: Worker) -> None:
-    room = w.params["room"]
+def reuse(w: Worker, room: int) -> None:
     nbytes, ballast = min(SHARED, room // 32), min(BALLAST, room // 4)
     streams = w.gpu.create_stream(), w.gpu.create_stream()
     sources = w.gpu.alloc(nbytes), w.gpu.alloc(nbytes)

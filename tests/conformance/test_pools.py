@@ -18,7 +18,7 @@ from tests.conformance.remote import Remote
 
 NBYTES = 64 << 20
 WRITTEN = 1 << 20
-EVERYTHING = 1 << 60
+EVERYTHING = 2**64 - 1
 SLACK = 4 << 20
 """What a driver may take for itself meanwhile."""
 

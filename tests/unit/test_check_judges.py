@@ -592,6 +592,7 @@ TRY = {"case": "all reuse allowed", "given": True, "busy": True, "wrong": ["", "
 def pool(tries: Sequence[Json] = (TRY,), **seen: Json) -> list[Finding]:
     nbytes = 96 * MIB
     healthy = {
+        "room": 2 << 30,
         "nbytes": nbytes,
         "unheld": had(),
         "held": had(reserved=nbytes, missing=nbytes),
@@ -685,4 +686,7 @@ def test_a_pool_keeps_to_the_memory_that_the_site_allows() -> None:
     assert isinstance(skipped, Finding)
     assert skipped.status is Status.SKIP
     allowed = Context((small,), memory=MemoryShare(fraction=0.25))
-    assert [probe.params["room"] for probe in check("driver-async-pool").probes(allowed)] == [256 * MIB]
+    (probe,) = check("driver-async-pool").probes(allowed)
+    assert isinstance(probe, Probe)
+    assert MemoryShare(**probe.params["share"]) == allowed.memory
+    assert statuses(pool(room=40 * MIB)) == [Status.ERROR]

@@ -78,7 +78,7 @@ static void shrink(const struct pool *pool, uint64_t keep)
     uint64_t bytes = reserved(pool);
     for (struct block *block = blocks, *next; block; block = next) {
         next = block->next;
-        if (block->pool != pool || block->allocations || bytes < keep + block->bytes)
+        if (block->pool != pool || block->allocations || bytes - block->bytes < keep)
             continue;
         bytes -= block->bytes;
         give_back(block);
