@@ -291,9 +291,9 @@ KINDS: Mapping[str, Kind] = {
     "no /dev/shm": Kind(no_shared_memory, (PASSES,)),
     "clock steps back by an hour": Kind(clock_steps_back, (PASSES,)),
     "torn state files": Kind(torn_state, (PASSES,)),
-    "SIGKILL of the prolog": Kind(killed(itself, 1.5), ((-9, ""), PASSES)),
-    "SIGKILL of the prolog and its child": Kind(killed(all_of_ours_but_workers, 1.5), ((-9, ""), PASSES)),
-    "SIGKILL of any process below it": Kind(killed(any_below, 1.5), (SAYS_ERROR, PASSES)),
+    "SIGKILL of the prolog": Kind(killed(itself, 4.0), ((-9, ""), PASSES)),
+    "SIGKILL of the prolog and its child": Kind(killed(all_of_ours_but_workers, 4.0), ((-9, ""), PASSES)),
+    "SIGKILL of any process below it": Kind(killed(any_below, 4.0), (SAYS_ERROR, PASSES)),
 }
 
 
