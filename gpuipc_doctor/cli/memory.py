@@ -78,7 +78,7 @@ def command(
         remedy = f"; {end.trouble.remedy}" if end.trouble.remedy else ""
         click.echo(f"gpuipc-doctor: {end.trouble.status.value} {end.trouble.summary}{remedy}", err=True)
         ctx.exit(Exit.FAIL if end.trouble.status is Status.FAIL else Exit.ERROR)
-    if end.absent and not screen.has_shown:
+    if end.absent:
         click.echo(f"gpuipc-doctor: no GPU whose memory can be read: {'; '.join(end.absent)}", err=True)
         ctx.exit(Exit.NOTHING_TESTED)
 
@@ -101,8 +101,6 @@ def _log(path: Path | None) -> Iterator[IO[str] | None]:
 
 
 class Screen(Protocol):
-    has_shown: bool
-
     def show(self, sample: Sample, history: History) -> None: ...
 
 
@@ -121,22 +119,14 @@ def _screen(node: Node, watch: bool) -> Iterator[Screen]:
 
 
 class Once:
-    def __init__(self) -> None:
-        self.has_shown = False
-
     def show(self, sample: Sample, history: History) -> None:
-        self.has_shown = True
         columns = len(view.HEADERS) - 1  # one sample tells nothing of growth
         rows = [row[:columns] for row in view.rows(sample, history.growth)]
         click.echo(table(rows, view.HEADERS[:columns], wrapped=1))
 
 
 class Lines:
-    def __init__(self) -> None:
-        self.has_shown = False
-
     def show(self, sample: Sample, history: History) -> None:
-        self.has_shown = True
         for line in view.lines(sample, history.growth):
             click.echo(line)
 
@@ -147,14 +137,12 @@ class Redrawn:
     def __init__(self, heading: str) -> None:
         from rich.live import Live
 
-        self.has_shown = False
         self._heading = heading
         self._live = Live(auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
 
     def show(self, sample: Sample, history: History) -> None:
         from rich.text import Text
 
-        self.has_shown = True
         shown = table(list(view.rows(sample, history.growth)), view.HEADERS, wrapped=1)
         lines = [
             *filter(None, [self._heading]),

@@ -38,13 +38,18 @@ def _sources(w: Worker) -> tuple[list[Source], list[str]]:
     absent: list[str] = []
     if "cuda" in w.params["backends"]:
         try:
-            sources.append(Nvml(w))
+            nvml = Nvml(w)
         except OSError as error:
             absent.append(f"NVIDIA: {error}")
         except DriverError as error:
             if error.fault.code != DRIVER_NOT_LOADED:
                 raise
             absent.append(f"NVIDIA: {error}")
+        else:
+            if nvml.read():
+                sources.append(nvml)
+            else:
+                absent.append("NVIDIA: NVML counts no GPU")
     if "hip" in w.params["backends"]:
         amd = Amdgpu(w, Path(w.params["root"]))
         known = amd.read()

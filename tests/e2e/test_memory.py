@@ -153,7 +153,7 @@ def test_one_lost_gpu_of_two_is_told_and_the_other_watched_on(doctor: Doctor, tm
     profile = tmp_path / "ours.yaml"
     profile.write_text(
         "description: ours\nextends: healthy-cuda\n"
-        "faults: [{call: nvml-device-memory, nth: 1, do: lose-device}]\n"
+        "faults: [{call: nvml-device-memory, nth: 3, do: lose-device}]\n"  # when it is asked again
     )
     ended = doctor("memory", "--simulate", str(profile))
     shown = " ".join(ended.stdout.split())
@@ -170,6 +170,12 @@ def test_without_a_gpu_it_says_what_is_missing(doctor: Doctor) -> None:
     )
     assert ended.stderr.endswith("/mem_info_vram_used: No such file or directory\n")
     assert ended.returncode == 3
+
+
+def test_a_driver_without_a_gpu_is_none(doctor: Doctor) -> None:
+    ended = doctor("memory", "--simulate", "no-devices", "--backend", "cuda")
+    says = "gpuipc-doctor: no GPU whose memory can be read: NVIDIA: NVML counts no GPU\n"
+    assert (ended.stderr, ended.returncode) == (says, 3)
 
 
 @pytest.mark.parametrize(
