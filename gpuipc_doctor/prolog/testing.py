@@ -88,9 +88,11 @@ class _Watcher:
         self._say()
 
     def finished(self, key: str) -> None:
-        self._running.pop(key, None)
-        self._say()
+        last = self._running.pop(key)
+        if self._running:
+            self._say()
+        else:
+            self._tell(f"what {last} showed was concluded")
 
     def _say(self) -> None:
-        running = list(self._running.values())
-        self._tell(f"{', '.join(running[:3])} ran" if running else "nothing ran")
+        self._tell(f"{', '.join(list(self._running.values())[:3])} ran")
