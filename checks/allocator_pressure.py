@@ -181,24 +181,28 @@ class Run:
         self.samples.take()
 
     def alloc(self, nbytes: int) -> Block | None:
-        """A block; or None, and why not in ``refused``, where the allocator says that there is no room."""
+        """A block; or None, and why not in ``refused``, where there is no room for it."""
         reserved = self.allocator.held()[1]
         began = self.w.clock()
         if not self.is_bounded and reserved + nbytes > self.room:
             self.allocator.release()
+            if self.allocator.held()[1] + nbytes > self.room:
+                self.refuse(nbytes)
+                return None
         try:
             block = self.allocator.alloc(nbytes, self.stream)
         except DriverError as error:
-            allocated, reserved = self.allocator.held()
             if not error.is_out_of_memory or self.w.gpu.memory_info()[0] < self.room:
                 raise  # it is the device that has no more
-            self.refused = (
-                f"asked for {mib(nbytes)} with {mib(allocated)} allocated and {mib(reserved)} reserved"
-            )
+            self.refuse(nbytes)
             return None
         if self.allocator.held()[1] < reserved:
             self.releases_s.append(self.w.clock() - began)
         return block
+
+    def refuse(self, nbytes: int) -> None:
+        allocated, reserved = self.allocator.held()
+        self.refused = f"asked for {mib(nbytes)} with {mib(allocated)} allocated and {mib(reserved)} reserved"
 
 
 def write_edges(block: Block, number: int) -> None:

@@ -104,8 +104,9 @@ def _figure(report: Report, title: str, drawn: Sequence[tuple[Result, Series]]) 
 def _draw(panel: Any, result: Result, series: Series, unit: str) -> None:
     word, said = result.finding.status.value, result.finding.summary.removeprefix(f"{result.probe}: ")
     lines = textwrap.wrap(f"{word}  {sanitise(said)}", 74, max_lines=2, placeholder=" …")
+    run = f" (run {result.repetition})" if result.repetition > 1 else ""
     panel.set_title(
-        sanitise(series.title), loc="left", fontsize=10.5, fontweight="bold", pad=8 + 11 * len(lines)
+        sanitise(series.title) + run, loc="left", fontsize=10.5, fontweight="bold", pad=8 + 11 * len(lines)
     )
     panel.text(0, 1.02, "\n".join(lines), transform=panel.transAxes, fontsize=8.5, color=_WORDS[word])
     in_ms = series.axis == "seconds" and max(series.at, default=0) < 1

@@ -115,6 +115,16 @@ def test_a_fault_of_the_allocator_is_found(
         assert any(says in told([one])[name] for one in found if one["probe"] == name), told(results)
 
 
+def test_not_even_a_pool_that_never_trims_is_let_take_more_than_the_share(
+    check: Callable[..., Results],
+) -> None:
+    share = 2 << 30
+    for one in check("allocator-pressure", "allocator-growth", fault="never trims, leaks"):
+        for series in one["series"]:
+            used, *_ = series["lines"]
+            assert share / 4 < max(used["values"]) < 1.1 * share, one["probe"]
+
+
 def test_a_guard_is_missed_in_those_libraries_alone_that_lack_it(check: Callable[..., Results]) -> None:
     found = told(check("allocator-stream-reuse", fault="record_stream left out"))
     assert {name for name, text in found.items() if text.startswith("PASS")} == set(CUPY)
