@@ -85,11 +85,13 @@ def waited_for_cpu_s(pid: int) -> float:
 def end(find: Callable[[], list[Process]], *, grace_s: float, limit_s: float) -> list[Process]:
     """TERM, then after ``grace_s`` KILL all that ``find`` returns, until it returns nothing.
 
-    Returns what was still there after ``limit_s`` more seconds: processes that even SIGKILL does not end.
+    Returns what even SIGKILL has not ended after ``limit_s`` more seconds. What is in state R is not among
+    it: on a busy node a killed process is there until it is given a processor to end on.
     """
     signal_all(find(), signal.SIGTERM)
     _wait_until_gone(find, grace_s, lambda left: None)
-    return _wait_until_gone(find, limit_s, lambda left: signal_all(left, signal.SIGKILL))
+    left = _wait_until_gone(find, limit_s, lambda left: signal_all(left, signal.SIGKILL))
+    return [process for process in left if process.state != "R"]
 
 
 def _wait_until_gone(

@@ -236,6 +236,28 @@ def test_killed_from_outside_is_no_failure_of_the_node(session: Session, roles: 
     assert verdict.conclude(outcome).status is Status.ERROR
 
 
+@pytest.mark.parametrize(("program", "stays"), [("while True: pass", False), ("time.sleep(600)", True)])
+def test_waiting_for_a_processor_is_not_to_be_unkillable(
+    monkeypatch: pytest.MonkeyPatch, program: str, stays: bool
+) -> None:
+    """With signals without effect, as for a process that is killed and has not had a processor since."""
+    monkeypatch.setattr(tree, "signal_all", lambda targets, number: None)
+    child = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", f"import time; print(flush=True)\n{program}"],
+        stdout=subprocess.PIPE,
+    )
+
+    def find() -> list[tree.Process]:
+        return [process for process in tree.descendants(os.getpid()) if process.pid == child.pid]
+
+    with child:
+        assert child.stdout
+        assert child.stdout.readline()
+        time.sleep(0.2)  # it is about to sleep, or to run for ever
+        assert bool(tree.end(find, grace_s=0.0, limit_s=0.1)) is stays
+        child.kill()
+
+
 def test_stopping_the_session_ends_a_probe(session: Session, roles: ModuleType) -> None:
     threading.Timer(0.7, session.stop).start()
     outcome = run(session, roles, "hang_in_c", deadline_s=30)
