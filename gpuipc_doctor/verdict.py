@@ -10,6 +10,9 @@ from gpuipc_doctor.gpu import OUT_OF_MEMORY
 from gpuipc_doctor.model import Ending, Finding, ProbeOutcome, RoleOutcome
 from gpuipc_doctor.supervise.rank import COMPLAINT
 
+FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGXCPU")
+"""Signals that say nothing of a driver: somebody, or a limit of the system, ends processes here."""
+
 
 def conclude(outcome: ProbeOutcome) -> Finding:
     """The finding of a probe that was stopped or that went wrong."""
@@ -37,9 +40,9 @@ def conclude(outcome: ProbeOutcome) -> Finding:
                     remedy="see who holds the memory (nvidia-smi, rocm-smi), end it, run again",
                 )
             what = f"returned {role.fault.name} ({role.fault.code})"
-        case Ending.CRASHED if role.signal == "SIGKILL":
+        case Ending.CRASHED if role.signal in FROM_OUTSIDE:
             return Finding.error(
-                f"{_where(role) if role.operation else role.role} was killed from outside",
+                f"{_where(role) if role.operation else role.role} was killed from outside ({role.signal})",
                 *evidence,
                 remedy="see whether the kernel ran out of memory (dmesg), and who else kills processes here",
             )

@@ -230,9 +230,14 @@ def test_a_call_that_stalls_when_the_budget_ends_is_told(session: Session, roles
     assert finding.summary.startswith("hang_in_c: pause #1 (wait for what never comes) had not returned")
 
 
-def test_killed_from_outside_is_no_failure_of_the_node(session: Session, roles: ModuleType) -> None:
-    outcome = run(session, roles, "killed_in_a_call")
-    assert outcome.roles["killed_in_a_call"].signal == "SIGKILL"
+@pytest.mark.parametrize(
+    ("role", "signal_name"), [("killed_in_a_call", "SIGKILL"), ("told_to_end_in_a_call", "SIGTERM")]
+)
+def test_killed_from_outside_is_no_failure_of_the_node(
+    session: Session, roles: ModuleType, role: str, signal_name: str
+) -> None:
+    outcome = run(session, roles, role)
+    assert outcome.roles[role].signal == signal_name
     assert verdict.conclude(outcome).status is Status.ERROR
 
 
