@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from gpuipc_doctor.model import Device, Ending, Relation, Report, Result, Status
 from gpuipc_doctor.prolog.decision import Concern, Kind, counted
@@ -21,7 +21,23 @@ def concerns(report: Report) -> list[Concern]:
         found.append(Concern(Kind.ERROR, "ERROR was interrupted before all was tested"))
     if not found and not report.probes_run:
         found.append(Concern(Kind.ERROR, "ERROR no probe ran, so nothing is known about this node's GPUs"))
-    return found
+    return found or list(_untested(report))
+
+
+def _untested(report: Report) -> Iterator[Concern]:
+    """The GPUs that checks left out and that none of them tested."""
+    tested = {label for result in report.results if _has_tested(result) for label in result.devices}
+    left_out: dict[str, list[str]] = {}
+    for result in report.results:
+        if not _has_tested(result):
+            for label in set(result.devices) - tested:
+                left_out.setdefault(label, []).append(result.finding.summary)
+    for label, reasons in left_out.items():
+        yield Concern(Kind.ERROR, f"ERROR {label} was not tested: {reasons[0]}")
+
+
+def _has_tested(result: Result) -> bool:
+    return result.finding.status not in (Status.SKIP, Status.ERROR)
 
 
 def passed(report: Report) -> str:

@@ -69,6 +69,18 @@ def test_each_kind_drains_by_its_own_key_alone(report: Report, kind: Kind, code:
         assert (answer.action, answer.exit_code) == (action, code if action is Action.DRAIN else 0)
 
 
+def test_a_gpu_that_no_check_could_test_is_no_pass() -> None:
+    one, other = gpus(2)
+    skip = Finding.skip(f"{other.label} has no multi-process")
+    results = (
+        Result("ipc-reopen", Finding.ok("reopened"), (one.label,)),
+        Result("ipc-reopen", skip, (other.label,)),
+    )
+    answer = decided(replace(healthy((one, other)), results=results), DRAIN_ALL)
+    assert answer.exit_code == 11
+    assert answer.text == f"ERROR {other.label} was not tested: {other.label} has no multi-process"
+
+
 @pytest.mark.parametrize("report", [healthy(gpus(1)), healthy(gpus(4))])
 def test_a_healthy_node_exits_with_0_whatever_the_policy(report: Report) -> None:
     assert (decided(report, DRAIN_ALL).exit_code, decided(report, DRAIN_ALL).action) == (0, None)
