@@ -68,11 +68,16 @@ def _current(path: Path) -> Iterator[int]:
         with _opened(path) as fd, private.locked(fd) as is_locked:
             if not is_locked:
                 raise NotOurs(f"{path} is locked by another process")
-            with contextlib.suppress(FileNotFoundError):
-                if path.lstat().st_ino == os.fstat(fd).st_ino:
-                    yield fd
-                    return
+            if _is_at(path, fd):
+                yield fd
+                return
     raise NotOurs(f"{path} is being renamed all the time")
+
+
+def _is_at(path: Path, fd: int) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return path.lstat().st_ino == os.fstat(fd).st_ino
+    return False
 
 
 def _opened(path: Path) -> contextlib.AbstractContextManager[int]:

@@ -73,6 +73,18 @@ def test_who_waits_while_another_rotates_writes_to_the_new_log(log: Path) -> Non
     assert (lines(log.with_name("log.jsonl.1")), lines(log)) == ([{"n": 1}], [{"n": 2}])
 
 
+def test_a_log_that_somebody_moves_meanwhile_is_said(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As logrotate may, between our look at the name and our renaming it."""
+    record.append(log, {"n": 1}, 10)
+
+    def moved(self: Path, target: Path) -> Path:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(Path, "replace", moved)
+    with pytest.raises(NotLogged):
+        record.append(log, {"n": 2}, 10)
+
+
 def test_a_full_disk_leaves_no_torn_line(log: Path) -> None:
     """A limit of the file's size stands for the disk: the kernel writes what fits, and then no more."""
     program = f"""
