@@ -241,6 +241,17 @@ class Run:
         stack = choice.stack(seen, backends, launch, os.environ, simulated=bool(self.node.simulated))
         return replace(stack, across=across)
 
+    def context(
+        self,
+        stock: Stock,
+        issues: Sequence[KnownIssue],
+        devices: tuple[Device, ...],
+        selected: Sequence[LoadedCheck | BrokenCheck],
+    ) -> Context:
+        """What the checks plan by, and what those say that need no probe."""
+        matches = knownissues.match_versions(issues, stock.facts, devices)
+        return Context(devices, stock.facts, matches, self.find_mpi(selected, devices), stock.settings)
+
     def _launch(self, seen: Mapping[str, Json], info: CheckInfo, nodes: int) -> Launch | None:
         """How to start ranks on so many nodes; where that cannot be done, that is reported."""
         try:
@@ -283,7 +294,8 @@ def dry_run(request: Request, config: SiteConfig, node: Node, watcher: Watcher) 
         run = Run(request, config, session, watcher)
         devices, facts = run.discover(selected)
         devices = plan.select_devices(request, devices)
-        context = Context(devices, run.take_stock(facts).facts, mpi=run.find_mpi(selected, devices))
+        issues = knownissues.load(config.known_issues_dirs)
+        context = run.context(run.take_stock(facts, issues), issues, devices, selected)
     layout = plan.lay_out(selected, request, config, context, already=run.has_run)
     return layout.repeated(request.repeat)
 
@@ -321,10 +333,8 @@ def run(
         if devices:  # without any, what was found out about the drivers is the answer
             devices = plan.select_devices(request, devices)
         stock = run.take_stock(asked, issues)
-        facts = stock.facts
-        matches = knownissues.match_versions(issues, facts, devices)
-        mpi = run.find_mpi(selected, devices)
-        context = Context(devices, facts, matches, mpi, stock.settings)
+        context = run.context(stock, issues, devices, selected)
+        facts, mpi = stock.facts, context.mpi
         layout = plan.lay_out(selected, request, config, context, already=run.has_run)
         run.runner.execute(layout.repeated(request.repeat), jobs=run.jobs(devices))
         if mpi:

@@ -13,9 +13,11 @@ from gpuipc_doctor import engine
 from gpuipc_doctor.cli import options
 from gpuipc_doctor.cli.output import OutputFile
 from gpuipc_doctor.cli.progress import Silent, progress
+from gpuipc_doctor.cli.table import COLUMNS, table
 from gpuipc_doctor.model import Report, Tier
 from gpuipc_doctor.plan import Plan, Request
 from gpuipc_doctor.report import exits
+from gpuipc_doctor.report.text import wrap
 
 
 @click.command()
@@ -232,20 +234,18 @@ def _text(report: Report, exit_code: int, *, as_json: bool, exit_style: str) -> 
 
 def _plan_table(layout: Plan) -> str:
     """The probes that a run would start, in order, and what it would say without one."""
-    from tabulate import tabulate
-
     rows = [
-        (
-            item.check.id,
-            item.probe.subject,
-            item.probe.name,
-            ", ".join(item.probe.roles),
-            item.probe.deadline_s,
-        )
+        (item.check.id, item.probe.subject, item.probe.name, f"{item.probe.deadline_s:g}")
         for item in layout.probes
     ]
-    table = tabulate(rows, ("check", "subject", "probe", "roles", "deadline, s"), tablefmt="simple")
     said = [
-        f"{r.check} on {r.subject}: {r.finding.status.value}, {r.finding.summary}" for r in layout.concluded
+        line
+        for result in layout.concluded
+        for line in wrap(
+            f"{result.check} on {result.subject}: {result.finding.status.value}, {result.finding.summary}",
+            COLUMNS,
+            rest="  ",
+        )
     ]
-    return "\n".join([table, "", *said, f"{len(rows)} probes would run."])
+    shown = table(rows, ("check", "subject", "probe", "deadline, s"), wrapped=2)
+    return "\n".join([shown, "", *said, f"{len(rows)} probes would run."])

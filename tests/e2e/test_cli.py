@@ -189,6 +189,13 @@ def test_a_dry_run_probes_nothing(doctor: Command) -> None:
     assert ended.returncode == 0
     assert "destroy-context" in ended.stdout
     assert "probes would run" in ended.stdout
+    assert max(map(len, ended.stdout.splitlines())) <= 80
+
+
+@pytest.mark.cuda
+def test_a_dry_run_says_what_a_run_would_without_a_probe(doctor: Command) -> None:
+    ended = doctor("check", "known-versions", "--simulate", "nvidia-460.32.03", "--dry-run")
+    assert "known-versions on node: WARN, nvidia-ipc-reopen: " in ended.stdout
 
 
 def test_the_budget_turns_the_rest_into_skips(doctor: Command) -> None:
