@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -11,16 +10,14 @@ from pathlib import Path
 import click
 
 from gpuipc_doctor import knownissues
-from gpuipc_doctor.cli import options
+from gpuipc_doctor.cli import options, reading
 from gpuipc_doctor.diagnose import text
 from gpuipc_doctor.diagnose.diagnosis import Recognised
 from gpuipc_doctor.diagnose.examination import Examination
 from gpuipc_doctor.diagnose.exits import Exit, code
 from gpuipc_doctor.diagnose.reading import diagnose
 from gpuipc_doctor.diagnose.sources import STDIN
-from gpuipc_doctor.model import Fact
 from gpuipc_doctor.report.page import MAX_WIDTH, MIN_WIDTH, Page
-from gpuipc_doctor.yamlfile import BadFile, Mistake
 
 _SLOW_BYTES = 50_000_000
 """More than this without a fast search is worth a word."""
@@ -64,7 +61,7 @@ def command(
     if not files and sys.stdin.isatty():
         raise click.UsageError("name a log, or pipe one in")
     issues = knownissues.load(options.site_config(config_file).known_issues_dirs)
-    known = _facts(inventory) if inventory else ()
+    known = reading.inventory(inventory) if inventory else ()
     examination = Examination(issues)
     for skipped in examination.index.skipped:
         _say(f"not looked for: {skipped}")
@@ -95,15 +92,3 @@ def _say(line: str) -> None:
     from gpuipc_doctor.report.text import sanitise
 
     click.echo(f"gpuipc-doctor: {sanitise(line)}", err=True)
-
-
-def _facts(inventory: Path) -> tuple[Fact, ...]:
-    """Raises `BadFile`."""
-    try:
-        facts = json.loads(inventory.read_text(encoding="utf-8"))["facts"]
-        return tuple(Fact(str(one["name"]), one["value"], str(one["source"])) for one in facts)
-    except OSError as error:
-        raise BadFile([Mistake(inventory, 0, f"cannot be read: {error.strerror}")]) from None
-    except (ValueError, LookupError, TypeError):
-        says = "is no inventory; write one with `gpuipc-doctor inventory --json`"
-        raise BadFile([Mistake(inventory, 0, says)]) from None

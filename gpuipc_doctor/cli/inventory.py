@@ -14,13 +14,12 @@ from textwrap import fill
 import click
 
 from gpuipc_doctor import engine
-from gpuipc_doctor.cli import options
+from gpuipc_doctor.cli import options, reading
 from gpuipc_doctor.cli.progress import progress
 from gpuipc_doctor.cli.table import COLUMNS
 from gpuipc_doctor.comparison.inventory import changes
 from gpuipc_doctor.model import Fact, Json, Node, Setting
 from gpuipc_doctor.plan import Request
-from gpuipc_doctor.yamlfile import BadFile, Mistake
 
 _VALUE_COLUMNS = 26
 
@@ -51,7 +50,7 @@ def command(
     its own rows.
     """
     config = options.site_config(config_file)
-    old = _load(before) if before else []
+    old = reading.inventory(before) if before else ()
     request = Request(backend=backend, deadline_s=deadline)
     with options.node(simulate) as (node, _), progress() as watcher:
         stock = engine.take_stock(request, config, node, watcher)
@@ -151,15 +150,3 @@ def page_of_changes(before: Iterable[Fact], after: Iterable[Fact]) -> str:
     """The facts whose values differ, as a table."""
     found = [(one.name, one.before or "-", one.after or "-") for one in changes(before, after)]
     return _table(found, ("name", "before", "after")) if found else "nothing has changed"
-
-
-def _load(path: Path) -> list[Fact]:
-    """The facts of an earlier inventory. Raises `BadFile`."""
-    try:
-        facts = json.loads(path.read_text(encoding="utf-8"))["facts"]
-        return [Fact(str(fact["name"]), fact["value"], "") for fact in facts]
-    except OSError as error:
-        raise BadFile([Mistake(path, 0, f"cannot be read: {error.strerror}")]) from None
-    except (ValueError, LookupError, TypeError):
-        text = "is no inventory; write one with `gpuipc-doctor inventory --json`"
-        raise BadFile([Mistake(path, 0, text)]) from None
