@@ -248,9 +248,7 @@ int cuda_copy_peer_async(uint64_t to, void *to_context, uint64_t from, void *fro
 
 /* ---- attributes: those of a middling data-centre GPU; what is not listed is a feature it does not have ---- */
 
-static const struct {
-    int attribute, value;
-} attributes[] = {
+static const struct fixed_attribute fixed[] = {
     {1, 1024},        /* MAX_THREADS_PER_BLOCK */
     {2, 1024},        /* MAX_BLOCK_DIM_X */
     {3, 1024},        /* MAX_BLOCK_DIM_Y */
@@ -284,30 +282,24 @@ static const struct {
     {99, 1},          /* HOST_REGISTER_SUPPORTED */
     {102, 1},         /* VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED */
     {106, 32},        /* MAX_BLOCKS_PER_MULTIPROCESSOR */
+    {115, 1},         /* MEMORY_POOLS_SUPPORTED, from 11.2 on */
+};
+
+static const struct attribute_numbers numbers = {
+    .pci_bus = 33,
+    .pci_device = 34,
+    .pci_domain = 50,
+    .capability_major = 75,
+    .capability_minor = 76,
+    .count = sizeof fixed / sizeof *fixed,
+    .fixed = fixed,
 };
 
 int cuda_device_attribute(int *value, int attribute, int device)
 {
-    enum { PCI_BUS = 33, PCI_DEVICE = 34, PCI_DOMAIN = 50, CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76 };
     enum { MEMORY_POOLS_SUPPORTED = 115, HIGHEST_KNOWN = 150 };
-    int domain = 0, bus = 0, slot = 0, major = 0, minor = 0;
     bool pools = node()->cuda_driver >= 11020;
     if (!value || attribute <= 0 || attribute > HIGHEST_KNOWN || (attribute == MEMORY_POOLS_SUPPORTED && !pools))
         return INVALID_VALUE;
-    int code = sim_device_capability(&major, &minor, device);
-    if (code)
-        return code;
-    device_pci_numbers(device, &domain, &bus, &slot);
-    *value = attribute == PCI_BUS              ? bus
-             : attribute == PCI_DEVICE         ? slot
-             : attribute == PCI_DOMAIN         ? domain
-             : attribute == CAPABILITY_MAJOR   ? major
-             : attribute == CAPABILITY_MINOR   ? minor
-             : attribute == MEMORY_POOLS_SUPPORTED
-                 ? pools
-                 : 0;
-    for (size_t i = 0; i < sizeof attributes / sizeof *attributes; i++)
-        if (attributes[i].attribute == attribute)
-            *value = attributes[i].value;
-    return SUCCESS;
+    return device_attribute(&numbers, value, attribute, device);
 }

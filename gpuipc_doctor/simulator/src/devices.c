@@ -251,6 +251,25 @@ int sim_device_capability(int *major, int *minor, int device)
     return SUCCESS;
 }
 
+int device_attribute(const struct attribute_numbers *numbers, int *value, int attribute, int device)
+{
+    int domain = 0, bus = 0, slot = 0, major = 0, minor = 0;
+    int code = sim_device_capability(&major, &minor, device);
+    if (code)
+        return code;
+    device_pci_numbers(device, &domain, &bus, &slot);
+    *value = attribute == numbers->pci_bus            ? bus
+             : attribute == numbers->pci_device       ? slot
+             : attribute == numbers->pci_domain       ? domain
+             : attribute == numbers->capability_major ? major
+             : attribute == numbers->capability_minor ? minor
+                                                      : 0;
+    for (size_t i = 0; i < numbers->count; i++)
+        if (numbers->fixed[i].number == attribute)
+            *value = numbers->fixed[i].value;
+    return SUCCESS;
+}
+
 int sim_can_access_peer(int *yes, int device, int peer)
 {
     if (!yes)

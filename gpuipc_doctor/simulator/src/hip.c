@@ -231,9 +231,7 @@ int hip_event_create(void **event)
 
 /* ---- what a device or a pointer is ---- */
 
-static const struct {
-    int attribute, value;
-} attributes[] = {
+static const struct fixed_attribute fixed[] = {
     {0, 1},     /* EccEnabled */
     {3, 1},     /* CanMapHostMemory */
     {5, 1700000}, /* ClockRate, kHz */
@@ -248,26 +246,19 @@ static const struct {
     {90, 1},    /* HostRegisterSupported */
 };
 
+static const struct attribute_numbers numbers = {
+    .capability_major = 23,
+    .capability_minor = 61,
+    .pci_bus = 67,
+    .pci_device = 68,
+    .pci_domain = 69,
+    .count = sizeof fixed / sizeof *fixed,
+    .fixed = fixed,
+};
+
 int hip_device_attribute(int *value, int attribute, int device)
 {
-    enum { CAPABILITY_MAJOR = 23, CAPABILITY_MINOR = 61, PCI_BUS = 67, PCI_DEVICE = 68, PCI_DOMAIN = 69 };
-    int domain = 0, bus = 0, slot = 0, major = 0, minor = 0;
-    if (!value || attribute < 0)
-        return INVALID_VALUE;
-    int code = sim_device_capability(&major, &minor, device);
-    if (code)
-        return code;
-    device_pci_numbers(device, &domain, &bus, &slot);
-    *value = attribute == PCI_BUS              ? bus
-             : attribute == PCI_DEVICE         ? slot
-             : attribute == PCI_DOMAIN         ? domain
-             : attribute == CAPABILITY_MAJOR   ? major
-             : attribute == CAPABILITY_MINOR   ? minor
-                                               : 0;
-    for (size_t i = 0; i < sizeof attributes / sizeof *attributes; i++)
-        if (attributes[i].attribute == attribute)
-            *value = attributes[i].value;
-    return SUCCESS;
+    return value && attribute >= 0 ? device_attribute(&numbers, value, attribute, device) : INVALID_VALUE;
 }
 
 /* hipDeviceProp_tR0600. Only what is named is filled in; `_…` stands for limits of textures and the like. */

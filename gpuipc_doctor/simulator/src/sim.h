@@ -153,6 +153,19 @@ int visible_devices(void);
 int ordinal_device(int ordinal);     /* the node's number of a device of this process, or -1 */
 int device_ordinal(int device);      /* the reverse, or -1 when it is hidden from this process */
 void device_pci_numbers(int ordinal, int *domain, int *bus, int *slot); /* of a device that is there */
+
+/* How a vendor numbers the attributes of a device: those that differ from device to device, and the others. */
+struct attribute_numbers {
+    int pci_domain, pci_bus, pci_device, capability_major, capability_minor;
+    size_t count;
+    const struct fixed_attribute {
+        int number, value;
+    } *fixed;
+};
+
+/* 0 for one that is not among them: a feature that the device does not have. */
+int device_attribute(const struct attribute_numbers *numbers, int *value, int attribute, int device);
+
 const char *error_name(int code);    /* NULL for a code that this vendor does not have */
 const char *error_text(int code);
 
