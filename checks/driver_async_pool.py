@@ -48,6 +48,10 @@ SHARED = 4 << 20
 BALLAST = 128 << 20
 """Of the copies that keep a stream busy: on an H200 one takes longer than asking for it does."""
 
+PIECES = 4
+"""Allocations of that size before the rounds. What is missing and more than that was never ours: others
+allocate gibibytes, and every third of them is a multiple of 96 MiB."""
+
 LEAST = 32 << 20
 """Too little to tell from what a driver takes for itself."""
 
@@ -229,7 +233,8 @@ def judge_missing(missing: int, nbytes: int, end: str) -> Finding | None:
     """Judge the bytes by which used memory differs from before, once ``end``."""
     if abs(missing) <= NOISE_BYTES:
         return None
-    if missing > 0 and abs(missing - round(missing / nbytes) * nbytes) <= NOISE_BYTES:
+    pieces = round(missing / nbytes)
+    if 0 < pieces <= PIECES and abs(missing - pieces * nbytes) <= NOISE_BYTES:
         return Finding.fail(
             f"{mib(missing)} of device memory did not come back when {end}",
             f"allocations of {mib(nbytes)} were freed; waited {SETTLE_S:g} s for them",

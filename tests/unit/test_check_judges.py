@@ -621,6 +621,7 @@ def had(reserved: int = 0, used: int = 0, missing: int = 0) -> dict[str, int]:
         ({"trimmed": had(used=96 * MIB)}, Status.FAIL),
         ({"trimmed": had(missing=50 * MIB)}, Status.ERROR),
         ({"trimmed": had(missing=-96 * MIB)}, Status.ERROR),
+        ({"trimmed": had(missing=6 << 30)}, Status.ERROR),  # 64 times 96 MiB, and more than it has allocated
         ({"destroyed": 193 * MIB}, Status.FAIL),
         ({"destroyed": 4 * MIB}, Status.PASS),
         ({"wrong": "3 B wrong"}, Status.FAIL),
