@@ -24,6 +24,9 @@ GIB, MIB = 1 << 30, 1 << 20
 README = Path(__file__).parent.parent.parent / "README.md"
 NOON = 1795176000.0
 
+H200 = 143771 * MIB
+"""As NVML and `nvidia-smi` count it: the 141 GB of the name are not GiB."""
+
 
 def sample(number: int = 0) -> Sample:
     """Every two seconds; a training job leaks, and something grew that no process accounts for."""
@@ -36,10 +39,10 @@ def sample(number: int = 0) -> Sample:
                 "0000:65:00.0",
                 "NVIDIA H200",
                 leaking + 3 * GIB,
-                141 * GIB,
-                (ProcessUse(41213, "python3", leaking), ProcessUse(41377, "nvidia-smi\x1b[31m", 520 * MIB)),
+                H200,
+                (ProcessUse(41213, "python3", leaking), ProcessUse(41377, "ucx_perftest\x1b[31m", 520 * MIB)),
             ),
-            GpuUse("nvidia:1", "0000:75:00.0", "NVIDIA H200", 512 * MIB, 141 * GIB, None),
+            GpuUse("nvidia:1", "0000:75:00.0", "NVIDIA H200", 512 * MIB, H200, None),
             GpuUse("nvidia:2", "", "", trouble="nvmlDeviceGetMemoryInfo_v2 returned GPU is lost (15)"),
             GpuUse("amd:0", "0000:c1:00.0", "", GIB, 128 * GIB, (ProcessUse(99, "", None),)),
         ),
