@@ -11,8 +11,16 @@ import os
 import sys
 from collections.abc import Mapping
 
-OWN = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
-"""Set whatever was set before."""
+OWN = {
+    "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+    "LC_ALL": "C.UTF-8",
+    "CUDA_MPS_PIPE_DIRECTORY": "/nonexistent",
+}
+"""Set whatever was set before.
+
+CUDA's first call talks to whoever listens in the last of them, by default /tmp/nvidia-mps, which any user
+can make: https://docs.nvidia.com/deploy/mps/ (CUDA_MPS_PIPE_DIRECTORY).
+"""
 
 KEPT = (
     "SLURM_CLUSTER_NAME",

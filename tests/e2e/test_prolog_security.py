@@ -151,6 +151,7 @@ def test_no_process_has_a_variable_that_is_not_ours(hung: tuple[Path, Path]) -> 
         "ROCR_VISIBLE_DEVICES": "9",
         "GPUIPC_SIM_NODE": str(aside / "node.sim"),
         "CUDA_CACHE_PATH": str(aside),
+        "CUDA_MPS_PIPE_DIRECTORY": str(aside),
         "SLURM_JOB_GPUS": "1",
         "SLURM_JOB_COMMENT": "$(reboot)",
     }
@@ -165,7 +166,9 @@ def test_no_process_has_a_variable_that_is_not_ours(hung: tuple[Path, Path]) -> 
                 seen.update(environment(process.pid))
             time.sleep(0.05)
         answer, said = started.communicate(timeout=30)
-    assert any("gpuipc_doctor.worker" in command for command in seen)
+    workers = [names for command, names in seen.items() if "gpuipc_doctor.worker" in command]
+    assert workers
+    assert all("CUDA_MPS_PIPE_DIRECTORY" in names for names in workers)  # see `isolation.OWN`
     for command_line, names in seen.items():
         if " prolog " not in command_line:  # what is forked shows what its parent was started with
             assert names <= own | of_simulator, command_line
