@@ -82,7 +82,7 @@ def main() -> None:
         for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: what was made for this run is removed
             if signal.getsignal(number) is signal.SIG_DFL:  # nohup(1) is obeyed
                 signal.signal(number, signal.default_int_handler)
-        sys.exit(cli.main(standalone_mode=False))
+        sys.exit(cli.main(prog_name="gpuipc-doctor", standalone_mode=False))
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

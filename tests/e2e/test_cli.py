@@ -192,6 +192,11 @@ def test_a_dry_run_probes_nothing(doctor: Command) -> None:
     assert max(map(len, ended.stdout.splitlines())) <= 80
 
 
+def test_the_help_names_the_command_however_it_was_started(doctor: Command) -> None:
+    for name in ("check", "prolog"):  # the latter starts itself anew
+        assert doctor(name, "--help").stdout.startswith(f"Usage: gpuipc-doctor {name} [OPTIONS]")
+
+
 @pytest.mark.cuda
 def test_a_dry_run_says_what_a_run_would_without_a_probe(doctor: Command) -> None:
     ended = doctor("check", "known-versions", "--simulate", "nvidia-460.32.03", "--dry-run")
