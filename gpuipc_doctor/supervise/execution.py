@@ -163,10 +163,10 @@ class Execution:
         ]
         if not overdue:
             return None
-        if (
-            self._probe.launch
-        ):  # a rank that spins gets less of a busy processor than the one that waits for it
-            overdue = [role for role in busy if now - role.progress.last_at > self._probe.deadline_s]
+        if self._probe.launch:
+            # The rank that hangs may have had less of a busy processor than the one that waits for it.
+            started = [role for role in busy if role.progress.started]
+            overdue = [role for role in started if now - role.progress.last_at > self._probe.deadline_s]
         return min(overdue, key=self._stuck_order), Ending.HUNG
 
     def _stuck_order(self, role: RunningRole) -> tuple[bool, int, float]:
