@@ -207,13 +207,16 @@ class Execution:
 
         grace_s = self._limits.launcher_s if self._probe.launch else self._limits.grace_s
         if remaining := tree.end(left, grace_s=grace_s, limit_s=self._limits.kill_s):
-            where = "; ".join(line for process in remaining for line in evidence.kernel_view(process.pid))
-            self.unkillable = where
-            for role in self._roles.values():
-                if role.process.pid in {process.pid for process in remaining}:
-                    role.ending = Ending.UNKILLABLE
-                    role.kernel = evidence.kernel_view(role.process.pid)
-                    self._culprit = self._culprit or role
+            views = {process.pid: evidence.kernel_view(process.pid) for process in remaining}
+            every_line = tuple(line for view in views.values() for line in view)
+            self.unkillable = "; ".join(every_line)
+            roles = self._roles.values()
+            stuck = [role for role in roles if role.process.pid in views]
+            # What stays may be something that a worker had started; the probe has not passed for that.
+            for role in stuck or [role for role in roles if role.ending in (None, Ending.COMPLETED)][:1]:
+                role.ending = Ending.UNKILLABLE
+                role.kernel = views.get(role.process.pid, every_line)
+                self._culprit = self._culprit or role
         for role in self._roles.values():
             role.process.collect(0.0 if role.ending is Ending.UNKILLABLE else 1.0)
             role.progress.read()

@@ -284,6 +284,20 @@ def test_what_cannot_be_killed_is_named(
     assert session.unkillable
 
 
+def test_what_a_worker_started_and_cannot_be_killed_is_no_pass(
+    session: Session, roles: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(tree, "signal_all", lambda targets, number: None)
+        outcome = run(session, roles, "leave_grandchildren")
+    finding = verdict.conclude(outcome)
+    assert outcome.roles["leave_grandchildren"].ending is Ending.UNKILLABLE
+    assert finding.status is Status.FAIL
+    for pid in outcome.records["leave_grandchildren"]["pids"]:
+        assert f"pid {pid}" in finding.summary
+        os.kill(pid, 9)
+
+
 def test_a_killed_supervisor_leaves_nothing(tmp_path: Path) -> None:
     """kill -9 of the process that supervises: its workers, their children and its directories go."""
     import signal
