@@ -15,7 +15,7 @@ BIN := .venv/bin
 PIP := -m pip --disable-pip-version-check
 
 # loadgroup: tests that share an expensive fixture say so by xdist_group and run in one worker.
-PYTEST := -m pytest -n $(WORKERS) --dist loadgroup
+PYTEST := -m pytest -n $(WORKERS) --dist loadgroup --durations=25
 
 # --group needs pip 25.1; the one that `venv` brings may be older.
 SET_UP = $(PYTHON) -m venv $(@D) && $(@D)/bin/python $(PIP) install --quiet 'pip>=25.1' \

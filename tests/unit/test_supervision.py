@@ -345,7 +345,7 @@ def test_a_probe_beside_the_others_lives_until_the_block_is_left(session: Sessio
         session.stop()
         assert run(session, roles, "hang_in_c").stopped == "interrupted"
         assert beside in workers()
-    assert beside not in workers()
+    wait_until(lambda: beside not in workers())  # on a busy node a killed process takes its time
 
 
 def wait_until(condition: object, limit_s: float = 15.0) -> None:
