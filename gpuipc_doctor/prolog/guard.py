@@ -115,6 +115,7 @@ class _Guard:
         self._exit_codes: dict[str, int] = {}
         self._torn = b""
         """The beginning of a message whose end has not been read."""
+        self._told_to_end = self._may_be_interrupted = False
 
     def watch(self, duty: Duty, settle: Settle) -> None:
         signal.signal(signal.SIGALRM, lambda *_: os._exit(self.code))
@@ -122,8 +123,10 @@ class _Guard:
         libc = ctypes.CDLL(None)
         libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
-        def interrupt(*_: object) -> NoReturn:
-            raise _Interrupted
+        def interrupt(*_: object) -> None:
+            self._told_to_end = True
+            if self._may_be_interrupted:
+                raise _Interrupted
 
         for number in INTERRUPTS:
             signal.signal(number, interrupt)
@@ -138,6 +141,7 @@ class _Guard:
             kind, what = "budget", "was told to end"
         for number in INTERRUPTS:
             signal.signal(number, signal.SIG_IGN)
+        self._told_to_end = False
         if left := tree.end(_left_behind, grace_s=0.0, limit_s=KILL_S):
             kind, what = "unkillable", f"pid {left[0].pid} ({left[0].name}) cannot be killed"
         self._listen_for(REST_S, child)
@@ -158,7 +162,7 @@ class _Guard:
         poll = select.poll()
         poll.register(pipe, select.POLLIN)
         while (left_s := until() - time.monotonic()) > 0:
-            if not poll.poll(left_s * 1000):
+            if not self._is_readable(poll, left_s):
                 continue
             data = os.read(pipe, 65536)
             if not data:
@@ -168,6 +172,16 @@ class _Guard:
             for line in lines:
                 self._take(json.loads(line))
         return False
+
+    def _is_readable(self, poll: select.poll, left_s: float) -> bool:
+        """Wait for that; only here does an interrupt break in, so that nothing is lost that has been read."""
+        self._may_be_interrupted = True
+        try:
+            if self._told_to_end:
+                raise _Interrupted
+            return bool(poll.poll(left_s * 1000))
+        finally:
+            self._may_be_interrupted = False
 
     def _listen_for(self, seconds: float, pipe: int) -> None:
         until = time.monotonic() + seconds
