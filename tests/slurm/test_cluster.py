@@ -30,7 +30,7 @@ def test_jobs_at_the_same_time_get_different_gpus(slurm: Slurm) -> None:
 def test_a_command_that_takes_too_long_is_ended(slurm: Slurm) -> None:
     cluster = slurm()
     with pytest.raises(subprocess.TimeoutExpired):
-        cluster.run("sleep", "4711", timeout_s=0.5)
+        cluster.run("sleep", "4711", timeout_s=3.0)  # long enough for it to have begun
     until("it has ended", lambda: "sleep 4711" not in cluster.processes())
 
 
