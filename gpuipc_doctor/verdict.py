@@ -53,7 +53,8 @@ def conclude(outcome: ProbeOutcome) -> Finding:
         case Ending.UNKILLABLE:
             what = f"hung and cannot be killed: {'; '.join(role.kernel)}"
         case Ending.NOT_STARTED:
-            *before, said = sorted(role.log_tail, key=_is_our_complaint) or (_no_word(outcome),)
+            words = [line for line in role.log_tail if any(map(str.isalnum, line))]  # no rules of dashes
+            *before, said = sorted(words, key=_is_our_complaint) or (_no_word(outcome),)
             said = said.removeprefix(COMPLAINT)
             return Finding.error(f"{role.role}: the worker did not start: {said}", *before[-3:], *evidence)
         case Ending.UNAVAILABLE:

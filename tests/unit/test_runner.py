@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpuipc_doctor import loader
+from gpuipc_doctor import loader, verdict
 from gpuipc_doctor.api import Check, Context, Finding, Probe, ProbeOutcome
 from gpuipc_doctor.cli.progress import Silent
 from gpuipc_doctor.model import Ending, RoleOutcome, Status
@@ -117,3 +117,11 @@ def test_a_mistake_in_what_follows_up_is_an_error() -> None:
 
     statuses = [result.finding.status for result in run(Failing(), outcome(Ending.HUNG)).results]
     assert sorted(statuses, key=lambda status: status.severity) == [Status.ERROR, Status.FAIL]
+
+
+def test_a_worker_that_did_not_start_is_told_of_in_words() -> None:
+    """Open MPI's launcher draws a line of dashes below what it complains of."""
+    log = ("-" * 74, "There are not enough slots available.", "-" * 74)
+    roles = {"rank 0": RoleOutcome("rank 0", Ending.NOT_STARTED, log_tail=log)}
+    finding = verdict.conclude(ProbeOutcome("", (), {}, roles, "rank 0", 0.1))
+    assert finding.summary == "rank 0: the worker did not start: There are not enough slots available."
