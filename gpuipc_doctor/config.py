@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 
+from gpuipc_doctor import policy
 from gpuipc_doctor.model import Json, MemoryShare, Tier
 from gpuipc_doctor.mpi.finding import check_template
 from gpuipc_doctor.policy import PrologConfig
@@ -19,7 +20,7 @@ from gpuipc_doctor.yamlfile import BadFile, Document, Mistake, did_you_mean, rea
 
 SCHEMA = Path(__file__).with_name("config.schema.json")
 
-_BUDGET_S = {Tier.PROLOG: 8.0, Tier.ACCEPTANCE: 300.0, Tier.SOAK: 3600.0}
+_BUDGET_S = {Tier.PROLOG: policy.BUDGET_S, Tier.ACCEPTANCE: 300.0, Tier.SOAK: 3600.0}
 
 _DIRECTORIES = {"checks_dirs": (".py",), "known_issues_dirs": (".yaml", ".yml")}
 """The keys that name directories, and the files that are read there."""

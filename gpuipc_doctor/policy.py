@@ -12,6 +12,9 @@ if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembe
     from gpuipc_doctor.model import Json
 
 
+BUDGET_S = 8.0
+"""Seconds from the start of the prolog's process; also while the config is being read, which can hang."""
+
 LOG_MAX_BYTES = 10 << 20
 
 

@@ -7,11 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
+from gpuipc_doctor.policy import BUDGET_S
 from gpuipc_doctor.prolog import clock, duty, guard
 from gpuipc_doctor.prolog.order import Order
-
-DEFAULT_BUDGET_S = 8.0
-"""Until the config is read, which can hang; the same as there."""
 
 
 def run(config: Path | None, budget_s: float | None = None, *, explain: bool = False) -> NoReturn:
@@ -24,5 +22,5 @@ def run(config: Path | None, budget_s: float | None = None, *, explain: bool = F
         gpus=os.environ.get("SLURM_JOB_GPUS", ""),
         job=os.environ.get("SLURM_JOB_ID", ""),
     )
-    ends_at = order.started_at + (budget_s or DEFAULT_BUDGET_S)
+    ends_at = order.started_at + (budget_s or BUDGET_S)
     guard.run(partial(duty.do, order), partial(duty.settle, order), ends_at=ends_at)
