@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 from gpuipc_doctor.supervise import tree
+from gpuipc_doctor.supervise.interrupts import INTERRUPTS
 
 if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembered answer
     from gpuipc_doctor.model import Json
@@ -30,8 +31,6 @@ LATE_S, KILL_S, REST_S, SETTLE_S, LAST_S, WRITE_S = 0.2, 0.25, 0.05, 0.35, 0.95,
 clerk; from the budget's end until we leave without more ado; for whoever reads what we print to take it."""
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-
-INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 SCARCE = (
     errno.ENOSPC,
