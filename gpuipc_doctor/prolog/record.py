@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembe
 ROTATED = ".1"
 
 SYSLOG = Path("/dev/log")
+SYSLOG_LIMIT_S = 0.2
+"""For a reader that has fallen behind; one that is stuck must not hold up every job."""
 
 
 class NotLogged(Exception):
@@ -38,10 +40,10 @@ def append(path: Path, entry: Json, max_bytes: int) -> None:
             size = os.fstat(fd).st_size
             if size and size + len(line) > max_bytes:
                 path.replace(path.with_name(path.name + ROTATED))
-                with _opened(path) as fresh:
-                    _write(fresh, line, 0)
+                with _current(path) as fresh:
+                    _write(fresh, line)
             else:
-                _write(fd, line, size)
+                _write(fd, line)
     except NotOurs as reason:
         raise NotLogged(f"not logged: {reason}") from None
     except OSError as error:
@@ -50,15 +52,17 @@ def append(path: Path, entry: Json, max_bytes: int) -> None:
 
 def tell_syslog(line: str, *, drains: bool) -> None:
     """A line for the system's log, if there is one: an error where the node is drained, else a warning."""
-    from logging import ERROR, WARNING, LogRecord
-    from logging.handlers import SysLogHandler
+    import socket
+    import syslog
 
-    with contextlib.suppress(OSError):
-        handler = SysLogHandler(str(SYSLOG), SysLogHandler.LOG_DAEMON)
-        handler.ident = f"gpuipc-doctor[{os.getpid()}]: "
-        text = line.removeprefix("gpuipc-doctor: ")
-        handler.emit(LogRecord("", ERROR if drains else WARNING, "", 0, text, None, None))
-        handler.close()
+    priority = syslog.LOG_DAEMON | (syslog.LOG_ERR if drains else syslog.LOG_WARNING)
+    text = f"<{priority}>gpuipc-doctor[{os.getpid()}]: {line.removeprefix('gpuipc-doctor: ')}\0"
+    for kind in (socket.SOCK_DGRAM, socket.SOCK_STREAM):  # as the system's log happens to listen
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, kind) as log:
+            log.settimeout(SYSLOG_LIMIT_S)
+            log.connect(str(SYSLOG))
+            log.sendall(text.encode())
+            return
 
 
 @contextlib.contextmanager
@@ -84,7 +88,8 @@ def _opened(path: Path) -> contextlib.AbstractContextManager[int]:
     return private.file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
 
-def _write(fd: int, line: bytes, size: int) -> None:
+def _write(fd: int, line: bytes) -> None:
+    size = os.fstat(fd).st_size
     written = os.write(fd, line)
     if written != len(line):  # a full disk; what is there must stay readable
         os.ftruncate(fd, size)

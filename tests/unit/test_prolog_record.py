@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -125,6 +126,32 @@ for number in range(60):
     assert sum(map(len, numbers.values())) > 60
 
 
+def test_what_another_writes_to_the_new_log_meanwhile_stays(log: Path) -> None:
+    """Between a rotation and the line that it was for; then the disk is full, and that line is taken back."""
+    program = f"""
+import resource, signal
+from pathlib import Path
+from gpuipc_doctor.prolog import record
+log = Path({str(log)!r})
+
+class Rotating(type(log)):
+    def replace(self, target):
+        super().replace(target)
+        record.append(log, {{"n": 2}}, 10)
+
+record.append(Rotating(log), {{"n": 1}}, 10)
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20))
+try:
+    record.append(Rotating(log), {{"text": "x" * 80}}, 10)
+except record.NotLogged as reason:
+    print(reason)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines() == [f"not logged: {log}: No space left on device"]
+    assert (lines(log.with_name("log.jsonl.1")), lines(log)) == ([{"n": 1}], [{"n": 2}])
+
+
 # -- syslog ---------------------------------------------------------------------------------------------
 
 
@@ -141,6 +168,38 @@ def test_syslog_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drains:
 def test_without_a_syslog_nothing_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "SYSLOG", tmp_path / "log")
     record.tell_syslog("gpuipc-doctor: FAIL", drains=True)
+
+
+def test_a_syslog_that_nobody_reads_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "SYSLOG", tmp_path / "log")
+    with (
+        ThreadPoolExecutor(1) as pool,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stuck,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as others,
+    ):
+        stuck.bind(str(tmp_path / "log"))
+        others.setblocking(False)
+        others.connect(str(tmp_path / "log"))
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                others.send(b"<28>something")
+        pool.submit(record.tell_syslog, "gpuipc-doctor: FAIL", drains=True).result(timeout=10)
+
+
+def test_a_syslog_that_takes_a_stream_of_lines_is_told_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As syslog-ng may be set up."""
+    monkeypatch.setattr(record, "SYSLOG", tmp_path / "log")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(tmp_path / "log"))
+        listener.listen()
+        record.tell_syslog("gpuipc-doctor: FAIL", drains=True)
+        heard, _ = listener.accept()
+        with heard:
+            assert heard.recv(4096) == f"<27>gpuipc-doctor[{os.getpid()}]: FAIL\0".encode()
 
 
 # -- the breaker ----------------------------------------------------------------------------------------
