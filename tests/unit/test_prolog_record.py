@@ -221,13 +221,17 @@ def test_so_many_nodes_may_drain_and_each_as_often_as_it_likes(shared: Path) -> 
     assert breaker.refusal(bounded(shared, 2), "c") == "2 nodes have been drained within 1e+12 s"
 
 
-def test_nodes_that_drain_at_once_share_no_slot(shared: Path) -> None:
+@pytest.mark.parametrize("old", [False, True])
+def test_nodes_that_drain_at_once_share_no_slot(shared: Path, old: bool) -> None:
+    if old:
+        for number in range(1, 11):
+            taken_ago(shared / f"slot-{number}-1", 1e6, "z")
     program = f"""
 import sys
 from gpuipc_doctor.policy import Breaker
 from gpuipc_doctor.prolog import breaker
 for number in range(20):
-    print(breaker.refusal(Breaker({str(shared)!r}, 10, 1e12), f"{{sys.argv[1]}}{{number}}") == "")
+    print(breaker.refusal(Breaker({str(shared)!r}, 10, 1e5), f"{{sys.argv[1]}}{{number}}") == "")
 """
     nodes = [
         subprocess.Popen([sys.executable, "-c", program, who], stdout=subprocess.PIPE, text=True)
@@ -238,10 +242,34 @@ for number in range(20):
     assert said.count("False") == 50
 
 
-def test_slots_of_another_stretch_of_time_are_free_again(shared: Path) -> None:
-    (shared / "slot-0-1").symlink_to("a")
-    assert breaker.refusal(Breaker(str(shared), 1, within_s=1000.0), "b") == ""
-    assert [path.name for path in shared.iterdir() if path.name == "slot-0-1"] == []
+def taken_ago(slot: Path, seconds: float, host: str) -> None:
+    slot.symlink_to(host)
+    at = time.time() - seconds
+    os.utime(slot, (at, at), follow_symlinks=False)
+
+
+def test_a_slot_is_free_again_when_so_much_time_has_passed(shared: Path) -> None:
+    taken_ago(shared / "slot-1-4", 900, "a")
+    one = Breaker(str(shared), 1, within_s=1000.0)
+    assert [breaker.refusal(one, host) for host in "ba"] == ["1 node has been drained within 1000 s", ""]
+    (shared / "slot-1-4").unlink()
+    for use, ago in ((3, 2200), (4, 1100)):
+        taken_ago(shared / f"slot-1-{use}", ago, "a")
+    assert [breaker.refusal(one, host) for host in "ba"] == ["", "1 node has been drained within 1000 s"]
+    assert sorted(path.name for path in shared.iterdir()) == ["slot-1-4", "slot-1-5"]
+
+
+@pytest.mark.parametrize("ahead_s", [1000.0, 1e9])
+def test_a_node_whose_clock_is_ahead_takes_no_slot_of_others(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, ahead_s: float
+) -> None:
+    one = Breaker(str(shared), 1, within_s=1000.0)
+    assert breaker.refusal(one, "a") == ""
+    later = time.time() + ahead_s
+    with monkeypatch.context() as clock_ahead:
+        clock_ahead.setattr(time, "time", lambda: later)
+        assert breaker.refusal(one, "b") == "1 node has been drained within 1000 s"
+    assert breaker.refusal(one, "c") == "1 node has been drained within 1000 s"
 
 
 def test_what_cannot_be_asked_lets_no_node_drain(tmp_path: Path) -> None:
