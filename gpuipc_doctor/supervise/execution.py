@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gpuipc_doctor.handover import Desk, Result
 from gpuipc_doctor.model import Ending, Node, Probe, ProbeOutcome, RoleOutcome
-from gpuipc_doctor.supervise import evidence, leftovers, tree
+from gpuipc_doctor.supervise import evidence, leftovers, logs, tree
 from gpuipc_doctor.supervise.inbox import Inbox, Listener
 from gpuipc_doctor.supervise.role import RunningRole
 from gpuipc_doctor.supervise.start import LAUNCHER_LOG, start
@@ -85,17 +85,18 @@ class Execution:
 
     def run(self, until: float, stop: threading.Event) -> ProbeOutcome:
         started, started_on = time.monotonic(), time.time()
-        try:
-            self._roles = start(self._probe, self._check_file, self._directory, self._node, self._marker)
-            self._watch(until, stop)
-            if self._inbox:
-                self._inbox.wait(0.0)  # its last words
-        finally:
-            self._end_tree()
-            if self._inbox:
-                self._inbox.close()
-            if self._probe.launch:
-                leftovers.remove(since=started_on)
+        with logs.bounded(self._directory):
+            try:
+                self._roles = start(self._probe, self._check_file, self._directory, self._node, self._marker)
+                self._watch(until, stop)
+                if self._inbox:
+                    self._inbox.wait(0.0)  # its last words
+            finally:
+                self._end_tree()
+                if self._inbox:
+                    self._inbox.close()
+                if self._probe.launch:
+                    leftovers.remove(since=started_on)
         return ProbeOutcome(
             probe=self._probe.name,
             devices=self._probe.devices,

@@ -34,15 +34,16 @@ def main(directory: Path) -> int:
             "share; name one with --keep-logs, or as TMPDIR"
         )
     role = plan["roles"][int(own)]
-    with (directory / f"{role}.log").open("xb") as log:  # a second process of the same rank ends here
-        worker = subprocess.Popen(
-            [*plan["command"], role],
-            env={**os.environ, **plan["environment"]},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            close_fds=False,  # the launcher's channels are for the worker
-        )
+    # A second process of the same rank ends here. Appending: see `logs`.
+    log = os.open(directory / f"{role}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
+    worker = subprocess.Popen(
+        [*plan["command"], role],
+        env={**os.environ, **plan["environment"]},
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        close_fds=False,  # the launcher's channels are for the worker
+    )
     _write(directory / f"{role}.pid", f"{worker.pid} {boot_id()}")
     code = worker.wait()
     _write(directory / f"{role}.exit-status", str(code))

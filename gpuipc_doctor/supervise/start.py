@@ -130,7 +130,7 @@ class _Starter:
 def _popen(
     command: list[str], log: Path, directory: Path, environment: Mapping[str, str], fds: tuple[int, ...] = ()
 ) -> ChildProcess:
-    with log.open("wb") as output:
+    with log.open("ab") as output:  # appending: see `logs`
         return ChildProcess(
             subprocess.Popen(
                 command,

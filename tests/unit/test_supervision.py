@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from gpuipc_doctor import loader, verdict
 from gpuipc_doctor.handover import Desk
 from gpuipc_doctor.journal import Progress
 from gpuipc_doctor.model import Ending, Node, Probe, ProbeOutcome, Status
-from gpuipc_doctor.supervise import evidence, tree
+from gpuipc_doctor.supervise import evidence, logs, tree
 from gpuipc_doctor.supervise.execution import Limits
 from gpuipc_doctor.supervise.role import RunningRole
 from gpuipc_doctor.supervise.session import Session
@@ -191,6 +192,20 @@ def test_grandchildren_end_with_the_probe(session: Session, roles: ModuleType) -
 
 def test_ten_megabytes_on_standard_error_do_no_harm(session: Session, roles: ModuleType) -> None:
     assert run(session, roles, "chatter").completed
+
+
+def test_of_a_flood_on_standard_error_both_ends_are_kept(
+    session: Session, roles: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(logs, "KEPT_BYTES", 1 << 16)
+    outcome = run(session, roles, "flood", deadline_s=20.0)
+    assert outcome.completed
+    assert outcome.records["flood"]["most"] < 32 << 20
+    text = (Path(outcome.logs) / "flood.log").read_text()
+    assert len(text) <= 1 << 20
+    middle = "gpuipc-doctor: the middle of this log is left out"
+    assert re.fullmatch(rf"first words\n(.*\n)+{middle}\n(.*\n)+last words\n", text)
 
 
 def test_the_deadline_is_for_each_operation_not_for_the_probe(session: Session, roles: ModuleType) -> None:
