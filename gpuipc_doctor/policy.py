@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembered answer
     from gpuipc_doctor.model import Json
@@ -26,8 +25,7 @@ class Action(enum.Enum):
     IGNORE = "ignore"
 
 
-@dataclass(frozen=True, slots=True)
-class Breaker:
+class Breaker(NamedTuple):
     """Bounds how many nodes a bad release can drain; the defaults bound nothing.
 
     ``directory``: shared by all nodes; in each stretch of ``within_s`` seconds ``max_drains`` of them may
@@ -44,8 +42,7 @@ class Breaker:
         return bool(self.directory) or self.share < 1
 
 
-@dataclass(frozen=True, slots=True)
-class PrologConfig:
+class PrologConfig(NamedTuple):
     """The site config's section ``prolog``; without one, the defaults. All times are seconds."""
 
     on_fail: Action = Action.DRAIN
@@ -85,11 +82,11 @@ class PrologConfig:
             "checks": tuple(section.get("checks", ())),
             "state_dir": path(section.get("state_dir", "")),
             "log": path(section.get("log", "")),
-            "breaker": Breaker(path(breaker.directory), breaker.max_drains, breaker.within_s, breaker.share),
+            "breaker": breaker._replace(directory=path(breaker.directory)),
         }
         return cls(**values)
 
     def written(self) -> dict[str, Json]:
         """As a section that `read` takes."""
-        values = asdict(self)
+        values = {**self._asdict(), "breaker": self.breaker._asdict()}
         return {name: value.value if isinstance(value, Action) else value for name, value in values.items()}

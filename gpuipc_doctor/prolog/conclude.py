@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpuipc_doctor import __version__
 from gpuipc_doctor.policy import Action, PrologConfig
-from gpuipc_doctor.prolog import breaker, decision, record
+from gpuipc_doctor.prolog import decision, record
 from gpuipc_doctor.prolog.decision import Decision
 from gpuipc_doctor.prolog.guard import Tell
 from gpuipc_doctor.prolog.order import Order
@@ -25,6 +25,8 @@ def conclude(
     """Answer, and then write down what was answered: what goes wrong there is said and changes nothing."""
     host = HOSTNAME.read_text().strip()
     if decided.exit_code and policy.breaker.is_set:
+        from gpuipc_doctor.prolog import breaker
+
         tell.doing("the breaker was asked")
         unanswered = decision.withhold(decided, "the breaker did not answer")
         tell.answer(unanswered.exit_code, unanswered.line)

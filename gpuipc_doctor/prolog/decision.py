@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from gpuipc_doctor.policy import Action, PrologConfig
 from gpuipc_doctor.report.text import sanitise
@@ -36,24 +36,21 @@ class Kind(enum.Enum):
         return "FAIL" if self.is_known_bad else "ERROR"
 
 
-@dataclass(frozen=True, slots=True)
-class Concern:
+class Concern(NamedTuple):
     """One thing that speaks against the node, or against knowing it."""
 
     kind: Kind
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Weighed:
+class Weighed(NamedTuple):
     """A concern and what the policy does about it."""
 
     concern: Concern
     action: Action
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """What the batch system is told."""
 
     text: str
@@ -103,7 +100,7 @@ def decide(found: Iterable[Concern], policy: PrologConfig, otherwise: str = "") 
 
 def withhold(decided: Decision, why: str) -> Decision:
     """The decision not to drain, although the policy asks for it."""
-    return replace(decided, withheld=why)
+    return decided._replace(withheld=why)
 
 
 def _action(kind: Kind, policy: PrologConfig) -> Action:

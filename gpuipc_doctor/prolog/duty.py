@@ -81,7 +81,7 @@ def _exit_codes(policy: PrologConfig) -> dict[str, int]:
 
 
 def _remember(order: Order, policy: PrologConfig, recalled: Recall, tell: Tell) -> None:
-    passes = recalled.memory.with_pass(recalled.identity, order.gpus, identity.now())
+    passes = recalled.memory.with_pass(recalled.identity, order.gpus, identity.now(), recalled.settings)
     try:
         memory.remember(Path(policy.state_dir), passes)
     except memory.Forgotten as reason:

@@ -240,11 +240,11 @@ def _start(duty: Duty, libc: ctypes.CDLL) -> int:
 
 def _reap() -> None:
     """Collect the child that has closed its pipe: it is about to end, unless the kernel holds it up."""
-    for _ in range(50):
+    for _ in range(500):
         tree.reap_orphans()
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            time.sleep(0.001)
+            time.sleep(0.0001)
             continue
         return
 

@@ -26,19 +26,25 @@ LIBRARY_FILES = ("/etc/ld.so.cache", "/opt/rocm/lib")
 """Written anew when a library is installed where programs find it."""
 
 GPU_FILES = (
-    ("/proc/driver/nvidia/gpus", "information"),
+    ("/proc/driver/nvidia/gpus", "."),
     ("/proc/driver/nvidia/capabilities", "mig"),
     ("/sys/class/kfd/kfd/topology/nodes", "properties"),
 )
-"""Directories with one entry a GPU, and what in it tells one GPU from another."""
+"""Directories with one entry a GPU, and what in it changes with the GPU.
+
+NVIDIA's are named by their places on the bus, and none is exchanged without another boot. Their file
+``information`` is not read: for it the driver wakes each GPU, asks it and waits for locks of its own, and while
+it cannot ask for the version of the BIOS it writes question marks. Source: NVIDIA's open-gpu-kernel-modules,
+nv_procfs_read_gpu_info and rm_get_vbios_version.
+"""
 
 MAX_FILES = 10_000
 
 
-def identity(config: bytes, config_path: str, extra: Iterable[Path]) -> dict[str, str]:
+def identity(config: bytes, config_path: str) -> dict[str, str]:
     """One word for each thing that must be the same for a pass to count, named as a person would.
 
-    ``extra``: files and directories of the site that decide over the result, too.
+    What the config names is left to `of_site`: to know that, it has to be read first.
     """
     package = Path(gpuipc_doctor.__file__).parent
     return {
@@ -48,8 +54,12 @@ def identity(config: bytes, config_path: str, extra: Iterable[Path]) -> dict[str
         "config": _digest([config_path, hashlib.sha256(config).hexdigest()]),
         # The directory around the package is where the vendors' bindings are installed, too.
         "gpuipc-doctor": _digest([gpuipc_doctor.__version__, _stamp(str(package.parent)), *_tree(package)]),
-        "check or known issue": _digest(line for path in extra for line in _tree(path)),
     }
+
+
+def of_site(paths: Iterable[Path]) -> dict[str, str]:
+    """As `identity`, for files and directories of the site that decide over the result, too."""
+    return {"check or known issue": _digest(line for path in paths for line in _tree(path))}
 
 
 def now() -> float:

@@ -1,4 +1,4 @@
-"""What the prolog remembers: which GPUs passed, when, and of what node that was true.
+"""What the prolog remembers: which GPUs passed, when, of what node that was true, and what its config said.
 
 Times are seconds since boot (CLOCK_BOOTTIME), which no one can set, and a pass of another boot counts for
 nothing.
@@ -10,9 +10,8 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpuipc_doctor.prolog import private
 from gpuipc_doctor.prolog.private import NotOurs
@@ -22,7 +21,10 @@ if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembe
 
 FILE, DRAFT = Path("passes.json"), Path("passes.json.draft")
 
-MAX_BYTES = 1 << 16
+MAX_BYTES = 1 << 17
+
+MAX_SETTINGS_BYTES = 1 << 16
+"""A config that says more is read anew each time."""
 
 MAX_PASSES = 256
 """Selections of GPUs that are remembered; the latest."""
@@ -35,19 +37,25 @@ class Forgotten(Exception):
     """There is a file, and it cannot be used; the text is one line that says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """``identity``: what the node was, word by word; ``passes``: when each selection of GPUs passed."""
+class Memory(NamedTuple):
+    """What was learned of one node, with one config."""
 
     identity: Mapping[str, str]
+    """What the node was, word by word."""
     passes: Mapping[str, float]
+    """When each selection of GPUs passed."""
+    settings: Mapping[str, Json]
+    """What the config said, as far as it takes part in looking up a pass; empty where that is not known."""
+
+    def changed(self, identity: Mapping[str, str]) -> list[str]:
+        """The words of ``identity`` that were others."""
+        return [name for name in identity if self.identity.get(name) != identity[name]]
 
     def fresh(self, identity: Mapping[str, str], gpus: str, now: float, fresh_for_s: float) -> float | str:
         """How many seconds ago these GPUs passed, or why that counts no more."""
         if not self.identity:
             return "no pass is remembered"
-        changed = [name for name in identity if self.identity.get(name) != identity[name]]
-        if changed:
+        if changed := self.changed(identity):
             return f"since the last pass another {', '.join(changed)}"
         recent = {selection: now - at for selection, at in self.passes.items() if 0 <= now - at < fresh_for_s}
         if ALL in recent:
@@ -61,14 +69,17 @@ class Memory:
             return f"no pass of these GPUs in the last {fresh_for_s:g} s"
         return max(ages[gpu] for gpu in wanted)
 
-    def with_pass(self, identity: Mapping[str, str], gpus: str, now: float) -> Memory:
+    def with_pass(
+        self, identity: Mapping[str, str], gpus: str, now: float, settings: Mapping[str, Json]
+    ) -> Memory:
         """This memory after another pass; what was learned of another node is dropped."""
         before = self.passes if self.identity == identity else {}
         latest = sorted({**before, normal(gpus): now}.items(), key=lambda one: -one[1])
-        return Memory(identity, dict(latest[:MAX_PASSES]))
+        fits = len(json.dumps(settings)) <= MAX_SETTINGS_BYTES
+        return Memory(identity, dict(latest[:MAX_PASSES]), settings if fits else {})
 
 
-NOTHING = Memory({}, {})
+NOTHING = Memory({}, {}, {})
 
 
 def normal(gpus: str) -> str:
@@ -77,7 +88,7 @@ def normal(gpus: str) -> str:
 
 
 def dumps(memory: Memory) -> bytes:
-    return json.dumps({"format": 1, "identity": memory.identity, "passes": memory.passes}).encode()
+    return json.dumps({"format": 2, **memory._asdict()}).encode()
 
 
 def loads(data: bytes) -> Memory:
@@ -86,16 +97,16 @@ def loads(data: bytes) -> Memory:
         document: Json = json.loads(data)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    if not isinstance(document, dict) or document.keys() != {"format", "identity", "passes"}:
+    if not isinstance(document, dict) or document.keys() != {"format", *Memory._fields}:
         raise ValueError("not a memory of the prolog")
-    identity, passes = document["identity"], document["passes"]
-    if document["format"] != 1 or not isinstance(identity, dict) or not isinstance(passes, dict):
+    identity, passes, settings = (document[name] for name in Memory._fields)
+    if document["format"] != 2 or not all(isinstance(one, dict) for one in (identity, passes, settings)):
         raise ValueError("not a memory of this version")
     if not all(isinstance(value, str) for value in identity.values()):
         raise ValueError("an identity that is no text")
     if not all(isinstance(at, float | int) and not isinstance(at, bool) for at in passes.values()):
         raise ValueError("a time that is no number")
-    return Memory(identity, passes)
+    return Memory(identity, passes, settings)
 
 
 def recall(directory: Path) -> Memory:

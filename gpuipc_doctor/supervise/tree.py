@@ -12,8 +12,8 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 MARKER = "GPUIPC_DOCTOR_PROBE"
 """Environment variable of every worker, inherited by all that it starts: ``<run>/<probe>``."""
@@ -24,8 +24,7 @@ KEEPER = "gpuipc-keeper"
 PROC = Path("/proc")
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
+class Process(NamedTuple):
     """One line of ``/proc/PID/stat``. ``state`` is the kernel's letter: D uninterruptible, Z zombie."""
 
     pid: int

@@ -101,7 +101,7 @@ def test_the_table_of_the_readme_is_that_of_the_program() -> None:
 
 
 def test_shadow_mode_never_drains() -> None:
-    shadow = replace(DRAIN_ALL, shadow=True)
+    shadow = DRAIN_ALL._replace(shadow=True)
     for report in (FAIL, UNKILLABLE, BUDGET, ERROR, NOTHING):
         answer = decided(report, shadow)
         assert answer.exit_code == 0
@@ -118,16 +118,16 @@ def test_of_many_the_line_tells_what_drains() -> None:
 
 def test_lines() -> None:
     """How they look, with uuids of their real length."""
-    simulated = replace(POLICY, simulate="hang-init")
+    simulated = POLICY._replace(simulate="hang-init")
     cases = {
         "pass": decided(healthy(gpus(4))),
         "fail": decided(FAIL),
         "fail, a known issue on four GPUs": decided(seed_002()),
-        "fail, in shadow mode": decided(FAIL, replace(POLICY, shadow=True)),
+        "fail, in shadow mode": decided(FAIL, POLICY._replace(shadow=True)),
         "fail, and the breaker is open": decision.withhold(
             decided(FAIL), "10 nodes have been drained within 86400 s"
         ),
-        "fail, ignored": decided(FAIL, replace(POLICY, on_fail=Action.IGNORE)),
+        "fail, ignored": decided(FAIL, POLICY._replace(on_fail=Action.IGNORE)),
         "unkillable": decided(UNKILLABLE),
         "budget, in a call": decided(BUDGET),
         "budget, before the probe": decided(NOT_REACHED),
@@ -147,7 +147,7 @@ def test_explanations() -> None:
         "not used: fresh_for_s is 0",
         "0,1",
     )
-    bounded = replace(POLICY, on_budget=Action.IGNORE, breaker=Breaker("/shared", 10, 86400.0, 0.05))
+    bounded = POLICY._replace(on_budget=Action.IGNORE, breaker=Breaker("/shared", 10, 86400.0, 0.05))
     cases = {
         "pass": (POLICY, decided(healthy(gpus(4)))),
         "drained": (bounded, decided(FAIL, bounded)),

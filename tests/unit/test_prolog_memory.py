@@ -17,10 +17,15 @@ from gpuipc_doctor.prolog.memory import NOTHING, Forgotten, Memory
 
 NODE = {"boot": "b", "driver": "d", "GPUs": "g", "config": "c"}
 
+SAYS = {"prolog": {"fresh_for_s": 600, "state_dir": "state"}}
+
 FRESH_S = 600.0
 
 TIMES = st.floats(allow_nan=False, allow_infinity=False)
-MEMORIES = st.builds(Memory, st.dictionaries(st.text(), st.text()), st.dictionaries(st.text(), TIMES))
+SETTINGS = st.dictionaries(st.text(), st.text() | st.integers() | st.booleans() | st.lists(st.text()))
+MEMORIES = st.builds(
+    Memory, st.dictionaries(st.text(), st.text()), st.dictionaries(st.text(), TIMES), SETTINGS
+)
 
 
 @given(MEMORIES)
@@ -34,7 +39,7 @@ def test_what_is_written_is_read(remembered: Memory) -> None:
     | st.recursive(
         st.none() | st.booleans() | st.floats() | st.text(),
         lambda inner: (
-            st.lists(inner) | st.dictionaries(st.sampled_from(["format", "identity", "passes", "x"]), inner)
+            st.lists(inner) | st.dictionaries(st.sampled_from(["format", *Memory._fields, "x"]), inner)
         ),
     ).map(lambda value: json.dumps(value).encode())
 )
@@ -56,7 +61,7 @@ def age(remembered: Memory, gpus: str = "", now: float = 1000.0, node: dict[str,
 
 
 def test_a_pass_counts_for_as_long_as_it_is_fresh() -> None:
-    passed = NOTHING.with_pass(NODE, "", 900.0)
+    passed = NOTHING.with_pass(NODE, "", 900.0, SAYS)
     assert [age(passed, now=now) for now in (900.0, 1499.9)] == [0.0, pytest.approx(599.9)]
     assert age(passed, now=1500.0) == "no pass of these GPUs in the last 600 s"
     assert (
@@ -67,11 +72,10 @@ def test_a_pass_counts_for_as_long_as_it_is_fresh() -> None:
 @pytest.mark.parametrize("what", list(NODE))
 def test_a_pass_of_another_node_does_not_count_and_says_what_changed(what: str) -> None:
     changed = {**NODE, what: "another"}
-    passed = NOTHING.with_pass(NODE, "", 900.0)
+    passed = NOTHING.with_pass(NODE, "", 900.0, SAYS)
     assert age(passed, node=changed) == f"since the last pass another {what}"
-    assert (
-        age(passed.with_pass(changed, "1", 950.0), node=changed) == "no pass of these GPUs in the last 600 s"
-    )
+    passed = passed.with_pass(changed, "1", 950.0, SAYS)
+    assert age(passed, node=changed) == "no pass of these GPUs in the last 600 s"
 
 
 @pytest.mark.parametrize(
@@ -87,9 +91,9 @@ def test_a_pass_of_another_node_does_not_count_and_says_what_changed(what: str) 
     ],
 )
 def test_only_gpus_that_passed_count(passed: list[str], asked: str, answer: float | None) -> None:
-    remembered = Memory(NODE, {})
+    remembered = Memory(NODE, {}, {})
     for gpus in passed:
-        remembered = remembered.with_pass(NODE, gpus, 900.0)
+        remembered = remembered.with_pass(NODE, gpus, 900.0, SAYS)
     assert age(remembered, asked) == (answer or "no pass of these GPUs in the last 600 s")
 
 
@@ -97,10 +101,13 @@ def test_nothing_remembered_says_so() -> None:
     assert age(NOTHING) == "no pass is remembered"
 
 
-def test_no_more_selections_are_kept_than_can_be_read_again() -> None:
-    remembered = Memory(NODE, {})
+def test_no_more_is_kept_than_can_be_read_again() -> None:
+    long = {"checks_dirs": ["é" * (memory.MAX_SETTINGS_BYTES // 7)]}
+    remembered = NOTHING
     for number in range(2000):
-        remembered = remembered.with_pass(NODE, ",".join(str(number + one) for one in range(16)), number)
+        gpus = ",".join(str(number + one) for one in range(16))
+        remembered = remembered.with_pass(NODE, gpus, number, long)
+    assert remembered.settings == long
     assert len(memory.dumps(remembered)) < memory.MAX_BYTES
 
 
@@ -113,7 +120,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def test_it_is_private_and_whole(place: Path) -> None:
-    passed = NOTHING.with_pass(NODE, "0", 1.0)
+    passed = NOTHING.with_pass(NODE, "0", 1.0, SAYS)
     memory.remember(place, passed)
     assert memory.recall(place) == passed
     assert stat.S_IMODE(place.stat().st_mode) == 0o700
@@ -163,10 +170,10 @@ def test_a_node_is_the_same_until_something_changes(tmp_path: Path) -> None:
     check.write_text("1")
 
     def changed(config: bytes = b"x", path: str = "/x.yaml") -> set[str]:
-        now = identity.identity(config, path, [tmp_path])
+        now = identity.identity(config, path) | identity.of_site([tmp_path])
         return {name for name in now if now[name] != before[name]}
 
-    before = identity.identity(b"x", "/x.yaml", [tmp_path])
+    before = identity.identity(b"x", "/x.yaml") | identity.of_site([tmp_path])
     assert changed() == set()
     assert changed(config=b"y") == {"config"}
     assert changed(path="/y.yaml") == {"config"}
