@@ -33,9 +33,9 @@ GPU_FILES = (
 """Directories with one entry a GPU, and what in it changes with the GPU.
 
 NVIDIA's are named by their places on the bus, and none is exchanged without another boot. Their file
-``information`` is not read: for it the driver wakes each GPU, asks it and waits for locks of its own, and while
-it cannot ask for the version of the BIOS it writes question marks. Source: NVIDIA's open-gpu-kernel-modules,
-nv_procfs_read_gpu_info and rm_get_vbios_version.
+``information`` is not read: for it the driver wakes each GPU, asks it and waits for locks of its own, and
+while it cannot ask for the version of the BIOS it writes question marks. Source: NVIDIA's
+open-gpu-kernel-modules, nv_procfs_read_gpu_info and rm_get_vbios_version.
 """
 
 MAX_FILES = 10_000
