@@ -8,7 +8,7 @@ the control is as long a loop of another call, which opens nothing.
 The segment is memory of the exporter's device, so it must come back there, wherever the importer's context
 was. What an open and close costs may be kept on either device, so over a pair both are watched for creep.
 
-The driver counts the memory of all processes together, so a change of the size of our segment, which is an
+Where the driver counts the memory of all processes together, a change of the size of our segment, which is an
 odd one, is ours and any other is not: then somebody else uses the device, and this check cannot tell.
 """
 
@@ -163,17 +163,17 @@ def sensitivity(device: str, opening: list[int], control: list[int], otherwise: 
 
 def watch_close(w: Worker) -> None:
     missing = {}
-    before_importer = used(w)
+    before_importer = w.gpu.memory_used()
     w.peer.send("start")
     w.peer.recv()  # the importer has a context
-    before = used(w)
+    before = w.gpu.memory_used()
 
     with w.gpu.alloc(NBYTES) as buffer:
         share(w, buffer)
         w.peer.recv()  # closed
     missing["the importer closed it"] = not_back(w, before)
 
-    before_freeing = used(w)
+    before_freeing = w.gpu.memory_used()
     with w.gpu.alloc(NBYTES) as buffer:
         share(w, buffer)
     w.peer.send("freed")
@@ -184,7 +184,7 @@ def watch_close(w: Worker) -> None:
         share(w, buffer)
         loops = {"opening": watch_loop(w), "control": watch_loop(w), "otherwise": before_freeing}
 
-    without_importer = used(w) - (before - before_importer)  # its context goes along
+    without_importer = w.gpu.memory_used() - (before - before_importer)  # its context goes along
     with w.gpu.alloc(NBYTES) as buffer:
         share(w, buffer)
         w.peer.wait_gone()
@@ -197,13 +197,13 @@ def watch_loop(w: Worker) -> list[int]:
     samples = []
     for _ in SAMPLED:
         w.peer.recv()  # so many rounds are over
-        samples.append(used(w))
+        samples.append(w.gpu.memory_used())
         w.peer.send("go on")
     return samples
 
 
 def watch_kill(w: Worker) -> None:
-    before_importer = used(w)
+    before_importer = w.gpu.memory_used()
     w.peer.send("start")
     with w.gpu.alloc(NBYTES) as buffer:
         share(w, buffer)
@@ -218,15 +218,10 @@ def share(w: Worker, buffer: Buffer) -> None:
     w.peer.recv()
 
 
-def used(w: Worker) -> int:
-    free, total = w.gpu.memory_info()
-    return total - free
-
-
 def not_back(w: Worker, before: int) -> int:
     """Bytes that are in use beyond ``before``, once they no longer are or `SETTLE_S` have passed."""
-    w.wait_until(lambda: used(w) - before <= NOISE_BYTES, SETTLE_S)
-    return used(w) - before
+    w.wait_until(lambda: w.gpu.memory_used() - before <= NOISE_BYTES, SETTLE_S)
+    return w.gpu.memory_used() - before
 
 
 # -- importers --------------------------------------------------------------------------------------------
@@ -236,7 +231,7 @@ def close_and_exit(w: Worker) -> None:
     wrong: list[str] = []
     w.peer.recv()  # start
     with w.gpu.alloc(NBYTES):  # makes a context
-        with_segment = used(w)
+        with_segment = w.gpu.memory_used()
     w.peer.send("context made")
 
     open_shared(w, wrong, "to close it").close()
@@ -263,7 +258,7 @@ def repeat(w: Worker, what: str, call: Callable[[], object]) -> list[int]:
         with w.step(f"{what}, round {done} of {OPENS}"):
             call()
         if done in SAMPLED:
-            samples.append(used(w))
+            samples.append(w.gpu.memory_used())
             w.peer.send(done)
             w.peer.recv()
     return samples

@@ -157,12 +157,11 @@ def iterate(w: Worker) -> None:
                 (w.mpi.send if is_sender else w.mpi.recv)(large.address, nbytes, partner)
             w.mpi.barrier()
         w.mpi.barrier()
-        free, total = gpu.memory_info()
-        used.append(total - free - SMALL * len(kept))
+        used.append(gpu.memory_used() - SMALL * len(kept))
         for series, each in zip(held, w.gpus, strict=True):
             series.append(each.memory_of_this_process())
         sizes.append(nbytes)
-    w.record(used=used, held=held, large=sizes, free=free)
+    w.record(used=used, held=held, large=sizes, free=gpu.memory_info()[0])
     if w.params["communicates"]:
         with gpu.alloc(sizes[-1]) as large, w.step("measure the bandwidth"):
             times = w.mpi.ping_pong(large.address, sizes[-1], partner, BANDWIDTH_ROUNDS)

@@ -242,7 +242,10 @@ class Gpu(Protocol):
         """(free, total) bytes of the whole device, all processes together."""
 
     def memory_used(self) -> int:
-        """Bytes in use on the whole device, by all processes together."""
+        """Bytes in use on the whole device, by all processes together.
+
+        Where the driver tells of each process, those that are none of this run's do not count.
+        """
 
     def memory_of_this_process(self) -> int | None:
         """Bytes of the device that this process holds; None where nobody tells."""

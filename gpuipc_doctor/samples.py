@@ -14,7 +14,7 @@ _LINES = {"used": "used on the device", "reserved": "reserved by the allocator",
 class MemorySamples:
     """Bytes allocated and reserved as the allocator counts them, and used on the device beyond the start.
 
-    Used memory is that of all processes together, as the driver tells it.
+    Used memory is `Gpu.memory_used`.
     """
 
     def __init__(self, gpu: Gpu, allocator: Allocator, clock: Callable[[], float]) -> None:

@@ -201,6 +201,9 @@ class CudaDriver(Driver):
     def memory_of_this_process(self, uuid: str) -> int | None:
         return self._nvml.memory_of_this_process(uuid)
 
+    def memory_of_strangers(self, uuid: str) -> int:
+        return self._nvml.memory_of_strangers(uuid)
+
     @cached_property
     def _nvml(self) -> Nvml:
         return Nvml(self.arm)

@@ -85,7 +85,7 @@ class DriverGpu:
 
     def memory_used(self) -> int:
         free, total = self.memory_info()
-        return total - free
+        return total - free - self.driver.memory_of_strangers(self.device.uuid)
 
     def memory_of_this_process(self) -> int | None:
         return self.driver.memory_of_this_process(self.device.uuid)

@@ -119,6 +119,10 @@ class Driver(ABC):
         """Bytes of the device that this process holds; None where nobody tells."""
 
     @abstractmethod
+    def memory_of_strangers(self, uuid: str) -> int:
+        """Bytes of the device that processes hold which are none of this run's; 0 where nobody tells."""
+
+    @abstractmethod
     def versions(self) -> list[Fact]: ...
 
     # What they do alike

@@ -172,6 +172,9 @@ class HipDriver(Driver):
     def memory_of_this_process(self, uuid: str) -> int | None:
         return None  # AMD's management library is not asked: no AMD GPU was at hand to see what it tells
 
+    def memory_of_strangers(self, uuid: str) -> int:
+        return 0
+
     def versions(self) -> list[Fact]:
         return [
             self._version("hip-driver", "driver-version"),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuipc_doctor.gpu import Arm
+from gpuipc_doctor.handover import MARKER
 
 if TYPE_CHECKING:
     import ctypes
@@ -28,6 +30,17 @@ class Nvml:
 
         None where NVML does not tell: in a container it may know the process by another number.
         """
+        return self._held(uuid).get(os.getpid())
+
+    def memory_of_strangers(self, uuid: str) -> int:
+        """Bytes that processes hold of a GPU which are none of this run's; 0 where NVML does not tell."""
+        held = self._held(uuid)
+        if held.pop(os.getpid(), None) is None:  # nor does it know others by the numbers that they have here
+            return 0
+        return sum(nbytes for pid, nbytes in held.items() if _is_stranger(pid))
+
+    def _held(self, uuid: str) -> dict[int, int]:
+        """Bytes of a GPU by process, as far as NVML tells."""
         import ctypes
 
         class Process(ctypes.Structure):
@@ -41,15 +54,15 @@ class Nvml:
             )
 
         if self._library is None:
-            return None
+            return {}
         gpu, count = ctypes.c_void_p(), ctypes.c_uint(_MOST_PROCESSES)
         found = (Process * _MOST_PROCESSES)()
         with self._arm(_CALL):
             unknown = self._library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(gpu))
             if unknown or getattr(self._library, _CALL)(gpu, ctypes.byref(count), found):
-                return None
-        held = (process.bytes for process in found[: count.value] if process.pid == os.getpid())
-        return next((int(nbytes) for nbytes in held if nbytes != _NOT_AVAILABLE), None)
+                return {}
+        told = (process for process in found[: count.value] if process.bytes != _NOT_AVAILABLE)
+        return {int(process.pid): int(process.bytes) for process in told}
 
     @cached_property
     def _library(self) -> ctypes.CDLL | None:
@@ -63,3 +76,17 @@ class Nvml:
         except (OSError, AttributeError):
             return None
         return None if failed else library
+
+
+def _is_stranger(pid: int) -> bool:
+    """Whether a process lives and is none of this run's.
+
+    One that is ending has no environment left to tell by, and what it still holds may be ours. That of
+    another user is only root's to read.
+    """
+    run = os.environ.get(MARKER, "").partition("/")[0]
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+    return bool(environment) and f"{MARKER}={run}/".encode() not in environment

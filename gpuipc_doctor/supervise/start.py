@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from gpuipc_doctor.handover import Assignment, Desk
+from gpuipc_doctor.handover import MARKER, Assignment, Desk
 from gpuipc_doctor.journal import Progress
 from gpuipc_doctor.model import Launch, Node, Probe
-from gpuipc_doctor.supervise import rank, tree
+from gpuipc_doctor.supervise import rank
 from gpuipc_doctor.supervise.role import ChildProcess, LaunchedProcess, RunningRole
 from gpuipc_doctor.visibility import visible_devices
 
@@ -117,7 +117,7 @@ class _Starter:
             for name, value in addition.items():
                 present = environment.get(name) if name in _LISTS else None
                 environment[name] = f"{value}:{present}" if present else value
-        environment[tree.MARKER] = self._marker
+        environment[MARKER] = self._marker
         if self._stays:
             environment.update(visible_devices(self._probe.devices, environment) or self._node.visible)
         if paths := environment.get("PYTHONPATH"):  # the worker has another working directory

@@ -15,8 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-MARKER = "GPUIPC_DOCTOR_PROBE"
-"""Environment variable of every worker, inherited by all that it starts: ``<run>/<probe>``."""
+from gpuipc_doctor.handover import MARKER
 
 KEEPER = "gpuipc-keeper"
 """The name of the process that ends what a killed supervisor had started, and of no other (see `keeper`)."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpuipc_doctor import isolation
+from gpuipc_doctor.handover import MARKER
 from gpuipc_doctor.supervise import tree
 
 MODULES = (
@@ -155,7 +156,7 @@ def test_no_process_has_a_variable_that_is_not_ours(hung: tuple[Path, Path]) -> 
         "SLURM_JOB_GPUS": "1",
         "SLURM_JOB_COMMENT": "$(reboot)",
     }
-    own = {*isolation.OWN, *isolation.KEPT, tree.MARKER, "CUDA_VISIBLE_DEVICES"}
+    own = {*isolation.OWN, *isolation.KEPT, MARKER, "CUDA_VISIBLE_DEVICES"}
     of_simulator = {"LD_LIBRARY_PATH", "GPUIPC_SIM_NODE", "GPUIPC_SIM_STATE", "ROCM_PATH"}
     command = [*ISOLATED, "prolog", "--config", str(config), "--budget", "5"]
     with subprocess.Popen(command, env=hostile, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as started:

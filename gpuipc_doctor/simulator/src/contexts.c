@@ -23,9 +23,23 @@ struct context *context_new(int ordinal, unsigned flags)
     if (!context)
         abort();
     *context = (struct context){.next = contexts, .ordinal = ordinal, .device = ordinal_device(ordinal),
-                                .flags = flags, .number = ++numbers, .alive = true};
+                                .flags = flags, .number = ++numbers};
     contexts = context;
     return context;
+}
+
+static void tell_presence(int device)
+{
+    bool is_there = false;
+    for (const struct context *each = contexts; each; each = each->next)
+        is_there |= each->device == device && each->alive;
+    state_present(device, is_there);
+}
+
+void context_begin(struct context *context)
+{
+    context->alive = true;
+    tell_presence(context->device);
 }
 
 struct context *primary_context(int ordinal)
@@ -73,6 +87,7 @@ void context_end(struct context *context)
     memory_of_context_ends(context);
     context->peers = 0;
     context->alive = face.device_is_context;
+    tell_presence(context->device);
     destroyed_one = true;
 }
 

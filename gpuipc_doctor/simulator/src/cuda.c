@@ -80,6 +80,7 @@ int cuda_context_create(void **context, unsigned flags, int device)
     if (ordinal_device(device) < 0)
         return INVALID_DEVICE;
     *context = context_new(device, flags);
+    context_begin(*context);
     return sim_context_push(*context);
 }
 
@@ -154,7 +155,7 @@ int cuda_primary_retain(void **context, int device)
     if (ordinal_device(device) < 0)
         return INVALID_DEVICE;
     references[device]++;
-    primary_context(device)->alive = true;
+    context_begin(primary_context(device));
     *context = primary_context(device);
     return SUCCESS;
 }

@@ -123,6 +123,7 @@ void state_each_user(int device, void (*each)(int32_t pid, uint64_t bytes, void 
 /* Single words that any process may change at any time: */
 void state_leak(int device, uint64_t bytes);
 void state_lose_device(int device);
+void state_present(int device, bool is_there); /* whether this process has a context there */
 bool state_device_lost(int device);
 
 /* ---- faults.c: before and after each call ---- */
@@ -184,7 +185,8 @@ struct context *current_context(void); /* NULL when there is none */
 int current_device(void);              /* the node's number of its device, or -1 */
 /* The context that a call works in. */
 int enter_context(struct context **context);
-struct context *context_new(int ordinal, unsigned flags);
+struct context *context_new(int ordinal, unsigned flags); /* not yet alive */
+void context_begin(struct context *context);
 struct context *primary_context(int ordinal);
 bool context_known(const struct context *context);
 void context_end(struct context *context); /* what lives in it goes, and the process has destroyed one */

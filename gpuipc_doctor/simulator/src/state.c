@@ -30,6 +30,7 @@ enum { NOBODY = UINT16_MAX };
 struct process {
     uint64_t started; /* clock ticks since boot; tells two processes of one pid apart */
     int32_t pid;
+    bool present[MAX_DEVICES]; /* it has a context there */
     bool taken;
 };
 
@@ -132,6 +133,7 @@ static int take_entry(void)
             continue;
         process->pid = getpid();
         process->started = start_time_of_this_process();
+        memset(process->present, 0, sizeof process->present);
         PUBLISH(process->taken, true);
         my_process = (uint16_t)i;
         return 0;
@@ -395,7 +397,7 @@ void state_each_user(int device, void (*each)(int32_t pid, uint64_t bytes, void 
             if (segment && segment->freed && segment->device == device)
                 bytes += segment->bytes;
         }
-        if (bytes)
+        if (bytes || shared->process[i].present[device])
             each(shared->process[i].pid, bytes, data);
     }
 }
@@ -406,6 +408,11 @@ void state_leak(int device, uint64_t bytes)
 {
     if (shared)
         __atomic_fetch_add(&shared->leaked[device], bytes, __ATOMIC_SEQ_CST);
+}
+
+void state_present(int device, bool is_there)
+{
+    PUBLISH(shared->process[my_process].present[device], is_there);
 }
 
 void state_lose_device(int device)
