@@ -2,7 +2,8 @@
 
 Python's isolated mode leaves out ``PYTHON*``, the working directory and the user's own packages; the loader's
 variables and whatever else libraries look at go by a list of what is kept. A process that was not started so
-starts itself anew: what such an environment could do to the first start is done by then, and no more.
+starts itself anew, once: what such an environment could do to the first start is done by then, and no more;
+and what is set again then is the doing of whoever installed the interpreter.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ KEPT = (
 _BEFORE_PYTHON = ("LD_", "GLIBC_", "MALLOC_")
 """How the names begin that the loader and the C library read before Python starts."""
 
+_ANEW = "gpuipc-doctor-anew"
+"""An option -X of Python's, which means nothing to it: that we have started ourselves."""
+
 
 def isolate() -> None:
     """See that this process runs in isolated mode with no environment but `OWN` and `KEPT`.
@@ -43,7 +47,8 @@ def isolate() -> None:
     the tool is installed is no fault of the node.
     """
     environment = OWN | {name: os.environ[name] for name in KEPT if name in os.environ}
-    if sys.flags.isolated and not any(name.startswith(_BEFORE_PYTHON) for name in os.environ):
+    is_steered = any(name.startswith(_BEFORE_PYTHON) for name in os.environ)
+    if sys.flags.isolated and (_ANEW in sys._xoptions or not is_steered):
         os.environ.clear()
         os.environ.update(environment)
         return
@@ -53,7 +58,7 @@ def isolate() -> None:
         _give_up(
             f"{sys.executable} -I does not find gpuipc_doctor; install it into that Python's site-packages"
         )
-    command = [sys.executable, "-I", "-m", "gpuipc_doctor", *sys.argv[1:]]
+    command = [sys.executable, "-I", "-X", _ANEW, "-m", "gpuipc_doctor", *sys.argv[1:]]
     os.execve(sys.executable, command, environment)  # noqa: S606 - no shell is what is wanted
 
 

@@ -79,6 +79,20 @@ def test_modules_on_pythonpath(trap: Path, config: Path) -> None:
 
 
 @pytest.mark.cuda
+def test_an_interpreter_that_sets_a_variable_of_the_loader_at_each_start(
+    tmp_path: Path, config: Path
+) -> None:
+    """Sites wrap Python so; it must not be started anew for ever."""
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/bash\nLD_BIND_NOW=1 exec -a "$0" {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    (tmp_path / "lib").symlink_to(Path(sys.prefix, "lib"))
+    (tmp_path / "pyvenv.cfg").symlink_to(Path(sys.prefix, "pyvenv.cfg"))
+    assert passed(prolog((str(python), "-I", "-m", "gpuipc_doctor"), config, env={}))
+
+
+@pytest.mark.cuda
 def test_pythonpath_reaches_no_further_than_the_first_start(trap: Path, config: Path) -> None:
     """Where the isolated start was forgotten. What Python imports at its start cannot be helped then."""
     for name in ("os", "sitecustomize", "usercustomize"):
