@@ -15,8 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from gpuipc_doctor.handover import MARKER
-
 KEEPER = "gpuipc-keeper"
 """The name of the process that ends what a killed supervisor had started, and of no other (see `keeper`)."""
 
@@ -61,6 +59,8 @@ def descendants(root: int) -> list[Process]:
 
 def carries(pid: int, marker: str) -> bool:
     """Whether the environment of ``pid`` has that marker. A zombie has no environment left."""
+    from gpuipc_doctor.handover import MARKER  # the prolog's guard looks for none, and is there sooner without
+
     wanted = f"{MARKER}={marker}".encode()
     with contextlib.suppress(OSError):
         for variable in (PROC / str(pid) / "environ").read_bytes().split(b"\0"):
