@@ -181,3 +181,25 @@ def test_a_node_is_the_same_until_something_changes(tmp_path: Path) -> None:
     assert changed() == {"check or known issue"}
     check.rename(tmp_path / "other.py")
     assert changed() == {"check or known issue"}
+
+
+def test_gpus_are_others_when_one_is_gone_or_divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tops = tmp_path / "gpus", tmp_path / "capabilities"
+    names = [name for _, name in identity.GPU_FILES]
+    monkeypatch.setattr(identity, "GPU_FILES", [*zip(map(str, tops), names, strict=False)])
+    for bus in ("0000:19:00.0", "0000:3b:00.0"):
+        (tops[0] / bus).mkdir(parents=True)
+        (tops[0] / bus / "information").write_text("Video BIOS: ??.??.??.??.??")
+    (tops[1] / "gpu0" / "mig").mkdir(parents=True)
+
+    def word() -> str:
+        return identity.identity(b"x", "/x.yaml")["GPUs"]
+
+    whole = word()
+    (tops[0] / "0000:3b:00.0" / "information").write_text("Video BIOS: 96.00.89.00.01")
+    assert word() == whole  # the driver is asked for it, and answers as the GPU happens to be in use
+    (tops[1] / "gpu0" / "mig" / "gi1").mkdir()
+    divided = word()
+    assert divided != whole
+    (tops[0] / "0000:3b:00.0").rename(tmp_path / "gone")
+    assert word() not in (whole, divided)
