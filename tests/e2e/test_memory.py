@@ -11,7 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import jsonschema
@@ -20,10 +21,11 @@ import pytest
 from gpuipc_doctor.memory import log, watching
 from gpuipc_doctor.memory.history import History
 from gpuipc_doctor.memory.usage import ProcessUse, Sample
+from gpuipc_doctor.supervise import tree
 from tests.conformance.conftest import simulated_node
 from tests.conformance.remote import Remote
 
-MIB = 1 << 20
+GIB, MIB = 1 << 30, 1 << 20
 COMMAND = [sys.executable, "-m", "gpuipc_doctor.cli.main", "memory"]
 
 Doctor = Callable[..., subprocess.CompletedProcess[str]]
@@ -96,6 +98,88 @@ def test_watching_ends_well_when_it_is_told_to(tmp_path: Path, number: signal.Si
 
 
 def test_on_a_terminal_the_table_is_drawn_again_in_its_place() -> None:
+    with watching_on_a_terminal() as (watching, screen):
+        drawn = read_until(screen, lambda text: text.count("growth a minute") > 5 and "level" in text)
+        watching.send_signal(signal.SIGINT)
+        drawn += read_until(screen, lambda _: False)
+        _, complaints = watching.communicate(timeout=60)
+    assert (complaints, watching.returncode) == (b"", 0)
+    assert "\x1b[1A" in drawn  # it goes up again
+    assert "SIMULATED (profile healthy-cuda)" in drawn
+    assert "Ctrl-C ends" in drawn
+
+
+@pytest.mark.cuda
+def test_the_screen_of_the_readme_is_what_it_shows() -> None:
+    """Two applications on the node that the command has made; one of them takes 1 MiB five times a second."""
+    with watching_on_a_terminal() as (watching, screen):
+        read_until(screen, lambda text: "139.00 GiB" in text)
+        node = environment_of_worker(watching.pid)
+        with application(node, "serve", 520 * MIB):
+            read_until(screen, lambda text: "520 MiB" in text)
+            with application(node, "solve", 40 * GIB, *[MIB] * 16):
+                drawn = read_until(screen, lambda text: "40.02 GiB" in text)
+                watching.send_signal(signal.SIGINT)
+                drawn += read_until(screen, lambda _: False)
+        watching.communicate(timeout=60)
+    plain = re.sub(r"\x1b\[[?0-9;]*[A-Za-z]|\r", "", drawn)
+    last = "SIMULATED" + plain.rstrip("\n").rpartition("SIMULATED")[2]
+    for pattern, instead in PASSING:
+        last = pattern.sub(instead, last)
+    shown = "".join(f"    {line}".rstrip() + "\n" for line in last.splitlines())
+    text = README.read_text()
+    (written,) = SHOWN.findall(text)
+    if shown != written and os.environ.get("GPUIPC_UPDATE_GOLDEN") == "1":
+        README.write_text(text.replace(written, shown))
+        pytest.fail("README.md was updated; look at it with git diff", pytrace=False)
+    assert shown == written
+
+
+README = Path(__file__).parent.parent.parent / "README.md"
+
+SHOWN = re.compile(r"^    SIMULATED \(profile healthy-cuda\).*\n(?:    .*\n|\n(?=    ))*", re.MULTILINE)
+
+PASSING = (
+    (re.compile(r"\S+ · Ctrl-C"), "2026-11-20T12:00:00+00:00 · Ctrl-C"),
+    (re.compile(r"\d+ serve *  "), f"{'41213 serve':13}  "),  # as wide as what stands below it
+    (re.compile(r"\d+ solve *  "), f"{'41377 solve':13}  "),
+    (re.compile(r"\+\S+ [MG]iB"), "+300 MiB"),
+)
+"""What differs from run to run, and what stands for it in the README."""
+
+APPLICATION = """
+import ctypes, sys, time
+with open("/proc/self/comm", "w") as comm:
+    comm.write(sys.argv[1])
+cuda, context, address = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
+assert cuda.cuInit(0) == cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0) == 0
+for nbytes in map(int, sys.argv[2:]):
+    assert cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(nbytes)) == 0
+    time.sleep(0.2)
+time.sleep(600)
+"""
+
+
+@contextmanager
+def application(environment: dict[str, str], name: str, *sizes: int) -> Iterator[None]:
+    """Takes so many bytes of the first GPU, one after the other, and keeps them."""
+    command = [sys.executable, "-c", APPLICATION, name, *map(str, sizes)]
+    with subprocess.Popen(command, env=environment) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def environment_of_worker(pid: int) -> dict[str, str]:
+    """That of the process below ``pid`` which is on a simulated node."""
+    environments = [readable(Path(f"/proc/{process.pid}/environ")) for process in tree.descendants(pid)]
+    [found] = [text for text in environments if "GPUIPC_SIM_STATE=" in text]
+    return dict(variable.split("=", 1) for variable in found.split("\0") if "=" in variable)
+
+
+@contextmanager
+def watching_on_a_terminal() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     screen, end = pty.openpty()
     watching = subprocess.Popen(
         [*COMMAND, "--simulate", "healthy-cuda", "--watch", "--interval", "0.1"],
@@ -104,14 +188,12 @@ def test_on_a_terminal_the_table_is_drawn_again_in_its_place() -> None:
         stderr=subprocess.PIPE,
     )
     os.close(end)
-    drawn = read_until(screen, lambda text: text.count("growth a minute") > 5 and "level" in text)
-    watching.send_signal(signal.SIGINT)
-    drawn += read_until(screen, lambda _: False)
-    _, complaints = watching.communicate(timeout=60)
-    assert (complaints, watching.returncode) == (b"", 0)
-    assert "\x1b[1A" in drawn  # it goes up again
-    assert "SIMULATED (profile healthy-cuda)" in drawn
-    assert "Ctrl-C ends" in drawn
+    try:
+        yield watching, screen
+    finally:
+        watching.kill()
+        watching.wait()
+        os.close(screen)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ from gpuipc_doctor.memory.usage import GpuUse, ProcessUse, Sample
 from tests import golden
 
 GIB, MIB = 1 << 30, 1 << 20
-README = Path(__file__).parent.parent.parent / "README.md"
 NOON = 1795176000.0
 
 H200 = 143771 * MIB
@@ -89,13 +88,6 @@ def test_the_table(watched: History) -> None:
 def test_the_lines(watched: History) -> None:
     text = "\n".join(view.lines(sample(31), watched.growth)) + "\n"
     golden.check("memory/lines.txt", re.sub(r"\d{4}-\d\d-\d\dT\S+", "2026-11-20T12:01:02+00:00", text))
-
-
-def test_the_readme_shows_the_table(watched: History) -> None:
-    latest = sample(31)
-    rows = list(view.rows(Sample(latest.at, latest.gpus[:2]), watched.growth))
-    shown = "\n".join(f"    {line}" for line in table(rows, view.HEADERS, wrapped=1).splitlines())
-    assert shown in README.read_text()
 
 
 def test_a_sample_comes_through_json_unchanged() -> None:
