@@ -59,7 +59,7 @@ def descendants(root: int) -> list[Process]:
 
 def carries(pid: int, marker: str) -> bool:
     """Whether the environment of ``pid`` has that marker. A zombie has no environment left."""
-    from gpuipc_doctor.handover import MARKER  # the prolog's guard looks for none, and is there sooner without
+    from gpuipc_doctor.handover import MARKER  # which the prolog has no time to import
 
     wanted = f"{MARKER}={marker}".encode()
     with contextlib.suppress(OSError):
