@@ -37,7 +37,7 @@ class Nvml:
         held = self._held(uuid)
         if held.pop(os.getpid(), None) is None:  # nor does it know others by the numbers that they have here
             return 0
-        return sum(nbytes for pid, nbytes in held.items() if _is_stranger(pid))
+        return sum(nbytes for pid, nbytes in held.items() if is_stranger(pid))
 
     def _held(self, uuid: str) -> dict[int, int]:
         """Bytes of a GPU by process, as far as NVML tells."""
@@ -78,11 +78,11 @@ class Nvml:
         return None if failed else library
 
 
-def _is_stranger(pid: int) -> bool:
+def is_stranger(pid: int) -> bool:
     """Whether a process lives and is none of this run's.
 
-    One that is ending has no environment left to tell by, and what it still holds may be ours. That of
-    another user is only root's to read.
+    One that is ending has no environment left to tell by (an empty one, in older kernels), and what it still
+    holds may be ours. That of another user is only root's to read.
     """
     run = os.environ.get(MARKER, "").partition("/")[0]
     try:

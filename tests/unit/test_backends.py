@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from gpuipc_doctor.backends import CAPABILITIES, Backend, hostmemory, open_backend, rules
+from gpuipc_doctor.backends import CAPABILITIES, Backend, hostmemory, nvml, open_backend, rules
 from gpuipc_doctor.backends.cuda import CudaDriver
 from gpuipc_doctor.backends.hip import HipDriver
 from gpuipc_doctor.gpu import BackendUnavailable, DriverError
+from gpuipc_doctor.handover import MARKER
 from gpuipc_doctor.model import Device, DriverFault
 
 
@@ -291,3 +293,24 @@ def test_the_documentation_names_every_capability() -> None:
     from gpuipc_doctor import gpu
 
     assert all(f"``{word}``" in inspect.getsource(gpu) for word in CAPABILITIES)
+
+
+# -- whose memory --------------------------------------------------------------------------------------
+
+
+def test_a_stranger_lives_and_is_none_of_this_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has ended may be an importer of ours that was killed, and what it held must be missed."""
+    monkeypatch.setenv(MARKER, "run-1/7")
+    own, other = {**os.environ, MARKER: "run-1/8"}, {**os.environ, MARKER: "run-2/7"}
+    without = {name: value for name, value in os.environ.items() if name != MARKER}
+    found = []
+    for environment in (own, other, without):
+        with subprocess.Popen(
+            [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environment
+        ) as process:
+            found.append(nvml.is_stranger(process.pid))
+            process.kill()
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # and is a zombie
+            assert not nvml.is_stranger(process.pid)
+        assert not nvml.is_stranger(process.pid)
+    assert found == [False, True, True]
