@@ -25,7 +25,7 @@ from gpuipc_doctor.supervise.execution import Execution, Limits
 from gpuipc_doctor.supervise.inbox import Listener
 from gpuipc_doctor.supervise.keeping import Keeper
 
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
 
 
 class Session:
@@ -49,9 +49,7 @@ class Session:
         self._stop = threading.Event()
 
     def __enter__(self) -> Session:
-        import ctypes
-
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._adopted_orphans = _adopt_orphans(True)
         self._not_ours = {process.pid for process in tree.descendants(os.getpid())}
         if self._keep_logs is None:
             self._directory = Path(tempfile.gettempdir()) / f"gpuipc-doctor-{self._id}"
@@ -73,6 +71,7 @@ class Session:
             shutil.rmtree(directory, ignore_errors=True)
         self._keeper.dismiss()
         tree.reap_orphans()
+        _adopt_orphans(self._adopted_orphans)
 
     def stop(self) -> None:
         """End the probes that run now; they come back as stopped, and so does every later one."""
@@ -122,3 +121,16 @@ class Session:
                 yield
             finally:
                 over.set()
+
+
+def _adopt_orphans(whether: bool) -> bool:
+    """Say whether orphans below this process become its children; returns whether they did.
+
+    Who adopts them must reap them, too, or a PID namespace below never ends.
+    """
+    import ctypes
+
+    libc, before = ctypes.CDLL(None), ctypes.c_int()
+    libc.prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, int(whether), 0, 0, 0)
+    return bool(before.value)

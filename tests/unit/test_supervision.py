@@ -117,6 +117,20 @@ def test_a_process_without_a_processor_is_seen_to_wait() -> None:
     assert tree.waited_for_cpu_s(rivals[0].pid) == 0.0
 
 
+def test_orphans_are_this_process_s_only_during_a_session() -> None:
+    def adopts() -> bool:
+        ended = subprocess.run(["sh", "-c", "sleep 60 >&- 2>&- & echo $!"], capture_output=True, text=True)
+        orphan = int(ended.stdout)
+        adopted = orphan in {process.pid for process in tree.descendants(os.getpid())}
+        os.kill(orphan, signal.SIGKILL)
+        return adopted
+
+    assert not adopts()
+    with Session(Node(), LIMITS):
+        assert adopts()
+    assert not adopts()
+
+
 def test_the_loss_of_the_keeper_is_survived(roles: ModuleType) -> None:
     with Session(Node(), LIMITS) as session:
         before = [p.pid for p in tree.descendants(os.getpid())]
