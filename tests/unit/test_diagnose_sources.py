@@ -97,6 +97,7 @@ def test_a_bomb_is_read_a_block_at_a_time(tmp_path: Path) -> None:
         (gzip.compress(os.urandom(20_000)), "is no text and no compressed text"),
         ("Fehler".encode("utf-16"), "is UTF-16; make it UTF-8 first"),
     ],
+    ids=["a program", "compressed noise", "UTF-16"],
 )
 def test_what_is_no_text_is_refused(tmp_path: Path, data: bytes, said: str) -> None:
     assert read(written(tmp_path, data))[1].startswith(said)
