@@ -53,6 +53,11 @@ def refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
         report.longrepr = f"GPUIPC_REQUIRE=all allows no skip, but: {reason}"
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """A whole file or program makes no name that a person could read or type."""
+    return argname if isinstance(val, str | bytes) and len(val) > 60 else None
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report = yield
