@@ -14,7 +14,7 @@ from pathlib import Path
 from gpuipc_doctor import policy
 from gpuipc_doctor.model import Json, MemoryShare, Tier
 from gpuipc_doctor.mpi.finding import check_template
-from gpuipc_doctor.policy import PrologConfig
+from gpuipc_doctor.policy import SITE_DIRECTORIES, PrologConfig
 from gpuipc_doctor.trust import untrusted
 from gpuipc_doctor.yamlfile import BadFile, Document, Mistake, did_you_mean, read
 
@@ -22,7 +22,6 @@ SCHEMA = Path(__file__).with_name("config.schema.json")
 
 _BUDGET_S = {Tier.PROLOG: policy.BUDGET_S, Tier.ACCEPTANCE: 300.0, Tier.SOAK: 3600.0}
 
-_DIRECTORIES = {"checks_dirs": (".py",), "known_issues_dirs": (".yaml", ".yml")}
 """The keys that name directories, and the files that are read there."""
 
 
@@ -150,7 +149,7 @@ def _mistakes(document: Document) -> Iterator[Mistake]:
         yield document.mistake(
             "prolog: fresh_for_s needs a state_dir to remember in", "prolog", "fresh_for_s"
         )
-    for key, suffixes in _DIRECTORIES.items():
+    for key, suffixes in SITE_DIRECTORIES.items():
         for number, directory in enumerate(_directories(document, key)):
             try:
                 files = [path for path in directory.iterdir() if path.suffix in suffixes]

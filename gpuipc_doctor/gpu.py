@@ -244,7 +244,8 @@ class Gpu(Protocol):
     def memory_used(self) -> int:
         """Bytes in use on the whole device, by all processes together.
 
-        Where the driver tells of each process, those that are none of this run's do not count.
+        Where NVML tells of each process, and the kernel whose it is (of other users' to root alone), those
+        that are none of this run's do not count.
         """
 
     def memory_of_this_process(self) -> int | None:

@@ -52,6 +52,8 @@ def isolate() -> None:
         os.environ.clear()
         os.environ.update(environment)
         return
+    if _ANEW in sys._xoptions:
+        _give_up(f"{sys.executable} does not start as it is told to: -I is lost on the way")
     if not sys.executable:
         _give_up("Python does not know its own path; start it by an absolute one")
     if not (sys.flags.isolated or _is_installed(environment)):

@@ -16,6 +16,10 @@ BUDGET_S = 8.0
 
 LOG_MAX_BYTES = 10 << 20
 
+SITE_DIRECTORIES = {"checks_dirs": (".py",), "known_issues_dirs": (".yaml", ".yml")}
+"""Keys of a site config that name directories of the site's own, and how the files there end that decide over
+results as those of the tool do."""
+
 
 class Action(enum.Enum):
     """What the prolog does about a kind of result, gravest first."""
@@ -28,7 +32,7 @@ class Action(enum.Enum):
 class Breaker(NamedTuple):
     """Bounds how many nodes a bad release can drain; the defaults bound nothing.
 
-    ``directory``: shared by all nodes; in each stretch of ``within_s`` seconds ``max_drains`` of them may
+    ``directory``: shared by all nodes; in any ``within_s`` seconds ``max_drains`` of them may
     drain. ``share``: the part of the nodes that may drain at all.
     """
 

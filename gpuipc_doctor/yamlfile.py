@@ -90,7 +90,12 @@ def read(path: Path, schema: Mapping[str, Json] | None) -> Document:
     A schema's ``description`` is what a person is told when a value breaks its ``pattern``.
     Raises `BadFile`, and nothing else, with every mistake found.
     """
-    document, mistakes = _Builder(path).build(_text(path))
+    return parse(path, _content(path), schema)
+
+
+def parse(path: Path, content: bytes, schema: Mapping[str, Json] | None) -> Document:
+    """As `read`, of a file whose content has been read already."""
+    document, mistakes = _Builder(path).build(_text(path, content))
     if schema is not None:
         from jsonschema import Draft202012Validator
 
@@ -107,7 +112,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def _text(path: Path) -> str:
+def _content(path: Path) -> bytes:
     try:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
@@ -116,15 +121,18 @@ def _text(path: Path) -> str:
             raise BadFile([Mistake(path, 0, "is not a regular file")])
         if status.st_size > MAX_BYTES:
             raise BadFile([Mistake(path, 0, f"is longer than {MAX_BYTES >> 20} MiB")])
-        raw = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise BadFile([Mistake(path, 0, f"cannot be read: {error.strerror}")]) from None
     except ValueError:  # a NUL byte in the name
         raise BadFile([Mistake(path, 0, "is not a file name")]) from None
+
+
+def _text(path: Path, content: bytes) -> str:
     try:
-        text = raw.decode("utf-8-sig")
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
+        line = content.count(b"\n", 0, error.start) + 1
         raise BadFile([Mistake(path, line, "is not UTF-8 text; save the file as UTF-8")]) from None
     if bad := _unshowable(text):
         line = text.count("\n", 0, bad.start()) + 1

@@ -11,6 +11,9 @@ from gpuipc_doctor.backends.memory import DriverBuffer, DriverMapping
 from gpuipc_doctor.backends.streams import DriverPool, DriverStream
 from gpuipc_doctor.model import Device
 
+_SETTLING = 5
+"""So often what others hold is asked for again, where it changed while the device was asked what is used."""
+
 
 class DriverGpu:
     """One device as this process numbers it (`gpuipc_doctor.gpu.Gpu`)."""
@@ -84,8 +87,13 @@ class DriverGpu:
         return int(free), int(total)
 
     def memory_used(self) -> int:
-        free, total = self.memory_info()
-        return total - free - self.driver.memory_of_strangers(self.device.uuid)
+        strangers = self.driver.memory_of_strangers(self.device.uuid)
+        for _ in range(_SETTLING):
+            free, total = self.memory_info()
+            before, strangers = strangers, self.driver.memory_of_strangers(self.device.uuid)
+            if strangers == before:
+                break
+        return total - free - strangers
 
     def memory_of_this_process(self) -> int | None:
         return self.driver.memory_of_this_process(self.device.uuid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ _LIBRARY = "libnvidia-ml.so.1"
 _CALL = "nvmlDeviceGetComputeRunningProcesses_v3"
 _NOT_AVAILABLE = 2**64 - 1
 _MOST_PROCESSES = 256
+_MPS_SERVER = "nvidia-cuda-mps"
+"""How the name of the process begins that holds memory for the clients of MPS, ours among them."""
 
 
 class Nvml:
@@ -61,8 +64,11 @@ class Nvml:
             unknown = self._library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(gpu))
             if unknown or getattr(self._library, _CALL)(gpu, ctypes.byref(count), found):
                 return {}
-        told = (process for process in found[: count.value] if process.bytes != _NOT_AVAILABLE)
-        return {int(process.pid): int(process.bytes) for process in told}
+        held: Counter[int] = Counter()
+        for process in found[: count.value]:
+            if process.bytes != _NOT_AVAILABLE:
+                held[process.pid] += process.bytes
+        return held
 
     @cached_property
     def _library(self) -> ctypes.CDLL | None:
@@ -87,6 +93,8 @@ def is_stranger(pid: int) -> bool:
     run = os.environ.get(MARKER, "").partition("/")[0]
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
+        name = Path(f"/proc/{pid}/comm").read_text()
     except OSError:
         return False
-    return bool(environment) and f"{MARKER}={run}/".encode() not in environment
+    can_tell = run and b"=" in environment and not name.startswith(_MPS_SERVER)
+    return bool(can_tell) and f"{MARKER}={run}/".encode() not in environment

@@ -59,7 +59,8 @@ def _take_slot(directory: Path, breaker: Breaker, host: str) -> str:
         with contextlib.suppress(FileExistsError):
             _slot(directory, number, use + 1).symlink_to(host)
             # Not the last one, without which another node that is looking now might see neither.
-            _slot(directory, number, use - 1).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                _slot(directory, number, use - 1).unlink()
             return ""
     nodes = "1 node has" if breaker.max_drains == 1 else f"{breaker.max_drains} nodes have"
     return f"{nodes} been drained within {breaker.within_s:g} s"

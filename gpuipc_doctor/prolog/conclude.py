@@ -25,11 +25,11 @@ def conclude(
     """Answer, and then write down what was answered: what goes wrong there is said and changes nothing."""
     host = HOSTNAME.read_text().strip()
     if decided.exit_code and policy.breaker.is_set:
-        from gpuipc_doctor.prolog import breaker
-
         tell.doing("the breaker was asked")
         unanswered = decision.withhold(decided, "the breaker did not answer")
         tell.answer(unanswered.exit_code, unanswered.line)
+        from gpuipc_doctor.prolog import breaker  # not before there is an answer: this, too, can hang
+
         if refusal := breaker.refusal(policy.breaker, host):
             decided = decision.withhold(decided, refusal)
     tell.answer(decided.exit_code, decided.line)

@@ -83,6 +83,8 @@ def _exit_codes(policy: PrologConfig) -> dict[str, int]:
 def _remember(order: Order, policy: PrologConfig, recalled: Recall, tell: Tell) -> None:
     passes = recalled.memory.with_pass(recalled.identity, order.gpus, identity.now(), recalled.settings)
     try:
+        if not recalled.is_of(order):
+            raise memory.Forgotten("pass not remembered: the config has changed during the test")
         memory.remember(Path(policy.state_dir), passes)
     except memory.Forgotten as reason:
         tell.say(f"gpuipc-doctor: {reason}")

@@ -25,18 +25,20 @@ DRIVER_FILES = (
 LIBRARY_FILES = ("/etc/ld.so.cache", "/opt/rocm/lib")
 """Written anew when a library is installed where programs find it."""
 
+GPU_ENTRIES = ("/proc/driver/nvidia/gpus", "/sys/bus/pci/drivers/nvidia")
+"""Directories with one entry a GPU, named by its place on the bus and made anew when the driver takes the
+GPU: then GPUs may have other numbers. None is exchanged without that, or another boot.
+
+The file ``information`` of the former is not read: for it the driver wakes each GPU, asks it and waits for
+locks of its own, and while it cannot ask for the version of the BIOS it writes question marks. Source:
+NVIDIA's open-gpu-kernel-modules, nv_procfs_read_gpu_info and rm_get_vbios_version.
+"""
+
 GPU_FILES = (
-    ("/proc/driver/nvidia/gpus", "."),
     ("/proc/driver/nvidia/capabilities", "mig"),
     ("/sys/class/kfd/kfd/topology/nodes", "properties"),
 )
-"""Directories with one entry a GPU, and what in it changes with the GPU.
-
-NVIDIA's are named by their places on the bus, and none is exchanged without another boot. Their file
-``information`` is not read: for it the driver wakes each GPU, asks it and waits for locks of its own, and
-while it cannot ask for the version of the BIOS it writes question marks. Source: NVIDIA's
-open-gpu-kernel-modules, nv_procfs_read_gpu_info and rm_get_vbios_version.
-"""
+"""Directories with one entry a GPU, and what in it changes with the GPU."""
 
 MAX_FILES = 10_000
 
@@ -50,11 +52,15 @@ def identity(config: bytes, config_path: str) -> dict[str, str]:
     return {
         "boot": _text("/proc/sys/kernel/random/boot_id"),
         "driver": _digest([*map(_text, DRIVER_FILES), *map(_stamp, LIBRARY_FILES)]),
-        "GPUs": _digest(line for top, name in GPU_FILES for line in _of_each(top, name)),
-        "config": _digest([config_path, hashlib.sha256(config).hexdigest()]),
+        "GPUs": _digest(_gpus()),
+        "config": of_config(config, config_path),
         # The directory around the package is where the vendors' bindings are installed, too.
         "gpuipc-doctor": _digest([gpuipc_doctor.__version__, _stamp(str(package.parent)), *_tree(package)]),
     }
+
+
+def of_config(content: bytes, path: str) -> str:
+    return _digest([path, hashlib.sha256(content).hexdigest()])
 
 
 def of_site(paths: Iterable[Path]) -> dict[str, str]:
@@ -77,6 +83,14 @@ def _text(path: str) -> str:
             return file.read(4096).strip()
     except OSError:
         return ""
+
+
+def _gpus() -> Iterator[str]:
+    for top in GPU_ENTRIES:
+        with contextlib.suppress(OSError), os.scandir(top) as entries:
+            yield from sorted(f"{entry.path} {entry.inode()}" for entry in entries)
+    for top, name in GPU_FILES:
+        yield from _of_each(top, name)
 
 
 def _of_each(top: str, name: str) -> Iterator[str]:

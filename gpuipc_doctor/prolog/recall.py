@@ -14,16 +14,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpuipc_doctor.policy import PrologConfig
+from gpuipc_doctor.policy import SITE_DIRECTORIES, PrologConfig
 from gpuipc_doctor.prolog import identity, memory
 from gpuipc_doctor.prolog.memory import NOTHING, Forgotten, Memory
 from gpuipc_doctor.prolog.order import Order
 
 if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembered answer
     from gpuipc_doctor.model import Json
-
-SITE_DIRECTORIES = ("checks_dirs", "known_issues_dirs")
-"""Keys of the config that name files of the site which decide over a result."""
 
 _STATE_DIR = re.compile(rb"""^[^#\n]*\bstate_dir["']? *: *["']?([^\s"',}]+)""", re.MULTILINE)
 
@@ -42,6 +39,15 @@ class Recall(NamedTuple):
     complaint: str = ""
     """Why what is there cannot be used."""
 
+    def is_of(self, order: Order) -> bool:
+        """Whether the order's config still is what it was when this was looked up."""
+        if order.config is None:
+            return False
+        with contextlib.suppress(OSError):
+            now_is = identity.of_config(order.config.read_bytes(), str(order.config.absolute()))
+            return self.identity.get("config") == now_is
+        return False
+
 
 def recall(order: Order) -> Recall:
     if order.config is None:
@@ -50,7 +56,7 @@ def recall(order: Order) -> Recall:
         config = order.config.absolute()
         content = config.read_bytes()
         now_is = identity.identity(content, str(config))
-        settings = _remembered_settings(config, content, now_is) or _written_settings(config)
+        settings = _remembered_settings(config, content, now_is) or _written_settings(config, content)
         policy = PrologConfig.read(settings["prolog"], config.parent)
         fresh_for_s = float(policy.fresh_for_s)
         now_is |= identity.of_site(_files_of_site(config, settings, policy))
@@ -83,12 +89,12 @@ def _remembered_settings(config: Path, content: bytes, now_is: Mapping[str, str]
     return {}
 
 
-def _written_settings(config: Path) -> Mapping[str, Json]:
+def _written_settings(config: Path, content: bytes) -> Mapping[str, Json]:
     """What the file says, as far as it takes part in looking up a pass."""
-    from gpuipc_doctor.yamlfile import BadFile, read
+    from gpuipc_doctor.yamlfile import BadFile, parse
 
     try:
-        data = read(config, None).data
+        data = parse(config, content, None).data
     except BadFile:
         return {}
     return {key: data[key] for key in ("prolog", *SITE_DIRECTORIES) if key in data}

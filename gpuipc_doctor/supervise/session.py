@@ -29,7 +29,7 @@ PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
 
 
 class Session:
-    """Runs probes, from several threads if asked to, until it is closed.
+    """Runs probes, from several threads if asked to, until it is closed; one at a time in a process.
 
     ``keep_logs`` is where the probes' files go, to stay; without it they go into a directory that is
     removed at the end. ``remove`` names further directories that must not outlive this process.

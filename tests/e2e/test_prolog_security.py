@@ -92,6 +92,15 @@ def test_an_interpreter_that_sets_a_variable_of_the_loader_at_each_start(
     assert passed(prolog((str(python), "-I", "-m", "gpuipc_doctor"), config, env={}))
 
 
+def test_an_interpreter_that_never_starts_isolated_is_given_up(tmp_path: Path, config: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/bash\nexec -a "$0" {sys.executable} "${{@/#-I/-E}}"\n')
+    python.chmod(0o755)
+    ended = prolog((str(python), "-I", "-m", "gpuipc_doctor"), config, env={})
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("gpuipc-doctor: ERROR cannot start: ")
+
+
 @pytest.mark.cuda
 def test_pythonpath_reaches_no_further_than_the_first_start(trap: Path, config: Path) -> None:
     """Where the isolated start was forgotten. What Python imports at its start cannot be helped then."""
@@ -172,10 +181,10 @@ def test_no_process_has_a_variable_that_is_not_ours(hung: tuple[Path, Path]) -> 
     }
     own = {*isolation.OWN, *isolation.KEPT, MARKER, "CUDA_VISIBLE_DEVICES"}
     of_simulator = {"LD_LIBRARY_PATH", "GPUIPC_SIM_NODE", "GPUIPC_SIM_STATE", "ROCM_PATH"}
-    command = [*ISOLATED, "prolog", "--config", str(config), "--budget", "5"]
+    command = [*ISOLATED, "prolog", "--config", str(config), "--budget", "30"]
     with subprocess.Popen(command, env=hostile, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as started:
         seen: dict[str, set[str]] = {}
-        until = time.monotonic() + 4.0
+        until = time.monotonic() + 25.0
         while time.monotonic() < until and len(seen) < 4:
             for process in tree.descendants(started.pid):
                 seen.update(environment(process.pid))

@@ -16,6 +16,7 @@ import pytest
 
 from gpuipc_doctor.backends import CAPABILITIES, Backend, hostmemory, nvml, open_backend, rules
 from gpuipc_doctor.backends.cuda import CudaDriver
+from gpuipc_doctor.backends.device import DriverGpu
 from gpuipc_doctor.backends.hip import HipDriver
 from gpuipc_doctor.gpu import BackendUnavailable, DriverError
 from gpuipc_doctor.handover import MARKER
@@ -305,12 +306,38 @@ def test_a_stranger_lives_and_is_none_of_this_run(monkeypatch: pytest.MonkeyPatc
     without = {name: value for name, value in os.environ.items() if name != MARKER}
     found = []
     for environment in (own, other, without):
-        with subprocess.Popen(
-            [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environment
-        ) as process:
+        with waiting(sys.executable, environment) as process:
             found.append(nvml.is_stranger(process.pid))
             process.kill()
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # and is a zombie
             assert not nvml.is_stranger(process.pid)
         assert not nvml.is_stranger(process.pid)
     assert found == [False, True, True]
+
+
+def test_who_serves_this_run_is_no_stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server of MPS holds what its clients allocate. Without a run nobody is strange."""
+    server = tmp_path / "nvidia-cuda-mps-server"
+    server.write_bytes(Path("/bin/cat").read_bytes())
+    server.chmod(0o755)
+    for run, program in (("run-1/7", server), ("", "/bin/cat")):
+        monkeypatch.setenv(MARKER, run)
+        with waiting(program, {"PATH": os.defpath}) as process:
+            assert not nvml.is_stranger(process.pid)
+
+
+@contextmanager
+def waiting(program: str | Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of that program which waits for its standard input."""
+    arguments = ["-c", "input()"] if program == sys.executable else []
+    with subprocess.Popen([program, *arguments], stdin=subprocess.PIPE, env=environment) as process:
+        yield process
+
+
+def test_a_stranger_that_allocates_while_we_look_is_not_counted(journal: Journal) -> None:
+    """He is asked about before and after the device is, until nothing has changed in between."""
+    held = iter([0, 5, 5])
+    driver = SimpleNamespace(memory_of_strangers=lambda uuid: next(held), call=lambda *_: (90, 100))
+    gpu = DriverGpu(driver, Device("cuda", 0, "GPU-0", "0000:01:00.0", "H200", 100), 0)
+    driver.current = SimpleNamespace(gpu=gpu)
+    assert gpu.memory_used() == 5

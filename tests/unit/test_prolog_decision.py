@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -14,8 +16,10 @@ from hypothesis import strategies as st
 from gpuipc_doctor.model import Ending, Finding, Report, Result, RoleOutcome
 from gpuipc_doctor.policy import Action, Breaker, PrologConfig
 from gpuipc_doctor.prolog import decision, explain, weighing
+from gpuipc_doctor.prolog.conclude import conclude
 from gpuipc_doctor.prolog.decision import MAX_LINE, Concern, Decision, Kind
 from gpuipc_doctor.prolog.explain import Account
+from gpuipc_doctor.prolog.order import Order
 from tests import golden
 from tests.sample_reports import FAULT, PROPERTY, gpus, healthy, replaced, reports, seed_002
 
@@ -138,6 +142,20 @@ def test_lines() -> None:
     }
     rows = (f"{name}: exit {case.exit_code}\n  {case.line}\n" for name, case in cases.items())
     golden.check("prolog/lines.txt", "".join(rows))
+
+
+def test_there_is_an_answer_before_anything_is_imported_to_ask_the_breaker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = []
+    tell = SimpleNamespace(doing=lambda what: None, answer=lambda code, line: answers.append((code, line)))
+    monkeypatch.delattr("gpuipc_doctor.prolog.breaker", raising=False)
+    monkeypatch.setitem(sys.modules, "gpuipc_doctor.prolog.breaker", None)
+    policy = POLICY._replace(breaker=Breaker("/shared", 10))
+    decision_made = decision.decide([Concern(Kind.FAIL, "FAIL it is bad")], policy)
+    with pytest.raises(ImportError):
+        conclude(Order(0.0), policy, decision_made, tell)
+    assert answers == [(0, "gpuipc-doctor: would drain, but the breaker did not answer: FAIL it is bad")]
 
 
 def test_explanations() -> None:

@@ -183,10 +183,12 @@ def test_a_node_is_the_same_until_something_changes(tmp_path: Path) -> None:
     assert changed() == {"check or known issue"}
 
 
-def test_gpus_are_others_when_one_is_gone_or_divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_others_when_one_is_gone_divided_or_bound_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tops = tmp_path / "gpus", tmp_path / "capabilities"
-    names = [name for _, name in identity.GPU_FILES]
-    monkeypatch.setattr(identity, "GPU_FILES", [*zip(map(str, tops), names, strict=False)])
+    monkeypatch.setattr(identity, "GPU_ENTRIES", [str(tops[0])])
+    monkeypatch.setattr(identity, "GPU_FILES", [(str(tops[1]), "mig")])
     for bus in ("0000:19:00.0", "0000:3b:00.0"):
         (tops[0] / bus).mkdir(parents=True)
         (tops[0] / bus / "information").write_text("Video BIOS: ??.??.??.??.??")
@@ -202,4 +204,6 @@ def test_gpus_are_others_when_one_is_gone_or_divided(tmp_path: Path, monkeypatch
     divided = word()
     assert divided != whole
     (tops[0] / "0000:3b:00.0").rename(tmp_path / "gone")
+    assert word() not in (whole, divided)
+    (tops[0] / "0000:3b:00.0").mkdir()  # bound to the driver anew: it may have another number
     assert word() not in (whole, divided)

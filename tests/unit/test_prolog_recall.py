@@ -45,7 +45,7 @@ def write(config: Path, tmp_path: Path) -> Callable[[str], Order]:
 @pytest.fixture
 def no_yaml(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From when it is called on, a config that is read as YAML says nothing."""
-    return lambda: monkeypatch.setattr(recall, "_written_settings", lambda config: {})
+    return lambda: monkeypatch.setattr(recall, "_written_settings", lambda config, content: {})
 
 
 def passes(order: Order) -> None:
@@ -85,6 +85,27 @@ def test_what_another_config_or_tool_has_left_there_is_not_believed(
     memory.remember(tmp_path / "state", left)
     found = recall.recall(order)
     assert (found.policy.fresh_for_s, found.why_not) == (600, f"not used: since the last pass another {word}")
+
+
+def test_what_is_kept_of_a_config_is_what_its_bytes_said(
+    write: Callable[[str], Order], config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody edits it between two looks at it."""
+    order = write(WRITTEN["block"])
+    as_read = identity.identity
+
+    def edited(content: bytes, path: str) -> dict[str, str]:
+        write(WRITTEN["block"].replace("600", "604800"))
+        return as_read(content, path)
+
+    monkeypatch.setattr(identity, "identity", edited)
+    found = recall.recall(order)
+    assert found.policy.fresh_for_s == 600
+    assert not found.is_of(order)
+    write(WRITTEN["block"])
+    assert found.is_of(order)
+    config.unlink()
+    assert not found.is_of(order)
 
 
 def test_a_place_that_others_can_write_is_not_believed(write: Callable[[str], Order], tmp_path: Path) -> None:

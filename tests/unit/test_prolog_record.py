@@ -259,6 +259,19 @@ def test_a_slot_is_free_again_when_so_much_time_has_passed(shared: Path) -> None
     assert sorted(path.name for path in shared.iterdir()) == ["slot-1-4", "slot-1-5"]
 
 
+def test_an_old_slot_that_cannot_be_removed_changes_nothing(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for use, ago in ((3, 2200), (4, 1100)):
+        taken_ago(shared / f"slot-1-{use}", ago, "a")
+
+    def stale(path: Path) -> None:
+        raise OSError(116, "Stale file handle")
+
+    monkeypatch.setattr(Path, "unlink", stale)
+    assert breaker.refusal(Breaker(str(shared), 1, within_s=1000.0), "b") == ""
+
+
 @pytest.mark.parametrize("ahead_s", [1000.0, 1e9])
 def test_a_node_whose_clock_is_ahead_takes_no_slot_of_others(
     shared: Path, monkeypatch: pytest.MonkeyPatch, ahead_s: float

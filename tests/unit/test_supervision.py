@@ -213,6 +213,7 @@ def test_of_a_flood_on_standard_error_both_ends_are_kept(
 ) -> None:
     monkeypatch.setattr(logs, "MAX_BYTES", 1 << 20)
     monkeypatch.setattr(logs, "KEPT_BYTES", 1 << 16)
+    monkeypatch.setattr(logs, "EVERY_S", 0.05)
     outcome = run(session, roles, "flood", deadline_s=20.0)
     assert outcome.completed
     assert outcome.records["flood"]["most"] < 32 << 20
@@ -220,6 +221,17 @@ def test_of_a_flood_on_standard_error_both_ends_are_kept(
     assert len(text) <= 1 << 20
     middle = "gpuipc-doctor: the middle of this log is left out"
     assert re.fullmatch(rf"first words\n(.*\n)+{middle}\n(.*\n)+last words\n", text)
+
+
+def test_logs_that_cannot_be_looked_at_for_a_while_end_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stale(directory: Path, names: str) -> Iterator[Path]:
+        raise OSError(116, "Stale file handle")
+
+    monkeypatch.setattr(Path, "glob", stale)
+    with logs.bounded(tmp_path):
+        pass
 
 
 def test_the_deadline_is_for_each_operation_not_for_the_probe(session: Session, roles: ModuleType) -> None:
