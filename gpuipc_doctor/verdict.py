@@ -6,12 +6,18 @@ while nothing was armed, or for want of memory that others hold: ERROR, for then
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 from gpuipc_doctor.gpu import OUT_OF_MEMORY
 from gpuipc_doctor.model import Ending, Finding, ProbeOutcome, RoleOutcome
 from gpuipc_doctor.supervise.rank import COMPLAINT
 
 FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGXCPU")
 """Signals that say nothing of a driver: somebody, or a limit of the system, ends processes here."""
+
+_BANNER = re.compile(r"^-{20,}\n\s*(.+?)\n\s*(?:\n|-{20,}$)", re.MULTILINE | re.DOTALL)
+"""The first paragraph of what stands between rules."""
 
 
 def conclude(outcome: ProbeOutcome) -> Finding:
@@ -53,10 +59,10 @@ def conclude(outcome: ProbeOutcome) -> Finding:
         case Ending.UNKILLABLE:
             what = f"hung and cannot be killed: {'; '.join(role.kernel)}"
         case Ending.NOT_STARTED:
-            words = [line for line in role.log_tail if any(map(str.isalnum, line))]  # no rules of dashes
-            *before, said = sorted(words, key=_is_our_complaint) or (_no_word(outcome),)
-            said = said.removeprefix(COMPLAINT)
-            return Finding.error(f"{role.role}: the worker did not start: {said}", *before[-3:], *evidence)
+            words = [line.removeprefix(COMPLAINT) for line in role.log_tail if any(map(str.isalnum, line))]
+            said = _complaint(role.log_tail) or (words[-1] if words else _no_word(outcome))
+            beside = [line for line in words if line.strip() not in said]
+            return Finding.error(f"{role.role}: the worker did not start: {said}", *beside[-3:], *evidence)
         case Ending.UNAVAILABLE:
             reason, _, remedy = role.exception.partition("\n")
             return Finding.error(f"{role.role}: {reason}", *evidence, remedy=remedy)
@@ -79,9 +85,14 @@ def _no_word(outcome: ProbeOutcome) -> str:
     return f"the launcher, {outcome.launch.command[0]}, started no rank in time and said nothing"
 
 
-def _is_our_complaint(line: str) -> bool:
-    """Whether it tells what stood in the way, where a launcher tells only that it could not go on."""
-    return line.startswith(COMPLAINT)
+def _complaint(log: Sequence[str]) -> str:
+    """What stood in the way by the log, in our own words, else in those of a launcher; empty if neither.
+
+    Open MPI's draws rules of dashes around what it says, and says the reason first.
+    """
+    ours = [line.removeprefix(COMPLAINT) for line in log if line.startswith(COMPLAINT)]
+    theirs = _BANNER.findall("\n".join(log))
+    return " ".join((ours or theirs or [""])[-1].split())
 
 
 def _exited(role: RoleOutcome) -> str:

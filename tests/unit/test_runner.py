@@ -119,9 +119,24 @@ def test_a_mistake_in_what_follows_up_is_an_error() -> None:
     assert sorted(statuses, key=lambda status: status.severity) == [Status.ERROR, Status.FAIL]
 
 
-def test_a_worker_that_did_not_start_is_told_of_in_words() -> None:
-    """Open MPI's launcher draws a line of dashes below what it complains of."""
-    log = ("-" * 74, "There are not enough slots available.", "-" * 74)
-    roles = {"rank 0": RoleOutcome("rank 0", Ending.NOT_STARTED, log_tail=log)}
+RULE = "-" * 74
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        (["sh: 1: mpiexec: not found"], "sh: 1: mpiexec: not found"),
+        ([RULE, "The listener thread failed to start. We cannot", "continue.", RULE],
+         "The listener thread failed to start. We cannot continue."),
+        ([RULE, "There are not enough slots:", "", "Either request fewer, or …", RULE, "[n1] more"],
+         "There are not enough slots:"),
+        ([RULE, "first", RULE, RULE, "second", RULE], "second"),
+        (["gpuipc-doctor: n2 does not see it", RULE, "A process has died.", RULE], "n2 does not see it"),
+        ([RULE], "it left no word"),
+    ],
+    ids=["last words", "banner", "banner of paragraphs", "two banners", "our own", "nothing"],
+)  # fmt: skip
+def test_a_worker_that_did_not_start_is_told_of_in_words(log: list[str], said: str) -> None:
+    roles = {"rank 0": RoleOutcome("rank 0", Ending.NOT_STARTED, log_tail=tuple(log))}
     finding = verdict.conclude(ProbeOutcome("", (), {}, roles, "rank 0", 0.1))
-    assert finding.summary == "rank 0: the worker did not start: There are not enough slots available."
+    assert finding.summary == f"rank 0: the worker did not start: {said}"
