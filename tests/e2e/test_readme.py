@@ -47,7 +47,7 @@ def printed(arguments: str, directory: Path) -> str:
     command = [sys.executable, "-m", "gpuipc_doctor.cli.main", *shlex.split(arguments)]
     environment = {**os.environ, "COLUMNS": "80"}
     ended = subprocess.run(
-        command, cwd=directory, capture_output=True, text=True, timeout=100, env=environment
+        command, cwd=directory, capture_output=True, text=True, timeout=280, env=environment
     )
     assert ended.stderr == ""
     text = ended.stdout
@@ -56,6 +56,7 @@ def printed(arguments: str, directory: Path) -> str:
     return text if text.endswith("\n") else text + "\n"
 
 
+@pytest.mark.xdist_group("readme")
 @pytest.mark.parametrize("arguments", [arguments for arguments, _ in screens()])
 def test_a_screen_of_the_readme_is_what_the_command_prints(arguments: str, directory: Path) -> None:
     shown = dict(screens())[arguments]
