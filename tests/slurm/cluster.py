@@ -3,7 +3,7 @@
 Its nodes are all this machine; `hostname` says the same on each, ``SLURMD_NODENAME`` does not. All of it,
 and every command that `Cluster.run` starts, lives in a PID namespace of its own, which ends with the cluster:
 what a job or a Prolog leaves behind can be seen while the cluster is up, and is gone afterwards, even if the
-tests are killed.
+tests are killed. Its shared memory is its own, too: a Prolog that ends with the namespace cleans nothing up.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Cluster:
         self._write_files(gpus, settings)
         # Its init ignores ended children, so that they do not stay behind as zombies, and ends, with all
         # that is in the namespace, when its standard input does.
-        inside = "hostname localhost; exec env --ignore-signal=CHLD cat"
+        inside = "mount -t tmpfs shm /dev/shm; hostname localhost; exec env --ignore-signal=CHLD cat"
         self._namespace = subprocess.Popen(
             ["unshare", "--fork", "--pid", "--mount-proc", "--uts", "sh", "-c", inside],
             stdin=subprocess.PIPE,
