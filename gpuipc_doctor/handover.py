@@ -13,9 +13,6 @@ from pathlib import Path
 
 from gpuipc_doctor.model import Device, DriverFault, Ending, Json
 
-MARKER = "GPUIPC_DOCTOR_PROBE"
-"""Environment variable of every worker, inherited by all that it starts: ``<run>/<probe>``."""
-
 
 @dataclass(frozen=True, slots=True)
 class Desk:

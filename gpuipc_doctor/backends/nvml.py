@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuipc_doctor.gpu import Arm
-from gpuipc_doctor.handover import MARKER
+from gpuipc_doctor.marker import MARKER, carried
 
 if TYPE_CHECKING:
     import ctypes
@@ -46,20 +46,10 @@ class Nvml:
         """Bytes of a GPU by process, as far as NVML tells."""
         import ctypes
 
-        class Process(ctypes.Structure):
-            """``nvmlProcessInfo_v2_t`` (nvml.h)."""
-
-            _fields_ = (
-                ("pid", ctypes.c_uint),
-                ("bytes", ctypes.c_ulonglong),
-                ("gpu_instance", ctypes.c_uint),
-                ("compute_instance", ctypes.c_uint),
-            )
-
         if self._library is None:
             return {}
         gpu, count = ctypes.c_void_p(), ctypes.c_uint(_MOST_PROCESSES)
-        found = (Process * _MOST_PROCESSES)()
+        found = self._list_of_processes()
         with self._arm(_CALL):
             unknown = self._library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(gpu))
             if unknown or getattr(self._library, _CALL)(gpu, ctypes.byref(count), found):
@@ -69,6 +59,21 @@ class Nvml:
             if process.bytes != _NOT_AVAILABLE:
                 held[process.pid] += process.bytes
         return held
+
+    @cached_property
+    def _list_of_processes(self) -> Any:
+        """The type of an array of ``nvmlProcessInfo_v2_t`` (nvml.h)."""
+        import ctypes
+
+        class Process(ctypes.Structure):
+            _fields_ = (
+                ("pid", ctypes.c_uint),
+                ("bytes", ctypes.c_ulonglong),
+                ("gpu_instance", ctypes.c_uint),
+                ("compute_instance", ctypes.c_uint),
+            )
+
+        return Process * _MOST_PROCESSES
 
     @cached_property
     def _library(self) -> ctypes.CDLL | None:
@@ -97,4 +102,4 @@ def is_stranger(pid: int) -> bool:
     except OSError:
         return False
     can_tell = run and b"=" in environment and not name.startswith(_MPS_SERVER)
-    return bool(can_tell) and f"{MARKER}={run}/".encode() not in environment
+    return bool(can_tell) and carried(environment).partition("/")[0] != run

@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from gpuipc_doctor.handover import MARKER, Assignment, Desk
+from gpuipc_doctor.handover import Assignment, Desk
 from gpuipc_doctor.journal import Progress
+from gpuipc_doctor.marker import MARKER
 from gpuipc_doctor.model import Launch, Node, Probe
 from gpuipc_doctor.supervise import rank
 from gpuipc_doctor.supervise.role import ChildProcess, LaunchedProcess, RunningRole

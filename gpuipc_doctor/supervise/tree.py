@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from gpuipc_doctor.marker import carried
+
 KEEPER = "gpuipc-keeper"
 """The name of the process that ends what a killed supervisor had started, and of no other (see `keeper`)."""
 
@@ -59,13 +61,8 @@ def descendants(root: int) -> list[Process]:
 
 def carries(pid: int, marker: str) -> bool:
     """Whether the environment of ``pid`` has that marker. A zombie has no environment left."""
-    from gpuipc_doctor.handover import MARKER  # which the prolog has no time to import
-
-    wanted = f"{MARKER}={marker}".encode()
     with contextlib.suppress(OSError):
-        for variable in (PROC / str(pid) / "environ").read_bytes().split(b"\0"):
-            if variable == wanted:
-                return True
+        return carried((PROC / str(pid) / "environ").read_bytes()) == marker
     return False
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpuipc_doctor import isolation
-from gpuipc_doctor.handover import MARKER
+from gpuipc_doctor.marker import MARKER
 from gpuipc_doctor.supervise import tree
 
 MODULES = (

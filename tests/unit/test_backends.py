@@ -19,7 +19,7 @@ from gpuipc_doctor.backends.cuda import CudaDriver
 from gpuipc_doctor.backends.device import DriverGpu
 from gpuipc_doctor.backends.hip import HipDriver
 from gpuipc_doctor.gpu import BackendUnavailable, DriverError
-from gpuipc_doctor.handover import MARKER
+from gpuipc_doctor.marker import MARKER
 from gpuipc_doctor.model import Device, DriverFault
 
 
