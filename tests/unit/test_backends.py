@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
@@ -331,6 +332,8 @@ def waiting(program: str | Path, environment: dict[str, str]) -> Iterator[subpro
     """A process of that program which waits for its standard input."""
     arguments = ["-c", "input()"] if program == sys.executable else []
     with subprocess.Popen([program, *arguments], stdin=subprocess.PIPE, env=environment) as process:
+        while not Path(f"/proc/{process.pid}/environ").read_bytes():
+            time.sleep(0.001)  # Popen returns before the kernel has put the environment in its place
         yield process
 
 
