@@ -1,20 +1,27 @@
 # make demo    what `check --all` says here, or on a simulated node where there is no GPU
-# make test    lint, then every test that this machine can run; the summary names the others and why
+# make test    lint, then the tests that this machine can run; the summary names the others and why
+# make test-all  the same with the full crosses: every check on every fault, on each driver and MPI library;
+#              then every check is broken in one place after the other, and its tests must notice
 # make lint    ruff, mypy, import-linter
 # make format  ruff's formatter and its safe cures
+# make zipapp  dist/gpuipc-doctor.pyz: one file for nodes without the package
 # make clean   remove what these set up
 #
 # PYTHON=/path/to/python3.12 chooses the interpreter of a fresh set-up.
 # GPUIPC_REQUIRE=all, as CI sets it: what is optional must be there, and only tests of a real GPU may skip.
 
 PYTHON  ?= python3
-PROFILE ?= healthy-both
+PROFILE ?= healthy-cuda
 WORKERS ?= 2
+
+# Where it is set, every process that a test starts would compile all our modules anew: a fifth of its time.
+unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
 PIP := -m pip --disable-pip-version-check
 
-# loadgroup: tests that share an expensive fixture say so by xdist_group and run in one worker. With one that is
+# loadgroup: tests that share an expensive fixture say so by xdist_group and run in one worker, and so do those
+# that start MPI ranks, which spin: the other has the rest of the machine. With a worker that is
 # started anew for one that died, it may wait for ever (pytest-xdist 3.8), so none is: the rest then does not run.
 PYTEST := -m pytest -n $(WORKERS) --dist loadgroup --max-worker-restart=0 --durations=25
 
@@ -27,22 +34,32 @@ OR_GO_WITHOUT = || { test "$$GPUIPC_REQUIRE" != all && echo "make: going without
 
 MPI_PREFIXES := $(patsubst %,.prefix/%/.ready,impi mpich43 mpich50 openmpi ucx)
 
-.PHONY: demo test lint format clean machine
+.PHONY: demo test test-all lint format zipapp clean machine
 
-demo: .venv/.ready
+# The real MPI library whose ranks a simulated node is tested with.
+DEMO_MPI := .prefix/mpich43
+
+demo: .venv/.ready $(DEMO_MPI)/.ready
 	@if test -e /dev/nvidiactl || test -e /dev/kfd; then set -x; $(BIN)/gpuipc-doctor check --all; \
-	else set -x; $(BIN)/gpuipc-doctor check --all --simulate $(PROFILE); fi
+	else set -x; $(BIN)/gpuipc-doctor check --all --simulate $(PROFILE) \
+	    $(if $(wildcard $(DEMO_MPI)/.ready),--mpi-lib $(DEMO_MPI)/lib/libmpi.so.12); fi
 
-test: lint .venv-other/.ready $(MPI_PREFIXES)
+test-all: FULL := -m '' --hypothesis-profile=full
+test-all: MUTATIONS := $(BIN)/python -m tests.mutations
+test test-all: lint .venv-other/.ready $(MPI_PREFIXES)
 	if ls $(MPI_PREFIXES) >/dev/null 2>&1; then export GPUIPC_TEST_MPI="$(CURDIR)/.prefix"; fi; \
-	$(BIN)/python $(PYTEST)
+	$(BIN)/python $(PYTEST) $(FULL)
 	if test -e .venv-other/.ready; then .venv-other/bin/python $(PYTEST) tests/conformance; fi
+	$(MUTATIONS)
 
 lint: .venv/.ready
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+zipapp: .venv/.ready
+	$(BIN)/python ship/build.py dist/gpuipc-doctor.pyz
 
 format: .venv/.ready
 	$(BIN)/ruff check --fix

@@ -1,15 +1,13 @@
-"""Measure how fast `diagnose` reads, beside the engines it could have and beside grep; prints Markdown.
+"""Measure how fast `diagnose` reads logs, with and without Hyperscan, beside grep; prints Markdown.
 
-    python benchmarks/diagnose_speed.py [--megabytes N]
+    python benchmarks/diagnose_speed.py [--megabytes N] [--rounds N]
 
-Every figure is CPU time of one core, so that a busy machine does not change it. Engines that are not
-installed are left out: ``pip install hyperscan google-re2 ahocorasick-rs pyahocorasick``.
+Every figure is processor time of one core, the best of the rounds: other programs take away caches and clock.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import random
 import re
@@ -18,16 +16,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from unittest.mock import patch
 
 from gpuipc_doctor import knownissues
 from gpuipc_doctor.diagnose.examination import Examination
-from gpuipc_doctor.diagnose.finder import HyperscanFinder, ReFinder
-from gpuipc_doctor.diagnose.literals import fixed_text, squeeze
-from gpuipc_doctor.diagnose.reading import diagnose
-from gpuipc_doctor.diagnose.scanner import BLOCK
+from gpuipc_doctor.diagnose.readers import diagnose
 
 LOGS = Path(__file__).parents[1] / "tests" / "logs"
 MB = 1_000_000
@@ -42,14 +38,19 @@ nid{n}:{pid}:{pid} [{s}] NCCL INFO Channel {s}/0 : 0[0] -> 1[1] via P2P/CUMEM
 rank: {s}, iteration {l}, cuda_free: {z}
 step {l} loss {s}.{pid} lr 1.0e-4 tokens/s {z}
 """
+ERRORS = """\
+[{t}.{l}] [nid{n}:{pid}:0]     ib_md.c:{l}  UCX  ERROR cuIpcOpenMemHandle() failed: invalid device context
+libfabric:{pid}:{t}::cxi:mr:cxip_do_map():{l}<warn> nid{n}: cxil_map() failed: -22
+nid{n}:{pid}:{pid} [{s}] transport/p2p.cc:{l} NCCL WARN Cuda failure {s} 'invalid argument'
+srun: error: nid{n}: task {s}: Exited with exit code {s}
+"""
 
 
-def debug_log(path: Path, size: int) -> None:
-    """A log as jobs write it with all debug output on, and nothing in it that is known."""
+def lines(forms: str, count: int) -> Iterator[bytes]:
+    """Lines of these forms, by lot."""
     rng = random.Random(1)
-    forms = DEBUG.splitlines()
-    part = "".join(
-        rng.choice(forms).format(
+    for _ in range(count):
+        line = rng.choice(forms.splitlines(keepends=True)).format(
             pid=rng.randrange(1000, 99999),
             t=rng.randrange(1_700_000_000, 1_800_000_000),
             l=rng.randrange(1, 4000),
@@ -58,63 +59,60 @@ def debug_log(path: Path, size: int) -> None:
             p=hex(rng.randrange(1 << 46)),
             z=rng.randrange(1 << 33),
         )
-        + "\n"
-        for _ in range(100_000)
-    ).encode()
-    repeated(path, part, size)
+        yield line.encode()
 
 
-def repeated(path: Path, part: bytes, size: int) -> None:
+def quiet_lines(count: int) -> Iterator[bytes]:
+    """Lines as jobs write them with all debug output on; nothing in them is known."""
+    return lines(DEBUG, count)
+
+
+def mixed_lines(count: int) -> Iterator[bytes]:
+    """Two quiet lines, and one that tells of an error."""
+    errors = lines(ERRORS, count // 3)
+    for number, line in enumerate(quiet_lines(count - count // 3)):
+        yield line
+        if number % 2:
+            yield next(errors, b"")
+
+
+def known_lines() -> list[bytes]:
+    """The lines of a seed that libfabric wrote; a known issue is in each of them."""
+    seed = (LOGS / "faulty" / "seed-001-cxi-device-memory.log").read_bytes().splitlines(keepends=True)
+    return [line for line in seed if line.startswith(b"libfabric:")]
+
+
+def prose() -> list[bytes]:
+    """Lines of which few are alike: the sources of Python's library."""
+    files = sorted(Path(os.__file__).parent.glob("*.py"))
+    return [line for file in files for line in file.read_bytes().splitlines(keepends=True)]
+
+
+def write(path: Path, part: Iterable[bytes], size: int) -> None:
+    """The lines over and over, until the log has about ``size`` bytes."""
+    block = b"".join(part)
     with path.open("wb") as file:
-        for _ in range(max(1, size // len(part))):
-            file.write(part)
+        for _ in range(max(1, size // len(block))):
+            file.write(block)
 
 
-def rate(size: int, work: Callable[[], object]) -> float:
-    """MB per second of CPU time, the best of three."""
-    best = min(_cpu(work) for _ in range(3))
-    return size / best / MB
+def seconds(prepare: Callable[[], Callable[[], object]], rounds: int) -> float:
+    """Processor seconds of this process and of those that it waited for, the best of the rounds.
 
-
-def _cpu(work: Callable[[], object]) -> float:
-    started = time.process_time()
-    work()
-    return time.process_time() - started
-
-
-def engines(texts: list[bytes]) -> Iterator[tuple[str, Callable[[bytes], object], float]]:
-    """What could find every place of the fixed texts in a squeezed block, as far as it is installed.
-
-    With the part of the log that it is tried on.
+    Without what it takes to prepare the work: expressions are compiled once for all logs, in 0.1 s.
     """
-    with contextlib.suppress(ImportError):
-        yield "hyperscan (chosen)", HyperscanFinder(texts).find, 1
-    either = b"|".join(map(re.escape, texts))
-    with contextlib.suppress(ImportError):
-        import re2
+    return min(_spent(prepare()) for _ in range(rounds))
 
-        alternation: Any = re2.compile(either)
-        yield "google-re2, one alternation", lambda block: list(alternation.finditer(block)), 1
-    with contextlib.suppress(ImportError):
-        import ahocorasick_rs
 
-        dfa = ahocorasick_rs.Implementation.DFA
-        automaton: Any = ahocorasick_rs.BytesAhoCorasick(texts, implementation=dfa)
-        yield (
-            "ahocorasick-rs, DFA",
-            lambda block: automaton.find_matches_as_indexes(block, overlapping=True),
-            1,
-        )
-    with contextlib.suppress(ImportError):
-        import ahocorasick
+def _spent(work: Callable[[], object]) -> float:
+    started = _used()
+    work()
+    return _used() - started
 
-        trie: Any = ahocorasick.Automaton()
-        for number, text in enumerate(texts):
-            trie.add_word(text.decode(), number)
-        trie.make_automaton()
-        yield "pyahocorasick", lambda block: list(trie.iter(block.decode("latin-1"))), 0.25
-    yield "re, a trie (the fallback)", ReFinder(texts).find, 0.1
-    yield "re, one alternation", lambda block: list(re.finditer(either, block)), 0.02
+
+def _used() -> float:
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def extended(pattern: str) -> str | None:
@@ -126,18 +124,12 @@ def extended(pattern: str) -> str | None:
     return pattern
 
 
-def grep(log: Path, patterns: list[str]) -> float:
-    """CPU seconds of ``grep -c -E -f`` in the C locale."""
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
-        file.write("\n".join(patterns) + "\n")
-        file.flush()
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        command = ["grep", "-c", "-a", "-E", "-f", file.name, str(log)]
-        # Not to /dev/null: there, grep stops at the first line.
-        ran = subprocess.run(command, env={**os.environ, "LC_ALL": "C"}, capture_output=True, check=False)
-        assert ran.returncode < 2, "grep refused an expression"
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+def grep(log: Path, expressions: Path) -> None:
+    """``grep -c -E -f`` in the C locale."""
+    command = ["grep", "-c", "-a", "-E", "-f", str(expressions), str(log)]
+    # Not to /dev/null: there, grep stops at the first line.
+    ran = subprocess.run(command, env={**os.environ, "LC_ALL": "C"}, capture_output=True, check=False)
+    assert ran.returncode < 2, "grep refused an expression"
 
 
 def peak_memory(log: Path) -> int:
@@ -145,7 +137,7 @@ def peak_memory(log: Path) -> int:
     program = (
         "import re, sys; from gpuipc_doctor import knownissues;"
         "from gpuipc_doctor.diagnose.examination import Examination;"
-        "from gpuipc_doctor.diagnose.reading import diagnose;"
+        "from gpuipc_doctor.diagnose.readers import diagnose;"
         "diagnose([sys.argv[1]], Examination(knownissues.load()));"
         "print(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])"
     )
@@ -157,46 +149,40 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--megabytes", type=int, default=200)
-    size = parser.parse_args().megabytes * MB
+    parser.add_argument("--megabytes", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    size, rounds = arguments.megabytes * MB, arguments.rounds
     issues = knownissues.load()
-    index = Examination(issues).index
-    texts = sorted({text for one in index.patterns.patterns for text in fixed_text(one.regex.pattern)})
-    print(f"{len(index.parts)} expressions of {len(issues)} known issues, {len(texts)} fixed texts\n")
+    signatures = [text for one in issues for signature in one.signatures for text in signature.patterns]
+    readable = list(filter(None, map(extended, signatures)))
+    print(f"{len(signatures)} expressions of {len(issues)} known issues; grep can read {len(readable)}\n")
     with tempfile.TemporaryDirectory() as directory:
-        clean, faulty = Path(directory, "clean.log"), Path(directory, "faulty.log")
-        debug_log(clean, size)
-        seed = (LOGS / "faulty" / "seed-001-cxi-device-memory.log").read_bytes().splitlines(keepends=True)
-        repeated(faulty, b"".join(line for line in seed if line.startswith(b"libfabric:")), size // 10)
+        expressions = Path(directory, "expressions.txt")
+        expressions.write_text("\n".join(readable) + "\n", encoding="utf-8")
+        print("| MB a processor-second | diagnose | without hyperscan | `grep -c -E -f` |\n|---|---|---|---|")
+        for name, part in (
+            ("debug log, nothing known", quiet_lines(100_000)),
+            ("every third line an error", mixed_lines(100_000)),
+            ("every line of a known issue", known_lines()),
+            ("few lines alike", prose()),
+        ):
+            log = Path(directory, "some.log")
+            write(log, part, size)
 
-        print("| fixed texts in a debug log, squeezed | MB/s |\n|---|---|")
-        blocks = list(_blocks(clean, min(size, 40 * MB)))
-        print(f"| squeezing itself | {rate(sum(map(len, blocks)), lambda: list(map(squeeze, blocks))):.0f} |")
-        squeezed = list(map(squeeze, blocks))
-        for name, find, share in engines(texts):
-            some = squeezed[: max(1, int(len(squeezed) * share))]
-            print(f"| {name} | {rate(sum(map(len, some)), lambda: list(map(find, some))):.0f} |")  # noqa: B023
+            def read(log: Path = log) -> Callable[[], object]:
+                return partial(diagnose, [str(log)], Examination(issues))
 
-        print("\n| whole | MB/s |\n|---|---|")
-        for name, log in (("debug log, nothing known", clean), ("one known issue, every line", faulty)):
-            speed = rate(log.stat().st_size, lambda: diagnose([str(log)], Examination(issues)))  # noqa: B023
-            print(f"| diagnose, {name} | {speed:.0f} |")
-        signatures = [text for one in issues for signature in one.signatures for text in signature.patterns]
-        begin = b"".join(_blocks(clean, MB)).decode()
-        patterns = [text for one in signatures if not re.search(one, begin) and (text := extended(one))]
-        speed = clean.stat().st_size / grep(clean, patterns) / MB
-        print(f"| grep -c -E -f, {len(patterns)} expressions, debug log | {speed:.0f} |")
-
+            spent = [seconds(read, rounds)]
+            with patch.dict(sys.modules, {"hyperscan": None}):
+                spent.append(seconds(read, rounds))
+            spent.append(seconds(lambda log=log: partial(grep, log, expressions), rounds))  # type: ignore[misc]
+            figures = " | ".join(f"{log.stat().st_size / one / MB:.0f}" for one in spent)
+            print(f"| {name} | {figures} |", flush=True)
         print("\n| peak memory | MB |\n|---|---|")
-        small = Path(directory, "small.log")
-        debug_log(small, 10 * MB)
-        print(f"| log of 10 MB | {peak_memory(small)} |\n| log of {size // MB} MB | {peak_memory(clean)} |")
-
-
-def _blocks(log: Path, size: int) -> Iterator[bytes]:
-    with log.open("rb") as file:
-        for _ in range(size // BLOCK):
-            yield file.read(BLOCK)
+        for megabytes in (10, size // MB):
+            write(log, quiet_lines(100_000), megabytes * MB)
+            print(f"| log of {megabytes} MB | {peak_memory(log)} |", flush=True)
 
 
 if __name__ == "__main__":

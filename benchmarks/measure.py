@@ -104,7 +104,7 @@ def main() -> None:
     from gpuipc_doctor.cli.options import node
 
     simulated = ["--simulate", options.simulate]
-    with node(options.simulate) as (prepared, _):
+    with node(options.simulate) as prepared:
         # The floor runs on a node of its own; the command makes one of its own, too.
         reopen(options.rounds, simulated, {**prepared.env, "CUDA_VISIBLE_DEVICES": "0"})
     whole_run(options.rounds, simulated)

@@ -94,17 +94,18 @@ def measure(gpus: int, rounds: int, floor: str, site: Path, node_env: Mapping[st
 def once(site: Path, ids: str) -> None:
     """One cold run with its journals kept; prints the seconds of each part as JSON."""
     entered = time.monotonic()
-    from gpuipc_doctor import config, engine
     from gpuipc_doctor.cli import options
     from gpuipc_doctor.cli.progress import Silent
     from gpuipc_doctor.model import Tier
-    from gpuipc_doctor.plan import Request
-    from gpuipc_doctor.prolog import clock
+    from gpuipc_doctor.prolog import guard
+    from gpuipc_doctor.run import engine
+    from gpuipc_doctor.run.request import Request
+    from gpuipc_doctor.site import config
 
     imported = time.monotonic()
     loaded = config.load(site)
     configured = time.monotonic()
-    with options.node(loaded.prolog.simulate or None) as (node, _), tempfile.TemporaryDirectory() as logs:
+    with options.node(loaded.prolog.simulate or None) as node, tempfile.TemporaryDirectory() as logs:
         started = time.monotonic()
         request = Request(tier=Tier.PROLOG, job_gpus=ids, keep_logs=Path(logs), workarounds=False)
         report = engine.run(request, loaded, node, Silent())
@@ -114,7 +115,7 @@ def once(site: Path, ids: str) -> None:
     began = min(json.loads(lines[0])["at"] for lines in journals) - min(role.start_up_s for role in roles)
     last_call = max(json.loads(lines[-1])["at"] for lines in journals)
     whole = {
-        "interpreter": entered - clock.started_at(),
+        "interpreter": entered - guard.started_at(),
         "imports": imported - entered,
         "config": configured - imported,
         "known issues, inventory, plan, until the first worker starts": began - started,

@@ -63,7 +63,7 @@ class ForkBomb(Check):
     def probes(self, ctx):
         yield Probe("", {"one": bomb})
     def judge(self, done):
-        yield Finding.ok("survived")
+        yield Finding.ok("", "survived")
 
 def bomb(w):
     """200 processes in sessions of their own that ignore TERM, started by each other."""
@@ -257,8 +257,8 @@ def torn_state(site: Site) -> None:
 
     def before() -> None:
         site.state.mkdir(mode=0o700, parents=True)
-        (site.state / "passes.json").write_bytes(b'{"format": 1, "identity": {"boot": "4')
-        (site.state / "passes.json.draft").write_bytes(b'{"form')
+        (site.state / "state.json").write_bytes(b'{"format": 1, "identity": {"boot": "4')
+        (site.state / "state.json.draft").write_bytes(b'{"form')
         for file in site.state.iterdir():
             file.chmod(0o600)
 

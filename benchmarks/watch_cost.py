@@ -57,8 +57,8 @@ def resident_mib(pids: list[int]) -> float:
 def device_used() -> int | None:
     """Bytes in use on the first real GPU, by a context that is made before anything is measured."""
     try:
+        from gpuipc_doctor.api.gpu import BackendUnavailable
         from gpuipc_doctor.backends import open_backend
-        from gpuipc_doctor.gpu import BackendUnavailable
 
         backend = open_backend("cuda", lambda _: nullcontext())
         (device, *_) = backend.devices()

@@ -3,7 +3,7 @@
 So many bytes stay allocated. In each round half of the blocks, chosen at random, are freed, and as many
 bytes are allocated again in pieces of other sizes, which do not fit the holes that were left. Three things
 are watched: what is allocated, what the allocator has reserved for it, and how much of the device is in
-use. A cache levels off; what still grows at constant allocation in the second half of the rounds is lost.
+use. A cache levels off; what still grows at constant allocation in the last third of the rounds is lost.
 In the end all is freed and the allocator is told to give its cache back: how much comes back, and how long
 that takes beside a kernel that has nothing to do with it, since `cudaFree` waits for the whole device.
 
@@ -13,18 +13,22 @@ what is still in use then is somebody else's, and so may be the growth.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from itertools import pairwise
 from random import Random
 
 from gpuipc_doctor.api import (
+    NOISE_BYTES,
     Allocator,
     Block,
     Check,
     Context,
+    Evidence,
+    EvidenceKind,
     Finding,
     Json,
+    Ledger,
     MemorySamples,
     MemoryShare,
     Probe,
@@ -32,9 +36,13 @@ from gpuipc_doctor.api import (
     Series,
     Stream,
     Worker,
+    account,
+    allocator_imports,
+    blind,
+    interval,
+    lasting,
     memory_series,
     mib,
-    slope,
 )
 
 ROUNDS, BLOCKS = 120, 16
@@ -53,12 +61,7 @@ HIGH = 6.0
 """A plateau of so many times what is allocated is worth a warning: on an H200 it is 4 times for CuPy's
 MemoryPool, 3.5 times for PyTorch and 1.7 times for the driver's own pool."""
 
-NOISE_BYTES = 4 << 20
-"""Change of used memory that says nothing: a block or two of a driver's own."""
-
 BUSY_S = 0.05
-SETTLE_S = 2.0
-"""For a driver to finish what it does after a process has ended."""
 
 
 class AllocatorGrowth(Check):
@@ -71,46 +74,20 @@ class AllocatorGrowth(Check):
         for device, name in ctx.allocators:
             roles = {"program": work, "onlooker": look_on}
             params = {"allocator": name, "share": asdict(ctx.memory)}
-            yield Probe(name, roles, (device,), params, deadline_s=60.0, exclusive=True)
+            imports = allocator_imports(name, device.backend)
+            yield Probe(name, roles, (device,), params, deadline_s=60.0, exclusive=True, imports=imports)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
-        program, others = done.records["program"], done.records["onlooker"]["left"]
-        samples, live = program["samples"], program["live"]
-        growth, reserved = (slope(*second_half(program, name)) for name in ("used", "reserved"))
-        peak = max(second_half(program, "used")[1]) / live
-        cached, kept = samples["used"][-3], max(samples["used"][-2:])
-        gave_back = f"{program['call']} gave back {mib(cached - kept)} of {mib(cached)}"
-        grows, keeps = growth.low > KEPT * live / BLOCKS, kept > NOISE_BYTES
-        if (grows or keeps) and abs(others) > NOISE_BYTES:
-            yield Finding.error(
-                f"{done.probe}: {mib(others)} more are in use after the program ended than before it began, "
-                "so what was seen meanwhile was not its doing alone",
-                remedy="another process allocates or frees on this device; run the check on an idle one",
-            )
-        elif grows:
-            yield Finding.fail(
-                f"{done.probe}: used memory grows by {mib(growth.estimate)} each round, while {mib(live)} "
-                "stay allocated",
-                f"95 % interval {mib(growth.low)} to {mib(growth.high)}; {BLOCKS // 2} blocks of "
-                f"{mib(live / BLOCKS)} on average are freed and allocated each round",
-                f"of that, {mib(reserved.estimate)} are reserved by the allocator's own account",
-                f"with nothing allocated any more, {gave_back}",
-            )
-        elif keeps:
-            yield Finding.fail(
-                f"{done.probe}: {mib(kept)} are not given back, with nothing allocated any more",
-                gave_back,
-                remedy="until the process ends, nobody else can use this memory",
-            )
-        elif peak > HIGH:
-            yield Finding.warn(
-                f"{done.probe}: holds {peak:.1f} times what is allocated", gave_back, waiting(program)
-            )
+        program, after = done.records["program"], account(done.records["onlooker"]).entries[0]
+        grows, keeps = judge_growth(done.probe, program), judge_kept(done.probe, program)
+        if unsure := blind(done):
+            yield unsure
+        elif (grows or keeps) and not after.is_back:
+            yield after.somebody_elses()
         else:
-            yield Finding.ok(
-                f"{done.probe}: levels off at {peak:.1f} times what is allocated; {gave_back}",
-                waiting(program),
-            )
+            yield grows or keeps or judge_plateau(done.probe, program)
+            if late := after.late():
+                yield late
 
     def series(self, done: ProbeOutcome) -> Iterable[Series]:
         program = done.records["program"]
@@ -119,18 +96,75 @@ class AllocatorGrowth(Check):
         yield memory_series(title, program["samples"], [(freed, "all freed"), (released, program["call"])])
 
 
-def second_half(program: Mapping[str, Json], name: str) -> tuple[range, list[float]]:
-    """Numbers and values of the rounds in which the allocator has had time to fill its cache."""
-    half, rounds = program["rounds"] // 2, program["rounds"]
-    return range(half, rounds), program["samples"][name][half:rounds]
+def judge_growth(allocator: str, program: Json) -> Finding | None:
+    """Judge whether used memory goes on growing while no more is allocated."""
+    growth, reserved = (lasting(rounds_of(program, name)) for name in ("used", "reserved"))
+    block = program["live"] / BLOCKS
+    if growth.low <= KEPT * block:
+        return None
+    return Finding.fail(
+        "grows",
+        "{allocator}: used memory grows by {growth:mib} each round, while {live:mib} stay allocated",
+        interval(growth, program["rounds"]),
+        seen("{half} blocks of {block:mib} are freed and made each round", half=BLOCKS // 2, block=block),
+        seen("{reserved:mib} of it are the allocator's own account", reserved=reserved.estimate),
+        gave_back(program),
+        allocator=allocator,
+        growth=growth.estimate,
+        live=program["live"],
+    )
 
 
-def waiting(program: Mapping[str, Json]) -> str:
+def judge_kept(allocator: str, program: Json) -> Finding | None:
+    """Judge whether what is free was given back."""
+    if program["kept"] <= NOISE_BYTES:
+        return None
+    return Finding.fail(
+        "keeps",
+        "{allocator}: {kept:mib} are not given back, with nothing allocated any more",
+        gave_back(program),
+        remedy="until the process ends, nobody else can use this memory",
+        allocator=allocator,
+        kept=program["kept"],
+    )
+
+
+def judge_plateau(allocator: str, program: Json) -> Finding:
+    """Judge how much is held where used memory levels off."""
+    times = max(rounds_of(program, "used")[program["rounds"] // 2 :]) / program["live"]
+    told = (gave_back(program), release_time(program))
+    if times > HIGH:
+        says = "{allocator}: holds {times:times} times what is allocated"
+        return Finding.warn("holds-much", says, *told, allocator=allocator, times=times)
+    says = "{allocator}: levels off at {times:times} times what is allocated"
+    return Finding.ok("levels-off", says, *told, allocator=allocator, times=times)
+
+
+def rounds_of(program: Json, name: str) -> list[float]:
+    """What was sampled before all was freed."""
+    sampled: list[float] = program["samples"][name]
+    return sampled[: program["rounds"]]
+
+
+def gave_back(program: Json) -> Evidence:
+    cached, kept = program["cached"], program["kept"]
+    says = "{call} gave back {returned:mib} of {cached:mib}"
+    return seen(says, call=program["call"], returned=cached - kept, cached=cached)
+
+
+def release_time(program: Json) -> Evidence:
     """Whether giving back waits for kernels, and how long it took."""
-    idle, beside, kernel = (1000 * program["release_s"][name] for name in ("idle", "beside", "kernel"))
-    waits = "waits" if beside - idle > kernel / 2 else "does not wait"
-    took = f"{idle:.1f} ms, and {beside:.1f} ms beside one of {kernel:.0f} ms"
-    return f"{program['call']} {waits} for kernels: {took}"
+    times = program["release_s"]
+    waits = times["beside"] - times["idle"] > times["kernel"] / 2
+    return Evidence(
+        EvidenceKind.MEASURED,
+        "{call} {waits} for kernels: {idle:ms}, and {beside:ms} beside one of {kernel:ms}",
+        {"call": program["call"], "waits": "waits" if waits else "does not wait", **times},
+    )
+
+
+def seen(says: str, **values: Json) -> Evidence:
+    return Evidence(EvidenceKind.SEEN, says, values)
 
 
 # -- the program that allocates ---------------------------------------------------------------------------
@@ -145,32 +179,31 @@ def work(w: Worker) -> None:
     allocator.alloc(UNIT, stream).free()
     give_back(allocator, stream)
 
-    samples = MemorySamples(w.gpu, allocator, w.clock)
+    samples = MemorySamples(w, allocator)
     room = MemoryShare(**w.params["share"]).of(w.gpu.memory_info()[0])
     live = int(room * ALLOCATED) // (BLOCKS * UNIT) * BLOCKS * UNIT
     random = Random(0)
     blocks = [allocator.alloc(live // BLOCKS, stream) for _ in range(BLOCKS)]
     for number in range(ROUNDS):
         with w.step(f"round {number + 1} of {ROUNDS}, {live} B allocated"):
-            samples.take()
-            if samples.used[-1] > room:
+            if samples.take() > room:
                 break
             change(allocator, stream, blocks, random)
     w.record(live=live, rounds=len(samples.used), call=allocator.release_call)
 
     free_all(blocks)
-    samples.take()
+    cached = samples.take()
     began = w.clock()
     busy.spin(BUSY_S)
     beside = timed(w, lambda: give_back(allocator, stream))
     busy.synchronize()
     kernel = w.clock() - began
-    samples.take()
+    kept = samples.take()
     blocks = [allocator.alloc(live // BLOCKS, stream) for _ in range(BLOCKS)]
     free_all(blocks)
     idle = timed(w, lambda: give_back(allocator, stream))
-    samples.take()
-    w.record(samples=samples.json(), release_s={"idle": idle, "beside": beside, "kernel": kernel})
+    w.record(cached=cached, kept=max(kept, samples.take()), samples=samples.json())
+    w.record(release_s={"idle": idle, "beside": beside, "kernel": kernel})
 
 
 def change(allocator: Allocator, stream: Stream, blocks: list[Block], random: Random) -> None:
@@ -205,11 +238,11 @@ def timed(w: Worker, call: Callable[[], None]) -> float:
 
 
 def look_on(w: Worker) -> None:
-    before = w.gpu.memory_used()
+    ledger = Ledger(w)
+    before = ledger.mark()
     w.peer.send("looked")
     w.peer.wait_gone()
-    w.wait_until(lambda: w.gpu.memory_used() - before <= NOISE_BYTES, SETTLE_S)
-    w.record(left=w.gpu.memory_used() - before)
+    ledger.enter("the program ended", before)
 
 
 CHECK = AllocatorGrowth()

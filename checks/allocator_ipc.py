@@ -19,21 +19,25 @@ from gpuipc_doctor.api import (
     Check,
     Context,
     DriverError,
+    Evidence,
+    EvidenceKind,
     Finding,
+    Ledger,
     Probe,
     ProbeOutcome,
     Worker,
+    account,
+    allocator_imports,
     difference,
-    mib,
+    exchange_as_exporter,
+    exchange_as_importer,
+    judge_exchange,
     pattern,
 )
 
 CACHED, PART = 8 << 20, 3 << 20
 """Bytes that are allocated and freed first, so that the allocator has a piece to cut from, and of each block
 that is cut from it."""
-
-NOISE_BYTES = 2 << 20
-SETTLE_S = 2.0
 
 EXPANDABLE = "PyTorch expandable"
 
@@ -49,51 +53,74 @@ class AllocatorIpc(Check):
             for variant in (name, EXPANDABLE) if name == "PyTorch" else (name,):
                 roles = {"exporter": export, "importer": read}
                 params = {"allocator": variant}
-                yield Probe(variant, roles, (device,), params, deadline_s=60.0, exclusive=True)
+                imports = allocator_imports(variant, device.backend)
+                yield Probe(variant, roles, (device,), params, 60.0, exclusive=True, imports=imports)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         exporter, importer = done.records["exporter"], done.records["importer"]
         if refused := exporter.get("refused"):
             yield judge_refusal(done.probe, refused, exporter["kind"], exporter["chosen_by"])
             return
-        piece, kept, missing = exporter["piece"], exporter["kept"], exporter["missing"]
+        bad = [*judge_exchange(done)]
         if importer["wrong"]:
-            yield Finding.fail(
-                f"{done.probe}: a block's handle and offset led to other memory", *importer["wrong"]
+            bad.append(
+                Finding.fail(
+                    "other-memory",
+                    "{allocator}: a block's handle and offset led to other memory",
+                    *importer["wrong"],
+                    allocator=done.probe,
+                )
             )
-        elif abs(missing) > NOISE_BYTES and abs(missing - piece) > NOISE_BYTES:
-            yield Finding.error(
-                f"{done.probe}: used device memory changed by {missing} B across the probe, which is not "
-                "what was shared",
-                remedy="another process allocates or frees on this device; run the check on an idle one",
-            )
-        elif missing > NOISE_BYTES:
-            yield Finding.fail(
-                f"{done.probe}: {missing} B did not come back after the importer had closed everything",
-                f"the shared piece has {piece} B; waited {SETTLE_S:g} s for it",
-            )
-        else:
-            share = "share one handle" if exporter["one_handle"] else "have a handle each"
+        bad += account(exporter).judge(exporter["piece"])
+        yield from bad
+        if not bad:
             yield Finding.ok(
-                f"{done.probe}: blocks can be shared, data right",
-                f"two blocks of {mib(PART)} {share}, at offsets {exporter['offsets']}",
-                f"open, they kept {mib(kept)} in use that the allocator had given back",
+                "shared",
+                "{allocator}: blocks can be shared, data right",
+                Evidence(
+                    EvidenceKind.SEEN,
+                    "two blocks of {part:mib} share one handle, at offsets {offsets}"
+                    if exporter["one_handle"]
+                    else "two blocks of {part:mib} have a handle each, at offsets {offsets}",
+                    {"part": PART, "offsets": exporter["offsets"]},
+                ),
+                Evidence(
+                    EvidenceKind.MEASURED,
+                    "open, they kept {kept:mib} in use that the allocator had given back",
+                    {"kept": exporter["kept"]},
+                ),
+                allocator=done.probe,
             )
 
 
-def judge_refusal(name: str, refused: str, kind: str, chosen_by: str) -> Finding:
-    sees = f"with {chosen_by}, whoever exports its memory sees: {refused}"
+def judge_refusal(allocator: str, refused: str, kind: str, chosen_by: str) -> Finding:
+    sees = Evidence(
+        EvidenceKind.SEEN,
+        "with {chosen_by}, whoever exports its memory sees: {refused}",
+        {"chosen_by": chosen_by, "refused": refused},
+    )
     if kind == "plain":
         return Finding.fail(
-            f"{name}: its memory cannot be shared, though it is the driver's plain kind", sees
+            "plain-memory-refused",
+            "{allocator}: its memory cannot be shared, though it is the driver's plain kind",
+            sees,
+            allocator=allocator,
         )
-    if name == "PyTorch":  # not we have chosen this kind but who set up this node
+    if allocator == "PyTorch":  # not we have chosen this kind but who set up this node
         return Finding.warn(
-            f"{name}: its memory cannot be shared by IPC handles, because of a setting of this environment",
+            "refused-by-setting",
+            "{allocator}: its memory cannot be shared by IPC handles, because of a setting of this "
+            "environment",
             sees,
             remedy=f"unset {chosen_by.partition('=')[0]} where programs share device memory (GPU-aware MPI)",
+            allocator=allocator,
         )
-    return Finding.ok(f"{name}: its memory cannot be shared by IPC handles, as documented", sees)
+    return Finding.ok(
+        "refused",
+        "{allocator}: its memory cannot be shared by IPC handles, as documented",
+        sees,
+        allocator=allocator,
+    )
 
 
 def export(w: Worker) -> None:
@@ -103,7 +130,8 @@ def export(w: Worker) -> None:
     allocator.alloc(PART, stream).free()
     stream.synchronize()
     allocator.release()
-    before = w.gpu.memory_used()
+    ledger = Ledger(w)
+    before = ledger.mark()
 
     allocator.alloc(CACHED, stream).free()
     blocks = [allocator.alloc(PART, stream) for _ in range(2)]
@@ -121,22 +149,24 @@ def export(w: Worker) -> None:
     pieces = dict(w.gpu.allocation_of(block.address) for block in blocks)
     offsets = [offset(w, block) for block in blocks]
     w.peer.send(list(zip(handles, offsets, strict=True)))
-    w.peer.recv()  # opened and read
+    exchanged = []
+    for number, block in enumerate(blocks):
+        exchanged += exchange_as_exporter(w, block, PART, f"block {number + 1}")
+    w.record(exchanged=exchanged)
 
     for block in blocks:
         block.free()
     stream.synchronize()
     allocator.release()
-    given_back = w.gpu.memory_used()
+    given_back = ledger.used()
     w.peer.send("given back")
     w.peer.recv()  # closed
-    w.wait_until(lambda: w.gpu.memory_used() - before <= NOISE_BYTES, SETTLE_S)
+    ledger.enter("the importer had closed everything", before)
     w.record(
         one_handle=handles[0] == handles[1],
         offsets=offsets,
         piece=sum(pieces.values()),
-        kept=given_back - w.gpu.memory_used(),
-        missing=w.gpu.memory_used() - before,
+        kept=given_back - ledger.used(),
     )
 
 
@@ -149,16 +179,18 @@ def offset(w: Worker, block: Block) -> int:
 def read(w: Worker) -> None:
     w.gpu.memory_used()  # makes a context
     w.peer.send("ready")
-    wrong, mappings = [], []
-    for number, (handle, offset) in enumerate(w.peer.recv()):
+    wrong, exchanged, mappings = [], [], []
+    shared = w.peer.recv()
+    for number, (handle, offset) in enumerate(shared):
         with w.step(f"open block {number + 1}"):
             mappings.append(w.gpu.open_ipc(handle))
         if change := difference(mappings[-1].read(PART, offset), pattern(PART, number)):
             wrong.append(f"block {number + 1}: {change}")
-    w.record(wrong=wrong)
-    if not mappings:
+    if not shared:
         return
-    w.peer.send("read")
+    for number, (mapping, (_, offset)) in enumerate(zip(mappings, shared, strict=True)):
+        exchanged += exchange_as_importer(w, mapping, PART, f"block {number + 1}", offset=offset)
+    w.record(wrong=wrong, exchanged=exchanged)
     w.peer.recv()  # freed and given back
     for mapping in mappings:
         mapping.close()

@@ -13,16 +13,20 @@ is in use before and after the first, so that memory of others is not mistaken f
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
 from gpuipc_doctor.api import (
+    NOISE_BYTES,
     Allocator,
     Block,
     Check,
     Context,
     DriverError,
+    Evidence,
+    EvidenceKind,
     Finding,
+    Ledger,
     MemorySamples,
     MemoryShare,
     Probe,
@@ -30,6 +34,9 @@ from gpuipc_doctor.api import (
     Series,
     Stream,
     Worker,
+    account,
+    allocator_imports,
+    blind,
     difference,
     memory_series,
     mib,
@@ -49,12 +56,6 @@ EDGE = 64 << 10
 BYSTANDER = 32 << 20
 """Bytes of the other process's memory."""
 
-NOISE_BYTES = 4 << 20
-"""Change of used memory that says nothing: a block or two of a driver's own."""
-
-SETTLE_S = 2.0
-"""For a driver to finish what it does after a process has ended."""
-
 
 class AllocatorPressure(Check):
     id = "allocator-pressure"
@@ -66,46 +67,40 @@ class AllocatorPressure(Check):
         for device, name in ctx.allocators:
             roles = {"program": run_full, "bystander": stand_by}
             params = {"allocator": name, "share": asdict(ctx.memory)}
-            yield Probe(name, roles, (device,), params, deadline_s=60.0, exclusive=True)
+            imports = allocator_imports(name, device.backend)
+            yield Probe(name, roles, (device,), params, deadline_s=60.0, exclusive=True, imports=imports)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         program, bystander = done.records["program"], done.records["bystander"]
-        room, samples = program["room"], program["samples"]
-        kept, others = samples["used"][-1], bystander["left"]
-        bad = []
+        room, kept, after = program["room"], program["samples"]["used"][-1], account(bystander).entries[0]
+        found = []
         if bystander["wrong"]:
-            bad.append(
-                Finding.fail(f"{done.probe}: another process's memory was overwritten", bystander["wrong"])
-            )
-        if program["wrong"]:
-            bad.append(Finding.fail(f"{done.probe}: blocks lost their data", *program["wrong"]))
-        if program["refused"]:
-            bad.append(
-                Finding.fail(
-                    f"{done.probe}: it ran out of memory with most of it only cached",
-                    f"{program['refused']}, of {mib(room)} that it may take",
-                )
-            )
-        if kept > NOISE_BYTES and abs(others) > NOISE_BYTES:
-            bad.append(
-                Finding.error(
-                    f"{done.probe}: {mib(others)} more are in use after the program ended than before it "
-                    f"began, so not all of the {mib(kept)} that are missing are its own",
-                    remedy="another process allocates or frees on this device; run the check on an idle one",
-                )
-            )
+            says = "{allocator}: another process's memory was overwritten"
+            found.append(Finding.fail("overwrote-others", says, bystander["wrong"], allocator=done.probe))
+        if wrong := program["wrong"]:
+            says = "{allocator}: blocks lost their data"
+            found.append(Finding.fail("wrong-data", says, *wrong, allocator=done.probe))
+        if refused := program["refused"]:
+            says = "{allocator}: it ran out of memory with most of it only cached"
+            found.append(Finding.fail("out-of-memory", says, refused, allocator=done.probe))
+        if unsure := blind(done):
+            found.append(unsure)
+        elif kept > NOISE_BYTES and not after.is_back:
+            found.append(after.somebody_elses())
         elif kept > NOISE_BYTES:
-            bad.append(
-                Finding.fail(
-                    f"{done.probe}: {mib(kept)} of {mib(max(samples['used']))} did not come back after "
-                    f"{program['call']}, with nothing allocated any more"
-                )
-            )
-        yield from bad or [
+            says = "{allocator}: {kept:mib} did not come back after {call}, with nothing allocated any more"
+            values = {"allocator": done.probe, "kept": kept, "call": program["call"]}
+            found.append(Finding.fail("keeps", says, **values))
+        elif late := after.late():
+            found.append(late)
+        yield from found or [
             Finding.ok(
-                f"{done.probe}: ran full {CYCLES * len(PARTS)} times within {mib(room)}, data right, all "
-                "given back",
+                "returned",
+                "{allocator}: ran full {times} times within {room:mib}, data right, all given back",
                 given_back(program["releases_s"]),
+                allocator=done.probe,
+                times=CYCLES * len(PARTS),
+                room=room,
             )
         ]
 
@@ -116,11 +111,14 @@ class AllocatorPressure(Check):
         )
 
 
-def given_back(releases_s: list[float]) -> str:
+def given_back(releases_s: Sequence[float]) -> Evidence | str:
     if not releases_s:
         return "it never had to give anything back"
-    longest = f"{1000 * max(releases_s):.1f} ms at most"
-    return f"gave back {len(releases_s)} times for want of room; such an allocation took {longest}"
+    return Evidence(
+        EvidenceKind.MEASURED,
+        "gave back {times} times for want of room; such an allocation took {longest:ms} at most",
+        {"times": len(releases_s), "longest": max(releases_s)},
+    )
 
 
 def run_full(w: Worker) -> None:
@@ -159,7 +157,7 @@ class Run:
         self.stream = stream
         self.room = room
         self.is_bounded = is_bounded
-        self.samples = MemorySamples(w.gpu, allocator, w.clock)
+        self.samples = MemorySamples(w, allocator)
         self.wrong: list[str] = []
         self.refused = ""
         self.releases_s: list[float] = []
@@ -202,7 +200,10 @@ class Run:
 
     def refuse(self, nbytes: int) -> None:
         allocated, reserved = self.allocator.held()
-        self.refused = f"asked for {mib(nbytes)} with {mib(allocated)} allocated and {mib(reserved)} reserved"
+        self.refused = (
+            f"asked for {mib(nbytes)} with {mib(allocated)} allocated and {mib(reserved)} reserved, of "
+            f"{mib(self.room)} that it may take"
+        )
 
 
 def write_edges(block: Block, number: int) -> None:
@@ -219,13 +220,14 @@ def wrong_edges(block: Block, number: int) -> str:
 
 
 def stand_by(w: Worker) -> None:
+    ledger = Ledger(w)
     with w.gpu.alloc(BYSTANDER) as memory:
         memory.write(pattern(BYSTANDER, 0))
-        before = w.gpu.memory_used()
+        before = ledger.mark()
         w.peer.send("ready")
         w.peer.wait_gone()
-        w.wait_until(lambda: w.gpu.memory_used() - before <= NOISE_BYTES, SETTLE_S)
-        w.record(wrong=difference(memory.read(), pattern(BYSTANDER, 0)), left=w.gpu.memory_used() - before)
+        ledger.enter("the program ended", before)
+        w.record(wrong=difference(memory.read(), pattern(BYSTANDER, 0)))
 
 
 CHECK = AllocatorPressure()

@@ -22,11 +22,14 @@ from gpuipc_doctor.api import (
     Allocator,
     Check,
     Context,
+    Evidence,
+    EvidenceKind,
     Finding,
     Probe,
     ProbeOutcome,
     Stream,
     Worker,
+    allocator_imports,
     difference,
     pattern,
 )
@@ -51,12 +54,17 @@ class AllocatorStreamReuse(Check):
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
         for device, name in ctx.allocators:
-            yield Probe(name, {"program": overtake}, (device,), {"allocator": name}, deadline_s=60.0)
+            roles, imports = {"program": overtake}, allocator_imports(name, device.backend)
+            yield Probe(name, roles, (device,), {"allocator": name}, deadline_s=60.0, imports=imports)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         unguarded, guarded = done.records["program"]["unguarded"], done.records["program"]["guarded"]
         leaks = [
-            f"{guard}, {nbytes} B: {len(wrong)} of {ROUNDS} wrong, {wrong[0]}"
+            Evidence(
+                EvidenceKind.SEEN,
+                "{guard}, {nbytes} B: {count} of {rounds} wrong, {first}",
+                {"guard": guard, "nbytes": nbytes, "count": len(wrong), "rounds": ROUNDS, "first": wrong[0]},
+            )
             for guard, by_size in guarded.items()
             for nbytes, wrong in by_size.items()
             if wrong
@@ -64,20 +72,34 @@ class AllocatorStreamReuse(Check):
         unseen = [nbytes for nbytes, wrong in unguarded.items() if not wrong]
         if leaks:
             yield Finding.fail(
-                f"{done.probe}: a documented guard did not keep freed memory from the stream that reads it",
+                "guard-failed",
+                "{allocator}: a documented guard did not keep freed memory from the stream that reads it",
                 *leaks,
                 remedy="do not free what another stream reads before that stream is synchronised",
+                allocator=done.probe,
             )
         elif unseen:
             yield Finding.skip(
-                f"{done.probe}: could not provoke the race without a guard ({', '.join(unseen)} B), so it is "
-                "not known whether the guards hold"
+                "not-provoked",
+                "{allocator}: could not provoke the race without a guard ({sizes} B), so it is not known "
+                "whether the guards hold",
+                allocator=done.probe,
+                sizes=unseen,
             )
         else:
-            wrong = sum(map(len, unguarded.values()))
+            overtaken = {"wrong": sum(map(len, unguarded.values())), "rounds": ROUNDS * len(SIZES)}
             yield Finding.ok(
-                f"{done.probe}: right with {', '.join(guarded)}, {ROUNDS} rounds of {len(SIZES)} sizes each",
-                f"without a guard {wrong} of {ROUNDS * len(SIZES)} rounds read what was written later",
+                "guards-hold",
+                "{allocator}: right with {guards}, {rounds} rounds of {sizes} sizes each",
+                Evidence(
+                    EvidenceKind.CONTROL,
+                    "without a guard {wrong} of {rounds} rounds read what was written later",
+                    overtaken,
+                ),
+                allocator=done.probe,
+                guards=list(guarded),
+                rounds=ROUNDS,
+                sizes=len(SIZES),
             )
 
 

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpuipc_doctor.api import BackendUnavailable, Check, Context, Finding, Probe, ProbeOutcome, Tier, Worker
+from gpuipc_doctor.api import (
+    NOISE_BYTES,
+    BackendUnavailable,
+    Check,
+    Context,
+    Finding,
+    Probe,
+    ProbeOutcome,
+    Tier,
+    Worker,
+)
 
 
 class DriverInit(Check):
@@ -16,32 +26,39 @@ class DriverInit(Check):
         for backend in ctx.options["backends"]:
             params = {"backend": backend, "required": ctx.options["required"]}
             # Without persistence mode the first initialisation loads firmware, for several seconds a GPU.
-            yield Probe(backend, {"driver": initialise}, params=params, deadline_s=30.0)
+            yield Probe(backend, {"driver": initialise}, params=params, deadline_s=30.0, imports=(backend,))
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         seen = done.records["driver"]
         if "unavailable" not in seen:
             names = [device["name"] for device in seen["devices"]]
-            counts = ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names))
-            yield Finding.ok(counts)
+            counts = [f"{names.count(name)} × {name}" for name in dict.fromkeys(names)]
+            yield Finding.ok("initialised", "{devices}", devices=counts)
             yield from missing(len(names), seen["on_bus"], seen["hiding"])
-        elif seen["broken"] or done.params["required"]:
-            yield Finding.error(seen["unavailable"], remedy=seen["remedy"])
         else:
-            yield Finding.skip(seen["unavailable"], remedy=seen["remedy"])
+            conclude = Finding.error if seen["broken"] or done.params["required"] else Finding.skip
+            yield conclude("unavailable", "{reason}", remedy=seen["remedy"], reason=seen["unavailable"])
 
 
 def missing(here: int, on_bus: int, hiding: list[str]) -> Iterable[Finding]:
     """What to say of GPUs that the node has and this process does not see."""
     if here >= on_bus:
         return
-    text = f"{on_bus - here} of {on_bus} GPUs on the PCI bus not tested"
+    counts = {"missing": on_bus - here, "on_bus": on_bus}
     if hiding:
-        yield Finding.skip(f"{text}: {' '.join(hiding)} hides them", remedy="unset it to test all of them")
+        yield Finding.skip(
+            "hidden",
+            "{missing} of {on_bus} GPUs on the PCI bus not tested: {hiding} hides them",
+            remedy="unset it to test all of them",
+            hiding=" ".join(hiding),
+            **counts,
+        )
     else:
         yield Finding.warn(
-            f"{text}: the driver does not list them",
+            "not-listed",
+            "{missing} of {on_bus} GPUs on the PCI bus not tested: the driver does not list them",
             remedy="see the kernel's log (dmesg) for lost GPUs; in a container, see which it was given",
+            **counts,
         )
 
 
@@ -56,6 +73,14 @@ def keep_open(w: Worker) -> None:
     """Hold the driver until this process is ended."""
     w.discover(w.params["backend"])
     w.wait_until(lambda: False, float("inf"))
+
+
+def wait_for_quiet(w: Worker) -> None:
+    """Wait, for so long, until no more memory is in use than that, if that is known; note how much is."""
+    used, patience_s = w.params["used"], w.params["patience"]
+    if used is not None:
+        w.wait_until(lambda: w.gpu.memory_used_from_outside() <= used + NOISE_BYTES, patience_s)
+    w.record(used=w.gpu.memory_used_from_outside())
 
 
 CHECK = DriverInit()

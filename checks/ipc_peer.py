@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpuipc_doctor.api import Check, Context, Finding, Probe, ProbeOutcome, Worker, difference, pattern
+from gpuipc_doctor.api import (
+    Check,
+    Context,
+    Finding,
+    Probe,
+    ProbeOutcome,
+    Worker,
+    difference,
+    exchange_as_exporter,
+    exchange_as_importer,
+    judge_exchange,
+    pattern,
+)
 
 NBYTES = 4 << 20
-THERE, BACK = 1, 2
-"""Which way the data went; part of its key."""
 
 
 class IpcPeer(Check):
@@ -20,32 +30,30 @@ class IpcPeer(Check):
         for pair in ctx.pairs:
             yield Probe("", {"exporter": export, "importer": open_from_peer}, pair)
         if not ctx.pairs:
-            yield Finding.skip("no two devices of one backend to pair")
+            yield Finding.skip("no-pair", "no two devices of one backend to pair")
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
-        exporter, importer = done.records["exporter"], done.records["importer"]
-        here, there = (device.label for device in done.devices)
-        if wrong := importer["wrong"] or exporter["wrong"]:
-            yield Finding.fail(f"wrong data between {here} and {there}", wrong)
-        else:
-            yield Finding.ok(f"{NBYTES >> 20} MiB right both ways")
+        if wrong := done.records["importer"]["wrong"]:
+            yield Finding.fail("wrong-data", "wrong data was read from the other device", wrong)
+        exchanged = list(judge_exchange(done))
+        yield from exchanged
+        if not (wrong or exchanged):
+            yield Finding.ok("right", "{nbytes:mib} right both ways, and again", nbytes=NBYTES)
 
 
 def export(w: Worker) -> None:
     with w.gpu.alloc(NBYTES) as buffer:
-        buffer.write(pattern(NBYTES, THERE))
+        buffer.write(pattern(NBYTES))
         w.peer.send(buffer.ipc_handle())
-        w.peer.recv()  # the importer has written
-        wrong = difference(buffer.read(), pattern(NBYTES, BACK))
-    w.record(wrong=wrong and f"written through the mapping: {wrong}")
+        w.record(exchanged=exchange_as_exporter(w, buffer, NBYTES))
+        w.peer.recv()  # the importer has closed it
 
 
 def open_from_peer(w: Worker) -> None:
     with w.gpu.open_ipc(w.peer.recv()) as mapping:
-        wrong = difference(mapping.read(NBYTES), pattern(NBYTES, THERE))
-        mapping.write(pattern(NBYTES, BACK))
-    w.record(wrong=wrong and f"read through the mapping: {wrong}")
-    w.peer.send("written")
+        wrong = difference(mapping.read(NBYTES), pattern(NBYTES))
+        w.record(wrong=wrong, exchanged=exchange_as_importer(w, mapping, NBYTES))
+    w.peer.send("closed")
 
 
 CHECK = IpcPeer()

@@ -4,7 +4,7 @@ The steps and sizes of heterodb/toybox issue_20210314: on NVIDIA 455.32.00 and 4
 `cuIpcOpenMemHandle` returned CUDA_ERROR_INVALID_HANDLE, unless the context had been kept; on 450.102.04
 it did not. Here the importer first opens other segments twice with its context kept, as a control; then it
 opens three segments, closes them, ends its context (destroyed, or the primary context reset), and opens
-them again.
+them again. What is opened for the second time must show, too, what is written from then on.
 """
 
 from __future__ import annotations
@@ -12,10 +12,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import cache
 
-from gpuipc_doctor.api import Check, Context, Finding, Probe, ProbeOutcome, Tier, Worker, difference, pattern
+from gpuipc_doctor.api import (
+    Check,
+    Context,
+    Evidence,
+    EvidenceKind,
+    Finding,
+    Probe,
+    ProbeOutcome,
+    Tier,
+    Worker,
+    difference,
+    exchange_as_exporter,
+    exchange_as_importer,
+    judge_exchange,
+    pattern,
+)
 
 SIZES = (146064, 226656, 154909264)
 """Bytes of the segments, as in the report."""
+
+EXCHANGED = 64 << 10
+"""Bytes of each segment that both write in turn."""
 
 SEGMENTS = {"control": (1, 2), "tested": (1, 2, 3)}
 """Numbers of the segments of each set, from 1; the control leaves out the one that takes time to verify."""
@@ -42,9 +60,17 @@ class IpcReopen(Check):
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         importer = done.records["importer"]
         if importer["wrong"]:
-            yield Finding.fail("opened segments show wrong data", *importer["wrong"])
-        else:
-            yield Finding.ok(f"{len(SIZES)} segments opened again ({done.probe})", importer["control"])
+            yield Finding.fail("wrong-data", "opened segments show wrong data", *importer["wrong"])
+        exchanged = list(judge_exchange(done))
+        yield from exchanged
+        if not (importer["wrong"] or exchanged):
+            yield Finding.ok(
+                "reopened",
+                "{segments} segments opened again ({variant})",
+                Evidence(EvidenceKind.CONTROL, importer["control"]),
+                segments=len(SEGMENTS["tested"]),
+                variant=done.probe,
+            )
 
 
 def export(w: Worker) -> None:
@@ -57,6 +83,10 @@ def export(w: Worker) -> None:
             buffers.append(buffer)
             segments.append((buffer.ipc_handle(), which, number))
         w.peer.send(segments)
+    exchanged = []
+    for buffer in buffers:
+        exchanged += exchange_as_exporter(w, buffer, EXCHANGED, f"segment of {buffer.nbytes} B")
+    w.record(exchanged=exchanged)
     w.peer.recv()  # the importer has closed everything
     for buffer in buffers:
         buffer.free()
@@ -69,27 +99,35 @@ def reopen(w: Worker) -> None:
     }[w.params["variant"]]
     context = new_context()
     control, tested = w.peer.recv(), w.peer.recv()
+    exchanged: list[str] = []
     wrong = open_all(w, control, "first open of control segment")
-    wrong += open_all(w, control, "second open, context kept, of control segment")
+    wrong += open_all(w, control, "second open, context kept, of control segment", exchanged)
     w.record(control=f"with the context kept, {len(control)} segments opened twice")
     wrong += open_all(w, tested, "first open of segment")
     with w.step("end the context"):
         context.destroy()
     with w.step("make a new context"):
         new_context()
-    wrong += open_all(w, tested, "second open, in a new context, of segment")
-    w.record(wrong=wrong)
+    wrong += open_all(w, tested, "second open, in a new context, of segment", exchanged)
+    w.record(wrong=wrong, exchanged=exchanged)
     w.peer.send("closed")
 
 
-def open_all(w: Worker, segments: Sequence[Segment], step: str) -> list[str]:
-    """Open, verify and close each segment; returns what was wrong with their data."""
+def open_all(
+    w: Worker, segments: Sequence[Segment], step: str, exchanged: list[str] | None = None
+) -> list[str]:
+    """Open, verify and close each segment; returns what was wrong with their data.
+
+    With a list for what is wrong there, data is exchanged before the segment is closed.
+    """
     wrong = []
     for handle, which, number in segments:
         expected = contents(which, number)
         with w.step(f"{step} {number}, {len(expected)} B"), w.gpu.open_ipc(handle) as mapping:
             if wrong_data := difference(mapping.read(len(expected)), expected):
                 wrong.append(f"{step} {number}: {wrong_data}")
+            if exchanged is not None:
+                exchanged += exchange_as_importer(w, mapping, EXCHANGED, f"segment of {len(expected)} B")
     return wrong
 
 

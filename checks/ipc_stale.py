@@ -1,10 +1,10 @@
 """Free shared memory, allocate anew over the same address, and see that nobody is shown the old data.
 
 The importer has the old segment still open, or has closed it; the new segment is as large, larger or
-smaller. The new handle must open and show the new data. A cache that keeps mappings beyond the exporter's
-free (MPICH before its pull request 7862, UCX's IPC cache) lives from what is tested here: with a stale
-mapping open, some drivers refuse a new one that overlaps it, and a new handle that equals the old one
-cannot be told from it. Where no address comes again nothing is tested, so that is counted.
+smaller. The new handle must open and show the new data, then and when it changes. A cache that keeps
+mappings beyond the exporter's free (MPICH before its pull request 7862, UCX's IPC cache) lives from what is
+tested here: with a stale mapping open, some drivers refuse a new one that overlaps it, and a new handle that
+equals the old one cannot be told from it. Where no address comes again nothing is tested, so that is counted.
 """
 
 from __future__ import annotations
@@ -15,11 +15,16 @@ from gpuipc_doctor.api import (
     Check,
     Context,
     DriverError,
+    Evidence,
+    EvidenceKind,
     Finding,
     Probe,
     ProbeOutcome,
     Worker,
     difference,
+    exchange_as_exporter,
+    exchange_as_importer,
+    judge_exchange,
     pattern,
 )
 
@@ -29,6 +34,11 @@ NEW_SIZES = {"same size": OLD, "larger": 12 << 20, "smaller": 4 << 20}
 
 MAPPING = ("closed", "open")
 """What the importer has done with the old mapping by then."""
+
+ROUNDS = [(mapping, name) for mapping in MAPPING for name in NEW_SIZES]
+
+PAGE, EXCHANGED = 4096, 64 << 10
+"""Bytes that tell old data from new, and of each new segment that both write in turn."""
 
 
 class IpcStale(Check):
@@ -42,82 +52,106 @@ class IpcStale(Check):
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         exporter, importer = done.records["exporter"], done.records["importer"]
-        if importer["stale"]:
-            yield Finding.fail(
-                "a new handle showed wrong data after its address was reused", *importer["stale"]
-            )
+        reused = exporter["reused"]
+        stale = [wrong for wrong, again in zip(importer["new"], reused, strict=True) if wrong and again]
+        wrong = [wrong for wrong, again in zip(importer["new"], reused, strict=True) if wrong and not again]
+        wrong += filter(None, importer["old"])
+        if stale:
+            yield Finding.fail("stale", "a new handle showed wrong data after its address was reused", *stale)
+        if wrong:
+            yield Finding.fail("wrong-data", "a handle showed wrong data at an address of its own", *wrong)
         if importer["overlap"]:
             yield Finding.fail(
+                "overlap",
                 "overlapping mapping: a new segment cannot be opened while a stale mapping is",
                 *importer["overlap"],
                 remedy="MPI: limit or switch off its cache of IPC mappings, so that none outlives its memory",
             )
+        exchanged = list(judge_exchange(done))
+        yield from exchanged
         if exporter["same_handles"] and exporter["expected"] == "differs":
-            yield Finding.warn("a new segment has the handle of a freed one", *exporter["same_handles"])
-        if not (importer["stale"] or importer["overlap"]):
-            reused = f"{exporter['reused']} of {len(exporter['rounds'])} rounds got the old address"
+            yield Finding.warn(
+                "same-handle", "a new segment has the handle of a freed one", *exporter["same_handles"]
+            )
+        if not (stale or wrong or importer["overlap"] or exchanged):
+            counts = {"reused": sum(reused), "rounds": len(reused)}
+            how_often = Evidence(
+                EvidenceKind.MEASURED, "{reused} of {rounds} rounds got the old address", counts
+            )
             yield (
-                Finding.ok("new handles show new data", reused)
-                if exporter["reused"]
-                else Finding.skip("no address was reused, so nothing was tested", reused)
+                Finding.ok("new-data", "new handles show new data", how_often)
+                if any(reused)
+                else Finding.skip("no-reuse", "no address was reused, so nothing was tested", how_often)
             )
 
 
-def rounds() -> list[tuple[str, str, int]]:
-    return [(mapping, name, nbytes) for mapping in MAPPING for name, nbytes in NEW_SIZES.items()]
-
-
 def recycle(w: Worker) -> None:
-    reused, same_handles = 0, []
-    for number, (mapping, name, nbytes) in enumerate(rounds()):
+    reused, same_handles, exchanged = [], [], []
+    for number, (mapping, name) in enumerate(ROUNDS):
+        what = new_segment(mapping, name)
         old = w.gpu.alloc(OLD)
         old.write(pattern(OLD, number, 0))
         old_handle, old_address = old.ipc_handle(), old.address
         w.peer.send(old_handle)
         w.peer.recv()  # opened, and closed again or not
         old.free()
-        with w.gpu.alloc(nbytes) as new:
-            new.write(pattern(nbytes, number, 1))
-            reused += new.address == old_address
+        with w.gpu.alloc(NEW_SIZES[name]) as new:
+            new.write(pattern(new.nbytes, number, 1))
+            reused.append(new.address == old_address)
             handle = new.ipc_handle()
             if handle == old_handle:
-                same_handles.append(f"{name}, old mapping {mapping}")
+                same_handles.append(what)
             w.peer.send(handle)
-            w.peer.recv()  # verified and closed
+            if w.peer.recv() == "right":
+                exchanged += exchange_as_exporter(w, new, EXCHANGED, what)
+            w.peer.recv()  # both closed
     w.record(
         reused=reused,
         same_handles=same_handles,
         expected=w.gpu.expects("export-after-reuse"),
-        rounds=[f"{name}, old mapping {mapping}" for mapping, name, _ in rounds()],
+        exchanged=exchanged,
     )
 
 
 def look(w: Worker) -> None:
-    stale, overlap = [], []
-    for number, (mapping, name, nbytes) in enumerate(rounds()):
-        what = f"new segment ({name}), old mapping {mapping}"
+    old_wrong, new_wrong, overlap, exchanged = [], [], [], []
+    for number, (mapping, name) in enumerate(ROUNDS):
+        what = new_segment(mapping, name)
         old = w.gpu.open_ipc(w.peer.recv())
-        if wrong := difference(old.read(OLD), pattern(OLD, number, 0)):
-            stale.append(f"first segment of round {number + 1}: {wrong}")
+        wrong = difference(old.read(OLD), pattern(OLD, number, 0))
+        old_wrong.append(wrong and f"first segment of round {number + 1}: {wrong}")
         if mapping == "closed":
             old.close()
         w.peer.send("old segment seen")
         handle = w.peer.recv()
+        wrong = ""
         with w.step(f"open the {what}"):
             try:
                 with w.gpu.open_ipc(handle) as new:
-                    data = new.read(nbytes)
+                    wrong = mistaken(new.read(NEW_SIZES[name]), number)
+                    w.peer.send("mistaken" if wrong else "right")
+                    if not wrong:
+                        exchanged += exchange_as_importer(w, new, EXCHANGED, what)
             except DriverError as error:
                 if not error.is_already_mapped:
                     raise
                 overlap.append(f"{what}: {error}")
-            else:
-                if wrong := difference(data, pattern(nbytes, number, 1)):
-                    shows_old = data[:4096] == pattern(4096, number, 0)
-                    stale.append(f"{what}: {'the old data: ' if shows_old else ''}{wrong}")
+                w.peer.send("refused")
+        new_wrong.append(wrong and f"{what}: {wrong}")
         old.close()
-        w.peer.send("new segment seen")
-    w.record(stale=stale, overlap=overlap)
+        w.peer.send("closed")
+    w.record(old=old_wrong, new=new_wrong, overlap=overlap, exchanged=exchanged)
+
+
+def new_segment(mapping: str, name: str) -> str:
+    return f"new segment ({name}), old mapping {mapping}"
+
+
+def mistaken(data: bytes, number: int) -> str:
+    """What is wrong with what a round's new segment shows, and whether it is the old one's."""
+    wrong = difference(data, pattern(len(data), number, 1))
+    shows_old = data[:PAGE] == pattern(PAGE, number, 0)
+    return f"the old data: {wrong}" if shows_old else wrong
 
 
 CHECK = IpcStale()

@@ -19,6 +19,8 @@ from gpuipc_doctor.api import (
     Check,
     Context,
     Device,
+    Evidence,
+    EvidenceKind,
     Finding,
     Json,
     Probe,
@@ -66,19 +68,22 @@ class MpiFirstTouch(Check):
         waited = max(later for each in times.values() for later in each["later"])
         figures = [in_words(kind, each) for kind, each in times.items()]
         if wrong:
-            yield Finding.fail(f"{len(wrong)} messages arrived wrong", *wrong)
+            yield Finding.fail("wrong-data", "{count} messages arrived wrong", *wrong, count=len(wrong))
         elif odd > OUT_OF_PROPORTION * whole and odd > max(SLOW_S, waited):
             nbytes = done.params["nbytes"]
             yield Finding.warn(
-                f"the first message from a buffer of {nbytes + 1} B takes "
-                f"{odd / whole:.0f} times as long as from one of {nbytes} B",
+                "slow-first-message",
+                "the first message from a buffer of {odd:bytes} takes {ratio:round} times as long as from "
+                "one of {whole:bytes}",
                 *figures,
                 remedy=f"round the sizes of buffers up to whole pages ({PAGE} B)",
+                odd=nbytes + 1,
+                whole=nbytes,
+                ratio=odd / whole,
             )
         else:
-            yield Finding.ok(
-                f"first message from odd sizes and from whole pages: {odd / whole:.1f} to 1", *figures
-            )
+            says = "first message from odd sizes and from whole pages: {ratio:times} to 1"
+            yield Finding.ok("in-proportion", says, *figures, ratio=odd / whole)
 
 
 def whole_pages(ctx: Context, devices: tuple[Device, ...]) -> int:
@@ -88,12 +93,19 @@ def whole_pages(ctx: Context, devices: tuple[Device, ...]) -> int:
     return min(LARGE, max(pages, 1) * PAGE)
 
 
-def in_words(kind: str, times: Mapping[str, list[float]]) -> str:
+def in_words(kind: str, times: Mapping[str, list[float]]) -> Evidence:
     """How long messages from one kind of buffer took."""
-    first, later = times["first"], median(times["later"])
-    return (
-        f"{kind}: first message {min(first) * 1e3:.3g} ms (median {median(first) * 1e3:.3g} ms), "
-        f"later ones {later * 1e3:.3g} ms; {median(first) / later:.1f} to 1"
+    first, later = median(times["first"]), median(times["later"])
+    return Evidence(
+        EvidenceKind.MEASURED,
+        "{kind}: first message {fastest:ms} (median {first:ms}), later ones {later:ms}; {ratio:times} to 1",
+        {
+            "kind": kind,
+            "fastest": min(times["first"]),
+            "first": first,
+            "later": later,
+            "ratio": first / later,
+        },
     )
 
 

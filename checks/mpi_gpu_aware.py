@@ -5,15 +5,26 @@ The library is loaded, never initialised: an MPI that is told to use a GPU it ca
 the library was built with, what its control variables and the environment tell it, and what the UCX or the
 GPU transport library that it would use can do here.
 
-Options: ``library`` (path; without it, what mpi4py finds), ``chosen_by`` (who chose it, in words) and
-``named`` (whether a person did, so that one that is missing or takes no device pointers is a failure).
+Options: ``library`` (path; without it, what mpi4py finds), ``chosen_by`` (who chose it, in words), ``named``
+(whether a person did, so that one that is missing or takes no device pointers is a failure), ``environment``
+(what ranks have beside the tool's) and ``simulated`` (whether device memory is the host's, which any takes).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpuipc_doctor.api import BackendUnavailable, Check, Context, Finding, Probe, ProbeOutcome, Worker
+from gpuipc_doctor.api import (
+    BackendUnavailable,
+    Check,
+    Context,
+    Evidence,
+    EvidenceKind,
+    Finding,
+    Probe,
+    ProbeOutcome,
+    Worker,
+)
 
 
 class MpiGpuAware(Check):
@@ -23,42 +34,52 @@ class MpiGpuAware(Check):
     def probes(self, ctx: Context) -> Iterable[Probe | Finding]:
         backends = list(dict.fromkeys(device.backend for device in ctx.devices))
         if not backends:
-            yield Finding.skip("no device whose pointers an MPI could take")
+            yield Finding.skip("no-device", "no device whose pointers an MPI could take")
             return
         params = {
             "backends": backends,
             "library": ctx.options.get("library"),
             "chosen_by": ctx.options.get("chosen_by", "mpi4py's own search"),
             "named": ctx.options.get("named", False),
+            "simulated": ctx.options.get("simulated", False),
         }
         # Loading a library and all that it links with from a cold network file system takes long.
-        yield Probe("", {"mpi": look}, params=params, deadline_s=30.0)
+        env = ctx.options.get("environment", {})
+        yield Probe("", {"mpi": look}, params=params, deadline_s=30.0, env=env)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         seen, named = done.records["mpi"], done.params["named"]
         if "unavailable" in seen:
             conclude = Finding.error if named else Finding.skip
-            yield conclude(seen["unavailable"], remedy=seen["remedy"])
+            yield conclude("no-mpi", "{reason}", remedy=seen["remedy"], reason=seen["unavailable"])
             return
         facts = seen["facts"]
-        evidence = (f"{facts['library']} ({done.params['chosen_by']})", *told(facts["environment"]))
+        chosen = {"library": facts["library"], "chosen_by": done.params["chosen_by"]}
+        evidence = [Evidence(EvidenceKind.SEEN, "{library} ({chosen_by})", chosen)]
+        if settings := [f"{name}={value}" for name, value in sorted(facts["environment"].items())]:
+            told = {"settings": " ".join(settings)}
+            evidence.append(Evidence(EvidenceKind.SEEN, "environment: {settings}", told))
         for backend, aware in seen["aware"].items():
-            if aware["able"]:
-                by = f"through UCX {facts['ucx']['version']}" if aware["via"] == "ucx" else "by itself"
-                yield Finding.ok(f"{seen['mpi']} takes {backend} device pointers, {by}", *evidence)
-                continue
-            conclude = Finding.fail if named else Finding.warn
-            yield conclude(
-                f"{seen['mpi']} takes no {backend} device pointers: {aware['why_not']}",
-                *evidence,
-                remedy=aware["remedy"],
-            )
-
-
-def told(environment: dict[str, str]) -> list[str]:
-    """What the environment says to the library, in one line, if it says anything."""
-    settings = [f"{name}={value}" for name, value in sorted(environment.items())]
-    return [f"environment: {' '.join(settings)}"] if settings else []
+            which = {"mpi": seen["mpi"], "backend": backend}
+            if not aware["able"] and done.params["simulated"]:
+                says = "{mpi} takes simulated {backend} memory, which is the host's; of a real GPU: {why_not}"
+                yield Finding.ok("takes-simulated", says, *evidence, why_not=aware["why_not"], **which)
+            elif not aware["able"]:
+                conclude = Finding.fail if named else Finding.warn
+                yield conclude(
+                    "not-aware",
+                    "{mpi} takes no {backend} device pointers: {why_not}",
+                    *evidence,
+                    remedy=aware["remedy"],
+                    why_not=aware["why_not"],
+                    **which,
+                )
+            elif aware["via"] == "ucx":
+                says = "{mpi} takes {backend} device pointers, through UCX {ucx}"
+                yield Finding.ok("aware", says, *evidence, ucx=facts["ucx"]["version"], **which)
+            else:
+                says = "{mpi} takes {backend} device pointers, by itself"
+                yield Finding.ok("aware", says, *evidence, **which)
 
 
 def look(w: Worker) -> None:

@@ -4,7 +4,8 @@ The report behind it (Slingshot, Cray MPICH, December 2023): device to device, 1
 crash, blocking and not. Here every size goes device to device, host to device and device to host, in both
 directions, blocking and non-blocking; each message is verified, with guard bytes behind it that must stay
 as they were. What hangs or crashes is left out and the rest is tried in fresh ranks, so the result is a map
-and not the first stone. Last, latency and bandwidth are measured, device to device.
+and not the first stone. Large messages go the same ways. Last, latency and bandwidth are measured, device to
+device.
 
 All of it happens on each device, between any two of the node, and, where `--nodes 2` asks for that, between
 the first devices of two nodes.
@@ -12,25 +13,32 @@ the first devices of two nodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from statistics import median
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
+from typing import NamedTuple
 
 from gpuipc_doctor.api import (
-    Buffer,
+    ENOUGH,
+    LARGE_MESSAGES,
+    SMALL_MESSAGES,
     Check,
     Context,
+    Evidence,
+    EvidenceKind,
     Finding,
-    Json,
+    Latency,
     Memory,
     Probe,
     ProbeOutcome,
     Worker,
     difference,
+    figures,
+    out_of_line,
     pattern,
+    time_there_and_back,
 )
 
-SIZES = (0, 1, 8, 16, 64, 256, 1024, 4096, 16384, 65536)
-"""Bytes; those at which the MPI in use changes its protocol come in addition."""
+TIMED = (0, 1, 8, 16, 64, 256, 1024, 4096, 16384, 65536, *LARGE_MESSAGES)
 
 GUARD = 64
 """Bytes behind each message that nobody may touch."""
@@ -40,30 +48,29 @@ PLACES = (("device", "device"), ("host", "device"), ("device", "host"))
 
 MODES = ("blocking", "non-blocking")
 
-LARGE = (4 << 20, 16 << 20)
-"""Bytes of messages whose bandwidth is measured, too: a latency says little of what a node can move."""
-
-PASSES, WARM_UP, ROUNDS, LARGE_ROUNDS = 4, 5, 25, 3
-"""All sizes are timed in turn, again and again: ranks that share a processor for a while slow one size in one
-pass (1 ms in place of 1 µs was seen, in every round of it), and what is a size's own shows in every pass."""
-
-OUT_OF_LINE = 20.0
-"""A latency so many times that of both its neighbours in size is pointed out."""
-
-ENOUGH = 3
-"""So many sizes that fail in one way, and no other size is tried in that way: each costs a deadline."""
-
 ACROSS, REST = "between nodes", "the rest"
 """Names of probes."""
 
-Way = tuple[str, str, str, int]
-"""From where, to where, in which mode, from which rank."""
+SHOWN = 8
+"""Wrong messages that a finding describes."""
 
-Cell = tuple[int, str, str, str, int]
-"""One square of the map: bytes, then the way."""
 
-Failed = tuple[Cell, str]
-"""A cell that failed, and how its probe ended."""
+class Message(NamedTuple):
+    """One square of the map."""
+
+    size: int
+    source: str
+    target: str
+    mode: str
+    sender: int
+
+    @property
+    def way(self) -> str:
+        ranks = f"rank {self.sender} to rank {1 - self.sender}"
+        return f"{self.source} to {self.target}, {self.mode}, {ranks}"
+
+    def __str__(self) -> str:
+        return f"{self.size} B, {self.way}"
 
 
 class MpiSmallMessage(Check):
@@ -74,9 +81,11 @@ class MpiSmallMessage(Check):
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
         assert ctx.mpi is not None
-        sizes = sorted({*SIZES, *(size for size in ctx.mpi.edges if size <= SIZES[-1])})
+        around_edges = {
+            edge + step for edge in ctx.mpi.edges if edge < LARGE_MESSAGES[-1] for step in (-1, 0, 1)
+        }
+        params = {"sizes": sorted({*SMALL_MESSAGES, *LARGE_MESSAGES, *around_edges}), "failed": []}
         pairs = [(a, b) for a, b in ctx.pairs if a.index < b.index]
-        params = {"sizes": sizes, "failed": []}
         for devices in [*((device,) for device in ctx.devices), *pairs]:
             yield Probe("", ROLES, devices, params, launch=ctx.mpi.launch)
         if ctx.mpi.across:
@@ -85,135 +94,116 @@ class MpiSmallMessage(Check):
                 yield Probe(ACROSS, ROLES, (first,), params, launch=ctx.mpi.across)
 
     def again(self, failed: ProbeOutcome) -> Iterable[Probe]:
-        if failed.blamed and (cell := failed.records[failed.blamed].get("cell")):
+        if failed.blamed and (message := failed.records[failed.blamed].get("message")):
             role = failed.roles[failed.blamed]
-            ending = f"{failed.blamed} {role.ending.value} in {role.operation or 'no call'}"
-            params = {**failed.params, "failed": [*failed.params["failed"], [cell, ending]]}
+            ending = f"{' or '.join(failed.suspects)} {role.ending.value} in {role.operation or 'no call'}"
+            params = {**failed.params, "failed": [*failed.params["failed"], [message, ending]]}
             name = f"{ACROSS}, {REST}" if failed.probe.startswith(ACROSS) else REST
             yield Probe(name, ROLES, failed.devices, params, launch=failed.launch)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
-        wrong = [line for record in done.records.values() for line in record["wrong"]]
-        first = done.records["rank 0"]
-        nodes = {record["node"] for record in done.records.values()}
-        if len(nodes) != 1 + done.probe.startswith(ACROSS):
-            wanted = "two nodes" if done.probe.startswith(ACROSS) else "one node"
+        ranks, first = done.records.values(), done.records["rank 0"]
+        nodes = sorted({rank["node"] for rank in ranks})
+        across = done.probe.startswith(ACROSS)
+        if len(nodes) != 1 + across:
             yield Finding.error(
-                f"the launcher did not put the ranks on {wanted}: they ran on {' and '.join(sorted(nodes))}",
+                "misplaced",
+                "the launcher did not put the ranks on {wanted}: they ran on {nodes}",
                 remedy="see that the allocation has the nodes, and to mpi.launcher of the site config",
+                wanted="two nodes" if across else "one node",
+                nodes=nodes,
             )
             return
+        kinds, bad = first["messages"], []
         if failed := done.params["failed"]:
-            yield Finding.fail(
-                f"map of what failed; {first['messages']} kinds of message are right", *mapped(failed)
+            bad.append(
+                Finding.fail(
+                    "map",
+                    "map of what failed; {kinds} kinds of message are right",
+                    *mapped([(Message(*message), ending) for message, ending in failed]),
+                    kinds=kinds,
+                )
             )
-        if wrong:
-            yield Finding.fail(
-                f"{len(wrong)} of {first['messages']} kinds of message arrived wrong", *wrong[:8]
+        if wrong := [line for rank in ranks for line in rank["wrong"]]:
+            says = "{count} of {kinds} kinds of message arrived wrong"
+            bad.append(Finding.fail("wrong-data", says, *wrong[:SHOWN], count=len(wrong), kinds=kinds))
+        elif wrong := [line for rank in ranks for line in rank["wrong_repeated"]]:
+            says = "messages arrived wrong when they were sent again and again"
+            bad.append(Finding.fail("wrong-when-repeated", says, *wrong[:SHOWN]))
+        latencies = [Latency(*each) for each in first["latencies"]]
+        if odd := list(out_of_line(latencies)):
+            bad.append(Finding.warn("out-of-line", "a size is out of line with its neighbours", *odd))
+        yield from bad or [
+            Finding.ok(
+                "right",
+                "{kinds} kinds of message right from {nodes}" if across else "{kinds} kinds of message right",
+                *figures(latencies),
+                kinds=kinds,
+                nodes=" to ".join(nodes),
             )
-        times = {int(size): value for size, value in first["latency_us"].items()}
-        if odd := list(out_of_line(times)):
-            yield Finding.warn("a size is out of line with its neighbours", *odd)
-        if not (failed or wrong or odd):
-            where = f" from {' to '.join(sorted(nodes))}" if done.probe.startswith(ACROSS) else ""
-            yield Finding.ok(f"{first['messages']} kinds of message right{where}", *figures(times))
+        ]
 
 
-def figures(times: dict[int, dict[str, float]]) -> Iterator[str]:
-    """Latency and bandwidth by size, from microseconds one way."""
-    for size, us in times.items():
-        speed = f", {size / us['median'] / 1e3:.3g} GB/s" if size else ""
-        yield f"{size} B: median {us['median']:.1f} µs, fastest {us['min']:.1f} µs{speed}"
+Failed = Sequence[tuple[Message, str]]
+"""Messages that failed, each with how its probe ended."""
 
 
-def out_of_line(times: dict[int, dict[str, float]]) -> Iterator[str]:
-    """Sizes that take far longer than the next smaller and the next larger one."""
-    sizes = sorted(times)
-    for before, size, after in zip(sizes, sizes[1:], sizes[2:], strict=False):
-        # The fastest of all rounds: a busy processor slows most of them, but not all.
-        here, around = times[size]["min"], max(times[before]["min"], times[after]["min"])
-        if here > OUT_OF_LINE * around:
-            yield f"{size} B: {here:.1f} µs; {before} B and {after} B: at most {around:.1f} µs"
+def mapped(failed: Failed) -> Iterator[Evidence]:
+    """The failed messages, a line for each way and ending."""
+    for way, ending in dict.fromkeys((message.way, ending) for message, ending in failed):
+        sizes = [message.size for message, other in failed if (message.way, other) == (way, ending)]
+        values = {"way": way, "sizes": [f"{size} B" for size in sizes], "ending": ending}
+        if len(sizes) < ENOUGH:
+            yield Evidence(EvidenceKind.SEEN, "{way}: {sizes}: {ending}", values)
+        else:
+            yield Evidence(EvidenceKind.SEEN, "{way}: {sizes}, and no more sizes tried: {ending}", values)
 
 
-def mapped(failed: list[Failed]) -> Iterator[str]:
-    """The failed cells, a line for each way and ending."""
-    for way, ending in dict.fromkeys((way_of(cell), ending) for cell, ending in failed):
-        sizes = [cell[0] for cell, other in failed if way_of(cell) == way and other == ending]
-        larger = ", and no more sizes tried" if len(sizes) >= ENOUGH else ""
-        yield f"{way_in_words(way)}: {', '.join(f'{size} B' for size in sizes)}{larger}: {ending}"
-
-
-def given_up(cell: Cell, failed: list[Failed]) -> bool:
-    """Whether a cell has failed, or enough others of its way."""
-    same_way = [other[0] for other, _ in failed if way_of(other) == way_of(cell)]
-    return cell[0] in same_way or len(same_way) >= ENOUGH
-
-
-def goes_there_and_back(size: int, failed: list[Failed]) -> bool:
-    """Whether messages of this size do so as they do when they are timed."""
-    cells = [(size, *PLACES[0], MODES[0], sender) for sender in (0, 1)]
-    return not any(given_up(cell, failed) for cell in cells)
+def given_up(message: Message, failed: Failed) -> bool:
+    """Whether a message has failed, or enough others of its way."""
+    sizes = [other.size for other, _ in failed if other.way == message.way]
+    return message.size in sizes or len(sizes) >= ENOUGH
 
 
 def exchange(w: Worker) -> None:
     gpu = w.gpus[w.mpi.rank % len(w.gpus)]
-    space = max(w.params["sizes"]) + GUARD
+    sizes, failed = w.params["sizes"], [(Message(*message), ending) for message, ending in w.params["failed"]]
+    safe = [message for message in messages(sizes) if not given_up(message, failed)]
     wrong: list[str] = []
-    messages = 0
-    with gpu.alloc(space) as device:
-        places = {"device": device, "host": w.host_memory(space)}
-        for cell in cells(w.params["sizes"]):
-            if not given_up(cell, w.params["failed"]):
-                w.record(cell=cell)
-                messages += 1
-                with w.step(describe(cell)):
-                    wrong += deliver(w, cell, places)
-        w.record(cell=None)
-    safe = [size for size in (*w.params["sizes"], *LARGE) if goes_there_and_back(size, w.params["failed"])]
-    with gpu.alloc(LARGE[-1]) as device:
-        latency = time_one_way(w, device, safe)
-    w.record(wrong=wrong, messages=messages, latency_us=latency, node=w.mpi.node)
-    if small := [size for size in safe if size not in LARGE]:
-        w.record(price=(latency[small[-1]]["median"], f"µs at {small[-1]} B"))
+    with gpu.alloc(sizes[-1] + GUARD) as device:
+        places = {"device": device, "host": w.host_memory(sizes[-1] + GUARD)}
+        for message in safe:
+            w.record(message=message)
+            with w.step(str(message)):
+                wrong += deliver(w, message, places)
+        w.record(message=None)
+
+        there_and_back = [Message(size, *PLACES[0], MODES[0], sender) for size in TIMED for sender in (0, 1)]
+        lost = {message.size for message in there_and_back if given_up(message, failed)}
+        latencies, repeated = time_there_and_back(w, device, [size for size in TIMED if size not in lost])
+    w.record(node=w.mpi.node, messages=len(safe), wrong=wrong, wrong_repeated=repeated, latencies=latencies)
+    if small := [latency for latency in latencies if latency.size not in LARGE_MESSAGES]:
+        w.record(price=(small[-1].median * 1e6, f"µs at {small[-1].size} B"))
     w.mpi.finalize()
 
 
-def cells(sizes: list[int]) -> Iterator[Cell]:
-    for size in sizes:
-        for source, target in PLACES:
-            for mode in MODES:
-                for sender in (0, 1):
-                    yield size, source, target, mode, sender
+def messages(sizes: Sequence[int]) -> Iterator[Message]:
+    for size, (source, target), mode, sender in product(sizes, PLACES, MODES, (0, 1)):
+        yield Message(size, source, target, mode, sender)
 
 
-def describe(cell: Cell) -> str:
-    return f"{cell[0]} B, {way_in_words(way_of(cell))}"
-
-
-def way_of(cell: Cell) -> Way:
-    _, source, target, mode, sender = cell
-    return source, target, mode, sender
-
-
-def way_in_words(way: Way) -> str:
-    source, target, mode, sender = way
-    return f"{source} to {target}, {mode}, rank {sender} to rank {1 - sender}"
-
-
-def deliver(w: Worker, cell: Cell, places: dict[str, Memory]) -> list[str]:
+def deliver(w: Worker, message: Message, places: dict[str, Memory]) -> list[str]:
     """This rank's part in one message; returns what the receiver finds wrong with it."""
-    size, source, target, mode, sender = cell
+    size, source, target, mode, sender = message
     is_sender = w.mpi.rank == sender
-    message, guard = pattern(size, size, sender, MODES.index(mode)), pattern(GUARD, 0)
+    sent, guard = pattern(size, size, sender, MODES.index(mode)), pattern(GUARD, 0)
     memory = places[source if is_sender else target]
-    memory.write((message if is_sender else bytes(size)) + guard)
+    memory.write((sent if is_sender else bytes(size)) + guard)
     transfer(w, memory.address, size, mode, is_sender)
     if is_sender:
         return []
-    if wrong := difference(memory.read(size + GUARD), message + guard):
-        return [f"{describe(cell)}: {wrong}"]
-    return []
+    wrong = difference(memory.read(size + GUARD), sent + guard)
+    return [f"{message}: {wrong}"] if wrong else []
 
 
 def transfer(w: Worker, address: int, nbytes: int, mode: str, is_sender: bool) -> None:
@@ -222,17 +212,6 @@ def transfer(w: Worker, address: int, nbytes: int, mode: str, is_sender: bool) -
         (w.mpi.send if is_sender else w.mpi.recv)(address, nbytes, partner)
     else:
         w.mpi.wait([(w.mpi.isend if is_sender else w.mpi.irecv)(address, nbytes, partner)])
-
-
-def time_one_way(w: Worker, device: Buffer, sizes: list[int]) -> dict[int, dict[str, Json]]:
-    """Microseconds one way by size, device to device, blocking."""
-    times: dict[int, list[float]] = {size: [] for size in sizes}
-    for size in sizes * PASSES:
-        partner, rounds = 1 - w.mpi.rank, LARGE_ROUNDS if size in LARGE else ROUNDS
-        with w.step(f"time {size} B, device to device"):
-            w.mpi.ping_pong(device.address, size, partner, min(WARM_UP, rounds))
-            times[size] += w.mpi.ping_pong(device.address, size, partner, rounds)
-    return {size: {"min": min(each) * 1e6, "median": median(each) * 1e6} for size, each in times.items()}
 
 
 ROLES = {"rank 0": exchange, "rank 1": exchange}

@@ -3,8 +3,8 @@
 An MPI library that maps a sender's buffer keeps the mapping for the next message. When the buffer is freed
 and another takes its address, the library must notice; where it does not, the receiver is given what lay
 there before, without any error (UCX before pull request 10405; MPICH's issue 7977 ends in the same way).
-Here both ranks allocate, send and free again and again, growing and shrinking between any two of the sizes.
-It says nothing when no address came back, so that is counted.
+Here both ranks allocate, send, receive and free again and again, growing and shrinking between any two of the
+sizes. It says nothing when no address came back, so that is counted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import product
 
-from gpuipc_doctor.api import Check, Context, Finding, Probe, ProbeOutcome, Worker, difference, pattern
+from gpuipc_doctor.api import (
+    Check,
+    Context,
+    Evidence,
+    EvidenceKind,
+    Finding,
+    Probe,
+    ProbeOutcome,
+    Worker,
+    difference,
+    pattern,
+    time_there_and_back,
+)
 
 SIZES = (64 << 10, 1 << 20, 4 << 20, 6 << 20)
 """Bytes. From sizes that a library may send eagerly, and that drivers place in one block with others, to
@@ -23,8 +35,6 @@ ROUNDS = [size for change in product(SIZES, repeat=2) for size in change] * 2
 
 PAGE = 4096
 """Bytes in which old content is looked for: a mapping covers pages."""
-
-PRICE_ROUNDS = 8
 
 SHOWN = 7
 """Messages that a finding describes."""
@@ -42,32 +52,44 @@ class MpiStaleBuffer(Check):
         alone = {device.backend: (device,) for device in reversed(ctx.devices)}
         pairs = {pair[0].backend: pair for pair in reversed(ctx.pairs)}
         for devices in [*alone.values(), *pairs.values()]:
-            yield Probe("", {"sender": exchange, "receiver": exchange}, devices, launch=ctx.mpi.launch)
+            yield Probe("", {"rank 0": exchange, "rank 1": exchange}, devices, launch=ctx.mpi.launch)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
-        sender, receiver = done.records["sender"], done.records["receiver"]
-        reused = (
-            f"at an address used before: {sender['reused']} of the sender's buffers, "
-            f"{receiver['reused']} of the receiver's"
+        ranks = done.records.values()
+        reused = [rank["reused"] for rank in ranks]
+        stale = [line for rank in ranks for line in rank["stale"]]
+        wrong = [line for rank in ranks for line in rank["wrong"]]
+        messages = 2 * len(ROUNDS)
+        how_often = Evidence(
+            EvidenceKind.MEASURED,
+            "at an address used before: {first} of rank 0's buffers, {second} of rank 1's",
+            {"first": reused[0], "second": reused[1]},
         )
-        if receiver["stale"]:
+        if stale:
             yield Finding.fail(
-                f"{len(receiver['stale'])} of {len(ROUNDS)} messages show what a buffer held that is freed",
-                *receiver["stale"][:SHOWN],
-                reused,
+                "stale",
+                "{count} of {messages} messages show what a buffer held that is freed",
+                *stale[:SHOWN],
+                how_often,
                 remedy="limit or switch off MPI's cache of IPC mappings, so that none outlives its memory",
+                count=len(stale),
+                messages=messages,
             )
-        if receiver["wrong"]:
+        if wrong:
+            says = "{count} of {messages} messages arrived wrong"
             yield Finding.fail(
-                f"{len(receiver['wrong'])} of {len(ROUNDS)} messages arrived wrong",
-                *receiver["wrong"][:SHOWN],
-                reused,
+                "wrong-data", says, *wrong[:SHOWN], how_often, count=len(wrong), messages=messages
             )
-        if not (receiver["stale"] or receiver["wrong"]):
+        if not (stale or wrong):
             yield (
-                Finding.ok(f"{len(ROUNDS)} messages right", reused)
-                if sender["reused"]
-                else Finding.skip(f"no address was reused in {len(ROUNDS)} rounds: nothing could be stale")
+                Finding.ok("right", "{messages} messages right", how_often, messages=messages)
+                if all(reused)
+                else Finding.skip(
+                    "no-reuse",
+                    "no address was reused at a rank in {rounds} rounds: nothing could be stale",
+                    how_often,
+                    rounds=len(ROUNDS),
+                )
             )
 
 
@@ -81,15 +103,21 @@ def exchange(w: Worker) -> None:
         with gpu.alloc(nbytes) as buffer, w.step(describe(number)):
             reused += overlaps(past, buffer.address, nbytes)
             past.append((buffer.address, nbytes))
-            if w.role == "sender":
-                buffer.write(pattern(nbytes, number))
-                w.mpi.send(buffer.address, nbytes, 1)
-            else:
-                buffer.write(bytes(nbytes))
-                w.mpi.recv(buffer.address, nbytes, 0)
-                inspect(buffer.read(), number, stale, wrong)
+            for sender in (0, 1):
+                if w.mpi.rank == sender:
+                    buffer.write(contents(nbytes, number, sender))
+                    w.mpi.send(buffer.address, nbytes, 1 - sender)
+                else:
+                    buffer.write(bytes(nbytes))
+                    w.mpi.recv(buffer.address, nbytes, sender)
+                    inspect(buffer.read(), number, sender, stale, wrong)
     w.record(reused=reused, stale=stale, wrong=wrong)
     measure_price(w)
+
+
+def contents(nbytes: int, number: int, sender: int) -> bytes:
+    """What a rank sends in a round."""
+    return pattern(nbytes, number, sender)
 
 
 def describe(number: int) -> str:
@@ -102,22 +130,24 @@ def overlaps(past: list[tuple[int, int]], address: int, nbytes: int) -> bool:
     return any(start < address + nbytes and address < start + length for start, length in past)
 
 
-def inspect(data: bytes, number: int, stale: list[str], wrong: list[str]) -> None:
+def inspect(data: bytes, number: int, sender: int, stale: list[str], wrong: list[str]) -> None:
     """Compare a round's message with what was sent, and add what is wrong with it where it belongs."""
-    expected = pattern(len(data), number)
+    expected = contents(len(data), number, sender)
     if data != expected:
+        what = f"{describe(number)}, from rank {sender}"
         if (earlier := round_shown(data, number)) is None:
-            wrong.append(f"{describe(number)}: {difference(data, expected)}")
+            wrong.append(f"{what}: {difference(data, expected)}")
         else:
-            stale.append(f"{describe(number)}: shows what round {earlier + 1} sent")
+            stale.append(f"{what}: shows what was sent in round {earlier + 1}")
 
 
 def round_shown(data: bytes, number: int) -> int | None:
-    """The latest earlier round of whose message a page stands in ``data``, where there is one."""
+    """The latest earlier round of which a message's page stands in ``data``, where there is one."""
 
     def shows(earlier: int) -> bool:
-        old = pattern(len(data), earlier)
-        return any(data[at : at + PAGE] == old[at : at + PAGE] for at in range(0, len(data), PAGE))
+        messages = [contents(len(data), earlier, sender) for sender in (0, 1)]
+        pages = range(0, len(data), PAGE)
+        return any(data[at : at + PAGE] == old[at : at + PAGE] for old in messages for at in pages)
 
     return next((earlier for earlier in reversed(range(number)) if shows(earlier)), None)
 
@@ -126,8 +156,8 @@ def measure_price(w: Worker) -> None:
     """Record the bandwidth: what a setting that cures wrong data may cost."""
     nbytes = max(SIZES)
     with w.gpus[w.mpi.rank % len(w.gpus)].alloc(nbytes) as buffer, w.step("measure the bandwidth"):
-        times = w.mpi.ping_pong(buffer.address, nbytes, 1 - w.mpi.rank, PRICE_ROUNDS)
-    w.record(price=(nbytes / min(times) / 1e9, "GB/s"))
+        (latency,), _ = time_there_and_back(w, buffer, [nbytes])
+    w.record(price=(nbytes / latency.fastest / 1e9, "GB/s"))
     w.mpi.finalize()
 
 

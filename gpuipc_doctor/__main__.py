@@ -7,18 +7,18 @@ import sys
 
 def main() -> None:
     if sys.argv[1:2] == ["prolog"]:  # before anything is imported that could be somebody else's
-        from gpuipc_doctor import isolation
+        from gpuipc_doctor.prolog import isolation
 
         isolation.isolate()
         if len(sys.argv) == 4 and sys.argv[2] == "--config":
             # As the hooks start it: with all of the command line's machinery it would take a third longer.
             from pathlib import Path
 
-            from gpuipc_doctor import streams
-            from gpuipc_doctor.prolog import front
+            from gpuipc_doctor.cli import stdio
+            from gpuipc_doctor.prolog import answer
 
-            streams.open_standard()
-            front.run(Path(sys.argv[3]))
+            stdio.open_standard()
+            answer.run(Path(sys.argv[3]))
     from gpuipc_doctor.cli import main as cli
 
     cli.main()

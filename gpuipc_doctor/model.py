@@ -126,39 +126,132 @@ class Measurement:
             raise ValueError(f"{self.name} is {self.value}, which is no measurement")
 
 
+class EvidenceKind(enum.Enum):
+    """What an item of evidence is."""
+
+    SEEN = "seen"
+    """What was seen, more of it or more closely."""
+    CONTROL = "control"
+    """What was seen where the thing in question was left out."""
+    MEASURED = "measured"
+    """A figure, and what it would have shown."""
+    BEFORE = "before"
+    """What a role had recorded before its probe ended early."""
+    HOLDER = "holder"
+    """Who holds device memory."""
+    RERUN = "rerun"
+    """What the same probe did when it was run again."""
+    TRIAL = "trial"
+    """What became of it under a workaround: ``values["env"]``, and as ``values["outcome"]`` a `Trial`."""
+    ISSUE = "issue"
+    """A known issue that has to do with it; ``values["issue"]`` is its id."""
+
+
+class Trial(enum.Enum):
+    """What became of a failure under a workaround."""
+
+    HELPS = "helps"
+    DOES_NOT_HELP = "does not help"
+    WORSE = "worse"
+    UNKNOWN = "cannot tell"
+    NOT_TRIED = "not tried"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One thing that speaks for a finding, as data; ``says`` and ``values`` as in `Finding`."""
+
+    kind: EvidenceKind
+    says: str
+    values: Mapping[str, Json] = field(default_factory=dict)
+
+
+PLACES = frozenset({"device", "from_device", "to_device", "host", "step"})
+"""Names of values that say where something was found: they group findings rather than tell them apart."""
+
+ORDINALS = frozenset({"occurrence"})
+"""Names of numbers that are no figures: a call that hung the second time did not hang the third time."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check concludes about one subject.
+    """What a check concludes about one subject, as data; `report.sentences` puts it in words.
 
-    ``summary`` is one line; ``evidence`` further lines, most telling first; ``remedy`` says what to do.
-    A SKIP says its reason in ``summary``.
+    ``key`` names what it says, in words of a to z and 0 to 9 joined by hyphens; with the check's id before it
+    (`Result.key`) it is the stable name by which findings are grouped, suppressed, compared and matched.
+    ``says`` is the sentence with its ``values`` left open: ``"{missing:mib} did not come back after {end}"``.
+    ``evidence`` has the most telling first; ``remedy`` says what to do. A SKIP says its reason.
     """
 
     status: Status
-    summary: str
-    evidence: tuple[str, ...] = ()
+    key: str
+    says: str
+    values: Mapping[str, Json] = field(default_factory=dict)
+    evidence: tuple[Evidence, ...] = ()
     remedy: str = ""
     measured: tuple[Measurement, ...] = ()
 
-    @classmethod
-    def ok(cls, summary: str, *evidence: str, measured: Iterable[Measurement] = ()) -> Finding:
-        return cls(Status.PASS, summary, evidence, measured=tuple(measured))
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What findings of one check share that say the same of different places or at different times.
+
+        The key, and the texts among the values: numbers and lists are figures, except `ORDINALS`, and
+        `PLACES` say where. What was read from a report of before there were keys has its sentence alone.
+        """
+        texts = (
+            f"{name}={value}"
+            for name, value in sorted(self.values.items())
+            if (isinstance(value, str) and name not in PLACES) or name in ORDINALS
+        )
+        return (self.status.value, self.key or self.says, *texts)
+
+    @property
+    def issues(self) -> frozenset[str]:
+        """The known issues that its evidence names."""
+        return frozenset(
+            str(item.values.get("issue")) for item in self.evidence if item.kind is EvidenceKind.ISSUE
+        )
 
     @classmethod
-    def skip(cls, reason: str, *evidence: str, remedy: str = "") -> Finding:
-        return cls(Status.SKIP, reason, evidence, remedy)
+    def ok(
+        cls,
+        key: str,
+        says: str,
+        /,
+        *evidence: Evidence | str,
+        measured: Iterable[Measurement] = (),
+        **values: Json,
+    ) -> Finding:
+        return cls(Status.PASS, key, says, values, _items(evidence), measured=tuple(measured))
 
     @classmethod
-    def warn(cls, summary: str, *evidence: str, remedy: str = "") -> Finding:
-        return cls(Status.WARN, summary, evidence, remedy)
+    def skip(
+        cls, key: str, reason: str, /, *evidence: Evidence | str, remedy: str = "", **values: Json
+    ) -> Finding:
+        return cls(Status.SKIP, key, reason, values, _items(evidence), remedy)
 
     @classmethod
-    def error(cls, summary: str, *evidence: str, remedy: str = "") -> Finding:
-        return cls(Status.ERROR, summary, evidence, remedy)
+    def warn(
+        cls, key: str, says: str, /, *evidence: Evidence | str, remedy: str = "", **values: Json
+    ) -> Finding:
+        return cls(Status.WARN, key, says, values, _items(evidence), remedy)
 
     @classmethod
-    def fail(cls, summary: str, *evidence: str, remedy: str = "") -> Finding:
-        return cls(Status.FAIL, summary, evidence, remedy)
+    def error(
+        cls, key: str, says: str, /, *evidence: Evidence | str, remedy: str = "", **values: Json
+    ) -> Finding:
+        return cls(Status.ERROR, key, says, values, _items(evidence), remedy)
+
+    @classmethod
+    def fail(
+        cls, key: str, says: str, /, *evidence: Evidence | str, remedy: str = "", **values: Json
+    ) -> Finding:
+        return cls(Status.FAIL, key, says, values, _items(evidence), remedy)
+
+
+def _items(evidence: Iterable[Evidence | str]) -> tuple[Evidence, ...]:
+    """Plain text is what was seen."""
+    return tuple(Evidence(EvidenceKind.SEEN, one) if isinstance(one, str) else one for one in evidence)
 
 
 Role = Callable[[Any], None]
@@ -175,6 +268,8 @@ class Launch:
     command: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     nodes: int = 1
+    preload: tuple[str, ...] = ()
+    """Libraries that the ranks load first, and the launcher does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +287,7 @@ class MpiStack:
     ``takes`` holds the backends whose device pointers may be given to it. On a simulated node that is every
     backend, since simulated device memory is the host's. ``why_not`` and ``remedy`` are for the others.
     ``ipc_off`` is the environment that turns this MPI's use of GPU IPC off; empty when it has no such switch.
+    ``cache_bound`` is the variable that bounds its cache of others' device memory; empty when none is known.
     ``workarounds`` are the settings, right for this version, that may help when it fails, cheapest first.
     ``edges`` are the message sizes, in bytes, at which it changes its protocol.
     """
@@ -203,9 +299,14 @@ class MpiStack:
     across: Launch | None = None
     """How ranks are started on several nodes, where that was asked for."""
     takes: frozenset[str] = frozenset()
+    has_gpu_path: bool = False
+    """Whether it moves device memory by a way of its own, rather than take a simulated one for the host's."""
     why_not: str = ""
     remedy: str = ""
     ipc_off: Mapping[str, str] = field(default_factory=dict)
+    cache_bound: str = ""
+    cache_buffers: int | None = None
+    """The number of buffers to which that variable is set; None where it is not."""
     workarounds: tuple[Workaround, ...] = ()
     edges: tuple[int, ...] = ()
     louder: Mapping[str, str] = field(default_factory=dict)
@@ -219,6 +320,28 @@ class MpiStack:
 
 
 @dataclass(frozen=True, slots=True)
+class Program:
+    """A program on the node: its path, and who led to it, in words."""
+
+    file: str
+    via: str
+
+
+@dataclass(frozen=True, slots=True)
+class FabricStack:
+    """What there is to test libfabric and UCX with, without MPI."""
+
+    programs: Mapping[str, Program] = field(default_factory=dict)
+    """By name: ``fi_info``, ``fi_pingpong``, ``ucx_info``, ``ucx_perftest``."""
+    why_not: str = ""
+    """Where none was looked for."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """What the site adds to the environment of whoever uses them."""
+    across: Launch | None = None
+    """How two processes are started on two nodes, where that was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
 class Probe:
     """One isolated execution that a check asks for.
 
@@ -227,8 +350,11 @@ class Probe:
     ``devices`` are the GPUs that every worker of the probe can see, in this order: none for a probe of
     the node, one for a probe of a device, two for a pair. ``params`` reaches the roles as
     ``Worker.params``. ``deadline_s`` bounds each single operation, in seconds, not the probe as a whole.
-    An ``exclusive`` probe has its devices to itself, because it watches what everybody does there. With
-    ``launch`` the roles are the ranks of an MPI job, in order, and talk through `Worker.mpi`.
+    An ``exclusive`` probe has its devices to itself, because it watches what everybody does there. In one of
+    roles that are ``together``, as ranks are, they spin while they wait for each other. With
+    ``launch`` the roles are the ranks of an MPI job, in order, and talk through `Worker.mpi`. ``imports`` are
+    the Python modules that the roles will import, or backends whose bindings they will, beside those of the
+    devices' backend: they are then imported once for many workers, where that is safe.
     """
 
     name: str
@@ -237,7 +363,13 @@ class Probe:
     params: Mapping[str, Json] = field(default_factory=dict)
     deadline_s: float = 10.0
     exclusive: bool = False
+    together: bool = False
     launch: Launch | None = None
+    harms: frozenset[str] = frozenset()
+    """What it does that harms nodes of some versions, as known issues of class ``probe-harms`` name it."""
+    imports: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Added to the environment of its workers, where no launcher starts them."""
 
     @property
     def subject(self) -> str:
@@ -266,6 +398,8 @@ class Ending(enum.Enum):
     """Its partner went away first: a casualty, never the culprit."""
     NOT_STARTED = "not started"
     """It did not reach its first journal line within the start-up budget."""
+    UNRECORDED = "unrecorded"
+    """It could not write down what it did, so nothing is known of what it found."""
     STOPPED = "stopped"
     """We ended it because another role had ended badly or the run was interrupted."""
 
@@ -331,6 +465,14 @@ class ProbeOutcome:
         return self.blamed is None and not self.stopped
 
     @property
+    def suspects(self) -> tuple[str, ...]:
+        """Who is blamed, and after it those that hung with it: of ranks in one call nobody can tell which."""
+        if self.blamed is None:
+            return ()
+        hung = [name for name, role in self.roles.items() if role.ending is Ending.HUNG]
+        return tuple(dict.fromkeys((self.blamed, *hung)))
+
+    @property
     def records(self) -> Mapping[str, Mapping[str, Json]]:
         """What each role recorded, by role."""
         return {name: role.records for name, role in self.roles.items()}
@@ -379,6 +521,17 @@ class Setting:
     instead: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Unexpected:
+    """Something on the node is not as its site expects it, and ``file:line`` of what that says."""
+
+    name: str
+    found: str
+    wanted: str
+    where: str
+    why: str = ""
+
+
 class Relation(enum.Enum):
     """A known issue's versions joined with what the probes saw."""
 
@@ -404,6 +557,8 @@ class Join:
     checks: tuple[str, ...] = ()
     """The checks of this run that speak for or against it."""
     subjects: tuple[str, ...] = ()
+    component: str = ""
+    """What it is an issue of: the name of the facts whose version decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,6 +621,11 @@ class Result:
     """What its probe recorded over time, with the first of the probe's results."""
 
     @property
+    def key(self) -> str:
+        """``ipc-release.not-returned``: the stable name of what the finding says."""
+        return f"{self.check}.{self.finding.key}"
+
+    @property
     def subject(self) -> str:
         return " > ".join(self.devices) or "node"
 
@@ -489,7 +649,34 @@ class Report:
     """Name of the simulated profile; empty on a real node."""
     interrupted: bool = False
     probes_run: int = 0
-    """Probes that ran beyond finding the devices; 0 means that nothing was tested."""
+    """Probes that ran beyond finding the devices."""
+    needs_gpu: bool = True
+    """Whether what was asked takes a GPU to answer."""
+    stack: tuple[Fact, ...] = ()
+    """The MPI library that messages went through, and the fabric's libraries that its ranks had loaded."""
+    known_issues: str = ""
+    """The edition of the known issues that were joined: two reports of one edition knew the same."""
+
+    @property
+    def nothing_tested(self) -> bool:
+        """Whether GPUs were asked about, and no probe ran on any."""
+        return self.needs_gpu and not self.probes_run
 
     def worst(self) -> Status:
         return max((r.finding.status for r in self.results), key=lambda s: s.severity, default=Status.SKIP)
+
+
+class Exit(enum.IntEnum):
+    """The exit codes of every command. What each means there, the command's room says (``MEANINGS``).
+
+    ``NOTHING``: nothing was tested, compared or read.
+    """
+
+    OK = 0
+    INTERNAL = 1
+    USAGE = 2
+    NOTHING = 3
+    WARN = 10
+    ERROR = 11
+    FAIL = 12
+    INTERRUPTED = 130

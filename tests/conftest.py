@@ -7,6 +7,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("moderate", max_examples=25, deadline=None)  # a busy machine is no mistake
+settings.register_profile("full", max_examples=200, deadline=None)
+settings.load_profile("moderate")
 
 pytest_plugins = ["pytester"]
 
@@ -28,14 +33,27 @@ def has_slurm() -> bool:
     return os.geteuid() == 0 and all(shutil.which(program, path=path) for program in programs)
 
 
+AMDHIP = next(Path("/usr/lib").glob("*/libamdhip64.so.5"), None)
+"""AMD's real runtime, as Debian packages it."""
+
 NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "cuda": (lambda: has_module("cuda.bindings.driver"), "needs cuda-bindings"),
     "hip": (lambda: has_module("hip"), "needs hip-python"),
+    "amdhip": (lambda: AMDHIP is not None, "needs Debian's libamdhip64-5"),
+    "browser": (lambda: shutil.which("chromium") is not None, "needs Debian's chromium"),
     "gpu": (has_gpu, "needs a real GPU"),
     "mpi": (lambda: "GPUIPC_TEST_MPI" in os.environ, "needs the MPI libraries that `make test` fetches"),
     "slurm": (has_slurm, "needs Slurm's slurmctld, slurmd and srun, munge and root"),
 }
 """For each marker, whether this machine has what it stands for, and what a skip says if not."""
+
+
+@pytest.hookimpl(tryfirst=True)  # the group becomes part of the name next
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Ranks spin while they wait, and jobs at a time take each other's processors: one worker has all."""
+    for item in items:
+        if item.get_closest_marker("mpi") and not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group("mpi"))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

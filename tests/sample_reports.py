@@ -13,12 +13,15 @@ from gpuipc_doctor.model import (
     Device,
     DriverFault,
     Ending,
+    Evidence,
+    EvidenceKind,
     Fact,
     Finding,
     Join,
     Line,
     Mark,
     Measurement,
+    ProbeOutcome,
     Relation,
     Report,
     Result,
@@ -27,6 +30,7 @@ from gpuipc_doctor.model import (
     Status,
     Tier,
 )
+from gpuipc_doctor.supervise import blame
 
 TITLES = {
     "known-versions": "Versions with known issues",
@@ -68,16 +72,16 @@ H200_FACTS = (
 def healthy(devices: Sequence[Device], **changes: Any) -> Report:
     """Every check on every device and pair, all PASS."""
     context = Context(tuple(devices))
-    results = [Result("known-versions", Finding.ok("no version with a known issue"))]
+    results = [Result("known-versions", Finding.ok("not-known-bad", "no version with a known issue"))]
     for subject in context.subjects:
         labels = tuple(device.label for device in subject)
         for check in PER_SUBJECT:
             for probe in VARIANTS if check == "ipc-reopen" else ("",):
-                results.append(Result(check, Finding.ok("as it should be"), labels, probe, 0.4))
+                results.append(Result(check, Finding.ok("right", "as it should be"), labels, probe, 0.4))
     for a, b in context.pairs:
-        results.append(Result("ipc-peer", Finding.ok("right data"), (a.label, b.label), "", 0.3))
+        results.append(Result("ipc-peer", Finding.ok("right", "right data"), (a.label, b.label), "", 0.3))
     if not context.pairs:
-        results.append(Result("ipc-peer", Finding.skip("there is one GPU only; this needs two")))
+        results.append(Result("ipc-peer", Finding.skip("one-gpu", "there is one GPU only; this needs two")))
     return report(devices, results, **changes)
 
 
@@ -93,6 +97,7 @@ def report(devices: Sequence[Device], results: Iterable[Result], **changes: Any)
         "checks": tuple(CheckInfo(id_, title, Tier.ACCEPTANCE) for id_, title in TITLES.items()),
         "results": tuple(results),
         "probes_run": 12,
+        "known_issues": "0123456789ab",
     }
     return Report(**given | changes)
 
@@ -106,10 +111,6 @@ def replaced(base: Report, *news: Result, **changes: Any) -> Report:
 
 
 FAULT = DriverFault("cuIpcOpenMemHandle", 400, "CUDA_ERROR_INVALID_HANDLE")
-REOPEN = Finding.fail(
-    "importer: cuIpcOpenMemHandle #4 returned CUDA_ERROR_INVALID_HANDLE (400) in the step 'open segment 1"
-    " (146064 B) again after destroying and re-creating the context'",
-)
 REOPEN_ISSUE = Join(
     "nvidia-ipc-reopen",
     "cuIpcOpenMemHandle fails the second time once the importer's context was destroyed",
@@ -117,6 +118,7 @@ REOPEN_ISSUE = Join(
     "nvidia-driver 460.32.03 is within 455.32.00 to 460.32.03",
     "install driver 450.102.04 or one after 460.32.03, or keep the importer's context",
     ("ipc-reopen",),
+    component="nvidia-driver",
 )
 
 
@@ -127,16 +129,25 @@ def reopen_failure(subject: tuple[Device, ...], probe: str) -> Result:
         4712,
         "cuIpcOpenMemHandle",
         4,
-        "open segment 1 again",
+        "open segment 1 again, its context re-created",
         fault=FAULT,
         exit_code=1,
-        python_stack=("reopen (ipc_reopen.py:71)", "run_role (worker.py:184)", "<module> (worker.py:192)"),
+        python_stack=("reopen (ipc_reopen.py:71)", "_call (running.py:51)", "run (running.py:40)"),
         elapsed_s=0.7,
     )
     exporter = RoleOutcome("exporter", Ending.STOPPED, 4711)
+    return ended_badly("ipc-reopen", subject, probe, 0.9, (exporter, importer))
+
+
+def ended_badly(
+    check: str, subject: tuple[Device, ...], probe: str, elapsed_s: float, roles: tuple[RoleOutcome, ...]
+) -> Result:
+    """What the engine makes of a probe whose last role is to blame."""
+    by_name = {role.role: role for role in roles}
+    outcome = ProbeOutcome(probe, subject, {}, by_name, roles[-1].role, elapsed_s, deadline_s=10.0)
     labels = tuple(device.label for device in subject)
-    logs = f"/tmp/doctor/ipc-reopen/{probe}/{'-'.join(labels)}"
-    return Result("ipc-reopen", REOPEN, labels, probe, 0.9, (exporter, importer), logs)
+    logs = "/".join(filter(None, ("/tmp/doctor", check, probe, "-".join(labels))))
+    return Result(check, blame.conclude(outcome), labels, probe, elapsed_s, roles, logs)
 
 
 def hung(check: str, operation: str, device: Device, after_s: float = 10.0) -> Result:
@@ -165,9 +176,7 @@ def hung(check: str, operation: str, device: Device, after_s: float = 10.0) -> R
         log_tail=("NVRM: Xid (PCI:0000:01:00): 31, Ch 00000008, intr 10000000",),
         elapsed_s=after_s,
     )
-    finding = Finding.fail(f"importer: {operation} #1 hung ({after_s:.1f} s, deadline 10 s)")
-    logs = f"/tmp/doctor/{check}/{device.label}"
-    return Result(check, finding, (device.label,), "", after_s, (importer,), logs)
+    return ended_badly(check, (device,), "", after_s, (importer,))
 
 
 def seed_002() -> Report:
@@ -183,9 +192,14 @@ def seed_002() -> Report:
         joins=(REOPEN_ISSUE,),
     )
     known = Finding.warn(
-        f"{REOPEN_ISSUE.issue}: {REOPEN_ISSUE.reason}", REOPEN_ISSUE.title, remedy=REOPEN_ISSUE.remedy
+        "known-bad",
+        "{issue}: {reason}",
+        Evidence(EvidenceKind.ISSUE, REOPEN_ISSUE.title, {"issue": REOPEN_ISSUE.issue}),
+        remedy=REOPEN_ISSUE.remedy,
+        issue=REOPEN_ISSUE.issue,
+        reason=REOPEN_ISSUE.reason,
     )
-    budget = Finding.skip("budget", remedy="run it alone: gpuipc-doctor check ipc-stale")
+    budget = Finding.skip("budget", "budget", remedy="run it alone: gpuipc-doctor check ipc-stale")
     without_stale = replaced(
         base,
         Result("known-versions", known),
@@ -242,7 +256,21 @@ devices_st = st.lists(st.sampled_from(LABELS), max_size=12, unique=True).flatmap
 faults = st.builds(DriverFault, call=TEXT, code=st.integers(-999, 999), name=TEXT)
 measurements = st.builds(Measurement, TEXT, SECONDS, TEXT, st.booleans())
 measured = st.lists(measurements, max_size=2).map(tuple)
-findings = st.builds(Finding, st.sampled_from(Status), TEXT, LINES, TEXT, measured)
+KEYS = st.from_regex(r"[a-z0-9]+(-[a-z0-9]+)?", fullmatch=True)
+NAMES = st.sampled_from(["n", "missing", "call", "device"])
+SAYS = TEXT | st.builds("{} {{{}:{}}}".format, TEXT, NAMES, st.sampled_from(["mib", "s", "aside"]))
+values = st.dictionaries(NAMES, TEXT | st.integers(-(2**60), 2**60) | st.lists(TEXT, max_size=2), max_size=2)
+evidence_items = st.builds(Evidence, st.sampled_from(EvidenceKind), SAYS, values)
+findings = st.builds(
+    Finding,
+    st.sampled_from(Status),
+    KEYS,
+    SAYS,
+    values,
+    st.lists(evidence_items, max_size=3).map(tuple),
+    TEXT,
+    measured,
+)
 roles = st.builds(
     RoleOutcome,
     role=IDS,
@@ -319,11 +347,15 @@ def reports_of(ids: list[str]) -> st.SearchStrategy[Report]:
         simulated=st.just("") | IDS,
         interrupted=st.booleans(),
         probes_run=st.integers(0, 99),
+        needs_gpu=st.booleans(),
+        stack=st.lists(st.builds(Fact, st.sampled_from(["mpich", "other"]), TEXT, TEXT), max_size=2).map(
+            tuple
+        ),
     )
 
 
 reports = st.lists(IDS, min_size=1, max_size=6, unique=True).flatmap(reports_of)
 """Arbitrary reports, with texts that nobody should send to a terminal."""
 
-PROPERTY = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+PROPERTY = settings(suppress_health_check=[HealthCheck.too_slow])
 """For properties of arbitrary reports, which are large: how long one takes says more of the machine."""

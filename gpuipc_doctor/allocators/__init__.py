@@ -1,11 +1,11 @@
-"""The allocators of CuPy and PyTorch behind one protocol (`gpuipc_doctor.allocator`).
+"""The allocators of CuPy and PyTorch behind one protocol (`gpuipc_doctor.api.allocator`).
 
 Importing this package imports neither; `open_allocator` does, so it belongs in a worker.
 """
 
 from __future__ import annotations
 
-from gpuipc_doctor.allocator import Allocator
+from gpuipc_doctor.api.allocator import Allocator
 from gpuipc_doctor.backends.device import DriverGpu
 
 __all__ = ["open_allocator"]

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from gpuipc_doctor.api.gpu import BackendUnavailable, DriverError
+from gpuipc_doctor.backends.buffers import DriverBuffer
 from gpuipc_doctor.backends.device import DriverGpu
-from gpuipc_doctor.backends.memory import DriverBuffer
-from gpuipc_doctor.gpu import BackendUnavailable, DriverError
 from gpuipc_doctor.model import DriverFault
 
 _OUT_OF_MEMORY = {"cuda": (2, "CUDA_ERROR_OUT_OF_MEMORY"), "hip": (2, "hipErrorOutOfMemory")}
@@ -48,11 +48,11 @@ def calling(gpu: DriverGpu, name: str, out_of_memory: type[Exception]) -> Iterat
 class PoolBlock(DriverBuffer):
     """Memory that goes back to its allocator when the library's object for it, ``owner``, is let go.
 
-    `gpuipc_doctor.allocator.Block`. Streams and blocks are given to those of their own library alone.
+    `gpuipc_doctor.api.allocator.Block`. Streams and blocks are given to those of their own library alone.
     """
 
     def __init__(self, gpu: DriverGpu, address: int, nbytes: int, owner: Any, free_call: str) -> None:
-        super().__init__(gpu.enter(), address, nbytes, self._let_go)
+        super().__init__(gpu.contexts, address, nbytes, self._let_go)
         self.owner = owner
         self._free_call = free_call
 

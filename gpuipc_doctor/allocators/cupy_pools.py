@@ -24,7 +24,7 @@ _ERROR_MEMORY_ALLOCATION = 2
 
 
 class CupyStream:
-    """`gpuipc_doctor.allocator.Stream`"""
+    """`gpuipc_doctor.api.allocator.Stream`"""
 
     def __init__(self, pool: _Pool) -> None:
         self._pool = pool
@@ -53,7 +53,7 @@ class CupyStream:
 
 
 class _Pool(ABC):
-    """What both pools share (`gpuipc_doctor.allocator.Allocator`)."""
+    """What both pools share (`gpuipc_doctor.api.allocator.Allocator`)."""
 
     name: ClassVar[str]
     kind: ClassVar[str]
@@ -61,7 +61,7 @@ class _Pool(ABC):
 
     def __init__(self, gpu: DriverGpu) -> None:
         self.gpu = gpu
-        gpu.enter()  # so that it is this context which CuPy finds
+        gpu.contexts.enter()  # so that it is this context which CuPy finds
         with importing("CuPy", "cupy"), gpu.driver.arm("import cupy"):
             import cupy
 

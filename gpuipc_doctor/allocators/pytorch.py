@@ -12,9 +12,12 @@ from gpuipc_doctor.backends.device import DriverGpu
 _SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 """The first since PyTorch 2.9, which still reads the others (docs/stable/notes/cuda.html)."""
 
+EXPANDABLE = dict.fromkeys(_SETTINGS[:2], "expandable_segments:True")
+"""Environment."""
+
 
 class TorchStream:
-    """`gpuipc_doctor.allocator.Stream`"""
+    """`gpuipc_doctor.api.allocator.Stream`"""
 
     def __init__(self, allocator: CachingAllocator) -> None:
         self._allocator = allocator
@@ -38,7 +41,7 @@ class TorchStream:
 
 
 class TorchBlock(PoolBlock):
-    """`gpuipc_doctor.allocator.Block`; its owner is a tensor."""
+    """`gpuipc_doctor.api.allocator.Block`; its owner is a tensor."""
 
     def used_by(self, stream: Any) -> None:
         with self._driver.arm("Tensor.record_stream"):
@@ -46,7 +49,7 @@ class TorchBlock(PoolBlock):
 
 
 class CachingAllocator:
-    """`gpuipc_doctor.allocator.Allocator`. A process has one, and its settings are the environment's."""
+    """`gpuipc_doctor.api.allocator.Allocator`. A process has one, and its settings are the environment's."""
 
     records_streams = True
     release_call = "torch.cuda.empty_cache"
@@ -54,7 +57,7 @@ class CachingAllocator:
     def __init__(self, gpu: DriverGpu) -> None:
         self.gpu = gpu
         self.ordinal = gpu.ordinal
-        gpu.enter()  # so that it is this context which PyTorch finds
+        gpu.contexts.enter()  # so that it is this context which PyTorch finds
         with importing("PyTorch", "torch"), gpu.driver.arm("import torch"):
             import torch
 
@@ -126,5 +129,5 @@ class ExpandableAllocator(CachingAllocator):
     """The same with expandable segments, whatever the environment says."""
 
     def __init__(self, gpu: DriverGpu) -> None:
-        os.environ.update(dict.fromkeys(_SETTINGS[:2], "expandable_segments:True"))
+        os.environ.update(EXPANDABLE)
         super().__init__(gpu)

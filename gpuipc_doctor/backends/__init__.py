@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gpuipc_doctor.api.gpu import CAPABILITIES, Arm, BackendUnavailable, DriverError
 from gpuipc_doctor.backends.absence import NO_DEVICE
 from gpuipc_doctor.backends.device import DriverGpu
 from gpuipc_doctor.backends.driver import Driver
-from gpuipc_doctor.gpu import CAPABILITIES, Arm, BackendUnavailable, DriverError
 from gpuipc_doctor.model import Device, DriverFault, Fact
 
 __all__ = ["BACKENDS", "CAPABILITIES", "Backend", "open_backend"]

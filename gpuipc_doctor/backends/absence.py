@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuipc_doctor.gpu import Arm, BackendUnavailable
+from gpuipc_doctor.api.gpu import Arm, BackendUnavailable
 from gpuipc_doctor.model import DriverFault
 
 NO_DEVICE = 100
@@ -41,6 +41,8 @@ class Vendor:
     """Environment variable that hides devices → whether its being empty hides them all."""
     known_codes: Mapping[int, tuple[str, str]]
     """Code that initialising returns → (what it means, what to do)."""
+    no_device_codes: frozenset[int] = frozenset({NO_DEVICE})
+    """What initialising, or counting, returns where there is no device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class Absence:
         if fault.code in self.vendor.known_codes:
             meaning, remedy = self.vendor.known_codes[fault.code]
             return self._unavailable(f"{fault}: {meaning}", remedy)
-        if fault.code == NO_DEVICE:
+        if fault.code in self.vendor.no_device_codes:
             return self._no_device(fault)
         return self._unavailable(str(fault), "read the kernel's log (dmesg) for what the driver says")
 

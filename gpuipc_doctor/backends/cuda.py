@@ -7,12 +7,12 @@ from functools import cached_property
 from importlib import import_module
 from typing import Any
 
+from gpuipc_doctor.api.gpu import BackendUnavailable, DriverError
 from gpuipc_doctor.backends import hostmemory
 from gpuipc_doctor.backends.absence import Vendor
-from gpuipc_doctor.backends.driver import Driver
+from gpuipc_doctor.backends.driver import Driver, HandleType
 from gpuipc_doctor.backends.nvml import Nvml
-from gpuipc_doctor.gpu import BackendUnavailable, DriverError
-from gpuipc_doctor.model import Fact
+from gpuipc_doctor.model import Fact, Json
 
 NVIDIA = Vendor(
     gpu="NVIDIA GPU",
@@ -91,6 +91,11 @@ class CudaDriver(Driver):
         "pool-trim": "cuMemPoolTrimTo",
         "pool-get": "cuMemPoolGetAttribute",
         "pool-set": "cuMemPoolSetAttribute",
+        "pool-set-access": "cuMemPoolSetAccess",
+        "pool-export": "cuMemPoolExportToShareableHandle",
+        "pool-import": "cuMemPoolImportFromShareableHandle",
+        "pool-export-pointer": "cuMemPoolExportPointer",
+        "pool-import-pointer": "cuMemPoolImportPointer",
         "managed-alloc": "cuMemAllocManaged",
         "host-alloc": "cuMemHostAlloc",
         "host-free": "cuMemFreeHost",
@@ -101,6 +106,12 @@ class CudaDriver(Driver):
         "vmm-unmap": "cuMemUnmap",
         "vmm-release": "cuMemRelease",
         "vmm-free": "cuMemAddressFree",
+        "vmm-set-access": "cuMemSetAccess",
+        "vmm-get-access": "cuMemGetAccess",
+        "vmm-retain": "cuMemRetainAllocationHandle",
+        "vmm-properties": "cuMemGetAllocationPropertiesFromHandle",
+        "vmm-export": "cuMemExportToShareableHandle",
+        "vmm-import": "cuMemImportFromShareableHandle",
         "driver-version": "cuDriverGetVersion",
     }
     pool_attributes = {  # noqa: RUF012  # likewise
@@ -162,6 +173,12 @@ class CudaDriver(Driver):
             words.add("multi-process")
         if self._attribute("MEMORY_POOLS_SUPPORTED", ordinal):
             words.add("memory-pools")
+        if self._attribute("HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED", ordinal):
+            words.add("vmm-ipc")
+        if self._attribute("MEMPOOL_SUPPORTED_HANDLE_TYPES", ordinal) & HandleType.DESCRIPTOR:
+            words.add("pool-ipc")
+        if self._attribute("HANDLE_TYPE_FABRIC_SUPPORTED", ordinal):
+            words.add("fabric-handles")
         return frozenset(words)
 
     def unexportable_kinds(self, ordinal: int) -> tuple[str, ...]:
@@ -173,10 +190,11 @@ class CudaDriver(Driver):
         }
         return tuple(kind for kind, name in needs.items() if self._attribute(name, ordinal))
 
-    def create_pool(self, ordinal: int) -> Any:
+    def create_pool(self, ordinal: int, handle_type: HandleType) -> Any:
         properties = self.api.CUmemPoolProps()
         properties.allocType = self.api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         properties.location.type = self.api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        properties.handleTypes = self._handle_type(handle_type)
         properties.location.id = ordinal
         return self.call("pool-create", properties)
 
@@ -190,19 +208,58 @@ class CudaDriver(Driver):
     def _pool_attribute(self, name: str) -> Any:
         return getattr(self.api.CUmemPool_attribute, self.pool_attributes[name])
 
-    def vmm_request(self, ordinal: int) -> tuple[Any, Any]:
+    def vmm_request(self, ordinal: int, handle_type: HandleType) -> tuple[Any, Any]:
         request = self.api.CUmemAllocationProp()
+        request.requestedHandleTypes = self._handle_type(handle_type)
         request.type = self.api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         request.location.type = self.api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         request.location.id = ordinal
         granularity = self.api.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
         return request, granularity
 
+    def access(self, ordinal: int) -> Any:
+        access = self.api.CUmemAccessDesc()
+        access.location.type = self.api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        access.location.id = ordinal
+        access.flags = self.api.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        return [access]
+
+    def _handle_type(self, handle_type: HandleType) -> Any:
+        return self.api.CUmemAllocationHandleType(int(handle_type))
+
+    def export_descriptor(self, operation: str, thing: Any) -> int:
+        return int(self.call(operation, thing, self._handle_type(HandleType.DESCRIPTOR), 0))
+
+    def import_descriptor(self, operation: str, descriptor: int) -> Any:
+        flags = (0,) if operation == "pool-import" else ()
+        return self.call(operation, descriptor, self._handle_type(HandleType.DESCRIPTOR), *flags)
+
+    def export_fabric(self, memory: Any) -> bytes:
+        handle = self.call("vmm-export", memory, self._handle_type(HandleType.FABRIC), 0)
+        return bytes(handle) if isinstance(handle, bytes) else self.handle_bytes(handle)
+
+    def import_fabric(self, handle: bytes) -> Any:
+        return self.call("vmm-import", hostmemory.address_of(handle), self._handle_type(HandleType.FABRIC))
+
+    def export_pointer(self, address: int) -> bytes:
+        return self.handle_bytes(self.call("pool-export-pointer", address))
+
+    def import_pointer(self, pool: Any, data: bytes) -> int:
+        shared = self.api.CUmemPoolPtrExportData()
+        hostmemory.poke(self.address_of(shared), data)
+        return int(self.call("pool-import-pointer", pool, shared))
+
     def memory_of_this_process(self, uuid: str) -> int | None:
         return self._nvml.memory_of_this_process(uuid)
 
-    def memory_of_strangers(self, uuid: str) -> int:
-        return self._nvml.memory_of_strangers(uuid)
+    def memory_used(self, uuid: str) -> int | None:
+        return self._nvml.memory_used(uuid)
+
+    def memory_of_strangers(self, uuid: str, *, has_context: bool) -> int:
+        return self._nvml.memory_of_strangers(uuid, has_context=has_context)
+
+    def memory_holders(self, uuid: str) -> list[dict[str, Json]]:
+        return self._nvml.holders(uuid)
 
     @cached_property
     def _nvml(self) -> Nvml:

@@ -8,20 +8,27 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping
+from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from gpuipc_doctor.api.gpu import HANDLE_BYTES, Arm, DriverError
 from gpuipc_doctor.backends import hostmemory
 from gpuipc_doctor.backends.absence import Absence, Vendor
-from gpuipc_doctor.gpu import HANDLE_BYTES, Arm, DriverError
-from gpuipc_doctor.model import DriverFault, Fact
-
-if TYPE_CHECKING:
-    from gpuipc_doctor.backends.device import DriverContext
+from gpuipc_doctor.model import DriverFault, Fact, Json
 
 LAZY_ENABLE_PEER_ACCESS = 1
 """``CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`` and ``hipIpcMemLazyEnablePeerAccess``, which opening demands."""
+
+
+class HandleType(IntEnum):
+    """How memory may be exported: ``CU_MEM_HANDLE_TYPE_*`` and ``hipMemHandleType*``."""
+
+    NONE = 0
+    DESCRIPTOR = 1
+    FABRIC = 8
 
 
 class Driver(ABC):
@@ -39,8 +46,10 @@ class Driver(ABC):
     def __init__(self, arm: Arm, root: Path) -> None:
         """Load the binding and the driver library; raises `BackendUnavailable` when either is missing."""
         self.arm = arm
+        self._made: Counter[str] = Counter()
         self.absence = Absence(self.vendor, root, arm)
-        self.current: DriverContext | None = None
+        self.current: object = None
+        """The context that was made current last, of whichever device; None: not known."""
         try:
             self.api: Any = self._import_binding()
         except ImportError as error:
@@ -60,6 +69,7 @@ class Driver(ABC):
         library, or the binding, does not have it.
         """
         name = self.calls[operation]
+        self._made[name] = made = self._made[name] + 1
         try:
             function = getattr(self.api, name)
             with self.arm(name):
@@ -67,9 +77,11 @@ class Driver(ABC):
         except (AttributeError, RuntimeError) as missing:  # both bindings raise RuntimeError
             raise self.absence.entry_point_missing(name, missing) from missing
         except ValueError as unnamed:
-            raise DriverError(DriverFault(name, _code_in(unnamed), "a code unknown to the binding")) from None
+            raise DriverError(
+                DriverFault(name, _code_in(unnamed), "a code unknown to the binding"), made
+            ) from None
         if error:
-            raise DriverError(DriverFault(name, int(error), error.name))
+            raise DriverError(DriverFault(name, int(error), error.name), made)
         return None if not values else values[0] if len(values) == 1 else values
 
     # What the two bindings do differently
@@ -100,12 +112,38 @@ class Driver(ABC):
     def unexportable_kinds(self, ordinal: int) -> tuple[str, ...]: ...
 
     @abstractmethod
-    def vmm_request(self, ordinal: int) -> tuple[Any, Any]:
+    def vmm_request(self, ordinal: int, handle_type: HandleType) -> tuple[Any, Any]:
         """The properties of memory on this device, and the flag that asks for their minimum granularity."""
 
     @abstractmethod
-    def create_pool(self, ordinal: int) -> Any:
+    def access(self, ordinal: int) -> Any:
+        """The one description that lets a device read and write, as setting access takes it."""
+
+    @abstractmethod
+    def create_pool(self, ordinal: int, handle_type: HandleType) -> Any:
         """Create a pool of stream-ordered memory on the device with this ordinal."""
+
+    @abstractmethod
+    def export_descriptor(self, operation: str, thing: Any) -> int:
+        """A new descriptor of physical memory (``vmm-export``) or of a pool (``pool-export``)."""
+
+    @abstractmethod
+    def import_descriptor(self, operation: str, descriptor: int) -> Any:
+        """The memory (``vmm-import``) or the pool (``pool-import``) that a descriptor stands for."""
+
+    @abstractmethod
+    def export_fabric(self, memory: Any) -> bytes:
+        """The `HANDLE_BYTES` bytes of a fabric handle."""
+
+    @abstractmethod
+    def import_fabric(self, handle: bytes) -> Any: ...
+
+    @abstractmethod
+    def export_pointer(self, address: int) -> bytes:
+        """The `HANDLE_BYTES` bytes by which another process finds this memory in the imported pool."""
+
+    @abstractmethod
+    def import_pointer(self, pool: Any, data: bytes) -> int: ...
 
     @abstractmethod
     def pool_attribute(self, pool: Any, name: str) -> int:
@@ -119,8 +157,19 @@ class Driver(ABC):
         """Bytes of the device that this process holds; None where nobody tells."""
 
     @abstractmethod
-    def memory_of_strangers(self, uuid: str) -> int:
-        """Bytes of the device that processes hold which are none of this run's; 0 where nobody tells."""
+    def memory_used(self, uuid: str) -> int | None:
+        """Bytes of the device that are in use; None where nobody tells a process that has no context."""
+
+    @abstractmethod
+    def memory_of_strangers(self, uuid: str, *, has_context: bool) -> int:
+        """Bytes of the device that processes hold which are none of this run's; 0 where nobody tells.
+
+        ``has_context``: this process has one there, so that who tells of processes must tell of it.
+        """
+
+    @abstractmethod
+    def memory_holders(self, uuid: str) -> list[dict[str, Json]]:
+        """Who holds memory of the device, as `api.Gpu.memory_holders` says; nobody, where nobody tells."""
 
     @abstractmethod
     def versions(self) -> list[Fact]: ...

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from inspect import signature
 from typing import Any
 
+from gpuipc_doctor.api.gpu import HANDLE_BYTES, DriverError
 from gpuipc_doctor.backends import hostmemory
-from gpuipc_doctor.backends.absence import Vendor
-from gpuipc_doctor.backends.driver import Driver
-from gpuipc_doctor.gpu import DriverError
-from gpuipc_doctor.model import Fact
+from gpuipc_doctor.backends.absence import NO_DEVICE, Vendor
+from gpuipc_doctor.backends.driver import Driver, HandleType
+from gpuipc_doctor.model import Fact, Json
 
 AMD = Vendor(
     gpu="AMD GPU",
@@ -30,6 +31,8 @@ AMD = Vendor(
     known_codes={
         35: ("the kernel driver is older than the HIP runtime needs", "update amdgpu, or load an older ROCm"),
     },
+    # ROCm 5.2.3 without a GPU: hipInit returns hipErrorInvalidDevice, hipGetDeviceCount hipErrorNoDevice.
+    no_device_codes=frozenset({NO_DEVICE, 101}),
 )
 
 
@@ -76,6 +79,11 @@ class HipDriver(Driver):
         "pool-trim": "hipMemPoolTrimTo",
         "pool-get": "hipMemPoolGetAttribute",
         "pool-set": "hipMemPoolSetAttribute",
+        "pool-set-access": "hipMemPoolSetAccess",
+        "pool-export": "hipMemPoolExportToShareableHandle",
+        "pool-import": "hipMemPoolImportFromShareableHandle",
+        "pool-export-pointer": "hipMemPoolExportPointer",
+        "pool-import-pointer": "hipMemPoolImportPointer",
         "managed-alloc": "hipMallocManaged",
         "host-alloc": "hipHostMalloc",
         "host-free": "hipHostFree",
@@ -86,6 +94,12 @@ class HipDriver(Driver):
         "vmm-unmap": "hipMemUnmap",
         "vmm-release": "hipMemRelease",
         "vmm-free": "hipMemAddressFree",
+        "vmm-set-access": "hipMemSetAccess",
+        "vmm-get-access": "hipMemGetAccess",
+        "vmm-retain": "hipMemRetainAllocationHandle",
+        "vmm-properties": "hipMemGetAllocationPropertiesFromHandle",
+        "vmm-export": "hipMemExportToShareableHandle",
+        "vmm-import": "hipMemImportFromShareableHandle",
         "driver-version": "hipDriverGetVersion",
         "runtime-version": "hipRuntimeGetVersion",
     }
@@ -122,7 +136,11 @@ class HipDriver(Driver):
         # HIP's context calls are deprecated: a later binding may do without them.
         contexts = {"contexts"} if hasattr(self.api, "hipCtxCreate") else set()
         pools = {"memory-pools"} if self._attribute("MemoryPoolsSupported", ordinal) else set()
-        return frozenset({"legacy-ipc", "multi-process"} | contexts | pools)
+        # There is no attribute for VMM memory by descriptor: what has VMM has that.
+        vmm = {"vmm-ipc"} if self._attribute("VirtualMemoryManagementSupported", ordinal) else set()
+        shared = self._attribute("MemoryPoolSupportedHandleTypes", ordinal) & HandleType.DESCRIPTOR
+        pools |= {"pool-ipc"} if shared else set()
+        return frozenset({"legacy-ipc", "multi-process"} | contexts | pools | vmm)
 
     def _attribute(self, name: str, ordinal: int) -> int:
         """An attribute of a device; 0 where the runtime is too old to know it."""
@@ -143,10 +161,11 @@ class HipDriver(Driver):
         }
         return tuple(kind for kind, name in needs.items() if self._attribute(name, ordinal))
 
-    def create_pool(self, ordinal: int) -> Any:
+    def create_pool(self, ordinal: int, handle_type: HandleType) -> Any:
         properties = self.api.hipMemPoolProps()
         properties.allocType = self.api.hipMemAllocationType.hipMemAllocationTypePinned
         properties.location.type = self.api.hipMemLocationType.hipMemLocationTypeDevice
+        properties.handleTypes = self._handle_type(handle_type)
         properties.location.id = ordinal
         return self.call("pool-create", properties)
 
@@ -161,19 +180,69 @@ class HipDriver(Driver):
     def _pool_attribute(self, name: str) -> Any:
         return getattr(self.api.hipMemPoolAttr, self.pool_attributes[name])
 
-    def vmm_request(self, ordinal: int) -> tuple[Any, Any]:
+    def vmm_request(self, ordinal: int, handle_type: HandleType) -> tuple[Any, Any]:
         request = self.api.hipMemAllocationProp()
         request.type = self.api.hipMemAllocationType.hipMemAllocationTypePinned
+        # The second field, requestedHandleType, is in a union without a name, which hip-python leaves out.
+        hostmemory.poke(self.address_of(request) + 4, int(handle_type).to_bytes(4, sys.byteorder))
         request.location.type = self.api.hipMemLocationType.hipMemLocationTypeDevice
         request.location.id = ordinal
         granularity = self.api.hipMemAllocationGranularity_flags.hipMemAllocationGranularityMinimum
         return request, granularity
 
+    def access(self, ordinal: int) -> Any:
+        access = self.api.hipMemAccessDesc()
+        access.location.type = self.api.hipMemLocationType.hipMemLocationTypeDevice
+        access.location.id = ordinal
+        access.flags = self.api.hipMemAccessFlags.hipMemAccessFlagsProtReadWrite
+        return access
+
+    def _handle_type(self, handle_type: HandleType) -> Any:
+        return self.api.hipMemAllocationHandleType(int(handle_type))
+
+    def _export(self, operation: str, thing: Any, handle_type: HandleType, nbytes: int) -> bytes:
+        handle = bytearray(nbytes)
+        self.call(operation, handle, thing, self._handle_type(handle_type), 0)
+        return bytes(handle)
+
+    def export_descriptor(self, operation: str, thing: Any) -> int:
+        return int.from_bytes(self._export(operation, thing, HandleType.DESCRIPTOR, 4), sys.byteorder)
+
+    def import_descriptor(self, operation: str, descriptor: int) -> Any:
+        # The number itself takes the place of an address: rocclr/device/rocm/rocdevice.cpp casts it back.
+        flags = (0,) if operation == "pool-import" else ()
+        return self.call(operation, descriptor, self._handle_type(HandleType.DESCRIPTOR), *flags)
+
+    def export_fabric(self, memory: Any) -> bytes:
+        return self._export("vmm-export", memory, HandleType.FABRIC, HANDLE_BYTES)
+
+    def import_fabric(self, handle: bytes) -> Any:
+        return self.call("vmm-import", hostmemory.address_of(handle), self._handle_type(HandleType.FABRIC))
+
+    def export_pointer(self, address: int) -> bytes:
+        if "export_data" in signature(self.api.hipMemPoolExportPointer).parameters:  # hip-python 7.2
+            shared = self.api.hipMemPoolPtrExportData()
+            self.call("pool-export-pointer", shared, address)
+        else:
+            shared = self.call("pool-export-pointer", address)
+        return self.handle_bytes(shared)
+
+    def import_pointer(self, pool: Any, data: bytes) -> int:
+        shared = self.api.hipMemPoolPtrExportData()
+        hostmemory.poke(self.address_of(shared), data)
+        return int(self.call("pool-import-pointer", pool, shared))
+
     def memory_of_this_process(self, uuid: str) -> int | None:
         return None  # AMD's management library is not asked: no AMD GPU was at hand to see what it tells
 
-    def memory_of_strangers(self, uuid: str) -> int:
+    def memory_used(self, uuid: str) -> int | None:
+        return None
+
+    def memory_of_strangers(self, uuid: str, *, has_context: bool) -> int:
         return 0
+
+    def memory_holders(self, uuid: str) -> list[dict[str, Json]]:
+        return []
 
     def versions(self) -> list[Fact]:
         return [

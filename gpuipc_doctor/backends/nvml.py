@@ -8,8 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuipc_doctor.gpu import Arm
-from gpuipc_doctor.marker import MARKER, carried
+from gpuipc_doctor.api.gpu import Arm
+from gpuipc_doctor.model import Json
+from gpuipc_doctor.supervise.marker import MARKER, carried
+from gpuipc_doctor.supervise.tree import name_of
 
 if TYPE_CHECKING:
     import ctypes
@@ -35,12 +37,37 @@ class Nvml:
         """
         return self._held(uuid).get(os.getpid())
 
-    def memory_of_strangers(self, uuid: str) -> int:
+    def memory_used(self, uuid: str) -> int | None:
+        """Bytes of a GPU that are in use, by all processes together; None where NVML does not tell."""
+        import ctypes
+
+        memory = (ctypes.c_ulonglong * 3)()  # nvmlMemory_t: total, free, used
+        gpu = self._gpu(uuid)
+        if gpu is None or self._library is None:
+            return None
+        with self._arm("nvmlDeviceGetMemoryInfo"):
+            failed = self._library.nvmlDeviceGetMemoryInfo(gpu, memory)
+        return None if failed else memory[2]
+
+    def memory_of_strangers(self, uuid: str, *, has_context: bool) -> int:
         """Bytes that processes hold of a GPU which are none of this run's; 0 where NVML does not tell."""
         held = self._held(uuid)
-        if held.pop(os.getpid(), None) is None:  # nor does it know others by the numbers that they have here
+        if has_context and os.getpid() not in held:  # nor does it know others by the numbers they have here
             return 0
         return sum(nbytes for pid, nbytes in held.items() if is_stranger(pid))
+
+    def holders(self, uuid: str) -> list[dict[str, Json]]:
+        """Who holds memory of a GPU; in a container, maybe by numbers that mean nobody there."""
+        return [
+            {
+                "pid": pid,
+                "name": name_of(pid),
+                "held": nbytes,
+                "whose": "none of this run's" if is_stranger(pid) else "maybe this run's",
+            }
+            for pid, nbytes in self._held(uuid).items()
+            if nbytes
+        ]
 
     def _held(self, uuid: str) -> dict[int, int]:
         """Bytes of a GPU by process, as far as NVML tells."""
@@ -48,17 +75,27 @@ class Nvml:
 
         if self._library is None:
             return {}
-        gpu, count = ctypes.c_void_p(), ctypes.c_uint(_MOST_PROCESSES)
+        gpu, count = self._gpu(uuid), ctypes.c_uint(_MOST_PROCESSES)
         found = self._list_of_processes()
         with self._arm(_CALL):
-            unknown = self._library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(gpu))
-            if unknown or getattr(self._library, _CALL)(gpu, ctypes.byref(count), found):
+            if gpu is None or getattr(self._library, _CALL)(gpu, ctypes.byref(count), found):
                 return {}
         held: Counter[int] = Counter()
         for process in found[: count.value]:
             if process.bytes != _NOT_AVAILABLE:
                 held[process.pid] += process.bytes
         return held
+
+    def _gpu(self, uuid: str) -> ctypes.c_void_p | None:
+        """NVML's handle of a GPU; None where it has none to give."""
+        import ctypes
+
+        gpu = ctypes.c_void_p()
+        if self._library is None:
+            return None
+        with self._arm("nvmlDeviceGetHandleByUUID"):
+            unknown = self._library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(gpu))
+        return None if unknown else gpu
 
     @cached_property
     def _list_of_processes(self) -> Any:
@@ -98,8 +135,7 @@ def is_stranger(pid: int) -> bool:
     run = os.environ.get(MARKER, "").partition("/")[0]
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
-        name = Path(f"/proc/{pid}/comm").read_text()
     except OSError:
         return False
-    can_tell = run and b"=" in environment and not name.startswith(_MPS_SERVER)
+    can_tell = run and b"=" in environment and (name := name_of(pid)) and not name.startswith(_MPS_SERVER)
     return bool(can_tell) and carried(environment).partition("/")[0] != run

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from gpuipc_doctor.backends.driver import Driver
+from gpuipc_doctor.backends.driver import Driver, HandleType
 
 NBYTES = 64 << 10
 
@@ -43,7 +43,7 @@ def _pinned_host(driver: Driver, _ordinal: int) -> Allocation:
 
 def _vmm(driver: Driver, ordinal: int) -> Allocation:
     """Physical memory mapped into a reserved range of addresses; one granule, which may exceed `NBYTES`."""
-    request, minimum = driver.vmm_request(ordinal)
+    request, minimum = driver.vmm_request(ordinal, HandleType.NONE)
     nbytes = int(driver.call("vmm-granularity", request, minimum))
     memory = driver.call("vmm-create", nbytes, request, 0)
     address = int(driver.call("vmm-reserve", nbytes, 0, 0, 0))

@@ -5,19 +5,26 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from errno import EPERM
 from pathlib import Path
 
 import click
 
-from gpuipc_doctor import engine
 from gpuipc_doctor.cli import options
 from gpuipc_doctor.cli.output import OutputFile
 from gpuipc_doctor.cli.progress import Silent, progress
+from gpuipc_doctor.cli.stdio import say
 from gpuipc_doctor.cli.table import COLUMNS, table
-from gpuipc_doctor.model import Report, Tier
-from gpuipc_doctor.plan import Plan, Request
-from gpuipc_doctor.report import exits
+from gpuipc_doctor.model import Exit, Report, Tier
+from gpuipc_doctor.report import exits, sentences
 from gpuipc_doctor.report.text import wrap
+from gpuipc_doctor.run import engine
+from gpuipc_doctor.run.preview import Preview
+from gpuipc_doctor.run.request import Request
+from gpuipc_doctor.site.trust import untrusted
+
+SHOWN = "healthy-both"
+"""The simulated node that shows most."""
 
 
 @click.command()
@@ -25,7 +32,7 @@ from gpuipc_doctor.report.text import wrap
 @click.option("--all", "all_checks", is_flag=True, help="Run every check of the tier.")
 @click.option(
     "--tier",
-    type=click.Choice([tier.label for tier in Tier]),
+    type=options.Choice([tier.label for tier in Tier]),
     help="How long it may take: seconds, a minute or so, long.  [default: acceptance]",
 )
 @options.node_options
@@ -69,11 +76,15 @@ from gpuipc_doctor.report.text import wrap
     show_default=True,
     help="With 2, small messages go between two nodes, too.",
 )
+@click.option("--partner", metavar="NODE", help="Send messages to and from this node only.")
 @click.option("--no-workarounds", is_flag=True, help="Do not try workarounds on MPI checks that fail.")
+@click.option(
+    "--accept-harm", is_flag=True, help="Run also what is known to harm nodes with the versions found."
+)
 @click.option("--strict", is_flag=True, help="Exit with 10 when the worst finding is WARN.")
 @click.option(
     "--exit-style",
-    type=click.Choice(["default", "nagios"]),
+    type=options.Choice(["default", "nagios"]),
     default="default",
     show_default=True,
     help="Meaning of the exit code.",
@@ -99,7 +110,9 @@ def command(
     mpi_lib: str | None,
     repeat: int,
     nodes: int,
+    partner: str | None,
     no_workarounds: bool,
+    accept_harm: bool,
     strict: bool,
     exit_style: str,
     dry_run: bool,
@@ -120,32 +133,45 @@ def command(
         budget_s=budget,
         keep_logs=keep_logs,
         mpi_lib=mpi_lib,
-        nodes=nodes,
+        nodes=2 if partner else nodes,
+        partner=partner or "",
         workarounds=not no_workarounds,
         repeat=repeat,
+        accept_harm=accept_harm,
     )
     if dry_run:
-        with options.node(simulate) as (node, _):
-            click.echo(_plan_table(engine.dry_run(request, config, node, Silent())))
+        with options.node(simulate) as node:
+            click.echo(_preview(engine.dry_run(request, config, node, Silent())))
         return
     if keep_logs:
         _prepare_logs(keep_logs)
     if plots:
         _prepare_plots(plots)
     file = _output(output)
-    with options.node(simulate) as (node, remove):
+    with options.node(simulate) as node:
         with progress() as watcher:
-            report = engine.run(request, config, node, watcher, remove=remove)
+            report = engine.run(request, config, node, watcher)
         exit_code = exits.code(report, strict=strict, style="nagios" if exit_style == "nagios" else "default")
         written = _write(report, file, exit_code)
         click.echo(_text(report, exit_code, as_json=as_json, exit_style=exit_style), nl=False)
+        if all_checks and not as_json and exit_style == "default" and _could_be_shown(report):
+            click.echo(f"no GPU here: see what it does with `gpuipc-doctor check --all --simulate {SHOWN}`")
         written = _draw(report, plots) and written
-    ctx.exit(exit_code if written else exit_code or exits.Exit.INTERNAL)
+    ctx.exit(exit_code if written else exit_code or Exit.INTERNAL)
+
+
+def _could_be_shown(report: Report) -> bool:
+    """Whether this is a node without any GPU, on which a simulated one can be looked at."""
+    from gpuipc_doctor.simulator.build import has_compiler
+
+    return report.nothing_tested and not (report.devices or report.simulated) and has_compiler()
 
 
 def _prepare_logs(directory: Path) -> None:
     """Logs of two runs must not mix: the directory is new or empty."""
     try:
+        if reason := untrusted(directory):
+            raise PermissionError(EPERM, reason)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if any(directory.iterdir()):
             raise click.BadParameter(
@@ -163,6 +189,8 @@ def _prepare_plots(directory: Path) -> None:
     if find_spec("matplotlib") is None:
         raise click.UsageError("--plots needs matplotlib: pip install 'gpuipc-doctor[plots]'")
     try:
+        if reason := untrusted(directory):
+            raise PermissionError(EPERM, reason)
         directory.mkdir(parents=True, exist_ok=True)
         OutputFile(directory / "picture.svg")
     except OSError as error:
@@ -183,10 +211,10 @@ def _draw(report: Report, directory: Path | None) -> bool:
                 OutputFile(directory / f"{picture.name}.{suffix}").write(data)
             names.append(picture.name)
     except (OSError, ImportError) as error:
-        click.echo(f"gpuipc-doctor: --plots: {error}", err=True)
+        say(f"--plots: {error}")
         return False
     what = ", ".join(names) or "nothing, for no check that ran watches memory over time"
-    click.echo(f"gpuipc-doctor: drew in {directory}: {what}", err=True)
+    say(f"drew in {directory}: {what}")
     return True
 
 
@@ -205,12 +233,12 @@ def _write(report: Report, file: OutputFile | None, exit_code: int) -> bool:
     """Write the JSON report; a failure is said, and the report is printed all the same."""
     if file is None:
         return True
-    from gpuipc_doctor.report import document
+    from gpuipc_doctor.report import report_json
 
     try:
-        file.write(document.dumps(report, exit_code=exit_code))
+        file.write(report_json.dumps(report, exit_code=exit_code))
     except OSError as error:
-        click.echo(f"gpuipc-doctor: --output was not written: {error.strerror or error}", err=True)
+        say(f"--output was not written: {error.strerror or error}")
         return False
     return True
 
@@ -218,9 +246,9 @@ def _write(report: Report, file: OutputFile | None, exit_code: int) -> bool:
 def _text(report: Report, exit_code: int, *, as_json: bool, exit_style: str) -> str:
     """What goes to standard output."""
     if as_json:
-        from gpuipc_doctor.report import document
+        from gpuipc_doctor.report import report_json
 
-        return document.dumps(report, exit_code=exit_code)
+        return report_json.dumps(report, exit_code=exit_code)
     width = shutil.get_terminal_size().columns
     if exit_style == "nagios":
         from gpuipc_doctor.report import nagios
@@ -232,20 +260,25 @@ def _text(report: Report, exit_code: int, *, as_json: bool, exit_style: str) -> 
     return matrix.render(report, width=width, color=color, exit_code=exit_code)
 
 
-def _plan_table(layout: Plan) -> str:
-    """The probes that a run would start, in order, and what it would say without one."""
+def _preview(preview: Preview) -> str:
+    """The probes that a run would start, in order, how its ranks, and what it would say without a probe."""
+    plan = preview.plan
     rows = [
         (item.check.id, item.probe.subject, item.probe.name, f"{item.probe.deadline_s:g}")
-        for item in layout.probes
+        for item in plan.probes
     ]
+    shown = [table(rows, ("check", "subject", "probe", "deadline, s"), wrapped=2)]
+    if preview.ranks:
+        told = [(one.kind, one.value, one.where) for one in preview.ranks]
+        shown.append(table(told, ("for ranks", "", "said at"), wrapped=1))
     said = [
         line
-        for result in layout.concluded
+        for result in plan.concluded
         for line in wrap(
-            f"{result.check} on {result.subject}: {result.finding.status.value}, {result.finding.summary}",
+            f"{result.check} on {result.subject}: {result.finding.status.value}, "
+            f"{sentences.summary(result.finding)}",
             COLUMNS,
             rest="  ",
         )
     ]
-    shown = table(rows, ("check", "subject", "probe", "deadline, s"), wrapped=2)
-    return "\n".join([shown, "", *said, f"{len(rows)} probes would run."])
+    return "\n".join(["\n\n".join(shown), "", *said, f"{len(rows)} probes would run."])

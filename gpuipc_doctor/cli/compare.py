@@ -9,9 +9,9 @@ from pathlib import Path
 
 import click
 
-from gpuipc_doctor.cli import reading
+from gpuipc_doctor.cli import options, saved
 from gpuipc_doctor.comparison import Comparison, compare
-from gpuipc_doctor.comparison.comparing import TOLERANCE
+from gpuipc_doctor.comparison.compare import TOLERANCE
 
 
 @click.command()
@@ -20,7 +20,7 @@ from gpuipc_doctor.comparison.comparing import TOLERANCE
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["table", "markdown"]),
+    type=options.Choice(["table", "markdown"]),
     default="table",
     show_default=True,
     help="For a terminal, or for a ticket.",
@@ -44,7 +44,7 @@ def command(
     were made with --repeat. The exit code is 0 when nothing is worse, 10 when something is slower or newly
     a WARN, 11 when something is no longer tested, 12 when something newly fails.
     """
-    comparison = compare(reading.report(before), reading.report(after), tolerance / 100)
+    comparison = compare(saved.report(before), saved.report(after), tolerance / 100)
     click.echo(_json(comparison) if as_json else _text(comparison, form), nl=False)
     ctx.exit(comparison.exit_code)
 
@@ -61,6 +61,6 @@ def _text(comparison: Comparison, form: str) -> str:
 
 
 def _json(comparison: Comparison) -> str:
-    from gpuipc_doctor.comparison import document as comparison_document
+    from gpuipc_doctor.comparison import comparison_json as comparison_document
 
     return comparison_document.dumps(comparison)

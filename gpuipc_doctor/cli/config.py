@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
 
-from gpuipc_doctor import config, knownissues, loader
-from gpuipc_doctor.cli import hooks
+from gpuipc_doctor import knownissues
+from gpuipc_doctor.api.loader import BrokenCheck, LoadedCheck
+from gpuipc_doctor.cli import hooks, new_config, options
 from gpuipc_doctor.cli.known_issues import find_mistakes
-from gpuipc_doctor.loader import BrokenCheck, LoadedCheck
-from gpuipc_doctor.yamlfile import BadFile
+from gpuipc_doctor.cli.stdio import say
+from gpuipc_doctor.mpi import ranks
+from gpuipc_doctor.report.text import sanitise
+from gpuipc_doctor.run import check_files
+from gpuipc_doctor.site import config, hosts, layers
+from gpuipc_doctor.site.layers import Layers
+from gpuipc_doctor.site.show import rendered
+from gpuipc_doctor.site.yamlfile import BadFile, Mistake
 
 
 @click.group("config")
@@ -19,30 +28,64 @@ def command() -> None:
 
 
 command.add_command(hooks.command)
+command.add_command(new_config.command)
+
+
+@command.command()
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Site config, or the name of a shipped one.",
+)
+@click.option("--origin", is_flag=True, help="With the file and the line behind each value.")
+@click.option("--all", "with_defaults", is_flag=True, help="With the defaults, too.")
+def show(config_file: Path | None, *, origin: bool, with_defaults: bool) -> None:
+    """Print what is in force on this node, as a site config."""
+    found, mistakes = config.examine(layers.of_option(config_file) if config_file else None, options.matching)
+    if mistakes:
+        raise BadFile(mistakes)
+    if with_defaults:
+        defaults, _ = config.examine(layers.shipped() / "generic.yaml")
+        found = Layers((*found.documents, *defaults.documents))
+    click.echo(rendered(found, origin=origin), nl=False)
 
 
 @command.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
 def validate(files: tuple[Path, ...]) -> None:
     """Name every mistake in these site configs, and in the checks and known issues that they add."""
-    mistakes = [mistake for file in files for mistake in _mistakes(file)]
-    for mistake in mistakes:
-        click.echo(f"gpuipc-doctor: {mistake}", err=True)
+    examined = {file: config.examine(layers.of_option(file), options.matching) for file in files}
+    mistakes = [mistake for found, wrong in examined.values() for mistake in _mistakes(found, wrong)]
+    for mistake in dict.fromkeys(mistakes):
+        say(mistake)
     if mistakes:
         raise SystemExit(2)
-    for file in files:
-        click.echo(f"{file}: fine")
+    for file, (found, _) in examined.items():
+        elsewhere = "" if _is_of_this_node(found) else "; its modules and libraries were not looked for here"
+        click.echo(f"{sanitise(str(file))}: fine{elsewhere}")
 
 
-def _mistakes(file: Path) -> list[str]:
-    try:
-        site = config.load(file)
-    except BadFile as bad:
-        return [str(mistake) for mistake in bad.mistakes]
-    loaded = loader.load(site.checks_dirs)
-    ids = {item.check.id for item in loaded if isinstance(item, LoadedCheck)}
-    broken = [item.reason for item in loaded if isinstance(item, BrokenCheck)]
-    mistakes = config.unknown_checks(file, ids)
-    if site.known_issues_dirs:
-        mistakes += find_mistakes(knownissues.files(site.known_issues_dirs), site)
-    return [*map(str, mistakes), *broken]
+def _is_of_this_node(found: Layers) -> bool:
+    """Whether a config is of this node, or does not say of which it is."""
+    says = found.data.get("cluster") or found.data.get("hosts")
+    return not says or hosts.is_of(found.data, options.host(), hosts.cluster_name(os.environ))
+
+
+def _mistakes(found: Layers, wrong: Iterable[Mistake]) -> list[str]:
+    said = list(map(str, wrong))
+    if _is_of_this_node(found):
+        said += [line for node in config.of_nodes(found) for line in ranks.missing(node, os.environ)]
+    for document in found.documents:
+        can_load = not list(config.of_directories(document, "checks_dirs"))
+        loaded = check_files.load(config.directories(document, "checks_dirs") if can_load else ())
+        broken = [item.reason for item in loaded if isinstance(item, BrokenCheck)]
+        ids = {item.check.id for item in loaded if isinstance(item, LoadedCheck)}
+        if can_load:
+            said += map(str, config.unknown_checks(document, ids))
+        issues = config.directories(document, "known_issues_dirs")
+        if issues and not list(config.of_directories(document, "known_issues_dirs")):
+            said += map(str, find_mistakes(knownissues.files(issues), ids))
+        said += broken
+    return said

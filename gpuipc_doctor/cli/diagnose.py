@@ -10,19 +10,19 @@ from pathlib import Path
 import click
 
 from gpuipc_doctor import knownissues
-from gpuipc_doctor.cli import options, reading
-from gpuipc_doctor.diagnose import text
+from gpuipc_doctor.cli import options, saved
+from gpuipc_doctor.cli.stdio import say
+from gpuipc_doctor.diagnose import diagnosis_screen
 from gpuipc_doctor.diagnose.diagnosis import Recognised
 from gpuipc_doctor.diagnose.examination import Examination
-from gpuipc_doctor.diagnose.exits import Exit, code
-from gpuipc_doctor.diagnose.reading import diagnose
+from gpuipc_doctor.diagnose.exits import MEANINGS, code
+from gpuipc_doctor.diagnose.readers import diagnose
 from gpuipc_doctor.diagnose.sources import STDIN
 from gpuipc_doctor.report.page import MAX_WIDTH, MIN_WIDTH, Page
 
-_SLOW_BYTES = 50_000_000
-"""More than this without a fast search is worth a word."""
-
-_EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {exit_.value:<4} {exit_.meaning}" for exit_ in Exit)
+_EPILOG = "\b\nExit codes:\n" + "\n".join(
+    f"  {code_.value:<4} {meaning}" for code_, meaning in MEANINGS.items()
+)
 
 
 @click.command(epilog=_EPILOG)
@@ -37,7 +37,7 @@ _EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {exit_.value:<4} {exit_.meaning}" 
     metavar="FILE",
     help="What `gpuipc-doctor inventory --json` said of the node that wrote the logs.",
 )
-@click.option("--strict", is_flag=True, help="Exit with 10 when there are only hints.")
+@click.option("--strict", is_flag=True, help="Exit with 10 for hints, and for errors that nothing explains.")
 @click.option(
     "--config",
     "config_file",
@@ -60,35 +60,28 @@ def command(
     """
     if not files and sys.stdin.isatty():
         raise click.UsageError("name a log, or pipe one in")
-    issues = knownissues.load(options.site_config(config_file).known_issues_dirs)
-    known = reading.inventory(inventory) if inventory else ()
+    dirs = options.site_config(config_file).known_issues_dirs
+    issues = knownissues.load(dirs)
+    known = saved.inventory(inventory) if inventory else ()
     examination = Examination(issues)
     for skipped in examination.index.skipped:
-        _say(f"not looked for: {skipped}")
+        say(f"not looked for: {skipped}")
     width = min(max(shutil.get_terminal_size().columns, MIN_WIDTH), MAX_WIDTH)
     color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
 
     def news(one: Recognised) -> None:
         if follow and not as_json:
-            click.echo("\n".join([*text.paragraph(one, Page(width, color)), ""]))
+            click.echo("\n".join([*diagnosis_screen.paragraph(one, Page(width, color)), ""]))
 
-    diagnosis = diagnose(files or (STDIN,), examination, known=known, follow=follow, say=_say, news=news)
-    if (
-        examination.index.patterns.search().engine == "re"
-        and sum(log.bytes for log in diagnosis.logs) > _SLOW_BYTES
-    ):
-        _say("this is many times faster after pip install 'gpuipc-doctor[logs]'")
+    diagnosis = diagnose(files or (STDIN,), examination, known=known, follow=follow, say=say, news=news)
     exit_code = code(diagnosis, strict=strict)
     if as_json:
-        from gpuipc_doctor.diagnose import document
+        from gpuipc_doctor.diagnose import diagnosis_json
 
-        click.echo(document.dumps(diagnosis, exit_code=exit_code), nl=False)
+        edition = knownissues.edition(dirs)
+        click.echo(diagnosis_json.dumps(diagnosis, exit_code=exit_code, edition=edition), nl=False)
     else:
-        click.echo(text.render(diagnosis, width=width, color=color, exit_code=exit_code), nl=False)
+        click.echo(
+            diagnosis_screen.render(diagnosis, width=width, color=color, exit_code=exit_code), nl=False
+        )
     raise SystemExit(exit_code)
-
-
-def _say(line: str) -> None:
-    from gpuipc_doctor.report.text import sanitise
-
-    click.echo(f"gpuipc-doctor: {sanitise(line)}", err=True)

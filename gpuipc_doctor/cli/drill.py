@@ -7,26 +7,31 @@ import json
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 
 import click
 
-from gpuipc_doctor import drill, engine
 from gpuipc_doctor.cli import options
 from gpuipc_doctor.cli.progress import progress
-from gpuipc_doctor.config import SiteConfig
-from gpuipc_doctor.model import Report
-from gpuipc_doctor.plan import Request
+from gpuipc_doctor.model import Exit, Report
 from gpuipc_doctor.report import exits
 from gpuipc_doctor.report.page import MIN_WIDTH, Page
 from gpuipc_doctor.report.text import wrap
-from gpuipc_doctor.simulator import profile
-from gpuipc_doctor.simulator.profile import Profile
+from gpuipc_doctor.run import engine
+from gpuipc_doctor.run.request import Request
+from gpuipc_doctor.simulator import drill, expectations, lending, profile
+from gpuipc_doctor.simulator.drill import Row
+from gpuipc_doctor.simulator.profile import Expectation, Expected, Profile
+from gpuipc_doctor.site.config import SiteConfig
 
 BINDINGS = {"cuda": ("cuda", "cuda-bindings"), "hip": ("hip", "hip-python")}
 """For each backend the module that its workers import, and the package that holds it."""
+
+
+FABRIC = ("fabric-info", "fabric-small-message")
+"""The checks of a healthy node whose matter is the fabric."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +40,21 @@ class Drill:
 
     profile: str
     backend: str
-    verdict: drill.Verdict
+    verdict: drill.Drilled
     seconds: float
 
 
 @click.command()
 @click.argument("profiles", nargs=-1, metavar="[PROFILE]...")
-@click.option("--backend", type=click.Choice(list(BINDINGS)), help="Drill this one only.  [default: both]")
+@click.option("--backend", type=options.Choice(list(BINDINGS)), help="Drill this one only.  [default: both]")
+@click.option(
+    "--check", metavar="ID", help="Drill this check alone, on the nodes with faults of calls that it makes."
+)
+@click.option(
+    "--update",
+    is_flag=True,
+    help="With --check: write what it says and no profile states into the profiles. Look at the difference.",
+)
 @click.option(
     "--mpi-lib",
     metavar="FILE",
@@ -57,6 +70,8 @@ def command(
     *,
     profiles: tuple[str, ...],
     backend: str | None,
+    check: str | None,
+    update: bool,
     mpi_lib: str | None,
     repeat: int,
     as_json: bool,
@@ -68,37 +83,59 @@ def command(
     found that the profiles state, and nothing else; otherwise 12.
     """
     asked = {name: profile.load(name) for name in profiles or profile.names()}
+    lends = "fi_pingpong" in lending.here()
     for name, stated in asked.items():
         if not stated.expect:
             raise click.BadParameter(f"{name} does not say what to 'expect'", param_hint="PROFILE")
         if stated.needs_mpi and name in profiles and not mpi_lib:
             raise click.UsageError(f"{name} has faults of MPI; name a library with --mpi-lib", ctx)
-    asked = {name: stated for name, stated in asked.items() if mpi_lib or not stated.needs_mpi}
+        if stated.needs_fabric and name in profiles and not lends:
+            says = f"{name} lends fi_pingpong, and there is none on PATH; on Debian, install libfabric-bin"
+            raise click.UsageError(says, ctx)
+    if update and not check:
+        raise click.UsageError("--update writes what one check says; name it with --check", ctx)
+    asked = {
+        name: stated
+        for name, stated in asked.items()
+        if (mpi_lib or not stated.needs_mpi) and (lends or not stated.needs_fabric)
+    }
     backends = [backend] if backend else list(_usable_backends())
+    if check:
+        asked = _of(check, asked if profiles else _that_concern(check, asked))
     todo = [(name, stated, on) for name, stated in asked.items() for on in stated.expect if on in backends]
     table = _Table(list(asked.values()))
     done: list[Drill] = []
+    unstated: dict[str, dict[str, set[Expected]]] = {}
     if not as_json:
         click.echo("\n".join(table.head()))
     interrupted = False
     for name, stated, on in todo:
         runs: list[Drill] = []
         while len(runs) < repeat and not interrupted:
-            report, seconds = _run(name, stated, on, mpi_lib)
+            report, seconds = _run(name, stated, on, mpi_lib, check)
             if interrupted := report.interrupted:
                 break
+            found, expected = drill.rows(report), stated.expect[on]
             code = exits.code(drill.of_the_profile(report))
-            verdict = drill.judge(stated.expect[on], drill.rows(report), code)
-            runs.append(Drill(stated.name, on, verdict, seconds))
+            if check:
+                found = [row for row in found if row.check == check]
+                code = expected.exit_code  # over which one check alone does not decide
+            runs.append(Drill(stated.name, on, drill.judge(expected, found, code), seconds))
+            unstated.setdefault(name, {}).setdefault(on, set()).update(_as_expected(expected, found))
         done += runs
         if runs and not as_json:
             click.echo("\n".join(table.row(stated, runs)))
         if interrupted:
             break
-    click.echo(_as_json(done) if as_json else "\n".join(table.foot(done)))
+    left = len(todo) * repeat - len(done)
+    click.echo(_as_json(done, left) if as_json else "\n".join(table.foot(done, left)))
     if interrupted:
-        ctx.exit(exits.Exit.INTERRUPTED)
-    ctx.exit(exits.Exit.OK if _all_good(done) else exits.Exit.FAIL)
+        ctx.exit(Exit.INTERRUPTED)
+    if update:
+        left_out = [name for name, by_backend in unstated.items() if not _update(name, by_backend)]
+        missed = any(one.verdict.missed for one in done)
+        ctx.exit(Exit.FAIL if left_out or missed else Exit.OK)
+    ctx.exit(Exit.OK if _all_good(done) else Exit.FAIL)
 
 
 def _all_good(done: Sequence[Drill]) -> bool:
@@ -114,26 +151,80 @@ def _usable_backends() -> Iterator[str]:
             click.echo(f"gpuipc-doctor: {backend} is left out: {package} is not installed", err=True)
 
 
-def _run(name: str, stated: Profile, backend: str, mpi_lib: str | None) -> tuple[Report, float]:
-    """One run of every check, as ``check --all --simulate`` does it; its report and seconds.
+def _that_concern(check: str, asked: Mapping[str, Profile]) -> dict[str, Profile]:
+    """The nodes on which this check may say something: with faults of calls that it makes, or with none.
 
-    Faults of MPI get the checks that must find them: ranks take long to start. Faults of the driver get no
+    Raises `UnknownName` for a check that does not exist.
+    """
+    request = Request(checks=(check,))
+    with options.node("healthy-both") as node, progress() as watcher:
+        healthy = engine.run(request, SiteConfig(), node, watcher)
+    makes = {call for call, checks in drill.callers(healthy).items() if check in checks}
+    return {
+        name: stated
+        for name, stated in asked.items()
+        if not stated.faults
+        or makes & {fault["call"] for fault in stated.faults}
+        or any(check in expected.checks for expected in stated.expect.values())
+    }
+
+
+def _of(check: str, asked: Mapping[str, Profile]) -> dict[str, Profile]:
+    """The profiles with what they expect of this check alone."""
+    return {
+        name: replace(stated, expect={on: expected.of(check) for on, expected in stated.expect.items()})
+        for name, stated in asked.items()
+    }
+
+
+def _as_expected(expectation: Expectation, found: Sequence[Row]) -> Iterator[Expected]:
+    """What a profile would have to state of the complaints that it does not expect."""
+    for row in drill.invented(expectation, found):
+        yield Expected(row.check, row.status, key=row.key)
+
+
+def _update(name: str, unstated: Mapping[str, set[Expected]]) -> bool:
+    """Write into the profile what the check says on each backend; whether nothing was left out."""
+    everywhere = set.intersection(*unstated.values())
+    if everywhere:
+        try:
+            expectations.add(profile.file_of(name), sorted(everywhere, key=str))
+        except expectations.NoPlace as no_place:
+            click.echo(f"gpuipc-doctor: {no_place}", err=True)
+            return False
+        click.echo(f"written to {profile.file_of(name)}: {', '.join(map(str, sorted(everywhere, key=str)))}")
+    for on, expected in unstated.items():
+        for one in expected - everywhere:
+            click.echo(f"gpuipc-doctor: {name}: not written, for it is so on {on} alone: {one}", err=True)
+    return all(expected == everywhere for expected in unstated.values())
+
+
+def _run(
+    name: str, stated: Profile, backend: str, mpi_lib: str | None, check: str | None
+) -> tuple[Report, float]:
+    """One run of every check, as ``check --all --simulate`` does it, or of one; its report and seconds.
+
+    Faults of MPI and of libfabric get the checks that must find them: each message of the latter is a process
+    of its own. Faults of the driver get no
     MPI: what each library makes of them no profile can state.
     """
     started = time.monotonic()
     request = Request(backend=backend, deadline_s=stated.deadline_s)
-    if stated.needs_mpi:
-        request = replace(request, checks=stated.expect[backend].checks)
+    if stated.needs_mpi or stated.needs_fabric:
+        request = replace(request, checks=stated.expect[backend].checks or FABRIC)
+    if check:
+        request = replace(request, checks=(check,))
     if stated.needs_mpi or not stated.faults:
         request = replace(request, mpi_lib=mpi_lib, workarounds=False)
-    with options.node(name) as (node, remove), progress() as watcher:
-        report = engine.run(request, SiteConfig(), node, watcher, remove=remove)
+    with options.node(name) as node, progress() as watcher:
+        report = engine.run(request, SiteConfig(memory=stated.memory), node, watcher)
     return report, time.monotonic() - started
 
 
-def _as_json(done: Sequence[Drill]) -> str:
+def _as_json(done: Sequence[Drill], left: int) -> str:
     drills = [{**asdict(one), "good": one.verdict.good} for one in done]
-    return json.dumps({"simulated": True, "good": _all_good(done), "drills": drills}, indent=2)
+    good = _all_good(done) and not left
+    return json.dumps({"simulated": True, "good": good, "left": left, "drills": drills}, indent=2)
 
 
 class _Table:
@@ -158,7 +249,7 @@ class _Table:
         seconds = sum(run.seconds for run in runs)
         return self._line(stated.name, runs[0].backend, must or "nothing", outcome, f"{seconds:7.1f}")
 
-    def foot(self, done: Sequence[Drill]) -> list[str]:
+    def foot(self, done: Sequence[Drill], left: int) -> list[str]:
         lines = [""]
         told = Counter(
             (kind, f"{one.profile} on {one.backend}: {item}")
@@ -171,7 +262,9 @@ class _Table:
             lines += self._page.fill(f"{text}{often}", f"{kind:9} ", " " * 10)
         good = sum(one.verdict.good for one in done)
         seconds = sum(one.seconds for one in done)
-        return [*lines, f"{len(done)} drills in {seconds:.0f} s: {good} as stated, {len(done) - good} not"]
+        drills = "1 drill" if len(done) == 1 else f"{len(done)} drills"
+        ended_early = f", {left} not run to their end" if left else ""
+        return [*lines, f"{drills} in {seconds:.0f} s: {good} as stated, {len(done) - good} not{ended_early}"]
 
     def _line(self, *cells: str) -> list[str]:
         wrapped = [wrap(cell, width) for cell, width in zip(cells, self._widths, strict=True)]
@@ -181,7 +274,7 @@ class _Table:
         ]
 
 
-def _outcome(verdict: drill.Verdict) -> str:
+def _outcome(verdict: drill.Drilled) -> str:
     parts = (
         (verdict.caught, f"caught {len(verdict.caught)}"),
         (verdict.missed, f"MISSED {len(verdict.missed)}"),

@@ -1,4 +1,5 @@
-"""``gpuipc-doctor explain``: what a check does, in the words of its own file; what a known issue is."""
+"""``gpuipc-doctor explain``: what a check does, in the words of its own file; what a known issue is; how the
+stacks of this node share device memory."""
 
 from __future__ import annotations
 
@@ -10,22 +11,26 @@ from pathlib import Path
 
 import click
 
-from gpuipc_doctor import knownissues, loader
-from gpuipc_doctor.api import Check
-from gpuipc_doctor.cli import options
+from gpuipc_doctor import knownissues
+from gpuipc_doctor.api import Check, loader
+from gpuipc_doctor.api.loader import LoadedCheck
+from gpuipc_doctor.cli import explain_sharing, options
 from gpuipc_doctor.cli.issue_page import page
+from gpuipc_doctor.cli.progress import progress
 from gpuipc_doctor.cli.table import COLUMNS
 from gpuipc_doctor.knownissues import KnownIssue
-from gpuipc_doctor.loader import LoadedCheck
-from gpuipc_doctor.plan import UnknownName
 from gpuipc_doctor.report.text import wrap
+from gpuipc_doctor.run import check_files, engine
+from gpuipc_doctor.run.request import Request, UnknownName
+
+SHARING = "sharing"
 
 _ITEM = r" *(?:[-*]|\d+\.) +"
 """What an item of a list begins with."""
 
 
 @click.command()
-@click.argument("id_", metavar="CHECK|ISSUE")
+@click.argument("id_", metavar="CHECK|ISSUE|sharing")
 @click.option(
     "--config",
     "config_file",
@@ -33,23 +38,35 @@ _ITEM = r" *(?:[-*]|\d+\.) +"
     metavar="FILE",
     help="With a site's own checks and known issues.",
 )
-def command(id_: str, config_file: Path | None) -> None:
-    """Explain a check or a known issue.
+@click.option("--simulate", metavar="PROFILE", help="For sharing: the stacks of a simulated node.")
+@click.option("--json", "as_json", is_flag=True, help="For sharing: print JSON.")
+def command(id_: str, config_file: Path | None, simulate: str | None, as_json: bool) -> None:
+    """Explain a check, a known issue, or how memory is shared.
 
     A check: what it does, what it needs, which known issues it detects. A known issue: who is affected, how
-    it shows, what to do at what price, who says so.
+    it shows, what to do at what price, who says so. The word "sharing": how the stacks of this node (NCCL,
+    UCX, PyTorch, MPI) pass device memory between processes, by version and setting, and which check tries it.
     """
     config = options.site_config(config_file)
     checks = {
-        item.check.id: item for item in loader.load(config.checks_dirs) if isinstance(item, LoadedCheck)
+        item.check.id: item for item in check_files.load(config.checks_dirs) if isinstance(item, LoadedCheck)
     }
+    if id_ != SHARING and (as_json or simulate is not None):
+        option = "--json" if as_json else "--simulate"
+        raise click.UsageError(f"{option} is for `explain {SHARING}`; {id_} is the same on every node")
     issues = {issue.id: issue for issue in knownissues.load(config.known_issues_dirs)}
-    if id_ in checks:
+    if id_ == SHARING:
+        with options.node(simulate) as node, progress() as watcher:
+            stock = engine.take_stock(Request(), config, node, watcher)
+        tell = explain_sharing.document if as_json else explain_sharing.page
+        click.echo(tell(stock.facts, [item.check for item in checks.values()], node.simulated))
+    elif id_ in checks:
         click.echo(_check_page(checks[id_], issues.values()))
     elif id_ in issues:
         click.echo(page(issues[id_]))
     else:
-        raise UnknownName("check or known issue", id_, [*checks, *get_close_matches(id_, issues)])
+        known = [*checks, SHARING, *get_close_matches(id_, issues)]
+        raise UnknownName("check or known issue", id_, known)
 
 
 def _check_page(item: LoadedCheck, issues: Iterable[KnownIssue]) -> str:
@@ -79,7 +96,7 @@ def _required(check: Check) -> Iterator[str]:
 def _detected(check: str, issues: Iterable[KnownIssue]) -> str:
     if check == "known-versions":
         return "every known issue with versions"
-    return ", ".join(issue.id for issue in issues if check in issue.detected_by) or "no known issue"
+    return ", ".join(issue.id for issue in issues if check in issue.checks) or "no known issue"
 
 
 def _reflowed(text: str) -> Iterator[str]:

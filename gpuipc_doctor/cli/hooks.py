@@ -9,16 +9,19 @@ from pathlib import Path
 
 import click
 
-from gpuipc_doctor import config
+from gpuipc_doctor.cli import options
 from gpuipc_doctor.cli.output import OutputFile
-from gpuipc_doctor.hooks import HOOKS
-from gpuipc_doctor.trust import untrusted
+from gpuipc_doctor.prolog.hooks import HOOKS
+from gpuipc_doctor.site import bounded, config
+from gpuipc_doctor.site.trust import untrusted
 
-_OURS = "Written by `gpuipc-doctor config hooks"
+_OURS = b"Written by `gpuipc-doctor config hooks"
+
+MAX_BYTES = 1 << 20
 
 
 @click.command("hooks")
-@click.argument("which", type=click.Choice(list(HOOKS)))
+@click.argument("which", type=options.Choice(list(HOOKS)))
 @click.option(
     "--config",
     "config_file",
@@ -55,17 +58,23 @@ def command(which: str, config_file: Path, directory: Path | None, scontrol: str
     if file is None:
         click.echo(text, nl=False)
         return
-    for path in (Path(sys.executable), Path(__file__), file.parent):
+    for path in (Path(sys.executable), Path(__file__)):
         if reason := untrusted(path):
             click.echo(f"gpuipc-doctor: warning: {path} {reason}", err=True)
-    if file.exists() and _OURS not in file.read_text(encoding="utf-8", errors="replace"):
+    if file.exists() and not _is_ours(file):
         raise click.UsageError(f"{file} is there, and is not one of ours; move it away")
     try:
-        OutputFile(file).write(text)
-        file.chmod(hook.mode)
+        OutputFile(file, hook.mode).write(text)
     except OSError as error:
         raise click.UsageError(f"cannot write {file}: {error.strerror}") from None
     click.echo(f"{file}: written; its first lines say how to use it")
+
+
+def _is_ours(file: Path) -> bool:
+    try:
+        return _OURS in bounded.read(file, MAX_BYTES)
+    except bounded.Unreadable:
+        return False
 
 
 def _scontrol(named: str | None) -> str:

@@ -13,13 +13,14 @@ from textwrap import fill
 
 import click
 
-from gpuipc_doctor import engine
-from gpuipc_doctor.cli import options, reading
+from gpuipc_doctor.cli import options, saved
 from gpuipc_doctor.cli.progress import progress
 from gpuipc_doctor.cli.table import COLUMNS
-from gpuipc_doctor.comparison.inventory import changes
+from gpuipc_doctor.comparison.inventory_changes import changes
 from gpuipc_doctor.model import Fact, Json, Node, Setting
-from gpuipc_doctor.plan import Request
+from gpuipc_doctor.report.text import sanitise
+from gpuipc_doctor.run import engine
+from gpuipc_doctor.run.request import Request
 
 _VALUE_COLUMNS = 26
 
@@ -50,9 +51,9 @@ def command(
     its own rows.
     """
     config = options.site_config(config_file)
-    old = reading.inventory(before) if before else ()
+    old = saved.inventory(before) if before else ()
     request = Request(backend=backend, deadline_s=deadline)
-    with options.node(simulate) as (node, _), progress() as watcher:
+    with options.node(simulate) as node, progress() as watcher:
         stock = engine.take_stock(request, config, node, watcher)
     if before and as_json:
         click.echo(_json([asdict(change) for change in changes(old, stock.told)]))
@@ -77,7 +78,7 @@ def _document(node: Node, stock: engine.Stock) -> Json:
 
 
 def _json(data: Json) -> str:
-    return json.dumps(data, indent=2, ensure_ascii=False)
+    return json.dumps(data, indent=2)
 
 
 # -- the page -------------------------------------------------------------------------------------------
@@ -87,7 +88,11 @@ def page(facts: Iterable[Fact], settings: Iterable[Setting]) -> str:
     """What was found, then the environment's variables, then what was not found and where it was sought."""
     shown = [fact for fact in facts if not fact.name.startswith("env:")]
     found = [(fact.name, fact.value, fact.source) for fact in shown if fact.value is not None]
-    missing = [(fact.name, fact.source) for fact in shown if fact.value is None]
+    sought: dict[str, list[str]] = {}
+    for fact in shown:
+        if fact.value is None:
+            sought.setdefault(fact.source, []).append(fact.name)
+    missing = [(", ".join(names), source) for source, names in sought.items()]
     blocks = [_table(found, ("name", "value", "source"))]
     if lines := [line for one in settings for line in _setting(one)]:
         blocks.append("\n".join(["environment", *lines]))
@@ -99,7 +104,7 @@ def page(facts: Iterable[Fact], settings: Iterable[Setting]) -> str:
 def _setting(one: Setting) -> Iterator[str]:
     mark = f"{one.effect.value}: " if one.effect.is_mistake else ""
     where = "" if one.where == "environment" else f" ({one.where})"
-    yield f"  {one.name}={one.value}{where}"
+    yield f"  {sanitise(f'{one.name}={one.value}')}{where}"
     yield _indented(f"{mark}{one.says}", 6)
     if one.effect.is_mistake and one.instead:
         yield _indented(f"instead: {one.instead}", 6)
@@ -108,7 +113,7 @@ def _setting(one: Setting) -> Iterator[str]:
 def _indented(text: str, columns: int) -> str:
     indent = " " * columns
     return fill(
-        text,
+        sanitise(text),
         COLUMNS,
         initial_indent=indent,
         subsequent_indent=indent,
@@ -118,10 +123,11 @@ def _indented(text: str, columns: int) -> str:
 
 
 def _table(rows: Sequence[tuple[str, ...]], headers: tuple[str, ...]) -> str:
-    """At most 80 columns wide: names whole, the last column with all the room that the others leave."""
+    """At most 80 columns wide: each name whole, the last column with all the room that the others leave."""
     from tabulate import tabulate
 
-    name, value = (max(len(row[n]) for row in (*rows, headers)) for n in (0, 1))
+    value = max(len(row[1]) for row in (*rows, headers))
+    name = max(len(word) for row in (*rows, headers) for word in row[0].split())
     widths = [name, min(value, _VALUE_COLUMNS)] if len(headers) == 3 else [name]
     widths.append(COLUMNS - sum(widths) - 2 * len(widths))
     wrapped = [[_wrapped(cell, width) for cell, width in zip(row, widths, strict=True)] for row in rows]
@@ -131,7 +137,7 @@ def _table(rows: Sequence[tuple[str, ...]], headers: tuple[str, ...]) -> str:
 def _wrapped(text: str, width: int) -> str:
     """Lines of whole words; one that is too long, as a path can be, breaks before a slash if it can."""
     lines: list[str] = []
-    for word in text.split():
+    for word in sanitise(text).split():
         if lines and len(lines[-1]) + 1 + len(word) <= width:
             lines[-1] += f" {word}"
             continue

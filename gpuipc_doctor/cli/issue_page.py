@@ -34,7 +34,7 @@ def _sections(issue: KnownIssue, today: date) -> Iterator[tuple[str, list[str]]]
         "Who is affected": _paragraphs(*_affected(issue)),
         "How logs show it": (line for one in issue.signatures for line in _signature(one)),
         "How it is found here": _paragraphs(*_detection(issue)),
-        "What to do": (line for one in issue.workarounds for line in _workaround(issue, one)),
+        "What to do": (line for one in issue.harmless_first for line in _workaround(issue, one)),
         "Not in the sources, but concluded": _items(issue.inferred),
         "Notes": _paragraphs(issue.notes),
         "Links": _links(issue),
@@ -56,13 +56,15 @@ def _affected(issue: KnownIssue) -> Iterator[str]:
         yield f"known to be good: {', '.join(good)}"
     if issue.needs:
         yield f"only with: {', '.join(map(str, issue.needs))}"
+    if issue.harms:
+        yield f"here, no probe may do this: {', '.join(issue.harms)}"
     if issue.also:
         yield f"also has to do with: {', '.join(issue.also)}"
 
 
 def _detection(issue: KnownIssue) -> Iterator[str]:
-    if issue.detected_by:
-        yield f"gpuipc-doctor check {' '.join(issue.detected_by)}"
+    if issue.checks:
+        yield f"gpuipc-doctor check {' '.join(issue.checks)}"
     if issue.signatures:
         yield "gpuipc-doctor diagnose FILE, in logs"
     if any(one.introduced != "unknown" or one.known_bad for one in issue.affected) or (
@@ -90,6 +92,8 @@ def _workaround(issue: KnownIssue, one: Workaround) -> Iterator[str]:
         yield _fill(f"right in: {issue.component} {one.when}", "    ")
     if one.cost:
         yield _fill(f"price: {one.cost}", "    ")
+    if one.risk:
+        yield _fill(f"may give rise to {one.risk}: {one.risk_source}", "    ")
     if one.conflicts:
         yield _fill(f"brings about: {', '.join(one.conflicts)}", "    ")
 

@@ -1,24 +1,27 @@
-"""``gpuipc-doctor known-issues``: what is known, one entry in full, and what is wrong with a file."""
+"""``gpuipc-doctor known-issues``: what is known, in full or for programs, new ones, and wrong files."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
-from gpuipc_doctor import environment, knownissues, loader
-from gpuipc_doctor.cli import options
+from gpuipc_doctor import knownissues
+from gpuipc_doctor.api.loader import LoadedCheck
+from gpuipc_doctor.cli import issue_draft, options
 from gpuipc_doctor.cli.issue_page import page
 from gpuipc_doctor.cli.issue_table import markdown
+from gpuipc_doctor.cli.stdio import say
 from gpuipc_doctor.cli.table import table
-from gpuipc_doctor.config import SiteConfig
-from gpuipc_doctor.knownissues import KnownIssue
-from gpuipc_doctor.loader import LoadedCheck
-from gpuipc_doctor.plan import UnknownName
-from gpuipc_doctor.yamlfile import Mistake
+from gpuipc_doctor.inventory import variables
+from gpuipc_doctor.knownissues import KnownIssue, osv
+from gpuipc_doctor.run import check_files
+from gpuipc_doctor.run.request import UnknownName
+from gpuipc_doctor.site.config import SiteConfig
+from gpuipc_doctor.site.yamlfile import Mistake
 
 _with_config = click.option(
     "--config",
@@ -69,20 +72,62 @@ def lint(files: tuple[Path, ...], config_file: Path | None) -> None:
     """Name every mistake in these files, by default in those of the package and of the site."""
     site = options.site_config(config_file)
     paths = files or tuple(knownissues.files(site.known_issues_dirs))
-    mistakes = find_mistakes(paths, site)
+    mistakes = find_mistakes(paths, _check_ids(site))
     for mistake in mistakes:
-        click.echo(f"gpuipc-doctor: {mistake}", err=True)
+        say(str(mistake))
     if mistakes:
         raise SystemExit(2)
     click.echo(f"{len(paths)} file{'s' * (len(paths) != 1)} without a mistake")
 
 
-def find_mistakes(paths: Sequence[Path], site: SiteConfig) -> tuple[Mistake, ...]:
+@command.command()
+@_with_config
+@click.option(
+    "--format", "format_", type=click.Choice(["json"]), default="json", help="JSON, in OSV's words."
+)
+def export(config_file: Path | None, format_: str) -> None:
+    """Print the whole database for another program."""
+    assert format_ == "json"
+    dirs = options.site_config(config_file).known_issues_dirs
+    click.echo(_json(osv.document(knownissues.load(dirs), knownissues.edition(dirs))))
+
+
+@command.command()
+@click.argument(
+    "directory", type=click.Path(path_type=Path, exists=True, file_okay=False), metavar="DIRECTORY"
+)
+@_with_config
+def add(directory: Path, config_file: Path | None) -> None:
+    """Ask for a known issue and draft it as DIRECTORY/ID.yaml.
+
+    DIRECTORY is one of those that `known_issues_dirs` of the site's config names. The line of a log that is
+    given becomes the entry's signature and the sample against which that is tested.
+    """
+    entry = issue_draft.ask()
+    path = directory / f"{Path(str(entry['id'])).name}.yaml"
+    if path.exists():
+        raise click.UsageError(f"{path} is there already")
+    path.write_text(issue_draft.dump(entry), encoding="utf-8")
+    mistakes = find_mistakes([path], _check_ids(options.site_config(config_file)))
+    for mistake in mistakes:
+        say(str(mistake))
+    click.echo(
+        f"{path} is drafted; {'mend what is named above' if mistakes else 'look it through'}, then run"
+    )
+    click.echo(f"gpuipc-doctor known-issues lint {path}")
+    if mistakes:
+        raise SystemExit(2)
+
+
+def find_mistakes(paths: Sequence[Path], check_ids: Collection[str]) -> tuple[Mistake, ...]:
     """Every mistake in these files of known issues, by all that is known here of checks and variables."""
-    loaded = loader.load(site.checks_dirs)
-    check_ids = {item.check.id for item in loaded if isinstance(item, LoadedCheck)}
-    changing = {name: variable.changing for name, variable in environment.load().items()}
+    changing = {name: variable.changing for name, variable in variables.load().items()}
     return knownissues.lint(paths, check_ids, changing)
+
+
+def _check_ids(site: SiteConfig) -> set[str]:
+    loaded = check_files.load(site.checks_dirs)
+    return {item.check.id for item in loaded if isinstance(item, LoadedCheck)}
 
 
 def _entry(issue: KnownIssue) -> dict[str, object]:
@@ -95,7 +140,7 @@ def _entry(issue: KnownIssue) -> dict[str, object]:
 
 def _json(data: object) -> str:
     """JSON; a day is written as text."""
-    return json.dumps(data, indent=2, ensure_ascii=False, default=str)
+    return json.dumps(data, indent=2, default=str)
 
 
 def _table(issues: tuple[KnownIssue, ...]) -> str:

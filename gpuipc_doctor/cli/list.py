@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from gpuipc_doctor import loader
+from gpuipc_doctor.api.loader import LoadedCheck
 from gpuipc_doctor.cli import options
 from gpuipc_doctor.cli.table import table
-from gpuipc_doctor.loader import LoadedCheck
+from gpuipc_doctor.run import check_files
 
 
 @click.command()
@@ -23,7 +23,7 @@ from gpuipc_doctor.loader import LoadedCheck
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(config_file: Path | None, as_json: bool) -> None:
     """List the checks: what each asks, and the first tier that it belongs to."""
-    loaded = loader.load(options.site_config(config_file).checks_dirs)
+    loaded = check_files.load(options.site_config(config_file).checks_dirs)
     if as_json:
         import json
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import importlib
 import io
@@ -13,7 +12,9 @@ from pathlib import Path
 
 import click
 
-from gpuipc_doctor import __version__, streams
+from gpuipc_doctor import __version__
+from gpuipc_doctor.cli import stdio
+from gpuipc_doctor.near_miss import did_you_mean
 
 COMMANDS = {
     "check": ("check", "Run checks on this node and print the health matrix."),
@@ -21,7 +22,8 @@ COMMANDS = {
     "config": ("config", "Look at site configs, and put them to use."),
     "diagnose": ("diagnose", "Find known issues in logs and stacks."),
     "drill": ("drill", "Show on simulated faults what the checks catch."),
-    "explain": ("explain", "Explain a check or a known issue."),
+    "explain": ("explain", "Explain a check, a known issue, or how memory is shared."),
+    "fleet": ("fleet", "Run checks on many nodes: which are bad, which differ, which did not answer."),
     "inventory": ("inventory", "Show which drivers and libraries this node has, and where that was read."),
     "known-issues": ("known_issues", "Look at the database of known-bad versions."),
     "list": ("list", "List the checks."),
@@ -34,6 +36,13 @@ COMMANDS = {
 
 _NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What a full disk and a lost terminal answer; a closed pipe is looked after by click."""
+
+
+_SCARCE = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+"""Out of processes, memory or descriptors."""
+
+_NO_THREAD = "can't start new thread"
+"""The `RuntimeError` of `threading` where the limit of processes, which threads count against, is reached."""
 
 
 class LazyCommands(click.Group):
@@ -58,8 +67,7 @@ class LazyCommands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
-            near = difflib.get_close_matches(name, COMMANDS, n=1)
-            ctx.fail(f"no command {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+            ctx.fail(f"no command {name!r}{did_you_mean(name, COMMANDS)}")
         return super().resolve_command(ctx, args)
 
 
@@ -75,7 +83,7 @@ def cli() -> None:
 def main() -> None:
     """Entry point: every error that a user can cause is one line and exit code 2, an interruption is 130."""
     try:
-        streams.open_standard()
+        stdio.open_standard()
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):  # a terminal that has no "·" shows a "?"
                 stream.reconfigure(errors="replace")
@@ -84,7 +92,7 @@ def main() -> None:
                 signal.signal(number, signal.default_int_handler)
         sys.exit(cli.main(prog_name="gpuipc-doctor", standalone_mode=False))
     except click.ClickException as error:
-        error.show()
+        _show(error)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):  # what comes later is in the report
         click.echo("gpuipc-doctor: interrupted before anything was learned", err=True)
@@ -93,20 +101,40 @@ def main() -> None:
         sys.exit(report_error(error))
 
 
+def _show(error: click.ClickException) -> None:
+    """What click says of a wrong command line; it quotes what it was given, which may be a file's name."""
+    from gpuipc_doctor.report.text import sanitise
+
+    said = io.StringIO()
+    error.show(said)
+    for line in said.getvalue().splitlines():
+        click.echo(sanitise(line), err=True)
+
+
 def report_error(error: Exception) -> int:
     """Print an error that ended the command; returns the exit code."""
-    from gpuipc_doctor.plan import UnknownName
+    from gpuipc_doctor.run.request import UnknownName
     from gpuipc_doctor.simulator.build import SimulatorUnavailable
-    from gpuipc_doctor.yamlfile import BadFile
+    from gpuipc_doctor.site.yamlfile import BadFile
+    from gpuipc_doctor.supervise.scratch import NoPlace
 
+    if isinstance(error, NoPlace):
+        stdio.say(str(error))
+        return 1
     if isinstance(error, BadFile | UnknownName | SimulatorUnavailable):
-        for line in str(error).splitlines():
-            click.echo(f"gpuipc-doctor: {line}", err=True)
+        stdio.say(str(error))
         return 2
     if isinstance(error, OSError) and error.errno in _NOT_WRITTEN:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nor will the rest be, when Python ends
         place = error.filename or "what was to be printed"
-        click.echo(f"gpuipc-doctor: cannot write {place}: {error.strerror}", err=True)
+        stdio.say(f"cannot write {place}: {error.strerror}")
+        return 1
+    if isinstance(error, OSError) and error.filename == os.devnull:
+        stdio.say(f"cannot open {os.devnull}: {error.strerror}; nothing can run without it")
+        return 1
+    if (isinstance(error, OSError) and error.errno in _SCARCE) or str(error) == _NO_THREAD:
+        why = error.strerror if isinstance(error, OSError) else error
+        stdio.say(f"the system does not give what is needed to run: {why}; see `ulimit -a`")
         return 1
     if isinstance(error, FileNotFoundError) and not _has_working_directory():
         click.echo("gpuipc-doctor: the working directory was deleted; change to one that is there", err=True)
@@ -117,7 +145,7 @@ def report_error(error: Exception) -> int:
     with tempfile.NamedTemporaryFile("w", prefix="gpuipc-doctor-error-", suffix=".txt", delete=False) as file:
         file.write(f"gpuipc-doctor {__version__}, Python {sys.version}, {sys.argv}\n\n")
         traceback.print_exception(error, file=file)
-    click.echo(f"gpuipc-doctor: internal error: {error!r}; please report it with {file.name}", err=True)
+    stdio.say(f"internal error: {error!r}; please report it with {file.name}")
     return 1
 
 

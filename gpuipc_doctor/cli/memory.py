@@ -17,9 +17,9 @@ from gpuipc_doctor.cli.table import table
 from gpuipc_doctor.memory import log, view, watching
 from gpuipc_doctor.memory.history import History
 from gpuipc_doctor.memory.usage import Sample
-from gpuipc_doctor.model import Node, Status
-from gpuipc_doctor.plan import Request
-from gpuipc_doctor.report.exits import Exit
+from gpuipc_doctor.model import Exit, Node, Status
+from gpuipc_doctor.report import sentences
+from gpuipc_doctor.run.request import Request
 
 DEFAULT_INTERVAL_S = 2.0
 
@@ -63,7 +63,7 @@ def command(
     config = options.site_config(config_file)
     backends = Request(backend=backend).backends
     seconds = (interval or DEFAULT_INTERVAL_S) if watch else 0.0
-    with options.node(simulate) as (node, remove), _log(log_file) as file, _screen(node, watch) as screen:
+    with options.node(simulate) as node, _log(log_file) as file, _screen(node, watch) as screen:
         history = History()
 
         def listen(sample: Sample) -> None:
@@ -73,14 +73,16 @@ def command(
                 file.write(f"{line}\n")
             screen.show(sample, history)
 
-        end = watching.watch(node, backends, seconds, listen, start_up_s=config.start_up_s, remove=remove)
+        end = watching.watch(node, backends, seconds, listen, start_up_s=config.start_up_s)
     if end.trouble:
         remedy = f"; {end.trouble.remedy}" if end.trouble.remedy else ""
-        click.echo(f"gpuipc-doctor: {end.trouble.status.value} {end.trouble.summary}{remedy}", err=True)
+        click.echo(
+            f"gpuipc-doctor: {end.trouble.status.value} {sentences.summary(end.trouble)}{remedy}", err=True
+        )
         ctx.exit(Exit.FAIL if end.trouble.status is Status.FAIL else Exit.ERROR)
     if end.absent:
         click.echo(f"gpuipc-doctor: no GPU whose memory can be read: {'; '.join(end.absent)}", err=True)
-        ctx.exit(Exit.NOTHING_TESTED)
+        ctx.exit(Exit.NOTHING)
 
 
 def _host(node: Node) -> str:

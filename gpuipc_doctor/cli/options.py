@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from gpuipc_doctor.near_miss import did_you_mean
+
 if TYPE_CHECKING:  # the prolog shares these options and has no time for what it does not need
-    from gpuipc_doctor.config import SiteConfig
     from gpuipc_doctor.model import Node
+    from gpuipc_doctor.site.config import SiteConfig
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -39,12 +40,23 @@ class Seconds(click.FloatRange):
         return seconds
 
 
+class Choice(click.Choice[str]):
+    """One of some words; of another one it says which was meant."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as wrong:
+            meant = did_you_mean(str(value), self.choices)
+            self.fail(f"{wrong.message.removesuffix('.')}{meant or '.'}", param, ctx)
+
+
 def node_options(command: Command) -> Command:
     """``--config``, ``--simulate`` and ``--backend``: which node, and which of its drivers."""
     for option in (
         click.option(
             "--backend",
-            type=click.Choice(["auto", "cuda", "hip", "all"]),
+            type=Choice(["auto", "cuda", "hip", "all"]),
             default="auto",
             show_default=True,
             help="Driver to probe; auto: whichever is here.",
@@ -57,7 +69,7 @@ def node_options(command: Command) -> Command:
             "config_file",
             type=click.Path(path_type=Path),
             metavar="FILE",
-            help="Site config; without it the defaults of site-configs/generic.yaml hold.",
+            help="Site config, or the name of a shipped one; beneath it lies /etc/gpuipc-doctor/site.yaml.",
         ),
     ):
         command = option(command)
@@ -65,36 +77,39 @@ def node_options(command: Command) -> Command:
 
 
 def site_config(file: Path | None) -> SiteConfig:
-    """The site config of ``--config``, else the defaults. Raises `BadFile`."""
-    from gpuipc_doctor import config
+    """What the site has decided: ``--config`` and what lies beneath it. Raises `BadFile`."""
+    from gpuipc_doctor.site import config, layers
 
-    return config.load(file) if file else config.SiteConfig()
+    return config.load(layers.of_option(file) if file else None, matching)
+
+
+def host() -> str:
+    """This node's name, as sets of nodes have it."""
+    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
+
+
+def matching() -> Path | None:
+    """The shipped site that matches this node. Raises `BadFile` where several do."""
+    from gpuipc_doctor.site import hosts, yamlfile
+
+    read = partial(yamlfile.read, schema=None)
+    return hosts.matching(host(), hosts.cluster_name(os.environ), read)
 
 
 @contextmanager
-def node(profile: str | None) -> Iterator[tuple[Node, list[Path]]]:
-    """The node to probe, and the directories that exist for it alone."""
+def node(profile: str | None) -> Iterator[Node]:
+    """The node to probe; a simulated one has files, which are removed whatever becomes of this process."""
     if profile is None:
         from gpuipc_doctor.model import Node
 
-        yield Node(), []
+        yield Node()
         return
     if not profile:
         raise click.BadParameter("the name is empty", param_hint="'--simulate'")
     from gpuipc_doctor.simulator.node import prepare
+    from gpuipc_doctor.supervise import scratch
 
-    state = Path(tempfile.mkdtemp(prefix="gpuipc-doctor-node-", dir=_roomy()))
-    try:
-        yield prepare(profile, state), [state]
-    finally:
-        shutil.rmtree(state, ignore_errors=True)
-
-
-def _roomy() -> Path | None:
-    """Where simulated device memory goes, which is files: in shared memory they never reach a disk.
-
-    None, the directory for temporary files, where shared memory is too small or not to be had.
-    """
-    if not os.access(SHARED_MEMORY, os.W_OK) or shutil.disk_usage(SHARED_MEMORY).free < _ROOMY_BYTES:
-        return None
-    return SHARED_MEMORY
+    # Simulated device memory is files, which never reach a disk if they are in shared memory.
+    places = (SHARED_MEMORY, *scratch.usual())
+    with scratch.directory(places, _ROOMY_BYTES) as state:
+        yield prepare(profile, state)

@@ -9,6 +9,7 @@ import time
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Protocol
 
+from gpuipc_doctor.model import Result
 from gpuipc_doctor.report.text import sanitise
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ class Progress(Protocol):
         """A probe begins; each of its operations may take ``deadline_s`` seconds."""
 
     def finished(self, key: str) -> None: ...
+    def concluded(self, result: Result) -> None:
+        """What a probe has shown."""
+
     def __enter__(self) -> Progress: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -46,6 +50,7 @@ class Silent:
     def planned(self, total: int) -> None: ...
     def started(self, key: str, text: str, deadline_s: float) -> None: ...
     def finished(self, key: str) -> None: ...
+    def concluded(self, result: Result) -> None: ...
     def __enter__(self) -> Silent:
         return self
 
@@ -86,6 +91,8 @@ class Display:
         with self._lock:
             if self._running.pop(key, None):
                 self._done += 1
+
+    def concluded(self, result: Result) -> None: ...
 
     def __enter__(self) -> Display:
         self._live.start()

@@ -7,9 +7,8 @@ from typing import Any
 
 import click
 
-from gpuipc_doctor import isolation
 from gpuipc_doctor.cli import options
-from gpuipc_doctor.prolog import front
+from gpuipc_doctor.prolog import answer, isolation
 
 
 class Forgiving(click.Command):
@@ -32,7 +31,7 @@ class Forgiving(click.Command):
     "config_file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Site config; without it the defaults of site-configs/generic.yaml hold.",
+    help="Site config; without it /etc/gpuipc-doctor/site.yaml, else the defaults.",
 )
 @click.option(
     "--budget",
@@ -53,4 +52,4 @@ def command(*, config_file: Path | None, budget: float | None, explain_decision:
     TMPDIR or terminal. A mistake on its command line or in the config is said, and exits with 0.
     """
     isolation.isolate()
-    front.run(config_file, budget, explain=explain_decision)
+    answer.run(config_file, budget, explain=explain_decision)

@@ -6,14 +6,15 @@ import importlib
 import os
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
-from gpuipc_doctor.cli import reading
+from gpuipc_doctor.cli import options, saved
 from gpuipc_doctor.model import Report
 
-FORMATS = ("matrix", "junit", "prometheus")
+FORMATS = ("matrix", "html", "junit", "prometheus")
 
 
 @click.command()
@@ -21,10 +22,10 @@ FORMATS = ("matrix", "junit", "prometheus")
 @click.option(
     "--format",
     "form",
-    type=click.Choice(FORMATS),
+    type=options.Choice(FORMATS),
     default="matrix",
     show_default=True,
-    help="For people, for CI, or for the textfile collector of Prometheus' node_exporter.",
+    help="For a terminal, a ticket or a browser, CI, or the textfile collector of Prometheus' node_exporter.",
 )
 def command(file: Path, form: str) -> None:
     """Print a saved report once more.
@@ -32,7 +33,7 @@ def command(file: Path, form: str) -> None:
     FILE is what `gpuipc-doctor check --output FILE` wrote. The exit code says whether it could be read, not
     what is in it.
     """
-    click.echo(_text(reading.report(file), form), nl=False)
+    click.echo(_text(saved.report(file), form), nl=False)
 
 
 def _text(report: Report, form: str) -> str:
@@ -41,5 +42,7 @@ def _text(report: Report, form: str) -> str:
 
         color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
         return matrix.render(report, width=shutil.get_terminal_size().columns, color=color)
+    if form == "html" and find_spec("jinja2") is None:
+        raise click.UsageError("--format html needs jinja2: pip install 'gpuipc-doctor[html]'")
     text: str = importlib.import_module(f"gpuipc_doctor.report.{form}").render(report)
     return text

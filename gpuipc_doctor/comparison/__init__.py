@@ -6,7 +6,7 @@ text and add nothing.
 
 from __future__ import annotations
 
-from gpuipc_doctor.comparison.comparing import compare
+from gpuipc_doctor.comparison.compare import compare
 from gpuipc_doctor.comparison.comparison import Comparison
 
 __all__ = ["Comparison", "compare"]

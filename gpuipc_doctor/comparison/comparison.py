@@ -2,40 +2,19 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 
-from gpuipc_doctor.comparison.checks import Turn, Verdict
+from gpuipc_doctor.comparison.check_changes import CheckChange, Turn
 from gpuipc_doctor.comparison.devices import Fate, Match
-from gpuipc_doctor.comparison.inventory import Change
+from gpuipc_doctor.comparison.inventory_changes import Change
 from gpuipc_doctor.comparison.speed import Pace, Speeds
-from gpuipc_doctor.model import Relation, Status, Tier
+from gpuipc_doctor.model import Exit, Relation, Status, Tier
 
-
-class Exit(enum.IntEnum):
-    """The exit codes of ``gpuipc-doctor compare``; ``meaning`` is the line of the table in the README.
-
-    They are those of ``check``, applied to what has changed.
-    """
-
-    OK = 0
-    INTERNAL = 1
-    USAGE = 2
-    NOTHING_TESTED = 3
-    WARN = 10
-    ERROR = 11
-    FAIL = 12
-
-    @property
-    def meaning(self) -> str:
-        return _MEANINGS[self]
-
-
-_MEANINGS = {
+MEANINGS = {
     Exit.OK: "nothing is worse, slower or no longer tested",
     Exit.INTERNAL: "gpuipc-doctor itself failed",
     Exit.USAGE: "the command line is wrong, or a file is no report",
-    Exit.NOTHING_TESTED: "in one of the reports no probe ran, so there is nothing to compare",
+    Exit.NOTHING: "in one of the reports no probe ran, so there is nothing to compare",
     Exit.WARN: "something is slower, or is a WARN that was none",
     Exit.ERROR: "something that was tested no longer is (ERROR, SKIP, not run, a GPU that is gone)",
     Exit.FAIL: "something fails that did not",
@@ -76,12 +55,12 @@ class Comparison:
     """What makes them hard to compare."""
     inventory: tuple[Change, ...]
     devices: tuple[Match, ...]
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[CheckChange, ...]
     issues: tuple[IssueChange, ...]
     speeds: Speeds
     tolerance: float
 
-    def turned(self, turn: Turn) -> list[Verdict]:
+    def turned(self, turn: Turn) -> list[CheckChange]:
         return [verdict for verdict in self.verdicts if verdict.turn is turn]
 
     @property
@@ -90,7 +69,7 @@ class Comparison:
         if Status.FAIL in worse:
             return Exit.FAIL
         if not (self.before.probes_run and self.after.probes_run):
-            return Exit.NOTHING_TESTED
+            return Exit.NOTHING
         if self.turned(Turn.NO_LONGER_TESTED) or any(match.fate is Fate.GONE for match in self.devices):
             return Exit.ERROR
         return Exit.WARN if worse or self.speeds.of(Pace.SLOWER) else Exit.OK

@@ -3,47 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
-from gpuipc_doctor.comparison.checks import Turn, Verdict
+from gpuipc_doctor.comparison.check_changes import CheckChange, Turn
 from gpuipc_doctor.comparison.comparison import Comparison, Side
 from gpuipc_doctor.comparison.devices import Fate, Match
 from gpuipc_doctor.comparison.speed import DOUBT, Pace, Speed
 from gpuipc_doctor.model import Device, Status
+from gpuipc_doctor.report import sentences
+from gpuipc_doctor.report.blocks import Block, Lines, Paragraph, Table, table
 from gpuipc_doctor.report.text import fold_subjects
 
 MOST_ROWS = 20
 """Rows of slower or faster quantities that are shown; the JSON has all."""
 
 NOT_RUN = "-"
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """The first row holds the titles."""
-
-    rows: tuple[tuple[str, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Paragraph:
-    """A status, what it is about, what was seen, and what to do."""
-
-    status: str
-    title: str
-    text: str
-    remedy: str
-
-
-@dataclass(frozen=True, slots=True)
-class Lines:
-    """Sentences, a line each at least."""
-
-    lines: tuple[str, ...]
-
-
-Block = Table | Paragraph | Lines
 
 
 def blocks(comparison: Comparison) -> Iterator[Block]:
@@ -53,14 +27,14 @@ def blocks(comparison: Comparison) -> Iterator[Block]:
     yield _sides(comparison.before, comparison.after)
     if comparison.notes:
         yield Lines(tuple(f"Note: {note}" for note in comparison.notes))
-    yield from _table(
+    yield from table(
         ("inventory", "before", "after"),
         ((change.name, change.before or NOT_RUN, change.after or NOT_RUN) for change in comparison.inventory),
     )
-    yield from _table(("device", "before", "after", ""), _devices(comparison))
-    yield from _table(("check", "on", "before", "after", ""), _checks(comparison))
+    yield from table(("device", "before", "after", ""), _devices(comparison))
+    yield from table(("check", "on", "before", "after", ""), _checks(comparison))
     yield from _paragraphs(comparison)
-    yield from _table(
+    yield from table(
         ("known issue", "before", "after"),
         (
             (
@@ -73,7 +47,7 @@ def blocks(comparison: Comparison) -> Iterator[Block]:
     )
     for pace in (Pace.SLOWER, Pace.FASTER):
         rows = list(_speeds(comparison.speeds.of(pace)))
-        yield from _table((pace.value, "in", "before", "after", "ratio (bounds)"), rows[:MOST_ROWS])
+        yield from table((pace.value, "in", "before", "after", "ratio (bounds)"), rows[:MOST_ROWS])
         if len(rows) > MOST_ROWS:
             yield Lines((f"… and {len(rows) - MOST_ROWS} more that are {pace.value}, in the JSON (--json)",))
     yield Lines(tuple(_on_speed(comparison)))
@@ -91,11 +65,6 @@ def totals(comparison: Comparison) -> list[str]:
     ]
     words += [f"{issues} known issue{'s' * (issues != 1)} changed"] if issues else []
     return words or ["nothing to compare"]
-
-
-def _table(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[Table]:
-    if rows := tuple(rows):
-        yield Table((titles, *rows))
 
 
 def _simulated(before: Side, after: Side) -> str:
@@ -159,10 +128,12 @@ def _paragraphs(comparison: Comparison) -> Iterator[Paragraph]:
         for verdict in comparison.turned(turn):
             if verdict.after and verdict.finding:
                 finding = verdict.finding
-                yield Paragraph(verdict.after.value, _title(verdict), finding.summary, finding.remedy)
+                yield Paragraph(
+                    verdict.after.value, _title(verdict), sentences.summary(finding), finding.remedy
+                )
 
 
-def _title(verdict: Verdict) -> str:
+def _title(verdict: CheckChange) -> str:
     where = fold_subjects(verdict.subjects)
     was = f"was {verdict.before.value}" if verdict.before else "had not run"
     return f"{verdict.check} on {where}, {was}" if where else f"{verdict.check}, {was}"

@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any, cast
 
 from gpuipc_doctor.diagnose.scanner import BLOCK
-from gpuipc_doctor.diagnose.trouble import Trouble
+
+
+class Unreadable(Exception):
+    """Why a log, or the rest of it, cannot be read. ``str()`` is one line that begins with a verb."""
 
 
 def is_compressed(sample: bytes) -> bool:
@@ -16,16 +19,16 @@ def is_compressed(sample: bytes) -> bool:
 
 
 def decompressed(begin: bytes, rest: Iterable[bytes | None]) -> Iterator[bytes]:
-    """What ``begin`` and ``rest`` hold. Raises `Trouble`, after all that could be decompressed."""
+    """What ``begin`` and ``rest`` hold. Raises `Unreadable`, after all that could be decompressed."""
     name, open_ = next(found for magic, found in _FORMATS.items() if begin.startswith(magic))
     file, damaged = open_(_Raw(begin, rest))
     try:
         while block := file.read1(BLOCK):
             yield block
     except EOFError:
-        raise Trouble(f"ends in the midst of its {name} data; what is there was looked at") from None
+        raise Unreadable(f"ends in the midst of its {name} data; what is there was looked at") from None
     except (OSError, ValueError, damaged) as error:
-        raise Trouble(f"has damaged {name} data; what is before that was looked at ({error})") from None
+        raise Unreadable(f"has damaged {name} data; what is before that was looked at ({error})") from None
 
 
 class _Raw(io.RawIOBase):
@@ -74,7 +77,7 @@ def _zstd(raw: io.RawIOBase) -> tuple[Any, type[Exception]]:
     try:
         zstd: Any = importlib.import_module(name)
     except ImportError:
-        raise Trouble(
+        raise Unreadable(
             f"is compressed with zstd, for which Python's {name} is missing; "
             "install gpuipc-doctor[logs], or pipe zstdcat's output in"
         ) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpuipc_doctor.diagnose.evidence import Evidence
+from gpuipc_doctor.diagnose.occurrences import Occurrences
 from gpuipc_doctor.knownissues import Confidence, KnownIssue
 from gpuipc_doctor.model import Fact, Relation
 
@@ -23,9 +23,9 @@ class Recognised:
     relation: Relation
     reason: str
     remedy: str
-    lines: Evidence
+    lines: Occurrences
     """All lines of all signatures."""
-    signatures: tuple[Evidence, ...]
+    signatures: tuple[Occurrences, ...]
     """The lines of each expression, in the order of their appearance."""
 
 
@@ -47,7 +47,7 @@ class Diagnosis:
     logs: tuple[LogRead, ...]
     facts: tuple[Fact, ...]
     recognised: tuple[Recognised, ...]
-    unknown: tuple[Evidence, ...]
+    unknown: tuple[Occurrences, ...]
     """Lines that tell of an error that nothing recognised explains; most telling kind first."""
     unknown_beyond: int = 0
     """Such lines of still other kinds, of which only the number is known."""

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 from gpuipc_doctor.diagnose.diagnosis import Diagnosis, LogRead, Recognised
-from gpuipc_doctor.diagnose.evidence import Place, Tally
-from gpuipc_doctor.diagnose.facts import Facts
+from gpuipc_doctor.diagnose.error_lines import ErrorLines
 from gpuipc_doctor.diagnose.index import Index
-from gpuipc_doctor.diagnose.origin import Writers, kind
-from gpuipc_doctor.diagnose.scanner import Hit, Scanner
-from gpuipc_doctor.diagnose.telling import Groups
-from gpuipc_doctor.knownissues import Confidence, KnownIssue, Signature
-from gpuipc_doctor.knownissues.versions import Verdict
+from gpuipc_doctor.diagnose.literals import bare
+from gpuipc_doctor.diagnose.log_facts import Facts
+from gpuipc_doctor.diagnose.occurrences import Place, Sighting, Tally
+from gpuipc_doctor.diagnose.origin import Writers
+from gpuipc_doctor.diagnose.scanner import Hit, Scanner, spanned
+from gpuipc_doctor.knownissues import Confidence, KnownIssue, Signature, may_concern
 from gpuipc_doctor.model import Fact, Relation
+from gpuipc_doctor.versions import Verdict
 
 MANY = 1000
 """Lines of a part of a signature, without the other parts, after which it rests until those are found.
@@ -40,20 +41,24 @@ class Examination:
         self._of_part: dict[int, Tally] = {}
         self._of_issue: dict[int, Tally] = {}
         self._facts = Facts()
-        self._groups = Groups()
+        self._groups = ErrorLines()
         self._writers = Writers()
 
     def log(self, name: str) -> LogExamination:
         return LogExamination(name, self)
 
-    def count(self, place: Place, parts: Sequence[int], told: int | None) -> None:
-        """Count a line with parts of signatures, or with the telling words number ``told``."""
-        for part in parts:
-            self._tally(self._of_part, part, place)
-        for issue in {self.index.parts[part].issue for part in parts}:
-            self._tally(self._of_issue, issue, place)
+    def count(self, seen: Sighting, parts: Sequence[int], told: int | None) -> None:
+        """Count lines with parts of signatures, or with the telling words number ``told``."""
+        of_issue: dict[int, Sighting] = {}
+        for number in parts:
+            part = self.index.parts[number]
+            counted = seen if part.counts else seen.once
+            self._tally(self._of_part, number, counted)
+            of_issue[part.issue] = max(counted, of_issue.get(part.issue, counted), key=attrgetter("lines"))
+        for issue, counted in of_issue.items():
+            self._tally(self._of_issue, issue, counted)
         if told is not None:
-            self._groups.add(place, told, parts)
+            self._groups.add(seen, told, parts)
 
     def lose_count(self, part: int) -> None:
         """There may be more lines of a part from here on than are counted."""
@@ -63,10 +68,21 @@ class Examination:
     def learn(self, fact: str, value: str, place: Place) -> None:
         self._facts.add(fact, value, place.where)
 
-    def place(self, log: str, hit: Hit) -> Place:
-        text, start, end = _span(hit, hit.matches[0][1])
-        words = kind(text)
-        return Place(log, hit.number, text, start, end, words, *self._writers.writer(text, words))
+    def sighting(self, log: str, hit: Hit) -> Sighting:
+        match = hit.matches[0][1]
+        if match.string is hit.text:
+            text, start, end, kind = hit.text, match.start(), match.end(), hit.kind
+        else:
+            text, start, end = spanned(match)
+            kind = bare(text.encode())
+        first = last = Place(log, hit.number, text, start, end, *self._writers.writer(text, kind))
+        hosts, ranks = {first.host} - {""}, {first.rank} - {""}
+        if hit.again:
+            text = hit.again[-1].decode("utf-8", "replace")
+            last = Place(log, hit.numbers[-1], text, start, end, *self._writers.writer(text, kind))
+            more = self._writers.writers(hit.again, kind)
+            hosts, ranks = hosts | more[0], ranks | more[1]
+        return Sighting(kind, 1 + len(hit.again), first, last, hosts, ranks)
 
     def conclude(
         self, logs: Sequence[LogRead], known: Sequence[Fact] = (), interrupted: bool = False
@@ -79,10 +95,10 @@ class Examination:
         for number, issue in enumerate(self.index.issues):
             signatures = {
                 issue.signatures[signature]: numbers
-                for signature, numbers in self.index.of_issue(number).items()
+                for signature, numbers in self.index.signatures.get(number, {}).items()
                 if (number, signature) in self.complete
             }
-            if one := self._recognise(number, signatures, facts):
+            if may_concern(issue, facts) and (one := self._recognise(number, signatures, facts)):
                 recognised.append(one)
                 explained.update(part for numbers in signatures.values() for part in numbers)
         recognised.sort(key=lambda one: (-one.confidence, one.relation is Relation.NEW, -one.lines.count))
@@ -102,7 +118,7 @@ class Examination:
         elif possible:
             worth, steps = Confidence.LOW, 0
             needs = dict.fromkeys(str(need) for one in possible for need in one.needs)
-            reason += f"; the lines count only with {', '.join(needs)}, of which not all is known"
+            reason += f", and the lines mean it only with {', '.join(needs)}"
         else:
             return None
         parts = dict.fromkeys(part for numbers in signatures.values() for part in numbers)
@@ -113,16 +129,16 @@ class Examination:
             _RELATIONS[verdict],
             reason,
             issue.remedy(facts),
-            self._of_issue[number].evidence(),
-            tuple(self._of_part[part].evidence() for part in parts),
+            self._of_issue[number].occurrences(),
+            tuple(self._of_part[part].occurrences() for part in parts),
         )
 
     @staticmethod
-    def _tally(tallies: dict[int, Tally], key: int, place: Place) -> None:
+    def _tally(tallies: dict[int, Tally], key: int, seen: Sighting) -> None:
         tally = tallies.get(key)
         if tally is None:
-            tally = tallies[key] = Tally(place)
-        tally.add(place)
+            tally = tallies[key] = Tally(seen.first)
+        tally.add(seen)
 
 
 class LogExamination:
@@ -148,36 +164,30 @@ class LogExamination:
 
     def _add(self, hits: Iterable[Hit]) -> None:
         for hit in hits:
-            place = self._examination.place(self._name, hit)
-            parts = [number for number, _ in hit.matches if self._index.is_part(number)]
-            told = [number for number, _ in hit.matches if self._index.is_telling(number)]
-            self._examination.count(place, parts, told[0] if told else None)
+            seen = self._examination.sighting(self._name, hit)
+            parts = [number for number, _ in hit.matches if self._is_news(number)]
+            told = [number for number, _ in hit.matches if self._index.is_error_line(number)]
+            self._examination.count(seen, parts, told[0] if told else None)
             for number, match in hit.matches:
                 if fact := self._index.fact(number):
-                    self._examination.learn(fact, match[1], place)
+                    self._examination.learn(fact, match[1], seen.first)
             for number in parts:
-                self._count(number)
+                self._count(number, seen.lines)
 
-    def _count(self, number: int) -> None:
+    def _is_news(self, number: int) -> bool:
+        """Of a part that does not count, only the first line matters."""
+        return self._index.is_part(number) and (self._index.parts[number].counts or not self._seen[number])
+
+    def _count(self, number: int, lines: int) -> None:
         part = self._index.parts[number]
-        self._seen[number] += 1
-        resting = self._scanner.resting
+        begins = not self._seen[number]
+        self._seen[number] += lines
         complete = all(self._seen[one] for one in part.numbers)
-        if complete and self._seen[number] == 1:
+        if complete and begins:
             self._examination.complete.add((part.issue, part.signature))
-            resting.difference_update(one for one in part.numbers if self._index.parts[one].counts)
-        if not part.counts:
-            resting.add(number)
-        elif not complete and self._seen[number] == MANY:
-            resting.add(number)
+            self._scanner.wake([one for one in part.numbers if self._index.parts[one].counts])
+        if not part.counts and begins:
+            self._scanner.rest(number)
+        elif part.counts and not complete and self._seen[number] >= MANY > self._seen[number] - lines:
+            self._scanner.rest(number)
             self._examination.lose_count(number)
-
-
-def _span(hit: Hit, match: re.Match[str]) -> tuple[str, int, int]:
-    """The text that a match is in, and from where to where: the hit's own line unless it was wrapped."""
-    if match.string is hit.text:
-        return hit.text, match.start(), match.end()
-    begin = match.string.rfind("\n", 0, match.start()) + 1
-    end = match.string.find("\n", match.end())
-    text = match.string[begin : end if end >= 0 else None]
-    return text, match.start() - begin, match.end() - begin

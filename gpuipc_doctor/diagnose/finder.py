@@ -1,6 +1,6 @@
 """Search a block for many fixed texts at once: Hyperscan where it is installed, `re` elsewhere.
 
-benchmarks/diagnose_speed.py compares the candidates; benchmarks/diagnose.md says why it is this one.
+benchmarks/diagnose_speed.py compares the candidates; benchmarks/diagnose_speed.md says why it is this one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gpuipc_doctor.diagnose.literals import trie
 
 
 class Finder(Protocol):
-    """Both kinds find the same; one takes thirty times as long."""
+    """Both kinds find the same; one takes many times as long."""
 
     name: str
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from gpuipc_doctor.diagnose import facts, telling
-from gpuipc_doctor.diagnose.literals import SHORTEST, fixed_text
+from gpuipc_doctor.diagnose import error_lines, log_facts
+from gpuipc_doctor.diagnose.literals import fixed_text
 from gpuipc_doctor.diagnose.scanner import Pattern, Patterns
 from gpuipc_doctor.knownissues import KnownIssue
 
@@ -35,25 +35,29 @@ class Index:
         self.skipped: list[str] = []
         """Signatures that cannot be looked for, and why."""
         self.parts: list[Part] = []
+        self.signatures: dict[int, dict[int, tuple[int, ...]]] = {}
+        """By an issue's number, its signatures, and the numbers of the parts of each."""
         patterns: list[Pattern] = []
-        for issue, signature, texts in self._signatures():
+        for issue, signature, texts, unless in self._signatures():
             lengths = [min(map(len, fixed_text(text)), default=0) for text in texts]
             if 0 in lengths:
-                says = f"{texts[lengths.index(0)]!r} has no fixed text of {SHORTEST} characters"
+                says = f"{texts[lengths.index(0)]!r} has no fixed text but figures, white space and a to f"
                 self.skipped.append(f"{self.issues[issue].id}: {says}")
                 continue
             first = len(patterns)
             numbers = tuple(range(first, first + len(texts)))
+            self.signatures.setdefault(issue, {})[signature] = numbers
             for length, text in zip(lengths, texts, strict=True):
                 counts = length == max(lengths)
                 self.parts.append(Part(issue, signature, numbers, counts))
-                patterns.append(Pattern(re.compile(text), wrapped=counts))
-        fact_patterns = facts.patterns(self._facts_asked_for())
+                patterns.append(Pattern(re.compile(text), counts, unless))
+        fact_patterns = log_facts.patterns(self._facts_asked_for())
         self._facts = [name for name, _ in fact_patterns]
         patterns += [Pattern(regex, wrapped=True) for _, regex in fact_patterns]
-        self.patterns = Patterns([*patterns, *(Pattern(re.compile(text)) for text in telling.PATTERNS)])
+        self.patterns = Patterns([*patterns, *(Pattern(re.compile(text)) for text in error_lines.PATTERNS)])
 
     def is_part(self, number: int) -> bool:
+        """Whether a pattern is a signature's."""
         return number < len(self.parts)
 
     def fact(self, number: int) -> str | None:
@@ -61,17 +65,13 @@ class Index:
         number -= len(self.parts)
         return self._facts[number] if 0 <= number < len(self._facts) else None
 
-    def is_telling(self, number: int) -> bool:
+    def is_error_line(self, number: int) -> bool:
         return number >= len(self.parts) + len(self._facts)
 
-    def of_issue(self, issue: int) -> dict[int, tuple[int, ...]]:
-        """An issue's signatures, and the numbers of the parts of each."""
-        return {part.signature: part.numbers for part in self.parts if part.issue == issue}
-
-    def _signatures(self) -> Iterator[tuple[int, int, tuple[str, ...]]]:
+    def _signatures(self) -> Iterator[tuple[int, int, tuple[str, ...], re.Pattern[str] | None]]:
         for issue, entry in enumerate(self.issues):
             for signature, one in enumerate(entry.signatures):
-                yield issue, signature, one.patterns
+                yield issue, signature, one.patterns, re.compile(one.unless) if one.unless else None
 
     def _facts_asked_for(self) -> list[str]:
         needs = (

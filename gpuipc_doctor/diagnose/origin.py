@@ -26,7 +26,7 @@ _TIMES = (
 _HOSTS = (
     rf"\[({_NAME}):\d+(?::\d+)?\]",  # Open MPI, UCX
     rf"({_NAME}):\d+:\d+ \[\d+\] (?:NCCL|RCCL)",
-    rf"libfabric:.{{0,120}}?<\w+> ({_NAME}): ",  # the cxi provider
+    rf"libfabric:[^<\n]{{0,120}}<\w+> ({_NAME}): ",  # the cxi provider
     rf"(?:srun|slurmstepd): error: ({_NAME}): task",
     rf"slurmstepd-({_NAME}):",
     rf"\bON ({_NAME}) CANCELLED",
@@ -49,20 +49,16 @@ def _compiled(patterns: Sequence[str], flags: int = 0) -> tuple[re.Pattern[str],
     return tuple(re.compile(pattern, flags) for pattern in patterns)
 
 
-_TIME = _compiled(_TIMES)
-_HOST = _compiled(_HOSTS)
-_RANK = _compiled(_RANKS, re.IGNORECASE)
+def _once_a_line(patterns: Sequence[str], flags: int = 0) -> tuple[re.Pattern[str], ...]:
+    return _compiled([f"(?:{pattern}).*" for pattern in patterns], flags | re.MULTILINE)
 
-_FIGURES = b"0123456789abcdef"
-"""Letters of addresses and numbers; enough is left of words that are written with some of them."""
+
+_TIME = _compiled(_TIMES)
+_HOST = _once_a_line(_HOSTS)
+_RANK = _once_a_line(_RANKS, re.IGNORECASE)
 
 _MOST_KINDS = 4096
 """Kinds of lines whose form is remembered."""
-
-
-def kind(line: str) -> bytes:
-    """What is the same in all lines that say the same: a line without numbers, addresses and the like."""
-    return line.encode("utf-8", "replace").translate(None, _FIGURES)
 
 
 def time(line: str) -> str:
@@ -74,7 +70,10 @@ def time(line: str) -> str:
         return told
     if len(seconds[1]) < 9:
         return f"{told} s after boot"
-    return datetime.fromtimestamp(int(seconds[1]), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    try:
+        return datetime.fromtimestamp(int(seconds[1]), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (OverflowError, ValueError, OSError):  # a number that is no time, or in a year without a name
+        return told
 
 
 class Writers:
@@ -84,15 +83,24 @@ class Writers:
         self._forms: dict[bytes, tuple[re.Pattern[str] | None, re.Pattern[str] | None]] = {}
 
     def writer(self, line: str, kind: bytes) -> tuple[str, str]:
-        """Host and rank, each empty where the line does not tell. ``kind``: the line's `kind`."""
+        """Host and rank, each empty where the line does not tell. ``kind``: the bare line."""
         head = line[:_HEAD]
+        host, rank = (form.search(head) if form else None for form in self._of(kind, head))
+        return host[1] if host else "", rank[1] if rank else ""
+
+    def writers(self, lines: Sequence[bytes], kind: bytes) -> tuple[set[str], set[str]]:
+        """Hosts and ranks of lines of one kind."""
+        heads = b"\n".join([line[:_HEAD] for line in lines]).decode("utf-8", "replace")
+        hosts, ranks = (set(form.findall(heads)) if form else set() for form in self._of(kind, heads))
+        return hosts, ranks
+
+    def _of(self, kind: bytes, text: str) -> tuple[re.Pattern[str] | None, re.Pattern[str] | None]:
         forms = self._forms.get(kind)
         if forms is None:
-            forms = _form(_HOST, head), _form(_RANK, head)
+            forms = _form(_HOST, text), _form(_RANK, text)
             if len(self._forms) < _MOST_KINDS:
                 self._forms[kind] = forms
-        host, rank = (form.search(head) if form else None for form in forms)
-        return host[1] if host else "", rank[1] if rank else ""
+        return forms
 
 
 def _form(patterns: Sequence[re.Pattern[str]], text: str) -> re.Pattern[str] | None:

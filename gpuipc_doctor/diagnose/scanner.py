@@ -8,24 +8,27 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from gpuipc_doctor.diagnose.finder import Finder, finder
-from gpuipc_doctor.diagnose.literals import fixed_text, squeeze, squeeze_lines
+from gpuipc_doctor.diagnose.finder import finder
+from gpuipc_doctor.diagnose.literals import LONGEST as LONGEST_TEXT
+from gpuipc_doctor.diagnose.literals import bare, fixed_text
 
 REACH = 6
 """Lines before and after that a line is read with."""
 LONGEST = 4096
 """Bytes. A longer line is taken for several that belong together."""
-BLOCK = 1 << 16
-"""Bytes read at a time: what a pipe holds, and little enough to stay in the cache. A line that does not end
-within as many is read in parts."""
+BLOCK = 1 << 17
+"""Bytes read at a time: little enough to stay in the cache, and enough lines of a kind. A line that does not
+end within as many is read in parts."""
 
-_VAIN = 10_000
-"""Useless places after which a search without them pays; it takes some tens of milliseconds to prepare."""
-_MOST_SEARCHES = 16
+_SAMPLE = 3
+"""Lines that say the same, in one block, that are looked at one by one."""
+_MOST_KNOWN = 50_000
+"""Pairs of lines that are remembered, in some 5 MB; of a log with more forms than that, all is forgotten."""
 
 _WIDTHS = {79, 80, 100, 120, 132, LONGEST}
 """Columns at which one full line is enough to think that it was wrapped; at others it takes two."""
@@ -37,10 +40,19 @@ _ESCAPE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """``wrapped``: also look for it across line ends."""
+    """``wrapped``: also look for it across line ends. ``unless``: lines that this finds do not count."""
 
     regex: re.Pattern[str]
     wrapped: bool = False
+    unless: re.Pattern[str] | None = None
+
+    @property
+    def reads_figures(self) -> bool:
+        r"""Whether it may tell lines apart that are the same but for figures: ``-22`` does, ``\d+`` not."""
+        return bool(re.search(r"\d|\\d(?!\+)", _ANY_FIGURES.sub("", self.regex.pattern)))
+
+
+_ANY_FIGURES = re.compile(r"0x|\[0-9a-f\]\+|\{[\d,]+\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +62,22 @@ class Hit:
     number: int
     """Of the first line, counted from 1."""
     text: str
+    kind: bytes
+    """The bare line: the same in all lines that say the same."""
     matches: tuple[tuple[int, re.Match[str]], ...]
     """Number of the pattern and what it matched, in ``text`` or in more than it."""
+    again: Sequence[bytes] = ()
+    """Further lines that say the same, soon after."""
+    numbers: Sequence[int] = ()
+    """Theirs."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Lines:
-    lines: list[bytes]
-    numbers: Sequence[int]
-    ends: list[int]
-    """Offset of each line's end in the squeezed block."""
-
-    def text(self, index: int) -> str:
-        return self.lines[index].decode("utf-8", "replace")
+def spanned(match: re.Match[str]) -> tuple[str, int, int]:
+    """The lines that a match is in, and from where to where."""
+    begin = match.string.rfind("\n", 0, match.start()) + 1
+    end = match.string.find("\n", match.end())
+    text = match.string[begin : end if end >= 0 else None]
+    return text, match.start() - begin, match.end() - begin
 
 
 class Patterns:
@@ -71,40 +86,103 @@ class Patterns:
     def __init__(self, patterns: Sequence[Pattern]) -> None:
         """Raises `ValueError` for a pattern without fixed text: each line would have to be tried."""
         self.patterns = patterns
-        self._texts = [fixed_text(pattern.regex.pattern) for pattern in patterns]
-        for pattern, texts in zip(patterns, self._texts, strict=True):
+        self.read_figures = frozenset(n for n, pattern in enumerate(patterns) if pattern.reads_figures)
+        numbers: dict[bytes, list[int]] = {}
+        for number, pattern in enumerate(patterns):
+            texts = fixed_text(pattern.regex.pattern)
             if not texts:
                 raise ValueError(f"{pattern.regex.pattern!r} has no fixed text to look for")
-        self._searches: dict[frozenset[int], Search] = {}
-
-    def search(self, resting: Iterable[int] = ()) -> Search:
-        """A search for the fixed texts of all patterns but those that are ``resting``."""
-        key = frozenset(resting)
-        if key not in self._searches:
-            if len(self._searches) >= _MOST_SEARCHES:
-                self._searches.clear()
-            wanted = {n: texts for n, texts in enumerate(self._texts) if n not in key}
-            self._searches[key] = Search(wanted)
-        return self._searches[key]
-
-
-class Search:
-    """Finds the places where patterns may be. ``engine``: what does it, ``hyperscan`` or ``re``."""
-
-    def __init__(self, texts: Mapping[int, Iterable[bytes]]) -> None:
-        numbers: dict[bytes, list[int]] = {}
-        for number, some in texts.items():
-            for text in some:
+            for text in texts:
                 numbers.setdefault(text, []).append(number)
         self._of_text = list(numbers.values())
-        self._finder: Finder | None = finder(list(numbers)) if numbers else None
-        self.engine = self._finder.name if self._finder else ""
+        self._finder = finder(list(numbers))
 
-    def candidates(self, squeezed: bytes) -> list[tuple[int, list[int]]]:
-        """Offsets of fixed texts' ends, and the patterns that may be there."""
-        if self._finder is None:
+    def possible(self, befores: Sequence[bytes], lines: Sequence[bytes]) -> dict[int, set[int]]:
+        """The patterns that each line may hold by its bare text, or by that and the end of the line before.
+
+        A text counts where it ends. Lines that hold none are left out.
+        """
+        tails = [before[-LONGEST_TEXT:] for before in befores]
+        texts = [b"%b%b\n" % both for both in zip(tails, lines, strict=True)]
+        ends = list(accumulate(map(len, texts)))
+        found: dict[int, set[int]] = {}
+        for text, end in self._finder.find(b"".join(texts)):
+            at = bisect_right(ends, end - 1)
+            if end >= ends[at] - len(lines[at]):
+                found.setdefault(at, set()).update(self._of_text[text])
+        return found
+
+
+class _Memory:
+    """Which patterns the lines of a log may hold.
+
+    That depends on the bare line and, for a text that was broken, on the one before. Nearly every line has
+    been seen in this company: a log has few forms of lines, and many lines.
+    """
+
+    def __init__(self, patterns: Patterns) -> None:
+        self._patterns = patterns
+        self._known: set[int] = set()
+        self._telling: dict[int, tuple[int, ...]] = {}
+        self._resting: set[int] = set()
+        self._looked_at: set[int] = set()
+
+    def is_news(self, kind: bytes, numbers: Sequence[int]) -> bool:
+        """Whether lines of this kind are looked at for these patterns for the first time."""
+        key = hash((kind, numbers))
+        news = key not in self._looked_at
+        self._looked_at.add(key)
+        return news
+
+    def groups(self, before: bytes, lines: Sequence[bytes]) -> list[tuple[list[int], tuple[int, ...]]]:
+        """The lines that may hold patterns: places of those that say the same, and the patterns' numbers.
+
+        ``before`` is the bare line before the first.
+        """
+        befores = [before, *lines]
+        pairs = list(map(hash, zip(befores, lines, strict=False)))
+        if fresh := set(pairs).difference(self._known):
+            if len(self._known) > _MOST_KNOWN:
+                self.forget()
+                fresh = set(pairs)
+            self._known |= fresh
+            places = list({pair: at for at, pair in enumerate(pairs) if pair in fresh}.values())
+            possible = self._patterns.possible([befores[at] for at in places], [lines[at] for at in places])
+            for index, numbers in possible.items():
+                self._tell(pairs[places[index]], numbers)
+        if self._telling.keys().isdisjoint(pairs):
             return []
-        return [(end, self._of_text[text]) for text, end in self._finder.find(squeezed)]
+        telling = self._telling
+        of_pair: defaultdict[int, list[int]] = defaultdict(list)
+        for at, pair in enumerate(pairs):
+            if pair in telling:
+                of_pair[pair].append(at)
+        groups: dict[tuple[bytes, tuple[int, ...]], list[int]] = {}
+        for pair, places in of_pair.items():
+            groups.setdefault((lines[places[0]], telling[pair]), []).extend(places)
+        return [(sorted(places), which) for (_, which), places in groups.items()]
+
+    def rest(self, number: int) -> None:
+        """Look for this pattern no more."""
+        self._resting.add(number)
+        telling, self._telling = self._telling, {}
+        for pair, numbers in telling.items():
+            self._tell(pair, numbers)
+
+    def wake(self, numbers: Collection[int]) -> None:
+        """Look for these again."""
+        if not self._resting.isdisjoint(numbers):
+            self._resting.difference_update(numbers)
+            self.forget()
+
+    def forget(self) -> None:
+        self._known.clear()
+        self._telling.clear()
+        self._looked_at.clear()
+
+    def _tell(self, pair: int, numbers: Iterable[int]) -> None:
+        if awake := sorted(number for number in numbers if number not in self._resting):
+            self._telling[pair] = tuple(awake)
 
 
 class Scanner:
@@ -112,16 +190,12 @@ class Scanner:
 
     def __init__(self, patterns: Patterns) -> None:
         self._patterns = patterns
+        self._memory = _Memory(patterns)
+        self.rest, self.wake = self._memory.rest, self._memory.wake
         self._before = b""
         """The last lines that were looked at: what comes may belong to them."""
         self._waiting = b""
         """Lines that wait for what comes after them, and a line that has not ended."""
-        self.resting: set[int] = set()
-        """Patterns that are not looked for; whoever takes the hits may change it between any two of them."""
-        self._search = patterns.search()
-        self._left_out: frozenset[int] = frozenset()
-        self._vain = 0
-        """Places found of patterns that are resting; many of them are worth another search."""
         self._ended = 0
         """Lines that have ended."""
         self._open = False
@@ -150,7 +224,7 @@ class Scanner:
     def _scan(self, upto: int, end: int) -> Iterator[Hit]:
         """Look at ``waiting[:upto]``, with what is known of its surroundings up to ``end``."""
         before, new, after = self._before, self._waiting[:upto], self._waiting[upto:end]
-        first = self._ended + 1 - before.count(b"\n")
+        first = self._ended + 1
         self._waiting = self._waiting[upto:]
         done = before[-REACH * LONGEST :] + new[-REACH * LONGEST :]
         self._before = done[_lines_back(done, len(done), REACH) :]
@@ -158,40 +232,84 @@ class Scanner:
         self._open = not new.endswith(b"\n")
         if b"\x1b" in new or b"\x1b" in before or b"\x1b" in after:
             before, new, after = (_ESCAPE.sub(b"", part) for part in (before, new, after))
-        block = before + new + after
-        squeezed = squeeze(block)
-        low, high = len(squeeze(before)), len(squeezed) - len(squeeze(after))
-        candidates = [one for one in self._search_now().candidates(squeezed) if low < one[0] <= high]
-        vain = sum(self.resting.issuperset(which) for _, which in candidates) if self.resting else 0
-        self._vain += vain
-        if len(candidates) > vain:
-            yield from self._verify(_split(block, first), candidates)
+        bare_before = bare(before).removesuffix(b"\n").rpartition(b"\n")[2]
+        bare_lines = _lines(bare(new))
+        if not (groups := self._memory.groups(bare_before, bare_lines)):
+            return
+        numbers, lines = _rows(new, first)
+        if len(lines) != len(bare_lines):
+            bare_lines = _lines(bare(b"\n".join(lines)))
+            groups = self._memory.groups(bare_before, bare_lines)
+        surroundings = _rows(before)[1]
+        if surroundings and not before.endswith(b"\n"):
+            lines[0] = surroundings.pop() + lines[0]
+        block = _Block([*surroundings, *lines, *_rows(after)[1]], len(surroundings), numbers, bare_lines)
+        for places, wanted in groups:
+            for alike in self._alike(block, places, wanted):
+                yield from self._look(block, alike, wanted)
 
-    def _search_now(self) -> Search:
-        """Without what is resting, once that is worth while."""
-        if self._vain > _VAIN or not self._left_out <= self.resting:
-            self._left_out, self._vain = frozenset(self.resting), 0
-            self._search = self._patterns.search(self._left_out)
-        return self._search
+    def _alike(self, block: _Block, places: Sequence[int], wanted: Iterable[int]) -> Iterable[Sequence[int]]:
+        """Lines that are the same but for figures, by which of the patterns that read these they hold."""
+        figures = [n for n in wanted if n in self._patterns.read_figures]
+        if not figures or len(places) <= _SAMPLE:
+            return [places]
+        texts = block.texts(places)
+        searches = [self._patterns.patterns[number].regex.search for number in figures]
+        held = [[search(text) is not None for text in texts] for search in searches]
+        alike: dict[tuple[bool, ...], list[int]] = {}
+        for place, which in zip(places, zip(*held, strict=True), strict=True):
+            alike.setdefault(which, []).append(place)
+        return alike.values()
 
-    def _verify(self, lines: _Lines, candidates: Iterable[tuple[int, list[int]]]) -> Iterator[Hit]:
-        wanted: dict[int, dict[int, None]] = {}
-        for end, which in candidates:
-            wanted.setdefault(bisect_right(lines.ends, end - 1), {}).update(dict.fromkeys(which))
-        patterns = self._patterns.patterns
-        for index in sorted(wanted):
-            text = lines.text(index)
-            readings: list[tuple[str, int, int]] | None = None
-            matches = []
-            for number in sorted(wanted[index].keys() - self.resting):
-                match = patterns[number].regex.search(text)
-                if match is None and patterns[number].wrapped:
-                    readings = _readings(lines, index) if readings is None else readings
-                    match = _across(patterns[number].regex, readings)
-                if match:
-                    matches.append((number, match))
-            if matches:
-                yield Hit(lines.numbers[index], text, tuple(matches))
+    def _look(self, block: _Block, places: Sequence[int], wanted: Sequence[int]) -> Iterator[Hit]:
+        """Look at lines that say the same; what the first ones have shown, the others are taken to show."""
+        if len(places) == 1:
+            hit = self._hit(block, places[0], wanted)
+            if hit.matches:
+                yield hit
+            return
+        several = self._memory.is_news(block.kinds[places[0]], wanted)
+        sample = [self._hit(block, place, wanted) for place in places[: _SAMPLE if several else 1]]
+        shown = {tuple(number for number, _ in hit.matches) for hit in sample}
+        if len(shown) > 1 or any(match.string is not hit.text for hit in sample for _, match in hit.matches):
+            sample += [self._hit(block, place, wanted) for place in places[len(sample) :]]
+        else:
+            again = places[1:]
+            numbers = [block.numbers[place] for place in again]
+            first = sample[0]
+            sample = [Hit(first.number, first.text, first.kind, first.matches, block.rows(again), numbers)]
+        yield from (hit for hit in sample if hit.matches)
+
+    def _hit(self, block: _Block, place: int, wanted: Iterable[int]) -> Hit:
+        (text,) = block.texts([place])
+        readings: list[tuple[str, int, int]] | None = None
+        matches = []
+        for number in wanted:
+            pattern = self._patterns.patterns[number]
+            match = pattern.regex.search(text)
+            if match is None and pattern.wrapped:
+                readings = _readings(block.lines, block.offset + place) if readings is None else readings
+                match = _across(pattern.regex, readings)
+            if match and not (pattern.unless and pattern.unless.search(spanned(match)[0])):
+                matches.append((number, match))
+        return Hit(block.numbers[place], text, block.kinds[place], tuple(matches))
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Lines that are looked at, and some of those around them."""
+
+    lines: Sequence[bytes]
+    offset: int
+    """Of the first line that is looked at; its place is 0."""
+    numbers: Sequence[int]
+    kinds: Sequence[bytes]
+
+    def rows(self, places: Iterable[int]) -> list[bytes]:
+        return [self.lines[self.offset + place] for place in places]
+
+    def texts(self, places: Iterable[int]) -> list[str]:
+        return b"\n".join(self.rows(places)).decode("utf-8", "replace").split("\n")
 
 
 def _lines_back(text: bytes, end: int, count: int) -> int:
@@ -203,15 +321,21 @@ def _lines_back(text: bytes, end: int, count: int) -> int:
     return end + 1
 
 
-def _split(block: bytes, first: int) -> _Lines:
-    """The lines of a block; one that is too long, or was overwritten by carriage returns, is several."""
+def _lines(block: bytes) -> list[bytes]:
+    """The lines of a block, the last of which may not have ended."""
     lines = block.split(b"\n")
+    return lines if lines[-1] else lines[:-1]
+
+
+def _rows(block: bytes, first: int = 1) -> tuple[Sequence[int], list[bytes]]:
+    """The lines of a block and their numbers; one that is too long, or overwritten by carriage returns, is
+    several of one number."""
+    lines = _lines(block)
     numbers: Sequence[int] = range(first, first + len(lines))
-    if b"\r" in block or max(map(len, lines)) > LONGEST:
+    if b"\r" in block or max(map(len, lines), default=0) > LONGEST:
         parts = [(number, part) for number, line in zip(numbers, lines, strict=True) for part in _parts(line)]
         numbers, lines = [number for number, _ in parts], [part for _, part in parts]
-    lengths = map(len, squeeze_lines(b"\n".join(lines)).split(b"\n"))
-    return _Lines(lines, numbers, list(accumulate(lengths)))
+    return numbers, lines
 
 
 def _parts(line: bytes) -> Iterator[bytes]:
@@ -219,14 +343,14 @@ def _parts(line: bytes) -> Iterator[bytes]:
         yield from [part[at : at + LONGEST] for at in range(0, len(part), LONGEST)] or [part]
 
 
-def _readings(lines: _Lines, index: int) -> list[tuple[str, int, int]]:
+def _readings(lines: Sequence[bytes], index: int) -> list[tuple[str, int, int]]:
     """A line with those that it was wrapped into, if it was: the text, and where in it the line is.
 
     Twice where lines are as long as a terminal is wide: as they stand, so that white space in a pattern
     matches a line's end, and with the words put together that the terminal broke.
     """
     low = max(0, index - REACH)
-    near = lines.lines[low : index + REACH + 1]
+    near = lines[low : index + REACH + 1]
     width = max(map(len, near))
     first = last = index - low
     while first > 0 and _goes_on(near[first - 1], near[first], width):

@@ -1,6 +1,6 @@
 """Logs as blocks of bytes: files, standard input, pipes; compressed or not; that end, grow or disappear.
 
-What is wrong with a log is a `Trouble`, one line; what could be read before that is read all the same.
+What is wrong with a log is a `Unreadable`, one line; what could be read before that is read all the same.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import stat
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
-from gpuipc_doctor.diagnose.decompress import decompressed, is_compressed
+from gpuipc_doctor.diagnose.decompress import Unreadable, decompressed, is_compressed
 from gpuipc_doctor.diagnose.scanner import BLOCK
-from gpuipc_doctor.diagnose.trouble import Trouble
 
 STDIN = "-"
 
@@ -35,7 +34,7 @@ class Log:
     """
 
     def __init__(self, path: str, *, follow: bool = False) -> None:
-        """Raises `Trouble`."""
+        """Raises `Unreadable`."""
         self.name = "standard input" if path == STDIN else path
         self.notes: list[str] = []
         """What a reader of the results should know."""
@@ -51,7 +50,7 @@ class Log:
             os.close(self._fd)
 
     def blocks(self) -> Blocks:
-        """Raises `Trouble`, at the beginning or later."""
+        """Raises `Unreadable`, at the beginning or later."""
         raw = self._raw()
         sample = yield from _sample(raw)
         if is_compressed(sample):
@@ -74,7 +73,7 @@ class Log:
         while left > 0:
             block = self._read()[:left]
             if not block:
-                raise Trouble(f"was cut off while it was read, {left} bytes before its end")
+                raise Unreadable(f"was cut off while it was read, {left} bytes before its end")
             left -= len(block)
             yield block
         if size and os.fstat(self._fd).st_size > size:
@@ -103,7 +102,7 @@ class Log:
                 now, mine = Path(self._path).stat(), os.fstat(self._fd)
                 moved = (now.st_dev, now.st_ino) != (mine.st_dev, mine.st_ino)
                 successor = _open(self._path) if moved else self._fd
-            except (OSError, Trouble):
+            except (OSError, Unreadable):
                 continue  # between its removal and its return there is no file
             if moved:
                 os.close(self._fd)
@@ -119,7 +118,7 @@ class Log:
         except BlockingIOError:
             return b""
         except OSError as error:
-            raise Trouble(f"cannot be read any further: {error.strerror}") from None
+            raise Unreadable(f"cannot be read any further: {error.strerror}") from None
 
 
 def _open(path: str) -> int:
@@ -127,12 +126,12 @@ def _open(path: str) -> int:
         # A pipe's writer is not waited for here: the logs that are complete come first.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
-        raise Trouble(f"cannot be opened: {error.strerror}") from None
+        raise Unreadable(f"cannot be opened: {error.strerror}") from None
     except ValueError:
-        raise Trouble("is not the name of a file") from None
+        raise Unreadable("is not the name of a file") from None
     if stat.S_ISDIR(os.fstat(fd).st_mode):
         os.close(fd)
-        raise Trouble("is a directory; name the files in it")
+        raise Unreadable("is a directory; name the files in it")
     return fd
 
 
@@ -151,7 +150,7 @@ def _sample(blocks: Blocks) -> Generator[bytes | None, None, bytes]:
                 break
             if not block:
                 yield b""
-    except Trouble:
+    except Unreadable:
         _check(sample)
         yield sample
         raise
@@ -159,9 +158,9 @@ def _sample(blocks: Blocks) -> Generator[bytes | None, None, bytes]:
 
 
 def _check(begin: bytes) -> None:
-    """Raises `Trouble` for what is no text: a library holds every message that it could ever print."""
+    """Raises `Unreadable` for what is no text: a library holds every message that it could ever print."""
     sample = begin[:_SAMPLE]
     if sample.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise Trouble("is UTF-16; make it UTF-8 first, with iconv -f UTF-16 -t UTF-8")
+        raise Unreadable("is UTF-16; make it UTF-8 first, with iconv -f UTF-16 -t UTF-8")
     if (len(sample) - len(sample.translate(None, _CONTROL))) * 16 > len(sample):
-        raise Trouble("is no text and no compressed text, and was not looked at")
+        raise Unreadable("is no text and no compressed text, and was not looked at")

@@ -10,13 +10,14 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from gpuipc_doctor import verdict
 from gpuipc_doctor.inventory import files, libraries
 from gpuipc_doctor.inventory.libraries import Libraries
 from gpuipc_doctor.inventory.names import NAMES
 from gpuipc_doctor.inventory.surveys import LOOKED_FOR, LOOKED_FOR_FOREIGN
 from gpuipc_doctor.inventory.tree import Tree
 from gpuipc_doctor.model import Fact, ProbeOutcome
+from gpuipc_doctor.report import sentences
+from gpuipc_doctor.supervise import blame
 
 __all__ = ["CHECK", "NAMES", "SURVEYS", "learned", "read"]
 
@@ -67,7 +68,7 @@ def learned(outcomes: Iterable[ProbeOutcome]) -> Iterator[Fact]:
         found = [Fact(*fact) for records in outcome.records.values() for fact in records.values()]
         yield from found
         if not outcome.completed:
-            why = verdict.conclude(outcome).summary
+            why = sentences.summary(blame.conclude(outcome))
             told = {fact.name for fact in found}
             yield from (Fact(name, None, why) for name in outcome.params["facts"] if name not in told)
 

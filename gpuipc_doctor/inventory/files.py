@@ -22,6 +22,8 @@ def facts(tree: Tree, environ: Mapping[str, str]) -> Iterator[Fact]:
     yield _container(tree, environ)
     yield _namespaces(tree)
     yield _amd_models(tree)
+    yield _imex_channels(tree)
+    yield _imex_daemon(tree)
     yield _cxi_devices(tree)
     yield from _python_packages(tree)
 
@@ -73,11 +75,23 @@ def _size(nbytes: int) -> str:
     return f"{nbytes} B"
 
 
+_SECCOMP = {"0": "off", "1": "strict", "2": "filter"}
+"""The modes of seccomp (Linux, include/uapi/linux/seccomp.h)."""
+
+
+def _seccomp(text: str) -> str:
+    """``Seccomp: 2`` and, since Linux 5.9, ``Seccomp_filters: 1``: ``filter (1)``."""
+    said = dict(re.findall(r"^(Seccomp|Seccomp_filters):\s*(\d+)$", text, re.MULTILINE))
+    mode = _SECCOMP.get(said.get("Seccomp", ""), "")
+    return f"{mode} ({said['Seccomp_filters']})" if mode == "filter" and "Seccomp_filters" in said else mode
+
+
 _STATED: tuple[tuple[str, str, Callable[[str], str]], ...] = (
     ("kernel", "/proc/sys/kernel/osrelease", _first_line),
     ("boot-parameters", "/proc/cmdline", _boot_parameters),
     ("numa-balancing", "/proc/sys/kernel/numa_balancing", _first_line),
     ("ptrace-scope", "/proc/sys/kernel/yama/ptrace_scope", _first_line),
+    ("seccomp", "/proc/self/status", _seccomp),
     ("memlock", "/proc/self/limits", _memlock),
     ("nvidia-driver", "/proc/driver/nvidia/version", _nvrm_version),
     ("nvidia-driver", "/sys/module/nvidia/version", _first_line),
@@ -214,6 +228,27 @@ def models(name: str, found: Iterable[str], where: str) -> Fact:
     counted = Counter(shown(model) for model in found)
     names = [f"{count} × {model}" if count > 1 else model for model, count in counted.items() if model]
     return Fact(name, ", ".join(names), where) if names else Fact(name, None, f"no {where}")
+
+
+def _imex_channels(tree: Tree) -> Fact:
+    where = "/dev/nvidia-caps-imex-channels"
+    numbers = sorted(int(file.rpartition("channel")[2]) for file in tree.glob(f"{where}/channel[0-9]*"))
+    names = ", ".join(f"channel{number}" for number in numbers)
+    return (
+        Fact("imex-channels", names, where) if names else Fact("imex-channels", None, f"no {where}/channel*")
+    )
+
+
+def _imex_daemon(tree: Tree) -> Fact:
+    """Whether its process is seen. What it says of itself (``nvidia-imex-ctl -N``) was seen to hang, and to
+    be wrong both ways (NVIDIA/k8s-dra-driver-gpu issue 1417, NVIDIA/DCGM issue 308)."""
+    driver, name = "/proc/driver/nvidia", "nvidia-imex"
+    if not tree.exists(driver):
+        return Fact("imex-daemon", None, f"no {driver}")
+    for file in tree.glob("/proc/[0-9]*/comm"):
+        if _quietly(tree, file) == name:
+            return Fact("imex-daemon", "runs", file)
+    return Fact("imex-daemon", None, f"no process {name} in /proc; from a container the node's is not seen")
 
 
 def _cxi_devices(tree: Tree) -> Fact:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpuipc_doctor.gpu import CAPABILITIES
+from gpuipc_doctor.api.gpu import CAPABILITIES
 from gpuipc_doctor.inventory.tree import Tree, shown
 from gpuipc_doctor.model import Device
 
@@ -42,6 +42,8 @@ class JobGpus:
     chosen: tuple[ListedGpu, ...]
     unknown: tuple[str, ...] = ()
     """Ids that name no GPU of the node."""
+    missing: tuple[str, ...] = ()
+    """Those of them that would name one, were it there: numbers, on a node whose GPUs all have theirs."""
 
     @property
     def is_identified(self) -> bool:
@@ -68,6 +70,11 @@ class JobGpus:
         """The ids that would name a GPU, in words."""
         numbers = sorted({min(gpu.numbers) for gpu in self.listed if gpu.numbers})
         return ", ".join(map(str, numbers)) or "none"
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """All ids by which a job may name the chosen GPUs."""
+        return frozenset(str(number) for gpu in self.chosen for number in gpu.numbers)
 
     @property
     def visible(self) -> dict[str, str]:
@@ -104,15 +111,21 @@ def of_job(root: str, ids: str) -> JobGpus:
     chosen = tuple(gpu for gpu in listed if gpu.numbers & set(as_number.values()))
     there = {number for gpu in chosen for number in gpu.numbers}
     unknown = tuple(shown(id_) for id_ in wanted if as_number.get(id_) not in there)
-    return JobGpus(listed, chosen, unknown)
+    can_tell = not _is_split(tree) and all(gpu.numbers for gpu in listed)
+    missing = tuple(id_ for id_ in unknown if id_ in as_number) if can_tell else ()
+    return JobGpus(listed, chosen, unknown, missing)
 
 
 _NVIDIA = re.compile(r"^(Model|GPU UUID|Device Minor):(.*)$", re.MULTILINE)
 
 
+def _is_split(tree: Tree) -> bool:
+    """Whether a GPU is (MIG): then a job is given instances, and no file tells which."""
+    return next(tree.glob("/proc/driver/nvidia/capabilities/gpu*/mig/gi*"), None) is not None
+
+
 def _nvidia(tree: Tree) -> Iterator[ListedGpu]:
-    # Where GPUs are split (MIG), a job is given instances, and no file tells which.
-    split = next(tree.glob("/proc/driver/nvidia/capabilities/gpu*/mig/gi*"), None) is not None
+    split = _is_split(tree)
     for index, file in enumerate(tree.glob("/proc/driver/nvidia/gpus/*/information")):
         said = {name: shown(value) for name, value in _NVIDIA.findall(_text(tree, file))}
         minor = said.get("Device Minor", "")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from gpuipc_doctor.api import Check, Context, Finding, Json, Probe, ProbeOutcome, Worker
-from gpuipc_doctor.inventory.asking.libraries import MPI_FACTS, libfabric, mpi, mpi4py, nccl, ucx
+from gpuipc_doctor.inventory.asking.libraries import MPI4PY, MPI_FACTS, libfabric, mpi, mpi4py, nccl, ucx
 from gpuipc_doctor.inventory.asking.nvidia import nvidia
 from gpuipc_doctor.inventory.asking.pci import bridges
 from gpuipc_doctor.inventory.asking.programs import (
@@ -58,7 +58,7 @@ class Surveys(Check):
             yield from _foreign(tree, os.environ)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
-        yield Finding.ok("asked")
+        yield Finding.ok("asked", "asked")
 
 
 LOOKED_FOR: Mapping[str, str] = {
@@ -87,7 +87,7 @@ def _foreign(tree: Tree, environ: Mapping[str, str]) -> Iterator[Probe]:
 
     libraries = Libraries(tree, environ)
     if find_spec("mpi4py"):
-        yield _probe("mpi4py", mpi4py, MPI_FACTS)
+        yield _probe("mpi4py", mpi4py, (MPI4PY,))
     for number, file in enumerate(mpi_libraries(tree, libraries, environ)[:MOST_MPI_LIBRARIES]):
         yield _probe(f"mpi-{number}", mpi, MPI_FACTS, library=file)
     for name, role, soname, facts in (

@@ -1,22 +1,26 @@
 """Known issues: which versions are bad, how that shows, what helps, and who says so."""
 
-from gpuipc_doctor.knownissues.database import SHIPPED, files, lint, load
-from gpuipc_doctor.knownissues.entry import KnownIssue, Suppression, Workaround
-from gpuipc_doctor.knownissues.joining import join, match_versions
-from gpuipc_doctor.knownissues.reading import SCHEMA
+from gpuipc_doctor.knownissues.database import SHIPPED, edition, files, lint, load
+from gpuipc_doctor.knownissues.entry import KnownIssue, Suppression, Workaround, may_concern
+from gpuipc_doctor.knownissues.joining import Harm, harms, join, match_versions
+from gpuipc_doctor.knownissues.parse import SCHEMA
 from gpuipc_doctor.knownissues.signatures import Confidence, Signature
 
 __all__ = [
     "SCHEMA",
     "SHIPPED",
     "Confidence",
+    "Harm",
     "KnownIssue",
     "Signature",
     "Suppression",
     "Workaround",
+    "edition",
     "files",
+    "harms",
     "join",
     "lint",
     "load",
     "match_versions",
+    "may_concern",
 ]

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gpuipc_doctor.knownissues.versions import Range, Verdict, any_of
 from gpuipc_doctor.model import Fact
+from gpuipc_doctor.versions import Range, Verdict, any_of
 
 ENV = "env:"
 """What stands before an environment variable's name in the name of its fact."""
@@ -28,6 +28,8 @@ class Need:
     range: Range | None = None
     absent: bool = False
     """The other way round: it was looked for and not found."""
+    says: str = ""
+    """``matches`` in words, where these cannot be made of it."""
 
     def judge(self, facts: Iterable[Fact]) -> Verdict:
         """BAD: the condition for the fault holds here; UNKNOWN: the fact was not found."""
@@ -62,12 +64,23 @@ class Need:
         return self.fact.startswith(ENV)
 
     def __str__(self) -> str:
-        """``nvidia-driver 580 and later``, ``gpu-model like GH200``, ``MPICH_GPU_IPC_ENABLED like ^1?$``."""
+        """``nvidia-driver 580 and later``, ``gpu-model GH200``, ``MPICH_GPU_IPC_ENABLED unset or 1``."""
         name = self.fact.removeprefix(ENV)
         if self.absent:
             return f"no {name}"
         if self.range:
             return f"{name} {self.range}"
         if self.matches:
-            return f"{name} like {self.matches}"
+            return f"{name} {self.says or in_words(self.matches) or self.matches}"
         return f"{name} set" if self.is_env else name
+
+
+_PLAIN = re.compile(r"\^?([\w.: -]+(?:\|[\w.: -]+)*)(\??)\$?")
+
+
+def in_words(pattern: str) -> str:
+    """``unset or 1`` for ``^1?$``, ``docker or podman`` for ``docker|podman``; empty if not as simple."""
+    plain = _PLAIN.fullmatch(pattern)
+    if not plain:
+        return ""
+    return " or ".join([*["unset"] * bool(plain[2]), *plain[1].split("|")])

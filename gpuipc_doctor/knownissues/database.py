@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import date
 from pathlib import Path
 
 from gpuipc_doctor.knownissues import mistakes
 from gpuipc_doctor.knownissues.entry import KnownIssue
-from gpuipc_doctor.knownissues.reading import merge, placed, read_all
-from gpuipc_doctor.yamlfile import BadFile, Document, Mistake
+from gpuipc_doctor.knownissues.parse import merge, placed, read_all
+from gpuipc_doctor.site.yamlfile import BadFile, Document, Mistake
 
 SHIPPED = Path(__file__).with_name("db")
 
@@ -19,7 +20,7 @@ def load(extra_dirs: Iterable[Path] = ()) -> tuple[KnownIssue, ...]:
 
     Raises `BadFile` with every mistake of a site's files.
     """
-    documents, wrong = read_all(files(extra_dirs), _is_shipped)
+    documents, _, wrong = read_all(files(extra_dirs), _is_shipped)
     issues, clashes = merge(documents)
     own = [document for document in documents if not _is_shipped(document.path)]
     if wrong := [*wrong, *clashes, *(mistake for document in own for mistake in _within(document))]:
@@ -41,11 +42,12 @@ def lint(
     today) are to be renewed or removed, and count as mistakes.
     """
     paths = list(paths)
-    others, _ = read_all((path for path in files() if path not in paths), _is_shipped)
-    documents, wrong = read_all(paths)
+    others, _, _ = read_all((path for path in files() if path not in paths), _is_shipped)
+    documents, parts, wrong = read_all(paths)
     wrong += merge([*others, *documents])[1]
-    for document in documents:
+    for document in (*documents, *parts):
         wrong += _within(document, check_ids, changing)
+    for document in documents:
         wrong += mistakes.of_suppressions(document, today or date.today())
     return tuple(sorted(wrong))
 
@@ -59,6 +61,14 @@ def files(extra_dirs: Iterable[Path] = ()) -> list[Path]:
         except OSError as error:
             raise BadFile([Mistake(directory, 0, f"cannot be read: {error.strerror}")]) from None
     return found
+
+
+def edition(extra_dirs: Iterable[Path] = ()) -> str:
+    """Twelve hexadecimal digits that change with the database: two reports of one edition knew the same."""
+    digest = hashlib.sha256()
+    for path in files(extra_dirs):
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:12]
 
 
 def _is_shipped(path: Path) -> bool:

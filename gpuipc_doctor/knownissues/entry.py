@@ -8,8 +8,9 @@ from datetime import date
 
 from gpuipc_doctor.knownissues.conditions import Need
 from gpuipc_doctor.knownissues.signatures import Confidence, Signature
-from gpuipc_doctor.knownissues.versions import Range, Verdict, all_of, any_of, parse
-from gpuipc_doctor.model import Fact, Result
+from gpuipc_doctor.model import EvidenceKind, Fact, Finding, Result, Trial
+from gpuipc_doctor.report import sentences
+from gpuipc_doctor.versions import Range, Verdict, all_of, any_of, parse
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,10 @@ class Workaround:
     when: Range | None = None
     """The versions of the component in which this is right; everywhere when None."""
     cost: str = ""
+    risk: str = ""
+    """What it may give rise to: wrong results, a hang or a crash."""
+    risk_source: str = ""
+    """The address of who says so."""
     conflicts: tuple[str, ...] = ()
     """Known issues that this workaround brings about."""
 
@@ -53,7 +58,7 @@ class KnownIssue:
     title: str
     component: str
     kind: str
-    """The file's ``class``: leak, hang, crash, corruption, error, perf, limitation or config."""
+    """The file's ``class``: leak, hang, crash, corruption, error, perf, limitation, config or probe-harms."""
     status: str
     symptom: str
     references: tuple[Reference, ...]
@@ -63,7 +68,14 @@ class KnownIssue:
     """All must hold."""
     signatures: tuple[Signature, ...] = ()
     """How it shows in logs and stacks; one of them is enough."""
+    silent: str = ""
+    """Why no log can show it, though the symptom speaks of a message."""
+    harms: tuple[str, ...] = ()
+    """The steps of our own probes (`harms` of a probe) that must not run where this issue is."""
+    sharing: tuple[str, ...] = ()
+    """The ways of sharing device memory that this concerns; empty where it is none or all of them."""
     detected_by: tuple[str, ...] = ()
+    """Checks, or keys of their findings."""
     workarounds: tuple[Workaround, ...] = ()
     trigger: str = ""
     also: tuple[str, ...] = ()
@@ -83,6 +95,16 @@ class KnownIssue:
     def bad_versions(self) -> str:
         return ", ".join(map(str, self.affected)) or "any, as far as is known"
 
+    @property
+    def checks(self) -> tuple[str, ...]:
+        """The checks that show it, whether it names them or keys of their findings."""
+        return tuple(dict.fromkeys(name.partition(".")[0] for name in self.detected_by))
+
+    @property
+    def harmless_first(self) -> tuple[Workaround, ...]:
+        """The workarounds; those that may do harm come last."""
+        return tuple(sorted(self.workarounds, key=lambda one: bool(one.risk)))
+
     def judge(self, facts: Iterable[Fact]) -> tuple[Verdict, str]:
         """Whether this node is one on which the fault is to be expected, and why that is so."""
         facts = tuple(facts)
@@ -98,9 +120,33 @@ class KnownIssue:
                 held.append(need.found(facts))
         return verdict, reason + (f" with {', '.join(held)}" if held else "") + lacking
 
+    def is_looked_for_by(self, result: Result) -> bool:
+        """Whether it is one of those that show this issue, which names checks, or keys of their findings."""
+        return result.check in self.detected_by or result.key in self.detected_by
+
+    def contradicted_by(self, finding: Finding) -> str:
+        """What the evidence says against this issue being the cause; empty where it says nothing.
+
+        A setting that cures it was tried and did not help; or what is not to be affected failed as well.
+        """
+        ours = [workaround.env for workaround in self.workarounds if workaround.env]
+        trials = [
+            (item.values.get("env"), item.values.get("outcome"))
+            for item in finding.evidence
+            if item.kind is EvidenceKind.TRIAL and item.values.get("env") in ours
+        ]
+        if any(outcome == Trial.HELPS.value for _, outcome in trials):
+            return ""
+        for env, outcome in trials:
+            if outcome == Trial.DOES_NOT_HELP.value and isinstance(env, dict):
+                return f"but {' '.join(f'{name}={value}' for name, value in env.items())} does not help"
+        if any(item.kind is EvidenceKind.CONTROL and item.values.get("failed") for item in finding.evidence):
+            return "but the control failed, too"
+        return ""
+
     def recognises(self, result: Result, facts: Iterable[Fact]) -> Confidence | None:
         """How sure it is that this result, by its words and by what its roles left, shows this issue."""
-        lines = [result.finding.summary, *result.finding.evidence]
+        lines = [sentences.summary(result.finding), *sentences.evidence(result.finding)]
         for role in result.roles:
             lines += [str(role.fault or ""), role.exception]
             lines += [*role.python_stack, *role.native_stack, *role.kernel, *role.log_tail]
@@ -114,11 +160,15 @@ class KnownIssue:
         return max(found, default=None)
 
     def remedy(self, facts: Iterable[Fact]) -> str:
-        """The workarounds that are right for the version found; those that may be, with their condition."""
+        """The workarounds that are right for the version found; those that may be, with their condition.
+
+        What may do harm comes last and says so.
+        """
         said = []
         for workaround, right in self._fitting(facts):
             unsure = "" if right else f" ({self.component} {workaround.when})"
-            said.append(f"{workaround.do}{unsure}")
+            risk = f" (may give rise to {workaround.risk})" if workaround.risk else ""
+            said.append(f"{workaround.do}{unsure}{risk}")
         return "; or ".join(said)
 
     def settings(self, facts: Iterable[Fact]) -> tuple[Workaround, ...]:
@@ -128,7 +178,7 @@ class KnownIssue:
     def _fitting(self, facts: Iterable[Fact]) -> Iterator[tuple[Workaround, bool]]:
         """The workarounds that are not wrong for the version found, and whether each is known to be right."""
         versions = [fact.value for fact in facts if fact.name == self.component and fact.value is not None]
-        for workaround in self.workarounds:
+        for workaround in self.harmless_first:
             when = workaround.when
             right = any_of(when.judge(v) for v in versions) if when and versions else Verdict.UNKNOWN
             if when is None or right is not Verdict.FINE:
@@ -165,3 +215,18 @@ class KnownIssue:
         if cures := [one.fixed for one in self.affected if one.lacks_cure(version)]:
             return f"{what} is older than {cures[0]}, which mends this; since when it was there nobody said"
         return f"nobody has said whether {what} is affected; known to be bad: {self.bad_versions}"
+
+
+_NVIDIA = frozenset(
+    ["nvidia-driver", "cuda-driver", "cuda-runtime", "nvidia-peermem", "nvidia-module", "gdrcopy", "mig"]
+)
+_AMD = frozenset(["rocm", "hip-driver", "hip-runtime", "amdgpu", "rccl"])
+
+
+def may_concern(issue: KnownIssue, facts: Iterable[Fact]) -> bool:
+    """Whether a node of these facts may have the issue: it is not one vendor's and the node the other's."""
+    there = {fact.name for fact in facts if fact.value is not None}
+    asked = {issue.component, *(need.fact for need in issue.needs if not need.absent)}
+    return not any(
+        own & asked and other & there and not own & there for own, other in ((_NVIDIA, _AMD), (_AMD, _NVIDIA))
+    )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import date
 
 from gpuipc_doctor.knownissues.entry import KnownIssue, Suppression
 from gpuipc_doctor.knownissues.signatures import Confidence
-from gpuipc_doctor.knownissues.versions import Verdict, any_of
 from gpuipc_doctor.model import Device, Fact, Join, Relation, Result, Status
+from gpuipc_doctor.versions import Verdict, all_of, any_of
 
 _AGAINST = {Verdict.FINE: Relation.NEW, Verdict.UNKNOWN: Relation.UNKNOWN}
 
@@ -31,6 +31,23 @@ _OF_BACKEND = {
     "hip": frozenset(["amdgpu", "rocm", "hip-driver", "hip-runtime", "rccl"]),
 }
 """Facts that concern the devices of one backend only."""
+
+
+_LASTING = frozenset({"exports VMM memory"})
+"""Steps that may cost a node its memory until a hard reboot: they are left out, too, where it is not known
+whether the version found is bad."""
+
+
+@dataclass(frozen=True, slots=True)
+class Harm:
+    """A step of our own probes (`model.Probe.harms`) that must not run on a device, and why."""
+
+    step: str
+    device: str
+    """Its label."""
+    issue: str
+    title: str
+    reason: str
 
 
 def match_versions(
@@ -66,8 +83,10 @@ def _join(
     issue: KnownIssue, facts: Sequence[Fact], results: Sequence[Result], devices: Sequence[Device]
 ) -> Iterator[Join]:
     verdict, reason, facts, concerned = _judge(issue, facts, devices)
-    asked = [r for r in results if r.check in issue.detected_by and _is_on(r, concerned)]
+    asked = [r for r in results if issue.is_looked_for_by(r) and _is_on(r, concerned)]
     failed = [result for result in asked if result.finding.status is Status.FAIL]
+    against = [said for result in failed if (said := issue.contradicted_by(result.finding))]
+    failed = [result for result in failed if not issue.contradicted_by(result.finding)]
     least = Confidence.LOW if verdict is Verdict.BAD else Confidence.MEDIUM
     telling = [result for result in failed if (issue.recognises(result, facts) or 0) >= least]
     if verdict is Verdict.BAD:
@@ -75,7 +94,7 @@ def _join(
         relation = Relation.CONFIRMED if guilty else Relation.LATENT
         speaking = guilty or asked
         if not guilty and asked:
-            reason += f"; {_not_seen(asked)}"
+            reason += f"; {'; '.join(dict.fromkeys(against)) or _not_seen(asked)}"
     elif telling:
         relation, speaking = _AGAINST[verdict], telling
     else:
@@ -91,6 +110,7 @@ def _join(
         remedy=issue.remedy(facts),
         checks=tuple(dict.fromkeys(result.check for result in speaking)),
         subjects=tuple(where),
+        component=issue.component,
     )
 
 
@@ -101,21 +121,43 @@ def _judge(
 
     The devices are those for which the facts say the worst.
     """
-    asked = {issue.component, *(need.fact for need in issue.needs)}
-    judged = []
-    for device in devices:
-        foreign = frozenset().union(*(of for backend, of in _OF_BACKEND.items() if backend != device.backend))
-        if asked & foreign:
-            continue
-        own = [fact for fact in facts if fact.name not in {*foreign, "gpu-model"}]
-        own.append(Fact("gpu-model", device.name, device.label))
-        judged.append((*issue.judge(own), own, device.label))
+    judged = [
+        (*issue.judge(own), own, device.label)
+        for device in devices
+        if (own := _own_facts(issue, facts, device)) is not None
+    ]
     if not judged:
         return (*issue.judge(facts), facts, [])
     worst = any_of(verdict for verdict, *_ in judged)
     chosen = [one for one in judged if one[0] is worst]
     _, reason, own, _ = chosen[0]
     return worst, reason, own, [label for *_, label in chosen]
+
+
+def _own_facts(issue: KnownIssue, facts: Sequence[Fact], device: Device) -> list[Fact] | None:
+    """The facts that concern a device; None where the issue is about another vendor's."""
+    foreign = frozenset().union(*(of for backend, of in _OF_BACKEND.items() if backend != device.backend))
+    if foreign & {issue.component, *(need.fact for need in issue.needs)}:
+        return None
+    own = [fact for fact in facts if fact.name not in {*foreign, "gpu-model"}]
+    return [*own, Fact("gpu-model", device.name, device.label)]
+
+
+def harms(issues: Iterable[KnownIssue], facts: Sequence[Fact], devices: Sequence[Device]) -> Iterator[Harm]:
+    """The steps of our own probes that must not run on these devices, for the versions found there."""
+    for issue in issues:
+        if not issue.harms or issue.withdrawn:
+            continue
+        for device in devices:
+            if (own := _own_facts(issue, facts, device)) is None:
+                continue
+            verdict, reason = issue.judge(own)
+            # Where nobody can say which versions are bad, what else the issue asks for decides.
+            expected = bool(issue.needs) and all_of(n.judge(own) for n in issue.needs) is Verdict.BAD
+            for step in issue.harms:
+                unsure = verdict is Verdict.UNKNOWN and (expected or step in _LASTING)
+                if verdict is Verdict.BAD or unsure:
+                    yield Harm(step, device.label, issue.id, issue.title, reason)
 
 
 def _is_on(result: Result, labels: Sequence[str]) -> bool:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from datetime import date
 
-from gpuipc_doctor.knownissues.conditions import Need
-from gpuipc_doctor.knownissues.reading import Placed, suppressions
+from gpuipc_doctor.knownissues.conditions import Need, in_words
+from gpuipc_doctor.knownissues.parse import Placed, suppressions
 from gpuipc_doctor.knownissues.regexes import objections
-from gpuipc_doctor.knownissues.versions import Range
-from gpuipc_doctor.yamlfile import Document, Key, Mistake, did_you_mean
+from gpuipc_doctor.near_miss import did_you_mean
+from gpuipc_doctor.site.yamlfile import Document, Key, Mistake
+from gpuipc_doctor.versions import Range
+
+_MESSAGE = re.compile(
+    r"\b(?:messages? (?:that|says|about)|assertion|warning|says that|prints|reports? (?:that|an)|logs?)\b"
+)
+"""Words of a symptom by which somebody describes what a program prints."""
 
 
 def of_entry(
@@ -19,11 +26,19 @@ def of_entry(
     yield from _of_ranges(one)
     yield from _of_workarounds(one, changing)
     yield from _of_conditions(one)
+    if check_ids is not None:
+        yield from _of_words(one)
     yield from _of_signatures(one)
+    yield from _of_messages(one)
+    if bool(one.issue.harms) != (one.issue.kind == "probe-harms"):
+        yield one.mistake(
+            "class probe-harms and 'harms' need each other", "harms" if one.issue.harms else "class"
+        )
     for number, id_ in enumerate(one.issue.detected_by if check_ids is not None else ()):
-        if id_ not in (check_ids or ()):
-            near = did_you_mean(id_, check_ids or ())
-            yield one.mistake(f"there is no check {id_!r}{near}", "detected_by", number)
+        check = id_.partition(".")[0]  # of the key of a finding
+        if check not in (check_ids or ()):
+            near = did_you_mean(check, check_ids or ())
+            yield one.mistake(f"there is no check {check!r}{near}", "detected_by", number)
     says = one.issue.affected or one.issue.needs or one.issue.signatures
     if not says and one.issue.kind != "limitation":  # of which it is enough to know
         yield one.mistake("says of no version, no condition and no signature that it is this issue")
@@ -80,12 +95,32 @@ def _of_conditions(one: Placed) -> Iterator[Mistake]:
                 yield one.mistake(f"{need.matches!r} {objection}", *keys, "matches")
 
 
+def _of_words(one: Placed) -> Iterator[Mistake]:
+    """A condition is told to people, who are not to read regular expressions."""
+    for need, keys in _needs(one):
+        if need.matches and not need.says and not in_words(need.matches):
+            yield one.mistake(f"say in 'says' what {need.matches!r} asks for", *keys, "matches")
+
+
+def _of_messages(one: Placed) -> Iterator[Mistake]:
+    """Who describes a message says how to find it, or why that is not possible."""
+    issue = one.issue
+    told = _MESSAGE.search(issue.symptom) if not issue.withdrawn else None
+    if told and not issue.signatures and not issue.silent:
+        text = f"the symptom tells of a message ({told[0]}): give a signature, or say in 'silent' why not"
+        yield one.mistake(text, "symptom")
+
+
 def _of_signatures(one: Placed) -> Iterator[Mistake]:
     for number, signature in enumerate(one.issue.signatures):
         keys = ("signatures", number)
         found = [
             f"{text!r} {objection}"
-            for text, pattern in zip(signature.match, signature.patterns, strict=True)
+            for text, pattern in zip(
+                (*signature.match, *[signature.unless] * bool(signature.unless)),
+                (*signature.patterns, *[signature.unless] * bool(signature.unless)),
+                strict=True,
+            )
             for objection in objections(pattern)
         ]
         for text in found:

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpuipc_doctor.knownissues.conditions import Need
-from gpuipc_doctor.knownissues.versions import Verdict, all_of
 from gpuipc_doctor.model import Fact
+from gpuipc_doctor.versions import Verdict, all_of
 
 
 class Confidence(enum.IntEnum):
@@ -28,6 +28,23 @@ class Confidence(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """Where a program prints a message, as it was read there."""
+
+    prints: str
+    """The format string; what its ``%`` stand for varies."""
+    file: str
+    """Repository and path."""
+    versions: str = ""
+    holds: str = ""
+    """What must hold of what varies, for the message to mean this issue."""
+
+
+NOT_PUBLIC = Source(prints="", file="not public")
+"""The program's own words are not to be read anywhere: the signature is as its messages were posted."""
+
+
+@dataclass(frozen=True, slots=True)
 class Signature:
     """Regular expressions of which each must be found in one log, and what must hold beside them."""
 
@@ -38,6 +55,9 @@ class Signature:
     """Facts without which the text is too common to mean anything: a version, a library, a variable."""
     sample: str = ""
     """What somebody's log said, and what the patterns must find."""
+    unless: str = ""
+    """Lines that this expression finds are another program's, and do not count."""
+    source: Source | None = None
 
     @property
     def patterns(self) -> tuple[str, ...]:
@@ -45,6 +65,8 @@ class Signature:
         return tuple(map(spaced, self.match))
 
     def found_in(self, text: str) -> bool:
+        if self.unless:
+            text = "\n".join(line for line in text.splitlines() if not re.search(self.unless, line))
         return all(re.search(pattern, text) for pattern in self.patterns)
 
     def applies(self, facts: Iterable[Fact]) -> Verdict:

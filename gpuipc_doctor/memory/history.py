@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
+from gpuipc_doctor.api.trend import slope
 from gpuipc_doctor.memory.usage import Key, Sample
-from gpuipc_doctor.trend import slope
 
 WINDOW = 30
 """The latest samples that make the slope: enough to tell growth from noise, few enough to cost little."""

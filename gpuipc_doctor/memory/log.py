@@ -23,7 +23,7 @@ def line(sample: Sample, growth: Growth, *, host: str, simulated: str) -> str:
         "simulated": simulated,
         "gpus": [_gpu(gpu, growth) for gpu in sample.to_json()["gpus"]],
     }
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(document, separators=(",", ":"))
 
 
 def _gpu(gpu: Json, growth: Growth) -> Json:

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpuipc_doctor.api import DriverError, Worker
-from gpuipc_doctor.memory.procfs import name_of
 from gpuipc_doctor.memory.usage import GpuUse, ProcessUse
 from gpuipc_doctor.model import DriverFault
+from gpuipc_doctor.supervise.tree import name_of
 
 LIBRARY = "libnvidia-ml.so.1"
 

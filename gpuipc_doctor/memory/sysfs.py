@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpuipc_doctor.api import Worker
-from gpuipc_doctor.memory.procfs import name_of
 from gpuipc_doctor.memory.usage import GpuUse, ProcessUse
+from gpuipc_doctor.supervise.tree import name_of
 
 VENDOR = "0x1002"
 CLASSES = ("0x03", "0x12")

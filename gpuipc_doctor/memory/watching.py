@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuipc_doctor import verdict
 from gpuipc_doctor.memory import sampling
 from gpuipc_doctor.memory.usage import Sample
 from gpuipc_doctor.model import Finding, Node, Probe
-from gpuipc_doctor.supervise.execution import Limits
+from gpuipc_doctor.supervise import blame
 from gpuipc_doctor.supervise.interrupts import interruptible
+from gpuipc_doctor.supervise.probe import Limits
 from gpuipc_doctor.supervise.session import Session
 
 DEADLINE_S = 10.0
@@ -35,16 +35,12 @@ def watch(
     listener: Callable[[Sample], None],
     *,
     start_up_s: float,
-    remove: Sequence[Path] = (),
 ) -> End:
-    """Sample each ``interval_s`` seconds until interrupted, or once when that is 0.
-
-    ``remove``: directories that must not outlive this process, even when it is killed.
-    """
+    """Sample each ``interval_s`` seconds until interrupted, or once when that is 0."""
     params = {"interval": interval_s, "backends": list(backends), "root": node.root}
     probe = Probe("", {"sampler": sampling.sample}, params=params, deadline_s=interval_s + DEADLINE_S)
     with (
-        Session(node, Limits(start_up_s=start_up_s), remove=remove) as session,
+        Session(node, Limits(start_up_s=start_up_s)) as session,
         interruptible(session.stop),
     ):
         outcome = session.run(
@@ -57,5 +53,5 @@ def watch(
     if outcome.stopped:
         return End()
     if not outcome.completed:
-        return End(verdict.conclude(outcome))
+        return End(blame.conclude(outcome))
     return End(absent=tuple(outcome.records["sampler"].get("absent", ())))

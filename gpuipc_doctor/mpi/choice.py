@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from gpuipc_doctor.model import Fact, Json, Launch, MpiStack, Workaround
-from gpuipc_doctor.mpi import families, finding, logs
+from gpuipc_doctor.mpi import families, loaded, locate, verbosity
+from gpuipc_doctor.mpi.ranks import RankSetting
 
 COMPONENTS = frozenset({"mpich", "cray-mpich", "openmpi", "intel-mpi", "mvapich", "ucx"})
 """The facts of the inventory that say which MPI library and which UCX are on a node."""
 
 
-def launch(seen: Mapping[str, Json], template: str, environment: Mapping[str, str], nodes: int) -> Launch:
-    """How ranks start under the library of which ``seen`` is the survey. Raises `finding.NotFound`."""
+def launcher(
+    seen: Mapping[str, Json],
+    template: str,
+    setting: RankSetting,
+    environment: Mapping[str, str],
+    nodes: int,
+    hosts: Sequence[str] = (),
+) -> locate.Launcher:
+    """How ranks start under the library of which ``seen`` is the survey. Raises `locate.NotFound`."""
     facts = seen["facts"]
-    identity = families.identify(facts["version_text"])
-    return finding.find_launcher(identity, facts["library"], template, environment, nodes=nodes).launch
+    found = locate.find_launcher(
+        families.identify(facts["version_text"]),
+        facts["library"],
+        template,
+        setting.of(environment),
+        nodes=nodes,
+        hosts=hosts,
+        added=setting.environment,
+    )
+    return replace(found, launch=replace(found.launch, preload=setting.preload))
 
 
 def stack(
@@ -37,27 +54,48 @@ def stack(
     able = frozenset(backend for backend, verdict in aware.items() if verdict.able)
     some = next(iter(able or aware))
     ucx = facts["ucx"]["version"] if aware[some].via == "ucx" and facts["ucx"] else ""
+    cache_bound, cache_buffers = families.cache_bound(facts, some)
     return MpiStack(
         family=identity.family,
         version=identity.version,
         library=facts["library"],
         launch=launch,
+        has_gpu_path=bool(able),
         takes=able or (frozenset(aware) if simulated else frozenset()),
         why_not=unable[0].why_not if unable else "",
         remedy=unable[0].remedy if unable else "",
         ipc_off=families.ipc_off(facts, some),
+        cache_bound=cache_bound,
+        cache_buffers=cache_buffers,
         workarounds=tuple(Workaround(s.env, s.cost) for s in families.switches(facts, some)),
         edges=families.edges(facts, some),
-        louder=logs.raised(identity.family, over_ucx=bool(ucx), environment=environment),
+        louder=verbosity.raised(identity.family, over_ucx=bool(ucx), environment=environment),
         ucx=ucx,
     )
 
 
-def in_use(facts: Iterable[Fact], stack: MpiStack) -> tuple[Fact, ...]:
+def in_use(
+    facts: Iterable[Fact], stack: MpiStack, in_ranks: Collection[str] | None = None
+) -> tuple[Fact, ...]:
     """The inventory as this run's probes saw it: of MPI libraries, and of UCX, only the one in use.
 
     What else is installed took no part, so nothing that a probe finds can speak for or against it.
+    ``in_ranks``: the fabric libraries (`loaded.fabric`) that ranks had loaded, where that is known.
     """
     used = {stack.family: stack.version, "ucx": stack.ucx}
     others = tuple(fact for fact in facts if fact.name not in COMPONENTS)
-    return (*others, *(Fact(name, version, stack.library) for name, version in used.items() if version))
+    found = (*others, *(Fact(name, version, stack.library) for name, version in used.items() if version))
+    return found if in_ranks is None else loaded.of_those(found, in_ranks)
+
+
+def at_stake(facts: Iterable[Fact], stack: MpiStack) -> tuple[Fact, ...]:
+    """Of the facts `in_use`, those of which faults are to be expected: no MPI that gets no device memory."""
+    found = in_use(facts, stack)
+    return found if stack.has_gpu_path else tuple(fact for fact in found if fact.name not in COMPONENTS)
+
+
+def messages_went_through(facts: Iterable[Fact], stack: MpiStack) -> tuple[Fact, ...]:
+    """Of the facts `in_use`, what messages went through: the MPI library and the fabric's libraries."""
+    names = (stack.family, "ucx", "libfabric", "shs-libfabric")
+    by_name = {fact.name: fact for fact in facts if fact.value}
+    return tuple(by_name[name] for name in names if name in by_name)

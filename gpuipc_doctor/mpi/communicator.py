@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
-from gpuipc_doctor.gpu import Arm, BackendUnavailable, DriverError
+from gpuipc_doctor.api.gpu import Arm, BackendUnavailable, DriverError
 from gpuipc_doctor.model import DriverFault
 
 Request = Any

@@ -14,6 +14,15 @@ class Damaged(Exception):
     """The file is not what a loader of this machine could load."""
 
 
+def is_elf(path: Path) -> bool:
+    """Whether it can be a library of this machine, by its first bytes."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_CLASS_64_LITTLE_ENDIAN)) == _CLASS_64_LITTLE_ENDIAN
+    except OSError:
+        return False
+
+
 def needed(path: Path) -> tuple[str, ...]:
     """The sonames, in the file's order. Raises `Damaged`."""
     image = path.read_bytes()
@@ -21,7 +30,7 @@ def needed(path: Path) -> tuple[str, ...]:
         raise Damaged(f"{path} is not a 64-bit little-endian ELF file")
     try:
         return _needed(image)
-    except (struct.error, KeyError, ValueError) as error:
+    except (struct.error, KeyError, ValueError, OverflowError) as error:
         raise Damaged(f"{path} is a damaged ELF file") from error
 
 

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from gpuipc_doctor.model import Json
 from gpuipc_doctor.mpi.facts import Facts
 from gpuipc_doctor.mpi.identity import UNKNOWN, Identity, identify
-from gpuipc_doctor.mpi.routes import ROUTES, Condition, Route
-from gpuipc_doctor.mpi.switches import Switch, suitable
+from gpuipc_doctor.mpi.switches import Switch, bounding, suitable
+from gpuipc_doctor.mpi.transports import ROUTES, Condition, Route
 
 __all__ = [
     "UNKNOWN",
     "Awareness",
     "Identity",
     "Switch",
+    "cache_bound",
     "edges",
     "gpu_aware",
     "identify",
@@ -84,6 +85,19 @@ def switches(seen: Mapping[str, Json], backend: str) -> tuple[Switch, ...]:
 def ipc_off(seen: Mapping[str, Json], backend: str) -> Mapping[str, str]:
     """The environment that turns this library's use of IPC off; empty when none is known."""
     return next((switch.env for switch in switches(seen, backend) if switch.no_ipc), {})
+
+
+def cache_bound(seen: Mapping[str, Json], backend: str) -> tuple[str, int | None]:
+    """The variable that bounds its cache of mappings of others' memory; empty when none is known.
+
+    And to how many buffers it is set here; None where it is not set, or counts bytes.
+    """
+    facts, ucx = Facts(seen, backend), seen["ucx"] or {}
+    bound = bounding(facts, gpu_aware(seen, backend).via, ucx.get("version", ""))
+    if bound is None:
+        return "", None
+    value = facts.environment.get(bound.variable, "")
+    return bound.variable, int(value) if value.isdecimal() and not bound.in_bytes else None
 
 
 def edges(seen: Mapping[str, Json], backend: str) -> tuple[int, ...]:

@@ -158,6 +158,57 @@ SWITCHES: tuple[Switch, ...] = (
 """In order of cost within a family: what keeps IPC comes before what turns it off."""
 
 
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The variable that bounds how many buffers, or bytes, of others a library keeps mapped.
+
+    Of versions of the library, or of UCX where ``via`` is that.
+    """
+
+    family: str
+    via: str
+    variable: str
+    introduced: str = ""
+    fixed: str = ""
+    backends: tuple[str, ...] = ("cuda", "hip")
+    in_bytes: bool = False
+
+
+BOUNDS = (
+    Bound("*", "ucx", "UCX_CUDA_IPC_CACHE_MAX_REGIONS", introduced="1.21", backends=("cuda",)),
+    Bound("mpich", "own", "MPIR_CVAR_CH4_IPC_GPU_MAX_CACHE_ENTRIES", introduced="4.3.0", fixed="5.1.0a1"),
+    Bound("mpich", "own", "MPIR_CVAR_CH4_IPC_GPU_CACHE_SIZE", introduced="5.1.0a1"),
+    Bound("cray-mpich", "own", "MPICH_GPU_IPC_CACHE_MAX_SIZE"),
+    Bound(
+        "openmpi",
+        "own",
+        "OMPI_MCA_rcache_rgpusm_rcache_size_limit",
+        introduced="2.1.0",
+        backends=("cuda",),
+        in_bytes=True,
+    ),
+    Bound("intel-mpi", "own", "I_MPI_OFFLOAD_CACHE_MAX_SIZE", introduced="2021.17"),
+    Bound("mvapich", "own", "MV2_CUDA_IPC_MAX_CACHE_ENTRIES", fixed="3.0a", backends=("cuda",)),
+)
+"""From the sources and tags of each, and the developer references of Intel and HPE."""
+
+
+def bounding(facts: Facts, via: str, ucx: str) -> Bound | None:
+    """What bounds a library's cache of mappings; None when nothing is known to."""
+    version = ucx if via == "ucx" else facts.identity.version
+    return next(
+        (
+            row
+            for row in BOUNDS
+            if row.family in ("*", facts.identity.family)
+            and row.via == via
+            and facts.backend in row.backends
+            and _covers(row, version)
+        ),
+        None,
+    )
+
+
 def suitable(facts: Facts, via: str) -> tuple[Switch, ...]:
     """The rows that are right for a library, their ``env`` made to respect what is set already."""
     return tuple(
@@ -183,7 +234,7 @@ def _value(facts: Facts, name: str, value: str) -> str:
     return ",".join(one for one in without_alias if one != vendor.ucx_ipc)
 
 
-def _covers(row: Switch, version: str) -> bool:
+def _covers(row: Switch | Bound, version: str) -> bool:
     from packaging.version import InvalidVersion, Version
 
     if not row.introduced and not row.fixed:

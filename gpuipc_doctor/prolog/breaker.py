@@ -17,8 +17,8 @@ import zlib
 from pathlib import Path
 
 from gpuipc_doctor import __version__
-from gpuipc_doctor.policy import Breaker
-from gpuipc_doctor.trust import untrusted
+from gpuipc_doctor.site.policy import Breaker
+from gpuipc_doctor.site.trust import untrusted
 
 _SLOT = re.compile(r"slot-(\d+)-(\d+)")
 

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from gpuipc_doctor.policy import Action, PrologConfig
-from gpuipc_doctor.report.text import sanitise
+from gpuipc_doctor.report.text import sanitise, wrap
+from gpuipc_doctor.site.policy import Action, PrologConfig
+
+if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembered answer
+    from gpuipc_doctor.model import Json
 
 MAX_LINE = 200
 """Characters of the line; a drain reason is read in one row of ``sinfo -R``."""
+
+WIDTH, INDENT = 80, 15
+"""Columns of an explanation, and of the names in it."""
 
 
 class Kind(enum.Enum):
     """What the policy tells apart, worst first; the values are those of its keys ``on_…``."""
 
     FAIL = "fail"
+    MISSING = "missing"
     UNKILLABLE = "unkillable"
     ERROR = "error"
     BUDGET = "budget"
@@ -24,7 +31,7 @@ class Kind(enum.Enum):
     @property
     def is_known_bad(self) -> bool:
         """Whether it speaks against the node, and not only against knowing it."""
-        return self in (Kind.FAIL, Kind.UNKILLABLE)
+        return self in (Kind.FAIL, Kind.MISSING, Kind.UNKILLABLE)
 
     @property
     def exit_code(self) -> int:
@@ -72,6 +79,20 @@ class Decision(NamedTuple):
         drains = self.action is Action.DRAIN and not self.withheld
         return self.weighed[0].concern.kind.exit_code if drains else 0
 
+    def written(self) -> dict[str, Json]:
+        """As the log has it."""
+        return {
+            "exit_code": self.exit_code,
+            "line": self.line,
+            "policy": self.action.value if self.action else None,
+            "withheld": self.withheld,
+            "simulated": bool(self.mark),
+            "concerns": [
+                {"kind": one.concern.kind.value, "action": one.action.value, "text": one.concern.text}
+                for one in self.weighed
+            ],
+        }
+
     @property
     def line(self) -> str:
         would = f"would drain, but {self.withheld}:" if self.withheld else ""
@@ -111,3 +132,57 @@ def _action(kind: Kind, policy: PrologConfig) -> Action:
 def counted(count: int, what: str) -> str:
     """``1 check``, ``2 checks``."""
     return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+# -- explained ------------------------------------------------------------------------------------------
+
+
+class Account(NamedTuple):
+    """What a run of the prolog went by, in words."""
+
+    config: str
+    budget: str
+    memory: str
+    gpus: str
+
+
+def explain(decided: Decision, policy: PrologConfig, account: Account) -> str:
+    """What ``--explain-decision`` prints: what was known, what the policy says to it, and what follows;
+    several lines, the first of which is the one that the prolog prints."""
+    rows = [
+        ("config", account.config),
+        ("GPUs", account.gpus),
+        ("budget", account.budget),
+        ("memory", account.memory),
+        *(
+            (f"on_{one.concern.kind.value}", f"{one.action.value}, because of: {one.concern.text}")
+            for one in decided.weighed
+        ),
+        ("shadow", "on" if policy.shadow else "off"),
+        ("breaker", _bounds(policy)),
+        ("decision", _outcome(decided)),
+    ]
+    lines = [decided.line]
+    for name, text in rows:
+        lines += wrap(sanitise(text), WIDTH, first=f"{name:<{INDENT}}", rest=" " * INDENT)
+    return "\n".join([*lines, "(Explained only: nothing was logged, remembered or counted.)"])
+
+
+def _bounds(policy: PrologConfig) -> str:
+    bounds = []
+    if policy.breaker.share < 1:
+        bounds.append(f"a share of {policy.breaker.share:g} of the nodes may drain")
+    if policy.breaker.directory:
+        breaker = policy.breaker
+        bounds.append(
+            f"{breaker.max_drains} nodes may drain within {breaker.within_s:g} s ({breaker.directory})"
+        )
+    return "; ".join(bounds) or "none"
+
+
+def _outcome(decided: Decision) -> str:
+    if decided.exit_code:
+        return f"drain: exit code {decided.exit_code}; the breaker, if there is one, is asked first"
+    if decided.withheld:
+        return f"the job starts: exit code 0, because {decided.withheld}"
+    return "the job starts: exit code 0"

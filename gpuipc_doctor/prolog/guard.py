@@ -17,10 +17,10 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NoReturn
 
-from gpuipc_doctor.supervise import tree
+from gpuipc_doctor.supervise import priority, tree
 from gpuipc_doctor.supervise.interrupts import INTERRUPTS
 
 if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembered answer
@@ -28,7 +28,13 @@ if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembe
 
 LATE_S, KILL_S, REST_S, SETTLE_S, LAST_S, WRITE_S = 0.2, 0.25, 0.05, 0.35, 0.95, 0.2
 """Seconds: from the budget's end until the child is killed; for that; to read what it had said; for the
-clerk; from the budget's end until we leave without more ado; for whoever reads what we print to take it."""
+second child; from the budget's end until we leave without more ado; for the reader to take what we print."""
+
+PRIORITY = -20
+"""The niceness of all that we start: before a job, seconds of processor time are seconds that it waits."""
+
+MAX_AGE_S = 60.0
+"""Nothing of ours takes longer to get here; an older start is that of something that became us by exec."""
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -45,7 +51,27 @@ SCARCE = (
 """What the system answers where it has no more of something, or of a disk that it cannot write."""
 
 
-class Tell:
+def started_at() -> float:
+    """`time.monotonic()` seconds at which this process was started, so that Python's own start counts.
+
+    ``/proc/self/stat`` has it in ticks since boot (proc_pid_stat(5), field 22), which is CLOCK_BOOTTIME.
+    Where it makes no sense, it is now.
+    """
+    now = time.monotonic()
+    try:
+        with open("/proc/self/stat", "rb") as file:  # noqa: PTH123 - each import counts here
+            fields = file.read().rpartition(b")")[2].split()
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return now
+    return now - age_s if 0 <= age_s <= MAX_AGE_S else now
+
+
+Answers = Mapping[str, tuple[int, str]]
+"""By kind of loss (see `AnswerFor`) an exit code and a line; without a line, what was being done is told."""
+
+
+class Channel:
     """What the child says to the guard, who reads for as long as the child may live."""
 
     def __init__(self, fd: int) -> None:
@@ -74,31 +100,31 @@ class Tell:
         """When the budget ends, once the config is known; as for `run`."""
         self._send(ends_at=at)
 
-    def keep(self, known: Json, exit_codes: dict[str, int]) -> None:
-        """What the clerk shall know should we be lost; and, by kind, what to exit with should he be, too."""
-        self._send(keep=known, exit_codes=exit_codes)
+    def keep(self, known: Json, answers: Answers) -> None:
+        """What a second child shall know should we be lost; and what to answer should that be lost, too."""
+        self._send(keep=known, answers=answers)
 
 
-Duty = Callable[[Tell], None]
-Settle = Callable[[str, str, "Json", Tell], None]
+Work = Callable[[Channel], None]
+AnswerFor = Callable[[str, str, "Json", Channel], None]
 """Answers for a child that gave no answer.
 
 Receives the kind (``budget``, ``error`` or ``unkillable``), what was being done in words, and what the child
-had kept. A second child does it, the clerk, for it may hang, too: answer first, write down later."""
+had kept. A second child does it, for it may hang, too: answer first, write down later."""
 
 
 class _Interrupted(Exception):
     pass
 
 
-def run(duty: Duty, settle: Settle, *, ends_at: float) -> NoReturn:
-    """Have ``duty`` done by a child, print its answer and exit with its code.
+def run(work: Work, answer_for: AnswerFor, *, ends_at: float) -> NoReturn:
+    """Have ``work`` done by a child, print its answer and exit with its code.
 
     ``ends_at``: `time.monotonic()` seconds at which the budget ends; this process ends within a second of it.
     """
     guard = _Guard(ends_at)
     try:
-        guard.watch(duty, settle)
+        guard.watch(work, answer_for)
     except BaseException as error:
         guard.line = guard.line or f"gpuipc-doctor: ERROR in the prolog's guard: {error!r}"
     guard.leave()
@@ -111,14 +137,16 @@ class _Guard:
         self.said = ""
         self._doing = "it started"
         self._kept: Json = None
-        self._exit_codes: dict[str, int] = {}
+        self._answers: Answers = {}
         self._torn = b""
         """The beginning of a message whose end has not been read."""
         self._told_to_end = self._may_be_interrupted = False
 
-    def watch(self, duty: Duty, settle: Settle) -> None:
-        signal.signal(signal.SIGALRM, lambda *_: os._exit(self.code))
+    def watch(self, work: Work, answer_for: AnswerFor) -> None:
+        signal.signal(signal.SIGALRM, self._ring)
         self._set_alarm()
+        with contextlib.suppress(OSError):  # it takes root; a job waits for us, and others keep the node busy
+            os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
         libc = ctypes.CDLL(None)
         libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -130,7 +158,7 @@ class _Guard:
         for number in INTERRUPTS:
             signal.signal(number, interrupt)
         kind, what = "error", "ended without a result"
-        child = _start(duty, libc)
+        child = _start(work, libc)
         try:
             if not self._listen(child, lambda: self.ends_at + LATE_S):
                 kind, what = "budget", "the budget was up"
@@ -147,10 +175,19 @@ class _Guard:
         if self.line:
             return
         what = f"{what} while {self._doing}"
-        self.code, self.line = self._exit_codes.get(kind, 0), f"gpuipc-doctor: ERROR {what}"
+        self._answer_for_lost(kind, what)
         self._torn = b""
-        self._listen_for(SETTLE_S, _start(lambda tell: settle(kind, what, self._kept, tell), libc))
+        self._listen_for(SETTLE_S, _start(lambda channel: answer_for(kind, what, self._kept, channel), libc))
         tree.signal_all(_left_behind(), signal.SIGKILL)
+
+    def _answer_for_lost(self, kind: str, what: str) -> None:
+        self.code, line = self._answers.get(kind, (0, ""))
+        self.line = line or f"gpuipc-doctor: ERROR {what}"
+
+    def _ring(self, *_: object) -> NoReturn:
+        if not self.line:
+            self._answer_for_lost("budget", f"the budget was up while {self._doing}")
+        self.leave()
 
     def _set_alarm(self) -> None:
         """The last resort, should this process itself be held up where a signal reaches it."""
@@ -192,14 +229,14 @@ class _Guard:
         self.said += f"{message['say']}\n" if "say" in message else ""
         self._doing = message.get("doing", self._doing)
         self._kept = message.get("keep", self._kept)
-        self._exit_codes = message.get("exit_codes", self._exit_codes)
+        self._answers = message.get("answers", self._answers)
         if "ends_at" in message:
             self.ends_at = message["ends_at"]
             self._set_alarm()
 
     def leave(self) -> NoReturn:
         """Write what there is to write, as far as anybody takes it, and end."""
-        for number in INTERRUPTS:
+        for number in (signal.SIGALRM, *INTERRUPTS):
             signal.signal(number, signal.SIG_IGN)
         until = min(time.monotonic() + WRITE_S, self.ends_at + LAST_S)
         _write(1, self.line and f"{self.line}\n", until)
@@ -207,8 +244,8 @@ class _Guard:
         os._exit(self.code)
 
 
-def _start(duty: Duty, libc: ctypes.CDLL) -> int:
-    """Fork a child that does its duty; returns the end of the pipe on which it tells of it."""
+def _start(work: Work, libc: ctypes.CDLL) -> int:
+    """Fork a child that does its work; returns the end of the pipe on which it tells of it."""
     reader, writer = os.pipe()
     parent = os.getpid()
     if os.fork():
@@ -219,23 +256,29 @@ def _start(duty: Duty, libc: ctypes.CDLL) -> int:
         if os.getppid() != parent:
             os._exit(1)
         os.setsid()
+        priority.carry_over()
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number in (signal.SIGALRM, *INTERRUPTS):
             signal.signal(number, signal.SIG_DFL)
-        null = os.open(os.devnull, os.O_RDWR)
-        for fd in range(3):  # the batch system waits for the end of these
-            os.dup2(null, fd)
-        tell = Tell(writer)
+        channel = Channel(writer)
         try:
-            duty(tell)
+            null = os.open(os.devnull, os.O_RDWR)
+            for fd in range(3):  # the batch system waits for the end of these
+                os.dup2(null, fd)
+            work(channel)
         except Exception as error:
-            if not (isinstance(error, OSError) and error.errno in SCARCE):  # there is nothing to mend in us
+            if not _is_the_nodes(error):
                 import traceback
 
-                tell.say("".join(traceback.format_exception(error)).rstrip())
-            tell.doing(f"{type(error).__name__}: {error} was raised")
+                channel.say("".join(traceback.format_exception(error)).rstrip())
+            channel.doing(f"{type(error).__name__}: {error} was raised")
     finally:
         os._exit(0)
+
+
+def _is_the_nodes(error: Exception) -> bool:
+    """Whether it is for want of something on the node: there is nothing to mend in us."""
+    return isinstance(error, OSError) and (error.errno in SCARCE or error.filename == os.devnull)
 
 
 def _reap() -> None:

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import gpuipc_doctor
@@ -43,9 +43,10 @@ GPU_FILES = (
 MAX_FILES = 10_000
 
 
-def identity(config: bytes, config_path: str) -> dict[str, str]:
+def identity(config: Mapping[str, bytes]) -> dict[str, str]:
     """One word for each thing that must be the same for a pass to count, named as a person would.
 
+    ``config``: the content of each of its files by the file's path, from the top down.
     What the config names is left to `of_site`: to know that, it has to be read first.
     """
     package = Path(gpuipc_doctor.__file__).parent
@@ -53,14 +54,14 @@ def identity(config: bytes, config_path: str) -> dict[str, str]:
         "boot": _text("/proc/sys/kernel/random/boot_id"),
         "driver": _digest([*map(_text, DRIVER_FILES), *map(_stamp, LIBRARY_FILES)]),
         "GPUs": _digest(_gpus()),
-        "config": of_config(config, config_path),
+        "config": of_config(config),
         # The directory around the package is where the vendors' bindings are installed, too.
         "gpuipc-doctor": _digest([gpuipc_doctor.__version__, _stamp(str(package.parent)), *_tree(package)]),
     }
 
 
-def of_config(content: bytes, path: str) -> str:
-    return _digest([path, hashlib.sha256(content).hexdigest()])
+def of_config(config: Mapping[str, bytes]) -> str:
+    return _digest(f"{path} {hashlib.sha256(content).hexdigest()}" for path, content in config.items())
 
 
 def of_site(paths: Iterable[Path]) -> dict[str, str]:

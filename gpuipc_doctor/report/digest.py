@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from gpuipc_doctor.model import Ending, Finding, Join, Relation, Report, Result, RoleOutcome, Status
+from gpuipc_doctor.report import sentences
 from gpuipc_doctor.report.text import fold_subjects
-
-_FIGURE = re.compile(r"(?<![#\w])(?:0x[0-9a-f]+|\d+(?:\.\d+)?)")
-"""What may differ between findings that are the same: sizes, times, addresses, pids. Not an occurrence
-(``#2``), and not a number inside a name."""
 
 _CASUALTIES = {Ending.COMPLETED, Ending.PEER_LOST, Ending.STOPPED}
 
@@ -46,9 +42,10 @@ def repetitions(report: Report) -> int:
     return max((result.repetition for result in report.results), default=1)
 
 
-def culprit(result: Result) -> RoleOutcome | None:
-    """The role whose end the finding is about: the first that ended badly and is not a casualty."""
-    return next((role for role in result.roles if role.ending not in _CASUALTIES), None)
+def culprits(result: Result) -> list[RoleOutcome]:
+    """The roles whose end the finding is about: the first that ended badly, and those that hung with it."""
+    bad = [role for role in result.roles if role.ending not in _CASUALTIES]
+    return [role for role in bad if role is bad[0] or role.ending is bad[0].ending is Ending.HUNG]
 
 
 @dataclass(frozen=True)
@@ -89,7 +86,8 @@ class Paragraph:
     @property
     def figures_differ(self) -> bool:
         """Whether the first finding's figures are not those of all the others."""
-        return len({(r.finding.summary, r.finding.evidence) for r in self.results}) > 1
+        said = {(sentences.summary(r.finding), sentences.evidence(r.finding)) for r in self.results}
+        return len(said) > 1
 
 
 def paragraphs(report: Report) -> list[Paragraph]:
@@ -120,17 +118,13 @@ def _group(results: Iterable[Result]) -> list[tuple[Result, ...]]:
     on_subjects: dict[object, list[Result]] = {}
     for result in results:
         if result.finding.status is not Status.PASS:
-            key = (result.check, result.probe, bool(result.devices), alike(result.finding))
+            key = (result.check, result.probe, bool(result.devices), result.finding.identity)
             on_subjects.setdefault(key, []).append(result)
     of_probes: dict[object, list[Result]] = {}
     for group in on_subjects.values():
         subjects = frozenset(result.devices for result in group)
-        of_probes.setdefault((subjects, alike(group[0].finding)), []).extend(group)
+        of_probes.setdefault((subjects, group[0].finding.identity), []).extend(group)
     return [tuple(group) for group in of_probes.values()]
-
-
-def alike(finding: Finding) -> tuple[Status, str, str]:
-    return finding.status, _FIGURE.sub("0", finding.summary), finding.remedy
 
 
 def _passed_beside(group: Sequence[Result], checks: Mapping[str, Sequence[Result]]) -> tuple[str, ...]:
@@ -151,14 +145,10 @@ def _passed_beside(group: Sequence[Result], checks: Mapping[str, Sequence[Result
 def _belongs(join: Join, group: Sequence[Result]) -> bool:
     """Whether a known issue explains a finding (the probes of its check speak for it) or is named in it."""
     finding = group[0].finding
-    if any(_names(text, join.issue) for text in (finding.summary, *finding.evidence)):
+    if join.issue in finding.issues:
         return True
     explains = join.relation is not Relation.LATENT and finding.status is not Status.SKIP
     return explains and any(
         result.check in join.checks and (not join.subjects or result.subject in join.subjects)
         for result in group
     )
-
-
-def _names(text: str, issue: str) -> bool:
-    return re.search(rf"(?<![\w-]){re.escape(issue)}(?![\w-])", text) is not None

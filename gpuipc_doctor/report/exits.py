@@ -5,33 +5,16 @@ from __future__ import annotations
 import enum
 from typing import Literal
 
-from gpuipc_doctor.model import Report, Status
+from gpuipc_doctor.model import Exit, Report, Status
 
 Style = Literal["default", "nagios"]
 
 
-class Exit(enum.IntEnum):
-    """The exit codes of ``gpuipc-doctor``; ``meaning`` is the line of the table in the README."""
-
-    OK = 0
-    INTERNAL = 1
-    USAGE = 2
-    NOTHING_TESTED = 3
-    WARN = 10
-    ERROR = 11
-    FAIL = 12
-    INTERRUPTED = 130
-
-    @property
-    def meaning(self) -> str:
-        return _MEANINGS[self]
-
-
-_MEANINGS = {
+MEANINGS = {
     Exit.OK: "at least one probe ran and nothing is worse than WARN",
     Exit.INTERNAL: "gpuipc-doctor itself failed, or could not write what it found",
     Exit.USAGE: "the command line or a configuration file is wrong",
-    Exit.NOTHING_TESTED: "no probe ran, so nothing is known about this node's GPUs",
+    Exit.NOTHING: "GPUs were asked about and no probe ran, so nothing is known about them",
     Exit.WARN: "the worst finding is WARN (with --strict only)",
     Exit.ERROR: "the worst finding is ERROR: something could not be tested",
     Exit.FAIL: "the worst finding is FAIL",
@@ -61,7 +44,7 @@ def nagios_state(report: Report) -> Nagios:
     worst = report.worst()
     if worst is Status.FAIL:
         return Nagios.CRITICAL
-    if worst is Status.ERROR or report.interrupted or not report.probes_run:
+    if worst is Status.ERROR or report.interrupted or report.nothing_tested:
         return Nagios.UNKNOWN
     return Nagios.WARNING if worst is Status.WARN else Nagios.OK
 
@@ -72,8 +55,8 @@ def _exit(report: Report, strict: bool) -> Exit:
         return Exit.INTERRUPTED
     if worst is Status.FAIL:
         return Exit.FAIL
-    if not report.probes_run:
-        return Exit.NOTHING_TESTED
+    if report.nothing_tested:
+        return Exit.NOTHING
     if worst is Status.ERROR:
         return Exit.ERROR
     return Exit.WARN if strict and worst is Status.WARN else Exit.OK

@@ -8,37 +8,48 @@ A WARN has passed, and says so in the case's output.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from xml.etree import ElementTree
 
 from gpuipc_doctor.model import Finding, Report, Result, Status
-from gpuipc_doctor.report import digest
+from gpuipc_doctor.report import digest, sentences
 from gpuipc_doctor.report.text import sanitise
 
 _OUTCOMES = {Status.FAIL: "failure", Status.ERROR: "error", Status.SKIP: "skipped", Status.WARN: "system-out"}
 
 
 def render(report: Report) -> str:
-    """The document, ending in a newline."""
+    """The document of a node, ending in a newline."""
     cases = [_case(results) for results in _by_probe(report.results)]
     cases += [_not_reached(check) for check in digest.not_reached(report)]
+    facts = {fact.name: fact.value for fact in report.inventory if fact.value is not None}
+    where = {"timestamp": report.started, "hostname": report.host}
+    return document(cases, facts.items(), where, report.elapsed_s, report.simulated)
+
+
+def document(
+    cases: Sequence[ElementTree.Element],
+    facts: Iterable[tuple[str, str]],
+    where: Mapping[str, str],
+    elapsed_s: float,
+    simulated: str,
+) -> str:
+    """One suite; ``simulated`` says what of it is no real node's."""
     outcomes = Counter(outcome.tag for case in cases for outcome in case)
     counts = {
         "tests": str(len(cases)),
         "failures": str(outcomes["failure"]),
         "errors": str(outcomes["error"]),
         "skipped": str(outcomes["skipped"]),
-        "time": f"{report.elapsed_s:.3f}",
+        "time": f"{elapsed_s:.3f}",
     }
-    name = f"gpuipc-doctor, SIMULATED ({report.simulated})" if report.simulated else "gpuipc-doctor"
+    name = f"gpuipc-doctor, SIMULATED ({simulated})" if simulated else "gpuipc-doctor"
     suites = ElementTree.Element("testsuites", {"name": sanitise(name), **counts})
-    where = {"timestamp": sanitise(report.started), "hostname": sanitise(report.host)}
-    suite = ElementTree.SubElement(suites, "testsuite", {"name": sanitise(name), **counts, **where})
+    attributes = {"name": sanitise(name), **counts, **{key: sanitise(text) for key, text in where.items()}}
+    suite = ElementTree.SubElement(suites, "testsuite", attributes)
     properties = ElementTree.SubElement(suite, "properties")
-    for fact in report.inventory:
-        if fact.value is not None:
-            named = {"name": sanitise(fact.name), "value": sanitise(fact.value)}
-            ElementTree.SubElement(properties, "property", named)
+    for fact, value in facts:
+        ElementTree.SubElement(properties, "property", {"name": sanitise(fact), "value": sanitise(value)})
     suite.extend(cases)
     ElementTree.indent(suites)
     return ElementTree.tostring(suites, encoding="unicode") + "\n"
@@ -56,27 +67,45 @@ def _by_probe(results: Iterable[Result]) -> Iterable[Sequence[Result]]:
 def _case(results: Sequence[Result]) -> ElementTree.Element:
     first = results[0]
     words = [first.subject, first.probe, f"#{first.repetition}" if first.repetition > 1 else ""]
-    named = {"classname": f"gpuipc-doctor.{first.check}", "name": " ".join(filter(None, words))}
-    case = ElementTree.Element(
-        "testcase", {key: sanitise(text) for key, text in named.items()} | {"time": f"{first.elapsed_s:.3f}"}
-    )
     worst = digest.worst(results)
-    if worst in _OUTCOMES:
-        told = [result.finding for result in results if result.finding.status is worst]
-        outcome = ElementTree.SubElement(case, _OUTCOMES[worst])
-        if worst is not Status.WARN:
-            outcome.set("message", sanitise(told[0].summary))
-        if worst in (Status.FAIL, Status.ERROR):
-            outcome.set("type", worst.value)
-        outcome.text = "\n".join(line for finding in told for line in _lines(finding))
-    return case
+    told = [result.finding for result in results if result.finding.status is worst]
+    return case(
+        first.check,
+        " ".join(filter(None, words)),
+        first.elapsed_s,
+        worst,
+        sentences.summary(told[0]),
+        [line for finding in told for line in _lines(finding)],
+    )
+
+
+def case(
+    kind: str, name: str, elapsed_s: float, status: Status | None, message: str, lines: Iterable[str]
+) -> ElementTree.Element:
+    """A case with the outcome that belongs to a status; of a PASS nothing is told."""
+    made = ElementTree.Element(
+        "testcase",
+        {
+            "classname": sanitise(f"gpuipc-doctor.{kind}"),
+            "name": sanitise(name),
+            "time": f"{elapsed_s:.3f}",
+        },
+    )
+    if status in _OUTCOMES:
+        outcome = ElementTree.SubElement(made, _OUTCOMES[status])
+        if status is not Status.WARN:
+            outcome.set("message", sanitise(message))
+        if status in (Status.FAIL, Status.ERROR):
+            outcome.set("type", status.value)
+        outcome.text = "\n".join(map(sanitise, lines))
+    return made
 
 
 def _lines(finding: Finding) -> Iterable[str]:
-    yield sanitise(f"{finding.status.value} {finding.summary}")
-    yield from map(sanitise, finding.evidence)
+    yield f"{finding.status.value} {sentences.summary(finding)}"
+    yield from sentences.evidence(finding)
     if finding.remedy:
-        yield sanitise(f"Do: {finding.remedy}")
+        yield f"Do: {finding.remedy}"
 
 
 def _not_reached(check: str) -> ElementTree.Element:

@@ -21,6 +21,18 @@ _FACTS = {
 }
 """The facts of the header, and how each is written there; `gpuipc-doctor inventory` shows all."""
 
+_STACK = {
+    "mpich": "MPICH {}",
+    "cray-mpich": "Cray MPICH {}",
+    "openmpi": "Open MPI {}",
+    "intel-mpi": "Intel MPI {}",
+    "mvapich": "MVAPICH {}",
+    "ucx": "UCX {}",
+    "libfabric": "libfabric {}",
+    "shs-libfabric": "libfabric of SHS {}",
+}
+"""The same of what messages went through."""
+
 
 def render(report: Report, *, width: int = 80, color: bool = False, exit_code: int | None = None) -> str:
     """The screen for ``report``, in lines of at most ``width`` columns, ending in a newline.
@@ -46,7 +58,8 @@ def _header(report: Report, page: Page) -> Iterator[str]:
         for fact in report.inventory
         if fact.value and fact.name in _FACTS and not (fact.name == "gpu-model" and report.devices)
     ]
-    yield from page.join([report.host, _device_names(report), *facts])
+    stack = [_STACK[fact.name].format(fact.value) for fact in report.stack if fact.name in _STACK]
+    yield from page.join([report.host, _device_names(report), *facts, *stack])
     checks = len(by_check(report))
     size = f"{report.tier.label} tier, {checks} check{'s' * (checks != 1)}"
     if (times := repetitions(report)) > 1:
@@ -65,7 +78,7 @@ def _totals(report: Report, exit_code: int, page: Page) -> Iterator[str]:
     """What was left undone, then how many checks ended how, with the exit code at the line's right end."""
     if report.interrupted:
         yield from page.notice("INTERRUPTED: this is what was learned until then.", "FAIL")
-    if not report.probes_run:
+    if report.nothing_tested:
         yield from page.notice("NOTHING WAS TESTED: no probe ran on a GPU.", "FAIL")
     counts = totals(report)
     words = [f"{counts[status]} {status.value}" for status in sorted(counts, key=lambda s: -s.severity)]

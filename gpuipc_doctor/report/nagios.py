@@ -7,7 +7,7 @@ data; more lines may follow, in which another bar would begin performance data o
 from __future__ import annotations
 
 from gpuipc_doctor.model import Report, Status
-from gpuipc_doctor.report import digest, exits, matrix
+from gpuipc_doctor.report import digest, exits, matrix, sentences
 from gpuipc_doctor.report.text import sanitise
 
 
@@ -27,11 +27,13 @@ def _reason(report: Report) -> str:
     shown = [p for p in digest.paragraphs(report) if p.status is not Status.SKIP]
     if shown:
         where = f" on {shown[0].where}" if shown[0].where else ""
-        return f"{', '.join(shown[0].checks)}{where}: {shown[0].finding.summary}"
+        return f"{', '.join(shown[0].checks)}{where}: {sentences.summary(shown[0].finding)}"
     if report.interrupted:
         return "interrupted"
     return (
-        f"{digest.totals(report)[Status.PASS]} checks passed" if report.probes_run else "nothing was tested"
+        "nothing was tested"
+        if report.nothing_tested
+        else f"{digest.totals(report)[Status.PASS]} checks passed"
     )
 
 

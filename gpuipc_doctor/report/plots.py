@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuipc_doctor.model import Report, Result, Series
+from gpuipc_doctor.report import sentences
 from gpuipc_doctor.report.text import sanitise
 
 _COLUMNS = 2
@@ -102,7 +103,10 @@ def _figure(report: Report, title: str, drawn: Sequence[tuple[Result, Series]]) 
 
 
 def _draw(panel: Any, result: Result, series: Series, unit: str) -> None:
-    word, said = result.finding.status.value, result.finding.summary.removeprefix(f"{result.probe}: ")
+    word, said = (
+        result.finding.status.value,
+        sentences.summary(result.finding).removeprefix(f"{result.probe}: "),
+    )
     lines = textwrap.wrap(f"{word}  {sanitise(said)}", 74, max_lines=2, placeholder=" …")
     run = f" (run {result.repetition})" if result.repetition > 1 else ""
     panel.set_title(
@@ -156,7 +160,9 @@ def _footer(report: Report, check: str, width: float) -> str:
         facts[fact.name].format(fact.value) for fact in report.inventory if fact.value and fact.name in facts
     ]
     if check.startswith("mpi-"):
-        software += [result.finding.summary for result in report.results if result.check == "mpi-gpu-aware"]
+        software += [
+            sentences.summary(result.finding) for result in report.results if result.check == "mpi-gpu-aware"
+        ]
     names = dict.fromkeys(device.name for device in report.devices)
     when = report.started.replace("T", " ")[:16]
     simulated = f"SIMULATED ({report.simulated})" if report.simulated else ""

@@ -21,24 +21,36 @@ Sample = tuple[Mapping[str, str], float]
 """Labels and value."""
 
 
+Metric = tuple[str, str, Iterable[Sample]]
+"""Name without our prefix, what it means, samples; of none it is left out."""
+
+SEVERITIES = ", ".join(f"{status.severity} {status.value}" for status in Status)
+
+
 def render(report: Report) -> str:
-    """The exposition, ending in a newline."""
-    lines = [f"# SIMULATED ({sanitise(report.simulated)})"] if report.simulated else []
-    for name, told, samples in _metrics(report):
-        known = list(samples)
-        if known:
+    """The exposition of a node, ending in a newline."""
+    return exposition(_metrics(report), report.simulated)
+
+
+def exposition(metrics: Iterable[Metric], simulated: str) -> str:
+    """Gauges in the format, ending in a newline; ``simulated`` says what of them is no real node's.
+
+    Of samples with the same labels, once sanitised, the last counts: readers refuse a file with both.
+    """
+    lines = [f"# SIMULATED ({sanitise(simulated)})"] if simulated else []
+    for name, told, samples in metrics:
+        if known := {_labels(labels): value for labels, value in samples}:
             lines += [f"# HELP {_PREFIX}{name} {told}", f"# TYPE {_PREFIX}{name} gauge"]
-            lines += [_sample(name, labels, value) for labels, value in known]
+            lines += [f"{_PREFIX}{name}{labels} {_number(value)}" for labels, value in known.items()]
     return "\n".join(lines) + "\n"
 
 
-def _metrics(report: Report) -> Iterator[tuple[str, str, Iterable[Sample]]]:
-    severities = ", ".join(f"{status.severity} {status.value}" for status in Status)
+def _metrics(report: Report) -> Iterator[Metric]:
     totals = digest.totals(report)
     models = Counter((device.backend, sanitise(device.name)) for device in report.devices)
     labels = {"version": report.tool_version, "tier": report.tier.label, "simulated": report.simulated}
     yield "run_info", "What ran; simulated is empty on a real node.", [(labels, 1)]
-    yield "run_start_timestamp_seconds", "When the run began.", _moment(report.started)
+    yield "run_start_timestamp_seconds", "When the run began.", moment(report.started)
     yield "run_duration_seconds", "How long the run took.", [({}, report.elapsed_s)]
     yield "run_exit_code", "Exit code of the run, by the default style.", [({}, exits.code(report))]
     yield "run_interrupted", "Whether the run was ended before it was done.", [({}, report.interrupted)]
@@ -53,7 +65,7 @@ def _metrics(report: Report) -> Iterator[tuple[str, str, Iterable[Sample]]]:
         "Checks by their worst status.",
         [({"status": status.value}, totals[status]) for status in Status],
     )
-    yield "check_severity", f"Worst status of a check on a subject: {severities}.", _cells(report.results)
+    yield "check_severity", f"Worst status of a check on a subject: {SEVERITIES}.", _cells(report.results)
     yield (
         "known_issue",
         "Known issues that have to do with this node.",
@@ -70,17 +82,21 @@ def _cells(results: Iterable[Result]) -> Iterator[Sample]:
         yield {"check": check, "subject": subject}, severity
 
 
-def _moment(started: str) -> list[Sample]:
+def moment(started: str) -> list[Sample]:
+    """A time as the report has it, in seconds since 1970; none where it is no time."""
     try:
         return [({}, datetime.fromisoformat(started).timestamp())]
     except (ValueError, OverflowError):
         return []
 
 
-def _sample(name: str, labels: Mapping[str, str], value: float) -> str:
+def _labels(labels: Mapping[str, str]) -> str:
     within = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
-    number = f"{value:.15g}" if math.isfinite(value) else "NaN"
-    return f"{_PREFIX}{name}{{{within}}} {number}" if labels else f"{_PREFIX}{name} {number}"
+    return f"{{{within}}}" if labels else ""
+
+
+def _number(value: float) -> str:
+    return f"{value:.15g}" if math.isfinite(value) else "NaN"
 
 
 def _escaped(text: str) -> str:

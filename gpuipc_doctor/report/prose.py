@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import takewhile
 
-from gpuipc_doctor.model import Finding, Join, Report, Result, Status
-from gpuipc_doctor.report.digest import Paragraph, culprit, loose_joins, paragraphs
+from gpuipc_doctor.log_lines import most_telling
+from gpuipc_doctor.model import Finding, Join, Report, Result, RoleOutcome, Status
+from gpuipc_doctor.report import sentences
+from gpuipc_doctor.report.digest import Paragraph, culprits, loose_joins, paragraphs
 from gpuipc_doctor.report.page import Page
 from gpuipc_doctor.report.text import sanitise, shorten
 
@@ -17,8 +19,8 @@ LOG_LINES = 4
 LOG_COLUMNS = 240
 EVIDENCE_LINES = 8
 
-OUTERMOST = "run_role (worker.py:"
-"""The worker's frame that calls the role function: what is further out is the same for every probe."""
+OUTERMOST = ("_call (running.py:", "run_role (worker.py:")
+"""The frame that calls the role function, now and in older reports; what is further out is the same."""
 
 _INDENT = " " * 6
 _HANG = " " * 8
@@ -30,13 +32,13 @@ def blocks(report: Report, page: Page) -> Iterator[list[str]]:
     skips: list[str] = []
     told: set[str] = set()
     for paragraph in shown:
-        word, title = paragraph.status.value, _title(report, paragraph)
+        word, heading = paragraph.status.value, title(report, paragraph)
         if paragraph.status is Status.SKIP:
             others = ", and so on" if paragraph.figures_differ else ""
-            skips += _heading(word, f"{title}: {paragraph.finding.summary}{others}", page)
+            skips += _heading(word, f"{heading}: {sentences.summary(paragraph.finding)}{others}", page)
             skips += _remedy(paragraph.finding.remedy, page)
         else:
-            yield [*_heading(word, title, page), *_body(paragraph, told, page)]
+            yield [*_heading(word, heading, page), *_body(paragraph, told, page)]
             told.update(join.issue for join in paragraph.joins)
     for join in loose_joins(report, shown):
         yield [
@@ -53,7 +55,7 @@ def _heading(word: str, title: str, page: Page) -> list[str]:
     return [page.paint(word, word) + first.removeprefix(word), *rest]
 
 
-def _title(report: Report, paragraph: Paragraph) -> str:
+def title(report: Report, paragraph: Paragraph) -> str:
     """``ipc-reopen (destroy-context) on cuda:0-3``: the probes are named when others ended differently."""
     names = []
     for check in paragraph.checks:
@@ -71,15 +73,16 @@ def _body(paragraph: Paragraph, told: set[str], page: Page) -> Iterator[str]:
     """``told``: ids of the known issues that a paragraph above has told of; they are not told again."""
     finding, first = paragraph.finding, paragraph.results[0]
     stale = {text for join in paragraph.joins if join.issue in told for text in (join.title, join.remedy)}
-    evidence = [line for line in finding.evidence if line not in stale]
-    yield from page.fill(finding.summary, _INDENT)
+    evidence = [line for line in sentences.evidence(finding) if line not in stale]
+    yield from page.fill(sentences.summary(finding), _INDENT)
     for line in evidence[:EVIDENCE_LINES]:
         yield from _item(line, page)
     if len(evidence) > EVIDENCE_LINES:
         yield from _item(f"… and {len(evidence) - EVIDENCE_LINES} more in the JSON report", page)
     if paragraph.figures_differ:
         yield from _item(f"(figures of {first.subject}; those of the others are in the JSON report)", page)
-    yield from _remains(first, page)
+    for role in culprits(first):
+        yield from _remains(role, first, page)
     if paragraph.passed_beside:
         yield from _item(f"Passed here: {', '.join(paragraph.passed_beside)}.", page)
     for join in paragraph.joins:
@@ -91,24 +94,23 @@ def _body(paragraph: Paragraph, told: set[str], page: Page) -> Iterator[str]:
         yield from _item(f"Logs: {logs[0]}" + (f" (and {len(logs) - 1} more)" if logs[1:] else ""), page)
 
 
-def _remains(result: Result, page: Page) -> Iterator[str]:
-    """What the blamed role left: its stacks, innermost frame first, and the end of what it printed."""
-    role = culprit(result)
-    if role is None:
-        return
+def _remains(role: RoleOutcome, result: Result, page: Page) -> Iterator[str]:
+    """What a role left: its stacks, innermost frame first, and the end of what it printed."""
     python = tuple(takewhile(lambda frame: not frame.startswith(OUTERMOST), role.python_stack))
     for kind, frames in (("python", python), ("native", role.native_stack)):
         if frames:
             innermost = f"{kind} stack of {role.role}: {frames[0]}"
             more = ["…"] if len(frames) > FRAMES else []
             yield from page.join([innermost, *frames[1:FRAMES], *more], "<", _INDENT, _HANG)
-    said = "\n".join((result.finding.summary, *result.finding.evidence))
+    said = "\n".join((sentences.summary(result.finding), *sentences.evidence(result.finding)))
     if not role.native_stack:
         for line in role.kernel[:PROCESSES]:
             if line not in said:
                 yield from _item(f"kernel: {line}", page)
     log = [line for line in role.log_tail if line.strip()]
-    log = [*log[: LOG_LINES // 2], *log[LOG_LINES // 2 :][-LOG_LINES // 2 :]]
+    half = LOG_LINES // 2
+    before, end = log[:-half], log[-half:]
+    log = [*(most_telling(before, half) or before[:half]), *end]
     if log and log[-1] not in said:
         yield from _item(f"{role.role} printed, among other lines:", page)
         for line in log:
@@ -121,7 +123,7 @@ def _known_issue(join: Join, finding: Finding, told: bool, page: Page) -> Iterat
     if told:
         yield from _item(f"{verdict}, see above.", page)
         return
-    said = "\n".join((finding.summary, *finding.evidence))
+    said = "\n".join((sentences.summary(finding), *sentences.evidence(finding)))
     news = "; ".join(text for text in (join.title, join.reason) if text not in said)
     yield from _item(f"{verdict}: {news}" if news else verdict, page)
     if join.remedy != finding.remedy:

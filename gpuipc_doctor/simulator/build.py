@@ -2,7 +2,7 @@
 
 The directory holds ``libcuda.so.1``, ``libnvidia-ml.so.1`` and ``libamdhip64.so``, each with its unversioned
 name; put first on ``LD_LIBRARY_PATH`` it makes a process that starts there meet the simulated drivers. It
-also holds `MPI_FAULTS`, for ranks to preload.
+also holds `MPI_FAULTS`, for ranks to preload, and `FABRIC_FAULTS`, for the programs of libfabric and UCX.
 """
 
 from __future__ import annotations
@@ -55,7 +55,11 @@ FACES = (
 MPI_FAULTS = "libmpi-faults.so"
 """Makes real MPI calls misbehave; shares nothing with the drivers."""
 
-_MPI_FAULTS_SOURCE = SOURCES / "mpi_faults.c"
+FABRIC_FAULTS = "libfabric-faults.so"
+"""The same of messages of libfabric and UCX."""
+
+_PRELOADED = {MPI_FAULTS: SOURCES / "mpi_faults.c", FABRIC_FAULTS: SOURCES / "fabric_faults.c"}
+"""By library the file that makes it, whole."""
 
 
 class SimulatorUnavailable(Exception):
@@ -141,9 +145,10 @@ def _export(row: Row, symbol: Symbol) -> str:
     arguments = row.arguments
     device = "device" if "device" in arguments and "int device" in row.parameters else "-1"
     handle = "&handle" if "struct ipc_handle handle" in row.parameters else "NULL"
+    file = "(int)(intptr_t)shared" if "void *shared" in row.parameters else "-1"
     return (
         f"EXPORT int {symbol.name}({row.parameters})\n{{\n"
-        f"    int code = call_begin(CALL_{_constant(row.call)}, {device}, {handle});\n"
+        f"    int code = call_begin(CALL_{_constant(row.call)}, {device}, {handle}, {file});\n"
         f"    return call_end(code ? code : {row.function}({', '.join(arguments)}));\n}}\n"
     )
 
@@ -182,6 +187,14 @@ def build() -> Path:
         finally:
             shutil.rmtree(work, ignore_errors=True)
     return _private(target)
+
+
+def has_compiler() -> bool:
+    """Whether there is one to build the simulated drivers with."""
+    try:
+        return bool(_compiler())
+    except SimulatorUnavailable:
+        return False
 
 
 def _compiler() -> list[str]:
@@ -231,19 +244,18 @@ def _key(compiler: list[str]) -> str:
 
 def _compile(compiler: list[str], directory: Path) -> None:
     """Compile what the libraries share once, then each library, all into ``directory``."""
-    apart = {_MPI_FAULTS_SOURCE, *(SOURCES / face.source for face in FACES)}
+    apart = {*_PRELOADED.values(), *(SOURCES / face.source for face in FACES)}
     with tempfile.TemporaryDirectory(prefix="generated-", dir=directory) as generated:
         for name, text in generate(read_table((SOURCES / "calls.table").read_text())).items():
             (Path(generated) / name).write_text(text)
         include = (f"-I{SOURCES}", f"-I{generated}")
         core = Path(generated) / "core.o"
         common = sorted(set(SOURCES.glob("*.c")) - apart)
-        _run(
-            [
-                [*compiler, *FLAGS, *include, "-r", "-nostdlib", "-o", core, *common],
-                [*compiler, *FLAGS, "-shared", "-o", directory / MPI_FAULTS, _MPI_FAULTS_SOURCE],
-            ]
-        )
+        alone: list[list[str | Path]] = [
+            [*compiler, *FLAGS, "-shared", "-o", directory / name, source]
+            for name, source in _PRELOADED.items()
+        ]
+        _run([[*compiler, *FLAGS, *include, "-r", "-nostdlib", "-o", core, *common], *alone])
         _run(
             [
                 *compiler,

@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from gpuipc_doctor.model import Node
-from gpuipc_doctor.simulator import software
+from gpuipc_doctor.simulator import lending, software
 from gpuipc_doctor.simulator.profile import ANY_MPI_CALL, Profile, SimulatedDevice, load
 
 _PCI_VENDOR = {"cuda": "0x10de", "hip": "0x1002"}
@@ -30,7 +30,7 @@ def prepare(profile: str, state_dir: Path) -> Node:
     lives in it. Raises `BadFile` when the profile cannot be used and `SimulatorUnavailable` when the
     drivers cannot be built.
     """
-    from gpuipc_doctor.simulator.build import MPI_FAULTS, build
+    from gpuipc_doctor.simulator.build import FABRIC_FAULTS, MPI_FAULTS, build
 
     described = load(profile)
     libraries = build()
@@ -41,6 +41,8 @@ def prepare(profile: str, state_dir: Path) -> Node:
         path = root / name.lstrip("/")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+        if text.startswith("#!"):
+            path.chmod(0o755)
     for name, target in software.links(described.versions).items():
         path = root / name.lstrip("/")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,8 +61,14 @@ def prepare(profile: str, state_dir: Path) -> Node:
         mpi_file = state_dir / "mpi.sim"
         mpi_file.write_text(mpi_faults_file(described))
         rank_env = {"LD_PRELOAD": str(libraries / MPI_FAULTS), "GPUIPC_SIM_MPI": str(mpi_file)}
+    lent = {}
+    if described.fabric:
+        programs = state_dir / "bin"
+        lending.lend(described.fabric, programs, root, libraries / FABRIC_FAULTS)
+        lent = {"PATH": str(programs)}
     return Node(
         env={
+            **lent,
             "LD_LIBRARY_PATH": ":".join(filter(None, (str(libraries), os.environ.get("LD_LIBRARY_PATH")))),
             "GPUIPC_SIM_NODE": str(node_file),
             "GPUIPC_SIM_STATE": str(state),
@@ -142,6 +150,8 @@ def claimed_files(profile: Profile) -> dict[str, str]:
             files[f"/sys/bus/pci/devices/{device.pci}/product_name"] = f"{device.name}\n"
         if device.backend == "cuda":
             files[f"/proc/driver/nvidia/gpus/{device.pci}/information"] = _nvidia_information(device)
+    if any(device.imex for device in profile.devices):
+        files["/dev/nvidia-caps-imex-channels/channel0"] = ""
     for number, text in enumerate(_kfd_nodes(profile)):
         files[f"/sys/class/kfd/kfd/topology/nodes/{number}/properties"] = text
     return files | dict(profile.files)

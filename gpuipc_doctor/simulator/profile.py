@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
-from gpuipc_doctor.model import Json, Status
+from gpuipc_doctor.model import Json, MemoryShare, Status
+from gpuipc_doctor.near_miss import did_you_mean
 from gpuipc_doctor.simulator import vocabulary
-from gpuipc_doctor.yamlfile import BadFile, Document, Mistake, did_you_mean, read
+from gpuipc_doctor.site.yamlfile import BadFile, Document, Mistake, read
 
 PROFILES = Path(__file__).with_name("profiles")
 SCHEMA = Path(__file__).with_name("profile.schema.json")
@@ -49,13 +50,18 @@ ANY_MPI_CALL: Mapping[str, str | int] = {
     "nth": 0,
     "from": 0,
     "every": 0,
+    "until": 0,
     "log": "warn",
     "variable": "-",
     "value": "-",
 }
 """Where an MPI fault strikes unless it says otherwise: in each rank, at messages of any size, in any memory,
-whatever the environment. ``nth``, ``from`` and ``every`` count the calls that fit the rest, in one process,
-from 1. A ``variable`` with this ``value`` cures it; at level ``log`` of libfabric's log it says why."""
+whatever the environment. ``nth``, ``from``, ``every`` and ``until`` count the calls that fit the rest, in one
+process, from 1. A ``variable`` with this ``value`` cures it; at level ``log`` of libfabric's log it says
+why."""
+
+ANY_MESSAGE: Mapping[str, str | int] = {"min": 0, "max": 2**63 - 1}
+"""Where a fault of the fabric strikes unless it says otherwise: at messages of any size."""
 
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _MERGED = ("versions", "files", "peers", "options")
@@ -74,6 +80,8 @@ class SimulatedDevice:
     memory: int
     held: int
     arch: str
+    imex: int
+    """Whether fabric handles are permitted, as where the node has an IMEX channel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +89,7 @@ class Expected:
     """One finding that must be there: its check and status, its probe when given, words in its text.
 
     ``subject``: what it must speak of, where that matters: a ``pair`` of devices, a ``device``, the ``node``.
+    ``key``: that of the finding.
     """
 
     check: str
@@ -88,10 +97,11 @@ class Expected:
     probe: str = ""
     mentions: tuple[str, ...] = ()
     subject: str = ""
+    key: str = ""
 
     def __str__(self) -> str:
         where = self.subject and f"on a {self.subject}"
-        return " ".join(filter(None, (self.check, self.probe, self.status.value, where)))
+        return " ".join(filter(None, (self.check, self.probe, self.status.value, self.key, where)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +113,27 @@ class Expectation:
 
     exit_code: int
     findings: tuple[Expected, ...]
+    faulted: frozenset[str] = frozenset()
+    """The names of the calls that have faults. A check of which nothing is stated may name one as failing."""
+
+    def of(self, check: str) -> Expectation:
+        """What is expected of this check alone."""
+        return replace(self, findings=tuple(one for one in self.findings if one.check == check))
 
     @property
     def checks(self) -> tuple[str, ...]:
         """The checks that must find something."""
         return tuple(dict.fromkeys(expected.check for expected in self.findings))
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedFabric:
+    """Programs of libfabric and UCX that are there, and what goes wrong in them."""
+
+    provider: str = ""
+    """One that is asked for and is another one in truth."""
+    faults: tuple[Mapping[str, str | int], ...] = ()
+    """Each as ``fabric_faults.c`` reads it, with the keys of `ANY_MESSAGE`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,15 +152,24 @@ class Profile:
     """Each fault as the simulated drivers read it, with the keys of `ANY_CALL`."""
     mpi_faults: tuple[Mapping[str, str | int], ...]
     """Each fault of an MPI library as ``mpi_faults.c`` reads it, with the keys of `ANY_MPI_CALL`."""
+    fabric: SimulatedFabric | None
+    """None where the node has no program of libfabric or UCX."""
     expect: Mapping[str, Expectation]
     """By backend, for those that the profile must be run on; empty when it states no expectation."""
     deadline_s: float | None
     """Deadline in seconds that suits this profile, so that a drill of a hang is quick."""
+    memory: MemoryShare
+    """What checks are drilled with: a fault of large memory shows only where there is a share for that."""
 
     @property
     def needs_mpi(self) -> bool:
         """Whether its faults show only where ranks run, with an MPI library that the caller names."""
         return bool(self.mpi_faults)
+
+    @property
+    def needs_fabric(self) -> bool:
+        """Whether its faults show only where this machine has libfabric's programs to lend."""
+        return self.fabric is not None
 
 
 def names() -> list[str]:
@@ -161,6 +196,13 @@ def _find(profile: str, here: Path) -> Path | None:
     return PROFILES / f"{profile}.yaml" if profile in names() else None
 
 
+def file_of(profile: str) -> Path:
+    """The file of a profile that `load` has read."""
+    path = _find(profile, Path.cwd())
+    assert path is not None, profile
+    return path
+
+
 def parse_size(text: str) -> int:
     """Bytes of a size as the schema admits it: ``16 GiB``."""
     number, unit = text.split()
@@ -181,7 +223,7 @@ class _Reader:
                 self._origin[key] = document
 
     def profile(self) -> Profile:
-        own = self._documents[0]
+        own, options = self._documents[0], self._data.get("options", {})
         devices = tuple(self._devices(own.path.stem))
         profile = Profile(
             name=own.path.stem,
@@ -192,8 +234,10 @@ class _Reader:
             files=self._data.get("files", {}),
             faults=tuple(self._faults()),
             mpi_faults=tuple(map(_mpi_fault, self._data.get("mpi-faults", []))),
+            fabric=_fabric(self._data.get("fabric")),
             expect=self._expect({device.backend for device in devices}),
-            deadline_s=self._data.get("options", {}).get("deadline"),
+            deadline_s=options.get("deadline"),
+            memory=MemoryShare(most_gib=options.get("most_gib", MemoryShare().most_gib)),
         )
         if self._mistakes:
             raise BadFile(set(self._mistakes))  # a wrong expectation is wrong on both backends
@@ -225,6 +269,7 @@ class _Reader:
                     memory=memory,
                     held=held,
                     arch=entry.get("arch", _ARCH[backend]),
+                    imex=int(entry.get("imex", False)),
                 )
                 indices[backend] += 1
                 position += 1
@@ -270,8 +315,13 @@ class _Reader:
         stated = self._data.get("expect")
         if stated is None:
             return {}
+        calls = [vocabulary.calls().get(fault["call"], {}) for fault in self._data.get("faults", [])]
         return {
-            backend: Expectation(stated["exit"], tuple(self._expected(stated, vocabulary.of_vendor(backend))))
+            backend: Expectation(
+                stated["exit"],
+                tuple(self._expected(stated, vocabulary.of_vendor(backend))),
+                frozenset(names[backend] for names in calls if backend in names),
+            )
             for backend in stated.get("backends", sorted(present))
         }
 
@@ -290,18 +340,31 @@ class _Reader:
                 entry.get("probe", ""),
                 tuple(mentions),
                 entry.get("subject", ""),
+                entry.get("key", ""),
             )
 
 
 def _mpi_fault(stated: Json) -> Mapping[str, str | int]:
+    fault = {**ANY_MPI_CALL, **_with_sizes(stated)}
+    if "cured-by" in stated:
+        fault["variable"], _, fault["value"] = stated["cured-by"].partition("=")
+        del fault["cured-by"]
+    return fault
+
+
+def _fabric(stated: Json) -> SimulatedFabric | None:
+    if stated is None:
+        return None
+    faults = [{**ANY_MESSAGE, **_with_sizes(fault)} for fault in stated.get("faults", [])]
+    return SimulatedFabric(stated.get("provider", ""), tuple(faults))
+
+
+def _with_sizes(stated: Json) -> dict[str, str | int]:
+    """What is stated of a fault, its sizes in bytes; ``size`` is both the least and the most."""
     sizes = {key: parse_size(stated[key]) for key in ("min", "max", "bytes") if key in stated}
     if "size" in stated:
         sizes["min"] = sizes["max"] = parse_size(stated["size"])
-    fault = {**ANY_MPI_CALL, **stated, **sizes}
-    fault.pop("size", None)
-    if "cured-by" in stated:
-        fault["variable"], _, fault["value"] = fault.pop("cured-by").partition("=")
-    return fault
+    return {key: value for key, value in {**stated, **sizes}.items() if key != "size"}
 
 
 def _lineage(path: Path) -> Iterator[Document]:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from gpuipc_doctor.log_lines import most_telling
 from gpuipc_doctor.supervise.tree import PROC, descendants, processes
 
 NATIVE_LIMIT_S = 8.0
@@ -137,19 +138,15 @@ TOOLS: tuple[Tool, ...] = (
 )
 
 
-TELLING = re.compile(r"error|fail|abort|assert|fatal|warn", re.IGNORECASE)
-
-
 def log_tail(*files: Path, lines: int = 10, telling: int = 5, nbytes: int = 65536) -> tuple[str, ...]:
     """The end of the first of these logs that holds anything; they may be of any size.
 
-    The last lines, and before them the first few that speak of an error: a library that gives up says why
-    before it prints its backtrace.
+    The last lines, and before them the few that tell most: a library that gives up says why before it prints
+    its backtrace, and after it warned of much else.
     """
     for file in files:
         with contextlib.suppress(FileNotFoundError), file.open("rb") as log:
             log.seek(max(0, file.stat().st_size - nbytes))
             if text := log.read().decode(errors="replace").splitlines():
-                complaints = [line for line in text[:-lines] if TELLING.search(line)]
-                return (*complaints[:telling], *text[-lines:])
+                return (*most_telling(text[:-lines], telling), *text[-lines:])
     return ()

@@ -1,4 +1,7 @@
-"""Shared memory that ranks leave behind when they crash or are killed, before their library unlinks it."""
+"""Shared memory that ranks leave behind when they crash or are killed, before their library unlinks it.
+
+Uses the standard library alone: `keeper` loads it by its path, where a supervisor was killed with its ranks.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,17 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpuipc_doctor.supervise.tree import PROC
-
+PROC = Path("/proc")
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, and files removed that were made by ranks of ours
 
-NAMES = ("mpich_shm_*", "sm_segment.*", "vader_segment.*", "Intel_MPI_*", "psm*_shm*", "ucx_shm_*")
-"""What MPICH, Open MPI 5 and 4, Intel MPI, PSM and UCX call their segments."""
+TICK_S = 0.02
+"""By so much a file may seem older than it is: its time is that of the kernel's last tick."""
+
+NAMES = (
+    *("mpich_shm_*", "sm_segment.*", "vader_segment.*", "Intel_MPI_*", "psm*_shm*", "ucx_shm_*"),
+    "[0-9]*:[0-9]*:[0-9]*",
+)
+"""What MPICH, Open MPI 5 and 4, Intel MPI, PSM, UCX and libfabric's shm provider call their segments."""
 
 
 def remove(since: float) -> None:
@@ -33,7 +41,7 @@ def _made(since: float) -> Iterator[Path]:
         for path in SHARED_MEMORY.glob(name):
             with contextlib.suppress(OSError):
                 status = path.stat()
-                if status.st_uid == os.geteuid() and status.st_ctime >= since:
+                if status.st_uid == os.geteuid() and status.st_ctime >= since - TICK_S:
                     yield path
 
 

@@ -17,8 +17,15 @@ PLAN = "ranks.json"
 COMPLAINT = "gpuipc-doctor: "
 """How a line begins that says why no worker was started."""
 
-RANK_VARIABLES = ("PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
-"""Where launchers say which rank a process is: PRRTE, Hydra, Open MPI, MVAPICH, Slurm."""
+RANK_VARIABLES = (
+    "PMIX_RANK",
+    "PMI_RANK",
+    "OMPI_COMM_WORLD_RANK",
+    "MV2_COMM_WORLD_RANK",
+    "SLURM_PROCID",
+    "FLUX_TASK_RANK",
+)
+"""Where launchers say which rank a process is: PRRTE, Hydra, Open MPI, MVAPICH, Slurm, Flux."""
 
 
 def main(directory: Path) -> int:

@@ -6,14 +6,18 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpuipc_doctor.handover import Desk, Result
-from gpuipc_doctor.journal import Progress
 from gpuipc_doctor.model import Ending
 from gpuipc_doctor.supervise import tree
+from gpuipc_doctor.supervise.assignment import RoleFiles, RoleResult
+from gpuipc_doctor.supervise.journal import CANNOT_WRITE, PROCESS_EXIT, Progress
 from gpuipc_doctor.supervise.rank import boot_id
+
+_LONG_S = 1.0
+"""Silence after which it is worth the time to see whether a worker waits for a program."""
 
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 
@@ -61,16 +65,39 @@ class ChildProcess:
             self._popen.wait(limit_s)
 
 
+class ForkedProcess:
+    """A worker that a stem forked; ours since the process between the two ended, for we adopt orphans."""
+
+    is_elsewhere = False
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> bool:
+        if self.returncode is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            if ended:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode is not None
+
+    def collect(self, limit_s: float) -> None:
+        until = time.monotonic() + limit_s
+        while not self.poll() and time.monotonic() < until:
+            time.sleep(0.005)
+
+
 class LaunchedProcess:
     """A worker that an MPI launcher started: what we know of it is what its starter wrote down.
 
-    See `rank`, the starter. Where the launcher has ended and nothing is written, it has killed the two. There
-    is no launcher when it could not be started.
+    See `rank`, the starter. Where nothing is written, a launcher has ended the starter, and maybe the worker;
+    the kernel says how that ended as long as nobody has reaped it. There is no launcher when it could not be
+    started.
     """
 
-    def __init__(self, launcher: ChildProcess | None, desk: Desk) -> None:
+    def __init__(self, launcher: ChildProcess | None, files: RoleFiles) -> None:
         self._launcher = launcher
-        self._desk = desk
+        self._desk = files
         self.returncode: int | None = None
 
     @property
@@ -87,6 +114,9 @@ class LaunchedProcess:
         launcher_ended = self._launcher is None or self._launcher.poll()
         if text := _read(self._desk.exit_status):
             self.returncode = int(text)
+            return True
+        self.returncode = tree.exit_code_of_zombie(self.pid) if self.pid else None
+        if self.returncode is not None:
             return True
         return launcher_ended and not (self.pid and _exists(self.pid))
 
@@ -117,12 +147,12 @@ class RunningRole:
     """What the supervisor keeps of a role."""
 
     process: WorkerProcess
-    desk: Desk
+    files: RoleFiles
     progress: Progress
     started_at: float
     ending: Ending | None = None
     ended_at: float = 0.0
-    result: Result | None = None
+    result: RoleResult | None = None
     kernel: tuple[str, ...] = ()
     native_stack: tuple[str, ...] = ()
     _line_at: float = 0.0
@@ -137,13 +167,17 @@ class RunningRole:
         waited_s = tree.waited_for_cpu_s(self.process.pid)
         if self._line_at != self.progress.last_at:
             self._line_at, self._waited_by_then_s = self.progress.last_at, waited_s
-        return now - self.progress.last_at - max(waited_s - self._waited_by_then_s, 0.0)
+        silent_s = now - self.progress.last_at - max(waited_s - self._waited_by_then_s, 0.0)
+        if silent_s < _LONG_S or not self.process.pid:
+            return silent_s
+        program = tree.at_work(self.process.pid)  # one that it has started since then, if it is another
+        return silent_s - (tree.waited_for_cpu_s(program) if program != self.process.pid else 0.0)
 
     def poll(self, now: float) -> None:
         """See whether the process has ended, and how."""
         if self.ending is None and self.process.poll():
             self.progress.read()
-            self.result = Result.read(self.desk.result)
+            self.result = RoleResult.read(self.files.result)
             self.ending = self._ending()
             self.ended_at = now
 
@@ -153,11 +187,21 @@ class RunningRole:
             return Ending.PEER_LOST if self.progress.started else Ending.NOT_STARTED
         if code < 0:
             return Ending.COMPLETED if self.progress.dying else Ending.CRASHED
+        if code == CANNOT_WRITE:
+            return Ending.UNRECORDED
         if self.result is None:
             return Ending.CRASHED if self.progress.started else Ending.NOT_STARTED
         if self.result.ending is Ending.COMPLETED and code != 0:
             return Ending.CRASHED
+        if self.result.ending is Ending.COMPLETED and not self._is_recorded:
+            return Ending.UNRECORDED
         return self.result.ending
+
+    @property
+    def _is_recorded(self) -> bool:
+        """Whether the journal is there to its end: a driver may have closed it, and got its number."""
+        begins_anew = self.files.inbox.exists()  # so its end may not have been seen
+        return begins_anew or self.progress.operation == PROCESS_EXIT
 
     @property
     def went_wrong(self) -> bool:

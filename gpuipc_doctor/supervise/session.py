@@ -12,18 +12,19 @@ import os
 import re
 import secrets
 import shutil
-import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gpuipc_doctor.model import Node, Probe, ProbeOutcome
-from gpuipc_doctor.supervise import tree
-from gpuipc_doctor.supervise.execution import Execution, Limits
+from gpuipc_doctor.supervise import scratch, tree
+from gpuipc_doctor.supervise.cleanup import Keeper
 from gpuipc_doctor.supervise.inbox import Listener
-from gpuipc_doctor.supervise.keeping import Keeper
+from gpuipc_doctor.supervise.probe import Execution, Limits
+from gpuipc_doctor.supervise.start import environment_with
+from gpuipc_doctor.supervise.stems import Stems
 
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
 
@@ -32,46 +33,53 @@ class Session:
     """Runs probes, from several threads if asked to, until it is closed; one at a time in a process.
 
     ``keep_logs`` is where the probes' files go, to stay; without it they go into a directory that is
-    removed at the end. ``remove`` names further directories that must not outlive this process.
+    removed at the end.
     """
 
-    def __init__(
-        self, node: Node, limits: Limits, *, keep_logs: Path | None = None, remove: Sequence[Path] = ()
-    ) -> None:
+    def __init__(self, node: Node, limits: Limits, *, keep_logs: Path | None = None) -> None:
         self.node = node
         self.limits = limits
         self.unkillable = ""
         """Names the process that even SIGKILL did not end; no GPU probe may start after it."""
         self._id = secrets.token_hex(8)
-        self._keep_logs = keep_logs
-        self._remove = list(remove)
+        self._keep_logs = keep_logs.absolute() if keep_logs else None  # workers are elsewhere
         self._numbers = itertools.count(1)
         self._stop = threading.Event()
 
     def __enter__(self) -> Session:
         self._adopted_orphans = _adopt_orphans(True)
         self._not_ours = {process.pid for process in tree.descendants(os.getpid())}
-        if self._keep_logs is None:
-            self._directory = Path(tempfile.gettempdir()) / f"gpuipc-doctor-{self._id}"
-            self._remove.append(self._directory)
-        else:
-            self._directory = self._keep_logs
-        self._keeper = Keeper(self._id, self._remove)
+        self._keeper = Keeper(self._id)
         self._not_ours.add(self._keeper.pid)
-        if self._keep_logs is None:
-            self._directory.mkdir(mode=0o700)  # not before somebody would remove it
+        try:
+            self._directory = self._keep_logs or self._own_directory()
+        except scratch.NoPlace:
+            self._keeper.dismiss()
+            _adopt_orphans(self._adopted_orphans)
+            raise
+        self._stems = Stems(self._directory, self._id)
         return self
+
+    def _own_directory(self) -> Path:
+        directory = scratch.make(scratch.usual())
+        self._keeper.remove(directory)
+        return directory
 
     def __exit__(self, *_: object) -> None:
         def ours() -> list[tree.Process]:
             return [process for process in tree.descendants(os.getpid()) if process.pid not in self._not_ours]
 
+        self._stems.close(self.limits.kill_s)
         tree.end(ours, grace_s=0.0, limit_s=self.limits.kill_s)
-        for directory in self._remove:
-            shutil.rmtree(directory, ignore_errors=True)
+        if self._keep_logs is None:
+            shutil.rmtree(self._directory, ignore_errors=True)
         self._keeper.dismiss()
         tree.reap_orphans()
         _adopt_orphans(self._adopted_orphans)
+
+    def expect(self, imports: Iterable[str]) -> None:
+        """Start the stem of probes to come, which may import while they are planned."""
+        self._stems.of(imports, environment_with(self.node.env))
 
     def stop(self) -> None:
         """End the probes that run now; they come back as stopped, and so does every later one."""
@@ -97,19 +105,38 @@ class Session:
         name = re.sub(r"[^A-Za-z0-9.-]+", "-", "_".join(part for part in parts if part))
         directory = self._directory / name
         directory.mkdir(mode=0o700)
-        execution = Execution(
-            probe,
-            check_file,
-            directory,
-            node=self.node,
-            marker=f"{self._id}/{number}",
-            limits=self.limits,
-            listener=listener,
-        )
-        outcome = execution.run(until, stop or self._stop)
+        with self._temporary(probe) as temporary:
+            execution = Execution(
+                probe,
+                check_file,
+                directory,
+                node=self.node,
+                marker=f"{self._id}/{number}",
+                limits=self.limits,
+                stems=self._stems,
+                listener=listener,
+                temporary=temporary,
+            )
+            outcome = execution.run(until, stop or self._stop)
         if execution.unkillable and not self.unkillable:
             self.unkillable = execution.unkillable
         return outcome
+
+    @contextmanager
+    def _temporary(self, probe: Probe) -> Iterator[Path | None]:
+        """A directory for what a launcher and its ranks make for themselves, which goes with the probe.
+
+        None where there is no launcher, or it starts ranks on other nodes, too; and where there is no place.
+        """
+        made = None
+        if probe.launch and probe.launch.nodes == 1:
+            with suppress(scratch.NoPlace):
+                made = self._own_directory()
+        try:
+            yield made
+        finally:
+            if made:
+                shutil.rmtree(made, ignore_errors=True)
 
     @contextmanager
     def beside(self, check: str, check_file: Path, probe: Probe) -> Iterator[None]:

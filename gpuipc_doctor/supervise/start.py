@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -9,74 +10,137 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gpuipc_doctor.handover import Assignment, Desk
-from gpuipc_doctor.journal import Progress
-from gpuipc_doctor.marker import MARKER
 from gpuipc_doctor.model import Launch, Node, Probe
-from gpuipc_doctor.supervise import rank
-from gpuipc_doctor.supervise.role import ChildProcess, LaunchedProcess, RunningRole
-from gpuipc_doctor.visibility import visible_devices
+from gpuipc_doctor.supervise import priority, rank
+from gpuipc_doctor.supervise.assignment import Assignment, RoleFiles
+from gpuipc_doctor.supervise.journal import Progress
+from gpuipc_doctor.supervise.marker import MARKER
+from gpuipc_doctor.supervise.role import (
+    ChildProcess,
+    ForkedProcess,
+    LaunchedProcess,
+    RunningRole,
+    WorkerProcess,
+)
+from gpuipc_doctor.supervise.stems import Order
+from gpuipc_doctor.supervise.visibility import visible_devices
 
 LAUNCHER_LOG = "launcher.log"
 """What the launcher printed, in the probe's directory."""
 
-_LISTS = ("LD_LIBRARY_PATH", "LD_PRELOAD")
+Fork = Callable[[set[str], Mapping[str, str], Order], int | None]
+"""Forks a worker from the stem with these imports and this environment; returns its process number.
+
+None where there is no stem to fork from.
+"""
+
+_LISTS = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PATH")
 """Variables to which several may add; any other is replaced by the last to set it."""
 
 _OF_A_RANK = re.compile(r"PMI_|PMIX_(?!MCA_)|OMPI_COMM_WORLD_")
 """Variables by which a launcher tells a process which rank of which job it is."""
 
 
-def start(probe: Probe, check_file: Path, directory: Path, node: Node, marker: str) -> dict[str, RunningRole]:
-    """Start every role of the probe. All that it starts carries ``marker`` in its environment."""
-    starter = _Starter(probe, check_file, directory, node, marker)
-    return starter.children() if probe.launch is None else starter.ranks(probe.launch)
+def start(
+    probe: Probe,
+    check_file: Path,
+    directory: Path,
+    node: Node,
+    marker: str,
+    fork: Fork,
+    *,
+    temporary: Path | None = None,
+) -> dict[str, RunningRole]:
+    """Start every role of the probe. All that it starts carries ``marker`` in its environment.
+
+    ``temporary``: where a launcher and its ranks put temporary files, if not where everybody does. Open MPI's
+    launcher leaves some, in which another of the same process number fails.
+    """
+    starter = _Starter(probe, check_file, directory, node, marker, fork)
+    if probe.launch is None:
+        return starter.children()
+    return starter.ranks(probe.launch, {"TMPDIR": str(temporary)} if temporary else {})
+
+
+def imports(probe: Probe) -> set[str]:
+    """What the stem of a probe's workers imports."""
+    return {device.backend for device in probe.devices} | set(probe.imports)
+
+
+def environment_with(*additions: Mapping[str, str]) -> dict[str, str]:
+    """Our environment and what is added, for processes that have another working directory."""
+    environment = dict(os.environ)
+    for addition in additions:
+        for name, value in addition.items():
+            present = environment.get(name) if name in _LISTS else None
+            environment[name] = f"{value}:{present}" if present else value
+    if paths := environment.get("PYTHONPATH"):
+        environment["PYTHONPATH"] = os.pathsep.join(
+            str(Path(path).absolute()) for path in paths.split(os.pathsep)
+        )
+    return environment
 
 
 class _Starter:
-    def __init__(self, probe: Probe, check_file: Path, directory: Path, node: Node, marker: str) -> None:
+    def __init__(
+        self, probe: Probe, check_file: Path, directory: Path, node: Node, marker: str, fork: Fork
+    ) -> None:
         self._probe = probe
         self._check_file = check_file
         self._directory = directory
         self._node = node
         self._marker = marker
+        self._fork = fork
         isolated = ["-I"] if sys.flags.isolated else []
         self._command = [sys.executable, *isolated, "-m", "gpuipc_doctor.worker", str(directory)]
 
     def children(self) -> dict[str, RunningRole]:
-        """Each role as a child of ours; two of them are connected by a socket pair."""
-        names = list(self._probe.roles)
-        ends: list[socket.socket | None] = [None] * len(names)
-        if len(names) == 2:
-            ends = list(socket.socketpair())
+        """Each role as a child of ours; socket pairs connect the first one to each of the others."""
+        first, *others = self._probe.roles
+        pairs = {name: socket.socketpair() for name in others}
+        ends = {first: [one for one, _ in pairs.values()]} | {name: [end] for name, (_, end) in pairs.items()}
         try:
-            return {name: self._child(name, end) for name, end in zip(names, ends, strict=True)}
+            return {name: self._child(name, peers) for name, peers in ends.items()}
         finally:
-            for end in ends:
-                if end:
-                    end.close()
+            for end in itertools.chain(*pairs.values()):
+                end.close()
 
-    def _child(self, role: str, peer: socket.socket | None) -> RunningRole:
-        fds = (peer.fileno(),) if peer else ()
-        desk = self._desk(role, peer_fd=fds[0] if fds else None)
-        environment = self._environment(self._node.env)
-        return _running(_popen([*self._command, role], desk.log, self._directory, environment, fds), desk)
+    def _child(self, role: str, peers: Sequence[socket.socket]) -> RunningRole:
+        files = self._desk(role)
+        environment = environment_with(self._probe.env, self._node.env)
+        own = self._own(environment)
+        fds = {f"peer {number}": peer.fileno() for number, peer in enumerate(peers, 1)}
+        with files.log.open("ab") as log:  # appending: see `logs`
+            order = Order(str(self._directory), role, self._marker, own, {"log": log.fileno(), **fds})
+            pid = self._fork(imports(self._probe), environment, order)
+        if pid is not None:
+            return _running(ForkedProcess(pid), files)
+        command = [*self._command, role, *map(str, fds.values())]
+        return _running(
+            _popen(command, files.log, self._directory, environment | own, tuple(fds.values())), files
+        )
 
-    def ranks(self, launch: Launch) -> dict[str, RunningRole]:
-        """All roles as ranks of one launcher, which starts one `rank` starter for each."""
-        desks = {role: self._desk(role, ranks=len(self._probe.roles)) for role in self._probe.roles}
-        own = {**self._environment(launch.env, self._node.env, self._node.rank_env)}
-        changes = {name: value for name, value in own.items() if os.environ.get(name) != value}
-        plan = {"roles": list(desks), "command": self._command, "environment": changes}
+    def ranks(self, launch: Launch, common: Mapping[str, str]) -> dict[str, RunningRole]:
+        """All roles as ranks of one launcher, which starts one `rank` starter for each.
+
+        ``common``: the environment of the launcher and of the ranks, unless ``launch`` says otherwise.
+        """
+        files_of = {role: self._desk(role, ranks=len(self._probe.roles)) for role in self._probe.roles}
+        preload = {"LD_PRELOAD": ":".join(launch.preload)} if launch.preload else {}
+        wanted = environment_with(common, launch.env, preload, self._node.env, self._node.rank_env)
+        wanted |= self._own(wanted)
+        changes = {name: value for name, value in wanted.items() if os.environ.get(name) != value}
+        plan = {"roles": list(files_of), "command": self._command, "environment": changes}
         (self._directory / rank.PLAN).write_text(json.dumps(plan))
-        command = [part.format(ranks=len(desks)) for part in launch.command]
+        command = [part.format(ranks=len(files_of)) for part in launch.command]
         starter = [sys.executable, "-I", "-S", rank.__file__, str(self._directory)]
         log = self._directory / LAUNCHER_LOG
-        environment = self._environment(launch.env)
+        environment = environment_with(common, launch.env)
+        environment |= self._own(environment)
         for name in filter(_OF_A_RANK.match, os.environ):  # of a job in which we may be a rank ourselves
             environment.pop(name, None)
         try:
@@ -85,8 +149,8 @@ class _Starter:
             log.write_text(f"{command[0]}: {error.strerror}\n")
             launcher = None
         return {
-            role: _running(LaunchedProcess(launcher, desk), desk, same_clock=self._stays)
-            for role, desk in desks.items()
+            role: _running(LaunchedProcess(launcher, files), files, same_clock=self._stays)
+            for role, files in files_of.items()
         }
 
     @property
@@ -94,8 +158,8 @@ class _Starter:
         """Whether all roles run on this node."""
         return self._probe.launch is None or self._probe.launch.nodes == 1
 
-    def _desk(self, role: str, *, peer_fd: int | None = None, ranks: int = 0) -> Desk:
-        desk = Desk(self._directory, role)
+    def _desk(self, role: str, *, ranks: int = 0) -> RoleFiles:
+        files = RoleFiles(self._directory, role)
         devices = self._probe.devices
         if not self._stays:  # elsewhere, it is another device of the same number
             devices = tuple(replace(device, uuid="", pci="") for device in devices)
@@ -107,44 +171,35 @@ class _Starter:
             params=self._probe.params,
             deadline_s=self._probe.deadline_s,
             root=self._node.root,
-            peer_fd=peer_fd,
             ranks=ranks,
-        ).write(desk.assignment)
-        return desk
+        ).write(files.assignment)
+        return files
 
-    def _environment(self, *additions: Mapping[str, str]) -> dict[str, str]:
-        environment = dict(os.environ)
-        for addition in additions:
-            for name, value in addition.items():
-                present = environment.get(name) if name in _LISTS else None
-                environment[name] = f"{value}:{present}" if present else value
-        environment[MARKER] = self._marker
+    def _own(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """What workers of this probe have beside an environment that they share with those of others."""
+        visible: Mapping[str, str] = {}
         if self._stays:
-            environment.update(visible_devices(self._probe.devices, environment) or self._node.visible)
-        if paths := environment.get("PYTHONPATH"):  # the worker has another working directory
-            environment["PYTHONPATH"] = os.pathsep.join(
-                str(Path(path).absolute()) for path in paths.split(os.pathsep)
-            )
-        return environment
+            visible = visible_devices(self._probe.devices, environment) or self._node.visible
+        return {MARKER: self._marker, **visible}
 
 
 def _popen(
     command: list[str], log: Path, directory: Path, environment: Mapping[str, str], fds: tuple[int, ...] = ()
 ) -> ChildProcess:
     with log.open("ab") as output:  # appending: see `logs`
-        return ChildProcess(
-            subprocess.Popen(
-                command,
-                cwd=directory,  # private: nothing in it shadows a module
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=fds,
-                start_new_session=True,
-            )
+        process = subprocess.Popen(
+            command,
+            cwd=directory,  # private: nothing in it shadows a module
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            pass_fds=fds,
+            start_new_session=True,
         )
+    priority.carry_over(process.pid)
+    return ChildProcess(process)
 
 
-def _running(process: ChildProcess | LaunchedProcess, desk: Desk, *, same_clock: bool = True) -> RunningRole:
-    return RunningRole(process, desk, Progress(desk.journal, same_clock), time.monotonic())
+def _running(process: WorkerProcess, files: RoleFiles, *, same_clock: bool = True) -> RunningRole:
+    return RunningRole(process, files, Progress(files.journal, same_clock), time.monotonic())

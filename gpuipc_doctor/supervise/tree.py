@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from gpuipc_doctor.marker import carried
+from gpuipc_doctor.supervise.marker import carried
 
 KEEPER = "gpuipc-keeper"
 """The name of the process that ends what a killed supervisor had started, and of no other (see `keeper`)."""
@@ -66,6 +66,24 @@ def carries(pid: int, marker: str) -> bool:
     return False
 
 
+def exit_code_of_zombie(pid: int) -> int | None:
+    """How a process ended that waits to be reaped, as `subprocess.Popen` says it; None where it is no zombie.
+
+    The last number of ``/proc/PID/stat`` is what `waitpid` will say (Linux, filesystems/proc.rst).
+    """
+    with contextlib.suppress(OSError):
+        fields = (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        if fields[0] == "Z":
+            return os.waitstatus_to_exitcode(int(fields[-1]))
+    return None
+
+
+def at_work(pid: int) -> int:
+    """The process that does the work of ``pid``: the program below it that it has started, else itself."""
+    living = [process.pid for process in descendants(pid) if process.state != "Z"]
+    return living[-1] if living else pid
+
+
 def waited_for_cpu_s(pid: int) -> float:
     """Seconds for which the main thread of ``pid`` was ready to run and no processor was free for it.
 
@@ -112,3 +130,11 @@ def reap_orphans() -> None:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
+
+
+def name_of(pid: int) -> str:
+    """Its command's name; empty when it has ended, or is in another pid namespace than this one."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    except OSError:
+        return ""

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from gpuipc_doctor.api.gpu import BackendUnavailable
 from gpuipc_doctor.backends.rules import CASES, UNSPECIFIED
-from gpuipc_doctor.gpu import BackendUnavailable
 from gpuipc_doctor.model import Node
 from tests.conformance.remote import Remote
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,9 +19,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from gpuipc_doctor.gpu import BackendUnavailable, DriverError
-from gpuipc_doctor.handover import device_from_json, device_to_json
+from gpuipc_doctor.api.gpu import BackendUnavailable, DriverError
 from gpuipc_doctor.model import Device, DriverFault
+from gpuipc_doctor.supervise.assignment import device_from_json, device_to_json
+from gpuipc_doctor.worker import descriptors
 
 PATIENCE_S = 60.0
 """How long one request may take; a cold start of a real driver with eight GPUs takes several seconds."""
@@ -56,13 +58,16 @@ class Remote:
     ) -> None:
         """Start it. ``env`` is added to ours, ``prefix`` put before the command (``unshare …``)."""
         self._armed = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the process
+        self._descriptors, theirs = socket.socketpair()
+        passed = (self._armed.fileno(), theirs.fileno())
         self._process = subprocess.Popen(
-            [*prefix, sys.executable, __file__, backend, root, str(ordinal), str(self._armed.fileno())],
+            [*prefix, sys.executable, __file__, backend, root, str(ordinal), *map(str, passed)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **(env or {})},
-            pass_fds=[self._armed.fileno()],
+            pass_fds=passed,
         )
+        theirs.close()
         self._unread = b""
 
     @property
@@ -91,6 +96,14 @@ class Remote:
     def calls(self) -> list[str]:
         """Every driver call made so far, by the name under which it was armed."""
         return list(self.ask("calls"))
+
+    def send_descriptor(self, number: int, to: Remote) -> int:
+        """Pass a descriptor of that process on to another by ``SCM_RIGHTS``; its number there."""
+        self.ask("send", number)
+        passing = descriptors.receive(self._descriptors)
+        descriptors.send(to._descriptors, passing)
+        os.close(passing)
+        return int(to.ask("receive"))
 
     def ask(self, verb: str, *arguments: Any) -> Any:
         assert self._process.stdin is not None
@@ -125,6 +138,7 @@ class Remote:
         except subprocess.TimeoutExpired:
             self.kill()
         self._process.stdout.close()
+        self._descriptors.close()
         self._armed.close()
 
     def _reply(self) -> tuple[str, Any]:
@@ -162,7 +176,9 @@ def _send(value: Any) -> Any:
 class _Server:
     """The other side: keeps what cannot travel, and knows it by number."""
 
-    def __init__(self, backend: str, root: str, ordinal: int, armed_fd: int) -> None:
+    def __init__(self, backend: str, root: str, ordinal: int, armed_fd: int, socket_fd: int) -> None:
+        self._descriptors = socket.socket(fileno=socket_fd)
+        self._descriptors.set_inheritable(False)
         self._objects: list[Any] = []
         self._calls: list[str] = []
         self._armed_fd = armed_fd
@@ -197,6 +213,14 @@ class _Server:
             return arguments[0](*arguments[1:])
         if verb == "calls":
             return self._calls
+        if verb == "send":
+            return descriptors.send(self._descriptors, arguments[0])
+        if verb == "receive":
+            return descriptors.receive(self._descriptors)
+        if verb == "fetch":
+            return descriptors.fetch(*arguments)
+        if verb == "os":
+            return getattr(os, arguments[0])(*arguments[1:])
         if self._backend is None:
             from gpuipc_doctor.backends import open_backend
 
@@ -229,5 +253,5 @@ class _Server:
 
 
 if __name__ == "__main__":
-    name, root, ordinal, armed_fd = sys.argv[1:]
-    _Server(name, root, int(ordinal), int(armed_fd)).serve()
+    name, root, ordinal, armed_fd, socket_fd = sys.argv[1:]
+    _Server(name, root, int(ordinal), int(armed_fd), int(socket_fd)).serve()

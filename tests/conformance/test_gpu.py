@@ -7,8 +7,8 @@ import re
 import pytest
 
 from gpuipc_doctor.api import pattern
+from gpuipc_doctor.api.gpu import DriverError
 from gpuipc_doctor.backends import CAPABILITIES
-from gpuipc_doctor.gpu import DriverError
 from tests.conformance.conftest import Start, on_backends
 from tests.conformance.remote import Remote
 

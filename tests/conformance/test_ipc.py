@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from gpuipc_doctor.api import pattern
+from gpuipc_doctor.api.gpu import HANDLE_BYTES, DriverError
 from gpuipc_doctor.backends import rules
-from gpuipc_doctor.gpu import HANDLE_BYTES, DriverError
 from tests.conformance.conftest import Start, on_backends, on_documented
 from tests.conformance.remote import Remote
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpuipc_doctor.api import REUSES, pattern
-from gpuipc_doctor.gpu import DriverError
+from gpuipc_doctor.api.gpu import DriverError
 from tests.conformance.conftest import on_backends
 from tests.conformance.remote import Remote
 

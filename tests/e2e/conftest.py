@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.waiting import LIMIT_S
+
+SMALL_SHARE = str(Path(__file__).parents[1] / "fixtures/small-share.yaml")
+"""A site config under which checks that move much memory are quick."""
+
 Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def evidence(finding: Mapping[str, Any]) -> list[str]:
+    """The lines of evidence of a finding in a JSON report."""
+    return [item["line"] for item in finding["evidence"]]
 
 
 @pytest.fixture
 def doctor() -> Command:
     """``doctor("check", "--all")`` runs ``gpuipc-doctor check --all`` and returns how it ended."""
 
-    def run(*arguments: str, timeout_s: float = 100.0, **options: object) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "gpuipc_doctor.cli.main", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, **options)  # type: ignore[call-overload, no-any-return]
+        return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, **options)  # type: ignore[call-overload, no-any-return]
 
     return run

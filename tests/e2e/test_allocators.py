@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Command
+from tests.e2e.conftest import Command, evidence
 
 ARRAYS = Path(__file__).parents[1] / "fixtures" / "arrays"
 CLAIMED = "/opt/arrays"
@@ -67,14 +67,13 @@ def told(results: Results) -> dict[str, str]:
     """By probe, what was found there, with its status."""
     return {
         one["probe"]: " | ".join(
-            [one["finding"]["status"], one["finding"]["summary"], *one["finding"]["evidence"]]
+            [one["finding"]["status"], one["finding"]["summary"], *evidence(one["finding"])]
         )
         for one in results
     }
 
 
-@pytest.mark.parametrize("number", range(5))
-def test_healthy_allocators_pass_every_time(check: Callable[..., Results], number: int) -> None:
+def test_healthy_allocators_pass(check: Callable[..., Results]) -> None:
     results = check(*CHECKS)
     found = {(one["check"], one["probe"]): one["finding"]["status"] for one in results}
     expected = {(id_, name) for id_ in CHECKS for name in (*CUPY, *TORCH)}

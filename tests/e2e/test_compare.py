@@ -89,4 +89,4 @@ def test_what_is_no_report_is_one_line_and_exit_2(
 def test_a_directory_is_no_report(doctor: Command, tmp_path: Path) -> None:
     ended = doctor("compare", str(tmp_path), os.devnull)
     assert ended.returncode == 2
-    assert ended.stderr == f"gpuipc-doctor: {tmp_path}: cannot be read: Is a directory\n"
+    assert ended.stderr == f"gpuipc-doctor: {tmp_path}: is a directory, not a file\n"

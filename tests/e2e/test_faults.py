@@ -1,40 +1,99 @@
-"""Every fault, on CUDA and HIP: the command says what the profile states, and leaves nothing behind."""
+"""Every fault of a driver: the command says what the profile states, and leaves nothing behind."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
-import time
 import uuid
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor import drill
-from gpuipc_doctor.model import Report
-from gpuipc_doctor.report import document
-from gpuipc_doctor.simulator import profile
-from gpuipc_doctor.simulator.profile import Profile
+from gpuipc_doctor.model import MemoryShare, Report
+from gpuipc_doctor.report import report_json
+from gpuipc_doctor.simulator import drill, profile
+from gpuipc_doctor.simulator.profile import Expectation, Profile
+from tests.waiting import LIMIT_S, until
 
 SHARED_MEMORY = Path("/dev/shm")
 
 
+HEALTHY = "healthy-single"
+
+QUIET = ("no-devices", "no-peer-access", "setsid-grandchild", "slow-driver", "stderr-flood")
+"""Odd nodes on which every check of `check --all` must stay silent; on healthy ones see test_healthy.py."""
+
+
+NEIGHBOURS = (
+    *("healthy-both", "healthy-cuda", "healthy-hip", HEALTHY, "nvidia-450.102.04", "nvidia-455.32.00"),
+)
+"""Nodes that are parts of another one here, or of the README, or differ from one by a version alone."""
+
+FABRIC = ("fabric-not-permitted", "healthy-imex")
+"""Nodes whose driver has no fault, and differs from others in what one check asks."""
+
+
 def runs() -> list[object]:
-    loaded = [profile.load(name) for name in profile.names()]
+    """Each fault on one vendor's driver, the vendors in turn; `full`: on both, and the `NEIGHBOURS`."""
+    stated = [profile.load(name) for name in profile.names()]
+    # Those of MPI are in test_mpi_faults.py, those of libfabric in test_fabric.py.
+    ours = [one for one in stated if one.expect and not (one.needs_mpi or one.needs_fabric)]
     return [
-        pytest.param(stated, backend, id=f"{stated.name}-{backend}", marks=getattr(pytest.mark, backend))
-        for stated in loaded
-        if not stated.needs_mpi  # those are in test_mpi_faults.py
-        for backend in stated.expect
+        pytest.param(one, backend, id=f"{one.name}-{backend}", marks=[getattr(pytest.mark, backend), *more])
+        for number, one in enumerate(ours)
+        for place, backend in enumerate(one.expect)
+        for in_turn in [place == number % len(one.expect) and one.name not in NEIGHBOURS]
+        for more in [[] if in_turn else [pytest.mark.full]]
     ]
 
 
+@pytest.fixture(scope="session")
+def callers(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, frozenset[str]]:
+    """Call → the checks that make it on a healthy node, found out once for all workers."""
+    base = tmp_path_factory.getbasetemp()
+    place = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "healthy.json"
+    with place.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not place.exists():
+            report, code = check("--all", "--simulate", HEALTHY)
+            assert drill.judge(Expectation(0, ()), drill.rows(report), code).good
+            place.write_text(report_json.dumps(report, exit_code=code))
+    return drill.callers(report_json.loads(place.read_text()))
+
+
 @pytest.mark.parametrize(("stated", "backend"), runs())
-def test_the_command_finds_what_the_profile_states_and_leaves_nothing(stated: Profile, backend: str) -> None:
-    command = ["--all", "--simulate", stated.name, "--backend", backend]
+def test_a_fault_is_found_by_those_who_meet_it_and_nothing_is_left(
+    stated: Profile, backend: str, callers: Mapping[str, frozenset[str]], tmp_path: Path
+) -> None:
+    """By the checks that make the faulted call, which are to find it or stay silent."""
+    meet = frozenset().union(*(callers.get(str(fault["call"]), ()) for fault in stated.faults))
+    if stated.name in FABRIC:
+        meet |= {"ipc-fabric"}
+    checks = sorted(meet | set(stated.expect[backend].checks)) if stated.name not in QUIET else ["--all"]
+    find(stated, backend, tmp_path, *(checks or ["--all"]))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("stated", "backend"), runs())
+def test_all_checks_find_what_the_profile_states_and_nothing_else(
+    stated: Profile, backend: str, tmp_path: Path
+) -> None:
+    find(stated, backend, tmp_path, "--all")
+
+
+def find(stated: Profile, backend: str, directory: Path, *checks: str) -> None:
+    """See that these checks find all that the profile states, and nothing else."""
+    command = [*checks, "--simulate", stated.name, "--backend", backend]
     if stated.deadline_s:
         command += ["--deadline", str(stated.deadline_s)]
+    if stated.memory != MemoryShare():
+        config = directory / "share.yaml"
+        config.write_text(f"memory: {{most_gib: {stated.memory.most_gib}}}\n")
+        command += ["--config", str(config)]
     report, code = check(*command)
     assert report.simulated == stated.name
     verdict = drill.judge(stated.expect[backend], drill.rows(report), code)
@@ -52,12 +111,12 @@ def check(*arguments: str) -> tuple[Report, int]:
         env={**os.environ, name: value},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=LIMIT_S,
     )
     assert processes_with(tag) == []
     assert left_in_shared_memory(shared_before) == set()
     assert ended.stderr == ""
-    return document.loads(ended.stdout), ended.returncode
+    return report_json.loads(ended.stdout), ended.returncode
 
 
 def processes_with(tag: str) -> list[str]:
@@ -77,19 +136,23 @@ def ours_in_shared_memory() -> set[Path]:
 
 
 def left_in_shared_memory(before: set[Path]) -> set[Path]:
-    """What is new and in nobody's use: other tests run at the same time, but their keepers name theirs."""
-    for _ in range(50):
-        left = ours_in_shared_memory() - before
-        in_use = " ".join(map(_command_line, Path("/proc").glob("[0-9]*")))
-        left = {path for path in left if str(path) not in in_use}
-        if not left:
-            break
-        time.sleep(0.2)
+    """What is new and in nobody's use: other tests run at the same time, but their processes name theirs."""
+    left = ours_in_shared_memory() - before
+
+    def gone() -> bool:
+        in_use = " ".join(map(_names, Path("/proc").glob("[0-9]*")))
+        left.intersection_update(path for path in ours_in_shared_memory() if str(path) not in in_use)
+        return not left
+
+    with suppress(AssertionError):
+        until("nothing is left", gone, limit_s=30.0)
     return left
 
 
-def _command_line(process: Path) -> str:
+def _names(process: Path) -> str:
+    """What a process was started with."""
     try:
-        return (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        told = b"".join((process / file).read_bytes() for file in ("cmdline", "environ"))
     except OSError:
         return ""
+    return told.replace(b"\0", b" ").decode(errors="replace")

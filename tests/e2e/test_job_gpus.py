@@ -8,23 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor import engine, loader
+from gpuipc_doctor.api import loader
 from gpuipc_doctor.cli import options
 from gpuipc_doctor.cli.progress import Silent
-from gpuipc_doctor.config import Disabled, SiteConfig
 from gpuipc_doctor.inventory import gpus
-from gpuipc_doctor.model import Finding, Probe, Report, Status, Tier
-from gpuipc_doctor.plan import Request
-from gpuipc_doctor.supervise.execution import Limits
+from gpuipc_doctor.model import Probe, Report, Status, Tier
+from gpuipc_doctor.report import sentences
+from gpuipc_doctor.run import engine
+from gpuipc_doctor.run.request import Request
+from gpuipc_doctor.site.config import SiteConfig, Waiver
+from gpuipc_doctor.supervise.blame import conclude
+from gpuipc_doctor.supervise.probe import Limits
 from gpuipc_doctor.supervise.session import Session
-from gpuipc_doctor.verdict import conclude
 
 
 def run(profile: str, job_gpus: str, logs: Path, config: SiteConfig | None = None) -> Report:
-    request = Request(tier=Tier.PROLOG, job_gpus=job_gpus, keep_logs=logs, deadline_s=3.0)
+    request = Request(tier=Tier.PROLOG, job_gpus=job_gpus, keep_logs=logs, deadline_s=3.0, budget_s=90.0)
     logs.mkdir()
-    with options.node(profile) as (node, remove):
-        return engine.run(request, config or SiteConfig(), node, Silent(), remove=remove)
+    with options.node(profile) as node:
+        return engine.run(request, config or SiteConfig(), node, Silent())
 
 
 def calls(logs: Path) -> Counter[str]:
@@ -55,7 +57,7 @@ def test_each_gpu_costs_two_initialisations_and_three_contexts(tmp_path: Path) -
 def test_only_the_gpus_of_the_job_are_tested(tmp_path: Path) -> None:
     report = run("healthy-both", "1,7", tmp_path / "logs")  # HIP's driver is asked, CUDA's beside it
     (unknown,) = (result for result in report.results if result.finding.status is Status.ERROR)
-    assert "no GPU 7" in unknown.finding.summary
+    assert "no GPU 7" in sentences.summary(unknown.finding)
     assert [info.id for info in report.checks].count("driver-init") == 1
     report = run("healthy-both", "1", tmp_path / "more-logs")
     assert [device.label for device in report.devices] == ["cuda:1", "hip:1"]
@@ -67,7 +69,7 @@ def test_a_gpu_that_the_node_does_not_have_is_an_error_beside_the_others(tmp_pat
     report = run("healthy-cuda", "1,7", tmp_path / "logs")
     assert said(report)["driver-init", "node"] is Status.ERROR
     assert said(report)["ipc-reopen", "cuda:1"] is Status.PASS
-    assert "no GPU 7; it lists 0, 1" in report.results[0].finding.summary
+    assert "no GPU 7; it lists 0, 1" in sentences.summary(report.results[0].finding)
 
 
 @pytest.mark.cuda
@@ -91,7 +93,7 @@ def test_a_hang_is_blamed_on_its_gpu_alone(tmp_path: Path) -> None:
 
 @pytest.mark.cuda
 def test_without_a_check_that_opens_them_the_gpus_are_initialised_all_the_same(tmp_path: Path) -> None:
-    config = SiteConfig(disabled={"ipc-reopen": Disabled("ticket 4711", "site.yaml:3")})
+    config = SiteConfig(disabled={"ipc-reopen": Waiver("ticket 4711", "site.yaml:3")})
     report = run("healthy-cuda", "1", tmp_path / "logs", config)
     assert said(report)["driver-init", "node"] is Status.PASS
     assert said(report)["ipc-reopen", "node"] is Status.SKIP
@@ -101,8 +103,10 @@ def test_without_a_check_that_opens_them_the_gpus_are_initialised_all_the_same(t
 @pytest.mark.cuda
 def test_a_gpu_that_lacks_what_a_check_requires_is_skipped_when_it_is_opened() -> None:
     file = Path(__file__).parent.parent / "fixtures" / "demanding.py"
-    with options.node("healthy-cuda") as (node, _), Session(node, Limits()) as session:
+    with options.node("healthy-cuda") as node, Session(node, Limits()) as session:
         devices = gpus.of_job(node.root, "0").devices
         probe = Probe("", {"one": loader.role(file, "touch")}, devices)
         outcome = session.run("demanding", file, probe, until=float("inf"))
-    assert conclude(outcome) == Finding.skip("cuda:0 has no levitation")
+    finding = conclude(outcome)
+    assert (finding.status, finding.key) == (Status.SKIP, "unfit")
+    assert sentences.summary(finding) == "cuda:0 has no levitation"

@@ -24,6 +24,7 @@ from gpuipc_doctor.memory.usage import ProcessUse, Sample
 from gpuipc_doctor.supervise import tree
 from tests.conformance.conftest import simulated_node
 from tests.conformance.remote import Remote
+from tests.waiting import LIMIT_S, until
 
 GIB, MIB = 1 << 30, 1 << 20
 COMMAND = [sys.executable, "-m", "gpuipc_doctor.cli.main", "memory"]
@@ -84,9 +85,9 @@ def test_watching_ends_well_when_it_is_told_to(tmp_path: Path, number: signal.Si
         stderr=subprocess.PIPE,
         text=True,
     )
-    wait_for(lambda: lines.exists() and len(lines.read_text().splitlines()) > 5)
+    until("it has written", lambda: lines.exists() and len(lines.read_text().splitlines()) > 5)
     watching.send_signal(number)
-    printed, complaints = watching.communicate(timeout=60)
+    printed, complaints = watching.communicate(timeout=LIMIT_S)
     assert (complaints, watching.returncode) == ("", 0)
     heading, *told = printed.splitlines()
     assert heading == "SIMULATED (profile healthy-cuda): no real GPU was looked at"
@@ -102,7 +103,7 @@ def test_on_a_terminal_the_table_is_drawn_again_in_its_place() -> None:
         drawn = read_until(screen, lambda text: text.count("growth a minute") > 5 and "level" in text)
         watching.send_signal(signal.SIGINT)
         drawn += read_until(screen, lambda _: False)
-        _, complaints = watching.communicate(timeout=60)
+        _, complaints = watching.communicate(timeout=LIMIT_S)
     assert (complaints, watching.returncode) == (b"", 0)
     assert "\x1b[1A" in drawn  # it goes up again
     assert "SIMULATED (profile healthy-cuda)" in drawn
@@ -121,7 +122,7 @@ def test_the_screen_of_the_readme_is_what_it_shows() -> None:
                 drawn = read_until(screen, lambda text: "40.02 GiB" in text)
                 watching.send_signal(signal.SIGINT)
                 drawn += read_until(screen, lambda _: False)
-        watching.communicate(timeout=60)
+        watching.communicate(timeout=LIMIT_S)
     plain = re.sub(r"\x1b\[[?0-9;]*[A-Za-z]|\r", "", drawn)
     last = "SIMULATED" + plain.rstrip("\n").rpartition("SIMULATED")[2]
     for pattern, instead in PASSING:
@@ -172,9 +173,9 @@ def application(environment: dict[str, str], name: str, *sizes: int) -> Iterator
 
 
 def environment_of_worker(pid: int) -> dict[str, str]:
-    """That of the process below ``pid`` which is on a simulated node."""
+    """That of the processes below ``pid`` which are on a simulated node: a worker and its stem."""
     environments = [readable(Path(f"/proc/{process.pid}/environ")) for process in tree.descendants(pid)]
-    [found] = [text for text in environments if "GPUIPC_SIM_STATE=" in text]
+    found, *_ = (text for text in environments if "GPUIPC_SIM_STATE=" in text)
     return dict(variable.split("=", 1) for variable in found.split("\0") if "=" in variable)
 
 
@@ -275,13 +276,6 @@ def test_mistakes_are_told_in_a_line(doctor: Doctor, arguments: tuple[str, ...],
     assert says in ended.stderr
     assert "Traceback" not in ended.stderr
     assert ended.returncode == 2
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 def readable(path: Path) -> str:

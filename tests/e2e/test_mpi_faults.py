@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor import drill
 from gpuipc_doctor.model import Relation, RoleOutcome
-from gpuipc_doctor.simulator import profile
+from gpuipc_doctor.report import exits, sentences
+from gpuipc_doctor.simulator import drill, profile
+from tests.e2e.conftest import SMALL_SHARE
 from tests.e2e.test_faults import check
 
 PREFIXES = Path(os.environ.get("GPUIPC_TEST_MPI", "/nowhere"))
@@ -38,14 +39,27 @@ def path_of(library: str) -> str:
     return str(PREFIXES / library / LIBRARIES[library])
 
 
+KNOWN = {("mpi-hang-16", "impi", "cuda")}
+"""Where a fault and a library were found to meddle with each other: sixteen MiB beside load took so long that
+they looked hung, too."""
+
+
+NEED_ITERATIONS = ("mpi-bounded-cache", "mpi-small-leak")
+"""Faults that are told from others, or from noise, by what happens after many messages."""
+
+
 def runs() -> list[object]:
-    """Every fault under every library on CUDA, and under one on HIP."""
-    faulty = [name for name in profile.names() if profile.load(name).needs_mpi]
-    backends = [(library, "cuda") for library in LIBRARIES] + [(HIP_WITH, "hip")]
+    """Each fault under one library and each library with faults, and what is `KNOWN`; `full`: every pair."""
+    stated = {name: profile.load(name) for name in profile.names()}
+    faulty = [name for name, one in stated.items() if one.needs_mpi and not one.needs_fabric]
+    on_cuda = [(library, "cuda") for library in LIBRARIES]
+    chosen = {(name, *on_cuda[number % len(on_cuda)]) for number, name in enumerate(faulty)} | KNOWN
+    chosen.add((faulty[0], HIP_WITH, "hip"))
     return [
-        pytest.param(name, library, backend, id=f"{name}-{library}-{backend}")
+        pytest.param(*run, id="-".join(run), marks=[] if run in chosen else pytest.mark.full)
         for name in faulty
-        for library, backend in backends
+        for library, backend in [*on_cuda, (HIP_WITH, "hip")]
+        for run in [(name, library, backend)]
     ]
 
 
@@ -54,16 +68,18 @@ def test_a_fault_of_mpi_is_found_and_nothing_else(name: str, library: str, backe
     stated = profile.load(name)
     deadline = ["--deadline", str(stated.deadline_s)] if stated.deadline_s else []
     expected = stated.expect[backend]
-    report, code = check(
-        *expected.checks,
+    report, _ = check(
+        *(expected.checks or ("mpi-cache-growth",)),
         *("--simulate", name, "--backend", backend, "--mpi-lib", path_of(library)),
+        *([] if name in NEED_ITERATIONS else ["--config", SMALL_SHARE]),
         *("--no-workarounds", *deadline),
     )
+    code = exits.code(drill.of_the_profile(report))
     verdict = drill.judge(expected, drill.rows(report), code)
     assert verdict.invented == ()
     assert verdict.missed == ()
-    told = [result for result in report.results if " #" in result.finding.summary]
-    hung = [result.roles[0] for result in told if "hung (" in result.finding.summary]
+    told = [result for result in report.results if " #" in sentences.summary(result.finding)]
+    hung = [result.roles[0] for result in told if "hung (" in sentences.summary(result.finding)]
     assert bool(hung) == ("-hang-" in name)
     assert all(map(shows_cxi, hung))
     if name in ("mpi-hang-16", "mpi-crash-256"):
@@ -78,9 +94,13 @@ def test_the_cure_of_the_known_issue_is_found_by_trying() -> None:
         *("mpi-small-message", "--simulate", "mpi-hang-quiet", "--backend", "cuda"),
         *("--mpi-lib", path_of("mpich43"), "--deadline", "2"),
     )
-    [first] = [r for r in report.results if "hung (2 s)" in r.finding.summary]
+    [first] = [r for r in report.results if "hung (2 s)" in sentences.summary(r.finding)]
     assert CXI_ISSUE in {join.issue for join in report.joins if join.relation is Relation.UNKNOWN}
-    tried = {line.partition(": ")[0]: line for line in first.finding.evidence if line.startswith("Tried ")}
+    tried = {
+        line.partition(": ")[0]: line
+        for line in sentences.evidence(first.finding)
+        if line.startswith("Tried ")
+    }
     assert ": helps, at " in tried["Tried FI_CXI_SAFE_DEVMEM_COPY_THRESHOLD=0"]
     assert ": does not help" in tried["Tried UCX_CUDA_IPC_CACHE=n"]
     assert not any("MPICH_GPU_SUPPORT_ENABLED" in settings for settings in tried)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from gpuipc_doctor import loader, verdict
+from gpuipc_doctor.api import loader
 from gpuipc_doctor.model import Ending, Launch, Node, Probe, ProbeOutcome, Status
-from gpuipc_doctor.supervise import leftovers, tree
-from gpuipc_doctor.supervise.execution import Limits
+from gpuipc_doctor.report import sentences
+from gpuipc_doctor.supervise import blame, leftovers, tree
+from gpuipc_doctor.supervise.probe import Limits
 from gpuipc_doctor.supervise.session import Session
+from tests.waiting import LIMIT_S, until
 
 FILE = Path(__file__).parent.parent / "fixtures" / "ranks.py"
 PREFIXES = Path(os.environ.get("GPUIPC_TEST_MPI", "/nowhere"))
@@ -60,13 +63,23 @@ def run(
 ) -> ProbeOutcome:
     functions = {f"rank {number}": getattr(roles, name) for number, name in enumerate(names)}
     probe = Probe("ranks", functions, deadline_s=deadline_s, launch=mpi)
-    return session.run("ranks", FILE, probe, until=time.monotonic() + 60)
+    return session.run("ranks", FILE, probe, until=time.monotonic() + LIMIT_S)
 
 
 def test_ranks_talk(session: Session, mpi: Launch, roles: ModuleType) -> None:
     outcome = run(session, mpi, roles, "send", "receive")
     assert outcome.completed, outcome
     assert [record["right"] for record in outcome.records.values()] == [True, True]
+
+
+def test_what_a_launcher_makes_for_itself_goes_with_it(session: Session, roles: ModuleType) -> None:
+    ranks = ("look_at_temporary_files", "look_at_temporary_files")
+    outcome = run(session, launch("openmpi"), roles, *ranks)
+    assert outcome.completed, outcome
+    (place,) = {record["place"] for record in outcome.records.values()}
+    assert all(record["files"] for record in outcome.records.values())  # Open MPI's session directory
+    assert Path(place).name.startswith("gpuipc-doctor-")
+    assert not Path(place).exists()
 
 
 def test_a_rank_that_hangs_is_blamed_and_both_show_their_stacks(
@@ -76,7 +89,16 @@ def test_a_rank_that_hangs_is_blamed_and_both_show_their_stacks(
     assert {role.ending for role in outcome.roles.values()} <= {Ending.HUNG, Ending.STOPPED}
     assert [role.operation for role in outcome.roles.values()] == ["pause", "MPI_Recv"]
     assert all(role.python_stack for role in outcome.roles.values())
-    assert verdict.conclude(outcome).status is Status.FAIL
+    assert blame.conclude(outcome).status is Status.FAIL
+
+
+@pytest.mark.parametrize("library", ["mpich50", "openmpi"])
+def test_of_ranks_in_the_same_call_either_is_named(session: Session, roles: ModuleType, library: str) -> None:
+    ranks = ("sleep_in_a_call", "sleep_in_a_call")
+    outcome = run(session, launch(library), roles, *ranks, deadline_s=2)
+    assert sentences.summary(blame.conclude(outcome)) == "rank 0 or rank 1: MPI_Recv #1 hung (2 s)"
+    assert [role.ending for role in outcome.roles.values()] == [Ending.HUNG] * 2
+    assert all(role.native_stack for role in outcome.roles.values())
 
 
 def test_a_rank_that_crashes_is_blamed_and_leaves_nothing(
@@ -84,18 +106,26 @@ def test_a_rank_that_crashes_is_blamed_and_leaves_nothing(
 ) -> None:
     started = time.time()
     outcome = run(session, mpi, roles, "crash", "wait_for_it")
-    until = time.monotonic() + 10  # other tests' ranks crash at the same time
-    while leftovers.abandoned(started) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert not leftovers.abandoned(started)
+    until("nothing is left", lambda: not leftovers.abandoned(started))  # other tests' ranks crash, too
     assert outcome.blamed == "rank 0"
     assert outcome.roles["rank 0"].signal == "SIGSEGV"
+
+
+def test_what_mpi_said_when_it_gave_up_is_the_finding_and_no_hang(
+    session: Session, roles: ModuleType
+) -> None:
+    """Intel MPI's launcher kills what stands between it and a rank, which is then ours to reap."""
+    mpi = launch("impi")
+    without_providers = replace(mpi, env={**mpi.env, "FI_PROVIDER_PATH": "", "I_MPI_FABRICS": "ofi"})
+    finding = blame.conclude(run(session, without_providers, roles, "send", "receive", deadline_s=30))
+    assert (finding.status, finding.key) == (Status.FAIL, "aborted")
+    assert "MPI_Init_thread #1 ended the ranks: OFI fi_getinfo() failed" in sentences.summary(finding)
 
 
 def test_an_error_of_mpi_is_named(session: Session, mpi: Launch, roles: ModuleType) -> None:
     outcome = run(session, mpi, roles, "send", "truncate")
     assert outcome.blamed == "rank 1"
-    assert "MPI_Recv #1 returned" in verdict.conclude(outcome).summary
+    assert "MPI_Recv #1 returned" in sentences.summary(blame.conclude(outcome))
 
 
 @pytest.mark.parametrize(("library", "launcher"), [("mpich50", "openmpi"), ("openmpi", "mpich50")])
@@ -103,22 +133,22 @@ def test_a_launcher_of_another_mpi_is_explained(
     session: Session, roles: ModuleType, library: str, launcher: str
 ) -> None:
     outcome = run(session, launch(library, launcher), roles, "send", "receive")
-    finding = verdict.conclude(outcome)
+    finding = blame.conclude(outcome)
     assert finding.status is Status.ERROR
-    assert "belongs to another MPI" in finding.summary
+    assert "belongs to another MPI" in sentences.summary(finding)
 
 
 def test_a_launcher_that_is_not_there_is_an_error(session: Session, roles: ModuleType) -> None:
-    finding = verdict.conclude(
+    finding = blame.conclude(
         run(session, Launch(("/nowhere/mpiexec", "-n", "{ranks}")), roles, "send", "receive")
     )
     assert finding.status is Status.ERROR
-    assert "/nowhere/mpiexec" in finding.summary
+    assert "/nowhere/mpiexec" in sentences.summary(finding)
 
 
 def test_a_launcher_that_hangs_is_an_error_that_names_it(roles: ModuleType) -> None:
     with Session(Node(), Limits(start_up_s=1.0)) as session:
         outcome = run(session, Launch(("/bin/sh", "-c", "sleep 100")), roles, "send", "receive")
-    finding = verdict.conclude(outcome)
+    finding = blame.conclude(outcome)
     assert finding.status is Status.ERROR
-    assert "the launcher, /bin/sh, started no rank in time" in finding.summary
+    assert "the launcher, /bin/sh, started no rank in time" in sentences.summary(finding)

@@ -7,12 +7,15 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.comparison.comparison import Exit as CompareExit
-from gpuipc_doctor.report.exits import Exit
+from gpuipc_doctor.comparison import comparison
+from gpuipc_doctor.model import Exit
+from gpuipc_doctor.report import exits
+from tests.waiting import LIMIT_S
 
 README = Path(__file__).parent.parent.parent / "README.md"
 
@@ -36,18 +39,21 @@ REPORTS = {"before.json": "nvidia-450.102.04", "after.json": "nvidia-460.32.03"}
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("readme")
-    for name, profile in REPORTS.items():
-        printed(f"check --all --simulate {profile} --output {name}", made)
-    return made
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """``commands(arguments)`` → what the command prints, where it finds those reports."""
+    directory = tmp_path_factory.mktemp("readme")
+    while_reporting = {
+        (check := f"check --all --simulate {profile}"): printed(f"{check} --output {name}", directory)
+        for name, profile in REPORTS.items()
+    }
+    return lambda arguments: while_reporting.get(arguments) or printed(arguments, directory)
 
 
 def printed(arguments: str, directory: Path) -> str:
     command = [sys.executable, "-m", "gpuipc_doctor.cli.main", *shlex.split(arguments)]
     environment = {**os.environ, "COLUMNS": "80"}
     ended = subprocess.run(
-        command, cwd=directory, capture_output=True, text=True, timeout=280, env=environment
+        command, cwd=directory, capture_output=True, text=True, timeout=LIMIT_S, env=environment
     )
     assert ended.stderr == ""
     text = ended.stdout
@@ -58,9 +64,11 @@ def printed(arguments: str, directory: Path) -> str:
 
 @pytest.mark.xdist_group("readme")
 @pytest.mark.parametrize("arguments", [arguments for arguments, _ in screens()])
-def test_a_screen_of_the_readme_is_what_the_command_prints(arguments: str, directory: Path) -> None:
+def test_a_screen_of_the_readme_is_what_the_command_prints(
+    arguments: str, commands: Callable[[str], str]
+) -> None:
     shown = dict(screens())[arguments]
-    now = printed(arguments, directory)
+    now = commands(arguments)
     if now != shown and os.environ.get("GPUIPC_UPDATE_GOLDEN") == "1":
         text = README.read_text()
         README.write_text(
@@ -70,9 +78,9 @@ def test_a_screen_of_the_readme_is_what_the_command_prints(arguments: str, direc
     assert now == shown
 
 
-@pytest.mark.parametrize("codes", [Exit, CompareExit])
-def test_the_exit_codes_of_the_readme_are_those_of_the_program(codes: type[Exit | CompareExit]) -> None:
-    rows = [f"| {code:d} | {code.meaning} |" for code in codes]
+@pytest.mark.parametrize("meanings", [exits.MEANINGS, comparison.MEANINGS])
+def test_the_exit_codes_of_the_readme_are_those_of_the_program(meanings: dict[Exit, str]) -> None:
+    rows = [f"| {code:d} | {meaning} |" for code, meaning in meanings.items()]
     table = "\n".join(["| code | meaning |", "|---|---|", *rows, ""])
     assert f"\n{table}\n" in README.read_text()
 
@@ -85,7 +93,7 @@ def test_the_exit_codes_of_the_readme_are_those_of_the_program(codes: type[Exit 
         ("no-devices", 3, "exit 3"),
     ],
 )
-def test_the_acceptance_script(directory: Path, tmp_path: Path, profile: str, code: int, says: str) -> None:
+def test_the_acceptance_script(tmp_path: Path, profile: str, code: int, says: str) -> None:
     """With a wrapper in its way that makes `check` look at a simulated node, and at few checks."""
     [script] = re.findall(r"```bash\n(.*?)```", README.read_text(), flags=re.DOTALL)
     doctor = f"{sys.executable} -m gpuipc_doctor.cli.main"
@@ -99,7 +107,7 @@ def test_the_acceptance_script(directory: Path, tmp_path: Path, profile: str, co
     command = ["bash", "accept-node", str(before(tmp_path)), "after.json"]
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     ended = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=100, env=environment
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, env=environment
     )
     assert ended.returncode == code, ended.stderr
     assert says in ended.stdout.splitlines()[-1]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from gpuipc_doctor import knownissues
 from tests.e2e.conftest import Command
 
 
@@ -29,6 +31,11 @@ def test_a_saved_report_once_more(doctor: Command, saved: tuple[str, str]) -> No
     prometheus = doctor("report", file, "--format", "prometheus").stdout
     assert prometheus.startswith("# SIMULATED (nvidia-460.32.03)\n")
     assert 'gpuipc_doctor_check_severity{check="ipc-reopen",subject="cuda:0"} 4\n' in prometheus
+
+
+def test_a_report_names_the_edition_of_the_known_issues(saved: tuple[str, str]) -> None:
+    file, _ = saved
+    assert json.loads(Path(file).read_text())["known_issues"] == knownissues.edition()
 
 
 def test_what_is_no_report_is_one_line(doctor: Command) -> None:

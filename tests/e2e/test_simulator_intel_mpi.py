@@ -65,7 +65,7 @@ if __name__ != "__main__":
             "FI_PROVIDER_PATH": str(prefix / "lib"),
         }
         command = [str(prefix / "bin" / "mpiexec"), "-n", "2", sys.executable, __file__, str(step)]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
 
 
 def rank_main(step: int) -> None:

@@ -1,4 +1,4 @@
-"""Wheel, sdist and editable install each hold every file of the package: seen from ``/``, nothing else near.
+"""The wheel, built from the sdist, and the editable install hold every file of the package: seen from ``/``.
 
 The check files and the site configs live outside of gpuipc_doctor/ and are mapped into it by pyproject.toml.
 Other build backends, and one wrong line here, leave them out of one of the three without a warning.
@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import venv
 import zipfile
@@ -72,15 +73,22 @@ def wheel(sdist: Path) -> Path:
     return path
 
 
-@pytest.fixture(scope="module", params=["wheel", "sdist", "editable"])
+@pytest.fixture(scope="module", params=["wheel", "editable"])
 def environment(
     request: pytest.FixtureRequest, source: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """The ``bin`` of a virtual environment with the package, installed this way, and its dependencies."""
+    """The ``bin`` of a virtual environment with the package, installed this way, and its dependencies.
+
+    Those that the wheel asks for are installed with it; the editable package is lent this environment's.
+    """
     root = tmp_path_factory.mktemp(request.param)
     venv.create(root, with_pip=False, symlinks=True)
-    what = ["--editable", source] if request.param == "editable" else [request.getfixturevalue(request.param)]
+    is_lent = request.param == "editable"
+    what = ["--no-deps", "--editable", source] if is_lent else [request.getfixturevalue("wheel")]
     run(sys.executable, "-m", "pip", "--python", root / "bin/python", "install", "--quiet", *what)
+    if is_lent:
+        (packages,) = root.glob("lib/python*/site-packages")
+        (packages / "lent.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
     return root / "bin"
 
 

@@ -14,13 +14,11 @@ import re
 import socket
 import stat
 import subprocess
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TypeVar
 
-T = TypeVar("T")
+from tests.waiting import LIMIT_S, until
 
 _CONF = """\
 ClusterName=test
@@ -55,15 +53,6 @@ LogTimeFormat=iso8601_ms
 SchedulerParameters=batch_sched_delay=0
 PartitionName=test Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
-
-
-def until(what: str, look: Callable[[], T], timeout_s: float = 40.0) -> T:
-    """What ``look`` returns as soon as that is true of it; an assertion fails after ``timeout_s``."""
-    end = time.monotonic() + timeout_s
-    while not (seen := look()):
-        assert time.monotonic() < end, f"after {timeout_s} s still not: {what}"
-        time.sleep(0.05)
-    return seen
 
 
 class Cluster:
@@ -107,7 +96,7 @@ class Cluster:
             daemon.wait()
 
     def run(
-        self, *command: str | Path, timeout_s: float = 30.0, env: Mapping[str, str] | None = None
+        self, *command: str | Path, timeout_s: float = LIMIT_S, env: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Run ``srun …``, ``scontrol …`` or any other command, with ``env`` added to the environment.
 
@@ -122,7 +111,7 @@ class Cluster:
             timeout=timeout_s,
         )
 
-    def ask(self, *command: str, timeout_s: float = 30.0) -> str:
+    def ask(self, *command: str, timeout_s: float = LIMIT_S) -> str:
         """What a command that must succeed prints."""
         ended = self.run(*command, timeout_s=timeout_s)
         assert ended.returncode == 0, ended
@@ -138,9 +127,9 @@ class Cluster:
         shown = self.ask("scontrol", "--oneliner", "show", "job", number)
         return dict(re.findall(r"(\S+?)=(.*?)(?= \S+?=|$)", shown))
 
-    def await_node(self, name: str, state: str, timeout_s: float = 40.0) -> str:
+    def await_node(self, name: str, state: str, limit_s: float = LIMIT_S) -> str:
         """Wait until a node is in a state; returns the node's reason."""
-        until(f"{name} {state}", lambda: self.node(name)[0] == state, timeout_s)
+        until(f"{name} {state}", lambda: self.node(name)[0] == state, limit_s)
         return self.node(name)[1]
 
     def processes(self) -> Iterator[str]:

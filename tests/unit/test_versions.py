@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gpuipc_doctor.knownissues.versions import ORDERS, Range, Verdict, all_of, any_of, parse
+from gpuipc_doctor.versions import ORDERS, Range, Verdict, all_of, any_of, parse
 
 BAD, FINE, UNKNOWN = Verdict.BAD, Verdict.FINE, Verdict.UNKNOWN
 

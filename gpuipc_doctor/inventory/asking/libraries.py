@@ -15,6 +15,8 @@ from gpuipc_doctor.mpi.identity import identify
 
 MPI_FACTS = ("mpich", "cray-mpich", "openmpi", "intel-mpi", "mvapich", "other-mpi")
 
+MPI4PY = "mpi4py"
+
 
 def mpi(w: Worker) -> None:
     """`MPI_Get_library_version`, which may be called before `MPI_Init`; and what came with the library."""
@@ -40,8 +42,7 @@ def mpi4py(w: Worker) -> None:
         with w.armed("import mpi4py.MPI"):
             from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        why = f"mpi4py: {shown(str(error))}"
-        record(w, *((fact, None, why) for fact in MPI_FACTS))
+        record(w, (MPI4PY, None, shown(str(error))))
         return
     with w.armed("MPI_Get_library_version"):
         text = MPI.Get_library_version()

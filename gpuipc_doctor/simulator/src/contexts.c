@@ -84,7 +84,6 @@ int enter_context(struct context **context)
 
 void context_end(struct context *context)
 {
-    memory_of_context_ends(context);
     context->peers = 0;
     context->alive = face.device_is_context;
     tell_presence(context->device);
@@ -159,15 +158,6 @@ int sim_context_device(int *device)
         return INVALID_CONTEXT;
     *device = context->ordinal;
     return SUCCESS;
-}
-
-int sim_synchronize(void)
-{
-    struct context *context;
-    int code = enter_context(&context);
-    if (!code)
-        pools_settle();
-    return code;
 }
 
 int sim_primary_state(int device, unsigned *flags, int *active)

@@ -1,9 +1,17 @@
 /* libcuda.so.1: what CUDA's driver API does in its own way. */
-#include "sim.h"
+#include "allocations.h"
 
 #include <string.h>
 
+static bool works_before_init(enum call call)
+{
+    return call == CALL_init || call == CALL_driver_version || call == CALL_error_name ||
+           call == CALL_error_string || call == CALL_get_proc_address;
+}
+
 const struct face face = {
+    .initialized = sim_initialized,
+    .works_before_init = works_before_init,
     .backend = CUDA,
     .granularity = 512, /* bytes; two allocations of 1000 lie 1024 apart on the H200 */
     .not_initialized = NOT_INITIALIZED,
@@ -11,18 +19,8 @@ const struct face face = {
     .lost = UNKNOWN,
     .gone = INVALID_VALUE,
     .exporter_gone = INVALID_HANDLE,
+    .not_permitted = NOT_PERMITTED,
 };
-
-bool face_initialized(void)
-{
-    return sim_initialized();
-}
-
-bool face_works_before_init(enum call call)
-{
-    return call == CALL_init || call == CALL_driver_version || call == CALL_error_name ||
-           call == CALL_error_string || call == CALL_get_proc_address;
-}
 
 /* ---- cuGetProcAddress ---- */
 
@@ -105,7 +103,7 @@ int cuda_context_destroy(void *handle)
     if (!context || !context_known(context) || !context->alive || is_primary(context))
         return INVALID_CONTEXT;
     context_leave(context);
-    context_end(context);
+    context_end_with_memory(context);
     return SUCCESS;
 }
 
@@ -167,7 +165,7 @@ int cuda_primary_release(int device)
     if (!references[device])
         return INVALID_CONTEXT;
     if (--references[device] == 0)
-        context_end(primary_context(device));
+        context_end_with_memory(primary_context(device));
     return SUCCESS;
 }
 
@@ -175,7 +173,7 @@ int cuda_primary_reset(int device)
 {
     if (ordinal_device(device) < 0)
         return INVALID_DEVICE;
-    context_end(primary_context(device));
+    context_end_with_memory(primary_context(device));
     return SUCCESS;
 }
 
@@ -243,8 +241,11 @@ int cuda_copy_peer(uint64_t to, void *to_context, uint64_t from, void *from_cont
 int cuda_copy_peer_async(uint64_t to, void *to_context, uint64_t from, void *from_context, size_t bytes,
                          void *stream)
 {
-    int code = sim_stream_query(stream);
-    return code ? code : cuda_copy_peer(to, to_context, from, from_context, bytes);
+    int code = stream_check(stream);
+    if (code)
+        return code;
+    stream_finish(stream);
+    return cuda_copy_peer(to, to_context, from, from_context, bytes);
 }
 
 /* ---- attributes: those of a middling data-centre GPU; what is not listed is a feature it does not have ---- */
@@ -282,8 +283,11 @@ static const struct fixed_attribute fixed[] = {
     {97, 98304},      /* MAX_SHARED_MEMORY_PER_BLOCK_OPTIN */
     {99, 1},          /* HOST_REGISTER_SUPPORTED */
     {102, 1},         /* VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED */
+    {103, 1},         /* HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED */
     {106, 32},        /* MAX_BLOCKS_PER_MULTIPROCESSOR */
     {115, 1},         /* MEMORY_POOLS_SUPPORTED, from 11.2 on */
+    {119, 9},         /* MEMPOOL_SUPPORTED_HANDLE_TYPES: descriptors and fabric handles */
+    {128, 1},         /* HANDLE_TYPE_FABRIC_SUPPORTED, from 12.3 on: said also where creating such memory is refused */
 };
 
 static const struct attribute_numbers numbers = {
@@ -298,9 +302,11 @@ static const struct attribute_numbers numbers = {
 
 int cuda_device_attribute(int *value, int attribute, int device)
 {
-    enum { MEMORY_POOLS_SUPPORTED = 115, HIGHEST_KNOWN = 150 };
-    bool pools = node()->cuda_driver >= 11020;
-    if (!value || attribute <= 0 || attribute > HIGHEST_KNOWN || (attribute == MEMORY_POOLS_SUPPORTED && !pools))
+    enum { MEMORY_POOLS_SUPPORTED = 115, HANDLE_TYPE_FABRIC_SUPPORTED = 128, HIGHEST_KNOWN = 150 };
+    int known_from = attribute == MEMORY_POOLS_SUPPORTED         ? 11020
+                     : attribute == HANDLE_TYPE_FABRIC_SUPPORTED ? 12030
+                                                                 : 0;
+    if (!value || attribute <= 0 || attribute > HIGHEST_KNOWN || node()->cuda_driver < known_from)
         return INVALID_VALUE;
     return device_attribute(&numbers, value, attribute, device);
 }

@@ -1,11 +1,19 @@
 /* libamdhip64.so: what AMD's HIP runtime does in its own way, after the sources of ROCm/rocm-systems
  * (projects/clr/hipamd/src: hip_context.cpp, hip_memory.cpp, hip_device.cpp). */
-#include "sim.h"
+#include "allocations.h"
 
 #include <stdio.h>
 #include <string.h>
 
+static bool works_before_init(enum call call)
+{
+    return call == CALL_init || call == CALL_driver_version || call == CALL_runtime_version ||
+           call == CALL_error_name || call == CALL_error_string;
+}
+
 const struct face face = {
+    .initialized = sim_initialized,
+    .works_before_init = works_before_init,
     .backend = HIP,
     .implicit_init = true,
     .device_is_context = true,
@@ -17,18 +25,8 @@ const struct face face = {
     .lost = UNKNOWN,
     .gone = INVALID_DEVICE_POINTER, /* hipIpcOpenMemHandle when the device cannot attach */
     .exporter_gone = INVALID_DEVICE_POINTER,
+    .not_permitted = NOT_SUPPORTED,
 };
-
-bool face_initialized(void)
-{
-    return sim_initialized();
-}
-
-bool face_works_before_init(enum call call)
-{
-    return call == CALL_init || call == CALL_driver_version || call == CALL_runtime_version ||
-           call == CALL_error_name || call == CALL_error_string;
-}
 
 /* Not in the table: these return a text, or an error that is no failure of their own. */
 
@@ -124,7 +122,7 @@ int hip_primary_reset(int device)
 /* This one does purge the device's memory objects. */
 int hip_device_reset(void)
 {
-    context_end(current_context());
+    context_end_with_memory(current_context());
     return SUCCESS;
 }
 
@@ -179,8 +177,11 @@ int hip_copy_peer(uint64_t to, int to_device, uint64_t from, int from_device, si
 
 int hip_copy_peer_async(uint64_t to, int to_device, uint64_t from, int from_device, size_t bytes, void *stream)
 {
-    int code = sim_stream_query(stream);
-    return code ? code : hip_copy_peer(to, to_device, from, from_device, bytes);
+    int code = stream_check(stream);
+    if (code)
+        return code;
+    stream_finish(stream);
+    return hip_copy_peer(to, to_device, from, from_device, bytes);
 }
 
 /* ---- copies, fills and streams in the runtime's form ---- */
@@ -205,8 +206,11 @@ int hip_copy(uint64_t to, uint64_t from, size_t bytes, int kind)
 
 int hip_copy_async(uint64_t to, uint64_t from, size_t bytes, int kind, void *stream)
 {
-    int code = sim_stream_query(stream);
-    return code ? code : hip_copy(to, from, bytes, kind);
+    int code = stream_check(stream);
+    if (code)
+        return code;
+    stream_finish(stream);
+    return hip_copy(to, from, bytes, kind);
 }
 
 int hip_fill(uint64_t address, int value, size_t bytes)
@@ -217,6 +221,16 @@ int hip_fill(uint64_t address, int value, size_t bytes)
 int hip_fill_async(uint64_t address, int value, size_t bytes, void *stream)
 {
     return sim_fill8_async(address, (unsigned char)value, bytes, stream);
+}
+
+int hip_pool_export(void *out, void *pool, int type, unsigned flags)
+{
+    return sim_pool_export(out, pool, type, flags);
+}
+
+int hip_pool_import(void **pool, void *shared, int type, unsigned flags)
+{
+    return sim_pool_import(pool, shared, type, flags);
 }
 
 int hip_stream_create(void **stream)
@@ -244,6 +258,7 @@ static const struct fixed_attribute fixed[] = {
     {88, 1},    /* MemoryPoolsSupported */
     {89, 1},    /* VirtualMemoryManagementSupported */
     {90, 1},    /* HostRegisterSupported */
+    {91, 1},    /* MemoryPoolSupportedHandleTypes: descriptors */
 };
 
 static const struct attribute_numbers numbers = {

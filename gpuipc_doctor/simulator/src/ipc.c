@@ -7,12 +7,12 @@
  *   3  the allocation: its offset in the segment, and its number above that; small allocations of one
  *      segment differ in this word only
  *   4  where the exporter has the segment: a stale handle leads to what is there now
- *   5  nothing: a real handle is not authenticated either
+ *   5  nothing: a real handle is not authenticated either (for the fault `renumber`, a new number each time)
  *   6  the node's number of the device, and its ordinal in the exporter
  *   7  for HIP, the offset of the interior pointer that was exported
  */
 #define _GNU_SOURCE
-#include "memory.h"
+#include "allocations.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -54,6 +54,12 @@ int handle_device(const struct ipc_handle *handle)
     return read_handle(handle, &wish) ? wish.device : -1;
 }
 
+int32_t exporter_of_handle(const struct ipc_handle *handle)
+{
+    struct wish wish;
+    return read_handle(handle, &wish) ? wish.pid : 0;
+}
+
 static bool exportable(const struct block *block)
 {
     return block->kind == OWN || (block->kind == POOL && face.pool_memory_exports);
@@ -79,20 +85,22 @@ int sim_ipc_get(struct ipc_handle *out, uint64_t address)
         return code;
     struct block *block = find_block(address);
     struct allocation *allocation = block ? find_allocation(block, address, 0) : NULL;
-    if (!out || !allocation || !exportable(block))
+    if (!out || !allocation || !(exportable(block) || fault_asks(ACCEPT)))
         return INVALID_VALUE;
     uint64_t interior = face.interior_handles ? address - block->base - allocation->offset : 0;
     if (fault_asks(COLLIDE)) {
         allocation = another(&block, allocation);
         interior = 0;
     }
+    static uint64_t exports;
+    state_exports();
     *out = (struct ipc_handle){{
         TAG << SERIAL_BITS | block->serial,
         (uint64_t)getpid(),
         allocation->bytes,
         allocation->id << OFFSET_BITS | allocation->offset,
         block->base,
-        0,
+        fault_asks(RENUMBER) ? ++exports : 0,
         (uint64_t)block->context->ordinal << 32 | (uint64_t)block->device,
         interior,
     }};
@@ -149,26 +157,12 @@ static struct block *import_of(uint64_t serial)
     return NULL;
 }
 
-/* For the fault `stale`: what lay at the segment's address before it, or nothing but zeroes. */
-static int file_of_what_was_before(const struct segment *segment)
-{
-    const struct segment *before = segment_before(segment);
-    int file = before ? segment_open_file(before) : segment_open_last_at(segment);
-    if (file < 0)
-        file = memfd_create("zeroes", MFD_CLOEXEC);
-    if (lseek(file, 0, SEEK_END) < (off_t)segment->bytes && ftruncate(file, (off_t)segment->bytes) < 0) {
-        close(file);
-        return -1;
-    }
-    return file;
-}
-
 /* Maps the segment into this process; with the state's lock held. */
 static int import(struct block **block, const struct segment *segment, struct context *context)
 {
     bool stale = fault_asks(STALE);
     uint64_t base = place_imported(segment->bytes);
-    int file = stale ? file_of_what_was_before(segment) : segment_open_file(segment);
+    int file = stale ? segment_open_before(segment) : segment_open_file(segment);
     int mapping = -1;
     if (!base || file < 0 || !map_at(base, segment->bytes, file) ||
         (mapping = mapping_add(segment->serial)) < 0) {
@@ -180,7 +174,8 @@ static int import(struct block **block, const struct segment *segment, struct co
     }
     *block = block_add((struct block){.base = base, .bytes = segment->bytes, .kind = IMPORTED,
                                       .device = segment->device, .context = context, .file = file,
-                                      .serial = segment->serial, .mapping = mapping, .stale = stale});
+                                      .serial = segment->serial, .mapping = mapping, .stale = stale,
+                                      .wrap = fault_bytes(CALL_ipc_open, WRAP, segment->device)});
     return SUCCESS;
 }
 
@@ -190,6 +185,15 @@ static struct allocation *opened_part(const struct block *block, const struct wi
         if (each->offset == wish->offset + wish->interior && each->exported_id == wish->id)
             return each;
     return NULL;
+}
+
+/* For the fault `snapshot`: what is there now, and is shown from now on. */
+static void keep_snapshot(const struct block *block, struct allocation *part)
+{
+    free(part->snapshot);
+    if (!(part->snapshot = malloc(part->bytes)))
+        abort();
+    memcpy(part->snapshot, (const void *)(uintptr_t)(block->base + part->offset), part->bytes);
 }
 
 /* For the faults `corrupt-byte` and `corrupt-page`: what reads wrong through this import from now on. */
@@ -214,6 +218,10 @@ static int open_wish(uint64_t *address, const struct wish *wish, struct context 
         segment = segment_at(wish->pid, wish->device, wish->address);
     if (!segment)
         return process_alive(wish->pid) ? face.gone : face.exporter_gone;
+    if (fault_asks(LATEST))
+        segment = segment_newest(segment);
+    if (fault_asks(COLLIDE))
+        segment = segment_beside(segment);
     if (wish->offset + wish->bytes > segment->bytes)
         return INVALID_VALUE;
     if (state_device_lost(segment->device))
@@ -233,6 +241,9 @@ static int open_wish(uint64_t *address, const struct wish *wish, struct context 
     }
     part->opens++;
     spoil_import(part);
+    if (fault_asks(SNAPSHOT))
+        keep_snapshot(block, part);
+    part->loses_writes = part->loses_writes || fault_asks(LOSE_WRITES);
     *address = block->base + part->offset;
     return SUCCESS;
 }
@@ -272,6 +283,8 @@ int sim_ipc_close(uint64_t address)
     struct allocation *part = allocation_at(block, address);
     if (!part)
         return INVALID_VALUE;
+    if (fault_asks(SKIP))
+        return SUCCESS;
     if (part->opens == 1)
         return release(address, IMPORTED);
     part->opens--;

@@ -53,7 +53,7 @@ struct fault {
     int level; /* of libfabric's log, from which on it says why */
     int rank; /* -1: any */
     uint64_t min, max, bytes;
-    unsigned nth, from, every, calls_made;
+    unsigned nth, from, every, until, calls_made;
 };
 
 enum { MAX_FAULTS = 16, MAX_LINE = 512 };
@@ -84,10 +84,10 @@ static void read_fault(const char *line)
     struct fault *fault = &faults[fault_count];
     int read = sscanf(line,
                       "fault call=%31s do=%31s memory=%31s rank=%d min=%lu max=%lu bytes=%lu nth=%u from=%u every=%u "
-                      "log=%31s variable=%63s value=%63s",
+                      "until=%u log=%31s variable=%63s value=%63s",
                       call, effect, memory, &fault->rank, &fault->min, &fault->max, &fault->bytes, &fault->nth,
-                      &fault->from, &fault->every, level, variable, value);
-    if (read != 13)
+                      &fault->from, &fault->every, &fault->until, level, variable, value);
+    if (read != 14)
         refuse(line, "not a fault");
     const char *set = getenv(variable);
     fault_count += !set || strcmp(set, value); /* this setting cures it */
@@ -286,6 +286,8 @@ static void happen(const struct fault *fault, const void *buffer, uint64_t bytes
 static bool occurs(struct fault *fault)
 {
     unsigned count = ++fault->calls_made;
+    if (fault->until && count > fault->until)
+        return false;
     if (fault->nth)
         return count == fault->nth;
     if (fault->every)
@@ -341,7 +343,7 @@ static void after(unsigned asked, unsigned char *buffer, uint64_t bytes)
     if (bytes && messages_are_kept)
         deliver_the_last(buffer, bytes, asked & STALE);
     if (bytes && asked & CORRUPT_BYTE)
-        buffer[bytes / 2] ^= 0x10;
+        buffer[bytes / 2] += 0x10; /* done twice, it is not undone */
     if (asked & CORRUPT_GUARD)
         buffer[bytes] ^= 0xff;
 }

@@ -9,6 +9,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+const char *const call_names[CALLS + 1] = {
+#define CALL(constant, name) [CALL_##constant] = name,
+#include "calls.def"
+#undef CALL
+};
+
 static struct node the_node;
 static unsigned line_number;
 
@@ -69,11 +75,14 @@ static int word_of(const char *const *words, const char *key, const char *value)
 }
 
 static const char *const backends[] = {"cuda", "hip", NULL};
-static const char *const conditions[] = {"always", "context-was-destroyed", "opened-before", "overlap", NULL};
+static const char *const conditions[] = {"always", "context-was-destroyed", "opened-before", "overlap",
+                                         "exporter-exports", NULL};
 /* In the order of enum fault_effect's bits. */
 static const char *const effects[] = {"error",  "hang",    "hang-ignore-term", "segv",  "abort",
                                       "corrupt-byte", "corrupt-page", "stale", "collide", "leak", "keep",
-                                      "delay",  "chatter", "orphan",           "lose-device", NULL};
+                                      "delay",  "chatter", "orphan",           "lose-device", "late", "coarse",
+                                      "skip",   "snapshot", "lose-writes",     "accept", "renumber", "latest",
+                                      "leak-descriptor", "wrap", NULL};
 
 static int device_number(int backend, int64_t index)
 {
@@ -128,6 +137,8 @@ static void read_device(const char *key, const char *value, void *record)
         device->memory = (uint64_t)number(key, value);
     else if (IS("held"))
         device->held = (uint64_t)number(key, value);
+    else if (IS("imex"))
+        device->imex = number(key, value);
     else if (IS("arch"))
         TEXT(device->arch);
     else

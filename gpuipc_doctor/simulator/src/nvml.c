@@ -16,25 +16,27 @@ enum {
     NVML_UNKNOWN = 999,
 };
 
+static unsigned users;
+
+static bool initialized(void)
+{
+    return users;
+}
+
+static bool works_before_init(enum call call)
+{
+    return call == CALL_nvml_init;
+}
+
 const struct face face = {
+    .initialized = initialized,
+    .works_before_init = works_before_init,
     .backend = CUDA,
     .granularity = 512,
     .not_initialized = NVML_UNINITIALIZED,
     .unsupported = NVML_NOT_SUPPORTED,
     .lost = NVML_GPU_IS_LOST,
 };
-
-static unsigned users;
-
-bool face_initialized(void)
-{
-    return users;
-}
-
-bool face_works_before_init(enum call call)
-{
-    return call == CALL_nvml_init;
-}
 
 EXPORT const char *nvmlErrorString(int code)
 {

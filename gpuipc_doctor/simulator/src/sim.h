@@ -1,8 +1,8 @@
-/* What the rooms of the simulated driver share: the node, its shared state, the core, the faults.
+/* What the files of the simulated driver share, from the lowest layer (README.md) to the highest.
  *
- * calls.table -> build.py -> one exported function per symbol -> call_begin (faults.c) -> a function of core.c
- * or of a face (cuda.c, hip.c, nvml.c) -> call_end. Everything between call_begin and call_end runs under one
- * lock of this process, so the core needs no other.
+ * calls.table -> build.py -> one exported function per symbol -> call_begin (calls.c) -> the function that does
+ * the work -> call_end. Everything between call_begin and call_end runs under one lock of this process, so
+ * nothing else needs one.
  */
 #ifndef SIM_H
 #define SIM_H
@@ -21,12 +21,20 @@ enum error {
 
 enum backend { CUDA, HIP };
 
-/* 64 bytes, by value, as both vendors pass it. core.c says what the words mean. */
+/* 64 bytes, by value, as both vendors pass it. ipc.c says what the words mean. */
 struct ipc_handle {
     uint64_t word[8];
 };
 
 /* ---- node.c: what GPUIPC_SIM_NODE says ---- */
+
+enum call {
+#define CALL(constant, name) CALL_##constant,
+#include "calls.def"
+#undef CALL
+    CALLS
+};
+extern const char *const call_names[CALLS + 1]; /* ends in NULL */
 
 enum { MAX_DEVICES = 32, MAX_FAULTS = 64 };
 
@@ -38,9 +46,10 @@ struct device {
     char pci[32];
     char arch[32];
     uint64_t memory, held; /* bytes */
+    bool imex;             /* fabric handles are permitted: there is an IMEX channel */
 };
 
-enum fault_condition { ALWAYS, CONTEXT_WAS_DESTROYED, OPENED_BEFORE, OVERLAP };
+enum fault_condition { ALWAYS, CONTEXT_WAS_DESTROYED, OPENED_BEFORE, OVERLAP, EXPORTER_EXPORTS };
 
 /* Bits, so that the effects of several faults on one call add up. */
 enum fault_effect {
@@ -59,6 +68,16 @@ enum fault_effect {
     CHATTER = 1 << 12,
     ORPHAN = 1 << 13,
     LOSE_DEVICE = 1 << 14,
+    LATE = 1 << 15,
+    COARSE = 1 << 16,
+    SKIP = 1 << 17,
+    SNAPSHOT = 1 << 18,
+    LOSE_WRITES = 1 << 19,
+    ACCEPT = 1 << 20,
+    RENUMBER = 1 << 21,
+    LATEST = 1 << 22,
+    LEAK_DESCRIPTOR = 1 << 23,
+    WRAP = 1 << 24,
 };
 
 struct fault {
@@ -87,6 +106,18 @@ struct node {
 /* The node; read on first use. A file that cannot be read or understood ends the process with one line. */
 const struct node *node(void);
 
+/* ---- faults.c: which the node has, and what the call under way is to do wrong ---- */
+
+void fault_effects(unsigned asked); /* said by calls.c */
+bool fault_asks(enum fault_effect effect);
+bool fault_is_of(const struct fault *fault, int device);
+bool node_has_fault(enum call call, enum fault_effect effect, int device);
+/* The fault of this effect that the node has at this call on this device, or NULL. */
+const struct fault *node_fault(enum call call, enum fault_effect effect, int device);
+/* The bytes of such a fault, where the call under way is to have its effect; else 0. */
+uint64_t fault_bytes(enum call call, enum fault_effect effect, int device);
+uint64_t scatter(void); /* the next of a fixed sequence of well-mixed numbers */
+
 /* ---- state.c: what all processes of the node share ---- */
 
 struct segment {
@@ -96,6 +127,9 @@ struct segment {
     uint16_t device, owner;  /* owner: its entry in the table of processes */
     bool freed;              /* the owner gave it up; it lives on while somebody maps it */
     bool kept;               /* a fault: what it takes of the device never comes back */
+    bool by_descriptor;      /* an importer is not charged for it, as it is for legacy IPC's */
+    uint64_t pool;           /* once its pointer was exported: that pool, and it lives as long as the pool is held */
+    uint64_t until;          /* a fault: it goes at this time, in ms of the monotonic clock, and not before */
 };
 
 /* Join the node's shared state; with `as_user` also take an entry in its table of processes. Idempotent. */
@@ -109,14 +143,33 @@ struct segment *segment_create(int device, uint64_t bytes, uint64_t address); /*
 struct segment *segment_find(uint64_t serial);
 /* The live segment that this exporter now has where a stale handle's was, or NULL. */
 struct segment *segment_at(int32_t pid, int device, uint64_t address);
-/* The segment's predecessor at its address, still mapped by somebody, or NULL. */
-struct segment *segment_before(const struct segment *segment);
+/* What its owner made last of the same size. */
+struct segment *segment_newest(struct segment *segment);
+/* For the fault `collide`: a segment as large that the same process has there, or itself. */
+struct segment *segment_beside(struct segment *segment);
 int segment_open_file(const struct segment *segment);
-int segment_open_last_at(const struct segment *segment); /* what a dead predecessor held; -1 if unknown */
+int segment_open_serial(uint64_t serial); /* likewise; needs no lock */
+/* What lay at the segment's address before it, or nothing but zeroes; VMM memory has no address, so it is what its
+ * exporter made before. */
+int segment_open_before(const struct segment *segment);
 void segment_free(uint64_t serial);
 int mapping_add(uint64_t serial); /* its entry, or -1 when the table is full */
 void mapping_remove(int entry);
 bool process_alive(int32_t pid);
+void state_exports(void); /* this process exports something */
+uint64_t exports_of(int32_t pid); /* how often that one has; needs no lock */
+
+struct shared_thing { /* what a descriptor stands for: a segment, or a pool on a device */
+    uint64_t serial;
+    int pool_device; /* the node's number, or -1 for a segment */
+};
+
+uint64_t pool_serial(void); /* a new one; who has the pool holds it by mapping_add */
+int export_new(const struct shared_thing *what, bool close_on_exec); /* a descriptor, or -1 */
+bool export_of(int file, struct shared_thing *what); /* false: this descriptor is none of ours */
+int32_t exporter_of_file(int file); /* its pid, or 0 */
+void segment_pin(uint64_t serial, uint64_t pool); /* its pointer was exported in this pool */
+
 /* Walk over what processes hold of a device: calls `each` per process with its pid and bytes. */
 void state_each_user(int device, void (*each)(int32_t pid, uint64_t bytes, void *data), void *data);
 
@@ -125,27 +178,6 @@ void state_leak(int device, uint64_t bytes);
 void state_lose_device(int device);
 void state_present(int device, bool is_there); /* whether this process has a context there */
 bool state_device_lost(int device);
-
-/* ---- faults.c: before and after each call ---- */
-
-enum call {
-#define CALL(constant, name) CALL_##constant,
-#include "calls.def"
-#undef CALL
-    CALLS
-};
-extern const char *const call_names[CALLS + 1]; /* ends in NULL */
-
-int call_begin(enum call call, int ordinal, const struct ipc_handle *handle);
-int call_end(int code);
-
-/* What faults ask of the call under way; the core honours it where it applies. */
-bool fault_asks(enum fault_effect effect);
-bool node_has_fault(enum call call, enum fault_effect effect, int device);
-uint64_t scatter(void); /* the next of a fixed sequence of well-mixed numbers */
-
-/* HIP's error of this thread's latest failed call. */
-int take_last_error(bool clear);
 
 /* ---- devices.c: which devices this process sees, and what they say of themselves ---- */
 
@@ -189,63 +221,52 @@ struct context *context_new(int ordinal, unsigned flags); /* not yet alive */
 void context_begin(struct context *context);
 struct context *primary_context(int ordinal);
 bool context_known(const struct context *context);
-void context_end(struct context *context); /* what lives in it goes, and the process has destroyed one */
+void context_end(struct context *context); /* see context_end_with_memory */
 void context_leave(const struct context *context); /* pop it if it is on top of this thread's stack */
 bool context_was_destroyed(void);
 void note_context_destroyed(void);
 void choose_ordinal(int ordinal); /* HIP's current device of this thread */
 
-/* ---- memory.c: see memory.h ---- */
-
-void memory_of_context_ends(const struct context *context);
-
-struct vmm_request { /* CUmemAllocationProp, and CUmemPoolProps begins in the same way */
-    int type, handle_types;
-    struct {
-        int type, id;
-    } location;
-};
-
-bool request_is_simulated(const struct vmm_request *request);
-
-struct pool_request { /* CUmemPoolProps, hipMemPoolProps */
-    struct vmm_request memory;
-    void *security;
-    size_t most;
-};
-
-/* ---- streams.c: work is done when it is asked for, but what is ordered after what is kept ---- */
+/* ---- streams.c: what is ordered after what, and work that takes time ---- */
 
 struct moment { /* a piece of work in the order of its stream */
     uint64_t stream, number;
+    uint64_t due; /* when all that comes before it is done */
 };
 
+int stream_check(void *stream);                       /* whether there is such a stream */
+bool stream_takes_time(const void *stream);
+void stream_later(void *stream, uint64_t bytes, void (*run)(void *), void *what); /* for one that takes time */
+void stream_finish(void *stream);                     /* wait for its work */
+void streams_finish(void);                            /* wait for all work */
+bool moment_is_over(struct moment moment);
+void stream_waits_for(void *stream, struct moment moment);
+int event_finish(void *event);
 int stream_work(void *stream, struct moment *moment); /* the stream's next piece of work */
 /* Whether what the stream does next comes after it: by its own order, by events, by the legacy default stream. */
 bool stream_follows(void *stream, struct moment moment);
 
-/* ---- pools.c ---- */
+/* ---- what works on allocations has its own header, allocations.h; this is for calls.c ---- */
 
-int pool_take_back(uint64_t address, void *stream); /* INVALID_VALUE: the address is of no pool's memory */
-void pools_settle(void); /* what a synchronisation makes pools give up */
-
-struct vmm_access {
-    struct {
-        int type, id;
-    } location;
-    int flags;
-};
-
-/* ---- ipc.c ---- */
-
+int32_t exporter_of_handle(const struct ipc_handle *handle); /* its pid, or 0 */
 int handle_device(const struct ipc_handle *handle); /* the node's number, or -1 for what is no handle */
 bool opened_before(const struct ipc_handle *handle);
 bool overlaps_freed(const struct ipc_handle *handle);
 
-/* ---- each face says who it is ---- */
+/* ---- calls.c: before and after each call ---- */
+
+int call_begin(enum call call, int ordinal, const struct ipc_handle *handle, int file);
+int call_end(int code);
+
+/* HIP's error of this thread's latest failed call. */
+int take_last_error(bool clear);
+
+/* ---- each library says who it is: what stands below asks it through this table ---- */
 
 struct face {
     enum backend backend;
+    bool (*initialized)(void);
+    bool (*works_before_init)(enum call call);
     bool implicit_init;       /* any call initialises the driver */
     bool device_is_context;   /* HIP: a device has one context, which a thread gets by choosing the device */
     bool interior_handles;    /* a handle of an interior pointer opens to the interior address */
@@ -253,11 +274,9 @@ struct face {
     size_t granularity;       /* of small allocations, bytes */
     int not_initialized, unsupported, lost, gone; /* gone: opening what is no more, its exporter alive */
     int exporter_gone;
+    int not_permitted; /* fabric handles without an IMEX channel */
 };
 extern const struct face face;
-
-bool face_initialized(void);
-bool face_works_before_init(enum call call);
 
 #include "calls.h"
 

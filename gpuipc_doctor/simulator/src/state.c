@@ -10,6 +10,11 @@
  * same in every pid namespace. Locks of this kind are dropped when the process closes *any* descriptor of
  * the file, so none is ever closed, and they are not inherited by fork, so a child cannot keep its parent
  * alive.
+ *
+ * Whether a descriptor that was exported is still open anywhere, in whichever process or in a message that nobody
+ * has received, is asked of the kernel likewise: each is an open file description of one file, `exports`, with a
+ * lock of its own (F_OFD_SETLK), which goes with the last descriptor of it. Which byte it locks is also its file
+ * offset, so that the descriptor itself says which export it is, and one opened anew through /proc does not.
  */
 #define _GNU_SOURCE
 #include "sim.h"
@@ -21,14 +26,17 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { PROCESSES = 256, SEGMENTS = 8192, MAPPINGS = 16384 };
+enum { PROCESSES = 256, SEGMENTS = 8192, MAPPINGS = 16384, EXPORTS = 4096 };
 enum { NOBODY = UINT16_MAX };
 #define MAGIC 0x67707569u
 
 struct process {
     uint64_t started; /* clock ticks since boot; tells two processes of one pid apart */
+    uint64_t exports; /* so often it has exported something */
     int32_t pid;
     bool present[MAX_DEVICES]; /* it has a context there */
     bool taken;
@@ -39,21 +47,29 @@ struct mapping {
     uint16_t holder;
 };
 
+struct export { /* of a segment or of a pool, as a descriptor */
+    uint64_t number; /* 0 marks a free entry */
+    uint64_t serial;
+    int32_t pid; /* the exporter's */
+    int16_t pool_device; /* the node's number of a pool's device, or -1 where it is of a segment */
+};
+
 struct shared {
     uint32_t magic;
     pthread_mutex_t mutex;
-    uint64_t last_serial;
+    uint64_t last_serial, last_export;
     uint64_t leaked[MAX_DEVICES];
     bool lost[MAX_DEVICES];
     /* High-water marks, so that a look at a table stops where it was never used. */
-    uint32_t segments, mappings;
+    uint32_t segments, mappings, exports;
     struct process process[PROCESSES];
     struct segment segment[SEGMENTS];
     struct mapping mapping[MAPPINGS];
+    struct export export[EXPORTS];
 };
 
 static struct shared *shared;
-static int state_file = -1;
+static int state_file = -1, exports_file = -1;
 static const char *directory;
 static uint16_t my_process = NOBODY;
 
@@ -92,6 +108,13 @@ static off_t byte_of_process(int entry)
     return (off_t)sizeof(struct shared) + 1 + entry;
 }
 
+static int open_exports(int flags)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/exports", directory);
+    return open(path, O_RDWR | O_CREAT | O_NOFOLLOW | flags, 0600);
+}
+
 /* Byte 0 is held while the file is made ready, so that a maker who dies leaves the work to the next. */
 static int open_state(void)
 {
@@ -102,7 +125,8 @@ static int open_state(void)
         return ENOENT;
     }
     state_file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (state_file < 0 || lock_byte(F_SETLKW, F_WRLCK, 0) < 0 ||
+    exports_file = open_exports(O_CLOEXEC);
+    if (state_file < 0 || exports_file < 0 || lock_byte(F_SETLKW, F_WRLCK, 0) < 0 ||
         ftruncate(state_file, sizeof(struct shared)) < 0) {
         fprintf(stderr, "simulated driver: %s: %s\n", path, strerror(errno));
         return errno;
@@ -132,6 +156,7 @@ static int take_entry(void)
         if (process->taken || lock_byte(F_SETLK, F_WRLCK, byte_of_process(i)) < 0)
             continue;
         process->pid = getpid();
+        process->exports = 0;
         process->started = start_time_of_this_process();
         memset(process->present, 0, sizeof process->present);
         PUBLISH(process->taken, true);
@@ -180,17 +205,35 @@ static void path_of_last_at(char *path, size_t bytes, const struct segment *segm
              (unsigned long long)segment->address);
 }
 
-/* A segment goes when its owner gave it up and nobody maps it. */
+static uint64_t now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+/* Whether somebody maps this segment, or has this pool, or a descriptor of it. */
+static bool is_held(uint64_t serial)
+{
+    for (uint32_t i = 0; i < shared->mappings; i++)
+        if (shared->mapping[i].serial == serial)
+            return true;
+    for (uint32_t i = 0; i < shared->exports; i++)
+        if (shared->export[i].number && shared->export[i].serial == serial)
+            return true;
+    return false;
+}
+
+/* A segment goes when its owner gave it up and nobody holds it, or the pool in which it was exported. */
 static void settle(struct segment *segment)
 {
-    if (!segment->serial || !segment->freed)
+    if (!segment->serial || !segment->freed || segment->until > now_ms() || is_held(segment->serial) ||
+        (segment->pool && is_held(segment->pool)))
         return;
-    for (uint32_t i = 0; i < shared->mappings; i++)
-        if (shared->mapping[i].serial == segment->serial)
-            return;
     char path[4096], last[4096];
     path_of(path, sizeof path, segment);
-    if (node_has_fault(CALL_ipc_open, STALE, segment->device)) {
+    if (node_has_fault(CALL_ipc_open, STALE, segment->device) ||
+        node_has_fault(CALL_vmm_import, STALE, segment->device)) {
         path_of_last_at(last, sizeof last, segment);
         rename(path, last);
     } else {
@@ -201,6 +244,24 @@ static void settle(struct segment *segment)
     PUBLISH(segment->serial, 0);
 }
 
+/* After somebody let go of a segment or a pool. */
+static void settle_all(uint64_t serial)
+{
+    for (uint32_t i = 0; i < shared->segments; i++)
+        if (shared->segment[i].serial == serial || shared->segment[i].pool == serial)
+            settle(&shared->segment[i]);
+}
+
+/* What the faults at `exit` do to a segment that a process had when it ended. */
+static void mark_by_exit(struct segment *segment)
+{
+    const struct fault *late = node_fault(CALL_exit, LATE, segment->device);
+    if (node_has_fault(CALL_exit, KEEP, segment->device))
+        segment->kept = true;
+    if (late)
+        segment->until = now_ms() + late->ms;
+}
+
 /* Each step may be repeated, so it does not matter where a process that does this is killed. */
 static void bury(int entry)
 {
@@ -209,23 +270,41 @@ static void bury(int entry)
         if (!mapping->serial || mapping->holder != entry)
             continue;
         struct segment *segment = segment_find(mapping->serial);
-        if (segment && node_has_fault(CALL_exit, KEEP, segment->device))
-            segment->kept = true;
-        PUBLISH(mapping->serial, 0);
         if (segment)
-            settle(segment);
+            mark_by_exit(segment);
+        uint64_t serial = mapping->serial;
+        PUBLISH(mapping->serial, 0);
+        settle_all(serial);
     }
     for (uint32_t i = 0; i < shared->segments; i++) {
         struct segment *segment = &shared->segment[i];
         if (!segment->serial || segment->owner != entry)
             continue;
-        if (!segment->freed && node_has_fault(CALL_exit, KEEP, segment->device))
-            segment->kept = true;
+        if (!segment->freed)
+            mark_by_exit(segment);
         segment->freed = true;
         settle(segment);
         segment->owner = NOBODY;
     }
     PUBLISH(shared->process[entry].taken, false);
+}
+
+static int lock_export(int file, int command, uint64_t number)
+{
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)number, .l_len = 1};
+    return fcntl(file, command, &lock) < 0 ? -1 : lock.l_type;
+}
+
+/* Exports whose last descriptor was closed. */
+static void forget_closed_exports(void)
+{
+    for (uint32_t i = 0; i < shared->exports; i++) {
+        struct export *export = &shared->export[i];
+        if (!export->number || lock_export(exports_file, F_OFD_GETLK, export->number) != F_UNLCK)
+            continue;
+        PUBLISH(export->number, 0);
+        settle_all(export->serial);
+    }
 }
 
 void state_lock(void)
@@ -235,6 +314,10 @@ void state_lock(void)
     for (int i = 0; i < PROCESSES; i++)
         if (shared->process[i].taken && !alive(i))
             bury(i);
+    forget_closed_exports();
+    for (uint32_t i = 0; i < shared->segments; i++)
+        if (shared->segment[i].until)
+            settle(&shared->segment[i]);
 }
 
 void state_unlock(void)
@@ -248,6 +331,19 @@ bool process_alive(int32_t pid)
         if (shared->process[i].taken && shared->process[i].pid == pid)
             return true; /* state_lock buried the others */
     return false;
+}
+
+void state_exports(void)
+{
+    __atomic_fetch_add(&shared->process[my_process].exports, 1, __ATOMIC_SEQ_CST);
+}
+
+uint64_t exports_of(int32_t pid)
+{
+    for (int i = 0; i < PROCESSES; i++)
+        if (shared->process[i].taken && shared->process[i].pid == pid)
+            return __atomic_load_n(&shared->process[i].exports, __ATOMIC_SEQ_CST);
+    return 0;
 }
 
 /* ---- segments and mappings ---- */
@@ -318,7 +414,18 @@ struct segment *segment_at(int32_t pid, int device, uint64_t address)
     return NULL;
 }
 
-struct segment *segment_before(const struct segment *segment)
+struct segment *segment_beside(struct segment *segment)
+{
+    for (uint32_t i = 0; i < shared->segments; i++) {
+        struct segment *other = &shared->segment[i];
+        if (other->serial && !other->freed && other != segment && other->pid == segment->pid &&
+            other->device == segment->device && other->bytes == segment->bytes)
+            return other;
+    }
+    return segment;
+}
+
+static struct segment *segment_before(const struct segment *segment)
 {
     struct segment *found = NULL;
     for (uint32_t i = 0; i < shared->segments; i++) {
@@ -330,6 +437,23 @@ struct segment *segment_before(const struct segment *segment)
     return found;
 }
 
+struct segment *segment_newest(struct segment *segment)
+{
+    struct segment *newest = segment;
+    for (uint32_t i = 0; i < shared->segments; i++) {
+        struct segment *other = &shared->segment[i];
+        if (other->serial > newest->serial && other->pid == segment->pid && other->bytes == segment->bytes &&
+            other->device == segment->device)
+            newest = other;
+    }
+    return newest;
+}
+
+int segment_open_serial(uint64_t serial)
+{
+    return segment_open_file(&(struct segment){.serial = serial});
+}
+
 int segment_open_file(const struct segment *segment)
 {
     char path[4096];
@@ -337,11 +461,25 @@ int segment_open_file(const struct segment *segment)
     return open(path, O_RDWR | O_CLOEXEC);
 }
 
-int segment_open_last_at(const struct segment *segment)
+static int segment_open_last_at(const struct segment *segment)
 {
     char path[4096];
     path_of_last_at(path, sizeof path, segment);
     return open(path, O_RDWR | O_CLOEXEC);
+}
+
+/* For the fault `stale`: what lay at the segment's address before it, or nothing but zeroes. */
+int segment_open_before(const struct segment *segment)
+{
+    const struct segment *before = segment_before(segment);
+    int file = before ? segment_open_file(before) : segment_open_last_at(segment);
+    if (file < 0)
+        file = memfd_create("zeroes", MFD_CLOEXEC);
+    if (lseek(file, 0, SEEK_END) < (off_t)segment->bytes && ftruncate(file, (off_t)segment->bytes) < 0) {
+        close(file);
+        return -1;
+    }
+    return file;
 }
 
 void segment_free(uint64_t serial)
@@ -372,10 +510,79 @@ int mapping_add(uint64_t serial)
 void mapping_remove(int entry)
 {
     struct mapping *mapping = &shared->mapping[entry];
-    struct segment *segment = segment_find(mapping->serial);
+    uint64_t serial = mapping->serial;
     PUBLISH(mapping->serial, 0);
+    settle_all(serial);
+}
+
+/* ---- exports ---- */
+
+uint64_t pool_serial(void)
+{
+    return ++shared->last_serial;
+}
+
+int export_new(const struct shared_thing *what, bool close_on_exec)
+{
+    uint32_t i = 0;
+    while (i < EXPORTS && shared->export[i].number)
+        i++;
+    uint64_t number = shared->last_export + 1;
+    int file = i < EXPORTS ? open_exports(close_on_exec ? O_CLOEXEC : 0) : -1;
+    if (file < 0)
+        return -1;
+    if (lseek(file, (off_t)number, SEEK_SET) < 0 || lock_export(file, F_OFD_SETLK, number) < 0) {
+        close(file);
+        return -1;
+    }
+    shared->last_export = number;
+    if (i >= shared->exports)
+        shared->exports = i + 1;
+    shared->export[i] = (struct export){.serial = what->serial, .pid = getpid(),
+                                        .pool_device = (int16_t)what->pool_device};
+    PUBLISH(shared->export[i].number, number);
+    return file;
+}
+
+static const struct export *export_behind(int file)
+{
+    struct stat one, other;
+    off_t number = lseek(file, 0, SEEK_CUR);
+    if (number <= 0 || !shared->exports || fstat(file, &one) < 0 || fstat(exports_file, &other) < 0 ||
+        one.st_dev != other.st_dev || one.st_ino != other.st_ino)
+        return NULL;
+    for (uint32_t i = 0; i < shared->exports; i++)
+        if (shared->export[i].number == (uint64_t)number)
+            return &shared->export[i];
+    return NULL;
+}
+
+bool export_of(int file, struct shared_thing *what)
+{
+    const struct export *export = export_behind(file);
+    if (export)
+        *what = (struct shared_thing){.serial = export->serial, .pool_device = export->pool_device};
+    return export;
+}
+
+int32_t exporter_of_file(int file)
+{
+    const struct export *export = export_behind(file);
+    return export ? export->pid : 0;
+}
+
+void segment_pin(uint64_t serial, uint64_t pool)
+{
+    for (uint32_t i = 0; i < shared->segments; i++) {
+        struct segment *other = &shared->segment[i];
+        if (other->pool != pool || other->serial == serial || !other->freed || is_held(other->serial))
+            continue;
+        other->pool = 0; /* the next export replaces the last that nobody has any more */
+        settle(other);
+    }
+    struct segment *segment = segment_find(serial);
     if (segment)
-        settle(segment);
+        segment->pool = pool;
 }
 
 /* What the owner has freed is held by those who still map it, as on an H200 (driver 580.159.04). */
@@ -394,7 +601,7 @@ void state_each_user(int device, void (*each)(int32_t pid, uint64_t bytes, void 
             const struct mapping *mapping = &shared->mapping[j];
             const struct segment *segment =
                 mapping->serial && mapping->holder == i ? segment_find(mapping->serial) : NULL;
-            if (segment && segment->freed && segment->device == device)
+            if (segment && segment->freed && !segment->by_descriptor && segment->device == device)
                 bytes += segment->bytes;
         }
         if (bytes || shared->process[i].present[device])

@@ -1,10 +1,12 @@
-/* Streams and events. Work is done when the call that asks for it returns, so there is never any to wait for.
+/* Streams and events. Most work is done when the call that asks for it returns. Copies on a device by a stream
+ * that does not block take time, of which those who wait for it make the rest pass at once; others see it go by.
+ * They are done in the order in which they are due, whichever stream's they are: so a race is lost as on a device.
  *
- * What a stream is ordered after is kept all the same, for pools reuse memory by it: a clock for each stream,
+ * What a stream is ordered after is kept, for pools reuse memory by it: a clock for each stream,
  * which holds of every other stream the latest work that it comes after. Copies and fills through the legacy
  * default stream order nothing here: a program that relies on that sees less reuse than on a real driver.
  */
-#include "memory.h"
+#include "sim.h"
 
 #include <stdlib.h>
 #include <time.h>
@@ -21,7 +23,7 @@ struct handle { /* a stream or an event */
     uint64_t number;    /* of a stream; 0 is the legacy default stream, 1 the thread's own */
     struct clock clock; /* what the stream's next work comes after; what an event stands for */
     bool is_event, recorded;
-    struct timespec time;
+    uint64_t due; /* when its work, or what the event stands for, is done */
 };
 
 enum { NON_BLOCKING = 1, DEFAULT_STREAMS = 2 };
@@ -74,7 +76,7 @@ static bool is_default(const void *stream)
     return (uintptr_t)stream <= 2;
 }
 
-int sim_stream_query(void *stream)
+int stream_check(void *stream)
 {
     struct context *context;
     int code = enter_context(&context);
@@ -83,20 +85,101 @@ int sim_stream_query(void *stream)
     return is_default(stream) || find(stream, false) ? SUCCESS : INVALID_HANDLE;
 }
 
-int sim_stream_synchronize(void *stream)
-{
-    int code = sim_stream_query(stream);
-    if (!code)
-        pools_settle();
-    return code;
-}
-
-/* ---- what comes after what ---- */
-
-static struct handle *stream_of(void *stream) /* one that exists */
+static struct handle *stream_of(const void *stream) /* one that exists */
 {
     return is_default(stream) ? &defaults[(uintptr_t)stream == 2] : find(stream, false);
 }
+
+/* ---- time, in nanoseconds ---- */
+
+static struct work {
+    struct work *next; /* by when they are due */
+    uint64_t due;
+    void (*run)(void *);
+    void *what;
+} *under_way;
+
+static uint64_t skipped; /* for those who waited */
+
+static uint64_t now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec + skipped;
+}
+
+static void run_until(uint64_t time)
+{
+    while (under_way && under_way->due <= time) {
+        struct work *first = under_way;
+        under_way = first->next;
+        first->run(first->what);
+        free(first);
+    }
+}
+
+static void wait_until(uint64_t time)
+{
+    uint64_t present = now();
+    run_until(time > present ? time : present);
+    if (time > present)
+        skipped += time - present;
+}
+
+static bool is_over(uint64_t time)
+{
+    uint64_t present = now();
+    run_until(present);
+    return time <= present;
+}
+
+bool stream_takes_time(const void *stream)
+{
+    return !is_default(stream) && stream_of(stream)->flags & NON_BLOCKING;
+}
+
+void stream_later(void *stream, uint64_t bytes, void (*run)(void *), void *what)
+{
+    enum { BYTES_PER_NS = 10 };
+    struct handle *handle = stream_of(stream);
+    struct work *work = malloc(sizeof *work), **place = &under_way;
+    if (!work)
+        abort();
+    uint64_t begin = is_over(handle->due) ? now() : handle->due;
+    handle->due = begin + bytes / BYTES_PER_NS + 1;
+    while (*place && (*place)->due <= handle->due)
+        place = &(*place)->next;
+    *work = (struct work){*place, handle->due, run, what};
+    *place = work;
+}
+
+void stream_finish(void *stream)
+{
+    wait_until(stream_of(stream)->due);
+}
+
+void streams_finish(void)
+{
+    for (struct handle *each = handles; each; each = each->next)
+        if (!each->is_event)
+            wait_until(each->due);
+    wait_until(now());
+}
+
+bool moment_is_over(struct moment moment)
+{
+    return is_over(moment.due);
+}
+
+int sim_stream_query(void *stream)
+{
+    int code = stream_check(stream);
+    if (code)
+        return code;
+    return is_over(stream_of(stream)->due) ? SUCCESS : NOT_READY;
+}
+
+/* ---- what comes after what ---- */
 
 static void learn(struct clock *clock, struct moment moment)
 {
@@ -117,7 +200,7 @@ static void learn_all(struct clock *clock, const struct handle *from)
     for (unsigned i = 0; i < from->clock.count; i++)
         learn(clock, from->clock.known[i]);
     if (!from->is_event)
-        learn(clock, (struct moment){from->number, work_done});
+        learn(clock, (struct moment){.stream = from->number, .number = work_done});
 }
 
 /* Work in the legacy default stream waits for that in all blocking streams, and theirs for it. */
@@ -137,12 +220,19 @@ static void learn_from_defaults(struct handle *stream)
 
 int stream_work(void *stream, struct moment *moment)
 {
-    int code = sim_stream_query(stream);
+    int code = stream_check(stream);
     if (code)
         return code;
     learn_from_defaults(stream_of(stream));
-    *moment = (struct moment){stream_of(stream)->number, ++work_done};
+    *moment = (struct moment){stream_of(stream)->number, ++work_done, stream_of(stream)->due};
     return SUCCESS;
+}
+
+void stream_waits_for(void *stream, struct moment moment)
+{
+    struct handle *handle = stream_of(stream);
+    if (handle->due < moment.due)
+        handle->due = moment.due;
 }
 
 bool stream_follows(void *stream, struct moment moment)
@@ -178,12 +268,14 @@ int sim_stream_priorities(int *least, int *greatest)
 
 int sim_stream_destroy(void *stream)
 {
+    if (find(stream, false))
+        stream_finish(stream);
     return destroy(stream, false);
 }
 
 int sim_stream_flags(void *stream, unsigned *flags)
 {
-    int code = sim_stream_query(stream);
+    int code = stream_check(stream);
     if (!code)
         *flags = is_default(stream) ? 0 : find(stream, false)->flags;
     return code;
@@ -191,7 +283,7 @@ int sim_stream_flags(void *stream, unsigned *flags)
 
 int sim_stream_context(void *stream, void **context)
 {
-    int code = sim_stream_query(stream);
+    int code = stream_check(stream);
     if (!code)
         *context = is_default(stream) ? current_context() : find(stream, false)->context;
     return code;
@@ -210,27 +302,31 @@ int sim_event_destroy(void *event)
 
 int sim_event_query(void *event)
 {
-    return find(event, true) ? SUCCESS : INVALID_HANDLE;
+    struct handle *handle = find(event, true);
+    if (!handle)
+        return INVALID_HANDLE;
+    return is_over(handle->due) ? SUCCESS : NOT_READY;
 }
 
-int sim_event_synchronize(void *event)
+int event_finish(void *event)
 {
-    int code = sim_event_query(event);
-    if (!code)
-        pools_settle();
-    return code;
+    struct handle *handle = find(event, true);
+    if (!handle)
+        return INVALID_HANDLE;
+    wait_until(handle->due);
+    return SUCCESS;
 }
 
 int sim_event_record(void *event, void *stream)
 {
     struct handle *handle = find(event, true);
-    struct moment now;
-    int code = stream_work(stream, &now);
+    struct moment moment;
+    int code = stream_work(stream, &moment);
     if (code || !handle)
         return code ? code : INVALID_HANDLE;
     handle->clock.count = 0;
     learn_all(&handle->clock, stream_of(stream));
-    clock_gettime(CLOCK_MONOTONIC, &handle->time);
+    handle->due = is_over(moment.due) ? now() : moment.due;
     handle->recorded = true;
     return SUCCESS;
 }
@@ -238,12 +334,15 @@ int sim_event_record(void *event, void *stream)
 int sim_stream_wait_event(void *stream, void *event, unsigned flags)
 {
     (void)flags;
-    struct moment now;
-    int code = sim_event_query(event);
-    if (code || (code = stream_work(stream, &now)))
-        return code;
-    if (find(event, true)->recorded)
-        learn_all(&stream_of(stream)->clock, find(event, true));
+    struct moment moment;
+    struct handle *handle = find(event, true);
+    int code = stream_work(stream, &moment);
+    if (code || !handle)
+        return code ? code : INVALID_HANDLE;
+    if (handle->recorded) {
+        learn_all(&stream_of(stream)->clock, handle);
+        stream_waits_for(stream, (struct moment){.due = handle->due});
+    }
     return SUCCESS;
 }
 
@@ -255,50 +354,8 @@ int sim_event_elapsed(float *ms, void *start, void *end)
         return INVALID_HANDLE;
     if (!ms)
         return INVALID_VALUE;
-    *ms = (float)((double)(to->time.tv_sec - from->time.tv_sec) * 1e3 +
-                  (double)(to->time.tv_nsec - from->time.tv_nsec) / 1e6);
+    if (!is_over(from->due) || !is_over(to->due))
+        return NOT_READY;
+    *ms = (float)(((double)to->due - (double)from->due) / 1e6);
     return SUCCESS;
-}
-
-/* ---- the asynchronous forms of copies and fills ---- */
-
-#define AFTER_STREAM(operation) \
-    do { \
-        int code = sim_stream_query(stream); \
-        return code ? code : (operation); \
-    } while (0)
-
-int sim_copy_async(uint64_t to, uint64_t from, size_t bytes, void *stream)
-{
-    AFTER_STREAM(sim_copy(to, from, bytes));
-}
-
-int sim_copy_to_device_async(uint64_t to, const void *from, size_t bytes, void *stream)
-{
-    AFTER_STREAM(sim_copy_to_device(to, from, bytes));
-}
-
-int sim_copy_from_device_async(void *to, uint64_t from, size_t bytes, void *stream)
-{
-    AFTER_STREAM(sim_copy_from_device(to, from, bytes));
-}
-
-int sim_copy_on_device_async(uint64_t to, uint64_t from, size_t bytes, void *stream)
-{
-    AFTER_STREAM(sim_copy_on_device(to, from, bytes));
-}
-
-int sim_fill8_async(uint64_t address, unsigned char value, size_t count, void *stream)
-{
-    AFTER_STREAM(sim_fill8(address, value, count));
-}
-
-int sim_fill16_async(uint64_t address, unsigned short value, size_t count, void *stream)
-{
-    AFTER_STREAM(sim_fill16(address, value, count));
-}
-
-int sim_fill32_async(uint64_t address, unsigned value, size_t count, void *stream)
-{
-    AFTER_STREAM(sim_fill32(address, value, count));
 }

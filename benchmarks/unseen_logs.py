@@ -1,0 +1,107 @@
+"""How many of other people's logs `diagnose` understands. unseen_logs.yaml says which logs these are.
+
+unseen_logs.md says what came of it.
+
+    $ python benchmarks/unseen_logs.py --copies DIR --half first --each
+
+DIR holds a copy of each log as NAME.log. A copy that is not the one that was scored before is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gpuipc_doctor import knownissues
+from gpuipc_doctor.diagnose.examination import Examination
+from gpuipc_doctor.diagnose.readers import diagnose
+from gpuipc_doctor.knownissues import Confidence
+
+CATALOGUE = Path(__file__).with_suffix(".yaml")
+
+
+@dataclass(frozen=True)
+class Score:
+    """What was said of one log, beside what should have been."""
+
+    name: str
+    faulty: bool
+    expected: frozenset[str]
+    hints: frozenset[str]
+    found: frozenset[str]
+    sure: frozenset[str]
+    """Found with high confidence."""
+    trouble: bool
+    """Lines of trouble that no known issue explains were shown."""
+
+    @property
+    def right(self) -> bool:
+        return bool(self.expected & (self.found | self.hints)) if self.faulty else not self.found
+
+    @property
+    def wrong_and_sure(self) -> bool:
+        return bool(self.sure - self.expected)
+
+    @property
+    def verdict(self) -> str:
+        if self.wrong_and_sure:
+            return "WRONG"
+        if self.right:
+            return "right"
+        return "false" if not self.faulty else "missed"
+
+
+def scores(half: str, copies: Path) -> Iterator[Score]:
+    issues = knownissues.load()
+    for entry in yaml.safe_load(CATALOGUE.read_text(encoding="utf-8"))["logs"]:
+        if entry["half"] == half:
+            yield _score(entry, copies / f"{entry['name']}.log", issues)
+
+
+def _score(entry: dict[str, Any], copy: Path, issues: tuple[knownissues.KnownIssue, ...]) -> Score:
+    if hashlib.sha256(copy.read_bytes()).hexdigest() != entry["sha256"]:
+        raise SystemExit(f"{copy}: not the lines that {CATALOGUE.name} speaks of")
+    diagnosis = diagnose([str(copy)], Examination(issues))
+    by_confidence = {
+        confidence: frozenset(one.issue.id for one in diagnosis.recognised if one.confidence is confidence)
+        for confidence in Confidence
+    }
+    return Score(
+        entry["name"],
+        entry["kind"] == "fault",
+        frozenset(entry["expect"]),
+        by_confidence[Confidence.LOW],
+        frozenset(one.issue.id for one in diagnosis.found),
+        by_confidence[Confidence.HIGH],
+        bool(diagnosis.unknown),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--copies", type=Path, required=True)
+    parser.add_argument("--half", choices=("first", "second"), required=True)
+    parser.add_argument("--each", action="store_true", help="a line for each log")
+    options = parser.parse_args()
+    results = list(scores(options.half, options.copies))
+    for one in results if options.each else ():
+        said = " ".join(sorted(one.found)) or "-"
+        hints = f" (hints: {' '.join(sorted(one.hints))})" if one.hints else ""
+        beside = "" if one.right else f"  expected {' '.join(sorted(one.expected)) or 'nothing'}"
+        print(f"{one.verdict:<7} {one.name:<22} {said}{hints}{beside}{', trouble shown' * one.trouble}")
+    for faulty, name in ((True, "faulty"), (False, "healthy or unrelated")):
+        of_kind = [one for one in results if one.faulty is faulty]
+        counts = Counter(one.verdict for one in of_kind)
+        print(f"{name}: {counts['right']} of {len(of_kind)} right", dict(counts), file=sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""Free in one stream, allocate in another, and see that the driver's pools reuse memory only as documented.
+
+What one stream freed goes to another only in the cases that the pool's attributes allow
+(REUSE_FOLLOW_EVENT_DEPENDENCIES, REUSE_ALLOW_OPPORTUNISTIC, REUSE_ALLOW_INTERNAL_DEPENDENCIES), and never
+before the first stream is done with it: it still has copies to make when the other asks, and the data of both
+must be right. Where copies are over when they are asked for, there is no race to be seen.
+
+NVIDIA: https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html (cuMemPoolSetAttribute).
+AMD documents the same in the same words (hipMemPoolSetAttribute):
+https://rocm.docs.amd.com/projects/HIP/en/latest/.doxygen/docBin/html/group___stream_o.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+
+from gpuipc_doctor.api import (
+    REUSES,
+    Check,
+    Context,
+    Finding,
+    GpuStream,
+    Json,
+    Memory,
+    MemoryShare,
+    Pool,
+    Probe,
+    ProbeOutcome,
+    Worker,
+    difference,
+    pattern,
+)
+
+SHARED = 4 << 20
+"""Bytes of each allocation that goes from one stream to another."""
+
+BALLAST = 128 << 20
+"""Of the copies that keep a stream busy: on an H200 one takes longer than asking for it does."""
+
+COPIES = 100
+TIMES = 4
+"""How often each case of reuse is tried."""
+
+CASES = {
+    "no reuse allowed": ((), False),
+    "no reuse allowed, after an event": ((), True),
+    "reuse after events, without an event": (("event-dependencies",), False),
+    "reuse after events, after an event": (("event-dependencies",), True),
+    "reuse of what is freed and done": (("opportunistic",), False),
+    "reuse with a dependency put in": (("internal-dependencies",), False),
+    "all reuse allowed": (tuple(sorted(REUSES)), False),
+    "all reuse allowed, after an event": (tuple(sorted(REUSES)), True),
+}
+"""Case → what the pool allows, and whether the second stream waits for the first by an event."""
+
+
+class DriverPoolReuse(Check):
+    id = "driver-pool-reuse"
+    title = "pools of stream-ordered memory reuse it only when it is free"
+    requires = frozenset({"memory-pools"})
+
+    def probes(self, ctx: Context) -> Iterable[Probe]:
+        for device in ctx.devices:
+            yield Probe("", {"allocator": reuse}, (device,), {"share": asdict(ctx.memory)}, exclusive=True)
+
+    def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
+        tries = done.records["allocator"]["tries"]
+        strayed = [one["case"] for one in tries if one["given"] and not may_be_given(**one)]
+        if wrong := wrong_data(tries):
+            says = "data were wrong where one stream allocated what another might have freed"
+            yield Finding.fail("wrong-data", says, *wrong)
+        if strayed:
+            yield Finding.warn(
+                "given-too-early",
+                "what one stream freed went to another in {times} tries in which it must not",
+                *dict.fromkeys(strayed),
+                times=len(strayed),
+            )
+        if not wrong and not strayed:
+            given = sum(one["given"] for one in tries)
+            yield Finding.ok(
+                "reused-as-allowed",
+                "{tries} times one stream freed and another allocated, and all data were right",
+                f"the second was given the first's memory {given} times, always as allowed",
+                tries=len(tries),
+            )
+        if not any(one["busy"] for one in tries):
+            yield Finding.skip(
+                "no-race",
+                "no race could be seen: the first stream was done before the second asked for memory",
+            )
+
+
+def wrong_data(tries: Sequence[Json]) -> list[str]:
+    """In which cases, and how often, a stream read wrong data."""
+    found: dict[str, list[str]] = {}
+    for one in tries:
+        for stream, wrong in zip(("first", "second"), one["wrong"], strict=True):
+            if wrong:
+                found.setdefault(f"{one['case']}, {stream} stream", []).append(wrong)
+    return [f"{where}, in {len(wrong)} of {TIMES} tries: {wrong[0]}" for where, wrong in found.items()]
+
+
+def may_be_given(case: str, busy: bool, **_: Json) -> bool:
+    """Whether the pool's attributes let the second stream have memory that the first freed."""
+    reuses, with_event = CASES[case]
+    by_event = "event-dependencies" in reuses and with_event
+    when_done = "opportunistic" in reuses and not busy
+    return by_event or when_done or "internal-dependencies" in reuses
+
+
+def reuse(w: Worker) -> None:
+    room = MemoryShare(**w.params["share"]).of(w.gpu.memory_info()[0])
+    nbytes, ballast = min(SHARED, room // 32), min(BALLAST, room // 4)
+    streams = w.gpu.create_stream(), w.gpu.create_stream()
+    sources = w.gpu.alloc(nbytes), w.gpu.alloc(nbytes)
+    results = w.gpu.alloc(nbytes), w.gpu.alloc(nbytes)
+    ballasts = w.gpu.alloc(ballast), w.gpu.alloc(ballast)
+
+    with w.step("see whether copies keep a stream busy"):
+        streams[0].copy(*ballasts)
+        copies = COPIES if streams[0].is_busy() else 0
+        streams[0].synchronize()
+
+    tries = []
+    for name, (cases, with_event) in CASES.items():
+        pool = w.gpu.create_pool()
+        pool.hold(room)
+        pool.reuse(*cases)
+        for number in range(TIMES):
+            expected = [pattern(nbytes, number, stream) for stream in range(2)]
+            for source, data in zip(sources, expected, strict=True):
+                source.write(data)
+            with w.step(f"{name}, {number + 1} of {TIMES}"):
+                seen = hand_over(pool, streams, sources, results, [ballasts] * copies, with_event)
+            wrong = [difference(result.read(), data) for result, data in zip(results, expected, strict=True)]
+            tries.append({"case": name, "wrong": wrong, **seen})
+            pool.trim()
+        pool.destroy()
+    w.record(tries=tries)
+
+
+def hand_over(
+    pool: Pool,
+    streams: Sequence[GpuStream],
+    sources: Sequence[Memory],
+    results: Sequence[Memory],
+    ballast: Iterable[Sequence[Memory]],
+    with_event: bool,
+) -> dict[str, bool]:
+    """Have each stream copy its source to its result by way of pool memory, the second after the first frees.
+
+    Tells whether the second was ``given`` what the first freed, and whether that was still ``busy`` then.
+    """
+    first, second = streams
+    memory = pool.alloc(sources[0].nbytes, first)
+    first.copy(memory, sources[0])
+    for to, source in ballast:
+        first.copy(to, source)
+    first.copy(results[0], memory)
+    memory.free(first)
+    if with_event:
+        second.wait(first.record())
+
+    again = pool.alloc(sources[1].nbytes, second)
+    busy = first.is_busy()
+    second.copy(again, sources[1])
+    second.copy(results[1], again)
+    again.free(second)
+    first.synchronize()
+    second.synchronize()
+    return {"given": again.address == memory.address, "busy": busy}
+
+
+CHECK = DriverPoolReuse()

@@ -1,0 +1,203 @@
+"""Send what `mpi-small-message` sends without MPI: through libfabric, and through UCX in device memory, too.
+
+Each size is a run of its own of two programs that come with these libraries, so that one which hangs or
+crashes is named and the others are tried all the same. ``fi_pingpong`` compares what arrives with what was
+sent, in host memory; ``ucx_perftest`` compares nothing, and tells that messages arrive. It is a control:
+what is right here and wrong through MPI is not the fabric's doing.
+
+The provider is the one that MPI would use: an adapter's, or tcp and shm where there is none. With ``--nodes
+2`` messages go between two nodes, too.
+
+Options: ``sizes`` (a list of bytes), in place of those of `mpi-small-message`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import PurePath
+
+from gpuipc_doctor.api import (
+    ENOUGH,
+    LARGE_MESSAGES,
+    SMALL_MESSAGES,
+    Check,
+    Context,
+    Control,
+    Evidence,
+    EvidenceKind,
+    Finding,
+    Json,
+    Probe,
+    ProbeOutcome,
+    Worker,
+)
+
+SIZES = (*SMALL_MESSAGES, *LARGE_MESSAGES)
+
+DEVICE_SIZES = (1, 16, 256, 4096, 65536, *LARGE_MESSAGES)
+"""Fewer, for each run initialises the driver anew."""
+
+ROUNDS = 2
+"""Messages of one size there and back: more only makes the control slow."""
+
+ACROSS, REST = "between nodes", "the rest"
+
+COME_FROM = {
+    "fi_pingpong": "fi_pingpong comes with libfabric (Debian: libfabric-bin; HPE: /opt/cray/libfabric)",
+    "ucx_perftest": "ucx_perftest comes with UCX; that of `pip install libucx-cu12` has CUDA",
+}
+"""By program, what would bring it."""
+
+
+class FabricSmallMessage(Check):
+    id = "fabric-small-message"
+    title = "small messages arrive without MPI, too"
+    uses_fabric = True
+    control = Control(
+        of="mpi-small-message",
+        right="it is right without MPI ({check}): look at MPI, or at how it moves device memory",
+        wrong="it fails without MPI, too ({check}): look at the fabric first",
+    )
+
+    def probes(self, ctx: Context) -> Iterable[Probe | Finding]:
+        programs = {name: one.file for name, one in ctx.fabric.programs.items()}
+        missing = [program for program in COME_FROM if program not in programs]
+        if len(missing) == len(COME_FROM):
+            yield Finding.skip(
+                "no-program",
+                "there is neither {programs}{why_not:aside}",
+                remedy="; ".join(COME_FROM.values()),
+                programs=" nor ".join(missing),
+                why_not=ctx.fabric.why_not,
+            )
+        env = ctx.fabric.env
+        starts = [("", None), *([(ACROSS, ctx.fabric.across)] if ctx.fabric.across else [])]
+        for where, launch in starts:
+            host = {
+                "sizes": ctx.options.get("sizes", SIZES),
+                "failed": [],
+                "across": launch is not None,
+                "missing": missing,
+                "env": dict(env),
+            }
+            if "fi_pingpong" in programs:
+                params = {**host, "program": programs["fi_pingpong"], "fi_info": programs.get("fi_info")}
+                yield Probe(
+                    named("libfabric", where), ROLES, params=params, together=True, launch=launch, env=env
+                )
+            if "ucx_perftest" in programs:
+                params = {**host, "program": programs["ucx_perftest"], "memory": "host"}
+                yield Probe(named("UCX", where), ROLES, params=params, together=True, launch=launch, env=env)
+                subjects = ctx.subjects if launch is None else [(device,) for device in ctx.devices[:1]]
+                for devices in subjects:
+                    memory = {"memory": devices[0].backend, "sizes": ctx.options.get("sizes", DEVICE_SIZES)}
+                    yield Probe(
+                        named("UCX", where),
+                        ROLES,
+                        devices,
+                        params | memory,
+                        together=True,
+                        launch=launch,
+                        env=env,
+                    )
+
+    def again(self, failed: ProbeOutcome) -> Iterable[Probe]:
+        if failed.blamed and (message := failed.records[failed.blamed].get("message")):
+            ended = {"route": message[0], "size": message[1], "ended": "hung", "said": failed.blamed}
+            params = {**failed.params, "failed": [*failed.params["failed"], ended]}
+            name = failed.probe if failed.probe.endswith(REST) else f"{failed.probe}, {REST}"
+            env = failed.params["env"]
+            yield Probe(name, ROLES, failed.devices, params, together=True, launch=failed.launch, env=env)
+
+    def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
+        program = PurePath(done.params["program"]).name
+        tries = [*done.params["failed"], *done.records[CLIENT]["tries"]]
+        unable = [one["said"] for one in tries if one["ended"] == "unable"]
+        if unable or not tries:
+            yield Finding.skip(
+                "cannot-send",
+                "{program} has nothing to send through here{why:aside}",
+                program=program,
+                why=unable[0] if unable else "fi_info offers no provider that MPI would use",
+                remedy=COME_FROM[program],
+            )
+            return
+        right = [one for one in tries if one["ended"] == "right"]
+        bad = False
+        for ended, (key, says) in ENDINGS.items():
+            if evidence := list(mapped([one for one in tries if one["ended"] == ended])):
+                bad = True
+                yield Finding.fail(key, says, *evidence, program=program, right=len(right))
+        if not bad:
+            yield Finding.ok(
+                "arrived",
+                "{count} sizes {checked} over {routes}",
+                *latencies(right),
+                *(f"not tried without {other}: {COME_FROM[other]}" for other in done.params["missing"]),
+                count=len(done.params["sizes"]),
+                checked="right" if program == "fi_pingpong" else "delivered",
+                routes=list(dict.fromkeys(one["route"] for one in right)),
+            )
+
+
+ENDINGS = {
+    "wrong": ("wrong-data", "{program}: messages arrived wrong without MPI; {right} sizes were right"),
+    "crashed": ("crashed", "{program} crashed over messages without MPI; {right} sizes were right"),
+    "failed": ("failed", "{program} could not send messages without MPI; {right} sizes were right"),
+    "hung": ("map", "map of what hung in {program}; {right} sizes were right"),
+}
+"""What a message may come to, and what is then said: the finding's key, and its sentence."""
+
+
+def named(library: str, where: str) -> str:
+    return f"{library}, {where}" if where else library
+
+
+def mapped(failed: list[Json]) -> Iterator[Evidence]:
+    """A line for each route: which sizes, and how the first of them failed."""
+    for route in dict.fromkeys(one["route"] for one in failed):
+        first, *others = (one for one in failed if one["route"] == route)
+        sizes = [f"{one['size']} B" for one in (first, *others)]
+        more = "" if len(sizes) < ENOUGH else ", and no more sizes tried"
+        values = {"route": route, "sizes": sizes, "said": first["said"]}
+        yield Evidence(EvidenceKind.SEEN, f"{{route}}: {{sizes}}{more}: {{said}}", values)
+
+
+def latencies(tries: list[Json]) -> Iterator[Evidence]:
+    """Of the smallest message and the largest small one, by route."""
+    timed = [one for one in tries if one.get("us") is not None and one["size"] in (1, SMALL_MESSAGES[-1])]
+    for one in timed:
+        values = {"route": one["route"], "size": one["size"], "latency": one["us"] / 1e6}
+        yield Evidence(EvidenceKind.MEASURED, "{route}, {size:bytes}: {latency:us}", values)
+
+
+def exchange(w: Worker) -> None:
+    failed, tries = w.params["failed"], list[Json]()
+    for route in routes(w):
+        for size in w.params["sizes"]:
+            bad = [one for one in (*failed, *tries) if one["route"] == route and one["ended"] != "right"]
+            if len(bad) >= ENOUGH or size in [one["size"] for one in bad]:
+                continue
+            w.record(message=[route, size])
+            with w.step(f"{size} B over {route}"):
+                told = w.fabric.ping_pong(w.params["program"], route, size, ROUNDS)
+            tries.append({"route": route, "size": size, **told})
+    w.record(message=None, tries=tries)
+
+
+def routes(w: Worker) -> list[str]:
+    """What messages go through, of which both ends must have the same idea."""
+    if memory := w.params.get("memory"):
+        return [memory]
+    if w.role == SERVER:
+        offered = w.fabric.routes(w.params["fi_info"], across=w.params["across"])
+        w.peer.send(offered)
+        return offered
+    return list(w.peer.recv())
+
+
+SERVER, CLIENT = "server", "client"
+
+ROLES = {SERVER: exchange, CLIENT: exchange}
+
+CHECK = FabricSmallMessage()

@@ -1,0 +1,113 @@
+"""Share memory by fabric handle: what reaches GPUs of other nodes where an IMEX channel permits it.
+
+Neither the device's attribute nor the daemon's state says whether handles are given (both were seen to be
+wrong, either way): only the attempt tells. The handle is imported by the process that made it and by
+another one. What another *node* makes of it is not asked here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpuipc_doctor.api import (
+    Check,
+    Context,
+    DriverError,
+    Finding,
+    PhysicalMemory,
+    Probe,
+    ProbeOutcome,
+    Worker,
+    difference,
+    exchange_as_exporter,
+    exchange_as_importer,
+    judge_exchange,
+    pattern,
+)
+
+NBYTES = 4 << 20
+
+
+class IpcFabric(Check):
+    id = "ipc-fabric"
+    title = "memory shared by fabric handle has right data"
+    requires = frozenset({"fabric-handles", "multi-process"})
+
+    def probes(self, ctx: Context) -> Iterable[Probe]:
+        for devices in ctx.subjects:
+            yield Probe("", {"exporter": export, "importer": attach}, devices)
+
+    def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
+        exporter, importer = done.records["exporter"], done.records["importer"]
+        if refused := exporter["refused"]:
+            yield judge_refusal(refused, exporter["channels"])
+            return
+        wrong = exporter["wrong"] + importer["wrong"]
+        bad = list(judge_exchange(done))
+        if wrong:
+            bad.append(Finding.fail("wrong-data", "an imported fabric handle shows wrong data", *wrong))
+        yield from bad or [Finding.ok("right", "{nbytes:mib} right both ways, and again", nbytes=NBYTES)]
+
+
+def judge_refusal(refused: str, channels: list[str]) -> Finding:
+    """Say which condition is missing; the device itself knows fabric handles, or the check would not run."""
+    if not channels:
+        return Finding.skip(
+            "no-imex-channel",
+            "fabric handles are refused ({refused}): /dev/nvidia-caps-imex-channels has no IMEX channel",
+            remedy="create one (nvidia-modprobe -c 0), and give it to the container",
+            refused=refused,
+        )
+    return Finding.skip(
+        "not-permitted",
+        "fabric handles are refused ({refused}) although there is {channels}",
+        remedy="see that this process may open it, and that the nvidia-imex daemon runs and says READY",
+        refused=refused,
+        channels=channels,
+    )
+
+
+def create(w: Worker) -> PhysicalMemory | str:
+    """Memory that a fabric handle can be made of, or the driver's refusal."""
+    try:
+        return w.gpu.create_fabric(NBYTES)
+    except DriverError as error:
+        if error.is_not_permitted:
+            return str(error)
+        raise
+
+
+def export(w: Worker) -> None:
+    memory = create(w)
+    if isinstance(memory, str):
+        w.record(refused=memory, channels=w.gpu.fabric_channels, exchanged=[])
+        w.peer.send(b"")
+        return
+    wrong: list[str] = []
+    with memory, memory.map() as mapping:
+        mapping.write(pattern(NBYTES))
+        handle = memory.export_fabric()
+        step = w.step("import it in the process that made it")
+        with step, w.gpu.import_fabric(handle, NBYTES) as own, own.map() as again:
+            if unlike := difference(again.read(), pattern(NBYTES)):
+                wrong.append(f"in the process that made it: {unlike}")
+        w.peer.send(handle)
+        w.record(refused="", wrong=wrong, exchanged=exchange_as_exporter(w, mapping, NBYTES))
+        w.peer.recv()  # the importer has unmapped
+
+
+def attach(w: Worker) -> None:
+    handle = w.peer.recv()
+    if not handle:
+        w.record(wrong=[], exchanged=[])
+        return
+    with w.gpu.import_fabric(handle, NBYTES) as memory, memory.map() as mapping:
+        unlike = difference(mapping.read(), pattern(NBYTES))
+        w.record(
+            wrong=[f"in another process: {unlike}"] if unlike else [],
+            exchanged=exchange_as_importer(w, mapping, NBYTES),
+        )
+    w.peer.send("unmapped")
+
+
+CHECK = IpcFabric()

@@ -1,0 +1,150 @@
+"""Share a stream-ordered pool by descriptor, and find in it the memory whose pointers its owner exports.
+
+The importer frees before the owner does, as both vendors demand. Memory whose pointer was exported may stay
+taken until both ends have destroyed the pool and every descriptor of it is closed (measured on an H200,
+driver 580.159.04), so it is then that memory must be back. Two pointers are exported before the first is
+imported, so that a wrong one shows; in the end the owner is killed with a pointer open.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from gpuipc_doctor.api import (
+    ODD_BYTES,
+    Check,
+    Context,
+    Finding,
+    ImportedPool,
+    Ledger,
+    Pool,
+    PoolMemory,
+    Probe,
+    ProbeOutcome,
+    Worker,
+    account,
+    difference,
+    exchange_as_exporter,
+    exchange_as_importer,
+    judge_exchange,
+    pattern,
+)
+
+NBYTES = ODD_BYTES
+GLANCE = 64 << 10
+POINTERS = 2
+
+HARMS = frozenset({"kills an importer"})
+"""Or an exporter: where the memory of killed processes does not come back, it is the same."""
+
+
+class IpcPool(Check):
+    id = "ipc-pool"
+    title = "a pool shared by descriptor has right data and is given back"
+    requires = frozenset({"pool-ipc", "memory-pools", "multi-process"})
+
+    def probes(self, ctx: Context) -> Iterable[Probe]:
+        for devices in ctx.subjects:
+            roles = {"exporter": share, "importer": attach}
+            yield Probe("data", roles, devices, exclusive=True)
+            roles = {"exporter": share_and_die, "importer": outlive}
+            yield Probe("exporter gone", roles, devices, harms=HARMS)
+
+    def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
+        bad, wrong = [], done.records["importer"]["wrong"]
+        if wrong:
+            bad.append(Finding.fail("wrong-data", "a pointer imported from a pool shows wrong data", *wrong))
+        if done.probe == "exporter gone":
+            yield from bad or [Finding.ok("outlives", "a pointer outlived its exporter")]
+            return
+        watched = account(done.records["exporter"])
+        bad += [*judge_exchange(done), *watched.judge(NBYTES, POINTERS)]
+        says = "right both ways, and again; memory came back"
+        yield from bad or [Finding.ok("right", says, *watched.evidence())]
+
+
+def share(w: Worker) -> None:
+    ledger = Ledger(w)
+    w.peer.recv()  # the importer has made its context
+    exchanged: list[str] = []
+    ledger.watch("both ends destroyed the pool", lambda: share_once(w, exchanged))
+    w.peer.send(None)
+    w.record(exchanged=exchanged)
+
+
+def share_once(w: Worker, exchanged: list[str]) -> None:
+    pool, stream = w.gpu.create_shared_pool(), w.gpu.create_stream()
+    memories = [pool.alloc(NBYTES, stream) for _ in range(POINTERS)]
+    stream.synchronize()
+    for n, memory in enumerate(memories):
+        memory.write(pattern(GLANCE, n))
+    offer(w, pool, memories)
+    for n, memory in enumerate(memories):
+        exchanged += exchange_as_exporter(w, memory, GLANCE, f"pointer {n + 1}")
+    w.peer.recv()  # the importer has freed them, and destroyed its pool
+    for memory in memories:
+        memory.free(stream)
+    stream.synchronize()
+    pool.destroy()
+
+
+def offer(w: Worker, pool: Pool, memories: list[PoolMemory]) -> None:
+    descriptor = pool.export_descriptor()  # first, or no pointer of it can be exported
+    w.peer.send([memory.export_pointer() for memory in memories])
+    w.peer.send_descriptor(descriptor)
+    os.close(descriptor)
+
+
+def attach(w: Worker) -> None:
+    stream, wrong, exchanged = w.gpu.create_stream(), [], []
+    w.peer.send("ready")
+    while pointers := w.peer.recv():
+        pool = import_pool(w)
+        memories = [pool.import_pointer(pointer, NBYTES) for pointer in pointers]
+        for n, memory in enumerate(memories):
+            if unlike := difference(memory.read(GLANCE), pattern(GLANCE, n)):
+                wrong.append(f"pointer {n + 1}: {unlike}")
+            exchanged += exchange_as_importer(w, memory, GLANCE, f"pointer {n + 1}")
+        for memory in memories:
+            memory.free(stream)
+        stream.synchronize()
+        pool.destroy()
+        w.peer.send("destroyed")
+    w.record(wrong=wrong, exchanged=exchanged)
+
+
+def import_pool(w: Worker) -> ImportedPool:
+    descriptor = w.peer.recv_descriptor()
+    pool = w.gpu.import_pool(descriptor)
+    os.close(descriptor)
+    if len(w.gpus) > 1:
+        pool.give_access()
+    return pool
+
+
+def share_and_die(w: Worker) -> None:
+    pool, stream = w.gpu.create_shared_pool(), w.gpu.create_stream()
+    memory = pool.alloc(NBYTES, stream)
+    stream.synchronize()
+    memory.write(pattern(GLANCE))
+    offer(w, pool, [memory])
+    w.peer.recv()  # the importer has it open
+    w.die()
+
+
+def outlive(w: Worker) -> None:
+    (pointer,), stream = w.peer.recv(), w.gpu.create_stream()
+    pool = import_pool(w)
+    memory = pool.import_pointer(pointer, NBYTES)
+    w.peer.send("open")
+    w.peer.wait_gone()
+    with w.step("read what the killed exporter shared"):
+        wrong = difference(memory.read(GLANCE), pattern(GLANCE))
+    memory.free(stream)
+    stream.synchronize()
+    pool.destroy()
+    w.record(wrong=[f"after the exporter was killed: {wrong}"] if wrong else [])
+
+
+CHECK = IpcPool()

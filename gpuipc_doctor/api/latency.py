@@ -1,0 +1,82 @@
+"""How long messages between two ranks take, and whether they are right when sent again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from statistics import median
+from typing import NamedTuple
+
+from gpuipc_doctor.api.gpu import Memory
+from gpuipc_doctor.api.patterns import difference, pattern
+from gpuipc_doctor.api.worker import Worker
+from gpuipc_doctor.model import Evidence, EvidenceKind
+
+PASSES, WARM_UP, ROUNDS = 4, 5, 25
+"""All sizes are timed in turn, again and again: ranks that share a processor for a while slow one size in one
+pass (1 ms in place of 1 µs was seen, in every round of it), and what is a size's own shows in every pass."""
+
+LARGE, LARGE_ROUNDS = 1 << 20, 3
+"""Messages of so many bytes and more are sent less often."""
+
+OUT_OF_LINE = 20.0
+"""A latency so many times that of both its neighbours in size is pointed out."""
+
+
+class Latency(NamedTuple):
+    """Of messages of one size in bytes, device to device and blocking: seconds one way."""
+
+    size: int
+    fastest: float
+    median: float
+
+
+def time_there_and_back(w: Worker, memory: Memory, sizes: list[int]) -> tuple[list[Latency], list[str]]:
+    """Send ``memory``'s first bytes to the other rank and back; the latencies, and which data was wrong then.
+
+    Rank 0 has the message and the other rank has not, so what the last round leaves in either has come over.
+    Writing and reading it are no part of the times.
+    """
+    times: dict[int, list[float]] = {size: [] for size in sizes}
+    wrong: dict[int, str] = {}
+    for number, size in enumerate(sizes * PASSES):
+        message = pattern(size, number)
+        memory.write(message if w.mpi.rank == 0 else bytes(size))
+        partner, rounds = 1 - w.mpi.rank, LARGE_ROUNDS if size >= LARGE else ROUNDS
+        with w.step(f"time {size} B, device to device"):
+            w.mpi.ping_pong(memory.address, size, partner, min(WARM_UP, rounds))
+            times[size] += w.mpi.ping_pong(memory.address, size, partner, rounds)
+        if change := difference(memory.read(size), message):
+            wrong.setdefault(
+                size, f"{size} B, device to device, there and back, at rank {w.mpi.rank}: {change}"
+            )
+    return [Latency(size, min(each), median(each)) for size, each in times.items()], list(wrong.values())
+
+
+def figures(latencies: Iterable[Latency]) -> Iterator[Evidence]:
+    """Latency and bandwidth by size."""
+    for size, fastest, usual in latencies:
+        says = "{size:bytes}: median {median:us}, fastest {fastest:us}"
+        values = {"size": size, "median": usual, "fastest": fastest}
+        if size:
+            says, values = f"{says}, {{speed}} GB/s", {**values, "speed": float(f"{size / usual / 1e9:.3g}")}
+        yield Evidence(EvidenceKind.MEASURED, says, values)
+
+
+def out_of_line(latencies: Iterable[Latency]) -> Iterator[Evidence]:
+    """Sizes that take far longer than the next smaller and the next larger one."""
+    ordered = sorted(latencies)
+    for before, here, after in zip(ordered, ordered[1:], ordered[2:], strict=False):
+        # The fastest of all rounds: a busy processor slows most of them, but not all.
+        around = max(before.fastest, after.fastest)
+        if here.fastest > OUT_OF_LINE * around:
+            yield Evidence(
+                EvidenceKind.MEASURED,
+                "{size:bytes}: {fastest:us}; {smaller:bytes} and {larger:bytes}: at most {around:us}",
+                {
+                    "size": here.size,
+                    "fastest": here.fastest,
+                    "smaller": before.size,
+                    "larger": after.size,
+                    "around": around,
+                },
+            )

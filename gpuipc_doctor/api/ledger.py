@@ -1,0 +1,340 @@
+"""The one instrument with which checks watch device memory.
+
+A role function keeps a `Ledger` of a device; what it entered reaches ``judge`` as an `Account`. A counter is
+believed only after it was seen to move, what is not back at once is looked for again, and what grows counts
+only beyond its control.
+
+Where the driver counts the memory of all processes together, a change by a size of ours is ours and any other
+is not: then somebody else uses the device, and nobody can tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import count
+from operator import or_
+
+from gpuipc_doctor.api.gpu import Gpu
+from gpuipc_doctor.api.trend import Slope, slope
+from gpuipc_doctor.api.worker import Worker
+from gpuipc_doctor.model import Evidence, EvidenceKind, Finding, Json, Line, ProbeOutcome, Series
+
+ODD_BYTES = 37 << 20
+"""Large beside the 2 MiB blocks in which drivers keep their own books, small beside any GPU, and no size that
+others are likely to ask for."""
+
+NOISE_BYTES = 4 << 20
+"""Change of used memory that says nothing: a block or two of a driver's own."""
+
+CREEP_BYTES = 64 << 10
+"""Growth over a whole loop that says nothing."""
+
+QUIET_S = 0.05
+"""So long must used memory stand still before it is taken for what it was."""
+
+SETTLE_S = 2.0
+"""For a driver to finish what it does after a process has ended."""
+
+PATIENCE_S = 8.0
+"""What is not back by then is lost; after one loss a role waits for `SETTLE_S` only."""
+
+TRIES = 3
+"""How often something is watched again where others allocated or freed at the same moment."""
+
+
+# -- in workers -------------------------------------------------------------------------------------------
+
+
+class Ledger:
+    """The used memory of one device, as one role watches it, and what it entered of that so far.
+
+    Opening it allocates `ODD_BYTES` and looks whether the counter rises by as much; so one role at a time.
+    """
+
+    def __init__(self, w: Worker, gpu: Gpu | None = None) -> None:
+        self._w = w
+        self._gpu = gpu or w.gpu
+        self._rises: list[list[int]] = []
+        self._entries: dict[str, Json] = {}
+        self._loops: dict[str, Json] = {}
+        self._patience_s = PATIENCE_S
+        with w.step("see whether used memory rises by what is allocated"):
+            while len(self._rises) < TRIES and not _follows(self._rises):
+                before = self.mark()
+                with self._gpu.alloc(ODD_BYTES):
+                    self._rises.append([before, self._gpu.memory_used()])
+        self._record()
+
+    def mark(self) -> int:
+        """Used memory in bytes, once it stands still."""
+        still, since = self._gpu.memory_used(), self._w.clock()
+
+        def is_quiet() -> bool:
+            nonlocal still, since
+            now = self._gpu.memory_used()
+            if abs(now - still) > NOISE_BYTES:
+                still, since = now, self._w.clock()
+            return self._w.clock() - since >= QUIET_S
+
+        self._w.wait_until(is_quiet, SETTLE_S)
+        return self._gpu.memory_used()
+
+    def used(self) -> int:
+        """Used memory in bytes, as it is at this moment."""
+        return self._gpu.memory_used()
+
+    def watch(self, end: str, act: Callable[[], object]) -> None:
+        """Do something that leaves used memory as it was, and note after its ``end`` what is missing.
+
+        Where less is used than before, memory of others came back meanwhile, and what is ours cannot be told
+        from it: then it is done again.
+        """
+        for _ in range(TRIES):
+            before = self.mark()
+            act()
+            self.enter(end, before)
+            if self._beyond(before) >= -NOISE_BYTES:
+                break
+
+    def enter(self, end: str, mark: int) -> None:
+        """Wait for used memory to come back to its mark after ``end``, and note what is missing."""
+        began = self._w.clock()
+        if not self._w.wait_until(lambda: self._beyond(mark) <= NOISE_BYTES, self._patience_s):
+            self._patience_s = SETTLE_S
+        waited, missing = self._w.clock() - began, self._beyond(mark)
+        holders = [] if abs(missing) <= NOISE_BYTES else self._gpu.memory_holders()
+        self._entries[end] = {"missing": missing, "waited_s": waited, "holders": holders}
+        self._record()
+
+    def enter_loop(
+        self, what: str, rounds: Iterable[int], used: Sequence[int], control: Sequence[int]
+    ) -> None:
+        """Note used memory after these rounds of a loop, and of as many that do without ``what``."""
+        self._loops[what] = {"rounds": list(rounds), "used": list(used), "control": list(control)}
+        self._record()
+
+    def _beyond(self, mark: int) -> int:
+        return self._gpu.memory_used() - mark
+
+    def _record(self) -> None:
+        device = self._gpu.device.label
+        told = {"device": device, "rises": self._rises, "entries": self._entries, "loops": self._loops}
+        self._w.record(ledger=told)
+
+
+def _follows(rises: Sequence[Sequence[int]]) -> bool:
+    return any(abs(after - before - ODD_BYTES) <= NOISE_BYTES for before, after in rises)
+
+
+# -- in judges --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What was missing after something ended: bytes in use beyond the mark, after so many seconds."""
+
+    end: str
+    missing: int
+    waited_s: float = 0.0
+    holders: Sequence[Mapping[str, Json]] = ()
+    """Who held memory of the device then: see `Gpu.memory_holders`."""
+
+    @property
+    def is_back(self) -> bool:
+        return abs(self.missing) <= NOISE_BYTES
+
+    def judge(self, size: int, most: int) -> Finding | None:
+        """Judge what is missing, where up to ``most`` pieces of ``size`` bytes were given back."""
+        if self.is_back:
+            return self.late()
+        pieces = round(self.missing / size)
+        if not 0 < pieces <= most or abs(self.missing - pieces * size) > NOISE_BYTES:
+            return self.somebody_elses()
+        return Finding.fail(
+            "not-returned",
+            "{missing:mib} of device memory did not come back after {end}",
+            Evidence(
+                EvidenceKind.SEEN,
+                "pieces of {size:mib} were given back; waited {waited:s} for them",
+                {"size": size, "waited": round(self.waited_s)},
+            ),
+            *holders(self.holders),
+            missing=self.missing,
+            end=self.end,
+        )
+
+    def late(self) -> Finding | None:
+        """Warn where memory came back, but not soon."""
+        if not self.is_back or self.waited_s <= SETTLE_S:
+            return None
+        return Finding.warn(
+            "returned-late",
+            "device memory came back only {waited:s} after {end}",
+            remedy="until then there is less memory for what starts next; see dmesg for what held it up",
+            waited=round(self.waited_s, 1),
+            end=self.end,
+        )
+
+    def somebody_elses(self) -> Finding:
+        """Say that nobody can tell: what is missing, or too much, was nothing of ours."""
+        return Finding.error(
+            "others-use-device",
+            "used device memory changed by {missing:mib} across the probe, which is nothing of ours",
+            Evidence(EvidenceKind.SEEN, "seen after {end}", {"end": self.end}),
+            *holders(self.holders),
+            remedy="another process allocates or frees on this device; run the check on an idle one",
+            missing=self.missing,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Used memory after some rounds of a loop, and after as many that do without what it is about."""
+
+    what: str
+    rounds: Sequence[int]
+    used: Sequence[int]
+    control: Sequence[int]
+
+    @property
+    def growth(self) -> Slope:
+        return slope(self.rounds, self.used)
+
+    @property
+    def unsuspicious(self) -> float:
+        """Bytes a round by which used memory may grow: as in the control, or too little to say anything."""
+        return max(CREEP_BYTES / max(self.rounds), slope(self.rounds, self.control).high)
+
+    def judge(self, device: str) -> Finding | None:
+        """Judge whether memory is lost in each round."""
+        growth = self.growth
+        if growth.low <= self.unsuspicious:
+            return None
+        return Finding.fail(
+            "grows",
+            "used memory of {device} grows by {growth:bytes} with each {what}",
+            interval(growth, max(self.rounds)),
+            device=device,
+            what=self.what,
+            growth=growth.estimate,
+        )
+
+    def sensitivity(self, device: str, seen: Iterable[int]) -> Evidence:
+        """Say how much creep would have been found in these samples, by adding it to them.
+
+        Drivers count in blocks, so creep is seen in steps. The largest power of two that divides all figures
+        that were ``seen`` is taken for the block.
+        """
+        figures, last = reduce(or_, [*self.used, *self.control, *seen]), max(self.rounds)
+        block = figures & -figures
+
+        def is_found(blocks: int) -> bool:
+            crept = (blocks * done // last * block for done in self.rounds)
+            samples = [used + more for used, more in zip(self.used, crept, strict=True)]
+            return slope(self.rounds, samples).low > self.unsuspicious
+
+        at_least = int((self.unsuspicious - self.growth.low) * last / block)
+        smallest = next(blocks for blocks in count(max(at_least, 1)) if is_found(blocks))
+        return Evidence(
+            EvidenceKind.MEASURED,
+            "{rounds} rounds that keep {smallest:bytes} or more of {device} would have been found: its used "
+            "memory was seen in multiples of {block:bytes}",
+            {"rounds": last, "smallest": smallest * block, "device": device, "block": block},
+        )
+
+    def series(self, device: str) -> Series:
+        lines = ((self.what, self.used), (f"without {self.what}", self.control))
+        return Series(
+            f"used memory of {device}, beyond the first sample",
+            "rounds",
+            tuple(self.rounds),
+            tuple(Line(text, tuple(used - samples[0] for used in samples)) for text, samples in lines),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What one role entered in its ledger of one device."""
+
+    device: str
+    rises: Sequence[Sequence[int]]
+    """Used memory before and after `ODD_BYTES` were allocated, each time."""
+    entries: Sequence[Entry] = ()
+    loops: Sequence[Loop] = ()
+
+    def judge(self, size: int, most: int = 1) -> list[Finding]:
+        """Judge all that was entered, where up to ``most`` pieces of ``size`` bytes were given back.
+
+        What was missing after one end and came back after a later one is the first one's. What crept away in
+        a loop is missing in the end, too: that is no second finding, and nobody else's doing.
+        """
+        if blind := self.blind():
+            return [blind]
+        owed, missing = 0, []
+        for entry in self.entries:
+            if owed and abs(entry.missing + owed) <= NOISE_BYTES:
+                owed = 0
+                continue
+            owed += 0 if entry.is_back else entry.missing
+            missing.append(entry.judge(size, most))
+        creeps = [loop.judge(self.device) for loop in self.loops]
+        if any(creeps):
+            missing = [one for one in missing if one and one.key == "not-returned"]
+        return [one for one in (*creeps, *missing) if one]
+
+    def blind(self) -> Finding | None:
+        """Say that nobody can tell by a counter that did not rise by what was allocated."""
+        if _follows(self.rises):
+            return None
+        return Finding.error(
+            "counter-does-not-follow",
+            "used memory of {device} cannot be believed: it changed by {changes} B while {asked:bytes} were "
+            "allocated",
+            remedy="run the check on an idle device; if it says so there, too, this driver does not count",
+            device=self.device,
+            changes=[after - before for before, after in self.rises],
+            asked=ODD_BYTES,
+        )
+
+    def evidence(self) -> list[Evidence]:
+        """What was watched, for a finding that all was well."""
+        ends = [Evidence(EvidenceKind.SEEN, "after {end}", {"end": entry.end}) for entry in self.entries]
+        seen = [used for rise in self.rises for used in rise]
+        return ends + [loop.sensitivity(self.device, seen) for loop in self.loops]
+
+    def series(self) -> list[Series]:
+        return [loop.series(self.device) for loop in self.loops]
+
+
+def account(record: Mapping[str, Json]) -> Account:
+    """What a role entered, from what it recorded."""
+    told = record["ledger"]
+    return Account(
+        told["device"],
+        told["rises"],
+        [Entry(end, **entry) for end, entry in told["entries"].items()],
+        [Loop(what, **loop) for what, loop in told["loops"].items()],
+    )
+
+
+def blind(done: ProbeOutcome) -> Finding | None:
+    """Say that nobody can tell, where a counter that some role watched did not move."""
+    watched = (account(record) for record in done.records.values() if "ledger" in record)
+    return next(filter(None, (each.blind() for each in watched)), None)
+
+
+def interval(growth: Slope, rounds: int) -> Evidence:
+    return Evidence(
+        EvidenceKind.MEASURED,
+        "95 % interval {low:bytes} to {high:bytes}, {rounds} rounds",
+        {"low": growth.low, "high": growth.high, "rounds": rounds},
+    )
+
+
+def holders(found: Iterable[Mapping[str, Json]]) -> list[Evidence]:
+    """Who holds memory of the device, the largest first, as `Gpu.memory_holders` told it."""
+    says = "process {pid}{name:aside}, {whose}, holds {held:mib} of the device"
+    largest_first = sorted(found, key=lambda one: -one["held"])
+    return [Evidence(EvidenceKind.HOLDER, says, one) for one in largest_first]

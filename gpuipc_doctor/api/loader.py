@@ -1,0 +1,136 @@
+"""From a check file's path to its `Check`, in the parent and in the workers alike.
+
+The built-in checks are the modules of ``gpuipc_doctor.checks``; a site adds directories of its own. A file
+that does not import is not left out: it comes back as a `BrokenCheck`, and the engine reports it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import sys
+import traceback
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+
+from gpuipc_doctor.api import Check
+from gpuipc_doctor.api.gpu import CAPABILITIES
+from gpuipc_doctor.model import Role, Tier
+from gpuipc_doctor.near_miss import did_you_mean
+
+BUILT_IN = "gpuipc_doctor.checks"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedCheck:
+    check: Check
+    file: Path
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenCheck:
+    """A check file that could not be loaded; ``id`` is guessed from its name."""
+
+    id: str
+    file: Path
+    reason: str
+
+
+def load(
+    extra_dirs: Iterable[Path] = (), *, unfit: Mapping[Path, str] = MappingProxyType({})
+) -> list[LoadedCheck | BrokenCheck]:
+    """All checks, built-in first, in the order of their ids; the first file of an id keeps it.
+
+    ``unfit``: files that are not to be imported, and why.
+    """
+    loaded: dict[str, LoadedCheck | BrokenCheck] = {}
+    for directory in (built_in_dir(), *extra_dirs):
+        for file in files(directory):
+            if file in unfit:
+                item: LoadedCheck | BrokenCheck = BrokenCheck(_guessed(file), file, f"{file}: {unfit[file]}")
+            else:
+                item = load_file(file)
+            id_ = item.check.id if isinstance(item, LoadedCheck) else item.id
+            if id_ in loaded:
+                item = BrokenCheck(f"{id_} ({file})", file, f"its id {id_!r} is taken by {loaded[id_].file}")
+                id_ = item.id
+            loaded[id_] = item
+    return list(loaded.values())
+
+
+def files(directory: Path) -> list[Path]:
+    """The check files in a directory, in the order in which they are loaded."""
+    return sorted(directory.glob("[!_]*.py"))
+
+
+def built_in_dir() -> Path:
+    package = importlib.import_module(BUILT_IN)
+    assert package.__file__ is not None
+    return Path(package.__file__).parent
+
+
+def load_file(file: Path) -> LoadedCheck | BrokenCheck:
+    id_ = _guessed(file)
+    try:
+        check = getattr(module(file), "CHECK", None)
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        line = next((frame.lineno for frame in reversed(frames) if frame.filename == str(file)), None)
+        if isinstance(error, SyntaxError):
+            line = error.lineno
+        return BrokenCheck(id_, file, f"{file}:{line or 1}: {type(error).__name__}: {error}")
+    if not isinstance(check, Check):
+        return BrokenCheck(id_, file, f"{file}: defines no CHECK = YourCheck()")
+    if mistake := _mistake(check):
+        return BrokenCheck(id_, file, f"{file}: {mistake}")
+    return LoadedCheck(check, file)
+
+
+def _guessed(file: Path) -> str:
+    """The id that a check has most likely, by its file's name."""
+    return file.stem.replace("_", "-")
+
+
+def _mistake(check: Check) -> str:
+    """What is wrong with what a check says of itself; empty when nothing is."""
+    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", str(getattr(check, "id", ""))):
+        return "its id must be words of a to z and 0 to 9, joined by hyphens"
+    if not isinstance(getattr(check, "title", None), str):
+        return "it has no title"
+    if not isinstance(check.tier, Tier):
+        return f"its tier is {check.tier!r}, not one of Tier's"
+    if not isinstance(check.requires, frozenset):
+        return f"it requires {check.requires!r}, which is not a frozenset"
+    for unknown in sorted(check.requires - CAPABILITIES):
+        return (
+            f"it requires {unknown!r}, which no device can have"
+            f"{did_you_mean(unknown, CAPABILITIES, else_list=True)}"
+        )
+    return ""
+
+
+def role(file: Path, name: str) -> Role:
+    """The role function of that name in that check file."""
+    function: Role = getattr(module(file), name)
+    return function
+
+
+def module(file: Path) -> ModuleType:
+    """Import a check file: a built-in one by its package name, any other under a name made from its path."""
+    if file.parent == built_in_dir():
+        return importlib.import_module(f"{BUILT_IN}.{file.stem}")
+    name = "gpuipc_doctor_site_check_" + "".join(c if c.isalnum() else "_" for c in str(file))
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = imported = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(imported)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]

@@ -1,0 +1,12 @@
+"""The sizes of messages that are sent through MPI and, as a control, without it."""
+
+from __future__ import annotations
+
+SMALL_MESSAGES = (0, *(1 << n for n in range(17)))
+"""Bytes, to 64 KiB."""
+
+LARGE_MESSAGES = (4 << 20, 16 << 20)
+"""Bytes of large messages, whose bandwidth is measured: a latency says little of what a node can move."""
+
+ENOUGH = 3
+"""So many sizes that fail in one way, and no other size is tried in that way: each costs a deadline."""

@@ -1,0 +1,41 @@
+"""Test data that shows where it belongs, and words for data that is wrong."""
+
+from __future__ import annotations
+
+PAGE = 4096
+"""Granularity, in bytes, in which wrong data is counted."""
+
+
+def pattern(nbytes: int, *key: int) -> bytes:
+    """``nbytes`` bytes that differ by offset and by ``key`` (rank, round, segment …).
+
+    The period is 4099 bytes, a prime, so no shift by a page or a power of two maps it onto itself.
+    """
+    from random import Random
+
+    block = Random(repr(key)).randbytes(4099) * min(256, nbytes // 4099 + 1)
+    whole, rest = divmod(nbytes, len(block))
+    return b"".join([block] * whole + [block[:rest]])  # every byte of a large one is written once
+
+
+def mib(nbytes: float) -> str:
+    """A number of bytes as a person reads it: ``37.5 MiB``."""
+    return f"{nbytes / 2**20:.1f} MiB"
+
+
+def difference(found: bytes, expected: bytes) -> str:
+    """Where ``found`` is not what was ``expected``, in a few words; empty when it is."""
+    if found == expected:
+        return ""
+    if len(found) != len(expected):
+        return f"{len(found)} B instead of {len(expected)} B"
+    changed = (int.from_bytes(found, "little") ^ int.from_bytes(expected, "little")).to_bytes(
+        len(expected), "little"
+    )
+    starts = range(0, len(expected), PAGE)
+    pages = sum(changed[at : at + PAGE].strip(b"\0") != b"" for at in starts)
+    first = len(changed) - len(changed.lstrip(b"\0"))
+    return (
+        f"{len(changed) - changed.count(0)} of {len(expected)} B wrong on {pages} of {len(starts)} pages, "
+        f"first at offset {first} (0x{found[first]:02x} instead of 0x{expected[first]:02x})"
+    )

@@ -1,0 +1,51 @@
+"""What an allocator holds, sampled by a role function while it works."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from gpuipc_doctor.api.allocator import Allocator
+from gpuipc_doctor.api.ledger import Ledger
+from gpuipc_doctor.api.worker import Worker
+from gpuipc_doctor.model import Json, Line, Mark, Series
+
+_LINES = {"used": "used on the device", "reserved": "reserved by the allocator", "allocated": "allocated"}
+
+
+class MemorySamples:
+    """Bytes allocated and reserved as the allocator counts them, and used on the device beyond the start."""
+
+    def __init__(self, w: Worker, allocator: Allocator) -> None:
+        self._w = w
+        self._allocator = allocator
+        self._ledger = Ledger(w)
+        self._before = self._ledger.mark()
+        self._started = w.clock()
+        self.seconds: list[float] = []
+        self.allocated: list[int] = []
+        self.reserved: list[int] = []
+        self.used: list[int] = []
+
+    def take(self) -> int:
+        """Sample all; the bytes used on the device."""
+        allocated, reserved = self._allocator.held()
+        self.seconds.append(self._w.clock() - self._started)
+        self.allocated.append(allocated)
+        self.reserved.append(reserved)
+        self.used.append(self._ledger.used() - self._before)
+        return self.used[-1]
+
+    def json(self) -> Json:
+        """For `Worker.record`; `series` draws it."""
+        return {name: getattr(self, name) for name in ("seconds", *_LINES)}
+
+
+def series(title: str, samples: Mapping[str, list[float]], marks: Iterable[tuple[float, str]] = ()) -> Series:
+    """The recorded samples, with ``marks`` at seconds since their start."""
+    return Series(
+        title,
+        "seconds",
+        tuple(samples["seconds"]),
+        tuple(Line(text, tuple(samples[name])) for name, text in _LINES.items()),
+        tuple(Mark(at, text) for at, text in marks),
+    )

@@ -1,0 +1,92 @@
+"""Device memory as a process has it: its own, and another's that is opened here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gpuipc_doctor.backends import hostmemory
+from gpuipc_doctor.backends.contexts import DeviceContexts
+
+
+def allocation_of(contexts: DeviceContexts, address: int) -> tuple[int, int]:
+    """Where the driver's allocation begins to which ``address`` belongs, and its size in bytes."""
+    contexts.enter()
+    base, size = contexts.driver.call("address-range", address)
+    return int(base), int(size)
+
+
+class DeviceMemory:
+    """A range of device memory that copies to and from the host, and is given back once.
+
+    It belongs to the context that is entered when it is made. ``nbytes`` None means that the driver knows the
+    size and is asked when it is needed.
+    """
+
+    def __init__(
+        self, contexts: DeviceContexts, address: int, nbytes: int | None, give_back: Callable[..., object]
+    ) -> None:
+        self.address = address
+        self._nbytes = nbytes
+        self._contexts = contexts
+        self._owner = contexts.enter()
+        self._driver = contexts.driver
+        self._give_back = give_back
+        self._gone = False
+
+    @property
+    def nbytes(self) -> int:
+        if self._nbytes is None:
+            base, size = allocation_of(self._contexts, self.address)
+            self._nbytes = base + size - self.address
+        return self._nbytes
+
+    def write(self, data: bytes, offset: int = 0) -> None:
+        self._contexts.enter()
+        self._driver.call("copy-to-device", self.address + offset, hostmemory.address_of(data), len(data))
+        # A copy from pageable memory may return before it is on the device, where another process looks.
+        self._driver.call("stream-sync", 0)
+
+    def read(self, nbytes: int | None = None, offset: int = 0) -> bytes:
+        self._contexts.enter()
+        data = hostmemory.unfilled(self.nbytes - offset if nbytes is None else nbytes)
+        self._driver.call("copy-from-device", hostmemory.address_of(data), self.address + offset, len(data))
+        return data
+
+    def _leave(self, *how: Any) -> None:
+        if self._gone:
+            return
+        if not (self._owner.destroyed and self._driver.contexts_own_memory):
+            self._contexts.enter()
+            self._give_back(*how)
+        self._gone = True
+
+
+class DriverBuffer(DeviceMemory):
+    """Device memory of this process (`gpuipc_doctor.api.gpu.Buffer`)."""
+
+    def ipc_handle(self, offset: int = 0) -> bytes:
+        self._contexts.enter()
+        return self._driver.handle_bytes(self._driver.call("ipc-get", self.address + offset))
+
+    def free(self) -> None:
+        self._leave()
+
+    def __enter__(self) -> DriverBuffer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.free()
+
+
+class DriverMapping(DeviceMemory):
+    """Another process's memory, opened here (`gpuipc_doctor.api.gpu.Mapping`)."""
+
+    def close(self) -> None:
+        self._leave()
+
+    def __enter__(self) -> DriverMapping:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

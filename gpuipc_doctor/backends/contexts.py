@@ -1,0 +1,67 @@
+"""Contexts of one device, and which of them is entered before a call that needs one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpuipc_doctor.backends.driver import Driver
+
+
+class DeviceContexts:
+    """The contexts of this process on the device with this ordinal."""
+
+    def __init__(self, driver: Driver, ordinal: int) -> None:
+        self.driver = driver
+        self.ordinal = ordinal
+        self.latest: DriverContext | None = None
+        """The one that was current last and still exists."""
+
+    def create(self) -> DriverContext:
+        """A new context, current."""
+        return self._begin(self.driver.create_context(self.ordinal), primary=False)
+
+    def primary(self) -> DriverContext:
+        """The primary context, retained and current."""
+        return self._begin(self.driver.call("primary-retain", self.ordinal), primary=True)
+
+    def enter(self) -> DriverContext:
+        """Make sure that a context of this device is current, and say which."""
+        if self.latest is None:
+            return self.primary()
+        if self.driver.current is not self.latest:
+            self.latest.make_current()
+        return self.latest
+
+    def _begin(self, handle: Any, *, primary: bool) -> DriverContext:
+        context = DriverContext(self, handle, primary=primary)
+        context.make_current()
+        return context
+
+
+class DriverContext:
+    """A context and whether it still exists (`gpuipc_doctor.api.gpu.GpuContext`)."""
+
+    def __init__(self, siblings: DeviceContexts, handle: Any, *, primary: bool) -> None:
+        self.handle = handle
+        self.primary = primary
+        self.destroyed = False
+        self._siblings = siblings
+        self._driver = siblings.driver
+
+    def make_current(self) -> None:
+        self._driver.call("context-set", self.handle)
+        self._driver.current = self._siblings.latest = self
+
+    def destroy(self) -> None:
+        if self.destroyed:
+            return
+        if self.primary:
+            self._driver.call("primary-reset", self._siblings.ordinal)
+        else:
+            self._driver.call("context-destroy", self.handle)
+        self.destroyed = True
+        # The driver makes another context current, or none: forget, so that the next use sets one.
+        if self._driver.current is self:
+            self._driver.current = None
+        if self._siblings.latest is self:
+            self._siblings.latest = None

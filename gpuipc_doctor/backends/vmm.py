@@ -1,0 +1,76 @@
+"""Physical memory that is created, shared and mapped step by step: the driver's VMM calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpuipc_doctor.backends.buffers import DeviceMemory
+from gpuipc_doctor.backends.contexts import DeviceContexts
+from gpuipc_doctor.backends.driver import Driver, HandleType
+
+
+def granule(driver: Driver, ordinal: int) -> int:
+    """Sizes and addresses are multiples of so many bytes."""
+    request, minimum = driver.vmm_request(ordinal, HandleType.DESCRIPTOR)
+    return int(driver.call("vmm-granularity", request, minimum))
+
+
+class DriverPhysicalMemory:
+    """Physical memory, of this process or imported (`gpuipc_doctor.api.gpu.PhysicalMemory`)."""
+
+    def __init__(self, contexts: DeviceContexts, handle: Any, nbytes: int) -> None:
+        self.handle = handle
+        self.nbytes = nbytes
+        self._contexts = contexts
+        self._driver = contexts.driver
+        self._released = False
+
+    @classmethod
+    def create(cls, contexts: DeviceContexts, nbytes: int, handle_type: HandleType) -> DriverPhysicalMemory:
+        request, _ = contexts.driver.vmm_request(contexts.ordinal, handle_type)
+        return cls(contexts, contexts.driver.call("vmm-create", nbytes, request, 0), nbytes)
+
+    def export_descriptor(self) -> int:
+        return self._driver.export_descriptor("vmm-export", self.handle)
+
+    def export_fabric(self) -> bytes:
+        return self._driver.export_fabric(self.handle)
+
+    def map(self) -> DriverVmmMapping:
+        return DriverVmmMapping(self._contexts, self.handle, self.nbytes)
+
+    def release(self) -> None:
+        if not self._released:
+            self._driver.call("vmm-release", self.handle)
+            self._released = True
+
+    def __enter__(self) -> DriverPhysicalMemory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class DriverVmmMapping(DeviceMemory):
+    """Addresses at which physical memory is mapped (`gpuipc_doctor.api.gpu.VmmMapping`)."""
+
+    def __init__(self, contexts: DeviceContexts, handle: Any, nbytes: int) -> None:
+        driver = contexts.driver
+        address = int(driver.call("vmm-reserve", nbytes, 0, 0, 0))
+        driver.call("vmm-map", address, nbytes, 0, handle, 0)
+        driver.call("vmm-set-access", address, nbytes, driver.access(contexts.ordinal), 1)
+        super().__init__(contexts, address, nbytes, lambda: None)
+        self._unmapped = False
+
+    def unmap(self) -> None:
+        if self._unmapped:
+            return
+        self._driver.call("vmm-unmap", self.address, self.nbytes)
+        self._driver.call("vmm-free", self.address, self.nbytes)
+        self._unmapped = True
+
+    def __enter__(self) -> DriverVmmMapping:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.unmap()

@@ -1,0 +1,23 @@
+"""``gpuipc-doctor fleet``: many nodes under one question."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import click
+
+from gpuipc_doctor.cli import fleet_check, fleet_pairs, fleet_report
+
+
+@click.group(
+    commands={
+        "check": fleet_check.command,
+        "compare": fleet_report.compare,
+        "pairs": fleet_pairs.command,
+        "report": fleet_report.report,
+    }
+)
+def command() -> None:
+    """Run checks on many nodes, and say which are bad, which differ and which did not answer."""
+    if find_spec("msgspec") is None:
+        raise click.UsageError("fleet needs msgspec: pip install 'gpuipc-doctor[fleet]'")

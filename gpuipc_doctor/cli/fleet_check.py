@@ -1,0 +1,139 @@
+"""``gpuipc-doctor fleet check``: one command for ten or ten thousand nodes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpuipc_doctor.cli import fleet_reach, fleet_report
+from gpuipc_doctor.model import Status
+
+if TYPE_CHECKING:  # needs what the extra `fleet` brings
+    from gpuipc_doctor.fleet.ask import Way
+    from gpuipc_doctor.fleet.summary import NodeReport
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@fleet_reach.options_of
+@click.option(
+    "--into", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Where the reports go."
+)
+@click.option(
+    "--ship",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False, resolve_path=True),
+    metavar="FILE",
+    help="Send each node this gpuipc-doctor.pyz (`make zipapp`), and run that.",
+)
+@click.option(
+    "--ship-to",
+    default="/tmp",  # noqa: S108 - there a file is made that was none
+    show_default=True,
+    metavar="DIR",
+    help="Where to, on the nodes.",
+)
+@click.option(
+    "--python", default="", metavar="PATH", help="With --ship, the Python there that has the bindings."
+)
+@click.option("--resume", is_flag=True, help="Ask only those of whom DIR has no report.")
+@click.argument("check_options", nargs=-1, type=click.UNPROCESSED, metavar="[-- CHECK OPTIONS]...")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    *,
+    into: Path,
+    ship: Path | None,
+    ship_to: str,
+    python: str,
+    resume: bool,
+    check_options: tuple[str, ...],
+    **reaching: Any,
+) -> None:
+    """Run `gpuipc-doctor check` on every node, collect the reports in DIR, and print what they say together.
+
+    What stands after `--` goes to `check`, by default --all. Nodes are those of -w, else of Slurm: of a
+    partition, a reservation, the idle ones, or of the allocation around this command.
+    """
+    from gpuipc_doctor.fleet import directory
+    from gpuipc_doctor.fleet.ask import Shipped
+    from gpuipc_doctor.fleet.summary import State
+    from gpuipc_doctor.fleet.tree import BadTopology
+
+    reach = fleet_reach.Reach(**reaching)
+    shipped = Shipped(ship, ship_to, python) if ship else None
+    way = reach.way(*(check_options or ("--all",)), "--json", shipped=shipped)
+    wanted = reach.wanted()
+    try:
+        with directory.ours(into):
+            known, _ = directory.read(into)
+            if known and not resume:
+                raise click.UsageError(
+                    f"{into} has {len(known)} reports already; name a new directory, or --resume"
+                )
+            done = {one.node for one in known if one.state is State.REPORTED} if resume else set()
+            left = [node for node in wanted if node not in done]
+            _ask(left, way, into)
+    except (directory.InUse, BadTopology) as error:
+        raise click.UsageError(str(error)) from None
+    except OSError as error:
+        raise click.UsageError(f"{error.filename or into}: {error.strerror or error}") from None
+    ctx.exit(fleet_report.tell(into, wanted))
+
+
+class _Progress:
+    """Saves each report as it comes, and says on a terminal how far it is."""
+
+    def __init__(self, into: Path, total: int) -> None:
+        self._into = into
+        self._total = total
+        self._running: dict[str, float] = {}
+        self._done = self._bad = self._silent = 0
+        self._shows = sys.stderr.isatty()
+
+    def started(self, node: str) -> None:
+        import time
+
+        self._running[node] = time.monotonic()
+        self._show()
+
+    def finished(self, report: NodeReport, full: bytes) -> None:
+        from gpuipc_doctor.fleet import directory
+        from gpuipc_doctor.fleet.summary import State
+
+        directory.save(self._into, report, full)
+        self._running.pop(report.node, None)
+        self._done += 1
+        if report.state is not State.REPORTED:
+            self._silent += 1
+        elif report.status in (Status.FAIL, Status.ERROR):
+            self._bad += 1
+        self._show()
+
+    def _show(self) -> None:
+        import time
+
+        if not self._shows:
+            return
+        longest = min(self._running, key=lambda node: self._running[node], default="")
+        waits = f", {longest} for {time.monotonic() - self._running[longest]:.0f} s" if longest else ""
+        line = (
+            f"{self._done}/{self._total} done, {len(self._running)} running{waits}; "
+            f"{self._bad} bad, {self._silent} without a report"
+        )
+        click.echo(f"\r{line[:100]:<100}", nl=self._done == self._total, err=True)
+
+
+def _ask(nodes: Sequence[str], way: Way, into: Path) -> None:
+    from gpuipc_doctor.fleet import ask, tree
+
+    if not nodes:
+        return
+    progress = _Progress(into, len(nodes))
+    if way.via is ask.Via.SSH and not way.shipped and tree.is_laid_out():
+        tree.ask(nodes, way, progress)
+    else:
+        ask.ask([ask.Target.of_node(node) for node in nodes], way, progress)

@@ -1,0 +1,102 @@
+"""``gpuipc-doctor fleet pairs``: whether a node is bad or a link."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpuipc_doctor.cli import fleet_reach
+from gpuipc_doctor.model import Exit, Status
+from gpuipc_doctor.report import sentences
+from gpuipc_doctor.report.text import sanitise
+
+if TYPE_CHECKING:  # needs what the extra `fleet` brings
+    from gpuipc_doctor.fleet.pairs import Rounds
+    from gpuipc_doctor.fleet.partners import Blame
+
+SHOWN_PAIRS = 8
+"""Of pairs that failed, and of those that gave no answer."""
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@fleet_reach.options_of
+@click.option(
+    "--across",
+    is_flag=True,
+    help="Try each first with one of the other half, not its neighbour: messages cross switches.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.argument("check_options", nargs=-1, type=click.UNPROCESSED, metavar="[-- CHECK OPTIONS]...")
+@click.pass_context
+def command(
+    ctx: click.Context, /, *, across: bool, as_json: bool, check_options: tuple[str, ...], **reaching: Any
+) -> None:
+    """Send messages between the nodes, two by two, and say whether a node is bad or a link.
+
+    A node is blamed that fails beside two partners which pass with others; a pair, that fails twice while
+    both its ends pass with others. Neighbours are tried first, in the order of Slurm's topology, else of the
+    set. What stands after `--` goes to `check mpi-small-message`.
+    """
+    from gpuipc_doctor.fleet import slurm
+    from gpuipc_doctor.fleet.ask import Via
+    from gpuipc_doctor.fleet.pairs import try_all
+
+    reach = fleet_reach.Reach(**reaching)
+    way = reach.way(*check_options)
+    if way.via is Via.SLURM and not way.in_allocation:
+        raise click.UsageError("ranks on two nodes need an allocation that has both: salloc first")
+    wanted = reach.wanted()
+    if len(wanted) < 2:
+        raise click.UsageError("there are no two nodes to pair")
+    if way.via is Via.SLURM:
+        wanted = slurm.in_order(wanted)
+    found, told = try_all(wanted, way, _say_progress, across=across)
+    click.echo(_pairs_as_json(wanted, found, told) if as_json else _pairs_as_text(wanted, found, told))
+    if found.nodes or found.pairs:
+        ctx.exit(Exit.FAIL)
+    ctx.exit(Exit.ERROR if found.unclear or found.silent else Exit.OK)
+
+
+def _verdict(wanted: Sequence[str], found: Blame) -> dict[str, str]:
+    from gpuipc_doctor.fleet.nodeset import Folder
+
+    folder = Folder(wanted)
+
+    def joined(pairs: Sequence[tuple[str, str]]) -> str:
+        return ", ".join(f"{one} - {other}" for one, other in pairs)
+
+    return {
+        "bad nodes": folder.fold(found.nodes),
+        "bad pairs": joined(found.pairs),
+        "flaky pairs": joined(found.flaky),
+        "cannot tell": folder.fold(found.unclear),
+        "no answer": folder.fold(found.silent),
+    }
+
+
+def _pairs_as_json(wanted: Sequence[str], found: Blame, told: Rounds) -> str:
+    counts = {"nodes": len(wanted), "rounds": len(told.runs), "runs": sum(map(len, told.runs))}
+    return json.dumps({**counts, **_verdict(wanted, found)}, indent=2)
+
+
+def _pairs_as_text(wanted: Sequence[str], found: Blame, told: Rounds) -> str:
+    runs = sum(map(len, told.runs))
+    lines = [f"{len(wanted)} nodes, {runs} runs between two in {len(told.runs)} rounds"]
+    verdict = {what: which for what, which in _verdict(wanted, found).items() if which}
+    lines += [f"{what}: {which}" for what, which in verdict.items()] or ["all of them pass, two by two"]
+    for (one, other), report in list(told.failed.items())[:SHOWN_PAIRS]:
+        worst = next(r.finding for r in report.results if r.finding.status is Status.FAIL)
+        lines.append(f"{one} - {other}: {sentences.summary(worst)}")
+    lines += [
+        f"{one} - {other}: no answer: {why}" for (one, other), why in list(told.silent.items())[:SHOWN_PAIRS]
+    ]
+    return "\n".join(map(sanitise, lines))
+
+
+def _say_progress(done: int, total: int) -> None:
+    if sys.stderr.isatty():
+        click.echo(f"\r{done}/{total} pairs of this round", nl=done == total, err=True)

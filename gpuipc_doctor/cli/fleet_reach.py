@@ -1,0 +1,172 @@
+"""Which nodes, and how to get there: the options that `fleet check` and `fleet pairs` share."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from gpuipc_doctor.cli import options
+
+if TYPE_CHECKING:  # needs what the extra `fleet` brings
+    from gpuipc_doctor.fleet.ask import Shipped, Way
+
+
+def options_of(command: options.Command) -> options.Command:
+    """The options that say which nodes, and how to get there."""
+    for option in (
+        click.option(
+            "--tool", default=None, metavar="PATH", help="gpuipc-doctor there.  [default: this one]"
+        ),
+        click.option(
+            "--launch-option",
+            "launch_options",
+            multiple=True,
+            metavar="OPTION",
+            help="For srun or ssh, as it stands.",
+        ),
+        click.option(
+            "--patience",
+            type=options.Seconds(),
+            default=30.0,
+            show_default=True,
+            metavar="SECONDS",
+            help="For a node that is busy, drained or down.",
+        ),
+        click.option(
+            "--deadline",
+            type=options.Seconds(),
+            default=600.0,
+            show_default=True,
+            metavar="SECONDS",
+            help="For each node.",
+        ),
+        click.option(
+            "--budget",
+            type=options.Seconds(),
+            default=None,
+            metavar="SECONDS",
+            help="For all nodes together.  [default: as long as they take]",
+        ),
+        click.option(
+            "--fanout", type=click.IntRange(1, 4096), default=64, show_default=True, help="Nodes at a time."
+        ),
+        click.option(
+            "--via",
+            type=click.Choice(["auto", "slurm", "ssh"]),
+            default="auto",
+            show_default=True,
+            help="auto: slurm where there is srun.",
+        ),
+        click.option("--all-idle", is_flag=True, help="The nodes that Slurm says are idle."),
+        click.option("--reservation", metavar="NAME", help="The nodes of this reservation."),
+        click.option("-p", "--partition", metavar="NAME", help="The nodes of this partition of Slurm's."),
+        click.option(
+            "-w", "--nodes", "nodes", metavar="NODES", help="A node set: nid[0001-0128], @gpu, x[1-3]c[0-7]."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+_NAME = re.compile(r"\w[\w.:@%-]*")
+"""Of a node: no option of ssh, and no way out of a directory."""
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What those options say."""
+
+    nodes: str | None
+    partition: str | None
+    reservation: str | None
+    all_idle: bool
+    via: str
+    fanout: int
+    deadline: float
+    budget: float | None
+    patience: float
+    launch_options: tuple[str, ...]
+    tool: str | None
+
+    def way(self, *command: str, shipped: Shipped | None = None) -> Way:
+        """How to have every node run `check` so: with the tool that is there, or with one that is sent.
+
+        Raises `click.UsageError` here for what each node would refuse.
+        """
+        from gpuipc_doctor.cli import check
+        from gpuipc_doctor.fleet import ask
+
+        check.command.make_context("gpuipc-doctor check", list(command)).close()
+
+        via, in_allocation = ask.Via(_via(self.via)), "SLURM_JOB_ID" in os.environ
+        return ask.Way(
+            via=via,
+            command=(*([] if shipped else _tool(self.tool)), "check", *command),
+            fanout=self.fanout,
+            deadline_s=self.deadline,
+            budget_s=self.budget or math.inf,
+            patience_s=self.patience,
+            options=(
+                *(self._of_job if via is ask.Via.SLURM and not in_allocation else ()),
+                *self.launch_options,
+            ),
+            in_allocation=in_allocation,
+            shipped=shipped,
+        )
+
+    @property
+    def _of_job(self) -> Iterator[str]:
+        """What a job must say to get nodes that are not everybody's."""
+        for name in ("partition", "reservation"):
+            if value := getattr(self, name):
+                yield f"--{name}={value}"
+
+    def wanted(self) -> list[str]:
+        """The nodes. Raises `click.UsageError`."""
+        from gpuipc_doctor.site import hosts
+
+        named = self.nodes or _slurms_nodes(self.partition, self.reservation, self.all_idle)
+        try:
+            found = hosts.expand(named)
+        except hosts.BadNodes as error:
+            raise click.UsageError(str(error)) from None
+        for node in found:
+            if not _NAME.fullmatch(node):
+                raise click.UsageError(f"{node[:80]!r} is no name of a node")
+        return found
+
+
+def _via(asked: str) -> str:
+    if asked != "auto":
+        return asked
+    return "slurm" if shutil.which("srun") else "ssh"
+
+
+def _tool(path: str | None) -> tuple[str, ...]:
+    """How the nodes start this tool: as we were, or by the path that was given."""
+    return (path,) if path else (sys.executable, "-m", "gpuipc_doctor")
+
+
+def _slurms_nodes(partition: str | None, reservation: str | None, all_idle: bool) -> str:
+    """The set that Slurm says. Raises `click.UsageError`."""
+    from gpuipc_doctor.fleet import slurm
+
+    if not (partition or reservation or all_idle):
+        if around := os.environ.get("SLURM_JOB_NODELIST"):
+            return around
+        raise click.UsageError("name the nodes: -w NODES, --partition, --reservation or --all-idle")
+    try:
+        found = slurm.nodes_of(partition=partition, reservation=reservation, all_idle=all_idle)
+    except slurm.Refused as error:
+        raise click.UsageError(str(error)) from None
+    if not found:
+        raise click.UsageError("Slurm has no nodes that are asked for so")
+    return found

@@ -1,0 +1,138 @@
+"""``gpuipc-doctor fleet report`` and ``fleet compare``: what the node reports of a directory say together."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gpuipc_doctor.cli import options
+from gpuipc_doctor.report.text import sanitise
+
+if TYPE_CHECKING:  # needs what the extra `fleet` brings
+    from gpuipc_doctor.fleet.fold import Fleet
+    from gpuipc_doctor.fleet.summary import NodeReport
+
+FORMATS = ("screen", "nodeset", "html", "junit", "markdown", "prometheus")
+
+SHOWN_FOREIGN = 8
+"""Files that only look like node reports."""
+
+_DIRECTORY = click.Path(path_type=Path, exists=True, file_okay=False)
+
+
+@click.command()
+@click.argument("directory", type=_DIRECTORY, metavar="DIR")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with every node.")
+@click.option(
+    "--format",
+    "form",
+    type=options.Choice(FORMATS),
+    default="screen",
+    show_default=True,
+    help="For a terminal; as pass, fail and unknown sets for `--exclude` and `scontrol`; for a browser, CI, "
+    "a ticket, or the textfile collector of Prometheus' node_exporter.",
+)
+@click.pass_context
+def report(ctx: click.Context, *, directory: Path, as_json: bool, form: str) -> None:
+    """Say what the node reports in DIR say together.
+
+    The exit code is that of a node: 12 where one fails, 11 where one has no report or could not tell.
+    """
+    ctx.exit(tell(directory, (), form="json" if as_json else form))
+
+
+@click.command()
+@click.argument("before", type=_DIRECTORY, metavar="DIR1")
+@click.argument("after", type=_DIRECTORY, metavar="DIR2")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--format",
+    "form",
+    type=options.Choice(["screen", "markdown", "nodeset"]),
+    default="screen",
+    show_default=True,
+    help="For a terminal, for a ticket, or as sets of nodes by what became of them.",
+)
+@click.pass_context
+def compare(ctx: click.Context, *, before: Path, after: Path, as_json: bool, form: str) -> None:
+    """Say what has changed on the nodes from DIR1 to DIR2, such as before and after an upgrade.
+
+    The exit code is 0 when nothing is worse, 10 when something is slower or newly a WARN, 11 when a node, or
+    something on a node, is no longer tested, 12 when something newly fails.
+    """
+    from gpuipc_doctor.fleet import changes, changes_content, changes_json
+
+    found = changes.compare(_reports(before), _reports(after))
+    if as_json:
+        text = changes_json.dumps(found)
+    elif form == "markdown":
+        text = changes_content.in_a_ticket(found)
+    elif form == "nodeset":
+        text = "".join(f"{name}: {found.folder.fold(nodes)}\n" for name, nodes in found.nodes.items())
+    else:
+        text = changes_content.on_a_screen(found, width=_width(), color=_has_color())
+    click.echo(text, nl=False)
+    ctx.exit(found.exit_code)
+
+
+def tell(into: Path, wanted: Sequence[str], *, form: str = "screen") -> int:
+    """Print the fleet of a directory; nodes of ``wanted`` that left nothing there have given no report."""
+    from gpuipc_doctor.fleet import fold
+    from gpuipc_doctor.fleet.summary import State, silent
+
+    reports = _reports(into)
+    there = {one.node for one in reports}
+    reports += [silent(node, State.NO_ANSWER, "it was not asked") for node in wanted if node not in there]
+    fleet = fold.fold(reports)
+    click.echo(_text(fleet, form), nl=False)
+    return fleet.exit_code
+
+
+def _reports(directory: Path) -> list[NodeReport]:
+    """The node reports there; of what is none, a line each on standard error. Raises `click.UsageError`."""
+    from gpuipc_doctor.fleet import directory as place
+
+    try:
+        reports, foreign = place.read(directory)
+    except OSError as error:
+        raise click.UsageError(f"{directory}: {error.strerror}") from None
+    for one in foreign[:SHOWN_FOREIGN]:
+        click.echo(f"gpuipc-doctor: {sanitise(f'{one.path.name}: {one.reason}')}", err=True)
+    if (more := len(foreign) - SHOWN_FOREIGN) > 0:
+        click.echo(f"gpuipc-doctor: and {more} more files that are no node reports", err=True)
+    if not reports:
+        raise click.UsageError(f"{directory} has no node reports; `gpuipc-doctor fleet check` writes them")
+    return reports
+
+
+def _text(fleet: Fleet, form: str) -> str:
+    if form == "screen":
+        from gpuipc_doctor.fleet import screen
+
+        return screen.render(fleet, width=_width(), color=_has_color())
+    if form == "json":
+        from gpuipc_doctor.fleet import fleet_json
+
+        return fleet_json.dumps(fleet)
+    if form == "nodeset":
+        return "".join(f"{name}: {fleet.folder.fold(nodes)}\n" for name, nodes in fleet.sets.items())
+    if form == "html" and find_spec("jinja2") is None:
+        raise click.UsageError("--format html needs jinja2: pip install 'gpuipc-doctor[html]'")
+    text: str = importlib.import_module(f"gpuipc_doctor.fleet.{form}").render(fleet)
+    return text
+
+
+def _width() -> int:
+    return shutil.get_terminal_size().columns
+
+
+def _has_color() -> bool:
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ

@@ -1,0 +1,136 @@
+"""``gpuipc-doctor config new``: a first site config, written from what is found on this node."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import date
+from pathlib import Path
+
+import click
+
+from gpuipc_doctor.cli import options
+from gpuipc_doctor.cli.output import OutputFile
+from gpuipc_doctor.cli.progress import Silent
+from gpuipc_doctor.inventory.tree import Tree
+from gpuipc_doctor.model import Device, Fact, MpiStack, Node
+from gpuipc_doctor.run import engine
+from gpuipc_doctor.run.expectations import FABRICS
+from gpuipc_doctor.run.planner import MPI_DISCOVERY
+from gpuipc_doctor.run.request import Request
+from gpuipc_doctor.site import hosts
+from gpuipc_doctor.site.show import flow, shown
+from gpuipc_doctor.versions import parse
+
+_TOLD = ("nvidia-driver", "rocm", "cray-mpich", "libfabric", "shs-libfabric", "ucx")
+"""Components whose versions a site is most likely to want held."""
+
+
+@click.command("new")
+@options.node_options
+@click.option("--mpi-lib", metavar="FILE", help="The MPI library that jobs use.")
+@click.option(
+    "--to", type=click.Path(path_type=Path), metavar="FILE", help="Write it there, instead of showing it."
+)
+def command(
+    *, simulate: str | None, config_file: Path | None, backend: str, mpi_lib: str | None, to: Path | None
+) -> None:
+    """Write a first site config from what is found on this node, with comments.
+
+    Type it on a node of the kind that is to be checked, with the modules loaded that jobs load.
+    """
+    if to is not None and to.exists():
+        raise click.UsageError(f"{to} is there; name another file, or move it away")
+    config = options.site_config(config_file)
+    base = options.matching() if config_file is None else config_file
+    request = Request(checks=(MPI_DISCOVERY,), backend=backend, mpi_lib=mpi_lib)
+    with options.node(simulate) as node:
+        devices, stock, mpi = engine.look_around(request, config, node, Silent())
+        text = shown("\n".join(_lines(node, base, devices, stock.facts, mpi)))
+    if to is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        OutputFile(to, 0o644).write(text)
+    except OSError as error:
+        raise click.UsageError(f"cannot write {to}: {error.strerror}") from None
+    click.echo(f"{to}: written; read it, then: gpuipc-doctor config validate {to}")
+
+
+def _lines(
+    node: Node, base: Path | None, devices: Sequence[Device], facts: Iterable[Fact], mpi: MpiStack | None
+) -> Iterator[str]:
+    host = options.host()
+    yield f"# What gpuipc-doctor found on {host} on {date.today()}: a site config to correct and to complete."
+    if node.simulated:
+        yield f"# SIMULATED (profile {node.simulated}): this is no real node."
+    yield "# `gpuipc-doctor config show --all` shows every key; site-configs/generic.yaml explains them."
+    yield ""
+    yield from _base(base, devices)
+    yield "# Of which nodes this is: Slurm's ClusterName, a set of nodes (ClusterShell's), or both."
+    cluster = hosts.cluster_name(os.environ)
+    yield f"cluster: {flow(cluster)}" if cluster else "# cluster: no Slurm was found here"
+    yield f"# hosts: {flow(host)}"
+    yield ""
+    yield from _gpus(devices)
+    yield "# The versions that are here. Those that must not change without anybody's knowing:"
+    yield "# versions:"
+    yield from _versions(facts)
+    yield ""
+    tree = Tree(Path(node.root))
+    fabric = next((name for name, where in FABRICS.items() if any(tree.glob(f"{where}/*"))), "")
+    yield f"# The network between nodes, by {' and '.join(FABRICS.values())}."
+    yield f"fabric: {fabric}" if fabric else "# fabric: none of cxi and verbs was found; tcp, or none"
+    yield ""
+    yield from _mpi(mpi)
+
+
+def _base(base: Path | None, devices: Sequence[Device]) -> Iterator[str]:
+    if base is not None:
+        yield "# The shipped file that is of this node; what stands below stands before what it says."
+        yield f"extends: {flow(base.stem)}"
+    else:
+        backends = {device.backend for device in devices}
+        fitting = {"cuda": "generic-slurm-nvidia", "hip": "generic-slurm-amd"}
+        names = [name for backend, name in fitting.items() if backend in backends]
+        yield "# No shipped file is of this node. One that may fit, for clusters with Slurm:"
+        yield from (f"# extends: {name}" for name in names or fitting.values())
+    yield ""
+
+
+def _gpus(devices: Sequence[Device]) -> Iterator[str]:
+    yield "# The GPUs, as the drivers list them; a node with fewer fails."
+    models = Counter(device.name for device in devices)
+    if len(models) > 1:
+        yield f"# {', '.join(f'{count} × {name}' for name, count in models.items())}"
+        yield f"gpus: {flow({'count': len(devices)})}"
+    elif models:
+        [(name, count)] = models.items()
+        yield f"gpus: {flow({'model': name, 'count': count})}"
+    else:
+        yield "# gpus: {model: A100, count: 4}    none was found"
+    yield ""
+
+
+def _versions(facts: Iterable[Fact]) -> Iterator[str]:
+    here = {fact.name: fact.value for fact in facts if fact.value and parse(fact.name, fact.value)}
+    found = [f"#   {name}: {flow({'from': here[name]})}" for name in _TOLD if name in here]
+    yield from found or ["#   nvidia-driver: {from: 535.104.05}    none was found"]
+
+
+def _mpi(mpi: MpiStack | None) -> Iterator[str]:
+    yield "# The MPI of the ranks. What is not said is found each time, by PATH and by what mpi4py finds."
+    if mpi is None:
+        yield "# mpi: {library: …/libmpi.so.12, launcher: 'srun -N{nodes} -n{ranks}'}    none was found"
+        return
+    takes = ", ".join(sorted(mpi.takes)) or "no"
+    yield f"# Found: {mpi.family} {mpi.version}, which takes {takes} device pointers."
+    yield "mpi:"
+    yield f"  library: {flow(mpi.library)}"
+    yield f"  # launcher: {flow(' '.join(mpi.launch.command))}"
+    yield ""
+    yield "# What jobs have beside it: the modules that they load, variables, and Cray's GTL library."
+    yield "# modules: [cray-mpich]"
+    yield '# environment: {MPICH_GPU_SUPPORT_ENABLED: "1"}'
+    yield '# preload: {cuda: {library: "${CRAY_MPICH_ROOTDIR}/gtl/lib/libmpi_gtl_cuda.so", why: Cray MPICH}}'

@@ -1,0 +1,125 @@
+"""What became of each check on each subject."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpuipc_doctor.model import Finding, Result, Status
+from gpuipc_doctor.report import digest
+
+Subject = tuple[str, ...]
+"""Device labels: none for the node, one for a device, two for a pair."""
+
+TESTED = {Status.PASS, Status.WARN, Status.FAIL}
+"""Statuses that say something of the node; the others say that nothing is known."""
+
+
+class Turn(enum.Enum):
+    """What became of a check on a subject."""
+
+    WORSE = "worse"
+    NO_LONGER_TESTED = "no longer tested"
+    FAILS_OTHERWISE = "fails otherwise"
+    BETTER = "better"
+    NEWLY_TESTED = "newly tested"
+    SAME = "same"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckChange:
+    """The worst that a check found on some subjects, in each report; None where it has not run."""
+
+    check: str
+    subjects: tuple[Subject, ...]
+    before: Status | None
+    after: Status | None
+    turn: Turn
+    finding: Finding | None
+    """The finding behind it: the later one, where there is one."""
+
+
+def verdicts(before: Sequence[Result], after: Sequence[Result]) -> list[CheckChange]:
+    """One verdict for each check and change of status; subjects that fared alike share it.
+
+    The subjects of ``before`` must have been put into the labels of ``after``.
+    """
+    old, new = _cells(before), _cells(after)
+    groups: dict[object, list[CheckChange]] = {}
+    for place in dict.fromkeys((*new, *old)):
+        one = _verdict(place, old.get(place, ()), new.get(place, ()))
+        says = one.finding.identity if one.finding and one.turn is not Turn.SAME else None
+        groups.setdefault((one.check, one.before, one.after, one.turn, says), []).append(one)
+    return [_together(group) for group in groups.values()]
+
+
+Place = tuple[str, Subject]
+"""A check's id, and the subject: a cell of the matrix."""
+
+
+def _cells(results: Sequence[Result]) -> dict[Place, list[Result]]:
+    cells: dict[Place, list[Result]] = {}
+    for result in results:
+        cells.setdefault((result.check, result.devices), []).append(result)
+    return cells
+
+
+def _verdict(place: Place, before: Sequence[Result], after: Sequence[Result]) -> CheckChange:
+    before, after = _not_skipped(before), _not_skipped(after)
+    was, now = digest.worst(before), digest.worst(after)
+    turn = _turn_of_failures(before, after) if was is now is Status.FAIL else turn_of(was, now)
+    telling = next(_telling(after, before), None)
+    return CheckChange(place[0], (place[1],), was, now, turn, telling)
+
+
+def _not_skipped(results: Sequence[Result]) -> Sequence[Result]:
+    """Without what was skipped, where something was not: one repetition may have had its reason to."""
+    return [result for result in results if result.finding.status is not Status.SKIP] or results
+
+
+def turn_of(was: Status | None, now: Status | None) -> Turn:
+    """What became of a check by its worst status, of which None says that it has not run."""
+    if was is now:
+        return Turn.SAME
+    if now in (Status.FAIL, Status.WARN) and was is not Status.FAIL:
+        return Turn.WORSE
+    if now in TESTED:
+        return Turn.BETTER if was in TESTED else Turn.NEWLY_TESTED
+    return Turn.NO_LONGER_TESTED if was in TESTED or now is Status.ERROR else Turn.SAME
+
+
+def _turn_of_failures(before: Sequence[Result], after: Sequence[Result]) -> Turn:
+    """A check that has failed before has got worse where it fails in a probe that did not."""
+    failed = {result.probe for result in before if result.finding.status is Status.FAIL}
+    was_fine = {result.probe for result in before if result.finding.status in TESTED} - failed
+    if any(result.probe in was_fine for result in after if result.finding.status is Status.FAIL):
+        return Turn.WORSE
+    if _are_without_keys(before) or _are_without_keys(after):
+        return Turn.SAME  # of sentences, nobody can tell
+    return Turn.SAME if _failures(before).keys() == _failures(after).keys() else Turn.FAILS_OTHERWISE
+
+
+def _are_without_keys(results: Sequence[Result]) -> bool:
+    """Whether they are of a report from before findings had keys."""
+    return any(not result.finding.key for result in results)
+
+
+def _failures(results: Sequence[Result]) -> Mapping[object, Finding]:
+    """The kinds of failure, by all that tells them apart but their figures."""
+    failed = [(result.probe, result.finding) for result in results if result.finding.status is Status.FAIL]
+    return {(probe, finding.identity): finding for probe, finding in failed}
+
+
+def _telling(after: Sequence[Result], before: Sequence[Result]) -> Iterator[Finding]:
+    """The findings that made the status, the most telling first: of failures, one that is new."""
+    known = _failures(before)
+    yield from (finding for kind, finding in _failures(after).items() if kind not in known)
+    for results in (after, before):
+        yield from (result.finding for result in results if result.finding.status is digest.worst(results))
+
+
+def _together(group: Sequence[CheckChange]) -> CheckChange:
+    first = group[0]
+    subjects = tuple(subject for one in group for subject in one.subjects)
+    return CheckChange(first.check, subjects, first.before, first.after, first.turn, first.finding)

@@ -1,0 +1,26 @@
+"""A comparison as JSON; ``comparison.schema.json`` beside this file describes it."""
+
+from __future__ import annotations
+
+import json
+import typing
+from importlib.resources import files
+
+from gpuipc_doctor.comparison.comparison import Comparison
+from gpuipc_doctor.model import Json
+from gpuipc_doctor.report.report_json import encode
+
+SCHEMA = "gpuipc-doctor/comparison/2"
+"""Any change of what may stand in the document raises the number."""
+
+
+def schema() -> dict[str, Json]:
+    """The JSON Schema of the document."""
+    text = files(__package__).joinpath("comparison.schema.json").read_text(encoding="utf-8")
+    return typing.cast("dict[str, Json]", json.loads(text))
+
+
+def dumps(comparison: Comparison) -> str:
+    """A JSON document in ASCII, ending in a newline."""
+    head = {"schema": SCHEMA, "exit_code": comparison.exit_code.value}
+    return json.dumps({**head, **encode(comparison)}, indent=2, allow_nan=False) + "\n"

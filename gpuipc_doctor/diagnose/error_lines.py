@@ -1,0 +1,66 @@
+"""Lines that say that something went wrong, whether or not the fault is known; grouped by their words."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from gpuipc_doctor.diagnose.occurrences import Occurrences, Sighting, Tally
+
+MOST_GROUPS = 1000
+"""Kinds of lines that are told apart; what comes after as many is only counted."""
+
+PATTERNS = (
+    # Most telling first. The GPU or the machine went wrong:
+    r"NVRM: Xid|\bXid \(PCI",
+    r"Memory access fault by GPU",
+    r"\bamdgpu\b.*(?:\*ERROR\*|timeout|page fault|GPU reset)",
+    r"kernel BUG at|BUG: |general protection fault|blocked for more than \d+ seconds",
+    # a process was ended:
+    r"[Ss]egmentation fault|SIGSEGV|SIGBUS|SIGABRT|SIGILL|[Bb]us error|core dumped|double free or corruption",
+    r"[Oo]ut [Oo]f [Mm]emory|oom-kill|OOM Killed",
+    r"[Aa]ssert(?:ion)?\b.{0,300}\bfailed|Assertion failed|__assert_fail|MPIR_Assert_fail",
+    r"\b[Ll]eaked \d+ |LEAK SUMMARY",
+    # a library's call did not succeed:
+    r"\b(?:CUDA_ERROR_|HSA_STATUS_ERROR|MPI_ERR_|NVML_ERROR_|UCS_ERR_)",
+    r"\b(?:cuda|hip|nccl)(?:Error[A-Z]|SystemError|InternalError|UnhandledCudaError|RemoteError)\w*",
+    r"\b(?:CUDA|HIP|[Cc]uda|NCCL|RCCL) (?:error|failure)\b",
+    r"\b[NR]CCL WARN\b",
+    r"\bUCX +(?:ERROR|FATAL)\b",
+    r"\bGTL DEBUG: \d+\)",
+    r"[Ff]atal error in (?:internal_|P?MPI)|\bMPI_ABORT\b|\bAbort\(\d+\)",
+    # something else says so:
+    r"\b(?:srun|slurmstepd|slurmd|mpiexec|mpirun|prte|prterun): (?:fatal|error):",
+    r"<critical>|<warn>.*(?:[Ff]ail|[Ee]rror|[Uu]nable|[Cc]annot)",
+    r"\b(?:RuntimeError|OSError|MemoryError|torch\.\w*Error)\b",
+    r"has lost communication with a remote daemon",
+    r"\bFATAL\b|\b[Ff]atal(?: (?:error|signal|exception)|:)",
+    r"\b(?:[Nn]ot permitted|Permission denied)\b",
+    r"\b(?:[Ff]alling back|[Ff]allback) to\b",
+    r"\b(?:ERROR|Error|error|ERR): |\[(?:ERROR|error)\]|\bERROR\b",
+)
+
+
+class ErrorLines:
+    """Tallies of telling lines by their words."""
+
+    def __init__(self) -> None:
+        self._groups: dict[bytes, tuple[Tally, int, set[int]]] = {}
+        self.beyond = 0
+        """Lines of further kinds, which are not remembered."""
+
+    def add(self, seen: Sighting, rank: int, known: Collection[int]) -> None:
+        """``rank`` is the number of the line's pattern, ``known`` the signatures' patterns in the line."""
+        group = self._groups.get(seen.kind)
+        if group is None:
+            if len(self._groups) >= MOST_GROUPS:
+                self.beyond += seen.lines
+                return
+            group = self._groups[seen.kind] = (Tally(seen.first), rank, set())
+        group[0].add(seen)
+        group[2].update(known)
+
+    def unexplained(self, explained: Collection[int]) -> Iterator[Occurrences]:
+        """Lines without a pattern of ``explained``, most telling first, then in the order of appearance."""
+        left = [(rank, tally) for tally, rank, known in self._groups.values() if known.isdisjoint(explained)]
+        for _, tally in sorted(left, key=lambda one: one[0]):
+            yield tally.occurrences()

@@ -1,0 +1,157 @@
+"""Read logs and conclude: those that end one after the other, then those that may not, side by side."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from gpuipc_doctor.diagnose.decompress import Unreadable
+from gpuipc_doctor.diagnose.diagnosis import Diagnosis, LogRead, Recognised
+from gpuipc_doctor.diagnose.examination import Examination
+from gpuipc_doctor.diagnose.sources import Log
+from gpuipc_doctor.model import Fact
+
+_PAUSE_S = 0.1
+"""Between looks at logs to which nothing was added."""
+_PATIENCE_S = 1.0
+"""After which lines that wait for what follows them are looked at, and news is told."""
+
+Say = Callable[[str], None]
+
+
+def diagnose(
+    paths: Iterable[str],
+    examination: Examination,
+    *,
+    known: Sequence[Fact] = (),
+    follow: bool = False,
+    say: Say = lambda text: None,
+    news: Callable[[Recognised], None] = lambda one: None,
+) -> Diagnosis:
+    """Read until all logs have ended or the user interrupts; both lead to a diagnosis.
+
+    ``say`` gets one line for each log that cannot be read, when that is found out; ``news`` each known
+    issue that is recognised while logs that may never end are being read.
+    """
+    readers = [_Reader(path, examination, follow, say) for path in dict.fromkeys(paths)]
+    interrupted = False
+    with _one_interrupt():
+        try:
+            for reader in readers:
+                if not reader.endless:
+                    reader.read_all()
+            _read_endless([reader for reader in readers if reader.endless], examination, known, news)
+        except KeyboardInterrupt:
+            interrupted = True
+        for reader in readers:
+            reader.finish()
+        return examination.conclude([reader.result() for reader in readers], known, interrupted)
+
+
+@contextlib.contextmanager
+def _one_interrupt() -> Iterator[None]:
+    """SIGINT raises `KeyboardInterrupt` once: timeout(1) sends it twice, and the rest takes no time."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _read_endless(
+    readers: Sequence[_Reader],
+    examination: Examination,
+    known: Sequence[Fact],
+    news: Callable[[Recognised], None],
+) -> None:
+    told: set[str] = set()
+    looked = time.monotonic()
+    while any(not reader.ended for reader in readers):
+        if not [reader for reader in readers if reader.read_some()]:
+            time.sleep(_PAUSE_S)
+        if time.monotonic() - looked >= _PATIENCE_S:
+            looked = time.monotonic()
+            for reader in readers:
+                reader.flush()
+            for one in examination.conclude((), known).found:
+                if one.issue.id not in told:
+                    told.add(one.issue.id)
+                    news(one)
+
+
+class _Reader:
+    """One log, its scanner, and what became of it."""
+
+    def __init__(self, path: str, examination: Examination, follow: bool, say: Say) -> None:
+        self._examination = examination
+        self._say = say
+        self._bytes = 0
+        self._lines = 0
+        """Of earlier files of this name."""
+        self._trouble = ""
+        self._name = path
+        self._log: Log | None = None
+        self._blocks: Iterator[bytes | None] = iter(())
+        try:
+            self._log = Log(path, follow=follow)
+        except Unreadable as trouble:
+            self._fail(trouble)
+        else:
+            self._name = self._log.name
+            self._blocks = self._log.blocks()
+        self._reading = examination.log(self._name)
+        self.ended = self._log is None
+        self.endless = self._log is not None and self._log.endless
+
+    def read_all(self) -> None:
+        while not self.ended:
+            self.read_some()
+
+    def read_some(self) -> bool:
+        """Whether something had come."""
+        try:
+            block = next(self._blocks)
+        except StopIteration:
+            self.ended = True
+            return False
+        except Unreadable as trouble:
+            self._fail(trouble)
+            self.ended = True
+            return False
+        if block is None:
+            self.flush()
+            self._lines += self._reading.lines
+            self._reading = self._examination.log(self._name)
+            return True
+        self._bytes += len(block)
+        self._reading.feed(block)
+        return bool(block)
+
+    def flush(self) -> None:
+        self._reading.flush()
+
+    def finish(self) -> None:
+        self.flush()
+        for note in self._log.notes if self._log else ():
+            self._say(f"{self._name}: {note}")
+        if self._log:
+            self._log.close()
+
+    def result(self) -> LogRead:
+        notes = tuple(self._log.notes) if self._log else ()
+        return LogRead(self._name, self._lines + self._reading.lines, self._bytes, self._trouble, notes)
+
+    def _fail(self, trouble: Unreadable) -> None:
+        self._trouble = str(trouble)
+        self._say(f"{self._name}: {trouble}")

@@ -1,0 +1,75 @@
+"""What ``fi_info`` prints: the interfaces that libfabric offers, and the state of their links.
+
+libfabric, util/info.c prints ``provider: cxi`` and, indented, the other lines; with ``-v`` (src/fi_tostr.c)
+whole structures, in which the same names stand below ``fi_fabric_attr:``, ``fi_domain_attr:`` and
+``fi_link_attr:``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+HARDWARE = ("cxi", "efa", "opx", "psm2", "verbs;ofi_rxm")
+"""Providers of adapters that MPI libraries choose before any other; psm3 also runs over plain Ethernet."""
+
+HOST = ("tcp", "shm")
+"""Those that are left without such an adapter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """One way out of the node. ``state`` is ``up``, ``down`` or empty where it is not told."""
+
+    provider: str
+    domain: str
+    kind: str
+    """The endpoint's type: ``FI_EP_RDM``."""
+    state: str = ""
+
+
+def offered(text: str) -> list[Interface]:
+    """The interfaces in what ``fi_info`` or ``fi_info -v`` printed."""
+    verbose = text.startswith("---") or "\nfi_info:" in f"\n{text}"
+    return list(_verbose(text) if verbose else _brief(text))
+
+
+def _brief(text: str) -> Iterator[Interface]:
+    for block in re.split(r"^(?=provider:)", text, flags=re.MULTILINE):
+        if block.startswith("provider:"):
+            yield Interface(_value("provider", block), _value("domain", block), _value("type", block))
+
+
+def _verbose(text: str) -> Iterator[Interface]:
+    for block in re.split(r"^fi_info:", text, flags=re.MULTILINE)[1:]:
+        endpoint = block.partition("fi_ep_attr:")[2]
+        domain = block.partition("fi_domain_attr:")[2]
+        fabric = block.partition("fi_fabric_attr:")[2]
+        state = re.search(r"state: FI_LINK_(UP|DOWN)", block)
+        yield Interface(
+            _value("prov_name", fabric),
+            _value("name", domain),
+            _value("type", endpoint),
+            state[1].lower() if state else "",
+        )
+
+
+def _value(name: str, text: str) -> str:
+    found = re.search(rf"^\s*{name}: *(.*)$", text, re.MULTILINE)
+    return found[1].strip() if found else ""
+
+
+def routes(interfaces: list[Interface], *, across: bool) -> list[str]:
+    """The providers that an MPI library would send small messages through: an adapter's, else the host's.
+
+    ``across``: to another node, which shared memory does not reach.
+    """
+    providers = {one.provider for one in interfaces if one.kind == "FI_EP_RDM"}
+    adapters = [name for name in HARDWARE if name in providers][:1]
+    return adapters or [name for name in HOST if _offers(name, providers) and not (across and name == "shm")]
+
+
+def _offers(name: str, providers: set[str]) -> bool:
+    """Older releases offer tcp for such endpoints through a utility provider alone: ``tcp;ofi_rxm``."""
+    return any(provider.partition(";")[0] == name for provider in providers)

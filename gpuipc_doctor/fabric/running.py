@@ -1,0 +1,171 @@
+"""The programs of libfabric and UCX as children of a worker, which is supervised: implements ``api.Fabric``.
+
+They carry the worker's marker in their environment, so whatever becomes of the worker, none of them stays.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Protocol
+
+from gpuipc_doctor.fabric import cxi, exchange, healthcheck, interfaces
+from gpuipc_doctor.fabric.programs import environment
+from gpuipc_doctor.model import Json
+
+Armed = Callable[[str], AbstractContextManager[None]]
+
+_MAX_BYTES = 1 << 18
+"""Of what a program prints, that is read; its end, where it is more."""
+
+_POLL_S = 0.005
+
+_SETTLE_S = 1.0
+"""For a program to end by itself when the other end has not come to a good one."""
+
+_LISTENING = "0A"
+"""TCP_LISTEN in ``/proc/net/tcp`` (Linux, include/net/tcp_states.h)."""
+
+
+class Other(Protocol):
+    """The other role."""
+
+    def send(self, value: Json) -> None: ...
+    def recv(self) -> Json: ...
+    def has_news(self) -> bool: ...
+
+
+class Fabric:
+    """``place``: of this role among the probe's; the first waits for messages, the second begins."""
+
+    def __init__(self, place: int, root: Path, armed: Armed, other: Callable[[], Other], host: str) -> None:
+        self._place = place
+        self._root = root
+        self._armed = armed
+        self._other = other
+        self._host = host
+
+    # -- what is here -----------------------------------------------------------------------------------
+
+    def look(self, programs: Mapping[str, str], results: str | None) -> dict[str, Json]:
+        told: dict[str, Json] = {
+            "adapters": [asdict(adapter) for adapter in cxi.adapters(self._root)],
+            "health": healthcheck.results(Path(results)) if results else [],
+        }
+        if fi_info := programs.get("fi_info"):
+            told["libfabric"] = _version("libfabric", self._run([fi_info, "--version"])[1])
+            told["interfaces"] = [asdict(one) for one in self._offered(fi_info)]
+        if ucx_info := programs.get("ucx_info"):
+            told["ucx"] = _version("Library version", self._run([ucx_info, "-v"])[1])
+        return told
+
+    def routes(self, fi_info: str | None, *, across: bool) -> list[str]:
+        offered = self._offered(fi_info) if fi_info else []
+        return interfaces.routes(offered, across=across)
+
+    def _offered(self, fi_info: str) -> list[interfaces.Interface]:
+        return interfaces.offered(self._run([fi_info, "-v"])[1])
+
+    # -- messages ---------------------------------------------------------------------------------------
+
+    def ping_pong(self, program: str, route: str, nbytes: int, rounds: int) -> dict[str, Json]:
+        ours, theirs = self._end(exchange.command(program, route, nbytes, rounds))
+        self._other().send(ours)
+        return exchange.of_both(ours, theirs or self._other().recv())
+
+    def _end(self, command: Sequence[str]) -> tuple[dict[str, Json], dict[str, Json] | None]:
+        """How our end of it ended, and how the other's, where that was first."""
+        program, serves, port = command[0], self._place == 0, 0
+        if serves:
+            port = _free_port()
+            command = [*command, *exchange.serve(program, port)]
+        elif met := self._other().recv():
+            command = [*command, *exchange.call(program, met["host"], met["port"])]
+        else:
+            return exchange.nobody_listens(), None
+        with self._armed(Path(program).name), tempfile.TemporaryFile() as output:
+            process = self._start(command, output)
+            if serves:
+                while not (listens := _listens(port)) and process.poll() is None:
+                    time.sleep(_POLL_S)
+                self._other().send({"host": self._host, "port": port} if listens else None)
+            theirs = self._watch(process)
+            return exchange.judge(process.wait(), _text(output)), theirs
+
+    def _watch(self, process: subprocess.Popen[bytes]) -> dict[str, Json] | None:
+        """Until the program has ended. One whose other end has gone wrong may wait for it for ever."""
+        theirs, until = None, math.inf
+        while process.poll() is None:
+            if theirs is None and self._other().has_news():
+                theirs = self._other().recv()
+                until = math.inf if theirs["ended"] == exchange.RIGHT else time.monotonic() + _SETTLE_S
+            if time.monotonic() > until:
+                process.terminate()
+            time.sleep(_POLL_S)
+        return theirs
+
+    # -- programs ---------------------------------------------------------------------------------------
+
+    def _run(self, command: Sequence[str]) -> tuple[int, str]:
+        """A program's exit code, negative for a signal, and what it printed."""
+        with self._armed(Path(command[0]).name), tempfile.TemporaryFile() as output:
+            process = self._start(command, output)
+            return process.wait(), _text(output)
+
+    def _start(self, command: Sequence[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
+        environ = {**environment(command[0], os.environ), **self._visible}
+        return subprocess.Popen(
+            command, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+        )
+
+    @cached_property
+    def _visible(self) -> dict[str, str]:
+        """Of several devices a program takes the first: this role's own, with the others behind it."""
+        rotated = {}
+        for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+            if devices := os.environ.get(name, "").split(","):
+                first = self._place % len(devices)
+                rotated[name] = ",".join([*devices[first:], *devices[:first]])
+        return {name: value for name, value in rotated.items() if value}
+
+
+def _text(output: IO[bytes]) -> str:
+    """A file, and no pipe: a program may leave something behind that holds a pipe open."""
+    size = output.seek(0, os.SEEK_END)
+    output.seek(max(0, size - _MAX_BYTES))
+    return output.read().decode(errors="replace")
+
+
+def _version(word: str, text: str) -> str:
+    """``libfabric: 2.2.0-impi_2021.17.2``, ``# Library version: 1.22.0``."""
+    lines = (line.lstrip("# ") for line in text.splitlines())
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(f"{word}:")), "")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _listens(port: int) -> bool:
+    """Whether somebody waits for connections there. To connect would be taken for the other end."""
+    for name in ("tcp", "tcp6"):
+        try:
+            lines = Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for fields in map(str.split, lines):
+            if fields[3] == _LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
+                return True
+    return False

@@ -1,0 +1,250 @@
+"""Have every node answer, so many at a time, each within its own deadline; nobody waits for a dead one.
+
+A command is started here for each node: `ssh`, or `srun` with a step (inside an allocation) or a job
+(outside) of its own, for one step over many nodes is aborted on all of them where the slurmd of one is dead.
+A node prints its report, which comes back over that channel: no file system need be shared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import math
+import os
+import re
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+
+from gpuipc_doctor.fleet.summary import NodeReport, State, clocked, of, silent
+from gpuipc_doctor.report import report_json
+
+MAX_ANSWER = 64 << 20
+"""Bytes of a report; what is longer is none."""
+
+MAX_WORDS = 8 << 10
+"""Bytes of what a launcher says that are kept."""
+
+GRACE_S = 5.0
+"""Between TERM, at which srun cancels its step or job, and KILL; and for the last words of what has ended."""
+
+NOT_ASKED = "it was not asked: the budget for all nodes was spent"
+
+_MISSING = re.compile(r"not found|No such file or directory|No module named")
+
+
+_CARRY = """\
+umask 077
+file=$(mktemp "$1/gpuipc-doctor.XXXXXX") && cat > "$file" || { rm -f "$file"; exit 126; }
+seconds=$2; export GPUIPC_DOCTOR_PYTHON="$3"; shift 3
+exec timeout "$seconds" sh "$file" --once "$@" < /dev/null
+"""
+"""What puts a shipped file, its standard input, in a place of its own and runs it; `--once` removes it."""
+
+
+class Via(enum.Enum):
+    """How a command gets to a node."""
+
+    SLURM = "slurm"
+    SSH = "ssh"
+
+
+@dataclass(frozen=True, slots=True)
+class Shipped:
+    """The tool as one file (`make zipapp`), which each node is sent."""
+
+    file: Path
+    to: str = "/tmp"  # noqa: S108 - there mktemp(1) makes a file, and Slurm one that was none
+    """A directory of the nodes."""
+    python: str = ""
+    """Of the nodes, by default the first in PATH that is new enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How to reach the nodes. Times in seconds; ``options`` are for `srun` or `ssh` as they stand."""
+
+    via: Via
+    command: tuple[str, ...]
+    """What runs on the node and prints a JSON report."""
+    fanout: int = 64
+    deadline_s: float = 600.0
+    budget_s: float = math.inf
+    """For all nodes together: who has not been asked by then is not, and who is being asked is no longer."""
+    patience_s: float = 30.0
+    """How long a job waits for a node that is busy, drained or down, and ssh for one that does not answer."""
+    options: tuple[str, ...] = ()
+    in_allocation: bool = False
+    shipped: Shipped | None = None
+    """Then ``command`` is for the tool, and does not begin with it."""
+
+    def words(self, target: Target) -> list[str]:
+        """The command that is started here for a target."""
+        command = [*self.command, *target.arguments]
+        if self.via is Via.SSH:
+            quiet = ["-oBatchMode=yes", f"-oConnectTimeout={math.ceil(self.patience_s)}"]
+            return ["ssh", *quiet, *self.options, target.node, "--", self.line(target)]
+        where = ["--overlap"] if self.in_allocation else [f"--immediate={math.ceil(self.patience_s)}"]
+        # In minutes: what nobody waits for any more, for we were killed, ends by itself.
+        limit = f"--time={math.ceil(self.deadline_s / 60)}"
+        if self.shipped:
+            python = f"--export=ALL,GPUIPC_DOCTOR_PYTHON={self.shipped.python}"
+            where = [*where, python, f"--bcast={self.shipped.to}/"]
+            command = [str(self.shipped.file), "--once", *command]
+        return ["srun", *where, limit, "-w", target.node, "-N1", "-n1", *self.options, *command]
+
+    def line(self, target: Target) -> str:
+        """What a shell on the node is given over ssh."""
+        # The other end of a broken connection goes on; timeout(1) there ends what nobody waits for.
+        seconds = f"{math.ceil(self.deadline_s)}"
+        command = [*self.command, *target.arguments]
+        there = ["timeout", seconds, *command]
+        if self.shipped:
+            there = ["sh", "-c", _CARRY, "sh", self.shipped.to, seconds, self.shipped.python, *command]
+        return shlex.join(there)
+
+    def stdin(self) -> Path:
+        """What is sent along."""
+        return self.shipped.file if self.shipped and self.via is Via.SSH else Path(os.devnull)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What to ask, by its ``name``: on ``node``, with more arguments; ``uses``: the nodes it takes up."""
+
+    name: str
+    node: str
+    arguments: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()
+
+    @classmethod
+    def of_node(cls, node: str) -> Target:
+        return cls(node, node, uses=(node,))
+
+
+class Listener(Protocol):
+    """Is told what becomes of the targets."""
+
+    def started(self, name: str) -> None: ...
+    def finished(self, report: NodeReport, full: bytes) -> None: ...
+
+
+def ask(targets: Sequence[Target], way: Way, listener: Listener) -> None:
+    """Ask all of them, a node one thing at a time; returns when each has answered or will not.
+
+    Ctrl-C ends what runs, as srun and ssh end it on the nodes, and is raised.
+    """
+    asyncio.run(_ask_all(targets, way, listener))
+
+
+async def _ask_all(targets: Sequence[Target], way: Way, listener: Listener) -> None:
+    places = asyncio.Semaphore(way.fanout)
+    busy = {node: asyncio.Lock() for target in targets for node in target.uses}
+    ends = time.monotonic() + way.budget_s
+
+    async def ask_one(target: Target) -> None:
+        async with contextlib.AsyncExitStack() as held:
+            for node in sorted(target.uses):  # in one order, so that no two wait for each other
+                await held.enter_async_context(busy[node])
+            await held.enter_async_context(places)
+            listener.started(target.name)
+            left = ends - time.monotonic()
+            if left > 0:
+                listener.finished(*await _ask_one(target, replace(way, deadline_s=min(left, way.deadline_s))))
+            else:
+                listener.finished(silent(target.name, State.NO_ANSWER, NOT_ASKED), b"")
+
+    await asyncio.gather(*map(ask_one, targets))
+
+
+async def _ask_one(target: Target, way: Way) -> tuple[NodeReport, bytes]:
+    words, node = way.words(target), target.name
+    try:
+        with way.stdin().open("rb") as sent:
+            transport, channel = await asyncio.get_running_loop().subprocess_exec(
+                _Channel, *words, stdin=sent, start_new_session=True
+            )
+    except OSError as error:
+        return silent(node, State.NOT_LAUNCHED, f"{words[0]}: {error.strerror}"), b""
+    try:
+        await _within(way.deadline_s, channel.exited)
+        if channel.exited.is_set():
+            await _within(GRACE_S, channel.closed)  # what ssh has left behind may hold it open for ever
+            code, said = transport.get_returncode() or 0, channel.said.decode(errors="replace")
+            report, full = answer(node, bytes(channel.told), code, said, way.via)
+            return clocked(report, datetime.now().astimezone()), full
+        return silent(node, State.DEADLINE, f"no answer within {way.deadline_s:g} s"), b""
+    finally:
+        await asyncio.shield(_end(transport, channel))
+
+
+class _Channel(asyncio.SubprocessProtocol):
+    """What comes back from a node. An answer that is too long is ended, not read to its end."""
+
+    def __init__(self) -> None:
+        self.told, self.said = bytearray(), bytearray()
+        self.exited, self.closed = asyncio.Event(), asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.SubprocessTransport)
+        self._transport = transport
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        kept, most = (self.told, MAX_ANSWER) if fd == 1 else (self.said, MAX_WORDS)
+        kept += data[: most - len(kept)]
+        if len(self.told) >= MAX_ANSWER:
+            with contextlib.suppress(ProcessLookupError):
+                self._transport.terminate()
+
+    def process_exited(self) -> None:
+        self.exited.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed.set()
+
+
+async def _within(seconds: float, event: asyncio.Event) -> None:
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)
+
+
+async def _end(transport: asyncio.SubprocessTransport, channel: _Channel) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        if not channel.exited.is_set():
+            transport.terminate()
+            await _within(GRACE_S, channel.exited)
+    transport.close()  # kills what is still there
+    await channel.exited.wait()
+
+
+def answer(node: str, data: bytes, code: int, said: str, via: Via) -> tuple[NodeReport, bytes]:
+    """What a node's output comes to: its summary and its report, or why there is none."""
+    words = " ".join(said.split())
+    if len(data) >= MAX_ANSWER:
+        return silent(node, State.NO_ANSWER, f"its answer is longer than {MAX_ANSWER >> 20} MiB"), b""
+    if data.lstrip().startswith(b"{"):
+        try:
+            report = report_json.loads(data.decode(errors="replace"))
+        except report_json.BadDocument as error:
+            return silent(node, State.OTHER_VERSION, str(error)), b""
+        return of(report, node, code), data
+    return silent(node, _state(code, words, via), words or f"exit code {code}, and nothing was printed"), b""
+
+
+def _state(code: int, words: str, via: Via) -> State:
+    """By the exit codes of ssh(1), timeout(1) and shells, and by what srun says where it has no code for
+    it."""
+    if code in (126, 127) or (via is Via.SLURM and _MISSING.search(words)):
+        return State.NO_TOOL
+    if via is Via.SSH and code == 255:
+        return State.UNREACHABLE
+    if via is Via.SSH and code == 124:
+        return State.DEADLINE
+    if via is Via.SLURM and "srun: error" in words:  # it exits with 233, among other codes
+        return State.NOT_LAUNCHED
+    return State.KILLED if code < 0 or code > 128 else State.NO_ANSWER

@@ -1,0 +1,238 @@
+"""Two runs over a fleet held against each other, before and after an upgrade: who got worse, better or lost.
+
+Pure. Nodes are held against themselves, check by check and by the keys of what was found; what they have in
+common is folded.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from gpuipc_doctor.comparison.check_changes import Turn, turn_of
+from gpuipc_doctor.fleet import fold
+from gpuipc_doctor.fleet.fold import Fleet, Silence, Slow
+from gpuipc_doctor.fleet.nodeset import Folder
+from gpuipc_doctor.fleet.summary import NodeReport, State, Told
+from gpuipc_doctor.model import Exit, Status
+
+NOT_ASKED = "it is not among those that were asked"
+
+MEANINGS = {
+    Exit.OK: "nothing is worse, slower or no longer tested, and no report is missing that was there",
+    Exit.INTERNAL: "gpuipc-doctor itself failed",
+    Exit.USAGE: "the command line is wrong, or a directory has no node reports",
+    Exit.NOTHING: "no node has answered both times, so there is nothing to compare",
+    Exit.WARN: "something is slower, or is a WARN that was none",
+    Exit.ERROR: "a node, or something on a node, that was tested no longer is",
+    Exit.FAIL: "something fails on a node where it did not",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What became of a check on some nodes; ``key`` names what was found, the later where there is one."""
+
+    check: str
+    key: str
+    before: Status | None
+    after: Status | None
+    turn: Turn
+    nodes: tuple[str, ...]
+    told: Told | None
+    """As the first of the nodes says it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """A fact that has changed on some nodes: on which from what to what, and where it has not."""
+
+    name: str
+    rows: tuple[tuple[str, str, tuple[str, ...]], ...]
+    """Value before, value after (empty: not found), nodes; the changed ones first, then the most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """A figure that is not what it was: its medians, and the median of what it has changed by on each node.
+
+    ``ratio`` is after by before, turned round where more is better: above 1 is slower.
+    """
+
+    name: str
+    unit: str
+    before: float
+    after: float
+    ratio: float
+    nodes: int
+
+    @property
+    def is_slower(self) -> bool:
+        return self.ratio > 1
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Everything that two runs over a fleet say when held against each other."""
+
+    before: Fleet
+    after: Fleet
+    both: int
+    """Nodes that have answered both times."""
+    moves: tuple[Move, ...]
+    lost: tuple[Silence, ...]
+    """Nodes that have answered before and not after, by why they have not."""
+    new: tuple[str, ...]
+    """Nodes that have answered after and not before."""
+    shifts: tuple[Shift, ...]
+    paces: tuple[Pace, ...]
+    slow: tuple[Slow, ...]
+    """Figures of single nodes that stand out among their peers' and did not."""
+    folder: Folder
+
+    def turned(self, turn: Turn) -> list[Move]:
+        return [move for move in self.moves if move.turn is turn]
+
+    @property
+    def nodes(self) -> Mapping[str, tuple[str, ...]]:
+        """The nodes by the worst that became of them; those that are lost or new have only one side."""
+        lost = {node for silence in self.lost for node in silence.nodes}
+        left = {one.node for one in self.after.answered} - set(self.new)
+        sets = {"lost": tuple(sorted(lost)), "new": self.new}
+        for turn in Turn:
+            if turn is not Turn.SAME:
+                turned = {node for move in self.turned(turn) for node in move.nodes} & left
+                sets[turn.value] = tuple(sorted(turned))
+                left -= turned
+        sets[Turn.SAME.value] = tuple(sorted(left))
+        return sets
+
+    @property
+    def exit_code(self) -> Exit:
+        worse = {move.after for move in self.turned(Turn.WORSE)}
+        if Status.FAIL in worse:
+            return Exit.FAIL
+        if not self.both:
+            return Exit.NOTHING
+        if self.lost or self.turned(Turn.NO_LONGER_TESTED):
+            return Exit.ERROR
+        slower = self.slow or any(pace.is_slower for pace in self.paces)
+        return Exit.WARN if worse or slower else Exit.OK
+
+
+def compare(before: Iterable[NodeReport], after: Iterable[NodeReport]) -> Changes:
+    """What has changed from one run to the other."""
+    was, now = fold.fold(before), fold.fold(after)
+    old, new = ({one.node: one for one in fleet.answered} for fleet in (was, now))
+    pairs = [(old[node], one) for node, one in new.items() if node in old]
+    newly = [(None, one) for node, one in new.items() if node not in old]
+    slow_before = {(one.name, one.node) for one in was.slow}
+    return Changes(
+        was,
+        now,
+        len(pairs),
+        tuple(sorted(_moves([*pairs, *newly]), key=_weight)),
+        tuple(_lost([node for node in old if node not in new], now.reports)),
+        tuple(one.node for _, one in newly),
+        tuple(_shifts(pairs)),
+        tuple(sorted(_paces(pairs), key=lambda pace: -pace.ratio)),
+        tuple(one for one in now.slow if (one.name, one.node) not in slow_before),
+        Folder(sorted({one.node for fleet in (was, now) for one in fleet.reports})),
+    )
+
+
+def _weight(move: Move) -> tuple[object, ...]:
+    severity = move.after.severity if move.after else 0
+    return list(Turn).index(move.turn), -severity, -len(move.nodes), move.check, move.key
+
+
+_Pairs = Sequence[tuple[NodeReport, NodeReport]]
+
+
+def _moves(pairs: Iterable[tuple[NodeReport | None, NodeReport]]) -> Iterator[Move]:
+    """What has changed, and what is as bad as it was."""
+    groups: dict[tuple[str, str, Status | None, Status | None, Turn], list[str]] = defaultdict(list)
+    examples: dict[object, Told | None] = {}
+    for was, now in pairs:
+        old = was.checks if was else {}
+        for check in dict.fromkeys((*now.checks, *old)):
+            before, after = (
+                Status(status) if status else None for status in (old.get(check), now.checks.get(check))
+            )
+            if before is after and after not in (Status.FAIL, Status.ERROR):
+                continue
+            if was is None and after is not Status.FAIL:  # what is fine on a new node is no news
+                continue
+            known = _found(was, check, before)
+            found = _found(now, check, after)
+            turn = turn_of(before, after)
+            if before is after is Status.FAIL and known.keys() != found.keys():
+                turn = Turn.FAILS_OTHERWISE
+            for key, told in _telling(known, found, turn).items():
+                group = (check, key, before, after, turn)
+                groups[group].append(now.node)
+                examples.setdefault(group, told)
+    for group, nodes in groups.items():
+        check, key, before, after, turn = group
+        yield Move(check, key, before, after, turn, tuple(nodes), examples[group])
+
+
+def _found(report: NodeReport | None, check: str, status: Status | None) -> dict[str, Told]:
+    """The findings behind the worst status of a check, by their keys."""
+    if report is None or status is None:
+        return {}
+    return {
+        told.key or told.says: told
+        for told in report.findings
+        if told.check == check and told.status == status.value
+    }
+
+
+def _telling(known: dict[str, Told], found: dict[str, Told], turn: Turn) -> dict[str, Told | None]:
+    """What a change is told by: of what is found now that which is new, else what is there no more."""
+    fresh = {key: told for key, told in found.items() if key not in known}
+    gone = turn in (Turn.BETTER, Turn.NEWLY_TESTED)
+    return {**((known if gone else fresh) or found or known)} or {"": None}
+
+
+def _lost(nodes: Iterable[str], after: Iterable[NodeReport]) -> Iterator[Silence]:
+    there = {one.node: one for one in after}
+    by_state: dict[State, list[str]] = defaultdict(list)
+    for node in nodes:
+        by_state[there[node].state if node in there else State.NO_ANSWER].append(node)
+    for state, those in sorted(by_state.items(), key=lambda item: -len(item[1])):
+        first = there.get(those[0])
+        yield Silence(state, first.reason if first else NOT_ASKED, tuple(those))
+
+
+def _shifts(pairs: _Pairs) -> Iterator[Shift]:
+    names = sorted({name for pair in pairs for one in pair for name in one.facts} - fold.OF_A_NODE)
+    for name in names:
+        rows: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for was, now in pairs:
+            before, after = (", ".join(one.facts.get(name, ())) for one in (was, now))
+            rows[before, after].append(now.node)
+        is_each_nodes_own = len(rows) >= max(len(pairs), 3)
+        if any(before != after for before, after in rows) and not is_each_nodes_own:
+            ordered = sorted(rows.items(), key=lambda row: (row[0][0] == row[0][1], -len(row[1]), row[0]))
+            yield Shift(name, tuple((before, after, tuple(nodes)) for (before, after), nodes in ordered))
+
+
+def _paces(pairs: _Pairs) -> Iterator[Pace]:
+    """Figures that have changed on most nodes; a node that stands out alone is the other fold's to tell."""
+    figures: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    kinds = {}
+    for was, now in pairs:
+        for name, figure in now.figures.items():
+            before = was.figures.get(name)
+            if before and before.unit == figure.unit and min(before.value, figure.value) > 0:
+                figures[name].append((before.value, figure.value))
+                kinds[name] = figure
+    for name, values in figures.items():
+        is_turned = kinds[name].more_is_better
+        ratio = median(old / new if is_turned else new / old for old, new in values)
+        if len(values) >= fold.FEWEST and not 1 / fold.FACTOR < ratio < fold.FACTOR:
+            old, new = (median(side) for side in zip(*values, strict=True))
+            yield Pace(name, kinds[name].unit, old, new, ratio, len(values))

@@ -1,0 +1,257 @@
+"""From the reports of many nodes to what an admin asks: which are bad, which differ. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import median
+
+from gpuipc_doctor.fleet.nodeset import Folder
+from gpuipc_doctor.fleet.summary import Figure, NodeReport, State, Told
+from gpuipc_doctor.model import Exit, Status
+
+OF_A_NODE = frozenset({"hostname", "gpu-uuid", "boot-id"})
+"""Facts that differ from node to node as they should."""
+
+OUTLYING = 5.0
+"""So many robust standard deviations from the fleet's median make a figure an outlier, if it is also
+`FACTOR` times as bad: the spread of healthy nodes can be very small."""
+
+FACTOR = 1.25
+
+COMPLAINTS = frozenset({Status.WARN.value, Status.ERROR.value, Status.FAIL.value})
+
+FEWEST = 5
+"""With fewer nodes there is no fleet to stand out from."""
+
+PER_DEVIATION = 1.4826
+"""The median of the absolute deviations of a normal distribution, times this, is its standard deviation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Nodes with the same answer: the same statuses, the same findings."""
+
+    nodes: tuple[str, ...]
+    state: State
+    status: Status
+    checks: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One finding, wherever it was made; ``example`` is of the first of its nodes."""
+
+    check: str
+    key: str
+    status: Status
+    nodes: tuple[str, ...]
+    example: Told
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """Nodes without a report for the same kind of reason; ``reason`` is that of the first, in words."""
+
+    state: State
+    reason: str
+    nodes: tuple[str, ...]
+
+    def about(self, nodes: str) -> str:
+        """What is to be told of a set of nodes."""
+        if self.state is State.UNTESTED:
+            return f"nothing was tested on {nodes}"
+        return f"no report from {nodes}: {self.state.value}"
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """A fact that is not the same everywhere; by value, the most common first. Empty: not found there."""
+
+    name: str
+    values: Mapping[str, tuple[str, ...]]
+    bad: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The known issues of a value, where it is among the versions that are known to be bad."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """A figure of a node that stands out among its peers', for the worse."""
+
+    name: str
+    node: str
+    value: float
+    median: float
+    unit: str
+    peers: int
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """What the node reports say together."""
+
+    reports: Sequence[NodeReport]
+    groups: tuple[Group, ...]
+    problems: tuple[Problem, ...]
+    silences: tuple[Silence, ...]
+    drifts: tuple[Drift, ...]
+    slow: tuple[Slow, ...]
+    folder: Folder
+
+    @cached_property
+    def answered(self) -> list[NodeReport]:
+        """The reports that are one."""
+        return [one for one in self.reports if one.state is State.REPORTED]
+
+    @property
+    def started(self) -> str:
+        """When the first of them was begun; empty without one."""
+        return min((one.started for one in self.answered), default="")
+
+    @property
+    def telling_checks(self) -> list[str]:
+        """The checks that are not fine everywhere."""
+        return sorted(
+            {check for one in self.groups for check, status in one.checks.items() if status in COMPLAINTS}
+        )
+
+    @property
+    def simulated(self) -> tuple[str, ...]:
+        """The nodes that were simulated ones."""
+        return tuple(one.node for one in self.reports if one.simulated)
+
+    def nodes(self, *statuses: Status) -> tuple[str, ...]:
+        """The nodes whose worst status is one of these."""
+        return tuple(node for group in self.groups if group.status in statuses for node in group.nodes)
+
+    @property
+    def sets(self) -> dict[str, tuple[str, ...]]:
+        """Each node in one of them: whom to give to jobs, whom to take out, of whom nothing is known."""
+        return {
+            "pass": self.nodes(Status.PASS, Status.WARN, Status.SKIP),
+            "fail": self.nodes(Status.FAIL),
+            "unknown": self.nodes(Status.ERROR),
+        }
+
+    @property
+    def exit_code(self) -> Exit:
+        """As for a node; one without a report is an ERROR."""
+        if self.nodes(Status.FAIL):
+            return Exit.FAIL
+        return Exit.ERROR if self.nodes(Status.ERROR) else Exit.OK
+
+
+def fold(reports: Iterable[NodeReport]) -> Fleet:
+    """All of it, from one report a node."""
+    known = sorted(reports, key=lambda one: one.node)
+    answered = [one for one in known if one.state is State.REPORTED]
+    return Fleet(
+        known,
+        tuple(sorted(_groups(known), key=lambda g: (-g.status.severity, len(g.nodes), g.nodes))),
+        tuple(sorted(_problems(answered), key=lambda p: (-p.status.severity, -len(p.nodes), p.check))),
+        tuple(_silences(known)),
+        tuple(_drifts(answered)),
+        tuple(_slow(answered)),
+        Folder([one.node for one in known]),
+    )
+
+
+def _groups(reports: Iterable[NodeReport]) -> Iterator[Group]:
+    alike: dict[object, list[NodeReport]] = defaultdict(list)
+    for one in reports:
+        alike[one.likeness].append(one)
+    for group in alike.values():
+        first = group[0]
+        yield Group(tuple(one.node for one in group), first.state, first.status, first.checks)
+
+
+def _problems(reports: Iterable[NodeReport]) -> Iterator[Problem]:
+    """By check and key, not by each difference in words: a fleet has more of those than a reader has time."""
+    found: dict[tuple[str, str, str], list[tuple[str, Told]]] = defaultdict(list)
+    for one in reports:
+        for told in one.findings:
+            if told.status != Status.SKIP.value:
+                found[told.check, told.key or told.says, told.status].append((one.node, told))
+    for (check, key, status), places in found.items():
+        nodes = tuple(dict.fromkeys(node for node, _ in places))
+        yield Problem(check, key, Status(status), nodes, places[0][1])
+
+
+def _silences(reports: Iterable[NodeReport]) -> Iterator[Silence]:
+    silent: dict[State, list[NodeReport]] = defaultdict(list)
+    for one in reports:
+        if one.state is not State.REPORTED:
+            silent[one.state].append(one)
+    for state, those in sorted(silent.items(), key=lambda item: -len(item[1])):
+        yield Silence(state, those[0].reason, tuple(one.node for one in those))
+
+
+def _drifts(reports: Sequence[NodeReport]) -> Iterator[Drift]:
+    """The facts of which nodes have different values; the most telling first: those of few against many."""
+    by_name: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    names = sorted({name for one in reports for name in one.facts} - OF_A_NODE)
+    bad = {one.node: one.bad for one in reports if one.bad}
+    for one in reports:
+        for name in names:
+            by_name[name][", ".join(one.facts.get(name, ()))].append(one.node)
+    drifts = [
+        Drift(
+            name,
+            {
+                value: tuple(nodes)
+                for value, nodes in sorted(values.items(), key=lambda item: (-len(item[1]), item[0]))
+            },
+            {value: issues for value, nodes in values.items() if (issues := _issues(name, nodes, bad))},
+        )
+        for name, values in by_name.items()
+        if 1 < len(values) < max(len(reports), 3)  # what each node has for itself is no drift
+    ]
+    models = Counter(str(sorted(one.devices.items())) for one in reports)
+    if len(models) > 1:
+        held: dict[str, list[str]] = defaultdict(list)
+        for one in reports:
+            held[", ".join(f"{n} × {model}" for model, n in sorted(one.devices.items()))].append(one.node)
+        drifts.insert(0, Drift("GPUs", {value: tuple(nodes) for value, nodes in _commonest(held)}))
+    yield from drifts
+
+
+def _issues(
+    name: str, nodes: Iterable[str], bad: Mapping[str, Mapping[str, Sequence[str]]]
+) -> tuple[str, ...]:
+    """Those that all of the nodes have by this fact."""
+    of_each = [frozenset(bad.get(node, {}).get(name, ())) for node in nodes]
+    return tuple(sorted(frozenset.intersection(*of_each)))
+
+
+def _commonest(held: Mapping[str, list[str]]) -> list[tuple[str, list[str]]]:
+    return sorted(held.items(), key=lambda item: (-len(item[1]), item[0]))
+
+
+def _slow(reports: Sequence[NodeReport]) -> Iterator[Slow]:
+    """Nodes that stand out among those with the same GPUs, by median and median absolute deviation."""
+    peers: dict[tuple[str, str], list[tuple[str, Figure]]] = defaultdict(list)
+    for one in reports:
+        kind = str(sorted(one.devices.items()))
+        for name, figure in one.figures.items():
+            peers[name, kind].append((one.node, figure))
+    for (name, _), figures in sorted(peers.items()):
+        if len(figures) < FEWEST:
+            continue
+        values = [figure.value for _, figure in figures if math.isfinite(figure.value)]
+        middle = median(values)
+        spread = PER_DEVIATION * median(abs(value - middle) for value in values)
+        for node, figure in figures:
+            if _is_worse(figure, middle, spread):
+                yield Slow(name, node, figure.value, middle, figure.unit, len(figures))
+
+
+def _is_worse(figure: Figure, middle: float, spread: float) -> bool:
+    """Whether it is both far from the median and a good deal worse."""
+    distance = middle - figure.value if figure.more_is_better else figure.value - middle
+    if distance <= OUTLYING * spread or not middle:
+        return False
+    ratio = middle / figure.value if figure.more_is_better and figure.value else figure.value / middle
+    return ratio >= FACTOR

@@ -1,0 +1,40 @@
+"""Sets of nodes folded by ClusterShell: ranges, names with several numbers (xnames)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+LONGEST = 160
+"""Characters of a set in a sentence."""
+
+
+class Folder:
+    """Folds subsets of one set of nodes; what most of them share is folded as all but the others."""
+
+    def __init__(self, nodes: Sequence[str]) -> None:
+        from ClusterShell.NodeSet import NodeSet
+
+        self._make: Any = NodeSet.fromlist
+        self._number = len(nodes)
+        self._nodes = frozenset(nodes)
+        self._all: Any = self._make(list(nodes))
+        self._seen: dict[frozenset[str], str] = {}
+
+    def fold(self, nodes: Iterable[str]) -> str:
+        """``nid[0001-0128]``."""
+        wanted = frozenset(nodes)
+        if wanted not in self._seen:
+            others = self._nodes - wanted
+            if len(others) < self._number / 2 and wanted <= self._nodes:
+                self._seen[wanted] = str(self._all - self._make(sorted(others)))
+            else:
+                self._seen[wanted] = str(self._make(sorted(wanted)))
+        return self._seen[wanted]
+
+    def brief(self, nodes: Sequence[str]) -> str:
+        """The same, cut where it is long."""
+        text = self.fold(nodes)
+        if len(text) <= LONGEST:
+            return text
+        return f"{text[:LONGEST].rpartition(',')[0]},…] ({len(nodes)} nodes)"

@@ -1,0 +1,102 @@
+"""Have every node answer over ssh and the gateways of a site, as ClusterShell's topology has them.
+
+Gateways need ClusterShell, and each starts so many ssh at a time as we do. Who they are, topology.conf says:
+https://clustershell.readthedocs.io/en/latest/tools/clush.html#tree-mode
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import socket
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ClusterShell.Event import EventHandler
+from ClusterShell.NodeSet import NodeSet, NodeSetException
+from ClusterShell.Task import Task, TimeoutError, task_self  # noqa: A004 - so it is called there
+from ClusterShell.Topology import TopologyError, TopologyParser
+
+from gpuipc_doctor.fleet.ask import MAX_ANSWER, MAX_WORDS, NOT_ASKED, Listener, Target, Via, Way, answer
+from gpuipc_doctor.fleet.summary import State, clocked, silent
+
+
+class BadTopology(ValueError):
+    """The site's topology cannot be read; the text is one line."""
+
+
+def is_laid_out() -> bool:
+    """Whether the site has a topology, with this node at its root. Raises `BadTopology`."""
+    for path in filter(Path.exists, map(Path, reversed(Task.TOPOLOGY_CONFIGS))):
+        try:
+            laid_out = TopologyParser(str(path))
+        except (TopologyError, NodeSetException, ValueError) as error:
+            raise BadTopology(f"{path}: {' '.join(str(error).split())}") from None
+        try:
+            laid_out.tree(socket.gethostname().partition(".")[0])
+        except TopologyError:  # this node is none of its roots
+            return False
+        return True
+    return False
+
+
+def ask(nodes: Sequence[str], way: Way, listener: Listener) -> None:
+    """Ask all of them; returns when each has answered or will not. Ctrl-C ends what runs, and is raised."""
+    task = task_self()
+    task.set_info("fanout", way.fanout)
+    task.set_info("connect_timeout", math.ceil(way.patience_s))
+    task.set_info("ssh_options", shlex.join(["-oBatchMode=yes", *way.options]))
+    told = _Told(listener)
+    names = NodeSet.fromlist(list(nodes))
+    task.shell(
+        way.line(Target("", "")),
+        nodes=names,
+        handler=told,
+        timeout=way.deadline_s,
+        stderr=True,
+        stdin=False,
+        tree=True,
+    )
+    late = f"no answer within {way.deadline_s:g} s"
+    try:
+        task.resume(None if math.isinf(way.budget_s) else way.budget_s)
+    except TimeoutError:
+        late = NOT_ASKED
+    finally:
+        task.abort(kill=True)
+    for node in nodes:
+        if node not in told.ended:
+            state = State.DEADLINE if node in told.begun else State.NO_ANSWER
+            listener.finished(silent(node, state, late), b"")
+
+
+class _Told(EventHandler):  # type: ignore[misc]
+    """Puts together what comes back, line by line."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._lines: dict[tuple[str, str], list[bytes]] = defaultdict(list)
+        self._left: dict[tuple[str, str], int] = {}
+        self.begun: set[str] = set()
+        self.ended: set[str] = set()
+
+    def ev_pickup(self, worker: Any, node: Any) -> None:
+        self.begun.add(str(node))
+        self._listener.started(str(node))
+
+    def ev_read(self, worker: Any, node: Any, sname: str, msg: bytes) -> None:
+        stream = (str(node), sname)
+        left = self._left.setdefault(stream, MAX_ANSWER if sname == "stdout" else MAX_WORDS)
+        if left > 0:
+            self._lines[stream].append(msg[:left])
+            self._left[stream] = left - len(msg) - 1
+
+    def ev_hup(self, worker: Any, node: Any, rc: int | None) -> None:
+        name = str(node)
+        self.ended.add(name)
+        data, said = (b"\n".join(self._lines.pop((name, sname), [])) for sname in ("stdout", "stderr"))
+        found, full = answer(name, data, rc or 0, said.decode(errors="replace"), Via.SSH)
+        self._listener.finished(clocked(found, datetime.now().astimezone()), full)

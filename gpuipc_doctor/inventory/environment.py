@@ -1,0 +1,158 @@
+"""The environment variables that matter here: which are set, and what each does in the versions found.
+
+A variable that the version on the node does not know, a value that it does not take, a name that nobody
+reads: all of these are silent in the libraries, and each has cost somebody a day. `variables` holds what is
+known of each.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuipc_doctor.inventory.variables import Form, Variable
+from gpuipc_doctor.model import Effect, Fact, Setting
+
+ENVIRONMENT = "environment"
+_MAX_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class SetVariable:
+    """A variable, its value, and where that was read: ``environment``, or ``file:line``."""
+
+    name: str
+    value: str
+    where: str
+
+
+def read(
+    root: str, environ: Mapping[str, str], of_ranks: Iterable[SetVariable] = ()
+) -> dict[str, SetVariable]:
+    """All that is set, by name. The environment comes before what the site sets for ranks, that before files,
+    and the user's file before the system's."""
+    found = {name: SetVariable(name, value, ENVIRONMENT) for name, value in environ.items()}
+    for one in of_ranks:
+        found.setdefault(one.name, one)
+    own = environ.get("NCCL_CONF_FILE") or f"{environ.get('HOME', '')}/.nccl.conf"
+    for name in (own, "/etc/nccl.conf"):
+        if name.startswith("/"):
+            for one in _settings(Path(root) / name.lstrip("/"), name):
+                found.setdefault(one.name, one)
+    return found
+
+
+def _settings(path: Path, name: str) -> Iterator[SetVariable]:
+    """The lines ``NAME=VALUE`` of a file of NCCL's; ``#`` begins a comment."""
+    if not path.is_file():
+        return
+    try:
+        with path.open("rb") as file:
+            lines = file.read(_MAX_BYTES).decode(errors="replace").splitlines()
+    except OSError:
+        return
+    for number, line in enumerate(lines, 1):
+        if stated := re.fullmatch(r"\s*(NCCL_\w+)\s*=\s*([^#]*?)\s*(?:#.*)?", line):
+            yield SetVariable(stated[1], stated[2], f"{name}:{number}")
+
+
+def facts(found: Mapping[str, SetVariable], names: Iterable[str]) -> Iterator[Fact]:
+    """``env:NAME`` for each name that is known, set or not, so that known issues can ask for either."""
+    for name in names:
+        if one := found.get(name):
+            yield Fact(f"env:{name}", "".join(c if c.isprintable() else " " for c in one.value), one.where)
+        else:
+            yield Fact(f"env:{name}", None, f"not set in the {ENVIRONMENT}")
+
+
+# -- what they do ---------------------------------------------------------------------------------------
+
+
+def judge(
+    found: Mapping[str, SetVariable], variables: Mapping[str, Variable], inventory: Iterable[Fact]
+) -> Iterator[Setting]:
+    """A setting for each variable of the table that is set, and for each name that was meant to be one."""
+    versions: dict[str, list[str]] = {}
+    for fact in inventory:
+        if fact.value is not None:
+            versions.setdefault(fact.name, []).append(fact.value)
+    for name in sorted(found):
+        one, variable = found[name], variables.get(name)
+        here = variable and any(library in versions for library in variable.libraries)
+        if not here and (meant := _meant(name, variables, versions if variable else None)):
+            yield _setting(one, Effect.MISSPELT, f"nothing here reads it; it looks like {meant}", meant)
+        elif variable:
+            yield _judge(one, variable, versions)
+
+
+def _judge(one: SetVariable, variable: Variable, versions: Mapping[str, list[str]]) -> Setting:
+    """The best that any version found makes of it; it is dead where all of them are known not to have it."""
+    here = [(form, version) for form in variable.forms for version in versions.get(form.library, ())]
+    if not here:
+        libraries = " or ".join(variable.libraries)
+        return _setting(one, Effect.UNUSED, f"{variable.does}; no {libraries} was found here")
+    having = [(form, version) for form, version in here if form.has(version)]
+    for form, version in having:
+        if form.takes(one.value):
+            default = f" (default {form.default})" if form.default else ""
+            return _setting(one, Effect.WORKS, f"{_what(form, version)}: {form.does}{default}")
+    if having:
+        form, version = having[0]
+        says = f"{_what(form, version)} does not take {one.value!r}; it takes {form.wanted}"
+        return _setting(one, Effect.INVALID, says, form.wanted)
+    unsure = [(form, version) for form, version in here if form.has(version) is None]
+    if unsure:
+        says = f"{variable.does}; whether {_what(*unsure[0])} has it is not known"
+        return _setting(one, Effect.UNKNOWN, says)
+    libraries = " and ".join(dict.fromkeys(_what(form, version) for form, version in here))
+    ranges = ", ".join(dict.fromkeys(f"{form.library} {_span(form)}" for form in variable.forms))
+    says = f"{libraries} does not know it ({ranges})"
+    return _setting(one, Effect.DEAD, says, variable.instead)
+
+
+def _setting(one: SetVariable, effect: Effect, says: str, instead: str = "") -> Setting:
+    return Setting(one.name, one.value, one.where, effect, says, instead)
+
+
+def _what(form: Form, version: str) -> str:
+    return f"{form.library} {version}"
+
+
+def _span(form: Form) -> str:
+    """The versions that have a form, as `Range` says it: ``4.3.0 to before 5.1.0a1``."""
+    return str(form.versions)
+
+
+# -- near misses ----------------------------------------------------------------------------------------
+
+
+def _meant(name: str, variables: Mapping[str, Variable], here: Collection[str] | None) -> str:
+    """The variable that was meant by a name, or nothing; with ``here``, of these libraries only."""
+    for variable in variables.values():
+        is_here = here is None or any(library in here for library in variable.libraries)
+        if variable.name == name or not is_here:
+            continue
+        if name in variable.misspelt or _alike(name, variable.name):
+            return variable.name
+    return ""
+
+
+def _alike(name: str, known: str) -> bool:
+    """Whether a name is a slip of another.
+
+    The same words in another order, the same letters with other underscores, or one long word of them
+    misspelt. Short words are not compared, for ``TX`` and ``RX`` are both right.
+    """
+    words, right = name.split("_"), known.split("_")
+    if len(known) < 8 or words[0] != right[0]:
+        return False
+    if sorted(words) == sorted(right) or "".join(words) == "".join(right):
+        return True
+    wrong = [(a, b) for a, b in zip(words, right, strict=False) if a != b]
+    if len(words) != len(right) or len(wrong) != 1:
+        return False
+    a, b = wrong[0]
+    return min(len(a), len(b)) >= 4 and difflib.SequenceMatcher(None, a, b).ratio() >= 0.75

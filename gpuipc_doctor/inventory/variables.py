@@ -1,0 +1,134 @@
+"""The table of variables, as ``variables.yaml`` has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuipc_doctor.model import Json
+from gpuipc_doctor.versions import BEGINNING, Range, Verdict
+
+SHIPPED = Path(__file__).with_name("variables.yaml")
+SCHEMA = Path(__file__).with_name("variables.schema.json")
+
+_KINDS: Mapping[str, frozenset[str]] = {
+    "boolean": frozenset({"0", "1", "y", "n", "yes", "no", "true", "false", "on", "off"}),
+    "ternary": frozenset({"0", "1", "y", "n", "yes", "no", "true", "false", "on", "off", "try", "auto"}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a variable is in some versions of one library."""
+
+    library: str
+    versions: Range
+    does: str
+    values: str | tuple[str, ...] = ""
+    """``boolean``, ``ternary``, ``integer``, ``size``, the words that it takes, or nothing when not known."""
+    default: str = ""
+
+    def has(self, version: str) -> bool | None:
+        """Whether this is the form in that version; None when that cannot be told."""
+        return {Verdict.BAD: True, Verdict.FINE: False}.get(self.versions.judge(version))
+
+    def takes(self, value: str) -> bool:
+        """Whether the value is one that the form knows, as far as that is known."""
+        word = value.strip().lower()
+        if isinstance(self.values, tuple):
+            return word in (known.lower() for known in self.values)
+        if self.values == "directories":
+            return bool(word)
+        if self.values == "integer":
+            return word.lstrip("+-").isdigit()
+        if self.values == "size":
+            number = word.rstrip("ib").rstrip("kmgt")
+            return number.lstrip("+-").isdigit() or word in ("inf", "auto")
+        return word in _KINDS.get(self.values, {word})
+
+    @property
+    def wanted(self) -> str:
+        """The values in words: ``a whole number``, ``generic, specialized or disabled``."""
+        if isinstance(self.values, tuple):
+            *some, last = self.values
+            return f"{', '.join(some)} or {last}" if some else last
+        words = {
+            "boolean": "0 or 1",
+            "directories": "a list of directories",
+            "ternary": "yes, no or try",
+            "size": "a number of bytes",
+        }
+        return words.get(self.values, "a whole number")
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    name: str
+    does: str
+    forms: tuple[Form, ...]
+    source: str
+    evidence: str
+    instead: str = ""
+    """What to set where this variable is unknown."""
+    misspelt: tuple[str, ...] = ()
+    """Names that documents give it and that no version reads."""
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(form.library for form in self.forms))
+
+    @property
+    def changing(self) -> frozenset[str]:
+        """The libraries of which not every version has it in the same form."""
+        return frozenset(
+            form.library for form in self.forms if form.versions != Range(form.library, BEGINNING)
+        )
+
+
+def load(path: Path = SHIPPED) -> dict[str, Variable]:
+    """The variables by name. The shipped file is trusted to follow its schema; a test holds it to that."""
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    with path.open(encoding="utf-8") as file:
+        data = yaml.load(file, loader)  # noqa: S506 - both are safe loaders
+    variables = (_variable(group, one) for group in data["groups"] for one in group["variables"])
+    return {variable.name: variable for variable in variables}
+
+
+def _variable(group: Json, data: Json) -> Variable:
+    return Variable(
+        name=data["name"],
+        does=data["does"],
+        forms=tuple(_forms(group, data)),
+        source=data.get("source", group["source"]),
+        evidence=data.get("evidence", group["evidence"]),
+        instead=data.get("instead", ""),
+        misspelt=tuple(data.get("misspelt", ())),
+    )
+
+
+def _forms(group: Json, data: Json) -> Iterable[Form]:
+    forms = data.get("forms", [{}])
+    yield from (_form(group["library"], form, data["does"]) for form in forms)
+    # Of a library that shares the variable without forms of its own, nobody has said which versions have it.
+    named = {form.get("library") for form in forms}
+    for library in group.get("also", ()):
+        if library not in named:
+            values = {key: form[key] for form in forms for key in ("values", "default") if key in form}
+            yield _form(library, values if len(forms) == 1 else {}, data["does"])
+
+
+def _form(library: str, data: Json, does: str) -> Form:
+    library = data.get("library", library)
+    bounds = {"fixed": data.get("gone", ""), "last_affected": data.get("last", "")}
+    seen = (data["seen"],) if "seen" in data else ()
+    values = data.get("values", "")
+    return Form(
+        library,
+        Range(library, data.get("since", BEGINNING), **bounds, known_bad=seen),
+        data.get("does", does),
+        tuple(values) if isinstance(values, list) else values,
+        data.get("default", ""),
+    )

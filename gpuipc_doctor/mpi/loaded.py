@@ -1,0 +1,44 @@
+"""Which shared libraries a process has loaded: what else lies on the node's disk takes no part in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from gpuipc_doctor.model import Fact
+
+LIBRARIES = {
+    "libfabric": "libfabric.so",
+    "libfabric-providers": "libfabric.so",
+    "shs-libfabric": "libfabric.so",
+    "ucx": "libucp.so",
+    "psm2": "libpsm2.so",
+}
+"""By fact of the inventory, the library of which it speaks."""
+
+
+def mapped_files() -> set[str]:
+    """The shared libraries in this process, by path."""
+    with Path("/proc/self/maps").open() as maps:
+        paths = {line.split(maxsplit=5)[-1].strip() for line in maps if "/" in line}
+    return {path for path in paths if ".so" in Path(path).name}
+
+
+def fabric() -> list[str]:
+    """The paths of those `LIBRARIES` that are in this process."""
+    names = tuple(LIBRARIES.values())
+    return sorted(path for path in mapped_files() if Path(path).name.startswith(names))
+
+
+def of_those(facts: Iterable[Fact], paths: Collection[str]) -> tuple[Fact, ...]:
+    """The facts less those of libraries that are not at one of these ``paths``."""
+    return tuple(fact for fact in facts if fact.name not in LIBRARIES or _is_at_any(fact, paths))
+
+
+def _is_at_any(fact: Fact, paths: Collection[str]) -> bool:
+    """Whether a fact's library is at one of these paths; where it was read does not always name a file."""
+    library = f"/{LIBRARIES[fact.name]}"
+    read_in = {os.path.realpath(word.rstrip(";,)")) for word in fact.source.split() if library in word}
+    found = {os.path.realpath(path) for path in paths if library in path}
+    return bool(read_in & found) if read_in else bool(found)

@@ -1,0 +1,86 @@
+"""What ranks have beside the tool's environment: the site's modules, variables and libraries to preload."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpuipc_doctor.mpi import modules
+from gpuipc_doctor.mpi.locate import NotFound
+from gpuipc_doctor.site.config import NodeConfig, Said
+
+
+@dataclass(frozen=True, slots=True)
+class RankSetting:
+    """``preload``: the paths of libraries that ranks load first."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    preload: tuple[str, ...] = ()
+
+    def of(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """That environment as a rank has it."""
+        return {**environment, **self.environment}
+
+    @property
+    def preloading(self) -> dict[str, str]:
+        """For whatever loads what a rank loads."""
+        return {"LD_PRELOAD": ":".join(self.preload)} if self.preload else {}
+
+
+def setting(
+    site: NodeConfig, backends: Iterable[str], environment: Mapping[str, str], root: str = "/"
+) -> RankSetting:
+    """What ranks have on a node with GPUs of these backends. Raises `NotFound`, naming ``file:line``.
+
+    What is set in ``environment`` stands before the site's variables, and those before what modules set.
+    ``root``: the node's (see `model.Node`).
+    """
+    loaded: dict[str, str] = {}
+    if site.modules:
+        try:
+            loaded = modules.load([one.value for one in site.modules], environment)
+        except NotFound as absent:
+            raise NotFound(f"{site.modules[0].where}: modules: {absent.reason}", absent.remedy) from None
+    own = {name: one.value for name, one in site.environment.items() if name not in environment}
+    added = {**loaded, **own}
+    preload = [
+        _library(site.preload[backend], {**environment, **added}, root)
+        for backend in backends
+        if backend in site.preload
+    ]
+    return RankSetting(added, tuple(preload))
+
+
+def _library(said: Said, environment: Mapping[str, str], root: str) -> str:
+    """The path of a library to preload, which is there."""
+    unset = [name for name in re.findall(r"\$\{(\w+)\}", said.value) if name not in environment]
+    if unset:
+        raise NotFound(
+            f"{said.where}: preload: {said.value}: {unset[0]} is not set, neither here nor by the modules",
+            "add the module that sets it to `modules`, or write the path out",
+        )
+    path = re.sub(r"\$\{(\w+)\}", lambda name: environment[name[1]], said.value)
+    if not (Path(root) / path.lstrip("/")).is_file():
+        raise NotFound(
+            f"{said.where}: preload: there is no file {path}",
+            f"correct the path, or remove the entry; it is there because: {said.why}",
+        )
+    return path
+
+
+def missing(site: NodeConfig, environment: Mapping[str, str]) -> Iterator[str]:
+    """What ranks could not have on this node, with ``file:line``, as far as loading no module tells."""
+    if site.modules:
+        try:
+            modules.find_program(environment)
+        except NotFound as absent:
+            yield f"{site.modules[0].where}: modules: {absent.reason}; {absent.remedy}"
+    for said in site.preload.values():
+        if "$" in said.value and site.modules:
+            continue  # the modules may set it
+        try:
+            _library(said, environment, "/")
+        except NotFound as absent:
+            yield f"{absent.reason}; {absent.remedy}"

@@ -1,0 +1,228 @@
+"""What an MPI library can be seen to be, without initialising it and without giving it a device pointer.
+
+Runs in a worker: it loads the library, and everything else that this library would load, and asks. What
+follows from the answers is for `families` to say.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpuipc_doctor.api.gpu import Arm, BackendUnavailable
+from gpuipc_doctor.model import Json
+from gpuipc_doctor.mpi import elf, families, locate
+from gpuipc_doctor.mpi.facts import EDGES, ENVIRONMENT, VARIABLES
+from gpuipc_doctor.mpi.loaded import mapped_files
+
+if TYPE_CHECKING:
+    import ctypes
+
+_MAX_VERSION_TEXT = 8192
+"""`MPI_MAX_LIBRARY_VERSION_STRING` of MPICH and its derivatives; Open MPI's is 256."""
+
+
+_MPI_LIBRARY = re.compile(r"libmpi(ch)?(_(?!gtl|usempi)\w+)?\.so")
+"""``libmpi.so.40``, ``libmpich.so.12``, ``libmpi_gnu_91.so.12``; not a GPU transport library or Fortran's."""
+
+_ABSENT = re.compile(r"\S*libmpi[^/\s]*: cannot open shared object file: No such file")
+
+
+def survey(library: str | None, arm: Arm) -> dict[str, Json]:
+    """Load ``library`` (the one that mpi4py finds, when None) and say what it is and was told.
+
+    ``library``       its path, links resolved
+    ``version_text``  what `MPI_Get_library_version` says
+    ``needs``         the sonames that it links with itself
+    ``loaded``        file names of all libraries that are in this process now
+    ``variables``     control variables (`facts.VARIABLES` and ``EDGES``) as the library reads them
+    ``ucx``           path, version and transports of the UCX that it uses, None without
+    ``cannot_load``   library that it will load when it is initialised → why that fails here
+    ``environment``   variables that have a say (`facts.ENVIRONMENT`)
+
+    Raises `BackendUnavailable` when there is no such library or it is no MPI library.
+    """
+    path = library or _found_by_mpi4py(arm)
+    mpi = _load(path, arm)
+    path = _path_of(mpi, path)
+    with arm("MPI_Get_library_version"):
+        version_text = _library_version(mpi)
+    if families.identify(version_text).family == "openmpi":
+        os.environ.update({**locate.opal_prefix(path), **os.environ})  # as its own mpiexec would
+    with arm("MPI_T_init_thread"):
+        variables = _control_variables(mpi)
+    with arm("uct_query_components"):
+        ucx = _ucx()
+    return {
+        "library": path,
+        "version_text": version_text,
+        "needs": list(elf.needed(Path(path))),
+        "loaded": sorted(Path(name).name for name in mapped_files()),
+        "variables": variables,
+        "ucx": ucx,
+        "cannot_load": _cannot_load(variables, arm),
+        "environment": {name: value for name, value in os.environ.items() if ENVIRONMENT.match(name)},
+    }
+
+
+def report(library: str | None, backends: Sequence[str], arm: Arm) -> dict[str, Json]:
+    """A survey as ``facts``, the library's title as ``mpi``, and what follows by backend as ``aware``."""
+    seen = survey(library, arm)
+    return {
+        "facts": seen,
+        "mpi": families.identify(seen["version_text"]).title,
+        "aware": {backend: asdict(families.gpu_aware(seen, backend)) for backend in backends},
+    }
+
+
+def _found_by_mpi4py(arm: Arm) -> str:
+    """Import mpi4py's MPI module, which loads its library and initialises nothing; the library's path."""
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = mpi4py.rc.finalize = False
+        with arm("dlopen libmpi"):
+            from mpi4py import MPI  # noqa: F401
+    except ImportError as error:
+        raise BackendUnavailable(
+            f"mpi4py cannot be loaded: {error}", 'pip install "gpuipc-doctor[mpi]"'
+        ) from error
+    except RuntimeError as error:
+        # It tells of every place where there is none; what matters is one that is there and does not load.
+        tried = [line for line in str(error).splitlines()[1:] if not _ABSENT.match(line)]
+        raise BackendUnavailable(
+            ": ".join(["mpi4py finds no MPI library", *tried]),
+            "load your MPI's module, or name it with --mpi-lib",
+        ) from error
+    for path in sorted(mapped_files()):
+        if _MPI_LIBRARY.match(Path(path).name):
+            return path
+    raise BackendUnavailable("mpi4py's MPI library has an unknown name", "name it with --mpi-lib")
+
+
+def _load(path: str, arm: Arm) -> ctypes.CDLL:
+    import ctypes
+
+    try:
+        with arm(f"dlopen {path}"):
+            library = ctypes.CDLL(path, mode=os.RTLD_LAZY | os.RTLD_GLOBAL)
+            _ = library.MPI_Get_library_version
+    except AttributeError:
+        reason = f"{path} is no MPI library: it has no MPI_Get_library_version"
+        raise BackendUnavailable(reason, "name the library, libmpi.so.…, with --mpi-lib") from None
+    except OSError as error:
+        reason = f"the MPI library cannot be loaded: {error}"
+        raise BackendUnavailable(reason, "load your MPI's module, or name another with --mpi-lib") from None
+    return library
+
+
+def _path_of(library: ctypes.CDLL, asked_for: str) -> str:
+    """Where the library really lies: ``asked_for`` may be a bare name or a link."""
+    name = Path(asked_for).name
+    if Path(asked_for).is_absolute():
+        return str(Path(asked_for).resolve())
+    found = [path for path in mapped_files() if Path(path).name.startswith(name)]
+    return found[0] if found else asked_for
+
+
+def _library_version(mpi: ctypes.CDLL) -> str:
+    import ctypes
+
+    text, length = ctypes.create_string_buffer(_MAX_VERSION_TEXT), ctypes.c_int()
+    mpi.MPI_Get_library_version(text, ctypes.byref(length))
+    return text.value.decode(errors="replace").strip()
+
+
+def _control_variables(mpi: ctypes.CDLL) -> dict[str, Json]:
+    """Read what `MPI_T`, which works before `MPI_Init`, says of our variables: a number each, or a text.
+
+    It is not finalized: Open MPI would unload its components, and with them the UCX that is asked next.
+    """
+    import ctypes
+
+    if mpi.MPI_T_init_thread(0, ctypes.byref(ctypes.c_int())) != 0:
+        return {}
+    values = {name: _control_variable(mpi, name) for name in (*VARIABLES, *EDGES)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _control_variable(mpi: ctypes.CDLL, name: str) -> Json:
+    import ctypes
+
+    index, handle, count = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_int()
+    if mpi.MPI_T_cvar_get_index(name.encode(), ctypes.byref(index)) != 0:
+        return None
+    if mpi.MPI_T_cvar_handle_alloc(index, None, ctypes.byref(handle), ctypes.byref(count)) != 0:
+        return None
+    value = ctypes.create_string_buffer(max(count.value, 1) * 16)  # the widest MPI type has 16 bytes
+    read = mpi.MPI_T_cvar_read(handle, value)
+    mpi.MPI_T_cvar_handle_free(ctypes.byref(handle))
+    if read != 0:
+        return None
+    if count.value > 1:
+        return value.value.decode(errors="replace")
+    return int.from_bytes(value.raw[:4], "little", signed=True)
+
+
+def _ucx() -> Json:
+    """Ask the UCX that came with the library which transports it has, which loads its modules."""
+    import ctypes
+
+    paths = {Path(path).name.partition(".")[0]: path for path in mapped_files()}
+    if "libucp" not in paths or "libuct" not in paths:
+        return None
+    ucp, uct = ctypes.CDLL(paths["libucp"]), ctypes.CDLL(paths["libuct"])
+    ucp.ucp_get_version_string.restype = ctypes.c_char_p
+    return {
+        "library": paths["libucp"],
+        "version": ucp.ucp_get_version_string().decode(),
+        "components": _components(uct),
+    }
+
+
+def _components(uct: ctypes.CDLL) -> list[str]:
+    """The names of UCT's components: its transports' families (uct_query_components, uct/api/uct.h)."""
+    import ctypes
+
+    class Attributes(ctypes.Structure):
+        """``uct_component_attr_t``: what to fill in, the name, and more that is not asked for."""
+
+        _fields_ = (
+            ("field_mask", ctypes.c_uint64),
+            ("name", ctypes.c_char * 16),
+            ("rest", ctypes.c_char * 4096),
+        )
+
+    name_only = 1
+    components: Any = ctypes.POINTER(ctypes.c_void_p)()
+    count = ctypes.c_uint()
+    if uct.uct_query_components(ctypes.byref(components), ctypes.byref(count)) != 0:
+        return []
+    names = []
+    for number in range(count.value):
+        attributes = Attributes(field_mask=name_only)
+        if uct.uct_component_query(ctypes.c_void_p(components[number]), ctypes.byref(attributes)) == 0:
+            names.append(attributes.name.decode(errors="replace"))
+    uct.uct_release_component_list(components)
+    return names
+
+
+def _cannot_load(variables: dict[str, Json], arm: Arm) -> dict[str, str]:
+    """The driver library that Intel MPI will load by name, if that fails here, and why."""
+    import ctypes
+
+    name = variables.get("MPIR_CVAR_OFFLOAD_CUDA_LIBRARY")
+    if name is None:
+        return {}
+    # MPI_T tells the default before MPI_Init, whatever the environment says (seen in 2021.17).
+    name = os.environ.get("I_MPI_OFFLOAD_CUDA_LIBRARY") or name
+    try:
+        with arm(f"dlopen {name}"):
+            ctypes.CDLL(name)
+    except OSError as error:
+        return {name: str(error)}
+    return {}

@@ -1,0 +1,214 @@
+"""The prolog from its command line to its answer: remember or test, decide, tell the guard, write it down.
+
+A test that its budget ended has shown nothing against a node: a driver that is slow to start looks the same
+as one that hangs. So it is remembered that a test was begun, and if it did not come to its end, the next one
+of these GPUs has time enough to tell the two apart.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+from gpuipc_doctor import __version__
+from gpuipc_doctor.prolog import decision, guard, identity, log, state
+from gpuipc_doctor.prolog.decision import Decision, Kind
+from gpuipc_doctor.prolog.guard import Channel
+from gpuipc_doctor.prolog.so_far import Known
+from gpuipc_doctor.prolog.state import Lookup, State
+from gpuipc_doctor.site.policy import BUDGET_S, Action, PrologConfig
+
+if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembered answer
+    from gpuipc_doctor.model import Json
+
+HOSTNAME = Path("/proc/sys/kernel/hostname")
+
+
+class Invocation(NamedTuple):
+    """What a run of the prolog is asked to do, by its command line and by the batch system."""
+
+    started_at: float
+    """`time.monotonic()` seconds."""
+    config: Path | None = None
+    budget_s: float | None = None
+    """None leaves it to the config."""
+    explain: bool = False
+    """Say how it is decided, and leave no trace of it."""
+    gpus: str = ""
+    """The job's, as ``SLURM_JOB_GPUS`` has them; empty for all."""
+    job: str = ""
+    """The job's id, for the log."""
+
+
+def run(config: Path | None, budget_s: float | None = None, *, explain: bool = False) -> NoReturn:
+    """Test this node in front of the job that the batch system's variables name, and exit."""
+    asked = Invocation(
+        guard.started_at(),
+        config,
+        budget_s,
+        explain,
+        gpus=os.environ.get("SLURM_JOB_GPUS", ""),
+        job=os.environ.get("SLURM_JOB_ID", ""),
+    )
+    ends_at = asked.started_at + (budget_s or BUDGET_S)
+    guard.run(partial(answer, asked), partial(answer_for_lost, asked), ends_at=ends_at)
+
+
+def answer(asked: Invocation, channel: Channel) -> None:
+    """Answer from memory, or test the node and answer. In the guard's child: any of it may hang."""
+    channel.doing(f"it read {asked.config or 'what it is made of'}")
+    lookup = state.look_up(asked.config, asked.gpus)
+    if lookup.complaint:
+        channel.say(f"gpuipc-doctor: {lookup.complaint}")
+    if lookup.why_not:
+        _test(asked, lookup, channel)
+        return
+    text = f"PASS {lookup.age_s:.0f} s ago, and boot, driver, GPUs and config are the same"
+    decided = decision.decide([], lookup.policy, text)
+    if asked.explain:
+        used = f"used: passed {lookup.age_s:.0f} s ago"
+        _explain(asked, lookup.policy, decided, used, "not needed", channel)
+    else:
+        _conclude(asked, lookup.policy, decided, channel)
+
+
+def answer_for_lost(asked: Invocation, kind: str, what: str, kept: Json, channel: Channel) -> None:
+    """Answer for a child that did not (see `guard.AnswerFor`); what was known by then counts."""
+    known = Known.read(kept) if kept else Known()
+    decided = known.decide(Kind(kind), what)
+    if asked.explain:
+        channel.answer(decided.exit_code, decided.line)
+    else:
+        _conclude(asked, known.policy, decided, channel, known.results)
+
+
+def _test(asked: Invocation, lookup: Lookup, channel: Channel) -> None:
+    from gpuipc_doctor.inventory import gpus
+    from gpuipc_doctor.model import Tier
+    from gpuipc_doctor.prolog import concerns, run_checks, so_far
+    from gpuipc_doctor.run.request import UnknownName
+    from gpuipc_doctor.site.config import load
+    from gpuipc_doctor.site.yamlfile import BadFile
+
+    try:
+        site = load(asked.config)
+        policy = site.prolog
+        budget_s = asked.budget_s or site.budget_s[Tier.PROLOG]
+        limits = run_checks.TimeLimits(asked.started_at, budget_s, policy.deadline_s)
+        channel.ends_at(limits.ends_at)
+        with run_checks.node(policy.simulate) as node:
+            job = gpus.of_job(node.root, asked.gpus)
+            is_patient = asked.budget_s is None and lookup.state.is_unfinished(asked.gpus)
+            if is_patient:
+                limits = limits.patient(len(job.listed))
+                channel.ends_at(limits.ends_at)
+            missing = tuple(concerns.missing(job, policy.gpus))
+            known = so_far.SoFar(channel, Known(policy, is_patient, missing), job.devices)
+            tested = state.named(asked.gpus) if asked.gpus else [state.ALL, *job.ids]
+            _remember(asked, lookup, channel, lambda before: before.begun(tested))
+            report = run_checks.run_checks(site, node, asked.gpus, limits, known)
+    except (BadFile, UnknownName) as mistake:
+        _refuse(str(mistake), channel)
+        return
+    found = [*missing, *concerns.concerns(report)]
+    decided = decision.decide(found, policy, concerns.passed(report))
+    if asked.explain:
+        used = (
+            f"{limits.budget_s:g} s from the start of the process; the checks took {report.elapsed_s:.1f} s"
+        )
+        _explain(asked, policy, decided, lookup.why_not, used, channel)
+        return
+    rows = tuple(map(log.row, report.results))
+    devices = {device.label: device.uuid for device in report.devices}
+    _conclude(asked, policy, decided, channel, rows, devices)
+    if concerns.came_to_an_end(report):
+        channel.doing("it remembered the result")
+        has_passed = not decided.weighed
+
+        def after(before: State) -> State:
+            ended = before.finished(tested)
+            return ended.passed(tested, identity.now()) if has_passed else ended
+
+        _remember(asked, lookup, channel, after)
+
+
+def _remember(asked: Invocation, lookup: Lookup, channel: Channel, change: Callable[[State], State]) -> None:
+    if asked.explain:
+        return
+    try:
+        if not lookup.is_of(asked.config):
+            raise state.Unusable("not remembered: the config has changed during the test")
+        state.update(Path(lookup.policy.state_dir), lambda before: change(before.of(lookup.identity)))
+    except state.Unusable as reason:
+        channel.say(f"gpuipc-doctor: {reason}")
+
+
+def _refuse(mistakes: str, channel: Channel) -> None:
+    """Without a policy that can be read there is none, and one mistyped word must not drain a cluster."""
+    lines = mistakes.splitlines()
+    line = decision.one_line("ERROR the config is wrong, so nothing was tested and the job starts:", lines[0])
+    for mistake in lines:
+        channel.say(f"gpuipc-doctor: {mistake}")
+    channel.answer(0, line)
+    log.tell_syslog(line, drains=False)
+
+
+def _explain(
+    asked: Invocation, policy: PrologConfig, decided: Decision, remembered: str, budget: str, channel: Channel
+) -> None:
+    from gpuipc_doctor.site.layers import SITE_FILE
+
+    account = decision.Account(
+        config=str(asked.config or (SITE_FILE if SITE_FILE.exists() else "none, so the defaults hold")),
+        gpus=asked.gpus or "all of the node",
+        budget=budget,
+        memory=remembered,
+    )
+    channel.answer(decided.exit_code, decision.explain(decided, policy, account))
+
+
+# -- what others see of a decision ----------------------------------------------------------------------
+
+
+def _conclude(
+    asked: Invocation,
+    policy: PrologConfig,
+    decided: Decision,
+    channel: Channel,
+    results: Iterable[Json] = (),
+    devices: Mapping[str, str] | None = None,
+) -> None:
+    """Ask the breaker, answer, and write down what was answered: what goes wrong there changes nothing."""
+    host = HOSTNAME.read_text().strip()
+    if decided.exit_code and policy.breaker.is_set:
+        channel.doing("the breaker was asked")
+        unanswered = decision.withhold(decided, "the breaker did not answer")
+        channel.answer(unanswered.exit_code, unanswered.line)
+        from gpuipc_doctor.prolog import breaker  # not before there is an answer: this, too, can hang
+
+        if refusal := breaker.refusal(policy.breaker, host):
+            decided = decision.withhold(decided, refusal)
+    channel.answer(decided.exit_code, decided.line)
+    channel.doing("it wrote the log")
+    if policy.log:
+        entry = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "host": host,
+            "job": asked.job,
+            "gpus": asked.gpus,
+            **decided.written(),
+            "results": list(results),
+            "devices": dict(devices or {}),
+            "elapsed_s": round(time.monotonic() - asked.started_at, 3),
+            "tool": __version__,
+        }
+        try:
+            log.append(Path(policy.log), entry, policy.log_max_bytes)
+        except log.NotLogged as reason:
+            channel.say(f"gpuipc-doctor: {reason}")
+    if policy.syslog and decided.action in (Action.DRAIN, Action.LOG):
+        log.tell_syslog(decided.line, drains=bool(decided.exit_code))

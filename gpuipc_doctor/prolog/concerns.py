@@ -1,0 +1,134 @@
+"""What of a report speaks against the node, or against knowing it, in words for one line. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gpuipc_doctor.inventory.gpus import JobGpus
+from gpuipc_doctor.model import (
+    Device,
+    Ending,
+    EvidenceKind,
+    Finding,
+    Relation,
+    Report,
+    Result,
+    Status,
+    Tier,
+)
+from gpuipc_doctor.prolog.decision import Concern, Kind, counted
+from gpuipc_doctor.report import digest, sentences
+from gpuipc_doctor.report.text import fold_devices
+
+
+def concerns(report: Report) -> list[Concern]:
+    """All that speaks against the node, or against knowing it, each in words."""
+    found = [
+        Concern(kind, _text(kind, paragraph, report))
+        for paragraph in digest.paragraphs(report)
+        if (kind := _kind(paragraph.results))
+    ]
+    if report.interrupted:
+        found.append(Concern(Kind.ERROR, "ERROR was interrupted before all was tested"))
+    if not found and not report.probes_run:
+        found.append(Concern(Kind.ERROR, "ERROR no probe ran, so nothing is known about this node's GPUs"))
+    return found or list(_untested(report))
+
+
+def _untested(report: Report) -> Iterator[Concern]:
+    """The GPUs that checks left out and that none of them tested."""
+    tested = {label for result in report.results if _has_tested(result) for label in result.devices}
+    left_out: dict[str, list[str]] = {}
+    for result in report.results:
+        if not _has_tested(result):
+            for label in set(result.devices) - tested:
+                left_out.setdefault(label, []).append(sentences.summary(result.finding))
+    for label, reasons in left_out.items():
+        yield Concern(Kind.ERROR, f"ERROR {label} was not tested: {reasons[0]}")
+
+
+def _has_tested(result: Result) -> bool:
+    return result.finding.status not in (Status.SKIP, Status.ERROR)
+
+
+def known_bad(results: Sequence[Result], devices: tuple[Device, ...]) -> list[Concern]:
+    """What speaks against the node by some of its results, of ``devices`` as the kernel lists them."""
+    so_far = Report(
+        host="",
+        started="",
+        elapsed_s=0.0,
+        tier=Tier.PROLOG,
+        tool_version="",
+        devices=devices,
+        inventory=(),
+        checks=(),
+        results=tuple(results),
+    )
+    return [one for one in concerns(so_far) if one.kind.is_known_bad]
+
+
+def came_to_an_end(report: Report) -> bool:
+    """Whether all was tested that was to be."""
+    return not (report.interrupted or any(map(_is_out_of_time, report.results)))
+
+
+def _is_out_of_time(result: Result) -> bool:
+    return result.stopped == "budget"
+
+
+def missing(job: JobGpus, expected: int) -> list[Concern]:
+    """The job's GPUs that are not there, and that there are fewer than ``expected``, by the kernel's list."""
+    listed = f"the kernel lists {counted(len(job.listed), 'GPU')}"
+    found = [
+        Concern(Kind.MISSING, f"FAIL GPU {gpu} of the job is missing: {listed} ({job.known})")
+        for gpu in job.missing
+    ]
+    if len(job.listed) < expected:
+        found.append(Concern(Kind.MISSING, f"FAIL {listed}, and the site config says {expected}"))
+    return found
+
+
+def passed(report: Report) -> str:
+    """What the line says of a node that nothing speaks against."""
+    totals = digest.totals(report)
+    where = fold_devices(device.label for device in report.devices)
+    warned = f", {totals[Status.WARN]} WARN" if totals[Status.WARN] else ""
+    return f"PASS {counted(totals[Status.PASS], 'check')}{warned} on {where}, {report.elapsed_s:.1f} s"
+
+
+def _kind(results: Sequence[Result]) -> Kind | None:
+    if any(_is_out_of_time(result) for result in results):
+        return Kind.BUDGET  # which even a worker that cannot be killed proves no hang
+    if any(role.ending is Ending.UNKILLABLE for result in results for role in result.roles):
+        return Kind.UNKILLABLE
+    return {Status.FAIL: Kind.FAIL, Status.ERROR: Kind.ERROR}.get(results[0].finding.status)
+
+
+def _text(kind: Kind, paragraph: digest.Paragraph, report: Report) -> str:
+    """``FAIL ipc-reopen on cuda:0 GPU-8f3a… and 3 more [nvidia-ipc-reopen]: importer: …``"""
+    labels = {label for result in paragraph.results for label in result.devices}
+    devices = [device for device in report.devices if device.label in labels]
+    issues = [join.issue for join in paragraph.joins if join.relation is not Relation.LATENT]
+    parts = (
+        kind.word,
+        ", ".join(paragraph.checks),
+        _where(devices),
+        f"[{', '.join(issues)}]" if issues else "",
+    )
+    said = (*_holder(paragraph.finding), sentences.summary(paragraph.finding, brief=True))
+    return f"{' '.join(filter(None, parts))}: {'; '.join(said)}"
+
+
+def _holder(finding: Finding) -> Iterator[str]:
+    """Who holds the most memory of the device, where that matters: first, for the line has an end."""
+    for item in finding.evidence:
+        if item.kind is EvidenceKind.HOLDER and "pid" in item.values:
+            yield sentences.fill("pid {pid}{name:aside} holds {held:mib}", item.values)
+            return
+
+
+def _where(devices: Sequence[Device]) -> str:
+    if not devices:
+        return ""
+    first, *others = devices
+    return f"on {first.label} {first.uuid}" + (f" and {len(others)} more" if others else "")

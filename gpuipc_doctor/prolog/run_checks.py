@@ -1,0 +1,77 @@
+"""Run the prolog's checks: the engine, within what is left of the budget, in a directory of its own."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from gpuipc_doctor.model import Node, Report, Tier
+from gpuipc_doctor.run import engine
+from gpuipc_doctor.run.request import Request
+from gpuipc_doctor.run.schedule import Watcher
+from gpuipc_doctor.site.config import SiteConfig
+from gpuipc_doctor.supervise import scratch
+from gpuipc_doctor.supervise.probe import Limits
+
+RESERVE_S = 0.5
+"""Of the budget, for ending the workers, deciding and writing it down; of a small one a quarter."""
+
+ROOMY = (Path("/dev/shm"), Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - private directories are made there
+"""Where a run's own files may be, best first: shared memory is neither a full disk nor a network's."""
+
+HANG_S, COLD_START_S = 30.0, 10.0
+"""How long a call may take before it hangs for certain, at least; and for each GPU of the node, since without
+persistence mode a driver initialises them one after the other, 7 s each."""
+
+
+class TimeLimits(NamedTuple):
+    """``started_at``: `time.monotonic()` seconds at which the budget began, which is when the process did."""
+
+    started_at: float
+    budget_s: float
+    deadline_s: float | None
+    """For each single operation; None leaves it to the check."""
+
+    @property
+    def ends_at(self) -> float:
+        return self.started_at + self.budget_s
+
+    def patient(self, gpus: int) -> TimeLimits:
+        """Time enough to tell a hang from a slow start on a node of so many GPUs."""
+        deadline_s = self.deadline_s or max(HANG_S, COLD_START_S * gpus)
+        return TimeLimits(self.started_at, self.budget_s + deadline_s, deadline_s)
+
+
+@contextmanager
+def node(profile: str) -> Iterator[Node]:
+    """The node to test; a simulated one has files, which are removed whatever becomes of this process.
+
+    No variable such as ``TMPDIR`` has a say in where the run's files are.
+    """
+    tempfile.tempdir = str(ROOMY[0])
+    if not profile:
+        yield Node()
+        return
+    from gpuipc_doctor.simulator.node import prepare
+
+    with scratch.directory(ROOMY) as state:
+        yield prepare(profile, state)
+
+
+def run_checks(site: SiteConfig, node: Node, gpus: str, limits: TimeLimits, watcher: Watcher) -> Report:
+    """Test a job's GPUs until shortly before the budget ends."""
+    until = limits.ends_at - min(RESERVE_S, limits.budget_s / 4)
+    request = Request(
+        checks=site.prolog.checks,
+        tier=Tier.PROLOG,
+        deadline_s=limits.deadline_s,
+        budget_s=max(until - time.monotonic(), 0.01),
+        workarounds=False,
+        job_gpus=gpus,
+    )
+    ending = Limits(start_up_s=site.start_up_s, settle_s=0.2, grace_s=0.1, kill_s=0.3)
+    return engine.run(request, site, node, watcher, limits=ending)

@@ -1,0 +1,104 @@
+"""What is known while the checks run, kept with the guard: it counts, should they never come to their end."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, NamedTuple
+
+from gpuipc_doctor.prolog import decision, log
+from gpuipc_doctor.prolog.decision import Concern, Decision, Kind
+from gpuipc_doctor.prolog.guard import Answers, Channel
+from gpuipc_doctor.site.policy import PrologConfig
+
+if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembered answer
+    from gpuipc_doctor.model import Device, Json, Result
+
+
+class Known(NamedTuple):
+    """What is known by now."""
+
+    policy: PrologConfig = PrologConfig()
+    is_patient: bool = False
+    """Whether there is time enough to tell a hang from slowness."""
+    bad: tuple[Concern, ...] = ()
+    """What speaks against the node for certain."""
+    results: tuple[Json, ...] = ()
+    """As the log has them; of what still runs, that it does."""
+
+    def written(self) -> Json:
+        """As `read` takes it."""
+        bad = [(one.kind.value, one.text) for one in self.bad]
+        return {**self._asdict(), "policy": self.policy.written(), "bad": bad}
+
+    @classmethod
+    def read(cls, written: Json) -> Known:
+        bad = tuple(Concern(Kind(kind), text) for kind, text in written["bad"])
+        policy = PrologConfig.read(written["policy"])
+        return cls(policy, written["is_patient"], bad, tuple(written["results"]))
+
+    def decide(self, kind: Kind, what: str) -> Decision:
+        """What follows if nothing more becomes known, and why."""
+        if kind is Kind.UNKILLABLE and not self.is_patient:
+            kind = Kind.BUDGET  # a driver that is slow to start cannot be killed meanwhile, either
+        return decision.decide([*self.bad, Concern(kind, f"{kind.word} {what}")], self.policy)
+
+    @property
+    def answers(self) -> Answers:
+        """`decide` by kind, for when there is nobody to do it; none drains that a breaker should let."""
+        if self.policy.breaker.is_set:
+            return {}
+        decided = {kind: self.decide(kind, "") for kind in (Kind.UNKILLABLE, Kind.ERROR, Kind.BUDGET)}
+        return {
+            kind.value: (one.exit_code, one.line if one.weighed[0].concern in self.bad else "")
+            for kind, one in decided.items()
+        }
+
+
+class SoFar:
+    """Tells the guard what runs and what has been found; the `schedule.Watcher` of the run."""
+
+    def __init__(self, channel: Channel, known: Known, devices: tuple[Device, ...]) -> None:
+        self._channel = channel
+        self._known = known
+        self._devices = devices
+        self._results: list[Result] = []
+        self._running: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self._keep()
+
+    def planned(self, total: int) -> None: ...
+
+    def started(self, key: str, text: str, deadline_s: float) -> None:
+        with self._lock:
+            self._running[key] = text
+            self._tell_what_runs()
+            self._keep()
+
+    def finished(self, key: str) -> None:
+        with self._lock:
+            last = self._running.pop(key)
+            if self._running:
+                self._tell_what_runs()
+            else:
+                self._channel.doing(f"what {last} showed was concluded")
+
+    def concluded(self, result: Result) -> None:
+        with self._lock:
+            self._results.append(result)
+            self._keep()
+
+    def _tell_what_runs(self) -> None:
+        self._channel.doing(f"{', '.join(list(self._running.values())[:3])} ran")
+
+    def _keep(self) -> None:
+        from gpuipc_doctor.prolog import concerns
+
+        bad = (*self._known.bad, *concerns.known_bad(self._results, self._devices))
+        rows = [*map(log.row, self._results), *(_row(key, text) for key, text in self._running.items())]
+        known = self._known._replace(bad=bad, results=tuple(rows))
+        self._channel.keep(known.written(), known.answers)
+
+
+def _row(key: str, text: str) -> dict[str, Json]:
+    """What runs, as a result in the log."""
+    return {"check": key.split()[0], "status": "ERROR", "summary": f"{text} had not ended"}

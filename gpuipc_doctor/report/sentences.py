@@ -1,0 +1,73 @@
+"""Put a finding in words: once, at the end. What decides anything goes by its key and its values.
+
+In a sentence, ``{name}`` stands for a value and ``{name:form}`` for a value in one of the `FORMS`. Nothing
+else is special, and a name without a value stays as it is: sentences come from check files and from JSON
+reports, and neither may look into our objects, as `str.format` would let it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from gpuipc_doctor.model import Evidence, Finding, Json
+
+_OPEN = re.compile(r"\{([a-z][a-z0-9_]*)(?::([a-z]+))?\}")
+
+
+def _plain(value: Json) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_plain, value))
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)
+
+
+def _mib(value: Json) -> str:
+    mib = value / 2**20
+    return f"{mib:.0f} MiB" if abs(mib) >= 10 or mib == round(mib) else f"{mib:.1f} MiB"
+
+
+FORMS: Mapping[str, Callable[[Json], str]] = {
+    "bytes": lambda value: f"{value:.0f} B",
+    "mib": _mib,
+    "s": lambda value: f"{value:g} s",
+    "ms": lambda value: f"{1000 * value:.3g} ms",
+    "us": lambda value: f"{1e6 * value:.1f} µs",
+    "times": lambda value: f"{value:.1f}",
+    "round": lambda value: f"{value:.0f}",
+    "env": lambda value: " ".join(f"{name}={setting}" for name, setting in value.items()),
+    "aside": lambda value: f" ({value})" if value else "",
+}
+"""``aside`` is what a line that must be short leaves out."""
+
+
+def fill(says: str, values: Mapping[str, Json], *, brief: bool = False) -> str:
+    """The sentence with its values; with ``brief``, without its asides."""
+
+    def one(found: re.Match[str]) -> str:
+        name, form = found.groups()
+        if name not in values:
+            return found[0]
+        if form == "aside" and brief:
+            return ""
+        try:
+            return FORMS.get(form or "", _plain)(values[name])
+        except (TypeError, ValueError, AttributeError, OverflowError):  # a report may say anything
+            return _plain(values[name])
+
+    return _OPEN.sub(one, says)
+
+
+def summary(finding: Finding, *, brief: bool = False) -> str:
+    """One line."""
+    return fill(finding.says, finding.values, brief=brief)
+
+
+def evidence(finding: Finding) -> tuple[str, ...]:
+    """A line for each item."""
+    return tuple(map(line, finding.evidence))
+
+
+def line(item: Evidence) -> str:
+    return fill(item.says, item.values)

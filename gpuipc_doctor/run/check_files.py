@@ -1,0 +1,74 @@
+"""A site's own check files, imported first by a process that may hang, crash or end over them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from gpuipc_doctor.api import loader
+from gpuipc_doctor.api.loader import BrokenCheck, LoadedCheck
+
+DEADLINE_S = 10.0
+"""For one file: on a cold network file system an import can take seconds."""
+
+_IMPORT = """
+import os, sys
+from pathlib import Path
+from gpuipc_doctor.api import loader
+told = os.dup(1)
+os.dup2(2, 1)
+for file in sys.argv[1:]:
+    os.write(told, b".")
+    loader.load_file(Path(file))
+os.write(told, b".")
+"""
+"""Tells each file that it begins, and that it is through with all."""
+
+
+def load(directories: Sequence[Path] = ()) -> list[LoadedCheck | BrokenCheck]:
+    """All checks, as `loader.load`; of a file that hangs or ends who imports it, that it does."""
+    files = [file for directory in directories for file in loader.files(directory)]
+    return loader.load(directories, unfit=dict(_unfit(files)))
+
+
+def _unfit(files: Sequence[Path]) -> Iterator[tuple[Path, str]]:
+    """Each file that no process survives to import, and why. Those after it are left to another process."""
+    while files:
+        begun, reason = _import(files)
+        if begun > len(files):
+            return
+        yield files[begun - 1], reason
+        files = files[begun:]
+
+
+def _import(files: Sequence[Path]) -> tuple[int, str]:
+    """How many files a process began to import, one more if it came to its end; and why it did not."""
+    isolated = ["-I"] if sys.flags.isolated else []
+    process = subprocess.Popen(
+        [sys.executable, *isolated, "-c", _IMPORT, *map(str, files)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    told: IO[bytes] = process.stdout  # type: ignore[assignment]  # a pipe, by construction
+    begun, reason = 0, f"was not imported within {DEADLINE_S:g} s"
+    try:
+        while select.select([told], [], [], DEADLINE_S)[0]:
+            if not (dots := os.read(told.fileno(), len(files) + 1)):
+                reason = "ended the process that imported it"
+                break
+            begun += len(dots)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        told.close()
+        process.wait()
+    return max(begun, 1), reason

@@ -1,0 +1,288 @@
+"""Find out what is here, by probes that all others build on: initialising a driver can hang."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gpuipc_doctor import inventory
+from gpuipc_doctor.fabric import programs as fabric_programs
+from gpuipc_doctor.inventory.gpus import JobGpus
+from gpuipc_doctor.model import (
+    CheckInfo,
+    Device,
+    FabricStack,
+    Fact,
+    Finding,
+    Json,
+    Launch,
+    MpiStack,
+    Node,
+    ProbeOutcome,
+    Result,
+    Status,
+    Tier,
+)
+from gpuipc_doctor.mpi import choice, locate, ranks, slurm
+from gpuipc_doctor.mpi.ranks import RankSetting
+from gpuipc_doctor.report import sentences
+from gpuipc_doctor.run import conclusions, expectations, planner
+from gpuipc_doctor.run.planner import PlannedProbe, Planner
+from gpuipc_doctor.run.results import ResultLog
+from gpuipc_doctor.run.schedule import Ended, NotRun, Schedule
+from gpuipc_doctor.supervise import blame
+from gpuipc_doctor.supervise.assignment import device_from_json
+
+_DRIVERS = CheckInfo(planner.DISCOVERY, "the job's GPUs are found", Tier.PROLOG)
+"""Of a job whose GPUs the kernel lists; elsewhere the check says it."""
+
+_MPI = CheckInfo(planner.MPI_DISCOVERY, "the MPI library takes device pointers", Tier.ACCEPTANCE)
+
+
+@dataclass
+class Discovery:
+    """``job``: in front of a job, its GPUs by the kernel's list."""
+
+    node: Node
+    job: JobGpus | None
+    planner: Planner
+    schedule: Schedule
+    log: ResultLog
+
+    def drivers(self) -> tuple[tuple[Device, ...], tuple[Fact, ...]]:
+        """The devices to test, and what drivers and libraries say of themselves."""
+        if self.job is None:
+            devices, facts = self._ask_drivers(self.planner.request.backends, self._survey())
+            self.planner.settle(self._host, devices)
+            if self.planner.request.backend in ("auto", "all"):
+                expected = self.planner.config.node.gpus
+                self._tell(_DRIVERS, *expectations.of_gpus(expected, devices, os.environ))
+            return devices, facts
+        devices, facts, missing = self._of_job(self.job)
+        self.planner.settle(self._host, self.job.devices)
+        if self.job.unknown:
+            ids = ", ".join(self.job.unknown)
+            says = "this node has no GPU {ids}; it lists {known}"
+            self._tell(_DRIVERS, Finding.error("unknown-gpu", says, ids=ids, known=self.job.known))
+        if missing:
+            says = "the driver does not show {gpus}"
+            self._tell(_DRIVERS, Finding.error("gpu-not-shown", says, gpus=list(missing)))
+        return devices, facts
+
+    @property
+    def _host(self) -> str:
+        return os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
+
+    def _of_job(self, job: JobGpus) -> tuple[tuple[Device, ...], tuple[Fact, ...], tuple[str, ...]]:
+        """A job's GPUs, what a driver says if it is asked, and the GPUs that it does not show.
+
+        Where the checks will have opened the GPUs, and the kernel tells which is which, no driver is asked:
+        each initialisation costs.
+        """
+        if job.is_identified and self.planner.opens_devices:
+            return job.devices, (), ()
+        if job.unknown and not job.chosen:
+            return (), (), ()
+        found, facts = self._ask_drivers(job.backends or self.planner.request.backends)
+        devices, missing = job.numbered(found)
+        return devices, facts, missing if found else ()  # else the driver has said why
+
+    def _survey(self) -> tuple[PlannedProbe, ...]:
+        """The inventory's questions to drivers and libraries. They only add facts: no finding is a result."""
+        request, config = self.planner.request, self.planner.config
+        options = {
+            "root": self.node.root,
+            "foreign": asks_foreign(request.tier),
+            "mpi": request.mpi_lib or config.mpi.library or "",
+        }
+        return self.planner.survey(inventory.SURVEYS, options)[1]
+
+    def _ask_drivers(
+        self, backends: Sequence[str], beside: Sequence[PlannedProbe] = ()
+    ) -> tuple[tuple[Device, ...], tuple[Fact, ...]]:
+        """Ask each driver for its devices, with other questions beside."""
+        options = {"backends": backends, "required": self.planner.request.backend != "auto"}
+        info, asked = self.planner.survey(planner.built_in(planner.DISCOVERY), options)
+        ended = self._run((*asked, *beside))
+        answers = [outcome for outcome in ended.values() if isinstance(outcome, ProbeOutcome)]
+        found = [record for outcome in answers for record in outcome.records.values()]
+        devices = [device_from_json(data) for record in found for data in record.get("devices", ())]
+        devices.sort(key=lambda device: (device.backend, device.index))
+        self._keep(info, asked, ended, unsurprising=self._unsurprising({one.backend for one in devices}))
+        facts = [Fact(*fact) for record in found for fact in record.get("facts", ())]
+        facts += [
+            Fact(f"{outcome.params['backend']}-driver", None, sentences.summary(blame.conclude(outcome)))
+            for outcome in answers
+            if "backend" in outcome.params and not outcome.completed
+        ]
+        return tuple(devices), (*facts, *inventory.learned(answers))
+
+    def _unsurprising(self, here: Collection[str]) -> Collection[str]:
+        """The backends of which it is no news that they, or some of their devices, are not to be seen."""
+        if self.job is not None:
+            return self.job.backends  # that the node's other GPUs are hidden is as it should be
+        # One vendor's driver is enough; the absence of the other's is no news.
+        asked_all = self.planner.request.backend == "auto" and here
+        return set(self.planner.request.backends) - set(here) if asked_all else ()
+
+    def mpi(self, devices: tuple[Device, ...]) -> MpiStack | None:
+        """The MPI that the selected checks need, looked at by the check `planner.MPI_DISCOVERY`.
+
+        None when none of them needs one, and when there is none; its results then say why. A simulated
+        node has no MPI of its own: one must be named for it.
+        """
+        request, config = self.planner.request, self.planner.config
+        if not devices or not self.planner.asks_for_mpi:
+            return None
+        named = request.mpi_lib or config.mpi.library
+        if self.node.simulated and not named:
+            says = "a simulated node has no MPI; name one with --mpi-lib"
+            remedy = "--mpi-lib FILE; `pip install mpich` brings one without GPU support, which will do here"
+            self._tell(_MPI, Finding.skip("no-mpi", says, remedy=remedy))
+            return None
+        backends = {device.backend: None for device in devices}
+        try:
+            setting = ranks.setting(config.node, backends, os.environ, self.node.root)
+        except locate.NotFound as absent:
+            self._tell(_MPI, _absent("unlike-the-site", absent))
+            return None
+        environment = setting.of(os.environ)
+        try:
+            library = locate.find_library(request.mpi_lib, config.mpi.library, environment)
+        except locate.NotFound as absent:
+            self._tell(_MPI, _absent("no-library", absent))
+            return None
+        options = {
+            "library": library.path,
+            "chosen_by": library.source,
+            "named": bool(named),
+            "environment": {**setting.environment, **setting.preloading},
+            "simulated": bool(self.node.simulated),
+        }
+        file = planner.built_in(planner.MPI_DISCOVERY)
+        info, asked = self.planner.survey(file, options, devices)
+        ended = self._run(asked)
+        self._keep(info, asked, ended)
+        seen = next(
+            (one.records["mpi"] for one in ended.values() if isinstance(one, ProbeOutcome) and one.completed),
+            {},
+        )
+        launch = self._launch(seen, setting, 1) if "facts" in seen else None
+        if launch is None:
+            return None
+        across = self._launch(seen, setting, request.nodes, self._hosts) if request.nodes > 1 else None
+        stack = choice.stack(seen, backends, launch, environment, simulated=bool(self.node.simulated))
+        return replace(stack, across=across)
+
+    def _launch(
+        self, seen: Mapping[str, Json], setting: RankSetting, nodes: int, hosts: Sequence[str] = ()
+    ) -> Launch | None:
+        """How to start ranks on so many nodes; where that cannot be done, that is reported."""
+        try:
+            template = self.planner.config.mpi.launcher
+            found = choice.launcher(seen, template, setting, os.environ, nodes, hosts)
+        except locate.NotFound as absent:
+            self._tell(_MPI, _absent("no-launcher", absent))
+            return None
+        if found.refused and nodes == 1:  # of several it is the same
+            refused = Finding.warn(
+                "srun-cannot-start-ranks",
+                "srun cannot start ranks of this MPI, for it cannot load its --mpi={interface}; "
+                "they start under {launcher}",
+                remedy=slurm.remedy(found.refused),
+                interface=found.refused,
+                launcher=found.source,
+            )
+            self._tell(_MPI, refused)
+        return found.launch
+
+    def fabric(self, mpi: MpiStack | None) -> FabricStack:
+        """What there is to test libfabric and UCX with, where a selected check asks; nothing is run for it.
+
+        A simulated node has the programs that it lends, and those of the MPI that is named for it.
+        """
+        request, simulated = self.planner.request, bool(self.node.simulated)
+        if not self.planner.asks_for_fabric or not asks_foreign(request.tier):
+            return FabricStack()
+        config = self.planner.config
+        try:
+            env = ranks.setting(config.node, (), os.environ, self.node.root).environment
+        except locate.NotFound as absent:
+            return FabricStack(why_not=str(absent))
+        library = mpi.library if mpi else request.mpi_lib or config.mpi.library
+        path = self.node.env.get("PATH", "")
+        if library or not simulated:
+            path = os.pathsep.join(filter(None, (path, {**os.environ, **env}.get("PATH"))))
+        programs = fabric_programs.find(self.node.root, path, library, others=not simulated)
+        why_not = "" if programs or not simulated else "a simulated node has none; name an MPI with --mpi-lib"
+        return FabricStack(programs, why_not, env, self._across(mpi) if programs else None)
+
+    def _across(self, mpi: MpiStack | None) -> Launch | None:
+        """How processes start on several nodes, where that was asked for; they need not be MPI's."""
+        request = self.planner.request
+        if request.nodes == 1 or (mpi and mpi.across):
+            return mpi.across if mpi else None
+        try:
+            return locate.find_plain_launcher(
+                self.planner.config.mpi.launcher, os.environ, request.nodes, self._hosts
+            )
+        except locate.NotFound as absent:
+            asked = [check for check in self.planner.checks if check.control]
+            for check in asked:
+                self._tell(CheckInfo(check.id, check.title, check.tier), _absent("no-launcher", absent))
+            return None
+
+    @property
+    def _hosts(self) -> tuple[str, ...]:
+        """The two nodes, where they are named."""
+        here = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+        return (here, self.planner.request.partner) if self.planner.request.partner else ()
+
+    def _run(self, probes: Sequence[PlannedProbe]) -> dict[int, Ended]:
+        """Run them all at once; how each ended, by its number."""
+        ended: dict[int, Ended] = {}
+
+        def take(planned: PlannedProbe, one: Ended) -> Sequence[PlannedProbe]:
+            ended[planned.number] = one
+            return ()
+
+        self.schedule.run(probes, len(probes), take)
+        return ended
+
+    def _keep(
+        self,
+        info: CheckInfo,
+        probes: Iterable[PlannedProbe],
+        ended: Mapping[int, Ended],
+        unsurprising: Collection[str] = (),
+    ) -> None:
+        """Keep what the probes of a check say, less the SKIPs of those that are ``unsurprising``.
+
+        They are no test of a GPU, so they count as one only where that was the question.
+        """
+        self.log.announce(info)
+        for planned in probes:
+            one = ended[planned.number]
+            if isinstance(one, NotRun):
+                self.log.keep_unrun(planned, one.finding, one.stopped)
+                continue
+            findings = conclusions.conclude(planned, one)
+            if planned.probe.name in unsurprising:
+                findings = [finding for finding in findings if finding.status is not Status.SKIP]
+            self.log.keep(planned, one, findings)
+            if info.id in self.planner.request.checks:
+                self.log.count(one)
+
+    def _tell(self, info: CheckInfo, *findings: Finding) -> None:
+        self.log.announce(info)
+        self.log.say(*(Result(info.id, finding) for finding in findings))
+
+
+def asks_foreign(tier: Tier) -> bool:
+    """Whether libraries and programs that the environment chooses may run: never in a prolog, as root."""
+    return tier > Tier.PROLOG
+
+
+def _absent(key: str, absent: locate.NotFound) -> Finding:
+    return Finding.error(key, "{reason}", remedy=absent.remedy, reason=absent.reason)

@@ -1,0 +1,319 @@
+"""From a request to a report: find out what is here, plan, run, look again at what failed, join, report."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+
+from gpuipc_doctor import __version__, inventory, knownissues
+from gpuipc_doctor.api import Context, loader
+from gpuipc_doctor.inventory import environment, gpus, variables
+from gpuipc_doctor.knownissues import Harm, KnownIssue
+from gpuipc_doctor.model import (
+    Device,
+    Evidence,
+    EvidenceKind,
+    Fact,
+    Finding,
+    MpiStack,
+    Node,
+    Probe,
+    Report,
+    Setting,
+    Tier,
+)
+from gpuipc_doctor.mpi import choice
+from gpuipc_doctor.run import conclusions, controls, expectations, planner, reruns, workarounds
+from gpuipc_doctor.run.discovery import Discovery, asks_foreign
+from gpuipc_doctor.run.planner import Plan, PlannedProbe, Planner, TooManyFollowUps
+from gpuipc_doctor.run.preview import Preview, of_ranks
+from gpuipc_doctor.run.request import Request
+from gpuipc_doctor.run.results import ResultLog
+from gpuipc_doctor.run.schedule import MAX_JOBS, Ended, NotRun, Schedule, Watcher
+from gpuipc_doctor.site.config import SiteConfig
+from gpuipc_doctor.supervise.probe import Limits
+from gpuipc_doctor.supervise.session import Session
+
+DAY_S = 86_400.0
+"""The deadline of what only waits, in seconds: longer than any run."""
+
+SECOND_LOOK = 0.25
+"""Share of the budget that is left for running failing MPI probes again: a hang may cost all the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """What a node is made of, and what each environment variable that is set does there."""
+
+    facts: tuple[Fact, ...]
+    settings: tuple[Setting, ...]
+
+    @property
+    def told(self) -> tuple[Fact, ...]:
+        """The facts less the variables that are not set, which matter to known issues alone."""
+        return tuple(fact for fact in self.facts if fact.value is not None or fact.name in inventory.NAMES)
+
+
+@dataclass
+class Run:
+    """One run's stages, in order."""
+
+    planner: Planner
+    discovery: Discovery
+    schedule: Schedule
+    log: ResultLog
+    issues: Sequence[KnownIssue] = ()
+    _endings: set[object] = field(default_factory=set)
+    """Ways in which probes of a check have ended on a subject."""
+
+    @property
+    def request(self) -> Request:
+        return self.planner.request
+
+    def take_stock(self, asked: Sequence[Fact]) -> Stock:
+        """The whole inventory, of which ``asked`` is what workers were told.
+
+        Of the environment it tells the variables that matter, and those that known issues ask for.
+        """
+        node = self.discovery.node
+        known = variables.load()
+        of_ranks = (
+            environment.SetVariable(name, said.value, said.where)
+            for name, said in self.planner.config.node.environment.items()
+        )
+        environ = environment.read(node.root, {**os.environ, **node.env}, of_ranks)
+        facts = inventory.read(
+            node.root,
+            asked,
+            foreign=asks_foreign(self.request.tier),
+            surveyed=self.request.job_gpus is None,
+        )
+        settings = tuple(environment.judge(environ, known, facts))
+        needs = (need for issue in self.issues for need in issue.needs if need.is_env)
+        names = {*known, *(need.fact.removeprefix("env:") for need in needs)}
+        return Stock((*facts, *environment.facts(environ, sorted(names))), settings)
+
+    def lay_out(self, stock: Stock, devices: tuple[Device, ...]) -> tuple[Plan, MpiStack | None]:
+        """What to run where these devices are, and on which MPI."""
+        mpi = self.discovery.mpi(devices)
+        facts = choice.at_stake(stock.facts, mpi) if mpi else stock.facts
+        matches = knownissues.match_versions(self.issues, facts, devices)
+        unexpected = expectations.of_inventory(
+            self.planner.config,
+            stock.facts,
+            self.discovery.node.root,
+            surveyed=self.request.job_gpus is None,
+        )
+        context = Context(
+            devices,
+            stock.facts,
+            matches,
+            mpi,
+            fabric=self.discovery.fabric(mpi),
+            settings=stock.settings,
+            unexpected=tuple(unexpected),
+        )
+        harms = () if self.request.accept_harm else knownissues.harms(self.issues, stock.facts, devices)
+        harmful = {(harm.step, harm.device): _left_out(harm) for harm in harms}
+        return self.planner.lay_out(context, already=self.log.checks, harmful=harmful), mpi
+
+    def execute(self, layout: Plan, devices: Sequence[Device]) -> None:
+        """Run the plan's probes and keep what each means."""
+        self.log.announce(*layout.checks)
+        self.log.say(*layout.concluded)
+        spare_s = 0.0
+        if self.request.workarounds and any(planned.probe.launch for planned in layout.probes):
+            spare_s = SECOND_LOOK * max(self.schedule.until - time.monotonic(), 0.0)
+        self.schedule.run(layout.probes, self._jobs(devices), self._take, spare_s=spare_s)
+
+    def look_again(self, mpi: MpiStack, facts: Sequence[Fact], devices: Sequence[Device]) -> None:
+        """Run failing MPI probes again: under what may help, to hear more, and under what was heard of."""
+        self._try_what_may_help(mpi, facts, devices)
+        reruns.listen(self.log, self.schedule, self.planner, mpi.louder)
+        self._try_what_may_help(mpi, facts, devices)
+
+    def _try_what_may_help(self, mpi: MpiStack, facts: Sequence[Fact], devices: Sequence[Device]) -> None:
+        if self.request.workarounds:
+            seen = knownissues.join(self.issues, facts, self.log.results(), devices)
+            of = workarounds.candidates(self.issues, seen, facts, mpi.workarounds)
+            workarounds.try_all(self.log, self.schedule, self.planner, of)
+
+    def _take(self, planned: PlannedProbe, ended: Ended) -> Sequence[PlannedProbe]:
+        """Keep what a probe taught, and say what is to follow it."""
+        if isinstance(ended, NotRun):
+            self.log.keep_unrun(planned, ended.finding, ended.stopped)
+            return ()
+        if ended.devices or not (planned.check.uses_fabric and self.planner.needs_gpu):
+            self.log.count(ended)  # messages in host memory are no test of a GPU
+        more, wrong = list[PlannedProbe](), []
+        try:
+            more = self.planner.follow_ups(planned, ended)
+        except TooManyFollowUps as many:
+            wrong.append(conclusions.left_out(many))
+        except (Exception, SystemExit) as error:
+            wrong.append(planned.mistake("planning further failed", error))
+        ending = (planned.place, reruns.kind_of(planned, ended))
+        if not more or ending not in self._endings:  # of what is followed up, each way of ending is told once
+            series, failed = conclusions.recorded(planned, ended)
+            self.log.keep(planned, ended, [*conclusions.conclude(planned, ended), *failed, *wrong], series)
+        self._endings.add(ending)
+        return more
+
+    def _jobs(self, devices: Sequence[Device]) -> int:
+        """Probes at a time. Before a job all its GPUs at once: drivers overlap a little, and time is dear."""
+        in_front_of_job = self.request.job_gpus is not None
+        return len(devices) if in_front_of_job else min(MAX_JOBS, len(os.sched_getaffinity(0)))
+
+
+def _left_out(harm: Harm) -> Finding:
+    """What is said in place of a probe that would do harm."""
+    return Finding.skip(
+        "would-harm",
+        "it {step}, which may harm this node ({issue}: {reason})",
+        Evidence(EvidenceKind.ISSUE, harm.title, {"issue": harm.issue}),
+        remedy="where that can be risked, run it with --accept-harm",
+        step=harm.step,
+        issue=harm.issue,
+        reason=harm.reason,
+    )
+
+
+def take_stock(request: Request, config: SiteConfig, node: Node, watcher: Watcher) -> Stock:
+    """The inventory alone: files of the node, and what its drivers and libraries say of themselves."""
+    with _started(request, config, node, watcher) as run:
+        _, facts = run.discovery.drivers()
+        return run.take_stock(facts)
+
+
+def look_around(
+    request: Request, config: SiteConfig, node: Node, watcher: Watcher
+) -> tuple[tuple[Device, ...], Stock, MpiStack | None]:
+    """The devices, the inventory and the MPI that are here, if one is that checks could run on."""
+    with _started(request, config, node, watcher) as run:
+        devices, facts = run.discovery.drivers()
+        return devices, run.take_stock(facts), run.discovery.mpi(devices)
+
+
+def dry_run(request: Request, config: SiteConfig, node: Node, watcher: Watcher) -> Preview:
+    """What `run` would do, after finding out what is here and nothing else."""
+    with _started(request, config, node, watcher) as run:
+        devices, facts = run.discovery.drivers()
+        run.issues = knownissues.load(config.known_issues_dirs)
+        if devices:
+            devices = request.select_devices(devices)
+        plan, mpi = run.lay_out(run.take_stock(facts), devices)
+        plan = replace(plan, concluded=(*run.log.results(), *plan.concluded))
+        told = of_ranks(run.planner.config.node, mpi, devices) if run.planner.asks_for_mpi else ()
+        return Preview(plan, tuple(told))
+
+
+def run(
+    request: Request,
+    config: SiteConfig,
+    node: Node,
+    watcher: Watcher,
+    *,
+    limits: Limits | None = None,
+) -> Report:
+    """Run the checks that were asked for. Raises `UnknownName` before any probe but the discovery.
+
+    ``limits``: other than the usual ones.
+    """
+    started, started_at = datetime.now().astimezone(), time.monotonic()
+    host = (Path(node.root) / "proc/sys/kernel/hostname").read_text().strip()
+    with (
+        _started(request, config, node, watcher, limits) as run,
+        ThreadPoolExecutor(1) as aside,
+        contextlib.ExitStack() as resources,
+    ):
+        resources.enter_context(run.schedule.interruptible())
+        loading = aside.submit(knownissues.load, config.known_issues_dirs)  # while the drivers initialise
+        numbering = aside.submit(knownissues.edition, config.known_issues_dirs)
+        devices, asked = run.discovery.drivers()
+        if request.tier > Tier.PROLOG:
+            resources.enter_context(_drivers_kept_open(run.schedule.session, devices))
+        run.issues, edition = loading.result(), numbering.result()
+        if devices:  # without any, what was found out about the drivers is the answer
+            devices = request.select_devices(devices)
+        stock = run.take_stock(asked)
+        layout, mpi = run.lay_out(stock, devices)
+        run.execute(layout, devices)
+        facts, stack = stock.facts, tuple[Fact, ...]()
+        if mpi:
+            in_ranks = run.log.loaded_in_ranks()
+            facts = choice.in_use(facts, mpi, in_ranks)
+            stack = () if in_ranks is None else choice.messages_went_through(facts, mpi)
+            run.look_again(mpi, facts, devices)
+        controls.attach(run.log, run.planner.checks)
+    results = run.log.results()
+    return Report(
+        host=host,
+        started=started.isoformat(timespec="seconds"),
+        elapsed_s=time.monotonic() - started_at,
+        tier=request.tier,
+        tool_version=__version__,
+        devices=devices,
+        inventory=stock.told,
+        checks=tuple(run.log.checks.values()),
+        results=results,
+        joins=knownissues.join(run.issues, facts, results, devices),
+        simulated=node.simulated,
+        interrupted=run.schedule.interrupted,
+        probes_run=run.log.probes_run,
+        needs_gpu=run.planner.needs_gpu,
+        stack=stack,
+        known_issues=edition,
+    )
+
+
+@contextlib.contextmanager
+def _started(
+    request: Request,
+    config: SiteConfig,
+    node: Node,
+    watcher: Watcher,
+    limits: Limits | None = None,
+) -> Iterator[Run]:
+    """A run whose checks are selected, in a session of its own. Raises `UnknownName`."""
+    planned = Planner(request, config)
+    job = None if request.job_gpus is None else gpus.of_job(node.root, request.job_gpus)
+    if job:
+        node = replace(node, visible=job.visible)
+    until = time.monotonic() + (request.budget_s or config.budget_s[request.tier] * request.repeat)
+    limits = limits or Limits(start_up_s=config.start_up_s)
+    with Session(node, limits, keep_logs=request.keep_logs) as session:
+        for backend in job.backends if job else ():
+            session.expect({backend})  # which may import while the run is planned
+        schedule = Schedule(session, watcher, until)
+        log = ResultLog(
+            keeps_logs=bool(request.keep_logs), suppressed=config.suppressed, tell=watcher.concluded
+        )
+        yield Run(planned, Discovery(node, job, planned, schedule, log), schedule, log)
+
+
+@contextlib.contextmanager
+def _drivers_kept_open(session: Session, devices: Iterable[Device]) -> Iterator[None]:
+    """Have a worker hold each driver meanwhile, as a persistence daemon does where there is one.
+
+    Without either, the last process to end shuts the GPUs down and the next initialises them anew: on two
+    H200s that came to 2 of 14 seconds.
+    """
+    file = planner.built_in(planner.DISCOVERY)
+    hold = loader.role(file, "keep_open")
+    with contextlib.ExitStack() as held:
+        for backend in sorted({device.backend for device in devices}):
+            probe = Probe(
+                "kept open",
+                {backend: hold},
+                params={"backend": backend},
+                deadline_s=DAY_S,
+                imports=(backend,),
+            )
+            held.enter_context(session.beside(planner.DISCOVERY, file, probe))
+        yield

@@ -1,0 +1,78 @@
+"""What a site expects of its nodes, held against what was found on this one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from gpuipc_doctor.inventory.tree import Tree
+from gpuipc_doctor.model import Device, Fact, Finding, Unexpected
+from gpuipc_doctor.site.config import ExpectedGpus, SiteConfig
+from gpuipc_doctor.supervise.visibility import hides_gpus
+from gpuipc_doctor.versions import Verdict
+
+FABRICS = {"cxi": "/sys/class/cxi", "verbs": "/sys/class/infiniband"}
+"""Where the kernel lists a fabric's devices."""
+
+
+def of_gpus(
+    expected: ExpectedGpus, devices: Sequence[Device], environment: Mapping[str, str]
+) -> Iterator[Finding]:
+    """What to say of the GPUs that the drivers list; those that the environment hides are not missed."""
+    fitting = [device for device in devices if expected.are(device.name)]
+    values = {"expected": expected.count, "model": expected.model or "GPU", "where": expected.where}
+    if len(fitting) < expected.count and not hides_gpus(environment):
+        yield Finding.fail(
+            "fewer-than-expected",
+            "{found} of the {expected} × {model} that {where} expects",
+            *_counted(devices),
+            remedy="see the kernel's log (dmesg) for lost GPUs; if the node has no more, correct that line",
+            found=len(fitting),
+            **values,
+        )
+    elif expected.count and len(fitting) > expected.count:
+        yield Finding.warn(
+            "more-than-expected",
+            "{found} × {model}, and {where} expects {expected}",
+            remedy="correct that line",
+            found=len(fitting),
+            **values,
+        )
+    others = [device for device in devices if not expected.are(device.name)]
+    if others and not (expected.count and len(fitting) < expected.count):
+        yield Finding.warn(
+            "other-model",
+            "{others}, and {where} expects {model}",
+            remedy="correct that line, or see who changed the hardware",
+            others=_counted(others),
+            **values,
+        )
+
+
+def _counted(devices: Iterable[Device]) -> list[str]:
+    return [f"{count} × {name}" for name, count in Counter(device.name for device in devices).items()]
+
+
+def of_inventory(
+    site: SiteConfig, facts: Iterable[Fact], root: str, *, surveyed: bool
+) -> Iterator[Unexpected]:
+    """What is otherwise than a site expects: versions, and the devices of the fabric that it names.
+
+    ``surveyed``: whether drivers and libraries were asked; if not, what is not in files is not missed.
+    """
+    fabric = site.node.fabric
+    facts = tuple(facts)
+    for name, expected in site.versions.items():
+        for fact in facts:
+            if fact.name == name and fact.value is not None:
+                verdict = expected.range.judge(fact.value)
+                if verdict is not Verdict.BAD:  # the range is of those that are right
+                    doubt = ", of which it cannot be told" if verdict is Verdict.UNKNOWN else ""
+                    found = f"{fact.value} ({fact.source}){doubt}"
+                    yield Unexpected(name, found, str(expected.range), expected.where, expected.why)
+        if surveyed and all(fact.value is None for fact in facts if fact.name == name):
+            yield Unexpected(name, "not here", str(expected.range), expected.where, expected.why)
+    where = FABRICS.get(fabric.value) if fabric else None
+    if fabric and where and not any(Tree(Path(root)).glob(f"{where}/*")):
+        yield Unexpected("fabric", f"without a device in {where}", fabric.value, fabric.where)

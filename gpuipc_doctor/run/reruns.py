@@ -1,0 +1,90 @@
+"""Run an MPI probe that hung or crashed once more, with the libraries' logs raised, to hear why.
+
+The log is not raised in the first place because writing it changes the timing, and with it what goes wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gpuipc_doctor.log_lines import how_telling
+from gpuipc_doctor.model import Ending, Evidence, EvidenceKind, ProbeOutcome
+from gpuipc_doctor.report import sentences
+from gpuipc_doctor.run import conclusions
+from gpuipc_doctor.run.planner import PlannedProbe, Planner
+from gpuipc_doctor.run.results import ResultLog
+from gpuipc_doctor.run.schedule import NotRun, Schedule
+
+LINES = 4
+"""Lines of a log that a finding is given; the whole of it is in the kept logs."""
+
+Kind = tuple[str, str, Ending, str]
+"""A check, and how its probe ended: in which call, how, and where it ended by itself, by which signal."""
+
+
+def listen(log: ResultLog, schedule: Schedule, planner: Planner, louder: Mapping[str, str]) -> None:
+    """Do so once for each kind of failure, within the budget; attaches evidence to what had failed."""
+    heard: set[Kind] = set()
+    # In the order in which the report tells of them: of several that failed alike it shows the first.
+    for entry in log.failures():
+        assert entry.outcome is not None
+        kind = kind_of(entry.planned, entry.outcome)
+        if louder and kind and entry.planned.probe.launch and kind not in heard:
+            heard.add(kind)
+            second = schedule.run_one(planner.rerun(entry.planned, louder))
+            for item in _told(entry.planned, entry.outcome, second, louder):
+                entry.attach(item)
+
+
+def kind_of(planned: PlannedProbe, outcome: ProbeOutcome) -> Kind | None:
+    """None where every role came to its end: then the check has concluded what is wrong."""
+    role = outcome.roles.get(outcome.blamed or "")
+    if role is None:
+        return None
+    signal = role.signal if role.ending is Ending.CRASHED else ""  # what hangs is ended by whichever helps
+    return planned.check.id, role.operation, role.ending, signal
+
+
+def _told(
+    planned: PlannedProbe, first: ProbeOutcome, second: ProbeOutcome | NotRun, louder: Mapping[str, str]
+) -> Iterator[Evidence]:
+    def rerun(outcome: str, says: str, **values: Any) -> Evidence:
+        values |= {"env": dict(louder), "outcome": outcome}
+        return Evidence(EvidenceKind.RERUN, says, values)
+
+    if isinstance(second, NotRun):
+        why = sentences.summary(second.finding)
+        yield rerun("not-run", "Not run again with {env:env}: {why}", why=why)
+        return
+    if second.completed:
+        yield rerun("went-through", "Run again with {env:env}: went through that time")
+        return
+    news = list(_news(first, second))
+    if second.stopped or kind_of(planned, second) != kind_of(planned, first):
+        found = sentences.summary(conclusions.conclude(planned, second)[0])
+        yield rerun("otherwise", "Run again with {env:env}: {found}", found=found)
+    elif news:
+        yield rerun("same", "Run again with {env:env}: the same, and now it says")
+    else:
+        yield rerun("same", "Run again with {env:env}: the same, and it says no more")
+    yield from news
+
+
+def _news(first: ProbeOutcome, second: ProbeOutcome) -> Iterator[Evidence]:
+    """The telling lines of the second run's logs that the first did not have.
+
+    Where neither run tells anything, the last lines are better than none. Those of the role that is blamed
+    come last, and so do those that tell most: of too many lines the first are left out.
+    """
+    said = {line for role in first.roles.values() for line in role.log_tail}
+    new = [
+        (role.role, line)
+        for role in sorted(second.roles.values(), key=lambda role: role.role == second.blamed)
+        for line in role.log_tail
+        if line.strip() and line not in said
+    ]
+    telling = [(role, line) for role, line in new if how_telling(line)]
+    telling.sort(key=lambda told: how_telling(told[1]))
+    for role, line in (telling if telling or any(map(how_telling, said)) else new)[-LINES:]:
+        yield Evidence(EvidenceKind.RERUN, "{role}: {line}", {"role": role, "line": line})

@@ -1,0 +1,167 @@
+"""The one log of what a run has learned: by check, subject, probe and repetition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date
+from pathlib import Path
+
+from gpuipc_doctor.model import (
+    CheckInfo,
+    Ending,
+    Evidence,
+    EvidenceKind,
+    Finding,
+    Json,
+    ProbeOutcome,
+    Result,
+    RoleOutcome,
+    Series,
+    Status,
+)
+from gpuipc_doctor.run import suppression
+from gpuipc_doctor.run.planner import PlannedProbe
+from gpuipc_doctor.site.config import Waiver
+
+
+@dataclass
+class Entry:
+    """One planned probe and what was concluded from it. What is learned of it later is attached here."""
+
+    planned: PlannedProbe
+    findings: list[Finding]
+    outcome: ProbeOutcome | None = None
+    stopped: str = ""
+    series: tuple[Series, ...] = ()
+    logs: str = ""
+
+    @property
+    def failed(self) -> bool:
+        return any(finding.status is Status.FAIL for finding in self.findings)
+
+    @property
+    def tried(self) -> list[Json]:
+        """The settings under which it was run again, to see whether they help."""
+        evidence = (item for finding in self.findings for item in finding.evidence)
+        return [item.values["env"] for item in evidence if item.kind is EvidenceKind.TRIAL]
+
+    def attach(self, item: Evidence) -> None:
+        """Add to what its failing findings say."""
+        self.findings = [
+            replace(finding, evidence=(*finding.evidence, item)) if finding.status is Status.FAIL else finding
+            for finding in self.findings
+        ]
+
+    def results(self) -> list[Result]:
+        planned, outcome = self.planned, self.outcome
+        return [
+            Result(
+                check=planned.check.id,
+                finding=finding,
+                devices=tuple(device.label for device in planned.probe.devices),
+                probe=planned.probe.name,
+                elapsed_s=outcome.elapsed_s if outcome else 0.0,
+                roles=_blamed_first(outcome) if outcome else (),
+                logs=self.logs,
+                repetition=planned.repetition,
+                stopped=self.stopped,
+                series=() if number else self.series,
+            )
+            for number, finding in enumerate(self.findings)
+        ]
+
+
+@dataclass
+class ResultLog:
+    """``keeps_logs``: whether results name where their probes' logs are. ``suppressed``: by finding's key.
+    ``tell`` is told of each result of a probe as it comes.
+    """
+
+    keeps_logs: bool = False
+    suppressed: Mapping[str, Waiver] = field(default_factory=dict)
+    tell: Callable[[Result], None] = lambda result: None
+    checks: dict[str, CheckInfo] = field(default_factory=dict)
+    """By id, in the order of the report."""
+    probes_run: int = 0
+    """Probes that tested something."""
+    _entries: dict[int, Entry] = field(default_factory=dict)
+    """By the number of the planned probe."""
+    _said: list[Result] = field(default_factory=list)
+    """What needed no probe."""
+
+    def announce(self, *checks: CheckInfo) -> None:
+        for info in checks:
+            self.checks.setdefault(info.id, info)
+
+    def say(self, *results: Result) -> None:
+        """Keep what needed no probe, of checks that were announced."""
+        self._said += results
+
+    def keep(
+        self,
+        planned: PlannedProbe,
+        outcome: ProbeOutcome,
+        findings: Sequence[Finding],
+        series: tuple[Series, ...] = (),
+    ) -> None:
+        """Keep what a probe taught."""
+        logs = Path(outcome.logs).name if self.keeps_logs else ""
+        self._add(Entry(planned, list(findings), outcome, outcome.stopped, series, logs))
+
+    def keep_unrun(self, planned: PlannedProbe, finding: Finding, stopped: str = "") -> None:
+        """Keep why a probe was not run."""
+        self._add(Entry(planned, [finding], stopped=stopped))
+
+    def _add(self, entry: Entry) -> None:
+        if entry.planned.repetition > 1:  # what was tested by then stays tested
+            entry.findings = [one for one in entry.findings if one.status is not Status.SKIP]
+        self._entries[entry.planned.number] = entry
+        for result in entry.results():
+            self.tell(self._as_wished(result))
+
+    def count(self, outcome: ProbeOutcome) -> None:
+        """Count a probe that is a test of what was asked, unless it was stopped or had nothing to test."""
+        blamed = outcome.roles[outcome.blamed] if outcome.blamed else None
+        unfit = blamed is not None and blamed.ending is Ending.UNFIT
+        self.probes_run += not (outcome.stopped or unfit)
+
+    def loaded_in_ranks(self) -> frozenset[str] | None:
+        """The fabric's libraries that ranks had loaded; None where no rank came to tell."""
+        told = [
+            role.records["loaded"]
+            for entry in self._entries.values()
+            if entry.outcome and entry.planned.probe.launch
+            for role in entry.outcome.roles.values()
+            if "loaded" in role.records
+        ]
+        return frozenset(name for names in told for name in names) if told else None
+
+    def of(self, check: str) -> list[Entry]:
+        """The probes of a check, as they ended."""
+        return [entry for entry in self._entries.values() if entry.planned.check.id == check]
+
+    def failures(self) -> list[Entry]:
+        """The probes that were run and failed, in the order in which a report tells of them."""
+        return sorted(
+            (entry for entry in self._entries.values() if entry.outcome and entry.failed), key=self._place
+        )
+
+    def results(self) -> tuple[Result, ...]:
+        """All, in the order of the checks and devices, and as the site wishes to see them."""
+        found = [*self._said, *(one for entry in self._entries.values() for one in entry.results())]
+        order = {check: number for number, check in enumerate(self.checks)}
+        found.sort(key=lambda r: (order[r.check], r.devices, r.probe, r.repetition))
+        return tuple(map(self._as_wished, found))
+
+    def _as_wished(self, result: Result) -> Result:
+        return suppression.apply(result, self.suppressed, date.today())
+
+    def _place(self, entry: Entry) -> tuple[object, ...]:
+        planned = entry.planned
+        order = list(self.checks).index(planned.check.id) if planned.check.id in self.checks else -1
+        return order, planned.probe.subject, planned.probe.name, planned.repetition
+
+
+def _blamed_first(outcome: ProbeOutcome) -> tuple[RoleOutcome, ...]:
+    return tuple(sorted(outcome.roles.values(), key=lambda role: role.role != outcome.blamed))

@@ -1,0 +1,143 @@
+"""Run a failing MPI probe again under each setting that may help; say whether it did, and at what price."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from gpuipc_doctor.knownissues import KnownIssue
+from gpuipc_doctor.model import (
+    Evidence,
+    EvidenceKind,
+    Fact,
+    Finding,
+    Join,
+    Json,
+    ProbeOutcome,
+    Relation,
+    Status,
+    Trial,
+    Workaround,
+)
+from gpuipc_doctor.report import sentences
+from gpuipc_doctor.run import conclusions
+from gpuipc_doctor.run.planner import Planner
+from gpuipc_doctor.run.results import Entry, ResultLog
+from gpuipc_doctor.run.schedule import Ended, NotRun, Schedule
+
+GOOD = {Status.PASS, Status.WARN}
+
+_TAKES_NO_DEVICE_POINTERS = (
+    {"MPICH_GPU_SUPPORT_ENABLED": "0"},
+    {"MPIR_CVAR_ENABLE_GPU": "0"},
+    {"I_MPI_OFFLOAD": "0"},
+)
+"""Settings that help somebody who can do without GPUs in MPI; with them, a device pointer is a crash."""
+
+Candidates = Callable[[Entry], Sequence[Workaround]]
+"""What may help against a failure, in the order in which it is to be tried."""
+
+
+def worth_trying(log: ResultLog) -> list[Entry]:
+    """Of the launched probes that failed, the first of each check and kind of failure.
+
+    The later ones follow from it, on other devices as well: what helps against one helps against all.
+    """
+    first: dict[object, Entry] = {}
+    for entry in log.failures():
+        if entry.planned.probe.launch:
+            keys = frozenset(one.identity for one in entry.findings if one.status is Status.FAIL)
+            first.setdefault((entry.planned.check.id, keys), entry)
+    return list(first.values())
+
+
+def candidates(
+    issues: Iterable[KnownIssue], joins: Iterable[Join], facts: Sequence[Fact], built_in: Sequence[Workaround]
+) -> Candidates:
+    """The settings of known issues that a failure shows, then those that are ``built_in`` for this MPI.
+
+    What is confirmed comes before what only looks like it.
+    """
+    by_id = {issue.id: issue for issue in issues}
+    shown = [join for join in joins if join.relation is not Relation.LATENT]
+    shown.sort(key=lambda join: join.relation is not Relation.CONFIRMED)
+
+    def of(failure: Entry) -> list[Workaround]:
+        check, subject = failure.planned.place
+        known = [
+            Workaround(setting.env, setting.cost)
+            for join in shown
+            if check in join.checks and subject in join.subjects
+            for setting in by_id[join.issue].settings(facts)
+        ]
+        found: dict[frozenset[tuple[str, str]], Workaround] = {}
+        for workaround in (*known, *built_in):
+            if workaround.env not in _TAKES_NO_DEVICE_POINTERS and not _is_set(workaround.env):
+                found.setdefault(frozenset(workaround.env.items()), workaround)
+        return list(found.values())
+
+    return of
+
+
+def _is_set(env: Mapping[str, str]) -> bool:
+    """Whether the probe has failed under these settings already, because the user has made them."""
+    return all(os.environ.get(name) == value for name, value in env.items())
+
+
+def try_all(log: ResultLog, schedule: Schedule, planner: Planner, candidates: Candidates) -> None:
+    """Try each candidate on each kind of failure, within the budget; attaches evidence to what had failed.
+
+    What is likeliest to help is tried on every failure before what is less likely; nothing is tried twice.
+    """
+    for failure, workaround in _in_turn(worth_trying(log), candidates):
+        if workaround.env in failure.tried:
+            continue
+        ended = schedule.run_one(planner.rerun(failure.planned, workaround.env))
+        failure.attach(_told(failure, workaround, ended))
+
+
+def _in_turn(failures: Sequence[Entry], candidates: Candidates) -> Iterator[tuple[Entry, Workaround]]:
+    offered = [(failure, candidates(failure)) for failure in failures]
+    for place in range(max((len(found) for _, found in offered), default=0)):
+        yield from ((failure, found[place]) for failure, found in offered if place < len(found))
+
+
+def _told(failure: Entry, workaround: Workaround, ended: Ended) -> Evidence:
+    """What became of a failure under a workaround."""
+    values: dict[str, Json] = {"env": dict(workaround.env), "cost": workaround.cost}
+
+    def trial(outcome: Trial, says: str, **more: Json) -> Evidence:
+        return Evidence(EvidenceKind.TRIAL, says, {**values, **more, "outcome": outcome.value})
+
+    def found(one: Finding) -> str:
+        return sentences.summary(one)
+
+    if isinstance(ended, NotRun):
+        return trial(Trial.NOT_TRIED, "Not tried: {env:env} ({why})", why=found(ended.finding))
+    assert failure.outcome is not None
+    findings = conclusions.conclude(failure.planned, ended)
+    if not ended.stopped and all(finding.status in GOOD for finding in findings):
+        price, says = _price(failure.outcome, ended)
+        return trial(Trial.HELPS, f"Tried {{env:env}}: helps{says}{{cost:aside}}", **price)
+    if failure.outcome.completed and not ended.completed and not ended.stopped:
+        says = "Tried {env:env}: makes it worse: {found}{cost:aside}"
+        return trial(Trial.WORSE, says, found=found(findings[0]))
+    if ended.stopped or not any(finding.status is Status.FAIL for finding in findings):
+        says = "Tried {env:env}: not known to help: {found}{cost:aside}"
+        return trial(Trial.UNKNOWN, says, found=found(findings[0]))
+    return trial(Trial.DOES_NOT_HELP, "Tried {env:env}: does not help{cost:aside}")
+
+
+def _price(before: ProbeOutcome, after: ProbeOutcome) -> tuple[dict[str, Json], str]:
+    """What a role recorded as ``price`` (a figure and its unit), before and under the workaround."""
+    was, now = (_recorded_price(outcome) for outcome in (before, after))
+    if now is None:
+        return {}, ""
+    values = {"after": now[0], "unit": now[1]}
+    if was is None:
+        return values, ", at {after:times} {unit}"
+    return {"before": was[0], **values}, ", {before:times} to {after:times} {unit}"
+
+
+def _recorded_price(outcome: ProbeOutcome) -> Json:
+    return next((record["price"] for record in outcome.records.values() if "price" in record), None)

@@ -1,0 +1,135 @@
+"""Drills: run the real checks on simulated faults and see that each is found, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gpuipc_doctor.model import Report, Status
+from gpuipc_doctor.report import sentences
+from gpuipc_doctor.simulator import vocabulary
+from gpuipc_doctor.simulator.profile import Expectation, Expected
+
+_COMPLAINTS = {Status.WARN, Status.ERROR, Status.FAIL}
+
+_OF_WHAT_IS_REAL = {"mpi-gpu-aware", "known-versions"}
+"""Checks of what no profile can state where MPI takes part: the library on a simulated node is a real one."""
+
+
+_SUBJECTS = ("node", "device", "pair")
+"""What a finding speaks of, by its number of devices."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One finding as a reader of the report sees it; ``text`` is its summary and its evidence."""
+
+    check: str
+    probe: str
+    status: Status
+    text: str
+    subject: str = "device"
+    key: str = ""
+    call: str = ""
+    """The driver call in which it happened, where it did in one."""
+
+    def __str__(self) -> str:
+        summary = self.text.partition("\n")[0]
+        return f"{self.check} {self.status.value}: {summary}"
+
+
+@dataclass(frozen=True, slots=True)
+class Drilled:
+    """What became of an expectation: findings that were there, that were not, and that nobody expected."""
+
+    caught: tuple[str, ...]
+    missed: tuple[str, ...]
+    invented: tuple[str, ...]
+
+    @property
+    def good(self) -> bool:
+        return not self.missed and not self.invented
+
+
+def of_the_profile(report: Report) -> Report:
+    """The report without what is no profile's matter."""
+    statuses = {result.finding.status for result in report.results if result.check == "mpi-gpu-aware"}
+    if statuses <= {Status.SKIP}:
+        return report
+    return replace(report, results=tuple(r for r in report.results if r.check not in _OF_WHAT_IS_REAL))
+
+
+def rows(report: Report) -> list[Row]:
+    """The findings of a report that are a profile's matter."""
+    return [
+        Row(
+            result.check,
+            result.probe,
+            result.finding.status,
+            "\n".join([sentences.summary(result.finding), *sentences.evidence(result.finding)]),
+            _SUBJECTS[len(result.devices)],
+            result.finding.key,
+            str(result.finding.values.get("call", "")),
+        )
+        for result in of_the_profile(report).results
+    ]
+
+
+def judge(expectation: Expectation, found: Sequence[Row], exit_code: int) -> Drilled:
+    """Hold what a run found against what it must find.
+
+    A finding is caught when some row answers to it. A complaint (WARN, ERROR, FAIL) that answers to no
+    finding is invented, unless it `follows` from a fault. A wrong exit code counts as missed: a script would
+    not learn what was found.
+    """
+    answered = [any(_answers(row, expected) for row in found) for expected in expectation.findings]
+    words = [_in_words(expected) for expected in expectation.findings]
+    caught = [text for text, there in zip(words, answered, strict=True) if there]
+    missed = [text for text, there in zip(words, answered, strict=True) if not there]
+    if exit_code != expectation.exit_code:
+        missed.append(f"exit {expectation.exit_code} (it was {exit_code})")
+    return Drilled(tuple(caught), tuple(missed), tuple(map(str, invented(expectation, found))))
+
+
+def invented(expectation: Expectation, found: Iterable[Row]) -> Iterator[Row]:
+    """The complaints that nobody expected."""
+    for row in found:
+        if row.status not in _COMPLAINTS or follows(row, expectation):
+            continue
+        if not any(_answers(row, expected) for expected in expectation.findings):
+            yield row
+
+
+def follows(row: Row, expectation: Expectation) -> bool:
+    """Whether a check of which the profile states nothing blames just the call that has a fault."""
+    return (
+        row.status is Status.FAIL and row.call in expectation.faulted and row.check not in expectation.checks
+    )
+
+
+def callers(report: Report) -> Mapping[str, frozenset[str]]:
+    """Call, as profiles name it, → the checks that made it in this run."""
+    made: dict[str, set[str]] = {}
+    for result in report.results:
+        for calls in (calls for role in result.roles for calls in role.calls):
+            made.setdefault(calls.operation, set()).add(result.check)
+    return {
+        call: frozenset().union(*(made.get(name, ()) for name in names.values()))
+        for call, names in vocabulary.calls().items()
+    }
+
+
+def _answers(row: Row, expected: Expected) -> bool:
+    return (
+        row.check == expected.check
+        and row.status is expected.status
+        and expected.probe in ("", row.probe)
+        and expected.subject in ("", row.subject)
+        and expected.key in ("", row.key)
+        and all(mention in row.text for mention in expected.mentions)
+    )
+
+
+def _in_words(expected: Expected) -> str:
+    mentions = " and ".join(map(repr, expected.mentions))
+    return f"{expected}{f' mentioning {mentions}' if mentions else ''}"

@@ -1,0 +1,235 @@
+/* What happens around every call: the lock, the checks that all calls share, and the faults that strike in it.
+ *
+ * A fault that ends or holds up the call happens right here, so that a native stack shows the driver's
+ * function as the caller. The others are effects, which those who do the work ask for where they apply.
+ */
+#define _GNU_SOURCE
+#include "sim.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+static pthread_mutex_t process_lock = PTHREAD_MUTEX_INITIALIZER;
+static pid_t process;
+static unsigned calls_made[CALLS];
+static _Thread_local bool holding;
+
+static bool backend_matches(const struct fault *fault)
+{
+    return fault->backend < 0 || fault->backend == (int)face.backend;
+}
+
+static bool occurs(const struct fault *fault, unsigned count)
+{
+    if (fault->nth)
+        return count == fault->nth;
+    if (fault->every)
+        return count >= fault->from && count % fault->every == 0;
+    return count >= fault->from;
+}
+
+static void wait_ms(unsigned ms)
+{
+    struct timespec left = {.tv_sec = ms / 1000, .tv_nsec = (long)(ms % 1000) * 1000000};
+    while (nanosleep(&left, &left))
+        ;
+}
+
+static void take(void)
+{
+    pthread_mutex_lock(&process_lock);
+    holding = true;
+}
+
+static void release(void)
+{
+    holding = false;
+    pthread_mutex_unlock(&process_lock);
+}
+
+/* Whether the exporter of what is at hand exports anything while this call is under way. The call takes longer for
+ * it, as a real one does, in which others run. */
+static bool exporter_exports(const struct ipc_handle *handle, int file)
+{
+    enum { LONGER_MS = 10 };
+    if (!sim_initialized())
+        return false;
+    int32_t exporter = handle ? exporter_of_handle(handle) : exporter_of_file(file);
+    uint64_t before = exports_of(exporter);
+    bool meanwhile = false;
+    release();
+    for (int ms = 0; ms < LONGER_MS && !meanwhile; ms++) {
+        wait_ms(1);
+        meanwhile = exports_of(exporter) != before;
+    }
+    take();
+    return meanwhile;
+}
+
+static bool condition_holds(const struct fault *fault, int device, const struct ipc_handle *handle, int file)
+{
+    if (fault->peer && (!handle || handle_device(handle) == device))
+        return false;
+    switch (fault->when) {
+    case CONTEXT_WAS_DESTROYED:
+        return context_was_destroyed();
+    case OPENED_BEFORE:
+        return handle && opened_before(handle);
+    case OVERLAP:
+        return handle && overlaps_freed(handle);
+    case EXPORTER_EXPORTS:
+        return exporter_exports(handle, file);
+    default:
+        return true;
+    }
+}
+
+__attribute__((noinline, noreturn)) static void hang(void)
+{
+    for (;;)
+        pause(); /* returns when a signal was handled; a hung driver call does not */
+}
+
+static void chatter(uint64_t bytes)
+{
+    static const char line[] = "NVRM: simulated chatter, one line of many that say nothing of use\n";
+    while (bytes) {
+        size_t length = bytes < sizeof line - 1 ? bytes : sizeof line - 1;
+        ssize_t written = write(STDERR_FILENO, line, length);
+        if (written <= 0)
+            return;
+        bytes -= (uint64_t)written;
+    }
+}
+
+/* A helper such as a driver may start: in a session of its own, with stdout and stderr inherited. */
+static void leave_an_orphan(void)
+{
+    if (fork() == 0) {
+        setsid();
+        execlp("sleep", "sleep", "600", (char *)NULL);
+        _exit(127);
+    }
+}
+
+static volatile int *volatile nowhere = NULL;
+
+/* Returns the code that the call must return at once, or SUCCESS. */
+static int happen(const struct fault *fault, int device)
+{
+    switch (fault->effect) {
+    case FAIL:
+        return fault->code;
+    case HANG_IGNORE_TERM:
+        signal(SIGTERM, SIG_IGN);
+        hang();
+    case HANG:
+        hang();
+    case SEGV:
+        *nowhere = 0;
+        break;
+    case ABORT:
+        abort();
+    case LEAK:
+        state_leak(device < 0 ? 0 : device, fault->bytes);
+        break;
+    case DELAY:
+        wait_ms(fault->ms);
+        break;
+    case CHATTER:
+        chatter(fault->bytes);
+        break;
+    case ORPHAN:
+        leave_an_orphan();
+        break;
+    case LOSE_DEVICE:
+        state_lose_device(device < 0 ? 0 : device);
+        break;
+    default: /* an effect that the core asks for */
+        break;
+    }
+    return SUCCESS;
+}
+
+static int apply_faults(enum call call, int device, const struct ipc_handle *handle, int file)
+{
+    const struct fault *fires[MAX_FAULTS];
+    unsigned count = ++calls_made[call], asked = 0;
+    int firing = 0;
+    for (int i = 0; i < node()->faults; i++) {
+        const struct fault *fault = &node()->fault[i];
+        if (fault->call == (int)call && backend_matches(fault) && fault_is_of(fault, device) &&
+            occurs(fault, count) && condition_holds(fault, device, handle, file))
+            fires[firing++] = fault;
+    }
+    int code = SUCCESS;
+    if (firing) {
+        release(); /* what hangs or waits must not hold up the process's other threads */
+        for (int i = 0; i < firing && !code; i++) {
+            code = happen(fires[i], device);
+            asked |= fires[i]->effect;
+        }
+        take();
+    }
+    fault_effects(asked);
+    return code;
+}
+
+/* What a process learnt when it initialised the driver, it can still say of a device that is lost since. */
+static bool needs_device(enum call call)
+{
+    const char *name = call_names[call];
+    static const char *const known[] = {"init", "driver-version", "runtime-version", "error-name", "error-string",
+                                        "get-proc-address", "can-access-peer", "peer-attribute", "context-set",
+                                        "context-get", "context-push", "context-pop", "primary-state"};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (!strcmp(name, known[i]))
+            return false;
+    return strncmp(name, "device-", strlen("device-")) || call == CALL_device_reset;
+}
+
+int call_begin(enum call call, int ordinal, const struct ipc_handle *handle, int file)
+{
+    /* As with the real drivers, a forked child cannot use what its parent initialised. */
+    if (process && process != getpid())
+        return face.not_initialized;
+    take();
+    fault_effects(0);
+    if (!face.initialized() && !face.works_before_init(call)) {
+        int code = face.implicit_init ? sim_init(0) : face.not_initialized;
+        if (code)
+            return code;
+    }
+    int device = ordinal >= 0 ? ordinal_device(ordinal) : current_device();
+    int code = apply_faults(call, device, handle, file);
+    if (!code && device >= 0 && needs_device(call) && state_device_lost(device))
+        code = face.lost;
+    return code;
+}
+
+static _Thread_local int last_error;
+
+int call_end(int code)
+{
+    if (code)
+        last_error = code;
+    if (holding) {
+        if (!process && face.initialized())
+            process = getpid();
+        release();
+    }
+    return code;
+}
+
+int take_last_error(bool clear)
+{
+    int code = last_error;
+    if (clear)
+        last_error = SUCCESS;
+    return code;
+}

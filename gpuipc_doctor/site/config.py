@@ -1,0 +1,408 @@
+"""A site's config: what it has decided, put together from the `layers` of its files.
+
+``site-configs/generic.yaml`` holds every key with its default and what it means.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuipc_doctor.model import Json, MemoryShare, Tier
+from gpuipc_doctor.near_miss import did_you_mean
+from gpuipc_doctor.site import hosts, launcher, layers, policy
+from gpuipc_doctor.site.layers import Find, Layers
+from gpuipc_doctor.site.policy import SITE_DIRECTORIES, PrologConfig
+from gpuipc_doctor.site.trust import untrusted
+from gpuipc_doctor.site.yamlfile import BadFile, Document, Key, Mistake, read
+from gpuipc_doctor.versions import BEGINNING, ORDERS, Range
+
+if TYPE_CHECKING:
+    from gpuipc_doctor.model import Device
+
+SCHEMA = Path(__file__).with_name("config.schema.json")
+
+_BUDGET_S = {Tier.PROLOG: policy.BUDGET_S, Tier.ACCEPTANCE: 300.0, Tier.SOAK: 3600.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Waiver:
+    """Why a site disables a check or suppresses a finding, ``file:line`` of that, its last day if any."""
+
+    reason: str
+    where: str
+    until: date | None = None
+
+    def has_expired(self, today: date) -> bool:
+        return self.until is not None and self.until < today
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A value that a site gives, ``file:line`` of it, and why if it says so."""
+
+    value: str
+    where: str
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MpiConfig:
+    """A site's MPI; what is empty is found by itself."""
+
+    library: str = ""
+    """Path of the MPI library."""
+    launcher: str = ""
+    """Command that starts ranks, with ``{ranks}`` and, where wanted, ``{nodes} {ranks_per_node} {env}``."""
+    where: str = ""
+    """``file:line`` of the command."""
+
+    def over(self, site: MpiConfig) -> MpiConfig:
+        """This, and what the site says of all nodes where this says nothing."""
+        own = self if self.launcher else site
+        return MpiConfig(self.library or site.library, own.launcher, own.where)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedGpus:
+    """The GPUs that a node is to have; what is empty or 0 the site leaves open."""
+
+    model: str = ""
+    """Words of the name that the driver gives them: ``A100``."""
+    count: int = 0
+    where: str = ""
+
+    def are(self, name: str) -> bool:
+        """Whether a GPU of this name is of the model."""
+        return self.model.casefold() in name.casefold()
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedVersion:
+    """A component's versions that are to be here."""
+
+    range: Range
+    where: str
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """What a site says of its nodes, or of one type of them: what they have, and how ranks start there."""
+
+    gpus: ExpectedGpus = ExpectedGpus()
+    fabric: Said | None = None
+    """``cxi``, ``verbs``, ``tcp`` or ``none``, where the site says it."""
+    modules: tuple[Said, ...] = ()
+    """For the ranks, loaded in this order."""
+    environment: Mapping[str, Said] = field(default_factory=dict)
+    """Of the ranks, beside what the user has set."""
+    unset: frozenset[str] = frozenset()
+    """Variables that a type of nodes takes away from what the site says of all."""
+    preload: Mapping[str, Said] = field(default_factory=dict)
+    """By backend, the library that ranks must load first."""
+    mpi: MpiConfig = MpiConfig()
+
+    def over(self, site: NodeConfig) -> NodeConfig:
+        """This, and what the site says of all nodes where this says nothing."""
+        return NodeConfig(
+            gpus=self.gpus if self.gpus.where else site.gpus,
+            fabric=self.fabric or site.fabric,
+            modules=self.modules or site.modules,
+            environment={
+                name: said
+                for name, said in {**site.environment, **self.environment}.items()
+                if name not in self.unset
+            },
+            preload={**site.preload, **self.preload},
+            mpi=self.mpi.over(site.mpi),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NodeType:
+    """One type of a site's nodes, known by its names or by its GPUs."""
+
+    name: str
+    hosts: tuple[str, ...]
+    config: NodeConfig
+
+    def fits(self, devices: Collection[Device]) -> bool:
+        """Whether a node with these devices is one: of its model, or with no GPU where it names none."""
+        if model := self.config.gpus.model:
+            return bool(model) and any(self.config.gpus.are(device.name) for device in devices)
+        return not self.config.gpus.count and not devices
+
+
+@dataclass(frozen=True, slots=True)
+class SiteConfig:
+    """What a site has decided; without a file, the defaults. All times are seconds."""
+
+    checks_dirs: tuple[Path, ...] = ()
+    known_issues_dirs: tuple[Path, ...] = ()
+    disabled: Mapping[str, Waiver] = field(default_factory=dict)
+    """By check id."""
+    suppressed: Mapping[str, Waiver] = field(default_factory=dict)
+    """By the key of a finding, such as ``ipc-handles.refused``."""
+    tier: Tier = Tier.ACCEPTANCE
+    deadline_s: float | None = None
+    """For each single operation; None leaves it to the check."""
+    start_up_s: float = 60.0
+    """For a worker to start, until its first sign of life."""
+    budget_s: Mapping[Tier, float] = field(default_factory=lambda: dict(_BUDGET_S))
+    """For a whole run of a tier."""
+    options: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
+    """By check id, what that check's ``Context.options`` shall be."""
+    versions: Mapping[str, ExpectedVersion] = field(default_factory=dict)
+    """By component."""
+    node: NodeConfig = field(default_factory=NodeConfig)
+    """All nodes, or once `of_node` was asked, this one."""
+    node_types: tuple[NodeType, ...] = ()
+    prolog: PrologConfig = field(default_factory=PrologConfig)
+    memory: MemoryShare = field(default_factory=MemoryShare)
+    """How much device memory a check may take."""
+
+    @property
+    def mpi(self) -> MpiConfig:
+        return self.node.mpi
+
+    def of_node(self, host: str, devices: Collection[Device]) -> SiteConfig:
+        """This config on one node: by its name, else by its GPUs, of which type it is.
+
+        Of several types with its model the one is taken whose number of GPUs it has.
+        """
+        kind = self._named(host)
+        if kind is None:
+            fitting = [one for one in self.node_types if not one.hosts and one.fits(devices)]
+            fitting.sort(key=lambda one: one.config.gpus.count != len(devices))
+            kind = next(iter(fitting), None)
+        return replace(self, node=kind.config.over(self.node), node_types=()) if kind else self
+
+    def _named(self, host: str) -> NodeType | None:
+        return next((one for one in self.node_types if one.hosts and hosts.hold(one.hosts, host)), None)
+
+
+def load(path: Path | None = None, match: Find = lambda: None) -> SiteConfig:
+    """Read a site config and what lies beneath it. Raises `BadFile` with every mistake in them.
+
+    ``path``: the file of ``--config``; ``match``: see `layers.lineage`. Directories in a file are relative to
+    it. To root, a file or directory that others can write is a mistake, too: whoever can write it decides
+    what root runs.
+    """
+    found, mistakes = examine(path, match)
+    if mistakes:
+        raise BadFile(mistakes)
+    data = found.data
+    budgets = {Tier[name.upper()]: float(seconds) for name, seconds in data.get("budget_s", {}).items()}
+    deadline = data.get("deadline_s")
+    node = _node(found)
+    prolog = PrologConfig.read(data.get("prolog", {}))
+    return SiteConfig(
+        checks_dirs=tuple(map(Path, data.get("checks_dirs", ()))),
+        known_issues_dirs=tuple(map(Path, data.get("known_issues_dirs", ()))),
+        disabled=_waivers(found, "disabled"),
+        suppressed=_waivers(found, "suppressed"),
+        tier=Tier[data.get("tier", "acceptance").upper()],
+        deadline_s=None if deadline is None else float(deadline),
+        start_up_s=float(data.get("start_up_s", SiteConfig().start_up_s)),
+        budget_s={**_BUDGET_S, **budgets},
+        options=data.get("options", {}),
+        versions={
+            name: _version(name, said, found.where("versions", name))
+            for name, said in data.get("versions", {}).items()
+        },
+        node=node,
+        node_types=tuple(_node_type(found, name) for name in data.get("node_types", {})),
+        prolog=prolog._replace(gpus=prolog.gpus or node.gpus.count),
+        memory=MemoryShare(**data.get("memory", {})),
+    )
+
+
+def _waivers(found: Layers, section: str) -> dict[str, Waiver]:
+    return {
+        name: _waiver(said, found.where(section, name)) for name, said in found.data.get(section, {}).items()
+    }
+
+
+def _waiver(said: Json, where: str) -> Waiver:
+    if isinstance(said, str):
+        return Waiver(said, where)
+    return Waiver(said["reason"], where, date.fromisoformat(said["until"]))
+
+
+def _version(component: str, said: Json, where: str) -> ExpectedVersion:
+    """``8.1.28``: that one; else from one to before another."""
+    if isinstance(said, str):
+        return ExpectedVersion(Range(component, said, last_affected=said), where)
+    expected = Range(
+        component, said.get("from", BEGINNING), fixed=said.get("before", ""), last_affected=said.get("to", "")
+    )
+    return ExpectedVersion(expected, where, said.get("why", ""))
+
+
+def _node(found: Layers, *within: Key) -> NodeConfig:
+    """What the sections of all nodes say, or with ``within`` those of one type."""
+    data: Json = found.data
+    for key in within:
+        data = data[key]
+
+    def where(*keys: Key) -> str:
+        section, *rest = (*within, *keys)
+        return found.where(str(section), *rest)
+
+    gpus, mpi = data.get("gpus", {}), data.get("mpi", {})
+    return NodeConfig(
+        gpus=ExpectedGpus(**gpus, where=where("gpus")) if gpus else ExpectedGpus(),
+        fabric=Said(data["fabric"], where("fabric")) if "fabric" in data else None,
+        modules=tuple(Said(name, where("modules", n)) for n, name in enumerate(data.get("modules", ()))),
+        environment={
+            name: Said(said, where("environment", name))
+            if isinstance(said, str)
+            else Said(said["value"], where("environment", name), said["why"])
+            for name, said in data.get("environment", {}).items()
+            if said is not None
+        },
+        unset=frozenset(name for name, said in data.get("environment", {}).items() if said is None),
+        preload={
+            backend: Said(said["library"], where("preload", backend), said["why"])
+            for backend, said in data.get("preload", {}).items()
+        },
+        mpi=MpiConfig(**mpi, where=where("mpi", "launcher") if "launcher" in mpi else ""),
+    )
+
+
+def _node_type(found: Layers, name: str) -> NodeType:
+    sets = hosts.listed(found.data["node_types"][name].get("hosts"))
+    return NodeType(name, tuple(sets), _node(found, "node_types", name))
+
+
+def of_nodes(found: Layers) -> Iterator[NodeConfig]:
+    """What a config says of all nodes, and of each type of them."""
+    yield _node(found)
+    yield from (_node(found, "node_types", name) for name in found.data.get("node_types", {}))
+
+
+# -- mistakes -------------------------------------------------------------------------------------------
+
+
+def examine(path: Path | None = None, match: Find = lambda: None) -> tuple[Layers, list[Mistake]]:
+    """What of a site config and of the files beneath it is in order, and every mistake in them."""
+    mistakes: list[Mistake] = []
+    documents: list[Document] = []
+
+    def examined(file: Path) -> Document:
+        document, wrong = _examine(file)
+        mistakes.extend(wrong)
+        if document is None:
+            raise BadFile(())
+        return document
+
+    try:
+        documents.extend(layers.lineage(path, examined, match))
+    except BadFile as bad:
+        mistakes.extend(bad.mistakes)
+    return Layers(tuple(documents)), mistakes
+
+
+def _examine(path: Path) -> tuple[Document | None, list[Mistake]]:
+    """What of one file is in order, None where nothing is, and every mistake in it."""
+    # Whoever can write a shipped file can write the program that reads it.
+    if path.parent != layers.shipped() and (reason := untrusted(path)):
+        return None, [Mistake(path, 0, reason)]
+    try:
+        document = read(path, json.loads(SCHEMA.read_text(encoding="utf-8")))
+        wrong: tuple[Mistake, ...] = ()
+    except BadFile as bad:
+        if bad.sound is None:
+            return None, list(bad.mistakes)
+        document, wrong = bad.sound, bad.mistakes
+    in_directories = (mistake for key in SITE_DIRECTORIES for mistake in of_directories(document, key))
+    return document, [*wrong, *_mistakes(document), *in_directories]
+
+
+def unknown_checks(document: Document, check_ids: Collection[str]) -> tuple[Mistake, ...]:
+    """Each check that a site config names and that does not exist."""
+    named: list[tuple[tuple[str | int, ...], str]] = [
+        ((key, id_), id_) for key in ("disabled", "options") for id_ in document.data.get(key, {})
+    ]
+    named += [(("suppressed", key), key.partition(".")[0]) for key in document.data.get("suppressed", {})]
+    prolog = enumerate(document.data.get("prolog", {}).get("checks", ()))
+    named += [(("prolog", "checks", number), id_) for number, id_ in prolog]
+    return tuple(
+        document.mistake(
+            f"{'.'.join(map(str, keys[:-1]))}: there is no check {id_!r}{did_you_mean(id_, check_ids)}", *keys
+        )
+        for keys, id_ in named
+        if id_ not in check_ids
+    )
+
+
+def directories(document: Document, key: str) -> tuple[Path, ...]:
+    here = document.path.absolute().parent
+    return tuple(here / name for name in document.data.get(key, ()))
+
+
+def _mistakes(document: Document) -> Iterator[Mistake]:
+    """What the schema cannot see."""
+    data = document.data
+    yield from _of_nodes(document, data)
+    for name, said in data.get("node_types", {}).items():
+        yield from _of_nodes(document, said, "node_types", name)
+    for name, said in data.get("versions", {}).items():
+        yield from _of_version(document, name, said)
+    for section in ("disabled", "suppressed"):
+        for name, said in data.get(section, {}).items():
+            if isinstance(said, dict) and not _is_day(said["until"]):
+                wrong = f"{section}.{name}: there is no day {said['until']}"
+                yield document.mistake(wrong, section, name, "until")
+
+
+def _of_nodes(document: Document, data: Json, *within: Key) -> Iterator[Mistake]:
+    """Of all nodes, or of those of a type: sets of nodes and launchers that mean nothing."""
+    name = "".join(f"{key}." for key in within)
+    if wrong := launcher.check(data.get("mpi", {}).get("launcher", "{ranks}")):
+        yield document.mistake(f"{name}mpi.launcher: {wrong}", *within, "mpi", "launcher")
+    said = data.get("hosts")
+    for number, text in enumerate(hosts.listed(said)):
+        place: Iterable[Key] = () if isinstance(said, str) else (number,)
+        try:
+            hosts.expand(text)
+        except hosts.BadNodes as bad:
+            yield document.mistake(f"{name}hosts: {bad}; see `nodeset --help`", *within, "hosts", *place)
+
+
+def _of_version(document: Document, name: str, said: Json) -> Iterator[Mistake]:
+    if name not in ORDERS:
+        text = f"versions: there is no component {name!r}{did_you_mean(name, ORDERS)}"
+        yield document.mistake(text, "versions", name)
+    elif isinstance(said, dict) and "before" in said and "to" in said:
+        yield document.mistake(f"versions.{name}: say either before or to", "versions", name, "to")
+    else:
+        for wrong in _version(name, said, "").range.contradictions():
+            yield document.mistake(f"versions.{name}: {wrong}", "versions", name)
+
+
+def of_directories(document: Document, key: str) -> Iterator[Mistake]:
+    """Directories that cannot be read, or that root must not trust."""
+    for number, directory in enumerate(directories(document, key)):
+        try:
+            files = [path for path in directory.iterdir() if path.suffix in SITE_DIRECTORIES[key]]
+        except OSError as error:
+            yield document.mistake(f"{key}: {directory}: {error.strerror}", key, number)
+            continue
+        cached = sorted((directory / "__pycache__").glob("*"))  # Python prefers these to the files
+        for path in (directory, *sorted(files), directory / "__pycache__", *cached):
+            if reason := untrusted(path):
+                yield document.mistake(f"{key}: {path} {reason}", key, number)
+
+
+def _is_day(text: str) -> bool:
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True

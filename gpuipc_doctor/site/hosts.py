@@ -1,0 +1,98 @@
+"""Which nodes a site config is of: Slurm's name of the cluster, and ClusterShell's sets of nodes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuipc_doctor.site import bounded, layers
+from gpuipc_doctor.site.yamlfile import BadFile, Document
+
+if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembered answer
+    from gpuipc_doctor.model import Json
+
+SLURM_CONF = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/etc/slurm-llnl/slurm.conf")
+"""Where Slurm's configuration lies: as it is built by default, as a node fetches it where there are no files
+(slurm.schedmd.com/configless_slurm.html), as Debian 11 has it."""
+
+_MAX_BYTES = 1 << 20
+
+
+class BadNodes(ValueError):
+    """Names no set of nodes; the text is one line."""
+
+
+def expand(text: str) -> list[str]:
+    """The nodes of ``nid[0001-0128],@gpu``, in the set's order. Raises `BadNodes`, for an empty set too."""
+    from ClusterShell.NodeSet import NodeSet, NodeSetException
+
+    try:
+        nodes = [str(node) for node in NodeSet(text)]
+    except NodeSetException as error:
+        raise BadNodes(f"{text!r} names no nodes: {error}") from None
+    if not nodes:
+        raise BadNodes(f"{text!r} names no nodes: the set is empty")
+    return nodes
+
+
+def hold(sets: Json, host: str) -> bool:
+    """Whether one of these sets has this node. Raises `BadNodes`."""
+    from ClusterShell.NodeSet import NodeSet, NodeSetException
+
+    try:
+        return any(host in NodeSet(text) for text in listed(sets))
+    except NodeSetException as error:
+        raise BadNodes(f"{sets!r} names no nodes: {error}") from None
+
+
+def listed(said: Json) -> list[str]:
+    """What a key says that takes one text or a list of them."""
+    return [] if said is None else [said] if isinstance(said, str) else list(said)
+
+
+def cluster_name(environment: Mapping[str, str]) -> str:
+    """Slurm's name of this cluster, by the job's environment, else by Slurm's configuration; empty without.
+
+    Slurm's programs are not asked: their answer can take as long as the controller likes.
+    """
+    if name := environment.get("SLURM_CLUSTER_NAME"):
+        return name
+    for path in (environment.get("SLURM_CONF", ""), *SLURM_CONF):
+        try:
+            text = bounded.read(Path(path), _MAX_BYTES).decode(errors="replace") if path else ""
+        except bounded.Unreadable:
+            continue
+        if found := re.search(r"^\s*ClusterName\s*=\s*(\S+)", text, re.MULTILINE | re.IGNORECASE):
+            return found[1]
+    return ""
+
+
+def is_of(data: Mapping[str, Json], host: str, cluster: str) -> bool:
+    """Whether a config says that it is of this node: by its cluster, its set of nodes, or both.
+
+    Raises `BadNodes`.
+    """
+    clusters, sets = listed(data.get("cluster")), data.get("hosts")
+    if not clusters and sets is None:
+        return False
+    return (not clusters or cluster in clusters) and (sets is None or hold(sets, host))
+
+
+def matching(host: str, cluster: str, read: Callable[[Path], Document]) -> Path | None:
+    """The shipped site that is of this node. Raises `BadFile` where several are."""
+    found = [one for one in map(read, _shipped()) if is_of(one.data, host, cluster)]
+    if len(found) > 1:
+        others = ", ".join(layers.shown(one.path) for one in found[1:])
+        key = "cluster" if "cluster" in found[0].data else "hosts"
+        meant = f"name the one that is meant: --config {found[0].path.stem}"
+        text = f"{key}: this node is also of {others}; {meant}"
+        raise BadFile([found[0].mistake(text, key)])
+    return found[0].path if found else None
+
+
+def _shipped() -> Iterable[Path]:
+    """The shipped files that say of which nodes they are; the others are not worth parsing."""
+    files = sorted(layers.shipped().glob("*.yaml"))
+    return [file for file in files if re.search(r"^(cluster|hosts):", file.read_text("utf-8"), re.MULTILINE)]

@@ -1,0 +1,89 @@
+"""Files that are ours alone, opened so that nobody can have put another in their place."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gpuipc_doctor.site.trust import untrusted
+
+LOCK_LIMIT_S, LOCK_PAUSE_S = 0.2, 0.01
+
+
+class NotOurs(Exception):
+    """A file or directory that is not to be used; the text is one line that says which and why."""
+
+
+@contextmanager
+def directory(path: Path) -> Iterator[int]:
+    """A descriptor of a directory that is ours alone; it is made if need be. Raises `NotOurs`, `OSError`."""
+    if reason := untrusted(path.parent):
+        raise NotOurs(f"{path.parent} {reason}")
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    with _opened(path, os.O_RDONLY | os.O_DIRECTORY) as fd:
+        _verify(fd, path)
+        yield fd
+
+
+@contextmanager
+def file(path: Path, flags: int, *, within: int | None = None) -> Iterator[int]:
+    """A descriptor of a regular file that is ours alone, made where ``flags`` say so.
+
+    ``within``: descriptor of the directory that ``path`` is relative to. Raises `NotOurs`, `OSError`.
+    """
+    with _opened(path, flags, within) as fd:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise NotOurs(f"{path} is not a regular file")
+        if os.fstat(fd).st_nlink > 1:
+            raise NotOurs(f"{path} has another name, too")
+        _verify(fd, path)
+        yield fd
+
+
+@contextmanager
+def _opened(path: Path, flags: int, within: int | None = None) -> Iterator[int]:
+    try:
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=within)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise NotOurs(f"{path} is a symbolic link, or not what it should be") from None
+        raise
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _verify(fd: int, path: Path) -> None:
+    status = os.fstat(fd)
+    if status.st_uid != os.geteuid():
+        raise NotOurs(f"{path} belongs to user {status.st_uid}")
+    if status.st_mode & 0o077:
+        raise NotOurs(f"{path} has mode {status.st_mode & 0o777:o}, so it is not ours alone")
+
+
+@contextmanager
+def locked(fd: int) -> Iterator[bool]:
+    """Try for `LOCK_LIMIT_S` to lock a file; whether it worked. The lock goes with the descriptor."""
+    import fcntl
+
+    until = time.monotonic() + LOCK_LIMIT_S
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                yield True
+            finally:
+                fcntl.flock(fd, fcntl.LOCK_UN)
+            return
+        if time.monotonic() > until:
+            yield False
+            return
+        time.sleep(LOCK_PAUSE_S)

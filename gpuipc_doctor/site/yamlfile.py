@@ -1,0 +1,349 @@
+"""Read a YAML file that a person wrote, and name every mistake in it by file and line.
+
+The text is taken apart into YAML's events and put together again here, because that gives every value its
+line and leaves nothing to construct: a document is made of mappings with text as keys, lists, text,
+numbers, true, false and null. Tags and aliases are refused, so a file can neither name a Python object
+nor grow beyond its own size. Plain words are read as in YAML 1.2: ``yes``, ``off``, ``12:30`` and
+``2026-11-20`` are text.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from gpuipc_doctor.near_miss import did_you_mean
+from gpuipc_doctor.site import bounded
+
+if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembered answer
+    from gpuipc_doctor.model import Json
+
+MAX_BYTES = 4 << 20
+"""No file that a person wrote is longer; one that is would only cost a node its memory."""
+
+MAX_DEPTH = 32
+"""Deepest nesting, so that neither this reader nor the schema runs out of stack."""
+
+_UNSHOWABLE = r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
+"""What YAML forbids in a file. Escapes (``"\\x1b"``) are held to it too: values end up on terminals."""
+
+_SHOWABLE_ASCII = b"\t\n\r" + bytes(range(0x20, 0x7F))
+
+Key = str | int
+"""A step into a document: the key of a mapping or the index of a list."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Mistake:
+    """One mistake in a file; ``str()`` gives ``file:line: text``. Line 0 means the file as a whole."""
+
+    path: Path
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.text}" if self.line else f"{self.path}: {self.text}"
+
+
+class BadFile(Exception):
+    """A file cannot be used. ``mistakes`` holds all that is wrong with it, in the order of its lines.
+
+    ``sound`` is what of it follows its schema, for whoever looks for mistakes that a schema cannot see; None
+    where nothing does.
+    """
+
+    def __init__(self, mistakes: Iterable[Mistake], sound: Document | None = None) -> None:
+        self.mistakes = tuple(sorted(set(mistakes)))
+        self.sound = sound
+        super().__init__("\n".join(map(str, self.mistakes)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """Where a value stands and, for a scalar, how it was written: ``12.10`` is 12.1 as a number."""
+
+    line: int
+    written: str
+
+
+@dataclass(frozen=True)
+class Document:
+    """What a file holds, and where in the file each value stands."""
+
+    path: Path
+    data: Json
+    _marks: Mapping[tuple[Key, ...], _Mark] = field(repr=False)
+
+    def line(self, *keys: Key) -> int:
+        """Line, from 1, of the value at this key path; of the innermost value around it when it is absent."""
+        while keys and keys not in self._marks:
+            keys = keys[:-1]
+        return self._marks[keys].line
+
+    def mistake(self, text: str, *keys: Key) -> Mistake:
+        """A mistake that only the reader of the document can see, at the line of this key path."""
+        return Mistake(self.path, self.line(*keys), text)
+
+
+def read(path: Path, schema: Mapping[str, Json] | None) -> Document:
+    """Read ``path`` and check it against a JSON Schema (draft 2020-12), or against none.
+
+    A schema's ``description`` is what a person is told when a value breaks its ``pattern``.
+    Raises `BadFile`, and nothing else, with every mistake found.
+    """
+    return parse(path, _content(path), schema)
+
+
+def parse(path: Path, content: bytes, schema: Mapping[str, Json] | None) -> Document:
+    """As `read`, of a file whose content has been read already."""
+    document, mistakes = _Builder(path).build(_text(path, content))
+    if schema is not None:
+        from jsonschema import Draft202012Validator
+
+        errors = list(Draft202012Validator(schema).iter_errors(document.data))
+        for error in errors:
+            mistakes += _explain(document, error)
+        if mistakes:
+            raise BadFile(mistakes, _sound(document, errors))
+    if mistakes:
+        raise BadFile(mistakes)
+    return document
+
+
+def _sound(document: Document, errors: Iterable[Any]) -> Document | None:
+    """The document without the sections that break its schema; of a list of mappings, with None for those."""
+    data = document.data
+    if not isinstance(data, dict):
+        return None
+    sound = dict(data)
+    for error in errors:
+        keys: tuple[Key, ...] = tuple(error.absolute_path)
+        if not keys and error.validator != "additionalProperties":
+            return None
+        section, *within = keys or ("",)
+        if section in sound and within and isinstance(within[0], int) and isinstance(data[section][0], dict):
+            listed = sound[section]
+            sound[section] = [None if number == within[0] else one for number, one in enumerate(listed)]
+        else:
+            sound.pop(section, None)
+    return Document(document.path, sound, document._marks)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return bounded.read(path, MAX_BYTES)
+    except bounded.Unreadable as reason:
+        raise BadFile([Mistake(path, 0, str(reason))]) from None
+
+
+def _text(path: Path, content: bytes) -> str:
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise BadFile([Mistake(path, line, "is not UTF-8 text; save the file as UTF-8")]) from None
+    if bad := _unshowable(text):
+        line = text.count("\n", 0, bad.start()) + 1
+        raise BadFile([Mistake(path, line, f"holds the control character {bad[0]!r}")])
+    return text
+
+
+def _unshowable(text: str) -> re.Match[str] | None:
+    """The first character of ``text`` that YAML forbids."""
+    if text.isascii() and not text.encode().translate(None, _SHOWABLE_ASCII):
+        return None  # nearly always, and compiling the expression takes milliseconds
+    return re.search(_UNSHOWABLE, text)
+
+
+class _Builder:
+    """Builds one document from YAML's events and collects the mistakes that still leave a document."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._marks: dict[tuple[Key, ...], _Mark] = {}
+        self._mistakes: list[Mistake] = []
+        self._events: Iterator[Any] = iter(())
+
+    def build(self, text: str) -> tuple[Document, list[Mistake]]:
+        import yaml
+
+        # The C parser is much faster and part of PyYAML's wheels; its events are the same.
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        try:
+            self._events = yaml.parse(text, Loader=loader)
+            next(self._events)  # the stream's start
+            if isinstance(next(self._events), yaml.StreamEndEvent):
+                self._refuse(0, "is empty")
+            data = self._value(next(self._events), ())
+            next(self._events)  # the document's end
+            after: Any = next(self._events)
+            if not isinstance(after, yaml.StreamEndEvent):
+                self._refuse(
+                    after.start_mark.line + 1, "a second document begins; write one document per file"
+                )
+        except yaml.MarkedYAMLError as error:
+            self._refuse(*_syntax(error, text))
+        except yaml.YAMLError as error:
+            self._refuse(0, f"is not YAML: {' '.join(str(error).split())}")
+        return Document(self._path, data, self._marks), self._mistakes
+
+    def _value(self, event: Any, path: tuple[Key, ...], line: int = 0) -> Json:
+        """The value that ``event`` begins. ``line`` is its key's: there a reader looks for it."""
+        import yaml
+
+        line = line or event.start_mark.line + 1
+        if len(path) > MAX_DEPTH:
+            self._refuse(line, f"is nested deeper than {MAX_DEPTH} levels")
+        self._vet(event, line)
+        self._marks[path] = _Mark(line, getattr(event, "value", ""))
+        if isinstance(event, yaml.MappingStartEvent):
+            return self._mapping(path)
+        if isinstance(event, yaml.SequenceStartEvent):
+            return self._sequence(path)
+        quoted = event.style not in (None, "")
+        return event.value if quoted else _plain(event.value)
+
+    def _mapping(self, path: tuple[Key, ...]) -> dict[str, Json]:
+        import yaml
+
+        data: dict[str, Json] = {}
+        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
+            line = event.start_mark.line + 1
+            if not isinstance(event, yaml.ScalarEvent):
+                self._refuse(line, "a key must be plain text")
+            self._vet(event, line)
+            key: str = event.value
+            here = (*path, key)
+            if key in data:
+                first = self._marks[here].line
+                self._mistakes.append(
+                    Mistake(self._path, line, f"key {key!r} was given before, on line {first}")
+                )
+            data[key] = self._value(next(self._events), here, line)
+        return data
+
+    def _sequence(self, path: tuple[Key, ...]) -> list[Json]:
+        import yaml
+
+        data: list[Json] = []
+        while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
+            data.append(self._value(event, (*path, len(data))))
+        return data
+
+    def _vet(self, event: Any, line: int) -> None:
+        import yaml
+
+        if isinstance(event, yaml.AliasEvent):
+            self._refuse(line, f"alias *{event.anchor} is not supported here; write the value out")
+        if event.tag is not None:
+            self._refuse(line, f"tag {event.tag!r} is not supported here")
+        if isinstance(event, yaml.ScalarEvent) and (bad := _unshowable(event.value)):
+            self._refuse(line, f"holds the control character {bad[0]!r}")
+
+    def _refuse(self, line: int, text: str) -> NoReturn:
+        raise BadFile([*self._mistakes, Mistake(self._path, line, text)])
+
+
+def _plain(written: str) -> Json:
+    """A plain (unquoted) scalar as YAML 1.2's core schema reads it, numbers within what JSON can carry."""
+    if written in ("", "~", "null"):
+        return None
+    if written in ("true", "false"):
+        return written == "true"
+    if re.fullmatch(r"[-+]?[0-9]{1,18}", written):
+        return int(written)
+    if re.fullmatch(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?", written):
+        number = float(written)
+        return number if math.isfinite(number) else written
+    return written
+
+
+def _syntax(error: Any, text: str) -> tuple[int, str]:
+    """Line and wording of a syntax error that one of YAML's two parsers found."""
+    line: int = (error.problem_mark or error.context_mark).line
+    written = text.splitlines()[line : line + 1]
+    if written and re.match(r" *\t", written[0]):
+        return line + 1, "is indented with a tab; YAML wants spaces"
+    said = " ".join(f"{error.problem or ''} {error.context or ''}".split())
+    return line + 1, f"is not YAML: {said}"
+
+
+_KINDS = {
+    "string": "text",
+    "number": "a number",
+    "integer": "a whole number",
+    "boolean": "true or false",
+    "object": "a mapping (key: value)",
+    "array": "a list",
+    "null": "empty",
+}
+
+
+def _explain(document: Document, error: Any) -> Iterator[Mistake]:
+    """A schema's complaint in words that name the key, what stands there, and what was probably meant."""
+    keys = tuple(error.absolute_path)
+    name = _dotted(keys)
+    what = f"{name}: " if name else ""
+    shown = _shown(error.instance)
+    limit = error.validator_value
+    if error.validator == "additionalProperties" and isinstance(error.instance, dict):
+        known = error.schema.get("properties", {})
+        patterns = "|".join(error.schema.get("patternProperties", {})) or "(?!)"
+        for key in error.instance:
+            if key not in known and not re.search(patterns, key):
+                yield document.mistake(f"{what}unknown key {key!r}{did_you_mean(key, known)}", *keys, key)
+        return
+    if "propertyNames" in error.absolute_schema_path:
+        keys = (*keys, error.instance)
+        what = f"{what}key "
+    if error.validator == "required":
+        for key in limit:
+            if key not in error.instance:
+                yield document.mistake(f"{what}key {key!r} is missing", *keys)
+        return
+    if error.validator == "dependentRequired":
+        for key in limit.keys() & error.instance.keys():
+            for other in limit[key]:
+                if other not in error.instance:
+                    yield document.mistake(f"{what}{key} needs {other}", *keys, key)
+        return
+    if error.validator == "type":
+        wanted = [limit] if isinstance(limit, str) else limit
+        text = f"must be {' or '.join(_KINDS[kind] for kind in wanted)}, not {shown}"
+        if "string" in wanted and isinstance(error.instance, bool | int | float):
+            written = document._marks[keys].written
+            text = f"must be text; quote it: '{written}'"
+        text = f"{name or 'the file'} {text}"
+    elif error.validator == "enum":
+        near = did_you_mean(str(error.instance), [word for word in limit if isinstance(word, str)])
+        text = f"{what}{shown} is not known{near or '; it must be one of ' + ', '.join(map(str, limit))}"
+    elif error.validator in ("minItems", "minLength", "minProperties") and not error.instance:
+        text = f"{name or 'the file'} must not be empty"
+    elif error.validator in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
+        bound = {"minimum": "at least", "exclusiveMinimum": "more than", "maximum": "at most"}
+        text = f"{name} must be {bound.get(error.validator, 'less than')} {limit}, not {shown}"
+    elif error.validator == "uniqueItems":
+        text = f"{name} lists something twice"
+    elif "description" in error.schema:
+        text = f"{what}{shown} is not {error.schema['description']}"
+    else:
+        text = f"{what}{' '.join(error.message.split())[:200]}"
+    yield document.mistake(text, *keys)
+
+
+def _dotted(keys: tuple[Key, ...]) -> str:
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys).lstrip(".")
+
+
+def _shown(value: Json) -> str:
+    """A value as a message names it: never the whole of a mapping, never a raw control character."""
+    if value is None:
+        return "empty"
+    if isinstance(value, dict | list):
+        return _KINDS["object" if isinstance(value, dict) else "array"]
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"

@@ -1,0 +1,183 @@
+"""What it means that a probe did not complete: the same answer for every check.
+
+Ended while an operation was armed, by a hang, a signal or a driver error: FAIL, naming the operation. Ended
+while nothing was armed, or for want of memory that others hold: ERROR, for then we could not tell.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from gpuipc_doctor.api.gpu import OUT_OF_MEMORY
+from gpuipc_doctor.api.ledger import holders
+from gpuipc_doctor.log_lines import reason_of_abort
+from gpuipc_doctor.model import Ending, Evidence, EvidenceKind, Finding, Json, ProbeOutcome, RoleOutcome
+from gpuipc_doctor.supervise.rank import COMPLAINT
+
+FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGXCPU")
+"""Signals that say nothing of a driver: somebody, or a limit of the system, ends processes here."""
+
+TELLING_RECORDS = ("control", "wrong", "refused")
+"""What a role records in words and what speaks for or against its failure; others only say where it ran."""
+
+_BANNER = re.compile(r"^-{20,}\n\s*(.+?)\n\s*(?:\n|-{20,}$)", re.MULTILINE | re.DOTALL)
+"""The first paragraph of what stands between rules."""
+
+
+_CALL = "{role}: {call} #{occurrence}{step:aside}"
+"""``importer: cuIpcOpenMemHandle #4 (second open of segment 1)``"""
+
+
+def conclude(outcome: ProbeOutcome) -> Finding:
+    """The finding of a probe that was stopped or that went wrong."""
+    if outcome.stopped:
+        return _stopped(outcome)
+    assert outcome.blamed is not None
+    role = outcome.roles[outcome.blamed]
+    so_far = _so_far(outcome)
+    match role.ending:
+        case Ending.DRIVER_ERROR:
+            assert role.fault is not None
+            fault = {"error": role.fault.name, "code": role.fault.code}
+            if role.fault.name in OUT_OF_MEMORY:
+                return Finding.error(
+                    "out-of-memory",
+                    f"{_CALL} returned {{error}} ({{code}}): too little device memory is free to test with",
+                    *holders(role.records.get("holders", ())),
+                    *so_far,
+                    remedy="see who holds the memory (nvidia-smi, rocm-smi), end it, run again",
+                    **_of(role),
+                    **fault,
+                )
+            return _during(role, "returned-error", "returned {error} ({code})", so_far, **fault)
+        case Ending.CRASHED if outcome.launch and (aborted := _who_aborted(outcome)):
+            role, said = aborted
+            return _during(role, "aborted", "ended the ranks: {said}", so_far, said=said)
+        case Ending.CRASHED if role.signal in FROM_OUTSIDE:
+            return Finding.error(
+                "killed-from-outside",
+                f"{_CALL if role.operation else '{role}'} was killed from outside ({{signal}})",
+                *so_far,
+                remedy="see whether the kernel ran out of memory (dmesg), and who else kills processes here",
+                signal=role.signal,
+                **_of(role),
+            )
+        case Ending.CRASHED if role.signal:
+            return _during(role, "crashed", "ended the process by {signal}", so_far, signal=role.signal)
+        case Ending.CRASHED:
+            says = "ended the process with exit code {exit_code}"
+            return _during(role, "exited", says, so_far, exit_code=role.exit_code)
+        case Ending.HUNG:
+            who = " or ".join(outcome.suspects)
+            says = "hung ({deadline:s})"
+            return _during(role, "hung", says, so_far, role=who, deadline=outcome.deadline_s)
+        case Ending.UNKILLABLE:
+            says = "hung and cannot be killed: {processes}"
+            return _during(role, "unkillable", says, so_far, processes=list(role.kernel))
+        case Ending.NOT_STARTED:
+            return _not_started(outcome, role, so_far)
+        case Ending.UNAVAILABLE:
+            reason, _, remedy = role.exception.partition("\n")
+            says = "{role}: {reason}"
+            return Finding.error("unavailable", says, *so_far, remedy=remedy, role=role.role, reason=reason)
+        case Ending.UNFIT:
+            return Finding.skip("unfit", "{reason}", reason=role.exception)
+        case Ending.UNRECORDED:
+            return Finding.error(
+                "unrecorded",
+                "{role}: it could not write down what it did",
+                *so_far,
+                remedy="see whether the place for temporary files is full (df, df -i); else a driver, or "
+                "what is loaded with it, closes files that are not its own",
+                role=role.role,
+            )
+        case Ending.PEER_LOST:
+            says = "{role}: its partner ended without a reason of its own"
+            return Finding.error("partner-lost", says, *so_far, role=role.role)
+        case _:
+            says = "{role}: the check's own code failed: {exception}"
+            first = role.exception.partition("\n")[0]
+            return Finding.error("check-failed", says, *so_far, role=role.role, exception=first)
+
+
+def _who_aborted(outcome: ProbeOutcome) -> tuple[RoleOutcome, str] | None:
+    """The rank whose MPI library ended all of them, and its reason; any may be the first to be gone."""
+    roles = sorted(outcome.roles.values(), key=lambda role: role.role != outcome.blamed)
+    return next(((role, said) for role in roles if (said := reason_of_abort(role.log_tail))), None)
+
+
+def _stopped(outcome: ProbeOutcome) -> Finding:
+    if outcome.stopped != "budget":
+        return Finding.skip("interrupted", "{stopped} while this probe ran", stopped=outcome.stopped)
+    if outcome.blamed is None:
+        return Finding.skip("budget", "budget: the run's time was up while this probe ran")
+    role = outcome.roles[outcome.blamed]
+    return Finding.error(
+        "not-returned-in-budget",
+        f"{_CALL} had not returned when the run's budget ended",
+        *_so_far(outcome),
+        remedy="run this check alone, or with a larger --budget, to see whether it hangs",
+        **_of(role),
+    )
+
+
+def _during(
+    role: RoleOutcome, key: str, says: str, so_far: tuple[Evidence, ...], /, **values: Json
+) -> Finding:
+    """What happened in the armed operation; where none was armed, we cannot tell what it means."""
+    values = {**_of(role), **values}
+    if role.operation:
+        return Finding.fail(key, f"{_CALL} {says}", *so_far, **values)
+    return Finding.error(key, f"{{role}}: {says} while no operation was armed", *so_far, **values)
+
+
+def _not_started(outcome: ProbeOutcome, role: RoleOutcome, so_far: tuple[Evidence, ...]) -> Finding:
+    words = [line.removeprefix(COMPLAINT) for line in role.log_tail if any(map(str.isalnum, line))]
+    said = _complaint(role.log_tail) or (words[-1] if words else _no_word(outcome))
+    beside = [line for line in words if line.strip() not in said]
+    says = "{role}: the worker did not start: {said}"
+    return Finding.error("not-started", says, *beside[-3:], *so_far, role=role.role, said=said)
+
+
+def _of(role: RoleOutcome) -> dict[str, Json]:
+    """The values that `_CALL` asks for; where no operation was armed, the role alone."""
+    if not role.operation:
+        return {"role": role.role}
+    return {
+        "role": role.role,
+        "call": role.operation,
+        "occurrence": role.occurrence,
+        "step": role.step,
+    }
+
+
+def _no_word(outcome: ProbeOutcome) -> str:
+    """Why a worker that never began may have left nothing."""
+    if outcome.launch is None:
+        return "it left no word"
+    return f"the launcher, {outcome.launch.command[0]}, started no rank in time and said nothing"
+
+
+def _complaint(log: Sequence[str]) -> str:
+    """What stood in the way by the log, in our own words, else in those of a launcher; empty if neither.
+
+    Open MPI's draws rules of dashes around what it says, and says the reason first.
+    """
+    ours = [line.removeprefix(COMPLAINT) for line in log if line.startswith(COMPLAINT)]
+    theirs = _BANNER.findall("\n".join(log))
+    return " ".join((ours or theirs or [""])[-1].split())
+
+
+def _so_far(outcome: ProbeOutcome) -> tuple[Evidence, ...]:
+    """What the roles had seen by then: often the control that makes the failure telling."""
+    return tuple(
+        Evidence(
+            EvidenceKind.CONTROL if name == "control" else EvidenceKind.BEFORE,
+            "before that, {role}: {name}: {said}",
+            {"role": role.role, "name": name, "said": said},
+        )
+        for role in outcome.roles.values()
+        for name in TELLING_RECORDS
+        if (said := role.records.get(name)) and isinstance(said, str)
+    )

@@ -1,0 +1,318 @@
+"""One probe, from the start of its workers to the last process that they left.
+
+The order of things: start every role; watch until all have ended or one has gone wrong; gather evidence,
+passive first; end the whole tree; say for each role how it ended, and which of them is to blame.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuipc_doctor.model import Ending, Node, Probe, ProbeOutcome, RoleOutcome
+from gpuipc_doctor.supervise import evidence, leftovers, logs, tree
+from gpuipc_doctor.supervise.assignment import RoleFiles, RoleResult
+from gpuipc_doctor.supervise.inbox import Inbox, Listener
+from gpuipc_doctor.supervise.role import RunningRole
+from gpuipc_doctor.supervise.start import LAUNCHER_LOG, start
+from gpuipc_doctor.supervise.stems import Order, Stems
+
+TICK_S = 0.005
+JOURNAL_EVERY_S = 0.1
+
+LISTEN_S = 0.5
+"""A probe that somebody listens to may run for days, so it is not looked at as often as others."""
+
+STALLED_S = 1.0
+"""An operation under way for longer when the budget ends is told: it may be hanging."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds. ``start_up_s``: until a worker's first journal line, for a cold file system is no hung GPU.
+    ``settle_s``: for the other roles to end by themselves once one went wrong. ``grace_s``: between TERM
+    and KILL. ``launcher_s``: the same where a launcher has ranks to end, maybe on other nodes; killed before
+    it has done that, it leaves them. ``kill_s``: for KILL to work before a process counts as unkillable.
+    """
+
+    start_up_s: float = 60.0
+    settle_s: float = 0.5
+    grace_s: float = 0.3
+    launcher_s: float = 2.0
+    kill_s: float = 3.0
+
+
+_WORST_FIRST = (
+    Ending.CRASHED,
+    Ending.DRIVER_ERROR,
+    Ending.UNAVAILABLE,
+    Ending.UNFIT,
+    Ending.EXCEPTION,
+    Ending.NOT_STARTED,
+)
+"""Of roles that ended in the same tick the first in this order is to blame: a signal before an exception."""
+
+
+class Execution:
+    """The state of one probe while it runs."""
+
+    def __init__(
+        self,
+        probe: Probe,
+        check_file: Path,
+        directory: Path,
+        *,
+        node: Node,
+        marker: str,
+        limits: Limits,
+        stems: Stems,
+        listener: Listener | None = None,
+        temporary: Path | None = None,
+    ) -> None:
+        self.unkillable = ""
+        self._probe = probe
+        self._check_file = check_file
+        self._directory = directory
+        self._node = node
+        self._marker = marker
+        self._limits = limits
+        self._stems = stems
+        self._temporary = temporary
+        self._roles: dict[str, RunningRole] = {}
+        self._culprit: RunningRole | None = None
+        self._stopped = ""
+        first = RoleFiles(directory, next(iter(probe.roles)))
+        self._inbox = Inbox(first.inbox, listener) if listener else None
+
+    def run(self, until: float, stop: threading.Event) -> ProbeOutcome:
+        started, started_on = time.monotonic(), time.time()
+        with logs.bounded(self._directory):
+            try:
+                self._start(until, stop)
+                self._watch(until, stop)
+                if self._inbox:
+                    self._inbox.wait(0.0)  # its last words
+            finally:
+                self._end_tree()
+                if self._inbox:
+                    self._inbox.close()
+                if self._probe.launch or self._probe.together:
+                    leftovers.remove(since=started_on)
+        return ProbeOutcome(
+            probe=self._probe.name,
+            devices=self._probe.devices,
+            params=self._probe.params,
+            roles={name: self._outcome(name, role) for name, role in self._roles.items()},
+            blamed=next((name for name, role in self._roles.items() if role is self._culprit), None),
+            elapsed_s=time.monotonic() - started,
+            deadline_s=self._probe.deadline_s,
+            logs=str(self._directory),
+            stopped=self._stopped,
+            launch=self._probe.launch,
+        )
+
+    def _start(self, until: float, stop: threading.Event) -> None:
+        ready_by = time.monotonic() + self._limits.start_up_s
+
+        def fork(imports: set[str], environment: Mapping[str, str], order: Order) -> int | None:
+            stem = self._stems.of(imports, environment)
+            return stem.fork(order, ready_by, lambda: stop.is_set() or time.monotonic() > until)
+
+        self._roles = start(
+            self._probe,
+            self._check_file,
+            self._directory,
+            self._node,
+            self._marker,
+            fork,
+            temporary=self._temporary,
+        )
+
+    # -- watch ------------------------------------------------------------------------------------------
+
+    def _watch(self, until: float, stop: threading.Event) -> None:
+        """Until every role has ended, one has gone wrong, or the run is over; then find whom to blame."""
+        journals_read_at = time.monotonic()
+        while any(role.ending is None for role in self._roles.values()):
+            now = time.monotonic()
+            for role in self._roles.values():
+                role.poll(now)
+            if any(role.went_wrong for role in self._roles.values()):
+                self._settle()
+                return
+            if stop.is_set():
+                self._stopped = "interrupted"
+                return
+            if now > until:
+                self._stopped = "budget"
+                self._culprit = self._stalled(now)
+                return
+            if now - journals_read_at > JOURNAL_EVERY_S:
+                journals_read_at = now
+                if overdue := self._overdue(now):
+                    role, ending = overdue
+                    suspects = self._suspects(role) if ending is Ending.HUNG else [role]
+                    self._culprit = suspects[0]
+                    self._look_at_living(now + (until - now) / 2)
+                    for role in suspects:
+                        role.ending = ending
+                    return
+            if self._inbox is None:
+                time.sleep(TICK_S)
+            elif self._inbox.wait(LISTEN_S):  # who tells begins his journal anew
+                next(iter(self._roles.values())).progress.begin_anew()
+
+    def _settle(self) -> None:
+        """Let the roles that lost their partner end by themselves, then blame the first that went wrong."""
+        until = time.monotonic() + self._limits.settle_s
+        while time.monotonic() < until and any(role.ending is None for role in self._roles.values()):
+            time.sleep(TICK_S)
+            for role in self._roles.values():
+                role.poll(time.monotonic())
+        self._culprit = min((role for role in self._roles.values() if role.went_wrong), key=_blame_order)
+
+    def _overdue(self, now: float) -> tuple[RunningRole, Ending] | None:
+        """The role whose clock has run out, one with an armed operation before one without."""
+        living = [role for role in self._roles.values() if role.ending is None]
+        for role in living:
+            role.progress.read()
+        for role in living:
+            if not role.progress.started and now - role.started_at > self._limits.start_up_s:
+                return role, Ending.NOT_STARTED
+        busy = [role for role in living if not role.progress.waiting] or living
+        started = [role for role in busy if role.progress.started]
+        silent = [role for role in started if role.silent_for(now) > self._probe.deadline_s]
+        if (self._probe.launch or self._probe.together) and len(silent) < len(started):
+            # Ranks spin while they wait for each other: one that has a processor is not to hang because the
+            # other had none. On two busy cores a message of 16 MiB took over two seconds.
+            return None
+        return (min(silent, key=self._stuck_order), Ending.HUNG) if silent else None
+
+    def _stuck_order(self, role: RunningRole) -> tuple[bool, int, float]:
+        """One in an operation first; of ranks, which all do the same, the one that has got least far."""
+        calls = sum(role.progress.occurrences.values()) if self._probe.launch else 0
+        return not role.progress.operation, calls, role.progress.last_at
+
+    def _suspects(self, hung: RunningRole) -> list[RunningRole]:
+        """Ranks that have come as far as this one, in the same call: nobody can tell who keeps the others."""
+        call, calls = hung.progress.operation, hung.progress.occurrences
+        if not (self._probe.launch and call):
+            return [hung]
+        living = [role for role in self._roles.values() if role.ending is None]
+        return likeliest_first(
+            role for role in living if role.progress.operation == call and role.progress.occurrences == calls
+        )
+
+    def _stalled(self, now: float) -> RunningRole | None:
+        """The living role that has been longest in its operation, if that is long at all."""
+        for role in self._roles.values():
+            role.progress.read()
+        armed = [role for role in self._roles.values() if role.ending is None and role.progress.operation]
+        longest = min(armed, key=lambda role: role.progress.last_at, default=None)
+        return longest if longest and now - longest.progress.last_at > STALLED_S else None
+
+    def _look_at_living(self, until: float) -> None:
+        """Evidence of every role that still runs: passive for all of them before anything that disturbs.
+
+        ``until``: when that has to end, so that what follows keeps within the budget.
+        """
+        living = [role for role in self._roles.values() if role.ending is None]
+        here = [role for role in living if role.process.pid]
+        for role in living:
+            if role.process.is_elsewhere:
+                role.kernel = (f"{role.files.role} is on another node: no native stack from there",)
+        for role in here:
+            role.kernel = evidence.kernel_view(role.process.pid)
+        for role in here:
+            at_work = tree.at_work(role.process.pid)
+            role.native_stack = evidence.native_stack(at_work, role.files.native_stack, until)
+
+    # -- end --------------------------------------------------------------------------------------------
+
+    def _end_tree(self) -> None:
+        def left() -> list[tree.Process]:
+            # Of ranks that srun starts, those on this node are not ours, but Slurm's.
+            among = tree.processes().values() if self._probe.launch else tree.descendants(os.getpid())
+            return [process for process in among if tree.carries(process.pid, self._marker)]
+
+        grace_s = self._limits.launcher_s if self._probe.launch else self._limits.grace_s
+        if remaining := tree.end(left, grace_s=grace_s, limit_s=self._limits.kill_s):
+            views = {process.pid: evidence.kernel_view(process.pid) for process in remaining}
+            every_line = tuple(line for view in views.values() for line in view)
+            self.unkillable = "; ".join(every_line)
+            roles = self._roles.values()
+            stuck = [role for role in roles if role.process.pid in views]
+            # What stays may be something that a worker had started; the probe has not passed for that.
+            for role in stuck or [role for role in roles if role.ending in (None, Ending.COMPLETED)][:1]:
+                role.ending = Ending.UNKILLABLE
+                role.kernel = views.get(role.process.pid, every_line)
+                self._culprit = self._culprit or role
+        for role in self._roles.values():
+            role.process.collect(0.0 if role.ending is Ending.UNKILLABLE else 1.0)
+            role.progress.read()
+            if role.ending is None:
+                role.ending = Ending.STOPPED
+                role.result = RoleResult.read(role.files.result)
+
+    def _outcome(self, name: str, role: RunningRole) -> RoleOutcome:
+        assert role.ending is not None
+        code = role.process.returncode
+        bad = role.ending is not Ending.COMPLETED
+        fault = role.result.fault if role.result else None
+        # A call that returned an error is not armed any more, and what cleaned up after it has been since.
+        operation = fault.call if fault else role.progress.operation if bad else ""
+        return RoleOutcome(
+            role=name,
+            ending=role.ending,
+            pid=role.process.pid,
+            operation=operation,
+            occurrence=(role.result.occurrence if role.result else 0)
+            or role.progress.occurrences.get(operation, 0),
+            step=role.progress.step if bad else "",
+            signal=_signal_name(-code) if code is not None and code < 0 else "",
+            exit_code=code if code is not None and code >= 0 else None,
+            fault=fault,
+            exception=role.result.exception if role.result else "",
+            records=role.progress.records,
+            python_stack=evidence.python_stack(role.files.python_stack) if bad else (),
+            native_stack=role.native_stack,
+            kernel=role.kernel,
+            log_tail=evidence.log_tail(*self._logs(role)) if bad else (),
+            elapsed_s=(role.ended_at or time.monotonic()) - role.started_at,
+            start_up_s=max(role.progress.first_at - role.started_at, 0.0),  # 0 where it never began
+            calls=tuple(role.progress.returned.values()),
+        )
+
+    def _logs(self, role: RunningRole) -> list[Path]:
+        """Where to look for a role's last words: in its launcher's where it has none, unless we ended it."""
+        ended_by_us = role.ending in (Ending.HUNG, Ending.STOPPED)
+        return [role.files.log] if ended_by_us else [role.files.log, self._directory / LAUNCHER_LOG]
+
+
+def likeliest_first(ranks: Iterable[RunningRole]) -> list[RunningRole]:
+    """First who sleeps in the call: ranks spin while they wait for each other."""
+    processes = tree.processes()
+
+    def spins(role: RunningRole) -> bool:
+        process = processes.get(role.process.pid)
+        return process is None or process.state == "R"
+
+    return sorted(ranks, key=spins)
+
+
+def _blame_order(role: RunningRole) -> tuple[bool, int, int]:
+    """First who is no mere casualty, then who ended first (to the tick), then by how it ended."""
+    rank = _WORST_FIRST.index(role.ending) if role.ending in _WORST_FIRST else len(_WORST_FIRST)
+    return role.is_casualty, int(role.ended_at / TICK_S), rank
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

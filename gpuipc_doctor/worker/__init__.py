@@ -1,0 +1,1 @@
+"""What runs in a worker: only here is a driver loaded."""

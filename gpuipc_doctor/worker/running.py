@@ -1,0 +1,81 @@
+"""Run one role of a probe to its end, in this process.
+
+It may hang, crash or be killed at any moment; whatever its supervisor needs to know of it is in files by
+then (see `assignment` and `journal`).
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpuipc_doctor.api import loader
+from gpuipc_doctor.api.gpu import BackendUnavailable, DriverError
+from gpuipc_doctor.model import Ending
+from gpuipc_doctor.supervise.assignment import Assignment, RoleFiles, RoleResult
+from gpuipc_doctor.supervise.journal import CANNOT_WRITE, PROCESS_EXIT, Journal
+from gpuipc_doctor.worker.peer import PeerLost
+from gpuipc_doctor.worker.services import Unfit, Worker
+from gpuipc_doctor.worker.stack_timer import StackTimer
+
+PR_SET_PDEATHSIG = 1
+
+
+def run(directory: Path, role: str, peer_fds: Sequence[int]) -> None:
+    """Do what a role is assigned. ``peer_fds``: sockets to other roles, see `api.Worker.peers`."""
+    files = RoleFiles(directory, role)
+    assignment = Assignment.read(files.assignment)
+    journal = Journal(files.journal)
+    stacks = os.open(files.python_stack, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    faulthandler.enable(stacks)
+    worker = Worker(files, assignment, peer_fds, journal, StackTimer(stacks, assignment.deadline_s))
+    result = _call(worker, assignment)
+    try:
+        result.write(files.result)
+    except OSError:
+        os._exit(CANNOT_WRITE)
+    if result.ending is not Ending.COMPLETED:
+        os._exit(1)  # a driver that has just failed may hang on the way out, and the blame is known
+    worker.hang_up()
+    # Left armed: what the driver's exit handlers do wrong after this line is blamed on it.
+    worker.armed(PROCESS_EXIT).__enter__()
+
+
+def _call(worker: Worker, assignment: Assignment) -> RoleResult:
+    """Call the role function and say how that ended."""
+    try:
+        function = loader.role(Path(assignment.check_file), assignment.function)
+        function(worker)
+        worker.finish()
+    except DriverError as error:
+        if error.is_out_of_memory:
+            worker.record_holders()
+        return RoleResult(Ending.DRIVER_ERROR, error.fault, occurrence=error.occurrence)
+    except PeerLost:
+        return RoleResult(Ending.PEER_LOST)
+    except Unfit as unfit:
+        return RoleResult(Ending.UNFIT, exception=str(unfit))
+    except BackendUnavailable as error:
+        if isinstance(error.__cause__, DriverError):  # the device was found before, so its driver is at fault
+            return RoleResult(
+                Ending.DRIVER_ERROR, error.__cause__.fault, occurrence=error.__cause__.occurrence
+            )
+        return RoleResult(Ending.UNAVAILABLE, exception=f"{error.reason}\n{error.remedy}")
+    except Exception as error:
+        summary = f"{type(error).__name__}: {error}"
+        return RoleResult(Ending.EXCEPTION, exception=f"{summary}\n{traceback.format_exc()}")
+    return RoleResult(Ending.COMPLETED)
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the thread that started it ends."""
+    import ctypes
+
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it went before we asked
+        os._exit(1)

@@ -1,0 +1,199 @@
+"""What a role function may ask of the process that it runs in."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, NoReturn
+
+from gpuipc_doctor.allocators import open_allocator
+from gpuipc_doctor.api import loader
+from gpuipc_doctor.api.allocator import Allocator
+from gpuipc_doctor.backends import Backend, open_backend
+from gpuipc_doctor.backends.device import DriverGpu
+from gpuipc_doctor.fabric.running import Fabric
+from gpuipc_doctor.model import Device, Json
+from gpuipc_doctor.supervise.assignment import Assignment, RoleFiles, device_to_json
+from gpuipc_doctor.supervise.journal import Journal
+from gpuipc_doctor.worker import meeting
+from gpuipc_doctor.worker.peer import Peer
+from gpuipc_doctor.worker.stack_timer import StackTimer
+
+if TYPE_CHECKING:
+    from gpuipc_doctor.mpi.communicator import Communicator
+
+
+class Unfit(Exception):
+    """A GPU of this probe lacks a capability that its check requires."""
+
+
+class HostMemory:
+    """Ordinary memory at an address that stays."""
+
+    def __init__(self, nbytes: int) -> None:
+        import ctypes
+
+        self.nbytes = nbytes
+        self._array = ctypes.create_string_buffer(nbytes)
+        self.address = ctypes.addressof(self._array)
+
+    def write(self, data: bytes, offset: int = 0) -> None:
+        memoryview(self._array).cast("B")[offset : offset + len(data)] = data
+
+    def read(self, nbytes: int | None = None, offset: int = 0) -> bytes:
+        end = self.nbytes if nbytes is None else offset + nbytes
+        return bytes(memoryview(self._array).cast("B")[offset:end])
+
+
+class Worker:
+    """What a role function sees of its process; implements ``api.Worker``."""
+
+    def __init__(
+        self,
+        files: RoleFiles,
+        assignment: Assignment,
+        peer_fds: Sequence[int],
+        journal: Journal,
+        timer: StackTimer,
+    ) -> None:
+        self.role = files.role
+        self._inbox = files.inbox
+        self._directory = files.directory
+        self._assignment = assignment
+        self._peer_fds = tuple(peer_fds)
+        self._journal = journal
+        self._timer = timer
+        self._backends: dict[str, Backend] = {}
+
+    @property
+    def params(self) -> Mapping[str, Json]:
+        return self._assignment.params
+
+    @cached_property
+    def gpus(self) -> tuple[DriverGpu, ...]:
+        return tuple(self._open(device) for device in self._assignment.devices)
+
+    def _open(self, device: Device) -> DriverGpu:
+        gpu = self._backend(device.backend).gpu(device)
+        check = getattr(loader.module(Path(self._assignment.check_file)), "CHECK", None)
+        # Asked here, too: in a prolog nobody has asked before, and an administrator can change the mode.
+        if check and check.requires and (lacking := check.requires - gpu.capabilities):
+            raise Unfit(f"{device.label} has no {', '.join(sorted(lacking))}")
+        return gpu
+
+    @property
+    def gpu(self) -> DriverGpu:
+        return self.gpus[self._assignment.place % len(self.gpus)]
+
+    def record_holders(self) -> None:
+        """After a call that found no memory: note who has it."""
+        with self._journal.aside():
+            held = [holder for gpu in self.gpus for holder in gpu.memory_holders()]
+        self.record(holders=held)
+
+    def host_memory(self, nbytes: int) -> HostMemory:
+        return HostMemory(nbytes)
+
+    def allocator(self, name: str) -> Allocator:
+        return open_allocator(name, self.gpu)
+
+    def clock(self) -> float:
+        return time.monotonic()
+
+    @cached_property
+    def mpi(self) -> Communicator:
+        if not self._assignment.ranks:
+            raise RuntimeError(f"role {self.role} is no rank: only probes with a launch have MPI")
+        from gpuipc_doctor.mpi import loaded
+        from gpuipc_doctor.mpi.communicator import Communicator
+
+        communicator = Communicator(self._assignment.ranks, self.armed)
+        self.record(loaded=loaded.fabric())
+        return communicator
+
+    def mpi_facts(self, library: str | None, backends: Sequence[str]) -> dict[str, Json]:
+        from gpuipc_doctor.mpi import survey
+
+        return survey.report(library, backends, self.armed)
+
+    def finish(self) -> None:
+        """What a rank owes its job when its role function has returned."""
+        if "mpi" in vars(self):
+            self.mpi.finalize()
+
+    @property
+    def peer(self) -> Peer:
+        return self.peers[0]
+
+    @cached_property
+    def peers(self) -> tuple[Peer, ...]:
+        if not self._peer_fds and self._assignment.ranks == 2:
+            self._peer_fds = (meeting.connect(self._directory, self._assignment.place, self._journal),)
+        if not self._peer_fds:
+            raise RuntimeError(f"role {self.role} has no peer: there are no other roles, or not two ranks")
+        return tuple(Peer(fd, self._journal) for fd in self._peer_fds)
+
+    @cached_property
+    def fabric(self) -> Fabric:
+        assignment = self._assignment
+        host = meeting.host() if assignment.ranks else "127.0.0.1"
+        return Fabric(assignment.place, Path(assignment.root), self.armed, lambda: self.peer, host)
+
+    def _backend(self, name: str) -> Backend:
+        if name not in self._backends:
+            self._backends[name] = open_backend(name, self.armed, self._assignment.root)
+        return self._backends[name]
+
+    def discover(self, backend: str) -> dict[str, Json]:
+        opened = self._backend(backend)
+        return {
+            "devices": [device_to_json(device) for device in opened.devices()],
+            "on_bus": opened.driver.absence.on_bus(),
+            "hiding": opened.driver.absence.hiding(),
+            "facts": [[fact.name, fact.value, fact.source] for fact in opened.versions()],
+        }
+
+    @contextmanager
+    def armed(self, operation: str) -> Iterator[None]:
+        self._timer.renew()
+        with self._journal.armed(operation):
+            yield
+
+    def step(self, text: str) -> AbstractContextManager[None]:
+        return self._journal.step(text)
+
+    def record(self, **facts: Json) -> None:
+        self._journal.record(facts)
+
+    def tell(self, news: Json) -> None:
+        self._journal.begin_anew()
+        with self._journal.waiting():
+            self._mouth.write(json.dumps(news).encode() + b"\n")
+            self._mouth.flush()
+
+    @cached_property
+    def _mouth(self) -> BinaryIO:
+        return self._inbox.open("wb")
+
+    def wait_until(self, condition: Callable[[], bool], limit_s: float) -> bool:
+        until = time.monotonic() + limit_s
+        while not (holds := condition()) and time.monotonic() < until:
+            time.sleep(0.02)
+        return holds
+
+    def hang_up(self) -> None:
+        if self._peer_fds:
+            for peer in self.peers:
+                peer.hang_up()
+
+    def die(self, signal_name: str = "SIGKILL") -> NoReturn:
+        self._journal.dying()
+        self.hang_up()
+        os.kill(os.getpid(), signal.Signals[signal_name])
+        os._exit(1)  # not reached by a signal that kills

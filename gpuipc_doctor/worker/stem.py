@@ -1,0 +1,122 @@
+"""A stem, ``python -m gpuipc_doctor.worker.stem SOCKET IMPORT…``: imports once, then forks workers.
+
+It never calls into a driver. Its supervisor sends one order for each worker, with the files that are to be
+the worker's (see `supervise.stems`); the end of the socket is the end of the stem.
+
+A worker is forked twice. When the process between has ended, the worker is a child of the supervisor, which
+adopts orphans: it alone learns how the worker ended, and a killed stem takes no worker with it.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterable
+from importlib import import_module
+from pathlib import Path
+
+from gpuipc_doctor.supervise import priority
+from gpuipc_doctor.supervise.marker import MARKER, carried, carry
+from gpuipc_doctor.supervise.stems import GO, Order, receive_order
+from gpuipc_doctor.worker import running
+
+BINDINGS = {
+    "cuda": ("gpuipc_doctor.backends.cuda", "cuda.bindings.driver", "ctypes"),
+    "hip": ("gpuipc_doctor.backends.hip", "hip.hip", "ctypes"),
+}
+"""What a worker of a backend imports; any other name is that of a module."""
+
+
+def main(fd: int, names: list[str]) -> None:
+    running.die_with_parent()
+    orders = socket.socket(fileno=fd)
+    unsafe = load(names) or _why_not_to_fork()
+    orders.send(json.dumps(unsafe).encode())
+    if not unsafe and (order := _serve(orders)):
+        peers = [fd for name, fd in order.files.items() if name.startswith("peer")]
+        running.run(Path(order.directory), order.role, peers)
+
+
+def load(names: Iterable[str]) -> str:
+    """Import what stands behind the names, as far as it is installed; says what went wrong."""
+    for module in (module for name in names for module in BINDINGS.get(name, (name,))):
+        try:
+            import_module(module)
+        except ModuleNotFoundError as error:
+            if not f"{module}.".startswith(f"{error.name}."):
+                return f"import {module}: {error}"
+        except Exception as error:  # a library may fail in any way; its worker tells how
+            return f"import {module}: {type(error).__name__}: {error}"
+    return ""
+
+
+def _why_not_to_fork() -> str:
+    """What forks of this process would break, or share with each other; nothing where all is well."""
+    threads = sum(1 for _ in Path("/proc/self/task").iterdir())
+    if threads > 1:
+        return f"the imports started threads: {threads - 1}"
+    for file in Path("/proc/self/fd").iterdir():
+        is_device = file.is_char_device() or file.is_block_device()
+        if is_device and str(file.readlink()) != os.devnull:
+            return f"the imports opened {file.readlink()}"
+    carry(os.environ[MARKER].rstrip("."))
+    if carried(Path("/proc/self/environ").read_bytes()) != os.environ[MARKER].rstrip("."):
+        return "its environment cannot be rewritten"
+    return ""
+
+
+def _serve(orders: socket.socket) -> Order | None:
+    """Fork a worker for each order. Returns its order in each worker, and None in the stem, at its end."""
+    supervisor = os.getppid()
+    gc.collect()
+    gc.freeze()  # what is there by now is garbage in no worker, and not looked at again
+    while order := receive_order(orders):
+        child = _fork()
+        if child == 0:
+            orders.close()
+            carry(order.marker)  # before there is a worker, which is found by it
+            between = os.getpid()
+            if _fork() != 0:
+                os._exit(0)
+            _become_worker(order, between, supervisor)
+            return order
+        order.close()
+        if child > 0:
+            os.waitpid(child, 0)
+    return None
+
+
+def _fork() -> int:
+    """As `os.fork`; -1 where there can be no more processes. The supervisor sees its socket closed then."""
+    try:
+        return os.fork()
+    except OSError:
+        return -1
+
+
+def _become_worker(order: Order, between: int, supervisor: int) -> None:
+    """Make this fork what a process is that was started by itself, and wait until the supervisor knows it."""
+    os.setsid()
+    priority.carry_over()
+    for standard in (1, 2):
+        os.dup2(order.files["log"], standard)
+    os.chdir(order.directory)  # private: nothing in it shadows a module
+    os.environ.update(order.environment)
+    while os.getppid() == between:
+        time.sleep(0.0002)
+    if os.getppid() != supervisor:
+        os._exit(1)
+    running.die_with_parent()
+    with socket.socket(fileno=order.files["go"]) as go:
+        go.send(str(os.getpid()).encode())
+        if go.recv(len(GO)) != GO:
+            os._exit(1)  # it has been given up meanwhile
+    os.close(order.files["log"])
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])

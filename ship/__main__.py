@@ -1,0 +1,67 @@
+"""How the single file starts: unpacked into a private directory, which goes when the program ends.
+
+Nothing is written elsewhere and nothing is fetched. Unpacked it must be: the checks run in processes of their
+own, whose Python gets that directory as ``PYTHONPATH``, and the one compiled module among what is packed is
+`rpds`, of jsonschema, which cannot be loaded out of an archive. With ``--once`` in front of all other words
+the file removes itself, too, as who has brought it here wants.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+
+def unpacked(archive: str) -> str:
+    """The directory: in the first place that has room, and that lets compiled modules be loaded.
+
+    Ends the program where there is none.
+    """
+    reasons = []
+    for place in dict.fromkeys((tempfile.gettempdir(), "/dev/shm", "/var/tmp")):
+        directory = ""
+        try:
+            directory = tempfile.mkdtemp(prefix="gpuipc-doctor-", dir=place)
+            with zipfile.ZipFile(archive) as packed:
+                packed.extractall(directory, filter(ours, packed.namelist()))
+            loads = [sys.executable, "-I", "-S", "-c", "import sys; sys.path[:0] = sys.argv[1:]; import rpds"]
+            subprocess.run([*loads, directory], check=True, capture_output=True, text=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            said = str(getattr(error, "stderr", "") or error).strip().splitlines()
+            reasons.append(f"{place}: {said[-1] if said else error}")
+            shutil.rmtree(directory, ignore_errors=True)
+        else:
+            return directory
+    sys.exit("gpuipc-doctor: cannot unpack itself: " + "; ".join(reasons) + "; TMPDIR names another place")
+
+
+def ours(name: str) -> bool:
+    """Whether this Python has a use for a file: not for what was compiled for others."""
+    return not name.endswith(".so") or name.endswith(EXTENSION_SUFFIXES[0])
+
+
+def main() -> None:
+    archive = sys.argv[0]
+    directory = unpacked(archive)
+    try:
+        if sys.argv[1:2] == ["--once"]:
+            del sys.argv[1]
+            Path(archive).unlink()
+        paths = [directory, *filter(None, [os.environ.get("PYTHONPATH")])]
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+        sys.path[0] = directory  # in place of the archive
+        from gpuipc_doctor.__main__ import main as doctor
+
+        doctor()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

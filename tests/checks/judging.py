@@ -1,0 +1,82 @@
+"""What every check's unit tests need: a check by its id, devices, and what it concludes and plans.
+
+The tests beside this file, one for each check, hold what it concludes from a probe that completed, given what
+its roles recorded: good and bad. That the records themselves are right is for the tests of the whole command,
+on simulated faults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gpuipc_doctor.api import (
+    Check,
+    Context,
+    Device,
+    Finding,
+    Json,
+    MpiStack,
+    Probe,
+    ProbeOutcome,
+    Series,
+    loader,
+)
+from gpuipc_doctor.model import Ending, Launch, RoleOutcome, Status
+
+MIB = 1 << 20
+GOOD = [Status.PASS]
+
+Records = Mapping[str, Mapping[str, Json]]
+
+
+def check(id_: str) -> Check:
+    loaded = loader.load_file(loader.built_in_dir() / f"{id_.replace('-', '_')}.py")
+    assert isinstance(loaded, loader.LoadedCheck), loaded.reason
+    return loaded.check
+
+
+def gpu(index: int, backend: str = "cuda", total_bytes: int = 139 << 30) -> Device:
+    return Device(backend, index, f"GPU-{backend}-{index}", f"0000:0{index}:00.0", "GPU", total_bytes)
+
+
+ONE, TWO = (gpu(0),), (gpu(0), gpu(1))
+
+
+def conclude(
+    id_: str, records: Records, devices: tuple[Device, ...] = ONE, probe: str = "", **params: Json
+) -> list[Finding]:
+    return list(check(id_).judge(outcome(records, devices, probe, **params)))
+
+
+def drawn(
+    id_: str, records: Records, devices: tuple[Device, ...] = ONE, probe: str = "", **params: Json
+) -> list[Series]:
+    return list(check(id_).series(outcome(records, devices, probe, **params)))
+
+
+def outcome(records: Records, devices: tuple[Device, ...], probe: str, **params: Json) -> ProbeOutcome:
+    roles = {role: RoleOutcome(role, Ending.COMPLETED, records=facts) for role, facts in records.items()}
+    return ProbeOutcome(probe, devices, params, roles, None, 1.0)
+
+
+def statuses(findings: list[Finding]) -> list[Status]:
+    return [finding.status for finding in findings]
+
+
+def plan(id_: str, *devices: Device, **mpi: Any) -> list[Probe]:
+    stack = MpiStack("mpich", "5.0.2", "/opt/libmpi.so", Launch(("mpiexec", "-n", "{ranks}")), **mpi)
+    planned = list(check(id_).probes(Context(devices, mpi=stack)))
+    return [probe for probe in planned if isinstance(probe, Probe)]
+
+
+def ledger(
+    entries: Mapping[str, int | Json] = {},
+    loops: Mapping[str, Json] = {},
+    device: str = "cuda:0",
+    moves: bool = True,
+) -> dict[str, Json]:
+    """What a role recorded that kept a ledger: by end, the bytes that were missing, or more of it."""
+    told = {end: {"missing": one} if isinstance(one, int) else one for end, one in entries.items()}
+    rises = [[0, 38 * MIB if moves else 0]]
+    return {"ledger": {"device": device, "rises": rises, "entries": told, "loops": loops}}

@@ -1,0 +1,79 @@
+"""What the check allocator-growth concludes from what its roles recorded, and what it plans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from gpuipc_doctor.api import Finding, Json
+from gpuipc_doctor.model import Status
+from gpuipc_doctor.report import sentences
+from tests.checks.judging import MIB, ONE, conclude, ledger, statuses
+
+
+def growth(
+    used: Sequence[float], others: int = 0, live: float = 200.0, moves: bool = True, waited_s: float = 0.1
+) -> list[Finding]:
+    """``used``: MiB in each round, then when all is freed, and twice after giving back."""
+    samples = {
+        "used": [mib * MIB for mib in used],
+        "reserved": [mib * MIB for mib in used],
+        "allocated": [live * MIB for _ in used],
+        "seconds": list(range(len(used))),
+    }
+    program = {
+        "live": live * MIB,
+        "rounds": len(used) - 3,
+        "samples": samples,
+        "call": "MemoryPool.free_all_blocks",
+        "release_s": {"idle": 0.001, "beside": 0.052, "kernel": 0.05},
+        "cached": used[-3] * MIB,
+        "kept": max(used[-2:]) * MIB,
+        **ledger(moves=moves),
+    }
+    onlooker = ledger({"the program ended": {"missing": others * MIB, "waited_s": waited_s}})
+    records: dict[str, dict[str, Json]] = {"program": program, "onlooker": onlooker}
+    return conclude("allocator-growth", records, ONE, "MemoryPool")
+
+
+CLIMBING = [200 + 20 * n for n in range(20)]
+LEVEL = [200, 300, 400, *[600] * 17]
+
+
+def test_a_cache_that_levels_off_and_comes_back_passes_and_tells_what_giving_back_waits_for() -> None:
+    (finding,) = growth([*LEVEL, 600, 0, 0])
+    assert finding.status is Status.PASS
+    assert sentences.summary(finding) == "MemoryPool: levels off at 3.0 times what is allocated"
+    assert sentences.evidence(finding) == (
+        "MemoryPool.free_all_blocks gave back 600 MiB of 600 MiB",
+        "MemoryPool.free_all_blocks waits for kernels: 1 ms, and 52 ms beside one of 50 ms",
+    )
+
+
+@pytest.mark.parametrize(
+    ("used", "others", "status"),
+    [
+        ([*CLIMBING, 580, 0, 0], 0, Status.FAIL),
+        ([*CLIMBING, 580, 400, 400], 0, Status.FAIL),
+        ([*CLIMBING, 580, 400, 400], 400, Status.ERROR),
+        ([*LEVEL, 600, 30, 30], 0, Status.FAIL),
+        ([*LEVEL, 600, 30, 30], 30, Status.ERROR),
+        ([*LEVEL, 600, 0, 30], 0, Status.FAIL),
+        ([*LEVEL, 600, 0, 0], 30, Status.PASS),
+        ([*LEVEL, 600, 1, 1], 0, Status.PASS),
+        ([200, 900, *[1300] * 18, 1300, 0, 0], 0, Status.WARN),
+    ],
+)
+def test_growth_is_the_programs_only_where_its_end_takes_it_along(
+    used: Sequence[float], others: int, status: Status
+) -> None:
+    assert statuses(growth(used, others)) == [status]
+
+
+def test_what_comes_back_late_is_told_beside_what_was_seen() -> None:
+    assert statuses(growth([*LEVEL, 600, 0, 0], waited_s=4.0)) == [Status.PASS, Status.WARN]
+
+
+def test_nobody_can_tell_by_a_counter_that_does_not_move() -> None:
+    assert statuses(growth([*CLIMBING, 580, 400, 400], moves=False)) == [Status.ERROR]

@@ -1,0 +1,81 @@
+"""What the check allocator-ipc concludes from what its roles recorded, and what it plans."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuipc_doctor.api import Context, Finding, Json, Probe
+from gpuipc_doctor.model import Fact, Status
+from gpuipc_doctor.report import sentences
+from tests.checks.judging import MIB, ONE, check, conclude, ledger
+
+
+def ipc(probe: str, importer: Json = None, **exporter: Json) -> Finding:
+    records: dict[str, dict[str, Json]] = {
+        "exporter": exporter,
+        "importer": importer or {"wrong": [], "exchanged": []},
+    }
+    (finding,) = conclude("allocator-ipc", records, ONE, probe)
+    return finding
+
+
+SHARED = {
+    "exchanged": [],
+    "one_handle": True,
+    **ledger({"the importer had closed everything": 0}),
+    "offsets": [0, 3 * MIB],
+    "piece": 20 * MIB,
+    "kept": 20 * MIB,
+}
+
+
+@pytest.mark.parametrize(
+    ("missing", "status"),
+    [(0, Status.PASS), (20 * MIB, Status.FAIL), (70 * MIB, Status.ERROR), (-70 * MIB, Status.ERROR)],
+)
+def test_only_what_was_shared_can_be_kept(missing: int, status: Status) -> None:
+    told = ledger({"the importer had closed everything": missing})
+    assert ipc("PyTorch", **{**SHARED, **told}).status is status
+
+
+def test_what_came_with_a_block_that_was_shared_is_told() -> None:
+    assert sentences.evidence(ipc("PyTorch", **SHARED)) == (
+        "two blocks of 3 MiB share one handle, at offsets 0, 3145728",
+        "open, they kept 20 MiB in use that the allocator had given back",
+    )
+
+
+@pytest.mark.parametrize(
+    ("exporter", "importer", "key"),
+    [
+        ([], {"wrong": ["1 B wrong"], "exchanged": []}, "other-memory"),
+        ([], {"wrong": [], "exchanged": ["1 B wrong"]}, "later-writes-unseen"),
+        (["1 B wrong"], {"wrong": [], "exchanged": []}, "writes-lost"),
+    ],
+)
+def test_wrong_data_fails_on_either_way(exporter: Json, importer: Json, key: str) -> None:
+    finding = ipc("PyTorch", importer, **{**SHARED, "exchanged": exporter})
+    assert (finding.status, finding.key) == (Status.FAIL, key)
+
+
+def test_pytorch_is_tried_with_expandable_segments_too() -> None:
+    facts = (
+        Fact("pytorch", "2.11.0", "torch-2.11.0.dist-info"),
+        Fact("cupy", "14.2.0", "cupy_cuda13x.dist-info"),
+    )
+    planned = check("allocator-ipc").probes(Context(ONE, facts))
+    names = [probe.name for probe in planned if isinstance(probe, Probe)]
+    assert sorted(names) == ["MemoryAsyncPool", "MemoryPool", "PyTorch", "PyTorch expandable"]
+
+
+@pytest.mark.parametrize(
+    ("probe", "kind", "status"),
+    [
+        ("MemoryPool", "plain", Status.FAIL),
+        ("MemoryAsyncPool", "async-pool", Status.PASS),
+        ("PyTorch", "vmm", Status.WARN),
+        ("PyTorch expandable", "vmm", Status.PASS),
+    ],
+)
+def test_a_refusal_is_bad_where_none_was_documented_or_chosen(probe: str, kind: str, status: Status) -> None:
+    assert ipc(probe, refused="INVALID_VALUE", kind=kind, chosen_by="SETTING=x").status is status

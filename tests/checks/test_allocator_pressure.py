@@ -1,0 +1,58 @@
+"""What the check allocator-pressure concludes from what its roles recorded, and what it plans."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpuipc_doctor.api import Finding
+from gpuipc_doctor.model import Status
+from gpuipc_doctor.report import sentences
+from tests.checks.judging import MIB, ONE, conclude, ledger
+
+
+def pressure(**changes: Any) -> list[Finding]:
+    samples = {"used": [0, 900 * MIB, changes.pop("kept", 0)], "reserved": [], "allocated": [], "seconds": []}
+    after = {"missing": changes.pop("others", 0), "waited_s": changes.pop("waited_s", 0.1)}
+    bystander = {"wrong": changes.pop("overwritten", ""), **ledger({"the program ended": after})}
+    program = {
+        "room": 1000 * MIB,
+        "samples": samples,
+        "wrong": [],
+        "refused": "",
+        "releases_s": [0.002],
+        "call": "torch.cuda.empty_cache",
+        **ledger(moves=changes.pop("moves", True)),
+        **changes,
+    }
+    return conclude("allocator-pressure", {"program": program, "bystander": bystander}, ONE, probe="PyTorch")
+
+
+@pytest.mark.parametrize(
+    ("releases_s", "says"),
+    [
+        ([0.002, 0.004], "gave back 2 times for want of room; such an allocation took 4 ms at most"),
+        ([], "it never had to give anything back"),
+    ],
+)
+def test_what_it_gave_back_under_pressure_is_told(releases_s: list[float], says: str) -> None:
+    (finding,) = pressure(releases_s=releases_s)
+    assert sentences.evidence(finding) == (says,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "statuses"),
+    [
+        ({}, [Status.PASS]),
+        ({"overwritten": "1 of 2 B wrong"}, [Status.FAIL]),
+        ({"wrong": ["block 1 of 3: 1 B wrong"], "refused": "asked for 1 MiB"}, [Status.FAIL, Status.FAIL]),
+        ({"kept": 30 * MIB}, [Status.FAIL]),
+        ({"kept": 30 * MIB, "others": 30 * MIB}, [Status.ERROR]),
+        ({"others": 30 * MIB}, [Status.PASS]),
+        ({"waited_s": 4.0}, [Status.WARN]),
+        ({"kept": 30 * MIB, "moves": False}, [Status.ERROR]),
+    ],
+)
+def test_pressure_tells_whose_memory_is_missing(changes: dict[str, Any], statuses: list[Status]) -> None:
+    assert [finding.status for finding in pressure(**changes)] == statuses

@@ -1,0 +1,46 @@
+"""What the check allocator-stream-reuse concludes from what its role recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpuipc_doctor.api import Finding
+from gpuipc_doctor.model import Status
+from gpuipc_doctor.report import sentences
+from tests.checks.judging import ONE, conclude
+
+RACED = {"65536": ["1 B wrong"] * 4, "4194304": ["1 B wrong"] * 3, "12582912": ["1 B wrong"]}
+HELD: dict[str, list[str]] = {size: [] for size in RACED}
+
+
+def reuse(unguarded: Mapping[str, list[str]] = RACED, guarded: Mapping[str, list[str]] = HELD) -> Finding:
+    program = {"unguarded": unguarded, "guarded": {"event wait": HELD, "pool per stream": guarded}}
+    (finding,) = conclude("allocator-stream-reuse", {"program": program}, ONE, "MemoryPool")
+    return finding
+
+
+def test_guards_that_hold_pass_beside_a_race_that_was_seen() -> None:
+    finding = reuse()
+    assert finding.status is Status.PASS
+    assert (
+        sentences.summary(finding)
+        == "MemoryPool: right with event wait, pool per stream, 4 rounds of 3 sizes each"
+    )
+    assert sentences.evidence(finding) == ("without a guard 8 of 12 rounds read what was written later",)
+
+
+def test_a_guard_that_fails_once_fails_and_is_named_with_its_size() -> None:
+    finding = reuse(guarded={**HELD, "4194304": ["7 B wrong", "8 B wrong"]})
+    assert finding.status is Status.FAIL
+    assert sentences.evidence(finding) == ("pool per stream, 4194304 B: 2 of 4 wrong, 7 B wrong",)
+
+
+def test_a_race_that_was_not_seen_at_one_size_proves_nothing() -> None:
+    finding = reuse(unguarded={**RACED, "65536": []})
+    assert finding.status is Status.SKIP
+    assert "(65536 B)" in sentences.summary(finding)
+
+
+def test_a_failing_guard_outweighs_a_race_that_was_not_seen() -> None:
+    finding = reuse(unguarded=HELD, guarded={**HELD, "65536": ["1 B wrong"]})
+    assert finding.status is Status.FAIL

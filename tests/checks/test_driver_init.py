@@ -1,0 +1,68 @@
+"""What the check driver-init concludes from what its roles recorded, and what it plans."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuipc_doctor.api import Context, Finding, Json, Probe
+from gpuipc_doctor.model import Status, Tier
+from gpuipc_doctor.report import sentences
+from tests.checks.judging import GOOD, check, conclude, statuses
+
+TWO_H200 = [{"name": "NVIDIA H200"}, {"name": "NVIDIA H200"}]
+
+
+def initialised(on_bus: int, hiding: Json = ()) -> list[Finding]:
+    seen = {"devices": TWO_H200, "on_bus": on_bus, "hiding": hiding}
+    return conclude("driver-init", {"driver": seen}, (), "cuda", backend="cuda", required=False)
+
+
+def test_it_is_asked_before_a_job_of_each_backend() -> None:
+    probes = check("driver-init").probes(Context(options={"backends": ["cuda", "hip"], "required": True}))
+    assert [(probe.name, probe.params["backend"]) for probe in probes if isinstance(probe, Probe)] == [
+        ("cuda", "cuda"),
+        ("hip", "hip"),
+    ]
+    assert check("driver-init").tier is Tier.PROLOG
+
+
+@pytest.mark.parametrize("on_bus", [0, 2])
+def test_all_devices_there_pass_with_their_names(on_bus: int) -> None:
+    (finding,) = initialised(on_bus)
+    assert finding.status is Status.PASS
+    assert sentences.summary(finding) == "2 × NVIDIA H200"
+
+
+def test_a_gpu_on_the_bus_that_the_driver_does_not_list_is_a_warning() -> None:
+    passes, missing = initialised(on_bus=3)
+    assert passes.status is Status.PASS
+    assert (missing.status, missing.key) == (Status.WARN, "not-listed")
+    assert sentences.summary(missing).startswith("1 of 3 GPUs on the PCI bus not tested")
+
+
+def test_a_gpu_that_a_variable_hides_is_a_skip_that_names_it() -> None:
+    _, hidden = initialised(on_bus=8, hiding=["CUDA_VISIBLE_DEVICES=0,1"])
+    assert (hidden.status, hidden.key) == (Status.SKIP, "hidden")
+    assert (
+        sentences.summary(hidden)
+        == "6 of 8 GPUs on the PCI bus not tested: CUDA_VISIBLE_DEVICES=0,1 hides them"
+    )
+
+
+@pytest.mark.parametrize(
+    ("broken", "required", "status"),
+    [
+        (False, False, Status.SKIP),
+        (False, True, Status.ERROR),
+        (True, False, Status.ERROR),
+        (True, True, Status.ERROR),
+    ],
+)
+def test_no_driver_is_an_error_where_there_should_be_one(
+    broken: bool, required: bool, status: Status
+) -> None:
+    seen = {"unavailable": "no libcuda.so.1", "remedy": "install it", "broken": broken}
+    found = conclude("driver-init", {"driver": seen}, (), "cuda", backend="cuda", required=required)
+    assert statuses(found) == [status]
+    assert (sentences.summary(found[0]), found[0].remedy) == ("no libcuda.so.1", "install it")
+    assert statuses(initialised(2)) == GOOD

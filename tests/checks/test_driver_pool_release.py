@@ -1,0 +1,96 @@
+"""What the check driver-pool-release concludes from what its role recorded, and what it plans."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuipc_doctor.api import Context, Finding, Json, MemoryShare, Probe
+from gpuipc_doctor.model import EvidenceKind, Status
+from gpuipc_doctor.report import sentences
+from tests.checks.judging import MIB, check, conclude, drawn, gpu, ledger, statuses
+
+NBYTES = 96 * MIB
+ROUNDS = list(range(1, 49))
+LEVEL, LOSES = [666 * MIB for _ in ROUNDS], [666 * MIB + 2 * MIB * number for number in ROUNDS]
+EMPTY = {"reserved": 0, "used": 0}
+
+
+def pool(
+    trimmed: int = 0, destroyed: int = 0, growing: list[int] = LEVEL, moves: bool = True, **seen: Json
+) -> list[Finding]:
+    ends = {"the pool was trimmed": trimmed, "the pool was destroyed": destroyed}
+    loop = {"rounds": ROUNDS, "used": growing, "control": LEVEL}
+    healthy = {
+        "room": 2 << 30,
+        "nbytes": NBYTES,
+        "holders": [],
+        "unheld": 0,
+        "held": NBYTES,
+        "wrong": [],
+        "trimmed": EMPTY,
+        **ledger(ends, {"allocation that is freed and trimmed": loop}, moves=moves),
+    }
+    return conclude("driver-pool-release", {"allocator": {**healthy, **seen}})
+
+
+@pytest.mark.parametrize(
+    ("found", "key", "status"),
+    [
+        (pool(), "returned", Status.PASS),
+        (pool(trimmed=NBYTES), "not-returned", Status.FAIL),  # and yet the pool says that it has nothing
+        (pool(trimmed=50 * MIB), "others-use-device", Status.ERROR),
+        (pool(trimmed=-NBYTES), "others-use-device", Status.ERROR),
+        (pool(trimmed=6 << 30), "others-use-device", Status.ERROR),  # 64 times 96 MiB: more than it allocated
+        (pool(destroyed=193 * MIB), "not-returned", Status.FAIL),
+        (pool(destroyed=4 * MIB), "returned", Status.PASS),
+        (pool(**{"trimmed": 0}, moves=False), "counter-does-not-follow", Status.ERROR),
+        (pool(wrong=["3 B wrong"]), "wrong-data", Status.FAIL),
+        (pool(unheld=NBYTES), "held-below-threshold", Status.WARN),
+        (pool(held=NBYTES - 1), "not-held", Status.WARN),
+        (pool(room=40 * MIB), "too-little-free", Status.ERROR),
+    ],
+)
+def test_what_a_pool_gives_back(found: list[Finding], key: str, status: Status) -> None:
+    assert [(one.key, one.status) for one in found] == [(key, status)]
+
+
+@pytest.mark.parametrize(
+    ("trimmed", "key"),
+    [({"reserved": NBYTES, "used": 0}, "trim-keeps"), ({"reserved": 0, "used": NBYTES}, "counts-freed")],
+)
+def test_what_a_trimmed_pool_says_that_it_has(trimmed: Json, key: str) -> None:
+    seen = {"room": 2 << 30, "nbytes": NBYTES, "unheld": 0, "held": NBYTES, "wrong": [], "trimmed": trimmed}
+    (finding,) = conclude("driver-pool-release", {"allocator": {**seen, **ledger()}})
+    assert (finding.status, finding.key) == (Status.FAIL, key)
+
+
+def test_the_loop_is_drawn_where_there_was_room_for_one() -> None:
+    loop = {"rounds": ROUNDS, "used": LEVEL, "control": LEVEL}
+    (series,) = drawn("driver-pool-release", {"allocator": ledger(loops={"allocation": loop})})
+    assert series.at == tuple(ROUNDS)
+    assert drawn("driver-pool-release", {"allocator": {"room": 40 * MIB}}) == []
+
+
+def test_what_a_pool_lost_round_after_round_is_one_finding_with_its_rate() -> None:
+    (finding,) = pool(trimmed=10 * MIB, destroyed=106 * MIB, growing=LOSES)
+    assert finding.status is Status.FAIL
+    assert "by 2097152 B with each allocation that is freed" in sentences.summary(finding)
+
+
+def test_who_holds_the_memory_is_told_where_too_little_is_free() -> None:
+    holder = {"pid": 4711, "name": "train", "held": 9 << 30, "whose": "none of this run's"}
+    (finding,) = pool(room=40 * MIB, holders=[holder])
+    assert [item.kind for item in finding.evidence] == [EvidenceKind.HOLDER]
+    assert sentences.evidence(finding)[0].startswith("process 4711 (train)")
+
+
+def test_a_pool_keeps_to_the_memory_that_the_site_allows() -> None:
+    small = gpu(0, total_bytes=1 << 30)
+    (skipped,) = check("driver-pool-release").probes(Context((small,)))
+    assert isinstance(skipped, Finding)
+    assert skipped.status is Status.SKIP
+    allowed = Context((small,), memory=MemoryShare(fraction=0.25))
+    (probe,) = check("driver-pool-release").probes(allowed)
+    assert isinstance(probe, Probe)
+    assert MemoryShare(**probe.params["share"]) == allowed.memory
+    assert statuses(pool(room=64 * MIB)) == [Status.PASS]

@@ -1,0 +1,47 @@
+"""What the check driver-pool-reuse concludes from what its role recorded."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuipc_doctor.api import Finding
+from gpuipc_doctor.model import Status
+from gpuipc_doctor.report import sentences
+from tests.checks.judging import GOOD, conclude, statuses
+
+
+def reuse(case: str, given: bool = False, busy: bool = True, wrong: str = "") -> list[Finding]:
+    tries = [{"case": case, "given": given, "busy": busy, "wrong": ["", wrong]}] * 4
+    return conclude("driver-pool-reuse", {"allocator": {"tries": tries}})
+
+
+@pytest.mark.parametrize(
+    ("case", "busy", "allowed"),
+    [
+        ("no reuse allowed", False, False),
+        ("no reuse allowed, after an event", False, False),
+        ("reuse after events, without an event", True, False),
+        ("reuse after events, after an event", True, True),
+        ("reuse of what is freed and done", True, False),
+        ("reuse of what is freed and done", False, True),
+        ("reuse with a dependency put in", True, True),
+        ("all reuse allowed", True, True),
+    ],
+)
+def test_who_is_given_memory_is_a_matter_of_the_pools_attributes(
+    case: str, busy: bool, allowed: bool
+) -> None:
+    status = Status.PASS if allowed else Status.WARN
+    assert statuses(reuse(case, given=True, busy=busy))[0] is status
+    assert statuses(reuse(case, given=False, busy=busy))[0] is Status.PASS
+
+
+def test_wrong_data_fails_whoever_was_given_the_memory() -> None:
+    (finding,) = reuse("all reuse allowed", wrong="3 B wrong")
+    assert finding.status is Status.FAIL
+    assert sentences.evidence(finding) == ("all reuse allowed, second stream, in 4 of 4 tries: 3 B wrong",)
+
+
+def test_a_stream_that_was_never_busy_shows_no_race_and_that_is_said() -> None:
+    assert statuses(reuse("all reuse allowed", busy=False)) == [Status.PASS, Status.SKIP]
+    assert statuses(reuse("all reuse allowed", busy=True)) == GOOD

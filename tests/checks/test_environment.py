@@ -1,0 +1,64 @@
+"""What the check environment concludes from the variables that are set."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from gpuipc_doctor.api import Context, Finding
+from gpuipc_doctor.inventory import NAMES
+from gpuipc_doctor.model import Effect, Fact, Setting, Status
+from gpuipc_doctor.report import sentences
+from tests.checks.judging import check
+
+WORKS = Setting("UCX_TLS", "all", "environment", Effect.WORKS, "all transports")
+
+
+def findings(*settings: Setting, inventory: tuple[Fact, ...] = ()) -> list[Finding]:
+    found = check("environment").probes(Context(settings=settings, inventory=inventory))
+    return [finding for finding in found if isinstance(finding, Finding)]
+
+
+@pytest.mark.parametrize("effect", [Effect.WORKS, Effect.UNKNOWN, Effect.UNUSED])
+def test_what_may_do_what_its_setter_believes_passes_and_is_told(effect: Effect) -> None:
+    (finding,) = findings(Setting("UCX_TLS", "all", "environment", effect, "all transports"))
+    assert finding.status is Status.PASS
+    assert sentences.summary(finding) == "1 variables of interest are set, none in vain"
+    assert sentences.evidence(finding) == ("UCX_TLS=all: all transports",)
+
+
+@pytest.mark.parametrize("effect", [Effect.INVALID, Effect.DEAD, Effect.MISSPELT])
+@pytest.mark.parametrize(
+    ("instead", "remedy"), [("UCX_TLS", "set UCX_TLS instead, or unset it"), ("", "unset UCX_TSL")]
+)
+def test_a_mistake_is_a_warning_that_says_where_and_what_to_do(
+    effect: Effect, instead: str, remedy: str
+) -> None:
+    mistake = Setting("UCX_TSL", "all", "profile.sh:3", effect, "UCX has no such variable", instead)
+    (finding,) = findings(WORKS, mistake)
+    assert (finding.status, finding.remedy) == (Status.WARN, remedy)
+    assert (
+        sentences.summary(finding)
+        == f"UCX_TSL=all (profile.sh:3) is {effect.value}: UCX has no such variable"
+    )
+
+
+def test_nothing_set_passes() -> None:
+    (finding,) = findings()
+    assert (finding.status, sentences.evidence(finding)) == (Status.PASS, ())
+
+
+def test_what_of_the_node_decides_over_sharing_is_told_with_where_it_was_read() -> None:
+    read = (
+        Fact("kernel", "6.8", "/proc/sys/kernel/osrelease"),
+        Fact("ptrace-scope", "1", "/proc/sys/kernel/yama/ptrace_scope"),
+        Fact("seccomp", "filter (1)", "/proc/self/status"),
+        Fact("imex-channels", None, "no /dev/nvidia-caps-imex-channels/channel*"),
+    )
+    (finding,) = findings(inventory=read)
+    assert sentences.evidence(finding) == (
+        "ptrace-scope: 1 (/proc/sys/kernel/yama/ptrace_scope)",
+        "seccomp: filter (1) (/proc/self/status)",
+    )
+    assert set(sys.modules[type(check("environment")).__module__].DECIDE) <= set(NAMES)

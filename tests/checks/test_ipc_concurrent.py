@@ -1,0 +1,95 @@
+"""What the check ipc-concurrent concludes from what its roles recorded, and what it plans."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpuipc_doctor.api import Context, Device, Finding, Json, Probe, Tier
+from gpuipc_doctor.model import MemoryShare, Status
+from gpuipc_doctor.report import sentences
+from tests.checks.judging import GOOD, check, conclude, gpu, statuses
+
+WRONG = ["round 2, 4194304 B, at 0: 1 B wrong"]
+OTHERS = ("newcomer", "importer-1", "importer-2", "importer-3")
+ABLE = frozenset({"legacy-ipc", "vmm-ipc", "multi-process"})
+
+
+def seen(
+    wrong: Json = (), lost: Json = (), exports: int = 90, where: str = "importer-2", *, large: bool = True
+) -> list[Finding]:
+    records: dict[str, dict[str, Json]] = {role: {"wrong": []} for role in OTHERS}
+    records[where] = {"wrong": wrong}
+    records["exporter"] = {"lost": lost, "exports": exports}
+    return conclude("ipc-concurrent", records, sizes=[1, 4 << 20], rounds=8, large=large)
+
+
+def test_right_data_passes() -> None:
+    assert statuses(seen()) == GOOD
+
+
+@pytest.mark.parametrize("role", OTHERS)
+def test_wrong_data_of_anybody_fails_and_says_whose(role: str) -> None:
+    (finding,) = seen(WRONG, where=role)
+    assert (finding.status, finding.key) == (Status.FAIL, "wrong-data")
+    assert any(role in line for line in sentences.evidence(finding))
+
+
+def test_writes_that_do_not_reach_the_owner_fail() -> None:
+    (finding,) = seen(lost=WRONG)
+    assert (finding.status, finding.key) == (Status.FAIL, "writes-lost")
+
+
+def test_without_an_export_meanwhile_nothing_was_tested_but_what_is_wrong_counts() -> None:
+    (skipped,) = seen(exports=0)
+    assert (skipped.status, skipped.key) == (Status.SKIP, "not-concurrent")
+    assert [finding.key for finding in seen(WRONG, exports=0)] == ["wrong-data"]
+
+
+def test_who_has_the_wrong_memory_writes_there_so_what_is_lost_is_no_second_finding() -> None:
+    assert [finding.key for finding in seen(WRONG, WRONG)] == ["wrong-data"]
+
+
+@pytest.mark.parametrize("large", [True, False])
+def test_it_says_where_large_segments_were_not_tested(large: bool) -> None:
+    (finding,) = seen(large=large)
+    assert any("not tested" in line for line in sentences.evidence(finding)) is not large
+
+
+def planned(*devices: Device, most_gib: float = 2.0, tier: Tier = Tier.ACCEPTANCE) -> list[Probe]:
+    context = Context(devices, memory=MemoryShare(most_gib=most_gib), tier=tier)
+    return [probe for probe in check("ipc-concurrent").probes(context) if isinstance(probe, Probe)]
+
+
+def able(index: int, *peers: str) -> Device:
+    return replace(gpu(index), capabilities=ABLE, peers=frozenset(peers))
+
+
+def test_pairs_that_reach_each_other_are_probed_and_other_devices_alone() -> None:
+    def subjects(*devices: Device, tier: Tier = Tier.ACCEPTANCE) -> set[str]:
+        return {probe.subject for probe in planned(*devices, tier=tier)}
+
+    near = able(1, "cuda:0")
+    assert subjects(able(0)) == {"cuda:0"}
+    assert subjects(able(0), near) == {"cuda:0 > cuda:1"}
+    assert subjects(able(0), able(1)) == {"cuda:0", "cuda:1"}
+    assert subjects(able(0), near, tier=Tier.SOAK) == {"cuda:0", "cuda:1", "cuda:0 > cuda:1"}
+
+
+def test_descriptors_are_shared_where_the_device_can() -> None:
+    assert {probe.name for probe in planned(able(0))} == {"handles", "descriptors"}
+    legacy = replace(gpu(0), capabilities=ABLE - {"vmm-ipc"})
+    assert {probe.name for probe in planned(legacy)} == {"handles"}
+
+
+@pytest.mark.parametrize(("most_gib", "largest"), [(2.0, 0), (2.1, 2), (4.1, 4)])
+def test_large_segments_are_shared_as_far_as_the_share_of_memory_reaches(
+    most_gib: float, largest: int
+) -> None:
+    probes = planned(able(0), most_gib=most_gib)
+    large = [probe for probe in probes if probe.name.endswith("large")]
+    assert [probe.params["sizes"][0] >> 30 for probe in large] == ([largest] * 2 if largest else [])
+    assert all(probe.exclusive for probe in large)
+    assert {probe.params["sizes"][0] for probe in probes if probe not in large} == {1}
+    assert {probe.params["large"] for probe in probes} == {bool(largest)}

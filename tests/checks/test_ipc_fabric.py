@@ -1,0 +1,48 @@
+"""What the check ipc-fabric concludes from what its roles recorded."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuipc_doctor.api import Finding, Json
+from gpuipc_doctor.model import Status
+from tests.checks.judging import conclude
+
+REFUSAL = "cuMemCreate returned CUDA_ERROR_NOT_PERMITTED (800)"
+SOME = ["turn 2 of 5: 1 B wrong"]
+
+
+def fabric(
+    refused: str = "",
+    channels: tuple[str, ...] = (),
+    own: Json = (),
+    other: Json = (),
+    exporter: Json = (),
+    importer: Json = (),
+) -> list[Finding]:
+    exporting = {"refused": refused, "channels": channels, "wrong": list(own), "exchanged": exporter}
+    records = {"exporter": exporting, "importer": {"wrong": list(other), "exchanged": importer}}
+    return conclude("ipc-fabric", records)
+
+
+@pytest.mark.parametrize(
+    ("seen", "status", "key"),
+    [
+        ({}, Status.PASS, "right"),
+        ({"own": ["1 B wrong"]}, Status.FAIL, "wrong-data"),
+        ({"other": ["1 B wrong"]}, Status.FAIL, "wrong-data"),
+        ({"importer": SOME}, Status.FAIL, "later-writes-unseen"),
+        ({"exporter": SOME}, Status.FAIL, "writes-lost"),
+        ({"refused": REFUSAL}, Status.SKIP, "no-imex-channel"),
+        (
+            {"refused": REFUSAL, "channels": ("/dev/nvidia-caps-imex-channels/channel0",)},
+            Status.SKIP,
+            "not-permitted",
+        ),
+    ],
+)
+def test_a_refusal_names_what_is_missing_and_wrong_data_fail(
+    seen: dict[str, Json], status: Status, key: str
+) -> None:
+    (finding,) = fabric(**seen)
+    assert (finding.status, finding.key) == (status, key)

@@ -1,0 +1,136 @@
+"""What the check ipc-handles concludes from what its roles recorded, and what it plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from unittest.mock import MagicMock
+
+import pytest
+
+from gpuipc_doctor.api import DriverError, Finding, Json, loader, pattern
+from gpuipc_doctor.model import DriverFault, Status
+from gpuipc_doctor.report import sentences
+from tests.checks.judging import GOOD, conclude, gpu, plan, statuses
+
+
+def handles(
+    answers: dict[str, Json] | None = None,
+    collisions: Sequence[str] = (),
+    wrong: Sequence[str] = (),
+    exporters: Json = None,
+    importers: Json = None,
+) -> list[Finding]:
+    exporter: dict[str, Json] = {"answers": answers or {}, "collisions": collisions}
+    importer: dict[str, Json] = {"answers": {}, "wrong": wrong}
+    nothing: dict[str, Json] = {"exchanged": [], "useless": []}
+    records = {
+        "exporter": exporter | nothing | (exporters or {}),
+        "importer": importer | nothing | (importers or {}),
+    }
+    return conclude("ipc-handles", records)
+
+
+@pytest.mark.parametrize("documented", ["refused", "unspecified"])
+def test_handles_that_do_what_is_documented_or_what_is_left_open_pass(documented: str) -> None:
+    assert statuses(handles({"export-managed": ("refused", documented)})) == GOOD
+
+
+def test_a_handle_that_does_otherwise_than_documented_is_a_warning_that_names_both() -> None:
+    (finding,) = handles({"export-managed": ("succeeds", "refused")})
+    assert finding.status is Status.WARN
+    assert sentences.evidence(finding) == ("export-managed: succeeds, where refused is documented",)
+
+
+def test_handles_that_collide_or_lead_astray_fail_each_for_itself() -> None:
+    found = handles(collisions=["segments 1 and 2"], wrong=["segment 2: 5 B wrong"])
+    assert statuses(found) == [Status.FAIL, Status.FAIL]
+    assert [sentences.evidence(finding) for finding in found] == [
+        ("segments 1 and 2",),
+        ("segment 2: 5 B wrong",),
+    ]
+
+
+SOME = ["managed memory: it went wrong"]
+
+
+@pytest.mark.parametrize(
+    ("seen", "key"),
+    [
+        ({"exporters": {"exchanged": SOME}}, "writes-lost"),
+        ({"importers": {"exchanged": SOME}}, "later-writes-unseen"),
+        ({"exporters": {"useless": SOME}}, "useless-handle"),
+        ({"importers": {"useless": SOME}}, "useless-handle"),
+    ],
+)
+def test_handles_that_an_application_would_suffer_from_fail(seen: dict[str, Json], key: str) -> None:
+    (finding,) = handles(**seen)
+    assert (finding.status, finding.key) == (Status.FAIL, key)
+    assert sentences.evidence(finding) == tuple(SOME)
+
+
+HANDLES = loader.module(loader.built_in_dir() / "ipc_handles.py")
+
+
+def answers(name: str) -> Mapping[str, Callable[[], str]]:
+    """What ipc-handles makes of a driver that answers every export and every opening with ``name``."""
+    w, error = MagicMock(), DriverError(DriverFault("call", 1, name))
+    w.gpu.open_ipc.side_effect = error
+    memory = MagicMock()
+    memory.ipc_handle.side_effect = error
+    return {
+        "export": lambda: HANDLES.handle_of(w, "managed", memory) or "refused",
+        "open": lambda: str(HANDLES.open_again(w, b"handle")),
+    }
+
+
+@pytest.mark.parametrize("call", ["export", "open"])
+@pytest.mark.parametrize(
+    "name", ["CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_INVALID_HANDLE", "hipErrorInvalidDevicePointer"]
+)
+def test_a_documented_refusal_is_taken_as_one(call: str, name: str) -> None:
+    assert answers(name)[call]() == "refused"
+
+
+@pytest.mark.parametrize("call", ["export", "open"])
+@pytest.mark.parametrize("name", ["CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_OUT_OF_MEMORY", "hipErrorUnknown"])
+def test_any_other_error_is_left_to_the_engine_to_blame(call: str, name: str) -> None:
+    with pytest.raises(DriverError):
+        answers(name)[call]()
+
+
+def test_a_handle_that_should_not_be_there_is_used_as_an_application_would() -> None:
+    w = MagicMock()
+    w.gpu.open_ipc.side_effect = DriverError(DriverFault("cuIpcOpenMemHandle", 1, "CUDA_ERROR_INVALID_VALUE"))
+    (suffered,) = HANDLES.use(w, "managed memory", b"handle", 0)
+    assert suffered == "managed memory: cuIpcOpenMemHandle returned CUDA_ERROR_INVALID_VALUE (1)"
+    w.peer.send.assert_called_once_with("refused")
+
+
+def test_bytes_tell_where_a_handle_leads_and_no_bytes_tell_nothing() -> None:
+    segment = pattern(HANDLES.SIZES[-1], len(HANDLES.SIZES) - 1)
+    assert HANDLES.landing(segment[:4096]) == "base"
+    assert HANDLES.landing(segment[HANDLES.INTERIOR :][:4096]) == "interior"
+    assert HANDLES.landing(bytes(4096)) == "nowhere"
+    assert HANDLES.landing(b"") == "nowhere"
+
+
+def test_memory_of_vmm_is_exported_by_a_probe_of_its_own_that_says_that_it_may_harm() -> None:
+    able = replace(gpu(0), capabilities=frozenset({"legacy-ipc", "multi-process", "vmm-ipc"}))
+    harms = {probe.name: probe.harms for probe in plan("ipc-handles", able)}
+    assert harms == {"segments": frozenset(), "VMM memory": frozenset({"exports VMM memory"})}
+    assert [probe.name for probe in plan("ipc-handles", gpu(0))] == ["segments"]
+
+
+@pytest.mark.parametrize(
+    ("seen", "useless", "expected"),
+    [
+        ("refused", [], [Status.PASS]),
+        ("succeeds", [], [Status.WARN]),
+        ("succeeds", ["vmm memory: it went wrong"], [Status.FAIL, Status.WARN]),
+    ],
+)
+def test_memory_of_vmm_must_be_refused(seen: str, useless: list[str], expected: list[Status]) -> None:
+    exporter: dict[str, Json] = {"answers": {"export-vmm": (seen, "refused")}, "useless": []}
+    records = {"exporter": exporter, "importer": {"answers": {}, "useless": useless}}
+    assert statuses(conclude("ipc-handles", records, probe="VMM memory")) == expected

@@ -1,0 +1,41 @@
+"""What the check ipc-peer concludes from what its roles recorded, and what it plans."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuipc_doctor.api import Context, Finding, Json
+from gpuipc_doctor.model import Status
+from tests.checks.judging import GOOD, TWO, check, conclude, gpu, plan, statuses
+
+SOME = ["turn 2 of 5: 1 B wrong"]
+
+
+def peer(wrong: str = "", exporter: Json = (), importer: Json = ()) -> list[Finding]:
+    records = {"exporter": {"exchanged": exporter}, "importer": {"wrong": wrong, "exchanged": importer}}
+    return conclude("ipc-peer", records, TWO)
+
+
+def test_right_data_both_ways_passes() -> None:
+    assert statuses(peer()) == GOOD
+
+
+@pytest.mark.parametrize(
+    ("seen", "key"),
+    [
+        ({"wrong": "1 B wrong"}, "wrong-data"),
+        ({"importer": SOME}, "later-writes-unseen"),
+        ({"exporter": SOME}, "writes-lost"),
+    ],
+)
+def test_wrong_data_fails_and_says_on_which_way(seen: dict[str, Json], key: str) -> None:
+    (finding,) = peer(**seen)
+    assert (finding.status, finding.key) == (Status.FAIL, key)
+
+
+def test_each_pair_of_a_backend_is_probed_and_no_pair_is_a_skip() -> None:
+    pairs = plan("ipc-peer", gpu(0), gpu(1), gpu(0, "hip"))
+    assert [probe.subject for probe in pairs] == ["cuda:0 > cuda:1", "cuda:1 > cuda:0"]
+    (finding,) = check("ipc-peer").probes(Context((gpu(0), gpu(0, "hip"))))
+    assert isinstance(finding, Finding)
+    assert finding.status is Status.SKIP

@@ -1,0 +1,48 @@
+"""What the check ipc-pool concludes from what its roles recorded; of its ledger, see unit/api."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuipc_doctor.api import Finding, Json
+from gpuipc_doctor.model import Status
+from tests.checks.judging import GOOD, MIB, conclude, gpu, ledger, plan, statuses
+
+NBYTES = 37 * MIB
+SOME = ["pointer 1, turn 2 of 5: 1 B wrong"]
+
+
+def data(missing: int = 0, exporter: Json = (), importer: Json = (), wrong: Json = ()) -> list[Finding]:
+    told = {"exchanged": exporter, **ledger({"both ends destroyed the pool": missing})}
+    records = {"exporter": told, "importer": {"wrong": wrong, "exchanged": importer}}
+    return conclude("ipc-pool", records, probe="data")
+
+
+@pytest.mark.parametrize(
+    ("seen", "status", "key"),
+    [
+        ({}, Status.PASS, "right"),
+        ({"wrong": ["pointer 1: 1 B wrong"]}, Status.FAIL, "wrong-data"),
+        ({"importer": SOME}, Status.FAIL, "later-writes-unseen"),
+        ({"exporter": SOME}, Status.FAIL, "writes-lost"),
+        ({"missing": 2 * NBYTES}, Status.FAIL, "not-returned"),
+        ({"missing": 3 * NBYTES}, Status.ERROR, "others-use-device"),
+    ],
+)
+def test_data_and_memory(seen: dict[str, Json], status: Status, key: str) -> None:
+    (finding,) = data(**seen)
+    assert (finding.status, finding.key) == (status, key)
+
+
+def test_what_a_pointer_shows_when_its_exporter_is_gone() -> None:
+    def gone(*wrong: str) -> list[Finding]:
+        return conclude(
+            "ipc-pool", {"exporter": {}, "importer": {"wrong": list(wrong)}}, probe="exporter gone"
+        )
+
+    assert statuses(gone()) == GOOD
+    assert [finding.key for finding in gone("1 B wrong")] == ["wrong-data"]
+
+
+def test_memory_is_watched_with_the_device_to_itself() -> None:
+    assert [probe.exclusive for probe in plan("ipc-pool", gpu(0))] == [True, False]

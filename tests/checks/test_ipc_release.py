@@ -1,0 +1,91 @@
+"""What the check ipc-release concludes from what its roles recorded; of its ledger, see unit/api."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from gpuipc_doctor.api import Device, Finding
+from gpuipc_doctor.model import Status
+from gpuipc_doctor.report import sentences
+from tests.checks.judging import GOOD, MIB, ONE, TWO, conclude, ledger, plan, statuses
+
+ROUNDS = list(range(8, 257, 8))
+LEVEL = [704 * MIB for _ in ROUNDS]
+CREEPS = [704 * MIB + 2 * MIB * done for done in ROUNDS]
+END = "the importer closed it"
+
+
+def release(
+    missing: int = 0,
+    opening: Sequence[int] = LEVEL,
+    importers: Sequence[int] = LEVEL,
+    wrong: Sequence[str] = (),
+    devices: tuple[Device, ...] = ONE,
+    moves: Sequence[bool] = (True, True),
+) -> list[Finding]:
+    loops = [
+        {"open and close": {"rounds": ROUNDS, "used": used, "control": LEVEL}}
+        for used in (opening, importers)
+    ]
+    exporter = ledger({END: missing}, loops[0], moves=moves[0])
+    importer = {"wrong": wrong, **ledger({}, loops[1], devices[-1].label, moves=moves[1])}
+    return conclude("ipc-release", {"exporter": exporter, "importer": importer}, devices)
+
+
+@pytest.mark.parametrize(
+    ("missing", "status"),
+    [
+        (0, Status.PASS),
+        (37 * MIB, Status.FAIL),
+        (4 * 37 * MIB, Status.FAIL),  # as many as take turns in the loop
+        (5 * 37 * MIB, Status.ERROR),
+        (64 * MIB, Status.ERROR),
+        (-37 * MIB, Status.ERROR),
+    ],
+)
+def test_only_memory_of_our_size_can_have_stayed_away(missing: int, status: Status) -> None:
+    assert statuses(release(missing)) == [status]
+
+
+def test_over_a_pair_either_device_may_creep() -> None:
+    (finding,) = release(importers=CREEPS, devices=TWO)
+    assert finding.status is Status.FAIL
+    assert "used memory of cuda:1 grows" in sentences.summary(finding)
+    assert statuses(release(opening=CREEPS, importers=CREEPS, devices=TWO)) == [Status.FAIL, Status.FAIL]
+
+
+def test_on_one_device_a_creep_that_both_saw_is_told_once() -> None:
+    assert statuses(release(opening=CREEPS, importers=CREEPS)) == [Status.FAIL]
+
+
+def test_over_a_pair_either_counter_may_stand_still() -> None:
+    assert statuses(release(moves=(True, False), devices=TWO)) == [Status.ERROR]
+    assert statuses(release(moves=(False, True))) == [Status.ERROR]
+    assert statuses(release(moves=(True, False))) == GOOD  # of one device the exporter's counts
+
+
+def test_a_pass_says_what_was_watched_and_which_growth_would_have_been_found() -> None:
+    (finding,) = release()
+    end, growth = sentences.evidence(finding)
+    assert end == "after the importer closed it"
+    assert growth.startswith("256 rounds that keep ")
+
+
+def test_a_probe_without_a_loop_claims_nothing_about_growth() -> None:
+    records = {"exporter": ledger({"the importer was killed with it open": 0}), "importer": {"wrong": []}}
+    (finding,) = conclude("ipc-release", records)
+    assert sentences.evidence(finding) == ("after the importer was killed with it open",)
+
+
+def test_wrong_data_fails_though_all_memory_came_back() -> None:
+    (finding,) = release(wrong=[f"opened segment {number} of 4 in a loop: 1 B wrong" for number in range(9)])
+    assert finding.status is Status.FAIL
+    assert len(finding.evidence) == 3
+    assert finding.values["times"] == 9
+
+
+def test_only_the_probe_that_kills_says_that_it_may_harm() -> None:
+    harms = {probe.name: probe.harms for probe in plan("ipc-release", *ONE)}
+    assert harms == {"close and exit": frozenset(), "kill": frozenset({"kills an importer"})}

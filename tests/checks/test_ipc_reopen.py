@@ -1,0 +1,50 @@
+"""What the check ipc-reopen concludes from what its roles recorded, and what it plans."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuipc_doctor.api import Context, Json, Probe
+from gpuipc_doctor.model import Status, Tier
+from gpuipc_doctor.report import sentences
+from tests.checks.judging import ONE, Records, check, conclude
+
+
+def test_reopen_passes_when_nothing_is_wrong_and_says_that_the_control_was_made() -> None:
+    records: Records = {
+        "exporter": {"exchanged": []},
+        "importer": {"control": "with the context kept, fine", "wrong": [], "exchanged": []},
+    }
+    (finding,) = conclude("ipc-reopen", records, probe="reset-primary")
+    assert finding.status is Status.PASS
+    assert sentences.summary(finding) == "3 segments opened again (reset-primary)"
+    assert sentences.evidence(finding) == ("with the context kept, fine",)
+
+
+@pytest.mark.parametrize(("role", "key"), [("exporter", "writes-lost"), ("importer", "later-writes-unseen")])
+def test_what_is_written_after_the_second_opening_must_arrive(role: str, key: str) -> None:
+    records: dict[str, dict[str, Json]] = {
+        "exporter": {"exchanged": []},
+        "importer": {"control": "fine", "wrong": [], "exchanged": []},
+    }
+    records[role]["exchanged"] = ["turn 1 of 5: 1 B wrong"]
+    (finding,) = conclude("ipc-reopen", records)
+    assert (finding.status, finding.key) == (Status.FAIL, key)
+
+
+def test_reopen_fails_on_wrong_data() -> None:
+    records: Records = {
+        "exporter": {"exchanged": []},
+        "importer": {"control": "fine", "wrong": ["segment 2: 1 B wrong"], "exchanged": []},
+    }
+    (finding,) = conclude("ipc-reopen", records)
+    assert (finding.status, sentences.evidence(finding)) == (Status.FAIL, ("segment 2: 1 B wrong",))
+
+
+@pytest.mark.parametrize(
+    ("tier", "variants"),
+    [(Tier.PROLOG, ["destroy-context"]), (Tier.ACCEPTANCE, ["destroy-context", "reset-primary"])],
+)
+def test_before_a_job_there_is_time_for_one_way_to_lose_a_context(tier: Tier, variants: list[str]) -> None:
+    planned = check("ipc-reopen").probes(Context(ONE, tier=tier))
+    assert [probe.name for probe in planned if isinstance(probe, Probe)] == variants

@@ -1,0 +1,53 @@
+"""What the check ipc-vmm concludes from what its roles recorded, and what it plans."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuipc_doctor.api import Finding, Json
+from gpuipc_doctor.model import Status
+from tests.checks.judging import GOOD, conclude, gpu, plan, statuses
+
+WRONG = ["SCM_RIGHTS: 1 B wrong"]
+SOME = ["turn 2 of 5: 1 B wrong"]
+
+
+def data(exporter: Json = (), importer: Json = (), wrong: Json = (), refused: str = "") -> list[Finding]:
+    told = {"wrong": wrong, "exchanged": importer, "refused": refused}
+    return conclude("ipc-vmm", {"exporter": {"exchanged": exporter}, "importer": told}, probe="data")
+
+
+@pytest.mark.parametrize(
+    ("seen", "status", "key"),
+    [
+        ({}, Status.PASS, "right"),
+        ({"wrong": WRONG}, Status.FAIL, "wrong-data"),
+        ({"importer": SOME}, Status.FAIL, "later-writes-unseen"),
+        ({"exporter": SOME}, Status.FAIL, "writes-lost"),
+        ({"refused": "Operation not permitted"}, Status.WARN, "pidfd-refused"),
+    ],
+)
+def test_data_that_went_by_each_route(seen: dict[str, Json], status: Status, key: str) -> None:
+    (finding,) = data(**seen)
+    assert (finding.status, finding.key) == (status, key)
+
+
+def test_a_refused_route_hides_no_wrong_data_of_the_other() -> None:
+    assert [finding.key for finding in data(wrong=WRONG, refused="EPERM")] == ["wrong-data", "pidfd-refused"]
+
+
+@pytest.mark.parametrize("probe", ["contexts", "exporter gone"])
+def test_what_a_later_import_shows(probe: str) -> None:
+    def after(*wrong: str) -> list[Finding]:
+        return conclude("ipc-vmm", {"exporter": {}, "importer": {"wrong": list(wrong)}}, probe=probe)
+
+    assert statuses(after()) == GOOD
+    assert [finding.key for finding in after("1 B wrong")] == ["wrong-data"]
+
+
+def test_each_device_and_pair_is_probed_and_the_database_may_forbid_it() -> None:
+    planned = plan("ipc-vmm", gpu(0), gpu(1))
+    assert {probe.subject for probe in planned} == {"cuda:0", "cuda:1", "cuda:0 > cuda:1"}
+    assert {probe.name for probe in planned} == {"data", "contexts", "exporter gone"}
+    harmful = {probe.name for probe in planned if probe.harms}
+    assert harmful == {"exporter gone"}

@@ -1,0 +1,38 @@
+"""What the check known-versions concludes from the versions of the node."""
+
+from __future__ import annotations
+
+from gpuipc_doctor.api import Context, Finding
+from gpuipc_doctor.model import Fact, Join, Relation, Status, Tier, Unexpected
+from gpuipc_doctor.report import sentences
+from tests.checks.judging import check
+
+FACTS = (Fact("nvidia-driver", "460.32.03", "/proc"), Fact("mpich", None, "nowhere"))
+BAD = Join("nvidia-ipc-reopen", "no second opening", Relation.LATENT, "460.32.03 is bad", "take 450.102.04")
+
+
+def findings(context: Context) -> list[Finding]:
+    return [one for one in check("known-versions").probes(context) if isinstance(one, Finding)]
+
+
+def test_versions_of_no_known_issue_pass_and_are_told() -> None:
+    (finding,) = findings(Context(inventory=FACTS))
+    assert finding.status is Status.PASS
+    assert sentences.evidence(finding) == ("nvidia-driver 460.32.03",)
+
+
+def test_each_known_issue_is_a_warning_with_its_remedy() -> None:
+    (finding,) = findings(Context(inventory=FACTS, version_matches=(BAD,)))
+    assert (finding.status, finding.remedy, finding.issues) == (Status.WARN, BAD.remedy, {BAD.issue})
+    assert sentences.summary(finding) == "nvidia-ipc-reopen: 460.32.03 is bad"
+    assert check("known-versions").tier is Tier.PROLOG
+
+
+def test_what_the_site_does_not_expect_is_a_warning_with_its_line() -> None:
+    one = Unexpected("nvidia-driver", "460.32.03 (/proc)", "535 and later", "site.yaml:7", "ticket 4711")
+    (finding,) = findings(Context(inventory=FACTS, unexpected=(one,)))
+    assert (finding.status, finding.key) == (Status.WARN, "unexpected")
+    assert sentences.summary(finding) == (
+        "nvidia-driver is 460.32.03 (/proc), and site.yaml:7 expects 535 and later"
+    )
+    assert sentences.evidence(finding) == ("ticket 4711",)

@@ -1,0 +1,86 @@
+"""What the check mpi-gpu-aware plans, and what it concludes from the worker's facts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from gpuipc_doctor.api import Context, Device, Finding, Probe, ProbeOutcome, loader
+from gpuipc_doctor.model import Ending, RoleOutcome, Status
+from gpuipc_doctor.report import sentences
+
+CHECK = loader.load_file(loader.built_in_dir() / "mpi_gpu_aware.py").check
+UNABLE = {"able": False, "via": "own", "why_not": "its GPU support is off", "remedy": "set I_MPI_OFFLOAD=1"}
+
+
+def device(backend: str, index: int = 0) -> Device:
+    return Device(backend, index, "GPU-1", "0000:01:00.0", "H200", 1 << 30)
+
+
+def plan(context: Context) -> list[Probe | Finding]:
+    return list(CHECK.probes(context))
+
+
+def conclude(records: dict[str, Any], *, named: bool = False, simulated: bool = False) -> list[Finding]:
+    role = RoleOutcome("mpi", Ending.COMPLETED, records=records)
+    params = {"backends": ["cuda"], "library": "/opt/libmpi.so", "chosen_by": "--mpi-lib"}
+    params |= {"named": named, "simulated": simulated}
+    findings: Iterable[Finding] = CHECK.judge(ProbeOutcome("", (), params, {"mpi": role}, None, 0.1))
+    return list(findings)
+
+
+def seen(aware: dict[str, dict[str, Any]], **facts: Any) -> dict[str, Any]:
+    told = {"library": "/opt/libmpi.so.12", "ucx": None, "environment": {}, **facts}
+    return {"facts": told, "mpi": "Intel MPI 2021.17", "aware": aware}
+
+
+def test_one_probe_asks_for_all_backends() -> None:
+    options = {"library": "/opt/libmpi.so", "chosen_by": "--mpi-lib", "named": True}
+    (probe,) = plan(Context((device("cuda"), device("cuda", 1), device("hip")), options=options))
+    assert isinstance(probe, Probe)
+    assert probe.params == {"backends": ["cuda", "hip"], "simulated": False, **options}
+
+
+def test_without_a_device_there_is_nothing_to_take() -> None:
+    (finding,) = plan(Context())
+    assert isinstance(finding, Finding)
+    assert finding.status is Status.SKIP
+
+
+def test_an_able_library_passes_and_says_through_what() -> None:
+    ucx = {"library": "/ucx/libucp.so.0", "version": "1.22.0", "components": ["cuda_cpy"]}
+    able = {"able": True, "via": "ucx", "why_not": "", "remedy": ""}
+    (finding,) = conclude(
+        seen({"cuda": able}, ucx=ucx, environment={"UCX_TLS": "all", "MPIR_CVAR_NOLOCAL": "1"})
+    )
+    assert finding.status is Status.PASS
+    assert sentences.summary(finding) == "Intel MPI 2021.17 takes cuda device pointers, through UCX 1.22.0"
+    assert sentences.evidence(finding) == (
+        "/opt/libmpi.so.12 (--mpi-lib)",
+        "environment: MPIR_CVAR_NOLOCAL=1 UCX_TLS=all",
+    )
+
+
+@pytest.mark.parametrize(("named", "status"), [(True, Status.FAIL), (False, Status.WARN)])
+def test_one_that_takes_none_fails_only_whom_it_was_promised(named: bool, status: Status) -> None:
+    (finding,) = conclude(seen({"cuda": UNABLE}), named=named)
+    assert finding.status is status
+    assert (
+        sentences.summary(finding)
+        == "Intel MPI 2021.17 takes no cuda device pointers: its GPU support is off"
+    )
+    assert finding.remedy == "set I_MPI_OFFLOAD=1"
+
+
+def test_simulated_memory_is_taken_by_any_and_a_real_gpu_is_told_of() -> None:
+    (finding,) = conclude(seen({"cuda": UNABLE}), named=True, simulated=True)
+    assert (finding.status, finding.key) == (Status.PASS, "takes-simulated")
+    assert "of a real GPU: its GPU support is off" in sentences.summary(finding)
+
+
+@pytest.mark.parametrize(("named", "status"), [(True, Status.ERROR), (False, Status.SKIP)])
+def test_one_that_is_not_there(named: bool, status: Status) -> None:
+    (finding,) = conclude({"unavailable": "mpi4py finds no MPI library", "remedy": "load one"}, named=named)
+    assert (finding.status, finding.remedy) == (status, "load one")

@@ -1,0 +1,139 @@
+"""What the check mpi-small-message concludes from what its roles recorded, and what it plans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+
+from gpuipc_doctor.api import Finding, Json, ProbeOutcome
+from gpuipc_doctor.model import Ending, Launch, RoleOutcome, Status
+from gpuipc_doctor.report import sentences
+from tests.checks.judging import GOOD, ONE, TWO, check, conclude, gpu, plan, statuses
+
+LATENCIES = {0: 1.3, 8: 9.0, 64: 9.5, 1024: 10.0, 65536: 14.0}
+HUNG = [[16, "device", "device", "blocking", 0], "rank 1 hung in MPI_Recv"]
+
+
+def small_message(
+    failed: Sequence[Json] = (),
+    wrong: Sequence[str] = (),
+    repeated: Sequence[str] = (),
+    medians: Mapping[int, float] = LATENCIES,
+    nodes: tuple[str, str] = ("n1", "n1"),
+    probe: str = "",
+) -> list[Finding]:
+    latencies = [[size, us * 0.9e-6, us * 1e-6] for size, us in medians.items()]
+    same: dict[str, Json] = {"messages": 120, "latencies": latencies}
+    records: dict[str, dict[str, Json]] = {
+        "rank 0": {"node": nodes[0], "wrong": [], "wrong_repeated": [], **same},
+        "rank 1": {"node": nodes[1], "wrong": wrong, "wrong_repeated": repeated, **same},
+    }
+    return conclude("mpi-small-message", records, probe=probe, failed=failed, sizes=list(medians))
+
+
+def test_small_messages_that_arrive_pass_with_their_latency() -> None:
+    (finding,) = small_message()
+    assert finding.status is Status.PASS
+    assert sentences.summary(finding) == "120 kinds of message right"
+    assert sentences.evidence(finding)[0] == "0 B: median 1.3 µs, fastest 1.2 µs"
+    assert sentences.evidence(finding)[-1] == "65536 B: median 14.0 µs, fastest 12.6 µs, 4.68 GB/s"
+
+
+def test_between_nodes_are_messages_of_ranks_on_two_of_them() -> None:
+    (finding,) = small_message(nodes=("n1", "n2"), probe="between nodes")
+    assert (finding.status, sentences.summary(finding)) == (
+        Status.PASS,
+        "120 kinds of message right from n1 to n2",
+    )
+    (finding,) = small_message(nodes=("n1", "n1"), probe="between nodes")
+    assert finding.status is Status.ERROR
+    assert sentences.summary(finding) == "the launcher did not put the ranks on two nodes: they ran on n1"
+    (finding,) = small_message(nodes=("n1", "n2"))
+    assert sentences.summary(finding) == "the launcher did not put the ranks on one node: they ran on n1, n2"
+
+
+def test_the_first_device_of_each_backend_sends_to_another_node_where_that_is_asked() -> None:
+    across = Launch(("srun", "-N2", "-n{ranks}"), nodes=2)
+    planned = plan("mpi-small-message", *TWO, gpu(0, "hip"), across=across)
+    between = [probe for probe in planned if probe.launch == across]
+    assert [(probe.name, probe.devices[0].label) for probe in between] == [
+        ("between nodes", "cuda:0"),
+        ("between nodes", "hip:0"),
+    ]
+    assert "between nodes" not in [probe.name for probe in plan("mpi-small-message", *TWO)]
+
+
+def test_a_message_that_either_rank_saw_arrive_wrong_fails() -> None:
+    (finding,) = small_message(wrong=["64 B, device to device: 1 of 128 B wrong"])
+    assert finding.status is Status.FAIL
+    assert sentences.evidence(finding) == ("64 B, device to device: 1 of 128 B wrong",)
+
+
+def test_a_message_that_is_wrong_only_when_it_is_repeated_fails() -> None:
+    (finding,) = small_message(repeated=["64 B, at rank 1: 1 of 64 B wrong"])
+    assert (finding.status, finding.key) == (Status.FAIL, "wrong-when-repeated")
+    assert sentences.evidence(finding) == ("64 B, at rank 1: 1 of 64 B wrong",)
+
+
+def test_each_power_of_two_is_sent_and_the_neighbours_of_each_edge_and_large_ones() -> None:
+    (probe,) = plan("mpi-small-message", gpu(0), edges=(8192, 100_000, 1 << 30))
+    sizes = probe.params["sizes"]
+    assert sizes == sorted(set(sizes))
+    assert {0, *(2**n for n in range(17)), 4 << 20, 16 << 20} <= set(sizes)
+    assert {8191, 8192, 8193, 99_999, 100_000, 100_001} <= set(sizes)
+    assert max(sizes) == 16 << 20
+
+
+def test_what_failed_is_told_as_a_map_when_the_rest_is_done() -> None:
+    (finding,) = small_message(failed=[HUNG])
+    assert finding.status is Status.FAIL
+    (line,) = sentences.evidence(finding)
+    for word in ("16 B", "device to device, blocking, rank 0 to rank 1", "rank 1 hung in MPI_Recv"):
+        assert word in line
+
+
+def test_a_way_in_which_enough_sizes_failed_is_given_up_and_the_map_says_so() -> None:
+    three = [[[size, *HUNG[0][1:]], HUNG[1]] for size in (8, 16, 32)]
+    (two,) = sentences.evidence(*small_message(failed=three[:2]))
+    (more,) = sentences.evidence(*small_message(failed=three))
+    way = "device to device, blocking, rank 0 to rank 1"
+    assert two == f"{way}: 8 B, 16 B: rank 1 hung in MPI_Recv"
+    assert more == f"{way}: 8 B, 16 B, 32 B, and no more sizes tried: rank 1 hung in MPI_Recv"
+
+
+@pytest.mark.parametrize(("us", "status"), [(190.0, Status.PASS), (210.0, Status.WARN)])
+def test_a_size_out_of_line_with_both_its_neighbours_is_pointed_out(us: float, status: Status) -> None:
+    (finding,) = small_message(medians={**LATENCIES, 64: us})
+    assert finding.status is status
+
+
+def test_a_step_in_latency_is_not_out_of_line() -> None:
+    assert statuses(small_message(medians={0: 1.0, 8: 1.1, 16: 150.0, 64: 151.0, 256: 152.0})) == GOOD
+
+
+def test_a_pair_is_tried_once_from_the_first_of_its_devices() -> None:
+    planned = [[device.label for device in probe.devices] for probe in plan("mpi-small-message", *TWO)]
+    assert planned == [["cuda:0"], ["cuda:1"], ["cuda:0", "cuda:1"]]
+
+
+@pytest.mark.parametrize(
+    ("probe", "operation", "name", "ending"),
+    [
+        ("", "MPI_Recv", "the rest", "rank 1 hung in MPI_Recv"),
+        ("between nodes", "", "between nodes, the rest", "rank 1 hung in no call"),
+    ],
+)
+def test_what_is_left_is_sent_again_without_the_message_that_failed(
+    probe: str, operation: str, name: str, ending: str
+) -> None:
+    roles = {
+        "rank 0": RoleOutcome("rank 0", Ending.STOPPED),
+        "rank 1": RoleOutcome("rank 1", Ending.HUNG, operation=operation, records={"message": [16, 0]}),
+    }
+    failed = ProbeOutcome(probe, ONE, {"failed": []}, roles, "rank 1", 1.0)
+    (rest,) = check("mpi-small-message").again(failed)
+    assert (rest.name, rest.params["failed"]) == (name, [[[16, 0], ending]])
+    assert list(check("mpi-small-message").again(replace(failed, blamed=None))) == []
+    assert list(check("mpi-small-message").again(replace(failed, blamed="rank 0"))) == []

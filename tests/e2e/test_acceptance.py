@@ -1,0 +1,85 @@
+"""docs/acceptance.md, typed line by line: on a simulated node, and over a stand-in for ssh."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "acceptance.md"
+
+LOOKED_AT = "ipc-reopen driver-init environment known-versions --device cuda:0"
+
+DOCTOR = f"""#!/bin/bash
+# What the page calls gpuipc-doctor: it looks at a simulated node, and at few checks, once.
+doctor="{sys.executable} -m gpuipc_doctor.cli.main"
+simulated="--simulate healthy-cuda"
+arguments=("$@")
+case "$1 $2" in
+    "config new") exec $doctor "$@" $simulated ;;
+    "fleet check") exec $doctor fleet check --tool "$0" "${{@:3}}" ;;
+    "check --all")
+        case "$*" in
+            *--dry-run*) exec $doctor "$@" $simulated ;;
+            *--repeat*) exec $doctor check {LOOKED_AT} $simulated "${{@:5}}" ;;
+            *) exec $doctor check {LOOKED_AT} $simulated "${{@:3}}" ;;
+        esac ;;
+    *) exec $doctor "$@" ;;
+esac
+"""
+
+SSH = """#!/bin/bash
+# What is said to another node is done here.
+while [[ "$1" == -* ]]; do
+    case "$1" in -o | -p | -l | -i | -F) shift 2 ;; *) shift ;; esac
+done
+export SLURMD_NODENAME="$1"
+shift
+[ "$1" = -- ] && shift
+exec sh -c "$*"
+"""
+
+
+def commands() -> list[tuple[str, list[str]]]:
+    """Each command of the page with the lines that are shown below it."""
+    found: list[tuple[str, list[str]]] = []
+    for block in re.findall(r"```console\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        for line in block.splitlines():
+            if line.startswith("$ "):
+                found.append((line[2:], []))
+            else:
+                found[-1][1].append(line)
+    return found
+
+
+@pytest.mark.cuda
+def test_every_line_of_the_page(tmp_path: Path) -> None:
+    for name, text in (("gpuipc-doctor", DOCTOR), ("ssh", SSH)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "COLUMNS": "80"}
+    environment.pop("SLURM_JOB_ID", None)
+    assert len(commands()) >= 10
+    for command, shown in commands():
+        ended = subprocess.run(
+            ["bash", "-c", command],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=250,
+        )
+        assert ended.returncode == 0, f"{command}\n{ended.stdout}{ended.stderr}"
+        assert matches(shown, ended.stdout), f"{command}\n{ended.stdout}"
+
+
+def matches(shown: list[str], printed: str) -> bool:
+    """Whether that was printed; a line ``…`` stands for any lines, and one at an end for the rest of it."""
+    parts = [r"(?:.*\n)*?" if line == "…" else f"{re.escape(line).replace('…', '.*')}\n" for line in shown]
+    if shown and shown[-1].endswith("…"):
+        parts.append(r"(?:.*\n)*")
+    return re.fullmatch("".join(parts), printed) is not None

@@ -1,0 +1,101 @@
+"""libfabric without MPI: real programs, their faults by a preloaded library, and the control that they are.
+
+The cxi adapters are files and a script that prints what HPE's documents show; nothing here has seen one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gpuipc_doctor.model import Report, Status
+from gpuipc_doctor.report import exits, sentences
+from gpuipc_doctor.simulator import drill, lending, profile
+from gpuipc_doctor.supervise import tree
+from tests.e2e.test_faults import check
+from tests.e2e.test_mpi_faults import path_of
+
+PREFIXES = Path(os.environ.get("GPUIPC_TEST_MPI", "/nowhere"))
+UCX = next(PREFIXES.glob("ucx/lib/python3*/site-packages/libucx/bin"), None)
+
+pytestmark = pytest.mark.skipif("fi_pingpong" not in lending.here(), reason="no fi_pingpong on PATH")
+
+SIZES = {"fabric-wrong-byte": [64, 128, 256]}
+"""Few, for each is two processes that spin; `OTHERS` elsewhere."""
+
+OTHERS = [16, 256]
+
+
+@pytest.fixture
+def few(tmp_path: Path, request: pytest.FixtureRequest) -> str:
+    """A site config with the sizes for the profile ``name`` of a test."""
+    arguments = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    sizes = SIZES.get(arguments.get("name", ""), OTHERS)
+    (tmp_path / "site.yaml").write_text(f"options: {{fabric-small-message: {{sizes: {sizes}}}}}\n")
+    return str(tmp_path / "site.yaml")
+
+
+def runs() -> list[object]:
+    """One of each kind; `full`: all."""
+    names = [name for name in profile.names() if (p := profile.load(name)).needs_fabric and not p.needs_mpi]
+    first = {"fabric-hang-16", "fabric-wrong-byte", "cxi-no-retry-handler"}
+    return [pytest.param(name, marks=[] if name in first else pytest.mark.full) for name in names]
+
+
+def found(name: str, *arguments: str) -> Report:
+    stated = profile.load(name)
+    deadline = ["--deadline", str(stated.deadline_s)] if stated.deadline_s else []
+    report, _ = check(*arguments, "--simulate", name, "--backend", "cuda", *deadline)
+    verdict = drill.judge(stated.expect["cuda"], drill.rows(report), exits.code(drill.of_the_profile(report)))
+    assert verdict.invented == ()
+    assert verdict.missed == ()
+    return report
+
+
+@pytest.mark.parametrize("name", runs())
+def test_a_fault_of_the_fabric_is_found_and_nothing_else(name: str, few: str) -> None:
+    checks = profile.load(name).expect["cuda"].checks or ("fabric-info", "fabric-small-message")
+    found(name, *checks, "--config", few)
+    mine = {"fi_pingpong", "ucx_perftest", "fi_info"}
+    assert not [one for one in tree.descendants(os.getpid()) if one.name in mine]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    "name", [pytest.param("mpi-wrong-fabric-right", marks=pytest.mark.full), "mpi-wrong-fabric-wrong"]
+)
+def test_what_fails_in_mpi_is_told_whether_it_fails_without(name: str, few: str) -> None:
+    found(
+        name,
+        *("mpi-small-message", "fabric-small-message", "--config", few),
+        *("--mpi-lib", path_of("mpich43"), "--no-workarounds"),
+    )
+
+
+@pytest.mark.mpi
+def test_intel_mpis_own_programs_are_found_beside_it(few: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", os.path.dirname(shutil.which("sh") or "/bin/sh"))  # noqa: PTH120
+    library = path_of("impi")
+    report, _ = check("fabric-info", "--simulate", "healthy-cuda", "--mpi-lib", library)
+    [told] = [result.finding for result in report.results if result.check == "fabric-info"]
+    assert told.status is Status.PASS
+    assert any("fi_pingpong" in line for line in sentences.evidence(told))
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(UCX is None, reason="no libucx-cu12 in GPUIPC_TEST_MPI")
+def test_ucx_delivers_in_host_memory_and_says_why_not_in_simulated_device_memory(
+    few: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The CUDA runtime that libucx-cu12 holds wants more of a driver than the simulated one has."""
+    monkeypatch.setenv("PATH", f"{UCX}:{os.environ['PATH']}")
+    report, _ = check(
+        *("fabric-small-message", "--simulate", "fabric-healthy", "--config", few, "--device", "cuda:0")
+    )
+    told = {(r.probe, r.subject): r.finding for r in report.results if r.check == "fabric-small-message"}
+    assert told["UCX", "node"].status is Status.PASS
+    assert "delivered over host" in sentences.summary(told["UCX", "node"])
+    assert (told["UCX", "cuda:0"].status, told["UCX", "cuda:0"].key) == (Status.SKIP, "cannot-send")

@@ -1,0 +1,159 @@
+"""Every shipped site: sound, with its sources, and what comes of it on a simulated node of that kind."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from gpuipc_doctor.site import config, layers
+from tests import golden
+from tests.e2e.conftest import Command
+
+NODES = Path(__file__).parent.parent / "sites"
+SHIPPED = {path.stem: path for path in Path(__file__).parent.parent.parent.glob("site-configs/*.yaml")}
+SYSTEMS = sorted(path.stem for path in NODES.glob("*.yaml") if path.stem in SHIPPED)
+GENERIC = ["generic", "generic-openmpi-ucx", "generic-pbs", "generic-slurm-amd", "generic-slurm-nvidia"]
+
+PROGRAMS = {
+    "modulecmd": """#!/bin/sh
+echo "import os"
+echo "os.environ['CRAY_MPICH_ROOTDIR'] = '$ROOTDIR'"
+echo "_mlstatus = True"
+""",
+    "srun": "#!/bin/sh\n",
+    "scontrol": "#!/bin/sh\necho MpiDefault = cray_shasta\n",
+}
+"""A module system in which every module sets that, and a Slurm that says no more than it is asked for."""
+
+
+def few(*names: str) -> list[object]:
+    """All systems, of which these are enough for a run that is to be quick."""
+    return [pytest.param(one, marks=[] if one in names else pytest.mark.full) for one in SYSTEMS]
+
+
+def test_there_is_a_node_for_every_system_and_every_file_is_known() -> None:
+    assert sorted({*SYSTEMS, *GENERIC, "workstation"}) == sorted(SHIPPED)
+    assert len(SYSTEMS) >= 8
+
+
+@pytest.mark.parametrize("name", sorted(SHIPPED))
+def test_a_shipped_file_is_sound_and_says_where_it_was_not_tried(name: str, tmp_path: Path) -> None:
+    copy = tmp_path / f"{name}.yaml"
+    copy.write_text(SHIPPED[name].read_text())  # root may not own the source
+    copy.chmod(0o644)
+    config.load(copy)
+    if name in SYSTEMS:
+        text = re.sub(r"\n# ", " ", SHIPPED[name].read_text())
+        assert "Not tried there" in text
+        assert "read 2026-" in text
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_section_of_a_system_has_its_source(name: str) -> None:
+    """In the comment above it, or within it."""
+    sections: list[str] = []
+    above = ""
+    for line in SHIPPED[name].read_text().splitlines():
+        if re.match(r"[a-z_]+:", line):
+            sections.append(above + line)
+        elif line.startswith(" "):
+            sections[-1] += line
+        above = above + line if line.startswith("#") else ""
+    assert len(sections) >= 3
+    assert [section for section in sections if "https://" not in section] == []
+
+
+@pytest.fixture
+def programs() -> Iterator[Path]:
+    """A directory of them whose name is short: a long one is broken where the screen ends."""
+    with TemporaryDirectory(dir="/tmp") as directory:
+        for program, text in PROGRAMS.items():
+            (Path(directory) / program).write_text(text)
+            (Path(directory) / program).chmod(0o755)
+        yield Path(directory)
+
+
+@pytest.mark.mpi
+@pytest.mark.cuda
+@pytest.mark.hip
+@pytest.mark.parametrize("name", few("olcf-frontier", "ncsa-deltaai"))
+def test_what_a_run_would_do_there(doctor: Command, programs: Path, name: str) -> None:
+    """The node, its modules and its scheduler are simulated; the MPI library is MPICH, and looked at."""
+    library = str(Path(os.environ["GPUIPC_TEST_MPI"], "mpich50/lib/libmpi.so.12"))
+    profile = NODES / f"{name}.yaml"
+    found = re.search(r"/opt/cray/pe/mpich/[0-9.]+", profile.read_text())
+    environment = {
+        **os.environ,
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "LMOD_CMD": str(programs / "modulecmd"),
+        "ROOTDIR": found[0] if found else "/none",
+        "SLURM_JOB_ID": "1",
+    }
+    command = ["check", "--all", "--dry-run", "--config", name, "--simulate", str(profile)]
+    ended = doctor(*command, "--mpi-lib", library, env=environment)
+    assert ended.stderr == ""
+    golden.check(f"sites/{name}.txt", of_the_site(ended.stdout).replace(f"{programs}/", ""))
+
+
+def of_the_site(screen: str) -> str:
+    """Of a dry run's screen, how ranks start, and what is said of what the site expects; unwrapped."""
+    _, _, below = screen.partition("for ranks")
+    ranks, _, said = below.partition("\n\n")
+    rows: list[list[str]] = []
+    for line in ranks.splitlines()[2:]:
+        cells = re.split(r"  +", line.strip())
+        if not line.startswith(" "):
+            rows.append(cells)
+        else:
+            rows[-1][1] += ("" if rows[-1][1].endswith("/") else " ") + cells[0]
+    entries = re.findall(r"^\S.*(?:\n  .*)*", said, re.MULTILINE)
+    kept = [one for one in entries if one.startswith("driver-init") or " expects " in one]
+    told = [f"{kind:11}  {value}  ({where})" for kind, value, where in rows if kind != "library"]
+    return "\n".join([*told, "", *kept, ""])
+
+
+@pytest.mark.cuda
+@pytest.mark.hip
+@pytest.mark.parametrize("name", few("jsc-jupiter"))
+def test_the_checks_in_front_of_a_job_pass_there(doctor: Command, name: str) -> None:
+    command = ["check", "ipc-reopen", "driver-init", "environment", "--config", name, "--device", "0"]
+    ended = doctor(*command, "--simulate", str(NODES / f"{name}.yaml"))
+    assert ended.returncode == 0, ended.stdout
+
+
+@pytest.mark.cuda
+def test_the_file_of_a_cluster_is_found_by_its_name(doctor: Command) -> None:
+    shown = doctor("config", "show", env={**os.environ, "SLURM_CLUSTER_NAME": "frontier"})
+    assert shown.stdout.startswith("# from the top: site-configs/olcf-frontier.yaml\ncluster: frontier\n")
+
+
+def test_what_a_type_of_nodes_says_holds_there() -> None:
+    perlmutter = config.load(layers.shipped() / "nersc-perlmutter.yaml")
+    assert perlmutter.of_node("login01", []).node.environment == {}
+    assert perlmutter.prolog.gpus == 0  # which nobody knows of all its nodes
+    delta = config.load(layers.shipped() / "ncsa-delta.yaml")
+    assert "MPICH_GPU_SUPPORT_ENABLED" in delta.node.environment
+    assert delta.of_node("cn001", []).node.environment == {}
+
+
+@pytest.mark.mpi
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    ("name", "library"),
+    [
+        ("generic-openmpi-ucx", "openmpi/lib/libmpi.so.40"),
+        pytest.param("generic-pbs", "mpich50/lib/libmpi.so.12", marks=pytest.mark.full),
+    ],
+)
+def test_ranks_start_under_the_launcher_of_a_kind_of_site(doctor: Command, name: str, library: str) -> None:
+    prefix = Path(os.environ["GPUIPC_TEST_MPI"]).resolve() / Path(library).parent.parent
+    command = ["check", "mpi-small-message", "--device", "cuda:0", "--no-workarounds", "--config", name]
+    environment = {**os.environ, "PATH": f"{prefix}/bin:{os.environ['PATH']}", "OPAL_PREFIX": str(prefix)}
+    library = str(prefix.parent / library)
+    ended = doctor(*command, "--simulate", "healthy-single", "--mpi-lib", library, env=environment)
+    assert ended.returncode == 0, ended.stdout

@@ -1,0 +1,157 @@
+"""What a site config says reaches the ranks, the checks and the screen."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Command
+
+LOOK = '''
+"""Look at what ranks have."""
+
+import os
+
+from gpuipc_doctor.api import Check, Finding, Probe
+
+NAMES = ("OF_SITE", "OF_USER", "OF_MODULE", "LD_PRELOAD")
+
+
+class SiteLook(Check):
+    id = "site-look"
+    title = "ranks have what the site says"
+    needs_mpi = True
+
+    def probes(self, ctx):
+        yield Probe("look", {"rank0": look, "rank1": look}, ctx.devices[:1], launch=ctx.mpi.launch)
+
+    def judge(self, done):
+        yield Finding.ok("seen", "looked", **done.records["rank1"])
+
+
+def look(w):
+    w.record(**{name: os.environ.get(name, "") for name in NAMES})
+
+
+CHECK = SiteLook()
+'''
+
+NODE = """
+extends: healthy-cuda
+description: A node with a library to preload.
+files: {/opt/cray/gtl/libmpi_gtl_cuda.so: ""}
+"""
+
+SITE = """
+checks_dirs: [checks]
+modules: [cray-mpich]
+environment:
+  OF_SITE: {value: "1", why: to be seen}
+  OF_USER: "0"
+preload:
+  cuda: {library: "${OF_MODULE}/libmpi_gtl_cuda.so", why: to be seen}
+"""
+
+MODULECMD = r"""#!/bin/sh
+printf 'import os\nos.environ["OF_MODULE"] = "/opt/cray/gtl"\n_mlstatus = True\n'
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    (tmp_path / "checks").mkdir()
+    (tmp_path / "checks" / "site_look.py").write_text(LOOK)
+    (tmp_path / "node.yaml").write_text(NODE)
+    (tmp_path / "modulecmd").write_text(MODULECMD)
+    (tmp_path / "modulecmd").chmod(0o755)
+    path = tmp_path / "site.yaml"
+    path.write_text(SITE)
+    return path
+
+
+def mpich() -> str:
+    return str(Path(os.environ["GPUIPC_TEST_MPI"], "mpich50/lib/libmpi.so.12"))
+
+
+def results(ended: Any, check: str) -> list[dict[str, Any]]:
+    return [one["finding"] for one in json.loads(ended.stdout)["results"] if one["check"] == check]
+
+
+@pytest.mark.mpi
+@pytest.mark.cuda
+def test_ranks_have_the_modules_the_variables_and_the_preload_of_the_site(
+    doctor: Command, site: Path
+) -> None:
+    launcher = site.parent / "launcher"
+    mpiexec = Path(mpich()).parent.parent / "bin/mpiexec"
+    launcher.write_text(f'#!/bin/sh\necho "$OF_SITE,$LD_PRELOAD" > {site.parent}/seen\nexec {mpiexec} "$@"\n')
+    launcher.chmod(0o755)
+    site.write_text(f"{SITE}mpi: {{launcher: '{launcher} -n {{ranks}}'}}\n")
+    command = ["check", "mpi-gpu-aware", "site-look", "--backend", "cuda", "--config", str(site), "--json"]
+    command += ["--simulate", str(site.parent / "node.yaml"), "--mpi-lib", mpich()]
+    environment = {**os.environ, "LMOD_CMD": str(site.parent / "modulecmd"), "OF_USER": "user"}
+    ended = doctor(*command, env=environment)
+    (look,) = results(ended, "site-look")
+    preload = "/opt/cray/gtl/libmpi_gtl_cuda.so"
+    assert look["values"].pop("LD_PRELOAD").split(":")[0] == preload
+    assert look["values"] == {"OF_SITE": "1", "OF_USER": "user", "OF_MODULE": "/opt/cray/gtl"}
+    assert preload not in (site.parent / "seen").read_text()  # it is no library for the launcher
+    assert (site.parent / "seen").read_text().startswith("1,")
+
+
+@pytest.mark.mpi
+@pytest.mark.cuda
+def test_a_library_that_is_not_there_stops_the_mpi_checks_and_no_other(doctor: Command, site: Path) -> None:
+    site.write_text("preload:\n  cuda: {library: /none/libmpi_gtl_cuda.so, why: Cray MPICH wants it}\n")
+    command = ["check", "mpi-gpu-aware", "environment", "--backend", "cuda", "--config", str(site), "--json"]
+    ended = doctor(*command, "--simulate", "healthy-single", "--mpi-lib", mpich())
+    (aware,) = results(ended, "mpi-gpu-aware")
+    assert aware["status"] == "ERROR"
+    assert aware["summary"] == f"{site}:2: preload: there is no file /none/libmpi_gtl_cuda.so"
+    assert "Cray MPICH wants it" in aware["remedy"]
+    assert [one["status"] for one in results(ended, "environment")] == ["PASS"]
+
+
+@pytest.mark.cuda
+def test_a_node_with_fewer_gpus_than_the_site_expects_fails(doctor: Command, site: Path) -> None:
+    site.write_text("gpus: {model: H200, count: 4}\n")
+    command = ["check", "driver-init", "--simulate", "healthy-cuda", "--config", str(site), "--json"]
+    ended = doctor(*command)
+    assert ended.returncode == 12
+    said = [(one["status"], one["key"]) for one in results(ended, "driver-init")]
+    assert said == [("FAIL", "fewer-than-expected"), ("PASS", "initialised")]
+
+
+@pytest.mark.cuda
+def test_the_command_line_stands_before_the_config(doctor: Command, site: Path) -> None:
+    """The rest of the order is that of `layers`."""
+    site.write_text("tier: prolog\ndeadline_s: 7\nbudget_s: {prolog: 90}\n")
+    dry = ["check", "--all", "--simulate", "healthy-single", "--dry-run", "--config", str(site)]
+    by_config, by_command = doctor(*dry).stdout, doctor(*dry, "--tier", "soak", "--deadline", "9").stdout
+    assert "  7\n" in by_config
+    assert "ipc-peer" not in by_config
+    assert "  9\n" in by_command
+    assert "ipc-pool" in by_command
+
+
+@pytest.mark.cuda
+def test_a_variable_of_the_site_is_judged_where_it_stands(doctor: Command, site: Path) -> None:
+    site.write_text("environment: {MPICH_GPU_SUPORT_ENABLED: '1'}\n")
+    ended = doctor("check", "environment", "--simulate", "healthy-single", "--config", str(site), "--json")
+    (finding,) = results(ended, "environment")
+    assert finding["status"] == "WARN"
+    assert f"MPICH_GPU_SUPORT_ENABLED=1 ({site}:1) is misspelt" in finding["summary"]
+
+
+def test_a_loop_of_layers_is_one_line_before_anything_runs(doctor: Command, site: Path) -> None:
+    site.write_text("extends: ./site.yaml\n")
+    ended = doctor("check", "--all", "--config", str(site))
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == (
+        f"gpuipc-doctor: {site}:1: extends: './site.yaml' leads back here; "
+        "one of the files on the way must extend another, or none\n"
+    )

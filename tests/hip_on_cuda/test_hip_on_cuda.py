@@ -1,0 +1,109 @@
+"""Our HIP backend, under the real hip-python, on CUDA's driver. It proves our code, not AMD's runtime.
+
+The driver is the simulated one, or with ``GPUIPC_TEST_REAL=1`` that of the node.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpuipc_doctor.api import pattern
+from gpuipc_doctor.api.gpu import HANDLE_BYTES
+from gpuipc_doctor.backends.hip import HipDriver
+from gpuipc_doctor.cli.progress import Silent
+from gpuipc_doctor.model import Node, Status
+from gpuipc_doctor.run import engine
+from gpuipc_doctor.run.request import Request
+from gpuipc_doctor.site.config import SiteConfig
+from tests.conformance.conftest import REAL, simulated_node
+from tests.conformance.remote import Remote
+from tests.hip_on_cuda import forward
+
+pytestmark = pytest.mark.hip
+
+NBYTES = 4 << 20
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return forward.build(tmp_path_factory.mktemp("hip-on-cuda"))
+
+
+@pytest.fixture
+def node(directory: Path) -> Iterator[Node]:
+    with nullcontext(Node()) if REAL else simulated_node("healthy-cuda") as node:
+        path = ":".join(filter(None, (str(directory), node.env.get("LD_LIBRARY_PATH"))))
+        env = {**node.env, "LD_LIBRARY_PATH": path, "ROCM_PATH": str(directory.parent)}
+        yield replace(node, env=env)
+
+
+@pytest.fixture
+def roles(node: Node) -> Iterator[tuple[Remote, Remote]]:
+    """An exporter and an importer."""
+    remotes = tuple(Remote("hip", root=node.root, env=node.env) for _ in range(2))
+    yield remotes[0], remotes[1]
+    for remote in remotes:
+        remote.exit()
+
+
+def test_every_call_of_the_backend_is_there(directory: Path) -> None:
+    library = ctypes.CDLL(str(directory / "libamdhip64.so"))
+    assert [name for name in HipDriver.calls.values() if not hasattr(library, name)] == []
+
+
+def test_its_devices_are_those_of_cuda(roles: tuple[Remote, Remote]) -> None:
+    device = roles[0].devices[0]
+    assert device.backend == "hip"
+    assert "NVIDIA" in device.name
+    assert device.uuid.startswith("GPU-")
+    assert {"legacy-ipc", "vmm-ipc", "memory-pools", "pool-ipc"} <= device.capabilities
+
+
+def test_legacy_handles(roles: tuple[Remote, Remote]) -> None:
+    """Handles of 64 bytes hold NUL bytes, which a binding must not take for an end."""
+    exporter, importer = roles
+    buffer = exporter.gpu.alloc(NBYTES)
+    buffer.write(pattern(NBYTES))
+    handle = buffer.ipc_handle()
+    assert len(handle) == HANDLE_BYTES
+    assert b"\0" in handle
+    mapping = importer.gpu.open_ipc(handle)
+    assert mapping.read(NBYTES) == pattern(NBYTES)
+    mapping.write(pattern(NBYTES, 7))
+    assert buffer.read(NBYTES) == pattern(NBYTES, 7)
+
+
+def test_descriptors(roles: tuple[Remote, Remote]) -> None:
+    """The struct of the request has a union without a name, which hip-python leaves out."""
+    exporter, importer = roles
+    memory = exporter.gpu.create_physical(NBYTES)
+    memory.map().write(pattern(NBYTES))
+    number = exporter.send_descriptor(memory.export_descriptor(), importer)
+    assert importer.gpu.import_descriptor(number, NBYTES).map().read(NBYTES) == pattern(NBYTES)
+
+
+def test_memory_outlives_its_exporter(roles: tuple[Remote, Remote]) -> None:
+    exporter, importer = roles
+    memory = exporter.gpu.create_physical(NBYTES)
+    memory.map().write(pattern(NBYTES))
+    number = exporter.send_descriptor(memory.export_descriptor(), importer)
+    exporter.kill()
+    assert importer.gpu.import_descriptor(number, NBYTES).map().read(NBYTES) == pattern(NBYTES)
+
+
+def test_checks_pass_as_they_do_with_cuda(node: Node) -> None:
+    """Not `ipc-handles`, which sees that these are not the handles that AMD documents."""
+    checks = ("ipc-pool", "ipc-reopen", "ipc-stale", "ipc-vmm")
+    request = Request(checks, backend="hip", devices=("hip:0",), accept_harm=True)
+    results = engine.run(request, SiteConfig(), node, Silent()).results
+    assert {result.check for result in results} == {"driver-init", *checks}
+    bad = [
+        (result.check, result.finding.says) for result in results if result.finding.status is not Status.PASS
+    ]
+    assert bad == []

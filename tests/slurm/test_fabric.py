@@ -1,0 +1,54 @@
+"""Messages without MPI between two nodes of a real Slurm, whose processes a plain srun starts."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuipc_doctor.simulator import lending
+from tests.slurm.cluster import Cluster
+from tests.waiting import until
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.xdist_group("slurm"),
+    pytest.mark.skipif("fi_pingpong" not in lending.here(), reason="no fi_pingpong on PATH"),
+]
+
+
+def between(slurm: Callable[..., Cluster], tmp_path: Path, node: str, *options: str) -> dict[str, Any]:
+    """What fabric-small-message finds over two nodes, through libfabric."""
+    cluster = slurm(nodes=2)
+    config = tmp_path / "site.yaml"
+    config.write_text("options: {fabric-small-message: {sizes: [1, 16]}}\n")
+    command = [
+        *(sys.executable, "-m", "gpuipc_doctor", "check", "fabric-small-message", "--nodes", "2"),
+        *("--simulate", node, "--backend", "cuda", "--json", "--config", str(config)),
+        *("--keep-logs", str(cluster.directory / "logs"), *options),
+    ]
+    ended = cluster.run("salloc", "-N2", *command)
+    assert ended.stdout, (ended, shlex.join(command))
+    until("nothing is left", lambda: not cluster.left())
+    results = json.loads(ended.stdout)["results"]
+    [told] = [one for one in results if one["probe"] == "libfabric, between nodes"]
+    return {**told["finding"], "roles": told["roles"]}
+
+
+def test_messages_go_between_two_nodes_without_mpi(slurm: Callable[..., Cluster], tmp_path: Path) -> None:
+    """Over tcp alone, for shared memory does not reach that far."""
+    told = between(slurm, tmp_path, "fabric-healthy")
+    assert (told["status"], told["summary"]) == ("PASS", "2 sizes right over tcp"), told
+
+
+def test_a_hang_between_nodes_is_named_by_size_and_leaves_nothing(
+    slurm: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    told = between(slurm, tmp_path, "fabric-hang-16", "--deadline", "5")
+    assert told["status"] == "FAIL"
+    assert told["summary"].endswith("(16 B over tcp) hung (5 s)"), told

@@ -1,0 +1,259 @@
+"""A fleet on a real Slurm, and over ssh: each node answers for itself, a dead one costs its own answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import Cluster, until
+from tests.waiting import LIMIT_S
+
+pytestmark = [pytest.mark.slurm, pytest.mark.cuda, pytest.mark.xdist_group("slurm")]
+
+Slurm = Callable[..., Cluster]
+
+PROFILES = {"n1": "healthy-single", "n2": "nvidia-460.32.03", "n3": "healthy-single", "n4": "healthy-single"}
+
+DOCTOR = (sys.executable, "-m", "gpuipc_doctor")
+
+TOOL = """#!/bin/sh
+node=${{SLURMD_NODENAME:-$FLEET_NODE}}
+case $node in
+    {cases}
+esac
+exec {python} -m gpuipc_doctor "$@" --simulate $profile
+"""
+
+
+def tool(directory: Path, special: str = "") -> Path:
+    """The tool as each node has it: on a simulated node of its own."""
+    cases = "\n    ".join(f"{node}) profile={profile} ;;" for node, profile in PROFILES.items())
+    path = directory / "gpuipc-doctor"
+    path.write_text(TOOL.format(cases=f"{special}\n    {cases}", python=sys.executable))
+    path.chmod(0o755)
+    return path
+
+
+def fleet(into: Path, *options: str) -> list[str]:
+    checks = ("--", "ipc-reopen", "driver-init", "--backend", "cuda")
+    return [*DOCTOR, "fleet", "check", "--into", str(into), *options, *checks]
+
+
+def told(into: Path) -> dict[str, object]:
+    command = [*DOCTOR, "fleet", "report", str(into), "--json"]
+    found: dict[str, object] = json.loads(subprocess.run(command, capture_output=True, text=True).stdout)
+    return found
+
+
+def test_each_node_of_an_allocation_answers_for_itself(slurm: Slurm, tmp_path: Path) -> None:
+    cluster = slurm(nodes=4)
+    command = fleet(tmp_path / "out", "--tool", str(tool(cluster.directory)))
+    ended = cluster.run("salloc", "-N4", *command, timeout_s=LIMIT_S)
+    assert "FAIL" in ended.stdout, ended
+    assert "2 FAIL" not in ended.stdout
+    nodes = told(tmp_path / "out")["nodes"]
+    assert nodes == {"pass": "n[1,3-4]", "fail": "n2", "unknown": ""}
+    until("no step is left", lambda: not cluster.left())
+
+
+def test_a_node_of_a_partition_and_a_reservation(slurm: Slurm, tmp_path: Path) -> None:
+    """Nobody else's job would get it, nor one that does not name the reservation."""
+    cluster = slurm(nodes=2, PartitionName="gpu Nodes=n1 MaxTime=INFINITE State=UP")
+    reservation = ("reservationname=upgrade", "starttime=now", "duration=60", "nodes=n1", "users=root")
+    cluster.ask("scontrol", "create", "reservation", *reservation, "partition=gpu")
+    where = ("--tool", str(tool(cluster.directory)))
+    refused = fleet(tmp_path / "without", *where, "-w", "n1", "--patience", "5")
+    ended = cluster.run(*refused, timeout_s=LIMIT_S)
+    assert ended.returncode == 11, ended
+    asked = (*where, "--partition", "gpu", "--reservation", "upgrade")
+    ended = cluster.run(*fleet(tmp_path / "out", *asked), timeout_s=LIMIT_S)
+    assert ended.returncode == 0, ended
+    assert told(tmp_path / "out")["nodes"] == {"pass": "n1", "fail": "", "unknown": ""}
+
+
+def test_dead_and_broken_nodes_cost_only_their_own_answers(slurm: Slurm, tmp_path: Path) -> None:
+    """Without an allocation: one drained, one whose slurmd was killed, one without the tool, one unknown."""
+    cluster = slurm(nodes=4, SlurmdTimeout="0", MessageTimeout="5")
+    cluster.ask("scontrol", "update", "nodename=n1", "state=drain", "reason=test")
+    [slurmd] = cluster.ask("pgrep", "-f", "slurmd.* -N n3").split()
+    cluster.run("kill", "-9", slurmd)
+    special = "n4) exec /nowhere/gpuipc-doctor ;;"
+    options = ("-w", "n[1-4],nowhere", "--patience", "5", "--deadline", "60")
+    command = fleet(tmp_path / "out", "--tool", str(tool(cluster.directory, special)), *options)
+    ended = cluster.run(*command, timeout_s=LIMIT_S)
+    assert ended.returncode == 12, ended
+    found = told(tmp_path / "out")
+    assert found["nodes"] == {"pass": "", "fail": "n2", "unknown": "n[1,3-4],nowhere"}
+    summary = json.loads((tmp_path / "out" / "nowhere.summary.json").read_text())
+    assert (summary["state"], "Invalid node name" in summary["reason"]) == ("launch failed", True)
+    states = {one["nodes"]: one["state"] for one in found["silent"]}  # type: ignore[attr-defined]
+    assert states["n4"] == "tool missing"
+    assert set(states.values()) <= {"tool missing", "launch failed", "deadline"}
+
+
+def test_ctrl_c_leaves_what_is_known_and_no_step(slurm: Slurm, tmp_path: Path) -> None:
+    cluster = slurm(nodes=2)
+    special = "n2) exec sleep 4711 ;;"
+    into = tmp_path / "out"
+    command = fleet(into, "--tool", str(tool(cluster.directory, special)), "-w", "n[1-2]")
+    running = subprocess.Popen(
+        cluster._inside(tuple(command)), env=cluster.environment, stdout=subprocess.PIPE, text=True
+    )
+    until("the first has answered", (into / "n1.summary.json").exists)
+    until("the other runs", lambda: "sleep 4711" in cluster.processes())
+    [pid] = cluster.ask("pgrep", "-f", "gpuipc_doctor fleet check").split()
+    cluster.run("kill", "-INT", pid)
+    running.communicate(timeout=LIMIT_S)
+    assert running.returncode == 130
+    until("no step is left", lambda: not cluster.left())
+    assert told(into)["nodes"]["pass"] == "n1"  # type: ignore[index]
+
+
+def topology(cluster: Cluster) -> None:
+    """Two switches: neighbours by their numbers are not neighbours."""
+    lines = "SwitchName=s0 Nodes=n[1,3]\nSwitchName=s1 Nodes=n[2,4]\nSwitchName=top Switches=s[0-1]\n"
+    (cluster.directory / "topology.conf").write_text(lines)
+
+
+@pytest.mark.parametrize(
+    ("options", "first"),
+    [
+        ((), {"n1 n3", "n2 n4"}),
+        pytest.param(("--across",), {"n1 n2", "n3 n4"}, marks=pytest.mark.full),
+    ],
+)
+def test_neighbours_are_those_of_slurms_topology(
+    slurm: Slurm, options: tuple[str, ...], first: set[str]
+) -> None:
+    """The tool there says nothing, but who was paired with whom."""
+    cluster = slurm(nodes=4, TopologyPlugin="topology/tree", prepare=topology)
+    path, asked = cluster.directory / "gpuipc-doctor", cluster.directory / "asked"
+    script = f"""#!/bin/sh
+while [ "$1" != --partner ]; do shift; done
+echo "$SLURMD_NODENAME $2" >> {asked}
+"""
+    path.write_text(script)
+    path.chmod(0o755)
+    pairs = (*DOCTOR, "fleet", "pairs", "--json", "--tool", str(path), *options)
+    ended = cluster.run("salloc", "-N4", *pairs, timeout_s=120)
+    assert ended.returncode == 11, ended
+    assert set(asked.read_text().splitlines()[:2]) == first
+    assert json.loads(ended.stdout)["no answer"] == "n[1-4]"
+    until("no step is left", lambda: not cluster.left())
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("where", "profile", "verdict"),
+    [
+        pytest.param(
+            "*n2*",
+            "mpi-wrong-byte",
+            {"bad nodes": "n2", "bad pairs": "", "cannot tell": ""},
+            id="node",
+        ),
+        pytest.param(
+            "'n1 '*n3*|'n3 '*n1*",
+            "mpi-hang-finalize",
+            {"bad nodes": "", "bad pairs": "n1 - n3", "cannot tell": ""},
+            id="link",
+            marks=pytest.mark.full,
+        ),
+    ],
+)
+def test_a_bad_node_is_told_from_a_bad_link(
+    slurm: Slurm, where: str, profile: str, verdict: dict[str, str]
+) -> None:
+    """Messages to and from n2 arrive wrong, whoever the partner is; between n1 and n3 MPI never ends."""
+    cluster = slurm(nodes=4, TopologyPlugin="topology/tree", prepare=topology)
+    path = cluster.directory / "gpuipc-doctor"
+    library = Path(os.environ["GPUIPC_TEST_MPI"]) / "mpich43/lib/libmpi.so.12"
+    path.write_text(
+        f"""#!/bin/sh
+case "$SLURMD_NODENAME $*" in {where}) profile={profile} ;; *) profile=healthy-single ;; esac
+exec {sys.executable} -m gpuipc_doctor "$@" --simulate $profile --backend cuda --mpi-lib {library}
+"""
+    )
+    path.chmod(0o755)
+    ended = cluster.run(
+        "salloc",
+        "-N4",
+        *DOCTOR,
+        "fleet",
+        "pairs",
+        "--json",
+        "--tool",
+        str(path),
+        "--",
+        "--deadline",
+        "5",
+        timeout_s=LIMIT_S,
+    )
+    assert ended.returncode == 12, ended
+    said = json.loads(ended.stdout)
+    assert {name: said[name] for name in verdict} == verdict
+    assert said["rounds"] <= 4
+    assert said["runs"] <= 12
+    until("no step is left", lambda: not cluster.left())
+
+
+def test_nodes_over_ssh(sshd: list[str], tmp_path: Path) -> None:
+    options = [word for option in sshd for word in ("--launch-option", option)]
+    command = fleet(tmp_path / "out", "--via", "ssh", "-w", "n[1-3]", "--tool", str(tool(tmp_path)), *options)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+    assert ended.returncode == 12, ended
+    assert told(tmp_path / "out")["nodes"] == {"pass": "n[1,3]", "fail": "n2", "unknown": ""}
+    again = subprocess.run(
+        [*command[:7], "--resume", *command[7:]], env=environment, capture_output=True, text=True
+    )
+    assert again.returncode == 12, again
+    refused = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (refused.returncode, "--resume" in refused.stderr) == (2, True), refused
+
+
+@pytest.mark.parametrize(
+    ("third", "deadline", "state"),
+    [
+        ("exec /nowhere/gpuipc-doctor", "600", "tool missing"),
+        pytest.param("exec sleep 4711", "60", "deadline", marks=pytest.mark.full),
+    ],
+)
+def test_nodes_behind_a_gateway(
+    sshd: list[str], tmp_path: Path, third: str, deadline: str, state: str
+) -> None:
+    """ClusterShell's tree: nodes are reached by ssh from the gateway, which is reached by ssh from here."""
+    here = socket.gethostname().partition(".")[0]
+    (tmp_path / "topology.conf").write_text(f"[routes]\n{here}: gateway\ngateway: n[1-3]\n")
+    gateway, used = tmp_path / "python3", tmp_path / "used"
+    gateway.write_text(f'#!/bin/sh\ntouch {used}\nexport PATH={tmp_path}:$PATH\nexec {sys.executable} "$@"\n')
+    gateway.chmod(0o755)
+    path = tool(tmp_path, f"n3) {third} ;;")
+    options = [word for option in sshd for word in ("--launch-option", option)]
+    command = fleet(tmp_path / "out", "--via", "ssh", "-w", "n[1-3]", "--tool", str(path), *options)
+    command[5:5] = ["--deadline", deadline]
+    environment = {**os.environ, "CLUSTERSHELL_CFGDIR": str(tmp_path)}
+    environment["CLUSTERSHELL_GW_PYTHON_EXECUTABLE"] = str(gateway)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+    assert ended.returncode == 12, ended
+    assert used.exists()
+    assert told(tmp_path / "out")["nodes"] == {"pass": "n1", "fail": "n2", "unknown": "n3"}
+    [silent] = told(tmp_path / "out")["silent"]  # type: ignore[misc]
+    assert silent["state"] == state
+
+
+def test_an_unreachable_node_is_told_as_such(sshd: list[str], tmp_path: Path) -> None:
+    options = [word for option in sshd for word in ("--launch-option", option)]
+    options = ["1" if word == sshd[1] else word for word in options]
+    command = fleet(tmp_path / "out", "--via", "ssh", "-w", "n1", "--tool", str(tool(tmp_path)), *options)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+    assert ended.returncode == 11, ended
+    [silent] = told(tmp_path / "out")["silent"]  # type: ignore[misc]
+    assert (silent["state"], "refused" in silent["reason"]) == ("not reachable", True)

@@ -1,0 +1,114 @@
+"""The tool as one file: on a Python that has nothing of it, sent by Slurm, sent over ssh."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import sysconfig
+import venv
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import Cluster, until
+from tests.slurm.test_fleet import DOCTOR, told
+
+pytestmark = [pytest.mark.cuda, pytest.mark.xdist_group("slurm")]
+
+REPOSITORY = Path(__file__).parents[2]
+
+CHECKS = ("--", "driver-init", "ipc-handles", "--simulate", "healthy-single", "--backend", "cuda")
+
+
+@pytest.fixture(scope="module")
+def pyz(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `make zipapp` makes it, but for this Python on this machine only."""
+    path = tmp_path_factory.mktemp("ship") / "gpuipc-doctor.pyz"
+    python = ".".join(map(str, sys.version_info[:2]))
+    only = ("--python", python, "--machine", platform.machine())
+    subprocess.run([sys.executable, REPOSITORY / "ship/build.py", path, *only], check=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A node's Python: it has the bindings, and no gpuipc-doctor."""
+    root = tmp_path_factory.mktemp("node")
+    venv.create(root, with_pip=False, symlinks=True)
+    [packages] = root.glob("lib/python*/site-packages")
+    (packages / "bindings.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    absent = subprocess.run([root / "bin/python", "-c", "import gpuipc_doctor"], cwd="/", capture_output=True)
+    assert absent.returncode == 1
+    return root / "bin/python"
+
+
+def test_it_runs_where_nothing_is_installed_and_leaves_nothing(
+    pyz: Path, python: Path, tmp_path: Path
+) -> None:
+    """There is no home directory to write to, as on many a compute node."""
+    place, copy = tmp_path / "tmp", tmp_path / "copy.pyz"
+    place.mkdir()
+    copy.write_bytes(pyz.read_bytes())
+    environment = {"PATH": os.defpath, "GPUIPC_DOCTOR_PYTHON": str(python), "TMPDIR": str(place)}
+    environment |= {"HOME": "/proc/nowhere", "XDG_CACHE_HOME": str(Path.home() / ".cache")}  # the simulator's
+    command = ["sh", copy, "--once", "check", *CHECKS[1:]]
+    ended = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True)
+    assert ended.returncode == 0, ended
+    assert "SIMULATED (healthy-single) · 2 PASS" in ended.stdout
+    assert (list(place.iterdir()), copy.exists()) == ([], False)
+
+
+def test_where_there_is_no_python_it_says_so_in_a_line(tmp_path: Path) -> None:
+    copy = tmp_path / "copy.pyz"
+    copy.write_bytes((REPOSITORY / "ship/header.sh").read_bytes())
+    ended = subprocess.run(
+        ["/bin/sh", copy, "--once"], env={"PATH": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert (ended.returncode, ended.stdout, copy.exists()) == (127, "", True)
+    assert ended.stderr.count("\n") == 2  # that, and that there is no rm either
+    assert "no Python 3.10 or newer was found here; name one: GPUIPC_DOCTOR_PYTHON=" in ended.stderr
+
+
+@pytest.mark.parametrize("place", ["job", pytest.param("allocation", marks=pytest.mark.full)])
+@pytest.mark.slurm
+def test_slurm_sends_it(
+    slurm: Callable[..., Cluster], pyz: Path, python: Path, tmp_path: Path, place: str
+) -> None:
+    cluster = slurm(nodes=2)
+    there = cluster.directory / "sent"
+    there.mkdir()
+    shipping = ("--ship", str(pyz), "--ship-to", str(there), "--python", str(python))
+    command = (*DOCTOR, "fleet", "check", "-w", "n[1-2]", "--into", str(tmp_path / "out"), *shipping, *CHECKS)
+    around = ("salloc", "-N2") if place == "allocation" else ()
+    ended = cluster.run(*around, *command, timeout_s=120)
+    assert ended.returncode == 0, ended
+    assert told(tmp_path / "out")["nodes"] == {"pass": "n[1-2]", "fail": "", "unknown": ""}
+    assert list(there.iterdir()) == []
+    until("no step is left", lambda: not cluster.left())
+
+
+@pytest.mark.full
+def test_ssh_sends_it(sshd: list[str], pyz: Path, python: Path, tmp_path: Path) -> None:
+    there = tmp_path / "sent"
+    there.mkdir()
+    options = [word for option in sshd for word in ("--launch-option", option)]
+    shipping = ("--ship", str(pyz), "--python", str(python))
+    command = [*DOCTOR, "fleet", "check", "--via", "ssh", "-w", "n1", *shipping, *options]
+    ended = subprocess.run(
+        [*command, "--into", str(tmp_path / "out"), "--ship-to", str(there), *CHECKS],
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended
+    assert list(there.iterdir()) == []
+    refused = subprocess.run(
+        [*command, "--into", str(tmp_path / "none"), "--ship-to", str(tmp_path / "nowhere"), *CHECKS],
+        capture_output=True,
+        text=True,
+    )
+    assert refused.returncode == 11, refused
+    [silent] = told(tmp_path / "none")["silent"]  # type: ignore[misc]
+    assert (silent["state"], "No such file or directory" in silent["reason"]) == ("tool missing", True)

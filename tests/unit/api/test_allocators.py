@@ -1,0 +1,56 @@
+"""Which allocators a run is tested with."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+
+import pytest
+
+from gpuipc_doctor.api import Context
+from gpuipc_doctor.api.allocator import _OF, imports, installed
+from gpuipc_doctor.model import Fact, Tier
+from tests.checks.judging import gpu
+
+
+@pytest.mark.parametrize(
+    ("facts", "backend", "libraries"),
+    [
+        (
+            [Fact("cupy", "14.2.0", "cupy_cuda13x-14.2.0.dist-info")],
+            "cuda",
+            (("MemoryPool", "MemoryAsyncPool"),),
+        ),
+        ([Fact("cupy", "14.2.0", "cupy_cuda13x-14.2.0.dist-info")], "hip", ()),
+        ([Fact("cupy", "13.6.0", "cupy_rocm_5_0-13.6.0.dist-info")], "hip", (("MemoryPool",),)),
+        ([Fact("pytorch", "2.11.0", "torch-2.11.0.dist-info")], "cuda", (("PyTorch",),)),
+        ([Fact("pytorch", "2.11.0+rocm7.0", "torch-2.11.0+rocm7.0.dist-info")], "hip", (("PyTorch",),)),
+        ([Fact("pytorch", "2.11.0+cpu", "torch-2.11.0+cpu.dist-info")], "cuda", ()),
+        ([Fact("cupy", None, "no cupy*-*.dist-info in Python's path")], "cuda", ()),
+    ],
+)
+def test_allocators_are_those_of_libraries_built_for_the_device(
+    facts: list[Fact], backend: str, libraries: tuple[tuple[str, ...], ...]
+) -> None:
+    assert installed(facts, backend) == libraries
+
+
+def test_what_is_imported_early_is_there_to_be_imported() -> None:
+    for allocator in (*itertools.chain(*_OF.values()), "PyTorch expandable"):
+        (module,) = imports(allocator, "cuda")
+        assert module in ("cupy", "torch") or importlib.util.find_spec(module)
+        assert imports(allocator, "hip") == ()
+
+
+def test_devices_share_the_allocators_of_their_backend_and_in_soak_each_has_all() -> None:
+    pytorch = Fact("pytorch", "2.11.0", "torch-2.11.0.dist-info")
+    cupy = Fact("cupy", "14.2.0", "cupy_cuda13x-14.2.0.dist-info")
+    first, second, other = devices = (gpu(0), gpu(1), gpu(0, "hip"))
+    assert Context(devices, (pytorch,)).allocators == ((first, "PyTorch"),)
+    shared = Context(devices, (cupy, pytorch)).allocators
+    assert sorted(name for _, name in shared) == ["MemoryAsyncPool", "MemoryPool", "PyTorch"]
+    assert {device for device, name in shared if name == "PyTorch"} == {second}
+    assert {device for device, name in shared if name != "PyTorch"} == {first}
+    soak = Context(devices, (pytorch,), tier=Tier.SOAK)
+    assert soak.allocators == ((first, "PyTorch"), (second, "PyTorch"))
+    assert other not in {device for device, _ in soak.allocators}

@@ -1,0 +1,65 @@
+"""Data that goes both ways through a mapping, and mappings that are right only at first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from queue import Queue
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpuipc_doctor.api import exchange_as_exporter, exchange_as_importer
+
+NBYTES = 100
+
+
+class Bytes:
+    """Memory of a process, or another's view of it."""
+
+    def __init__(self, data: bytearray, *, shows: bytes | None = None, loses_writes: bool = False) -> None:
+        self.data, self.shows, self.loses_writes = data, shows, loses_writes
+
+    def write(self, data: bytes, offset: int = 0) -> None:
+        if not self.loses_writes:
+            self.data[offset : offset + len(data)] = data
+
+    def read(self, nbytes: int, offset: int = 0) -> bytes:
+        return bytes(self.data if self.shows is None else self.shows)[offset : offset + nbytes]
+
+
+def exchanged(mapping: Callable[[bytearray], Bytes], offset: int = 0) -> tuple[list[str], list[str]]:
+    """What the exporter and the importer read wrong."""
+    memory, there, back = bytearray(offset + NBYTES), Queue[str](), Queue[str]()
+    exporter: Any = SimpleNamespace(peer=SimpleNamespace(send=there.put, recv=back.get))
+    importer: Any = SimpleNamespace(peer=SimpleNamespace(send=back.put, recv=there.get))
+    found: dict[str, list[str]] = {}
+
+    def own() -> None:
+        own_memory: Any = Bytes(memoryview(memory)[offset:])  # type: ignore[arg-type]
+        found["exporter"] = exchange_as_exporter(exporter, own_memory, NBYTES, "it")
+
+    thread = Thread(target=own, daemon=True)
+    thread.start()
+    opened: Any = mapping(memory)
+    found["importer"] = exchange_as_importer(importer, opened, NBYTES, "it", offset=offset)
+    thread.join(10)
+    return found["exporter"], found["importer"]
+
+
+@pytest.mark.parametrize("offset", [0, 64])
+def test_a_mapping_that_is_the_memory_is_right(offset: int) -> None:
+    assert exchanged(Bytes, offset) == ([], [])
+
+
+def test_a_mapping_that_shows_a_copy_is_found_by_who_opened_it() -> None:
+    exporter, importer = exchanged(lambda data: Bytes(data, shows=bytes(data)))
+    assert exporter == []
+    assert [line.partition(":")[0] for line in importer] == ["it, turn 2 of 5", "it, turn 4 of 5"]
+
+
+def test_a_mapping_that_loses_writes_is_found_by_who_owns_the_memory() -> None:
+    exporter, importer = exchanged(lambda data: Bytes(data, loses_writes=True))
+    assert [line.partition(":")[0] for line in exporter] == [f"it, turn {n} of 5" for n in (1, 3, 5)]
+    assert importer == []

@@ -1,0 +1,247 @@
+"""What the ledger enters of a device's memory, and what its judges make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from gpuipc_doctor.api.ledger import ODD_BYTES, PATIENCE_S, SETTLE_S, Account, Entry, Ledger, Loop, account
+from gpuipc_doctor.model import EvidenceKind, Json, Status
+from gpuipc_doctor.report import sentences
+from tests.checks.judging import gpu
+
+MIB = 1 << 20
+STRANGER = {"pid": 4711, "name": "train", "held": 9 << 30, "whose": "none of this run's"}
+FOLLOWS = [[0, ODD_BYTES + MIB]]
+
+
+class Device:
+    """A device whose memory in use is ``base`` at each time, and as the driver counts it."""
+
+    device = gpu(0)
+
+    def __init__(
+        self, base: Callable[[float], int] = lambda _: 500 * MIB, counts: Callable[[int], int] = int
+    ) -> None:
+        self.now, self.allocated = 0.0, 0
+        self._base, self._counts = base, counts
+
+    def memory_used(self) -> int:
+        return self._counts(self._base(self.now) + self.allocated)
+
+    def memory_holders(self) -> list[dict[str, Json]]:
+        return [STRANGER]
+
+    @contextmanager
+    def alloc(self, nbytes: int) -> Iterator[None]:
+        self.allocated += nbytes
+        yield
+        self.allocated -= nbytes
+
+
+class Worker:
+    """A worker for which time goes on only while it waits."""
+
+    def __init__(self, device: Device) -> None:
+        self.gpu, self.records = device, {}
+
+    def clock(self) -> float:
+        return self.gpu.now
+
+    def wait_until(self, condition: Callable[[], bool], limit_s: float) -> bool:
+        until = self.gpu.now + limit_s
+        while not (holds := condition()) and self.gpu.now < until:
+            self.gpu.now += 0.02
+        return holds
+
+    @contextmanager
+    def step(self, _: str) -> Iterator[None]:
+        yield
+
+    def record(self, **facts: Json) -> None:
+        self.records.update(facts)
+
+
+def opened(device: Device) -> tuple[Any, Any]:
+    w: Any = Worker(device)
+    return w, Ledger(w)
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        lambda _: 0,
+        lambda _: 139 << 30,
+        lambda used: used >> 30 << 30,
+        lambda used: -used,
+        lambda used: used // 2,
+    ],
+    ids=["all free", "all taken", "in steps of 1 GiB", "upside down", "half of it"],
+)
+def test_a_counter_that_does_not_follow_is_not_believed(counts: Callable[[int], int]) -> None:
+    w, ledger = opened(Device(counts=counts))
+    ledger.enter("the end", ledger.mark())
+    (finding,) = account(w.records).judge(ODD_BYTES)
+    assert (finding.status, finding.key) == (Status.ERROR, "counter-does-not-follow")
+
+
+def test_a_counter_that_follows_is_believed_though_others_allocate_meanwhile() -> None:
+    jumps = iter([0, 50 * MIB])
+    device = Device(counts=lambda used: used // (2 * MIB) * 2 * MIB)
+    enter = device.alloc
+
+    @contextmanager
+    def beside_another(nbytes: int) -> Iterator[None]:
+        with enter(nbytes + next(jumps, 0)):
+            yield
+
+    device.alloc = beside_another  # type: ignore[method-assign]
+    w, _ = opened(device)
+    assert account(w.records).judge(ODD_BYTES) == []
+
+
+def test_a_mark_is_made_when_used_memory_stands_still() -> None:
+    _, ledger = opened(Device(lambda now: int(500 * MIB - min(now, 1.0) * 400 * MIB)))
+    assert ledger.mark() == 100 * MIB
+
+
+def entered(seconds_late: float, nbytes: int = ODD_BYTES) -> Account:
+    """An account whose memory came back so late after the end."""
+    device = Device()
+    w, ledger = opened(device)
+    mark, ended = ledger.mark(), device.now
+    device._base = lambda now: (500 * MIB) + (nbytes if now < ended + seconds_late else 0)
+    ledger.enter("the end", mark)
+    return account(w.records)
+
+
+def test_what_comes_back_soon_is_in_order() -> None:
+    assert entered(SETTLE_S / 2).judge(ODD_BYTES) == []
+
+
+def test_what_comes_back_late_is_a_warning_with_the_time() -> None:
+    (finding,) = entered(5.0).judge(ODD_BYTES)
+    assert finding.status is Status.WARN
+    assert sentences.summary(finding) == "device memory came back only 5 s after the end"
+
+
+def test_what_does_not_come_back_fails_and_the_next_is_not_waited_for_as_long() -> None:
+    device = Device()
+    w, ledger = opened(device)
+    mark = ledger.mark()
+    device.allocated = ODD_BYTES
+    ledger.enter("the first end", mark)
+    device.allocated = 2 * ODD_BYTES
+    ledger.enter("the second end", mark)
+    first, second = account(w.records).entries
+    assert first.waited_s >= PATIENCE_S
+    assert SETTLE_S <= second.waited_s < SETTLE_S + 1
+    failed, error = account(w.records).judge(ODD_BYTES)
+    assert (failed.status, failed.key, failed.values["end"]) == (Status.FAIL, "not-returned", "the first end")
+    assert error.status is Status.ERROR  # two segments, where one was given back
+    assert account(w.records).judge(ODD_BYTES, 2)[1].status is Status.FAIL
+
+
+@pytest.mark.parametrize(
+    ("missing", "most", "status"),
+    [
+        (0, 1, None),
+        (4 * MIB, 1, None),
+        (-4 * MIB, 1, None),
+        (ODD_BYTES, 1, Status.FAIL),
+        (ODD_BYTES + 4 * MIB, 1, Status.FAIL),
+        (ODD_BYTES - 4 * MIB, 1, Status.FAIL),
+        (ODD_BYTES + 5 * MIB, 1, Status.ERROR),
+        (ODD_BYTES - 5 * MIB, 1, Status.ERROR),
+        (2 * ODD_BYTES, 1, Status.ERROR),
+        (2 * ODD_BYTES, 2, Status.FAIL),
+        (3 * ODD_BYTES, 2, Status.ERROR),
+        (-ODD_BYTES, 1, Status.ERROR),
+        (6 << 30, 4, Status.ERROR),
+    ],
+)
+def test_a_change_by_a_size_of_ours_is_ours_and_any_other_is_not(
+    missing: int, most: int, status: Status | None
+) -> None:
+    finding = Entry("the end", missing, 8.0 if missing else 0.0).judge(ODD_BYTES, most)
+    if abs(missing) > 4 * MIB:
+        assert finding is not None
+        assert finding.status is status
+    else:
+        assert finding is None or finding.status is Status.WARN
+
+
+def test_who_holds_memory_is_told_with_pid_name_and_bytes() -> None:
+    entry = Entry("the end", 100 * MIB, 8.0, [{**STRANGER, "pid": 1, "held": MIB}, STRANGER])
+    finding = entry.judge(ODD_BYTES, 1)
+    assert finding is not None
+    assert [item.kind for item in finding.evidence][1:] == [EvidenceKind.HOLDER] * 2
+    assert sentences.evidence(finding)[1] == (
+        "process 4711 (train), none of this run's, holds 9216 MiB of the device"
+    )
+
+
+def test_what_was_missing_and_came_back_later_is_the_first_ends_alone() -> None:
+    """A close that did nothing: the segment goes when the importer ends."""
+    ends = [Entry("the close", ODD_BYTES, 8.0), Entry("the exit", -ODD_BYTES)]
+    (finding,) = Account("cuda:0", FOLLOWS, ends).judge(ODD_BYTES)
+    assert (finding.status, finding.values["end"]) == (Status.FAIL, "the close")
+    (finding,) = Account("cuda:0", FOLLOWS, ends[1:]).judge(ODD_BYTES)
+    assert finding.status is Status.ERROR
+
+
+ROUNDS = range(8, 257, 8)
+IDLE = 666 * MIB  # without the segment, which takes 38 MiB in blocks of 2 MiB: 704 MiB, a multiple of 64
+LEVEL = [IDLE + 38 * MIB for _ in ROUNDS]
+CREEPS = [IDLE + 38 * MIB + 2 * MIB * done for done in ROUNDS]
+
+
+def loop(used: Sequence[int], control: Sequence[int] = LEVEL) -> Loop:
+    return Loop("open and close", ROUNDS, used, control)
+
+
+def creeps(used: Sequence[int], control: Sequence[int] = LEVEL) -> bool:
+    return loop(used, control).judge("cuda:0") is not None
+
+
+def test_a_loop_that_creeps_fails_with_its_rate() -> None:
+    finding = loop(CREEPS).judge("cuda:0")
+    assert finding is not None
+    assert finding.status is Status.FAIL
+    assert sentences.summary(finding) == "used memory of cuda:0 grows by 2097152 B with each open and close"
+
+
+def test_a_loop_that_wavers_does_not_creep() -> None:
+    assert not creeps([IDLE + 38 * MIB + (done % 16) * 1024 for done in ROUNDS])
+
+
+def test_only_what_grows_faster_than_its_control_creeps() -> None:
+    assert not creeps(CREEPS, CREEPS)
+    assert creeps(CREEPS, [IDLE + 38 * MIB + MIB * done for done in ROUNDS])
+
+
+def test_what_crept_away_and_is_missing_is_one_finding_beside_nobody_elses() -> None:
+    ends = [Entry("the end", 512 * MIB, 8.0)]
+    found = Account("cuda:0", FOLLOWS, ends, [loop(CREEPS)]).judge(ODD_BYTES)
+    assert [finding.key for finding in found] == ["grows"]
+
+
+def in_blocks(grown: int, phase: int = 0) -> list[int]:
+    """A loop that keeps ``grown`` bytes in all, as a counter of 2 MiB blocks shows it."""
+    return [IDLE + 38 * MIB + (grown * done // 256 + phase) // (2 * MIB) * 2 * MIB for done in ROUNDS]
+
+
+def test_what_was_watched_says_which_growth_would_have_been_found() -> None:
+    watched = Account("cuda:0", [[IDLE, IDLE + 38 * MIB]], [], [loop(LEVEL)])
+    (evidence,) = watched.evidence()
+    assert sentences.line(evidence) == (
+        "256 rounds that keep 6291456 B or more of cuda:0 would have been found: its used memory was seen in "
+        "multiples of 2097152 B"
+    )
+    found = 6291456
+    assert not creeps(in_blocks(found - 2 * MIB))
+    for phase in range(0, 2 * MIB, MIB // 4):  # of the loop's first byte in its block
+        assert creeps(in_blocks(found, phase))

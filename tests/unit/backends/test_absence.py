@@ -1,0 +1,178 @@
+"""Why a backend cannot be used: each cause has its own reason, its own remedy, and says what it means."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuipc_doctor.api.gpu import BackendUnavailable
+from gpuipc_doctor.backends import open_backend
+from gpuipc_doctor.backends.absence import NO_DEVICE, Absence
+from gpuipc_doctor.backends.cuda import NVIDIA
+from gpuipc_doctor.backends.hip import AMD
+from gpuipc_doctor.model import DriverFault
+
+VENDORS = {"cuda": NVIDIA, "hip": AMD}
+BINDING = {"cuda": "cuda.bindings", "hip": "hip"}
+MODULE_FILES = {"cuda": ("proc/driver/nvidia/version",), "hip": ("sys/module/amdgpu/version", "dev/kfd")}
+DEVICE_FILE = {"cuda": "dev/nvidiactl", "hip": "dev/kfd"}
+
+
+@pytest.fixture(params=["cuda", "hip"])
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    for vendor in VENDORS.values():
+        for variable in vendor.hiding_variables:
+            monkeypatch.delenv(variable, raising=False)
+    return str(request.param)
+
+
+def tree(root: Path, *names: str, text: str = "") -> Path:
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def absence(backend: str, root: Path) -> Absence:
+    return Absence(VENDORS[backend], root, lambda operation: nullcontext())
+
+
+def no_device(backend: str) -> DriverFault:
+    return DriverFault({"cuda": "cuInit", "hip": "hipGetDeviceCount"}[backend], NO_DEVICE, "NO_DEVICE")
+
+
+# Whether the node has such a GPU
+
+
+def test_a_loaded_kernel_driver_shows_a_gpu(backend: str, tmp_path: Path) -> None:
+    assert not absence(backend, tmp_path).node_has_gpu()
+    assert absence(backend, tree(tmp_path, *MODULE_FILES[backend])).node_has_gpu()
+
+
+@pytest.mark.parametrize(
+    ("pci_class", "is_gpu"),
+    [("0x030000", True), ("0x030200", True), ("0x120000", True), ("0x040300", False), ("0x068000", False)],
+)
+def test_a_pci_device_of_the_vendor_shows_a_gpu(
+    backend: str, tmp_path: Path, pci_class: str, is_gpu: bool
+) -> None:
+    device = "sys/bus/pci/devices/0000:65:00.0"
+    tree(tmp_path, f"{device}/vendor", text=f"{VENDORS[backend].pci_vendor}\n")
+    tree(tmp_path, f"{device}/class", text=f"{pci_class}\n")
+    assert absence(backend, tmp_path).node_has_gpu() is is_gpu
+    other = {"cuda": "hip", "hip": "cuda"}[backend]
+    assert not absence(other, tmp_path).node_has_gpu()
+
+
+@pytest.mark.parametrize(("backend", "is_no_device"), [("cuda", False), ("hip", True)])
+def test_what_amds_runtime_calls_an_invalid_device_is_none_at_all(
+    backend: str, is_no_device: bool, tmp_path: Path
+) -> None:
+    fault = DriverFault("init", 101, "INVALID_DEVICE")
+    reason = absence(backend, tmp_path).initialising_failed(fault).reason
+    assert ("this node has no" in reason) is is_no_device
+
+
+@pytest.mark.parametrize("has_gpu", [True, False])
+def test_a_missing_gpu_is_an_error_only_where_there_is_one(
+    backend: str, tmp_path: Path, has_gpu: bool
+) -> None:
+    if has_gpu:
+        tree(tmp_path, *MODULE_FILES[backend])
+    unavailable = absence(backend, tmp_path).initialising_failed(no_device(backend))
+    assert unavailable.broken is has_gpu
+    assert ("although this node has" if has_gpu else "this node has no") in unavailable.reason
+
+
+# What stands between a process and the GPU
+
+
+def test_a_missing_binding_says_what_to_install(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, BINDING[backend], None)
+    with pytest.raises(BackendUnavailable) as caught:
+        open_backend(backend, lambda operation: nullcontext(), str(tmp_path))
+    assert caught.value.reason == f"{VENDORS[backend].binding} is not installed"
+    assert caught.value.remedy == f'pip install "gpuipc-doctor[{VENDORS[backend].extra}]"'
+    assert not caught.value.broken
+
+
+def test_a_binding_that_does_not_import_says_why(backend: str, tmp_path: Path) -> None:
+    error = ImportError("libstdc++.so.6: version `GLIBCXX_3.4.29' not found")
+    assert "GLIBCXX_3.4.29" in absence(backend, tmp_path).binding_missing(error).reason
+
+
+@pytest.mark.parametrize("value", ["", "7"])
+def test_a_variable_that_hides_every_device_is_named(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    variable = next(iter(VENDORS[backend].hiding_variables))
+    monkeypatch.setenv(variable, value)
+    unavailable = absence(backend, tree(tmp_path, *MODULE_FILES[backend])).initialising_failed(
+        no_device(backend)
+    )
+    assert f"{variable}={value} leaves no" in unavailable.reason
+    assert f"unset {variable}" in unavailable.remedy
+
+
+def test_an_empty_variable_that_hides_nothing_is_not_blamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ROCR_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "")
+    assert "HIP_VISIBLE" not in absence("hip", tmp_path).initialising_failed(no_device("hip")).reason
+
+
+def test_a_device_file_that_may_not_be_opened_is_named(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tree(tmp_path, *MODULE_FILES[backend], DEVICE_FILE[backend])
+    opened: list[str] = []
+    os_open = os.open
+
+    def denied(path: Any, flags: int, *arguments: Any) -> int:
+        if Path(path).is_relative_to(root / "dev"):  # as a container's device rules do, root or not
+            raise PermissionError(1, "Operation not permitted", str(path))
+        return os_open(path, flags, *arguments)
+
+    monkeypatch.setattr(os, "open", denied)
+
+    def arm(operation: str) -> nullcontext[None]:
+        opened.append(operation)
+        return nullcontext()
+
+    unavailable = Absence(VENDORS[backend], root, arm).initialising_failed(no_device(backend))
+    assert f"no permission to open {root / DEVICE_FILE[backend]}" in unavailable.reason
+    assert unavailable.broken
+    assert opened == [f"open {root / DEVICE_FILE[backend]}"]  # opening a device file can hang, too
+
+
+@pytest.mark.parametrize(
+    ("backend", "code", "word"),
+    [
+        ("cuda", 34, "stub"),
+        ("cuda", 802, "fabric"),
+        ("cuda", 803, "reload"),
+        ("cuda", 804, "compat"),
+        ("hip", 35, "amdgpu"),
+    ],
+    indirect=["backend"],
+)
+def test_a_code_with_a_known_cause_is_explained(backend: str, tmp_path: Path, code: int, word: str) -> None:
+    unavailable = absence(backend, tmp_path).initialising_failed(DriverFault("cuInit", code, "NAME"))
+    assert str(code) in unavailable.reason
+    assert word in unavailable.reason + unavailable.remedy
+
+
+def test_any_other_code_is_reported_as_it_is(backend: str, tmp_path: Path) -> None:
+    unavailable = absence(backend, tmp_path).initialising_failed(
+        DriverFault("cuInit", 999, "CUDA_ERROR_UNKNOWN")
+    )
+    assert unavailable.reason == "cuInit returned CUDA_ERROR_UNKNOWN (999)"

@@ -1,0 +1,347 @@
+"""The part of the backends that needs neither a GPU nor a simulated driver."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpuipc_doctor.api.gpu import BackendUnavailable, DriverError
+from gpuipc_doctor.backends import CAPABILITIES, Backend, hostmemory, nvml, open_backend, rules
+from gpuipc_doctor.backends.cuda import CudaDriver
+from gpuipc_doctor.backends.device import DriverGpu
+from gpuipc_doctor.backends.hip import HipDriver
+from gpuipc_doctor.model import Device, DriverFault
+from gpuipc_doctor.supervise.marker import MARKER
+
+
+class Result(IntEnum):
+    SUCCESS = 0
+    ERROR_INVALID_HANDLE = 400
+
+
+class Journal:
+    """Arms operations as a worker does, and remembers them."""
+
+    def __init__(self) -> None:
+        self.armed: str | None = None
+        self.seen: list[str] = []
+
+    @contextmanager
+    def __call__(self, operation: str) -> Iterator[None]:
+        self.armed = operation
+        self.seen.append(operation)
+        yield
+        self.armed = None
+
+
+@pytest.fixture
+def journal() -> Journal:
+    return Journal()
+
+
+def driver_of(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, root: Path = Path("/"), **functions: Any
+) -> CudaDriver:
+    """A CUDA driver whose binding is ``functions`` and whose library is there."""
+    monkeypatch.setattr(CudaDriver, "_import_binding", lambda self: SimpleNamespace(**functions))
+    monkeypatch.setattr("ctypes.CDLL", lambda name: None)
+    return CudaDriver(journal, root)
+
+
+# Calls
+
+
+@pytest.mark.parametrize(
+    ("returned", "value"),
+    [((Result.SUCCESS,), None), ((Result.SUCCESS, 7), 7), ((Result.SUCCESS, 7, 8), [7, 8])],
+)
+def test_a_call_returns_what_follows_the_error(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, returned: tuple[Any, ...], value: object
+) -> None:
+    driver = driver_of(journal, monkeypatch, cuMemGetInfo=lambda: returned)
+    assert driver.call("mem-info") == value
+
+
+def test_a_call_is_armed_under_its_own_name_while_it_runs(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    during: list[str | None] = []
+    driver = driver_of(
+        journal, monkeypatch, cuInit=lambda flags: during.append(journal.armed) or (Result.SUCCESS,)
+    )
+    driver.call("init", 0)
+    assert during == ["cuInit"]
+    assert journal.armed is None
+
+
+def test_a_failed_call_raises_the_drivers_own_name(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = driver_of(journal, monkeypatch, cuMemFree=lambda address: (Result.ERROR_INVALID_HANDLE,))
+    with pytest.raises(DriverError) as caught:
+        driver.call("mem-free", 1)
+    assert caught.value.fault == DriverFault("cuMemFree", 400, "ERROR_INVALID_HANDLE")
+
+
+def test_a_code_that_the_binding_does_not_know_is_still_a_driver_error(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = driver_of(journal, monkeypatch, cuMemFree=lambda address: (Result(9999),))
+    with pytest.raises(DriverError) as caught:
+        driver.call("mem-free", 1)
+    assert caught.value.fault.code == 9999
+
+
+def test_a_mistake_of_ours_is_not_blamed_on_the_driver(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rejects(address: object) -> None:
+        raise ValueError("invalid literal for int() with base 10")
+
+    driver = driver_of(journal, monkeypatch, cuMemFree=rejects)
+    with pytest.raises(ValueError, match="invalid literal"):
+        driver.call("mem-free", "x")
+
+
+def test_an_entry_point_that_the_library_lacks_makes_the_backend_unavailable(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(flags: int) -> None:
+        raise RuntimeError('Function "cuCtxCreate_v4" not found')
+
+    driver = driver_of(journal, monkeypatch, cuInit=missing)
+    with pytest.raises(BackendUnavailable, match="cuCtxCreate_v4"):
+        driver.call("init", 0)
+    with pytest.raises(BackendUnavailable, match="cuMemAlloc"):  # the binding itself has no such name
+        driver.call("mem-alloc", 1)
+
+
+@pytest.mark.parametrize("driver", [CudaDriver, HipDriver])
+def test_both_vendors_offer_what_the_shared_code_calls(driver: type[CudaDriver] | type[HipDriver]) -> None:
+    own = {"device-uuid-mig", "runtime-version"}
+    assert driver.calls.keys() - own == (CudaDriver.calls.keys() & HipDriver.calls.keys())
+
+
+# Contexts
+
+
+class Machine:
+    """A driver of one device that remembers the calls made to it, in the order of the journal."""
+
+    def __init__(self, own_memory: bool = True) -> None:
+        self.contexts_own_memory = own_memory
+        self.current = None
+        self.backend = "cuda"
+        self.calls: list[tuple[Any, ...]] = []
+
+    def call(self, operation: str, *arguments: Any) -> Any:
+        self.calls.append((operation, *arguments))
+        return {"primary-retain": "primary", "mem-alloc": 0x1000, "mem-info": (1, 2)}.get(operation)
+
+    def create_context(self, ordinal: int) -> str:
+        self.calls.append(("context-create", ordinal))
+        return f"context {len(self.calls)}"
+
+
+def gpu_of(machine: Machine, ordinal: int = 0) -> Any:
+    from gpuipc_doctor.backends.device import DriverGpu
+
+    device = Device("cuda", ordinal, f"GPU-{ordinal}", "", "", 0)
+    return DriverGpu(machine, device, ordinal)  # type: ignore[arg-type]
+
+
+def test_without_a_context_the_primary_one_is_retained_once() -> None:
+    machine = Machine()
+    gpu = gpu_of(machine)
+    gpu.memory_info()
+    gpu.memory_info()
+    assert machine.calls == [
+        ("primary-retain", 0),
+        ("context-set", "primary"),
+        ("mem-info",),
+        ("mem-info",),
+    ]
+
+
+def test_a_created_context_is_made_current_also_where_the_driver_does_not() -> None:
+    machine = Machine()
+    gpu_of(machine).create_context()
+    assert machine.calls == [("context-create", 0), ("context-set", "context 1")]
+
+
+def test_each_gpu_goes_back_to_its_own_latest_context() -> None:
+    machine = Machine()
+    one, other = gpu_of(machine, 0), gpu_of(machine, 1)
+    mine = one.create_context()
+    other.create_context()
+    one.memory_info()
+    assert machine.calls[-2:] == [("context-set", mine.handle), ("mem-info",)]
+
+
+@pytest.mark.parametrize(("own_memory", "freed"), [(True, False), (False, True)])
+def test_memory_that_went_with_its_context_is_not_freed_again(own_memory: bool, freed: bool) -> None:
+    machine = Machine(own_memory)
+    gpu = gpu_of(machine)
+    context = gpu.create_context()
+    with gpu.alloc(64):
+        context.destroy()
+        context.destroy()
+    assert (("mem-free", 0x1000) in machine.calls) is freed
+    assert [call[0] for call in machine.calls].count("context-destroy") == 1
+
+
+def test_a_buffer_is_freed_once() -> None:
+    machine = Machine()
+    with gpu_of(machine).alloc(64) as buffer:
+        buffer.free()
+    assert machine.calls.count(("mem-free", 0x1000)) == 1
+
+
+# Devices
+
+
+def backend_of(journal: Journal, monkeypatch: pytest.MonkeyPatch, root: Path, count: int) -> Backend:
+    """A CUDA backend whose driver counts ``count`` devices, all of them without a uuid."""
+    driver = driver_of(
+        journal,
+        monkeypatch,
+        root,
+        cuInit=lambda flags: (Result.SUCCESS,),
+        cuDeviceGetCount=lambda: (Result.SUCCESS, count),
+        cuDeviceGetPCIBusId=lambda length, ordinal: (Result.SUCCESS, b"0000:%02X:00.0\0" % (10 + ordinal)),
+    )
+    monkeypatch.setattr(CudaDriver, "uuid", lambda self, ordinal: "")
+    return Backend(driver)
+
+
+def test_a_driver_that_counts_no_device_has_none(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(BackendUnavailable, match="this node has no NVIDIA GPU"):
+        backend_of(journal, monkeypatch, tmp_path, count=0).devices()
+
+
+def test_a_device_without_a_uuid_is_found_by_its_pci_address(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    backend = backend_of(journal, monkeypatch, tmp_path, count=2)
+    assert backend.gpu(Device("cuda", 0, "", "0000:0b:00.0", "", 0)).ordinal == 1
+    assert journal.seen.count("cuInit") == 1
+
+
+def test_a_device_that_this_process_does_not_see_is_named(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    backend = backend_of(journal, monkeypatch, tmp_path, count=2)
+    with pytest.raises(BackendUnavailable, match=r"cuda:3 \(GPU-lost\) is not among") as caught:
+        backend.gpu(Device("cuda", 3, "GPU-lost", "0000:0b:00.0", "", 0))
+    assert caught.value.broken
+
+
+# Host memory
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 2, 4099, 5 << 20])
+def test_bytes_can_be_filled_in_place(nbytes: int) -> None:
+    data = hostmemory.unfilled(nbytes)
+    hostmemory.poke(hostmemory.address_of(data), b"\xa5" * nbytes)
+    assert data == b"\xa5" * nbytes
+    assert hostmemory.peek(hostmemory.address_of(data), nbytes) == data
+    assert hostmemory.unfilled(1) is not hostmemory.unfilled(1)  # CPython shares one-byte objects otherwise
+
+
+# The table of expectations
+
+
+def test_every_case_has_a_word_and_a_source_for_both_backends() -> None:
+    for case, by_backend in rules.CASES.items():
+        assert set(by_backend) == {"cuda", "hip"}, case
+        for rule in by_backend.values():
+            assert rule.value in rules.VALUES | {rules.UNSPECIFIED}, case
+            assert rule.source, case
+
+
+def test_an_unknown_case_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        rules.expects("cuda", "no-such-case")
+
+
+# The package
+
+
+def test_importing_the_backends_loads_no_binding() -> None:
+    heavy = ("cuda.bindings", "hip", "ctypes", "pynvml")
+    code = f"import sys, gpuipc_doctor.backends; print([m for m in {heavy} if m in sys.modules])"
+    listed = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    assert listed.stdout.strip() == "[]"
+
+
+def test_a_backend_that_does_not_exist_is_named(journal: Journal) -> None:
+    with pytest.raises(ValueError, match="level-zero"):
+        open_backend("level-zero", journal)
+
+
+def test_the_documentation_names_every_capability() -> None:
+    import inspect
+
+    from gpuipc_doctor.api import gpu
+
+    assert all(f"``{word}``" in inspect.getsource(gpu) for word in CAPABILITIES)
+
+
+# -- whose memory --------------------------------------------------------------------------------------
+
+
+def test_a_stranger_lives_and_is_none_of_this_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has ended may be an importer of ours that was killed, and what it held must be missed."""
+    monkeypatch.setenv(MARKER, "run-1/7")
+    own, other = {**os.environ, MARKER: "run-1/8"}, {**os.environ, MARKER: "run-2/7"}
+    without = {name: value for name, value in os.environ.items() if name != MARKER}
+    found = []
+    for environment in (own, other, without):
+        with waiting(sys.executable, environment) as process:
+            found.append(nvml.is_stranger(process.pid))
+            process.kill()
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # and is a zombie
+            assert not nvml.is_stranger(process.pid)
+        assert not nvml.is_stranger(process.pid)
+    assert found == [False, True, True]
+
+
+def test_who_serves_this_run_is_no_stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server of MPS holds what its clients allocate. Without a run nobody is strange."""
+    server = tmp_path / "nvidia-cuda-mps-server"
+    server.write_bytes(Path("/bin/cat").read_bytes())
+    server.chmod(0o755)
+    for run, program in (("run-1/7", server), ("", "/bin/cat")):
+        monkeypatch.setenv(MARKER, run)
+        with waiting(program, {"PATH": os.defpath}) as process:
+            assert not nvml.is_stranger(process.pid)
+
+
+@contextmanager
+def waiting(program: str | Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of that program which waits for its standard input."""
+    arguments = ["-c", "input()"] if program == sys.executable else []
+    with subprocess.Popen([program, *arguments], stdin=subprocess.PIPE, env=environment) as process:
+        while not Path(f"/proc/{process.pid}/environ").read_bytes():
+            time.sleep(0.001)  # Popen returns before the kernel has put the environment in its place
+        yield process
+
+
+def test_a_stranger_that_allocates_while_we_look_is_not_counted(journal: Journal) -> None:
+    """He is asked about before and after the device is, until nothing has changed in between."""
+    held = iter([0, 5, 5])
+    driver = SimpleNamespace(
+        memory_of_strangers=lambda uuid, has_context: next(held), call=lambda *_: (90, 100), current=None
+    )
+    gpu = DriverGpu(driver, Device("cuda", 0, "GPU-0", "0000:01:00.0", "H200", 100), 0)
+    assert gpu.memory_used() == 5

@@ -1,0 +1,167 @@
+"""``config``: what is in force is shown, a first file is written, a node's mistakes are named at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gpuipc_doctor.cli.main import cli
+from gpuipc_doctor.site import config, hosts, layers
+
+BASE = """\
+cluster: lake
+gpus: {model: A100, count: 4}
+environment:
+  MPICH_GPU_SUPPORT_ENABLED: {value: "1", why: device pointers are for MPI}
+  OURS: "no: yes"
+mpi:
+  launcher: srun -N{nodes} -n{ranks}
+"""
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(layers, "SITE_FILE", tmp_path / "site.yaml")
+    monkeypatch.setattr(hosts, "SLURM_CONF", ())
+    monkeypatch.delenv("SLURM_CLUSTER_NAME", raising=False)
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "base.yaml", BASE)
+    write(
+        tmp_path / "top.yaml",
+        "extends: ./base.yaml\nenvironment: {OURS: '2'}\nchecks_dirs: [.]\ntier: soak\n",
+    )
+    return tmp_path
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    path.chmod(0o644)
+    return path
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["config", *arguments])
+
+
+def test_each_value_is_shown_with_its_file_and_line(directory: Path) -> None:
+    shown = run("show", "--origin", "--config", "top.yaml")
+    assert shown.stdout == (
+        "# from the top: top.yaml over base.yaml\n"
+        "cluster: lake  # base.yaml:1\n"
+        "gpus:\n"
+        "  model: A100  # base.yaml:2\n"
+        "  count: 4  # base.yaml:2\n"
+        "environment:\n"
+        "  MPICH_GPU_SUPPORT_ENABLED:  # base.yaml:4\n"
+        "    value: '1'\n"
+        "    why: device pointers are for MPI\n"
+        "  OURS: '2'  # top.yaml:2\n"
+        "mpi:\n"
+        "  launcher: srun -N{nodes} -n{ranks}  # base.yaml:7\n"
+        f"checks_dirs: [{directory}]  # top.yaml:3\n"
+        "tier: soak  # top.yaml:4\n"
+    )
+
+
+def test_what_is_shown_can_be_used(directory: Path) -> None:
+    write(directory / "shown.yaml", run("show", "--config", "top.yaml").stdout)
+    one, other = (config.load(Path(name)) for name in ("top.yaml", "shown.yaml"))
+    assert {name: said.value for name, said in one.node.environment.items()} == {
+        name: said.value for name, said in other.node.environment.items()
+    }
+    assert (one.tier, one.checks_dirs, one.mpi.launcher) == (
+        other.tier,
+        other.checks_dirs,
+        other.mpi.launcher,
+    )
+
+
+def test_the_defaults_are_shown_when_they_are_asked_for(directory: Path) -> None:
+    assert run("show").stdout == "# no file says anything, so the defaults hold; --all shows them\n"
+    shown = run("show", "--all", "--origin", "--config", "top.yaml").stdout
+    assert "tier: soak  # top.yaml:4\n" in shown
+    assert "\n  fraction: 0.05  # site-configs/generic.yaml:" in shown
+
+
+def test_the_sites_own_file_is_found(directory: Path) -> None:
+    write(directory / "site.yaml", "tier: prolog\n")
+    assert "tier: prolog" in run("show").stdout
+    assert "site.yaml" in run("show").stdout
+
+
+def test_a_loop_is_one_line_and_a_usage_error(directory: Path) -> None:
+    write(directory / "top.yaml", "extends: ./top.yaml\n")
+    ended = run("show", "--config", "top.yaml")
+    assert ended.exit_code != 0
+    assert "top.yaml:1: extends: './top.yaml' leads back here" in str(ended.exception) + ended.output
+
+
+# -- validate -------------------------------------------------------------------------------------------
+
+WRONG = """\
+hosts: "n[1-"
+modules: [cray-mpich]
+environment: {PLAIN: 1}
+preload:
+  hip: {library: /none/libmpi_gtl_hsa.so, why: Cray MPICH wants it}
+mpi: {launcher: "srun -n{tasks}"}
+node_types:
+  gpu: {mpi: {launcher: mpirun}, hosts: "@nosuchgroup"}
+"""
+
+
+def test_all_mistakes_are_named_in_one_pass(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LMOD_CMD", "MODULES_CMD"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    write(directory / "wrong.yaml", WRONG.replace('hosts: "n[1-"\n', "", 1))
+    ended = run("validate", "wrong.yaml")
+    assert ended.exit_code == 2
+    said = [line.removeprefix("gpuipc-doctor: wrong.yaml:") for line in ended.stderr.splitlines()]
+    assert [line for line in said if "nosuchgroup" not in line] == [
+        "2: environment.PLAIN must be text; quote it: '1'",
+        "5: mpi.launcher: braces can only hold one of ranks, nodes, ranks_per_node, env, not 'tasks'",
+        "7: node_types.gpu.mpi.launcher: {ranks} is missing, the number of ranks to start",
+        "1: modules: there is no module system here: no LMOD_CMD, no MODULES_CMD, and no modulecmd in PATH; "
+        "start it where `module` works (a login shell), or give the variables as `environment`",
+        "4: preload: there is no file /none/libmpi_gtl_hsa.so; "
+        "correct the path, or remove the entry; it is there because: Cray MPICH wants it",
+    ]
+    assert any(line.startswith("7: node_types.gpu.hosts: '@nosuchgroup' names no nodes") for line in said)
+
+
+def test_what_other_nodes_have_is_not_looked_for_here(directory: Path) -> None:
+    write(
+        directory / "other.yaml", WRONG.split("mpi:")[0].replace('"n[1-"', "n[1-9]").replace(": 1}", ": '1'}")
+    )
+    ended = run("validate", "other.yaml")
+    assert (ended.exit_code, ended.stdout) == (
+        0,
+        "other.yaml: fine; its modules and libraries were not looked for here\n",
+    )
+
+
+# -- new ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.cuda
+def test_a_first_file_is_written_once_and_is_in_order(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "lake")
+    monkeypatch.setenv("SLURMD_NODENAME", "nid0001")
+    ended = run("new", "--simulate", "healthy-cuda", "--to", "new.yaml")
+    assert ended.stdout == ("new.yaml: written; read it, then: gpuipc-doctor config validate new.yaml\n")
+    text = (directory / "new.yaml").read_text()
+    assert "# SIMULATED (profile healthy-cuda): this is no real node.\n" in text
+    assert "\ncluster: lake\n# hosts: nid0001\n" in text
+    assert "\ngpus: {model: NVIDIA H200, count: 2}\n" in text
+    assert "\n#   nvidia-driver: {from: 580.159.04}\n" in text
+    assert run("validate", "new.yaml").stdout == "new.yaml: fine\n"
+    assert "new.yaml is there" in run("new", "--simulate", "healthy-cuda", "--to", "new.yaml").output
+    as_if_wanted = text.replace("# versions:", "versions:").replace("#   nv", "  nv").replace("#   u", "  u")
+    write(directory / "new.yaml", as_if_wanted)
+    assert run("validate", "new.yaml").exit_code == 0
+    assert config.load(Path("new.yaml")).node.gpus.count == 2

@@ -1,0 +1,215 @@
+"""The command: bad input is one line each and nothing of the rest is lost; what never ends can be ended."""
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import termios
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TextIO
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gpuipc_doctor.cli.main import cli
+from gpuipc_doctor.diagnose.exits import MEANINGS
+from tests.waiting import LIMIT_S, until
+
+LOGS = Path(__file__).parents[2] / "logs"
+SEED_1 = str(LOGS / "faulty" / "seed-001-cxi-device-memory.log")
+SEED_2 = str(LOGS / "faulty" / "seed-002-ipc-reopen.log")
+HEALTHY = str(LOGS / "healthy" / "made-slurm.log")
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["diagnose", *arguments])
+
+
+def test_a_known_issue_is_found_in_a_file() -> None:
+    result = run(SEED_2)
+    assert result.exit_code == 12
+    assert result.stdout.count("FOUND  ") == 1
+    assert "FOUND  nvidia-ipc-reopen · high confidence" in result.stdout
+    assert result.stderr == ""
+
+
+def test_standard_input_is_read_without_a_file_and_for_a_hyphen() -> None:
+    for arguments in ((), ("-",)):
+        result = subprocess.run(
+            [sys.executable, "-m", "gpuipc_doctor.cli.main", "diagnose", *arguments],
+            input=Path(SEED_2).read_bytes(),
+            capture_output=True,
+            check=False,
+        )
+        assert result.returncode == 12
+        assert b"standard input:34" in result.stdout
+
+
+def test_bad_input_costs_its_own_line_only(tmp_path: Path) -> None:
+    library = tmp_path / "lib\x1b[31m.so"
+    library.write_bytes(Path(sys.executable).read_bytes()[:50_000])
+    result = run(str(tmp_path / "none"), str(tmp_path), str(library), SEED_2)
+    assert result.exit_code == 12
+    assert "nvidia-ipc-reopen" in result.stdout
+    assert "3 logs not read to the end" in result.stdout
+    assert [line.rpartition(": ")[2] for line in result.stderr.splitlines()] == [
+        "No such file or directory",
+        "is a directory; name the files in it",
+        "is no text and no compressed text, and was not looked at",
+    ]
+    assert "\x1b" not in result.stderr
+
+
+def test_what_could_not_be_read_shows_in_the_exit_code() -> None:
+    assert run("none", HEALTHY).exit_code == 11
+    assert run(HEALTHY).exit_code == 0
+    assert run("/dev/null").exit_code == 3
+
+
+def test_json_goes_to_standard_output_alone() -> None:
+    result = run("--json", SEED_1, SEED_2, "none")
+    told = json.loads(result.stdout)
+    assert told["exit_code"] == result.exit_code == 12
+    assert {one["issue"] for one in told["recognised"]} >= {
+        "nvidia-ipc-reopen",
+        "cxi-device-memory-not-mapped",
+    }
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_an_inventory_is_taken_into_account(tmp_path: Path) -> None:
+    inventory = tmp_path / "inventory.json"
+    facts = [{"name": "nvidia-driver", "value": "580.159.04", "source": "NVML"}]
+    inventory.write_text(json.dumps({"facts": facts}), encoding="utf-8")
+    result = run("--json", "--inventory", str(inventory), SEED_2)
+    (one,) = (one for one in json.loads(result.stdout)["recognised"] if one["issue"] == "nvidia-ipc-reopen")
+    assert "580.159.04" in one["reason"]
+    inventory.write_text("[]", encoding="utf-8")
+    process = subprocess.run(
+        [sys.executable, "-m", "gpuipc_doctor.cli.main", "diagnose", "--inventory", str(inventory), SEED_2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 2
+    assert "is no inventory" in process.stderr
+    assert len(process.stderr.splitlines()) == 1
+
+
+def test_a_sites_own_issue_is_found(tmp_path: Path) -> None:
+    (tmp_path / "issues").mkdir()
+    (tmp_path / "issues" / "site.yaml").write_text(
+        """issues:
+  - id: site-lustre
+    title: the file system went away
+    component: kernel
+    class: hang
+    status: open
+    symptom: jobs hang
+    affected: []
+    signatures: ['LustreError: .*evicted']
+    references: [{type: web, url: "https://example.org"}]
+""",
+        encoding="utf-8",
+    )
+    site = tmp_path / "site.yaml"
+    site.write_text(f"known_issues_dirs: [{tmp_path / 'issues'}]\n", encoding="utf-8")
+    log = tmp_path / "log"
+    log.write_text("LustreError: 11-0: this client was evicted by oss3\n", encoding="utf-8")
+    result = run("--config", str(site), str(log))
+    assert "FOUND  site-lustre" in result.stdout, result.output
+
+
+def test_help_has_the_exit_codes() -> None:
+    result = run("--help")
+    for exit_, meaning in MEANINGS.items():
+        assert f"{exit_.value:<4} {meaning}"[:60] in result.stdout
+
+
+@pytest.fixture
+def background(tmp_path: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+    """Starts ``diagnose`` in ``tmp_path``, and ends what is left at the end."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str) -> "subprocess.Popen[str]":
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gpuipc_doctor.cli.main", "diagnose", *arguments],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def await_read(pipe: TextIO) -> None:
+    """Until the other end has taken all that is written."""
+    pipe.flush()
+    left = array("i", [1])
+
+    def empty() -> bool:
+        fcntl.ioctl(pipe, termios.FIONREAD, left)
+        return left[0] == 0
+
+    until("the pipe is empty", empty)
+
+
+def has_read(pid: int, file: Path) -> bool:
+    """Whether a process has read all of a file that it has open."""
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if link.readlink() == file:
+                position = (link.parent.parent / "fdinfo" / link.name).read_text().split()[1]
+                return int(position) == file.stat().st_size
+    return False
+
+
+def test_a_pipe_that_never_ends_is_read_last_and_ended_by_the_user(
+    tmp_path: Path, background: Callable[..., "subprocess.Popen[str]"]
+) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    process = background("fifo", SEED_2)
+    with (tmp_path / "fifo").open("w") as writer:
+        writer.write(Path(SEED_1).read_text(encoding="utf-8"))
+        await_read(writer)
+        writer.write("and then nothing\n")  # who has read this has looked at what came before
+        await_read(writer)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)  # as timeout(1) does
+        out, err = process.communicate(timeout=LIMIT_S)
+    assert "cxi-device-memory-not-mapped" in out
+    assert "nvidia-ipc-reopen" in out
+    assert "interrupted" in out
+    assert err == ""
+    assert process.returncode == 12
+
+
+def test_a_followed_log_tells_what_is_found_at_once(
+    tmp_path: Path, background: Callable[..., "subprocess.Popen[str]"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    log = tmp_path / "job.out"
+    log.write_text("begin\n", encoding="utf-8")
+    process = background("--follow", "job.out")
+    until("it has read what is there", lambda: has_read(process.pid, log))
+    with log.open("a", encoding="utf-8") as file:
+        file.write(Path(SEED_2).read_text(encoding="utf-8"))
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("FOUND  nvidia-ipc-reopen")
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=LIMIT_S)
+    assert "1 known issue recognised · interrupted" in out
+    assert max(map(len, out.splitlines())) <= 120  # longer lines are hard to read
+    assert process.returncode == 12

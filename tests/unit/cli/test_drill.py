@@ -1,0 +1,165 @@
+"""``gpuipc-doctor drill``: what it prints and how it exits, the runs themselves being replaced."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gpuipc_doctor.cli import drill
+from gpuipc_doctor.model import Finding, Report, Tier
+from gpuipc_doctor.model import Result as ReportResult
+
+HEALTHY = Report(
+    host="node",
+    started="2026-11-20T12:00:00+00:00",
+    elapsed_s=1.0,
+    tier=Tier.ACCEPTANCE,
+    tool_version="0",
+    devices=(),
+    inventory=(),
+    checks=(),
+    results=(ReportResult("ipc-stale", Finding.ok("", "fine")),),
+    probes_run=1,
+)
+OVERLAP = Finding.fail(
+    "", "overlapping mapping", "cuIpcOpenMemHandle returned CUDA_ERROR_ALREADY_MAPPED (208)"
+)
+OVERLAPPING = replace(HEALTHY, results=(ReportResult("ipc-stale", OVERLAP),))
+
+
+@pytest.fixture(autouse=True)
+def replaced_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(name: str, *_: object) -> tuple[Report, float]:
+        reports = {"already-mapped": OVERLAPPING, "hang-init": replace(HEALTHY, interrupted=True)}
+        return reports.get(name, HEALTHY), 1.25
+
+    monkeypatch.setattr(drill, "_run", run)
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(drill.command, ["--backend", "cuda", *arguments], terminal_width=80)
+
+
+def test_what_is_found_as_stated_exits_with_0() -> None:
+    ran = invoke("already-mapped", "healthy-cuda")
+    assert ran.exit_code == 0
+    assert "already-mapped  cuda  ipc-stale FAIL" in ran.output
+    assert ran.output.splitlines()[-1] == "2 drills in 2 s: 2 as stated, 0 not"
+
+
+def test_what_was_missed_is_said_in_full_and_exits_with_12() -> None:
+    ran = invoke("stale-data")
+    assert ran.exit_code == 12
+    assert "MISSED    stale-data on cuda: ipc-stale FAIL mentioning 'the old data'" in ran.output
+    assert "MISSED    stale-data on cuda: exit 12 (it was 0)" in ran.output
+
+
+def test_what_is_missed_once_in_many_times_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = iter([OVERLAPPING, HEALTHY, OVERLAPPING])
+    monkeypatch.setattr(drill, "_run", lambda *_: (next(outcomes), 1.0))
+    ran = invoke("--repeat", "3", "already-mapped")
+    assert ran.exit_code == 12
+    [row] = [" ".join(line.split()) for line in ran.output.splitlines() if line.startswith("already-mapped")]
+    assert "MISSED 2, 2 of 3" in row
+    assert ran.output.splitlines()[-1] == "3 drills in 3 s: 2 as stated, 1 not"
+
+
+def test_what_the_real_mpi_library_is_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    not_aware = ReportResult("mpi-gpu-aware", Finding.fail("", "it takes no device pointers"))
+    report = replace(HEALTHY, results=(*HEALTHY.results, not_aware))
+    monkeypatch.setattr(drill, "_run", lambda *_: (report, 1.0))
+    assert invoke("--mpi-lib", "/opt/libmpi.so", "healthy-cuda").exit_code == 0
+
+
+def test_ctrl_c_ends_the_drill_with_what_was_learned() -> None:
+    ran = invoke("healthy-cuda", "hang-init", "healthy-both")
+    assert ran.exit_code == 130
+    assert ran.output.splitlines()[-1] == "1 drill in 1 s: 1 as stated, 0 not, 2 not run to their end"
+
+
+def test_a_run_on_one_backend_leaves_out_the_profiles_of_the_other() -> None:
+    assert "healthy-hip" not in invoke("healthy-cuda", "healthy-hip").output
+
+
+def test_every_line_fits_80_columns_and_the_screen_says_simulated() -> None:
+    ran = invoke()
+    assert ran.output.splitlines()[0] == "SIMULATED"
+    assert max(map(len, ran.output.splitlines())) <= 80
+
+
+def test_json_holds_the_same_for_programs() -> None:
+    ran = invoke("--json", "stale-data", "healthy-cuda")
+    outcome = json.loads(ran.output)
+    assert outcome["simulated"] is True
+    assert outcome["good"] is False
+    assert [(one["profile"], one["backend"], one["good"]) for one in outcome["drills"]] == [
+        ("stale-data", "cuda", False),
+        ("healthy-cuda", "cuda", True),
+    ]
+    assert outcome["drills"][0]["verdict"]["missed"][1] == "exit 12 (it was 0)"
+
+
+def test_a_profile_that_states_nothing_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "site.yaml"
+    path.write_text("description: Nothing.\n")
+    ran = invoke(str(path))
+    assert ran.exit_code == 2
+    assert "does not say what to 'expect'" in ran.output
+
+
+def test_faults_of_mpi_are_drilled_with_an_mpi_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drill.profile, "names", lambda: ["healthy-both", "healthy-single", "mpi-segv"])
+    assert invoke().output.splitlines()[-1].startswith("2 drills")
+    assert invoke("--mpi-lib", "/opt/mpi/lib/libmpi.so.12").output.splitlines()[-1].startswith("3 drills")
+
+
+def test_faults_of_mpi_that_are_named_ask_for_an_mpi() -> None:
+    ran = invoke("mpi-segv")
+    assert ran.exit_code == 2
+    assert "mpi-segv has faults of MPI; name a library with --mpi-lib" in ran.output
+
+
+def test_a_backend_without_its_binding_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(drill.BINDINGS, "hip", ("no_such_module", "hip-python"))
+    ran = CliRunner().invoke(drill.command, ["healthy-both"])
+    assert "hip is left out: hip-python is not installed" in ran.stderr
+    assert [line.split()[1] for line in ran.stdout.splitlines() if line.startswith("healthy-both")] == [
+        "cuda"
+    ]
+
+
+def test_one_check_alone_is_held_to_what_is_stated_of_it() -> None:
+    ran = invoke("--check", "ipc-stale", "already-mapped", "handle-collision")
+    assert ran.exit_code == 0
+    rows = [" ".join(line.split()) for line in ran.output.splitlines()]
+    assert "already-mapped cuda ipc-stale FAIL caught 1 1.2" in rows
+    assert "handle-collision cuda nothing nothing invented 1.2" in rows
+
+
+def test_what_a_check_says_and_no_profile_states_is_written_where_that_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "faulty.yaml"
+    path.write_text(
+        "description: A fault.\nextends: healthy-cuda\nexpect:\n  exit: 0\n  findings:\n"
+        "    - {check: ipc-reopen, status: WARN}\n"
+    )
+    lost = replace(HEALTHY, results=(ReportResult("ipc-new", Finding.fail("lost", "lost")),))
+    monkeypatch.setattr(drill, "_run", lambda *_: (lost, 1.0))
+    assert invoke("--check", "ipc-new", str(path)).exit_code == 12
+    before = path.read_text()
+    ran = invoke("--check", "ipc-new", "--update", str(path))
+    assert ran.exit_code == 0, ran.output
+    assert "    - {check: ipc-new, status: FAIL, key: lost}\n" in path.read_text()
+    assert path.read_text().startswith(before.replace("exit: 0", "exit: 12"))
+    assert invoke("--check", "ipc-new", str(path)).exit_code == 0
+
+
+def test_update_asks_for_a_check() -> None:
+    ran = invoke("--update", "already-mapped")
+    assert ran.exit_code == 2
+    assert "name it with --check" in ran.output

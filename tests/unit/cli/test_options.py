@@ -1,0 +1,39 @@
+"""What several commands share: where a simulated node's memory goes, and a word that is none of a choice."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+
+from gpuipc_doctor.cli import options
+from gpuipc_doctor.cli.main import cli
+
+
+@pytest.mark.parametrize(("free_bytes", "in_shared_memory"), [(64 << 20, False), (2 << 30, True)])
+def test_a_simulated_node_is_in_shared_memory_where_that_is_roomy(
+    free_bytes: int, in_shared_memory: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared, temporary = tmp_path / "shm", tmp_path / "tmp"
+    shared.mkdir()
+    temporary.mkdir()
+    monkeypatch.setattr(options, "SHARED_MEMORY", shared)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    space = [SimpleNamespace(f_bavail=free, f_frsize=1, f_files=0) for free in (4 << 30, free_bytes)]
+    monkeypatch.setattr(os, "statvfs", lambda place: space[place == shared])
+    with options.node("healthy-single") as node:
+        state = Path(node.env["GPUIPC_SIM_NODE"]).parent
+        assert state.parent == (shared if in_shared_memory else temporary)
+    assert not state.exists()
+
+
+def test_a_word_that_is_none_of_a_choice_has_its_near_miss() -> None:
+    wrong = CliRunner().invoke(cli, ["check", "--all", "--backend", "cudaa"])
+    assert wrong.exit_code == 2
+    assert "'cudaa' is not one of 'auto', 'cuda', 'hip', 'all'; did you mean 'cuda'?" in wrong.output
+    far = CliRunner().invoke(cli, ["check", "--all", "--backend", "xyz"])
+    assert "'xyz' is not one of 'auto', 'cuda', 'hip', 'all'.\n" in far.output

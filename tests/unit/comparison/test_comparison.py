@@ -1,0 +1,371 @@
+"""Two reports held against each other: what counts as worse, as better, as lost and as the same."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from gpuipc_doctor.comparison import compare, comparison_json, markdown, screen
+from gpuipc_doctor.comparison.check_changes import Turn
+from gpuipc_doctor.comparison.devices import Fate
+from gpuipc_doctor.model import (
+    Calls,
+    Device,
+    Ending,
+    Exit,
+    Fact,
+    Finding,
+    Join,
+    Relation,
+    Report,
+    Result,
+    RoleOutcome,
+    Status,
+    Tier,
+)
+from gpuipc_doctor.report import report_json, sentences
+from gpuipc_doctor.report.text import columns, sanitise
+from tests import golden
+from tests.sample_reports import PROPERTY, REOPEN_ISSUE, gpus, healthy, hung, replaced, reports, seed_002
+
+NODE = gpus(2)
+PASS, SKIP, WARN, ERROR, FAIL = Status
+
+
+def ended(status: Status | None) -> Report:
+    """A run that is all well but for one check on the node, which ended so or has not run."""
+    base = healthy(NODE)
+    others = tuple(r for r in base.results if r.check != "known-versions")
+    own = (Result("known-versions", Finding(status, "", "so it is")),) if status else ()
+    return replaced(base, results=(*others, *own))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "turn", "code"),
+    [
+        (PASS, PASS, Turn.SAME, Exit.OK),
+        (PASS, WARN, Turn.WORSE, Exit.WARN),
+        (PASS, FAIL, Turn.WORSE, Exit.FAIL),
+        (PASS, ERROR, Turn.NO_LONGER_TESTED, Exit.ERROR),
+        (PASS, SKIP, Turn.NO_LONGER_TESTED, Exit.ERROR),
+        (PASS, None, Turn.NO_LONGER_TESTED, Exit.ERROR),
+        (WARN, PASS, Turn.BETTER, Exit.OK),
+        (WARN, FAIL, Turn.WORSE, Exit.FAIL),
+        (WARN, SKIP, Turn.NO_LONGER_TESTED, Exit.ERROR),
+        (FAIL, PASS, Turn.BETTER, Exit.OK),
+        (FAIL, WARN, Turn.BETTER, Exit.OK),
+        (FAIL, FAIL, Turn.SAME, Exit.OK),
+        (FAIL, SKIP, Turn.NO_LONGER_TESTED, Exit.ERROR),
+        (FAIL, ERROR, Turn.NO_LONGER_TESTED, Exit.ERROR),
+        (ERROR, PASS, Turn.NEWLY_TESTED, Exit.OK),
+        (ERROR, WARN, Turn.WORSE, Exit.WARN),
+        (ERROR, FAIL, Turn.WORSE, Exit.FAIL),
+        (ERROR, ERROR, Turn.SAME, Exit.OK),
+        (ERROR, SKIP, Turn.SAME, Exit.OK),
+        (SKIP, PASS, Turn.NEWLY_TESTED, Exit.OK),
+        (SKIP, FAIL, Turn.WORSE, Exit.FAIL),
+        (SKIP, ERROR, Turn.NO_LONGER_TESTED, Exit.ERROR),
+        (None, PASS, Turn.NEWLY_TESTED, Exit.OK),
+        (None, FAIL, Turn.WORSE, Exit.FAIL),
+        (None, SKIP, Turn.SAME, Exit.OK),
+    ],
+)
+def test_what_became_of_a_check(before: Status | None, after: Status | None, turn: Turn, code: Exit) -> None:
+    found = compare(ended(before), ended(after))
+    [verdict] = [v for v in found.verdicts if v.check == "known-versions"]
+    assert verdict.turn is turn
+    assert found.exit_code is code
+    assert {v.turn for v in found.verdicts if v.check != "known-versions"} == {Turn.SAME}
+
+
+def fails_in(*probes: str, occurrence: int = 4, seconds: float = 0.7) -> Report:
+    bad = Finding.fail(
+        "hung",
+        "{role}: {call} #{occurrence} failed after {seconds:s}",
+        role="importer",
+        call="cuIpcOpenMemHandle",
+        occurrence=occurrence,
+        seconds=seconds,
+    )
+    return replaced(healthy(NODE), *(Result("ipc-reopen", bad, ("cuda:0",), probe) for probe in probes))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "turn"),
+    [
+        (fails_in("destroy-context"), fails_in("destroy-context"), Turn.SAME),
+        (
+            fails_in("destroy-context"),
+            fails_in("destroy-context", seconds=0.9),
+            Turn.SAME,
+        ),
+        (
+            fails_in("destroy-context"),
+            fails_in("destroy-context", occurrence=2),
+            Turn.FAILS_OTHERWISE,
+        ),
+        (
+            fails_in("destroy-context", "primary-reset"),
+            fails_in("destroy-context"),
+            Turn.FAILS_OTHERWISE,
+        ),
+        (fails_in("destroy-context"), fails_in("destroy-context", "primary-reset"), Turn.WORSE),
+        (fails_in("destroy-context"), fails_in("primary-reset"), Turn.WORSE),
+    ],
+)
+def test_what_became_of_a_check_that_fails(before: Report, after: Report, turn: Turn) -> None:
+    found = compare(before, after)
+    [verdict] = [v for v in found.verdicts if v.after is FAIL]
+    assert verdict.turn is turn
+    assert found.exit_code is (Exit.FAIL if turn is Turn.WORSE else Exit.OK)
+
+
+def test_of_a_report_without_keys_nobody_can_tell_how_a_check_failed() -> None:
+    text = (Path(__file__).parents[2] / "golden/report-1.json").read_text(encoding="utf-8")
+    before = report_json.loads(text)
+    assert {v.turn for v in compare(before, before).verdicts} == {Turn.SAME}
+    failed = fails_in("destroy-context", "reset-primary")
+    after = replaced(before, *(r for r in failed.results if r.finding.status is FAIL))
+    found = compare(before, after)
+    [verdict] = [v for v in found.verdicts if v.check == "ipc-reopen"]
+    assert verdict.turn is Turn.SAME
+    assert any(note.startswith("before has findings without keys") for note in found.notes)
+
+
+def test_what_was_skipped_beside_what_was_not_changes_nothing() -> None:
+    base = healthy(NODE)
+    partly = replaced(
+        base, Result("ipc-stale", Finding.skip("not-reused", "no address was reused"), ("cuda:0",), "reuse")
+    )
+    assert compare(base, partly).exit_code is Exit.OK
+    assert compare(partly, base).exit_code is Exit.OK
+    assert {verdict.turn for verdict in compare(base, partly).verdicts} == {Turn.SAME}
+
+
+def test_of_several_failures_the_new_one_is_told() -> None:
+    before = fails_in("destroy-context")
+    after = replaced(
+        before, Result("ipc-reopen", Finding.fail("hung", "it hung"), ("cuda:0",), "primary-reset")
+    )
+    [verdict] = compare(before, after).turned(Turn.WORSE)
+    assert verdict.finding is not None
+    assert sentences.summary(verdict.finding) == "it hung"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code"),
+    [
+        (ended(PASS), replaced(ended(PASS), probes_run=0), Exit.NOTHING),
+        (replaced(ended(PASS), probes_run=0), ended(PASS), Exit.NOTHING),
+        (ended(PASS), replaced(ended(FAIL), probes_run=0), Exit.FAIL),
+        (ended(PASS), replaced(ended(PASS), devices=NODE[:1]), Exit.ERROR),
+        (replaced(ended(PASS), devices=NODE[:1]), ended(PASS), Exit.OK),
+    ],
+)
+def test_exit_codes_of_runs_that_lack_something(before: Report, after: Report, code: Exit) -> None:
+    assert compare(before, after).exit_code is code
+
+
+# -- devices --------------------------------------------------------------------------------------------
+
+
+def fates(before: list[Device], after: list[Device]) -> dict[str, Fate]:
+    found = compare(healthy(before), healthy(after)).devices
+    return {(match.before or match.after).label: match.fate for match in found if match.before or match.after}
+
+
+def test_devices_that_came_and_went() -> None:
+    zero, one = NODE
+    other = replace(one, uuid="GPU-other")
+    assert fates([zero, one], [zero, one]) == {"cuda:0": Fate.SAME, "cuda:1": Fate.SAME}
+    assert fates([zero, one], [zero, other]) == {"cuda:0": Fate.SAME, "cuda:1": Fate.REPLACED}
+    assert fates([zero, one], [zero]) == {"cuda:0": Fate.SAME, "cuda:1": Fate.GONE}
+    assert fates([zero], [zero, one]) == {"cuda:0": Fate.SAME, "cuda:1": Fate.NEW}
+    swapped = [replace(one, index=0), replace(zero, index=1)]
+    assert fates([zero, one], swapped) == {"cuda:0": Fate.RENUMBERED, "cuda:1": Fate.RENUMBERED}
+
+
+def test_a_gpu_keeps_its_results_when_it_is_renumbered() -> None:
+    """The GPU that was cuda:1 and failed has become cuda:0, and fails."""
+    zero, one = NODE
+    stale = Finding.fail("stale", "stale bytes")
+    before = replaced(healthy(NODE), Result("ipc-stale", stale, ("cuda:1",)))
+    renumbered = healthy([replace(one, index=0), replace(zero, index=1)])
+    after = replaced(renumbered, Result("ipc-stale", stale, ("cuda:0",)))
+    found = compare(without_pairs(before), without_pairs(after))
+    assert {verdict.turn for verdict in found.verdicts} == {Turn.SAME}
+    assert found.exit_code is Exit.OK
+    pairs = compare(before, after)  # of which only neighbours are tested, and in one direction
+    assert {subject for v in pairs.turned(Turn.NEWLY_TESTED) for subject in v.subjects} == {
+        ("cuda:0", "cuda:1")
+    }
+
+
+def without_pairs(report: Report) -> Report:
+    return replaced(report, results=tuple(r for r in report.results if len(r.devices) < 2))
+
+
+def test_a_gpu_that_has_gone_is_told_once() -> None:
+    after = healthy(NODE[:1])
+    found = compare(replaced(healthy(NODE)), replaced(after, inventory=healthy(NODE).inventory))
+    assert [match.fate for match in found.devices] == [Fate.SAME, Fate.GONE]
+    gone = [v for v in found.verdicts if ("cuda:1",) in v.subjects]
+    assert gone == []
+
+
+# -- what they say of themselves ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        ({"host": "nid000001"}, "these are two nodes: nid006672 and nid000001"),
+        ({"tier": Tier.PROLOG}, "the tiers differ: acceptance and prolog"),
+        ({"tool_version": "0.2.0"}, "the versions of gpuipc-doctor differ (0.1.0, 0.2.0), and with them may"),
+        (
+            {"known_issues": "ba9876543210"},
+            "the editions of the known issues differ (0123456789ab, ba9876543210), and with them may what",
+        ),
+        ({"interrupted": True}, "after was interrupted, so some checks did not run"),
+        ({"probes_run": 0}, "after has tested nothing: no probe ran on a GPU"),
+        (
+            {"started": "2026-11-20T10:02:32+00:00"},
+            "after is the older one: 2026-11-20T10:02:32+00:00, before",
+        ),
+    ],
+)
+def test_what_makes_two_reports_hard_to_compare(changes: dict[str, object], note: str) -> None:
+    [said] = compare(healthy(NODE), replaced(healthy(NODE), **changes)).notes
+    assert said.startswith(note)
+
+
+def test_a_simulated_report_is_marked_everywhere() -> None:
+    found = compare(healthy(NODE), replaced(healthy(NODE), simulated="healthy-cuda"))
+    assert "SIMULATED (after healthy-cuda)" in screen.render(found)
+    assert "SIMULATED" in markdown.render(found).splitlines()[0]
+    assert json.loads(comparison_json.dumps(found))["after"]["simulated"] == "healthy-cuda"
+
+
+def test_the_same_report_twice_has_not_changed() -> None:
+    found = compare(seed_002(), seed_002())
+    assert found.exit_code is Exit.OK
+    assert {verdict.turn for verdict in found.verdicts} == {Turn.SAME}
+    assert (found.notes, found.inventory, found.issues) == ((), (), ())
+    assert {match.fate for match in found.devices} == {Fate.SAME}
+
+
+@PROPERTY
+@given(reports)
+def test_no_report_is_worse_than_itself(any_report: Report) -> None:
+    found = compare(any_report, any_report)
+    assert {verdict.turn for verdict in found.verdicts} <= {Turn.SAME}
+    assert found.exit_code in (Exit.OK, Exit.NOTHING)
+
+
+@PROPERTY
+@given(reports, reports, st.sampled_from([60, 80, 120]))
+def test_any_two_reports_can_be_compared(before: Report, after: Report, width: int) -> None:
+    found = compare(before, after)
+    Draft202012Validator(comparison_json.schema()).validate(json.loads(comparison_json.dumps(found)))
+    for line in screen.render(found, width=width).splitlines():
+        assert columns(line) <= width
+        assert sanitise(line).split() == line.split()
+    for line in markdown.render(found).splitlines():
+        assert sanitise(line).split() == line.split()
+
+
+def test_the_schema_is_a_schema() -> None:
+    Draft202012Validator.check_schema(comparison_json.schema())
+
+
+def test_text_of_a_report_is_no_markup() -> None:
+    evil = Finding.fail("wrong", "<img src=x> [click](http://x) | `a` *b*")
+    text = markdown.render(
+        compare(healthy(NODE), replaced(healthy(NODE), Result("ipc-stale", evil, ("cuda:0",))))
+    )
+    assert r"\<img src=x\> \[click\](http://x) \| \`a\` \*b\*" in text
+
+
+# -- the looks ------------------------------------------------------------------------------------------
+
+
+def timed(base: Report, open_us: float, *, repetitions: int = 10) -> Report:
+    """Every probe of ``base`` that has no role, run so often, its opens taking so many microseconds."""
+    results = []
+    for result in base.results:
+        if not result.devices or result.roles:
+            results.append(result)
+            continue
+        for number in range(1, repetitions + 1):
+            wobble = 1 + number % 4 / 100
+            calls = (
+                Calls("cuInit", 1, 0.6 * wobble),
+                Calls("cuIpcOpenMemHandle", 10, 10e-6 * open_us * wobble),
+            )
+            role = RoleOutcome("importer", Ending.COMPLETED, start_up_s=0.2 * wobble, calls=calls)
+            results.append(replace(result, roles=(role,), repetition=number))
+    return replaced(base, results=tuple(results))
+
+
+def upgraded() -> Report:
+    """Another driver: reopening fails, opening takes twice as long, a known issue goes and another comes."""
+    base = timed(healthy(NODE), 240.0)
+    stale = Join("nvidia-ipc-overlap", "a stale mapping", Relation.LATENT, "", checks=("ipc-stale",))
+    return replaced(
+        base,
+        hung("ipc-release", "cuIpcOpenMemHandle", NODE[1]),
+        Result(
+            "ipc-peer",
+            Finding.skip("no-peer-access", "no peer access between cuda:0 and cuda:1"),
+            ("cuda:0", "cuda:1"),
+        ),
+        Result(
+            "known-versions",
+            Finding.warn("known-bad", "nvidia-driver 590.10 is among the versions known to be bad"),
+        ),
+        inventory=(
+            *base.inventory[2:],
+            Fact("nvidia-driver", "590.10", ""),
+            Fact("nvidia-module", "open", ""),
+        ),
+        joins=(stale,),
+        started="2026-11-20T17:40:00+01:00",
+    )
+
+
+def accepted() -> Report:
+    return timed(replaced(healthy(NODE), joins=(REOPEN_ISSUE,)), 120.0)
+
+
+PAIRS = {
+    "upgraded": (accepted(), upgraded()),
+    "taken-back": (replaced(upgraded(), started="2026-11-20T09:00:00+01:00"), accepted()),
+    "the-same": (accepted(), accepted()),
+    "one-sample": (healthy(NODE), timed(healthy(NODE), 120.0, repetitions=1)),
+    "one-sample-each": (
+        timed(healthy(NODE), 120.0, repetitions=1),
+        timed(healthy(NODE), 240.0, repetitions=1),
+    ),
+    "few-samples": (timed(healthy(NODE), 120.0, repetitions=3), timed(healthy(NODE), 240.0, repetitions=3)),
+    "two-nodes": (healthy(NODE), replaced(seed_002(), host="nid000001", simulated="nvidia-460.32.03")),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_the_screen_as_an_admin_sees_it(name: str) -> None:
+    golden.check(f"comparison/{name}.txt", screen.render(compare(*PAIRS[name]), width=80))
+
+
+@pytest.mark.parametrize("name", ["upgraded", "the-same"])
+def test_the_document_as_a_ticket_shows_it(name: str) -> None:
+    golden.check(f"comparison/{name}.md", markdown.render(compare(*PAIRS[name])))
+
+
+def test_the_json_as_a_program_reads_it() -> None:
+    golden.check("comparison/upgraded.json", comparison_json.dumps(compare(*PAIRS["upgraded"])))

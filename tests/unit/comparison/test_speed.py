@@ -1,0 +1,168 @@
+"""Slower is what is slower: noise is not, a busy node is not, and what is gets found."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from gpuipc_doctor.comparison import speed
+from gpuipc_doctor.comparison.compare import TOLERANCE
+from gpuipc_doctor.comparison.speed import CONTROL, Pace
+from gpuipc_doctor.model import Calls, Ending, Finding, Measurement, Result, RoleOutcome
+
+CALLS = {"cuInit": 0.6, "cuCtxCreate": 0.08, "cuIpcOpenMemHandle": 120e-6, "cuMemcpyDtoH": 4e-3}
+"""Seconds, about those of an H200."""
+
+CHECKS = ("ipc-handles", "ipc-release", "ipc-reopen")
+DEVICES = ("cuda:0", "cuda:1", "cuda:2", "cuda:3")
+
+Noise = Callable[[], float]
+
+
+def run(
+    noise: Noise, *, repetitions: int = 10, slower: dict[str, float] | None = None, load: float = 1.0
+) -> list[Result]:
+    """A run in which every time is its own, times ``noise``, ``load`` and, for some calls, a factor."""
+    factors = slower or {}
+    return [
+        Result(
+            check,
+            Finding.ok(
+                "right", "fine", measured=[Measurement("bandwidth", 20.0 / noise() / load, "GB/s", True)]
+            ),
+            (device,),
+            repetition=number,
+            roles=(
+                RoleOutcome(
+                    "importer",
+                    Ending.COMPLETED,
+                    start_up_s=0.2 * noise() * load,
+                    calls=tuple(
+                        Calls(call, 8, 8 * seconds * noise() * load * factors.get(call, 1.0))
+                        for call, seconds in CALLS.items()
+                    ),
+                ),
+            ),
+        )
+        for check in CHECKS
+        for device in DEVICES
+        for number in range(1, repetitions + 1)
+    ]
+
+
+def noises(rng: random.Random) -> Iterator[tuple[str, Noise]]:
+    yield "little", lambda: rng.lognormvariate(0, 0.02)
+    yield "much", lambda: rng.lognormvariate(0, 0.5)
+    yield "now and then a lot", lambda: rng.uniform(1, 1.02) * (20 if rng.random() < 0.05 else 1)
+    yield "two speeds", lambda: rng.choice([1.0, 1.6]) * rng.uniform(1, 1.02)
+
+
+def found(before: list[Result], after: list[Result]) -> set[tuple[str, Pace]]:
+    speeds = speed.compare(before, after, TOLERANCE)
+    return {(s.quantity.name, s.pace) for s in speeds.all if s.pace is not Pace.SAME}
+
+
+@pytest.mark.parametrize("kind", [kind for kind, _ in noises(random.Random(0))])
+def test_of_equal_runs_it_does_not_cry_wolf(kind: str) -> None:
+    rng = random.Random(kind)
+    noise = dict(noises(rng))[kind]
+    alarms = sum(bool(found(run(noise), run(noise))) for _ in range(100))
+    assert alarms <= 5  # of a hundred comparisons of 61 quantities each
+
+
+def test_without_bounds_it_would() -> None:
+    """The control of the test above: the same noise makes medians differ by more than is tolerated."""
+    rng = random.Random(0)
+    noise = dict(noises(rng))["much"]
+    speeds = speed.compare(run(noise), run(noise), TOLERANCE)
+    assert sum(not 1 / (1 + TOLERANCE) < s.after / s.before < 1 + TOLERANCE for s in speeds.all) > 10
+
+
+@pytest.mark.parametrize(("factor", "pace"), [(1.5, Pace.SLOWER), (0.5, Pace.FASTER)])
+def test_one_call_that_changed_is_found_among_many(factor: float, pace: Pace) -> None:
+    rng = random.Random(factor)
+    noise = dict(noises(rng))["little"]
+    changed = run(noise, slower={"cuIpcOpenMemHandle": factor})
+    assert found(run(noise), changed) == {("cuIpcOpenMemHandle", pace)}
+
+
+def test_less_bandwidth_is_slower() -> None:
+    rng = random.Random(3)
+    noise = dict(noises(rng))["little"]
+    halved = [
+        replace(
+            r,
+            finding=Finding.ok(
+                "", "fine", measured=[replace(m, value=m.value / 2) for m in r.finding.measured]
+            ),
+        )
+        for r in run(noise)
+    ]
+    assert found(run(noise), halved) == {("bandwidth", Pace.SLOWER)}
+
+
+def test_a_busy_node_is_no_slow_driver() -> None:
+    rng = random.Random(4)
+    noise = dict(noises(rng))["little"]
+    busy = run(noise, load=1.8)
+    assert found(run(noise), busy) == set()
+    assert found(busy, run(noise)) == set()
+    slow_too = run(noise, load=1.8, slower={"cuInit": 2.0})
+    assert found(run(noise), slow_too) == {("cuInit", Pace.SLOWER)}
+
+
+def test_a_few_microseconds_are_nothing() -> None:
+    def still() -> float:
+        return 1.0
+
+    assert found(run(still), run(still, slower={"cuIpcOpenMemHandle": 1.3})) == set()  # 36 µs
+    assert found(run(still), run(still, slower={"cuIpcOpenMemHandle": 1.6})) != set()  # 72 µs
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (10, 1), (1, 10), (3, 3), (6, 6)])
+def test_with_too_few_samples_there_is_no_verdict(before: int, after: int) -> None:
+    rng = random.Random(5)
+    noise = dict(noises(rng))["little"]
+    speeds = speed.compare(
+        run(noise, repetitions=before), run(noise, repetitions=after, slower={"cuInit": 9.0}), TOLERANCE
+    )
+    assert {s.pace for s in speeds.all} == {Pace.TOO_FEW}
+    enough = speeds.needed
+    again = run(noise, repetitions=enough), run(noise, repetitions=enough, slower={"cuInit": 9.0})
+    assert found(*again) == {("cuInit", Pace.SLOWER)}
+
+
+def test_what_did_not_complete_says_nothing_of_speed() -> None:
+    def still() -> float:
+        return 1.0
+
+    failed = [replace(r, finding=Finding.fail("hung", "hung")) for r in run(still, slower={"cuInit": 9.0})]
+    assert speed.compare(run(still), failed, TOLERANCE).all == ()
+
+
+def test_what_was_not_repeated_is_left_out() -> None:
+    def still() -> float:
+        return 1.0
+
+    once = Result("driver-init", Finding.ok("found", "2 GPUs"), probe="cuda", roles=run(still)[0].roles)
+    speeds = speed.compare([*run(still), once], [*run(still), once], TOLERANCE)
+    assert {s.quantity.check for s in speeds.all} == set(CHECKS)
+    assert speeds.control is not None
+    assert (speeds.control.quantity.name, speeds.control.pace) == (CONTROL, Pace.SAME)
+
+
+def test_a_repetition_that_lacks_a_probe_does_not_count() -> None:
+    """A mean over fewer probes would be that of another mixture of calls."""
+
+    def still() -> float:
+        return 1.0
+
+    one = run(still)
+    other = [replace(r, probe="large", roles=run(still, slower={"cuInit": 5.0})[0].roles) for r in one]
+    partly = [r for r in other if r.repetition <= 8]
+    speeds = speed.compare([*one, *other], [*one, *partly], TOLERANCE)
+    assert {s.samples for s in speeds.all if s.quantity.name == "cuInit"} == {(10, 8)}
+    assert {s.pace for s in speeds.all} == {Pace.SAME}

@@ -1,0 +1,96 @@
+"""The database against logs: each signature finds its own sample, the seeds theirs, healthy runs nothing."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from benchmarks import diagnose_speed
+from gpuipc_doctor import knownissues
+from gpuipc_doctor.diagnose.diagnosis import Diagnosis
+from gpuipc_doctor.diagnose.examination import Examination
+from gpuipc_doctor.diagnose.readers import diagnose
+from gpuipc_doctor.model import Fact, Relation
+
+LOGS = Path(__file__).parents[2] / "logs"
+ISSUES = knownissues.load()
+SAMPLES = [
+    pytest.param(issue, number, id=f"{issue.id}-{number}")
+    for issue in ISSUES
+    if not issue.withdrawn
+    for number, signature in enumerate(issue.signatures)
+    if signature.sample
+]
+
+
+def diagnosed(*paths: Path, known: Sequence[Fact] = ()) -> Diagnosis:
+    return diagnose(map(str, paths), Examination(ISSUES), known=known)
+
+
+def test_all_signatures_can_be_searched_for() -> None:
+    assert Examination(ISSUES).index.skipped == []
+
+
+def test_nothing_in_a_debug_log_is_worth_a_look_once_it_was_seen() -> None:
+    """Else logs are read at a third of the speed: some signature's fixed text is too common."""
+    log = b"".join(diagnose_speed.quiet_lines(10_000))
+    reading = Examination(ISSUES).log("debug.log")
+    for _ in range(2):
+        reading.feed(log)
+    assert reading._scanner._memory._telling == {}
+
+
+@pytest.mark.parametrize(("issue", "number"), SAMPLES)
+def test_a_signature_finds_its_sample(issue: knownissues.KnownIssue, number: int, tmp_path: Path) -> None:
+    log = tmp_path / "sample.log"
+    log.write_text(issue.signatures[number].sample, encoding="utf-8")
+    examination = Examination([issue])
+    diagnose([str(log)], examination)
+    assert (0, number) in examination.complete
+
+
+@pytest.mark.parametrize(
+    ("log", "found", "hints"),
+    [
+        ("seed-000-gpudirect-oom.log", [], ["cray-mpich-ipc-cache-leak"]),
+        ("seed-001-cxi-device-memory.log", ["cxi-device-memory-not-mapped"], []),
+        ("seed-002-ipc-reopen.log", ["nvidia-ipc-reopen"], []),
+    ],
+)
+def test_the_seeds_are_recognised(log: str, found: list[str], hints: list[str]) -> None:
+    diagnosis = diagnosed(LOGS / "faulty" / log)
+    assert [one.issue.id for one in diagnosis.found] == found
+    assert [one.issue.id for one in diagnosis.hints] == hints
+
+
+def test_an_inventory_makes_a_finding_of_a_hint() -> None:
+    known = [
+        Fact("cray-mpich", "8.1.30", "MPI_Get_library_version"),
+        Fact("env:MPICH_GPU_IPC_ENABLED", None, "environment"),
+    ]
+    diagnosis = diagnosed(LOGS / "faulty" / "seed-000-gpudirect-oom.log", known=known)
+    (one,) = diagnosis.found
+    assert (one.issue.id, one.relation) == ("cray-mpich-ipc-cache-leak", Relation.CONFIRMED)
+    assert "MPICH_GPU_IPC_ENABLED=0" in one.remedy
+
+
+@pytest.mark.parametrize("log", sorted((LOGS / "healthy").iterdir()), ids=lambda path: path.name)
+def test_nothing_is_diagnosed_in_healthy_logs(log: Path) -> None:
+    diagnosis = diagnosed(log)
+    assert diagnosis.recognised == ()
+    assert diagnosis.unknown == ()
+
+
+def test_versions_are_read_from_healthy_logs() -> None:
+    diagnosis = diagnosed(*sorted((LOGS / "healthy").iterdir()))
+    assert {fact.name: fact.value for fact in diagnosis.facts if not fact.name.startswith("env:")} == {
+        "intel-mpi": "2021.18",
+        "cray-mpich": "8.1.32.110",
+        "kernel": "5.14.21-150500.55.65-default",
+        "nvidia-driver": "550.54.15",
+        "slurm": "24.05.4",
+        "nccl": "2.21.5",
+        "libfabric": "1.22",
+        "mpich": "5.0.2",
+        "ucx": "1.20.1",
+    }

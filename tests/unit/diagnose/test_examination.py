@@ -1,0 +1,237 @@
+"""What lines mean: signatures of several parts, beside versions, more or less sure; and the rest."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from gpuipc_doctor.diagnose.diagnosis import Diagnosis
+from gpuipc_doctor.diagnose.error_lines import MOST_GROUPS
+from gpuipc_doctor.diagnose.examination import MANY, Examination
+from gpuipc_doctor.knownissues import Confidence, KnownIssue, Signature, Workaround
+from gpuipc_doctor.knownissues.conditions import Need
+from gpuipc_doctor.model import Fact, Relation
+from gpuipc_doctor.versions import Range
+
+
+def issue(*signatures: Signature, id_: str = "one", affected: Iterable[Range] = ()) -> KnownIssue:
+    return KnownIssue(
+        id=id_,
+        title="what it is",
+        component="nccl",
+        kind="error",
+        status="open",
+        symptom="how it shows",
+        references=(),
+        affected=tuple(affected),
+        signatures=signatures,
+        workarounds=(Workaround("update"),),
+    )
+
+
+def examine(logs: dict[str, str], *issues: KnownIssue, known: Iterable[Fact] = ()) -> Diagnosis:
+    examination = Examination(issues)
+    for name, text in logs.items():
+        log = examination.log(name)
+        for at in range(0, len(text), 1 << 16):
+            log.feed(text[at : at + (1 << 16)].encode())
+        log.flush()
+    return examination.conclude((), tuple(known))
+
+
+GONE = Signature(("the handle is gone",))
+
+
+def test_lines_are_counted_and_placed() -> None:
+    text = "\n".join(
+        ["start", *(f"srun: error: nid00{n}: task {n}: the handle is gone" for n in (3, 1, 2)), "end", ""]
+    )
+    (one,) = examine({"a.log": text, "b.log": "the handle is gone\n"}, issue(GONE)).recognised
+    assert one.lines.count == 4
+    assert (one.lines.first.where, one.lines.last.where) == ("a.log:2", "b.log:1")
+    assert one.lines.hosts == ("nid001", "nid002", "nid003")
+    assert one.lines.ranks == ("1", "2", "3")
+    assert one.signatures == (one.lines,)
+
+
+def test_all_parts_of_a_signature_must_be_in_one_log() -> None:
+    both = issue(Signature(("handle", "context destroyed")))
+    assert not examine({"a": "handle\n", "b": "context destroyed\n"}, both).recognised
+    (one,) = examine({"a": "context destroyed\n" * 3 + "handle\n" * 5}, both).recognised
+    assert one.lines.count == 4, "the part that says less is found once"
+
+
+def test_a_part_that_is_everywhere_rests_until_the_other_is_found() -> None:
+    both = issue(Signature(("everywhere in this log", "then")))
+    text = "everywhere in this log\n" * (MANY + 500)
+    (one,) = examine({"a": text + "x\n" * 20_000 + "then\n" + "x\n" * 40_000 + text}, both).recognised
+    assert one.lines.at_least
+    assert one.lines.count >= 2 * MANY + 500, "after the other part it is counted again"
+    (one,) = examine({"a": "everywhere in this log\n" * 500 + "then\n"}, both).recognised
+    assert not one.lines.at_least
+    assert one.lines.count == 501
+
+
+BAD = Range("nccl", introduced="2.0", fixed="3.0")
+
+
+@pytest.mark.parametrize(
+    ("written", "version", "confidence", "relation"),
+    [
+        (Confidence.HIGH, "2.5", Confidence.HIGH, Relation.CONFIRMED),
+        (Confidence.HIGH, "3.1", Confidence.MEDIUM, Relation.NEW),
+        (Confidence.HIGH, None, Confidence.HIGH, Relation.UNKNOWN),
+        (Confidence.MEDIUM, "2.5", Confidence.HIGH, Relation.CONFIRMED),
+        (Confidence.MEDIUM, "3.1", Confidence.LOW, Relation.NEW),
+        (Confidence.LOW, "2.5", Confidence.MEDIUM, Relation.CONFIRMED),
+        (Confidence.LOW, "3.1", Confidence.LOW, Relation.NEW),
+        (Confidence.LOW, None, Confidence.LOW, Relation.UNKNOWN),
+    ],
+)
+def test_the_version_moves_the_confidence(
+    written: Confidence, version: str | None, confidence: Confidence, relation: Relation
+) -> None:
+    one = issue(Signature(GONE.match, confidence=written), affected=[BAD])
+    banner = f"nid1:1:1 [0] NCCL INFO NCCL version {version}+cuda12.4\n" if version else ""
+    (found,) = examine({"a": banner + "the handle is gone\n"}, one).recognised
+    assert (found.confidence, found.relation) == (confidence, relation)
+
+
+def test_what_is_known_of_the_node_wins_over_what_logs_tell() -> None:
+    text = "NCCL version 3.1+cuda12.4\nthe handle is gone\n"
+    known = Fact("nccl", "2.5", "inventory")
+    diagnosis = examine({"a": text}, issue(GONE, affected=[BAD]), known=[known])
+    assert diagnosis.recognised[0].relation is Relation.CONFIRMED
+    assert diagnosis.facts == (known,)
+
+
+@pytest.mark.parametrize(
+    ("text", "confidence"),
+    [
+        ("the handle is gone", Confidence.LOW),
+        ("UCX  INFO  Version 1.15.0 (loaded)\nthe handle is gone", Confidence.HIGH),
+        ("UCX  INFO  Version 1.17.0 (loaded)\nthe handle is gone", None),
+    ],
+)
+def test_a_signature_may_need_a_version_beside_it(text: str, confidence: Confidence | None) -> None:
+    needy = Signature(GONE.match, needs=(Need("ucx", range=Range("ucx", introduced="0", fixed="1.16")),))
+    diagnosis = examine({"a": text}, issue(needy))
+    assert [one.confidence for one in diagnosis.recognised] == [confidence] * (confidence is not None)
+    assert len(diagnosis.found) == (confidence is Confidence.HIGH)
+
+
+def test_a_bad_version_does_not_stand_in_for_what_a_signature_needs() -> None:
+    needy = Signature(GONE.match, needs=(Need("ucx"),))
+    (one,) = examine({"a": "NCCL version 2.5.1\nthe handle is gone"}, issue(needy, affected=[BAD])).recognised
+    assert (one.confidence, one.relation) == (Confidence.LOW, Relation.CONFIRMED)
+    assert one.reason.endswith("and the lines mean it only with ucx")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("export NCCL_P2P_DISABLE=1", "1"),
+        ("NCCL_P2P_DISABLE=0 srun ./a.out", "0"),
+        ("PE 0:   NCCL_P2P_DISABLE              = 1", "1"),
+        ("n1:1:1 [0] NCCL INFO NCCL_P2P_DISABLE set by environment to 1.", "1"),
+        ("with `NCCL_P2P_DISABLE=1` it works", None),
+        ("MY_NCCL_P2P_DISABLE=1", None),
+    ],
+)
+def test_variables_that_known_issues_ask_for_are_read(text: str, told: str | None) -> None:
+    needy = issue(Signature(GONE.match, needs=(Need("env:NCCL_P2P_DISABLE", matches="1"),)))
+    assert [fact.value for fact in examine({"a": text}, needy).facts] == [told] * (told is not None)
+
+
+def test_the_surest_comes_first() -> None:
+    issues = [
+        issue(Signature(GONE.match, confidence=confidence), id_=confidence.label) for confidence in Confidence
+    ]
+    diagnosis = examine({"a": "the handle is gone"}, *issues)
+    assert [one.issue.id for one in diagnosis.recognised] == ["high", "medium", "low"]
+    assert [one.issue.id for one in diagnosis.found] == ["high", "medium"]
+    assert [one.issue.id for one in diagnosis.hints] == ["low"]
+
+
+def test_withdrawn_issues_are_not_looked_for() -> None:
+    withdrawn = KnownIssue(
+        "old", "t", "nccl", "error", "open", "s", (), signatures=(GONE,), withdrawn="it was none"
+    )
+    assert not examine({"a": "the handle is gone"}, withdrawn).recognised
+
+
+def test_a_signature_that_cannot_be_searched_for_is_named_and_the_others_are_found() -> None:
+    examination = Examination([issue(Signature((r"\d+|[a-z]*\d",)), GONE)])
+    assert examination.index.skipped == [
+        r"one: '\\d+|[a-z]*\\d' has no fixed text but figures, white space and a to f"
+    ]
+    log = examination.log("a")
+    log.feed(b"the handle is gone\n")
+    log.flush()
+    assert examination.conclude(()).recognised
+
+
+def test_telling_lines_that_nothing_explains_are_grouped_most_telling_first() -> None:
+    text = "".join(f"srun: error: nid{n:06}: task {n}: Terminated\n" for n in range(1000))
+    text += "ERROR: the handle is gone\nsegmentation fault\nno error here\n"
+    diagnosis = examine({"a": text}, issue(GONE))
+    assert [(one.count, one.first.line) for one in diagnosis.unknown] == [(1, 1002), (1000, 1)]
+    assert len(diagnosis.unknown[1].hosts) == 1000
+
+
+def test_a_line_of_an_incomplete_signature_is_not_explained() -> None:
+    diagnosis = examine({"a": "ERROR: the handle is gone\n"}, issue(Signature((*GONE.match, "elsewhere"))))
+    assert not diagnosis.recognised
+    assert [one.count for one in diagnosis.unknown] == [1]
+
+
+def test_there_is_an_end_to_the_kinds_that_are_told_apart() -> None:
+    letters = "ghijklmnop"
+    names = ["".join(letters[int(digit)] for digit in f"{n:04}") for n in range(MOST_GROUPS + 50)]
+    diagnosis = examine({"a": "".join(f"{name} FATAL\n" for name in names)})
+    assert len(diagnosis.unknown) == MOST_GROUPS
+    assert diagnosis.unknown_beyond == 50
+
+
+def test_a_very_long_line_is_told_by_what_is_near() -> None:
+    (one,) = examine({"a": "v" * 3000 + "the handle is gone" + "w" * 900}, issue(GONE)).recognised
+    assert "the handle is gone" in one.lines.first.excerpt
+    assert len(one.lines.first.excerpt) < 500
+
+
+def test_a_line_of_another_program_does_not_count() -> None:
+    ours = Signature(GONE.match, unless="^GTL")
+    assert not examine({"a": "GTL DEBUG: the handle is gone\n"}, issue(ours)).recognised
+    (one,) = examine({"a": "GTL DEBUG: the handle is gone\nthe handle is gone\n"}, issue(ours)).recognised
+    assert (one.lines.count, one.lines.first.line) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("there", "recognised"),
+    [
+        ([], True),
+        (["nvidia-driver"], True),
+        (["rocm"], False),
+        (["rocm", "cuda-runtime"], True),  # both are installed: nobody knows whose the GPUs are
+    ],
+)
+def test_an_issue_of_the_other_vendor_is_not_one_of_this_node(there: list[str], recognised: bool) -> None:
+    of_nvidia = replace(issue(GONE), component="cuda-driver")
+    node = [Fact(name, "1.0", "inventory") for name in there]
+    assert bool(examine({"a": "the handle is gone\n"}, of_nvidia, known=node).recognised) is recognised
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "========= Leaked 4096 bytes at 0x7f0a26800000",
+        "ERR:  mh is not mapped yet",
+        "UCX  WARN  cannot pin, falling back to a copy",
+        "pidfd: Operation not permitted",
+        "#2  __assert_fail_base () from libc.so.6",
+        "PRTE has lost communication with a remote daemon.",
+    ],
+)
+def test_trouble_that_nobody_knows_is_shown(line: str) -> None:
+    (shown,) = examine({"a": f"ready\n{line}\ndone\n"}).unknown
+    assert shown.first.text == line

@@ -1,0 +1,73 @@
+"""The fixed text of a pattern: in everything that the pattern matches, whatever its spacing and case."""
+
+import re
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpuipc_doctor import knownissues
+from gpuipc_doctor.diagnose.finder import HyperscanFinder, ReFinder, finder
+from gpuipc_doctor.diagnose.literals import bare, fixed_text
+
+SIGNATURES = [text for issue in knownissues.load() for one in issue.signatures for text in one.patterns]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "texts"),
+    [
+        (r"cxil_map\(\) failed: -22", ["cxil_map()failed:-22"]),
+        (r"Failed\s+to\s+map", ["Failedtomap"]),
+        (r"\b[Ss]egmentation fault\b", ["Segmentation fault", "segmentation fault"]),
+        (r"(?:srun|slurmd): error:", ["srun: error:", "slurmd: error:"]),
+        (r"loss(?:y)?\d+pinpoint", ["pinpoint"]),
+        (r"(?P<x>cuda|hip)Ipc.*Open", ["cudaIpc", "hipIpc"]),
+        (r"line=\"?5;", ["line=;", 'line=";']),
+        (r"lines?:", ["line:", "lines:"]),
+        (r"Xid.*119|GSP_LOCKDOWN", ["Xid", "GSP_LOCKDOWN"]),
+        (r"(?<!not )(?=f)found it", ["found it"]),
+        (r"error \d+ in cuIpcOpenMemHandle", ["in cuIpcOpenMemHandle"]),
+        (r"mapping (?:lost){2}", ["mapping"]),
+        (r"no[^)]*\)[ \t]rows+ gone", ["rows"]),
+        (r"x{2,3}[(|)]yyy", ["(yyy", "|yyy", ")yyy"]),
+        ("é: gr\u00fcn-weiss", ["é: gr\u00fcn-weiss"]),
+        (r"\d+|ghijk", []),
+        (r"x*y?", []),
+        ("abc", []),
+    ],
+)
+def test_the_best_fixed_text_is_found(pattern: str, texts: list[str]) -> None:
+    assert fixed_text(pattern) == {bare(text.encode()) for text in texts}
+
+
+def test_everyday_words_are_a_last_resort() -> None:
+    assert fixed_text(r"MPI \d+ error") == {b"MPI"}
+    assert fixed_text(r"error \d+") == {bare(b"error")}
+
+
+@given(st.data())
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+def test_what_a_signature_matches_has_its_fixed_text(data: st.DataObject) -> None:
+    pattern = data.draw(st.sampled_from(SIGNATURES))
+    matched = data.draw(st.from_regex(re.compile(pattern, re.ASCII)))
+    assert any(text in bare(matched.encode()).replace(b"\n", b"") for text in fixed_text(pattern)), pattern
+
+
+TEXTS = st.lists(
+    st.binary(min_size=1, max_size=4).map(lambda b: bytes(97 + c % 3 for c in b)), min_size=1, unique=True
+)
+
+
+@given(TEXTS, st.binary(max_size=60).map(lambda b: bytes(97 + c % 3 for c in b)))
+@settings(max_examples=300)
+def test_both_engines_find_every_place(texts: list[bytes], block: bytes) -> None:
+    expected = {
+        (number, at + len(text))
+        for number, text in enumerate(texts)
+        for at in range(len(block))
+        if block.startswith(text, at)
+    }
+    found = ReFinder(texts).find(block)
+    assert sorted(found) == sorted(expected)
+    if finder(texts).name == "hyperscan":
+        assert set(HyperscanFinder(texts).find(block)) == expected

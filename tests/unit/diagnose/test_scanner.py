@@ -1,0 +1,125 @@
+"""Patterns are found whatever comes between: block edges, wrapped lines, escapes, lines without an end."""
+
+import random
+import re
+
+import pytest
+
+from gpuipc_doctor.diagnose.scanner import BLOCK, LONGEST, Pattern, Patterns, Scanner
+
+NEEDLES = ("cxil_map() failed: -22", "Failed to map recv buffer: -22")
+PATTERNS = Patterns(
+    [Pattern(re.compile(re.escape(needle).replace(r"\ ", r"\s+")), wrapped=True) for needle in NEEDLES]
+)
+
+
+def find(text: bytes | str, size: int = BLOCK, patterns: Patterns = PATTERNS) -> list[tuple[int, int]]:
+    """(line, pattern) of each hit, in a log that comes in blocks of ``size`` bytes."""
+    data = text.encode() if isinstance(text, str) else text
+    scanner = Scanner(patterns)
+    hits = []
+    for at in range(0, len(data), size):
+        hits += scanner.feed(data[at : at + size])
+    hits += scanner.flush()
+    assert scanner.lines == data.count(b"\n") + (data[-1:] not in (b"", b"\n"))
+    return sorted(
+        (line, number) for hit in hits for line in (hit.number, *hit.numbers) for number, _ in hit.matches
+    )
+
+
+def noise(lines: int, seed: int = 1) -> list[str]:
+    rng = random.Random(seed)
+    return [
+        f"libfabric:{n}::core:mr:search():{rng.randrange(999)}<debug> " + "x" * rng.randrange(60)
+        for n in range(lines)
+    ]
+
+
+def test_lines_are_counted_from_one() -> None:
+    assert find(f"{NEEDLES[0]}\nnothing\n{NEEDLES[1]}") == [(1, 0), (3, 1)]
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 4096, BLOCK])
+def test_blocks_make_no_difference(size: int) -> None:
+    lines = noise(400)
+    for at in (0, 3, 17, 18, 211, 399):
+        lines[at] += NEEDLES[at % 2]
+    assert find("\n".join(lines), size) == [(at + 1, at % 2) for at in (0, 3, 17, 18, 211, 399)]
+
+
+@pytest.mark.parametrize("width", [60, 72, 80, 97, 132])
+def test_a_line_that_a_terminal_wrapped_is_found_wherever_it_was_broken(width: int) -> None:
+    for before in range(width - len(NEEDLES[1]) - 2, width + 2):
+        log = [
+            *noise(20),
+            "y" * before + NEEDLES[1] + " and what came after it, until the line was full again" * 3,
+            *noise(5),
+        ]
+        wrapped = [line[at : at + width] for line in log for at in range(0, len(line), width)]
+        (hit,) = find("\n".join(wrapped))
+        assert hit[1] == 1
+
+
+def test_a_line_that_was_filled_between_words_is_found() -> None:
+    log = "The second node said, again and again, that it had Failed to map\nrecv buffer: -22, and hung.\n"
+    assert [pattern for _, pattern in find(log)] == [1]
+
+
+def test_an_indented_line_goes_on() -> None:
+    assert [pattern for _, pattern in find("warn: Failed to map\n    recv buffer: -22\n")] == [1]
+
+
+def test_lines_that_only_stand_one_after_the_other_are_not_one() -> None:
+    patterns = Patterns([Pattern(re.compile(r"cuIpcOpenMemHandle.*INVALID_HANDLE"), wrapped=True)])
+    log = (
+        "cuIpcOpenMemHandle: fine\ncuCtxDestroy: INVALID_HANDLE\n"
+        + "a much longer line than those two are\n" * 3
+    )
+    assert find(log, patterns=patterns) == []
+    assert find(log.replace("fine\ncuCtxDestroy", "ERROR"), patterns=patterns) == [(1, 0)]
+
+
+def test_colours_inside_a_message_do_not_hide_it() -> None:
+    assert find("\x1b[1;31mcxil_map()\x1b[0m failed\x1b]0;title\x07: -22\n") == [(1, 0)]
+
+
+def test_carriage_returns_begin_no_new_line_number() -> None:
+    assert find("one\r\n10%\r20%\rcxil_map() failed: -22\rdone\r\ncxil_map() failed: -22\r\n") == [
+        (2, 0),
+        (3, 0),
+    ]
+
+
+def test_a_very_long_line_is_searched_in_parts_that_belong_together() -> None:
+    for at in range(LONGEST - len(NEEDLES[0]), LONGEST):
+        assert find("z" * at + NEEDLES[0] + "z" * 9000 + "\nlast\n") == [(1, 0)]
+
+
+@pytest.mark.parametrize("size", [1000, BLOCK])
+def test_a_line_that_never_ends_is_read_in_bounded_memory(size: int) -> None:
+    scanner = Scanner(PATTERNS)
+    found = []
+    for _ in range(40 * BLOCK // size):
+        found += scanner.feed(b"q" * size)
+        assert len(scanner._waiting) <= 2 * BLOCK
+    found += scanner.feed(NEEDLES[0].encode())
+    found += scanner.flush()
+    assert [(hit.number, len(hit.matches)) for hit in found] == [(1, 1)]
+
+
+def test_bytes_that_are_no_text_are_passed_over() -> None:
+    assert find(b"\xff\xfe\x80 \0\0 cxil_map() failed: -22 \xc3\n") == [(1, 0)]
+
+
+def test_what_rests_is_not_looked_for_until_it_is_woken() -> None:
+    scanner = Scanner(PATTERNS)
+    scanner.rest(0)
+    log = (NEEDLES[0] + "\n").encode() * 20_000
+    assert list(scanner.feed(log)) == []
+    scanner.wake([0])
+    assert list(scanner.feed(log)) != []
+
+
+def test_a_pattern_without_fixed_text_is_refused() -> None:
+    with pytest.raises(ValueError, match="no fixed text"):
+        Patterns([Pattern(re.compile(r"\d+"))])

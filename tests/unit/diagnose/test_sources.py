@@ -1,0 +1,199 @@
+"""Logs of every kind are read to the end, or as far as can be with one line about the rest."""
+
+import bz2
+import gzip
+import lzma
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpuipc_doctor.diagnose.decompress import Unreadable
+from gpuipc_doctor.diagnose.sources import Log
+
+TEXT = "".join(f"line {n} of a log, {n * 7919 % 10007}\n" for n in range(20_000)).encode()
+
+
+def zstd(data: bytes) -> bytes:
+    module = pytest.importorskip("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
+    return bytes(module.compress(data))
+
+
+FORMATS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "bzip2": bz2.compress,
+    "xz": lzma.compress,
+    "zstd": zstd,
+}
+
+
+def read(path: Path) -> tuple[bytes, str]:
+    """What could be read, and what was wrong."""
+    data = b""
+    try:
+        log = Log(str(path))
+        for block in log.blocks():
+            data += block or b""
+    except Unreadable as trouble:
+        return data, str(trouble)
+    log.close()
+    return data, "; ".join(log.notes)
+
+
+def written(directory: Path, data: bytes) -> Path:
+    path = directory / "log"
+    path.write_bytes(data)
+    return path
+
+
+def test_text_is_read_as_it_is(tmp_path: Path) -> None:
+    assert read(written(tmp_path, TEXT)) == (TEXT, "")
+    assert read(written(tmp_path, b"")) == (b"", "")
+    assert read(written(tmp_path, b"x")) == (b"x", "")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_compressed_text_is_read(tmp_path: Path, name: str) -> None:
+    compress = FORMATS[name]
+    assert read(written(tmp_path, compress(TEXT))) == (TEXT, "")
+    assert read(written(tmp_path, compress(TEXT) + compress(b"more\n"))) == (TEXT + b"more\n", "")
+    assert read(written(tmp_path, compress(b""))) == (b"", "")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_of_truncated_data_nothing_that_is_there_is_lost(tmp_path: Path, name: str) -> None:
+    whole = FORMATS[name](TEXT)
+    data, said = read(written(tmp_path, whole[: len(whole) * 3 // 4]))
+    assert said == f"ends in the midst of its {name} data; what is there was looked at"
+    assert TEXT.startswith(data)
+    if name != "bzip2":  # of whose blocks, larger than this text, no part can be had
+        assert len(data) > len(TEXT) // 2
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_damaged_data_is_named(tmp_path: Path, name: str) -> None:
+    whole = bytearray(FORMATS[name](TEXT))
+    for at in range(len(whole) // 2, len(whole) // 2 + 40):
+        whole[at] ^= 0x5A
+    _, said = read(written(tmp_path, bytes(whole)))
+    assert said.startswith((f"has damaged {name} data", f"ends in the midst of its {name} data"))
+    assert len(said.splitlines()) == 1
+
+
+def test_a_bomb_is_read_a_block_at_a_time(tmp_path: Path) -> None:
+    log = Log(str(written(tmp_path, gzip.compress(b"a" * 10_000 + b"\0" * 30_000_000))))
+    blocks = [len(block or b"") for block in log.blocks()]
+    log.close()
+    assert sum(blocks) == 30_010_000
+    assert max(blocks) <= 1 << 17
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (Path(sys.executable).read_bytes()[:200_000], "is no text and no compressed text"),
+        (gzip.compress(os.urandom(20_000)), "is no text and no compressed text"),
+        ("Fehler".encode("utf-16"), "is UTF-16; make it UTF-8 first"),
+    ],
+    ids=["a program", "compressed noise", "UTF-16"],
+)
+def test_what_is_no_text_is_refused(tmp_path: Path, data: bytes, said: str) -> None:
+    assert read(written(tmp_path, data))[1].startswith(said)
+
+
+def test_text_in_strange_encodings_and_colours_is_text(tmp_path: Path) -> None:
+    for data in (b"caf\xe9 \xff\xfe\n" * 99, b"\x1b[31mred\x1b[0m\r\n\a\b" * 99, "Größe µ ×".encode() * 99):
+        assert read(written(tmp_path, data)) == (data, "")
+
+
+def test_the_hole_of_an_emptied_log_is_passed_over(tmp_path: Path) -> None:
+    data, said = read(written(tmp_path, b"\0" * 300_000 + TEXT))
+    assert (data, said) == (TEXT, "")
+
+
+def test_what_cannot_be_opened_says_why(tmp_path: Path) -> None:
+    assert read(tmp_path / "none") == (b"", "cannot be opened: No such file or directory")
+    assert read(tmp_path) == (b"", "is a directory; name the files in it")
+    assert read(Path("nul\0byte"))[1] == "is not the name of a file"
+
+
+def test_a_file_that_grows_is_read_up_to_where_it_was(tmp_path: Path) -> None:
+    path = written(tmp_path, TEXT)
+    log = Log(str(path))
+    blocks = log.blocks()
+    data = next(blocks) or b""
+    with path.open("ab") as file:
+        file.write(b"new\n")
+    data += b"".join(block or b"" for block in blocks)
+    log.close()
+    assert data == TEXT
+    assert log.notes == [f"has grown while it was read; its first {len(TEXT)} bytes were looked at"]
+
+
+def test_a_file_that_shrinks_says_so(tmp_path: Path) -> None:
+    path = written(tmp_path, TEXT)
+    log = Log(str(path))
+    blocks = log.blocks()
+    next(blocks)
+    os.truncate(path, 100)
+    with pytest.raises(Unreadable, match=r"was cut off while it was read, \d+ bytes before its end"):
+        list(blocks)
+    log.close()
+
+
+def test_a_file_that_is_removed_is_still_read(tmp_path: Path) -> None:
+    path = written(tmp_path, TEXT)
+    log = Log(str(path))
+    path.unlink()
+    assert b"".join(block or b"" for block in log.blocks()) == TEXT
+    log.close()
+
+
+def test_files_of_proc_are_read_though_they_say_that_they_are_empty() -> None:
+    assert b"Pid:" in read(Path("/proc/self/status"))[0]
+
+
+def test_a_pipe_is_waited_for_without_blocking(tmp_path: Path) -> None:
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    log = Log(str(path))
+    blocks = log.blocks()
+    assert log.endless
+    assert next(blocks) == next(blocks) == b""
+    with path.open("wb", buffering=0) as writer:
+        writer.write(b"a few\n")
+        assert next(blocks) == b"a few\n"
+        assert next(blocks) == b""
+        writer.write(b"more\n")
+    assert b"".join(block or b"" for block in blocks) == b"more\n"
+    log.close()
+
+
+def test_a_followed_file_is_read_on_when_it_grows_is_emptied_or_replaced(tmp_path: Path) -> None:
+    path = written(tmp_path, b"begin\n")
+    log = Log(str(path), follow=True)
+    blocks = log.blocks()
+
+    def come() -> list[bytes | None]:
+        """What comes until nothing more does."""
+        came: list[bytes | None] = []
+        for block in blocks:
+            if block == b"" and came:
+                return came
+            if block != b"":
+                came.append(block)
+        raise AssertionError("a followed file does not end")
+
+    assert come() == [b"begin\n"]
+    with path.open("ab") as file:
+        file.write(b"grown\n")
+    assert come() == [b"grown\n"]
+    path.write_bytes(b"anew\n")
+    assert come() == [None, b"anew\n"]
+    path.rename(tmp_path / "log.1")
+    assert next(blocks) == b""
+    path.write_bytes(b"rotated\n")
+    assert come() == [None, b"rotated\n"]
+    log.close()

@@ -1,0 +1,98 @@
+"""What is read in the output of ``fi_info``."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+
+from gpuipc_doctor.fabric.interfaces import Interface, offered, routes
+
+CXI = """\
+provider: cxi
+    fabric: cxi
+    domain: cxi0
+    version: 0.0
+    type: FI_EP_RDM
+    protocol: FI_PROTO_CXI
+"""
+"""shs-docs (ef07c6c), troubleshoot/cassini/RDMA_interface_troubleshooting.md."""
+
+VERBOSE = """\
+---
+fi_info:
+    caps: [ FI_MSG, FI_TAGGED ]
+    fi_ep_attr:
+        type: FI_EP_RDM
+        protocol: FI_PROTO_CXI
+    fi_domain_attr:
+        domain: 0x0
+        name: cxi0
+        threading: FI_THREAD_SAFE
+    fi_fabric_attr:
+        name: cxi
+        prov_name: cxi
+        prov_version: 0.1
+    nic:
+        fi_link_attr:
+            speed: 200000000000
+            state: FI_LINK_UP
+---
+fi_info:
+    fi_ep_attr:
+        type: FI_EP_MSG
+    fi_domain_attr:
+        domain: 0x0
+        name: eth0
+    fi_fabric_attr:
+        name: 192.0.2.0/24
+        prov_name: tcp
+    nic: (nil)
+"""
+"""The form of libfabric's src/fi_tostr.c; ``state`` as HPE's guide greps for it."""
+
+
+def test_the_short_form() -> None:
+    assert offered(CXI) == [Interface("cxi", "cxi0", "FI_EP_RDM")]
+
+
+def test_the_long_form_tells_of_links() -> None:
+    assert offered(VERBOSE) == [
+        Interface("cxi", "cxi0", "FI_EP_RDM", "up"),
+        Interface("tcp", "eth0", "FI_EP_MSG"),
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "fi_getinfo: -61 (No data available)\n", "rubbish"])
+def test_none(text: str) -> None:
+    assert offered(text) == []
+
+
+@pytest.mark.skipif(shutil.which("fi_info") is None, reason="libfabric's programs are not on PATH")
+def test_both_forms_of_the_real_one_agree() -> None:
+    def asked(*options: str) -> set[tuple[str, str, str]]:
+        text = subprocess.run(["fi_info", *options], capture_output=True, text=True, check=True).stdout
+        return {(one.provider, one.domain, one.kind) for one in offered(text)}
+
+    assert asked("-v") == asked() != set()
+
+
+def rdm(*providers: str) -> list[Interface]:
+    return [Interface(provider, "a", "FI_EP_RDM") for provider in providers]
+
+
+@pytest.mark.parametrize(
+    ("providers", "across", "expected"),
+    [
+        (("shm", "tcp", "cxi"), False, ["cxi"]),
+        (("verbs;ofi_rxm", "tcp", "shm"), True, ["verbs;ofi_rxm"]),
+        (("udp;ofi_rxd", "tcp;ofi_rxm", "shm", "psm3"), False, ["tcp", "shm"]),
+        (("tcp", "shm"), True, ["tcp"]),
+        (("sockets",), False, []),
+    ],
+)
+def test_what_an_mpi_would_send_through(
+    providers: tuple[str, ...], across: bool, expected: list[str]
+) -> None:
+    assert routes(rdm(*providers), across=across) == expected

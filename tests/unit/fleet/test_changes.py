@@ -1,0 +1,154 @@
+"""Two runs over a fleet: who got worse, better or lost, by what was found; what has changed beside it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from jsonschema import Draft202012Validator
+
+from gpuipc_doctor.cli.main import cli
+from gpuipc_doctor.comparison.check_changes import Turn
+from gpuipc_doctor.fleet import changes, changes_content, changes_json, directory, summary
+from gpuipc_doctor.fleet.summary import Figure, NodeReport, State, Told
+from gpuipc_doctor.model import Exit, Status
+from tests import golden
+from tests.sample_fleets import a_fleet, fleets, named, upgraded
+from tests.sample_reports import PROPERTY
+
+SCHEMA = changes_json.schema()
+
+
+def test_as_it_was_looked_at() -> None:
+    found = changes.compare(a_fleet(), upgraded())
+    golden.check("fleet/changes-80.txt", changes_content.on_a_screen(found))
+    golden.check("fleet/changes.md", changes_content.in_a_ticket(found))
+    golden.check("fleet/changes.json", changes_json.dumps(found))
+
+
+def test_who_got_worse_better_or_lost() -> None:
+    found = changes.compare(a_fleet(), upgraded())
+    told = {name: nodes for name, nodes in found.nodes.items() if name != "same"}
+    assert {name: nodes for name, nodes in told.items() if nodes} == {
+        "worse": ("nid0003", "nid0004"),
+        "better": ("nid0035",),
+        "lost": ("nid0020", "nid0021"),
+        "new": ("nid0037", "nid0041"),
+    }
+    assert found.exit_code is Exit.FAIL
+    [worse] = [move for move in found.turned(Turn.WORSE) if move.after is Status.FAIL]
+    assert (worse.check, worse.nodes) == ("ipc-reopen", ("nid0003", "nid0004"))
+    [still] = [move for move in found.turned(Turn.SAME) if move.after is Status.FAIL]
+    assert still.nodes == ("nid0036",)
+    [driver] = found.shifts
+    assert [len(nodes) for _, _, nodes in driver.rows] == [31, 2, 1, 1]
+    assert [(pace.before, pace.after, pace.is_slower) for pace in found.paces] == [(2.0, 2.9, True)]
+
+
+def one(status: Status | None, key: str = "", **more: object) -> NodeReport:
+    checks = {"other": "PASS"} | ({"ipc-stale": status.value} if status else {})
+    told = Told("ipc-stale", key, status.value, (key,), "", key, "") if status and key else None
+    return NodeReport(
+        "n1",
+        State.REPORTED,
+        checks=checks,
+        findings=(told,) if told else (),
+        **more,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "turn", "code"),
+    [
+        (one(Status.PASS), one(Status.PASS), "same", Exit.OK),
+        (one(Status.PASS), one(Status.FAIL, "x"), "worse", Exit.FAIL),
+        (one(Status.PASS), one(Status.WARN, "x"), "worse", Exit.WARN),
+        (one(Status.FAIL, "x"), one(Status.PASS), "better", Exit.OK),
+        (one(Status.FAIL, "x"), one(Status.FAIL, "x"), "same", Exit.OK),
+        (one(Status.FAIL, "x"), one(Status.FAIL, "y"), "fails otherwise", Exit.OK),
+        (one(Status.PASS), one(Status.ERROR, "x"), "no longer tested", Exit.ERROR),
+        (one(Status.PASS), one(None), "no longer tested", Exit.ERROR),
+        (one(None), one(Status.PASS), "newly tested", Exit.OK),
+        (one(Status.PASS), summary.silent("n1", State.KILLED, ""), "lost", Exit.NOTHING),
+        (summary.silent("n1", State.KILLED, ""), one(Status.PASS), "new", Exit.NOTHING),
+        (summary.silent("n1", State.KILLED, ""), one(Status.FAIL, "x"), "new", Exit.FAIL),
+    ],
+)
+def test_what_became_of_a_node(before: NodeReport, after: NodeReport, turn: str, code: Exit) -> None:
+    found = changes.compare([before], [after])
+    assert [name for name, nodes in found.nodes.items() if nodes] == [turn]
+    assert found.exit_code is code
+
+
+def test_a_lost_node_beside_one_that_is_the_same() -> None:
+    other = named(one(Status.PASS), "n2")
+    assert changes.compare([one(Status.PASS), other], [other]).exit_code is Exit.ERROR
+
+
+def test_only_one_node_that_got_slower_stands_out() -> None:
+    def at(values: list[float]) -> list[NodeReport]:
+        figures = [{"x: y": Figure(value, "µs", more_is_better=False)} for value in values]
+        return [named(one(Status.PASS), f"n{n}", figures=each) for n, each in enumerate(figures)]
+
+    before, after = [2.0, 2.1, 2.0, 1.9, 2.0, 2.0], [2.0, 2.1, 2.0, 1.9, 2.0, 9.0]
+    found = changes.compare(at(before), at(after))
+    assert ([s.node for s in found.slow], found.paces, found.exit_code) == (["n5"], (), Exit.WARN)
+    assert changes.compare(at(after), at(after)).exit_code is Exit.OK
+
+
+def test_what_each_node_has_for_itself_is_no_news() -> None:
+    def booted(day: int) -> list[NodeReport]:
+        facts = [{"boot": (f"{day}-{n}",), "kernel": (str(day),)} for n in range(4)]
+        return [named(one(Status.PASS), f"n{n}", facts=each) for n, each in enumerate(facts)]
+
+    assert [shift.name for shift in changes.compare(booted(1), booted(2)).shifts] == ["kernel"]
+
+
+def test_the_schema_is_a_schema_and_knows_every_word() -> None:
+    Draft202012Validator.check_schema(SCHEMA)
+    definitions = SCHEMA["$defs"]
+    assert definitions["state"]["enum"] == [state.value for state in State]
+    assert definitions["move"]["properties"]["turn"]["enum"] == [turn.value for turn in Turn]
+    assert set(SCHEMA["properties"]["nodes"]["properties"]) == {"lost", "new", *(turn.value for turn in Turn)}
+    assert SCHEMA["properties"]["schema"]["const"] == changes_json.SCHEMA
+    assert set(SCHEMA["properties"]["exit_code"]["enum"]) == set(changes.MEANINGS) - {1, 2}
+
+
+@PROPERTY
+@given(fleets, fleets)
+def test_any_two_fleets_can_be_compared(before: list[NodeReport], after: list[NodeReport]) -> None:
+    found = changes.compare(before, after)
+    Draft202012Validator(SCHEMA).validate(json.loads(changes_json.dumps(found)))
+    told = [node for nodes in found.nodes.values() for node in nodes]
+    answered = {one.node for one in (*before, *after) if one.state is State.REPORTED}
+    assert sorted(told) == sorted(answered)
+    for text in (changes_content.on_a_screen(found), changes_content.in_a_ticket(found)):
+        assert "\x1b" not in text
+
+
+@PROPERTY
+@given(fleets)
+def test_a_fleet_is_the_same_as_itself(reports: list[NodeReport]) -> None:
+    found = changes.compare(reports, reports)
+    assert found.exit_code in (Exit.OK, Exit.NOTHING)
+    assert (found.shifts, found.paces, found.slow, found.lost, found.new) == ((),) * 5
+    assert {move.turn for move in found.moves} <= {Turn.SAME}
+
+
+def test_the_command(tmp_path: Path) -> None:
+    places = [tmp_path / "before", tmp_path / "after"]
+    for place, reports in zip(places, (a_fleet(), upgraded()), strict=True):
+        place.mkdir()
+        for report in reports:
+            directory.save(place, report)
+    words = ["fleet", "compare", *map(str, places)]
+    sets = CliRunner().invoke(cli, [*words, "--format", "nodeset"])
+    assert (sets.exit_code, sets.output.splitlines()[2]) == (12, "worse: nid[0003-0004]")
+    assert "| finding |" in CliRunner().invoke(cli, [*words, "--format", "markdown"]).output
+    assert json.loads(CliRunner().invoke(cli, [*words, "--json"]).output)["exit_code"] == 12
+    (tmp_path / "empty").mkdir()
+    refused = CliRunner().invoke(cli, ["fleet", "compare", str(places[0]), str(tmp_path / "empty")])
+    assert (refused.exit_code, "has no node reports" in refused.output) == (2, True)

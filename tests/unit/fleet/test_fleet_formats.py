@@ -1,0 +1,81 @@
+"""A fleet for programs and tickets: JSON with its schema, JUnit XML, Prometheus' text format, Markdown."""
+
+from __future__ import annotations
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from jsonschema import Draft202012Validator
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from gpuipc_doctor.fleet import fleet_json, fold, html, junit, markdown, prometheus, screen
+from gpuipc_doctor.fleet.summary import NodeReport, State
+from gpuipc_doctor.model import Status
+from tests import golden
+from tests.sample_fleets import a_fleet, fleets
+from tests.sample_reports import PROPERTY
+
+SCHEMA = fleet_json.schema()
+
+
+def test_as_it_was_looked_at() -> None:
+    fleet = fold.fold(a_fleet())
+    golden.check("fleet/forty.json", fleet_json.dumps(fleet))
+    golden.check("fleet/forty.md", markdown.render(fleet))
+    golden.check("fleet/forty.prom", prometheus.render(fleet))
+    golden.check("fleet/forty.xml", junit.render(fleet))
+
+
+def test_the_schema_is_a_schema_and_knows_every_word() -> None:
+    Draft202012Validator.check_schema(SCHEMA)
+    assert SCHEMA["$defs"]["state"]["enum"] == [state.value for state in State]
+    assert SCHEMA["$defs"]["status"]["enum"] == [status.value for status in Status]
+    assert SCHEMA["properties"]["schema"]["const"] == fleet_json.SCHEMA
+    objects = [SCHEMA, *SCHEMA["$defs"].values(), *SCHEMA["properties"].values()]
+    closed = [one for one in objects if "properties" in one]
+    assert len(closed) == 8
+    assert all(set(one["required"]) == set(one["properties"]) for one in closed)
+    assert not any(one["additionalProperties"] for one in closed)
+
+
+@PROPERTY
+@given(fleets)
+def test_any_fleet_fits_the_schema_and_every_format(reports: list[NodeReport]) -> None:
+    fleet = fold.fold(reports)
+    document = json.loads(fleet_json.dumps(fleet))
+    Draft202012Validator(SCHEMA).validate(document)
+    assert sum(one["count"] for one in document["groups"]) == document["count"] == len(reports)
+    assert sum(document["totals"].values()) == len(reports)
+    [suite] = ElementTree.fromstring(junit.render(fleet))
+    assert int(suite.attrib["tests"]) == len(suite.findall("testcase")) == len(reports)
+    assert int(suite.attrib["failures"]) == document["totals"]["FAIL"]
+    assert int(suite.attrib["errors"]) == document["totals"]["ERROR"]
+    assert sum(sample.value for sample in metrics(fleet)["fleet_nodes"].samples) == len(reports)
+    for text in (screen.render(fleet), markdown.render(fleet), html.render(fleet)):
+        assert "\x1b" not in text
+
+
+def metrics(fleet: fold.Fleet) -> dict[str, Metric]:
+    """By name without the prefix, as Prometheus' own parser reads them."""
+    found = list(text_string_to_metric_families(prometheus.render(fleet)))
+    samples = [(s.name, *sorted(s.labels.items())) for metric in found for s in metric.samples]
+    assert len(samples) == len(set(samples))
+    return {metric.name.removeprefix("gpuipc_doctor_"): metric for metric in found}
+
+
+@pytest.mark.parametrize(("labels", "value"), [({"status": "FAIL"}, 2), ({"status": "ERROR"}, 3)])
+def test_what_prometheus_reads(labels: dict[str, str], value: int) -> None:
+    found = metrics(fold.fold(a_fleet()))
+    assert [s.value for s in found["fleet_nodes"].samples if s.labels == labels] == [value]
+    nodes = {s.labels["node"]: s.value for s in found["fleet_node_severity"].samples}
+    assert (len(nodes), nodes["nid0035"]) == (40, Status.FAIL.severity)
+
+
+def test_a_node_without_a_report_is_an_error_that_says_why() -> None:
+    cases = ElementTree.fromstring(junit.render(fold.fold(a_fleet())))[0].findall("testcase")
+    [silent] = [case for case in cases if case.attrib["name"] == "nid0039"]
+    [error] = silent
+    assert (error.attrib["message"], error.text) == ("deadline", "no answer within 600 s")

@@ -1,0 +1,244 @@
+"""A fleet folded: which nodes are bad, which differ, which did not answer; and what is no answer."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuipc_doctor.cli.main import cli
+from gpuipc_doctor.fleet import directory, fold, nodeset, screen, summary
+from gpuipc_doctor.fleet.ask import MAX_ANSWER, Target, Via, Way, answer
+from gpuipc_doctor.fleet.summary import Figure, State
+from gpuipc_doctor.model import Status
+from gpuipc_doctor.report import report_json
+from gpuipc_doctor.site import hosts
+from tests import golden
+from tests.sample_fleets import BAD, HEALTHY, a_fleet, named
+from tests.sample_reports import gpus, healthy, seed_002
+
+
+def test_the_screen() -> None:
+    golden.check("fleet/forty-80.txt", screen.render(fold.fold(a_fleet())))
+    golden.check("fleet/forty-120.txt", screen.render(fold.fold(a_fleet()), width=120))
+
+
+def test_the_screen_of_the_readme() -> None:
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    assert f"```text\n{screen.render(fold.fold(a_fleet()))}```" in readme
+
+
+def test_the_bad_the_different_and_the_silent() -> None:
+    fleet = fold.fold(a_fleet())
+    assert fleet.nodes(Status.FAIL) == ("nid0035", "nid0036")
+    assert sorted(fleet.nodes(Status.ERROR)) == ["nid0037", "nid0038", "nid0039"]
+    assert {one.state: one.nodes for one in fleet.silences} == {
+        State.UNREACHABLE: ("nid0037", "nid0038"),
+        State.DEADLINE: ("nid0039",),
+    }
+    [driver] = [drift for drift in fleet.drifts if drift.name == "nvidia-driver"]
+    assert ("nid0007",) in driver.values.values()
+    assert driver.bad == {"460.32.03": ("nvidia-ipc-reopen",)}
+    assert [(one.node, one.peers) for one in fleet.slow] == [("nid0009", 34)]
+
+
+def test_a_simulated_node_is_told() -> None:
+    fleet = fold.fold([named(HEALTHY, "n1", simulated="healthy-both"), named(HEALTHY, "n2")])
+    assert "SIMULATED: no real GPU was tested on n1" in screen.render(fleet)
+
+
+def test_a_spread_that_is_that_of_the_others_is_no_outlier() -> None:
+    values = [2.0, 2.1, 1.9, 2.2, 1.8, 2.3, 2.6]
+    figures = [{"x: y": Figure(value, "µs", more_is_better=False)} for value in values]
+    assert fold.fold(named(HEALTHY, f"n{n}", figures=one) for n, one in enumerate(figures)).slow == ()
+
+
+@pytest.mark.parametrize(
+    ("data", "code", "said", "via", "state", "reason"),
+    [
+        (b"", 255, "ssh: connect to host n1: Connection refused", Via.SSH, State.UNREACHABLE, "refused"),
+        (b"", 127, "sh: 1: gpuipc-doctor: not found", Via.SSH, State.NO_TOOL, "not found"),
+        (b"", 124, "", Via.SSH, State.DEADLINE, "exit code 124"),
+        (b"", -9, "", Via.SLURM, State.KILLED, "exit code -9"),
+        (
+            b"",
+            233,
+            "srun: error: Task launch failed on node n1",
+            Via.SLURM,
+            State.NOT_LAUNCHED,
+            "launch failed",
+        ),
+        (b"", 2, "gpuipc-doctor: no such file", Via.SSH, State.NO_ANSWER, "no such file"),
+        (b'{"schema": "gpuipc-doctor/report/9"}', 0, "", Via.SSH, State.OTHER_VERSION, "another version"),
+        (b"{", 0, "", Via.SSH, State.OTHER_VERSION, "not JSON"),
+        (b"x" * MAX_ANSWER, 0, "", Via.SSH, State.NO_ANSWER, "longer than 64 MiB"),
+    ],
+)
+def test_what_is_no_answer_says_why(
+    data: bytes, code: int, said: str, via: Via, state: State, reason: str
+) -> None:
+    found, full = answer("n1", data, code, said, via)
+    assert (found.node, found.state, full) == ("n1", state, b"")
+    assert reason in found.reason
+    assert found.status is Status.ERROR
+
+
+def test_an_answer_is_kept_whole_and_summed_up() -> None:
+    data = report_json.dumps(seed_002()).encode()
+    found, full = answer("n1", data, 12, "", Via.SSH)
+    assert (full, found.exit_code, found.checks["ipc-reopen"]) == (data, 12, "FAIL")
+    assert len(summary.dumps(found)) < 8192
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "status"),
+    [
+        ({"probes_run": 0}, State.UNTESTED, Status.ERROR),
+        ({"probes_run": 0, "needs_gpu": False}, State.REPORTED, Status.SKIP),
+        ({"interrupted": True}, State.KILLED, Status.ERROR),
+    ],
+)
+def test_a_node_on_which_nothing_was_tested_has_not_passed(
+    changes: dict[str, bool], state: State, status: Status
+) -> None:
+    report = replace(healthy(gpus(1)), **changes)
+    found, full = answer("n1", report_json.dumps(report).encode(), 0, "", Via.SLURM)
+    assert (found.state, found.status, bool(full)) == (state, status, True)
+    fleet = fold.fold([found])
+    assert fleet.sets["unknown" if status is Status.ERROR else "pass"] == ("n1",)
+    assert ("nothing was tested on n1" in screen.render(fleet)) is (state is State.UNTESTED)
+
+
+def test_a_fail_is_an_answer_however_the_run_ended() -> None:
+    assert summary.of(replace(seed_002(), interrupted=True, probes_run=0), "n1", 130).status is Status.FAIL
+
+
+def test_a_command_for_each_way() -> None:
+    command = ("gpuipc-doctor", "check", "a b")
+    job = Way(Via.SLURM, command, deadline_s=61).words(Target.of_node("n1"))
+    assert job[:4] == ["srun", "--immediate=30", "--time=2", "-w"]
+    assert Way(Via.SLURM, command, in_allocation=True).words(Target.of_node("n1"))[1] == "--overlap"
+    assert Way(Via.SSH, command).words(Target.of_node("n1"))[-1] == "timeout 600 gpuipc-doctor check 'a b'"
+
+
+def test_what_else_lies_in_the_directory_is_told(tmp_path: Path) -> None:
+    directory.save(tmp_path, named(HEALTHY, "n1"))
+    (tmp_path / "n2.summary.json").write_bytes(summary.dumps(named(HEALTHY, "n3")))
+    (tmp_path / "n4.summary.json").write_bytes(summary.dumps(named(HEALTHY, "n4"))[:100])
+    (tmp_path / "n5.summary.json").write_bytes(b'{"node": "n5", "state": "reported", "schema": "other"}')
+    os.mkfifo(tmp_path / "n6.summary.json")
+    reports, foreign = directory.read(tmp_path)
+    assert [one.node for one in reports] == ["n1"]
+    assert [one.path.name[:2] for one in foreign] == ["n2", "n4", "n5", "n6"]
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_node_report_or_none(data: bytes) -> None:
+    with suppress(summary.BadSummary):
+        assert summary.loads(data).node is not None
+
+
+def test_two_runs_do_not_share_a_directory(tmp_path: Path) -> None:
+    with (
+        directory.ours(tmp_path),
+        pytest.raises(directory.InUse, match=str(os.getpid())),
+        directory.ours(tmp_path),
+    ):
+        pass
+    with directory.ours(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["-w", "n[1-"], "names no nodes"),
+        (["-w", "@nowhere-there-is-such-a-group"], "names no nodes"),
+        (["-w", ""], "name the nodes"),
+        ([], "name the nodes"),
+        (["-w", "n1!n1"], "the set is empty"),
+        (["-w", "-oProxyCommand=x"], "'-oProxyCommand=x' is no name of a node"),
+        (["-w", "../n1"], "'../n1' is no name of a node"),
+        (["-w", "n1", "--", "--deadlin", "5"], "--deadlin"),
+        (["-w", "n1", "--", "--deadline", "soon"], "'soon' is not a valid float"),
+    ],
+)
+def test_what_no_node_need_be_asked_is_one_line(tmp_path: Path, arguments: list[str], says: str) -> None:
+    ended = CliRunner(env={"SLURM_JOB_NODELIST": ""}).invoke(
+        cli, ["fleet", "check", "--into", str(tmp_path / "out"), *arguments]
+    )
+    assert ended.exit_code == 2
+    assert not (tmp_path / "out").exists()
+    assert says in ended.output
+
+
+@pytest.mark.parametrize(
+    "names", [["n1", "n2", "n3"], ["x1c0s0b0n0", "x1c0s0b0n1", "x1c0s1b0n0", "x1c0s1b0n1"]]
+)
+def test_a_set_is_folded_and_comes_back(names: list[str]) -> None:
+    folder = nodeset.Folder(names)
+    for subset in (names, names[:-1], names[:1]):
+        assert sorted(hosts.expand(folder.fold(subset))) == subset
+
+
+@pytest.mark.parametrize(("of_all", "code", "total"), [("fail", 12, "40 FAIL"), ("unknown", 11, "40 ERROR")])
+def test_where_no_node_is_well(of_all: str, code: int, total: str) -> None:
+    nodes = [f"n{number}" for number in range(40)]
+    deadline = summary.silent("", State.DEADLINE, "no answer within 600 s")
+    fleet = fold.fold(named(BAD if of_all == "fail" else deadline, node) for node in nodes)
+    assert (fleet.sets[of_all], int(fleet.exit_code)) == (tuple(sorted(nodes)), code)
+    assert total in screen.render(fleet)
+    assert "n[0-39]" in screen.render(fleet)
+
+
+def test_clocks_that_differ_are_told() -> None:
+    now = datetime.fromisoformat(HEALTHY.started) + timedelta(seconds=HEALTHY.elapsed_s + 20)
+    reports = [named(HEALTHY, f"n{number}") for number in range(4)]
+    clocks = [now, now, now - timedelta(hours=2), now]
+    fleet = fold.fold(
+        summary.clocked(one, clock.astimezone()) for one, clock in zip(reports, clocks, strict=True)
+    )
+    [drift] = fleet.drifts
+    assert dict(drift.values) == {"as here": ("n0", "n1", "n3"), "120 min ahead": ("n2",)}
+    odd = named(HEALTHY, "n1", started="yesterday")
+    assert summary.clocked(odd, now.astimezone()) is odd
+
+
+def reported(place: Path) -> Result:
+    return CliRunner().invoke(cli, ["fleet", "report", str(place)])
+
+
+def test_a_directory_of_foreign_and_torn_files(tmp_path: Path) -> None:
+    """A line for each, of many for some; and what there is besides is told."""
+    directory.save(tmp_path, named(HEALTHY, "n1"))
+    for number in range(20):
+        (tmp_path / f"m{number:02}.summary.json").write_bytes(summary.dumps(HEALTHY)[: 10 * number])
+    for name in ("holiday.jpg", ".n7.json.4711", "n8.json"):
+        (tmp_path / name).write_bytes(b"\xff")
+    ended = reported(tmp_path)
+    lines = ended.stderr.splitlines()
+    assert (ended.exit_code, len(lines)) == (0, 9)
+    assert lines[0].startswith("gpuipc-doctor: m00.summary.json: ")
+    assert lines[-1] == "gpuipc-doctor: and 12 more files that are no node reports"
+    assert "1 PASS" in ended.stdout
+
+
+def test_a_directory_without_a_report(tmp_path: Path) -> None:
+    (tmp_path / "n1.summary.json").touch()
+    ended = reported(tmp_path)
+    assert (ended.exit_code, "has no node reports" in ended.stderr) == (2, True)
+    assert reported(tmp_path / "nowhere").exit_code == 2
+
+
+def test_a_second_run_into_a_directory_is_refused(tmp_path: Path) -> None:
+    with directory.ours(tmp_path):
+        ended = CliRunner().invoke(cli, ["fleet", "check", "-w", "n1", "--into", str(tmp_path)])
+    assert (ended.exit_code, f"process {os.getpid()} writes there" in ended.output) == (2, True)
+    assert not list(tmp_path.glob("*.json"))

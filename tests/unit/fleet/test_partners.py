@@ -1,0 +1,156 @@
+"""Blame among nodes: seeded bad nodes, bad pairs, flakes and missing answers, in fleets of 2 to 10,000."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuipc_doctor.fleet.partners import MAX_ROUNDS, Blame, Outcome, Pair, Run, blame, next_round
+
+Fault = Callable[[Pair, int], Outcome]
+"""What a pair answers, the so-manieth time that it is run."""
+
+
+def fleet(n: int) -> list[str]:
+    return [f"nid{number:06}" for number in range(n)]
+
+
+def play(nodes: Sequence[str], fault: Fault, *, across: bool = False) -> tuple[Blame, list[list[Run]]]:
+    rounds: list[list[Run]] = []
+    times: dict[frozenset[str], int] = {}
+    while pairs := next_round(nodes, rounds, across=across):
+        done = []
+        for pair in pairs:
+            times[frozenset(pair)] = times.get(frozenset(pair), 0) + 1
+            done.append(Run(pair, fault(pair, times[frozenset(pair)])))
+        rounds.append(done)
+    return blame(nodes, rounds), rounds
+
+
+def deterministic(bad: set[str], bad_pairs: set[frozenset[str]], silent: set[str]) -> Fault:
+    def answer(pair: Pair, _: int) -> Outcome:
+        if silent & set(pair):
+            return Outcome.SILENT
+        return Outcome.FAIL if bad & set(pair) or frozenset(pair) in bad_pairs else Outcome.PASS
+
+    return answer
+
+
+@st.composite
+def fleets(draw: st.DrawFn) -> tuple[list[str], set[str], set[frozenset[str]], set[str]]:
+    """Nodes of which at most a quarter is bad, links of which no node has two bad ones, some that are
+    mute."""
+    nodes = fleet(draw(st.integers(8, 120)))
+    chaos = random.Random(draw(st.integers(0, 2**32)))
+    shuffled = chaos.sample(nodes, len(nodes))
+    bad = set(shuffled[: draw(st.integers(0, len(nodes) // 4))])
+    silent = set(shuffled[len(bad) :][: draw(st.integers(0, len(nodes) // 8))])
+    links = chaos.sample(sorted(set(nodes) - bad - silent), len(nodes) - len(bad) - len(silent))
+    number = draw(st.integers(0, len(links) // 8))
+    pairs = {frozenset(links[2 * i : 2 * i + 2]) for i in range(number)}
+    neighbours = {frozenset(nodes[i : i + 2]) for i in range(0, len(nodes) - 1, 2)}
+    if draw(st.booleans()):  # links that the first round will see
+        pairs = {pair for pair in neighbours if not pair & (bad | silent) and chaos.random() < 0.2}
+    return nodes, bad, pairs, silent
+
+
+@settings(max_examples=200, deadline=None)
+@given(fleets(), st.booleans())
+def test_the_bad_are_found_and_nobody_else_is_blamed(
+    seeded: tuple[list[str], set[str], set[frozenset[str]], set[str]], across: bool
+) -> None:
+    nodes, bad, pairs, silent = seeded
+    found, rounds = play(nodes, deterministic(bad, pairs, silent), across=across)
+    assert set(found.nodes) <= bad
+    assert {frozenset(pair) for pair in found.pairs} <= pairs
+    assert set(found.silent) >= silent - bad
+    assert found.flaky == ()
+    assert len(rounds) <= MAX_ROUNDS
+    assert sum(map(len, rounds)) <= 3 * len(nodes)
+    for done in rounds[:1]:
+        used = [node for run in done for node in run.pair]
+        assert len(used) == len(set(used))
+    everything = [*found.nodes, *found.unclear, *found.silent]
+    assert len(everything) == len(set(everything))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(8, 200), st.data())
+def test_all_bad_nodes_are_found_where_there_are_partners(n: int, data: st.DataObject) -> None:
+    nodes = fleet(n)
+    chaos = random.Random(data.draw(st.integers(0, 2**32)))
+    bad = set(chaos.sample(nodes, data.draw(st.integers(0, n // 4))))
+    found, _ = play(nodes, deterministic(bad, set(), set()))
+    assert set(found.nodes) == bad
+    assert found.unclear == ()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(8, 200), st.integers(0, 2**32))
+def test_a_bad_link_that_was_met_is_a_pair_and_no_node(n: int, seed: int) -> None:
+    nodes = fleet(n)
+    place = random.Random(seed).randrange(n // 2) * 2
+    link = frozenset(nodes[place : place + 2])
+    found, _ = play(nodes, deterministic(set(), {link}, set()))
+    assert [frozenset(pair) for pair in found.pairs] == [link]
+    assert (found.nodes, found.unclear, found.silent) == ((), (), ())
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(8, 60), st.integers(0, 2**32))
+def test_a_flake_is_nobodys_fault(n: int, seed: int) -> None:
+    nodes = fleet(n)
+    place = random.Random(seed).randrange(n // 2) * 2
+    link = frozenset(nodes[place : place + 2])
+
+    def once(pair: Pair, time: int) -> Outcome:
+        return Outcome.FAIL if frozenset(pair) == link and time == 1 else Outcome.PASS
+
+    found, _ = play(nodes, once)
+    assert [frozenset(pair) for pair in found.flaky] == [link]
+    assert (found.nodes, found.pairs, found.unclear) == ((), (), ())
+
+
+def test_of_two_that_fail_nobody_can_tell_which() -> None:
+    nodes = fleet(2)
+    found, _ = play(nodes, deterministic({nodes[0]}, set(), set()))
+    assert (found.nodes, found.unclear) == ((), tuple(nodes))
+
+
+def test_of_three_two_prove_each_other() -> None:
+    nodes = fleet(3)
+    found, _ = play(nodes, deterministic({nodes[0]}, set(), set()))
+    assert found == Blame(nodes=(nodes[0],))
+
+
+def test_where_nothing_works_nobody_is_blamed() -> None:
+    nodes = fleet(50)
+    found, rounds = play(nodes, deterministic(set(nodes), set(), set()))
+    assert (found.nodes, found.pairs) == ((), ())
+    assert found.unclear == tuple(nodes)
+    assert len(rounds) <= MAX_ROUNDS
+
+
+def test_where_each_first_pair_has_a_bad_node_others_are_tried_together() -> None:
+    nodes = fleet(32)
+    bad = set(nodes[::2])
+    found, _ = play(nodes, deterministic(bad, set(), set()))
+    assert set(found.nodes) <= bad
+    assert not set(found.unclear) - bad
+
+
+def test_ten_thousand_nodes() -> None:
+    nodes = fleet(10_000)
+    chaos = random.Random(0)
+    bad = set(chaos.sample(nodes, 200))
+    healthy = [node for node in nodes if node not in bad]
+    links = {frozenset((one, other)) for one, other in zip(nodes[::2], nodes[1::2], strict=True)}
+    pairs = {link for link in links if link <= set(healthy) and chaos.random() < 0.01}
+    found, rounds = play(nodes, deterministic(bad, pairs, set()))
+    assert set(found.nodes) == bad
+    assert {frozenset(pair) for pair in found.pairs} == pairs
+    assert len(rounds) <= MAX_ROUNDS
+    assert sum(map(len, rounds)) <= 3 * len(nodes)

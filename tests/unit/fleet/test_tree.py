@@ -1,0 +1,45 @@
+"""Whether a site's topology is ours to follow."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from ClusterShell.Task import Task
+
+from gpuipc_doctor.cli.main import cli
+from gpuipc_doctor.fleet import tree
+
+HERE = socket.gethostname().partition(".")[0]
+
+
+@pytest.fixture
+def topology(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "topology.conf"
+    monkeypatch.setattr(Task, "TOPOLOGY_CONFIGS", [str(tmp_path / "none"), str(path)])
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "is_ours"),
+    [
+        (f"[routes]\n{HERE}: gateway\ngateway: n[1-3]\n", True),
+        ("[routes]\nelsewhere: gateway\ngateway: n[1-3]\n", False),
+        (None, False),
+    ],
+)
+def test_a_topology_is_followed_from_its_root(topology: Path, text: str | None, is_ours: bool) -> None:
+    if text:
+        topology.write_text(text)
+    assert tree.is_laid_out() is is_ours
+
+
+@pytest.mark.parametrize("text", ["routes", "[routes]\nx", f"[routes]\n{HERE}: n[1-\n", "\0", "\udcff"])
+def test_a_topology_that_cannot_be_read_is_one_line(topology: Path, tmp_path: Path, text: str) -> None:
+    topology.write_bytes(text.encode(errors="surrogateescape"))
+    command = ["fleet", "check", "--via", "ssh", "-w", "n1", "--into", str(tmp_path / "out")]
+    ended = CliRunner().invoke(cli, command)
+    assert (ended.exit_code, f"Error: {topology}: " in ended.output) == (2, True), ended.output
+    assert len(ended.output.rpartition("Error: ")[2].splitlines()) == 1

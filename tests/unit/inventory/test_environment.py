@@ -1,0 +1,229 @@
+"""What each variable does in the versions that were found, and that a slip is named and nothing else is."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gpuipc_doctor import inventory, knownissues
+from gpuipc_doctor.inventory import environment, variables
+from gpuipc_doctor.inventory.variables import SCHEMA, SHIPPED
+from gpuipc_doctor.model import Effect, Fact, Setting
+from gpuipc_doctor.site.yamlfile import read
+from gpuipc_doctor.versions import ORDERS
+
+VARIABLES = variables.load()
+
+
+def judge(environ: dict[str, str], **versions: str) -> list[Setting]:
+    """Settings of these variables on a node with these versions, ``_`` standing for ``-`` in names."""
+    facts = [Fact(name.replace("_", "-"), version, "told") for name, version in versions.items()]
+    return list(environment.judge(environment.read("/nowhere", environ), VARIABLES, facts))
+
+
+def effect(name: str, value: str, **versions: str) -> Effect:
+    [setting] = judge({name: value}, **versions)
+    return setting.effect
+
+
+# -- the table ------------------------------------------------------------------------------------------
+
+
+def test_the_table_follows_its_schema_and_reads_the_same_in_every_yaml() -> None:
+    schema = json.loads(SCHEMA.read_text())
+    assert read(SHIPPED, schema).data == yaml.safe_load(SHIPPED.read_text())
+
+
+def test_no_variable_is_there_twice() -> None:
+    data = yaml.safe_load(SHIPPED.read_text())
+    assert len(VARIABLES) == sum(len(group["variables"]) for group in data["groups"])
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_each_range_is_one_in_which_a_version_can_be(name: str) -> None:
+    for form in VARIABLES[name].forms:
+        assert form.library in inventory.NAMES
+        assert form.versions.contradictions() == []
+        bounds = {form.versions.introduced, form.versions.fixed, form.versions.last_affected}
+        assert form.library in ORDERS or bounds <= {"", "0", "unknown"}
+        assert form.takes(form.default) or not form.default
+
+
+def test_forms_of_one_library_do_not_overlap() -> None:
+    for variable in VARIABLES.values():
+        for form in variable.forms:
+            if form.versions.introduced not in ("0", "unknown"):
+                having = [
+                    one
+                    for one in variable.forms
+                    if one.library == form.library and one.has(form.versions.introduced)
+                ]
+                assert having == [form], variable.name
+
+
+def test_every_variable_that_a_workaround_sets_is_in_the_table() -> None:
+    named = {name for issue in knownissues.load() for one in issue.workarounds for name in one.env}
+    assert named <= set(VARIABLES)
+
+
+# -- what a variable does in a version -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "versions", "expected"),
+    [
+        ("MPIR_CVAR_CH4_IPC_GPU_HANDLE_CACHE", "0", {"mpich": "4.1.2"}, Effect.WORKS),
+        ("MPIR_CVAR_CH4_IPC_GPU_HANDLE_CACHE", "0", {"mpich": "4.2.0"}, Effect.INVALID),
+        ("MPIR_CVAR_CH4_IPC_GPU_HANDLE_CACHE", "disabled", {"mpich": "5.0.2"}, Effect.WORKS),
+        ("MPIR_CVAR_CH4_IPC_GPU_HANDLE_CACHE", "disabled", {"mpich": "5.1.0a1"}, Effect.DEAD),
+        ("MPIR_CVAR_CH4_IPC_GPU_CACHE_SIZE", "disabled", {"mpich": "4.3.0"}, Effect.WORKS),
+        ("MPIR_CVAR_CH4_IPC_GPU_CACHE_SIZE", "disabled", {"mpich": "5.1.0a1"}, Effect.INVALID),
+        ("MPIR_CVAR_CH4_IPC_GPU_CACHE_SIZE", "16", {"mpich": "4.3.0"}, Effect.INVALID),
+        ("MPIR_CVAR_CH4_IPC_GPU_CACHE_SIZE", "16", {"mpich": "4.2.3"}, Effect.DEAD),
+        ("GTL_DISABLE_HSA_IPC_SIGNAL_CACHE", "0", {"cray_mpich": "9.0.1"}, Effect.WORKS),
+        ("GTL_DISABLE_HSA_IPC_SIGNAL_CACHE", "0", {"cray_mpich": "9.1.0"}, Effect.DEAD),
+        ("GTL_ENABLE_HSA_IPC_SIGNAL_CACHE", "1", {"cray_mpich": "8.1.30"}, Effect.DEAD),
+        ("OMPI_MCA_mpool_rgpusm_rcache_size_limit", "0", {"openmpi": "5.0.9"}, Effect.DEAD),
+        ("OMPI_MCA_rcache_rgpusm_rcache_size_limit", "0", {"openmpi": "5.0.9"}, Effect.WORKS),
+        ("UCX_CUDA_IPC_ENABLE_SAME_PROCESS", "n", {"ucx": "1.20.0"}, Effect.WORKS),
+        ("UCX_CUDA_IPC_ENABLE_SAME_PROCESS", "n", {"ucx": "1.21.0"}, Effect.DEAD),
+        ("UCX_CUDA_IPC_CACHE_MAX_SIZE", "4GB", {"ucx": "1.22.0"}, Effect.WORKS),
+        ("UCX_CUDA_IPC_CACHE_MAX_SIZE", "inf", {"ucx": "1.20.1"}, Effect.DEAD),
+        ("UCX_CUDA_IPC_MAX_STREAMS", "4", {"ucx": "1.17.0"}, Effect.WORKS),
+        ("UCX_CUDA_IPC_MAX_STREAMS", "4", {"ucx": "1.22.0"}, Effect.WORKS),
+        ("UCX_CUDA_IPC_LAT", "2us", {"ucx": "1.18.0"}, Effect.DEAD),
+        ("UCX_CUDA_IPC_MAX_STREAMS", "4", {"ucx": "1.2.0"}, Effect.UNKNOWN),
+        ("UCX_CUDA_IPC_CACHE", "maybe", {"ucx": "1.22.0"}, Effect.INVALID),
+        ("UCX_CUDA_IPC_CACHE", "n", {}, Effect.UNUSED),
+        ("FI_HMEM_CUDA_ENABLE_XFER", "1", {"libfabric": "1.18.1"}, Effect.WORKS),
+        ("FI_HMEM_CUDA_ENABLE_XFER", "1", {"libfabric": "2.3.1"}, Effect.DEAD),
+        ("FI_CXI_DISABLE_DMABUF_CUDA", "1", {"libfabric": "2.3.1"}, Effect.DEAD),
+        ("FI_CXI_DISABLE_DMABUF_CUDA", "1", {"shs_libfabric": "1.22.0"}, Effect.WORKS),
+        ("FI_HMEM_CUDA_USE_DMABUF", "1", {"libfabric": "1.22.0"}, Effect.DEAD),
+        ("FI_PROVIDER_PATH", "", {"libfabric": "2.2.0"}, Effect.INVALID),
+        ("FI_PROVIDER_PATH", "/opt/lib", {"libfabric": "2.2.0"}, Effect.WORKS),
+        ("FI_MR_CACHE_MONITOR", "kdreg", {"libfabric": "2.3.1"}, Effect.INVALID),
+        ("NCCL_CUMEM_HOST_ENABLE", "0", {"nccl": "2.21.5"}, Effect.DEAD),
+        ("NCCL_CUMEM_HOST_ENABLE", "0", {"nccl": "2.21.5", "rccl": "2.24.3"}, Effect.WORKS),
+        ("MV2_CUDA_IPC", "0", {"mvapich": "2.3.7"}, Effect.WORKS),
+        ("MV2_CUDA_IPC", "0", {"mvapich": "4.0"}, Effect.DEAD),
+        ("HSA_ENABLE_IPC_MODE_LEGACY", "1", {"rocm": "7.2.1"}, Effect.WORKS),
+        ("MPIR_CVAR_NO_LOCAL", "1", {"cray_mpich": "8.1.30"}, Effect.WORKS),
+        ("UCX_CUDA_IPC_CACHE_MAX_SIZE", "inf", {"ucx": "of the distribution"}, Effect.UNKNOWN),
+    ],
+)
+def test_what_a_variable_does_in_a_version(
+    name: str, value: str, versions: dict[str, str], expected: Effect
+) -> None:
+    assert effect(name, value, **versions) is expected
+
+
+def test_what_a_user_reads_of_a_dead_variable() -> None:
+    [setting] = judge({"MPIR_CVAR_CH4_IPC_GPU_MAX_CACHE_ENTRIES": "4"}, mpich="5.1.0a1")
+    assert setting.says == "mpich 5.1.0a1 does not know it (mpich 4.3.0 to before 5.1.0a1)"
+    assert setting.instead == "MPIR_CVAR_CH4_IPC_GPU_CACHE_SIZE"
+
+
+def test_what_a_user_reads_of_a_wrong_value() -> None:
+    [setting] = judge({"MPIR_CVAR_CH4_IPC_GPU_CACHE_SIZE": "8"}, mpich="5.0.2")
+    assert setting.says == "mpich 5.0.2 does not take '8'; it takes unlimited, limited or disabled"
+
+
+def test_a_version_of_two_that_knows_it_is_enough() -> None:
+    facts = [Fact("ucx", "1.15.0", "system"), Fact("ucx", "1.22.0", "beside Open MPI")]
+    found = environment.read("/nowhere", {"UCX_CUDA_IPC_CACHE_MAX_REGIONS": "8"})
+    [setting] = environment.judge(found, VARIABLES, facts)
+    assert setting.effect is Effect.WORKS
+
+
+RIGHT = """
+    FI_CXI_DEFAULT_VNI FI_CXI_LLRING_MODE FI_CXI_RDZV_OFFLOAD FI_OFI_RXM_TX_SIZE FI_OFI_RXM_RX_SIZE
+    FI_PROVIDER MPIR_CVAR_CH4_OFI_ENABLE_RMA MPIR_CVAR_CH4_OFI_GPU_SEND_ENGINE_TYPE
+    MPIR_CVAR_CH4_GPU_COLL_SWAP_BUFFER_SZ UCX_IB_TX_MAX_POLL UCX_TCP_RX_SEG_SIZE UCX_MEM_EVENTS
+    UCX_RNDV_SCHEME UCX_RNDV_THRESH UCX_NET_DEVICES NCCL_DEBUG NCCL_IB_HCA NCCL_NET_GDR_LEVEL
+    OMPI_MCA_pml OMPI_MCA_btl_smcuda_priority CUDA_HOME CUDA_PATH CUDA_MPS_LOG_DIRECTORY
+    HIP_PLATFORM HSA_OVERRIDE_GFX_VERSION MPICH_VERSION MPICH_DIR PATH LD_LIBRARY_PATH
+"""
+"""Names that the libraries really read, from their own lists, and some of everyday."""
+
+
+# -- slips ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("FI_MR_CACHE_CUDA_MONITOR_ENABLED", "FI_MR_CUDA_CACHE_MONITOR_ENABLED"),
+        ("FI_MR_CUDA_CACHE_MONITOR_ENABLE", "FI_MR_CUDA_CACHE_MONITOR_ENABLED"),
+        ("FI_HMEM_ROCM_USE_DMABUF", "FI_HMEM_ROCR_USE_DMABUF"),
+        ("MPICH_GPU_SUPORT_ENABLED", "MPICH_GPU_SUPPORT_ENABLED"),
+        ("MPICH_GPUSUPPORT_ENABLED", "MPICH_GPU_SUPPORT_ENABLED"),
+        ("MPIR_CVAR_CH4_GPU_IPC_P2P_THRESHOLD", "MPIR_CVAR_CH4_IPC_GPU_P2P_THRESHOLD"),
+        ("OMPI_MCA_mpool_rgpusm_rcache_empty_cache", "OMPI_MCA_rcache_rgpusm_empty_cache"),
+        ("CUDA_VISIBLE_DEVICE", "CUDA_VISIBLE_DEVICES"),
+    ],
+)
+def test_a_slip_is_named(name: str, meant: str) -> None:
+    [setting] = judge({name: "1"})
+    assert (setting.effect, setting.instead) == (Effect.MISSPELT, meant)
+
+
+@pytest.mark.parametrize("name", RIGHT.split())
+def test_a_right_name_is_no_slip_of_another(name: str) -> None:
+    assert judge({name: "1"}, mpich="5.0.2", ucx="1.22.0", libfabric="2.3.1", nccl="2.24.3") == []
+
+
+def test_a_name_of_a_library_that_is_not_here_may_be_meant_for_one_that_is() -> None:
+    facts = [Fact("mpich", "3.4", "told")]
+    variables = {name: VARIABLES[name] for name in ("MPIR_CVAR_NOLOCAL", "MPICH_GPU_IPC_ENABLED")}
+    found = environment.read("/nowhere", {"MPICH_GPU_IPC_ENABLED": "1", "MPIR_CVAR_NO_LOCAL": "1"})
+    unused, slip = environment.judge(found, variables, facts)
+    assert (unused.effect, slip.effect, slip.instead) == (Effect.UNUSED, Effect.MISSPELT, "MPIR_CVAR_NOLOCAL")
+
+
+SITE = """\
+# of the site
+NCCL_P2P_DISABLE=1
+ NCCL_SHM_DISABLE = 1 # why
+PATH=/evil
+"""
+
+
+# -- where variables are set -----------------------------------------------------------------------------
+
+
+def test_nccls_files_are_read_too_and_the_environment_comes_first(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/nccl.conf").write_text(SITE)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/.nccl.conf").write_text("NCCL_P2P_DISABLE=0\n")
+    found = environment.read(str(tmp_path), {"HOME": "/home", "NCCL_CUMEM_ENABLE": "0"})
+    assert found["NCCL_CUMEM_ENABLE"].where == "environment"
+    assert (found["NCCL_P2P_DISABLE"].value, found["NCCL_P2P_DISABLE"].where) == ("0", "/home/.nccl.conf:1")
+    assert (found["NCCL_SHM_DISABLE"].value, found["NCCL_SHM_DISABLE"].where) == ("1", "/etc/nccl.conf:3")
+    assert "PATH" not in found
+
+
+@pytest.mark.parametrize("kind", ["absent", "directory", "fifo", "binary"])
+def test_a_file_of_nccls_that_is_none_says_nothing(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "nccl.conf"
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "binary":
+        path.write_bytes(bytes(range(256)))
+    environ = {"NCCL_CONF_FILE": "/nccl.conf"}
+    assert set(environment.read(str(tmp_path), environ)) == {"NCCL_CONF_FILE"}
+
+
+def test_a_fact_for_every_variable_that_is_known_set_or_not() -> None:
+    found = environment.read("/nowhere", {"UCX_TLS": "all\x1b[31m", "HOME": "/root"})
+    facts = {fact.name: fact for fact in environment.facts(found, VARIABLES)}
+    assert set(facts) == {f"env:{name}" for name in VARIABLES}
+    assert facts["env:UCX_TLS"] == Fact("env:UCX_TLS", "all [31m", "environment")
+    assert facts["env:NCCL_P2P_LEVEL"] == Fact("env:NCCL_P2P_LEVEL", None, "not set in the environment")

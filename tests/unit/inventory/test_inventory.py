@@ -1,0 +1,361 @@
+"""Every fact names where it was read, and what was not found names where it was looked for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuipc_doctor import inventory
+from gpuipc_doctor.cli.inventory import page, page_of_changes
+from gpuipc_doctor.inventory.surveys import LOOKED_FOR, LOOKED_FOR_FOREIGN
+from gpuipc_doctor.model import Effect, Fact, Setting
+from gpuipc_doctor.simulator import software
+from gpuipc_doctor.simulator.node import claimed_files, prepare
+from gpuipc_doctor.simulator.profile import load
+from tests import golden
+
+NVRM = "/proc/driver/nvidia/version"
+OPEN = (
+    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (dvs-builder@U16)\n"
+    "GCC version:  gcc version 13.3.0 (Ubuntu 13.3.0-6ubuntu2~24.04)\n"
+)
+PROPRIETARY = (
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  460.32.03  Sun Dec 27 19:00:34 UTC 2020\n"
+    "GCC version:  gcc version 8.3.1 20191121 (Red Hat 8.3.1-5) (GCC)\n"
+)
+LIMITS = (
+    "Limit                     Soft Limit           Hard Limit           Units     \n"
+    "Max locked memory         {}              {}            bytes     \n"
+)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    """The files of a node with two H200 and one Slingshot interface."""
+    plant(tmp_path, "/proc/sys/kernel/osrelease", "5.14.21-150500.55.49_13.0.56-cray_shasta_c\n")
+    plant(tmp_path, "/proc/cmdline", "root=live iommu=pt quiet pci=realloc=off numa_balancing=disable\n")
+    plant(tmp_path, "/proc/sys/kernel/numa_balancing", "0\n")
+    plant(tmp_path, "/proc/sys/kernel/yama/ptrace_scope", "1\n")
+    plant(tmp_path, "/proc/self/limits", LIMITS.format("8388608", "unlimited"))
+    plant(tmp_path, "/proc/self/status", "NoNewPrivs:\t1\nSeccomp:\t2\nSeccomp_filters:\t1\n")
+    plant(tmp_path, "/proc/812/comm", "nvidia-imex\n")
+    plant(tmp_path, "/dev/nvidia-caps-imex-channels/channel0", "")
+    plant(tmp_path, NVRM, OPEN)
+    plant(tmp_path, "/sys/module/nvidia/version", "580.159.04\n")
+    plant(tmp_path, "/sys/module/kdreg2/refcnt", "0\n")
+    plant(tmp_path, "/sys/class/cxi/cxi0", "")
+    plant(tmp_path, "/usr/lib64/libucp.so.0", "")
+    plant(tmp_path, "/usr/lib64/pkgconfig/ucx.pc", "Name: ucx\nVersion: 1.15.0\n")
+    link(tmp_path, "/opt/cuda/compat/libcuda.so.1", "libcuda.so.590.44.01")
+    link(tmp_path, "/usr/lib64/libcuda.so.1", "libcuda.so.580.159.04")
+    link(tmp_path, "/usr/lib64/libfabric.so.1", "../../opt/cray/libfabric/1.22.0/lib64/libfabric.so.1.25.0")
+    return tmp_path
+
+
+def plant(root: Path, path: str, text: str | bytes) -> None:
+    file = root / path.lstrip("/")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(text.encode() if isinstance(text, str) else text)
+
+
+def link(root: Path, path: str, target: str) -> None:
+    """A link, and the empty file that it leads to."""
+    file = root / path.lstrip("/")
+    plant(root, str((file.parent / target).relative_to(root)), "")
+    file.symlink_to(target)
+
+
+def rows(root: Path, name: str, *asked: Fact, **environ: str) -> list[tuple[str | None, str]]:
+    facts = inventory.read(str(root), asked, environ)
+    return [(fact.value, fact.source) for fact in facts if fact.name == name]
+
+
+def value(root: Path, name: str, **environ: str) -> str | None:
+    [(found, _)] = rows(root, name, **environ)
+    return found
+
+
+ASKED = (
+    Fact("nvidia-driver", "580.159.04", "nvmlSystemGetDriverVersion"),
+    Fact("cuda-driver", "13.0", "cuDriverGetVersion"),
+    Fact("gpu-model", "2 × NVIDIA H200", "/proc/driver/nvidia/gpus/*/information"),
+    Fact("mig", "off", "nvmlDeviceGetMigMode"),
+    Fact("persistence", None, "nvidia: nvmlDeviceGetPersistenceMode #1 hung (5 s)"),
+    Fact("cray-mpich", "8.1.30.16", "MPI_Get_library_version of /opt/cray/pe/lib64/libmpi_gnu_123.so.12"),
+)
+SETTINGS = (
+    Setting("MPICH_GPU_IPC_ENABLED", "1", "environment", Effect.WORKS, "cray-mpich 8.1.30.16: GPU IPC"),
+    Setting("NCCL_P2P_LEVEL", "SYS", "/etc/nccl.conf:3", Effect.UNUSED, "how far; no nccl was found here"),
+    Setting(
+        "FI_MR_CACHE_CUDA_MONITOR_ENABLED",
+        "1",
+        "environment",
+        Effect.MISSPELT,
+        "nothing here reads it; it looks like FI_MR_CUDA_CACHE_MONITOR_ENABLED",
+        "FI_MR_CUDA_CACHE_MONITOR_ENABLED",
+    ),
+)
+
+
+def test_a_node_as_a_user_reads_it(node: Path) -> None:
+    facts = inventory.read(str(node), ASKED, {"LD_LIBRARY_PATH": "/opt/cuda/compat"})
+    text = page(facts, SETTINGS) + "\n"
+    assert max(map(len, text.splitlines())) <= 80
+    golden.check("inventory/h200.txt", text)
+
+
+def test_what_has_changed_as_a_user_reads_it(node: Path) -> None:
+    facts = inventory.read(str(node), ASKED, {})
+    before = [
+        Fact("nvidia-driver", "570.86.15", ""),
+        Fact("cuda-driver", "13.0", ""),
+        Fact("slurm", "24.05.4", ""),
+        Fact("env:UCX_TLS", "all", ""),
+    ]
+    text = page_of_changes(before, facts) + "\n"
+    assert max(map(len, text.splitlines())) <= 80
+    golden.check("inventory/changes.txt", text)
+
+
+def test_nothing_has_changed() -> None:
+    before, after = Fact("kernel", "6.8", "/proc"), Fact("kernel", "6.8", "elsewhere")
+    assert page_of_changes([before], [after]) == "nothing has changed"
+
+
+# -- rows -----------------------------------------------------------------------------------------------
+
+
+def test_sources_that_agree_are_named_together(node: Path) -> None:
+    files = f"{NVRM}; /sys/module/nvidia/version"
+    assert rows(node, "nvidia-driver") == [("580.159.04", files)]
+    nvml = Fact("nvidia-driver", "580.159.04", "NVML")
+    assert rows(node, "nvidia-driver", nvml) == [("580.159.04", f"NVML; {files}")]
+
+
+def test_a_kernel_module_under_other_libraries_keeps_a_row_of_its_own(node: Path) -> None:
+    nvml = Fact("nvidia-driver", "590.44.01", "NVML")
+    assert rows(node, "nvidia-driver", nvml) == [
+        ("590.44.01", "NVML"),
+        ("580.159.04", f"{NVRM}; /sys/module/nvidia/version"),
+    ]
+
+
+def test_a_version_with_fewer_numbers_is_the_same(tmp_path: Path) -> None:
+    link(tmp_path, "/usr/lib64/libmpi_gnu_123.so.12", "../../opt/cray/pe/mpich/8.1.30/lib/libmpi.so.12.0.0")
+    said = Fact("cray-mpich", "8.1.30.16", "MPI_Get_library_version")
+    [(found, source)] = rows(tmp_path, "cray-mpich", said)
+    assert found == "8.1.30.16"
+    assert source == "MPI_Get_library_version; /usr/lib64/libmpi_gnu_123.so.12 (default)"
+
+
+def test_what_a_driver_could_not_say_is_read_from_files(node: Path) -> None:
+    silent = Fact("nvidia-driver", None, "NVML: nvmlInit returned NVML_ERROR_DRIVER_NOT_LOADED")
+    assert rows(node, "nvidia-driver", silent) == rows(node, "nvidia-driver")
+
+
+def test_what_could_not_be_asked_says_why(node: Path) -> None:
+    [(found, source)] = rows(node, "persistence", *ASKED)
+    assert (found, source) == (None, "nvidia: nvmlDeviceGetPersistenceMode #1 hung (5 s)")
+
+
+def test_what_is_not_there_says_where_it_was_looked_for(tmp_path: Path) -> None:
+    plant(tmp_path, NVRM, "no such words\n")
+    plant(tmp_path, "/sys/module/amdgpu/version/is-a-directory", "")
+    facts = inventory.read(str(tmp_path), (), {})
+    assert {fact.name for fact in facts if fact.value is not None} == {"container"}
+    assert all(fact.source for fact in facts)
+    assert rows(tmp_path, "kernel") == [(None, "no /proc/sys/kernel/osrelease")]
+    assert rows(tmp_path, "nvidia-driver") == [
+        (None, f"not stated in {NVRM}; no /sys/module/nvidia/version"),
+    ]
+    assert rows(tmp_path, "amdgpu") == [(None, "/sys/module/amdgpu/version: Is a directory")]
+    assert rows(tmp_path, "ucx", LD_LIBRARY_PATH="/opt/ucx/lib") == [
+        (None, "no libucp.so.0 in LD_LIBRARY_PATH, /etc/ld.so.cache, /usr/lib64, /usr/lib")
+    ]
+
+
+def test_every_name_has_a_row_unless_it_is_known_not_to_be_read(tmp_path: Path) -> None:
+    asked_of_drivers = {"cuda-driver", "hip-driver", "hip-runtime"}
+    names = {fact.name for fact in inventory.read(str(tmp_path), (), {})}
+    assert names | asked_of_drivers | {"mpi4py", "psm2", "kokkos"} == set(inventory.NAMES)
+    assert {*LOOKED_FOR, *LOOKED_FOR_FOREIGN} <= set(inventory.NAMES)
+
+
+def test_the_names_are_a_closed_set_in_the_order_of_the_rows(node: Path) -> None:
+    facts = inventory.read(str(node), [Fact("hip-runtime", "7.2.53211", "hipRuntimeGetVersion")])
+    names = list(dict.fromkeys(fact.name for fact in facts))
+    assert names == sorted(names, key=list(inventory.NAMES).index)
+
+
+# -- files ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "version", "module"),
+    [
+        (OPEN, "580.159.04", "open"),
+        (PROPRIETARY, "460.32.03", "proprietary"),
+        (
+            "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  540.4.0  Release Build\n",
+            "540.4.0",
+            "open",
+        ),
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  384.81  Wed Aug 17\n", "384.81", "proprietary"),
+    ],
+)
+def test_both_kernel_modules_are_told_apart(tmp_path: Path, text: str, version: str, module: str) -> None:
+    plant(tmp_path, NVRM, text)
+    assert rows(tmp_path, "nvidia-driver") == [(version, NVRM)]
+    assert rows(tmp_path, "nvidia-module") == [(module, NVRM)]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "name", "found"),
+    [
+        ("/opt/rocm/.info/version", "7.2.4.0-93-97f5574fe2\n", "rocm", "7.2.4.0-93-97f5574fe2"),
+        ("/sys/module/amdgpu/version", "6.16.13\n", "amdgpu", "6.16.13"),
+        ("/sys/module/nvidia_peermem/version", "580.159.04\n", "nvidia-peermem", "580.159.04"),
+        ("/sys/module/xpmem/refcnt", "0\n", "xpmem", "loaded"),
+        ("/sys/module/amdgpu/refcnt", "0\n", "amdgpu", None),
+        ("/proc/cmdline", "ro quiet splash\n", "boot-parameters", "none that matters here"),
+        ("/proc/cmdline", "ro amd_iommu=on iommu=pt x=1\n", "boot-parameters", "amd_iommu=on iommu=pt"),
+        ("/proc/self/limits", LIMITS.format("65536", "65536"), "memlock", "64 KiB"),
+        ("/proc/self/limits", LIMITS.format("unlimited", "unlimited"), "memlock", "unlimited"),
+        ("/proc/self/limits", LIMITS.format("8388608", "unlimited"), "memlock", "8 MiB, at most unlimited"),
+        ("/proc/self/status", "Seccomp:\t0\nSeccomp_filters:\t0\n", "seccomp", "off"),
+        ("/proc/self/status", "Seccomp:\t1\n", "seccomp", "strict"),
+        ("/proc/self/status", "Seccomp:\t2\n", "seccomp", "filter"),
+        ("/proc/self/status", "Seccomp:\t2\nSeccomp_filters:\t2\n", "seccomp", "filter (2)"),
+        ("/proc/self/status", "Seccomp_filters:\t2\n", "seccomp", None),
+        ("/dev/nvidia-caps-imex-channels/channel2", "", "imex-channels", "channel2"),
+        ("/dev/nvidia-caps-imex-channels/README", "", "imex-channels", None),
+        ("/boot/config-6.8", "CONFIG_PCI_P2PDMA=y\nCONFIG_NUMA=y\n", "kernel-dma-buf", "PCI_P2PDMA"),
+        ("/sys/class/iommu/dmar0", "", "iommu", "on"),
+        ("/.dockerenv", "", "container", "docker"),
+        ("/sys/bus/pci/devices/0000:c1:00.0/product_name", "AMD MI300A\n", "gpu-model", "AMD MI300A"),
+        ("/sys/class/cxi/cxi0", "", "cxi-devices", "cxi0"),
+    ],
+)  # fmt: skip
+def test_what_one_file_says(tmp_path: Path, file: str, text: str, name: str, found: str | None) -> None:
+    plant(tmp_path, "/proc/sys/kernel/osrelease", "6.8\n")
+    plant(tmp_path, file, text)
+    assert value(tmp_path, name) == found
+
+
+@pytest.mark.parametrize(
+    ("types", "mode"),
+    [(["identity", "identity"], "passthrough"), (["identity", "DMA-FQ"], "translating"), ([], "on")],
+)
+def test_what_the_iommu_does(tmp_path: Path, types: list[str], mode: str) -> None:
+    plant(tmp_path, "/sys/class/iommu/ivhd0", "")
+    for number, kind in enumerate(types):
+        plant(tmp_path, f"/sys/kernel/iommu_groups/{number}/type", f"{kind}\n")
+    assert value(tmp_path, "iommu") == mode
+
+
+UNSEEN = "from a container the node's is not seen"
+
+
+@pytest.mark.parametrize(
+    ("driver", "comm", "found"),
+    [
+        (True, "nvidia-imex\n", ("runs", "/proc/812/comm")),
+        (True, "nvidia-imex-ctl\n", (None, f"no process nvidia-imex in /proc; {UNSEEN}")),
+        (False, "nvidia-imex\n", (None, "no /proc/driver/nvidia")),
+    ],
+)  # fmt: skip
+def test_the_imex_daemon_is_known_by_its_process(
+    tmp_path: Path, driver: bool, comm: str, found: tuple[str | None, str]
+) -> None:
+    plant(tmp_path, "/proc/812/comm", comm)
+    if driver:
+        plant(tmp_path, NVRM, OPEN)
+    assert rows(tmp_path, "imex-daemon") == [found]
+
+
+def test_channels_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for number in (10, 0, 2):
+        plant(tmp_path, f"/dev/nvidia-caps-imex-channels/channel{number}", "")
+    assert value(tmp_path, "imex-channels") == "channel0, channel2, channel10"
+
+
+def test_namespaces_of_its_own(tmp_path: Path) -> None:
+    directory = tmp_path / "proc/self/ns"
+    directory.mkdir(parents=True)
+    for kind, inode in (("ipc", 4026531839), ("uts", 4026531838), ("user", 4026531837), ("pid", 4026532201)):
+        (directory / kind).symlink_to(f"{kind}:[{inode}]")
+    assert value(tmp_path, "namespaces") == "own pid"
+
+
+def test_python_packages_are_known_by_what_pip_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.path", ["", "/opt/venv/lib/python3.12/site-packages"])
+    plant(tmp_path, "/opt/venv/lib/python3.12/site-packages/torch-2.9.0+cu130.dist-info/METADATA", "")
+    plant(tmp_path, "/opt/venv/lib/python3.12/site-packages/cupy_cuda12x-13.6.0.dist-info/METADATA", "")
+    assert value(tmp_path, "pytorch") == "2.9.0+cu130"
+    assert value(tmp_path, "cupy") == "13.6.0"
+
+
+@pytest.mark.parametrize(
+    ("profile", "found"),
+    [
+        ("nvidia-460.32.03", {"nvidia-driver": "460.32.03", "nvidia-module": "proprietary"}),
+        ("healthy-hip", {"rocm": "6.4.3"}),
+    ],
+)
+def test_a_simulated_node_is_read_like_a_real_one(
+    tmp_path: Path, profile: str, found: dict[str, str]
+) -> None:
+    for path, text in claimed_files(load(profile)).items():
+        plant(tmp_path, path, text)
+    facts = {fact.name: fact.value for fact in inventory.read(str(tmp_path))}
+    assert {name: facts[name] for name in found} == found
+
+
+CLAIMS = """\
+description: One GPU and all the software that a node can claim.
+devices: [{backend: hip, name: AMD Instinct MI300A, memory: 128 GiB}]
+versions:
+  hip-runtime: 7.2.0
+"""
+
+
+def test_whatever_software_a_simulated_node_claims_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuipc_doctor.simulator.build.build", lambda: Path("/libraries"))
+    claims = {name: f"1.{number}.3" for number, name in enumerate(sorted(software.NAMES))}
+    del claims["libfabric"]  # HPE's has the same name
+    claims["libcuda"] = "580.82.07"
+    profile = tmp_path / "claims.yaml"
+    profile.write_text(CLAIMS + "".join(f"  {name}: {version}\n" for name, version in claims.items()))
+    (tmp_path / "node").mkdir()
+    node = prepare(str(profile), tmp_path / "node")
+    facts = {fact.name: fact.value for fact in inventory.read(node.root, (), {})}
+    assert {name: facts[name] for name in claims} == claims
+    assert facts["gpu-model"] == "AMD Instinct MI300A"
+
+
+def test_nothing_of_this_machine_is_taken_for_a_simulated_node(tmp_path: Path) -> None:
+    environ = {**os.environ, "LD_LIBRARY_PATH": "/usr/lib:/usr/lib64", "APPTAINER_CONTAINER": "x.sif"}
+    facts = inventory.read(str(tmp_path), (), environ)
+    assert [(fact.name, fact.value) for fact in facts if fact.value] == [("container", "none")]
+
+
+def test_this_machine_has_the_kernel_that_it_says() -> None:
+    assert rows(Path("/"), "kernel") == [(os.uname().release, "/proc/sys/kernel/osrelease")]
+
+
+@given(st.binary())
+def test_whatever_a_file_holds_becomes_one_printable_line(raw: bytes) -> None:
+    from tempfile import TemporaryDirectory
+
+    files = (NVRM, "/sys/module/nvidia/version", "/proc/cmdline", "/proc/self/limits", "/etc/ld.so.cache")
+    with TemporaryDirectory() as root:
+        for path in (*files, "/proc/config.gz", "/usr/lib/pkgconfig/ucx.pc", "/usr/lib/libucp.so.0"):
+            plant(Path(root), path, raw)
+        for fact in inventory.read(root, (), {}):
+            assert fact.value is None or (fact.value.isprintable() and fact.value.strip() == fact.value != "")

@@ -1,0 +1,164 @@
+"""The inventory finds the library that a process would load, and loads nothing."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuipc_doctor import inventory
+from gpuipc_doctor.inventory.libraries import CACHE, Libraries
+from gpuipc_doctor.inventory.surveys import mpi_libraries
+from gpuipc_doctor.inventory.tree import Tree
+from tests.unit.inventory.test_inventory import link, plant
+
+X86_64 = 0x0303
+
+
+def cache(entries: list[tuple[int, str, str]], before: bytes = b"") -> bytes:
+    """A cache as ldconfig writes it, with what older formats put in front: (flags, soname, file)."""
+    strings, places = b"", []
+    at = 48 + 24 * len(entries)
+    for _, soname, file in entries:
+        offsets = []
+        for text in (soname, file):
+            offsets.append(at + len(strings))
+            strings += text.encode() + b"\0"
+        places.append(offsets)
+    head = struct.pack("<20sII5I", b"glibc-ld.so.cache1.1", len(entries), len(strings), 0, 0, 0, 0, 0)
+    body = b"".join(
+        struct.pack("<iIIIQ", flags, *place, 0, 0)
+        for (flags, _, _), place in zip(entries, places, strict=True)
+    )
+    return before + head + body + strings
+
+
+def found(root: Path, soname: str, **environ: str) -> tuple[str, str] | None:
+    library = Libraries(Tree(root), environ).find(soname)
+    return (library.file, library.via) if library else None
+
+
+def fact(root: Path, name: str, **environ: str) -> list[str | None]:
+    return [one.value for one in inventory.read(str(root), (), environ) if one.name == name]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    """A driver's libcuda in the cache, another of a compatibility package beside it."""
+    link(tmp_path, "/usr/lib/aarch64-linux-gnu/libcuda.so.1", "libcuda.so.570.86.15")
+    link(tmp_path, "/usr/lib32/libcuda.so.1", "libcuda.so.1.1")
+    link(tmp_path, "/usr/local/cuda/compat/libcuda.so.1", "libcuda.so.580.82.07")
+    entries = [
+        (0x0003, "libcuda.so.1", "/usr/lib32/libcuda.so.1"),
+        (X86_64, "libcuda.so.1", "/usr/lib/aarch64-linux-gnu/libcuda.so.1"),
+        (X86_64, "libgone.so.1", "/usr/lib/libgone.so.1"),
+    ]
+    plant(tmp_path, CACHE, cache(entries))
+    return tmp_path
+
+
+def test_the_cache_names_the_file_of_this_architecture(node: Path) -> None:
+    assert found(node, "libcuda.so.1") == ("/usr/lib/aarch64-linux-gnu/libcuda.so.1", CACHE)
+    assert fact(node, "libcuda") == ["570.86.15"]
+
+
+def test_ld_library_path_comes_before_the_cache(node: Path) -> None:
+    path = "relative:/nowhere:/usr/local/cuda/compat"
+    expected = ("/usr/local/cuda/compat/libcuda.so.1", "LD_LIBRARY_PATH")
+    assert found(node, "libcuda.so.1", LD_LIBRARY_PATH=path) == expected
+    assert fact(node, "libcuda", LD_LIBRARY_PATH=path) == ["580.82.07"]
+
+
+def test_a_file_that_is_gone_is_not_found(node: Path) -> None:
+    assert found(node, "libgone.so.1") is None
+
+
+def test_a_cache_behind_one_of_the_old_format(node: Path) -> None:
+    entries = [(X86_64, "libcuda.so.1", "/usr/lib/aarch64-linux-gnu/libcuda.so.1")]
+    plant(node, CACHE, cache(entries, before=b"ld.so-1.7.0" + bytes(37)))
+    assert found(node, "libcuda.so.1") == ("/usr/lib/aarch64-linux-gnu/libcuda.so.1", CACHE)
+
+
+def test_without_a_cache_the_default_directories_count(tmp_path: Path) -> None:
+    link(tmp_path, "/usr/lib64/libcudart.so.12", "libcudart.so.12.4.127")
+    link(tmp_path, "/usr/lib64/libcudart.so.11.0", "libcudart.so.11.8.89")
+    assert sorted(map(str, fact(tmp_path, "cuda-runtime"))) == ["11.8.89", "12.4.127"]
+
+
+@given(st.binary(), st.integers(0, 200))
+def test_a_damaged_cache_finds_nothing_and_harms_nobody(noise: bytes, cut: int) -> None:
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory() as root:
+        raw = cache([(X86_64, "libx.so.1", "/usr/lib/libx.so.1")])
+        for damaged in (raw[:cut] + noise, noise + raw[cut:]):
+            plant(Path(root), CACHE, damaged)
+            assert found(Path(root), "libx.so.1") is None
+
+
+def test_a_stub_or_wsl_library_has_no_driver_version(tmp_path: Path) -> None:
+    plant(tmp_path, "/usr/lib64/libcuda.so.1", "")
+    [one] = [one for one in inventory.read(str(tmp_path), (), {}) if one.name == "libcuda"]
+    assert (one.value, one.source) == (None, "not in the name of /usr/lib64/libcuda.so.1 (default)")
+
+
+def test_rocm_is_that_of_the_library_and_not_of_the_default_link(tmp_path: Path) -> None:
+    plant(tmp_path, "/opt/rocm/.info/version", "7.2.4-93\n")
+    plant(tmp_path, "/opt/rocm-6.4.3/.info/version", "6.4.3-128\n")
+    plant(tmp_path, "/opt/rocm-6.4.3/lib/libamdhip64.so.6", "")
+    assert fact(tmp_path, "rocm", LD_LIBRARY_PATH="/opt/rocm-6.4.3/lib") == ["7.2.4-93", "6.4.3-128"]
+
+
+def test_a_libfabric_of_hpe_is_not_upstreams(tmp_path: Path) -> None:
+    directory = "/opt/cray/libfabric/1.15.2.0/lib64"
+    plant(tmp_path, f"{directory}/libfabric.so.1", "")
+    plant(tmp_path, f"{directory}/pkgconfig/libfabric.pc", "Version: 1.15.2.0\n")
+    assert fact(tmp_path, "shs-libfabric", LD_LIBRARY_PATH=directory) == ["1.15.2.0"]
+    assert fact(tmp_path, "libfabric", LD_LIBRARY_PATH=directory) == [None]
+
+
+@pytest.mark.parametrize(
+    ("soname", "package", "name"),
+    [
+        ("libmpi.so.40", "ompi", "openmpi"),
+        ("libmpi.so.12", "mpich", "mpich"),
+        ("libucp.so.0", "ucx", "ucx"),
+        ("libfabric.so.1", "libfabric", "libfabric"),
+    ],
+)
+def test_a_package_description_beside_the_library(
+    tmp_path: Path, soname: str, package: str, name: str
+) -> None:
+    plant(tmp_path, f"/opt/x/lib/{soname}", "")
+    plant(tmp_path, f"/opt/x/lib/pkgconfig/{package}.pc", "prefix=/opt/x\nName: x\nVersion: 5.0.9\n")
+    assert fact(tmp_path, name, LD_LIBRARY_PATH="/opt/x/lib") == ["5.0.9"]
+
+
+def test_a_link_out_of_a_simulated_node_is_not_followed(tmp_path: Path) -> None:
+    directory = tmp_path / "usr/lib64"
+    directory.mkdir(parents=True)
+    (directory / "libcuda.so.1").symlink_to("/usr/lib/libcuda.so.570.86.15")
+    assert fact(tmp_path, "libcuda") == [None]
+
+
+def test_mpi_libraries_in_the_order_in_which_they_are_asked(tmp_path: Path) -> None:
+    plant(tmp_path, "/opt/ompi/bin/mpiexec", "")
+    (tmp_path / "opt/ompi/bin/mpiexec").chmod(0o755)
+    link(tmp_path, "/opt/ompi/lib/libmpi.so.40", "libmpi.so.40.40.7")
+    plant(tmp_path, "/opt/ompi/lib/libmpi_cxx.so.40", "")
+    plant(tmp_path, "/opt/cray/pe/mpich/8.1.30/ofi/gnu/12.3/lib/libmpi_gnu_123.so.12", "")
+    plant(tmp_path, "/usr/lib64/libmpi.so.12", "")
+    environ = {
+        "PATH": "relative:/nowhere:/opt/ompi/bin",
+        "CRAY_MPICH_DIR": "/opt/cray/pe/mpich/8.1.30/ofi/gnu/12.3",
+        "LD_LIBRARY_PATH": "/opt/ompi/lib",
+    }
+    tree = Tree(tmp_path)
+    assert mpi_libraries(tree, Libraries(tree, environ), environ) == [
+        "/opt/ompi/lib/libmpi.so.40",
+        "/opt/cray/pe/mpich/8.1.30/ofi/gnu/12.3/lib/libmpi_gnu_123.so.12",
+        "/usr/lib64/libmpi.so.12",
+    ]

@@ -1,0 +1,114 @@
+"""What contradicts a known issue: what was tried, what failed beside it. What of ours would harm a node."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuipc_doctor import knownissues
+from gpuipc_doctor.knownissues import KnownIssue, Workaround
+from gpuipc_doctor.knownissues.conditions import Need
+from gpuipc_doctor.model import (
+    Device,
+    Evidence,
+    EvidenceKind,
+    Fact,
+    Finding,
+    Join,
+    Relation,
+    Result,
+    Trial,
+)
+from gpuipc_doctor.versions import Range
+
+FACTS = (Fact("mpich", "4.2.0", "here"),)
+
+
+def issue(detected_by: str = "mpi-stale-buffer") -> KnownIssue:
+    return KnownIssue(
+        "stale",
+        "stale",
+        "mpich",
+        "corruption",
+        "open",
+        "stale data",
+        (),
+        affected=(Range("mpich", "4.0", fixed="4.3"),),
+        detected_by=(detected_by,),
+        workarounds=(Workaround("off", {"A": "1"}), Workaround("less", {"B": "1"})),
+    )
+
+
+def tried(env: dict[str, str], outcome: Trial) -> Evidence:
+    return Evidence(EvidenceKind.TRIAL, "Tried {env:env}", {"env": env, "outcome": outcome.value})
+
+
+def joined(*evidence: Evidence, known: KnownIssue | None = None, key: str = "stale") -> Join:
+    result = Result("mpi-stale-buffer", Finding.fail(key, "stale bytes", *evidence))
+    [join] = knownissues.join([known or issue()], FACTS, [result])
+    return join
+
+
+OTHER = {"C": "1"}
+
+
+@pytest.mark.parametrize(
+    ("evidence", "relation"),
+    [
+        ([], Relation.CONFIRMED),
+        ([tried({"A": "1"}, Trial.HELPS)], Relation.CONFIRMED),
+        ([tried({"A": "1"}, Trial.DOES_NOT_HELP)], Relation.LATENT),
+        ([tried({"A": "1"}, Trial.DOES_NOT_HELP), tried({"B": "1"}, Trial.HELPS)], Relation.CONFIRMED),
+        ([tried({"A": "1"}, Trial.NOT_TRIED)], Relation.CONFIRMED),
+        ([tried({"A": "1"}, Trial.UNKNOWN)], Relation.CONFIRMED),
+        ([tried(OTHER, Trial.DOES_NOT_HELP)], Relation.CONFIRMED),
+        ([Evidence(EvidenceKind.CONTROL, "with IPC off", {"failed": True})], Relation.LATENT),
+        ([Evidence(EvidenceKind.CONTROL, "with IPC off", {"failed": False})], Relation.CONFIRMED),
+    ],
+)
+def test_what_contradicts_an_issue_does_not_confirm_it(evidence: list[Evidence], relation: Relation) -> None:
+    assert joined(*evidence).relation is relation
+
+
+def test_it_is_told_what_contradicts_it() -> None:
+    assert joined(tried({"A": "1"}, Trial.DOES_NOT_HELP)).reason.endswith("; but A=1 does not help")
+
+
+def test_an_issue_may_name_the_key_of_what_shows_it() -> None:
+    known = issue("mpi-stale-buffer.stale")
+    assert known.checks == ("mpi-stale-buffer",)
+    assert joined(known=known).relation is Relation.CONFIRMED
+    assert joined(known=known, key="guard").relation is Relation.LATENT
+
+
+NVIDIA = Device("cuda", 0, "GPU-0", "0000:01:00.0", "H200", 1)
+AMD = Device("hip", 0, "GPU-1", "0000:02:00.0", "MI300A", 1)
+LASTING, PASSING = "exports VMM memory", "kills an importer"
+
+
+def harmed(rocm: str | None, *affected: Range, needs: tuple[Need, ...] = ()) -> set[tuple[str, str]]:
+    """The steps that are left out on a node with both vendors' devices, and where."""
+    component = "amdgpu" if needs else "rocm"
+    known = KnownIssue(
+        "bug", "bug", component, "probe-harms", "open", "bug", (), affected, needs, harms=(LASTING, PASSING)
+    )
+    facts = [Fact("rocm", rocm, "here"), Fact("amdgpu", "6.8.0", "here")]
+    return {(one.step, one.device) for one in knownissues.harms([known], facts, [NVIDIA, AMD])}
+
+
+@pytest.mark.parametrize(
+    ("rocm", "steps"),
+    [("7.0.0", {LASTING, PASSING}), ("7.2.0", set()), (None, {LASTING}), ("unheard-of", {LASTING})],
+)
+def test_steps_that_harm_are_left_out_and_the_lasting_ones_in_doubt_too(
+    rocm: str | None, steps: set[str]
+) -> None:
+    found = harmed(rocm, Range("rocm", "7.0", fixed="7.1"))
+    assert found == {(step, "hip:0") for step in steps}
+
+
+def test_where_nobody_knows_the_versions_the_other_conditions_decide() -> None:
+    unknown = Range("amdgpu", "unknown", fixed="unknown")
+    of_7_1 = (Need("rocm", range=Range("rocm", "7.1", fixed="7.2")),)
+    assert harmed("7.1.0", unknown, needs=of_7_1) == {(LASTING, "hip:0"), (PASSING, "hip:0")}
+    assert harmed("7.2.0", unknown, needs=of_7_1) == set()
+    assert harmed(None, unknown, needs=of_7_1) == {(LASTING, "hip:0")}

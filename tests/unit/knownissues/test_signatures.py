@@ -1,0 +1,229 @@
+"""Signatures find what they are for however it was logged, and are safe to let loose on any log."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gpuipc_doctor import knownissues
+from gpuipc_doctor.knownissues import Confidence, KnownIssue, Signature
+from gpuipc_doctor.knownissues.conditions import Need
+from gpuipc_doctor.knownissues.regexes import objections
+from gpuipc_doctor.knownissues.signatures import NOT_PUBLIC, spaced
+from gpuipc_doctor.model import Fact
+from gpuipc_doctor.versions import Verdict
+
+ISSUES = {issue.id: issue for issue in knownissues.load()}
+SIGNATURES = [
+    pytest.param(signature, id=f"{issue.id}-{number}")
+    for issue in ISSUES.values()
+    for number, signature in enumerate(issue.signatures)
+]
+
+
+def found(text: str, *facts: Fact, least: Confidence = Confidence.MEDIUM) -> set[str]:
+    """The issues that a log shows, as far as their signatures alone can tell."""
+    return {issue.id for issue in ISSUES.values() if shows(issue, text, facts, least)}
+
+
+def shows(issue: KnownIssue, text: str, facts: tuple[Fact, ...], least: Confidence) -> bool:
+    return any(
+        one.confidence >= least and one.applies(facts) is Verdict.BAD and one.found_in(text)
+        for one in issue.signatures
+    )
+
+
+@pytest.mark.parametrize("signature", SIGNATURES)
+def test_each_signature_finds_its_sample(signature: Signature) -> None:
+    assert signature.sample
+    assert signature.found_in(signature.sample)
+    assert not signature.found_in("")
+
+
+LOGS = {
+    # Other versions, ranks, hosts, line numbers and prefixes than in the samples.
+    "3: (GTL DEBUG: 3) cuIpcOpenMemHandle: invalid argument, CUDA_ERROR_INVALID_VALUE, line no 272": {
+        "cray-mpich-gpu-binding-hides-peers",
+    },
+    "GTL_DEBUG: [12] hsa_amd_ipc_memory_attach: HSA_STATUS_ERROR_INVALID_ARGUMENT: One of": {
+        "cray-mpich-gpu-binding-hides-peers",
+    },
+    "nid002: libfabric:9:17::cxi:mr:cxip_do_map():144<warn> nid002: cxil_map() failed: -22": {
+        "cxi-device-memory-not-mapped",
+    },
+    "[5] register_mr_buffers:702 NCCL WARN NET/OFI Unable to register memory (type = 2) for device\n"
+    " 3. RC: -22, Error: Invalid argument\nNET/OFI Selected Provider is cxi (found 4 nics)": {
+        "cxi-device-memory-not-mapped",
+    },
+    "[5] register_mr:1 NCCL WARN NET/OFI Unable to register memory (type = 2) for device 0. RC: -22": set(),
+    "cuda_ipc_cache.c:301  UCX  ERROR cuIpcOpenMemHandle() failed: CUDA_ERROR_ALREADY_MAPPED": {
+        "mpich-ipc-stale-mapping",
+        "ucx-ipc-element-already-exists",
+    },
+    "RuntimeError: pidfd_open:Operation not permitted": {"torch-expandable-segments-pidfd"},
+    "pidfd_getfd: Bad file descriptor": {"torch-expandable-segments-pidfd"},
+    "include/shm.h:31 NCCL WARN Call to posix_fallocate failed: No space left on device": {
+        "nccl-dev-shm-too-small",
+    },
+    "nv_peer_mem: Unknown symbol nvidia_p2p_get_pages (err 0)": {"nvidia-peermem-does-not-load"},
+    "modprobe: ERROR: could not insert 'nv_peer_mem': Unknown symbol in module": {
+        "nvidia-peermem-does-not-load",
+    },
+    "failed to open ipc mem handle. addr:0x7f41ca000\n000 len:30680756736 (Element already\nexists)": {
+        "ucx-ipc-element-already-exists",
+    },
+    "cuda_ipc_cache.c:77 UCX  ERROR failed to insert region 0x7f": {"ucx-ipc-element-already-exists"},
+    "#2  MPL_gpu_fast_memcpy ()\n#5  MPIDI_GPU_copy_data_async ()\n#6  MPIDI_IPC_rndv_cb ()": {
+        "mpich-ipc-evict-in-use",
+    },
+    # An errno decides, and so does who prints it.
+    "x1: cxil_map lni: 7 base: 0x1f len: 256 map_flags: 0x3c failure: -22, Invalid argument": {
+        "cxi-device-memory-not-mapped",
+    },
+    "x1: cxil_map lni: 7 base: 0x1f len: 256 map_flags: 0x3c failure: -14, Bad address": {"cxi-bad-address"},
+    "(GTL DEBUG: 1) cuIpcOpenMemHandle: CUDA_ERROR_ALREADY_MAPPED, line no 360": set(),
+    "(GTL DEBUG: 1) cuIpcOpenMemHandle (in x.c at line 36): invalid argument, CUDA_ERROR_INVALID_VALUE": {
+        "cray-mpich-gpu-binding-hides-peers",
+    },
+    "hipIpcGetMemHandle failed: invalid argument": set(),
+    "cudaIpcGetMemHandle failed: invalid argument": {"cuda-ipc-async-memory"},
+    # Too common to mean anything alone.
+    "NVRM: Xid (PCI:0000:c1:00): 119, pid=77, name=python, Timeout waiting for RPC from GSP!": set(),
+    "NVRM: GPU0 GSP_LOCKDOWN_NOTICE": set(),
+    "#5 ompi_errhandler_request_invoke () from libmpi.so.40": set(),
+    "cudaErrorMemoryAllocation: out of memory": set(),
+    "CUDA error: 2": set(),
+    "UCX calls cuIpcCloseMemHandle and cudaIpcOpenMemHandle": set(),
+    "HSA_STATUS_ERROR_INVALID_ARGUMENT": set(),
+    "ucp_mm.c:110 UCX ERROR failed to register address 0x2a length 131072 on md[4]=ib": set(),
+    "Segmentation fault (core dumped)": set(),
+    "cxi_core 0000:21:00.0: Failed to find Nvidia GPU symbols. Nvidia RDMA support disabled.": set(),
+}
+
+
+@pytest.mark.parametrize("log", LOGS)
+def test_a_log_shows_what_it_shows_and_no_more(log: str) -> None:
+    assert found(log) == LOGS[log]
+
+
+def test_a_fact_beside_a_text_makes_it_mean_something() -> None:
+    log = "cxi_core 0000:21:00.0: Failed to find Nvidia GPU symbols. Nvidia RDMA support disabled."
+    assert found(log, Fact("nvidia-driver", "580.95.05", "NVML")) == {"cxi-device-memory-not-mapped"}
+    assert found(log, Fact("nvidia-driver", None, "no /proc/driver/nvidia")) == set()
+    oom = "CUDA error: 2\nMPICH ERROR [Rank 0]"
+    assert found(oom, Fact("cray-mpich", "8.1.28", "module"), least=Confidence.LOW) == {
+        "cray-mpich-ipc-cache-leak"
+    }
+
+
+@pytest.mark.parametrize(
+    ("pattern", "becomes"),
+    [
+        ("a b", r"a\s+b"),
+        ("a   b", r"a\s+b"),
+        ("a ?b", r"a\s*b"),
+        ("a *b +c", r"a\s*b\s+c"),
+        (r"a\ b[ x]c[]  ]d[^ ]", r"a\ b[ x]c[]  ]d[^ ]"),
+    ],
+)
+def test_a_space_stands_for_any_white_space(pattern: str, becomes: str) -> None:
+    assert spaced(pattern) == becomes
+    re.compile(becomes)
+
+
+HARMLESS = [
+    "abc",
+    r"a.*b.*c",
+    r"(?:ab)*c",
+    r"(foo|bar)baz",
+    r"\d+:\d+ \S+",
+    r"[^)]{0,40}\)",
+    "(a|a)b",
+    "x{3}y{2,4}",
+    r"\(nil\)\s+len",
+]
+HARMFUL = {
+    "(a+)+$": "in several ways",
+    "(a|b)*c|(ab|a)*c": "in several ways",
+    "(x?){40}y": "in several ways",
+    "(?:a|ab)+": "in several ways",
+    r"(\w+\s?)*:": "in several ways",
+    "a.*b.*c.*d": "catastrophic backtracking",
+    r"\s*\s*\s*\s*x": "catastrophic backtracking",
+    "a?" * 12 + "a" * 12: "catastrophic backtracking",
+    "(a|a)" * 12 + "b": "catastrophic backtracking",
+    "x*": "matches the empty string",
+    r"\b": "matches the empty string",
+    "(?i)x": "sets flags",
+    "(?i:x)": "sets flags",
+    "(?=x)y": "look-around",
+    r"(x)\1": "look-around",
+    "[": "not a regular expression",
+    "(" * 3000: "not a regular expression",
+    "x{99999999999}": "not a regular expression",
+}
+
+
+@pytest.mark.parametrize("pattern", HARMLESS)
+def test_what_is_harmless_is_let_pass(pattern: str) -> None:
+    assert list(objections(pattern)) == []
+
+
+@pytest.mark.parametrize("pattern", HARMFUL)
+def test_what_is_harmful_is_refused(pattern: str) -> None:
+    (objection,) = objections(pattern)
+    assert HARMFUL[pattern] in objection
+
+
+ATOMS = st.sampled_from(["a", "b", ".", "[ab]", "[^a]", r"\w", r"\s", " "])
+PATTERNS = st.recursive(
+    ATOMS,
+    lambda inner: st.one_of(
+        st.tuples(inner, st.sampled_from(["*", "+", "?", "{0,3}", "{2}"])).map(
+            lambda both: f"(?:{both[0]}){both[1]}"
+        ),
+        st.lists(inner, min_size=2, max_size=3).map("".join),
+        st.lists(inner, min_size=2, max_size=2).map(lambda both: f"(?:{'|'.join(both)})"),
+    ),
+    max_leaves=8,
+)
+
+
+@given(PATTERNS)
+@example(r"(?:a*)b*a*c")
+def test_what_is_let_pass_does_not_take_exponential_time(pattern: str) -> None:
+    """Sound: on the texts that hurt most, 40 characters would take years where time is exponential."""
+    pattern += "c"
+    if list(objections(pattern)):
+        return
+    compiled = re.compile(pattern)
+    for text in ("a" * 40, "ab" * 20, " " * 40, "a b" * 13):
+        started = time.process_time()
+        compiled.search(text)
+        assert time.process_time() - started < 1.0
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_judged(pattern: str) -> None:
+    if not list(objections(spaced(pattern))):
+        re.compile(spaced(pattern))
+
+
+def test_signatures_apply_where_their_needs_hold() -> None:
+    needy = Signature(("x",), needs=(Need("ucx"), Need("env:A", "^0?$")))
+    assert needy.applies(()) is Verdict.UNKNOWN
+    assert needy.applies((Fact("ucx", "1.15.0", "x"), Fact("env:A", None, "not set"))) is Verdict.BAD
+    assert needy.applies((Fact("ucx", "1.15.0", "x"), Fact("env:A", "1", "environment"))) is Verdict.FINE
+
+
+def test_nearly_every_signature_is_as_its_program_prints_it_or_says_why_not() -> None:
+    signatures = [one for issue in ISSUES.values() for one in issue.signatures]
+    known = [one for one in signatures if one.source]
+    assert len(known) >= 0.9 * len(signatures)
+    read = [one for one in known if one.source is not NOT_PUBLIC]
+    assert len(read) >= 0.8 * len(signatures)
+    assert all(one.source and one.source.prints and " " in one.source.file for one in read)

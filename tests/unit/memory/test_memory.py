@@ -1,0 +1,160 @@
+"""Samples of device memory: what grows, what is shown and logged, and what the kernel's files say."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import jsonschema
+import pytest
+
+from gpuipc_doctor.cli.table import table
+from gpuipc_doctor.memory import log, view
+from gpuipc_doctor.memory.history import History
+from gpuipc_doctor.memory.sysfs import Amdgpu
+from gpuipc_doctor.memory.usage import GpuUse, ProcessUse, Sample
+from tests import golden
+
+GIB, MIB = 1 << 30, 1 << 20
+NOON = 1795176000.0
+
+H200 = 143771 * MIB
+"""As NVML and `nvidia-smi` count it: the 141 GB of the name are not GiB."""
+
+
+def sample(number: int = 0) -> Sample:
+    """Every two seconds; a training job leaks, and something grew that no process accounts for."""
+    leaking = 40 * GIB + number * 9 * MIB
+    return Sample(
+        NOON + 2 * number,
+        (
+            GpuUse(
+                "nvidia:0",
+                "0000:65:00.0",
+                "NVIDIA H200",
+                leaking + 3 * GIB,
+                H200,
+                (ProcessUse(41213, "python3", leaking), ProcessUse(41377, "ucx_perftest\x1b[31m", 520 * MIB)),
+            ),
+            GpuUse("nvidia:1", "0000:75:00.0", "NVIDIA H200", 512 * MIB, H200, None),
+            GpuUse("nvidia:2", "", "", trouble="nvmlDeviceGetMemoryInfo_v2 returned GPU is lost (15)"),
+            GpuUse("amd:0", "0000:c1:00.0", "", GIB, 128 * GIB, (ProcessUse(99, "", None),)),
+        ),
+    )
+
+
+@pytest.fixture
+def watched() -> History:
+    history = History()
+    for number in range(31):
+        history.add(sample(number))
+    return history
+
+
+def test_what_grows_is_told_by_the_minute(watched: History) -> None:
+    assert watched.growth(("nvidia:0", 0)) == pytest.approx(270 * MIB)
+    assert watched.growth(("nvidia:0", 41213)) == pytest.approx(270 * MIB)
+    assert watched.growth(("nvidia:0", 41377)) == 0.0
+    assert watched.growth(("nvidia:1", 0)) == 0.0
+    assert watched.growth(("nvidia:2", 0)) is None
+    assert watched.growth(("amd:0", 99)) is None
+
+
+def test_a_few_jumps_are_no_growth() -> None:
+    history = History()
+    for number in range(30):
+        used = GIB + (512 * MIB if number in (7, 8, 20) else 0)
+        history.add(Sample(NOON + number, (GpuUse("nvidia:0", "", "", used, 2 * GIB),)))
+    assert history.growth(("nvidia:0", 0)) == 0.0
+
+
+def test_what_has_ended_is_forgotten(watched: History) -> None:
+    watched.add(Sample(NOON + 90, (GpuUse("nvidia:0", "", "", GIB, 2 * GIB, ()),)))
+    assert watched.growth(("nvidia:0", 41213)) is None
+    watched.add(sample(46))
+    assert watched.growth(("nvidia:0", 41213)) is None  # another process of that number
+
+
+def test_the_table(watched: History) -> None:
+    rows = list(view.rows(sample(31), watched.growth))
+    golden.check("memory/watch.txt", table(rows, view.HEADERS, wrapped=1) + "\n")
+
+
+def test_the_lines(watched: History) -> None:
+    text = "\n".join(view.lines(sample(31), watched.growth)) + "\n"
+    golden.check("memory/lines.txt", re.sub(r"\d{4}-\d\d-\d\dT\S+", "2026-11-20T12:01:02+00:00", text))
+
+
+def test_a_sample_comes_through_json_unchanged() -> None:
+    assert Sample.from_json(json.loads(json.dumps(sample().to_json()))) == sample()
+
+
+def test_a_line_of_the_log_is_as_its_schema_says(watched: History) -> None:
+    schema = json.loads(log.SCHEMA.read_text())
+    line = json.loads(log.line(sample(31), watched.growth, host="node01", simulated=""))
+    jsonschema.validate(line, schema)
+    first, _, lost, amd = line["gpus"]
+    assert first["growth_bytes_per_minute"] == pytest.approx(270 * MIB)
+    assert first["processes"][1]["used_bytes"] == 520 * MIB
+    assert (lost["used_bytes"], lost["total_bytes"], lost["processes"]) == (None, None, None)
+    assert amd["processes"] == [{"pid": 99, "name": "", "used_bytes": None, "growth_bytes_per_minute": None}]
+    for wrong in ({"format": 2}, {"gpus": []}, {"gpus": [{**first, "used_bytes": -1}]}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({**line, **wrong}, schema)
+
+
+# -- AMD's files ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str, str], None]:
+    def one(name: str, text: str) -> None:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    return one
+
+
+@pytest.fixture
+def worker() -> Any:
+    worker = MagicMock()
+    worker.armed.side_effect = lambda _operation: contextlib.nullcontext()
+    return worker
+
+
+def test_amds_gpus_are_read_from_the_kernels_files(
+    write: Callable[[str, str], None], worker: Any, tmp_path: Path
+) -> None:
+    device, nobody = "sys/bus/pci/devices/0000:c1:00.0", 1 << 23  # Linux numbers no process so high
+    for name, text in {
+        f"{device}/vendor": "0x1002",
+        f"{device}/class": "0x120000",
+        f"{device}/mem_info_vram_total": "137438953472",
+        f"{device}/mem_info_vram_used": "1073741824",
+        "sys/bus/pci/devices/0000:05:00.0/vendor": "0x10de",
+        "sys/class/kfd/kfd/topology/nodes/0/gpu_id": "0",
+        "sys/class/kfd/kfd/topology/nodes/0/properties": "domain 0\nlocation_id 0",
+        "sys/class/kfd/kfd/topology/nodes/1/gpu_id": "51543",
+        "sys/class/kfd/kfd/topology/nodes/1/properties": "domain 0\nlocation_id 49408",
+        f"sys/class/kfd/kfd/proc/{nobody}/vram_51543": "536870912",
+        f"sys/class/kfd/kfd/proc/{nobody}/vram_666": "1",
+    }.items():
+        write(name, f"{text}\n")
+    assert Amdgpu(worker, tmp_path).read() == [
+        GpuUse("amd:0", "0000:c1:00.0", "", GIB, 128 * GIB, (ProcessUse(nobody, "", 512 * MIB),))
+    ]
+
+
+def test_an_amd_gpu_without_its_driver_says_what_is_missing(
+    write: Callable[[str, str], None], worker: Any, tmp_path: Path
+) -> None:
+    write("sys/bus/pci/devices/0000:c1:00.0/vendor", "0x1002\n")
+    write("sys/bus/pci/devices/0000:c1:00.0/class", "0x038000\n")
+    (gpu,) = Amdgpu(worker, tmp_path).read()
+    assert gpu.trouble == ("/sys/bus/pci/devices/0000:c1:00.0/mem_info_vram_used: No such file or directory")

@@ -1,0 +1,68 @@
+"""Only the MPI of the run, and the UCX under it, can be confirmed by what its probes find."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from gpuipc_doctor.model import Fact, Launch, MpiStack
+from gpuipc_doctor.mpi import loaded
+from gpuipc_doctor.mpi.choice import COMPONENTS, at_stake, in_use, messages_went_through
+
+NODE = (
+    Fact("nvidia-driver", "580.159.04", "NVML"),
+    Fact("openmpi", "4.1.6", "/usr/lib"),
+    Fact("ucx", "1.16.0", "/usr/lib"),
+    Fact("mpich", None, "no mpichversion"),
+)
+
+
+def values(stack: MpiStack) -> dict[str, str | None]:
+    return {fact.name: fact.value for fact in in_use(NODE, stack)}
+
+
+def test_another_mpi_of_the_node_took_no_part() -> None:
+    stack = MpiStack("intel-mpi", "2021.17", "/impi/libmpi.so.12", Launch(()))
+    assert values(stack) == {"nvidia-driver": "580.159.04", "intel-mpi": "2021.17"}
+
+
+def test_the_ucx_under_it_is_the_one_it_uses() -> None:
+    stack = MpiStack("mpich", "5.0.2", "/mpich/libmpi.so.12", Launch(()), ucx="1.22.0")
+    assert values(stack) == {"nvidia-driver": "580.159.04", "mpich": "5.0.2", "ucx": "1.22.0"}
+
+
+def test_of_an_mpi_without_a_way_for_device_memory_no_fault_of_such_is_expected() -> None:
+    stack = MpiStack("mpich", "5.0.2", "/mpich/libmpi.so.12", Launch(()), ucx="1.22.0")
+    assert [fact.name for fact in at_stake(NODE, stack)] == ["nvidia-driver"]
+    taking = replace(stack, has_gpu_path=True)
+    assert [fact.name for fact in at_stake(NODE, taking)] == ["nvidia-driver", "mpich", "ucx"]
+
+
+def test_a_library_that_no_rank_had_loaded_took_no_part() -> None:
+    """An MPI may carry its own libfabric inside, whatever the distribution has."""
+    stack = MpiStack("mpich", "4.0", "/mpich/libmpi.so.12", Launch(()))
+    node = (*NODE, Fact("libfabric", "1.17.0", "/usr/lib"))
+    assert "libfabric" in {fact.name for fact in in_use(node, stack)}
+    assert "libfabric" not in {fact.name for fact in in_use(node, stack, [])}
+    facts = in_use(node, stack, ["/usr/lib/libfabric.so.1.25.0"])
+    assert [fact.name for fact in messages_went_through(facts, stack)] == ["mpich", "libfabric"]
+
+
+def test_a_library_of_the_same_name_in_another_place_is_another(tmp_path: Path) -> None:
+    for place in ("usr", "mpi"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "libfabric.so.1.2.3").touch()
+        (tmp_path / place / "libfabric.so.1").symlink_to("libfabric.so.1.2.3")
+    fact = Fact("libfabric", "1.17.0", f"rpm; fi_version of {tmp_path}/usr/libfabric.so.1")
+    assert loaded.of_those([fact], [f"{tmp_path}/usr/libfabric.so.1.2.3"]) == (fact,)
+    assert loaded.of_those([fact], [f"{tmp_path}/mpi/libfabric.so.1.2.3"]) == ()
+
+
+def test_what_a_process_has_loaded_is_seen() -> None:
+    assert any("/libc.so" in path or "/libc-" in path or "/ld-" in path for path in loaded.mapped_files())
+
+
+def test_the_components_are_facts_of_the_inventory() -> None:
+    from gpuipc_doctor.inventory import NAMES
+
+    assert set(NAMES) >= COMPONENTS

@@ -1,0 +1,303 @@
+"""Which MPI library and which launcher are chosen, and that a person's word goes first."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpuipc_doctor.mpi import locate
+from gpuipc_doctor.mpi.families import Identity
+from gpuipc_doctor.mpi.locate import Library, NotFound, find_launcher, find_library
+from gpuipc_doctor.site.launcher import check
+
+OPEN_MPI_5 = Identity("openmpi", "5.0.11", "Open MPI 5.0.11")
+OPEN_MPI_4 = Identity("openmpi", "4.1.6", "Open MPI 4.1.6")
+MPICH = Identity("mpich", "5.0.2", "MPICH 5.0.2")
+INTEL = Identity("intel-mpi", "2021.17", "Intel MPI 2021.17")
+
+
+linked_mpi4py = locate._linked_mpi4py
+
+
+@pytest.fixture(autouse=True)
+def wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An mpi4py from PyPI, whatever this machine has."""
+    monkeypatch.setattr(locate, "_linked_mpi4py", lambda: None)
+
+
+def plant(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"\x7fELF\x02\x01" if ".so" in path.name else b"#!/bin/sh\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_a_file_that_a_wheel_has_in_place_of_a_link_is_no_library(tmp_path: Path) -> None:
+    stub = tmp_path / "lib/libmpi.so"
+    library = plant(tmp_path / "lib/libmpi.so.12")
+    stub.write_text("INPUT(libmpi.so.12)\n")
+    with pytest.raises(NotFound, match=r"--mpi-lib: .*/lib/libmpi\.so is no library") as refused:
+        find_library(str(stub), None, {})
+    assert refused.value.remedy == f"name the library beside it: {library}"
+    library.unlink()
+    with pytest.raises(NotFound) as refused:
+        find_library(None, str(stub), {})
+    assert refused.value.remedy == "name the library: …/libmpi.so.…"
+
+
+def test_a_persons_word_goes_before_what_is_found(tmp_path: Path) -> None:
+    asked, configured = plant(tmp_path / "a/lib/libmpi.so.40"), plant(tmp_path / "b/lib/libmpi.so.12")
+    on_path = plant(tmp_path / "c/bin/mpiexec")
+    beside = plant(tmp_path / "c/lib/libmpi.so.12")
+    environment = {"PATH": str(on_path.parent), "MPI4PY_LIBMPI": "/opt/libmpi.so"}
+    assert find_library(str(asked), str(configured), environment) == Library(str(asked), "--mpi-lib")
+    assert find_library(None, str(configured), environment) == Library(
+        str(configured), "mpi.library of the site config"
+    )
+    assert find_library(None, None, environment) == Library(None, "MPI4PY_LIBMPI")
+    del environment["MPI4PY_LIBMPI"]
+    assert find_library(None, None, environment) == Library(str(beside), f"the library beside {on_path}")
+    assert find_library(None, None, {"PATH": str(tmp_path)}) == Library(None, "mpi4py's own search")
+
+
+def test_a_library_that_is_not_there_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=r"--mpi-lib: there is no file /nowhere/libmpi\.so"):
+        find_library("/nowhere/libmpi.so", None, {})
+
+
+def test_an_mpi4py_built_for_one_mpi_cannot_load_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locate, "_linked_mpi4py", lambda: Path("/site/mpi4py/MPI.so"))
+    assert find_library(None, None, {"MPI4PY_LIBMPI": "/opt/libmpi.so"}).path is None
+    with pytest.raises(NotFound) as refused:
+        find_library(str(plant(tmp_path / "libmpi.so.12")), None, {})
+    assert "linked with the MPI that it was built for" in refused.value.reason
+    assert "mpi4py from PyPI" in refused.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("module", "is_linked"),
+    [("MPI.cpython-311-x86_64-linux-gnu.so", True), ("MPI.mpich.cpython-311-x86_64-linux-gnu.so", False)],
+)
+def test_how_mpi4py_was_built_is_seen_without_importing_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, is_linked: bool
+) -> None:
+    plant(tmp_path / "mpi4py/__init__.py").write_text("raise SystemExit('imported')\n")
+    file = plant(tmp_path / "mpi4py" / module)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mpi4py", raising=False)
+    assert linked_mpi4py() == (file if is_linked else None)
+
+
+def test_of_two_mpis_in_one_prefix_the_launcher_decides(tmp_path: Path) -> None:
+    """As on Debian: both libraries in /usr/lib/x86_64-linux-gnu, and mpiexec a link to one MPI's launcher."""
+    lib = tmp_path / "lib/x86_64-linux-gnu"
+    open_mpi, mpich = plant(lib / "libmpi.so.40"), plant(lib / "libmpich.so.12")
+    orterun, hydra = plant(tmp_path / "bin/orterun"), plant(tmp_path / "bin/mpiexec.hydra")
+    mpiexec = tmp_path / "bin/mpiexec"
+    for launcher, library in ((orterun, open_mpi), (hydra, mpich)):
+        mpiexec.unlink(missing_ok=True)
+        mpiexec.symlink_to(launcher)
+        assert find_library(None, None, {"PATH": str(mpiexec.parent)}).path == str(library)
+
+
+def test_the_launcher_is_the_librarys_own(tmp_path: Path) -> None:
+    library, own = plant(tmp_path / "mpi/lib/libmpi.so.12"), plant(tmp_path / "mpi/bin/mpiexec")
+    other = plant(tmp_path / "other/bin/mpiexec")
+    environment = {"PATH": str(other.parent)}
+    found = find_launcher(MPICH, str(library), "", environment)
+    assert found.launch.command == (str(own), "-n", "{ranks}", "-ppn", "{ranks}")
+    assert found.launch.env == {"MPI4PY_LIBMPI": str(library), "FI_LOG_LEVEL": "warn"}
+    assert found.source == "the mpiexec of MPICH 5.0.2"
+    own.unlink()
+    assert find_launcher(MPICH, str(library), "", environment).launch.command[0] == str(other)
+    with pytest.raises(NotFound, match=r"there is no launcher for .*libmpi\.so\.12"):
+        find_launcher(MPICH, str(library), "", {"PATH": ""})
+
+
+def test_two_launchers_in_one_directory_are_told_apart_by_family(tmp_path: Path) -> None:
+    library = plant(tmp_path / "lib/x86_64-linux-gnu/libmpi.so.40")
+    for name in ("mpiexec", "mpiexec.openmpi", "mpiexec.mpich"):
+        plant(tmp_path / "bin" / name)
+    for identity, name in ((OPEN_MPI_4, "mpiexec.openmpi"), (MPICH, "mpiexec.mpich")):
+        command = find_launcher(identity, str(library), "", {"PATH": ""}).launch.command
+        assert command[0] == str(tmp_path / "bin" / name)
+
+
+def test_within_a_slurm_allocation_it_is_srun(tmp_path: Path) -> None:
+    library = plant(tmp_path / "mpi/lib/libmpi.so.12")
+    plant(tmp_path / "mpi/bin/mpiexec")
+    srun = plant(tmp_path / "slurm/srun")
+    environment = {"PATH": str(srun.parent)}
+    assert "mpiexec" in find_launcher(MPICH, str(library), "", environment).launch.command[0]
+    environment["SLURM_JOB_ID"] = "17"
+    launch = find_launcher(MPICH, str(library), "", environment, nodes=2).launch
+    assert launch.command == (
+        str(srun),
+        "--overlap",
+        "--overcommit",
+        "--export=ALL",
+        "-K1",
+        "-N2",
+        "-n{ranks}",
+    )
+    assert launch.nodes == 2
+    environment["SLURM_JOB_NUM_NODES"] = "1"
+    with pytest.raises(NotFound, match="this Slurm allocation has 1"):
+        find_launcher(MPICH, str(library), "", environment, nodes=2)
+
+
+@pytest.mark.parametrize(
+    ("identity", "default", "set_by_user", "option"),
+    [
+        (MPICH, "none", {}, ["--mpi=pmi2"]),
+        (OPEN_MPI_5, "none", {}, ["--mpi=pmix"]),
+        (MPICH, "pmix", {}, []),
+        (MPICH, "none", {"SLURM_MPI_TYPE": "pmix_v5"}, []),
+    ],
+)
+def test_srun_is_told_how_ranks_find_each_other_where_the_site_does_not_say(
+    tmp_path: Path, identity: Identity, default: str, set_by_user: dict[str, str], option: list[str]
+) -> None:
+    plant(tmp_path / "srun")
+    scontrol = plant(tmp_path / "scontrol")
+    scontrol.write_text(f"#!/bin/sh\necho 'MpiDefault              = {default}'\n")
+    environment = {"PATH": str(tmp_path), "SLURM_JOB_ID": "17", **set_by_user}
+    command = find_launcher(identity, "/opt/libmpi.so", "", environment).launch.command
+    assert [word for word in command if word.startswith("--mpi=")] == option
+
+
+def test_where_srun_cannot_load_its_interface_the_librarys_own_launcher_starts_ranks(tmp_path: Path) -> None:
+    library = plant(tmp_path / "mpi/lib/libmpi.so.40")
+    own = plant(tmp_path / "mpi/bin/mpiexec")
+    srun = plant(tmp_path / "slurm/srun")
+    srun.write_text(
+        "#!/bin/sh\n"
+        "echo \"srun: error: Invalid MPI type 'pmix_v4', --mpi=list for acceptable types\" >&2\n"
+        "exit 1\n"
+    )
+    environment = {"PATH": str(srun.parent), "SLURM_JOB_ID": "17"}
+    found = find_launcher(OPEN_MPI_5, str(library), "", environment, nodes=2)
+    assert found.launch.command == (str(own), "-n", "{ranks}", "--map-by", "ppr:1:node")
+    assert found.refused == "pmix_v4"
+    own.unlink()
+    with pytest.raises(NotFound, match="cannot load its --mpi=pmix_v4, and there is no mpiexec") as none:
+        find_launcher(OPEN_MPI_5, str(library), "", environment)
+    assert "libpmix-dev" in none.value.remedy
+
+
+def test_a_template_without_nodes_cannot_start_ranks_on_two() -> None:
+    with pytest.raises(NotFound, match=r"it has no \{nodes\}"):
+        find_launcher(MPICH, "/opt/libmpi.so", "srun -n{ranks}", {"PATH": ""}, nodes=2)
+
+
+@pytest.mark.parametrize(
+    ("identity", "spread"), [(OPEN_MPI_5, ("--map-by", "ppr:1:node")), (MPICH, ("-ppn", "1"))]
+)
+def test_on_several_nodes_each_has_one_rank(
+    tmp_path: Path, identity: Identity, spread: tuple[str, ...]
+) -> None:
+    library, own = plant(tmp_path / "lib/libmpi.so"), plant(tmp_path / "bin/mpiexec")
+    command = find_launcher(identity, str(library), "", {"PATH": ""}, nodes=2).launch.command
+    assert command == (str(own), "-n", "{ranks}", *spread)
+
+
+def test_the_environment_that_a_library_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = str(plant(tmp_path / "lib/libmpi.so"))
+    plant(tmp_path / "bin/mpiexec")
+    plant(tmp_path / "share/openmpi/help.txt")
+
+    def env(identity: Identity, **environment: str) -> dict[str, str]:
+        there = {"PATH": "", "FI_LOG_LEVEL": "debug", **environment}  # what the user has set stands
+        return dict(find_launcher(identity, library, "", there).launch.env)
+
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert env(OPEN_MPI_5) == {
+        "MPI4PY_LIBMPI": library,
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OPAL_PREFIX": str(tmp_path),
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    }
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert env(OPEN_MPI_4, OPAL_PREFIX="/theirs") == {
+        "MPI4PY_LIBMPI": library,
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    }
+    intel = {"MPI4PY_LIBMPI": library, "I_MPI_JOB_RESPECT_PROCESS_PLACEMENT": "off"}
+    assert env(INTEL) == {**intel, "I_MPI_ROOT": str(tmp_path)}
+    assert env(INTEL, I_MPI_ROOT="/theirs") == intel
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [
+        (1, ("mpirun", "-N", "1", "-n", "{ranks}", "--ppn={ranks}")),
+        (2, ("mpirun", "-N", "2", "-n", "{ranks}", "--ppn=1")),
+    ],
+)
+def test_a_sites_template_goes_first_and_is_no_shell(nodes: int, words: tuple[str, ...]) -> None:
+    template = "mpirun -N {nodes} -n {ranks} --ppn={ranks_per_node} 'a b; c' {env}"
+    found = find_launcher(MPICH, "/opt/{odd}/libmpi.so", template, {"PATH": ""}, nodes=nodes)
+    assert found.source == "mpi.launcher of the site config"
+    *start, quoted, env, first, second = found.launch.command
+    assert (*start, quoted, env) == (*words, "a b; c", "env")
+    assert first.format(ranks=2) == "MPI4PY_LIBMPI=/opt/{odd}/libmpi.so"
+    assert second == "FI_LOG_LEVEL=warn"
+
+
+@pytest.mark.parametrize(
+    ("template", "wrong"),
+    [
+        ("srun --overlap -N{nodes} -n{ranks}", ""),
+        ("mpiexec -n {ranks} {env}", ""),
+        ("mpiexec -n 2", "{ranks} is missing"),
+        ("mpiexec -n {ranks} 'oops", "not a command line"),
+        ("", "an empty command"),
+        ("mpiexec -n {rank}", "braces can only hold one of ranks, nodes, ranks_per_node, env"),
+        ("mpiexec -n {ranks} {", "braces can only hold one of"),
+        ("mpiexec -n {ranks} -x={env}", "{env} must be a word of its own"),
+    ],
+)
+def test_a_template_is_checked_before_it_is_used(template: str, wrong: str) -> None:
+    said = check(template)
+    assert said.startswith(wrong)
+    assert bool(said) == bool(wrong)
+
+
+def test_srun_of_a_template_is_told_the_nodes_and_no_other_launcher_is() -> None:
+    launch = find_launcher(
+        MPICH, "/opt/libmpi.so", "srun -N{nodes} -n{ranks}", {"PATH": ""}, nodes=2, hosts=("n1", "n2")
+    ).launch
+    assert launch.command == ("srun", "-w", "n1,n2", "-N2", "-n{ranks}")
+    with pytest.raises(NotFound, match="flux, cannot be told on which nodes to start ranks"):
+        find_launcher(
+            MPICH, "/opt/libmpi.so", "flux run -N{nodes} -n{ranks}", {"PATH": ""}, nodes=2, hosts=("n1", "n2")
+        )
+
+
+def test_what_the_site_gives_ranks_is_in_their_environment() -> None:
+    added = {"MPICH_GPU_SUPPORT_ENABLED": "1"}
+    found = find_launcher(
+        MPICH, "/opt/libmpi.so", "srun -n{ranks} {env}", {"PATH": "", **added}, added=added
+    ).launch
+    assert found.env["MPICH_GPU_SUPPORT_ENABLED"] == "1"
+    assert "MPICH_GPU_SUPPORT_ENABLED=1" in found.command
+
+
+def test_processes_that_know_of_no_mpi_start_by_the_site_or_by_srun(tmp_path: Path) -> None:
+    srun = plant(tmp_path / "srun")
+    environment = {"PATH": str(tmp_path), "SLURM_JOB_NUM_NODES": "2"}
+    by_site = locate.find_plain_launcher("go -N{nodes} -n{ranks}", {}, 2)
+    assert by_site.command == ("go", "-N2", "-n{ranks}")
+    launch = locate.find_plain_launcher("", environment, 2, ("n1", "n2"))
+    assert (launch.command[0], launch.command[-1], launch.nodes) == (str(srun), "-n{ranks}", 2)
+    assert {"--mpi=none", "-N2", "n1,n2"} <= set(launch.command)
+    for lacking in ({**environment, "SLURM_JOB_NUM_NODES": "1"}, {"PATH": str(tmp_path)}):
+        with pytest.raises(NotFound) as absent:
+            locate.find_plain_launcher("", lacking, 2)
+        assert "salloc -N2" in absent.value.remedy

@@ -1,0 +1,212 @@
+"""What the prolog makes of a report by a site's policy: the line, the exit code, and nothing by chance."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuipc_doctor.api import holders
+from gpuipc_doctor.model import Ending, Finding, Report, Result, RoleOutcome
+from gpuipc_doctor.prolog import answer, concerns, decision
+from gpuipc_doctor.prolog.decision import MAX_LINE, Account, Concern, Decision, Kind
+from gpuipc_doctor.site.policy import Action, Breaker, PrologConfig
+from tests import golden
+from tests.sample_reports import FAULT, PROPERTY, gpus, healthy, replaced, reports, seed_002
+
+UUIDS = ("GPU-8f3a1c52-77de-4b0a-9c1e-2f64d1b0a9e1", "GPU-0b6e3d1f-5a44-4c77-8a55-93c0e2f7b6d2")
+
+POLICY = PrologConfig()
+
+DRAIN_ALL = PrologConfig(*[Action.DRAIN] * len(Kind))
+
+
+def decided(report: Report, policy: PrologConfig = POLICY) -> Decision:
+    return decision.decide(concerns.concerns(report), policy, concerns.passed(report))
+
+
+def ended(finding: Finding, ending: Ending = Ending.DRIVER_ERROR, stopped: str = "") -> Report:
+    """A node of four GPUs on the first of which a probe of ``ipc-reopen`` ended so."""
+    role = RoleOutcome("importer", ending, operation="cuIpcOpenMemHandle", occurrence=8, step=STEP)
+    result = Result("ipc-reopen", finding, ("cuda:0",), "destroy-context", roles=(role,), stopped=stopped)
+    devices = tuple(replace(gpu, uuid=uuid) for gpu, uuid in zip(gpus(2), UUIDS, strict=True))
+    return replaced(healthy(gpus(2)), result, devices=devices)
+
+
+HUNG = "importer: cuIpcOpenMemHandle #8{step:aside}"
+
+STEP = "second open, in a new context, of segment 1, 146064 B"
+
+FAIL = ended(Finding.fail("", f"{HUNG} returned {FAULT.name} ({FAULT.code})", step=STEP))
+UNKILLABLE = ended(Finding.fail("", f"{HUNG} hung and cannot be killed", step=STEP), Ending.UNKILLABLE)
+BUDGET = ended(Finding.error("", f"{HUNG} had not returned", step=STEP), Ending.STOPPED, "budget")
+SLOW_TO_DIE = ended(
+    Finding.error("", f"{HUNG} had not returned", step=STEP), Ending.UNKILLABLE, stopped="budget"
+)
+NOT_REACHED = ended(Finding.skip("", "budget; run it alone"), Ending.STOPPED, "budget")
+ERROR = ended(Finding.error("", "importer: the worker did not start"), Ending.NOT_STARTED)
+FULL = ended(
+    Finding.error(
+        "out-of-memory",
+        "importer: cuMemAlloc #1 returned CUDA_ERROR_OUT_OF_MEMORY (2): too little device memory is free to "
+        "test with",
+        *holders(
+            {"pid": pid, "name": name, "held": gib << 30, "whose": "none of this run's"}
+            for pid, name, gib in ((815, "jupyter", 2), (4711, "train", 138))
+        ),
+    )
+)
+NOTHING = replaced(healthy(gpus(1)), probes_run=0)
+INTERRUPTED = replaced(healthy(gpus(1)), interrupted=True)
+
+
+@pytest.mark.parametrize(
+    ("report", "kind", "code"),
+    [
+        (FAIL, Kind.FAIL, 12),
+        (UNKILLABLE, Kind.UNKILLABLE, 12),
+        (SLOW_TO_DIE, Kind.BUDGET, 11),
+        (BUDGET, Kind.BUDGET, 11),
+        (NOT_REACHED, Kind.BUDGET, 11),
+        (ERROR, Kind.ERROR, 11),
+        (NOTHING, Kind.ERROR, 11),
+        (INTERRUPTED, Kind.ERROR, 11),
+    ],
+)
+def test_each_kind_drains_by_its_own_key_alone(report: Report, kind: Kind, code: int) -> None:
+    for action, other in itertools.product(Action, Action):
+        keys = {f"on_{one.value}": other for one in Kind} | {f"on_{kind.value}": action}
+        answer = decided(report, PrologConfig(**keys))
+        assert (answer.action, answer.exit_code) == (action, code if action is Action.DRAIN else 0)
+
+
+def test_a_gpu_that_no_check_could_test_is_no_pass() -> None:
+    one, other = gpus(2)
+    skip = Finding.skip("", f"{other.label} has no multi-process")
+    results = (
+        Result("ipc-reopen", Finding.ok("", "reopened"), (one.label,)),
+        Result("ipc-reopen", skip, (other.label,)),
+    )
+    answer = decided(replace(healthy((one, other)), results=results), DRAIN_ALL)
+    assert answer.exit_code == 11
+    assert answer.text == f"ERROR {other.label} was not tested: {other.label} has no multi-process"
+
+
+@pytest.mark.parametrize("report", [healthy(gpus(1)), healthy(gpus(4))])
+def test_a_healthy_node_exits_with_0_whatever_the_policy(report: Report) -> None:
+    assert (decided(report, DRAIN_ALL).exit_code, decided(report, DRAIN_ALL).action) == (0, None)
+
+
+def test_by_default_what_is_bad_for_certain_drains_and_nothing_else() -> None:
+    reports = (FAIL, UNKILLABLE, BUDGET, NOT_REACHED, ERROR, NOTHING, INTERRUPTED)
+    assert [decided(report).exit_code for report in reports] == [12, 12, 0, 0, 0, 0, 0]
+
+
+def test_the_table_of_the_readme_is_that_of_the_program() -> None:
+    text = (Path(__file__).parents[3] / "README.md").read_text()
+    rows = re.findall(r"^\| .* \| `on_(\w+)` \| (\w+) \| (\d+) \|$", text, flags=re.MULTILINE)
+    by_default = {kind: decision.decide([Concern(kind, "")], POLICY).action for kind in Kind}
+    assert sorted(rows) == sorted(
+        (kind.value, action.value, str(kind.exit_code)) for kind, action in by_default.items() if action
+    )
+
+
+def test_shadow_mode_never_drains() -> None:
+    shadow = DRAIN_ALL._replace(shadow=True)
+    for report in (FAIL, UNKILLABLE, BUDGET, ERROR, NOTHING):
+        answer = decided(report, shadow)
+        assert answer.exit_code == 0
+        assert answer.line.startswith("gpuipc-doctor: would drain, but shadow mode is on: ")
+
+
+def test_of_many_the_line_tells_what_drains() -> None:
+    found = [Concern(Kind.ERROR, "ERROR a"), Concern(Kind.FAIL, "FAIL b"), Concern(Kind.BUDGET, "ERROR c")]
+    policy = PrologConfig(on_fail=Action.LOG, on_error=Action.IGNORE, on_budget=Action.DRAIN)
+    answer = decision.decide(found, policy)
+    assert (answer.text, answer.exit_code) == ("ERROR c", 11)
+    assert [one.action for one in answer.weighed] == [Action.DRAIN, Action.LOG, Action.IGNORE]
+
+
+def test_lines() -> None:
+    """How they look, with uuids of their real length."""
+    simulated = POLICY._replace(simulate="hang-init")
+    cases = {
+        "pass": decided(healthy(gpus(4))),
+        "fail": decided(FAIL),
+        "fail, a known issue on four GPUs": decided(seed_002()),
+        "fail, in shadow mode": decided(FAIL, POLICY._replace(shadow=True)),
+        "fail, and the breaker is open": decision.withhold(
+            decided(FAIL), "10 nodes have been drained within 86400 s"
+        ),
+        "fail, ignored": decided(FAIL, POLICY._replace(on_fail=Action.IGNORE)),
+        "unkillable": decided(UNKILLABLE),
+        "budget, in a call": decided(BUDGET),
+        "budget, before the probe": decided(NOT_REACHED),
+        "error": decided(ERROR),
+        "out of memory": decided(FULL),
+        "nothing tested": decided(NOTHING),
+        "interrupted": decided(INTERRUPTED),
+        "simulated": decided(FAIL, simulated),
+    }
+    rows = (f"{name}: exit {case.exit_code}\n  {case.line}\n" for name, case in cases.items())
+    golden.check("prolog/lines.txt", "".join(rows))
+
+
+def test_there_is_an_answer_before_anything_is_imported_to_ask_the_breaker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = []
+    channel = SimpleNamespace(doing=lambda what: None, answer=lambda code, line: answers.append((code, line)))
+    monkeypatch.delattr("gpuipc_doctor.prolog.breaker", raising=False)
+    monkeypatch.setitem(sys.modules, "gpuipc_doctor.prolog.breaker", None)
+    policy = POLICY._replace(breaker=Breaker("/shared", 10))
+    decision_made = decision.decide([Concern(Kind.FAIL, "FAIL it is bad")], policy)
+    with pytest.raises(ImportError):
+        answer._conclude(answer.Invocation(0.0), policy, decision_made, channel)
+    assert answers == [(0, "gpuipc-doctor: would drain, but the breaker did not answer: FAIL it is bad")]
+
+
+def test_explanations() -> None:
+    account = Account(
+        "site.yaml",
+        "8 s from the start of the process; the checks took 2.1 s",
+        "not used: fresh_for_s is 0",
+        "0,1",
+    )
+    bounded = POLICY._replace(on_budget=Action.IGNORE, breaker=Breaker("/shared", 10, 86400.0, 0.05))
+    cases = {
+        "pass": (POLICY, decided(healthy(gpus(4)))),
+        "drained": (bounded, decided(FAIL, bounded)),
+        "ignored": (bounded, decided(BUDGET, bounded)),
+        "logged": (POLICY, decided(ERROR)),
+        "unkillable": (POLICY, decided(UNKILLABLE)),
+    }
+    texts = (
+        f"--- {name}\n{decision.explain(case, policy, account)}\n" for name, (policy, case) in cases.items()
+    )
+    golden.check("prolog/explanations.txt", "".join(texts))
+
+
+@PROPERTY
+@given(reports, st.sampled_from(Action), st.booleans())
+def test_the_line_is_one_printable_line_of_bounded_length(
+    report: Report, action: Action, shadow: bool
+) -> None:
+    answer = decided(report, PrologConfig(*[action] * len(Kind), shadow=shadow))
+    assert answer.line.isprintable()
+    assert len(answer.line) <= MAX_LINE
+    assert answer.exit_code in ((0, 11, 12) if action is Action.DRAIN and not shadow else (0,))
+
+
+@given(
+    st.builds(PrologConfig, *[st.sampled_from(Action)] * len(Kind), shadow=st.booleans(), simulate=st.text())
+)
+def test_a_policy_survives_its_way_to_another_process(policy: PrologConfig) -> None:
+    assert PrologConfig.read(policy.written()) == policy

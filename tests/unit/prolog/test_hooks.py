@@ -1,0 +1,152 @@
+"""``config hooks``: what stands in the files, and what happens where they cannot be written.
+
+That Slurm does with them what they promise is in tests/slurm.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gpuipc_doctor.cli.main import cli
+from gpuipc_doctor.prolog import isolation
+from gpuipc_doctor.prolog.decision import Kind
+from gpuipc_doctor.prolog.hooks import HOOKS
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    file = tmp_path / "our site.yaml"
+    file.write_text("budget_s: {prolog: 20}\n")
+    return file
+
+
+@pytest.fixture
+def scontrol(tmp_path: Path) -> str:
+    file = tmp_path / "scontrol"
+    file.touch(mode=0o755)
+    return str(file)
+
+
+def hooks(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(cli, ["config", "hooks", *map(str, arguments)])
+
+
+@pytest.mark.parametrize("which", HOOKS)
+def test_every_path_is_filled_in_and_quoted(config: Path, scontrol: str, which: str) -> None:
+    shown = hooks(which, "--config", config, "--scontrol", scontrol).output
+    assert f"{sys.executable} -I -m gpuipc_doctor prolog --config '{config}')" in shown
+    assert "@" not in shown
+    assert subprocess.run(["bash", "-n"], input=shown, text=True, capture_output=True).stderr == ""
+
+
+def test_of_slurms_variables_those_are_handed_on_that_the_prolog_keeps(config: Path, scontrol: str) -> None:
+    shown = hooks("slurm", "--config", config, "--scontrol", scontrol).output
+    assert tuple(re.findall(r'^    \$\{(\w+)\+"\1=\$\1"\}', shown, re.MULTILINE)) == isolation.KEPT
+
+
+@pytest.mark.parametrize("which", HOOKS)
+def test_a_node_is_drained_by_the_exit_codes_that_the_prolog_drains_with(which: str) -> None:
+    codes = sorted({kind.exit_code for kind in Kind})
+    text = (
+        Path(sys.modules["gpuipc_doctor.prolog.hooks"].__file__ or "")
+        .with_name(HOOKS[which].source)
+        .read_text()
+    )
+    assert f"    {' | '.join(map(str, codes))})" in text
+
+
+def test_slurms_configuration_is_handed_on_where_it_is_not_at_its_usual_place(
+    config: Path, scontrol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    assert "SLURM_CONF" not in hooks("slurm", "--config", config, "--scontrol", scontrol).output
+    monkeypatch.setenv("SLURM_CONF", "/opt/our slurm/slurm.conf")
+    shown = hooks("slurm", "--config", config, "--scontrol", scontrol).output
+    assert "SLURM_CONF='/opt/our slurm/slurm.conf'\nexport SLURM_CONF\n" in shown
+
+
+def test_written_anew_it_is_replaced_and_keeps_its_mode(config: Path, scontrol: str, tmp_path: Path) -> None:
+    for _ in range(2):
+        done = hooks("slurm", "--config", config, "--scontrol", scontrol, "--to", tmp_path)
+        assert done.exit_code == 0, done.output
+    file = tmp_path / "gpuipc-doctor-slurm"
+    assert done.output == f"{file}: written; its first lines say how to use it\n"
+    assert file.stat().st_mode & 0o777 == 0o755
+    assert f"#   Prolog={file}\n" in file.read_text()
+
+
+def test_what_is_not_ours_is_not_overwritten(config: Path, scontrol: str, tmp_path: Path) -> None:
+    file = tmp_path / "gpuipc-doctor-slurm"
+    file.write_text("#!/bin/sh\n")
+    done = hooks("slurm", "--config", config, "--scontrol", scontrol, "--to", tmp_path)
+    assert done.exit_code == 2
+    assert f"{file} is there, and is not one of ours; move it away" in done.output
+    assert file.read_text() == "#!/bin/sh\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root is held to it")
+def test_root_puts_nothing_into_a_directory_that_others_can_write(
+    config: Path, scontrol: str, tmp_path: Path
+) -> None:
+    (tmp_path / "hooks").mkdir()
+    (tmp_path / "hooks").chmod(0o777)
+    done = hooks("slurm", "--config", config, "--scontrol", scontrol, "--to", tmp_path / "hooks")
+    assert f"gpuipc-doctor-slurm: is not trusted: others can write {tmp_path / 'hooks'}" in done.output
+    assert done.exit_code == 2
+    assert list((tmp_path / "hooks").iterdir()) == []
+
+
+def test_a_config_with_mistakes_is_not_put_in_front_of_jobs(config: Path, scontrol: str) -> None:
+    config.write_text("prolog: {on_fail: drian}\n")
+    done = hooks("slurm", "--config", config, "--scontrol", scontrol)
+    assert "drian" in str(done.exception)
+    assert "#!/bin/sh" not in done.output
+
+
+@pytest.mark.parametrize("named", [[], ["--scontrol", "/nowhere/scontrol"]])
+def test_a_missing_scontrol_is_said(config: Path, monkeypatch: pytest.MonkeyPatch, named: list[str]) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    done = hooks("slurm", "--config", config, *named)
+    assert done.exit_code == 2
+    assert "say where it is: --scontrol FILE" in done.output
+
+
+def nhc(check: str) -> subprocess.CompletedProcess[str]:
+    """Run the check. NHC's ``die`` and ``log`` are stood in for, the first with the quoting of NHC 1.4."""
+    functions = """die() { eval echo "'die'" "'$*'"; }\nlog() { echo "log $*"; }\n"""
+    return subprocess.run(["bash", "-c", f"{check}\n{functions}check_gpuipc"], capture_output=True, text=True)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    ("profile", "python", "said"),
+    [
+        ("healthy-single", sys.executable, ""),
+        ("nvidia-460.32.03", sys.executable, "die 1 check_gpuipc:  gpuipc-doctor: SIMULATED"),
+        ("healthy-single", "/nowhere/python", "log check_gpuipc:  gpuipc-doctor prolog ended with 127"),
+    ],
+)
+def test_the_check_of_nhc_calls_what_nhc_gives_to_its_checks(
+    config: Path, profile: str, python: str, said: str
+) -> None:
+    policy = "on_fail: drain, on_error: log, on_budget: log, on_unkillable: log"
+    config.write_text(f"budget_s: {{prolog: 20}}\nprolog: {{{policy}, simulate: {profile}}}\n")
+    ended = nhc(hooks("nhc", "--config", config).output.replace(sys.executable, python))
+    assert ended.stdout.startswith(said), ended
+    assert bool(ended.stdout) == bool(said)
+    assert ended.returncode == (1 if said.startswith("die") else 0)
+
+
+def test_what_nhc_evaluates_has_no_apostrophes(config: Path, tmp_path: Path) -> None:
+    drains = tmp_path / "drains"
+    drains.write_text("#!/bin/sh\necho \"it'; echo evaluated; 's bad\"; exit 12\n")
+    drains.chmod(0o755)
+    ended = nhc(hooks("nhc", "--config", config).output.replace(sys.executable, str(drains)))
+    assert ended.stdout == "die 1 check_gpuipc:  it; echo evaluated; s bad\n"

@@ -1,0 +1,77 @@
+"""What is known while the checks run: it decides where nothing more becomes known."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gpuipc_doctor.model import Ending, Finding, Json, Result, RoleOutcome
+from gpuipc_doctor.prolog.decision import Concern, Kind
+from gpuipc_doctor.prolog.guard import Answers, Channel
+from gpuipc_doctor.prolog.so_far import Known, SoFar
+from gpuipc_doctor.site.policy import Action, Breaker, PrologConfig
+
+BAD = Known(bad=(Concern(Kind.FAIL, "FAIL it is bad"),))
+
+
+class Kept(Channel):
+    """What the guard has last been told to keep."""
+
+    def __init__(self) -> None:
+        self.known: Any = None
+        self.told: Answers = {}
+
+    def keep(self, known: Json, answers: Answers) -> None:
+        self.known, self.told = json.loads(json.dumps(known)), answers
+
+    def doing(self, what: str) -> None:
+        pass
+
+
+@pytest.mark.parametrize("kind", [Kind.UNKILLABLE, Kind.ERROR, Kind.BUDGET])
+def test_what_is_known_to_be_bad_drains_whatever_ends_the_test(kind: Kind) -> None:
+    decided = BAD.decide(kind, "the budget was up")
+    assert (decided.exit_code, decided.text) == (12, "FAIL it is bad")
+    assert BAD.answers[kind.value] == (12, "gpuipc-doctor: FAIL it is bad")
+
+
+def test_what_is_known_survives_its_way_to_another_process() -> None:
+    known = BAD._replace(policy=PrologConfig(on_fail=Action.LOG, log="/l"), results=({"check": "x"},))
+    assert Known.read(json.loads(json.dumps(known.written()))) == known
+
+
+@pytest.mark.parametrize(("patient", "code"), [(False, 0), (True, 12)])
+def test_what_cannot_be_killed_is_held_against_a_node_once_there_was_time_enough(
+    patient: bool, code: int
+) -> None:
+    known = Known(is_patient=patient)
+    assert known.decide(Kind.UNKILLABLE, "pid 1 cannot be killed").exit_code == code
+    assert known.answers["unkillable"] == (code, "")
+
+
+def test_nobody_drains_whom_the_breaker_should_have_been_asked_about() -> None:
+    assert BAD._replace(policy=PrologConfig(breaker=Breaker(share=0.5))).answers == {}
+
+
+def test_results_are_kept_as_they_come_and_so_is_what_still_runs() -> None:
+    kept = Kept()
+    so_far = SoFar(kept, Known(), ())
+    so_far.started("ipc-reopen cuda:0 x", "ipc-reopen on cuda:0", 1.0)
+    assert kept.known["results"] == [
+        {"check": "ipc-reopen", "status": "ERROR", "summary": "ipc-reopen on cuda:0 had not ended"}
+    ]
+    assert kept.told["budget"] == (0, "")
+    so_far.finished("ipc-reopen cuda:0 x")
+    role = RoleOutcome("importer", Ending.HUNG, operation="cuIpcOpenMemHandle", occurrence=1)
+    so_far.concluded(Result("ipc-reopen", Finding.fail("hung", "it hung"), ("cuda:0",), roles=(role,)))
+    assert [(row["check"], row["status"]) for row in kept.known["results"]] == [("ipc-reopen", "FAIL")]
+    assert kept.told["budget"] == (12, "gpuipc-doctor: FAIL ipc-reopen: it hung")
+
+
+def test_what_only_could_not_be_told_is_not_bad() -> None:
+    kept = Kept()
+    so_far = SoFar(kept, Known(), ())
+    so_far.concluded(Result("ipc-reopen", Finding.error("", "no idea"), ("cuda:0",)))
+    assert kept.known["bad"] == []

@@ -1,0 +1,377 @@
+"""What the prolog remembers: a pass counts for the same node only, and a bad file never does."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuipc_doctor.prolog import identity, state
+from gpuipc_doctor.prolog.state import ALL, NOTHING, State, Unusable
+from gpuipc_doctor.site import layers
+
+NODE = {"boot": "b", "driver": "d", "GPUs": "g", "config": "c"}
+
+FRESH_S = 600.0
+
+TIMES = st.floats(allow_nan=False, allow_infinity=False)
+REMEMBERED = st.builds(
+    State,
+    st.dictionaries(st.text(), st.text()),
+    st.dictionaries(st.text(), TIMES),
+    st.lists(st.text()).map(tuple),
+)
+
+
+@given(REMEMBERED)
+def test_what_is_written_is_read(remembered: State) -> None:
+    assert state.loads(state.dumps(remembered)) == remembered
+
+
+@given(
+    st.binary()
+    | st.text().map(str.encode)
+    | st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text(),
+        lambda inner: (
+            st.lists(inner) | st.dictionaries(st.sampled_from(["format", *State._fields, "x"]), inner)
+        ),
+    ).map(lambda value: json.dumps(value).encode())
+)
+def test_any_other_content_is_refused_and_nothing_else_happens(data: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        state.loads(data)
+
+
+@given(REMEMBERED, st.integers(0, 400))
+def test_a_cut_file_is_refused(remembered: State, at: int) -> None:
+    data = state.dumps(remembered)
+    if at < len(data):
+        with pytest.raises(ValueError):  # noqa: PT011 - its text is whoever's who finds out
+            state.loads(data[:at])
+
+
+def after(*passes: tuple[str, float]) -> State:
+    """What is known of `NODE` when these GPUs have passed at these times."""
+    state = NOTHING.of(NODE)
+    for gpus, at in passes:
+        state = state.passed(gpus.split(","), at)
+    return state
+
+
+def age(remembered: State, gpus: str = "", now: float = 1000.0, node: dict[str, str] = NODE) -> float | str:
+    return remembered.age(node, gpus, now, FRESH_S)
+
+
+def test_a_pass_counts_for_as_long_as_it_is_fresh() -> None:
+    passed = after((ALL, 900.0))
+    assert [age(passed, now=now) for now in (900.0, 1499.9)] == [0.0, pytest.approx(599.9)]
+    assert age(passed, now=1500.0) == "no pass of these GPUs in the last 600 s"
+    assert (
+        age(passed, now=899.0) == "no pass of these GPUs in the last 600 s"
+    )  # of the future: not of this clock
+
+
+@pytest.mark.parametrize("what", list(NODE))
+def test_what_is_known_of_another_node_does_not_count_and_says_what_changed(what: str) -> None:
+    changed = {**NODE, what: "another"}
+    known = after((ALL, 900.0)).begun(["1"])
+    assert age(known, node=changed) == f"since the last pass another {what}"
+    assert known.of(changed) == State(changed, {})
+    assert known.of(NODE) == known
+
+
+@pytest.mark.parametrize(
+    ("passed", "asked", "answer"),
+    [
+        (["0,1"], "1,0", 100.0),
+        (["0,1", "2"], "1,2", 100.0),
+        (["0,1"], "1,2", None),
+        (["0,1"], "", None),
+        ([f"{ALL},0,1"], "1", 100.0),
+        ([f"{ALL},0,1"], "3", None),  # which is not there
+        ([], "0", None),
+    ],
+)
+def test_only_gpus_that_passed_count(passed: list[str], asked: str, answer: float | None) -> None:
+    remembered = after(*((gpus, 900.0) for gpus in passed))
+    assert age(remembered, asked) == (answer or "no pass of these GPUs in the last 600 s")
+
+
+def test_the_oldest_pass_of_the_gpus_counts() -> None:
+    assert age(after(("0,1", 900.0), ("0", 950.0)), "0,1") == 100.0
+
+
+def test_nothing_remembered_says_so() -> None:
+    assert age(NOTHING) == "no pass is remembered"
+
+
+def test_a_test_that_was_begun_is_unfinished_until_one_of_these_gpus_comes_to_its_end() -> None:
+    begun = after().begun([ALL, "0", "1"])
+    assert [begun.is_unfinished(gpus) for gpus in ("", "0", "1,2", "2")] == [True, True, True, False]
+    ended = begun.finished(["0"])
+    assert [ended.is_unfinished(gpus) for gpus in ("", "0", "1,2", "2")] == [True, False, True, False]
+
+
+def test_no_more_is_kept_than_can_be_read_again() -> None:
+    remembered = NOTHING
+    for number in range(4 * state.MAX_GPUS):
+        remembered = remembered.passed([str(number)], number).begun([str(number)])
+    assert len(remembered.passed_at) == len(remembered.unfinished) == state.MAX_GPUS
+    assert len(state.dumps(remembered)) < state.MAX_BYTES
+
+
+# -- the file -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+def write(place: Path, content: State) -> None:
+    state.update(place, lambda before: content)
+
+
+def test_it_is_private_and_whole(place: Path) -> None:
+    write(place, after(("0", 1.0)))
+    assert state.read(place) == after(("0", 1.0))
+    assert stat.S_IMODE(place.stat().st_mode) == 0o700
+    (file,) = place.iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_a_change_starts_from_what_is_there(place: Path) -> None:
+    write(place, after(("0", 1.0)))
+    state.update(place, lambda before: before.begun(["1"]))
+    assert state.read(place) == after(("0", 1.0)).begun(["1"])
+    (place / "state.json").write_text("{")
+    state.update(place, lambda before: before.of(NODE).begun(["2"]))
+    assert state.read(place) == after().begun(["2"])
+
+
+def test_without_a_directory_nothing_is_remembered_and_none_is_made(place: Path) -> None:
+    assert state.read(place) == NOTHING
+    assert not place.exists()
+
+
+def test_a_second_name_is_refused(place: Path, tmp_path: Path) -> None:
+    write(place, NOTHING)
+    os.link(place / "state.json", tmp_path / "another")
+    with pytest.raises(Unusable, match=r"state.json has another name, too"):
+        state.read(place)
+
+
+def test_a_directory_that_is_a_link_is_refused(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    place.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(Unusable, match="is a symbolic link"):
+        state.read(place)
+    with pytest.raises(Unusable, match="is a symbolic link"):
+        write(place, NOTHING)
+
+
+def test_whoever_finds_another_one_writing_lets_it(place: Path) -> None:
+    import fcntl
+
+    write(place, NOTHING)
+    fd = os.open(place, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    try:
+        with pytest.raises(Unusable, match="another prolog is writing"):
+            write(place, NOTHING)
+    finally:
+        os.close(fd)
+
+
+# -- looking it up --------------------------------------------------------------------------------------
+
+CONFIG = "prolog:\n  fresh_for_s: 600\n  state_dir: state\n"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    file = tmp_path / "site.yaml"
+    file.write_text(CONFIG)
+    return file
+
+
+def remember(config: Path) -> None:
+    """What the prolog does after a test that passed."""
+    found = state.look_up(config, "")
+    state.update(
+        Path(found.policy.state_dir), lambda before: before.of(found.identity).passed([ALL], identity.now())
+    )
+
+
+def test_a_config_that_has_passed_is_an_answer(config: Path) -> None:
+    assert state.look_up(config, "").why_not == "not used: no pass is remembered"
+    remember(config)
+    assert state.look_up(config, "").why_not == ""
+
+
+@pytest.mark.parametrize("word", ["config", "gpuipc-doctor", "boot"])
+def test_what_another_config_or_tool_has_left_there_is_not_believed(
+    config: Path, tmp_path: Path, word: str
+) -> None:
+    found = state.look_up(config, "")
+    write(tmp_path / "state", NOTHING.of({**found.identity, word: "another"}).passed([ALL], identity.now()))
+    assert state.look_up(config, "").why_not == f"not used: since the last pass another {word}"
+
+
+def test_what_was_looked_up_is_of_the_bytes_that_were_read(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody edits it between two looks at it."""
+    as_read = identity.identity
+
+    def edited(contents: dict[str, bytes]) -> dict[str, str]:
+        config.write_text(CONFIG.replace("600", "604800"))
+        return as_read(contents)
+
+    monkeypatch.setattr(identity, "identity", edited)
+    found = state.look_up(config, "")
+    assert found.policy.fresh_for_s == 600
+    assert not found.is_of(config)
+    config.write_text(CONFIG)
+    assert found.is_of(config)
+    config.unlink()
+    assert not found.is_of(config)
+
+
+def test_a_place_that_others_can_write_is_not_believed(config: Path, tmp_path: Path) -> None:
+    remember(config)
+    (tmp_path / "state").chmod(0o777)
+    assert "so it is not ours alone" in state.look_up(config, "").complaint
+
+
+def test_the_sites_own_checks_count(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "ours").mkdir()
+    config.write_text("checks_dirs: [ours]\n" + CONFIG)
+    remember(config)
+    assert state.look_up(config, "").why_not == ""
+    (tmp_path / "ours" / "check.py").touch()
+    assert state.look_up(config, "").why_not == "not used: since the last pass another check or known issue"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "prolog: 1", "prolog: {fresh_for_s: [1]}", "a: *b", "prolog: {on_fail: x}"]
+)
+def test_a_config_that_is_wrong_is_no_answer(config: Path, text: str) -> None:
+    config.write_text(text)
+    assert "no section `prolog` that is in order" in state.look_up(config, "").why_not
+
+
+def test_the_files_beneath_a_config_count(config: Path, tmp_path: Path) -> None:
+    base = tmp_path / "base.yaml"
+    base.write_text("cluster: lake\nhosts: nid[0001-0128]\ngpus: {count: 4}\n" + CONFIG)
+    config.write_text("extends: ./base.yaml\ntier: soak\n")
+    remember(config)
+    found = state.look_up(config, "")
+    assert (found.why_not, found.policy.fresh_for_s) == ("", 600)
+    assert found.is_of(config)
+    base.write_text(base.read_text().replace("4", "8"))
+    assert state.look_up(config, "").why_not == "not used: since the last pass another config"
+    assert not found.is_of(config)
+    base.write_text("extends: ./config.yaml\n".replace("config.yaml", config.name))
+    assert "no section `prolog` that is in order" in state.look_up(config, "").why_not
+
+
+def test_without_a_config_the_sites_own_file_counts(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layers, "SITE_FILE", config)
+    remember(config)
+    assert state.look_up(None, "").why_not == ""
+
+
+def test_what_is_remembered_is_looked_up_without_clustershell(config: Path) -> None:
+    config.write_text("hosts: nid[0001-0128]\n" + CONFIG)
+    remember(config)
+    code = (
+        "import sys; from pathlib import Path; from gpuipc_doctor.prolog import state; "
+        f"print(repr(state.look_up(Path({str(config)!r}), '').why_not), "
+        "'ClusterShell' in sys.modules, 'jsonschema' in sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout == "'' False False\n"
+
+
+# -- what an answer costs -------------------------------------------------------------------------------
+
+ROUNDS = 15
+
+
+def test_an_answer_takes_at_most_half_as_long_again_as_reading_a_command_line_and_yaml(config: Path) -> None:
+    """In processor time, to which a busy machine adds little; the least of many rounds, taken in turn."""
+    config.write_text(CONFIG + "  log: log.jsonl\n  syslog: false\n")
+    remember(config)
+    answer = ("-m", "gpuipc_doctor", "prolog", "--config", str(config))
+    bound = ("-c", "import click, yaml")
+    least = {answer: float("inf"), bound: float("inf")}
+    for _ in range(ROUNDS):
+        for arguments in least:
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            ended = subprocess.run([sys.executable, "-I", *arguments], capture_output=True, check=True)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            took = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            least[arguments] = min(least[arguments], took)
+            assert (b" PASS " in ended.stdout) is (arguments is answer)
+    assert len(config.with_name("log.jsonl").read_text().splitlines()) == ROUNDS
+    assert least[answer] < 1.5 * least[bound]
+
+
+# -- identity -------------------------------------------------------------------------------------------
+
+
+def test_a_node_is_the_same_until_something_changes(tmp_path: Path) -> None:
+    check = tmp_path / "check.py"
+    check.write_text("1")
+
+    def changed(config: bytes = b"x", path: str = "/x.yaml") -> set[str]:
+        now = identity.identity({path: config}) | identity.of_site([tmp_path])
+        return {name for name in now if now[name] != before[name]}
+
+    before = identity.identity({"/x.yaml": b"x"}) | identity.of_site([tmp_path])
+    assert changed() == set()
+    assert changed(config=b"y") == {"config"}
+    assert changed(path="/y.yaml") == {"config"}
+    check.write_text("22")
+    assert changed() == {"check or known issue"}
+    check.rename(tmp_path / "other.py")
+    assert changed() == {"check or known issue"}
+
+
+def test_gpus_are_others_when_one_is_gone_divided_or_bound_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tops = tmp_path / "gpus", tmp_path / "capabilities"
+    monkeypatch.setattr(identity, "GPU_ENTRIES", [str(tops[0])])
+    monkeypatch.setattr(identity, "GPU_FILES", [(str(tops[1]), "mig")])
+    for bus in ("0000:19:00.0", "0000:3b:00.0"):
+        (tops[0] / bus).mkdir(parents=True)
+        (tops[0] / bus / "information").write_text("Video BIOS: ??.??.??.??.??")
+    (tops[1] / "gpu0" / "mig").mkdir(parents=True)
+
+    def word() -> str:
+        return identity.identity({"/x.yaml": b"x"})["GPUs"]
+
+    whole = word()
+    (tops[0] / "0000:3b:00.0" / "information").write_text("Video BIOS: 96.00.89.00.01")
+    assert word() == whole  # the driver is asked for it, and answers as the GPU happens to be in use
+    (tops[1] / "gpu0" / "mig" / "gi1").mkdir()
+    divided = word()
+    assert divided != whole
+    (tops[0] / "0000:3b:00.0").rename(tmp_path / "gone")
+    assert word() not in (whole, divided)
+    (tops[0] / "0000:3b:00.0").mkdir()  # bound to the driver anew: it may have another number
+    assert word() not in (whole, divided)

@@ -1,0 +1,96 @@
+"""The page: readable without script, and nothing that a report holds is more than text to it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+
+from gpuipc_doctor.fleet import fold
+from gpuipc_doctor.fleet import html as fleet_html
+from gpuipc_doctor.model import Fact, Finding, Report, Result
+from gpuipc_doctor.report import html
+from tests.sample_fleets import a_fleet
+from tests.sample_reports import PROPERTY, gpus, healthy, replaced, reports, seed_002
+from tests.waiting import LIMIT_S
+
+HOSTILE = "</script><img src=x onerror=document.title='taken'><b>\x1b[31m{{ 7 * 7 }}\"'"
+
+
+class Elements(HTMLParser):
+    """The tags of a page, and the text between them."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert not any(name.startswith("on") for name, _ in attrs)
+        self.tags.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def hostile() -> Report:
+    """A report of which every text that comes from outside is an attack."""
+    told = Finding.fail("hostile", HOSTILE + " {x}", HOSTILE, remedy=HOSTILE, x=HOSTILE)
+    report = replaced(healthy(gpus(1)), Result("ipc-stale", told, ("cuda:0",), HOSTILE))
+    return replaced(report, host=HOSTILE, simulated=HOSTILE, inventory=(Fact("kernel", HOSTILE, HOSTILE),))
+
+
+def test_a_page_says_what_the_screen_says() -> None:
+    page = Elements(html.render(seed_002()))
+    for said in ("nid006672", "ipc-reopen", "CUDA_ERROR_INVALID_HANDLE (400)", "✗ FAIL", "nvidia-ipc-reopen"):
+        assert said in page.text
+    assert "SIMULATED" not in page.text
+    assert "SIMULATED (x)" in Elements(html.render(replaced(seed_002(), simulated="x"))).text
+
+
+def test_hostile_strings_are_text() -> None:
+    page = Elements(html.render(hostile()))
+    harmless = Elements(html.render(replaced(hostile(), host="x")))
+    assert page.tags == harmless.tags
+    assert "img" not in page.tags
+    assert "\x1b" not in page.text
+    assert "{{ 7 * 7 }}" in page.text
+
+
+@PROPERTY
+@given(reports)
+def test_any_report_is_a_page(report: Report) -> None:
+    undrawn = tuple(replace(result, series=()) for result in report.results)  # pictures take long
+    Elements(html.render(replace(report, results=undrawn)))
+
+
+def test_a_fleet_on_a_page() -> None:
+    page = Elements(fleet_html.render(fold.fold(a_fleet())))
+    for said in ("40 nodes", "nid[0035-0036]", "no report: not reachable", "580.159.04", "nid0009"):
+        assert said in page.text
+
+
+@pytest.mark.browser
+def test_a_browser_runs_nothing_of_it(tmp_path: Path) -> None:
+    browser = shutil.which("chromium")
+    assert browser
+    (tmp_path / "page.html").write_text(html.render(hostile()))
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={tmp_path}/profile",
+        "--dump-dom",
+    ]
+    ended = subprocess.run(
+        [browser, *options, f"file://{tmp_path}/page.html"], capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert "<title>taken</title>" not in ended.stdout
+    assert "<table" in ended.stdout
+    assert '<input data-filters="facts"' in ended.stdout  # no longer hidden: our own script ran

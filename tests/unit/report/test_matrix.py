@@ -1,0 +1,303 @@
+"""The screen. Its looks are golden files; what must hold of any screen are properties."""
+
+import re
+from dataclasses import replace
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuipc_doctor.model import Device, Ending, Fact, Finding, Join, Relation, Report, Result, RoleOutcome
+from gpuipc_doctor.report import digest, matrix
+from gpuipc_doctor.report.text import columns, sanitise
+from tests import golden
+from tests.sample_reports import (
+    PER_SUBJECT,
+    PROPERTY,
+    REOPEN_ISSUE,
+    TITLES,
+    gpus,
+    healthy,
+    hung,
+    replaced,
+    report,
+    reports,
+    seed_002,
+)
+
+STALE = Finding.fail("stale", "stale bytes in round {rounds}", rounds=[3])
+NO_GPU = Finding.skip("no-gpu", "no GPU was found")
+
+
+def one_device_hangs(count: int) -> Report:
+    devices = gpus(count)
+    return replaced(healthy(devices), hung("ipc-release", "cuIpcOpenMemHandle", devices[count // 2]))
+
+
+def every_device_differs() -> Report:
+    """The worst case for the width: no two neighbours agree."""
+    bad = [
+        Result(
+            "ipc-stale", Finding.fail("stale", "stale bytes in round {rounds}", rounds=[3]), (f"cuda:{i}",)
+        )
+        for i in range(0, 16, 2)
+    ]
+    return replaced(healthy(gpus(16)), *bad)
+
+
+def context_creation_hangs() -> Report:
+    """The same fault under every check on every device, each with its own time."""
+    devices = gpus(4)
+    return report(
+        devices,
+        [
+            hung(check, "cuCtxCreate", device, after_s=10 + number / 10)
+            for number, (check, device) in enumerate((c, d) for c in PER_SUBJECT for d in devices)
+        ],
+    )
+
+
+def mixed() -> Report:
+    """Two vendors; one APU cannot exchange with the others."""
+    apus = gpus(4, "hip", "AMD Instinct MI300A")
+    bad = Finding.fail(
+        "wrong-data",
+        "importer read other bytes than the exporter wrote: 4096 of 4096 differ, the first at offset 0",
+        "expected 3f 81 0c 55, read 00 00 00 00",
+        remedy="see whether an IOMMU or ACS stands between these GPUs",
+    )
+    odd = [pair for i in range(3) for pair in (("hip:3", f"hip:{i}"), (f"hip:{i}", "hip:3"))]
+    return replaced(healthy(gpus(2) + apus), *(Result("ipc-peer", bad, pair) for pair in odd))
+
+
+def init_hung() -> Report:
+    """The driver hangs at its first call, in a process that cannot be killed."""
+    role = RoleOutcome(
+        "driver",
+        Ending.UNKILLABLE,
+        4711,
+        "cuInit",
+        1,
+        kernel=("pid 4711 python3: state D, wchan nvidia_unlocked_ioctl, syscall 16",),
+        log_tail=("NVRM: GPU 0000:01:00.0: RmInitAdapter failed! (0x62:0x55:2477)",),
+    )
+    finding = Finding.fail(
+        "hung", "driver: cuInit #1 hung", remedy="look for Xid lines in dmesg, then reboot the node"
+    )
+    unaware = Result("known-versions", Finding.ok("not-known-bad", "no known issue has these versions"))
+    return report((), [Result("driver-init", finding, probe="cuda", roles=(role,)), unaware], probes_run=0)
+
+
+def comes_and_goes() -> Report:
+    """Run three times, and one GPU of two shows stale data in the first and the last."""
+    base = healthy(gpus(2))
+    thrice = [replace(r, repetition=n) for r in base.results for n in ((1, 2, 3) if r.devices else (1,))]
+    bad = {("ipc-stale", ("cuda:1",), n) for n in (1, 3)}
+    return replaced(
+        base,
+        results=tuple(
+            replace(r, finding=STALE) if (r.check, r.devices, r.repetition) in bad else r for r in thrice
+        ),
+    )
+
+
+def latent() -> Report:
+    join = Join(
+        "nvidia-ipc-overlap",
+        "a stale mapping keeps a new handle from being opened",
+        Relation.LATENT,
+        "nvidia-driver 580.159.04 is in the range, but ipc-stale passed",
+        "set MPIR_CVAR_CH4_IPC_GPU_HANDLE_CACHE=disabled",
+        ("ipc-stale",),
+    )
+    return replaced(healthy(gpus(2)), joins=(join,))
+
+
+def interrupted() -> Report:
+    base = healthy(gpus(2))
+    reached = tuple(r for r in base.results if r.check in ("known-versions", "ipc-reopen"))
+    return replaced(base, results=reached, interrupted=True)
+
+
+def ranks_in_one_call() -> Report:
+    """Both ranks hang in the same call; the third role was only stopped."""
+    stacks = (("pause (libc.so.6)", "MPI_Recv (libmpi.so.12)"), ("MPIDI_progress (libmpi.so.12)",))
+    hung = [
+        RoleOutcome(f"rank {number}", Ending.HUNG, 4711, "MPI_Recv", 3, native_stack=stack)
+        for number, stack in zip((1, 0), stacks, strict=True)
+    ]
+    finding = Finding.fail("hung", "{role}: MPI_Recv #3 hung (10 s)", role="rank 1 or rank 0")
+    stopped = RoleOutcome("rank 2", Ending.STOPPED, 4711, native_stack=("not shown",))
+    result = Result("mpi-small-message", finding, ("cuda:0",), roles=(*hung, stopped))
+    return replaced(healthy(gpus(1)), result)
+
+
+def nasty() -> Report:
+    """What a crashed worker printed tries to clear the screen, to set the title and to hide in white."""
+    role = RoleOutcome(
+        "importer",
+        Ending.CRASHED,
+        1,
+        "cuIpcOpenMemHandle",
+        1,
+        signal="SIGSEGV",
+        native_stack=("evil\x1b[2J (/tmp/\u202elib.so)",),
+        log_tail=(
+            "\x1b]0;owned\x07\x1b[31;1mFAIL\x1b[0m\r\x1b[2Kall is well",
+            "x" * 10_000,
+            "\udcff\x00\x9b1m",
+        ),
+    )
+    finding = Finding.fail(
+        "crashed", "importer: cuIpcOpenMemHandle #1 ended in SIGSEGV", "\x1b[8mhidden\x1b[0m words"
+    )
+    return replaced(healthy(gpus(1)), Result("ipc-stale", finding, ("cuda:0",), roles=(role,)))
+
+
+def no_peer_access(one: str, other: str) -> Finding:
+    says = "no peer access between {from_device} and {to_device}"
+    return Finding.skip("no-peer-access", says, from_device=one, to_device=other)
+
+
+def troubled() -> Report:
+    """A little of everything that is not PASS."""
+    other = Finding.error(
+        "held-by-others",
+        "another process holds the memory: 140.6 of 141.0 GiB are in use",
+        remedy="run again on an idle node",
+    )
+    leaks = [
+        Finding.fail("leaks", "every open and close leaks {each:bytes} of device memory", each=each)
+        for each in (65536, 65540, 65524)
+    ]
+    base = seed_002()
+    return replaced(
+        base,
+        Result("ipc-handles", other, ("cuda:1",)),
+        *(Result("ipc-release", leak, (f"cuda:{i}",)) for i, leak in zip((0, 2, 3), leaks, strict=True)),
+        *(
+            Result("ipc-peer", no_peer_access(a, b), (a, b))
+            for a, b in permutations(("cuda:0", "cuda:2", "cuda:3"), 2)
+        ),
+    )
+
+
+SCREENS = {
+    "healthy-1": healthy(gpus(1)),
+    "healthy-2": healthy(gpus(2)),
+    "healthy-8": healthy(gpus(8)),
+    "healthy-16": healthy(gpus(16)),
+    "seed-002": seed_002(),
+    "troubled": troubled(),
+    "one-of-8-hangs": one_device_hangs(8),
+    "one-of-16-hangs": one_device_hangs(16),
+    "every-device-differs": every_device_differs(),
+    "context-creation-hangs": context_creation_hangs(),
+    "cuda-and-hip": mixed(),
+    "init-hung": init_hung(),
+    "nothing-tested": report((), [Result(check, NO_GPU) for check in TITLES], probes_run=0),
+    "comes-and-goes": comes_and_goes(),
+    "latent": latent(),
+    "interrupted": interrupted(),
+    "simulated": replaced(seed_002(), simulated="nvidia-460.32.03"),
+    "nasty": nasty(),
+    "ranks-in-one-call": ranks_in_one_call(),
+}
+
+
+WIDE = ["troubled", "one-of-16-hangs", "every-device-differs"]
+
+
+@pytest.mark.parametrize(
+    ("name", "width"), [*((name, 80) for name in SCREENS), *((name, 120) for name in WIDE)]
+)
+def test_the_screen_as_an_admin_sees_it(name: str, width: int) -> None:
+    golden.check(f"matrix/{name}-{width}.txt", matrix.render(SCREENS[name], width=width))
+
+
+def test_colour_changes_nothing_but_colour() -> None:
+    plain, coloured = (matrix.render(troubled(), color=color) for color in (False, True))
+    assert "\x1b[31;1mFAIL\x1b[0m" in coloured
+    assert "\x1b[32mPASS\x1b[0m" in coloured
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain
+    assert "\x1b" not in plain
+
+
+def test_the_exit_code_of_another_style_is_shown() -> None:
+    assert matrix.render(seed_002(), exit_code=2).endswith(" exit 2\n")
+
+
+def test_who_asks_for_no_gpu_is_not_told_that_nothing_was_tested() -> None:
+    told = Result("known-versions", Finding.ok("not-known-bad", "no known issue has these versions"))
+    assert "NOTHING WAS TESTED" in matrix.render(report((), [told], probes_run=0))
+    assert "NOTHING WAS TESTED" not in matrix.render(report((), [told], probes_run=0, needs_gpu=False))
+
+
+def test_the_header_names_what_messages_went_through() -> None:
+    stack = (Fact("cray-mpich", "8.1.28", "/opt/libmpi.so.12"), Fact("libfabric", "1.15.2.0", ""))
+    screen = matrix.render(replaced(healthy(gpus(1)), stack=stack), width=120)
+    assert "Cray MPICH 8.1.28 · libfabric 1.15.2.0" in " ".join(screen.split())
+
+
+def test_a_control_that_passed_on_some_devices_only_is_no_control() -> None:
+    base = seed_002()
+    spoilt = replaced(base, Result("ipc-reopen", Finding.warn("slow", "slow"), ("cuda:2",), "keep-context"))
+    assert "Passed here: keep-context." in matrix.render(base)
+    assert "Passed here" not in matrix.render(spoilt)
+
+
+def test_occurrences_of_a_call_are_not_mere_figures() -> None:
+    hangs = [
+        Finding.fail("hung", "{call} #{occurrence} hung", call="cuMemFree", occurrence=n) for n in (2, 3)
+    ]
+    second, third = (Result("ipc-stale", one, (f"cuda:{n}",)) for n, one in enumerate(hangs))
+    assert len(digest.paragraphs(replaced(healthy(gpus(2)), second, third))) == 2
+
+
+def test_a_known_issue_is_told_where_it_was_seen() -> None:
+    elsewhere = Join(
+        **{f: getattr(REOPEN_ISSUE, f) for f in REOPEN_ISSUE.__slots__} | {"subjects": ("cuda:9",)}
+    )
+    report_ = replaced(seed_002(), joins=(elsewhere,))
+    first = digest.paragraphs(report_)[0]
+    assert first.checks == ("ipc-reopen",)
+    assert first.joins == ()
+
+
+def test_a_device_without_results_has_its_column() -> None:
+    lonely = Device("hip", 0, "", "", "MI300A", 1)
+    base = healthy(gpus(1))
+    assert "hip:0" in matrix.render(replaced(base, devices=(*base.devices, lonely)))
+
+
+@PROPERTY
+@given(reports, st.sampled_from([60, 80, 120]), st.booleans())
+def test_any_report_fits_the_width_and_moves_no_cursor(any_report: Report, width: int, color: bool) -> None:
+    screen = matrix.render(any_report, width=width, color=color)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", screen) if color else screen
+    for line in plain.removesuffix("\n").split("\n"):
+        assert columns(line) <= width
+        assert line == line.rstrip()
+        assert sanitise(line).split() == line.split()
+
+
+@PROPERTY
+@given(reports)
+def test_totals_add_up(any_report: Report) -> None:
+    last = matrix.render(any_report).splitlines()
+    counts = re.findall(r"(\d+) (?:PASS|SKIP|WARN|ERROR|FAIL|not run)(?: ·|\s)", "\n".join(last[-3:]))
+    assert sum(map(int, counts)) == len(any_report.checks)
+
+
+@PROPERTY
+@given(reports)
+def test_everything_that_is_not_pass_has_its_paragraph(any_report: Report) -> None:
+    shown = digest.paragraphs(any_report)
+    told = [id(result) for paragraph in shown for result in paragraph.results]
+    not_passed = [id(r) for r in any_report.results if r.finding.status.value != "PASS"]
+    assert sorted(told) == sorted(not_passed)
+    issues = {join.issue for p in shown for join in p.joins}
+    issues |= {join.issue for join in digest.loose_joins(any_report, shown)}
+    wanted = {join.issue for join in any_report.joins if join.relation is not Relation.LATENT}
+    assert wanted <= issues <= {join.issue for join in any_report.joins}

@@ -1,0 +1,146 @@
+"""The JSON report: it comes back as it went, and the schema in the package describes exactly it."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from jsonschema import Draft202012Validator
+
+from gpuipc_doctor.model import Ending, Finding, Relation, Report, Result, RoleOutcome, Status, Tier
+from gpuipc_doctor.report import matrix, report_json
+from tests.sample_reports import PROPERTY, gpus, healthy, replaced, reports, seed_002
+
+SCHEMA = report_json.schema()
+
+
+def test_the_schema_is_a_schema() -> None:
+    Draft202012Validator.check_schema(SCHEMA)
+
+
+@PROPERTY
+@given(reports)
+def test_any_report_fits_the_schema_and_comes_back(any_report: Report) -> None:
+    text = report_json.dumps(any_report)
+    Draft202012Validator(SCHEMA).validate(json.loads(text))
+    again = report_json.loads(text)
+    assert report_json.dumps(again) == text
+    if "\\ud" not in text and "?" not in text:  # undecodable bytes come back as question marks
+        assert again == any_report
+
+
+def test_a_real_report_comes_back_equal() -> None:
+    assert report_json.loads(report_json.dumps(seed_002())) == seed_002()
+
+
+@pytest.mark.parametrize(("definition", "kind"), report_json.KINDS.items())
+def test_the_schema_knows_every_field(definition: str, kind: Any) -> None:
+    described = SCHEMA["$defs"][definition]
+    fields = {field.name for field in dataclasses.fields(kind)}
+    sentence = {"finding": {"summary"}, "evidence": {"line"}}.get(definition, set())
+    assert set(described["properties"]) == set(described["required"]) == fields | sentence
+    assert described["additionalProperties"] is False
+
+
+def test_a_report_from_before_a_field_was_added_is_read_with_its_default() -> None:
+    earlier = json.loads(report_json.dumps(seed_002()))
+    for result in earlier["results"]:
+        del result["repetition"], result["finding"]["measured"]
+        for role in result["roles"]:
+            del role["start_up_s"], role["calls"]
+    assert report_json.loads(json.dumps(earlier)) == seed_002()
+
+
+EARLIER = (Path(__file__).parents[2] / "golden/report-1.json").read_text(encoding="utf-8")
+"""What ``check ipc-reopen ipc-handles --simulate nvidia-460.32.03 --json`` wrote at 50cb26e, of one GPU."""
+
+
+def test_a_report_of_version_1_is_read() -> None:
+    assert json.loads(EARLIER)["schema"] == report_json.EARLIER
+    report = report_json.loads(EARLIER)
+    assert report.worst() is Status.FAIL
+    assert {result.finding.key for result in report.results} == {""}
+    screen = matrix.render(report)
+    assert "cuIpcOpenMemHandle #8 (second open, in a new context, of segment" in screen
+    assert "before that, importer: control: with the context kept, 2 segments opened" in screen
+    assert "Known issue nvidia-ipc-reopen CONFIRMED" in screen
+    again = report_json.dumps(report)
+    Draft202012Validator(SCHEMA).validate(json.loads(again))
+    assert report_json.loads(again) == report
+
+
+@pytest.mark.parametrize("wrong", [{"results": 3}, {"results": [3]}, {"results": [{"finding": 3}]}])
+def test_what_is_wrong_with_a_report_of_version_1_is_told(wrong: dict[str, Any]) -> None:
+    with pytest.raises(report_json.BadDocument):
+        report_json.loads(json.dumps({**json.loads(EARLIER), **wrong}))
+
+
+def test_the_schema_defines_what_a_report_holds_and_no_more() -> None:
+    objects = {name for name, about in SCHEMA["$defs"].items() if about.get("additionalProperties") is False}
+    assert objects == set(report_json.KINDS)
+
+
+def test_the_schema_knows_every_word() -> None:
+    definitions = SCHEMA["$defs"]
+    assert definitions["status"]["enum"] == [status.value for status in Status]
+    assert definitions["tier"]["enum"] == [tier.label for tier in Tier]
+    assert definitions["role"]["properties"]["ending"]["enum"] == [ending.value for ending in Ending]
+    assert definitions["join"]["properties"]["relation"]["enum"] == [relation.value for relation in Relation]
+    top = {field.name for field in dataclasses.fields(Report)} | {"schema", "exit_code", "totals", "matrix"}
+    assert set(SCHEMA["properties"]) == set(SCHEMA["required"]) == top
+
+
+def test_what_a_script_asks_first_is_at_hand() -> None:
+    read = json.loads(report_json.dumps(seed_002()))
+    assert read["schema"] == "gpuipc-doctor/report/2"
+    assert read["exit_code"] == 12
+    assert read["totals"] == {"PASS": 3, "SKIP": 1, "WARN": 1, "ERROR": 0, "FAIL": 1}
+    ring = {f"cuda:{i} > cuda:{(i + 1) % 4}": "FAIL" for i in range(4)}
+    assert read["matrix"]["ipc-reopen"] == {f"cuda:{i}": "FAIL" for i in range(4)} | ring
+    assert read["matrix"]["ipc-peer"]["cuda:0 > cuda:1"] == "PASS"
+    assert read["matrix"]["known-versions"] == {"node": "WARN"}
+
+
+def test_the_exit_code_is_the_one_of_the_run() -> None:
+    assert json.loads(report_json.dumps(seed_002(), exit_code=2))["exit_code"] == 2
+
+
+def test_strict_parsers_can_read_what_workers_left() -> None:
+    role = RoleOutcome("a", Ending.CRASHED, records={"slope": float("nan")}, log_tail=("bad \udcff byte",))
+    report = replaced(
+        healthy(gpus(1)), Result("ipc-stale", Finding.fail("x", "x"), ("cuda:0",), roles=(role,))
+    )
+    text = report_json.dumps(report)
+    assert text.isascii()
+    assert "NaN" not in text
+    assert "\\udcff" not in text
+    (left,) = (role for result in report_json.loads(text).results for role in result.roles)
+    assert (left.records, left.log_tail) == ({"slope": None}, ("bad ? byte",))
+
+
+def changed(**changes: Any) -> str:
+    return json.dumps(json.loads(report_json.dumps(seed_002())) | changes)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[]", '"schema" is null'),
+        (changed(schema="gpuipc-doctor/report/3"), "this report is of another version of gpuipc-doctor: "),
+        (changed(schema="gpuipc-doctor/report/3"), '"schema" is "gpuipc-doctor/report/3", not'),
+        (changed(elapsed_s=1e308).replace("1e+308", "1e999"), "not JSON: 1e999 is no number"),
+        (changed(elapsed_s=float("nan")), "not JSON: NaN is no number"),
+        (changed(tier="weekly"), "$.tier: 'weekly' is not one of"),
+        (changed(surprise=1), "'surprise' was unexpected"),
+        (changed(devices=[{"backend": "cuda"}]), "$.devices[0]: "),
+    ],
+)
+def test_a_text_that_is_no_report_is_refused_in_one_line(text: str, told: str) -> None:
+    with pytest.raises(report_json.BadDocument) as caught:
+        report_json.loads(text)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,76 @@
+"""A sentence is filled in from data that anybody may have written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuipc_doctor.model import Finding
+from gpuipc_doctor.report import sentences
+from tests.sample_reports import JSON, PROPERTY
+
+PLACE = st.builds(
+    "{{{}{}}}".format,
+    st.sampled_from(["n", "call", "0", "", "n.__class__", "n[0]", "n!r", "__init__"]),
+    st.sampled_from(["", *(f":{form}" for form in sentences.FORMS), ":>99999999", ":{n}", "!r"]),
+)
+SAYS = st.lists(st.text(max_size=9) | PLACE, max_size=6).map("".join)
+VALUES = st.dictionaries(st.sampled_from(["n", "call", "__init__"]), JSON, max_size=3)
+
+
+@PROPERTY
+@given(SAYS, VALUES, st.booleans())
+def test_whatever_a_report_says_it_is_told(says: str, values: dict[str, Any], brief: bool) -> None:
+    assert isinstance(sentences.fill(says, values, brief=brief), str)
+
+
+@PROPERTY
+@given(SAYS)
+def test_without_values_a_sentence_stays_as_it_is(says: str) -> None:
+    assert sentences.fill(says, {}) == says
+
+
+@pytest.mark.parametrize(
+    "says", ["{n.__class__}", "{n[0]}", "{n!r}", "{n:>9}", "{}", "{0}", "{n", "n}", "{N}", "{__class__}"]
+)
+def test_no_sentence_looks_into_an_object(says: str) -> None:
+    assert sentences.fill(says, {"n": Finding, "__class__": Finding}) == says
+
+
+def test_what_a_value_says_is_not_filled_in_again() -> None:
+    assert sentences.fill("{call} {n}", {"call": "{n}", "n": "{call}"}) == "{n} {call}"
+
+
+@pytest.mark.parametrize(
+    ("form", "value", "told"),
+    [
+        ("", 3, "3"),
+        ("", 0.5, "0.5"),
+        ("", ["a", 2], "a, 2"),
+        ("bytes", 16, "16 B"),
+        ("mib", 3 << 20, "3 MiB"),
+        ("mib", 1.25 * 2**20, "1.2 MiB"),
+        ("s", 10.0, "10 s"),
+        ("ms", 0.0125, "12.5 ms"),
+        ("us", 1.25e-6, "1.2 µs"),
+        ("times", 2.04, "2.0"),
+        ("round", 2.5, "2"),
+        ("env", {"A": "1", "B": "x"}, "A=1 B=x"),
+        ("aside", "why", " (why)"),
+        ("aside", "", ""),
+        ("mib", "unknown", "unknown"),
+        ("env", "unknown", "unknown"),
+        ("s", None, "None"),
+    ],
+)
+def test_forms(form: str, value: Any, told: str) -> None:
+    assert sentences.fill(f"{{n:{form}}}" if form else "{n}", {"n": value}) == told
+
+
+def test_a_line_that_must_be_short_leaves_out_the_asides() -> None:
+    finding = Finding.fail("hung", "{call}{step:aside} hung", call="cuInit", step="the first")
+    assert sentences.summary(finding) == "cuInit (the first) hung"
+    assert sentences.summary(finding, brief=True) == "cuInit hung"

@@ -1,0 +1,70 @@
+"""What is attached to failures from what their control has found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from gpuipc_doctor.api import Check, Context, Control, Finding, Probe
+from gpuipc_doctor.model import CheckInfo, EvidenceKind, Launch, ProbeOutcome, Tier
+from gpuipc_doctor.report import sentences
+from gpuipc_doctor.run import controls
+from gpuipc_doctor.run.planner import PlannedProbe
+from gpuipc_doctor.run.results import ResultLog
+
+FAIL, PASS = Finding.fail("bad", "bad"), Finding.ok("good", "good")
+SKIP, ERROR = Finding.skip("no", "no"), Finding.error("odd", "odd")
+HERE, ACROSS = Launch(("mpiexec",)), Launch(("srun",), nodes=2)
+
+
+class Tested(Check):
+    id = "tested"
+    title = "tested"
+
+    def probes(self, ctx: Context) -> Iterable[Probe]:
+        return []
+
+
+class TheControl(Tested):
+    id = "the-control"
+    control = Control("tested", right="right without ({check})", wrong="wrong without, too ({check})")
+
+
+def attached(
+    finding: Finding, *controlled: tuple[Finding, Launch | None], launch: Launch = HERE
+) -> list[str]:
+    """What the failing finding is told, where these are the control's findings."""
+    log = ResultLog()
+    for check in (Tested(), TheControl()):
+        log.announce(CheckInfo(check.id, check.title, Tier.ACCEPTANCE))
+    every = [(Tested(), finding, launch), *((TheControl(), one, where) for one, where in controlled)]
+    for number, (check, one, where) in enumerate(every):
+        planned = PlannedProbe(number, check, Path("x.py"), Probe("", {}, launch=where))
+        log.keep(planned, ProbeOutcome("", (), {}, {}, None, 0.1), [one])
+    controls.attach(log, [Tested(), TheControl()])
+    [result] = [result for result in log.results() if result.check == "tested"]
+    assert all(item.kind is EvidenceKind.CONTROL for item in result.finding.evidence)
+    return list(sentences.evidence(result.finding))
+
+
+def test_both_ways() -> None:
+    assert attached(FAIL, (PASS, None)) == ["right without (the-control)"]
+    assert attached(FAIL, (FAIL, None)) == ["wrong without, too (the-control)"]
+    assert attached(FAIL, (PASS, None), (FAIL, None)) == ["wrong without, too (the-control)"]
+
+
+@pytest.mark.parametrize("nothing", [SKIP, ERROR])
+def test_a_control_that_could_not_tell_says_nothing(nothing: Finding) -> None:
+    assert attached(FAIL, (nothing, None)) == []
+
+
+def test_what_has_not_failed_is_told_nothing() -> None:
+    assert attached(PASS, (PASS, None)) == []
+
+
+def test_between_nodes_is_another_way_than_within_one() -> None:
+    assert attached(FAIL, (PASS, None), launch=ACROSS) == []
+    assert attached(FAIL, (PASS, None), (FAIL, ACROSS)) == ["right without (the-control)"]
+    assert attached(FAIL, (PASS, None), (FAIL, ACROSS), launch=ACROSS) == ["wrong without, too (the-control)"]

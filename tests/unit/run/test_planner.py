@@ -1,0 +1,346 @@
+"""Which checks and devices are chosen, and that no mistake of a check is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from gpuipc_doctor.api import Check, Context, Finding, Probe, loader
+from gpuipc_doctor.api.loader import BrokenCheck, LoadedCheck
+from gpuipc_doctor.model import Device, MemoryShare, Status, Tier, subject_label
+from gpuipc_doctor.report import sentences
+from gpuipc_doctor.run.planner import Plan, Planner
+from gpuipc_doctor.run.request import AmbiguousName, Request, UnknownName
+from gpuipc_doctor.site.config import SiteConfig, Waiver
+
+ABLE = frozenset({"legacy-ipc", "multi-process", "contexts"})
+DEVICES = tuple(
+    Device(backend, index, f"GPU-{backend}-{index}", f"0000:0{index}:00.0", "GPU", 1 << 30, ABLE)
+    for backend in ("cuda", "hip")
+    for index in range(2)
+)
+
+
+def load(text: str, directory: Path, name: str = "own_check") -> LoadedCheck | BrokenCheck:
+    file = directory / f"{name}.py"
+    file.write_text(text)
+    return loader.load_file(file)
+
+
+def lay_out(
+    item: LoadedCheck | BrokenCheck,
+    devices: tuple[Device, ...] = DEVICES,
+    *,
+    request: Request | None = None,
+    config: SiteConfig | None = None,
+    harmful: Mapping[tuple[str, str], Finding] | None = None,
+) -> Plan:
+    planner = Planner(request or Request(), config or SiteConfig())
+    planner.selected = [item]
+    return planner.lay_out(Context(devices), harmful=harmful)
+
+
+OWN_CHECK = """
+from gpuipc_doctor.api import Check, Finding, Probe
+class Own(Check):
+    id = "own-check"
+    title = "own"
+    def probes(self, ctx):
+        {body}
+def role(w): ...
+CHECK = Own()
+"""
+
+
+def test_all_checks_of_a_tier_without_the_discovery() -> None:
+    chosen = Planner(Request(tier=Tier.PROLOG), SiteConfig()).selected
+    assert {item.check.id for item in chosen if isinstance(item, LoadedCheck)} == {
+        "ipc-reopen",
+        "known-versions",
+    }
+
+
+def test_an_unknown_check_is_told_with_the_near_miss() -> None:
+    with pytest.raises(UnknownName, match=r"no check 'ipc-reopne'; did you mean 'ipc-reopen'\?"):
+        Planner(Request(checks=("ipc-reopne",)), SiteConfig())
+
+
+@pytest.mark.parametrize(
+    ("names", "labels"),
+    [
+        ((), ["cuda:0", "cuda:1", "hip:0", "hip:1"]),
+        (("cuda:1",), ["cuda:1"]),
+        (("GPU-hip-0", "hip:0"), ["hip:0"]),
+    ],
+)
+def test_devices_by_label_index_or_uuid(names: tuple[str, ...], labels: list[str]) -> None:
+    chosen = Request(devices=names).select_devices(DEVICES)
+    assert [device.label for device in chosen] == labels
+
+
+def test_an_index_is_a_device_where_one_backend_has_it() -> None:
+    chosen = Request(devices=("1",)).select_devices(DEVICES[:2])
+    assert [device.label for device in chosen] == ["cuda:1"]
+    with pytest.raises(AmbiguousName, match="device '1' may be any of cuda:1, hip:1; name the one you mean"):
+        Request(devices=("1",)).select_devices(DEVICES)
+
+
+def test_an_unknown_device_is_told_with_the_near_miss() -> None:
+    with pytest.raises(UnknownName, match="no device 'cuda:9'; did you mean 'cuda:"):
+        Request(devices=("cuda:9",)).select_devices(DEVICES)
+
+
+def test_a_pair_stays_within_a_backend() -> None:
+    labels = [(a.label, b.label) for a, b in Context(DEVICES).pairs]
+    assert labels == [("cuda:0", "cuda:1"), ("cuda:1", "cuda:0"), ("hip:0", "hip:1"), ("hip:1", "hip:0")]
+
+
+def pairs_of(count: int, tier: Tier = Tier.ACCEPTANCE) -> list[str]:
+    """What a check of subjects probes beside each of so many devices."""
+    devices = tuple(replace(DEVICES[0], index=index) for index in range(count))
+    subjects = Context(devices, tier=tier).subjects
+    assert subjects[:count] == tuple((device,) for device in devices)
+    return [subject_label(subject) for subject in subjects[count:]]
+
+
+@pytest.mark.parametrize(
+    ("count", "pairs"),
+    [
+        (0, []),
+        (1, []),
+        (2, ["cuda:0 > cuda:1"]),
+        (3, ["cuda:0 > cuda:1", "cuda:1 > cuda:2", "cuda:2 > cuda:0"]),
+    ],
+)
+def test_beside_each_device_the_pairs_of_neighbours_are_probed(count: int, pairs: list[str]) -> None:
+    assert pairs_of(count) == pairs
+
+
+def test_of_eight_devices_eight_pairs_are_probed_and_only_a_soak_takes_all() -> None:
+    assert len(pairs_of(8)) == 8
+    assert len(pairs_of(8, Tier.SOAK)) == 56
+    assert pairs_of(8, Tier.PROLOG) == []
+
+
+def test_neighbours_are_of_one_backend() -> None:
+    labels = [subject_label(pair) for pair in Context(DEVICES).neighbours]
+    assert labels == ["cuda:0 > cuda:1", "hip:0 > hip:1"]
+
+
+def test_a_check_plans_with_the_tier_that_was_asked_for(tmp_path: Path) -> None:
+    item = load(OWN_CHECK.format(body="yield Finding.ok('told', ctx.tier.label)"), tmp_path)
+    layout = lay_out(item, request=Request(tier=Tier.SOAK))
+    assert [sentences.summary(result.finding) for result in layout.concluded] == ["soak"]
+
+
+ONE_WAY = (DEVICES[0], replace(DEVICES[1], peers=frozenset({"cuda:0"})))
+"""The second reaches the first's memory, and not the other way round."""
+
+ALL_PAIRS = """for pair in ctx.pairs:
+            yield Probe('', {'a': role, 'b': role}, pair)"""
+
+
+def test_a_pair_without_peer_access_is_a_skip_where_the_check_is_of_ipc(tmp_path: Path) -> None:
+    item = load(OWN_CHECK.format(body=ALL_PAIRS), tmp_path)
+    assert isinstance(item, LoadedCheck)
+    assert len(lay_out(item, ONE_WAY).probes) == 2
+    type(item.check).requires = frozenset({"legacy-ipc"})
+    layout = lay_out(item, ONE_WAY)
+    assert [planned.probe.subject for planned in layout.probes] == ["cuda:0 > cuda:1"]
+    [result] = layout.concluded
+    assert result.subject == "cuda:1 > cuda:0"
+    assert result.finding.key == "no-peer-access"
+    assert sentences.summary(result.finding) == "no peer access between cuda:0 and cuda:1"
+
+
+def test_a_device_without_what_a_check_requires_is_a_skip_with_the_reason(tmp_path: Path) -> None:
+    item = load(OWN_CHECK.format(body="return []"), tmp_path)
+    assert isinstance(item, LoadedCheck)
+    type(item.check).requires = frozenset({"legacy-ipc", "contexts"})
+    plain = replace(DEVICES[0], capabilities=frozenset({"legacy-ipc"}))
+    [result] = lay_out(item, (plain,)).concluded
+    assert (result.finding.status, sentences.summary(result.finding)) == (
+        Status.SKIP,
+        "cuda:0 has no contexts",
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("return []", "the check asked for nothing"),
+        ("raise KeyError('x')", "planning failed: KeyError: 'x'"),
+        ("yield Probe('p', {'a': lambda w: None})", "is not a function defined in own_check.py"),
+        ("yield Probe('p', {'a': print})", "is not a function defined in own_check.py"),
+        ("yield Probe('p', {'a': role}, ('cuda:0',))", "must be devices of the context"),
+        ("yield 'a probe'", "is neither a Probe nor a Finding"),
+        ("raise SystemExit(0)", "planning failed: SystemExit"),
+    ],
+)
+def test_a_check_that_plans_wrongly_is_an_error(tmp_path: Path, body: str, says: str) -> None:
+    layout = lay_out(load(OWN_CHECK.format(body=body), tmp_path))
+    [result] = layout.concluded
+    assert result.finding.status is Status.ERROR
+    assert says in sentences.summary(result.finding)
+    assert layout.probes == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("def broken(:\n", "own_check.py:1: SyntaxError"),
+        ("\nimport no_such_module\n", "own_check.py:2: ModuleNotFoundError"),
+        ("x = 1\n", "defines no CHECK"),
+        ("CHECK = 3\n", "defines no CHECK"),
+        ("raise SystemExit(0)\n", "own_check.py:1: SystemExit"),
+        (OWN_CHECK.format(body="return []").replace("own-check", "Own Check"), "its id must be words"),
+        (
+            OWN_CHECK.format(body="return []").replace("    title", "    tier = 'prolog'\n    title"),
+            "its tier is",
+        ),
+        (
+            OWN_CHECK.format(body="return []").replace(
+                "    title", "    requires = frozenset({'legacy-icp'})\n    title"
+            ),
+            "it requires 'legacy-icp', which no device can have; did you mean 'legacy-ipc'?",
+        ),
+    ],
+)
+def test_a_file_that_does_not_load_is_an_error(tmp_path: Path, text: str, says: str) -> None:
+    [result] = lay_out(load(text, tmp_path)).concluded
+    assert result.finding.status is Status.ERROR
+    assert says in sentences.summary(result.finding)
+
+
+def test_a_disabled_check_is_a_skip_that_says_where() -> None:
+    [item] = Planner(Request(checks=("ipc-reopen",)), SiteConfig()).selected
+    config = SiteConfig(disabled={"ipc-reopen": Waiver("ticket 4711", "site.yaml:12")})
+    [result] = lay_out(item, config=config).concluded
+    assert result.finding.key == "disabled"
+    assert sentences.summary(result.finding) == "disabled at site.yaml:12: ticket 4711"
+
+
+def test_a_check_runs_again_after_the_last_day_of_its_disabling_and_says_so() -> None:
+    (item,) = Planner(Request(checks=("ipc-reopen",)), SiteConfig()).selected
+
+    def laid_out(until: date) -> Plan:
+        config = SiteConfig(disabled={"ipc-reopen": Waiver("ticket 4711", "site.yaml:12", until)})
+        return lay_out(item, config=config)
+
+    assert laid_out(date.today()).probes == ()
+    again = laid_out(date(2001, 1, 1))
+    assert len(again.probes) == len(lay_out(item).probes)
+    warned = [sentences.summary(r.finding) for r in again.concluded if r.finding.status is Status.WARN]
+    assert warned == ["runs again: it was disabled until 2001-01-01 at site.yaml:12"]
+
+
+def test_a_deadline_of_the_command_line_wins() -> None:
+    [item] = Planner(Request(checks=("ipc-reopen",)), SiteConfig()).selected
+    for request, config, expected in (
+        (Request(), SiteConfig(), 10.0),
+        (Request(), SiteConfig(deadline_s=4.0), 4.0),
+        (Request(deadline_s=2.0), SiteConfig(deadline_s=4.0), 2.0),
+    ):
+        layout = lay_out(item, request=request, config=config)
+        assert {planned.probe.deadline_s for planned in layout.probes} == {expected}
+
+
+@pytest.mark.parametrize(("partner", "names"), [("", {"here", "both"}), ("n2", {"both"})])
+def test_with_a_partner_only_what_is_run_with_it(tmp_path: Path, partner: str, names: set[str]) -> None:
+    lines = (
+        "from gpuipc_doctor.model import Launch",
+        'yield Probe("here", {"role": role}, ctx.devices[:1], launch=Launch(("mpiexec",)))',
+        'yield Probe("both", {"role": role}, ctx.devices[:1], launch=Launch(("srun",), nodes=2))',
+    )
+    own = load(OWN_CHECK.replace("{body}", "\n        ".join(lines)), tmp_path)
+    plan = lay_out(own, request=Request(partner=partner, nodes=2))
+    assert {planned.probe.name for planned in plan.probes} == names
+
+
+def test_probes_are_repeated_one_round_after_the_other() -> None:
+    [item] = Planner(Request(checks=("ipc-reopen",)), SiteConfig()).selected
+    once = lay_out(item, DEVICES[:1])
+    thrice = lay_out(item, DEVICES[:1], request=Request(repeat=3))
+    assert [(p.probe.name, p.repetition) for p in thrice.probes] == [
+        (p.probe.name, number) for number in (1, 2, 3) for p in once.probes
+    ]
+    assert len({p.number for p in thrice.probes}) == len(thrice.probes)
+    assert (thrice.checks, thrice.concluded) == (once.checks, once.concluded)
+
+
+@pytest.mark.parametrize(
+    ("checks", "needs_gpu"),
+    [
+        ((), True),
+        (("known-versions", "environment"), False),
+        (("known-versions", "ipc-reopen"), True),
+        (("mpi-gpu-aware",), True),
+    ],
+)
+def test_what_takes_a_gpu_to_answer(checks: tuple[str, ...], needs_gpu: bool) -> None:
+    assert Planner(Request(checks=checks), SiteConfig()).needs_gpu is needs_gpu
+
+
+def test_a_probe_that_would_do_harm_is_a_skip_on_the_devices_that_it_harms(tmp_path: Path) -> None:
+    harms = "frozenset({'kills an importer'})"
+    body = f"""for device in ctx.devices:
+            yield Probe('kill', {{'a': role}}, (device,), harms={harms})
+            yield Probe('end', {{'a': role}}, (device,))"""
+    item = load(OWN_CHECK.format(body=body), tmp_path)
+    reason = Finding.skip("would-harm", "it may")
+    layout = lay_out(item, DEVICES[1:3], harmful={("kills an importer", "hip:0"): reason})
+    ran = [(planned.probe.subject, planned.probe.name) for planned in layout.probes]
+    assert ran == [("cuda:1", "kill"), ("cuda:1", "end"), ("hip:0", "end")]
+    [skipped] = layout.concluded
+    assert (skipped.subject, skipped.probe, skipped.finding) == ("hip:0", "kill", reason)
+
+
+def test_a_second_check_of_the_same_id_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "twin.py").write_text(OWN_CHECK.format(body="return []").replace("own-check", "ipc-reopen"))
+    loaded = loader.load([tmp_path])
+    [broken] = [item for item in loaded if isinstance(item, BrokenCheck)]
+    assert "its id 'ipc-reopen' is taken by" in broken.reason
+
+
+def test_every_built_in_check_loads_and_is_documented() -> None:
+    loaded = loader.load()
+    assert not [item for item in loaded if isinstance(item, BrokenCheck)]
+    for item in loaded:
+        assert isinstance(item, LoadedCheck)
+        assert (loader.module(item.file).__doc__ or "").strip()
+        assert len(item.check.title) <= 60
+
+
+def test_what_the_site_decides_reaches_the_check(tmp_path: Path) -> None:
+    class Curious(Check):
+        id = "curious"
+        title = "curious"
+
+        def probes(self, ctx: Context) -> Iterable[Probe | Finding]:
+            yield Finding.ok("told", f"{ctx.options}, {ctx.memory.of(100)} B")
+
+    config = SiteConfig(options={"curious": {"x": 1}}, memory=MemoryShare(fraction=0.5))
+    layout = lay_out(LoadedCheck(Curious(), Path(__file__)), config=config)
+    assert sentences.summary(layout.concluded[0].finding) == "{'x': 1}, 50 B"
+
+
+CONTROL = OWN_CHECK.replace("import Check,", "import Check, Control,").replace(
+    'title = "own"', 'title = "own"\n    control = Control("ipc-reopen", "right", "wrong")'
+)
+
+
+@pytest.mark.parametrize(
+    ("request_", "devices", "runs"),
+    [(Request(), (), False), (Request(), DEVICES, True), (Request(checks=("ipc-reopen",)), (), True)],
+)
+def test_a_control_waits_for_what_it_controls_unless_it_was_asked_for(
+    tmp_path: Path, request_: Request, devices: tuple[Device, ...], runs: bool
+) -> None:
+    item = load(CONTROL.format(body='yield Probe("", {"a": role})'), tmp_path)
+    layout = lay_out(item, devices, request=request_)
+    assert bool(layout.probes) is runs
+    assert [one.finding.key for one in layout.concluded] == [] if runs else ["no-subject"]

@@ -1,0 +1,113 @@
+"""The second look at a probe that hung or crashed: once for each kind, and what it adds to the finding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuipc_doctor.api import Finding, Probe, ProbeOutcome, loader
+from gpuipc_doctor.model import CheckInfo, Ending, Evidence, EvidenceKind, Launch, RoleOutcome, Tier
+from gpuipc_doctor.report import sentences
+from gpuipc_doctor.run import reruns
+from gpuipc_doctor.run.planner import PlannedProbe, Planner
+from gpuipc_doctor.run.request import Request
+from gpuipc_doctor.run.results import ResultLog
+from gpuipc_doctor.run.schedule import NotRun
+from gpuipc_doctor.site.config import SiteConfig
+
+FILE = Path(__file__).parents[2] / "fixtures" / "ranks.py"
+CHECK: Any = loader.module(FILE).CHECK  # type: ignore[attr-defined]
+LOUDER = {"FI_LOG_LEVEL": "info", "UCX_LOG_LEVEL": "info"}
+AGAIN = "Run again with FI_LOG_LEVEL=info UCX_LOG_LEVEL=info: "
+
+
+def outcome(*log: str, call: str = "MPI_Recv", ending: Ending = Ending.HUNG) -> ProbeOutcome:
+    roles = {
+        "rank 0": RoleOutcome("rank 0", Ending.STOPPED, log_tail=("rank 0 is fine",)),
+        "rank 1": RoleOutcome("rank 1", ending, operation=call, log_tail=log),
+    }
+    blamed = None if ending is Ending.COMPLETED else "rank 1"
+    return ProbeOutcome("", (), {}, roles, blamed, 1.0, deadline_s=10.0)
+
+
+class Stage:
+    """Stands in for the schedule: answers instead of running, and remembers the environment."""
+
+    def __init__(self, answer: ProbeOutcome | NotRun) -> None:
+        self.answer = answer
+        self.launches: list[Launch] = []
+
+    def run_one(self, planned: PlannedProbe) -> ProbeOutcome | NotRun:
+        assert planned.probe.launch is not None
+        self.launches.append(planned.probe.launch)
+        return self.answer
+
+
+def heard(answer: ProbeOutcome | NotRun, *failed: ProbeOutcome) -> tuple[Stage, list[tuple[Evidence, ...]]]:
+    """The schedule after somebody has listened, and the evidence of each failure."""
+    log, stage = ResultLog(), Stage(answer)
+    probe = Probe("", {}, launch=Launch(("mpiexec",), {"FI_LOG_LEVEL": "warn"}))
+    log.announce(CheckInfo(CHECK.id, "ranks", Tier.ACCEPTANCE))
+    for number, one in enumerate(failed):
+        log.keep(PlannedProbe(number, CHECK, FILE, probe), one, [Finding.fail("failed", "it failed")])
+    schedule: Any = stage
+    reruns.listen(log, schedule, Planner(Request(), SiteConfig()), LOUDER)
+    return stage, [result.finding.evidence for result in log.results()]
+
+
+BUDGET = NotRun(Finding.skip("budget", "budget; run it alone"), "budget")
+QUIET = "libfabric:7:1::core: a line at 0x10"
+
+
+@pytest.mark.parametrize(
+    ("answer", "evidence"),
+    [
+        (
+            outcome(QUIET, "why it failed", "more, of no weight"),
+            (f"{AGAIN}the same, and now it says", "rank 1: why it failed"),
+        ),
+        (
+            outcome("inserting an address"),
+            (f"{AGAIN}the same, and now it says", "rank 1: inserting an address"),
+        ),
+        (outcome(QUIET), (f"{AGAIN}the same, and it says no more",)),
+        (outcome(ending=Ending.COMPLETED), (f"{AGAIN}went through that time",)),
+        (outcome(call="MPI_Send"), (f"{AGAIN}rank 1: MPI_Send #0 hung (10 s)",)),
+        (
+            BUDGET,
+            ("Not run again with FI_LOG_LEVEL=info UCX_LOG_LEVEL=info: budget; run it alone",),
+        ),
+    ],
+)
+def test_what_the_second_run_adds(answer: ProbeOutcome | NotRun, evidence: tuple[str, ...]) -> None:
+    stage, [told] = heard(answer, outcome(QUIET))
+    assert tuple(map(sentences.line, told)) == evidence
+    assert {item.kind for item in told} == {EvidenceKind.RERUN}
+    assert told[0].values["env"] == LOUDER
+    assert [launch.env for launch in stage.launches] == [LOUDER]
+
+
+def test_each_kind_of_failure_is_listened_to_once() -> None:
+    failures = outcome("a"), outcome("b"), outcome("c", call="MPI_Waitall")
+    stage, evidence = heard(BUDGET, *failures)
+    assert len(stage.launches) == 2
+    assert [bool(lines) for lines in evidence] == [True, False, True]
+
+
+def test_what_was_told_at_first_is_not_told_again_for_want_of_more() -> None:
+    _, [told] = heard(outcome("error: no", "an address"), outcome("error: no"))
+    assert tuple(map(sentences.line, told)) == (f"{AGAIN}the same, and it says no more",)
+
+
+def ended_by(signal: str, ending: Ending) -> ProbeOutcome:
+    roles = {"rank 1": RoleOutcome("rank 1", ending, operation="MPI_Recv", signal=signal)}
+    return ProbeOutcome("", (), {}, roles, "rank 1", 1.0)
+
+
+def test_by_which_signal_we_ended_what_hung_says_nothing_of_its_kind() -> None:
+    planned = PlannedProbe(0, CHECK, FILE, Probe("", {}))
+    hung = {reruns.kind_of(planned, ended_by(signal, Ending.HUNG)) for signal in ("SIGTERM", "SIGKILL")}
+    crashed = {reruns.kind_of(planned, ended_by(signal, Ending.CRASHED)) for signal in ("SIGSEGV", "SIGABRT")}
+    assert (len(hung), len(crashed)) == (1, 2)

@@ -1,0 +1,201 @@
+"""What a check's own mistakes come to, and what follows a probe that did not complete."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuipc_doctor.api import Check, Context, Finding, Probe, ProbeOutcome, loader
+from gpuipc_doctor.cli.progress import Silent
+from gpuipc_doctor.model import CheckInfo, Ending, Launch, RoleOutcome, Status, Tier
+from gpuipc_doctor.report import sentences
+from gpuipc_doctor.run.conclusions import judge
+from gpuipc_doctor.run.engine import SECOND_LOOK, Run
+from gpuipc_doctor.run.planner import MAX_FOLLOW_UPS, Plan, PlannedProbe, Planner
+from gpuipc_doctor.run.request import Request
+from gpuipc_doctor.run.results import ResultLog
+from gpuipc_doctor.run.schedule import Schedule
+from gpuipc_doctor.site.config import SiteConfig
+from gpuipc_doctor.supervise import blame
+
+FILE = Path(__file__).parents[2] / "fixtures" / "misbehaving.py"
+
+role = loader.role(FILE, "completes")
+PROBE = Probe("", {"a": role})
+
+
+class Odd(Check):
+    id = "odd"
+    title = "odd"
+
+    def probes(self, ctx: Context) -> Iterable[Probe]:
+        return []
+
+
+def outcome(ending: Ending = Ending.COMPLETED) -> ProbeOutcome:
+    roles = {"a": RoleOutcome("a", ending, operation="pause")}
+    return ProbeOutcome("", (), {}, roles, None if ending is Ending.COMPLETED else "a", 0.1)
+
+
+class Session:
+    """Stands in for the supervisor: every probe ends as it is told."""
+
+    unkillable = ""
+    ran = False
+
+    def __init__(self, ends: ProbeOutcome | Exception) -> None:
+        self.ends = ends
+
+    def run(self, *_: object, **__: object) -> ProbeOutcome:
+        if isinstance(self.ends, Exception):
+            raise self.ends
+        return self.ends
+
+
+def planned(check: Check, **changes: Any) -> PlannedProbe:
+    return PlannedProbe(**{"number": 1, "check": check, "file": FILE, "probe": PROBE, **changes})
+
+
+def run(check: Check, ends: ProbeOutcome | Exception | Session, *probes: PlannedProbe) -> Run:
+    """A run of these probes of the check, by default of one."""
+    session: Any = ends if isinstance(ends, Session) else Session(ends)
+    nothing: Any = None
+    schedule = Schedule(session, Silent(), until=float("inf"))
+    log = ResultLog()
+    log.announce(CheckInfo(check.id, check.title, check.tier))
+    run = Run(Planner(Request(), SiteConfig()), nothing, schedule, log)
+    run.execute(Plan((), probes or (planned(check),), ()), [])
+    return run
+
+
+@pytest.mark.parametrize("mistake", [KeyError("x"), SystemExit(0)])
+def test_a_judge_that_fails_is_an_error(mistake: BaseException) -> None:
+    class Failing(Odd):
+        def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
+            raise mistake
+
+    [finding] = judge(planned(Failing()), outcome())
+    assert finding.status is Status.ERROR
+    assert type(mistake).__name__ in sentences.summary(finding)
+
+
+@pytest.mark.parametrize("said", [[], ["fine"], [None]])
+def test_a_judge_that_says_nothing_of_use_is_an_error(said: list[Any]) -> None:
+    class Mumbling(Odd):
+        def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
+            return said
+
+    [finding] = judge(planned(Mumbling()), outcome())
+    assert finding.status is Status.ERROR
+
+
+def test_a_probe_that_cannot_be_started_is_an_error() -> None:
+    [result] = run(Odd(), OSError(28, "No space left on device")).log.results()
+    assert result.finding.status is Status.ERROR
+    assert "No space left on device" in sentences.summary(result.finding)
+
+
+def test_a_repetition_that_is_skipped_takes_nothing_back() -> None:
+    class Fine(Odd):
+        def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
+            yield Finding.ok("fine", "fine")
+
+    class StopsAfterOne(Session):
+        def run(self, *_: object, **__: object) -> ProbeOutcome:
+            if self.ran:
+                return replace(outcome(), stopped="budget")
+            self.ran = True
+            return outcome()
+
+    thrice = (planned(Fine(), number=number, repetition=number) for number in (1, 2, 3))
+    results = run(Fine(), StopsAfterOne(outcome()), *thrice).log.results()
+    assert [(r.finding.status, r.repetition) for r in results] == [(Status.PASS, 1)]
+
+
+def test_what_follows_up_is_bounded_and_one_ending_is_told_once() -> None:
+    class Endless(Odd):
+        def again(self, failed: ProbeOutcome) -> Iterable[Probe]:
+            yield Probe("more", {"a": role})
+
+    log = run(Endless(), outcome(Ending.HUNG)).log
+    assert log.probes_run == MAX_FOLLOW_UPS + 1
+    first, last, left_out = log.results()
+    assert (first.probe, last.probe) == ("", "more")
+    assert sentences.summary(left_out.finding) == "40 probes have followed others: 1 more left out"
+
+
+def test_a_mistake_in_what_follows_up_is_an_error() -> None:
+    class Failing(Odd):
+        def again(self, failed: ProbeOutcome) -> Iterable[Probe]:
+            raise KeyError("cell")
+
+    statuses = [result.finding.status for result in run(Failing(), outcome(Ending.HUNG)).log.results()]
+    assert sorted(statuses, key=lambda status: status.severity) == [Status.ERROR, Status.FAIL]
+
+
+class Clock(Session):
+    """Remembers until when each probe might run."""
+
+    def __init__(self, ends: ProbeOutcome) -> None:
+        super().__init__(ends)
+        self.untils: list[float] = []
+
+    def run(self, *_: object, **how: Any) -> ProbeOutcome:
+        self.untils.append(how["until"])
+        return outcome()
+
+
+@pytest.mark.parametrize(("launch", "share"), [(None, 1.0), (Launch(("mpiexec",)), 1 - SECOND_LOOK)])
+def test_of_the_budget_a_share_is_left_for_a_second_look_at_ranks(
+    launch: Launch | None, share: float
+) -> None:
+    session: Any = Clock(outcome())
+    now = time.monotonic()
+    schedule = Schedule(session, Silent(), until=now + 1000)
+    run = Run(Planner(Request(), SiteConfig()), session, schedule, ResultLog())
+    run.log.announce(CheckInfo("odd", "odd", Tier.ACCEPTANCE))
+    of_ranks = planned(Odd(), probe=replace(PROBE, launch=launch))
+    run.execute(Plan((), (of_ranks,), ()), [])
+    schedule.run_one(of_ranks)
+    first, again = session.untils
+    assert first == pytest.approx(now + 1000 * share, abs=60)
+    assert again == now + 1000
+
+
+def test_what_ranks_had_loaded_is_gathered_from_all_of_them() -> None:
+    log = ResultLog()
+    assert log.loaded_in_ranks() is None
+    roles = {name: RoleOutcome(name, Ending.COMPLETED, records={"loaded": [name]}) for name in ("a", "b")}
+    ranks = replace(outcome(), roles=roles)
+    log.keep(planned(Odd()), ranks, [])
+    assert log.loaded_in_ranks() is None  # no launcher started it
+    log.keep(planned(Odd(), number=2, probe=replace(PROBE, launch=Launch(("mpiexec",)))), ranks, [])
+    assert log.loaded_in_ranks() == frozenset({"a", "b"})
+
+
+RULE = "-" * 74
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        (["sh: 1: mpiexec: not found"], "sh: 1: mpiexec: not found"),
+        ([RULE, "The listener thread failed to start. We cannot", "continue.", RULE],
+         "The listener thread failed to start. We cannot continue."),
+        ([RULE, "There are not enough slots:", "", "Either request fewer, or …", RULE, "[n1] more"],
+         "There are not enough slots:"),
+        ([RULE, "first", RULE, RULE, "second", RULE], "second"),
+        (["gpuipc-doctor: n2 does not see it", RULE, "A process has died.", RULE], "n2 does not see it"),
+        ([RULE], "it left no word"),
+    ],
+    ids=["last words", "banner", "banner of paragraphs", "two banners", "our own", "nothing"],
+)  # fmt: skip
+def test_a_worker_that_did_not_start_is_told_of_in_words(log: list[str], said: str) -> None:
+    roles = {"rank 0": RoleOutcome("rank 0", Ending.NOT_STARTED, log_tail=tuple(log))}
+    finding = blame.conclude(ProbeOutcome("", (), {}, roles, "rank 0", 0.1))
+    assert sentences.summary(finding) == f"rank 0: the worker did not start: {said}"

@@ -1,0 +1,42 @@
+"""What a site does not want to hear of is never silently gone."""
+
+from __future__ import annotations
+
+from datetime import date
+
+import pytest
+
+from gpuipc_doctor.api import Finding
+from gpuipc_doctor.model import Result, Status
+from gpuipc_doctor.report import sentences
+from gpuipc_doctor.run import suppression
+from gpuipc_doctor.site.config import Waiver
+
+LEAKS = Result("ipc-release", Finding.fail("leaks", "{lost:mib} are lost", "seen", lost=2**20), ("cuda:0",))
+TODAY = date(2026, 11, 22)
+
+
+def wished(result: Result, key: str = "ipc-release.leaks", until: date | None = None) -> Result:
+    return suppression.apply(result, {key: Waiver("ticket 4711", "site.yaml:9", until)}, TODAY)
+
+
+@pytest.mark.parametrize("until", [None, TODAY])
+def test_a_suppressed_finding_is_a_skip_that_says_where_and_why(until: date | None) -> None:
+    finding = wished(LEAKS, until=until).finding
+    assert finding.status is Status.SKIP
+    says = "FAIL ipc-release.leaks is suppressed at site.yaml:9: ticket 4711"
+    assert sentences.summary(finding) == says
+    assert sentences.evidence(finding) == ("1 MiB are lost", "seen")
+
+
+def test_after_its_last_day_it_counts_again_and_says_so() -> None:
+    finding = wished(LEAKS, until=date(2026, 11, 21)).finding
+    assert (finding.status, finding.key) == (Status.FAIL, "leaks")
+    says = "counts again: it was suppressed until 2026-11-21 at site.yaml:9: ticket 4711"
+    assert sentences.evidence(finding) == ("seen", says)
+
+
+def test_another_key_and_what_is_no_trouble_stay() -> None:
+    assert wished(LEAKS, "ipc-release.other") == LEAKS
+    fine = Result("ipc-release", Finding.ok("leaks", "none"))
+    assert wished(fine) == fine

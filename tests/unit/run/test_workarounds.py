@@ -1,0 +1,187 @@
+"""Workarounds are told as what they were seen to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuipc_doctor.api import Check, Context, Finding, Probe, ProbeOutcome
+from gpuipc_doctor.knownissues import KnownIssue
+from gpuipc_doctor.knownissues import Workaround as Remedy
+from gpuipc_doctor.model import (
+    CheckInfo,
+    Device,
+    Ending,
+    EvidenceKind,
+    Fact,
+    Join,
+    Json,
+    Launch,
+    Relation,
+    RoleOutcome,
+    Status,
+    Tier,
+    Trial,
+    Workaround,
+)
+from gpuipc_doctor.report import sentences
+from gpuipc_doctor.run import workarounds
+from gpuipc_doctor.run.planner import PlannedProbe, Planner
+from gpuipc_doctor.run.request import Request
+from gpuipc_doctor.run.results import ResultLog
+from gpuipc_doctor.run.schedule import NotRun
+from gpuipc_doctor.site.config import SiteConfig
+from gpuipc_doctor.versions import Range
+from tests.sample_reports import gpus
+
+
+class Leaky(Check):
+    id = "leaky"
+    title = "leaky"
+
+    def probes(self, ctx: Context) -> Iterable[Probe]:
+        return []
+
+    def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
+        yield (
+            Finding.fail("leaks", "leaks") if done.records["rank 0"]["leaks"] else Finding.ok("fine", "fine")
+        )
+
+
+def outcome(ending: Ending = Ending.COMPLETED, **records: Json) -> ProbeOutcome:
+    role = RoleOutcome("rank 0", ending, operation="MPI_Init_thread", signal="SIGABRT", records=records)
+    blamed = None if ending is Ending.COMPLETED else "rank 0"
+    return ProbeOutcome("", (), {}, {"rank 0": role}, blamed, 1.0)
+
+
+class Stage:
+    """Stands in for the schedule: answers instead of running, by the value of the variable X."""
+
+    def __init__(self, answers: dict[str, ProbeOutcome | NotRun]) -> None:
+        self.answers = answers
+        self.tried: list[tuple[str, str]] = []
+        """Subjects, and under which X."""
+
+    def run_one(self, planned: PlannedProbe) -> ProbeOutcome | NotRun:
+        assert planned.probe.launch is not None
+        x = planned.probe.launch.env["X"]
+        self.tried.append((planned.probe.subject, x))
+        return self.answers[x]
+
+
+LAUNCH = Launch(("mpiexec", "-n", "{ranks}"), {"X": "unset", "Y": "1"})
+LEAKS = Finding.fail("leaks", "leaks", "by 52 MiB")
+
+
+def failed(*devices: Device, launch: Launch | None = LAUNCH, finding: Finding = LEAKS) -> ResultLog:
+    """A probe that failed on each of the devices, or on the node."""
+    log = ResultLog()
+    log.announce(CheckInfo("leaky", "leaky", Tier.ACCEPTANCE))
+    for number, on in enumerate([(device,) for device in devices] or [()]):
+        planned = PlannedProbe(number, Leaky(), Path(__file__), Probe("", {}, on, launch=launch))
+        log.keep(planned, outcome(leaks=True, price=(40.0, "GB/s")), [finding])
+    return log
+
+
+def after(log: ResultLog, stage: Stage, *offered: Workaround) -> list[Finding]:
+    """What is found after these workarounds were tried."""
+    schedule: Any = stage
+    workarounds.try_all(log, schedule, Planner(Request(), SiteConfig()), lambda _: offered)
+    return [result.finding for result in log.results()]
+
+
+def test_nothing_is_tried_twice_when_more_is_known() -> None:
+    log, stage = failed(), Stage({"1": outcome(leaks=True), "2": outcome(leaks=False)})
+    first, second = Workaround({"X": "1"}, "slow"), Workaround({"X": "2"}, "slow")
+    after(log, stage, first)
+    [finding] = after(log, stage, second, first)
+    assert stage.tried == [("node", "1"), ("node", "2")]
+    assert [str(item.values["outcome"]) for item in finding.evidence[1:]] == ["does not help", "helps"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "says", "outcome"),
+    [
+        (
+            outcome(leaks=False, price=(10.0, "GB/s")),
+            "Tried X=1: helps, 40.0 to 10.0 GB/s (slow)",
+            Trial.HELPS,
+        ),
+        (outcome(leaks=False), "Tried X=1: helps (slow)", Trial.HELPS),
+        (outcome(leaks=True), "Tried X=1: does not help (slow)", Trial.DOES_NOT_HELP),
+        (
+            outcome(Ending.CRASHED),
+            "Tried X=1: makes it worse: rank 0: MPI_Init_thread #0 ended the process by SIGABRT (slow)",
+            Trial.WORSE,
+        ),
+        (
+            NotRun(Finding.skip("budget", "budget; run it alone"), "budget"),
+            "Not tried: X=1 (budget; run it alone)",
+            Trial.NOT_TRIED,
+        ),
+        (
+            replace(outcome(), stopped="budget"),
+            "Tried X=1: not known to help: budget: the run's time was up while this probe ran (slow)",
+            Trial.UNKNOWN,
+        ),
+    ],
+)
+def test_what_became_of_a_workaround(answer: ProbeOutcome | NotRun, says: str, outcome: Trial) -> None:
+    [finding] = after(failed(), Stage({"1": answer}), Workaround({"X": "1"}, "slow"))
+    assert finding.status is Status.FAIL
+    assert sentences.evidence(finding) == ("by 52 MiB", says)
+    trial = finding.evidence[-1]
+    assert trial.kind is EvidenceKind.TRIAL
+    assert (trial.values["env"], trial.values["outcome"]) == ({"X": "1"}, outcome.value)
+
+
+def test_a_failure_that_no_launcher_started_is_left_alone() -> None:
+    [finding] = after(failed(launch=None), Stage({}), Workaround({"X": "1"}, "slow"))
+    assert sentences.evidence(finding) == ("by 52 MiB",)
+
+
+def test_one_kind_of_failure_is_tried_once_and_the_likeliest_cure_first() -> None:
+    stage = Stage({"1": outcome(leaks=True), "2": outcome(leaks=False)})
+    log = failed(*gpus(2))
+    other = PlannedProbe(9, Leaky(), Path(__file__), Probe("other", {}, launch=LAUNCH))
+    log.keep(other, outcome(leaks=True), [Finding.fail("hung", "hung")])
+    after(log, stage, Workaround({"X": "1"}, ""), Workaround({"X": "2"}, ""))
+    assert stage.tried == [("cuda:0", "1"), ("node", "1"), ("cuda:0", "2"), ("node", "2")]
+
+
+def issue(*workarounds: Remedy) -> KnownIssue:
+    return KnownIssue("x", "x", "mpich", "leak", "open", "it leaks", (), workarounds=workarounds)
+
+
+def tried(known: KnownIssue, relation: Relation, *built_in: Workaround) -> list[tuple[dict[str, str], str]]:
+    """The settings that are candidates where the issue is found in this relation, and what they cost."""
+    join = Join("x", "x", relation, "", checks=("leaky",), subjects=("node",))
+    facts = [Fact("mpich", "4.3.2", "here")]
+    of = workarounds.candidates([known], [join], facts, built_in)
+    [failure] = workarounds.worth_trying(failed())
+    return [(dict(one.env), one.cost) for one in of(failure)]
+
+
+def test_what_a_known_issue_that_shows_offers_comes_first_and_nothing_twice() -> None:
+    known = issue(Remedy("a", {"A": "1"}, cost="dear"), Remedy("downgrade"))
+    built_in = Workaround({"B": "1"}, ""), Workaround({"A": "1"}, "cheap")
+    assert tried(known, Relation.UNKNOWN, *built_in) == [({"A": "1"}, "dear"), ({"B": "1"}, "")]
+    assert tried(known, Relation.LATENT, *built_in) == [({"B": "1"}, ""), ({"A": "1"}, "cheap")]
+
+
+def test_only_what_is_right_for_the_version_is_tried() -> None:
+    number = Remedy("a", {"A": "0"}, Range("mpich", "3.4", fixed="4.2.0"))
+    word = Remedy("a", {"A": "disabled"}, Range("mpich", "4.2.0"))
+    assert tried(issue(number, word), Relation.CONFIRMED) == [({"A": "disabled"}, "")]
+
+
+def test_neither_what_is_set_nor_what_takes_gpus_away_is_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("A", "1")
+    known = issue(Remedy("a", {"A": "1"}), Remedy("b", {"MPICH_GPU_SUPPORT_ENABLED": "0"}))
+    assert tried(known, Relation.CONFIRMED) == []

@@ -1,0 +1,104 @@
+"""Judging a run against what its profile says must be found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpuipc_doctor.model import Calls, Ending, Finding, Report, Result, RoleOutcome, Status, Tier
+from gpuipc_doctor.simulator.drill import Drilled, Row, callers, judge
+from gpuipc_doctor.simulator.profile import Expectation, Expected
+
+REOPEN = Expected("ipc-reopen", Status.FAIL, "destroy-context", ("cuIpcOpenMemHandle", "400"))
+FAULTY = Expectation(12, (REOPEN,))
+HEALTHY = Expectation(0, ())
+
+FOUND = Row("ipc-reopen", "destroy-context", Status.FAIL, "cuIpcOpenMemHandle #4\nreturned 400")
+FINE = Row("ipc-stale", "same-size", Status.PASS, "64 rounds")
+
+
+def test_a_finding_that_is_there_is_caught() -> None:
+    verdict = judge(FAULTY, [FINE, FOUND], 12)
+    assert verdict == Drilled(
+        ("ipc-reopen destroy-context FAIL mentioning 'cuIpcOpenMemHandle' and '400'",), (), ()
+    )
+    assert verdict.good
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        Row("ipc-release", "destroy-context", Status.FAIL, FOUND.text),
+        Row("ipc-reopen", "keep-context", Status.FAIL, FOUND.text),
+        Row("ipc-reopen", "destroy-context", Status.ERROR, FOUND.text),
+        Row("ipc-reopen", "destroy-context", Status.FAIL, "cuIpcOpenMemHandle #4 hung"),
+    ],
+    ids=["other check", "other probe", "other status", "other words"],
+)
+def test_a_complaint_that_is_not_the_expected_one_is_missed_and_invented(row: Row) -> None:
+    verdict = judge(FAULTY, [row], 12)
+    assert not verdict.caught
+    assert len(verdict.missed) == 1
+    assert verdict.invented == (str(row),)
+    assert not verdict.good
+
+
+def test_a_finding_must_speak_of_the_subject_that_is_stated() -> None:
+    on_pairs = Expectation(12, (replace(REOPEN, subject="pair"),))
+    assert judge(on_pairs, [replace(FOUND, subject="pair")], 12).good
+    verdict = judge(on_pairs, [FOUND], 12)
+    assert verdict.invented == (str(FOUND),)
+    assert verdict.missed[0].startswith("ipc-reopen destroy-context FAIL on a pair")
+
+
+@pytest.mark.parametrize("status", [Status.WARN, Status.ERROR, Status.FAIL])
+def test_a_complaint_about_a_healthy_node_is_invented(status: Status) -> None:
+    row = Row("ipc-stale", "same-size", status, "stale bytes\nand more of it")
+    assert judge(HEALTHY, [row], 0).invented == (f"ipc-stale {status.value}: stale bytes",)
+
+
+@pytest.mark.parametrize("status", [Status.PASS, Status.SKIP])
+def test_pass_and_skip_are_never_invented(status: Status) -> None:
+    assert judge(HEALTHY, [Row("ipc-stale", "same-size", status, "…")], 0).good
+
+
+def test_a_control_must_have_passed() -> None:
+    control = Expectation(12, (REOPEN, Expected("ipc-reopen", Status.PASS, "keep-context")))
+    assert judge(control, [FOUND], 12).missed == ("ipc-reopen keep-context PASS",)
+
+
+def test_a_wrong_exit_code_is_missed() -> None:
+    assert judge(FAULTY, [FOUND], 0).missed == ("exit 12 (it was 0)",)
+
+
+@pytest.mark.parametrize(
+    ("status", "call", "check", "invented"),
+    [
+        (Status.FAIL, "cuIpcOpenMemHandle", "ipc-new", False),
+        (Status.FAIL, "cuIpcOpenMemHandle", "ipc-reopen", True),  # of which something else is stated
+        (Status.FAIL, "cuMemAlloc", "ipc-new", True),
+        (Status.FAIL, "", "ipc-new", True),
+        (Status.WARN, "cuIpcOpenMemHandle", "ipc-new", True),
+    ],
+)
+def test_who_blames_just_the_call_that_has_a_fault_invents_nothing(
+    status: Status, call: str, check: str, invented: bool
+) -> None:
+    expectation = replace(FAULTY, faulted=frozenset({"cuIpcOpenMemHandle"}))
+    row = Row(check, "", status, "it hung", call=call)
+    assert bool(judge(expectation, [FOUND, row], 12).invented) is invented
+
+
+def test_a_key_tells_findings_apart() -> None:
+    keyed = Expectation(12, (replace(REOPEN, key="wrong-data"),))
+    assert judge(keyed, [replace(FOUND, key="wrong-data")], 12).good
+    assert not judge(keyed, [replace(FOUND, key="hung")], 12).good
+
+
+def test_the_calls_of_a_check_are_told_in_the_words_of_profiles() -> None:
+    made = RoleOutcome("importer", Ending.COMPLETED, calls=(Calls("hipIpcOpenMemHandle", 2, 0.1),))
+    result = Result("ipc-new", Finding.ok("fine", "fine"), roles=(made,))
+    report = Report("node", "", 1.0, Tier.ACCEPTANCE, "0", (), (), (), (result,), 1)
+    made_by = callers(report)
+    assert (made_by["ipc-open"], made_by["ipc-close"]) == ({"ipc-new"}, frozenset())

@@ -1,0 +1,52 @@
+"""What `drill --check ID --update` writes into a profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpuipc_doctor.model import Status
+from gpuipc_doctor.simulator import expectations, profile
+from gpuipc_doctor.simulator.profile import Expected
+
+NEW = Expected("ipc-write-back", Status.FAIL, key="lost")
+
+TEXT = """\
+# Why.
+description: A fault.
+extends: healthy-single
+faults:
+  - {call: ipc-open, do: lose-writes}
+expect:
+  exit: 0
+  findings:
+    - {check: ipc-reopen, status: WARN}  # stays
+options: {deadline: 2}
+"""
+
+
+def test_a_finding_is_added_to_those_that_are_stated_and_the_rest_stays(tmp_path: Path) -> None:
+    file = tmp_path / "faulty.yaml"
+    file.write_text(TEXT)
+    expectations.add(file, [NEW])
+    stays, added = "  # stays\n", "    - {check: ipc-write-back, status: FAIL, key: lost}\n"
+    assert file.read_text() == TEXT.replace(stays, stays + added).replace("exit: 0", "exit: 12")
+    stated = profile.load(str(file)).expect["cuda"]
+    assert (stated.exit_code, stated.findings[1]) == (12, NEW)
+
+
+def test_a_warning_leaves_the_exit_code(tmp_path: Path) -> None:
+    file = tmp_path / "faulty.yaml"
+    file.write_text(TEXT)
+    expectations.add(file, [Expected("ipc-write-back", Status.WARN, key="odd")])
+    assert "exit: 0\n" in file.read_text()
+
+
+@pytest.mark.parametrize("name", ["healthy-both", "healthy-single", "slow-driver"])
+def test_a_healthy_node_has_no_place_for_a_finding(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "node.yaml"
+    file.write_text(text := profile.file_of(name).read_text())
+    with pytest.raises(expectations.NoPlace):
+        expectations.add(file, [NEW])
+    assert file.read_text() == text

@@ -1,0 +1,262 @@
+"""Profiles: what they inherit, what is wrong in them, and what the simulated drivers and /proc get to say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpuipc_doctor.model import MemoryShare, Status
+from gpuipc_doctor.simulator import node, profile, vocabulary
+from gpuipc_doctor.site.yamlfile import BadFile
+
+ONE_GPU = """\
+description: One GPU.
+devices:
+  - {backend: cuda, name: Tesla V100, memory: 16 GiB}
+versions:
+  nvidia-driver: 460.32.03
+  cuda-driver: "11.2"
+"""
+
+
+def write(directory: Path, text: str, name: str = "site.yaml") -> str:
+    path = directory / name
+    path.write_text(text)
+    return str(path)
+
+
+def mistakes(path: str) -> list[str]:
+    """The mistakes in the file at ``path`` as ``line: text``."""
+    with pytest.raises(BadFile) as caught:
+        profile.load(path)
+    return [f"{mistake.line}: {mistake.text}" for mistake in caught.value.mistakes]
+
+
+@pytest.mark.parametrize("name", profile.names())
+def test_every_profile_of_the_package_states_what_must_be_found(name: str) -> None:
+    loaded = profile.load(name)
+    assert loaded.name == name
+    assert loaded.expect
+    for expectation in loaded.expect.values():
+        worst = max((found.status.severity for found in expectation.findings), default=0)
+        codes = {Status.FAIL: {12}, Status.ERROR: {11, 3}}
+        assert expectation.exit_code in codes.get(list(Status)[worst], {0})
+
+
+@pytest.mark.parametrize("name", profile.names())
+def test_devices_of_a_node_are_told_apart(name: str) -> None:
+    devices = profile.load(name).devices
+    assert len({device.uuid for device in devices}) == len(devices)
+    assert len({device.pci for device in devices}) == len(devices)
+
+
+def test_identity_of_a_device_stays_the_same(tmp_path: Path) -> None:
+    path = write(tmp_path, ONE_GPU)
+    assert profile.load(path) == profile.load(path)
+
+
+def test_an_extended_profile_keeps_what_is_not_said_again() -> None:
+    base, child = profile.load("nvidia-455.32.00"), profile.load("nvidia-460.32.03")
+    assert child.faults == base.faults
+    assert child.expect == base.expect
+    assert child.versions == {**base.versions, "nvidia-driver": "460.32.03", "cuda-driver": "11.2"}
+
+
+def test_a_path_extends_a_file_beside_it(tmp_path: Path) -> None:
+    write(tmp_path, ONE_GPU, "base.yaml")
+    child = profile.load(write(tmp_path, "description: Child.\nextends: base.yaml\nfaults: []\n"))
+    assert [device.name for device in child.devices] == ["Tesla V100"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            ONE_GPU + "faults: [{call: ipc-opne, do: hang}]\n",
+            "7: unknown call 'ipc-opne'; did you mean 'ipc-open'?",
+        ),
+        (
+            ONE_GPU + "faults:\n  - {call: ipc-open, do: error, error: INVALID_HANDEL}\n",
+            "8: unknown error 'INVALID_HANDEL'; did you mean 'INVALID_HANDLE'?",
+        ),
+        (ONE_GPU + "faults: [{call: ipc-open, do: error}]\n", "7: faults[0]: key 'error' is missing"),
+        (ONE_GPU + "faults: [{call: ipc-open, do: leak}]\n", "7: faults[0]: key 'bytes' is missing"),
+        (
+            ONE_GPU + "mpi-faults: [{call: MPI_Send, do: leak}]\n",
+            "7: mpi-faults[0]: key 'bytes' is missing",
+        ),
+        (
+            ONE_GPU + "mpi-faults: [{call: MPI_Send, do: stale}]\n",
+            "7: mpi-faults[0].call: 'MPI_Send' is not known",
+        ),
+        (ONE_GPU + "peers: {cuda: [[0, 1]]}\n", "7: 0 to 1 is not a pair of 1 devices"),
+        (ONE_GPU.replace("16 GiB", "16 GiB, held: 17 GiB"), "3: more is held than the device has"),
+        (
+            ONE_GPU.replace("16 GiB", "16 GiB, count: 2, pci: '0000:65:00.0'"),
+            "3: a device with its own uuid or pci has no count",
+        ),
+        (ONE_GPU.replace("16 GiB", "16 GB"), "3: devices[0].memory: '16 GB' is not a size with its unit"),
+        (ONE_GPU.replace("cuda-driver", "hip-runtime"), "4: a cuda device needs key 'cuda-driver' here"),
+        (
+            ONE_GPU + "expect: {exit: 12, findings: [{check: a, status: FAIL, mentions: ['{ipc-opn}']}]}\n",
+            "7: unknown word in '{ipc-opn}'",
+        ),
+        (
+            ONE_GPU + "files: {/proc/../etc/passwd: x}\n",
+            "7: files: key '/proc/../etc/passwd' is not a plain path",
+        ),
+        (
+            ONE_GPU + "extends: healthy-cud\n",
+            "7: extends: no profile 'healthy-cud'; did you mean 'healthy-cuda'?",
+        ),
+        (ONE_GPU + "extends: ./site.yaml\n", "7: extends: './site.yaml' leads back here"),
+    ],
+)
+def test_a_mistake_is_named_with_its_line(tmp_path: Path, text: str, expected: str) -> None:
+    found = mistakes(write(tmp_path, text))
+    assert len(found) == 1
+    assert found[0].startswith(expected)
+
+
+def test_a_mistake_in_an_extended_profile_is_named_where_it_stands(tmp_path: Path) -> None:
+    base = write(tmp_path, ONE_GPU + "faults: [{call: fly, do: hang}]\n", "base.yaml")
+    with pytest.raises(BadFile, match=f"{base}:7: unknown call 'fly'"):
+        profile.load(write(tmp_path, "description: Child.\nextends: base.yaml\n"))
+
+
+def test_an_unknown_profile_gets_the_near_miss() -> None:
+    with pytest.raises(
+        BadFile, match=r"helthy-cuda: no such simulator profile; did you mean 'healthy-cuda'\?"
+    ):
+        profile.load("helthy-cuda")
+
+
+def test_mentions_are_in_the_words_of_the_vendor(tmp_path: Path) -> None:
+    found = "{check: a, status: FAIL, mentions: ['{ipc-open} {MAP_FAILED}']}"
+    text = f"{ONE_GPU}expect: {{exit: 12, backends: [cuda, hip], findings: [{found}]}}\n"
+    expect = profile.load(write(tmp_path, text)).expect
+    assert expect["cuda"].findings[0].mentions == ("cuIpcOpenMemHandle CUDA_ERROR_MAP_FAILED",)
+    assert expect["hip"].findings[0].mentions == ("hipIpcOpenMemHandle hipErrorMapFailed",)
+
+
+def test_calls_have_the_names_that_users_know() -> None:
+    calls = vocabulary.calls()
+    assert calls["ipc-open"] == {"cuda": "cuIpcOpenMemHandle", "hip": "hipIpcOpenMemHandle"}
+    assert calls["context-create"] == {"cuda": "cuCtxCreate", "hip": "hipCtxCreate"}
+    assert calls["exit"] == {}
+
+
+@pytest.mark.cuda
+def test_error_codes_are_those_of_cuda() -> None:
+    driver = pytest.importorskip("cuda.bindings.driver")
+    for error, (code, names) in vocabulary.errors().items():
+        if error != "17":  # HIP's own, hipErrorInvalidDevicePointer
+            assert int(getattr(driver.CUresult, names["cuda"])) == code
+
+
+@pytest.mark.hip
+def test_error_codes_are_those_of_hip() -> None:
+    hip = pytest.importorskip("hip").hip
+    for error, (code, names) in vocabulary.errors().items():
+        if error != "DEVICE_UNAVAILABLE":  # CUDA's own
+            assert int(getattr(hip.hipError_t, names["hip"])) == code
+
+
+def test_the_drivers_read_one_record_a_line(tmp_path: Path) -> None:
+    text = ONE_GPU + "faults: [{call: ipc-open, nth: 2, do: error, error: INVALID_HANDLE, device: 0}]\n"
+    loaded = profile.load(write(tmp_path, text.replace("V100", "V100 100%")))
+    assert node.driver_file(loaded).splitlines() == [
+        "sim format=1 profile=site",
+        "version nvidia-driver=460.32.03 cuda-driver=11020",
+        f"device backend=cuda index=0 name=Tesla%20V100%20100%25 uuid={loaded.devices[0].uuid} "
+        "pci=0000:11:00.0 memory=17179869184 held=0 arch=9.0 imex=0",
+        "fault backend=any nth=2 from=0 every=0 device=0 when=always peer=0 code=400 bytes=0 ms=0 "
+        "call=ipc-open do=error",
+    ]
+
+
+def test_faults_of_mpi_are_read_by_a_library_of_their_own(tmp_path: Path) -> None:
+    text = "mpi-faults:\n  - {call: MPI_Recv, do: hang, rank: 1, memory: device, size: 16 B, log: info}\n"
+    text += "  - {call: MPI_Send, min: 1 MiB, do: leak, bytes: 2 KiB, from: 3, cured-by: UCX_TLS=^cuda_ipc}\n"
+    loaded = profile.load(write(tmp_path, ONE_GPU + text))
+    assert loaded.needs_mpi
+    assert node.mpi_faults_file(loaded).splitlines() == [
+        "fault call=MPI_Recv do=hang memory=device rank=1 min=16 max=16 bytes=0 nth=0 from=0 every=0 until=0 "
+        "log=info variable=- value=-",
+        f"fault call=MPI_Send do=leak memory=any rank=-1 min=1048576 max={2**63 - 1} bytes=2048 "
+        "nth=0 from=3 every=0 until=0 log=warn variable=UCX_TLS value=%5Ecuda_ipc",
+    ]
+    assert "MPI" not in node.driver_file(loaded)
+
+
+def test_only_ranks_of_a_node_with_faults_of_mpi_preload_them(tmp_path: Path) -> None:
+    faulty, healthy = tmp_path / "faulty", tmp_path / "healthy"
+    faulty.mkdir()
+    healthy.mkdir()
+    prepared = node.prepare("mpi-segv", faulty)
+    assert Path(prepared.rank_env["LD_PRELOAD"]).name == "libmpi-faults.so"
+    assert Path(prepared.rank_env["GPUIPC_SIM_MPI"]).read_text().startswith("fault call=MPI_Isend do=segv ")
+    assert "LD_PRELOAD" not in prepared.env
+    assert not node.prepare("healthy-cuda", healthy).rank_env
+
+
+def test_an_empty_name_is_shown_as_one() -> None:
+    with pytest.raises(BadFile, match=r'^"": no such simulator profile'):
+        profile.load("")
+
+
+def test_peers_are_ordered_pairs_and_default_to_all() -> None:
+    peers = [
+        line for line in node.driver_file(profile.load("healthy-both")).splitlines() if line[:4] == "peer"
+    ]
+    assert peers == [
+        "peer backend=cuda a=0 b=1",
+        "peer backend=cuda a=1 b=0",
+        "peer backend=hip a=0 b=1",
+        "peer backend=hip a=1 b=0",
+    ]
+    assert not profile.load("no-peer-access").peers
+
+
+def test_versions_are_the_numbers_that_the_driver_calls_return() -> None:
+    assert node.driver_versions({"cuda-driver": "11.2", "hip-runtime": "6.4.43482"}) == {
+        "cuda-driver": 11020,
+        "hip-runtime": 60443482,
+        "hip-driver": 60443482,
+    }
+
+
+def test_files_follow_from_the_versions_and_the_devices() -> None:
+    loaded = profile.load("nvidia-460.32.03")
+    files = node.claimed_files(loaded)
+    pci, uuid = loaded.devices[0].pci, loaded.devices[0].uuid
+    assert "Kernel Module  460.32.03  " in files["/proc/driver/nvidia/version"]
+    assert f"GPU UUID: \t {uuid}\n" in files[f"/proc/driver/nvidia/gpus/{pci}/information"]
+    assert files[f"/sys/bus/pci/devices/{pci}/vendor"] == "0x10de\n"
+    assert "/sys/module/amdgpu/version" not in files
+
+
+def test_a_profile_states_files_of_its_own(tmp_path: Path) -> None:
+    loaded = profile.load(write(tmp_path, ONE_GPU + "files: {/proc/driver/nvidia/version: NVRM!}\n"))
+    assert node.claimed_files(loaded)["/proc/driver/nvidia/version"] == "NVRM!"
+
+
+def test_a_prepared_node_lies_below_its_directory_and_in_the_environment_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = pytest.importorskip("gpuipc_doctor.simulator.build")
+    monkeypatch.setattr(build, "build", lambda: Path("/libraries"))
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/site/lib")
+    prepared = node.prepare("healthy-cuda", tmp_path)
+    assert prepared.simulated == "healthy-cuda"
+    assert prepared.env["LD_LIBRARY_PATH"] == "/libraries:/opt/site/lib"
+    assert Path(prepared.env["GPUIPC_SIM_NODE"]).read_text().startswith("sim format=1 profile=healthy-cuda\n")
+    assert Path(prepared.env["GPUIPC_SIM_STATE"]).is_relative_to(tmp_path)
+    assert (Path(prepared.root) / "proc/sys/kernel/osrelease").read_text() == "6.8.0-60-generic\n"
+
+
+def test_a_profile_may_give_its_drill_a_larger_share_of_memory(tmp_path: Path) -> None:
+    assert profile.load(write(tmp_path, ONE_GPU)).memory == MemoryShare()
+    more = profile.load(write(tmp_path, f"{ONE_GPU}options: {{most_gib: 3}}\n"))
+    assert more.memory == MemoryShare(most_gib=3)

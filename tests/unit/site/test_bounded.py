@@ -1,0 +1,53 @@
+"""Files that somebody names: what is no file, too long or too deep is refused, and at once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpuipc_doctor.site import bounded
+
+MIB = 1 << 20
+
+
+def test_a_file_is_read_whole(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x" * MIB)
+    assert len(bounded.read(tmp_path / "file", MIB)) == MIB
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("/dev/zero", "is not a regular file"),
+        ("pipe", "is not a regular file"),
+        ("link to pipe", "is not a regular file"),
+        (".", "is a directory, not a file"),
+        ("none", "cannot be read: No such file or directory"),
+        ("nul\0byte", "is not a file name"),
+        ("long", "is longer than 1 MiB"),
+        ("huge", "is longer than 1 MiB"),
+    ],
+)
+def test_anything_else_is_refused_without_waiting(tmp_path: Path, what: str, says: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link to pipe").symlink_to("pipe")
+    (tmp_path / "long").write_bytes(b"x" * (MIB + 1))
+    (tmp_path / "huge").touch()
+    os.truncate(tmp_path / "huge", 1 << 40)
+    with pytest.raises(bounded.Unreadable) as refused:
+        bounded.read(tmp_path / what, MIB)
+    assert str(refused.value) == says
+
+
+@pytest.mark.parametrize("text", ["[" * 1_000_000, "[" * 200 + "]" * 200, '{"a":' * 200 + "1" + "}" * 200])
+def test_what_is_nested_too_deeply_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "file").write_text(text)
+    with pytest.raises(bounded.Unreadable, match=r"is nested deeper than 100 levels|is not JSON"):
+        bounded.read_json(tmp_path / "file", MIB)
+
+
+def test_json_that_is_deep_enough_for_anybody_is_read(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("[" * bounded.MAX_DEPTH + "]" * bounded.MAX_DEPTH)
+    assert bounded.read_json(tmp_path / "file", MIB)

@@ -1,0 +1,342 @@
+"""A site config says what it says with its lines, and what is wrong with it is one clear line each."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import date
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gpuipc_doctor import site_configs
+from gpuipc_doctor.cli.config import command
+from gpuipc_doctor.model import MemoryShare, Tier
+from gpuipc_doctor.site import config
+from gpuipc_doctor.site.config import SiteConfig, Waiver
+from gpuipc_doctor.site.policy import Action, Breaker, PrologConfig
+from gpuipc_doctor.site.yamlfile import BadFile
+
+GENERIC = Path(str(site_configs.__file__)).with_name("generic.yaml")
+
+
+POLICY = ("on_fail", "on_error", "on_budget", "on_unkillable")
+POLICIES = ", ".join(f"{key}: log" for key in POLICY)
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o644)
+    return path
+
+
+def told(path: Path) -> list[str]:
+    with pytest.raises(BadFile) as caught:
+        config.load(path)
+    return [str(mistake).replace(f"{path.parent}/", "") for mistake in caught.value.mistakes]
+
+
+def test_generic_yaml_holds_the_defaults_and_names_every_key(tmp_path: Path) -> None:
+    text = GENERIC.read_text()
+    assert (
+        config.load(write(tmp_path / "x.yaml", text)) == SiteConfig()
+    )  # a copy: root may not own the source
+    keys = json.loads(config.SCHEMA.read_text())["properties"]
+    assert [key for key in keys if f"\n{key}:" not in text.replace("\n# ", "\n").replace("\n  ", "\n")] == []
+    prolog = keys["prolog"]["properties"]
+    stated = text.replace("\n  #   ", "\n  ")
+    assert [key for key in [*prolog, *prolog["breaker"]["properties"]] if f"\n  {key}:" not in stated] == []
+
+
+def test_what_a_site_says(tmp_path: Path) -> None:
+    (tmp_path / "our-checks").mkdir()
+    (tmp_path / "our-issues").mkdir()
+    path = write(
+        tmp_path / "x.yaml",
+        "checks_dirs: [our-checks]\n"
+        f"known_issues_dirs: ['{tmp_path}/our-issues']\n"
+        "tier: prolog\n"
+        "deadline_s: 5\n"
+        "start_up_s: 1.5\n"
+        "budget_s: {prolog: 4}\n"
+        "memory: {fraction: 0.5}\n"
+        "disabled:\n"
+        "  ipc-peer: no NVLink, ticket 4711\n"
+        "  ipc-stale: {reason: ticket 4712, until: 2026-12-31}\n"
+        "prolog:\n"
+        "  on_fail: log\n"
+        "  on_error: ignore\n"
+        "  on_budget: drain\n"
+        "  on_unkillable: drain\n"
+        "  shadow: true\n"
+        "  checks: [ipc-reopen]\n"
+        "  deadline_s: 2\n"
+        "  fresh_for_s: 60\n"
+        "  state_dir: state\n"
+        "  log: /var/log/ours\n"
+        "  log_max_bytes: 65536\n"
+        "  syslog: false\n"
+        "  breaker: {directory: shared, max_drains: 3, within_s: 60, share: 0.5}\n"
+        "  simulate: healthy-cuda\n"
+        "options:\n"
+        "  ipc-release: {rounds: 3}\n",
+    )
+    assert config.load(path) == SiteConfig(
+        checks_dirs=(tmp_path / "our-checks",),
+        known_issues_dirs=(tmp_path / "our-issues",),
+        disabled={
+            "ipc-peer": Waiver("no NVLink, ticket 4711", f"{path}:9"),
+            "ipc-stale": Waiver("ticket 4712", f"{path}:10", date(2026, 12, 31)),
+        },
+        prolog=PrologConfig(
+            Action.LOG,
+            Action.IGNORE,
+            Action.DRAIN,
+            Action.DRAIN,
+            shadow=True,
+            checks=("ipc-reopen",),
+            deadline_s=2,
+            fresh_for_s=60,
+            state_dir=str(tmp_path / "state"),
+            log="/var/log/ours",
+            log_max_bytes=65536,
+            syslog=False,
+            breaker=Breaker(str(tmp_path / "shared"), 3, 60, 0.5),
+            simulate="healthy-cuda",
+        ),
+        tier=Tier.PROLOG,
+        deadline_s=5.0,
+        start_up_s=1.5,
+        budget_s={Tier.PROLOG: 4.0, Tier.ACCEPTANCE: 300.0, Tier.SOAK: 3600.0},
+        options={"ipc-release": {"rounds": 3}},
+        memory=MemoryShare(0.5, 2.0),
+    )
+
+
+def test_an_empty_mapping_is_the_defaults(tmp_path: Path) -> None:
+    assert config.load(write(tmp_path / "x.yaml", "{}\n")) == SiteConfig()
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("deadlin_s: 3\n", ["x.yaml:1: unknown key 'deadlin_s'; did you mean 'deadline_s'?"]),
+        ("tier: acceptence\n", ["x.yaml:1: tier: 'acceptence' is not known; did you mean 'acceptance'?"]),
+        ("budget_s: {prolog: 0}\n", ["x.yaml:1: budget_s.prolog must be more than 0, not 0"]),
+        ("memory: {fraction: 5}\n", ["x.yaml:1: memory.fraction must be at most 0.9, not 5"]),
+        ("deadline_s: 1000000\n", ["x.yaml:1: deadline_s must be at most 604800, not 1000000"]),
+        (
+            "disabled:\n  ipc-peer:\n",
+            ["x.yaml:2: disabled.ipc-peer must be text or a mapping (key: value), not empty"],
+        ),
+        ("disabled: {IPC: x}\n", ["x.yaml:1: disabled: key 'IPC' is not the id of a check"]),
+        ("prolog: {}\n", [f"x.yaml:1: prolog: key '{key}' is missing" for key in sorted(POLICY)]),
+        (
+            f"prolog: {{{POLICIES}, on_fial: log}}\n",
+            ["x.yaml:1: prolog: unknown key 'on_fial'; did you mean 'on_fail'?"],
+        ),
+        (f"prolog: {{{POLICIES}, shadow: 1}}\n", ["x.yaml:1: prolog.shadow must be true or false, not 1"]),
+        (
+            f"prolog: {{{POLICIES}, breaker: {{max_drains: 3}}}}\n",
+            ["x.yaml:1: prolog.breaker: max_drains needs directory"],
+        ),
+        ("disabled: {ipc-peer: {reason: x}}\n", ["x.yaml:1: disabled.ipc-peer: key 'until' is missing"]),
+        (
+            "disabled: {ipc-peer: {reason: x, until: soon}}\n",
+            ["x.yaml:1: disabled.ipc-peer.until: 'soon' is not a day such as 2026-12-31"],
+        ),
+        (
+            "disabled:\n  ipc-peer: {reason: x, until: 2026-02-30}\n",
+            ["x.yaml:2: disabled.ipc-peer: there is no day 2026-02-30"],
+        ),
+        ("checks_dirs: here\n", ["x.yaml:1: checks_dirs must be a list, not 'here'"]),
+        ("\nchecks_dirs:\n- none\n", ["x.yaml:3: checks_dirs: none: No such file or directory"]),
+        (
+            "known_issues_dirs:\n- x.yaml\n- none\n",
+            [
+                "x.yaml:2: known_issues_dirs: x.yaml: Not a directory",
+                "x.yaml:3: known_issues_dirs: none: No such file or directory",
+            ],
+        ),
+    ],
+)
+def test_each_mistake_is_one_clear_line(tmp_path: Path, text: str, lines: list[str]) -> None:
+    assert told(write(tmp_path / "x.yaml", text)) == lines
+
+
+def test_a_missing_file_is_said_to_be_missing(tmp_path: Path) -> None:
+    assert told(tmp_path / "x.yaml") == ["x.yaml: cannot be read: No such file or directory"]
+
+
+@pytest.fixture
+def as_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs this test is root, and his files are root's."""
+    me, real = os.geteuid(), Path.stat
+
+    def stat(path: Path, **how: bool) -> os.stat_result:
+        status = real(path, **how)
+        owner = 0 if status.st_uid == me else status.st_uid
+        return os.stat_result((*status[:4], owner, *status[5:]))
+
+    if me != 0:
+        monkeypatch.setattr(os, "geteuid", lambda: 0)
+        monkeypatch.setattr(Path, "stat", stat)
+
+
+root = pytest.mark.usefixtures("as_root")
+
+
+@root
+def test_root_refuses_a_config_that_others_can_write(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.yaml", "{}\n")
+    path.chmod(0o664)
+    assert told(path) == [
+        "x.yaml: is not trusted: others can write x.yaml; as root, first `chmod go-w x.yaml`"
+    ]
+
+
+def test_root_refuses_a_config_that_belongs_to_a_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "x.yaml", "{}\n")
+    if os.geteuid() == 0:
+        os.chown(path, 1000, -1)
+    user = path.stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    (line,) = told(path)
+    assert line.startswith("x.yaml: is not trusted: ")
+    assert line.endswith(f" belongs to user {user}; as root, use files of root's")
+
+
+@root
+def test_root_refuses_what_others_could_put_in_its_place(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir(mode=0o755)
+    path = write(tmp_path / "open" / "x.yaml", "{}\n")
+    (tmp_path / "open").chmod(0o777)
+    (line,) = told(path)
+    assert line.startswith("x.yaml: is not trusted: others can write ")
+    (tmp_path / "open").chmod(0o1777)  # as /tmp: nobody can move another's file there
+    assert config.load(path) == SiteConfig()
+    link = tmp_path / "link.yaml"
+    link.symlink_to(path)
+    (tmp_path / "open").chmod(0o777)
+    (line,) = told(link)
+    assert "others can write" in line
+
+
+@root
+def test_root_refuses_a_way_that_others_can_turn(tmp_path: Path) -> None:
+    for name in ("ours", "open"):
+        (tmp_path / name).mkdir(mode=0o755)
+    path = write(tmp_path / "ours" / "x.yaml", "{}\n")
+    (tmp_path / "open" / "middle").symlink_to(path.parent)
+    (tmp_path / "first").symlink_to("open/middle")  # named by root, leads through what is not root's
+    assert config.load(tmp_path / "first" / "x.yaml") == SiteConfig()
+    (tmp_path / "open").chmod(0o777)
+    (line,) = told(tmp_path / "first" / "x.yaml")
+    assert f"others can write {tmp_path}/open;" in line
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a link away")
+def test_root_refuses_a_link_that_a_user_can_change(tmp_path: Path) -> None:
+    link = tmp_path / "link.yaml"
+    link.symlink_to(write(tmp_path / "x.yaml", "{}\n"))
+    assert config.load(link) == SiteConfig()
+    os.lchown(link, 1000, -1)
+    (line,) = told(link)
+    assert "link.yaml belongs to user 1000" in line
+
+
+@root
+def test_root_refuses_compiled_checks_that_others_can_write(tmp_path: Path) -> None:
+    write(tmp_path / "ours" / "ours.py", "")
+    path = write(tmp_path / "x.yaml", "checks_dirs: [ours]\n")
+    compiled = write(tmp_path / "ours" / "__pycache__" / "ours.cpython-311.pyc", "")
+    assert config.load(path)
+    compiled.chmod(0o666)
+    assert "others can write ours/__pycache__/ours.cpython-311.pyc" in told(path)[0]
+    compiled.chmod(0o644)
+    compiled.parent.chmod(0o777)
+    assert "others can write ours/__pycache__;" in told(path)[0]
+
+
+@root
+@pytest.mark.parametrize(("key", "file"), [("checks_dirs", "ours.py"), ("known_issues_dirs", "ours.yaml")])
+def test_root_refuses_directories_that_others_can_write(tmp_path: Path, key: str, file: str) -> None:
+    planted = write(tmp_path / "ours" / file, "")
+    path = write(tmp_path / "x.yaml", f"{key}: [ours]\n")
+    assert config.load(path)
+    planted.chmod(0o666)
+    assert told(path) == [
+        f"x.yaml:1: {key}: ours/{file} is not trusted: others can write ours/{file};"
+        f" as root, first `chmod go-w ours/{file}`"
+    ]
+    planted.chmod(0o644)
+    planted.parent.chmod(0o1777)
+    assert told(path)[0].startswith(f"x.yaml:1: {key}: ours is not trusted: others can write ours;")
+
+
+def test_another_user_may_use_what_is_his(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "x.yaml", "{}\n")
+    path.chmod(0o666)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert config.load(path) == SiteConfig()
+
+
+def validate(*files: Path) -> tuple[int, str, str]:
+    result = CliRunner().invoke(command, ["validate", *map(str, files)])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_validate_says_that_a_config_is_fine(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.yaml", "disabled: {driver-init: why not}\n")
+    assert validate(path) == (0, f"{path}: fine\n", "")
+
+
+def test_validate_names_every_mistake_of_every_file_and_of_what_they_add(tmp_path: Path) -> None:
+    write(tmp_path / "checks" / "ours.py", "import no_such_module\n")
+    write(tmp_path / "issues" / "ours.yaml", "issues: []\n")
+    a = write(tmp_path / "a.yaml", "tier: fast\n")
+    b = write(
+        tmp_path / "b.yaml",
+        "checks_dirs: [checks]\nknown_issues_dirs: [issues]\n"
+        "disabled: {driver-inot: x}\noptions: {zzz: {}}\n",
+    )
+    code, out, err = validate(a, b)
+    assert (code, out) == (2, "")
+    assert err.replace(f"{tmp_path}/", "").splitlines() == [
+        "gpuipc-doctor: a.yaml:1: tier: 'fast' is not known; it must be one of prolog, acceptance, soak",
+        "gpuipc-doctor: b.yaml:3: disabled: there is no check 'driver-inot'; did you mean 'driver-init'?",
+        "gpuipc-doctor: b.yaml:4: options: there is no check 'zzz'",
+        "gpuipc-doctor: issues/ours.yaml:1: issues must not be empty",
+        "gpuipc-doctor: checks/ours.py:1: ModuleNotFoundError: No module named 'no_such_module'",
+    ]
+
+
+def test_what_a_schema_cannot_see_is_named_beside_what_it_can(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "x.yaml",
+        "teir: soak\n"
+        "budget_s: {prolog: soon}\n"
+        "mpi: {launcher: mpiexec}\n"
+        "checks_dirs: [none]\n"
+        "disabled: {ipc-peer: {reason: x, until: 2026-02-30}}\n",
+    )
+    assert [line.removeprefix(f"{path.name}:") for line in told(path)] == [
+        "1: unknown key 'teir'; did you mean 'tier'?",
+        "2: budget_s.prolog must be a number, not 'soon'",
+        "3: mpi.launcher: {ranks} is missing, the number of ranks to start",
+        "4: checks_dirs: none: No such file or directory",
+        "5: disabled.ipc-peer: there is no day 2026-02-30",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "prolog: []\nchecks_dirs: {a: 1}\n", "checks_dirs: [1]\n", "disabled: [{}]\n"]
+)
+def test_a_section_of_the_wrong_kind_leaves_the_others_to_be_looked_at(tmp_path: Path, text: str) -> None:
+    found, mistakes = config.examine(write(tmp_path / "x.yaml", text))
+    assert mistakes
+    assert [wrong for document in found.documents for wrong in config.unknown_checks(document, ())] == []

@@ -1,0 +1,504 @@
+"""Every way in which a worker can end, the blame for it, and that nothing is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from gpuipc_doctor.api import loader
+from gpuipc_doctor.model import Ending, Launch, Node, Probe, ProbeOutcome, Status
+from gpuipc_doctor.report import sentences
+from gpuipc_doctor.supervise import blame, evidence, keeper, leftovers, logs, tree
+from gpuipc_doctor.supervise.assignment import RoleFiles
+from gpuipc_doctor.supervise.journal import Progress
+from gpuipc_doctor.supervise.probe import Execution, Limits, likeliest_first
+from gpuipc_doctor.supervise.rank import boot_id
+from gpuipc_doctor.supervise.role import LaunchedProcess, RunningRole
+from gpuipc_doctor.supervise.session import Session
+from gpuipc_doctor.supervise.stems import Stems
+from tests.waiting import LOAD_S, until
+
+FILE = Path(__file__).parents[2] / "fixtures" / "misbehaving.py"
+LIMITS = Limits(start_up_s=20.0, settle_s=1.0, grace_s=0.2, kill_s=3.0)
+
+
+@pytest.fixture(scope="module")
+def roles() -> ModuleType:
+    return loader.module(FILE)
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    with Session(Node(), LIMITS) as opened:
+        yield opened
+    assert [p for p in tree.descendants(os.getpid()) if "python" in p.name] == []
+
+
+def run(
+    session: Session, roles: ModuleType, *names: str, deadline_s: float = 1.5, limit_s: float = 60.0
+) -> ProbeOutcome:
+    probe = Probe("probe", {name: getattr(roles, name) for name in names}, deadline_s=deadline_s)
+    return session.run("misbehaving", FILE, probe, until=time.monotonic() + limit_s)
+
+
+def test_a_role_that_completes(session: Session, roles: ModuleType) -> None:
+    outcome = run(session, roles, "completes")
+    assert outcome.completed
+    assert outcome.records == {"completes": {"answer": 42}}
+
+
+def test_two_roles_talk_and_nul_bytes_survive(session: Session, roles: ModuleType) -> None:
+    outcome = run(session, roles, "say_hello", "answer_hello")
+    assert outcome.completed
+    assert all(record["heard"] for record in outcome.records.values())
+
+
+def test_of_several_roles_the_first_talks_with_each_of_the_others(
+    session: Session, roles: ModuleType
+) -> None:
+    functions = {"asks": roles.asks_everybody} | dict.fromkeys(("one", "two", "three"), roles.answers_one)
+    outcome = session.run("misbehaving", FILE, Probe("probe", functions), until=time.monotonic() + 60.0)
+    assert outcome.records["asks"]["heard"] == [["one", 0], ["two", 1], ["three", 2]]
+
+
+@pytest.mark.parametrize("role", ["hang_in_c", "hang_holding_the_interpreter_lock", "hang_ignoring_term"])
+def test_a_hang_is_blamed_on_the_armed_operation(session: Session, roles: ModuleType, role: str) -> None:
+    outcome = run(session, roles, role)
+    hung = outcome.roles[role]
+    assert (outcome.blamed, hung.ending, hung.operation) == (role, Ending.HUNG, "pause")
+    assert any(role in frame for frame in hung.python_stack), hung.python_stack
+    assert "state S" in hung.kernel[0]
+    assert blame.conclude(outcome).status is Status.FAIL
+
+
+def test_a_hang_shows_its_native_stack(session: Session, roles: ModuleType) -> None:
+    native = run(session, roles, "hang_in_c").roles["hang_in_c"].native_stack
+    if not native:
+        pytest.skip("no py-spy, gdb or eu-stack can look at a process here")
+    assert any("pause" in frame for frame in native)
+
+
+def test_a_debugger_that_hangs_costs_neither_the_verdict_nor_the_budget(
+    session: Session, roles: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evidence, "TOOLS", [("sleep", lambda pid: ["60"], lambda text: [])] * 3)
+    started = time.monotonic()
+    outcome = run(session, roles, "hang_in_c", deadline_s=1.0, limit_s=6.0)
+    assert time.monotonic() - started < 6.0 + LOAD_S
+    assert outcome.roles["hang_in_c"].ending is Ending.HUNG
+    assert not outcome.stopped
+
+
+def test_waiting_for_a_processor_is_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = {7: 3.0}
+    monkeypatch.setattr(tree, "waited_for_cpu_s", lambda pid: waited[pid])
+    role = RunningRole(SimpleNamespace(pid=7), RoleFiles(tmp_path, "one"), Progress(tmp_path / "j"), 0.0)  # type: ignore[arg-type]
+    role.progress.last_at = 100.0
+    assert role.silent_for(100.5) == 0.5  # what it had waited before that line is not counted
+    waited[7] = 5.0
+    assert role.silent_for(103.0) == 1.0
+    role.progress.last_at = 103.0
+    assert role.silent_for(104.0) == 1.0
+
+
+def test_a_rank_is_not_hung_while_the_other_waits_for_a_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited = {7: 0.0, 8: 0.0}
+    monkeypatch.setattr(tree, "waited_for_cpu_s", lambda pid: waited[pid])
+    probe = Probe("probe", {"rank 0": id, "rank 1": id}, deadline_s=2.0, launch=Launch(("mpiexec",)))
+    execution = Execution(
+        probe, tmp_path, tmp_path, node=Node(), marker="", limits=Limits(), stems=Stems(tmp_path, "")
+    )
+    for name, pid in (("rank 0", 7), ("rank 1", 8)):
+        progress = Progress(tmp_path / name, started=True, operation="MPI_Recv", last_at=100.0)
+        role = RunningRole(SimpleNamespace(pid=pid), RoleFiles(tmp_path, name), progress, 99.0)  # type: ignore[arg-type]
+        role.silent_for(100.0)
+        execution._roles[name] = role
+    waited[8] = 1.5
+    assert execution._overdue(103.0) is None
+    overdue = execution._overdue(104.0)
+    assert overdue
+    assert overdue[1] is Ending.HUNG
+
+
+def test_a_process_without_a_processor_is_seen_to_wait() -> None:
+    spin = "while True: pass"
+    command = ["taskset", "-c", str(min(os.sched_getaffinity(0))), sys.executable, "-I", "-S", "-c", spin]
+    rivals = [subprocess.Popen(command) for _ in range(4)]
+    try:
+        until = time.monotonic() + 20.0
+        while time.monotonic() < until and any(tree.waited_for_cpu_s(p.pid) < 0.2 for p in rivals):
+            time.sleep(0.05)
+        assert all(tree.waited_for_cpu_s(p.pid) >= 0.2 for p in rivals)
+    finally:
+        for rival in rivals:
+            rival.kill()
+            rival.wait()
+    assert tree.waited_for_cpu_s(rivals[0].pid) == 0.0
+
+
+def test_orphans_are_this_process_s_only_during_a_session() -> None:
+    def adopts() -> bool:
+        ended = subprocess.run(["sh", "-c", "sleep 60 >&- 2>&- & echo $!"], capture_output=True, text=True)
+        orphan = int(ended.stdout)
+        adopted = orphan in {process.pid for process in tree.descendants(os.getpid())}
+        os.kill(orphan, signal.SIGKILL)
+        return adopted
+
+    assert not adopts()
+    with Session(Node(), LIMITS):
+        assert adopts()
+    assert not adopts()
+
+
+def test_the_loss_of_the_keeper_is_survived(roles: ModuleType) -> None:
+    with Session(Node(), LIMITS) as session:
+        before = [p.pid for p in tree.descendants(os.getpid())]
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        assert run(session, roles, "completes").completed
+
+
+def test_a_hang_names_the_step_and_what_was_recorded(session: Session, roles: ModuleType) -> None:
+    finding = blame.conclude(run(session, roles, "hang_in_c"))
+    assert sentences.summary(finding) == "hang_in_c: pause #1 (wait for what never comes) hung (1.5 s)"
+    assert sentences.evidence(finding) == ("before that, hang_in_c: control: was fine",)
+
+
+def test_the_one_who_hangs_is_blamed_not_the_one_who_waits(session: Session, roles: ModuleType) -> None:
+    outcome = run(session, roles, "wait_for_partner", "hang_in_c")
+    assert outcome.blamed == "hang_in_c"
+    assert outcome.roles["wait_for_partner"].ending is Ending.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("role", "ending", "signal", "status"),
+    [
+        ("segfault", Ending.CRASHED, "SIGSEGV", Status.FAIL),
+        ("segfault_unarmed", Ending.CRASHED, "SIGSEGV", Status.ERROR),
+        ("abort", Ending.CRASHED, "SIGABRT", Status.FAIL),
+        ("exit_in_c", Ending.CRASHED, "", Status.FAIL),
+        ("raise_error", Ending.EXCEPTION, "", Status.ERROR),
+        ("raise_error_at_once", Ending.EXCEPTION, "", Status.ERROR),
+        ("hang_unarmed", Ending.HUNG, "SIGTERM", Status.ERROR),
+        ("hang_at_exit", Ending.HUNG, "SIGTERM", Status.FAIL),
+    ],
+)
+def test_endings(
+    session: Session, roles: ModuleType, role: str, ending: Ending, signal: str, status: Status
+) -> None:
+    outcome = run(session, roles, role)
+    assert outcome.blamed == role
+    assert (outcome.roles[role].ending, outcome.roles[role].signal) == (ending, signal)
+    assert blame.conclude(outcome).status is status
+
+
+@pytest.mark.parametrize(
+    "role",
+    [
+        "fill_the_disk_in_a_call",
+        "fill_the_disk_at_the_end",
+        "close_files_in_a_call",
+        "take_files_in_a_call",
+    ],
+)
+def test_what_cannot_be_written_down_is_neither_a_pass_nor_a_failure(
+    session: Session, roles: ModuleType, role: str
+) -> None:
+    outcome = run(session, roles, role)
+    assert outcome.roles[role].ending is Ending.UNRECORDED
+    finding = blame.conclude(outcome)
+    assert (finding.status, finding.key) == (Status.ERROR, "unrecorded")
+
+
+def test_a_crash_is_blamed_not_its_casualty(session: Session, roles: ModuleType) -> None:
+    outcome = run(session, roles, "wait_for_partner", "segfault")
+    assert outcome.blamed == "segfault"
+    assert outcome.roles["wait_for_partner"].ending is Ending.PEER_LOST
+
+
+def test_a_partner_that_just_ends_is_no_failure_of_the_node(session: Session, roles: ModuleType) -> None:
+    outcome = run(session, roles, "wait_for_partner", "completes")
+    assert outcome.blamed == "wait_for_partner"
+    assert blame.conclude(outcome).status is Status.ERROR
+
+
+def test_two_roles_that_wait_for_each_other_are_an_error(session: Session, roles: ModuleType) -> None:
+    probe = Probe("probe", {"a": roles.wait_for_partner, "b": roles.wait_for_partner}, deadline_s=1.0)
+    outcome = session.run("misbehaving", FILE, probe, until=time.monotonic() + 30)
+    assert blame.conclude(outcome).status is Status.ERROR
+
+
+def test_dying_as_planned_is_completing(session: Session, roles: ModuleType) -> None:
+    outcome = run(session, roles, "die_as_planned")
+    assert outcome.completed
+    assert outcome.records["die_as_planned"] == {"reached": True}
+
+
+def test_grandchildren_end_with_the_probe(session: Session, roles: ModuleType) -> None:
+    outcome = run(session, roles, "leave_grandchildren")
+    assert outcome.completed
+    for pid in outcome.records["leave_grandchildren"]["pids"]:
+        assert tree.processes().get(pid) is None or tree.processes()[pid].state == "Z"
+
+
+def test_ten_megabytes_on_standard_error_do_no_harm(session: Session, roles: ModuleType) -> None:
+    assert run(session, roles, "chatter").completed
+
+
+def test_of_a_flood_on_standard_error_both_ends_are_kept(
+    session: Session, roles: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(logs, "KEPT_BYTES", 1 << 16)
+    monkeypatch.setattr(logs, "EVERY_S", 0.05)
+    outcome = run(session, roles, "flood", deadline_s=20.0)
+    assert outcome.completed
+    assert outcome.records["flood"]["most"] < 32 << 20
+    text = (Path(outcome.logs) / "flood.log").read_text()
+    assert len(text) <= 1 << 20
+    middle = "gpuipc-doctor: the middle of this log is left out"
+    assert re.fullmatch(rf"first words\n(.*\n)+{middle}\n(.*\n)+last words\n", text)
+
+
+def test_logs_that_cannot_be_looked_at_for_a_while_end_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stale(directory: Path, names: str) -> Iterator[Path]:
+        raise OSError(116, "Stale file handle")
+
+    monkeypatch.setattr(Path, "glob", stale)
+    with logs.bounded(tmp_path):
+        pass
+
+
+def test_the_deadline_is_for_each_operation_not_for_the_probe(session: Session, roles: ModuleType) -> None:
+    assert run(session, roles, "work_slowly", deadline_s=1.0).completed
+
+
+def test_a_worker_that_does_not_start_is_an_error(
+    session: Session, roles: ModuleType, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text("import os\nos._exit(3)\n")
+    probe = Probe("probe", {"completes": roles.completes}, deadline_s=1.0)
+    outcome = session.run("misbehaving", broken, probe, until=time.monotonic() + 30)
+    assert outcome.roles["completes"].ending is Ending.NOT_STARTED
+    assert blame.conclude(outcome).status is Status.ERROR
+
+
+def test_a_slow_start_is_not_a_hung_gpu(roles: ModuleType, tmp_path: Path) -> None:
+    slow = tmp_path / "slow.py"
+    slow.write_text("import time\ntime.sleep(30)\n")
+    probe = Probe("probe", {"completes": roles.completes}, deadline_s=0.2)
+    with Session(Node(), Limits(start_up_s=1.0)) as session:
+        outcome = session.run("misbehaving", slow, probe, until=time.monotonic() + 30)
+    assert outcome.roles["completes"].ending is Ending.NOT_STARTED
+    assert blame.conclude(outcome).status is Status.ERROR
+
+
+def test_the_budget_ends_a_probe_as_a_skip(session: Session, roles: ModuleType) -> None:
+    outcome = run(session, roles, "hang_in_c", deadline_s=30, limit_s=0.3)
+    assert outcome.stopped == "budget"
+    assert blame.conclude(outcome).status is Status.SKIP
+
+
+def test_a_call_that_stalls_when_the_budget_ends_is_told(
+    session: Session, roles: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuipc_doctor.supervise.probe.STALLED_S", 0.1)
+    finding = blame.conclude(run(session, roles, "hang_in_c", deadline_s=30, limit_s=3.0))
+    assert finding.status is Status.ERROR
+    assert sentences.summary(finding).startswith(
+        "hang_in_c: pause #1 (wait for what never comes) had not returned"
+    )
+
+
+@pytest.mark.parametrize(
+    ("role", "signal_name"), [("killed_in_a_call", "SIGKILL"), ("told_to_end_in_a_call", "SIGTERM")]
+)
+def test_killed_from_outside_is_no_failure_of_the_node(
+    session: Session, roles: ModuleType, role: str, signal_name: str
+) -> None:
+    outcome = run(session, roles, role)
+    assert outcome.roles[role].signal == signal_name
+    assert blame.conclude(outcome).status is Status.ERROR
+
+
+@pytest.mark.parametrize(("program", "stays"), [("while True: pass", False), ("time.sleep(600)", True)])
+def test_waiting_for_a_processor_is_not_to_be_unkillable(
+    monkeypatch: pytest.MonkeyPatch, program: str, stays: bool
+) -> None:
+    """With signals without effect, as for a process that is killed and has not had a processor since."""
+    monkeypatch.setattr(tree, "signal_all", lambda targets, number: None)
+    child = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", f"import time; print(flush=True)\n{program}"],
+        stdout=subprocess.PIPE,
+    )
+
+    def find() -> list[tree.Process]:
+        return [process for process in tree.descendants(os.getpid()) if process.pid == child.pid]
+
+    with child:
+        assert child.stdout
+        assert child.stdout.readline()
+        stat = Path(f"/proc/{child.pid}/stat")
+        until("it sleeps, or runs for ever", lambda: stat.read_text().split()[2] == ("S" if stays else "R"))
+        assert bool(tree.end(find, grace_s=0.0, limit_s=0.1)) is stays
+        child.kill()
+
+
+def test_stopping_the_session_ends_a_probe(session: Session, roles: ModuleType) -> None:
+    threading.Timer(0.7, session.stop).start()
+    outcome = run(session, roles, "hang_in_c", deadline_s=30)
+    assert outcome.stopped == "interrupted"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it is left, as it must be
+def test_what_cannot_be_killed_is_named(
+    session: Session, roles: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for a process in uninterruptible sleep: signals have no effect on it."""
+    monkeypatch.setattr(tree, "signal_all", lambda targets, number: None)
+    outcome = run(session, roles, "hang_in_c")
+    monkeypatch.undo()
+    assert outcome.roles["hang_in_c"].ending is Ending.UNKILLABLE
+    finding = blame.conclude(outcome)
+    assert finding.status is Status.FAIL
+    assert f"pid {outcome.roles['hang_in_c'].pid}" in sentences.summary(finding)
+    assert session.unkillable
+
+
+def test_what_a_worker_started_and_cannot_be_killed_is_no_pass(
+    session: Session, roles: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(tree, "signal_all", lambda targets, number: None)
+        outcome = run(session, roles, "leave_grandchildren")
+    finding = blame.conclude(outcome)
+    assert outcome.roles["leave_grandchildren"].ending is Ending.UNKILLABLE
+    assert finding.status is Status.FAIL
+    for pid in outcome.records["leave_grandchildren"]["pids"]:
+        assert f"pid {pid}" in sentences.summary(finding)
+        os.kill(pid, 9)
+
+
+def test_a_killed_supervisor_leaves_nothing(tmp_path: Path) -> None:
+    """kill -9 of the process that supervises: its workers, their children and its directories go."""
+    import signal
+    import subprocess
+
+    script = tmp_path / "supervise.py"
+    script.write_text(
+        "import sys, tempfile, threading, time\n"
+        "from pathlib import Path\n"
+        "from gpuipc_doctor.api import loader\n"
+        "from gpuipc_doctor.model import Node, Probe\n"
+        "from gpuipc_doctor.supervise.probe import Execution, Limits\n"
+        "from gpuipc_doctor.supervise.session import Session\n"
+        "file = Path(sys.argv[1])\n"
+        "roles = {name: loader.role(file, name) for name in ('hang_ignoring_term', 'leave_grandchildren')}\n"
+        "with Session(Node(), Limits()) as session:\n"
+        "    print(session._id, session._directory, flush=True)\n"
+        "    session.run('x', file, Probe('p', roles, deadline_s=60), until=time.monotonic() + 60)\n"
+    )
+    supervisor = subprocess.Popen([sys.executable, str(script), str(FILE)], stdout=subprocess.PIPE, text=True)
+    assert supervisor.stdout is not None
+    run_id, directory = supervisor.stdout.readline().split()
+
+    def alive() -> list[int]:
+        return [pid for pid in tree.processes() if tree.carries(pid, f"{run_id}/1")]
+
+    wait_until(lambda: len(alive()) >= 4)
+    supervisor.send_signal(signal.SIGKILL)
+    supervisor.wait()
+    supervisor.stdout.close()
+    wait_until(lambda: not alive() and not Path(directory).exists())
+
+
+def test_logs_are_kept_in_a_relative_directory(
+    roles: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("logs").mkdir()
+    with Session(Node(), LIMITS, keep_logs=Path("logs")) as session:
+        assert run(session, roles, "say_hello", "answer_hello").completed
+    assert list(tmp_path.glob("logs/001*/say_hello.journal"))
+
+
+def test_a_probe_beside_the_others_lives_until_the_block_is_left(session: Session, roles: ModuleType) -> None:
+    def beside() -> list[int]:
+        return [pid for pid in tree.processes() if tree.carries(pid, f"{session._id}/1")]
+
+    with session.beside(
+        "misbehaving", FILE, Probe("beside", {"waits": roles.wait_for_the_end}, deadline_s=60.0)
+    ):
+        wait_until(beside)
+        before = beside()
+        assert run(session, roles, "completes").completed
+        session.stop()
+        assert run(session, roles, "hang_in_c").stopped == "interrupted"
+        assert beside() == before
+    wait_until(lambda: not beside())  # on a busy node a killed process takes its time
+
+
+def wait_until(condition: object, limit_s: float = 15.0) -> None:
+    assert callable(condition)
+    until = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.05)
+
+
+def test_of_ranks_in_one_call_the_one_that_sleeps_is_named_first() -> None:
+    programs = ("while True: pass", "import signal; signal.pause()")
+    ranks = [subprocess.Popen([sys.executable, "-c", program]) for program in programs]
+    spinning, sleeping = (SimpleNamespace(process=SimpleNamespace(pid=rank.pid)) for rank in ranks)
+    try:
+        until("one sleeps", lambda: likeliest_first([spinning, sleeping]) == [sleeping, spinning])
+        assert likeliest_first([sleeping, spinning]) == [sleeping, spinning]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+
+
+@pytest.mark.parametrize(("how", "code"), [("exit(3)", 3), ("kill(getpid(), SIGKILL)", -signal.SIGKILL)])
+def test_a_rank_that_nobody_has_reaped_yet_has_ended(tmp_path: Path, how: str, code: int) -> None:
+    program = f"from os import getpid, kill; from signal import SIGKILL; {how}"
+    files = RoleFiles(tmp_path, "rank 0")
+    with subprocess.Popen([sys.executable, "-c", program]) as zombie:
+        files.pid.write_text(f"{zombie.pid} {boot_id()}")
+        process = LaunchedProcess(None, files)
+        until("it has ended", process.poll)
+        assert process.returncode == code
+
+
+@pytest.mark.parametrize("name", [f"mpich_shm_{uuid.uuid4()}", f"{1 << 23}:0:0"], ids=["mpich", "libfabric"])
+def test_shared_memory_of_ranks_goes_with_a_supervisor_that_was_killed(name: str) -> None:
+    command = [sys.executable, "-I", "-S", keeper.__file__]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin
+        assert process.stdout
+        process.stdout.read(1)  # it keeps watch
+        left = leftovers.SHARED_MEMORY / name
+        try:
+            left.write_bytes(b"of a rank")
+            process.stdin.write(b"no-such-run\0")
+            process.stdin.close()  # nobody has said that he cleaned up
+            process.wait()
+            assert not left.exists()
+        finally:
+            left.unlink(missing_ok=True)

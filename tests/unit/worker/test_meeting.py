@@ -1,0 +1,53 @@
+"""Two roles that a launcher started find each other through the probe's directory, and nobody else."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from pathlib import Path
+
+from gpuipc_doctor.supervise.journal import Journal
+from gpuipc_doctor.worker import meeting
+from tests.waiting import until
+
+
+class Role(threading.Thread):
+    """The role of that place, in a thread that ends when it has met the other."""
+
+    def __init__(self, directory: Path, place: int) -> None:
+        super().__init__(daemon=True)
+        self._directory, self._place = directory, place
+        self.connection = socket.socket()
+        self.start()
+
+    def run(self) -> None:
+        journal = Journal(self._directory / f"{self._place}.journal")
+        self.connection.close()
+        self.connection = socket.socket(fileno=meeting.connect(self._directory, self._place, journal))
+
+
+def talk(*roles: Role) -> bytes:
+    """What the second has of what the first sends."""
+    for role in roles:
+        role.join(30)
+    with roles[0].connection as one, roles[1].connection as other:
+        one.sendall(b"port 5")
+        other.settimeout(30)
+        return other.recv(6, socket.MSG_WAITALL)
+
+
+def test_they_talk_whoever_comes_first(tmp_path: Path) -> None:
+    client = Role(tmp_path, 1)
+    assert talk(Role(tmp_path, 0), client) == b"port 5"
+
+
+def test_a_stranger_is_turned_away(tmp_path: Path) -> None:
+    server = Role(tmp_path, 0)
+    until("it listens", (tmp_path / meeting.ADDRESS).exists)
+    address = json.loads((tmp_path / meeting.ADDRESS).read_text())
+    with socket.create_connection(("127.0.0.1", address["port"])) as stranger:
+        stranger.sendall(b"x" * 16)
+        stranger.settimeout(30)
+        assert stranger.recv(1) == b""
+    assert talk(server, Role(tmp_path, 1)) == b"port 5"
