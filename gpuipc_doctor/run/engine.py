@@ -158,8 +158,8 @@ class Run:
             wrong.append(conclusions.left_out(many))
         except (Exception, SystemExit) as error:
             wrong.append(planned.mistake("planning further failed", error))
-        ending = (planned.place, reruns.kind_of(planned, ended))
-        if not more or ending not in self._endings:  # of what is followed up, each way of ending is told once
+        ending = (planned.origin, reruns.kind_of(planned, ended))
+        if not more or ending not in self._endings:  # of those that follow each other, each way is told once
             series, failed = conclusions.recorded(planned, ended)
             self.log.keep(planned, ended, [*conclusions.conclude(planned, ended), *failed, *wrong], series)
         self._endings.add(ending)

@@ -29,13 +29,22 @@ MAX_FOLLOW_UPS = 40
 
 @dataclass(frozen=True, slots=True)
 class PlannedProbe:
-    """A probe and whose it is. ``number`` is its own in the whole run; a rerun has another."""
+    """A probe and whose it is. ``number`` is its own in the whole run; a rerun has another.
+
+    ``follows``: the number of the one that was planned first, where this one follows up what that met.
+    """
 
     number: int
     check: Check
     file: Path
     probe: Probe
     repetition: int = 1
+    follows: int | None = None
+
+    @property
+    def origin(self) -> int:
+        """The number of the probe that was planned first, of all that follow each other."""
+        return self.follows or self.number
 
     @property
     def place(self) -> tuple[str, str]:
@@ -176,7 +185,7 @@ class Planner:
         for probe in planned.check.again(outcome):
             verify(probe, planned.file)
             bounded = replace(probe, deadline_s=planned.probe.deadline_s)
-            more.append(replace(planned, number=next(self._numbers), probe=bounded))
+            more.append(replace(planned, number=next(self._numbers), probe=bounded, follows=planned.origin))
         asked = self._follow_ups[planned.place]
         if asked + len(more) > MAX_FOLLOW_UPS:
             raise TooManyFollowUps(asked, len(more))

@@ -129,6 +129,27 @@ def test_what_follows_up_is_bounded_and_one_ending_is_told_once() -> None:
     assert sentences.summary(left_out.finding) == "40 probes have followed others: 1 more left out"
 
 
+def test_probes_that_end_alike_are_each_told_of() -> None:
+    """Two ways of one check on one subject, as messages on a node and between nodes are."""
+
+    class Mapping(Odd):
+        def again(self, failed: ProbeOutcome) -> Iterable[Probe]:
+            if not failed.probe.endswith("the rest"):
+                yield Probe(f"{failed.probe}, the rest", {"a": role})
+
+    class NamesIt(Session):
+        def run(self, check: object, file: object, probe: Probe, **__: object) -> ProbeOutcome:
+            return replace(outcome(Ending.HUNG), probe=probe.name)
+
+    ways = (
+        planned(Mapping(), number=101, probe=Probe("near", {"a": role})),
+        planned(Mapping(), number=102, probe=Probe("far", {"a": role})),
+        planned(Mapping(), number=103, probe=Probe("far", {"a": role}), repetition=2),
+    )
+    told = {(one.probe, one.repetition) for one in run(Mapping(), NamesIt(outcome()), *ways).log.results()}
+    assert told > {("near", 1), ("far", 1), ("far", 2)}
+
+
 def test_a_mistake_in_what_follows_up_is_an_error() -> None:
     class Failing(Odd):
         def again(self, failed: ProbeOutcome) -> Iterable[Probe]:
