@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import json
-import typing
-from importlib.resources import files
 
 from gpuipc_doctor.comparison.comparison import Comparison
-from gpuipc_doctor.model import Json
 from gpuipc_doctor.report.report_json import encode
 
 SCHEMA = "gpuipc-doctor/comparison/2"
 """Any change of what may stand in the document raises the number."""
-
-
-def schema() -> dict[str, Json]:
-    """The JSON Schema of the document."""
-    text = files(__package__).joinpath("comparison.schema.json").read_text(encoding="utf-8")
-    return typing.cast("dict[str, Json]", json.loads(text))
 
 
 def dumps(comparison: Comparison) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import typing
-from importlib.resources import files
 
 from gpuipc_doctor.fleet.changes import Changes, Move
 from gpuipc_doctor.fleet.fold import Fleet
@@ -13,12 +11,6 @@ from gpuipc_doctor.report.report_json import encode
 
 SCHEMA = "gpuipc-doctor/fleet-changes/1"
 """Any change of what may stand in the document raises the number."""
-
-
-def schema() -> dict[str, Json]:
-    """The JSON Schema of the document."""
-    text = files(__package__).joinpath("changes.schema.json").read_text(encoding="utf-8")
-    return typing.cast("dict[str, Json]", json.loads(text))
 
 
 def dumps(changes: Changes) -> str:

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import json
-import typing
-from importlib.resources import files
 
 from gpuipc_doctor.fleet.fold import Fleet
-from gpuipc_doctor.model import Json, Status
+from gpuipc_doctor.model import Status
 from gpuipc_doctor.report.report_json import encode
 
 SCHEMA = "gpuipc-doctor/fleet/1"
 """Any change of what may stand in the document raises the number."""
-
-
-def schema() -> dict[str, Json]:
-    """The JSON Schema of the document."""
-    text = files(__package__).joinpath("fleet.schema.json").read_text(encoding="utf-8")
-    return typing.cast("dict[str, Json]", json.loads(text))
 
 
 def dumps(fleet: Fleet) -> str:

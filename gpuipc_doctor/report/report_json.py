@@ -51,15 +51,10 @@ class BadDocument(ValueError):
     """A text is not a report of this version; ``str()`` is one line that says where and why."""
 
 
-def schema() -> dict[str, Json]:
-    """The JSON Schema of the document."""
-    text = files(__package__).joinpath("report.schema.json").read_text(encoding="utf-8")
-    return typing.cast("dict[str, Json]", json.loads(text))
-
-
 def _schema_of_earlier() -> dict[str, Json]:
-    """The schema without asking for what has a default."""
-    relaxed = schema()
+    """The schema of the document, without asking for what has a default."""
+    text = files(__package__).joinpath("report.schema.json").read_text(encoding="utf-8")
+    relaxed: dict[str, Json] = json.loads(text)
     definitions = [(relaxed, Report), *((relaxed["$defs"][name], kind) for name, kind in KINDS.items())]
     for definition, kind in definitions:
         has_default = {

@@ -31,9 +31,10 @@ from gpuipc_doctor.model import (
 )
 from gpuipc_doctor.report import report_json, sentences
 from gpuipc_doctor.report.text import columns, sanitise
-from tests import golden
+from tests import golden, schemas
 from tests.sample_reports import PROPERTY, REOPEN_ISSUE, gpus, healthy, hung, replaced, reports, seed_002
 
+SCHEMA = schemas.beside(comparison_json, "comparison")
 NODE = gpus(2)
 PASS, SKIP, WARN, ERROR, FAIL = Status
 
@@ -272,7 +273,7 @@ def test_no_report_is_worse_than_itself(any_report: Report) -> None:
 @given(reports, reports, st.sampled_from([60, 80, 120]))
 def test_any_two_reports_can_be_compared(before: Report, after: Report, width: int) -> None:
     found = compare(before, after)
-    Draft202012Validator(comparison_json.schema()).validate(json.loads(comparison_json.dumps(found)))
+    Draft202012Validator(SCHEMA).validate(json.loads(comparison_json.dumps(found)))
     for line in screen.render(found, width=width).splitlines():
         assert columns(line) <= width
         assert sanitise(line).split() == line.split()
@@ -281,7 +282,7 @@ def test_any_two_reports_can_be_compared(before: Report, after: Report, width: i
 
 
 def test_the_schema_is_a_schema() -> None:
-    Draft202012Validator.check_schema(comparison_json.schema())
+    Draft202012Validator.check_schema(SCHEMA)
 
 
 def test_text_of_a_report_is_no_markup() -> None:

@@ -19,11 +19,9 @@ from gpuipc_doctor.model import Exit, Fact, Relation
 from gpuipc_doctor.report.page import Page
 from gpuipc_doctor.report.text import columns
 from gpuipc_doctor.versions import Range
-from tests import golden
+from tests import golden, schemas
 
-SCHEMA = json.loads(
-    Path(diagnosis_json.__file__).with_name("diagnosis.schema.json").read_text(encoding="utf-8")
-)
+SCHEMA = schemas.beside(diagnosis_json, "diagnosis")
 
 EDITION = "0123456789ab"
 

@@ -15,11 +15,11 @@ from gpuipc_doctor.comparison.check_changes import Turn
 from gpuipc_doctor.fleet import changes, changes_content, changes_json, directory, summary
 from gpuipc_doctor.fleet.summary import Figure, NodeReport, State, Told
 from gpuipc_doctor.model import Exit, Status
-from tests import golden
+from tests import golden, schemas
 from tests.sample_fleets import a_fleet, fleets, named, upgraded
 from tests.sample_reports import PROPERTY
 
-SCHEMA = changes_json.schema()
+SCHEMA = schemas.beside(changes_json, "changes")
 
 
 def test_as_it_was_looked_at() -> None:

@@ -14,11 +14,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpuipc_doctor.fleet import fleet_json, fold, html, junit, markdown, prometheus, screen
 from gpuipc_doctor.fleet.summary import NodeReport, State
 from gpuipc_doctor.model import Status
-from tests import golden
+from tests import golden, schemas
 from tests.sample_fleets import a_fleet, fleets
 from tests.sample_reports import PROPERTY
 
-SCHEMA = fleet_json.schema()
+SCHEMA = schemas.beside(fleet_json, "fleet")
 
 
 def test_as_it_was_looked_at() -> None:

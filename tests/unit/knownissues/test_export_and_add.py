@@ -15,6 +15,7 @@ from gpuipc_doctor import knownissues
 from gpuipc_doctor.cli.issue_draft import CLASSES, expression
 from gpuipc_doctor.cli.known_issues import command
 from gpuipc_doctor.knownissues import SCHEMA, osv
+from tests import schemas
 
 OWN = "suppress:\n  - {id: nvidia-ipc-reopen, reason: known here, until: 2026-12-31}\n"
 
@@ -25,7 +26,7 @@ def run(*args: str, answers: tuple[str, ...] = ()) -> Ran:
 
 def test_other_programs_get_the_database_in_osvs_words() -> None:
     exported = json.loads(run("export").stdout)
-    schema = json.loads(Path(osv.__file__).with_name("osv.schema.json").read_text())
+    schema = schemas.beside(osv, "osv")
     jsonschema.Draft202012Validator(schema).validate(exported)
     assert exported["edition"] == knownissues.edition()
     issues = {issue["id"]: issue for issue in exported["issues"]}

@@ -11,9 +11,10 @@ from jsonschema import Draft202012Validator
 
 from gpuipc_doctor.model import Ending, Finding, Relation, Report, Result, RoleOutcome, Status, Tier
 from gpuipc_doctor.report import matrix, report_json
+from tests import schemas
 from tests.sample_reports import PROPERTY, gpus, healthy, replaced, reports, seed_002
 
-SCHEMA = report_json.schema()
+SCHEMA = schemas.beside(report_json, "report")
 
 
 def test_the_schema_is_a_schema() -> None:
