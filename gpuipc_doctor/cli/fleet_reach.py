@@ -16,7 +16,8 @@ import click
 from gpuipc_doctor.cli import options
 
 if TYPE_CHECKING:  # needs what the extra `fleet` brings
-    from gpuipc_doctor.fleet.ask import Shipped, Way
+    from gpuipc_doctor.fleet.ask import Shipped, Via, Way
+    from gpuipc_doctor.site.config import SiteConfig
 
 
 def options_of(command: options.Command) -> options.Command:
@@ -30,7 +31,7 @@ def options_of(command: options.Command) -> options.Command:
             "launch_options",
             multiple=True,
             metavar="OPTION",
-            help="For srun or ssh, as it stands.",
+            help="For srun or ssh, as it stands, after those of the site config.",
         ),
         click.option(
             "--patience",
@@ -99,13 +100,13 @@ class Reach:
     def way(self, *command: str, shipped: Shipped | None = None) -> Way:
         """How to have every node run `check` so: with the tool that is there, or with one that is sent.
 
-        Raises `click.UsageError` here for what each node would refuse.
+        Raises `click.UsageError` here for what each node would refuse, and `BadFile` for a site config.
         """
         from gpuipc_doctor.cli import check
         from gpuipc_doctor.fleet import ask
 
-        check.command.make_context("gpuipc-doctor check", list(command)).close()
-
+        with check.command.make_context("gpuipc-doctor check", list(command)) as read:
+            site = options.site_config(read.params["config_file"])
         via, in_allocation = ask.Via(_via(self.via)), "SLURM_JOB_ID" in os.environ
         return ask.Way(
             via=via,
@@ -114,20 +115,20 @@ class Reach:
             deadline_s=self.deadline,
             budget_s=self.budget or math.inf,
             patience_s=self.patience,
-            options=(
-                *(self._of_job if via is ask.Via.SLURM and not in_allocation else ()),
-                *self.launch_options,
-            ),
+            options=(*self._of_site(site, via, in_allocation=in_allocation), *self.launch_options),
             in_allocation=in_allocation,
             shipped=shipped,
         )
 
-    @property
-    def _of_job(self) -> Iterator[str]:
-        """What a job must say to get nodes that are not everybody's."""
-        for name in ("partition", "reservation"):
-            if value := getattr(self, name):
-                yield f"--{name}={value}"
+    def _of_site(self, site: SiteConfig, via: Via, *, in_allocation: bool) -> Iterator[str]:
+        """What ssh is to be told, or a job: what the site wants, and where its nodes are not everybody's."""
+        if via is via.SSH:
+            yield from site.fleet.get("ssh", ())
+        elif not in_allocation:
+            yield from site.fleet.get("srun", ())
+            for name in ("partition", "reservation"):
+                if value := getattr(self, name):
+                    yield f"--{name}={value}"
 
     def wanted(self) -> list[str]:
         """The nodes. Raises `click.UsageError`."""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
@@ -165,6 +165,8 @@ class SiteConfig:
     prolog: PrologConfig = field(default_factory=PrologConfig)
     memory: MemoryShare = field(default_factory=MemoryShare)
     """How much device memory a check may take."""
+    fleet: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Options for the nodes of a fleet: of ``srun``, where it makes a job, and of ``ssh``."""
 
     @property
     def mpi(self) -> MpiConfig:
@@ -219,6 +221,7 @@ def load(path: Path | None = None, match: Find = lambda: None) -> SiteConfig:
         node_types=tuple(_node_type(found, name) for name in data.get("node_types", {})),
         prolog=prolog._replace(gpus=prolog.gpus or node.gpus.count),
         memory=MemoryShare(**data.get("memory", {})),
+        fleet=data.get("fleet", {}),
     )
 
 
