@@ -70,7 +70,7 @@ class Run:
     log: ResultLog
     issues: Sequence[KnownIssue] = ()
     _endings: set[object] = field(default_factory=set)
-    """Ways in which probes of a check have ended on a subject."""
+    """Ways in which probes that follow each other have ended."""
 
     @property
     def request(self) -> Request:
