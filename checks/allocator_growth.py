@@ -14,7 +14,6 @@ what is still in use then is somebody else's, and so may be the growth.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from itertools import pairwise
 from random import Random
 
@@ -30,19 +29,20 @@ from gpuipc_doctor.api import (
     Json,
     Ledger,
     MemorySamples,
-    MemoryShare,
     Probe,
     ProbeOutcome,
     Series,
     Stream,
     Worker,
     account,
-    allocator_imports,
+    allocator_probe,
     blind,
     interval,
     lasting,
     memory_series,
     mib,
+    share,
+    share_of_free,
 )
 
 ROUNDS, BLOCKS = 120, 16
@@ -73,9 +73,7 @@ class AllocatorGrowth(Check):
     def probes(self, ctx: Context) -> Iterable[Probe]:
         for device, name in ctx.allocators:
             roles = {"program": work, "onlooker": look_on}
-            params = {"allocator": name, "share": asdict(ctx.memory)}
-            imports = allocator_imports(name, device.backend)
-            yield Probe(name, roles, (device,), params, deadline_s=60.0, exclusive=True, imports=imports)
+            yield allocator_probe(name, device, roles, **share(ctx.memory))
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         program, after = done.records["program"], account(done.records["onlooker"]).entries[0]
@@ -180,7 +178,7 @@ def work(w: Worker) -> None:
     give_back(allocator, stream)
 
     samples = MemorySamples(w, allocator)
-    room = MemoryShare(**w.params["share"]).of(w.gpu.memory_info()[0])
+    room = share_of_free(w)
     live = int(room * ALLOCATED) // (BLOCKS * UNIT) * BLOCKS * UNIT
     random = Random(0)
     blocks = [allocator.alloc(live // BLOCKS, stream) for _ in range(BLOCKS)]

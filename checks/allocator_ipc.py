@@ -27,7 +27,7 @@ from gpuipc_doctor.api import (
     ProbeOutcome,
     Worker,
     account,
-    allocator_imports,
+    allocator_probe,
     difference,
     exchange_as_exporter,
     exchange_as_importer,
@@ -51,10 +51,7 @@ class AllocatorIpc(Check):
     def probes(self, ctx: Context) -> Iterable[Probe]:
         for device, name in ctx.allocators:
             for variant in (name, EXPANDABLE) if name == "PyTorch" else (name,):
-                roles = {"exporter": export, "importer": read}
-                params = {"allocator": variant}
-                imports = allocator_imports(variant, device.backend)
-                yield Probe(variant, roles, (device,), params, 60.0, exclusive=True, imports=imports)
+                yield allocator_probe(variant, device, {"exporter": export, "importer": read})
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         exporter, importer = done.records["exporter"], done.records["importer"]

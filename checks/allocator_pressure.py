@@ -14,7 +14,6 @@ is in use before and after the first, so that memory of others is not mistaken f
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 
 from gpuipc_doctor.api import (
     NOISE_BYTES,
@@ -28,19 +27,20 @@ from gpuipc_doctor.api import (
     Finding,
     Ledger,
     MemorySamples,
-    MemoryShare,
     Probe,
     ProbeOutcome,
     Series,
     Stream,
     Worker,
     account,
-    allocator_imports,
+    allocator_probe,
     blind,
     difference,
     memory_series,
     mib,
     pattern,
+    share,
+    share_of_free,
 )
 
 CYCLES = 4
@@ -66,9 +66,7 @@ class AllocatorPressure(Check):
     def probes(self, ctx: Context) -> Iterable[Probe]:
         for device, name in ctx.allocators:
             roles = {"program": run_full, "bystander": stand_by}
-            params = {"allocator": name, "share": asdict(ctx.memory)}
-            imports = allocator_imports(name, device.backend)
-            yield Probe(name, roles, (device,), params, deadline_s=60.0, exclusive=True, imports=imports)
+            yield allocator_probe(name, device, roles, **share(ctx.memory))
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         program, bystander = done.records["program"], done.records["bystander"]
@@ -124,7 +122,7 @@ def given_back(releases_s: Sequence[float]) -> Evidence | str:
 def run_full(w: Worker) -> None:
     w.peer.recv()  # the bystander has its memory
     allocator = w.allocator(w.params["allocator"])
-    room = MemoryShare(**w.params["share"]).of(w.gpu.memory_info()[0])
+    room = share_of_free(w)
     is_bounded = allocator.bound(room)
     stream = allocator.stream()
     allocator.alloc(EDGE, stream).free()

@@ -29,7 +29,7 @@ from gpuipc_doctor.api import (
     ProbeOutcome,
     Stream,
     Worker,
-    allocator_imports,
+    allocator_probe,
     difference,
     pattern,
 )
@@ -54,8 +54,7 @@ class AllocatorStreamReuse(Check):
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
         for device, name in ctx.allocators:
-            roles, imports = {"program": overtake}, allocator_imports(name, device.backend)
-            yield Probe(name, roles, (device,), {"allocator": name}, deadline_s=60.0, imports=imports)
+            yield allocator_probe(name, device, {"program": overtake}, exclusive=False)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         unguarded, guarded = done.records["program"]["unguarded"], done.records["program"]["guarded"]

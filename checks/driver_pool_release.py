@@ -12,7 +12,6 @@ https://rocm.docs.amd.com/projects/HIP/en/latest/.doxygen/docBin/html/group___st
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
 
 from gpuipc_doctor.api import (
     SETTLE_S,
@@ -22,7 +21,6 @@ from gpuipc_doctor.api import (
     GpuStream,
     Json,
     Ledger,
-    MemoryShare,
     Pool,
     Probe,
     ProbeOutcome,
@@ -32,6 +30,8 @@ from gpuipc_doctor.api import (
     difference,
     holders,
     pattern,
+    share,
+    share_of_free,
 )
 
 NBYTES = 96 << 20
@@ -64,8 +64,7 @@ class DriverPoolRelease(Check):
                 says = "{device}: the site allows {room:mib}, too little to tell by"
                 yield Finding.skip("share-too-small", says, device=device.label, room=room)
             else:
-                share = {"share": asdict(ctx.memory)}
-                yield Probe("", {"allocator": give_back}, (device,), share, exclusive=True)
+                yield Probe("", {"allocator": give_back}, (device,), share(ctx.memory), exclusive=True)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         seen = done.records["allocator"]
@@ -137,7 +136,7 @@ def judge_threshold(seen: Json) -> Iterable[Finding]:
 
 
 def give_back(w: Worker) -> None:
-    room = MemoryShare(**w.params["share"]).of(w.gpu.memory_info()[0])
+    room = share_of_free(w)
     nbytes = min(NBYTES, room // 2)
     w.record(room=room, nbytes=nbytes, holders=w.gpu.memory_holders())
     if room < 2 * LEAST:

@@ -13,7 +13,6 @@ https://rocm.docs.amd.com/projects/HIP/en/latest/.doxygen/docBin/html/group___st
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 
 from gpuipc_doctor.api import (
     REUSES,
@@ -23,13 +22,14 @@ from gpuipc_doctor.api import (
     GpuStream,
     Json,
     Memory,
-    MemoryShare,
     Pool,
     Probe,
     ProbeOutcome,
     Worker,
     difference,
     pattern,
+    share,
+    share_of_free,
 )
 
 SHARED = 4 << 20
@@ -62,7 +62,7 @@ class DriverPoolReuse(Check):
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
         for device in ctx.devices:
-            yield Probe("", {"allocator": reuse}, (device,), {"share": asdict(ctx.memory)}, exclusive=True)
+            yield Probe("", {"allocator": reuse}, (device,), share(ctx.memory), exclusive=True)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         tries = done.records["allocator"]["tries"]
@@ -111,7 +111,7 @@ def may_be_given(case: str, busy: bool, **_: Json) -> bool:
 
 
 def reuse(w: Worker) -> None:
-    room = MemoryShare(**w.params["share"]).of(w.gpu.memory_info()[0])
+    room = share_of_free(w)
     nbytes, ballast = min(SHARED, room // 32), min(BALLAST, room // 4)
     streams = w.gpu.create_stream(), w.gpu.create_stream()
     sources = w.gpu.alloc(nbytes), w.gpu.alloc(nbytes)

@@ -5,7 +5,8 @@ workers, ``judge`` is pure and sees completed probes only; what did not complete
 """
 
 from gpuipc_doctor.api.allocator import Allocator, Block, Stream
-from gpuipc_doctor.api.allocator import imports as allocator_imports
+from gpuipc_doctor.api.allocator import probe as allocator_probe
+from gpuipc_doctor.api.allowance import share, share_of_free
 from gpuipc_doctor.api.check import Check, Context, Control
 from gpuipc_doctor.api.exchange import exchange_as_exporter, exchange_as_importer, judge_exchange
 from gpuipc_doctor.api.gpu import (
@@ -116,7 +117,7 @@ __all__ = [
     "VmmMapping",
     "Worker",
     "account",
-    "allocator_imports",
+    "allocator_probe",
     "blind",
     "difference",
     "exchange_as_exporter",
@@ -130,6 +131,8 @@ __all__ = [
     "mib",
     "out_of_line",
     "pattern",
+    "share",
+    "share_of_free",
     "slope",
     "time_there_and_back",
 ]

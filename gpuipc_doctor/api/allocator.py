@@ -1,17 +1,17 @@
 """What stands between applications and the driver: the protocol of array libraries' memory allocators.
 
-Only types stand here; ``allocators`` implements them and workers hand them to checks. Whatever reaches the
-library is *armed* under the library's own name for it. An allocator that finds no memory raises
+``allocators`` implements it, workers hand it to checks, and a check plans a `probe` of it. Whatever reaches
+the library is *armed* under the library's own name for it. An allocator that finds no memory raises
 `DriverError` with ``is_out_of_memory``. Sizes are bytes, times seconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from gpuipc_doctor.api.gpu import Buffer
-from gpuipc_doctor.model import Fact
+from gpuipc_doctor.model import Device, Fact, Json, Probe, Role
 
 _OF = {
     ("cupy", "cuda"): ("MemoryPool", "MemoryAsyncPool"),
@@ -25,6 +25,10 @@ CuPy's second pool is refused on HIP (``is_async_alloc_supported`` in cupy/cuda/
 """
 
 
+DEADLINE_S = 60.0
+"""For one operation of a library's, in seconds: the first ones load its kernels."""
+
+
 def installed(inventory: Iterable[Fact], backend: str) -> tuple[tuple[str, ...], ...]:
     """The allocators that can be tested on a backend's devices, of each array library that was found."""
     return tuple(
@@ -34,8 +38,17 @@ def installed(inventory: Iterable[Fact], backend: str) -> tuple[tuple[str, ...],
     )
 
 
-def imports(allocator: str, backend: str) -> tuple[str, ...]:
-    """What a probe of this allocator may have imported before its workers start (`Probe.imports`).
+def probe(
+    name: str, device: Device, roles: Mapping[str, Role], *, exclusive: bool = True, **params: Json
+) -> Probe:
+    """A probe of this allocator, which its roles find in the parameter ``allocator``."""
+    params = {"allocator": name, **params}
+    imports = _imports(name, device.backend)
+    return Probe(name, roles, (device,), params, DEADLINE_S, exclusive=exclusive, imports=imports)
+
+
+def _imports(allocator: str, backend: str) -> tuple[str, ...]:
+    """What may be imported before the workers start (`Probe.imports`).
 
     Nothing on HIP, where nobody has tried whether the libraries leave the driver alone until they are used.
     """

@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from gpuipc_doctor.api import Context
-from gpuipc_doctor.api.allocator import _OF, imports, installed
+from gpuipc_doctor.api.allocator import _OF, installed, probe
 from gpuipc_doctor.model import Fact, Tier
 from tests.checks.judging import gpu
 
@@ -37,9 +37,9 @@ def test_allocators_are_those_of_libraries_built_for_the_device(
 
 def test_what_is_imported_early_is_there_to_be_imported() -> None:
     for allocator in (*itertools.chain(*_OF.values()), "PyTorch expandable"):
-        (module,) = imports(allocator, "cuda")
+        (module,) = probe(allocator, gpu(0), {}).imports
         assert module in ("cupy", "torch") or importlib.util.find_spec(module)
-        assert imports(allocator, "hip") == ()
+        assert probe(allocator, gpu(0, "hip"), {}).imports == ()
 
 
 def test_devices_share_the_allocators_of_their_backend_and_in_soak_each_has_all() -> None:
