@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from gpuipc_doctor.model import Ending
@@ -156,22 +156,22 @@ class RunningRole:
     kernel: tuple[str, ...] = ()
     native_stack: tuple[str, ...] = ()
     _line_at: float = 0.0
-    _waited_by_then_s: float = 0.0
+    _turns_by_then: tree.Turns = field(default_factory=tree.Turns)
 
     def silent_for(self, now: float) -> float:
         """Seconds since its last line in the journal, less those in which it had no processor to run on.
 
         What the node's other work takes from it is nobody's hang: on two busy cores a healthy worker took
-        more than 1.5 s to exit. To be called often: the waiting is known from the first call after a line.
+        more than 1.5 s to exit. To be called often: the want is known from the first call after a line.
         """
-        waited_s = tree.waited_for_cpu_s(self.process.pid)
+        turns = tree.turns_of(self.process.pid)
         if self._line_at != self.progress.last_at:
-            self._line_at, self._waited_by_then_s = self.progress.last_at, waited_s
-        silent_s = now - self.progress.last_at - max(waited_s - self._waited_by_then_s, 0.0)
+            self._line_at, self._turns_by_then = self.progress.last_at, turns
+        silent_s = now - self.progress.last_at - turns.starved_since(self._turns_by_then)
         if silent_s < _LONG_S or not self.process.pid:
             return silent_s
         program = tree.at_work(self.process.pid)  # one that it has started since then, if it is another
-        return silent_s - (tree.waited_for_cpu_s(program) if program != self.process.pid else 0.0)
+        return silent_s - (tree.turns_of(program).wanted_s if program != self.process.pid else 0.0)
 
     def poll(self, now: float) -> None:
         """See whether the process has ended, and how."""

@@ -102,7 +102,7 @@ def test_a_debugger_that_hangs_costs_neither_the_verdict_nor_the_budget(
 
 def test_waiting_for_a_processor_is_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waited = {7: 3.0}
-    monkeypatch.setattr(tree, "waited_for_cpu_s", lambda pid: waited[pid])
+    monkeypatch.setattr(tree, "turns_of", lambda pid: tree.Turns(wanted_s=waited[pid]))
     role = RunningRole(SimpleNamespace(pid=7), RoleFiles(tmp_path, "one"), Progress(tmp_path / "j"), 0.0)  # type: ignore[arg-type]
     role.progress.last_at = 100.0
     assert role.silent_for(100.5) == 0.5  # what it had waited before that line is not counted
@@ -116,7 +116,7 @@ def test_a_rank_is_not_hung_while_the_other_waits_for_a_processor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited = {7: 0.0, 8: 0.0}
-    monkeypatch.setattr(tree, "waited_for_cpu_s", lambda pid: waited[pid])
+    monkeypatch.setattr(tree, "turns_of", lambda pid: tree.Turns(wanted_s=waited[pid]))
     probe = Probe("probe", {"rank 0": id, "rank 1": id}, deadline_s=2.0, launch=Launch(("mpiexec",)))
     execution = Execution(
         probe, tmp_path, tmp_path, node=Node(), marker="", limits=Limits(), stems=Stems(tmp_path, "")
@@ -133,20 +133,34 @@ def test_a_rank_is_not_hung_while_the_other_waits_for_a_processor(
     assert overdue[1] is Ending.HUNG
 
 
-def test_a_process_without_a_processor_is_seen_to_wait() -> None:
-    spin = "while True: pass"
-    command = ["taskset", "-c", str(min(os.sched_getaffinity(0))), sys.executable, "-I", "-S", "-c", spin]
-    rivals = [subprocess.Popen(command) for _ in range(4)]
+def test_a_process_without_a_processor_is_seen_to_wait_unless_it_gives_its_turns_away() -> None:
+    """As a rank does that polls for a message which never comes: its deadline is not to wait for ever."""
+    spins, yields = (
+        f"import os\nos.write(1, b'.')\nwhile True: {does}" for does in ("pass", "os.sched_yield()")
+    )
+    alone = ["taskset", "-c", str(min(os.sched_getaffinity(0))), sys.executable, "-I", "-S", "-c"]
+    rivals = [
+        subprocess.Popen([*alone, does], stdout=subprocess.PIPE) for does in (spins, spins, spins, yields)
+    ]
     try:
-        until = time.monotonic() + 20.0
-        while time.monotonic() < until and any(tree.waited_for_cpu_s(p.pid) < 0.2 for p in rivals):
-            time.sleep(0.05)
-        assert all(tree.waited_for_cpu_s(p.pid) >= 0.2 for p in rivals)
+        for rival in rivals:
+            assert rival.stdout
+            rival.stdout.read(1)
+        before = {rival: tree.turns_of(rival.pid) for rival in rivals}
+
+        def starved(rival: subprocess.Popen[bytes]) -> float:
+            return tree.turns_of(rival.pid).starved_since(before[rival])
+
+        *spinning, yielding = rivals
+        until("they want a processor", lambda: min(map(starved, spinning)) > 0.5)
+        until("it had its turns", lambda: tree.turns_of(yielding.pid).number > before[yielding].number + 20)
+        assert tree.turns_of(yielding.pid).wanted_s > before[yielding].wanted_s + 0.5
+        assert starved(yielding) == 0.0
     finally:
         for rival in rivals:
             rival.kill()
-            rival.wait()
-    assert tree.waited_for_cpu_s(rivals[0].pid) == 0.0
+            rival.communicate()
+    assert tree.turns_of(rivals[0].pid) == tree.Turns()
 
 
 def test_orphans_are_this_process_s_only_during_a_session() -> None:
