@@ -7,9 +7,9 @@ that say the same are the same when they are bare, whatever they count and where
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import Any
+from itertools import groupby
 
 SHORTEST = 2
 """Bytes. Shorter text is in so many lines that looking for it costs more than it saves."""
@@ -17,7 +17,7 @@ LONGEST = 32
 """Bytes. More tells nothing more."""
 
 _FIGURES = b"0123456789abcdef"
-_BARE = _FIGURES + b" \t\r\v\f"
+_WHITE = b" \t\r\v\f"
 _MOST = 32
 """Texts into which one expression is spelt out."""
 _GAP = "\n"
@@ -31,7 +31,12 @@ _TOKEN = re.compile(
 
 def bare(text: bytes) -> bytes:
     """``text`` without figures and white space; the line ends stay."""
-    return text.translate(None, _BARE)
+    return text.translate(None, _FIGURES + _WHITE)
+
+
+def dense(text: bytes) -> bytes:
+    """``text`` without white space; the figures and the line ends stay."""
+    return text.translate(None, _WHITE)
 
 
 @cache
@@ -45,6 +50,14 @@ def fixed_text(pattern: str) -> frozenset[bytes]:
     if min(map(len, texts)) < SHORTEST:
         return frozenset()
     return frozenset(one for one in texts if not any(other != one and other in one for other in texts))
+
+
+@cache
+def dense_text(pattern: str) -> frozenset[bytes]:
+    """Dense texts of which at least one is in whatever ``pattern`` matches; with figures if it has any."""
+    spelt, _ = _alternatives(_TOKEN.finditer(pattern))
+    runs = ([dense(run.encode()) for run in one.split(_GAP)] for one in spelt)
+    return frozenset(max(some, key=lambda run: (bool(re.search(rb"\d", run)), len(run))) for some in runs)
 
 
 def _alternatives(tokens: Iterator[re.Match[str]]) -> tuple[set[str], str]:
@@ -101,22 +114,10 @@ def _worth(text: bytes) -> tuple[bool, int]:
     return text not in _EVERYDAY and len(text) >= SHORTEST, len(text)
 
 
-def trie(texts: Sequence[bytes]) -> bytes:
+def trie(texts: Iterable[bytes]) -> bytes:
     """A regular expression that matches the longest of ``texts`` and, unlike a list of them, tries few."""
-    tree: dict[int, Any] = {}
-    for text in texts:
-        node = tree
-        for byte in text:
-            node = node.setdefault(byte, {})
-        node[-1] = True
-    return _branches(tree)
-
-
-def _branches(node: dict[int, Any]) -> bytes:
-    ends_here = -1 in node
-    branches = [re.escape(bytes([byte])) + _branches(rest) for byte, rest in node.items() if byte >= 0]
-    if not branches:
-        return b""
-    if len(branches) == 1 and not ends_here:
-        return branches[0]
-    return b"(?:" + b"|".join(branches) + b")" + (b"?" if ends_here else b"")
+    alike = groupby(sorted(set(texts)), key=lambda text: text[:1])
+    branches = {first: trie(text[1:] for text in some) if first else b"" for first, some in alike}
+    ends_here = branches.pop(b"", None) is not None
+    spelt = b"|".join(re.escape(first) + rest for first, rest in branches.items())
+    return b"(?:%b)%b" % (spelt, b"?" * ends_here) if branches else b""

@@ -15,13 +15,13 @@ from itertools import accumulate
 
 from gpuipc_doctor.diagnose.finder import finder
 from gpuipc_doctor.diagnose.literals import LONGEST as LONGEST_TEXT
-from gpuipc_doctor.diagnose.literals import bare, fixed_text
+from gpuipc_doctor.diagnose.literals import bare, dense, dense_text, fixed_text
 
 REACH = 6
 """Lines before and after that a line is read with."""
 LONGEST = 4096
 """Bytes. A longer line is taken for several that belong together."""
-BLOCK = 1 << 17
+BLOCK = 1 << 18
 """Bytes read at a time: little enough to stay in the cache, and enough lines of a kind. A line that does not
 end within as many is read in parts."""
 
@@ -113,6 +113,17 @@ class Patterns:
         return found
 
 
+@dataclass(eq=False, slots=True)
+class _Form:
+    """Lines that say the same, and may hold the same patterns."""
+
+    kind: int
+    """The bare line's hash."""
+    numbers: tuple[int, ...]
+    is_news: bool = True
+    """None of them was looked at yet."""
+
+
 class _Memory:
     """Which patterns the lines of a log may hold.
 
@@ -123,22 +134,12 @@ class _Memory:
     def __init__(self, patterns: Patterns) -> None:
         self._patterns = patterns
         self._known: set[int] = set()
-        self._telling: dict[int, tuple[int, ...]] = {}
+        self._telling: dict[int, _Form] = {}
+        self._forms: dict[tuple[int, tuple[int, ...]], _Form] = {}
         self._resting: set[int] = set()
-        self._looked_at: set[int] = set()
 
-    def is_news(self, kind: bytes, numbers: Sequence[int]) -> bool:
-        """Whether lines of this kind are looked at for these patterns for the first time."""
-        key = hash((kind, numbers))
-        news = key not in self._looked_at
-        self._looked_at.add(key)
-        return news
-
-    def groups(self, before: bytes, lines: Sequence[bytes]) -> list[tuple[list[int], tuple[int, ...]]]:
-        """The lines that may hold patterns: places of those that say the same, and the patterns' numbers.
-
-        ``before`` is the bare line before the first.
-        """
+    def groups(self, before: bytes, lines: Sequence[bytes]) -> dict[_Form, list[int]]:
+        """The places of the lines that may hold patterns. ``before`` is the bare line before the first."""
         befores = [before, *lines]
         pairs = list(map(hash, zip(befores, lines, strict=False)))
         if fresh := set(pairs).difference(self._known):
@@ -149,25 +150,20 @@ class _Memory:
             places = list({pair: at for at, pair in enumerate(pairs) if pair in fresh}.values())
             possible = self._patterns.possible([befores[at] for at in places], [lines[at] for at in places])
             for index, numbers in possible.items():
-                self._tell(pairs[places[index]], numbers)
-        if self._telling.keys().isdisjoint(pairs):
-            return []
-        telling = self._telling
-        of_pair: defaultdict[int, list[int]] = defaultdict(list)
-        for at, pair in enumerate(pairs):
-            if pair in telling:
-                of_pair[pair].append(at)
-        groups: dict[tuple[bytes, tuple[int, ...]], list[int]] = {}
-        for pair, places in of_pair.items():
-            groups.setdefault((lines[places[0]], telling[pair]), []).extend(places)
-        return [(sorted(places), which) for (_, which), places in groups.items()]
+                self._tell(pairs[places[index]], hash(lines[places[index]]), numbers)
+        groups: defaultdict[_Form, list[int]] = defaultdict(list)
+        if not self._telling.keys().isdisjoint(pairs):
+            for at, form in enumerate(map(self._telling.get, pairs)):
+                if form:
+                    groups[form].append(at)
+        return groups
 
     def rest(self, number: int) -> None:
         """Look for this pattern no more."""
         self._resting.add(number)
         telling, self._telling = self._telling, {}
-        for pair, numbers in telling.items():
-            self._tell(pair, numbers)
+        for pair, form in telling.items():
+            self._tell(pair, form.kind, form.numbers)
 
     def wake(self, numbers: Collection[int]) -> None:
         """Look for these again."""
@@ -178,11 +174,11 @@ class _Memory:
     def forget(self) -> None:
         self._known.clear()
         self._telling.clear()
-        self._looked_at.clear()
+        self._forms.clear()
 
-    def _tell(self, pair: int, numbers: Iterable[int]) -> None:
-        if awake := sorted(number for number in numbers if number not in self._resting):
-            self._telling[pair] = tuple(awake)
+    def _tell(self, pair: int, kind: int, numbers: Iterable[int]) -> None:
+        if awake := tuple(sorted(number for number in numbers if number not in self._resting)):
+            self._telling[pair] = self._forms.setdefault((kind, awake), _Form(kind, awake))
 
 
 class Scanner:
@@ -243,52 +239,60 @@ class Scanner:
         surroundings = _rows(before)[1]
         if surroundings and not before.endswith(b"\n"):
             lines[0] = surroundings.pop() + lines[0]
-        block = _Block([*surroundings, *lines, *_rows(after)[1]], len(surroundings), numbers, bare_lines)
-        for places, wanted in groups:
-            for alike in self._alike(block, places, wanted):
-                yield from self._look(block, alike, wanted)
+        around = [*surroundings, *lines, *_rows(after)[1]]
+        block = _Block(lines, numbers, bare_lines, around, len(surroundings))
+        for form, places in groups.items():
+            for alike in self._alike(block, places, form.numbers):
+                yield from self._look(block, alike, form)
 
     def _alike(self, block: _Block, places: Sequence[int], wanted: Iterable[int]) -> Iterable[Sequence[int]]:
-        """Lines that are the same but for figures, by which of the patterns that read these they hold."""
-        figures = [n for n in wanted if n in self._patterns.read_figures]
+        """Lines that are the same but for figures, by which of the patterns that read these they hold.
+
+        Most lines hold none of them, and a look for the figures in all lines at once tells that.
+        """
+        figures = [self._patterns.patterns[n].regex for n in wanted if n in self._patterns.read_figures]
         if not figures or len(places) <= _SAMPLE:
             return [places]
-        texts = block.texts(places)
-        searches = [self._patterns.patterns[number].regex.search for number in figures]
-        held = [[search(text) is not None for text in texts] for search in searches]
-        alike: dict[tuple[bool, ...], list[int]] = {}
+        text = b"\n".join(block.rows(places))
+        there = dense(text)
+        figures = [one for one in figures if any(some in there for some in dense_text(one.pattern))]
+        lines = text.decode("utf-8", "replace").split("\n") if figures else []
+        held = [[regex.search(line) is not None for line in lines] for regex in figures]
+        if all(map(all, held)):
+            return [places]
+        alike: defaultdict[tuple[bool, ...], list[int]] = defaultdict(list)
         for place, which in zip(places, zip(*held, strict=True), strict=True):
-            alike.setdefault(which, []).append(place)
+            alike[which].append(place)
         return alike.values()
 
-    def _look(self, block: _Block, places: Sequence[int], wanted: Sequence[int]) -> Iterator[Hit]:
+    def _look(self, block: _Block, places: Sequence[int], form: _Form) -> Iterator[Hit]:
         """Look at lines that say the same; what the first ones have shown, the others are taken to show."""
         if len(places) == 1:
-            hit = self._hit(block, places[0], wanted)
+            hit = self._hit(block, places[0], form.numbers)
             if hit.matches:
                 yield hit
             return
-        several = self._memory.is_news(block.kinds[places[0]], wanted)
-        sample = [self._hit(block, place, wanted) for place in places[: _SAMPLE if several else 1]]
+        sample = [self._hit(block, place, form.numbers) for place in places[: _SAMPLE if form.is_news else 1]]
+        form.is_news = False
         shown = {tuple(number for number, _ in hit.matches) for hit in sample}
         if len(shown) > 1 or any(match.string is not hit.text for hit in sample for _, match in hit.matches):
-            sample += [self._hit(block, place, wanted) for place in places[len(sample) :]]
+            sample += [self._hit(block, place, form.numbers) for place in places[len(sample) :]]
         else:
             again = places[1:]
-            numbers = [block.numbers[place] for place in again]
+            numbers = list(map(block.numbers.__getitem__, again))
             first = sample[0]
             sample = [Hit(first.number, first.text, first.kind, first.matches, block.rows(again), numbers)]
         yield from (hit for hit in sample if hit.matches)
 
     def _hit(self, block: _Block, place: int, wanted: Iterable[int]) -> Hit:
-        (text,) = block.texts([place])
+        text = block.lines[place].decode("utf-8", "replace")
         readings: list[tuple[str, int, int]] | None = None
         matches = []
         for number in wanted:
             pattern = self._patterns.patterns[number]
             match = pattern.regex.search(text)
             if match is None and pattern.wrapped:
-                readings = _readings(block.lines, block.offset + place) if readings is None else readings
+                readings = _readings(block.around, block.before + place) if readings is None else readings
                 match = _across(pattern.regex, readings)
             if match and not (pattern.unless and pattern.unless.search(spanned(match)[0])):
                 matches.append((number, match))
@@ -300,16 +304,15 @@ class _Block:
     """Lines that are looked at, and some of those around them."""
 
     lines: Sequence[bytes]
-    offset: int
-    """Of the first line that is looked at; its place is 0."""
     numbers: Sequence[int]
     kinds: Sequence[bytes]
+    around: Sequence[bytes]
+    """``lines`` with those before and after."""
+    before: int
+    """How many are before."""
 
     def rows(self, places: Iterable[int]) -> list[bytes]:
-        return [self.lines[self.offset + place] for place in places]
-
-    def texts(self, places: Iterable[int]) -> list[str]:
-        return b"\n".join(self.rows(places)).decode("utf-8", "replace").split("\n")
+        return list(map(self.lines.__getitem__, places))
 
 
 def _lines_back(text: bytes, end: int, count: int) -> int:

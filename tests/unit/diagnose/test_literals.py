@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpuipc_doctor import knownissues
 from gpuipc_doctor.diagnose.finder import HyperscanFinder, ReFinder, finder
-from gpuipc_doctor.diagnose.literals import bare, fixed_text
+from gpuipc_doctor.diagnose.literals import bare, dense, dense_text, fixed_text
 
 SIGNATURES = [text for issue in knownissues.load() for one in issue.signatures for text in one.patterns]
 
@@ -51,6 +51,31 @@ def test_what_a_signature_matches_has_its_fixed_text(data: st.DataObject) -> Non
     pattern = data.draw(st.sampled_from(SIGNATURES))
     matched = data.draw(st.from_regex(re.compile(pattern, re.ASCII)))
     assert any(text in bare(matched.encode()).replace(b"\n", b"") for text in fixed_text(pattern)), pattern
+
+
+@pytest.mark.parametrize(
+    ("pattern", "texts"),
+    [
+        (r"cxil_map\(\) failed:\s+-22", ["cxil_map()failed:-22"]),
+        (
+            r"Cuda\s+failure\s+802\b|CUDA_ERROR_SYSTEM_NOT_READY",
+            ["Cudafailure802", "CUDA_ERROR_SYSTEM_NOT_READY"],
+        ),
+        (r"[Tt]runcat[a-z]*\b.{0,80}-265\b", ["-265"]),
+        (r"lni: \d+ .{0,200}failure", ["failure"]),
+        (r"\d+|\S", [""]),
+    ],
+)
+def test_figures_are_looked_for_where_there_are_some(pattern: str, texts: list[str]) -> None:
+    assert dense_text(pattern) == {text.encode() for text in texts}
+
+
+@given(st.data())
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+def test_what_a_signature_matches_has_its_dense_text(data: st.DataObject) -> None:
+    pattern = data.draw(st.sampled_from(SIGNATURES))
+    matched = data.draw(st.from_regex(re.compile(pattern, re.ASCII)))
+    assert any(text in dense(matched.encode()).replace(b"\n", b"") for text in dense_text(pattern)), pattern
 
 
 TEXTS = st.lists(

@@ -69,6 +69,15 @@ def test_an_indented_line_goes_on() -> None:
     assert [pattern for _, pattern in find("warn: Failed to map\n    recv buffer: -22\n")] == [1]
 
 
+def test_figures_tell_lines_apart_that_are_the_same_without_them() -> None:
+    """However many there are in one block: lines are looked at together that say the same."""
+    status = [-22 if n % 7 == 0 else -14 for n in range(500)]
+    log = "\n".join(f"{n} cxil_map() failed:\t{one}" for n, one in enumerate(status))
+    assert find(log) == [(n + 1, 0) for n, one in enumerate(status) if one == -22]
+    assert find(log.replace("-22", "-14")) == []
+    assert len(find(log.replace("-14", "-22"))) == len(status)
+
+
 def test_lines_that_only_stand_one_after_the_other_are_not_one() -> None:
     patterns = Patterns([Pattern(re.compile(r"cuIpcOpenMemHandle.*INVALID_HANDLE"), wrapped=True)])
     log = (

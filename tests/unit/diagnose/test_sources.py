@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpuipc_doctor.diagnose.decompress import Unreadable
+from gpuipc_doctor.diagnose.scanner import BLOCK
 from gpuipc_doctor.diagnose.sources import Log
 
 TEXT = "".join(f"line {n} of a log, {n * 7919 % 10007}\n" for n in range(20_000)).encode()
@@ -87,7 +88,7 @@ def test_a_bomb_is_read_a_block_at_a_time(tmp_path: Path) -> None:
     blocks = [len(block or b"") for block in log.blocks()]
     log.close()
     assert sum(blocks) == 30_010_000
-    assert max(blocks) <= 1 << 17
+    assert max(blocks) <= BLOCK
 
 
 @pytest.mark.parametrize(
