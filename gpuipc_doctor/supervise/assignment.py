@@ -7,8 +7,9 @@ the `Assignment` is there before the worker starts, the `RoleResult` appears who
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from gpuipc_doctor.model import Device, DriverFault, Ending, Json
@@ -103,6 +104,8 @@ class RoleResult:
     """The exception's class and text, then its traceback, for endings other than a driver error."""
     occurrence: int = 0
     """Which call of its name the fault was of; 0 if that is not known."""
+    at: float = field(default_factory=time.monotonic)
+    """`time.monotonic` seconds of the node that it ran on."""
 
     def write(self, path: Path) -> None:
         fault = asdict(self.fault) if self.fault else None
@@ -112,6 +115,7 @@ class RoleResult:
             "fault": fault,
             "exception": self.exception,
             "occurrence": self.occurrence,
+            "at": self.at,
         }
         draft.write_text(json.dumps(data))
         draft.replace(path)
@@ -124,7 +128,7 @@ class RoleResult:
         except FileNotFoundError:
             return None
         fault = DriverFault(**data["fault"]) if data["fault"] else None
-        return cls(Ending[data["ending"]], fault, data["exception"], data["occurrence"])
+        return cls(Ending[data["ending"]], fault, data["exception"], data["occurrence"], data["at"])
 
 
 def device_to_json(device: Device) -> Json:

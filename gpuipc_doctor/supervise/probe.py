@@ -174,7 +174,7 @@ class Execution:
             time.sleep(TICK_S)
             for role in self._roles.values():
                 role.poll(time.monotonic())
-        self._culprit = min((role for role in self._roles.values() if role.went_wrong), key=_blame_order)
+        self._culprit = first_wrong(role for role in self._roles.values() if role.went_wrong)
 
     def _overdue(self, now: float) -> tuple[RunningRole, Ending] | None:
         """The role whose clock has run out, one with an armed operation before one without."""
@@ -303,6 +303,22 @@ def likeliest_first(ranks: Iterable[RunningRole]) -> list[RunningRole]:
         return process is None or process.state == "R"
 
     return sorted(ranks, key=spins)
+
+
+def first_wrong(roles: Iterable[RunningRole]) -> RunningRole:
+    """Of roles that went wrong, the one to blame.
+
+    Of those that tell themselves how they ended the one that ended first by its own clock: where a process
+    has to wait for a processor to end on, one that failed for want of it is seen to have ended before it.
+    """
+    wrong = list(roles)
+    telling = {
+        id(role): role.result.at
+        for role in wrong
+        if role.result and not (role.is_casualty or role.process.is_elsewhere)
+    }
+    first = min(telling, key=lambda one: telling[one], default=None)
+    return min((one for one in wrong if id(one) == first or id(one) not in telling), key=_blame_order)
 
 
 def _blame_order(role: RunningRole) -> tuple[bool, int, int]:

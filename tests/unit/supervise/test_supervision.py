@@ -20,9 +20,9 @@ from gpuipc_doctor.api import loader
 from gpuipc_doctor.model import Ending, Launch, Node, Probe, ProbeOutcome, Status
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.supervise import blame, evidence, keeper, leftovers, logs, tree
-from gpuipc_doctor.supervise.assignment import RoleFiles
+from gpuipc_doctor.supervise.assignment import RoleFiles, RoleResult
 from gpuipc_doctor.supervise.journal import Progress
-from gpuipc_doctor.supervise.probe import Execution, Limits, likeliest_first
+from gpuipc_doctor.supervise.probe import Execution, Limits, first_wrong, likeliest_first
 from gpuipc_doctor.supervise.rank import boot_id
 from gpuipc_doctor.supervise.role import LaunchedProcess, RunningRole
 from gpuipc_doctor.supervise.session import Session
@@ -110,6 +110,25 @@ def test_waiting_for_a_processor_is_no_silence(tmp_path: Path, monkeypatch: pyte
     assert role.silent_for(103.0) == 1.0
     role.progress.last_at = 103.0
     assert role.silent_for(104.0) == 1.0
+
+
+def test_who_failed_first_is_to_blame_though_it_was_seen_to_end_last(tmp_path: Path) -> None:
+    """An exporter whose call failed, and an importer of what went with it: beside load it ended first."""
+
+    def failed(name: str, at: float, ended_at: float) -> RunningRole:
+        role = RunningRole(
+            SimpleNamespace(pid=7, is_elsewhere=False, returncode=1),  # type: ignore[arg-type]
+            RoleFiles(tmp_path, name),
+            Progress(tmp_path / name),
+            0.0,
+        )
+        role.ending, role.ended_at = Ending.DRIVER_ERROR, ended_at
+        role.result = RoleResult(Ending.DRIVER_ERROR, at=at)
+        return role
+
+    exporter, importer = failed("exporter", 1.0, 3.0), failed("importer", 2.0, 2.5)
+    assert first_wrong([exporter, importer]) is exporter
+    assert first_wrong([importer, exporter]) is exporter
 
 
 def test_a_rank_is_not_hung_while_the_other_waits_for_a_processor(
