@@ -2,7 +2,8 @@
 
 The directory holds ``libcuda.so.1``, ``libnvidia-ml.so.1`` and ``libamdhip64.so``, each with its unversioned
 name; put first on ``LD_LIBRARY_PATH`` it makes a process that starts there meet the simulated drivers. It
-also holds `MPI_FAULTS`, for ranks to preload, and `FABRIC_FAULTS`, for the programs of libfabric and UCX.
+also holds `MPI_FAULTS`, for ranks to preload, `FABRIC_FAULTS`, for the programs of libfabric and UCX, and
+`CUDA_RUNTIME`, for UCX's.
 """
 
 from __future__ import annotations
@@ -58,7 +59,14 @@ MPI_FAULTS = "libmpi-faults.so"
 FABRIC_FAULTS = "libfabric-faults.so"
 """The same of messages of libfabric and UCX."""
 
-_PRELOADED = {MPI_FAULTS: SOURCES / "mpi_faults.c", FABRIC_FAULTS: SOURCES / "fabric_faults.c"}
+CUDA_RUNTIME = "libcuda-runtime.so"
+"""What UCX's test program calls of CUDA's runtime, which will not start on a simulated driver."""
+
+_PRELOADED = {
+    MPI_FAULTS: SOURCES / "mpi_faults.c",
+    FABRIC_FAULTS: SOURCES / "fabric_faults.c",
+    CUDA_RUNTIME: SOURCES / "cuda_runtime.c",
+}
 """By library the file that makes it, whole."""
 
 

@@ -7,16 +7,23 @@ import shlex
 from pathlib import Path
 
 from gpuipc_doctor.fabric import programs
+from gpuipc_doctor.simulator.build import CUDA_RUNTIME, FABRIC_FAULTS
 from gpuipc_doctor.simulator.profile import SimulatedFabric
 
 _IN_TRUTH = "tcp"
 """What a provider is that this machine has not."""
 
 
-def lend(fabric: SimulatedFabric, directory: Path, root: Path, preloaded: Path) -> None:
-    """Make ``directory``, with a script for each program that starts it with the library ``preloaded``.
+_OF_UCX = {"UCX_MEMTYPE_CACHE": "n"}
+"""UCX is to ask the driver what an address is. By itself it takes what was allocated before its first message
+for the host's memory where it can be read, as simulated memory can."""
 
-    Where the node has an ``fi_info`` of its own below ``root``, that answers.
+
+def lend(fabric: SimulatedFabric, directory: Path, root: Path, libraries: Path) -> None:
+    """Make ``directory``, with a script for each program that starts it with what it is to preload.
+
+    ``libraries``: the directory that `build` made. Where the node has an ``fi_info`` of its own below
+    ``root``, that answers.
     """
     directory.mkdir()
     stated = directory.with_name("fabric.sim")
@@ -25,14 +32,20 @@ def lend(fabric: SimulatedFabric, directory: Path, root: Path, preloaded: Path) 
     for name, program in here().items():
         if name not in own:
             library_path = programs.environment(program, {}).get("LD_LIBRARY_PATH", "")
+            is_ucx = name.startswith("ucx")
+            preloaded = [FABRIC_FAULTS, *([CUDA_RUNTIME] if is_ucx else [])]
+            environment = {
+                "LD_PRELOAD": ":".join(str(libraries / one) for one in preloaded),
+                "GPUIPC_SIM_FABRIC": str(stated),
+                **(_OF_UCX if is_ucx else {}),
+            }
             script = directory / name
             script.write_text(
                 "#!/bin/sh\n"
                 f"LD_LIBRARY_PATH={shlex.quote(library_path)}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}\n"
-                f"LD_PRELOAD={shlex.quote(str(preloaded))}\n"
-                f"GPUIPC_SIM_FABRIC={shlex.quote(str(stated))}\n"
-                "export LD_LIBRARY_PATH LD_PRELOAD GPUIPC_SIM_FABRIC\n"
-                f'exec {shlex.quote(program)} "$@"\n'
+                "export LD_LIBRARY_PATH\n"
+                + "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
+                + f'exec {shlex.quote(program)} "$@"\n'
             )
             script.chmod(0o755)
 

@@ -30,7 +30,7 @@ def prepare(profile: str, state_dir: Path) -> Node:
     lives in it. Raises `BadFile` when the profile cannot be used and `SimulatorUnavailable` when the
     drivers cannot be built.
     """
-    from gpuipc_doctor.simulator.build import FABRIC_FAULTS, MPI_FAULTS, build
+    from gpuipc_doctor.simulator.build import MPI_FAULTS, build
 
     described = load(profile)
     libraries = build()
@@ -64,7 +64,7 @@ def prepare(profile: str, state_dir: Path) -> Node:
     lent = {}
     if described.fabric:
         programs = state_dir / "bin"
-        lending.lend(described.fabric, programs, root, libraries / FABRIC_FAULTS)
+        lending.lend(described.fabric, programs, root, libraries)
         lent = {"PATH": str(programs)}
     return Node(
         env={

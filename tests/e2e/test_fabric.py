@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.model import Report, Status
+from gpuipc_doctor.model import Finding, Report, Status
 from gpuipc_doctor.report import exits, sentences
 from gpuipc_doctor.simulator import drill, lending, profile
 from gpuipc_doctor.supervise import tree
@@ -85,17 +85,48 @@ def test_intel_mpis_own_programs_are_found_beside_it(few: str, monkeypatch: pyte
     assert any("fi_pingpong" in line for line in sentences.evidence(told))
 
 
-@pytest.mark.mpi
-@pytest.mark.skipif(UCX is None, reason="no libucx-cu12 in GPUIPC_TEST_MPI")
-def test_ucx_delivers_in_host_memory_and_says_why_not_in_simulated_device_memory(
-    few: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The CUDA runtime that libucx-cu12 holds wants more of a driver than the simulated one has."""
+OVER_CUDA = """
+description: Messages of device memory meet a driver that {what}.
+extends: fabric-healthy
+faults:
+  - {{call: {call}, do: {do}}}
+"""
+
+
+@pytest.fixture
+def ucx(monkeypatch: pytest.MonkeyPatch) -> None:
+    """UCX's own program, from the wheel libucx-cu12, on ``PATH``."""
+    if UCX is None:
+        pytest.skip("no libucx-cu12 in GPUIPC_TEST_MPI")
     monkeypatch.setenv("PATH", f"{UCX}:{os.environ['PATH']}")
-    report, _ = check(
-        *("fabric-small-message", "--simulate", "fabric-healthy", "--config", few, "--device", "cuda:0")
+
+
+def by_ucx(simulate: str, *options: str) -> dict[str, Finding]:
+    """What is found of its messages, by whose memory they are: ``node``, ``cuda:0``."""
+    command = ("fabric-small-message", "--simulate", simulate, "--backend", "cuda", "--device", "cuda:0")
+    report, _ = check(*command, *options)
+    return {one.subject: one.finding for one in report.results if one.probe == "UCX"}
+
+
+@pytest.mark.mpi
+@pytest.mark.usefixtures("ucx")
+def test_ucx_delivers_in_host_memory_and_in_simulated_device_memory(few: str) -> None:
+    """The real UCX, whose calls of the driver the simulated one answers."""
+    told = by_ucx("fabric-healthy", "--config", few)
+    assert {memory: finding.status for memory, finding in told.items()} == dict.fromkeys(
+        ("node", "cuda:0"), Status.PASS
     )
-    told = {(r.probe, r.subject): r.finding for r in report.results if r.check == "fabric-small-message"}
-    assert told["UCX", "node"].status is Status.PASS
-    assert "delivered over host" in sentences.summary(told["UCX", "node"])
-    assert (told["UCX", "cuda:0"].status, told["UCX", "cuda:0"].key) == (Status.SKIP, "cannot-send")
+    assert sentences.summary(told["node"]) == "2 sizes delivered over host"
+    assert sentences.summary(told["cuda:0"]) == "2 sizes delivered over cuda"
+
+
+@pytest.mark.mpi
+@pytest.mark.usefixtures("ucx")
+def test_messages_of_device_memory_meet_the_faults_of_the_simulated_driver(few: str, tmp_path: Path) -> None:
+    """So that is where they go through, and not through the host's memory."""
+    node = tmp_path / "node.yaml"
+    node.write_text(OVER_CUDA.format(what="dies in imports", call="ipc-open", do="abort"))
+    told = by_ucx(str(node), "--config", few)
+    assert told["node"].status is Status.PASS
+    assert (told["cuda:0"].status, told["cuda:0"].key) == (Status.FAIL, "crashed")
+    assert "cuda: 16 B, 256 B: SIGABRT" in sentences.evidence(told["cuda:0"])

@@ -118,6 +118,18 @@ int cuda_context_flags(unsigned *flags)
     return code;
 }
 
+int cuda_context_set_flags(unsigned flags)
+{
+    enum { KNOWN = 0xff }; /* CU_CTX_FLAGS_MASK */
+    struct context *context;
+    int code = enter_context(&context);
+    if (!code && flags & ~KNOWN)
+        code = INVALID_VALUE;
+    if (!code)
+        context->flags = flags;
+    return code;
+}
+
 static int context_or_current(void *handle, struct context **context)
 {
     if (!handle)
