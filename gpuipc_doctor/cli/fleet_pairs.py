@@ -39,7 +39,8 @@ def command(
 
     A node is blamed that fails beside two partners which pass with others; a pair, that fails twice while
     both its ends pass with others. Neighbours are tried first, in the order of Slurm's topology, else of the
-    set. What stands after `--` goes to `check mpi-small-message`.
+    set. What stands after `--` goes to `check mpi-small-message`; `fabric-small-message` there tries each
+    pair without MPI, too, and alone where there is none.
     """
     from gpuipc_doctor.fleet import slurm
     from gpuipc_doctor.fleet.ask import Via

@@ -13,7 +13,7 @@ from gpuipc_doctor.report import report_json
 
 CHECK = "mpi-small-message"
 BETWEEN = "between nodes"
-"""How the names of that check's probes begin whose ranks are on two nodes."""
+"""What the names of probes hold, of any check, whose processes are on two nodes."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ class _Round:
     def finished(self, report: NodeReport, full: bytes) -> None:
         pair = self.pairs[report.node]
         outcome = Outcome.SILENT
-        if report.state is State.REPORTED:
+        if report.state in (State.REPORTED, State.UNTESTED):  # without MPI no GPU has a part in it
             answer = report_json.loads(full.decode(errors="replace"))
             outcome = outcome_of(answer)
             if outcome is Outcome.FAIL:
@@ -72,13 +72,17 @@ def _target(name: str, pair: Pair) -> Target:
 
 
 def outcome_of(report: Report) -> Outcome:
-    """What a report says of the two nodes together: nothing, where no probe ran between them to its end."""
-    statuses = [
-        result.finding.status
-        for result in report.results
-        if result.check == CHECK and result.probe.startswith(BETWEEN)
-    ]
-    if Status.FAIL in statuses:
+    """What a report says of the two nodes together: nothing, where no probe ran between them to its end.
+
+    Of the checks that were asked for beside `CHECK` a SKIP is no loss where others of their probes passed:
+    they try what libraries there are. Without an MPI, they alone tell.
+    """
+    told: dict[str, set[Status]] = {}
+    for result in report.results:
+        if BETWEEN in result.probe:
+            told.setdefault(result.check, set()).add(result.finding.status)
+    if any(Status.FAIL in statuses for statuses in told.values()):
         return Outcome.FAIL
     passed = {Status.PASS, Status.WARN}
-    return Outcome.PASS if statuses and set(statuses) <= passed else Outcome.SILENT
+    decisive = told.get(CHECK) or set().union(*told.values()) - {Status.SKIP}
+    return Outcome.PASS if decisive and decisive <= passed else Outcome.SILENT

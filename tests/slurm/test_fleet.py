@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuipc_doctor.simulator import lending
 from tests.slurm.cluster import Cluster, until
 from tests.waiting import LIMIT_S
 
@@ -201,6 +202,37 @@ exec {sys.executable} -m gpuipc_doctor "$@" --simulate $profile --backend cuda -
     assert {name: said[name] for name in verdict} == verdict
     assert said["rounds"] <= 4
     assert said["runs"] <= 12
+    until("no step is left", lambda: not cluster.left())
+
+
+@pytest.mark.skipif("fi_pingpong" not in lending.here(), reason="no fi_pingpong on PATH")
+@pytest.mark.parametrize(
+    ("profile", "says"),
+    [
+        ("fabric-wrong-byte", "fi_pingpong: messages arrived wrong without MPI"),
+        pytest.param("fabric-hang-16", "(16 B over tcp) hung", marks=pytest.mark.full),
+        pytest.param("fabric-healthy", "all of them pass, two by two", marks=pytest.mark.full),
+    ],
+)
+def test_a_bad_node_is_found_without_mpi(slurm: Slurm, tmp_path: Path, profile: str, says: str) -> None:
+    """Messages of libfabric to and from n2 go wrong, and there is no MPI."""
+    cluster = slurm(nodes=4, TopologyPlugin="topology/tree", prepare=topology)
+    path = cluster.directory / "gpuipc-doctor"
+    path.write_text(
+        f"""#!/bin/sh
+case "$SLURMD_NODENAME $*" in *n2*) profile={profile} ;; *) profile=fabric-healthy ;; esac
+exec {sys.executable} -m gpuipc_doctor "$@" --simulate $profile --backend cuda
+"""
+    )
+    path.chmod(0o755)
+    config = tmp_path / "site.yaml"
+    config.write_text("options: {fabric-small-message: {sizes: [16, 64]}}\n")
+    asked = ("fabric-small-message", "--config", str(config), "--deadline", "5")
+    pairs = (*DOCTOR, "fleet", "pairs", "--tool", str(path), "--", *asked)
+    ended = cluster.run("salloc", "-N4", *pairs, timeout_s=LIMIT_S)
+    bad = profile != "fabric-healthy"
+    assert (ended.returncode, "bad nodes: n2" in ended.stdout) == (12 * bad, bad), ended
+    assert says in ended.stdout, ended
     until("no step is left", lambda: not cluster.left())
 
 

@@ -1,0 +1,49 @@
+"""What a pair of nodes is said to have come to, by the report of the one that tried."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuipc_doctor.fleet.pairs import outcome_of
+from gpuipc_doctor.fleet.partners import Outcome
+from gpuipc_doctor.model import Finding, Report, Result, Status, Tier
+
+ACROSS = {
+    "mpi": ("mpi-small-message", "between nodes"),
+    "fabric": ("fabric-small-message", "libfabric, between nodes"),
+}
+ACROSS["ucx"] = ("fabric-small-message", "UCX, between nodes, the rest")
+HERE = {"here": ("fabric-small-message", "libfabric"), "no-mpi": ("mpi-small-message", "")}
+
+
+def report(**told: Status) -> Report:
+    results = [
+        Result(check, Finding(status, "x", "x"), (), probe)
+        for name, status in told.items()
+        for check, probe in [{**ACROSS, **HERE}[name.replace("_", "-")]]
+    ]
+    return Report(
+        "n1", "2026-11-20T12:00:00+00:00", 1.0, Tier.ACCEPTANCE, "0", (), (), (), tuple(results), ()
+    )
+
+
+@pytest.mark.parametrize(
+    ("told", "outcome"),
+    [
+        ({}, Outcome.SILENT),
+        ({"mpi": Status.PASS}, Outcome.PASS),
+        ({"mpi": Status.FAIL}, Outcome.FAIL),
+        ({"mpi": Status.SKIP}, Outcome.SILENT),
+        ({"no_mpi": Status.SKIP}, Outcome.SILENT),
+        ({"no_mpi": Status.SKIP, "here": Status.FAIL}, Outcome.SILENT),
+        ({"no_mpi": Status.SKIP, "fabric": Status.PASS}, Outcome.PASS),
+        ({"no_mpi": Status.SKIP, "fabric": Status.PASS, "ucx": Status.SKIP}, Outcome.PASS),
+        ({"no_mpi": Status.SKIP, "fabric": Status.FAIL, "ucx": Status.PASS}, Outcome.FAIL),
+        ({"no_mpi": Status.SKIP, "fabric": Status.PASS, "ucx": Status.ERROR}, Outcome.SILENT),
+        ({"no_mpi": Status.SKIP, "ucx": Status.SKIP}, Outcome.SILENT),
+        ({"mpi": Status.PASS, "fabric": Status.FAIL}, Outcome.FAIL),
+        ({"mpi": Status.SKIP, "fabric": Status.PASS}, Outcome.SILENT),
+    ],
+)
+def test_what_counts_is_what_went_between_the_two_nodes(told: dict[str, Status], outcome: Outcome) -> None:
+    assert outcome_of(report(**told)) is outcome
