@@ -1,9 +1,10 @@
-"""See what libfabric and UCX are here, and whether libfabric offers each of the node's HPE adapters.
+"""See what libfabric and UCX are here, and whether the fabric is that the site says its nodes have.
 
 An adapter that the kernel has and libfabric does not offer is lost to every MPI; what stands against it is
 read where libfabric reads it: a retry handler that does not run, an address that the fabric manager has not
 set. HPE calls ``fi_info`` the first tool for that (shs-docs,
-troubleshoot/cassini/RDMA_interface_troubleshooting.md).
+troubleshoot/cassini/RDMA_interface_troubleshooting.md). Where the site config says ``fabric: cxi`` or
+``verbs``, the kernel must list an adapter of it, and of verbs one whose port is active.
 
 Options: ``status_dir``, where HPE's ``cxi_healthcheck --status_dir`` leaves its results; they are told, never
 repeated.
@@ -14,7 +15,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 
-from gpuipc_doctor.api import Check, Context, Finding, Json, Probe, ProbeOutcome, Worker
+from gpuipc_doctor.api import (
+    Check,
+    Context,
+    FabricStack,
+    Finding,
+    Json,
+    Probe,
+    ProbeOutcome,
+    StatedFabric,
+    Worker,
+)
+
+WHAT_IT_IS = {"cxi": "HPE Slingshot", "verbs": "InfiniBand or RoCE"}
+
+SEEK = {
+    "cxi": "see whether `lspci -d 17db:` shows it, its driver cxi_ss1 is loaded, and what dmesg says",
+    "verbs": "see whether lspci shows it, its driver (mlx5_ib, …) is loaded, and what dmesg says",
+}
+"""Where to look for an adapter that the kernel does not list."""
 
 OF_INTEREST = ("libfabric", "shs-libfabric", "libfabric-providers", "ucx", "cxi-driver", "shs")
 """Facts of the inventory that are evidence here."""
@@ -32,7 +51,11 @@ class FabricInfo(Check):
             if fact.name in OF_INTEREST and fact.value
         ]
         adapters = any(fact.name == "cxi-devices" and fact.value for fact in ctx.inventory)
-        if not (known or adapters or ctx.fabric.programs):
+        stated = ctx.fabric.stated
+        here = ctx.fabric.adapters.get(stated.name) if stated else None
+        if stated and here == ():
+            yield without_adapter(ctx.fabric, stated)
+        if not (known or adapters or here or ctx.fabric.programs):
             yield Finding.skip(
                 "no-fabric",
                 "neither libfabric nor UCX was found, nor an adapter of HPE's{why_not:aside}",
@@ -44,12 +67,17 @@ class FabricInfo(Check):
             "programs": {name: [one.file, one.via] for name, one in ctx.fabric.programs.items()},
             "known": known,
             "status_dir": ctx.options.get("status_dir"),
+            "stated": [stated.name, stated.where, here] if stated and here != () else None,
         }
         yield Probe("", {"fabric": look}, params=params, env=ctx.fabric.env)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         seen, programs = done.records["fabric"], done.params["programs"]
-        told = [*problems(seen, programs), *health(seen, done.params["status_dir"])]
+        told = [
+            *problems(seen, programs),
+            *unlike_stated(seen, done.params["stated"]),
+            *health(seen, done.params["status_dir"]),
+        ]
         adapters = [in_words(one) for one in seen["adapters"]]
         by_itself = [f"{name}: {file} ({via})" for name, (file, via) in programs.items()]
         providers = list(dict.fromkeys(one["provider"] for one in seen.get("interfaces", ())))
@@ -59,20 +87,79 @@ class FabricInfo(Check):
                 "{what}",
                 *(["fi_info offers " + ", ".join(providers)] if providers else []),
                 *adapters,
+                *(f"{port} is {state}" for port, state in seen["ports"].items()),
                 *by_itself,
                 *done.params["known"],
-                what=summary(seen, done.params["known"]),
+                what=summary(seen, done.params["known"], done.params["stated"]),
             )
         ]
 
 
-def summary(seen: Json, known: list[str]) -> str:
+def without_adapter(fabric: FabricStack, stated: StatedFabric) -> Finding:
+    """That the kernel lists none of the fabric that the site states, and what it lists in its place."""
+    return Finding.fail(
+        "no-adapter",
+        "no adapter of {what} is here, and {where} says that this node has {fabric}",
+        *(f"the kernel lists {', '.join(names)} ({of})" for of, names in fabric.adapters.items() if names),
+        remedy=f"{SEEK[stated.name]}; if the node has none, correct that line",
+        fabric=stated.name,
+        what=WHAT_IT_IS[stated.name],
+        where=stated.where,
+    )
+
+
+def unlike_stated(seen: Json, stated: Json) -> Iterator[Finding]:
+    """What is missing of the fabric that the site states and whose adapter, if it takes one, is here."""
+    name, where, adapters = stated or ("", "", None)
+    ports = {
+        port: state for port, state in seen["ports"].items() if port.partition("/")[0] in (adapters or ())
+    }
+    if ports and "ACTIVE" not in ports.values():
+        yield Finding.fail(
+            "no-active-port",
+            "no port of {adapters} is active, and {where} says that this node has {fabric}",
+            *(f"{port} is {state}" for port, state in ports.items()),
+            remedy="look at cable and switch port, and at the subnet manager (ibstat, ibv_devinfo)",
+            adapters=adapters,
+            where=where,
+            fabric=name,
+        )
+    if name not in ("verbs", "tcp"):  # of cxi each adapter is looked for
+        return
+    offers = {
+        "fi_info": [one["provider"] for one in seen.get("interfaces", ())],
+        "ucx_info": seen.get("transports", []),
+    }
+    if ("interfaces" in seen or "transports" in seen) and not any(
+        one.startswith(OFFERED_AS[name]) for one in (*offers["fi_info"], *offers["ucx_info"])
+    ):
+        yield Finding.warn(
+            "stated-not-offered",
+            "neither libfabric nor UCX offers {fabric} here, and {where} says that this node has it",
+            *(
+                f"{program} offers {', '.join(dict.fromkeys(found)) or 'nothing'}"
+                for program, found in offers.items()
+                if found
+            ),
+            remedy="name the MPI that jobs use with --mpi-lib, or load its module, whose libraries may",
+            fabric=name,
+            where=where,
+        )
+
+
+OFFERED_AS = {"verbs": ("verbs", "rc_", "ud_", "dc_"), "tcp": ("tcp",)}
+"""How the words begin by which libfabric and UCX (src/uct/ib) offer a fabric."""
+
+
+def summary(seen: Json, known: list[str], stated: Json = None) -> str:
     """What is here, in a few words."""
     parts = [f"libfabric {seen['libfabric']}"] if seen.get("libfabric") else []
     parts += [f"UCX {seen['ucx']}"] if seen.get("ucx") else []
     parts = parts or [line.partition(" (")[0] for line in known]
     if count := len(seen["adapters"]):
         parts.append(f"{count} adapter{'s' * (count != 1)}, all offered")
+    if stated and stated[0] == "verbs":
+        parts.append(f"verbs on {', '.join(stated[2])}")
     return ", ".join(parts) or "nothing that tells its version"
 
 
@@ -166,7 +253,8 @@ def health(seen: Json, status_dir: str | None) -> Iterator[Finding]:
 
 def look(w: Worker) -> None:
     programs = {name: file for name, (file, _) in w.params["programs"].items()}
-    w.record(**w.fabric.look(programs, w.params["status_dir"]))
+    asks = (w.params["stated"] or [""])[0] in OFFERED_AS
+    w.record(**w.fabric.look(programs, w.params["status_dir"], transports=asks))
 
 
 CHECK = FabricInfo()

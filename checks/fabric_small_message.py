@@ -5,8 +5,9 @@ crashes is named and the others are tried all the same. ``fi_pingpong`` compares
 sent, in host memory; ``ucx_perftest`` compares nothing, and tells that messages arrive. It is a control:
 what is right here and wrong through MPI is not the fabric's doing.
 
-The provider is the one that MPI would use: an adapter's, or tcp and shm where there is none. With ``--nodes
-2`` messages go between two nodes, too.
+The provider is the one that MPI would use: an adapter's, or tcp and shm where there is none; where the site
+config says which ``fabric`` its nodes have, that one's, whatever else is here. With ``--nodes 2`` messages go
+between two nodes, too.
 
 Options: ``sizes`` (a list of bytes), in place of those of `mpi-small-message`.
 """
@@ -70,7 +71,7 @@ class FabricSmallMessage(Check):
                 programs=" nor ".join(missing),
                 why_not=ctx.fabric.why_not,
             )
-        env = ctx.fabric.env
+        env, stated = ctx.fabric.env, ctx.fabric.stated
         starts = [("", None), *([(ACROSS, ctx.fabric.across)] if ctx.fabric.across else [])]
         for where, launch in starts:
             host = {
@@ -79,6 +80,7 @@ class FabricSmallMessage(Check):
                 "across": launch is not None,
                 "missing": missing,
                 "env": dict(env),
+                "stated": [stated.name, stated.where] if stated else None,
             }
             if "fi_pingpong" in programs:
                 params = {**host, "program": programs["fi_pingpong"], "fi_info": programs.get("fi_info")}
@@ -118,7 +120,7 @@ class FabricSmallMessage(Check):
                 "cannot-send",
                 "{program} has nothing to send through here{why:aside}",
                 program=program,
-                why=unable[0] if unable else "fi_info offers no provider that MPI would use",
+                why=unable[0] if unable else offers_none(done.params["stated"]),
                 remedy=COME_FROM[program],
             )
             return
@@ -133,6 +135,7 @@ class FabricSmallMessage(Check):
                 "arrived",
                 "{count} sizes {checked} over {routes}",
                 *latencies(right),
+                *chosen(right, done.params["stated"]),
                 *(f"not tried without {other}: {COME_FROM[other]}" for other in done.params["missing"]),
                 count=len(done.params["sizes"]),
                 checked="right" if program == "fi_pingpong" else "delivered",
@@ -171,8 +174,22 @@ def latencies(tries: list[Json]) -> Iterator[Evidence]:
         yield Evidence(EvidenceKind.MEASURED, "{route}, {size:bytes}: {latency:us}", values)
 
 
+def offers_none(stated: Json) -> str:
+    if stated is None:
+        return "fi_info offers no provider that MPI would use"
+    name, where = stated
+    return f"fi_info offers no provider of {name}, which {where} says that this node has; see fabric-info"
+
+
+def chosen(tries: list[Json], stated: Json) -> Iterator[str]:
+    """What told UCX which fabric."""
+    told = {f"{name}={value}" for one in tries for name, value in one.get("chosen", {}).items()}
+    yield from (f"{one}, for {stated[1]} says {stated[0]}" for one in sorted(told))
+
+
 def exchange(w: Worker) -> None:
     failed, tries = w.params["failed"], list[Json]()
+    stated, _ = w.params["stated"] or (None, None)
     for route in routes(w):
         for size in w.params["sizes"]:
             bad = [one for one in (*failed, *tries) if one["route"] == route and one["ended"] != "right"]
@@ -180,7 +197,7 @@ def exchange(w: Worker) -> None:
                 continue
             w.record(message=[route, size])
             with w.step(f"{size} B over {route}"):
-                told = w.fabric.ping_pong(w.params["program"], route, size, ROUNDS)
+                told = w.fabric.ping_pong(w.params["program"], route, size, ROUNDS, stated)
             tries.append({"route": route, "size": size, **told})
     w.record(message=None, tries=tries)
 
@@ -190,7 +207,8 @@ def routes(w: Worker) -> list[str]:
     if memory := w.params.get("memory"):
         return [memory]
     if w.role == SERVER:
-        offered = w.fabric.routes(w.params["fi_info"], across=w.params["across"])
+        stated, _ = w.params["stated"] or (None, None)
+        offered = w.fabric.routes(w.params["fi_info"], across=w.params["across"], stated=stated)
         w.peer.send(offered)
         return offered
     return list(w.peer.recv())

@@ -328,6 +328,15 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
+class StatedFabric:
+    """The fabric that a site says its nodes have, and ``file:line`` of that."""
+
+    name: str
+    """``cxi``, ``verbs``, ``tcp`` or ``none``."""
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
 class FabricStack:
     """What there is to test libfabric and UCX with, without MPI."""
 
@@ -339,6 +348,9 @@ class FabricStack:
     """What the site adds to the environment of whoever uses them."""
     across: Launch | None = None
     """How two processes are started on two nodes, where that was asked for."""
+    stated: StatedFabric | None = None
+    adapters: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By fabric (``cxi``, ``verbs``), those that the kernel lists."""
 
 
 @dataclass(frozen=True, slots=True)

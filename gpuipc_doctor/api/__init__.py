@@ -59,6 +59,7 @@ from gpuipc_doctor.model import (
     Probe,
     ProbeOutcome,
     Series,
+    StatedFabric,
     Status,
     Tier,
 )
@@ -111,6 +112,7 @@ __all__ = [
     "ProbeOutcome",
     "Series",
     "Slope",
+    "StatedFabric",
     "Status",
     "Stream",
     "Tier",

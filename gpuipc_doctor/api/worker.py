@@ -69,21 +69,27 @@ class Mpi(Protocol):
 class Fabric(Protocol):
     """libfabric and UCX by their own programs, each a child of this process and armed under its name."""
 
-    def look(self, programs: Mapping[str, str], results: str | None) -> dict[str, Json]:
+    def look(self, programs: Mapping[str, str], results: str | None, *, transports: bool) -> dict[str, Json]:
         """What they, ``/sys`` and the files in the directory ``results`` say of the fabric.
 
-        ``libfabric`` and ``ucx``: versions; ``interfaces``: see `fabric.interfaces`; ``adapters``: see
-        `fabric.cxi`; ``health``: see `fabric.healthcheck`. ``programs``: name → file.
+        ``libfabric`` and ``ucx``: versions; ``interfaces`` and ``transports``: see `fabric.interfaces`;
+        ``adapters``: see `fabric.cxi`; ``ports``: see `fabric.devices`; ``health``: see `fabric.healthcheck`.
+        ``programs``: name → file. ``transports``: whether UCX is asked for them.
         """
 
-    def routes(self, fi_info: str | None, *, across: bool) -> list[str]:
-        """The providers that an MPI would send small messages through, within this node or ``across``."""
+    def routes(self, fi_info: str | None, *, across: bool, stated: str | None) -> list[str]:
+        """The providers that an MPI would send small messages through, within this node or ``across``.
 
-    def ping_pong(self, program: str, route: str, nbytes: int, rounds: int) -> dict[str, Json]:
+        ``stated``: the name of the fabric that the site states; then those of that one.
+        """
+
+    def ping_pong(
+        self, program: str, route: str, nbytes: int, rounds: int, stated: str | None
+    ) -> dict[str, Json]:
         """Both roles call it: messages there and back between two processes of ``program``.
 
         ``route``: a provider of libfabric, or whose memory UCX is to send. How it ended: see
-        `fabric.exchange.judge`.
+        `fabric.exchange.judge`. ``chosen``: the variables by which UCX was told the ``stated`` fabric.
         """
 
 

@@ -13,10 +13,9 @@ import click
 from gpuipc_doctor.cli import options
 from gpuipc_doctor.cli.output import OutputFile
 from gpuipc_doctor.cli.progress import Silent
-from gpuipc_doctor.inventory.tree import Tree
+from gpuipc_doctor.fabric import devices as fabric_devices
 from gpuipc_doctor.model import Device, Fact, MpiStack, Node
 from gpuipc_doctor.run import engine
-from gpuipc_doctor.run.expectations import FABRICS
 from gpuipc_doctor.run.planner import MPI_DISCOVERY
 from gpuipc_doctor.run.request import Request
 from gpuipc_doctor.site import hosts
@@ -78,9 +77,9 @@ def _lines(
     yield "# versions:"
     yield from _versions(facts)
     yield ""
-    tree = Tree(Path(node.root))
-    fabric = next((name for name, where in FABRICS.items() if any(tree.glob(f"{where}/*"))), "")
-    yield f"# The network between nodes, by {' and '.join(FABRICS.values())}."
+    here = fabric_devices.adapters(Path(node.root))
+    fabric = next((name for name, found in here.items() if found), "")
+    yield f"# The network between nodes, by {' and '.join(fabric_devices.LISTED.values())}."
     yield f"fabric: {fabric}" if fabric else "# fabric: none of cxi and verbs was found; tcp, or none"
     yield ""
     yield from _mpi(mpi)

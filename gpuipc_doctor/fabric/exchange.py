@@ -21,13 +21,16 @@ _WORST_FIRST = ("wrong", "crashed", "unable", "failed", RIGHT)
 MEMORY = {"cuda": "cuda", "hip": "rocm"}
 """UCX's words for the memory of a backend's devices; any other is its own."""
 
+_TRANSPORTS = {"tcp": ("tcp", "sm", "self"), "verbs": ("ib",)}
+"""By fabric, UCX's words for it (ucx_info -f, UCX_TLS)."""
+
 _SHOWN = 3
 """Lines of what a program said that are kept."""
 
 _NO_SUCH_MEMORY = ("Unsupported memory types", "Failed to run test: No such device")
 """What ``ucx_perftest`` says (libperf.c) where it was built without a vendor, or finds no device of it."""
 
-_DECORATION = re.compile(r"^[+|].*|^\[[\d.]+\] \[\S+\]\s+\S+\s+UCX\s+\w+\s+")
+_DECORATION = re.compile(r"^[+|].*|^\[[\d.]+\] \[[^]]+\]\s+\S+\s+UCX\s+\w+\s+")
 """What ``ucx_perftest`` draws, and how UCX's log begins a line: time, process, place in its source."""
 
 
@@ -42,6 +45,17 @@ def command(program: str, route: str, nbytes: int, rounds: int) -> list[str]:
         return [program, "-p", route, *options]
     memory = MEMORY.get(route, route)
     return [program, "-t", "tag_lat", "-m", memory, "-s", str(nbytes), "-n", str(rounds), "-w", "1"]
+
+
+def transports(program: str, route: str, stated: str | None) -> dict[str, str]:
+    """The variable that has UCX send over the fabric that a site states.
+
+    Of libfabric the provider says that, and UCX has nothing for cxi.
+    """
+    if Path(program).name != "ucx_perftest" or stated not in _TRANSPORTS:
+        return {}
+    copies = [MEMORY[route]] if route in MEMORY else []
+    return {"UCX_TLS": ",".join([*_TRANSPORTS[stated], *copies])}
 
 
 def serve(program: str, port: int) -> list[str]:

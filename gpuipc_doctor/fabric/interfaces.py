@@ -1,4 +1,4 @@
-"""What ``fi_info`` prints: the interfaces that libfabric offers, and the state of their links.
+"""What ``fi_info`` and ``ucx_info`` print: what libfabric and UCX offer, and the state of libfabric's links.
 
 libfabric, util/info.c prints ``provider: cxi`` and, indented, the other lines; with ``-v`` (src/fi_tostr.c)
 whole structures, in which the same names stand below ``fi_fabric_attr:``, ``fi_domain_attr:`` and
@@ -15,7 +15,7 @@ HARDWARE = ("cxi", "efa", "opx", "psm2", "verbs;ofi_rxm")
 """Providers of adapters that MPI libraries choose before any other; psm3 also runs over plain Ethernet."""
 
 HOST = ("tcp", "shm")
-"""Those that are left without such an adapter."""
+"""Those that are left without such an adapter, or where a site says tcp."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +60,22 @@ def _value(name: str, text: str) -> str:
     return found[1].strip() if found else ""
 
 
-def routes(interfaces: list[Interface], *, across: bool) -> list[str]:
+def transports(text: str) -> list[str]:
+    """UCX's, each once, in what ``ucx_info -d`` printed (src/tools/info/tl_info.c)."""
+    return list(dict.fromkeys(re.findall(r"^# +Transport: (\S+)", text, re.MULTILINE)))
+
+
+def routes(interfaces: list[Interface], *, across: bool, stated: str | None = None) -> list[str]:
     """The providers that an MPI library would send small messages through: an adapter's, else the host's.
 
-    ``across``: to another node, which shared memory does not reach.
+    ``across``: to another node, which shared memory does not reach. ``stated``: the fabric that the site says
+    its nodes have, and then no other's.
     """
     providers = {one.provider for one in interfaces if one.kind == "FI_EP_RDM"}
-    adapters = [name for name in HARDWARE if name in providers][:1]
-    return adapters or [name for name in HOST if _offers(name, providers) and not (across and name == "shm")]
+    adapters = [name for name in HARDWARE if name in providers and stated in (None, name.partition(";")[0])]
+    if adapters or stated in ("cxi", "verbs"):
+        return adapters[:1]
+    return [name for name in HOST if _offers(name, providers) and not (across and name == "shm")]
 
 
 def _offers(name: str, providers: set[str]) -> bool:

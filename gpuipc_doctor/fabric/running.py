@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Protocol
 
-from gpuipc_doctor.fabric import cxi, exchange, healthcheck, interfaces
+from gpuipc_doctor.fabric import cxi, devices, exchange, healthcheck, interfaces
 from gpuipc_doctor.fabric.programs import environment
 from gpuipc_doctor.model import Json
 
@@ -56,9 +56,10 @@ class Fabric:
 
     # -- what is here -----------------------------------------------------------------------------------
 
-    def look(self, programs: Mapping[str, str], results: str | None) -> dict[str, Json]:
+    def look(self, programs: Mapping[str, str], results: str | None, *, transports: bool) -> dict[str, Json]:
         told: dict[str, Json] = {
             "adapters": [asdict(adapter) for adapter in cxi.adapters(self._root)],
+            "ports": devices.ports(self._root),
             "health": healthcheck.results(Path(results)) if results else [],
         }
         if fi_info := programs.get("fi_info"):
@@ -66,23 +67,34 @@ class Fabric:
             told["interfaces"] = [asdict(one) for one in self._offered(fi_info)]
         if ucx_info := programs.get("ucx_info"):
             told["ucx"] = _version("Library version", self._run([ucx_info, "-v"])[1])
+            if transports:  # for which UCX opens every device
+                told["transports"] = interfaces.transports(self._run([ucx_info, "-d"])[1])
         return told
 
-    def routes(self, fi_info: str | None, *, across: bool) -> list[str]:
+    def routes(self, fi_info: str | None, *, across: bool, stated: str | None) -> list[str]:
         offered = self._offered(fi_info) if fi_info else []
-        return interfaces.routes(offered, across=across)
+        return interfaces.routes(offered, across=across, stated=stated)
 
     def _offered(self, fi_info: str) -> list[interfaces.Interface]:
         return interfaces.offered(self._run([fi_info, "-v"])[1])
 
     # -- messages ---------------------------------------------------------------------------------------
 
-    def ping_pong(self, program: str, route: str, nbytes: int, rounds: int) -> dict[str, Json]:
-        ours, theirs = self._end(exchange.command(program, route, nbytes, rounds))
+    def ping_pong(
+        self, program: str, route: str, nbytes: int, rounds: int, stated: str | None
+    ) -> dict[str, Json]:
+        chosen = {
+            name: value
+            for name, value in exchange.transports(program, route, stated).items()
+            if name not in os.environ
+        }
+        ours, theirs = self._end(exchange.command(program, route, nbytes, rounds), chosen)
         self._other().send(ours)
-        return exchange.of_both(ours, theirs or self._other().recv())
+        return {**exchange.of_both(ours, theirs or self._other().recv()), "chosen": chosen}
 
-    def _end(self, command: Sequence[str]) -> tuple[dict[str, Json], dict[str, Json] | None]:
+    def _end(
+        self, command: Sequence[str], env: Mapping[str, str]
+    ) -> tuple[dict[str, Json], dict[str, Json] | None]:
         """How our end of it ended, and how the other's, where that was first."""
         program, serves, port = command[0], self._place == 0, 0
         if serves:
@@ -93,7 +105,7 @@ class Fabric:
         else:
             return exchange.nobody_listens(), None
         with self._armed(Path(program).name), tempfile.TemporaryFile() as output:
-            process = self._start(command, output)
+            process = self._start(command, output, env)
             if serves:
                 while not (listens := _listens(port)) and process.poll() is None:
                     time.sleep(_POLL_S)
@@ -121,8 +133,10 @@ class Fabric:
             process = self._start(command, output)
             return process.wait(), _text(output)
 
-    def _start(self, command: Sequence[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
-        environ = {**environment(command[0], os.environ), **self._visible}
+    def _start(
+        self, command: Sequence[str], output: IO[bytes], env: Mapping[str, str] = {}
+    ) -> subprocess.Popen[bytes]:
+        environ = {**environment(command[0], os.environ), **self._visible, **env}
         return subprocess.Popen(
             command, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
         )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from gpuipc_doctor import inventory
+from gpuipc_doctor.fabric import devices as fabric_devices
 from gpuipc_doctor.fabric import programs as fabric_programs
 from gpuipc_doctor.inventory.gpus import JobGpus
 from gpuipc_doctor.model import (
@@ -21,6 +23,7 @@ from gpuipc_doctor.model import (
     Node,
     ProbeOutcome,
     Result,
+    StatedFabric,
     Status,
     Tier,
 )
@@ -200,23 +203,31 @@ class Discovery:
     def fabric(self, mpi: MpiStack | None) -> FabricStack:
         """What there is to test libfabric and UCX with, where a selected check asks; nothing is run for it.
 
-        A simulated node has the programs that it lends, and those of the MPI that is named for it.
+        A simulated node has the programs that it lends, and those of the MPI that is named for it. Where the
+        site says that its nodes have no fabric, there is nothing.
         """
         request, simulated = self.planner.request, bool(self.node.simulated)
-        if not self.planner.asks_for_fabric or not asks_foreign(request.tier):
+        if not self.planner.asks_for_fabric:
             return FabricStack()
         config = self.planner.config
+        here = FabricStack(
+            stated=StatedFabric(said.value, said.where) if (said := config.node.fabric) else None,
+            adapters=fabric_devices.adapters(Path(self.node.root)),
+        )
+        if not asks_foreign(request.tier) or (here.stated and here.stated.name == "none"):
+            return here
         try:
             env = ranks.setting(config.node, (), os.environ, self.node.root).environment
         except locate.NotFound as absent:
-            return FabricStack(why_not=str(absent))
+            return replace(here, why_not=str(absent))
         library = mpi.library if mpi else request.mpi_lib or config.mpi.library
         path = self.node.env.get("PATH", "")
         if library or not simulated:
             path = os.pathsep.join(filter(None, (path, {**os.environ, **env}.get("PATH"))))
         programs = fabric_programs.find(self.node.root, path, library, others=not simulated)
         why_not = "" if programs or not simulated else "a simulated node has none; name an MPI with --mpi-lib"
-        return FabricStack(programs, why_not, env, self._across(mpi) if programs else None)
+        across = self._across(mpi) if programs else None
+        return replace(here, programs=programs, why_not=why_not, env=env, across=across)
 
     def _across(self, mpi: MpiStack | None) -> Launch | None:
         """How processes start on several nodes, where that was asked for; they need not be MPI's."""

@@ -104,11 +104,8 @@ class Run:
         mpi = self.discovery.mpi(devices)
         facts = choice.at_stake(stock.facts, mpi) if mpi else stock.facts
         matches = knownissues.match_versions(self.issues, facts, devices)
-        unexpected = expectations.of_inventory(
-            self.planner.config,
-            stock.facts,
-            self.discovery.node.root,
-            surveyed=self.request.job_gpus is None,
+        unexpected = expectations.of_versions(
+            self.planner.config, stock.facts, surveyed=self.request.job_gpus is None
         )
         context = Context(
             devices,

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 
-from gpuipc_doctor.inventory.tree import Tree
 from gpuipc_doctor.model import Device, Fact, Finding, Unexpected
 from gpuipc_doctor.site.config import ExpectedGpus, SiteConfig
 from gpuipc_doctor.supervise.visibility import hides_gpus
 from gpuipc_doctor.versions import Verdict
-
-FABRICS = {"cxi": "/sys/class/cxi", "verbs": "/sys/class/infiniband"}
-"""Where the kernel lists a fabric's devices."""
 
 
 def of_gpus(
@@ -54,14 +49,11 @@ def _counted(devices: Iterable[Device]) -> list[str]:
     return [f"{count} × {name}" for name, count in Counter(device.name for device in devices).items()]
 
 
-def of_inventory(
-    site: SiteConfig, facts: Iterable[Fact], root: str, *, surveyed: bool
-) -> Iterator[Unexpected]:
-    """What is otherwise than a site expects: versions, and the devices of the fabric that it names.
+def of_versions(site: SiteConfig, facts: Iterable[Fact], *, surveyed: bool) -> Iterator[Unexpected]:
+    """The versions that are otherwise than a site expects.
 
     ``surveyed``: whether drivers and libraries were asked; if not, what is not in files is not missed.
     """
-    fabric = site.node.fabric
     facts = tuple(facts)
     for name, expected in site.versions.items():
         for fact in facts:
@@ -73,6 +65,3 @@ def of_inventory(
                     yield Unexpected(name, found, str(expected.range), expected.where, expected.why)
         if surveyed and all(fact.value is None for fact in facts if fact.name == name):
             yield Unexpected(name, "not here", str(expected.range), expected.where, expected.why)
-    where = FABRICS.get(fabric.value) if fabric else None
-    if fabric and where and not any(Tree(Path(root)).glob(f"{where}/*")):
-        yield Unexpected("fabric", f"without a device in {where}", fabric.value, fabric.where)

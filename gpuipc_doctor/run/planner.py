@@ -12,7 +12,7 @@ from pathlib import Path
 from gpuipc_doctor.api import Check, Context, loader
 from gpuipc_doctor.api.allocator import installed
 from gpuipc_doctor.api.loader import BrokenCheck, LoadedCheck
-from gpuipc_doctor.model import CheckInfo, Device, Finding, Json, Probe, ProbeOutcome, Result
+from gpuipc_doctor.model import CheckInfo, Device, FabricStack, Finding, Json, Probe, ProbeOutcome, Result
 from gpuipc_doctor.run import check_files
 from gpuipc_doctor.run.request import Request, UnknownName
 from gpuipc_doctor.site.config import SiteConfig
@@ -217,6 +217,8 @@ class Planner:
                 **values,
             )
             said.append(Result(check.id, ended))
+        if check.uses_fabric and (without := _without_fabric(context.fabric)):
+            return [], [*said, Result(check.id, without)]
         able = []
         for device in context.devices:
             if unfit := _unfit(check, device, context):
@@ -330,6 +332,22 @@ def _unfit(check: Check, device: Device, context: Context) -> Finding | None:
             remedy="pip install 'gpuipc-doctor[cuda12]' brings CuPy; a simulated node has none",
         )
     return None
+
+
+def _without_fabric(fabric: FabricStack) -> Finding | None:
+    """Where the site says that its nodes have no fabric: that, and what the kernel lists all the same."""
+    if fabric.stated is None or fabric.stated.name != "none":
+        return None
+    return Finding.skip(
+        "no-fabric-here",
+        "{where} says that this node has no fabric",
+        *(
+            f"all the same the kernel lists {', '.join(names)} ({of})"
+            for of, names in fabric.adapters.items()
+            if names
+        ),
+        where=fabric.stated.where,
+    )
 
 
 def _apart(check: Check, probe: Probe) -> Finding | None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpuipc_doctor.api import Context
-from gpuipc_doctor.model import FabricStack, Fact, Finding, Probe, Program, Status
+from gpuipc_doctor.model import FabricStack, Fact, Finding, Probe, Program, StatedFabric, Status
 from gpuipc_doctor.report import sentences
 from tests.checks.judging import GOOD, check, conclude, statuses
 
@@ -25,11 +25,21 @@ OFFERED = {"provider": "cxi", "domain": "cxi0", "kind": "FI_EP_RDM", "state": "u
 
 
 def told(
-    adapter: dict[str, str] | None = None, programs: Mapping[str, Any] = {}, **seen: object
+    adapter: dict[str, str] | None = None,
+    programs: Mapping[str, Any] = {},
+    stated: object = None,
+    **seen: object,
 ) -> list[Finding]:
     adapters = [ADAPTER | adapter] if adapter is not None else []
-    record = {"libfabric": "2.3.1", "interfaces": [OFFERED], "adapters": adapters, "health": [], **seen}
-    params = {"programs": programs, "known": [], "status_dir": None}
+    record = {
+        "libfabric": "2.3.1",
+        "interfaces": [OFFERED],
+        "adapters": adapters,
+        "ports": {},
+        "health": [],
+        **seen,
+    }
+    params = {"programs": programs, "known": [], "status_dir": None, "stated": stated}
     return conclude("fabric-info", {"fabric": record}, (), **params)
 
 
@@ -77,8 +87,8 @@ def test_programs_outside_path_are_pointed_out() -> None:
 
 
 def test_without_fi_info_nothing_is_concluded_of_adapters() -> None:
-    record = {"adapters": [ADAPTER], "health": []}
-    params = {"programs": {}, "known": [], "status_dir": None}
+    record = {"adapters": [ADAPTER], "ports": {}, "health": []}
+    params = {"programs": {}, "known": [], "status_dir": None, "stated": None}
     [finding] = conclude("fabric-info", {"fabric": record}, (), **params)
     assert (finding.status, finding.key) == (Status.WARN, "cannot-ask")
 
@@ -95,8 +105,8 @@ def test_what_hpes_check_found_is_told_and_what_passed_is_not() -> None:
 
 
 def test_a_directory_without_results_is_named() -> None:
-    record = {"adapters": [], "health": []}
-    params = {"programs": {}, "known": [], "status_dir": "/var/cxi"}
+    record = {"adapters": [], "ports": {}, "health": []}
+    params = {"programs": {}, "known": [], "status_dir": "/var/cxi", "stated": None}
     [finding] = conclude("fabric-info", {"fabric": record}, (), **params)
     assert (finding.status, finding.key) == (Status.WARN, "no-results")
 
@@ -140,3 +150,89 @@ def test_the_providers_are_told_where_there_are_any() -> None:
     [some], [none] = told({}), told(None, interfaces=[])
     assert "fi_info offers cxi" in sentences.evidence(some)
     assert not any("offers" in line for line in sentences.evidence(none))
+
+
+# -- the fabric that the site states --------------------------------------------------------------------
+
+NONE_LISTED: dict[str, tuple[str, ...]] = {"cxi": (), "verbs": ()}
+
+
+def planned(name: str, facts: tuple[Fact, ...] = (), **listed: tuple[str, ...]) -> list[Probe | Finding]:
+    stack = FabricStack(stated=StatedFabric(name, "x.yaml:3"), adapters=NONE_LISTED | listed)
+    return list(check("fabric-info").probes(Context(inventory=facts, fabric=stack)))
+
+
+@pytest.mark.parametrize(
+    ("stated", "what", "sought"),
+    [("cxi", "HPE Slingshot", "cxi_ss1"), ("verbs", "InfiniBand or RoCE", "mlx5_ib")],
+)
+def test_a_stated_fabric_without_an_adapter_fails(stated: str, what: str, sought: str) -> None:
+    [fail, skip] = planned(stated)
+    assert isinstance(fail, Finding)
+    assert (fail.status, fail.key) == (Status.FAIL, "no-adapter")
+    said = f"no adapter of {what} is here, and x.yaml:3 says that this node has {stated}"
+    assert sentences.summary(fail) == said
+    assert sought in fail.remedy
+    assert "correct that line" in fail.remedy
+    assert isinstance(skip, Finding)
+    assert skip.key == "no-fabric"
+
+
+def test_what_the_kernel_lists_in_place_of_the_stated_fabric_is_told_and_not_asked_for_it_again() -> None:
+    fact = Fact("cxi-devices", "cxi0", "/sys/class/cxi")
+    [fail, probe] = planned("verbs", (fact,), cxi=("cxi0",))
+    assert isinstance(fail, Finding)
+    assert sentences.evidence(fail) == ("the kernel lists cxi0 (cxi)",)
+    assert isinstance(probe, Probe)
+    assert probe.params["stated"] is None
+
+
+def test_a_stated_adapter_is_looked_at_though_nothing_else_is_here() -> None:
+    [probe] = planned("verbs", verbs=("mlx5_0",))
+    assert isinstance(probe, Probe)
+    assert probe.params["stated"] == ["verbs", "x.yaml:3", ("mlx5_0",)]
+
+
+@pytest.mark.parametrize("stated", ["tcp", "cxi"])
+def test_tcp_takes_no_adapter(stated: str) -> None:
+    keys = [one.key for one in planned(stated) if isinstance(one, Finding)]
+    assert ("no-adapter" in keys) is (stated == "cxi")
+
+
+VERBS = ["verbs", "x.yaml:3", ["mlx5_0", "mlx5_1"]]
+OVER_VERBS = {"provider": "verbs;ofi_rxm", "domain": "mlx5_0", "kind": "FI_EP_RDM", "state": "up"}
+OVER_TCP = OVER_VERBS | {"provider": "tcp"}
+
+
+def test_ports_of_which_none_is_active_fail() -> None:
+    ports = {"mlx5_0/1": "DOWN", "mlx5_1/1": "INIT"}
+    [finding] = told(stated=VERBS, ports=ports, interfaces=[OVER_VERBS])
+    assert (finding.status, finding.key) == (Status.FAIL, "no-active-port")
+    assert sentences.summary(finding) == (
+        "no port of mlx5_0, mlx5_1 is active, and x.yaml:3 says that this node has verbs"
+    )
+    assert sentences.evidence(finding) == ("mlx5_0/1 is DOWN", "mlx5_1/1 is INIT")
+    [finding] = told(stated=VERBS, ports=ports | {"mlx5_1/1": "ACTIVE"}, interfaces=[OVER_VERBS])
+    assert sentences.summary(finding) == "libfabric 2.3.1, verbs on mlx5_0, mlx5_1"
+
+
+@pytest.mark.parametrize(
+    ("stated", "seen", "offered"),
+    [
+        (VERBS, {"interfaces": [OVER_VERBS]}, True),
+        (VERBS, {"interfaces": [OVER_TCP], "transports": ["tcp", "rc_mlx5"]}, True),
+        (VERBS, {"interfaces": [OVER_TCP], "transports": ["tcp"]}, False),
+        (VERBS, {"interfaces": [OVER_TCP]}, False),
+        (["tcp", "x.yaml:3", None], {"interfaces": [OVER_TCP]}, True),
+        (["tcp", "x.yaml:3", None], {"interfaces": [OVER_VERBS]}, False),
+        (["cxi", "x.yaml:3", ["cxi0"]], {"interfaces": [OVER_TCP]}, True),
+    ],
+)
+def test_a_stated_fabric_that_no_library_offers_is_pointed_out(
+    stated: object, seen: dict[str, object], offered: bool
+) -> None:
+    [finding] = told(stated=stated, **seen)
+    assert finding.key == ("offered" if offered else "stated-not-offered")
+    if not offered:
+        assert finding.status is Status.WARN
+        assert "x.yaml:3 says that this node has it" in sentences.summary(finding)

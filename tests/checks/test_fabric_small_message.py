@@ -8,7 +8,17 @@ from typing import Any
 import pytest
 
 from gpuipc_doctor.api import Context, Probe, ProbeOutcome
-from gpuipc_doctor.model import Ending, FabricStack, Finding, Json, Launch, Program, RoleOutcome, Status
+from gpuipc_doctor.model import (
+    Ending,
+    FabricStack,
+    Finding,
+    Json,
+    Launch,
+    Program,
+    RoleOutcome,
+    StatedFabric,
+    Status,
+)
 from gpuipc_doctor.report import sentences
 from tests.checks.judging import GOOD, TWO, check, conclude, statuses
 
@@ -26,12 +36,18 @@ def one(size: int, ended: str = "right", said: str = "", route: str = "tcp") -> 
     }
 
 
-def told(*tries: Json, program: str = "fi_pingpong", failed: Sequence[Json] = ()) -> list[Finding]:
+def told(
+    *tries: Json,
+    program: str = "fi_pingpong",
+    failed: Sequence[Json] = (),
+    stated: tuple[str, str] | None = None,
+) -> list[Finding]:
     params: dict[str, Any] = {
         "program": f"/usr/bin/{program}",
         "sizes": SIZES,
         "failed": list(failed),
         "missing": [],
+        "stated": list(stated) if stated else None,
     }
     roles = {"server": {"tries": tries}, "client": {"tries": tries}}
     return conclude("fabric-small-message", roles, (), "libfabric", **params)
@@ -84,6 +100,24 @@ def test_a_build_without_that_memory_is_no_failure() -> None:
 def test_no_provider_that_mpi_would_use_is_said() -> None:
     [finding] = told()
     assert (finding.status, finding.key) == (Status.SKIP, "cannot-send")
+
+
+def test_a_stated_fabric_that_is_not_offered_is_named_with_the_line_that_states_it() -> None:
+    [finding] = told(stated=("cxi", "x.yaml:3"))
+    assert (finding.status, finding.key) == (Status.SKIP, "cannot-send")
+    assert "no provider of cxi, which x.yaml:3 says that this node has" in sentences.summary(finding)
+
+
+def test_what_told_ucx_the_stated_fabric_is_evidence() -> None:
+    sent = one(16, route="host") | {"chosen": {"UCX_TLS": "tcp,sm,self"}}
+    [finding] = told(sent, sent, program="ucx_perftest", stated=("tcp", "x.yaml:3"))
+    assert sentences.evidence(finding) == ("UCX_TLS=tcp,sm,self, for x.yaml:3 says tcp",)
+
+
+def test_the_roles_are_told_which_fabric_the_site_states() -> None:
+    stack = FabricStack(PROGRAMS, stated=StatedFabric("tcp", "x.yaml:3"))
+    probes = [probe for probe in planned(stack) if isinstance(probe, Probe)]
+    assert {tuple(probe.params["stated"]) for probe in probes} == {("tcp", "x.yaml:3")}
 
 
 def planned(fabric: FabricStack, **context: Any) -> list[Probe | Finding]:

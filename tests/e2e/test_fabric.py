@@ -63,6 +63,60 @@ def test_a_fault_of_the_fabric_is_found_and_nothing_else(name: str, few: str) ->
     assert not [one for one in tree.descendants(os.getpid()) if one.name in mine]
 
 
+def stated(fabric: str, simulate: str, tmp_path: Path, *options: str) -> dict[str, tuple[Status, str, str]]:
+    """By check, and its probe of the node: status, what is said, and the evidence."""
+    site = tmp_path / "stated.yaml"
+    site.write_text(f"# ours\nfabric: {fabric}\noptions: {{fabric-small-message: {{sizes: [16]}}}}\n")
+    site.chmod(0o644)
+    checks = ("fabric-info", "fabric-small-message", "known-versions")
+    report, _ = check(*checks, "--simulate", simulate, "--backend", "cuda", "--config", str(site), *options)
+    return {
+        f"{one.check} {one.probe}".strip(): (
+            one.finding.status,
+            sentences.summary(one.finding).replace(str(site), "site.yaml"),
+            " | ".join(sentences.evidence(one.finding)),
+        )
+        for one in report.results
+        if one.subject == "node"
+    }
+
+
+def test_a_stated_fabric_that_is_not_here_fails_and_nothing_is_sent_over_another(tmp_path: Path) -> None:
+    told = stated("verbs", "cxi-healthy", tmp_path)
+    assert told["fabric-small-message libfabric"][0] is Status.SKIP
+    assert "no provider of verbs, which site.yaml:2 says" in told["fabric-small-message libfabric"][1]
+    told = stated("verbs", "fabric-healthy", tmp_path)
+    said = "no adapter of InfiniBand or RoCE is here, and site.yaml:2 says that this node has verbs"
+    assert Status.PASS in [status for status, *_ in told.values()]
+    report, _ = check("fabric-info", "--simulate", "cxi-healthy", "--config", str(tmp_path / "stated.yaml"))
+    fails = [one.finding for one in report.results if one.finding.status is Status.FAIL]
+    assert [sentences.summary(one).replace(str(tmp_path / "stated.yaml"), "site.yaml") for one in fails] == [
+        said
+    ]
+    assert sentences.evidence(fails[0]) == ("the kernel lists cxi0, cxi1 (cxi)",)
+
+
+def test_over_tcp_where_the_site_says_so_whatever_adapter_is_here(tmp_path: Path) -> None:
+    assert stated("cxi", "cxi-healthy", tmp_path)["fabric-small-message libfabric"][:2] == (
+        Status.PASS,
+        "1 sizes right over cxi",
+    )
+    assert stated("tcp", "cxi-healthy", tmp_path)["fabric-small-message libfabric"][:2] == (
+        Status.PASS,
+        "1 sizes right over tcp, shm",
+    )
+
+
+def test_where_the_site_has_no_fabric_both_checks_say_so_and_what_is_here_all_the_same(
+    tmp_path: Path,
+) -> None:
+    told = stated("none", "cxi-healthy", tmp_path)
+    skip = (Status.SKIP, "site.yaml:2 says that this node has no fabric")
+    note = "all the same the kernel lists cxi0, cxi1 (cxi)"
+    assert told["fabric-info"] == told["fabric-small-message"] == (*skip, note)
+    assert stated("none", "fabric-healthy", tmp_path)["fabric-info"] == (*skip, "")
+
+
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     "name", [pytest.param("mpi-wrong-fabric-right", marks=pytest.mark.full), "mpi-wrong-fabric-wrong"]
@@ -130,3 +184,10 @@ def test_messages_of_device_memory_meet_the_faults_of_the_simulated_driver(few: 
     assert told["node"].status is Status.PASS
     assert (told["cuda:0"].status, told["cuda:0"].key) == (Status.FAIL, "crashed")
     assert "cuda: 16 B, 256 B: SIGABRT" in sentences.evidence(told["cuda:0"])
+
+
+@pytest.mark.mpi
+@pytest.mark.usefixtures("ucx")
+def test_ucx_is_told_the_stated_fabric(tmp_path: Path) -> None:
+    _, _, evidence = stated("tcp", "fabric-healthy", tmp_path)["fabric-small-message UCX"]
+    assert "UCX_TLS=tcp,sm,self, for " in evidence

@@ -65,6 +65,25 @@ def test_each_value_is_shown_with_its_file_and_line(directory: Path) -> None:
     )
 
 
+def test_the_fabric_of_all_nodes_and_of_a_type_of_them(directory: Path) -> None:
+    text = "fabric: tcp\nnode_types:\n  login: {hosts: login01, fabric: none}\n"
+    write(directory / "fabrics.yaml", text)
+    assert run("show", "--origin", "--config", "fabrics.yaml").stdout == (
+        "# from the top: fabrics.yaml\n"
+        "fabric: tcp  # fabrics.yaml:1\n"
+        "node_types:\n"
+        "  login:  # fabrics.yaml:3\n"
+        "    hosts: login01\n"
+        "    fabric: none\n"
+    )
+    site = config.load(Path("fabrics.yaml"))
+    said = [site.of_node(host, []).node.fabric for host in ("login01", "gpu01")]
+    assert [(one.value, one.where) for one in said if one] == [
+        ("none", "fabrics.yaml:3"),
+        ("tcp", "fabrics.yaml:1"),
+    ]
+
+
 def test_what_is_shown_can_be_used(directory: Path) -> None:
     write(directory / "shown.yaml", run("show", "--config", "top.yaml").stdout)
     one, other = (config.load(Path(name)) for name in ("top.yaml", "shown.yaml"))

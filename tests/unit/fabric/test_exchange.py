@@ -56,6 +56,29 @@ def test_memory_that_a_build_does_not_know_is_no_failure() -> None:
     )
 
 
+def test_a_line_of_ucxs_log_loses_its_head_whatever_the_length_of_a_process_id() -> None:
+    log = "[1795358814.885] [vm:775  :0]  perftest_run.c:363 UCX  ERROR Failed to run test: No such device\n"
+    assert exchange.judge(255, log)["said"] == "exit code 255: Failed to run test: No such device"
+
+
+@pytest.mark.parametrize(
+    ("program", "route", "stated", "transports"),
+    [
+        ("/a/ucx_perftest", "host", None, None),
+        ("/a/ucx_perftest", "host", "cxi", None),
+        ("/a/ucx_perftest", "host", "tcp", "tcp,sm,self"),
+        ("/a/ucx_perftest", "hip", "tcp", "tcp,sm,self,rocm"),
+        ("/a/ucx_perftest", "cuda", "verbs", "ib,cuda"),
+        ("/a/fi_pingpong", "tcp", "tcp", None),
+    ],
+)
+def test_ucx_is_told_the_fabric_that_the_site_states(
+    program: str, route: str, stated: str | None, transports: str | None
+) -> None:
+    told = exchange.transports(program, route, stated)
+    assert told == ({"UCX_TLS": transports} if transports else {})
+
+
 def test_of_both_ends_the_one_that_tells_more() -> None:
     crashed, failed = {"ended": "crashed", "said": "SIGSEGV"}, {"ended": "failed", "said": "exit code 1"}
     assert exchange.of_both(crashed, failed) == exchange.of_both(failed, crashed) == crashed

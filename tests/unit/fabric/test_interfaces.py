@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from gpuipc_doctor.fabric.interfaces import Interface, offered, routes
+from gpuipc_doctor.fabric.interfaces import Interface, offered, routes, transports
 
 CXI = """\
 provider: cxi
@@ -83,16 +83,35 @@ def rdm(*providers: str) -> list[Interface]:
 
 
 @pytest.mark.parametrize(
-    ("providers", "across", "expected"),
+    ("providers", "across", "stated", "expected"),
     [
-        (("shm", "tcp", "cxi"), False, ["cxi"]),
-        (("verbs;ofi_rxm", "tcp", "shm"), True, ["verbs;ofi_rxm"]),
-        (("udp;ofi_rxd", "tcp;ofi_rxm", "shm", "psm3"), False, ["tcp", "shm"]),
-        (("tcp", "shm"), True, ["tcp"]),
-        (("sockets",), False, []),
+        (("shm", "tcp", "cxi"), False, None, ["cxi"]),
+        (("verbs;ofi_rxm", "tcp", "shm"), True, None, ["verbs;ofi_rxm"]),
+        (("udp;ofi_rxd", "tcp;ofi_rxm", "shm", "psm3"), False, None, ["tcp", "shm"]),
+        (("tcp", "shm"), True, None, ["tcp"]),
+        (("sockets",), False, None, []),
+        (("tcp", "shm", "cxi", "verbs;ofi_rxm"), False, "tcp", ["tcp", "shm"]),
+        (("tcp", "shm", "cxi", "verbs;ofi_rxm"), True, "tcp", ["tcp"]),
+        (("tcp", "shm", "cxi", "verbs;ofi_rxm"), True, "verbs", ["verbs;ofi_rxm"]),
+        (("tcp", "shm", "verbs;ofi_rxm"), True, "cxi", []),
     ],
 )
-def test_what_an_mpi_would_send_through(
-    providers: tuple[str, ...], across: bool, expected: list[str]
+def test_what_an_mpi_would_send_through_or_the_site_says(
+    providers: tuple[str, ...], across: bool, stated: str | None, expected: list[str]
 ) -> None:
-    assert routes(rdm(*providers), across=across) == expected
+    assert routes(rdm(*providers), across=across, stated=stated) == expected
+
+
+UCX_INFO = """\
+# Memory domain: tcp
+#     Component: tcp
+#      Transport: tcp
+#         Device: eth0
+#      Transport: tcp
+#         Device: lo
+#      Transport: rc_mlx5
+"""
+
+
+def test_ucxs_transports_each_once() -> None:
+    assert transports(UCX_INFO) == ["tcp", "rc_mlx5"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from gpuipc_doctor.model import Device, Fact
@@ -56,7 +54,7 @@ def unexpected(versions: dict[str, Range], *facts: Fact, surveyed: bool = True) 
     site = SiteConfig(
         versions={name: ExpectedVersion(one, "x.yaml:2", "a reason") for name, one in versions.items()}
     )
-    found = expectations.of_inventory(site, facts, "/", surveyed=surveyed)
+    found = expectations.of_versions(site, facts, surveyed=surveyed)
     return [f"{one.name} is {one.found}, not {one.wanted}: {one.why}" for one in found]
 
 
@@ -72,14 +70,6 @@ def test_versions() -> None:
     absent = Fact("nvidia-driver", None, "no /proc/driver/nvidia/version")
     assert unexpected(wanted, absent) == ["nvidia-driver is not here, not 535 to before 580: a reason"]
     assert unexpected(wanted, absent, surveyed=False) == []
-
-
-def test_the_fabrics_devices(tmp_path: Path) -> None:
-    site = SiteConfig(node=NodeConfig(fabric=Said("cxi", "x.yaml:3")))
-    (told,) = expectations.of_inventory(site, [], str(tmp_path), surveyed=True)
-    assert (told.name, told.found, told.wanted) == ("fabric", "without a device in /sys/class/cxi", "cxi")
-    (tmp_path / "sys/class/cxi/cxi0").mkdir(parents=True)
-    assert not list(expectations.of_inventory(site, [], str(tmp_path), surveyed=True))
 
 
 # -- types of nodes -------------------------------------------------------------------------------------
