@@ -68,9 +68,12 @@ def validate(files: tuple[Path, ...]) -> None:
 
 
 def _is_of_this_node(found: Layers) -> bool:
-    """Whether a config is of this node, or does not say of which it is."""
+    """Whether a config is of this node, or does not say of which it is; a bad set of nodes is of none."""
     says = found.data.get("cluster") or found.data.get("hosts")
-    return not says or hosts.is_of(found.data, options.host(), hosts.cluster_name(os.environ))
+    try:
+        return not says or hosts.is_of(found.data, options.host(), hosts.cluster_name(os.environ))
+    except hosts.BadNodes:
+        return False
 
 
 def _mistakes(found: Layers, wrong: Iterable[Mistake]) -> list[str]:

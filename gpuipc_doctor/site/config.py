@@ -313,6 +313,8 @@ def examine(path: Path | None = None, match: Find = lambda: None) -> tuple[Layer
 
 def _examine(path: Path) -> tuple[Document | None, list[Mistake]]:
     """What of one file is in order, None where nothing is, and every mistake in it."""
+    if wrong_name := layers.nameless(path):
+        return None, [Mistake(path, 0, wrong_name)]
     # Whoever can write a shipped file can write the program that reads it.
     if path.parent != layers.shipped() and (reason := untrusted(path)):
         return None, [Mistake(path, 0, reason)]

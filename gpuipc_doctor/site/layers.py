@@ -58,6 +58,19 @@ def of_option(name: Path) -> Path:
     return name if _is_there(name) else find(str(name), Path()) or name
 
 
+def nameless(path: Path) -> str:
+    """What is wrong with a bare name that is neither a file's nor a shipped site's; empty for any other."""
+    if path.parent != Path() or find(str(path), Path()) or _is_there(path):
+        return ""
+    return f"there is no such file, and no shipped site of that name{_meant(path)}"
+
+
+def _meant(name: object) -> str:
+    """What to do about a name that no shipped site has."""
+    near = did_you_mean(str(name), names())
+    return near or f"; they are {', '.join(names())}"
+
+
 def shown(path: Path) -> str:
     """A config's name as a person knows it, wherever the package is installed."""
     return f"site-configs/{path.name}" if path.parent == shipped() else str(path)
@@ -86,7 +99,7 @@ def lineage(top: Path | None, read: Read, match: Find = lambda: None) -> Iterato
 def _extended(document: Document, base: str, seen: Sequence[Path]) -> Path:
     found = find(base, document.path.parent)
     if found is None:
-        text = f"extends: there is no shipped site {base!r}{did_you_mean(base, names())}"
+        text = f"extends: there is no shipped site {base!r}{_meant(base)}"
         raise BadFile([document.mistake(text, "extends")])
     if found.resolve() in seen:
         text = f"extends: {base!r} leads back here; one of the files on the way must extend another, or none"

@@ -295,6 +295,24 @@ def test_validate_says_that_a_config_is_fine(tmp_path: Path) -> None:
     assert validate(path) == (0, f"{path}: fine\n", "")
 
 
+def test_validate_says_what_is_wrong_with_a_set_of_nodes(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.yaml", "# ours\nhosts: nid[01-99\n")
+    code, _, err = validate(path)
+    assert (code, err.count("\n")) == (2, 1)
+    assert err.startswith(f"gpuipc-doctor: {path}:2: hosts: 'nid[01-99' names no nodes: missing bracket")
+
+
+def test_a_name_that_is_neither_a_file_nor_a_shipped_site(tmp_path: Path) -> None:
+    code, _, err = validate(Path("olcf-fronteir"))
+    assert (code, err) == (
+        2,
+        "gpuipc-doctor: olcf-fronteir: there is no such file, and no shipped site of that name; "
+        "did you mean 'olcf-frontier'?\n",
+    )
+    code, _, err = validate(write(tmp_path / "x.yaml", "extends: ours\n"))
+    assert "x.yaml:1: extends: there is no shipped site 'ours'; they are csc-lumi-g, " in err
+
+
 def test_validate_names_every_mistake_of_every_file_and_of_what_they_add(tmp_path: Path) -> None:
     write(tmp_path / "checks" / "ours.py", "import no_such_module\n")
     write(tmp_path / "issues" / "ours.yaml", "issues: []\n")
