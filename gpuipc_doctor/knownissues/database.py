@@ -39,7 +39,8 @@ def lint(
     With ``check_ids``, also each check that ``detected_by`` invents. ``changing`` names the environment
     variables that came, went or changed their meaning, each with the components in which that happened: a
     workaround that sets one says in which versions. Suppressions that ended before ``today`` (by default,
-    today) are to be renewed or removed, and count as mistakes.
+    today) are to be renewed or removed, and count as mistakes. The package's own signatures say where the
+    program prints the message, or that nobody can read that.
     """
     paths = list(paths)
     others, _, _ = read_all((path for path in files() if path not in paths), _is_shipped)
@@ -47,6 +48,8 @@ def lint(
     wrong += merge([*others, *documents])[1]
     for document in (*documents, *parts):
         wrong += _within(document, check_ids, changing)
+        if _is_shipped(document.path):
+            wrong += [mistake for one in placed(document) for mistake in mistakes.of_sources(one)]
     for document in documents:
         wrong += mistakes.of_suppressions(document, today or date.today())
     return tuple(sorted(wrong))

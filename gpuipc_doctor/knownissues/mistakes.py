@@ -44,6 +44,14 @@ def of_entry(
         yield one.mistake("says of no version, no condition and no signature that it is this issue")
 
 
+def of_sources(one: Placed) -> Iterator[Mistake]:
+    """A signature made of one poster's words is missing what others' logs say."""
+    for number, signature in enumerate(one.issue.signatures):
+        if not signature.source and not one.issue.withdrawn:
+            text = "say in 'source' where the program prints this, or none where its source is not public"
+            yield one.mistake(text, "signatures", number)
+
+
 def of_suppressions(document: Document, today: date) -> Iterator[Mistake]:
     for number, (id_, suppression) in enumerate(suppressions(document)):
         if not suppression.holds(today):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gpuipc_doctor import inventory, knownissues
 from gpuipc_doctor.cli.issue_page import page
 from gpuipc_doctor.cli.known_issues import command
-from gpuipc_doctor.knownissues import SCHEMA, Confidence, KnownIssue
+from gpuipc_doctor.knownissues import SCHEMA, Confidence, KnownIssue, database
 from gpuipc_doctor.knownissues.conditions import Need
 from gpuipc_doctor.model import (
     Device,
@@ -389,6 +389,18 @@ def test_what_can_never_speak_is_a_mistake(tmp_path: Path) -> None:
 def test_a_signature_must_find_its_own_sample(tmp_path: Path) -> None:
     text = GOOD.replace("[broken]", "[{match: [broken, pipe], sample: a broken plate}]")
     assert lint(tmp_path, text) == ["0.yaml:11: the signature does not find its own sample"]
+
+
+def test_a_signature_of_the_package_says_who_prints_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert lint(tmp_path, GOOD) == []  # a site's need not
+    monkeypatch.setattr(database, "SHIPPED", tmp_path)
+    text = "say in 'source' where the program prints this, or none where its source is not public"
+    assert lint(tmp_path, GOOD) == [f"0.yaml:11: {text}"]
+    assert lint(tmp_path, GOOD.replace("[broken]", "[{match: broken, source: none}]")) == []
+    source = "{prints: broken, file: pmodels/mpich src/x.c}"
+    assert lint(tmp_path, GOOD.replace("[broken]", f"[{{match: broken, source: {source}}}]")) == []
 
 
 @pytest.mark.parametrize(
