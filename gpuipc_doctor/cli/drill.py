@@ -33,6 +33,9 @@ BINDINGS = {"cuda": ("cuda", "cuda-bindings"), "hip": ("hip", "hip-python")}
 FABRIC = ("fabric-info", "fabric-small-message")
 """The checks of a healthy node whose matter is the fabric."""
 
+GROWTH = ("mpi-cache-growth",)
+"""The check of a node on which a fault of MPI is none: memory that is taken, and no more of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Drill:
@@ -202,23 +205,30 @@ def _update(name: str, unstated: Mapping[str, set[Expected]]) -> bool:
 def _run(
     name: str, stated: Profile, backend: str, mpi_lib: str | None, check: str | None
 ) -> tuple[Report, float]:
-    """One run of every check, as ``check --all --simulate`` does it, or of one; its report and seconds.
-
-    Faults of MPI and of libfabric get the checks that must find them: each message of the latter is a process
-    of its own. Faults of the driver get no
-    MPI: what each library makes of them no profile can state.
-    """
+    """One run on that node; its report and seconds."""
     started = time.monotonic()
-    request = Request(backend=backend, deadline_s=stated.deadline_s)
-    if stated.needs_mpi or stated.needs_fabric:
-        request = replace(request, checks=stated.expect[backend].checks or FABRIC)
-    if check:
-        request = replace(request, checks=(check,))
-    if stated.needs_mpi or not stated.faults:
-        request = replace(request, mpi_lib=mpi_lib, workarounds=False)
+    request = _request(stated, backend, mpi_lib, check)
     with options.node(name) as node, progress() as watcher:
         report = engine.run(request, SiteConfig(memory=stated.memory), node, watcher)
     return report, time.monotonic() - started
+
+
+def _request(stated: Profile, backend: str, mpi_lib: str | None, check: str | None) -> Request:
+    """What is asked for: every check, as ``check --all --simulate`` runs them, or this one.
+
+    Faults of MPI and of libfabric get the checks that must find them: each message of the latter is a process
+    of its own. Faults of the driver get no MPI: what each library makes of them no profile can state. Nor do
+    those of libfabric alone: with an MPI, the programs of this machine's own ``PATH`` would be asked.
+    """
+    request = Request(backend=backend, deadline_s=stated.deadline_s)
+    if stated.needs_mpi or stated.needs_fabric:
+        silent = GROWTH if stated.needs_mpi else FABRIC
+        request = replace(request, checks=stated.expect[backend].checks or silent)
+    if check:
+        request = replace(request, checks=(check,))
+    if stated.needs_mpi or not (stated.faults or stated.needs_fabric):
+        request = replace(request, mpi_lib=mpi_lib, workarounds=False)
+    return request
 
 
 def _as_json(done: Sequence[Drill], left: int) -> str:

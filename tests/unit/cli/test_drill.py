@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from gpuipc_doctor.cli import drill
 from gpuipc_doctor.model import Finding, Report, Tier
 from gpuipc_doctor.model import Result as ReportResult
+from gpuipc_doctor.simulator import profile
 
 HEALTHY = Report(
     host="node",
@@ -115,6 +116,28 @@ def test_faults_of_mpi_are_drilled_with_an_mpi_only(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(drill.profile, "names", lambda: ["healthy-both", "healthy-single", "mpi-segv"])
     assert invoke().output.splitlines()[-1].startswith("2 drills")
     assert invoke("--mpi-lib", "/opt/mpi/lib/libmpi.so.12").output.splitlines()[-1].startswith("3 drills")
+
+
+@pytest.mark.parametrize(
+    ("name", "is_given"),
+    [
+        ("healthy-single", True),
+        ("mpi-segv", True),
+        ("mpi-wrong-fabric-right", True),
+        ("already-mapped", False),
+        ("cxi-healthy", False),
+        ("fabric-wrong-byte", False),
+    ],
+)
+def test_an_mpi_is_given_to_nodes_whose_fault_is_of_mpi_or_that_have_none(name: str, is_given: bool) -> None:
+    request = drill._request(profile.load(name), "cuda", "/opt/mpi/lib/libmpi.so.12", None)
+    assert bool(request.mpi_lib) is is_given
+
+
+def test_a_fault_of_mpi_that_is_none_is_drilled_with_a_check_of_mpi() -> None:
+    stated = profile.load("mpi-bounded-cache")
+    assert stated.expect["cuda"].findings == ()
+    assert drill._request(stated, "cuda", "/opt/mpi/lib/libmpi.so.12", None).checks == ("mpi-cache-growth",)
 
 
 def test_faults_of_mpi_that_are_named_ask_for_an_mpi() -> None:
