@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import gpuipc_doctor
+from gpuipc_doctor.supervise import tree
 
 BUDGET_S, DEADLINE_S = 15.0, 2.0
 LATE_S = 1.0
@@ -243,13 +244,13 @@ def itself(pid: int, _: random.Random) -> list[int]:
 
 def all_of_ours_but_workers(pid: int, _: random.Random) -> list[int]:
     """The guard and its child, all at once; the keeper is left."""
-    return [pid, *(child for child in children(pid) if b"prolog" in command_line(child))]
+    return [pid, *(child for child in below(pid) if b" prolog " in command_line(child))]
 
 
 def any_below(pid: int, chance: random.Random) -> list[int]:
     """One of the processes below the tool, whichever."""
-    below = descendants(pid)
-    return [chance.choice(below)] if below else []
+    there = below(pid)
+    return [chance.choice(there)] if there else []
 
 
 def torn_state(site: Site) -> None:
@@ -393,9 +394,9 @@ def await_nothing(find: Callable[[], list[str]], limit_s: float) -> list[str]:
     return [f"left: {', '.join(found)}"] if found else []
 
 
-def left_running(tag: str) -> list[str]:
-    """Processes that inherited this run's job id."""
-    wanted = f"SLURM_JOB_ID={tag}".encode()
+def left_running(tag: str, name: str = "SLURM_JOB_ID") -> list[str]:
+    """Processes that inherited this run's job id, or another variable that marks it."""
+    wanted = f"{name}={tag}".encode()
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -447,19 +448,8 @@ def command_line(pid: int) -> bytes:
     return b""
 
 
-def children(pid: int) -> list[int]:
-    with contextlib.suppress(OSError):
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return []
-
-
-def descendants(pid: int) -> list[int]:
-    found = []
-    frontier = [pid]
-    while frontier:
-        frontier = [child for parent in frontier for child in children(parent)]
-        found += frontier
-    return found
+def below(pid: int) -> list[int]:
+    return [process.pid for process in tree.descendants(pid) if process.state != "Z"]
 
 
 # -- all of them ------------------------------------------------------------------------------------------
