@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.conftest import Command
+
 PAGE = Path(__file__).parent.parent.parent / "docs" / "acceptance.md"
 
 LOOKED_AT = "ipc-reopen driver-init environment known-versions --device cuda:0"
@@ -56,6 +58,16 @@ def commands() -> list[tuple[str, list[str]]]:
     return found
 
 
+def test_nothing_is_shown_that_is_not_typed() -> None:
+    """But the prolog, which `test_the_same_file_is_the_prologs` types."""
+    text = PAGE.read_text()
+    assert set(re.findall(r"^```(.+)$", text, re.MULTILINE)) == {"console"}
+    typed = [command for command, _ in commands()]
+    assert len(typed) >= 11
+    said = set(re.findall(r"`(gpuipc-doctor [^`]+)`", text))
+    assert said == {"gpuipc-doctor prolog"}
+
+
 @pytest.mark.cuda
 def test_every_line_of_the_page(tmp_path: Path) -> None:
     for name, text in (("gpuipc-doctor", DOCTOR), ("ssh", SSH)):
@@ -63,7 +75,6 @@ def test_every_line_of_the_page(tmp_path: Path) -> None:
         (tmp_path / name).chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "COLUMNS": "80"}
     environment.pop("SLURM_JOB_ID", None)
-    assert len(commands()) >= 10
     for command, shown in commands():
         ended = subprocess.run(
             ["bash", "-c", command],
@@ -75,6 +86,47 @@ def test_every_line_of_the_page(tmp_path: Path) -> None:
         )
         assert ended.returncode == 0, f"{command}\n{ended.stdout}{ended.stderr}"
         assert matches(shown, ended.stdout), f"{command}\n{ended.stdout}"
+
+    assert "<!doctype html>" in (tmp_path / "nid0001.html").read_text().lower()
+
+
+@pytest.fixture
+def site(tmp_path: Path, doctor: Command) -> Path:
+    """What `config new` wrote on a node with two GPUs, with the driver's version no longer a comment."""
+    path = tmp_path / "site.yaml"
+    assert doctor("config", "new", "--to", str(path), "--simulate", "healthy-cuda").returncode == 0
+    text = path.read_text()
+    wanted = re.sub(r"^# versions:\n# ( +nvidia-driver: .*)$", r"versions:\n\1", text, flags=re.MULTILINE)
+    assert wanted != text
+    path.write_text(wanted)
+    return path
+
+
+@pytest.mark.cuda
+@pytest.mark.hip
+@pytest.mark.parametrize(
+    ("node", "says"),
+    [
+        ("healthy-single", "FAIL  driver-init 1 of the 2 × NVIDIA H200 that {site}:13 expects"),
+        ("nvidia-460.32.03", "WARN  known-versions nvidia-driver is 460.32.03"),
+    ],
+)
+def test_a_gpu_that_has_gone_and_another_driver_are_told_by_the_file(
+    doctor: Command, site: Path, node: str, says: str
+) -> None:
+    ended = doctor("check", "driver-init", "known-versions", "--simulate", node, "--config", str(site))
+    assert ended.returncode == 12, ended.stdout
+    assert says.format(site=site).replace(" ", "") in re.sub(r"\s", "", ended.stdout)
+
+
+@pytest.mark.cuda
+def test_the_same_file_is_the_prologs(doctor: Command, site: Path) -> None:
+    policy = "on_fail: drain, on_error: log, on_budget: log, on_unkillable: drain"
+    with site.open("a") as file:
+        file.write(f"prolog: {{{policy}, simulate: healthy-cuda, state_dir: state, log: log.jsonl}}\n")
+    ended = doctor("prolog", "--config", str(site))
+    assert ended.returncode == 0, ended
+    assert "PASS 2 checks on cuda:0-1" in ended.stdout + ended.stderr
 
 
 def matches(shown: list[str], printed: str) -> bool:
