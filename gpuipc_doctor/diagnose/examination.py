@@ -53,10 +53,10 @@ class Examination:
         for number in parts:
             part = self.index.parts[number]
             counted = seen if part.counts else seen.once
-            self._tally(self._of_part, number, counted)
+            self._of_part.setdefault(number, Tally(seen.first)).add(counted)
             of_issue[part.issue] = max(counted, of_issue.get(part.issue, counted), key=attrgetter("lines"))
         for issue, counted in of_issue.items():
-            self._tally(self._of_issue, issue, counted)
+            self._of_issue.setdefault(issue, Tally(seen.first)).add(counted)
         if told is not None:
             self._groups.add(seen, told, parts)
 
@@ -132,13 +132,6 @@ class Examination:
             self._of_issue[number].occurrences(),
             tuple(self._of_part[part].occurrences() for part in parts),
         )
-
-    @staticmethod
-    def _tally(tallies: dict[int, Tally], key: int, seen: Sighting) -> None:
-        tally = tallies.get(key)
-        if tally is None:
-            tally = tallies[key] = Tally(seen.first)
-        tally.add(seen)
 
 
 class LogExamination:

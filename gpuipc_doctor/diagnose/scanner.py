@@ -95,7 +95,7 @@ class Patterns:
             for text in texts:
                 numbers.setdefault(text, []).append(number)
         self._of_text = list(numbers.values())
-        self._finder = finder(list(numbers))
+        self._find = finder(list(numbers))
 
     def possible(self, befores: Sequence[bytes], lines: Sequence[bytes]) -> dict[int, set[int]]:
         """The patterns that each line may hold by its bare text, or by that and the end of the line before.
@@ -106,7 +106,7 @@ class Patterns:
         texts = [b"%b%b\n" % both for both in zip(tails, lines, strict=True)]
         ends = list(accumulate(map(len, texts)))
         found: dict[int, set[int]] = {}
-        for text, end in self._finder.find(b"".join(texts)):
+        for text, end in self._find(b"".join(texts)):
             at = bisect_right(ends, end - 1)
             if end >= ends[at] - len(lines[at]):
                 found.setdefault(at, set()).update(self._of_text[text])
@@ -121,7 +121,7 @@ class _Form:
     """The bare line's hash."""
     numbers: tuple[int, ...]
     is_news: bool = True
-    """None of them was looked at yet."""
+    """No two of them were looked at yet."""
 
 
 class _Memory:
@@ -267,13 +267,8 @@ class Scanner:
 
     def _look(self, block: _Block, places: Sequence[int], form: _Form) -> Iterator[Hit]:
         """Look at lines that say the same; what the first ones have shown, the others are taken to show."""
-        if len(places) == 1:
-            hit = self._hit(block, places[0], form.numbers)
-            if hit.matches:
-                yield hit
-            return
         sample = [self._hit(block, place, form.numbers) for place in places[: _SAMPLE if form.is_news else 1]]
-        form.is_news = False
+        form.is_news &= len(places) == 1
         shown = {tuple(number for number, _ in hit.matches) for hit in sample}
         if len(shown) > 1 or any(match.string is not hit.text for hit in sample for _, match in hit.matches):
             sample += [self._hit(block, place, form.numbers) for place in places[len(sample) :]]

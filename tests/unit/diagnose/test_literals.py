@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuipc_doctor import knownissues
-from gpuipc_doctor.diagnose.finder import HyperscanFinder, ReFinder, finder
+from gpuipc_doctor.diagnose.finder import finder, with_re
 from gpuipc_doctor.diagnose.literals import bare, dense, dense_text, fixed_text
 
 SIGNATURES = [text for issue in knownissues.load() for one in issue.signatures for text in one.patterns]
@@ -92,7 +92,6 @@ def test_both_engines_find_every_place(texts: list[bytes], block: bytes) -> None
         for at in range(len(block))
         if block.startswith(text, at)
     }
-    found = ReFinder(texts).find(block)
+    found = with_re(texts)(block)
     assert sorted(found) == sorted(expected)
-    if finder(texts).name == "hyperscan":
-        assert set(HyperscanFinder(texts).find(block)) == expected
+    assert set(finder(texts)(block)) == expected
