@@ -84,6 +84,8 @@ LOGS = {
     "[2026-01-12T08:22:20.530] error: Failed to destroy CXI Service ID 12 (cxi3): Device or resource busy": {
         "cxi-service-busy-after-job",
     },
+    "error: switch_g_job_postfini: Device or resource busy": {"cxi-service-busy-after-job"},
+    "error: switch_g_job_postfini: Unspecified error": set(),
     "error: Failed to destroy CXI Service ID 7 (cxi0): -16": {"cxi-service-busy-after-job"},
     "error: Failed to destroy CXI Service ID 7 (cxi0): Invalid argument": set(),
     "cxi_service: Could not delete service 44: Device or resource busy": {"cxi-service-busy-after-job"},
