@@ -52,6 +52,18 @@ def test_a_finding_must_speak_of_the_subject_that_is_stated() -> None:
     assert verdict.missed[0].startswith("ipc-reopen destroy-context FAIL on a pair")
 
 
+def test_ucx_may_meet_what_libfabric_must_where_there_is_ucx() -> None:
+    check = "fabric-small-message"
+    must = Expected(check, Status.FAIL, mentions=("tcp: 256 B",), key="crashed")
+    libfabric = Row(check, "libfabric", Status.FAIL, "crashed\ntcp: 256 B", "node", "crashed")
+    ucx = Row(check, "UCX", Status.FAIL, "crashed\ncuda: 256 B", key="crashed")
+    assert judge(Expectation(12, (must,)), [libfabric], 12).good
+    assert judge(Expectation(12, (must,)), [libfabric, ucx], 12).good
+    assert judge(Expectation(12, (must,)), [ucx], 12).missed
+    assert judge(Expectation(12, (must,)), [libfabric, replace(ucx, key="failed")], 12).invented
+    assert judge(HEALTHY, [ucx], 12).invented
+
+
 @pytest.mark.parametrize("status", [Status.WARN, Status.ERROR, Status.FAIL])
 def test_a_complaint_about_a_healthy_node_is_invented(status: Status) -> None:
     row = Row("ipc-stale", "same-size", status, "stale bytes\nand more of it")
