@@ -124,6 +124,8 @@ def command(
     if bool(checks) == all_checks:
         raise click.UsageError("name the checks to run, or give --all", ctx)
     config = options.site_config(config_file)
+    if strange := options.not_of_this_node(config):
+        say(strange)
     request = Request(
         checks=checks,
         tier=Tier[tier.upper()] if tier else config.tier,

@@ -63,8 +63,10 @@ def validate(files: tuple[Path, ...]) -> None:
     if mistakes:
         raise SystemExit(2)
     for file, (found, _) in examined.items():
-        elsewhere = "" if _is_of_this_node(found) else "; its modules and libraries were not looked for here"
-        click.echo(f"{sanitise(str(file))}: fine{elsewhere}")
+        elsewhere = (
+            f"; {options.host()} is not one of its nodes: its modules and libraries were not looked for"
+        )
+        click.echo(f"{sanitise(str(file))}: fine{'' if _is_of_this_node(found) else elsewhere}")
 
 
 def _is_of_this_node(found: Layers) -> bool:

@@ -83,6 +83,18 @@ def site_config(file: Path | None) -> SiteConfig:
     return config.load(layers.of_option(file) if file else None, matching)
 
 
+def not_of_this_node(config: SiteConfig) -> str:
+    """That a config which holds here says it is of other nodes; empty where it does not."""
+    from gpuipc_doctor.site import hosts
+
+    if not config.hosts or hosts.hold(list(config.hosts), host()):
+        return ""
+    return (
+        f"{config.hosts_where}: hosts: {host()} is not one of {','.join(config.hosts)}; the file is used all "
+        "the same; correct the set, or name this node's with --config"
+    )
+
+
 def host() -> str:
     """This node's name, as sets of nodes have it."""
     return os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]

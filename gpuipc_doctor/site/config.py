@@ -142,6 +142,10 @@ class NodeType:
 class SiteConfig:
     """What a site has decided; without a file, the defaults. All times are seconds."""
 
+    hosts: tuple[str, ...] = ()
+    """The sets of nodes that it says it is of, where it says so."""
+    hosts_where: str = ""
+    """``file:line`` of them."""
     checks_dirs: tuple[Path, ...] = ()
     known_issues_dirs: tuple[Path, ...] = ()
     disabled: Mapping[str, Waiver] = field(default_factory=dict)
@@ -204,6 +208,8 @@ def load(path: Path | None = None, match: Find = lambda: None) -> SiteConfig:
     node = _node(found)
     prolog = PrologConfig.read(data.get("prolog", {}))
     return SiteConfig(
+        hosts=tuple(hosts.listed(data.get("hosts"))),
+        hosts_where=found.where("hosts") if "hosts" in data else "",
         checks_dirs=tuple(map(Path, data.get("checks_dirs", ()))),
         known_issues_dirs=tuple(map(Path, data.get("known_issues_dirs", ()))),
         disabled=_waivers(found, "disabled"),

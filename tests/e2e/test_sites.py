@@ -147,6 +147,15 @@ def test_a_variable_of_the_site_is_judged_where_it_stands(doctor: Command, site:
     assert f"MPICH_GPU_SUPORT_ENABLED=1 ({site}:1) is misspelt" in finding["summary"]
 
 
+def test_a_file_of_other_nodes_is_used_and_said_to_be_one(doctor: Command, site: Path) -> None:
+    site.write_text("# ours\nhosts: nowhere[01-99]\n")
+    ended = doctor("check", "known-versions", "--simulate", "healthy-single", "--config", str(site))
+    assert ended.returncode == 0, ended
+    assert ended.stderr.startswith(f"gpuipc-doctor: {site}:2: hosts: ")
+    assert " is not one of nowhere[01-99]; the file is used all the same; " in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
 def test_a_loop_of_layers_is_one_line_before_anything_runs(doctor: Command, site: Path) -> None:
     site.write_text("extends: ./site.yaml\n")
     ended = doctor("check", "--all", "--config", str(site))
