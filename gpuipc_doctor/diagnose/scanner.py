@@ -133,8 +133,8 @@ class _Memory:
 
     def __init__(self, patterns: Patterns) -> None:
         self._patterns = patterns
-        self._known: set[int] = set()
-        self._telling: dict[int, _Form] = {}
+        self._form_of: dict[int, _Form | None] = {}
+        """By a pair's hash; None for most, which hold nothing."""
         self._forms: dict[tuple[int, tuple[int, ...]], _Form] = {}
         self._resting: set[int] = set()
 
@@ -142,18 +142,14 @@ class _Memory:
         """The places of the lines that may hold patterns. ``before`` is the bare line before the first."""
         befores = [before, *lines]
         pairs = list(map(hash, zip(befores, lines, strict=False)))
-        if fresh := set(pairs).difference(self._known):
-            if len(self._known) > _MOST_KNOWN:
-                self.forget()
-                fresh = set(pairs)
-            self._known |= fresh
-            places = list({pair: at for at, pair in enumerate(pairs) if pair in fresh}.values())
-            possible = self._patterns.possible([befores[at] for at in places], [lines[at] for at in places])
-            for index, numbers in possible.items():
-                self._tell(pairs[places[index]], hash(lines[places[index]]), numbers)
+        try:
+            forms = list(map(self._form_of.__getitem__, pairs))
+        except KeyError:
+            self._learn(pairs, befores, lines)
+            forms = list(map(self._form_of.__getitem__, pairs))
         groups: defaultdict[_Form, list[int]] = defaultdict(list)
-        if not self._telling.keys().isdisjoint(pairs):
-            for at, form in enumerate(map(self._telling.get, pairs)):
+        if any(forms):
+            for at, form in enumerate(forms):
                 if form:
                     groups[form].append(at)
         return groups
@@ -161,24 +157,34 @@ class _Memory:
     def rest(self, number: int) -> None:
         """Look for this pattern no more."""
         self._resting.add(number)
-        telling, self._telling = self._telling, {}
-        for pair, form in telling.items():
-            self._tell(pair, form.kind, form.numbers)
+        for pair, form in self._form_of.items():
+            if form and number in form.numbers:
+                self._form_of[pair] = self._form(form.kind, form.numbers)
 
     def wake(self, numbers: Collection[int]) -> None:
         """Look for these again."""
         if not self._resting.isdisjoint(numbers):
             self._resting.difference_update(numbers)
-            self.forget()
+            self._forget()
 
-    def forget(self) -> None:
-        self._known.clear()
-        self._telling.clear()
+    def _learn(self, pairs: Sequence[int], befores: Sequence[bytes], lines: Sequence[bytes]) -> None:
+        if len(self._form_of) > _MOST_KNOWN:
+            self._forget()
+        fresh = {pair: at for at, pair in enumerate(pairs) if pair not in self._form_of}
+        self._form_of.update(dict.fromkeys(fresh))
+        places = list(fresh.values())
+        possible = self._patterns.possible([befores[at] for at in places], [lines[at] for at in places])
+        for index, numbers in possible.items():
+            at = places[index]
+            self._form_of[pairs[at]] = self._form(hash(lines[at]), numbers)
+
+    def _form(self, kind: int, numbers: Iterable[int]) -> _Form | None:
+        awake = tuple(sorted(number for number in numbers if number not in self._resting))
+        return self._forms.setdefault((kind, awake), _Form(kind, awake)) if awake else None
+
+    def _forget(self) -> None:
+        self._form_of.clear()
         self._forms.clear()
-
-    def _tell(self, pair: int, kind: int, numbers: Iterable[int]) -> None:
-        if awake := tuple(sorted(number for number in numbers if number not in self._resting)):
-            self._telling[pair] = self._forms.setdefault((kind, awake), _Form(kind, awake))
 
 
 class Scanner:

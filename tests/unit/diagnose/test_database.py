@@ -37,7 +37,7 @@ def test_nothing_in_a_debug_log_is_worth_a_look_once_it_was_seen() -> None:
     reading = Examination(ISSUES).log("debug.log")
     for _ in range(2):
         reading.feed(log)
-    assert reading._scanner._memory._telling == {}
+    assert not any(reading._scanner._memory._form_of.values())
 
 
 @pytest.mark.parametrize(("issue", "number"), SAMPLES)
