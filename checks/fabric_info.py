@@ -137,7 +137,7 @@ def unlike_stated(seen: Json, stated: Json) -> Iterator[Finding]:
             "stated-not-offered",
             "neither libfabric nor UCX offers {fabric} here, and {where} says that this node has it",
             *(
-                f"{program} offers {', '.join(dict.fromkeys(found)) or 'nothing'}"
+                f"{program} offers {', '.join(dict.fromkeys(found))}"
                 for program, found in offers.items()
                 if found
             ),

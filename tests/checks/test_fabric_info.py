@@ -40,7 +40,8 @@ def told(
         **seen,
     }
     params = {"programs": programs, "known": [], "status_dir": None, "stated": stated}
-    return conclude("fabric-info", {"fabric": record}, (), **params)
+    asked = {name: value for name, value in record.items() if value is not None}
+    return conclude("fabric-info", {"fabric": asked}, (), **params)
 
 
 def test_what_is_here() -> None:
@@ -223,6 +224,9 @@ def test_ports_of_which_none_is_active_fail() -> None:
         (VERBS, {"interfaces": [OVER_TCP], "transports": ["tcp", "rc_mlx5"]}, True),
         (VERBS, {"interfaces": [OVER_TCP], "transports": ["tcp"]}, False),
         (VERBS, {"interfaces": [OVER_TCP]}, False),
+        (VERBS, {"interfaces": None, "transports": ["tcp"]}, False),
+        (VERBS, {"interfaces": None, "transports": ["rc_mlx5"]}, True),
+        (VERBS, {"interfaces": None}, True),
         (["tcp", "x.yaml:3", None], {"interfaces": [OVER_TCP]}, True),
         (["tcp", "x.yaml:3", None], {"interfaces": [OVER_VERBS]}, False),
         (["cxi", "x.yaml:3", ["cxi0"]], {"interfaces": [OVER_TCP]}, True),

@@ -139,6 +139,7 @@ def test_between_nodes_too_where_that_is_asked_for() -> None:
     across = Launch(("srun", "-n{ranks}"), nodes=2)
     probes = [probe for probe in planned(FabricStack(PROGRAMS, across=across)) if isinstance(probe, Probe)]
     assert [probe.subject for probe in probes if probe.launch == across] == ["node", "node", "cuda:0"]
+    assert all(probe.params["across"] == (probe.launch == across) for probe in probes)
 
 
 def test_without_programs_it_says_what_brings_them() -> None:

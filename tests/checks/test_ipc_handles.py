@@ -133,4 +133,7 @@ def test_memory_of_vmm_is_exported_by_a_probe_of_its_own_that_says_that_it_may_h
 def test_memory_of_vmm_must_be_refused(seen: str, useless: list[str], expected: list[Status]) -> None:
     exporter: dict[str, Json] = {"answers": {"export-vmm": (seen, "refused")}, "useless": []}
     records = {"exporter": exporter, "importer": {"answers": {}, "useless": useless}}
-    assert statuses(conclude("ipc-handles", records, probe="VMM memory")) == expected
+    found = conclude("ipc-handles", records, probe="VMM memory")
+    assert statuses(found) == expected
+    if expected == GOOD:
+        assert [finding.key for finding in found] == ["vmm-refused"]
