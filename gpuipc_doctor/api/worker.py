@@ -59,6 +59,9 @@ class Mpi(Protocol):
     def irecv(self, address: int, nbytes: int, source: int, tag: int = 0) -> object: ...
     def wait(self, requests: Sequence[object]) -> None: ...
     def barrier(self) -> None: ...
+    def any_says(self, mine: bool) -> bool:
+        """Whether any rank says so. All wait for all, as at a barrier."""
+
     def ping_pong(self, address: int, nbytes: int, partner: int, rounds: int) -> list[float]:
         """Blocking messages there and back, armed as one operation; seconds one way for each round."""
 

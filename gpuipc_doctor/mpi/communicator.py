@@ -95,6 +95,12 @@ class Communicator:
         with self._armed("MPI_Barrier"):
             self._world.Barrier()
 
+    def any_says(self, mine: bool) -> bool:
+        ours, all_of_us, byte = bytearray([mine]), bytearray(1), self._api.BYTE
+        with self._armed("MPI_Allreduce"):
+            self._world.Allreduce([ours, byte], [all_of_us, byte], op=self._api.BOR)
+        return any(all_of_us)
+
     def ping_pong(self, address: int, nbytes: int, partner: int, rounds: int) -> list[float]:
         """Rank 0 sends first. One way is half of there and back; in rank 1 the times mean little."""
         buffer, send, recv, clock = (
