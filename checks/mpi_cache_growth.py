@@ -6,26 +6,26 @@ keep IPC handles or mappings of freed buffers then lose about one large buffer e
 devices it shows whose memory it is. The controls: as many iterations without a message, in the same ranks;
 buffers of one size; and this MPI's own switch that turns IPC off.
 
-A cache with a bound levels off, so what counts is how the last third of the iterations goes. Their number is
-what the share of the device's memory has room for, if every buffer were kept. A cache of more buffers than
-that does not level off. Where somebody has set its bound, the growth is what he asked for: a warning. Else it
-is a failure, though the library may have a bound of its own: it counts buffers of whatever size, Intel MPI's
-up to 256, and an application of large ones is out of memory long before (17 of 8 GiB on an H200).
+What counts is how the last third of the iterations goes. Where memory still grows then, small buffers follow,
+as many as the share of memory has room for: a cache counts buffers, of whatever size. One that gives large
+ones up for small ones and levels off has a bound, and it is known how many buffers it keeps: a warning. Else
+it is a failure, unless somebody has set the bound to more than were sent. Intel MPI's own bound, 256, is more
+than are sent, and 17 buffers of 8 GiB fill an H200.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from gpuipc_doctor.api import (
-    NOISE_BYTES,
+    Buffer,
     Check,
     Context,
-    Device,
     Evidence,
     EvidenceKind,
     Finding,
+    Freed,
     Gpu,
     Json,
     Ledger,
@@ -33,34 +33,35 @@ from gpuipc_doctor.api import (
     Probe,
     ProbeOutcome,
     Series,
-    Slope,
     Tier,
     Worker,
     blind,
+    held_by,
     interval,
-    lasting,
-    slope,
 )
 
 BASE, STEP, SMALL = 4 << 20, 2 << 20, 2 << 20
-"""Bytes of the first large buffer, how much each is larger than the last, and of the small one that stays.
+"""Bytes of the first large buffer, how much each is larger than the last, and of a small one.
 
-The small ones must keep the freed ranges apart: with blocks shared among them, a later large buffer fits
-over earlier ones, and a library that notices gives the old ones up (Intel MPI 2021.17.2 does).
+The small ones that stay must keep the freed ranges apart: with blocks shared among them, a later large buffer
+fits over earlier ones, and a library that notices gives the old ones up (Intel MPI 2021.17.2 does).
 """
 
-FEWEST, MOST = 24, 43
-"""Iterations. With fewer, many bounded caches are not full yet; for more, few shares have room."""
+FEWEST, MOST = 12, 43
+"""Iterations, as the share has room for them: a third of the fewest is enough for a slope."""
 
-TELLING = 384 << 20
-"""Bytes of all buffers below which nothing kept is no answer: on simulated devices, Intel MPI's growth and
-that over UCX were seen with 648 MiB and not with 256."""
+TELLING = 180 << 20
+"""Bytes of the fewest buffers. In less room some are equal, in the driver's blocks of 2 MiB, and come to lie
+over earlier ones: then nothing kept is no answer."""
+
+MANY = 192
+"""Small buffers at most. A cache of more is as bad as one without a bound: 192 of 1 GiB fill most GPUs."""
+
+FOR_LARGE, FOR_SMALL = 0.7, 0.25
+"""Parts of the share, for both may come to be held at once. The rest is for what stays."""
 
 SOAK = 400
 """Iterations with buffers of one size in the soak tier, which decides over what grows a little."""
-
-KEPT = 0.25
-"""A lower bound of the slope above this fraction of the mean large buffer is growth without bound."""
 
 BANDWIDTH_ROUNDS = 3
 
@@ -73,14 +74,22 @@ class MpiCacheGrowth(Check):
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
         assert ctx.mpi is not None
+        bound = {"bounded_by": ctx.mpi.cache_bound, "bounded_to": ctx.mpi.cache_buffers}
         for devices in ctx.a_pair_or_device_of_each_backend:
             room = ctx.memory.of(min(device.total_bytes for device in devices))
-            sizes = growing(room)
-            same = one_size(room, SOAK if ctx.tier is Tier.SOAK else len(sizes))
-            yield probe("growing", devices, ctx, {"sizes": sizes})
-            yield probe("one size", devices, ctx, {"sizes": same, "decides": ctx.tier is Tier.SOAK})
-            if ctx.mpi.ipc_off:
-                yield probe("IPC off", devices, ctx, {"sizes": sizes}, ctx.mpi.ipc_off)
+            sizes, small = growing(FOR_LARGE * room), small_ones(FOR_SMALL * room * len(devices) / 2)
+            grow: dict[str, Json] = {**bound, "sizes": sizes, "small": small, "room": room}
+            soak = ctx.tier is Tier.SOAK
+            same = {
+                **bound,
+                "sizes": one_size(room, SOAK if soak else MOST),
+                "small": 0,
+                "decides": soak,
+            }
+            planned = [("growing", grow, {}), ("one size", same, {}), ("IPC off", grow, ctx.mpi.ipc_off)]
+            for name, params, env in planned if ctx.mpi.ipc_off else planned[:2]:
+                roles, launch = {"sender": iterate, "receiver": iterate}, ctx.mpi.with_env(env)
+                yield Probe(name, roles, devices, params, exclusive=True, launch=launch)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         if unsure := blind(done):
@@ -93,22 +102,28 @@ class MpiCacheGrowth(Check):
     def series(self, done: ProbeOutcome) -> Iterable[Series]:
         shared = len(done.devices) == 1
         lines = [
-            Line("device of both ranks" if shared else f"{role}'s device", since_the_start(record["used"]))
+            Line("device of both ranks" if shared else f"{role}'s device", since_the_start(record))
             for role, record in list(done.records.items())[: len(done.devices)]
         ]
-        sizes = tuple(done.params["sizes"])
-        lines.append(Line("large buffer, freed each time", sizes))
+        at = tuple(range(1, len(lines[0].values) + 1))
+        sizes = (*done.params["sizes"], *[SMALL] * len(at))[: len(at)]
         title = f"{done.probe}: used since the first iteration"
-        yield Series(title, "iteration", tuple(range(1, len(sizes) + 1)), tuple(lines))
+        yield Series(title, "iteration", at, (*lines, Line("buffer, freed each time", sizes)))
 
 
-def growing(room: int) -> list[int]:
-    """Sizes of buffers that fit into a share of so many bytes, all together, each larger than the last."""
+def growing(room: float) -> list[int]:
+    """Sizes of buffers that fit into so many bytes, all together, each larger than the last."""
     sizes = [BASE + STEP * number for number in range(MOST)]
     fitting = sum(total <= room for total in accumulate(sizes))
     sizes = sizes[: max(fitting, FEWEST)]
     scale = min(1.0, room / sum(sizes))
     return [int(size * scale) for size in sizes]
+
+
+def small_ones(room: float) -> int:
+    """How many small buffers fit into so many bytes; none where they are too few to tell by."""
+    number = min(MANY, int(room / SMALL))
+    return number if number >= FEWEST else 0
 
 
 def one_size(room: int, most: int) -> list[int]:
@@ -117,31 +132,19 @@ def one_size(room: int, most: int) -> list[int]:
     return [min(4 * BASE, room // number)] * number
 
 
-def probe(
-    name: str,
-    devices: tuple[Device, ...],
-    ctx: Context,
-    params: Mapping[str, Json],
-    env: Mapping[str, str] = {},
-) -> Probe:
-    assert ctx.mpi is not None
-    roles = {"sender": iterate, "receiver": iterate}
-    params = {**params, "bounded_by": ctx.mpi.cache_bound, "bounded_to": ctx.mpi.cache_buffers}
-    return Probe(name, roles, devices, params, exclusive=True, launch=ctx.mpi.with_env(env))
-
-
 # -- judging ----------------------------------------------------------------------------------------------
 
 
 def judge_plateau(done: ProbeOutcome, places: Sequence[tuple[int, str]]) -> Finding:
     """Judge whether buffers that left no growth were such as a library keeps."""
-    evidence = [plateau(role, done.records[role]) for _, role in places]
+    evidence = [freed(done, role).plateau(role) for _, role in places]
+    least = TELLING / FOR_LARGE / 2**20
     if sum(done.params["sizes"]) < TELLING:
         return Finding.skip(
             "share-too-small",
             "{room:mib} of buffers are too little to tell by, though none was kept ({variant})",
             *evidence,
-            remedy=f"let checks have {TELLING >> 20} MiB of the device: memory in the site config",
+            remedy=f"let checks have {least:.0f} MiB of the device: memory in the site config",
             room=sum(done.params["sizes"]),
             variant=done.probe,
         )
@@ -150,100 +153,68 @@ def judge_plateau(done: ProbeOutcome, places: Sequence[tuple[int, str]]) -> Find
 
 def judge_device(done: ProbeOutcome, place: int, role: str) -> Finding | None:
     """Judge how the memory used on the device of this place, which is this role's, went."""
-    record, sizes = done.records[role], done.params["sizes"]
-    growth, mean = lasting(record["used"]), sum(sizes) / len(sizes)
-    if growth.low <= unsuspicious(record):
+    large, small = freed(done, role), done.records[role].get("small", [])
+    if not large.grows:
         return None
+    growth, seen = large.growth, interval(large.growth, len(large.used))
     where = f"on the {role}'s device" if len(done.devices) > 1 else "on the device of both ranks"
-    values = {"where": where, "growth": growth.estimate, "variant": done.probe}
-    if growth.low <= KEPT * mean and not done.params.get("decides"):
+    values: dict[str, Json] = {"where": where, "growth": growth.estimate, "variant": done.probe}
+    variable, most = done.params["bounded_by"], done.params["bounded_to"] or 0
+    remedy = f"if that is a cache, {variable} bounds it: set it to what your memory has room for"
+    remedy, held = remedy if variable else "", held_by(done, place, growth)
+    all_sent = len(small) >= done.params["small"]
+    if all_sent and small and (buffers := large.at_most(small, SMALL)):
+        values |= {"buffers": buffers, "sent": len(small), "each": SMALL}
+        filled = done.devices[place].total_bytes / buffers
+        return Finding.warn(
+            "keeps-many",
+            "about {buffers:round} freed buffers are kept {where} ({variant}), and then no more",
+            Evidence(EvidenceKind.SEEN, "{sent} of {each:mib} took the place of the large ones", values),
+            f"{buffers:.0f} of {filled / 2**30:.1f} GiB would fill this device",
+            *held,
+            remedy=remedy,
+            **values,
+        )
+    if not large.are_kept and not done.params.get("decides"):
         return Finding.warn(
             "grows-a-little",
             "used memory {where} grows by {growth:bytes} with each message ({variant})",
-            interval(growth, len(sizes)),
+            seen,
             Evidence(EvidenceKind.CONTROL, "without messages it does not"),
             remedy="check mpi-cache-growth --tier soak sends more of them, and decides",
             **values,
         )
-    most = done.params["bounded_to"] or 0
-    if most > 2 * len(sizes) // 3:
-        return Finding.warn(
-            "keeps-many",
-            "at least {buffers:round} freed buffers are kept {where} ({variant}): {variable} is {most}",
-            interval(growth, len(sizes)),
-            *holders(done, place, growth),
-            remedy="it counts buffers of whatever size: set it to what your memory has room for",
-            buffers=(record["used"][-1] - record["used"][0]) / mean,
-            variable=done.params["bounded_by"],
-            most=most,
-            **values,
-        )
+    values["buffers"] = large.at_least(small, SMALL)
+    if all_sent and most >= values["buffers"]:
+        says = "at least {buffers:round} freed buffers are kept {where} ({variant}): {variable} is {most}"
+        told = {"variable": variable, "most": most, **values}
+        return Finding.warn("keeps-many", says, seen, *held, remedy=remedy, **told)
     return Finding.fail(
         "grows",
         "used memory {where} grows by {growth:mib} each iteration ({variant})",
-        interval(growth, len(sizes)),
-        kept(record["used"], mean),
+        seen,
+        Evidence(
+            EvidenceKind.SEEN,
+            "it did not level off in {times} iterations: at least {buffers:round} freed buffers are kept",
+            {"times": len(large.used) + len(small), "buffers": values["buffers"]},
+        ),
         Evidence(
             EvidenceKind.SEEN,
             "at this rate this device is full after {left:round} more iterations",
-            {"left": record["free"] / growth.estimate},
+            {"left": done.records[role]["free"] / growth.estimate},
         ),
-        *holders(done, place, growth),
-        remedy=bound(done.params["bounded_by"]),
+        *held,
+        remedy=remedy,
         **values,
     )
 
 
-def unsuspicious(record: Json) -> float:
-    """Bytes by which used memory may grow each time: as without messages, or noise over what is looked at."""
-    control = record["control"]
-    return max(slope(range(len(control)), control).high, NOISE_BYTES / (len(record["used"]) // 3))
+def freed(done: ProbeOutcome, role: str) -> Freed:
+    return Freed(done.params["sizes"], done.records[role]["used"], done.records[role]["control"])
 
 
-def kept(used: Sequence[float], mean: float) -> Evidence:
-    return Evidence(
-        EvidenceKind.SEEN,
-        "it did not level off: at least {buffers:round} buffers of {mean:mib} on average are kept in {times} "
-        "iterations, which the share of memory has room for",
-        {"buffers": (used[-1] - used[0]) / mean, "mean": mean, "times": len(used)},
-    )
-
-
-def bound(variable: str) -> str:
-    says = f"if that is a cache, {variable} bounds it: set it to what your memory has room for"
-    return says if variable else ""
-
-
-def holders(done: ProbeOutcome, place: int, growth: Slope) -> Iterable[Evidence]:
-    """Whose processes the growth is in, where it is known what each holds of this device.
-
-    A driver counts memory that its owner has freed for those who still map it.
-    """
-    for role, record in done.records.items():
-        held = record["held"][place]
-        is_told = None not in held[len(held) // 2 :]
-        if is_told and (theirs := lasting(held)).low > growth.low / 2:
-            yield Evidence(
-                EvidenceKind.HOLDER,
-                "the {role}'s process holds it: {growth:mib} more each iteration",
-                {"role": role, "growth": theirs.estimate},
-            )
-
-
-def plateau(role: str, record: Mapping[str, Json]) -> Evidence:
-    return Evidence(
-        EvidenceKind.SEEN,
-        "{role}: {more:mib} more in use than at the start; growth by {least:bytes} each iteration would have "
-        "been found",
-        {
-            "role": role,
-            "more": record["used"][-1] - record["used"][0],
-            "least": unsuspicious(record) - lasting(record["used"]).low,
-        },
-    )
-
-
-def since_the_start(used: Sequence[float]) -> tuple[float, ...]:
+def since_the_start(record: Mapping[str, Json]) -> tuple[float, ...]:
+    used = [*record["used"], *record.get("small", [])]
     return tuple(bytes_used - used[0] for bytes_used in used)
 
 
@@ -251,11 +222,17 @@ def since_the_start(used: Sequence[float]) -> tuple[float, ...]:
 
 
 def iterate(w: Worker) -> None:
-    gpu, sizes = w.gpus[w.mpi.rank % len(w.gpus)], w.params["sizes"]
+    gpu, sizes, stay = w.gpus[w.mpi.rank % len(w.gpus)], w.params["sizes"], list[Buffer]()
     ledger = ledger_in_turn(w, gpu)
-    control, _ = send_and_free(w, gpu, ledger, sizes[: len(sizes) // 3], communicates=False)
-    used, held = send_and_free(w, gpu, ledger, sizes, communicates=True)
+    quietly = large_ones(gpu, sizes[: len(sizes) // 3], stay)
+    control, _ = send_and_free(w, ledger, quietly, stay, communicates=False)
+    used, held = send_and_free(w, ledger, large_ones(gpu, sizes, stay), stay)
     w.record(used=used, control=control, held=held, free=gpu.memory_info()[0])
+    if w.mpi.any_says(Freed(sizes, used, control).grows) and w.params["small"]:
+        more = range(len(stay), w.params["small"])
+        stay += [gpu.alloc(SMALL) for _ in more]  # before any is freed: so none has another's address
+        small = one_by_one(w, ledger, stay, used[0] + w.params["room"])
+        w.record(small=send_and_free(w, ledger, small, stay)[0])
     with gpu.alloc(sizes[-1]) as large, w.step("measure the bandwidth"):
         times = w.mpi.ping_pong(large.address, sizes[-1], 1 - w.mpi.rank, BANDWIDTH_ROUNDS)
     w.record(price=(sizes[-1] / min(times) / 1e9, "GB/s"))
@@ -271,26 +248,44 @@ def ledger_in_turn(w: Worker, gpu: Gpu) -> Ledger:
     return ledger
 
 
+def large_ones(gpu: Gpu, sizes: Sequence[int], stay: list[Buffer]) -> Iterator[Buffer]:
+    """A buffer of each size; where they grow, with a small one each that stays."""
+    for nbytes in sizes:
+        large = gpu.alloc(nbytes)
+        if sizes[0] < sizes[-1]:
+            stay.append(gpu.alloc(SMALL))
+        yield large
+
+
+def one_by_one(w: Worker, ledger: Ledger, waiting: list[Buffer], most: int) -> Iterator[Buffer]:
+    """The buffers that wait, in both ranks as long as neither's device has more in use than ``most``."""
+    while waiting and not w.mpi.any_says(ledger.used() > most):
+        yield waiting.pop()
+
+
 def send_and_free(
-    w: Worker, gpu: Gpu, ledger: Ledger, sizes: Sequence[int], *, communicates: bool
+    w: Worker,
+    ledger: Ledger,
+    buffers: Iterable[Buffer],
+    small: Sequence[Buffer],
+    *,
+    communicates: bool = True,
 ) -> tuple[list[int], list[list[int | None]]]:
-    """Send a buffer of each size, and free it: by iteration, used memory without the small ones, which stay.
+    """Send each buffer, and free it: by iteration, used memory without the ``small`` ones, of ranks here.
 
     And by device, what this process holds of it.
     """
-    partner, grows, small, used = 1 - w.mpi.rank, sizes[0] < sizes[-1], [], []
+    partner, ranks, used = 1 - w.mpi.rank, w.mpi.size // len(w.gpus), []
     held: list[list[int | None]] = [[] for _ in w.gpus]
-    for number, nbytes in enumerate(sizes, 1):
-        with gpu.alloc(nbytes) as large, w.step(f"iteration {number}, {nbytes} B"):
-            if grows:
-                small.append(gpu.alloc(SMALL))
+    for number, buffer in enumerate(buffers, 1):
+        with buffer, w.step(f"iteration {number}, {buffer.nbytes} B"):
             if communicates and w.role == "sender":
-                w.mpi.send(large.address, nbytes, partner)
+                w.mpi.send(buffer.address, buffer.nbytes, partner)
             elif communicates:
-                w.mpi.recv(large.address, nbytes, partner)
+                w.mpi.recv(buffer.address, buffer.nbytes, partner)
             w.mpi.barrier()
         w.mpi.barrier()
-        used.append(ledger.used() - SMALL * len(small))
+        used.append(ledger.used() - SMALL * len(small) * ranks)
         for series, each in zip(held, w.gpus, strict=True):
             series.append(each.memory_of_this_process())
     return used, held

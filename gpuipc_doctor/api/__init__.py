@@ -9,6 +9,7 @@ from gpuipc_doctor.api.allocator import probe as allocator_probe
 from gpuipc_doctor.api.allowance import share, share_of_free
 from gpuipc_doctor.api.check import Check, Context, Control
 from gpuipc_doctor.api.exchange import exchange_as_exporter, exchange_as_importer, judge_exchange
+from gpuipc_doctor.api.freed import Freed, held_by
 from gpuipc_doctor.api.gpu import (
     REUSES,
     BackendUnavailable,
@@ -88,6 +89,7 @@ __all__ = [
     "Fabric",
     "FabricStack",
     "Finding",
+    "Freed",
     "Gpu",
     "GpuContext",
     "GpuStream",
@@ -125,6 +127,7 @@ __all__ = [
     "exchange_as_exporter",
     "exchange_as_importer",
     "figures",
+    "held_by",
     "holders",
     "interval",
     "judge_exchange",

@@ -9,8 +9,10 @@ from gpuipc_doctor.model import Launch, Status, Tier
 from gpuipc_doctor.report import sentences
 from tests.checks.judging import MIB, ONE, TWO, check, conclude, drawn, gpu, ledger, plan
 
-SIZES = [(4 + 2 * number) * MIB for number in range(43)]
-MEAN = 46 * MIB
+SIZES = [(4 + 2 * number) * MIB for number in range(33)]
+MEAN = 36 * MIB
+SMALL = 192
+"""Small buffers of 2 MiB that follow where these are kept."""
 
 
 def total(sizes: list[int]) -> list[int]:
@@ -18,17 +20,23 @@ def total(sizes: list[int]) -> list[int]:
 
 
 def memory(
-    used: list[int], *held: list[int] | list[None], control: int = 0, moves: bool = True
+    used: list[int],
+    *held: list[int] | list[None],
+    control: int = 0,
+    moves: bool = True,
+    small: list[int] | None = None,
 ) -> dict[str, Json]:
     nobody_tells = [[None] * len(used)] * 2
     without = [600 * MIB + number * control for number in range(14)]
     told = {"used": used, "control": without, "held": held or nobody_tells, "free": 100 << 30}
-    return {**told, **ledger(moves=moves)}
+    return {**told, **({} if small is None else {"small": small}), **ledger(moves=moves)}
 
 
-def keeps(buffers: int) -> dict[str, Json]:
-    """A cache that is full with so many buffers."""
-    return memory(total(SIZES[:buffers] + [0] * (len(SIZES) - buffers)))
+def keeps(buffers: int, small: int = SMALL) -> dict[str, Json]:
+    """A cache of so many buffers, that gives up the oldest; large ones were sent, and then small ones."""
+    sent = SIZES + [2 * MIB] * small
+    used = [sum(sent[max(0, number - buffers) : number]) for number in range(1, len(sent) + 1)]
+    return memory(used[: len(SIZES)], small=used[len(SIZES) :])
 
 
 def grows_by(nbytes: int, control: int = 0) -> dict[str, Json]:
@@ -47,7 +55,8 @@ def growth(
     **params: Json,
 ) -> Finding:
     ranks = {"sender": sender, "receiver": receiver}
-    params = {"sizes": SIZES, "bounded_by": bounded_by, "bounded_to": bounded_to, **params}
+    bound = {"bounded_by": bounded_by, "bounded_to": bounded_to}
+    params = {"sizes": SIZES, "small": len(sender.get("small", [])), **bound, **params}
     (finding,) = conclude("mpi-cache-growth", ranks, devices, "growing", **params)
     return finding
 
@@ -59,33 +68,79 @@ def test_growth_is_blamed_on_the_rank_whose_device_fills_with_rate_and_reach() -
     assert "(growing)" in sentences.summary(finding)
     rate, kept, reach = sentences.evidence(finding)
     assert "95 % interval" in rate
-    assert kept.startswith("it did not level off: at least 43 buffers of 46 MiB")
+    assert kept == "it did not level off in 33 iterations: at least 33 freed buffers are kept"
     assert "more iterations" in reach
     assert finding.remedy.startswith("if that is a cache, CACHE_SIZE bounds it")
     assert growth(LEAK).remedy == ""
 
 
 @pytest.mark.parametrize(
-    ("bounded_to", "status"),
-    [(None, Status.FAIL), (1, Status.FAIL), (28, Status.FAIL), (29, Status.WARN), (64, Status.WARN)],
+    ("small", "bounded_to", "status"),
+    [
+        (0, None, Status.FAIL),
+        (0, 1, Status.FAIL),
+        (0, 32, Status.FAIL),
+        (0, 33, Status.WARN),
+        (0, 64, Status.WARN),
+        (SMALL, 224, Status.FAIL),
+        (SMALL, 225, Status.WARN),
+        (SMALL, 1000, Status.WARN),
+    ],
 )
 def test_what_somebody_has_bound_to_more_buffers_than_were_sent_is_a_warning(
-    bounded_to: int | None, status: Status
+    small: int, bounded_to: int | None, status: Status
 ) -> None:
-    finding = growth(LEAK, bounded_by="MAX_REGIONS", bounded_to=bounded_to)
+    finding = growth(keeps(10**6, small), bounded_by="MAX_REGIONS", bounded_to=bounded_to)
     assert finding.status is status
-    if bounded_to == 64:
+    if bounded_to == 1000:
         assert sentences.summary(finding) == (
-            "at least 43 freed buffers are kept on the sender's device (growing): MAX_REGIONS is 64"
+            "at least 225 freed buffers are kept on the sender's device (growing): MAX_REGIONS is 1000"
         )
+
+
+@pytest.mark.parametrize("buffers", [1, 2, 16, 32, 64, 128, 192])
+def test_a_cache_that_small_buffers_fill_is_a_warning_with_its_bound(buffers: int) -> None:
+    finding = growth(keeps(buffers), bounded_by="MAX_REGIONS")
+    assert (finding.status, finding.key) == (Status.WARN, "keeps-many")
+    assert sentences.summary(finding) == (
+        f"about {buffers} freed buffers are kept on the sender's device (growing), and then no more"
+    )
+    replaced, reach = sentences.evidence(finding)
+    assert replaced == "192 of 2 MiB took the place of the large ones"
+    assert reach == f"{buffers} of {139 / buffers:.1f} GiB would fill this device"
+    assert "MAX_REGIONS bounds it" in finding.remedy
+    assert growth(keeps(buffers)).remedy == ""
+
+
+@pytest.mark.parametrize(("buffers", "least"), [(210, 203), (256, 225)])
+def test_of_a_cache_that_small_buffers_do_not_fill_it_is_told_what_it_keeps_at_least(
+    buffers: int, least: int
+) -> None:
+    finding = growth(keeps(buffers), bounded_by="MAX_REGIONS")
+    assert finding.status is Status.FAIL
+    assert sentences.evidence(finding)[1] == (
+        f"it did not level off in 225 iterations: at least {least} freed buffers are kept"
+    )
+    assert "MAX_REGIONS bounds it" in finding.remedy
+
+
+def test_a_leak_that_spends_the_share_is_none_of_a_cache_whatever_its_bound() -> None:
+    """The ranks stop where more is used than may be, though more small ones were planned."""
+    lost = total(SIZES)
+    leak = memory(lost, small=[lost[-1] + 27 * number * MIB for number in range(1, 20)])
+    for bounded_to in (None, 64):
+        finding = growth(leak, bounded_by="MAX_REGIONS", bounded_to=bounded_to, small=SMALL)
+        assert finding.status is Status.FAIL
+    full = [*leak["small"][:15], *[0] * 4]  # as if a cache had been emptied, but not all were sent
+    assert growth(memory(lost, small=full), small=SMALL).status is Status.FAIL
 
 
 def test_who_holds_it_is_told_where_the_driver_tells() -> None:
     """As on two H200s: what the sender has freed is held by the receiver, which still maps it."""
-    few = [2 * MIB * number for number in range(43)]
-    sender, receiver = memory(total(SIZES), few, [0] * 43), memory([600 * MIB] * 43, total(SIZES), few)
+    few = [2 * MIB * number for number in range(33)]
+    sender, receiver = memory(total(SIZES), few, [0] * 33), memory([600 * MIB] * 33, total(SIZES), few)
     assert sentences.evidence(growth(sender, receiver))[3:] == (
-        "the receiver's process holds it: 75 MiB more each iteration",
+        "the receiver's process holds it: 59 MiB more each iteration",
     )
     assert len(growth(LEAK).evidence) == 3
 
@@ -98,9 +153,9 @@ def test_a_receiver_that_keeps_is_blamed_too() -> None:
     assert "on the receiver's device" in sentences.summary(growth(FLAT, LEAK))
 
 
-@pytest.mark.parametrize("buffers", [0, 12, 24, 32])
+@pytest.mark.parametrize("buffers", [0, 4, 12, 22])
 def test_a_cache_that_levels_off_is_no_leak_however_many_buffers_it_holds(buffers: int) -> None:
-    finding = growth(keeps(buffers))
+    finding = growth(memory(total(SIZES[:buffers] + [0] * (len(SIZES) - buffers))))
     assert finding.status is Status.PASS
     more = sum(SIZES[1:buffers]) // MIB
     assert sentences.evidence(finding)[0].startswith(f"sender: {more} MiB more in use than at the start")
@@ -129,7 +184,7 @@ def test_in_soak_buffers_of_one_size_are_sent_until_that_decides() -> None:
         planned = check("mpi-cache-growth").probes(Context(TWO, mpi=stack, tier=tier))
         named = {probe.name: probe.params for probe in planned if isinstance(probe, Probe)}
         assert (len(named["one size"]["sizes"]), named["one size"]["decides"]) == (number, decides)
-        assert (len(named["growing"]["sizes"]), "decides" in named["growing"]) == (43, False)
+        assert (len(named["growing"]["sizes"]), "decides" in named["growing"]) == (36, False)
 
 
 def test_the_mpis_own_switch_is_a_control_where_it_has_one() -> None:
@@ -144,9 +199,18 @@ def test_the_picture_tells_the_devices_of_the_ranks_apart_where_they_have_two() 
     ranks = {"sender": LEAK, "receiver": FLAT}
     (of_two,) = drawn("mpi-cache-growth", ranks, TWO, "growing", sizes=SIZES)
     (of_one,) = drawn("mpi-cache-growth", ranks, ONE, "growing", sizes=SIZES)
-    freed = "large buffer, freed each time"
+    freed = "buffer, freed each time"
     assert [line.name for line in of_two.lines] == ["sender's device", "receiver's device", freed]
     assert [line.name for line in of_one.lines] == ["device of both ranks", freed]
+
+
+def test_the_picture_goes_on_with_the_small_buffers() -> None:
+    (drawing,) = drawn(
+        "mpi-cache-growth", {"sender": keeps(32), "receiver": FLAT}, ONE, "growing", sizes=SIZES
+    )
+    used, sizes = drawing.lines
+    assert len(used.values) == len(sizes.values) == len(drawing.at) == 33 + SMALL
+    assert (sizes.values[32], sizes.values[33], used.values[-1]) == (68 * MIB, 2 * MIB, 60 * MIB)
 
 
 def test_buffers_that_nobody_would_keep_prove_nothing() -> None:
@@ -166,19 +230,30 @@ def test_what_grows_as_fast_without_messages_is_not_theirs() -> None:
 
 
 def test_nobody_can_tell_by_a_counter_that_does_not_move() -> None:
-    assert growth(memory([0] * 43, moves=False)).status is Status.ERROR
-    assert growth(FLAT, memory([0] * 43, moves=False)).status is Status.ERROR
+    assert growth(memory([0] * 33, moves=False)).status is Status.ERROR
+    assert growth(FLAT, memory([0] * 33, moves=False)).status is Status.ERROR
 
 
 def test_as_many_buffers_grow_as_the_share_has_room_for() -> None:
-    for total_gib, number in ((139, 43), (24, 33), (4, 24)):
-        growing, *_ = plan("mpi-cache-growth", gpu(0, total_bytes=total_gib << 30))
-        assert len(growing.params["sizes"]) == number
+    for total_gib, large, small in ((139, 36, 128), (24, 27, 76), (16, 22, 51), (4, 12, 12), (1, 12, 0)):
+        growing, same = plan("mpi-cache-growth", gpu(0, total_bytes=total_gib << 30))
+        assert (len(growing.params["sizes"]), growing.params["small"]) == (large, small)
+        assert (len(same.params["sizes"]), same.params["small"]) == (43 if total_gib > 1 else 12, 0)
+
+
+def test_of_two_devices_each_has_room_for_the_small_buffers_of_one_rank() -> None:
+    growing, *_ = plan("mpi-cache-growth", *(gpu(index, total_bytes=24 << 30) for index in range(2)))
+    assert growing.params["small"] == 153
+    growing, *_ = plan("mpi-cache-growth", *TWO)
+    assert growing.params["small"] == SMALL
 
 
 @pytest.mark.parametrize("total_gib", [139, 16, 4])
-def test_all_buffers_together_stay_within_the_share(total_gib: int) -> None:
-    for probe in plan("mpi-cache-growth", gpu(0, total_bytes=total_gib << 30)):
-        sizes = probe.params["sizes"]
-        assert len(sizes) >= 24
-        assert sum(sizes) <= min(0.05 * (total_gib << 30), 2 << 30)
+@pytest.mark.parametrize("ranks_on_one", [1, 2])
+def test_all_buffers_together_stay_within_the_share(total_gib: int, ranks_on_one: int) -> None:
+    devices = [gpu(index, total_bytes=total_gib << 30) for index in range(2 // ranks_on_one)]
+    for probe in plan("mpi-cache-growth", *devices):
+        sizes, small = probe.params["sizes"], probe.params["small"] * 2 * MIB * ranks_on_one
+        assert len(sizes) >= 12
+        assert probe.params.get("room", 2 << 30) <= min(0.05 * (total_gib << 30), 2 << 30) or not small
+        assert sum(sizes) + small <= min(0.05 * (total_gib << 30), 2 << 30)

@@ -123,9 +123,36 @@ def test_intel_mpi_keeps_the_senders_memory_when_buffers_grow(findings: Any) -> 
     (bad,) = (finding for finding in concluded if finding["status"] != "PASS")
     assert "on the sender's device grows" in bad["summary"]
     assert "(growing)" in bad["summary"]
+    assert bad["status"] == "FAIL"
+    unbounded = "it did not level off in 103 iterations: at least 103 freed buffers are kept"
+    assert evidence(bad)[1] == unbounded  # it has a bound, of 256
     assert evidence(bad)[3].startswith("the receiver's process holds it: ")
     assert "I_MPI_OFFLOAD_CACHE_MAX_SIZE" in bad["remedy"]
     assert len(concluded) == 3
+
+
+def test_intel_mpi_bound_to_32_buffers_is_a_warning(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("I_MPI_OFFLOAD_CACHE_MAX_SIZE", "32")
+    (concluded,) = findings("impi", "healthy-cuda", "mpi-cache-growth").values()
+    (bad,) = (finding for finding in concluded if finding["status"] != "PASS")
+    assert (bad["status"], bad["key"]) == ("WARN", "keeps-many")
+    assert bad["summary"] == (
+        "about 32 freed buffers are kept on the sender's device (growing), and then no more"
+    )
+    assert "I_MPI_OFFLOAD_CACHE_MAX_SIZE" in bad["remedy"]
+
+
+def test_a_leak_is_followed_no_further_than_the_share_of_memory(findings: Any, node_with: Any) -> None:
+    node = node_with("mpi-faults", "{call: MPI_Send, memory: device, min: 1 MiB, do: leak, bytes: 24 MiB}")
+    (concluded,) = findings("mpich50", node, "mpi-cache-growth").values()
+    assert {finding["key"] for finding in concluded} == {"grows"}
+    lines = [line for finding in concluded for line in evidence(finding)]
+    sent = [
+        int(found[1]) for line in lines if (found := re.match(r"it did not level off in (\d+) iter", line))
+    ]
+    growing_and_ipc_off = [number for number in sent if number != 43]
+    assert len(growing_and_ipc_off) == 2
+    assert all(20 < number < 40 for number in growing_and_ipc_off), sent  # of 103
 
 
 UCX_SETTINGS = {
@@ -170,6 +197,17 @@ def test_growth_over_ucx_is_found_and_so_is_its_cure(over_ucx: Any) -> None:
     assert tried[0].startswith("Tried UCX_CUDA_IPC_CACHE=n: helps, "), tried
     confirmed = [join["issue"] for join in report["joins"] if join["relation"] == "confirmed"]
     assert confirmed == ["ucx-cuda-ipc-cache-growth"]
+
+
+@pytest.mark.cuda
+def test_ucx_bound_to_64_buffers_is_a_warning(over_ucx: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_CUDA_IPC_CACHE_MAX_REGIONS", "64")
+    [finding] = over_ucx("mpi-cache-growth")["bad"]
+    assert (finding["status"], finding["key"]) == ("WARN", "keeps-many")
+    assert re.match(
+        r"about 6[3-6] freed buffers are kept on the (sender|receiver)'s device", finding["summary"]
+    )
+    assert "UCX_CUDA_IPC_CACHE_MAX_REGIONS" in finding["remedy"]
 
 
 @pytest.mark.cuda

@@ -1,0 +1,98 @@
+"""Whether memory that is freed comes back: used memory, as one buffer after the other is freed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from gpuipc_doctor.api.ledger import NOISE_BYTES
+from gpuipc_doctor.api.trend import Slope, lasting, slope
+from gpuipc_doctor.model import Evidence, EvidenceKind, ProbeOutcome
+
+KEPT = 0.25
+"""Growth by more than this fraction of a buffer each time is that of buffers which are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """Used memory after each of these buffers was freed, and of as many that nobody has a reason to keep.
+
+    What counts is how the last third goes: by then, a cache that has a bound is full.
+    """
+
+    sizes: Sequence[int]
+    used: Sequence[float]
+    control: Sequence[float]
+
+    @property
+    def growth(self) -> Slope:
+        """Bytes by which used memory goes on growing each time."""
+        return lasting(self.used)
+
+    @property
+    def unsuspicious(self) -> float:
+        """Bytes by which it may grow each time: as in the control, or noise over what is looked at."""
+        return max(slope(range(len(self.control)), self.control).high, NOISE_BYTES / (len(self.used) // 3))
+
+    @property
+    def grows(self) -> bool:
+        return self.growth.low > self.unsuspicious
+
+    @property
+    def are_kept(self) -> bool:
+        """Whether it grows as if the buffers were kept, and not a little for each."""
+        return self.grows and self.growth.low > KEPT * self._mean
+
+    @property
+    def beyond_the_first(self) -> float:
+        """Bytes in use beyond what was after the first buffer."""
+        return self.used[-1] - self.used[0]
+
+    def at_least(self, then: Sequence[float], size: int) -> float:
+        """How many buffers are kept, where used memory went like ``then`` with more of them, of one size.
+
+        Some may have been given up for those that lie over them now. What else is lost counts as large ones.
+        """
+        went = [self.used[-1], *then]
+        rises = sum(max(0.0, after - before) for before, after in pairwise(went))
+        small = min(rises / size, len(then))
+        return small + max(0.0, (went[-1] - self.used[0] - small * size) / self._mean)
+
+    def at_most(self, then: Sequence[float], size: int) -> float | None:
+        """As `at_least`, where these were given up for the later ones until it levelled off; else None.
+
+        That is a cache with a bound. What keeps some and gives up none is not known to be one.
+        """
+        if then[-1] >= self.used[-1] - NOISE_BYTES or Freed([size] * len(then), then, self.control).grows:
+            return None
+        return (self.beyond_the_first + then[-1] - self.used[-1] + self.sizes[0]) / size
+
+    def plateau(self, whose: str) -> Evidence:
+        """What was seen where nothing is kept."""
+        least = self.unsuspicious - self.growth.low
+        return Evidence(
+            EvidenceKind.SEEN,
+            "{role}: {more:mib} more in use than at the start; growth by {least:bytes} each iteration would "
+            "have been found",
+            {"role": whose, "more": self.beyond_the_first, "least": least},
+        )
+
+    @property
+    def _mean(self) -> float:
+        return sum(self.sizes) / len(self.sizes)
+
+
+def held_by(done: ProbeOutcome, place: int, growth: Slope) -> list[Evidence]:
+    """Whose processes growth of the device at this place is in, where it is known what each ``held`` of it.
+
+    A driver counts memory that its owner has freed for those who still map it.
+    """
+    says = "the {role}'s process holds it: {growth:mib} more each iteration"
+    found = []
+    for role, record in done.records.items():
+        held = record["held"][place]
+        is_told = None not in held[len(held) // 2 :]
+        if is_told and (theirs := lasting(held)).low > growth.low / 2:
+            found.append(Evidence(EvidenceKind.HOLDER, says, {"role": role, "growth": theirs.estimate}))
+    return found
