@@ -270,7 +270,7 @@ class Discovery:
     ) -> None:
         """Keep what the probes of a check say, less the SKIPs of those that are ``unsurprising``.
 
-        They are no test of a GPU, so they count as one only where that was the question.
+        They are no test of a GPU, so they count as one only where that was the question, and there was one.
         """
         self.log.announce(info)
         for planned in probes:
@@ -282,7 +282,8 @@ class Discovery:
             if planned.probe.name in unsurprising:
                 findings = [finding for finding in findings if finding.status is not Status.SKIP]
             self.log.keep(planned, one, findings)
-            if info.id in self.planner.request.checks:
+            was_there = any(finding.status is not Status.SKIP for finding in findings)
+            if was_there and info.id in self.planner.request.checks:
                 self.log.count(one)
 
     def _tell(self, info: CheckInfo, *findings: Finding) -> None:

@@ -111,9 +111,10 @@ class Planner:
     @property
     def needs_gpu(self) -> bool:
         """Whether the answer that was asked for takes a GPU. All checks of a tier together always do."""
-        return not self.request.checks or any(
-            check.requires or check.needs_mpi or check.needs_allocators or check.id in self.discoveries
-            for check in self.checks
+        return (
+            not self.request.checks
+            or bool(self.discoveries)
+            or any(check.requires or check.needs_mpi or check.needs_allocators for check in self.checks)
         )
 
     @property

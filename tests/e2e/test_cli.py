@@ -219,6 +219,16 @@ def test_a_node_without_gpus_is_told_how_to_see_what_it_does(
     assert "fabric-small-message: it is a control of mpi-small-message" in ended.stdout
 
 
+@pytest.mark.skipif(
+    any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd")), reason="this machine has a GPU"
+)
+@pytest.mark.parametrize("checks", [("driver-init",), ("driver-init", "ipc-reopen"), ("mpi-gpu-aware",)])
+def test_to_look_for_a_gpu_and_find_none_is_no_test(doctor: Command, checks: tuple[str, ...]) -> None:
+    ended = doctor("check", *checks, "--exit-style", "nagios")
+    assert (ended.returncode, "NOTHING WAS TESTED" in ended.stdout) == (3, True)
+    assert doctor("check", *checks).returncode == 3
+
+
 def test_a_dry_run_probes_nothing(doctor: Command) -> None:
     ended = doctor("check", "--all", "--simulate", "healthy-cuda", "--dry-run")
     assert ended.returncode == 0

@@ -279,6 +279,7 @@ def test_probes_are_repeated_one_round_after_the_other() -> None:
         (("known-versions", "environment"), False),
         (("known-versions", "ipc-reopen"), True),
         (("mpi-gpu-aware",), True),
+        (("driver-init",), True),
     ],
 )
 def test_what_takes_a_gpu_to_answer(checks: tuple[str, ...], needs_gpu: bool) -> None:
