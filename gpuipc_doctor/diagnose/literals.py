@@ -7,7 +7,7 @@ that say the same are the same when they are bare, whatever they count and where
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from itertools import groupby
 
@@ -45,8 +45,7 @@ def fixed_text(pattern: str) -> frozenset[bytes]:
 
     Empty when there is none of at least `SHORTEST` bytes. The pattern is one that `re` accepts, no flags.
     """
-    spelt, _ = _alternatives(_TOKEN.finditer(pattern))
-    texts = frozenset(max(map(_text, one.split(_GAP)), key=_worth)[:LONGEST] for one in spelt)
+    texts = {text[:LONGEST] for text in _best(pattern, bare, _worth)}
     if min(map(len, texts)) < SHORTEST:
         return frozenset()
     return frozenset(one for one in texts if not any(other != one and other in one for other in texts))
@@ -55,9 +54,15 @@ def fixed_text(pattern: str) -> frozenset[bytes]:
 @cache
 def dense_text(pattern: str) -> frozenset[bytes]:
     """Dense texts of which at least one is in whatever ``pattern`` matches; with figures if it has any."""
+    return _best(pattern, dense, lambda text: (bool(re.search(rb"\d", text)), len(text)))
+
+
+def _best(
+    pattern: str, strip: Callable[[bytes], bytes], worth: Callable[[bytes], tuple[bool, int]]
+) -> frozenset[bytes]:
+    """Of each of the ways to match, the fixed text that is worth most when it is stripped."""
     spelt, _ = _alternatives(_TOKEN.finditer(pattern))
-    runs = ([dense(run.encode()) for run in one.split(_GAP)] for one in spelt)
-    return frozenset(max(some, key=lambda run: (bool(re.search(rb"\d", run)), len(run))) for some in runs)
+    return frozenset(max((strip(run.encode()) for run in one.split(_GAP)), key=worth) for one in spelt)
 
 
 def _alternatives(tokens: Iterator[re.Match[str]]) -> tuple[set[str], str]:
@@ -97,15 +102,8 @@ def _spelt(atom: str) -> set[str]:
     return {_GAP} if atom == "." or re.fullmatch(r"\\\w", atom) else {atom[-1]}
 
 
-def _text(run: str) -> bytes:
-    return bare(run.encode())
-
-
 _EVERYDAY = frozenset(
-    map(
-        _text,
-        ("address", "cuda", "debug", "device", "error", "Error", "failed", "invalid", "memory", "version"),
-    )
+    map(bare, b"address cuda debug device error Error failed invalid memory version".split())
 )
 """Texts that are in so many lines that any other is better."""
 
