@@ -6,8 +6,8 @@ import msgspec
 from hypothesis import strategies as st
 
 from gpuipc_doctor.fleet import summary
-from gpuipc_doctor.fleet.summary import Figure, NodeReport, State, Told
-from gpuipc_doctor.model import Status
+from gpuipc_doctor.fleet.summary import Figure, Known, NodeReport, State, Told
+from gpuipc_doctor.model import Relation, Status
 from tests.sample_reports import gpus, healthy, seed_002
 
 HEALTHY = summary.of(healthy(gpus(4)), "n0", 0)
@@ -67,7 +67,9 @@ _tolds = st.builds(
     _words,
     _words,
     _words,
+    st.lists(_words, max_size=2).map(tuple),
 )
+_known = st.builds(Known, _words, st.sampled_from(Relation), _words, _words, _words)
 _figures = st.builds(Figure, st.floats(-1e300, 1e300), _words, st.booleans())
 _reported = st.builds(
     NodeReport,
@@ -82,6 +84,7 @@ _reported = st.builds(
     checks=st.dictionaries(_words, _statuses, max_size=3),
     findings=st.lists(_tolds, max_size=3).map(tuple),
     figures=st.dictionaries(_words, _figures, max_size=2),
+    known=st.lists(_known, max_size=3).map(tuple),
 )
 _silent = st.builds(summary.silent, st.just(""), st.sampled_from(list(State)[1:]), _words)
 fleets = st.lists(st.one_of(_reported, _silent), min_size=1, max_size=8).map(

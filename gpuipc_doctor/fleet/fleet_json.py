@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 
+from msgspec import structs
+
 from gpuipc_doctor.fleet.fold import Fleet
 from gpuipc_doctor.model import Status
 from gpuipc_doctor.report.report_json import encode
 
-SCHEMA = "gpuipc-doctor/fleet/1"
+SCHEMA = "gpuipc-doctor/fleet/2"
 """Any change of what may stand in the document raises the number."""
 
 
@@ -44,6 +46,14 @@ def dumps(fleet: Fleet) -> str:
                 "where": one.example.where,
                 "says": one.example.says,
                 "remedy": one.example.remedy,
+                "known_issues": [
+                    {
+                        **structs.asdict(cause.known),
+                        "nodes": fold(cause.nodes),
+                        "count": len(cause.nodes),
+                    }
+                    for cause in one.causes
+                ],
             }
             for one in fleet.problems
         ],

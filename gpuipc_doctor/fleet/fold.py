@@ -10,7 +10,7 @@ from functools import cached_property
 from statistics import median
 
 from gpuipc_doctor.fleet.nodeset import Folder
-from gpuipc_doctor.fleet.summary import Figure, NodeReport, State, Told
+from gpuipc_doctor.fleet.summary import Figure, Known, NodeReport, State, Told
 from gpuipc_doctor.model import Exit, Status
 
 OF_A_NODE = frozenset({"hostname", "gpu-uuid", "boot-id"})
@@ -42,6 +42,14 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class Cause:
+    """A known issue that belongs to a finding, with the nodes whose reports say so in the same words."""
+
+    known: Known
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """One finding, wherever it was made; ``example`` is of the first of its nodes."""
 
@@ -50,6 +58,7 @@ class Problem:
     status: Status
     nodes: tuple[str, ...]
     example: Told
+    causes: tuple[Cause, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,14 +179,25 @@ def _groups(reports: Iterable[NodeReport]) -> Iterator[Group]:
 
 def _problems(reports: Iterable[NodeReport]) -> Iterator[Problem]:
     """By check and key, not by each difference in words: a fleet has more of those than a reader has time."""
-    found: dict[tuple[str, str, str], list[tuple[str, Told]]] = defaultdict(list)
+    found: dict[tuple[str, str, str], list[tuple[NodeReport, Told]]] = defaultdict(list)
     for one in reports:
         for told in one.findings:
             if told.status != Status.SKIP.value:
-                found[told.check, told.key or told.says, told.status].append((one.node, told))
+                found[told.check, told.key or told.says, told.status].append((one, told))
     for (check, key, status), places in found.items():
-        nodes = tuple(dict.fromkeys(node for node, _ in places))
-        yield Problem(check, key, Status(status), nodes, places[0][1])
+        nodes = tuple(dict.fromkeys(one.node for one, _ in places))
+        yield Problem(check, key, Status(status), nodes, places[0][1], tuple(_causes(places)))
+
+
+def _causes(places: Iterable[tuple[NodeReport, Told]]) -> Iterator[Cause]:
+    """Those of most nodes first."""
+    nodes: dict[Known, dict[str, None]] = defaultdict(dict)
+    for one, told in places:
+        for known in one.known:
+            if known.issue in told.issues:
+                nodes[known][one.node] = None
+    for known, those in sorted(nodes.items(), key=lambda item: -len(item[1])):
+        yield Cause(known, tuple(those))
 
 
 def _silences(reports: Iterable[NodeReport]) -> Iterator[Silence]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpuipc_doctor.fleet.fold import COMPLAINTS, Fleet
 from gpuipc_doctor.fleet.screen import known_bad
 from gpuipc_doctor.fleet.summary import NodeReport, State
+from gpuipc_doctor.fleet.verdicts import judged
 from gpuipc_doctor.model import Status
 from gpuipc_doctor.report.html import page
 
@@ -14,18 +15,19 @@ def render(fleet: Fleet) -> str:
     fold = fleet.folder.fold
     groups = [group for group in fleet.groups if group.state is State.REPORTED]
     telling = fleet.telling_checks
-    findings = [
+    findings: list[dict[str, object]] = [
         {
-            "status": one.status.value,
-            "title": one.check,
-            "key": f"{one.check}.{one.key}",
-            "nodes": fold(one.nodes),
-            "count": len(one.nodes),
-            "example": one.nodes[0],
-            "says": one.example.says,
-            "remedy": one.example.remedy,
+            "status": one.problem.status.value,
+            "title": one.problem.check,
+            "key": f"{one.problem.check}.{one.problem.key}",
+            "nodes": fold(one.problem.nodes),
+            "count": len(one.problem.nodes),
+            "example": one.problem.nodes[0],
+            "says": one.problem.example.says,
+            "verdicts": one.verdicts,
+            "remedy": one.remedy,
         }
-        for one in fleet.problems
+        for one in judged(fleet)
     ]
     findings += [
         {
@@ -36,6 +38,7 @@ def render(fleet: Fleet) -> str:
             "count": len(one.nodes),
             "example": one.nodes[0],
             "says": one.reason,
+            "verdicts": (),
             "remedy": "",
         }
         for one in fleet.silences

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
+from gpuipc_doctor.fleet import verdicts
 from gpuipc_doctor.fleet.fold import Fleet
 from gpuipc_doctor.fleet.summary import NodeReport, State
 from gpuipc_doctor.report.junit import case, document
@@ -30,6 +31,9 @@ def _case(report: NodeReport) -> ElementTree.Element:
         return case("node", report.node, report.elapsed_s, report.status, report.state.value, [report.reason])
     told = [one for one in report.findings if one.status == report.status.value]
     lines = [f"{one.status} {one.check} {one.where}: {one.says}" for one in told]
-    lines += [f"Do: {one.remedy}" for one in told if one.remedy]
+    known = list(verdicts.of_a_node(report, told))
+    lines += [one.text for one in known]
+    remedies = [one.remedy for one in known] + [one.remedy for one in told]
+    lines += [f"Do: {remedy}" for remedy in dict.fromkeys(remedies) if remedy]
     message = ", ".join(dict.fromkeys(f"{one.check}.{one.key}" if one.key else one.check for one in told))
     return case("node", report.node, report.elapsed_s, report.status, message, lines)

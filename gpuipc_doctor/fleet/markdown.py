@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from gpuipc_doctor.fleet.fold import Fleet
 from gpuipc_doctor.fleet.screen import known_bad
 from gpuipc_doctor.fleet.summary import State
+from gpuipc_doctor.fleet.verdicts import judged
 from gpuipc_doctor.model import Status
 from gpuipc_doctor.report import markdown
 from gpuipc_doctor.report.blocks import Block, Lines, Paragraph, table
@@ -37,10 +38,11 @@ def _blocks(fleet: Fleet) -> Iterator[Block]:
             for group in groups
         ),
     )
-    for problem in fleet.problems:
+    for one in judged(fleet):
+        problem = one.problem
         title = f"{problem.check}.{problem.key} on {brief(problem.nodes)}"
         said = f"{problem.nodes[0]}: {problem.example.says}"
-        yield Paragraph(problem.status.value, title, said, problem.example.remedy)
+        yield Paragraph(problem.status.value, title, said, one.remedy, one.verdicts)
     for silence in fleet.silences:
         title = silence.about(brief(silence.nodes))
         yield Paragraph(Status.ERROR.value, title, f"{silence.nodes[0]}: {silence.reason}", "")

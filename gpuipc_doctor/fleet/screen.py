@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gpuipc_doctor.fleet.fold import Drift, Fleet, Group, Problem, Silence, Slow
+from gpuipc_doctor.fleet.fold import Drift, Fleet, Group, Silence, Slow
 from gpuipc_doctor.fleet.summary import State
+from gpuipc_doctor.fleet.verdicts import Judged, judged
 from gpuipc_doctor.model import Status
 from gpuipc_doctor.report.page import MAX_WIDTH, MIN_WIDTH, Page
 from gpuipc_doctor.report.text import sanitise, shorten
@@ -28,7 +29,7 @@ def render(fleet: Fleet, *, width: int = 80, color: bool = False) -> str:
     blocks = [
         list(_header(fleet, page)),
         list(_matrix(fleet, page)),
-        *(list(_problem(fleet, one, page)) for one in fleet.problems),
+        *(list(_problem(fleet, one, page)) for one in judged(fleet)),
         *(list(_silence(fleet, one, page)) for one in fleet.silences),
         list(_drifts(fleet, page)),
         list(_slow(fleet.slow, page)),
@@ -99,7 +100,8 @@ def _groups_as_lines(fleet: Fleet, groups: Sequence[Group], page: Page) -> Itera
         yield from rest
 
 
-def _problem(fleet: Fleet, problem: Problem, page: Page) -> Iterator[str]:
+def _problem(fleet: Fleet, one: Judged, page: Page) -> Iterator[str]:
+    problem = one.problem
     word, told = problem.status.value, problem.example
     where = f"{problem.check} on {fleet.folder.brief(problem.nodes)}"
     first, *rest = page.fill(where, f"{word:<6}", _INDENT)
@@ -111,7 +113,14 @@ def _problem(fleet: Fleet, problem: Problem, page: Page) -> Iterator[str]:
         yield from page.fill(
             f"and {len(problem.nodes) - 1} more; each node's report has its own", _INDENT, _HANG
         )
-    yield from page.fill(told.remedy, _INDENT + "Do: ", _INDENT + "    ")
+    for verdict in one.verdicts:
+        yield from page.fill(verdict.text, _INDENT, _HANG)
+        yield from _remedy(verdict.remedy, page)
+    yield from _remedy(one.remedy, page)
+
+
+def _remedy(remedy: str, page: Page) -> list[str]:
+    return page.fill(remedy, _INDENT + "Do: ", _INDENT + "    ")
 
 
 def _silence(fleet: Fleet, silence: Silence, page: Page) -> Iterator[str]:

@@ -8,12 +8,12 @@ too: its `State` says why there is none.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from datetime import datetime, timedelta
 
 import msgspec
 
-from gpuipc_doctor.model import Finding, Relation, Report, Status
+from gpuipc_doctor.model import Relation, Report, Result, Status
 from gpuipc_doctor.report import digest, sentences
 from gpuipc_doctor.report.text import fold_subjects
 
@@ -37,8 +37,21 @@ class State(enum.Enum):
     NO_ANSWER = "no report"
 
 
+class Known(msgspec.Struct, frozen=True):
+    """A known issue that has something to do with a finding, as the node's report joins the two."""
+
+    issue: str
+    relation: Relation
+    title: str
+    reason: str
+    remedy: str
+
+
 class Told(msgspec.Struct, frozen=True):
-    """One finding that is not PASS, on all subjects of the node where it is the same."""
+    """One finding that is not PASS, on all subjects of the node where it is the same.
+
+    ``issues``: of the known issues that belong to it; summaries written before there were any have none.
+    """
 
     check: str
     key: str
@@ -47,6 +60,7 @@ class Told(msgspec.Struct, frozen=True):
     where: str
     says: str
     remedy: str
+    issues: tuple[str, ...] = ()
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -76,8 +90,8 @@ class NodeReport(msgspec.Struct, frozen=True):
     checks: dict[str, str] = {}
     findings: tuple[Told, ...] = ()
     figures: dict[str, Figure] = {}
-    issues: dict[str, str] = {}
-    """The relation of each known issue."""
+    known: tuple[Known, ...] = ()
+    """The known issues that its findings name."""
     bad: dict[str, tuple[str, ...]] = {}
     """Of each component whose version is among those known to be bad, the issues."""
 
@@ -108,6 +122,7 @@ def of(report: Report, node: str, exit_code: int) -> NodeReport:
         devices[device.name] = devices.get(device.name, 0) + 1
     worst = {check: digest.worst(results) for check, results in digest.by_check(report).items()}
     state, reason = _state(report)
+    findings = tuple(_told(report))
     return NodeReport(
         node=node,
         state=state,
@@ -121,9 +136,9 @@ def of(report: Report, node: str, exit_code: int) -> NodeReport:
         devices=devices,
         facts={name: tuple(sorted(values)) for name, values in sorted(facts.items())},
         checks={check: status.value for check, status in worst.items() if status},
-        findings=tuple(_told(report)),
+        findings=findings,
         figures=_figures(report),
-        issues={join.issue: join.relation.value for join in report.joins},
+        known=tuple(_known(report, {issue for told in findings for issue in told.issues})),
         bad=_bad(report),
     )
 
@@ -160,24 +175,29 @@ def _state(report: Report) -> tuple[State, str]:
 
 
 def _told(report: Report) -> Iterator[Told]:
-    groups: dict[tuple[str, tuple[str, ...]], list[tuple[str, ...]]] = {}
-    first: dict[tuple[str, tuple[str, ...]], Finding] = {}
+    groups: dict[tuple[str, tuple[str, ...]], list[Result]] = {}
     for result in report.results:
         if result.finding.status is not Status.PASS:
-            place = (result.check, result.finding.identity)
-            groups.setdefault(place, []).append(result.devices)
-            first.setdefault(place, result.finding)
-    for (check, identity), subjects in groups.items():
-        finding = first[check, identity]
+            groups.setdefault((result.check, result.finding.identity), []).append(result)
+    for (check, identity), results in groups.items():
+        finding = results[0].finding
         yield Told(
             check,
             finding.key,
             finding.status.value,
             identity,
-            fold_subjects(subjects),
+            fold_subjects(result.devices for result in results),
             sentences.summary(finding)[:MAX_TEXT],
             finding.remedy[:MAX_TEXT],
+            tuple(join.issue for join in digest.joins_of(report, results)),
         )
+
+
+def _known(report: Report, issues: Container[str]) -> Iterator[Known]:
+    for join in report.joins:
+        if join.issue in issues:
+            texts = (text[:MAX_TEXT] for text in (join.title, join.reason, join.remedy))
+            yield Known(join.issue, join.relation, *texts)
 
 
 def _figures(report: Report) -> dict[str, Figure]:

@@ -23,13 +23,22 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is known of it that was seen, and what to do for that reason."""
+
+    text: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
 class Paragraph:
-    """A status, what it is about, what was seen, and what to do."""
+    """A status, what it is about, what was seen, what is known of that, and what to do."""
 
     status: str
     title: str
     text: str
     remedy: str
+    verdicts: tuple[Verdict, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +66,21 @@ def _draw(block: Block, page: Page) -> Iterator[str]:
     match block:
         case Table(rows):
             yield from _table(rows, page)
-        case Paragraph(status, title, text, remedy):
+        case Paragraph(status, title, text, remedy, verdicts):
             first, *rest = page.fill(title, f"{status:<4}  ", _INDENT)
             yield page.paint(status, status) + first.removeprefix(status)
             yield from [*rest, *page.fill(text, _INDENT)]
-            yield from page.fill(remedy, _INDENT + "Do: ", _INDENT + "    ")
+            for verdict in verdicts:
+                yield from page.fill(verdict.text, _INDENT, _INDENT + "  ")
+                yield from _remedy(verdict.remedy, page)
+            yield from _remedy(remedy, page)
         case Lines(lines):
             for line in lines:
                 yield from page.fill(line, rest="  ")
+
+
+def _remedy(remedy: str, page: Page) -> list[str]:
+    return page.fill(remedy, _INDENT + "Do: ", _INDENT + "    ")
 
 
 def _table(rows: Sequence[Sequence[str]], page: Page) -> Iterator[str]:

@@ -99,10 +99,15 @@ def paragraphs(report: Report) -> list[Paragraph]:
         Paragraph(
             group,
             passed_beside=_passed_beside(group, checks),
-            joins=tuple(join for join in report.joins if _belongs(join, group)),
+            joins=joins_of(report, group),
         )
         for group in groups
     ]
+
+
+def joins_of(report: Report, group: Sequence[Result]) -> tuple[Join, ...]:
+    """The known issues that explain results with one and the same finding, or that it names."""
+    return tuple(join for join in report.joins if _belongs(join, group))
 
 
 def loose_joins(report: Report, shown: Sequence[Paragraph]) -> list[Join]:

@@ -24,12 +24,19 @@ def _draw(block: Block) -> Iterator[str]:
             yield _row(rows[0])
             yield "|---" * len(rows[0]) + "|"
             yield from map(_row, rows[1:])
-        case Paragraph(status, title, text, remedy):
+        case Paragraph(status, title, text, remedy, verdicts):
             yield f"**{status}** {_escaped(title)}: {_escaped(text)}"
-            if remedy:
-                yield f"*Do:* {_escaped(remedy)}"
+            for verdict in verdicts:
+                yield _escaped(verdict.text)
+                yield from _remedy(verdict.remedy)
+            yield from _remedy(remedy)
         case Lines(lines):
             yield from (f"- {_escaped(line)}" for line in lines)
+
+
+def _remedy(remedy: str) -> Iterator[str]:
+    if remedy:
+        yield f"*Do:* {_escaped(remedy)}"
 
 
 def _row(cells: Sequence[str]) -> str:

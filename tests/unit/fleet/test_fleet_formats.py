@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpuipc_doctor.fleet import fleet_json, fold, html, junit, markdown, prometheus, screen
 from gpuipc_doctor.fleet.summary import NodeReport, State
-from gpuipc_doctor.model import Status
+from gpuipc_doctor.model import Relation, Status
 from tests import golden, schemas
 from tests.sample_fleets import a_fleet, fleets
 from tests.sample_reports import PROPERTY
@@ -36,7 +36,8 @@ def test_the_schema_is_a_schema_and_knows_every_word() -> None:
     assert SCHEMA["properties"]["schema"]["const"] == fleet_json.SCHEMA
     objects = [SCHEMA, *SCHEMA["$defs"].values(), *SCHEMA["properties"].values()]
     closed = [one for one in objects if "properties" in one]
-    assert len(closed) == 8
+    assert SCHEMA["$defs"]["known_issue"]["properties"]["relation"]["enum"] == [r.value for r in Relation]
+    assert len(closed) == 9
     assert all(set(one["required"]) == set(one["properties"]) for one in closed)
     assert not any(one["additionalProperties"] for one in closed)
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuipc_doctor.cli.main import cli
-from gpuipc_doctor.fleet import directory, fold, nodeset, screen, summary
+from gpuipc_doctor.fleet import directory, fold, nodeset, screen, summary, verdicts
 from gpuipc_doctor.fleet.ask import MAX_ANSWER, Target, Via, Way, answer
-from gpuipc_doctor.fleet.summary import Figure, State
-from gpuipc_doctor.model import Status
+from gpuipc_doctor.fleet.summary import Figure, NodeReport, State
+from gpuipc_doctor.model import Relation, Status
 from gpuipc_doctor.report import report_json
 from gpuipc_doctor.site import hosts
 from tests import golden
@@ -31,8 +34,13 @@ def test_the_screen() -> None:
 
 
 def test_the_screen_of_the_readme() -> None:
-    readme = (Path(__file__).parents[3] / "README.md").read_text()
-    assert f"```text\n{screen.render(fold.fold(a_fleet()))}```" in readme
+    path = Path(__file__).parents[3] / "README.md"
+    readme, now = path.read_text(), screen.render(fold.fold(a_fleet()))
+    [shown] = re.findall(r"```text\n(40 nodes(?:.*\n)*?)```", readme)
+    if now != shown and os.environ.get("GPUIPC_UPDATE_GOLDEN") == "1":
+        path.write_text(readme.replace(shown, now))
+        pytest.fail("README.md was updated; look at it with git diff", pytrace=False)
+    assert now == shown
 
 
 def test_the_bad_the_different_and_the_silent() -> None:
@@ -47,6 +55,62 @@ def test_the_bad_the_different_and_the_silent() -> None:
     assert ("nid0007",) in driver.values.values()
     assert driver.bad == {"460.32.03": ("nvidia-ipc-reopen",)}
     assert [(one.node, one.peers) for one in fleet.slow] == [("nid0009", 34)]
+
+
+KNOWN = BAD.known[0]
+
+
+def judged(*reports: NodeReport) -> list[tuple[str, list[str], list[str]]]:
+    """Of each finding the check, what is said of known issues, and what to do."""
+    return [
+        (
+            one.problem.check,
+            [verdict.text for verdict in one.verdicts],
+            [text for text in (*(verdict.remedy for verdict in one.verdicts), one.remedy) if text],
+        )
+        for one in verdicts.judged(fold.fold(reports))
+    ]
+
+
+def test_a_finding_says_its_known_issue_once_and_what_to_do() -> None:
+    head = "Known issue nvidia-ipc-reopen CONFIRMED"
+    assert judged(named(BAD, "n1"), named(BAD, "n2")) == [
+        ("ipc-reopen", [f"{head}: {KNOWN.title}; {KNOWN.reason}"], [KNOWN.remedy]),
+        ("known-versions", [f"{head}, see above"], []),
+    ]
+
+
+def test_nodes_whose_reports_say_otherwise_of_a_known_issue_are_told_apart() -> None:
+    new = msgspec.structs.replace(KNOWN, relation=Relation.NEW, reason="nvidia-driver 580.95.05 is not")
+    bare = tuple(msgspec.structs.replace(told, issues=()) for told in BAD.findings)
+    other = [told for told in BAD.findings if told.check == "ipc-reopen"]
+    _, said, remedies = judged(
+        named(BAD, "n1"),
+        named(BAD, "n2"),
+        named(BAD, "n3", known=(new,), findings=tuple(other)),
+        named(BAD, "n4", findings=bare),
+    )[0]
+    assert said == [
+        f"Known issue nvidia-ipc-reopen CONFIRMED on n[1-2]: {KNOWN.title}; {KNOWN.reason}",
+        "Known issue nvidia-ipc-reopen NEW on n3: nvidia-driver 580.95.05 is not",
+    ]
+    assert remedies == [KNOWN.remedy]
+
+
+def test_a_remedy_of_its_own_is_told_beside_that_of_a_known_issue() -> None:
+    told = tuple(msgspec.structs.replace(one, remedy="drain it") for one in BAD.findings)
+    assert judged(named(BAD, "n1", findings=told))[0][2] == [KNOWN.remedy, "drain it"]
+
+
+def test_a_summary_from_before_known_issues_were_told_is_read() -> None:
+    older = json.loads(summary.dumps(named(BAD, "n1")))
+    del older["known"]
+    older["issues"] = {"nvidia-ipc-reopen": "confirmed"}
+    for told in older["findings"]:
+        del told["issues"]
+    found = summary.loads(json.dumps(older).encode())
+    assert found.checks == BAD.checks
+    assert [(said, do) for _, said, do in judged(found)] == [([], []), ([], [KNOWN.remedy])]
 
 
 def test_a_simulated_node_is_told() -> None:

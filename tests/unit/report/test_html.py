@@ -74,6 +74,8 @@ def test_a_fleet_on_a_page() -> None:
     page = Elements(fleet_html.render(fold.fold(a_fleet())))
     for said in ("40 nodes", "nid[0035-0036]", "no report: not reachable", "580.159.04", "nid0009"):
         assert said in page.text
+    assert "Known issue nvidia-ipc-reopen CONFIRMED: " in page.text
+    assert page.text.count("keep the importer's context") == 1
 
 
 @pytest.mark.browser
