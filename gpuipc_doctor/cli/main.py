@@ -6,6 +6,7 @@ import errno
 import importlib
 import io
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -102,13 +103,17 @@ def main() -> None:
 
 
 def _show(error: click.ClickException) -> None:
-    """What click says of a wrong command line; it quotes what it was given, which may be a file's name."""
+    """What click says of a wrong command line; it quotes what it was given, which may be a file's name.
+
+    Runs of spaces stay, for they make the columns of a command's help.
+    """
     from gpuipc_doctor.report.text import sanitise
 
     said = io.StringIO()
     error.show(said)
     for line in said.getvalue().splitlines():
-        click.echo(sanitise(line), err=True)
+        parts = re.split("( {2,})", line)
+        click.echo("".join(part if part.isspace() else sanitise(part) for part in parts), err=True)
 
 
 def report_error(error: Exception) -> int:

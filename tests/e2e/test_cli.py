@@ -67,6 +67,12 @@ def test_a_mistake_on_the_command_line_is_one_line_and_exit_2(
     assert ended.stdout == ""
 
 
+@pytest.mark.parametrize("group", ["", "fleet", "config", "known-issues"])
+def test_a_group_without_a_command_shows_its_help_as_help_does(doctor: Command, group: str) -> None:
+    alone = doctor(*group.split())
+    assert (alone.returncode, alone.stderr) == (2, doctor(*group.split(), "--help").stdout)
+
+
 @pytest.mark.parametrize("screen", ["list", "known-issues list", "explain ipc-handles"])
 def test_a_screen_fits_80_columns(doctor: Command, screen: str) -> None:
     ended = doctor(*screen.split())
