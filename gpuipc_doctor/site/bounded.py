@@ -14,6 +14,9 @@ MAX_DEPTH = 100
 """Deepest nesting of a JSON document: far more than any of ours, and far less than Python's stack holds."""
 
 
+DIRECTORY = "is a directory, not a file"
+
+
 class Unreadable(Exception):
     """A file cannot be used; the text says why, after the file's name."""
 
@@ -29,7 +32,7 @@ def read(path: Path, max_bytes: int) -> bytes:
         try:
             mode = os.fstat(fd).st_mode
             if stat.S_ISDIR(mode):
-                raise Unreadable("is a directory, not a file")
+                raise Unreadable(DIRECTORY)
             if not stat.S_ISREG(mode):
                 raise Unreadable("is not a regular file")
             with open(fd, "rb", closefd=False) as file:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from gpuipc_doctor.model import Json, MemoryShare, Tier
 from gpuipc_doctor.near_miss import did_you_mean
-from gpuipc_doctor.site import hosts, launcher, layers, policy
+from gpuipc_doctor.site import bounded, hosts, launcher, layers, policy
 from gpuipc_doctor.site.layers import Find, Layers
 from gpuipc_doctor.site.policy import SITE_DIRECTORIES, PrologConfig
 from gpuipc_doctor.site.trust import untrusted
@@ -321,6 +322,8 @@ def _examine(path: Path) -> tuple[Document | None, list[Mistake]]:
     """What of one file is in order, None where nothing is, and every mistake in it."""
     if wrong_name := layers.nameless(path):
         return None, [Mistake(path, 0, wrong_name)]
+    if os.path.isdir(path):  # noqa: PTH112 - it raises nothing, whoever may not look
+        return None, [Mistake(path, 0, bounded.DIRECTORY)]
     # Whoever can write a shipped file can write the program that reads it.
     if path.parent != layers.shipped() and (reason := untrusted(path)):
         return None, [Mistake(path, 0, reason)]

@@ -23,7 +23,9 @@ def untrusted(path: Path) -> str:
         if foreign := itself.st_uid or status.st_uid:
             return f"is not trusted: {one} belongs to user {foreign}; as root, use files of root's"
         if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not (is_sticky and is_way_there):
-            return f"is not trusted: others can write {one}; as root, first `chmod go-w {one}`"
+            # Without that bit for all, a directory such as /tmp would be of no use to anybody else.
+            cure = "use a directory that only root can write" if is_sticky else f"first `chmod go-w {one}`"
+            return f"is not trusted: others can write {one}; as root, {cure}"
     return ""
 
 

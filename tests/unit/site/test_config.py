@@ -227,6 +227,17 @@ def test_root_refuses_what_others_could_put_in_its_place(tmp_path: Path) -> None
 
 
 @root
+def test_a_directory_is_told_as_that_and_never_to_be_closed_where_all_may_use_it(tmp_path: Path) -> None:
+    """Who follows `chmod go-w /tmp` has no machine left."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    assert told(shared) == ["shared: is a directory, not a file"]
+    (line,) = told(write(tmp_path / "x.yaml", "checks_dirs: [shared]\n"))
+    assert line.endswith("others can write shared; as root, use a directory that only root can write")
+
+
+@root
 def test_root_refuses_a_way_that_others_can_turn(tmp_path: Path) -> None:
     for name in ("ours", "open"):
         (tmp_path / name).mkdir(mode=0o755)
