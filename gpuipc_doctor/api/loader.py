@@ -122,7 +122,7 @@ def module(file: Path) -> ModuleType:
     """Import a check file: a built-in one by its package name, any other under a name made from its path."""
     if file.parent == built_in_dir():
         return importlib.import_module(f"{BUILT_IN}.{file.stem}")
-    name = "gpuipc_doctor_site_check_" + "".join(c if c.isalnum() else "_" for c in str(file))
+    name = "gpuipc_doctor_site_check_" + "".join(c if c.isalnum() else f"_{ord(c):x}_" for c in str(file))
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, file)
         assert spec is not None
