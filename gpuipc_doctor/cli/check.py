@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from gpuipc_doctor.cli import options
+from gpuipc_doctor.cli import bindings, options
 from gpuipc_doctor.cli.output import OutputFile
 from gpuipc_doctor.cli.progress import Silent, progress
 from gpuipc_doctor.cli.stdio import say
@@ -23,8 +23,8 @@ from gpuipc_doctor.run.preview import Preview
 from gpuipc_doctor.run.request import Request
 from gpuipc_doctor.site.trust import untrusted
 
-SHOWN = "healthy-both"
-"""The simulated node that shows most."""
+SHOWN = {("cuda", "hip"): "healthy-both", ("cuda",): "healthy-cuda", ("hip",): "healthy-hip"}
+"""The simulated node that shows most, by the backends whose bindings are installed."""
 
 
 @click.command()
@@ -156,17 +156,19 @@ def command(
         exit_code = exits.code(report, strict=strict, style="nagios" if exit_style == "nagios" else "default")
         written = _write(report, file, exit_code)
         click.echo(_text(report, exit_code, as_json=as_json, exit_style=exit_style), nl=False)
-        if all_checks and not as_json and exit_style == "default" and _could_be_shown(report):
-            click.echo(f"no GPU here: see what it does with `gpuipc-doctor check --all --simulate {SHOWN}`")
+        if all_checks and not as_json and exit_style == "default" and (shown := _could_be_shown(report)):
+            click.echo(f"no GPU here: see what it does with `gpuipc-doctor check --all --simulate {shown}`")
         written = _draw(report, plots) and written
     ctx.exit(exit_code if written else exit_code or Exit.INTERNAL)
 
 
-def _could_be_shown(report: Report) -> bool:
-    """Whether this is a node without any GPU, on which a simulated one can be looked at."""
+def _could_be_shown(report: Report) -> str:
+    """The simulated node to look at where there is no GPU; empty where there is one, or none can be had."""
     from gpuipc_doctor.simulator.build import has_compiler
 
-    return report.nothing_tested and not (report.devices or report.simulated) and has_compiler()
+    if not report.nothing_tested or report.devices or report.simulated or not has_compiler():
+        return ""
+    return SHOWN.get(bindings.usable(), "")
 
 
 def _prepare_logs(directory: Path) -> None:

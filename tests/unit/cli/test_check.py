@@ -1,0 +1,28 @@
+"""``gpuipc-doctor check``: what it says beside the report."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpuipc_doctor.cli import check
+from gpuipc_doctor.cli.bindings import BINDINGS
+from gpuipc_doctor.simulator import build, profile
+from tests.sample_reports import healthy
+
+
+@pytest.mark.parametrize(
+    ("absent", "shown"),
+    [((), "healthy-both"), (("hip",), "healthy-cuda"), (("cuda",), "healthy-hip"), (("cuda", "hip"), "")],
+)
+def test_the_node_to_look_at_is_one_that_can_be_tested_here(
+    monkeypatch: pytest.MonkeyPatch, absent: tuple[str, ...], shown: str
+) -> None:
+    for backend in ("cuda", "hip"):
+        there = "json" if backend not in absent else "no_such_module"
+        monkeypatch.setitem(BINDINGS, backend, (there, f"{backend}-bindings"))
+    monkeypatch.setattr(build, "has_compiler", lambda: True)
+    bare = replace(healthy(()), devices=(), probes_run=0)
+    assert check._could_be_shown(bare) == shown
+    assert not shown or shown in profile.names()
