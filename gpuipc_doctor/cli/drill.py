@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 
 import click
 
-from gpuipc_doctor.cli import options
+from gpuipc_doctor.cli import bindings, options
+from gpuipc_doctor.cli.bindings import BINDINGS
 from gpuipc_doctor.cli.progress import progress
 from gpuipc_doctor.model import Exit, Report
 from gpuipc_doctor.report import exits
@@ -25,10 +25,6 @@ from gpuipc_doctor.simulator import drill, expectations, lending, profile
 from gpuipc_doctor.simulator.drill import Row
 from gpuipc_doctor.simulator.profile import Expectation, Expected, Profile
 from gpuipc_doctor.site.config import SiteConfig
-
-BINDINGS = {"cuda": ("cuda", "cuda-bindings"), "hip": ("hip", "hip-python")}
-"""For each backend the module that its workers import, and the package that holds it."""
-
 
 FABRIC = ("fabric-info", "fabric-small-message")
 """The checks of a healthy node whose matter is the fabric."""
@@ -83,7 +79,8 @@ def command(
 
     PROFILE is the name of a simulated node or your own YAML file; without one, all that come with
     gpuipc-doctor are run, which takes minutes. Nothing touches a real GPU. The exit code is 0 when all was
-    found that the profiles state, and nothing else; otherwise 12.
+    found that the profiles state, and nothing else; 11 when that is so, but a PROFILE that was named could
+    not be run; otherwise 12.
     """
     asked = {name: profile.load(name) for name in profiles or profile.names()}
     lends = "fi_pingpong" in lending.here()
@@ -102,7 +99,8 @@ def command(
         for name, stated in asked.items()
         if (mpi_lib or not stated.needs_mpi) and (lends or not stated.needs_fabric)
     }
-    backends = [backend] if backend else list(_usable_backends())
+    backends = [backend] if backend else _usable_backends()
+    not_run = _not_run(asked, backends) if profiles else {}
     if check:
         asked = _of(check, asked if profiles else _that_concern(check, asked))
     todo = [(name, stated, on) for name, stated in asked.items() for on in stated.expect if on in backends]
@@ -131,13 +129,15 @@ def command(
         if interrupted:
             break
     left = len(todo) * repeat - len(done)
-    click.echo(_as_json(done, left) if as_json else "\n".join(table.foot(done, left)))
+    click.echo(_as_json(done, left, not_run) if as_json else "\n".join(table.foot(done, left, not_run)))
     if interrupted:
         ctx.exit(Exit.INTERRUPTED)
     if update:
         left_out = [name for name, by_backend in unstated.items() if not _update(name, by_backend)]
         missed = any(one.verdict.missed for one in done)
-        ctx.exit(Exit.FAIL if left_out or missed else Exit.OK)
+        ctx.exit(Exit.FAIL if left_out or missed else Exit.ERROR if not_run else Exit.OK)
+    if not_run and (_all_good(done) or not todo):
+        ctx.exit(Exit.ERROR)
     ctx.exit(Exit.OK if _all_good(done) else Exit.FAIL)
 
 
@@ -145,13 +145,27 @@ def _all_good(done: Sequence[Drill]) -> bool:
     return bool(done) and all(one.verdict.good for one in done)
 
 
-def _usable_backends() -> Iterator[str]:
-    """Those whose binding is installed: the simulator stands in for a driver, not for a binding."""
-    for backend, (module, package) in BINDINGS.items():
-        if importlib.util.find_spec(module):
-            yield backend
-        else:
+def _usable_backends() -> list[str]:
+    """Those whose binding is installed; says of the others that they are left out."""
+    usable = bindings.usable()
+    for backend, (_, package) in BINDINGS.items():
+        if backend not in usable:
             click.echo(f"gpuipc-doctor: {backend} is left out: {package} is not installed", err=True)
+    return list(usable)
+
+
+def _not_run(asked: Mapping[str, Profile], backends: Collection[str]) -> dict[str, str]:
+    """The profiles that can be run on none of these backends, and why not."""
+    return {
+        stated.name: "; ".join(
+            f"it is of {on}, and {BINDINGS[on][1]} is not installed"
+            if on not in bindings.usable()
+            else f"it is of {on}, which --backend leaves out"
+            for on in stated.expect
+        )
+        for stated in asked.values()
+        if not set(stated.expect) & set(backends)
+    }
 
 
 def _that_concern(check: str, asked: Mapping[str, Profile]) -> dict[str, Profile]:
@@ -231,10 +245,11 @@ def _request(stated: Profile, backend: str, mpi_lib: str | None, check: str | No
     return request
 
 
-def _as_json(done: Sequence[Drill], left: int) -> str:
+def _as_json(done: Sequence[Drill], left: int, not_run: Mapping[str, str]) -> str:
     drills = [{**asdict(one), "good": one.verdict.good} for one in done]
-    good = _all_good(done) and not left
-    return json.dumps({"simulated": True, "good": good, "left": left, "drills": drills}, indent=2)
+    good = _all_good(done) and not left and not not_run
+    document = {"simulated": True, "good": good, "left": left, "not_run": not_run, "drills": drills}
+    return json.dumps(document, indent=2)
 
 
 class _Table:
@@ -259,8 +274,10 @@ class _Table:
         seconds = sum(run.seconds for run in runs)
         return self._line(stated.name, runs[0].backend, must or "nothing", outcome, f"{seconds:7.1f}")
 
-    def foot(self, done: Sequence[Drill], left: int) -> list[str]:
+    def foot(self, done: Sequence[Drill], left: int, not_run: Mapping[str, str]) -> list[str]:
         lines = [""]
+        for name, why in not_run.items():
+            lines += self._page.fill(f"{name}: {why}", "NOT RUN   ", " " * 10)
         told = Counter(
             (kind, f"{one.profile} on {one.backend}: {item}")
             for one in done

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gpuipc_doctor.cli import drill
+from gpuipc_doctor.cli.bindings import BINDINGS
 from gpuipc_doctor.model import Finding, Report, Tier
 from gpuipc_doctor.model import Result as ReportResult
 from gpuipc_doctor.simulator import profile
@@ -83,7 +84,34 @@ def test_ctrl_c_ends_the_drill_with_what_was_learned() -> None:
 
 
 def test_a_run_on_one_backend_leaves_out_the_profiles_of_the_other() -> None:
-    assert "healthy-hip" not in invoke("healthy-cuda", "healthy-hip").output
+    ran = invoke("healthy-cuda", "healthy-hip")
+    assert [line.split()[0] for line in ran.output.splitlines() if "nothing invented" in line] == [
+        "healthy-cuda"
+    ]
+
+
+def test_what_was_named_and_cannot_be_run_is_told_and_exits_with_11(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BINDINGS, "hip", ("no_such_module", "hip-python"))
+    ran = CliRunner().invoke(drill.command, ["amd-ipc-reopen", "healthy-single"])
+    assert ran.exit_code == 11
+    assert ran.stdout.splitlines()[-2:] == [
+        "NOT RUN   amd-ipc-reopen: it is of hip, and hip-python is not installed",
+        "1 drill in 1 s: 1 as stated, 0 not",
+    ]
+    alone = invoke("--json", "healthy-hip")
+    assert alone.exit_code == 11
+    outcome = json.loads(alone.stdout)
+    assert (outcome["good"], outcome["drills"]) == (False, [])
+    assert outcome["not_run"] == {"healthy-hip": "it is of hip, and hip-python is not installed"}
+    assert invoke("stale-data", "healthy-hip").exit_code == 12
+    monkeypatch.setattr(drill.profile, "names", lambda: ["healthy-cuda", "healthy-hip"])
+    assert invoke().exit_code == 0
+
+
+def test_what_was_named_for_another_backend_is_told() -> None:
+    ran = invoke("healthy-hip")
+    assert ran.exit_code == 11
+    assert "NOT RUN   healthy-hip: it is of hip, which --backend leaves out" in ran.output
 
 
 def test_every_line_fits_80_columns_and_the_screen_says_simulated() -> None:
@@ -147,7 +175,7 @@ def test_faults_of_mpi_that_are_named_ask_for_an_mpi() -> None:
 
 
 def test_a_backend_without_its_binding_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(drill.BINDINGS, "hip", ("no_such_module", "hip-python"))
+    monkeypatch.setitem(BINDINGS, "hip", ("no_such_module", "hip-python"))
     ran = CliRunner().invoke(drill.command, ["healthy-both"])
     assert "hip is left out: hip-python is not installed" in ran.stderr
     assert [line.split()[1] for line in ran.stdout.splitlines() if line.startswith("healthy-both")] == [
