@@ -41,8 +41,9 @@ def command(
     """Say what has changed from report BEFORE to report AFTER.
 
     Reports are what `gpuipc-doctor check --output FILE` writes. What became slower is told only where both
-    were made with --repeat. The exit code is 0 when nothing is worse, 10 when something is slower or newly
-    a WARN, 11 when something is no longer tested, 12 when something newly fails.
+    were made with --repeat. The exit code is 0 when nothing is worse, 3 when one of them asked about GPUs
+    and no probe ran, 10 when something is slower or newly a WARN, 11 when something is no longer tested, 12
+    when something newly fails.
     """
     comparison = compare(saved.report(before), saved.report(after), tolerance / 100)
     click.echo(_json(comparison) if as_json else _text(comparison, form), nl=False)
@@ -61,6 +62,6 @@ def _text(comparison: Comparison, form: str) -> str:
 
 
 def _json(comparison: Comparison) -> str:
-    from gpuipc_doctor.comparison import comparison_json as comparison_document
+    from gpuipc_doctor.comparison import comparison_json
 
-    return comparison_document.dumps(comparison)
+    return comparison_json.dumps(comparison)

@@ -41,6 +41,7 @@ def _side(report: Report) -> Side:
         simulated=report.simulated,
         interrupted=report.interrupted,
         probes_run=report.probes_run,
+        nothing_tested=report.nothing_tested,
         repetitions=digest.repetitions(report),
     )
 
@@ -61,7 +62,7 @@ def _notes(before: Report, after: Report) -> Iterator[str]:
     for name, report in (("before", before), ("after", after)):
         if report.interrupted:
             yield f"{name} was interrupted, so some checks did not run"
-        if not report.probes_run:
+        if report.nothing_tested:
             yield f"{name} has tested nothing: no probe ran on a GPU"
         if any(not result.finding.key for result in report.results):
             yield f"{name} has findings without keys: whether a check fails otherwise cannot be told"

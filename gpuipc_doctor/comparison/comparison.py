@@ -14,7 +14,7 @@ MEANINGS = {
     Exit.OK: "nothing is worse, slower or no longer tested",
     Exit.INTERNAL: "gpuipc-doctor itself failed",
     Exit.USAGE: "the command line is wrong, or a file is no report",
-    Exit.NOTHING: "in one of the reports no probe ran, so there is nothing to compare",
+    Exit.NOTHING: "one of the reports asked about GPUs and no probe ran, so there is nothing to compare",
     Exit.WARN: "something is slower, or is a WARN that was none",
     Exit.ERROR: "something that was tested no longer is (ERROR, SKIP, not run, a GPU that is gone)",
     Exit.FAIL: "something fails that did not",
@@ -32,6 +32,7 @@ class Side:
     simulated: str
     interrupted: bool
     probes_run: int
+    nothing_tested: bool
     repetitions: int
 
 
@@ -68,7 +69,7 @@ class Comparison:
         worse = {verdict.after for verdict in self.turned(Turn.WORSE)}
         if Status.FAIL in worse:
             return Exit.FAIL
-        if not (self.before.probes_run and self.after.probes_run):
+        if self.before.nothing_tested or self.after.nothing_tested:
             return Exit.NOTHING
         if self.turned(Turn.NO_LONGER_TESTED) or any(match.fate is Fate.GONE for match in self.devices):
             return Exit.ERROR

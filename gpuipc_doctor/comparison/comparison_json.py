@@ -7,7 +7,7 @@ import json
 from gpuipc_doctor.comparison.comparison import Comparison
 from gpuipc_doctor.report.report_json import encode
 
-SCHEMA = "gpuipc-doctor/comparison/2"
+SCHEMA = "gpuipc-doctor/comparison/3"
 """Any change of what may stand in the document raises the number."""
 
 

@@ -37,6 +37,8 @@ from tests.sample_reports import PROPERTY, REOPEN_ISSUE, gpus, healthy, hung, re
 SCHEMA = schemas.beside(comparison_json, "comparison")
 NODE = gpus(2)
 PASS, SKIP, WARN, ERROR, FAIL = Status
+NO_GPU = {"probes_run": 0, "needs_gpu": False}
+"""A run of checks that take no GPU, such as known-versions."""
 
 
 def ended(status: Status | None) -> Report:
@@ -165,12 +167,18 @@ def test_of_several_failures_the_new_one_is_told() -> None:
         (ended(PASS), replaced(ended(PASS), probes_run=0), Exit.NOTHING),
         (replaced(ended(PASS), probes_run=0), ended(PASS), Exit.NOTHING),
         (ended(PASS), replaced(ended(FAIL), probes_run=0), Exit.FAIL),
+        (replaced(ended(PASS), **NO_GPU), replaced(ended(PASS), **NO_GPU), Exit.OK),
+        (replaced(ended(PASS), **NO_GPU), replaced(ended(ERROR), **NO_GPU), Exit.ERROR),
         (ended(PASS), replaced(ended(PASS), devices=NODE[:1]), Exit.ERROR),
         (replaced(ended(PASS), devices=NODE[:1]), ended(PASS), Exit.OK),
     ],
 )
 def test_exit_codes_of_runs_that_lack_something(before: Report, after: Report, code: Exit) -> None:
-    assert compare(before, after).exit_code is code
+    found = compare(before, after)
+    assert found.exit_code is code
+    assert any("has tested nothing" in note for note in found.notes) is (
+        before.nothing_tested or after.nothing_tested
+    )
 
 
 # -- devices --------------------------------------------------------------------------------------------
