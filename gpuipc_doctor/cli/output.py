@@ -21,13 +21,15 @@ class OutputFile:
     terminal, a pipe) is written in place. ``mode`` is the file's, by default what the umask leaves.
 
     Root writes only where nobody else can change the way there, and all that is made is made in a directory
-    that is open, under a name that nobody knows, and changed by its descriptor. Raises `OSError`.
+    that is open, under a name that nobody knows, and changed by its descriptor. ``write`` is the last that
+    one does; one that is not written is to be closed. Raises `OSError`.
     """
 
     def __init__(self, path: Path, mode: int | None = None) -> None:
         self._path = path
         self._mode = 0o666 & ~_umask() if mode is None else mode
         self._special: int | None = None
+        self._directory: int | None = None
         kind = _kind(path)
         if kind == stat.S_IFDIR:
             raise IsADirectoryError(errno.EISDIR, "is a directory", str(path))
@@ -40,21 +42,35 @@ class OutputFile:
         if kind is not None:
             os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
         self._directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        with self._draft():
-            pass
+        try:
+            with self._draft():
+                pass
+        except OSError:
+            self.close()
+            raise
 
     def write(self, content: str | bytes) -> None:
         """Put it there; text in UTF-8."""
         data = content.encode() if isinstance(content, str) else content
-        if self._special is not None:
-            with os.fdopen(self._special, "wb") as file:
-                file.write(data)
-            return
-        with self._draft() as (name, fd):
-            with os.fdopen(os.dup(fd), "wb") as file:
-                file.write(data)
-            os.fchmod(fd, self._mode)
-            os.replace(name, self._path.name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+        try:
+            if self._special is not None:
+                with os.fdopen(os.dup(self._special), "wb") as file:
+                    file.write(data)
+                return
+            with self._draft() as (name, fd):
+                with os.fdopen(os.dup(fd), "wb") as file:
+                    file.write(data)
+                os.fchmod(fd, self._mode)
+                os.replace(name, self._path.name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Leave it as it is."""
+        for fd in (self._special, self._directory):
+            if fd is not None:
+                os.close(fd)
+        self._special = self._directory = None
 
     @contextlib.contextmanager
     def _draft(self) -> Iterator[tuple[str, int]]:

@@ -74,6 +74,18 @@ def test_a_directory_that_is_swapped_in_between_is_not_gone_to(tmp_path: Path) -
     assert (tmp_path / "moved" / "r.json").read_text() == "report"
 
 
+def test_nothing_stays_open(tmp_path: Path) -> None:
+    """A report's pictures are two files each."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        OutputFile(tmp_path / "r.json").write("x")
+        OutputFile(tmp_path / "r.json").close()
+        OutputFile(Path("/dev/null")).write("x")
+        with pytest.raises(OSError, match="No space left"):
+            OutputFile(Path("/dev/full")).write("x")
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
 @as_root
 @pytest.mark.parametrize("name", ["r.json", "link", "pipe"])
 def test_root_writes_nothing_where_another_user_can_change_the_way(tmp_path: Path, name: str) -> None:
