@@ -56,6 +56,7 @@ class Drill:
 )
 @click.option(
     "--mpi-lib",
+    callback=options.mpi_library,
     metavar="FILE",
     help="Drill faults of MPI, too, in ranks that use this library, and its silence where there are none.",
 )

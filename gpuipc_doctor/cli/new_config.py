@@ -28,7 +28,9 @@ _TOLD = ("nvidia-driver", "rocm", "cray-mpich", "libfabric", "shs-libfabric", "u
 
 @click.command("new")
 @options.node_options
-@click.option("--mpi-lib", metavar="FILE", help="The MPI library that jobs use.")
+@click.option(
+    "--mpi-lib", callback=options.mpi_library, metavar="FILE", help="The MPI library that jobs use."
+)
 @click.option(
     "--to", type=click.Path(path_type=Path), metavar="FILE", help="Write it there, instead of showing it."
 )

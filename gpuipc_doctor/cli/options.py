@@ -51,6 +51,18 @@ class Choice(click.Choice[str]):
             self.fail(f"{wrong.message.removesuffix('.')}{meant or '.'}", param, ctx)
 
 
+def mpi_library(ctx: click.Context, _: click.Parameter, value: str | None) -> str | None:
+    """For ``--mpi-lib``: that there is such a library is found out before anything runs."""
+    if value:
+        from gpuipc_doctor.mpi import locate
+
+        try:
+            locate.find_library(value, None, {})
+        except locate.NotFound as absent:
+            raise click.UsageError(f"{absent.reason}; {absent.remedy}", ctx) from None
+    return value
+
+
 def node_options(command: Command) -> Command:
     """``--config``, ``--simulate`` and ``--backend``: which node, and which of its drivers."""
     for option in (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,7 +75,7 @@ def test_what_the_real_mpi_library_is_does_not_count(monkeypatch: pytest.MonkeyP
     not_aware = ReportResult("mpi-gpu-aware", Finding.fail("", "it takes no device pointers"))
     report = replace(HEALTHY, results=(*HEALTHY.results, not_aware))
     monkeypatch.setattr(drill, "_run", lambda *_: (report, 1.0))
-    assert invoke("--mpi-lib", "/opt/libmpi.so", "healthy-cuda").exit_code == 0
+    assert invoke("--mpi-lib", sys.executable, "healthy-cuda").exit_code == 0
 
 
 def test_ctrl_c_ends_the_drill_with_what_was_learned() -> None:
@@ -143,7 +144,7 @@ def test_a_profile_that_states_nothing_is_refused(tmp_path: Path) -> None:
 def test_faults_of_mpi_are_drilled_with_an_mpi_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drill.profile, "names", lambda: ["healthy-both", "healthy-single", "mpi-segv"])
     assert invoke().output.splitlines()[-1].startswith("2 drills")
-    assert invoke("--mpi-lib", "/opt/mpi/lib/libmpi.so.12").output.splitlines()[-1].startswith("3 drills")
+    assert invoke("--mpi-lib", sys.executable).output.splitlines()[-1].startswith("3 drills")
 
 
 @pytest.mark.parametrize(
