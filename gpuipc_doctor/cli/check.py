@@ -61,7 +61,9 @@ SHOWN = {("cuda", "hip"): "healthy-both", ("cuda",): "healthy-cuda", ("hip",): "
     metavar="DIR",
     help="Draw there, as SVG and PNG, what checks saw over time.",
 )
-@click.option("--mpi-lib", metavar="FILE", help="The MPI library that the MPI checks use.")
+@click.option(
+    "--mpi-lib", callback=options.mpi_library, metavar="FILE", help="The MPI library that the MPI checks use."
+)
 @click.option(
     "--repeat",
     type=click.IntRange(1, 1000),
@@ -121,7 +123,9 @@ def command(
 
     Name the checks to run (see `gpuipc-doctor list`) or give --all.
     """
-    if bool(checks) == all_checks:
+    if checks and all_checks:
+        raise click.UsageError("--all runs every check of the tier; leave it out, or the names", ctx)
+    if not checks and not all_checks:
         raise click.UsageError("name the checks to run, or give --all", ctx)
     config = options.site_config(config_file)
     if strange := options.not_of_this_node(config):
@@ -196,7 +200,7 @@ def _prepare_plots(directory: Path) -> None:
         if reason := untrusted(directory):
             raise PermissionError(EPERM, reason)
         directory.mkdir(parents=True, exist_ok=True)
-        OutputFile(directory / "picture.svg")
+        OutputFile(directory / "picture.svg").close()
     except OSError as error:
         reason = error.strerror or str(error)
         raise click.BadParameter(f"{directory}: {reason}", param_hint="--plots") from error

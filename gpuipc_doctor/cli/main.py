@@ -118,7 +118,7 @@ def _show(error: click.ClickException) -> None:
 
 def report_error(error: Exception) -> int:
     """Print an error that ended the command; returns the exit code."""
-    from gpuipc_doctor.run.request import UnknownName
+    from gpuipc_doctor.run.request import NothingToSend, UnknownName
     from gpuipc_doctor.simulator.build import SimulatorUnavailable
     from gpuipc_doctor.site.yamlfile import BadFile
     from gpuipc_doctor.supervise.scratch import NoPlace
@@ -126,7 +126,7 @@ def report_error(error: Exception) -> int:
     if isinstance(error, NoPlace):
         stdio.say(str(error))
         return 1
-    if isinstance(error, BadFile | UnknownName | SimulatorUnavailable):
+    if isinstance(error, BadFile | NothingToSend | UnknownName | SimulatorUnavailable):
         stdio.say(str(error))
         return 2
     if isinstance(error, OSError) and error.errno in _NOT_WRITTEN:

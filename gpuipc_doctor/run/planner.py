@@ -14,7 +14,7 @@ from gpuipc_doctor.api.allocator import installed
 from gpuipc_doctor.api.loader import BrokenCheck, LoadedCheck
 from gpuipc_doctor.model import CheckInfo, Device, FabricStack, Finding, Json, Probe, ProbeOutcome, Result
 from gpuipc_doctor.run import check_files
-from gpuipc_doctor.run.request import Request, UnknownName
+from gpuipc_doctor.run.request import NothingToSend, Request, UnknownName
 from gpuipc_doctor.site.config import SiteConfig
 
 DISCOVERY = "driver-init"
@@ -75,7 +75,7 @@ class TooManyFollowUps(Exception):
 class Planner:
     """Selects the checks of a request when it is made, and lays them out when it is known what is here.
 
-    Making one raises `UnknownName` for a check that does not exist.
+    Making one raises `UnknownName` for a check that does not exist, and `NothingToSend`.
     """
 
     request: Request
@@ -85,6 +85,8 @@ class Planner:
 
     def __post_init__(self) -> None:
         self.selected: Sequence[LoadedCheck | BrokenCheck] = _select(self.request, self.config)
+        if self.request.nodes > 1 and not (self.asks_for_mpi or self.asks_for_fabric):
+            raise NothingToSend
 
     def settle(self, host: str, devices: Collection[Device]) -> None:
         """It is known which node this is: what the site says of its type holds."""

@@ -27,6 +27,16 @@ class AmbiguousName(UnknownName):
         Exception.__init__(self, which)
 
 
+class NothingToSend(Exception):
+    """Two nodes were asked for, and no check that sends anything from one to the other."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "--nodes and --partner are for messages, and no check that was asked for sends messages "
+            "between nodes; mpi-small-message and fabric-small-message do"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What the caller asked for. No ``checks`` means all of the tier; no ``devices`` means all of them."""
