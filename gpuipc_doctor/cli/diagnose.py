@@ -35,7 +35,7 @@ _EPILOG = "\b\nExit codes:\n" + "\n".join(
     "--inventory",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="What `gpuipc-doctor inventory --json` said of the node that wrote the logs.",
+    help="What `gpuipc-doctor inventory --json` said of the node that wrote the logs, or a report of it.",
 )
 @click.option("--strict", is_flag=True, help="Exit with 10 for hints, and for errors that nothing explains.")
 @click.option(

@@ -34,7 +34,7 @@ _VALUE_COLUMNS = 26
     "before",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Show only what differs from an inventory that --json wrote before.",
+    help="Show only what differs from an inventory that --json wrote before, or from that of a report.",
 )
 def command(
     *,

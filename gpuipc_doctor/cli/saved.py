@@ -28,14 +28,15 @@ def report(path: Path) -> Report:
 
 
 def inventory(path: Path) -> tuple[Fact, ...]:
-    """The facts in a file that ``gpuipc-doctor inventory --json`` wrote. Raises `BadFile`."""
+    """The facts in a file that ``inventory --json`` wrote, or ``check --output``. Raises `BadFile`."""
     try:
-        facts = bounded.read_json(path, MAX_BYTES)["facts"]
+        document = bounded.read_json(path, MAX_BYTES)
+        facts = document["inventory" if "inventory" in document else "facts"]
         return tuple(_fact(one["name"], one["value"], one["source"]) for one in facts)
     except bounded.Unreadable as reason:
         raise BadFile([Mistake(path, 0, str(reason))]) from None
     except (LookupError, TypeError):
-        text = "is no inventory; write one with `gpuipc-doctor inventory --json`"
+        text = "has no inventory; write one with `gpuipc-doctor inventory --json`"
         raise BadFile([Mistake(path, 0, text)]) from None
 
 

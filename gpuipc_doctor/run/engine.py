@@ -182,9 +182,10 @@ def _left_out(harm: Harm) -> Finding:
 
 
 def take_stock(request: Request, config: SiteConfig, node: Node, watcher: Watcher) -> Stock:
-    """The inventory alone: files of the node, and what its drivers and libraries say of themselves."""
+    """The inventory alone, as a report has it: what files say of the node, its drivers and its libraries."""
     with _started(request, config, node, watcher) as run:
         _, facts = run.discovery.drivers()
+        run.issues = knownissues.load(config.known_issues_dirs)
         return run.take_stock(facts)
 
 

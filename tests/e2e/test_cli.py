@@ -270,6 +270,18 @@ def test_the_budget_turns_the_rest_into_skips(doctor: Command) -> None:
     assert any("budget" in r["finding"]["summary"] for r in results if r["finding"]["status"] == "SKIP")
 
 
+def test_an_inventory_is_held_against_that_of_a_report(doctor: Command, tmp_path: Path) -> None:
+    report = tmp_path / "before.json"
+    node = ["--simulate", "nvidia-450.102.04"]
+    environment = {**os.environ, "LD_LIBRARY_PATH": "/opt/lib"}  # which a known issue asks for
+    assert doctor("check", "known-versions", *node, "--output", str(report), env=environment).returncode == 0
+    same = doctor("inventory", *node, "--diff", str(report), env=environment)
+    assert same.stdout == "nothing has changed\n"
+    told = doctor("inventory", "--simulate", "nvidia-460.32.03", "--diff", str(report), "--json")
+    changes = {change["name"]: (change["before"], change["after"]) for change in json.loads(told.stdout)}
+    assert changes["nvidia-driver"] == ("450.102.04", "460.32.03")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_reports_what_it_learned(hanging: str, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "gpuipc_doctor.cli.main", "check", "ipc-peer", "ipc-handles"]

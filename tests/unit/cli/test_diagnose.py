@@ -97,7 +97,7 @@ def test_an_inventory_is_taken_into_account(tmp_path: Path) -> None:
         check=False,
     )
     assert process.returncode == 2
-    assert "is no inventory" in process.stderr
+    assert "has no inventory" in process.stderr
     assert len(process.stderr.splitlines()) == 1
 
 
