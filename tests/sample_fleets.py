@@ -8,23 +8,40 @@ from hypothesis import strategies as st
 from gpuipc_doctor.fleet import summary
 from gpuipc_doctor.fleet.summary import Figure, Known, NodeReport, State, Told
 from gpuipc_doctor.model import Relation, Status
-from tests.sample_reports import gpus, healthy, seed_002
+from tests import golden
 
-HEALTHY = summary.of(healthy(gpus(4)), "n0", 0)
-BAD = summary.of(seed_002(), "n0", 12)
+CHECKS = ("known-versions", "ipc-reopen")
+SOUND, FAULTY = "nvidia-450.102.04", "nvidia-460.32.03"
+"""The simulated nodes that the samples are of, looked at with those checks: `tests/e2e/test_sample_fleets.py`
+holds the samples to what the tool says of them."""
+
+
+def kept(report: NodeReport) -> str:
+    """What is kept of a node's report as a sample: what is the same on every run, and real to look at."""
+    facts = {name: found for name, found in report.facts.items() if not name.startswith("env:")}
+    started = "2026-11-20T11:02:33+01:00"
+    same = {"host": "", "started": started, "elapsed_s": 21.4, "tool": "0.1.0", "simulated": ""}
+    encoded = msgspec.json.encode(named(report, "n0", facts=facts, **same))
+    return msgspec.json.format(encoded, indent=2).decode() + "\n"
 
 
 def named(report: NodeReport, node: str, **changes: object) -> NodeReport:
     return msgspec.structs.replace(report, node=node, **changes)
 
 
+def _sample(profile: str) -> NodeReport:
+    return summary.loads((golden.DIRECTORY / f"fleet/{profile}.json").read_bytes())
+
+
+HEALTHY, BAD = _sample(SOUND), _sample(FAULTY)
+OTHER_DRIVER = {**HEALTHY.facts, "nvidia-driver": ("450.119.03",)}
+NEW_DRIVER = {**HEALTHY.facts, "nvidia-driver": ("470.57.02",), "cuda-driver": ("11.4",)}
+
+
 def a_fleet() -> list[NodeReport]:
-    """Forty nodes: two bad, one of another driver, one slow, three silent."""
-    latency = {"mpi-small-message: latency, 16 B": Figure(2.0, "µs", more_is_better=False)}
-    reports = [named(HEALTHY, f"nid{n:04}", figures=latency) for n in range(35)]
-    reports[7] = named(HEALTHY, "nid0007", facts={**HEALTHY.facts, "nvidia-driver": ("570.86.15",)})
-    slow = {"mpi-small-message: latency, 16 B": Figure(9.5, "µs", more_is_better=False)}
-    reports[9] = named(HEALTHY, "nid0009", figures=slow)
+    """Forty nodes: two bad, one of another driver, three silent."""
+    reports = [named(HEALTHY, f"nid{n:04}") for n in range(35)]
+    reports[7] = named(HEALTHY, "nid0007", facts=OTHER_DRIVER)
     reports += [named(BAD, f"nid{n:04}") for n in (35, 36)]
     silence = "ssh: connect to host nid0037 port 22: No route to host"
     reports += [summary.silent(f"nid{n:04}", State.UNREACHABLE, silence) for n in (37, 38)]
@@ -32,28 +49,38 @@ def a_fleet() -> list[NodeReport]:
     return reports
 
 
+def timed(reports: list[NodeReport], usual: float = 2.0, **slow: float) -> list[NodeReport]:
+    """With a figure each, and another one for those that stand out."""
+    return [
+        named(
+            one,
+            one.node,
+            figures={"x: latency": Figure(slow.get(one.node, usual), "µs", more_is_better=False)},
+        )
+        if one.state is State.REPORTED
+        else one
+        for one in reports
+    ]
+
+
 def upgraded() -> list[NodeReport]:
-    """The same forty after an upgrade: most have a new driver, one bad node is mended, two have broken, one
-    is lost, one has come back and one is new; messages take longer everywhere."""
-    latency = {"mpi-small-message: latency, 16 B": Figure(2.9, "µs", more_is_better=False)}
-    driver = {"nvidia-driver": ("590.10",)}
+    """The same forty a day after: most have a new driver, one bad node is mended, two were given the bad
+    driver, one node is lost, one has come back and one is new."""
     after = {}
     for one in a_fleet():
-        if one.state is State.REPORTED:
-            facts = one.facts if one.node == "nid0011" else {**one.facts, **driver}
-            after[one.node] = named(
-                one, one.node, facts=facts, figures=latency, started="2026-11-21T08:00:00"
-            )
+        if one.state is State.REPORTED and one.node not in ("nid0011", "nid0036"):
+            after[one.node] = named(HEALTHY, one.node, facts=NEW_DRIVER)
         else:
             after[one.node] = one
-    after["nid0035"] = named(after["nid0001"], "nid0035", facts={**BAD.facts, **driver}, figures={})
     for node in ("nid0003", "nid0004"):
-        after[node] = named(after[node], node, checks={**BAD.checks}, findings=BAD.findings)
+        after[node] = named(BAD, node)
     after["nid0020"] = summary.silent("nid0020", State.DEADLINE, "no answer within 600 s")
     for node in ("nid0037", "nid0041"):
-        after[node] = named(after["nid0001"], node)
+        after[node] = named(HEALTHY, node, facts=NEW_DRIVER)
     del after["nid0021"]
-    return list(after.values())
+    return [
+        named(one, one.node, started="2026-11-21T08:00:00") if one.started else one for one in after.values()
+    ]
 
 
 _words = st.sampled_from(["", "a", "ipc-reopen", "<b>|", "\x1b[31m", "nid 1", "µs", "[1-"])

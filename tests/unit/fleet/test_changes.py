@@ -16,14 +16,14 @@ from gpuipc_doctor.fleet import changes, changes_content, changes_json, director
 from gpuipc_doctor.fleet.summary import Figure, NodeReport, State, Told
 from gpuipc_doctor.model import Exit, Status
 from tests import golden, schemas
-from tests.sample_fleets import a_fleet, fleets, named, upgraded
+from tests.sample_fleets import a_fleet, fleets, named, timed, upgraded
 from tests.sample_reports import PROPERTY
 
 SCHEMA = schemas.beside(changes_json, "changes")
 
 
 def test_as_it_was_looked_at() -> None:
-    found = changes.compare(a_fleet(), upgraded())
+    found = changes.compare(timed(a_fleet()), timed(upgraded(), 2.9))
     golden.check("fleet/changes-80.txt", changes_content.on_a_screen(found))
     golden.check("fleet/changes.md", changes_content.in_a_ticket(found))
     golden.check("fleet/changes.json", changes_json.dumps(found))
@@ -43,8 +43,12 @@ def test_who_got_worse_better_or_lost() -> None:
     assert (worse.check, worse.nodes) == ("ipc-reopen", ("nid0003", "nid0004"))
     [still] = [move for move in found.turned(Turn.SAME) if move.after is Status.FAIL]
     assert still.nodes == ("nid0036",)
-    [driver] = found.shifts
-    assert [len(nodes) for _, _, nodes in driver.rows] == [31, 2, 1, 1]
+    [_, driver] = found.shifts
+    assert [len(nodes) for _, _, nodes in driver.rows] == [29, 2, 1, 1, 1, 1]
+
+
+def test_figures_that_have_changed_everywhere() -> None:
+    found = changes.compare(timed(a_fleet()), timed(upgraded(), 2.9))
     assert [(pace.before, pace.after, pace.is_slower) for pace in found.paces] == [(2.0, 2.9, True)]
 
 

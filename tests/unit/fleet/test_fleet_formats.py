@@ -15,14 +15,14 @@ from gpuipc_doctor.fleet import fleet_json, fold, html, junit, markdown, prometh
 from gpuipc_doctor.fleet.summary import NodeReport, State
 from gpuipc_doctor.model import Relation, Status
 from tests import golden, schemas
-from tests.sample_fleets import a_fleet, fleets
+from tests.sample_fleets import a_fleet, fleets, timed
 from tests.sample_reports import PROPERTY
 
 SCHEMA = schemas.beside(fleet_json, "fleet")
 
 
 def test_as_it_was_looked_at() -> None:
-    fleet = fold.fold(a_fleet())
+    fleet = fold.fold(timed(a_fleet(), nid0009=9.5))
     golden.check("fleet/forty.json", fleet_json.dumps(fleet))
     golden.check("fleet/forty.md", markdown.render(fleet))
     golden.check("fleet/forty.prom", prometheus.render(fleet))

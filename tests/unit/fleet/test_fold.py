@@ -24,7 +24,7 @@ from gpuipc_doctor.model import Relation, Status
 from gpuipc_doctor.report import report_json
 from gpuipc_doctor.site import hosts
 from tests import golden
-from tests.sample_fleets import BAD, HEALTHY, a_fleet, named
+from tests.sample_fleets import BAD, HEALTHY, a_fleet, named, timed
 from tests.sample_reports import gpus, healthy, seed_002
 
 
@@ -54,7 +54,25 @@ def test_the_bad_the_different_and_the_silent() -> None:
     [driver] = [drift for drift in fleet.drifts if drift.name == "nvidia-driver"]
     assert ("nid0007",) in driver.values.values()
     assert driver.bad == {"460.32.03": ("nvidia-ipc-reopen",)}
-    assert [(one.node, one.peers) for one in fleet.slow] == [("nid0009", 34)]
+
+
+def test_the_slow() -> None:
+    fleet = fold.fold(timed(a_fleet(), nid0009=9.5))
+    assert [(one.node, one.peers) for one in fleet.slow] == [("nid0009", 37)]
+    assert (
+        "SLOW  nid0009, x: latency: 9.5 µs; the median of 37 nodes with the same GPUs is 2 µs"
+        in screen.render(fleet, width=100)
+    )
+
+
+def test_a_fact_that_some_nodes_do_not_have() -> None:
+    fleet = fold.fold([named(HEALTHY, "n1"), named(HEALTHY, "n2", facts={}), named(HEALTHY, "n3")])
+    assert "DRIFT nvidia-driver: not found on n2; 450.102.04 on the other 2" in screen.render(fleet)
+
+
+def test_gpus_that_differ() -> None:
+    fleet = fold.fold([named(HEALTHY, f"n{n}", devices={"GH200": n}) for n in (1, 2, 2)])
+    assert "DRIFT GPUs: 1 × GH200 on n1; 2 × GH200 on the other 2" in screen.render(fleet)
 
 
 KNOWN = BAD.known[0]

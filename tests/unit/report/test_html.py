@@ -72,7 +72,7 @@ def test_any_report_is_a_page(report: Report) -> None:
 
 def test_a_fleet_on_a_page() -> None:
     page = Elements(fleet_html.render(fold.fold(a_fleet())))
-    for said in ("40 nodes", "nid[0035-0036]", "no report: not reachable", "580.159.04", "nid0009"):
+    for said in ("40 nodes", "nid[0035-0036]", "no report: not reachable", "450.102.04", "nid0007"):
         assert said in page.text
     assert "Known issue nvidia-ipc-reopen CONFIRMED: " in page.text
     assert page.text.count("keep the importer's context") == 1
