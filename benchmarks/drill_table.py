@@ -1,0 +1,98 @@
+"""Every fault on every driver, by the checks that meet it: what was caught, missed, invented; in Markdown.
+
+    python benchmarks/drill_table.py --log FILE [--mpi-lib FILE] [--backend cuda|hip] [PROFILE]...
+
+A driver's fault gets the checks that make the faulted call and those that must find something, a fault of MPI
+or of libfabric the latter; a node that is odd, or on which nothing must be found, gets all. Each outcome is a
+line of the log at once, and a kind that has one is not run again; the table is of all that is in there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gpuipc_doctor.model import Report
+from gpuipc_doctor.report import exits, report_json
+from gpuipc_doctor.simulator import drill, profile
+from gpuipc_doctor.simulator.profile import Profile
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--log", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--mpi-lib", metavar="FILE", help="for faults of MPI, which are left out without it")
+    parser.add_argument("--backend", choices=["cuda", "hip"])
+    parser.add_argument("profiles", nargs="*", metavar="PROFILE")
+    options = parser.parse_args()
+    told: dict[tuple[str, str], dict[str, Any]] = {}
+    if options.log.exists():
+        for line in options.log.read_text().splitlines():
+            told[tuple(json.loads(line)["kind"])] = json.loads(line)
+    stated = [profile.load(name) for name in options.profiles or profile.names()]
+    todo = [
+        (one, backend)
+        for one in stated
+        for backend in one.expect
+        if (one.name, backend) not in told and options.backend in (None, backend)
+        if options.mpi_lib or not one.needs_mpi
+    ]
+    callers = drill.callers(check("--all", "--simulate", "healthy-single")) if todo else {}
+    for one, backend in todo:
+        told[one.name, backend] = outcome(one, backend, callers, options.mpi_lib)
+        with options.log.open("a") as log:
+            log.write(json.dumps(told[one.name, backend]) + "\n")
+    print("| kind | CUDA | s | HIP | s |\n|---|---|---|---|---|")
+    for name in sorted({name for name, _ in told}):
+        print(f"| {name} | {cells(told.get((name, 'cuda')))} | {cells(told.get((name, 'hip')))} |")
+
+
+def outcome(
+    stated: Profile, backend: str, callers: Mapping[str, frozenset[str]], mpi_lib: str
+) -> dict[str, Any]:
+    expected = stated.expect[backend]
+    meet = frozenset().union(*(callers.get(str(fault["call"]), ()) for fault in stated.faults))
+    checks: Iterable[str] = sorted(meet | set(expected.checks))
+    if not expected.findings or not (stated.faults or stated.needs_mpi or stated.needs_fabric):
+        checks = ["mpi-cache-growth"] if stated.needs_mpi else ["--all"]
+    arguments = [*checks, "--simulate", stated.name]
+    arguments += ["--backend", backend]
+    arguments += ["--deadline", str(stated.deadline_s)] if stated.deadline_s else []
+    arguments += ["--no-workarounds", "--mpi-lib", mpi_lib] if stated.needs_mpi else []
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as config:
+        config.write(f"memory: {{most_gib: {stated.memory.most_gib}}}\n")
+        config.flush()
+        started = time.monotonic()
+        report = check(*arguments, "--config", config.name)
+    found = drill.judge(expected, drill.rows(report), exits.code(drill.of_the_profile(report)))
+    counted = {"caught": found.caught, "missed": found.missed, "invented": found.invented}
+    return {
+        "kind": [stated.name, backend],
+        "s": time.monotonic() - started,
+        "load": os.getloadavg()[0],
+        **counted,
+    }
+
+
+def check(*arguments: str) -> Report:
+    command = [sys.executable, "-m", "gpuipc_doctor", "check", "--json", *arguments]
+    return report_json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout)
+
+
+def cells(one: Mapping[str, Any] | None) -> str:
+    if not one:
+        return "| "
+    parts = [f"{len(one[key])} {key}" for key in ("caught", "missed", "invented") if one[key]]
+    return f"{', '.join(parts) or 'nothing invented'} | {one['s']:.1f}"
+
+
+if __name__ == "__main__":
+    main()
