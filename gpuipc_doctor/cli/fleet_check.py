@@ -11,6 +11,7 @@ import click
 
 from gpuipc_doctor.cli import fleet_reach, fleet_report
 from gpuipc_doctor.model import Status
+from gpuipc_doctor.report.text import counted
 
 if TYPE_CHECKING:  # needs what the extra `fleet` brings
     from gpuipc_doctor.fleet.ask import Way
@@ -70,11 +71,12 @@ def command(
     try:
         with directory.ours(into):
             known, _ = directory.read(into)
-            if known and not resume:
-                raise click.UsageError(
-                    f"{into} has {len(known)} reports already; name a new directory, or --resume"
-                )
-            done = {one.node for one in known if one.state is State.REPORTED} if resume else set()
+            done = {one.node for one in known if one.state is State.REPORTED}
+            if done and not resume:
+                reports = counted(len(done), "report")
+                raise click.UsageError(f"{into} has {reports} already; name a new directory, or --resume")
+            if not resume:
+                directory.forget_silent(into, known)
             left = [node for node in wanted if node not in done]
             _ask(left, way, into)
     except (directory.InUse, BadTopology) as error:

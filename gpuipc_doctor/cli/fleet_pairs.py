@@ -12,7 +12,7 @@ import click
 from gpuipc_doctor.cli import fleet_reach
 from gpuipc_doctor.model import Exit, Status
 from gpuipc_doctor.report import sentences
-from gpuipc_doctor.report.text import sanitise
+from gpuipc_doctor.report.text import counted, sanitise
 
 if TYPE_CHECKING:  # needs what the extra `fleet` brings
     from gpuipc_doctor.fleet.pairs import Rounds
@@ -86,7 +86,7 @@ def _pairs_as_json(wanted: Sequence[str], found: Blame, told: Rounds) -> str:
 
 def _pairs_as_text(wanted: Sequence[str], found: Blame, told: Rounds) -> str:
     runs = sum(map(len, told.runs))
-    lines = [f"{len(wanted)} nodes, {runs} runs between two in {len(told.runs)} rounds"]
+    lines = [f"{len(wanted)} nodes, {counted(runs, 'run')} between two in {counted(len(told.runs), 'round')}"]
     verdict = {what: which for what, which in _verdict(wanted, found).items() if which}
     lines += [f"{what}: {which}" for what, which in verdict.items()] or ["all of them pass, two by two"]
     for (one, other), report in list(told.failed.items())[:SHOWN_PAIRS]:

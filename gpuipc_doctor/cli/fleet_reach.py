@@ -107,6 +107,7 @@ class Reach:
 
         with check.command.make_context("gpuipc-doctor check", list(command)) as read:
             site = options.site_config(read.params["config_file"])
+        _look_up(read.params["checks"], site)
         via, in_allocation = ask.Via(_via(self.via)), "SLURM_JOB_ID" in os.environ
         return ask.Way(
             via=via,
@@ -143,6 +144,22 @@ class Reach:
             if not _NAME.fullmatch(node):
                 raise click.UsageError(f"{node[:80]!r} is no name of a node")
         return found
+
+
+def _look_up(checks: tuple[str, ...], site: SiteConfig) -> None:
+    """What a node would say of a misspelt check, without asking one. Raises `click.UsageError`.
+
+    A check that only the nodes' own site config adds is refused, too: that cannot be told from here.
+    """
+    from gpuipc_doctor.run import planner
+    from gpuipc_doctor.run.request import Request, UnknownName
+    from gpuipc_doctor.site.layers import SITE_FILE
+
+    try:
+        planner.select(Request(checks=checks), site)
+    except UnknownName as error:
+        own = f"a site's own is known by checks_dirs in {SITE_FILE} here, or in --config after `--`"
+        raise click.UsageError(f"{error} ({own})") from None
 
 
 def _via(asked: str) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpuipc_doctor.cli import options
-from gpuipc_doctor.report.text import sanitise
+from gpuipc_doctor.report.text import counted, sanitise
 
 if TYPE_CHECKING:  # needs what the extra `fleet` brings
     from gpuipc_doctor.fleet.fold import Fleet
@@ -107,7 +107,7 @@ def _reports(directory: Path) -> list[NodeReport]:
     for one in foreign[:SHOWN_FOREIGN]:
         click.echo(f"gpuipc-doctor: {sanitise(f'{one.path.name}: {one.reason}')}", err=True)
     if (more := len(foreign) - SHOWN_FOREIGN) > 0:
-        click.echo(f"gpuipc-doctor: and {more} more files that are no node reports", err=True)
+        click.echo(f"gpuipc-doctor: and {counted(more, 'more file')} of that kind", err=True)
     if not reports:
         raise click.UsageError(f"{directory} has no node reports; `gpuipc-doctor fleet check` writes them")
     return reports

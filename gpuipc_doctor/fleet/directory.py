@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +40,13 @@ def _put(path: Path, data: bytes) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_bytes(data)
     draft.replace(path)
+
+
+def forget_silent(directory: Path, reports: Iterable[NodeReport]) -> None:
+    """Remove what says of nodes no more than that they did not answer."""
+    for one in reports:
+        if not (directory / f"{one.node}{FULL}").exists():
+            (directory / f"{one.node}{SUMMARY}").unlink()
 
 
 def read(directory: Path) -> tuple[list[NodeReport], list[Foreign]]:

@@ -8,6 +8,7 @@ from gpuipc_doctor.fleet.summary import NodeReport, State
 from gpuipc_doctor.fleet.verdicts import judged
 from gpuipc_doctor.model import Status
 from gpuipc_doctor.report.html import page
+from gpuipc_doctor.report.text import counted
 
 
 def render(fleet: Fleet) -> str:
@@ -45,10 +46,9 @@ def render(fleet: Fleet) -> str:
     ]
     return page(
         "fleet.html",
-        title=f"{len(fleet.reports)} nodes",
+        title=counted(len(fleet.reports), "node"),
         simulated=fold(fleet.simulated),
-        nodes=len(fleet.reports),
-        reports=len(fleet.answered),
+        reports=counted(len(fleet.answered), "report"),
         totals=", ".join(f"{n} {s.value}" for s in reversed(Status) if (n := len(fleet.nodes(s)))),
         exit_code=int(fleet.exit_code),
         telling=telling,

@@ -11,12 +11,13 @@ from gpuipc_doctor.fleet.verdicts import judged
 from gpuipc_doctor.model import Status
 from gpuipc_doctor.report import markdown
 from gpuipc_doctor.report.blocks import Block, Lines, Paragraph, table
+from gpuipc_doctor.report.text import counted
 
 
 def render(fleet: Fleet) -> str:
     """The document, ending in a newline."""
     counts = [f"{n} {status.value}" for status in reversed(Status) if (n := len(fleet.nodes(status)))]
-    head = f"{len(fleet.reports)} nodes: {', '.join(counts)} (exit {fleet.exit_code})"
+    head = f"{counted(len(fleet.reports), 'node')}: {', '.join(counts)} (exit {fleet.exit_code})"
     return markdown.render(head, _blocks(fleet))
 
 

@@ -9,7 +9,7 @@ from gpuipc_doctor.fleet.summary import State
 from gpuipc_doctor.fleet.verdicts import Judged, judged
 from gpuipc_doctor.model import Status
 from gpuipc_doctor.report.page import MAX_WIDTH, MIN_WIDTH, Page
-from gpuipc_doctor.report.text import sanitise, shorten
+from gpuipc_doctor.report.text import counted, sanitise, shorten
 
 SHOWN_GROUPS, SHOWN_DRIFTS, SHOWN_SLOW = 12, 12, 12
 """What is more is counted; the JSON has all."""
@@ -44,7 +44,7 @@ def _header(fleet: Fleet, page: Page) -> Iterator[str]:
         yield from page.notice(text, "WARN")
     answered = fleet.answered
     longest = max(answered, key=lambda one: one.elapsed_s, default=None)
-    parts = [f"{len(fleet.reports)} nodes", f"{len(answered)} reports"]
+    parts = [counted(len(fleet.reports), "node"), counted(len(answered), "report")]
     if longest:
         parts.append(f"the longest took {longest.elapsed_s:.1f} s, on {longest.node}")
         began = sorted(one.started for one in answered)
@@ -83,7 +83,7 @@ def _matrix(fleet: Fleet, page: Page) -> Iterator[str]:
         yield from (line.rstrip() for line in table.splitlines())
     if more:
         number = sum(len(group.nodes) for group in more)
-        yield f"… and {number} nodes in {len(more)} more groups"
+        yield f"… and {counted(number, 'node')} in {counted(len(more), 'more group')}"
 
 
 def _aligned(titles: Sequence[str]) -> list[str]:
@@ -137,7 +137,7 @@ def _drifts(fleet: Fleet, page: Page) -> Iterator[str]:
     for drift in fleet.drifts[:SHOWN_DRIFTS]:
         yield from page.fill(_drift(fleet, drift), "DRIFT ", _INDENT)
     if len(fleet.drifts) > SHOWN_DRIFTS:
-        yield f"… and {len(fleet.drifts) - SHOWN_DRIFTS} more facts that differ"
+        yield f"… and {counted(len(fleet.drifts) - SHOWN_DRIFTS, 'more fact')} not the same everywhere"
 
 
 def _drift(fleet: Fleet, drift: Drift) -> str:
@@ -168,7 +168,7 @@ def _slow(slow: Sequence[Slow], page: Page) -> Iterator[str]:
         )
         yield from page.fill(text, "SLOW  ", _INDENT)
     if len(slow) > SHOWN_SLOW:
-        yield f"… and {len(slow) - SHOWN_SLOW} more figures that stand out"
+        yield f"… and {counted(len(slow) - SHOWN_SLOW, 'more figure')} out of line"
 
 
 def _totals(fleet: Fleet, page: Page) -> Iterator[str]:

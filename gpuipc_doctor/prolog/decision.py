@@ -6,7 +6,7 @@ import enum
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpuipc_doctor.report.text import sanitise, wrap
+from gpuipc_doctor.report.text import counted, sanitise, wrap
 from gpuipc_doctor.site.policy import Action, PrologConfig
 
 if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembered answer
@@ -127,11 +127,6 @@ def withhold(decided: Decision, why: str) -> Decision:
 def _action(kind: Kind, policy: PrologConfig) -> Action:
     action: Action = getattr(policy, f"on_{kind.value}")
     return action
-
-
-def counted(count: int, what: str) -> str:
-    """``1 check``, ``2 checks``."""
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 # -- explained ------------------------------------------------------------------------------------------

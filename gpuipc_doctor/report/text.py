@@ -98,6 +98,11 @@ def _prefix(text: str, width: int) -> str:
     return text
 
 
+def counted(count: int, what: str) -> str:
+    """``1 check``, ``2 checks``."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 def device_key(label: str) -> tuple[str, int]:
     """Backend and index of a device label: what labels are ordered by."""
     backend, _, index = label.rpartition(":")

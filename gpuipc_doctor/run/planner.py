@@ -84,7 +84,7 @@ class Planner:
     _follow_ups: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self.selected: Sequence[LoadedCheck | BrokenCheck] = _select(self.request, self.config)
+        self.selected: Sequence[LoadedCheck | BrokenCheck] = select(self.request, self.config)
         if self.request.nodes > 1 and not (self.asks_for_mpi or self.asks_for_fabric):
             raise NothingToSend
 
@@ -298,8 +298,11 @@ def verify(probe: Probe, file: Path) -> None:
             )
 
 
-def _select(request: Request, config: SiteConfig) -> list[LoadedCheck | BrokenCheck]:
-    """The checks asked for by id, else all up to the tier, less the discovery, which runs when needed."""
+def select(request: Request, config: SiteConfig) -> list[LoadedCheck | BrokenCheck]:
+    """The checks asked for by id, else all up to the tier, less the discovery, which runs when needed.
+
+    Raises `UnknownName`.
+    """
     available = {_id(item): item for item in check_files.load(config.checks_dirs)}
     for id_ in request.checks:
         if id_ not in available:

@@ -5,9 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
+from click.testing import CliRunner, Result
 
 from gpuipc_doctor.cli.fleet_reach import Reach
+from gpuipc_doctor.cli.main import cli
+from gpuipc_doctor.report import report_json
+from tests.sample_reports import gpus, healthy
 
 SITE = "fleet:\n  srun: [--exclusive, --gres=gpu:4]\n  ssh: [-oProxyJump=login2]\n"
 
@@ -23,6 +28,53 @@ ASKED: dict[str, Any] = {
     "launch_options": ("-v",),
     "tool": None,
 }
+
+
+OWN = """\
+from gpuipc_doctor.api import Check
+class Own(Check):
+    id, title = "site-own", "of the site"
+    def probes(self, ctx):
+        return ()
+CHECK = Own()
+"""
+
+
+def test_a_check_of_the_site_is_known_by_its_config(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    config = tmp_path / "site.yaml"
+    config.write_text(f"checks_dirs: [{tmp_path}]\n")
+    way = Reach(**ASKED, via="ssh").way("site-own", "--config", str(config))
+    assert way.command[-3:] == ("site-own", "--config", str(config))
+    with pytest.raises(click.UsageError, match="no check 'site-own'"):
+        Reach(**ASKED, via="ssh").way("site-own")
+
+
+def test_pairs_look_checks_up_before_any_node_is_asked() -> None:
+    ended = CliRunner().invoke(cli, ["fleet", "pairs", "--via", "ssh", "-w", "n[1-2]", "--", "fabric-smal"])
+    assert (ended.exit_code, "no check 'fabric-smal'; did you mean" in ended.output) == (2, True)
+
+
+def test_a_directory_in_which_no_node_has_answered_need_not_be_named_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a wrong name left there goes; what a node has reported stays, and stops the next run."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    ssh = tmp_path / "ssh"
+
+    def fleet_check(node: str) -> Result:
+        return CliRunner().invoke(
+            cli, ["fleet", "check", "--via", "ssh", "-w", node, "--into", str(tmp_path / "out")]
+        )
+
+    assert "no report from nl: launch failed" in fleet_check("nl").output
+    (tmp_path / "report").write_text(report_json.dumps(healthy(gpus(1))))
+    ssh.write_text(f"#!/bin/sh\nexec /bin/cat {tmp_path}/report\n")
+    ssh.chmod(0o755)
+    second = fleet_check("n1")
+    assert (second.exit_code, second.output.splitlines()[0][:19]) == (0, "1 node · 1 report ·"), second
+    third = fleet_check("n1")
+    assert (third.exit_code, "has 1 report already; name a new" in third.output) == (2, True), third
 
 
 @pytest.mark.parametrize(

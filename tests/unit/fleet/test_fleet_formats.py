@@ -15,7 +15,7 @@ from gpuipc_doctor.fleet import fleet_json, fold, html, junit, markdown, prometh
 from gpuipc_doctor.fleet.summary import NodeReport, State
 from gpuipc_doctor.model import Relation, Status
 from tests import golden, schemas
-from tests.sample_fleets import a_fleet, fleets, timed
+from tests.sample_fleets import HEALTHY, a_fleet, fleets, named, timed
 from tests.sample_reports import PROPERTY
 
 SCHEMA = schemas.beside(fleet_json, "fleet")
@@ -57,6 +57,14 @@ def test_any_fleet_fits_the_schema_and_every_format(reports: list[NodeReport]) -
     assert sum(sample.value for sample in metrics(fleet)["fleet_nodes"].samples) == len(reports)
     for text in (screen.render(fleet), markdown.render(fleet), html.render(fleet)):
         assert "\x1b" not in text
+
+
+def test_one_is_no_plural() -> None:
+    fleet = fold.fold([named(HEALTHY, "n1")])
+    assert "<h1>1 node</h1>" in html.render(fleet)
+    assert ">1 report · 1 PASS" in html.render(fleet)
+    assert markdown.render(fleet).startswith("## 1 node: 1 PASS")
+    assert screen.render(fleet).startswith("1 node · 1 report ·")
 
 
 def metrics(fleet: fold.Fleet) -> dict[str, Metric]:

@@ -249,6 +249,7 @@ def test_two_runs_do_not_share_a_directory(tmp_path: Path) -> None:
         (["-w", "-oProxyCommand=x"], "'-oProxyCommand=x' is no name of a node"),
         (["-w", "../n1"], "'../n1' is no name of a node"),
         (["-w", "n1", "--", "--deadlin", "5"], "--deadlin"),
+        (["-w", "n1", "--", "ipc-repoen"], "no check 'ipc-repoen'; did you mean 'ipc-reopen'? (a site's own"),
         (["-w", "n1", "--", "--deadline", "soon"], "'soon' is not a valid float"),
     ],
 )
@@ -308,7 +309,7 @@ def test_a_directory_of_foreign_and_torn_files(tmp_path: Path) -> None:
     lines = ended.stderr.splitlines()
     assert (ended.exit_code, len(lines)) == (0, 9)
     assert lines[0].startswith("gpuipc-doctor: m00.summary.json: ")
-    assert lines[-1] == "gpuipc-doctor: and 12 more files that are no node reports"
+    assert lines[-1] == "gpuipc-doctor: and 12 more files of that kind"
     assert "1 PASS" in ended.stdout
 
 
