@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -77,10 +76,6 @@ def options_of(command: options.Command) -> options.Command:
     return command
 
 
-_NAME = re.compile(r"\w[\w.:@%-]*")
-"""Of a node: no option of ssh, and no way out of a directory."""
-
-
 @dataclass(frozen=True)
 class Reach:
     """What those options say."""
@@ -133,6 +128,7 @@ class Reach:
 
     def wanted(self) -> list[str]:
         """The nodes. Raises `click.UsageError`."""
+        from gpuipc_doctor.fleet.nodeset import NAME
         from gpuipc_doctor.site import hosts
 
         named = self.nodes or _slurms_nodes(self.partition, self.reservation, self.all_idle)
@@ -141,7 +137,7 @@ class Reach:
         except hosts.BadNodes as error:
             raise click.UsageError(str(error)) from None
         for node in found:
-            if not _NAME.fullmatch(node):
+            if not NAME.fullmatch(node):
                 raise click.UsageError(f"{node[:80]!r} is no name of a node")
         return found
 

@@ -109,7 +109,9 @@ def _reports(directory: Path) -> list[NodeReport]:
     if (more := len(foreign) - SHOWN_FOREIGN) > 0:
         click.echo(f"gpuipc-doctor: and {counted(more, 'more file')} of that kind", err=True)
     if not reports:
-        raise click.UsageError(f"{directory} has no node reports; `gpuipc-doctor fleet check` writes them")
+        raise click.UsageError(
+            f"{directory} has no node reports; `fleet check` and `check --output` write them"
+        )
     return reports
 
 

@@ -1,4 +1,7 @@
-"""The directory of a fleet's reports: for each node a summary and a full one, each whole or not there."""
+"""The directory of a fleet's reports: for each node a summary and a full one, each whole or not there.
+
+Full reports that lie there alone count as well.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuipc_doctor.fleet.summary import BadSummary, NodeReport, dumps, loads
+from gpuipc_doctor.fleet.nodeset import NAME
+from gpuipc_doctor.fleet.summary import BadSummary, NodeReport, dumps, loads, of
+from gpuipc_doctor.report import exits, report_json
+from gpuipc_doctor.report.report_json import BadDocument
+from gpuipc_doctor.site import bounded
+from gpuipc_doctor.site.bounded import Unreadable
 
 SUMMARY, FULL, LOCK = ".summary.json", ".json", ".lock"
 
 MAX_SUMMARY = 1 << 20
 """Bytes; one is a few thousand."""
+
+MAX_FULL = 64 << 20
+"""Bytes; a thousand repetitions on eight GPUs are less."""
 
 
 class InUse(Exception):
@@ -50,23 +61,39 @@ def forget_silent(directory: Path, reports: Iterable[NodeReport]) -> None:
 
 
 def read(directory: Path) -> tuple[list[NodeReport], list[Foreign]]:
-    """The node reports, and what only looks like one: torn, of another version, of a node told elsewhere."""
+    """The node reports, by their summaries, else by the full ones; and what only looks like one: torn, of
+    another version, of a node told elsewhere."""
     reports: dict[str, NodeReport] = {}
     foreign = []
     with os.scandir(directory) as entries:
-        paths = sorted(entry.path for entry in entries if entry.name.endswith(SUMMARY))
-    for path in paths:
+        names = sorted(one.name for one in entries if one.name.endswith(FULL) and one.name[0] != ".")
+    for name in (name for name in names if name.endswith(SUMMARY)):
+        path, node = f"{directory}/{name}", name.removesuffix(SUMMARY)
         try:
             one = loads(_bytes(path))
         except (BadSummary, OSError) as error:
             foreign.append(Foreign(Path(path), str(error)))
             continue
-        named = os.path.basename(path).removesuffix(SUMMARY)  # noqa: PTH119 - thousands of them
-        if one.node != named:
+        if one.node != node:
             foreign.append(Foreign(Path(path), f"is the report of {one.node[:80]}"))
         else:
-            reports[one.node] = one
+            reports[node] = one
+    for name in names:
+        node = name.removesuffix(FULL)
+        if not name.endswith(SUMMARY) and node not in reports:
+            try:
+                reports[node] = _summed_up(directory / name, node)
+            except (BadSummary, Unreadable, BadDocument) as error:
+                foreign.append(Foreign(directory / name, str(error)))
     return list(reports.values()), foreign
+
+
+def _summed_up(path: Path, node: str) -> NodeReport:
+    """The summary of a full report, such as `check --output` writes. Raises what speaks against it."""
+    if not NAME.fullmatch(node):
+        raise BadSummary("its name is no node's")
+    report = report_json.loads(bounded.read(path, MAX_FULL).decode(errors="replace"))
+    return of(report, node, exits.code(report))
 
 
 def _bytes(path: str) -> bytes:

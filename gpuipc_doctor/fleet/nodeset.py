@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+NAME = re.compile(r"\w[\w.:@%-]*")
+"""Of a node: no option of ssh, and no way out of a directory."""
 
 LONGEST = 160
 """Characters of a set in a sentence."""

@@ -309,8 +309,37 @@ def test_a_directory_of_foreign_and_torn_files(tmp_path: Path) -> None:
     lines = ended.stderr.splitlines()
     assert (ended.exit_code, len(lines)) == (0, 9)
     assert lines[0].startswith("gpuipc-doctor: m00.summary.json: ")
-    assert lines[-1] == "gpuipc-doctor: and 12 more files of that kind"
+    assert lines[-1] == "gpuipc-doctor: and 13 more files of that kind"
     assert "1 PASS" in ended.stdout
+
+
+def test_full_reports_are_folded_where_no_summary_lies_beside_them(tmp_path: Path) -> None:
+    for node, report in {"a": seed_002(), "b": healthy(gpus(4)), "c": healthy(gpus(4))}.items():
+        (tmp_path / f"{node}.json").write_text(report_json.dumps(report))
+    directory.save(tmp_path, named(BAD, "c"))
+    reports, foreign = directory.read(tmp_path)
+    assert (sorted((one.node, one.status.value, one.exit_code) for one in reports), foreign) == (
+        [("a", "FAIL", 12), ("b", "PASS", 0), ("c", "FAIL", 12)],
+        [],
+    )
+    [a] = [one for one in reports if one.node == "a"]
+    assert a == summary.of(seed_002(), "a", 12)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("n1.json", "{", "n1.json: this is not JSON"),
+        ("n1.json", '{"schema": "gpuipc-doctor/fleet/2"}', "n1.json: "),
+        ("n[1-2].json", report_json.dumps(healthy(gpus(1))), "n[1-2].json: its name is no node's"),
+    ],
+)
+def test_json_that_is_no_report_is_told_in_a_line(tmp_path: Path, name: str, text: str, says: str) -> None:
+    directory.save(tmp_path, named(HEALTHY, "n2"))
+    (tmp_path / name).write_text(text)
+    ended = reported(tmp_path)
+    assert ended.stderr.startswith(f"gpuipc-doctor: {says}")
+    assert (ended.stderr.count("\n"), ended.exit_code) == (1, 0)
 
 
 def test_a_directory_without_a_report(tmp_path: Path) -> None:
