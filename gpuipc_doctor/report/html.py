@@ -13,7 +13,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from gpuipc_doctor.model import Report, Result, Status
-from gpuipc_doctor.report import digest, exits, prose, sentences
+from gpuipc_doctor.report import digest, exits, prose, sentences, table
+from gpuipc_doctor.report.table import Cell
 from gpuipc_doctor.report.text import device_key, sanitise
 
 if TYPE_CHECKING:
@@ -71,26 +72,24 @@ def render(report: Report) -> str:
     )
 
 
-def _matrix(report: Report) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    """The columns' titles, and for each check the worst status in each."""
+def _matrix(report: Report) -> tuple[list[str], list[tuple[str, list[Cell]]]]:
+    """The columns' titles, and for each check its cell in each, as on a screen."""
     checks = digest.by_check(report)
     singles = {result.devices[0] for result in report.results if len(result.devices) == 1}
     labels = sorted(singles | {device.label for device in report.devices}, key=device_key)
-    places: list[tuple[str, Any]] = [
-        (label, lambda r, label=label: r.devices == (label,)) for label in labels
-    ]
-    places += [("pairs", lambda r: len(r.devices) == 2), ("node", lambda r: not r.devices)]
+    titles = [*labels, "pairs", "node"]
+    rows = [(check, _cells(results, labels)) for check, results in checks.items()]
+    kept = [n for n in range(len(titles)) if any(cells[n] != table.EMPTY for _, cells in rows)]
+    return [titles[n] for n in kept], [(check, [cells[n] for n in kept]) for check, cells in rows]
 
-    def cell(results: Sequence[Result], belongs: Any) -> str:
-        status = digest.worst(result for result in results if belongs(result))
-        return status.value if status else ""
 
-    rows = [(check, [cell(results, belongs) for _, belongs in places]) for check, results in checks.items()]
-    kept = [n for n in range(len(places)) if any(cells[n] for _, cells in rows)]
-    return [places[n][0] for n in kept], [(check, [cells[n] for n in kept]) for check, cells in rows]
+def _cells(results: Sequence[Result], labels: Sequence[str]) -> list[Cell]:
+    of_devices = [table.cell(r for r in results if r.devices == (label,)) for label in labels]
+    return [*of_devices, table.pairs_cell(results), table.cell(r for r in results if not r.devices)]
 
 
 def _findings(report: Report) -> Iterator[dict[str, Any]]:
+    told: set[str] = set()
     for paragraph in digest.paragraphs(report):
         finding, first = paragraph.finding, paragraph.results[0]
         yield {
@@ -98,11 +97,12 @@ def _findings(report: Report) -> Iterator[dict[str, Any]]:
             "title": prose.title(report, paragraph),
             "key": first.key,
             "says": sentences.summary(finding),
-            "evidence": sentences.evidence(finding),
-            "issues": paragraph.joins,
-            "remedy": finding.remedy,
+            "evidence": prose.evidence(paragraph, told),
+            "verdicts": list(prose.verdicts(paragraph, told)),
+            "remedy": prose.remedy(paragraph, told),
             "folded": list(_folded(first)),
         }
+        told.update(join.issue for join in paragraph.joins)
 
 
 def _folded(result: Result) -> Iterator[tuple[str, Sequence[str]]]:

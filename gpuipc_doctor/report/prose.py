@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from itertools import takewhile
 
 from gpuipc_doctor.log_lines import most_telling
-from gpuipc_doctor.model import Finding, Join, Report, Result, RoleOutcome, Status
+from gpuipc_doctor.model import Report, Result, RoleOutcome, Status
 from gpuipc_doctor.report import sentences
+from gpuipc_doctor.report.blocks import Verdict
 from gpuipc_doctor.report.digest import Paragraph, culprits, loose_joins, paragraphs
 from gpuipc_doctor.report.page import Page
 from gpuipc_doctor.report.text import sanitise, shorten
@@ -71,24 +72,22 @@ def title(report: Report, paragraph: Paragraph) -> str:
 
 def _body(paragraph: Paragraph, told: set[str], page: Page) -> Iterator[str]:
     """``told``: ids of the known issues that a paragraph above has told of; they are not told again."""
-    finding, first = paragraph.finding, paragraph.results[0]
-    stale = {text for join in paragraph.joins if join.issue in told for text in (join.title, join.remedy)}
-    evidence = [line for line in sentences.evidence(finding) if line not in stale]
-    yield from page.fill(sentences.summary(finding), _INDENT)
-    for line in evidence[:EVIDENCE_LINES]:
+    first, lines = paragraph.results[0], evidence(paragraph, told)
+    yield from page.fill(sentences.summary(paragraph.finding), _INDENT)
+    for line in lines[:EVIDENCE_LINES]:
         yield from _item(line, page)
-    if len(evidence) > EVIDENCE_LINES:
-        yield from _item(f"… and {len(evidence) - EVIDENCE_LINES} more in the JSON report", page)
+    if len(lines) > EVIDENCE_LINES:
+        yield from _item(f"… and {len(lines) - EVIDENCE_LINES} more in the JSON report", page)
     if paragraph.figures_differ:
         yield from _item(f"(figures of {first.subject}; those of the others are in the JSON report)", page)
     for role in culprits(first):
         yield from _remains(role, first, page)
     if paragraph.passed_beside:
         yield from _item(f"Passed here: {', '.join(paragraph.passed_beside)}.", page)
-    for join in paragraph.joins:
-        yield from _known_issue(join, finding, join.issue in told, page)
-    if finding.remedy not in stale:
-        yield from _remedy(finding.remedy, page)
+    for verdict in verdicts(paragraph, told):
+        yield from _item(verdict.text, page)
+        yield from _remedy(verdict.remedy, page)
+    yield from _remedy(remedy(paragraph, told), page)
     logs = tuple(dict.fromkeys(result.logs for result in paragraph.results if result.logs))
     if logs:
         yield from _item(f"Logs: {logs[0]}" + (f" (and {len(logs) - 1} more)" if logs[1:] else ""), page)
@@ -117,17 +116,31 @@ def _remains(role: RoleOutcome, result: Result, page: Page) -> Iterator[str]:
             yield from page.fill(shorten(sanitise(line), LOG_COLUMNS), _HANG, _HANG + "  ")
 
 
-def _known_issue(join: Join, finding: Finding, told: bool, page: Page) -> Iterator[str]:
-    """The verdict on a known issue, without what the finding says already."""
-    verdict = f"Known issue {join.issue} {join.relation.value.upper()}"
-    if told:
-        yield from _item(f"{verdict}, see above.", page)
-        return
+def evidence(paragraph: Paragraph, told: Container[str]) -> list[str]:
+    """Its lines, without what was told with a known issue above. ``told``: the ids of those."""
+    titles = {join.title for join in paragraph.joins if join.issue in told}
+    return [line for line in sentences.evidence(paragraph.finding) if line not in titles]
+
+
+def remedy(paragraph: Paragraph, told: Container[str]) -> str:
+    """What to do, unless that was told with a known issue above."""
+    stale = {join.remedy for join in paragraph.joins if join.issue in told}
+    return "" if paragraph.finding.remedy in stale else paragraph.finding.remedy
+
+
+def verdicts(paragraph: Paragraph, told: Container[str]) -> Iterator[Verdict]:
+    """Those on its known issues, without what the finding says already."""
+    finding = paragraph.finding
     said = "\n".join((sentences.summary(finding), *sentences.evidence(finding)))
-    news = "; ".join(text for text in (join.title, join.reason) if text not in said)
-    yield from _item(f"{verdict}: {news}" if news else verdict, page)
-    if join.remedy != finding.remedy:
-        yield from _remedy(join.remedy, page)
+    for join in paragraph.joins:
+        head = f"Known issue {join.issue} {join.relation.value.upper()}"
+        if join.issue in told:
+            yield Verdict(f"{head}, see above.", "")
+            continue
+        news = "; ".join(text for text in (join.title, join.reason) if text not in said)
+        yield Verdict(
+            f"{head}: {news}" if news else head, "" if join.remedy == finding.remedy else join.remedy
+        )
 
 
 def _remedy(remedy: str, page: Page) -> list[str]:

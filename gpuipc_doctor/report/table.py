@@ -68,25 +68,25 @@ def _device_columns(report: Report, checks: Mapping[str, Sequence[Result]]) -> l
     labels = [device.label for device in report.devices]
     labels += [result.devices[0] for result in report.results if len(result.devices) == 1]
     return [
-        Column(label, tuple(_cell(r for r in c if r.devices == (label,)) for c in checks.values()), (label,))
+        Column(label, tuple(cell(r for r in c if r.devices == (label,)) for c in checks.values()), (label,))
         for label in dict.fromkeys(labels)
     ]
 
 
 def _other_columns(checks: Mapping[str, Sequence[Result]]) -> list[Column]:
-    pairs = tuple(map(_pairs_cell, checks.values()))
-    node = tuple(_cell(r for r in results if not r.devices) for results in checks.values())
+    pairs = tuple(map(pairs_cell, checks.values()))
+    node = tuple(cell(r for r in results if not r.devices) for results in checks.values())
     return [
         Column(title, cells) for title, cells in (("pairs", pairs), ("node", node)) if set(cells) != {EMPTY}
     ]
 
 
-def _cell(results: Iterable[Result]) -> Cell:
+def cell(results: Iterable[Result]) -> Cell:
     status = worst(results)
     return (status.value, status.value) if status else EMPTY
 
 
-def _pairs_cell(results: Sequence[Result]) -> Cell:
+def pairs_cell(results: Sequence[Result]) -> Cell:
     """``12/12`` when all pairs pass, else how many of them have the worst status (``FAIL 2/12``)."""
     pairs: dict[tuple[str, ...], list[Result]] = {}
     for result in results:

@@ -16,7 +16,7 @@ from gpuipc_doctor.fleet import html as fleet_html
 from gpuipc_doctor.model import Fact, Finding, Report, Result
 from gpuipc_doctor.report import html
 from tests.sample_fleets import a_fleet
-from tests.sample_reports import PROPERTY, gpus, healthy, replaced, reports, seed_002
+from tests.sample_reports import PROPERTY, REOPEN_ISSUE, gpus, healthy, replaced, reports, seed_002
 from tests.waiting import LIMIT_S
 
 HOSTILE = "</script><img src=x onerror=document.title='taken'><b>\x1b[31m{{ 7 * 7 }}\"'"
@@ -52,6 +52,19 @@ def test_a_page_says_what_the_screen_says() -> None:
         assert said in page.text
     assert "SIMULATED" not in page.text
     assert "SIMULATED (x)" in Elements(html.render(replaced(seed_002(), simulated="x"))).text
+
+
+def test_a_page_tells_a_known_issue_once_and_names_what_to_do() -> None:
+    text = Elements(html.render(seed_002())).text
+    assert text.count(f"Known issue nvidia-ipc-reopen CONFIRMED: {REOPEN_ISSUE.title}") == 1
+    assert "Known issue nvidia-ipc-reopen CONFIRMED, see above." in text
+    assert text.count(f"Do: {REOPEN_ISSUE.remedy}") == text.count(REOPEN_ISSUE.remedy) == 1
+    assert "The name after each is its key" in text
+
+
+def test_a_page_says_how_many_pairs_passed() -> None:
+    text = Elements(html.render(seed_002())).text
+    assert ("✗ FAIL 4/4" in text, "✓ 12/12" in text) == (True, True)
 
 
 def test_hostile_strings_are_text() -> None:
