@@ -152,7 +152,8 @@ def _refuse(mistakes: str, channel: Channel) -> None:
     lines = mistakes.splitlines()
     line = decision.one_line("ERROR the config is wrong, so nothing was tested and the job starts:", lines[0])
     for mistake in lines:
-        channel.say(f"gpuipc-doctor: {mistake}")
+        if mistake not in line:  # which holds the first one, unless that is too long
+            channel.say(f"gpuipc-doctor: {mistake}")
     channel.answer(0, line)
     log.tell_syslog(line, drains=False)
 

@@ -154,8 +154,8 @@ def explain(decided: Decision, policy: PrologConfig, account: Account) -> str:
             for one in decided.weighed
         ),
         ("shadow", "on" if policy.shadow else "off"),
-        ("breaker", _bounds(policy)),
-        ("decision", _outcome(decided)),
+        ("breaker", _bounds(policy) or "none"),
+        ("decision", _outcome(decided, policy)),
     ]
     lines = [decided.line]
     for name, text in rows:
@@ -172,12 +172,13 @@ def _bounds(policy: PrologConfig) -> str:
         bounds.append(
             f"{breaker.max_drains} nodes may drain within {breaker.within_s:g} s ({breaker.directory})"
         )
-    return "; ".join(bounds) or "none"
+    return "; ".join(bounds)
 
 
-def _outcome(decided: Decision) -> str:
+def _outcome(decided: Decision, policy: PrologConfig) -> str:
     if decided.exit_code:
-        return f"drain: exit code {decided.exit_code}; the breaker, if there is one, is asked first"
+        asked_first = "; the breaker is asked first" if _bounds(policy) else ""
+        return f"drain: exit code {decided.exit_code}{asked_first}"
     if decided.withheld:
         return f"the job starts: exit code 0, because {decided.withheld}"
     return "the job starts: exit code 0"

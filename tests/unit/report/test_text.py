@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuipc_doctor.report.text import columns, fold_devices, fold_pairs, sanitise, shorten, wrap
+from gpuipc_doctor.report.text import columns, counted, fold_devices, fold_pairs, sanitise, shorten, wrap
 from tests.sample_reports import LABELS, TEXT
 
 
@@ -114,3 +114,8 @@ def test_folding_loses_no_device(labels: list[str]) -> None:
         low, _, high = numbers.partition("-")
         unfolded |= {f"{backend}:{i}" for i in range(int(low), int(high or low) + 1)}
     assert unfolded == set(labels)
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0 nodes"), (1, "1 node"), (2, "2 nodes")])
+def test_one_is_not_many(number: int, text: str) -> None:
+    assert counted(number, "node") == text
