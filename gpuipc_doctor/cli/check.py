@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 from errno import EPERM
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import click
 from gpuipc_doctor.cli import bindings, options
 from gpuipc_doctor.cli.output import OutputFile
 from gpuipc_doctor.cli.progress import Silent, progress
-from gpuipc_doctor.cli.stdio import say
+from gpuipc_doctor.cli.stdio import has_color, say
 from gpuipc_doctor.cli.table import COLUMNS, table
 from gpuipc_doctor.model import Exit, Report, Tier
 from gpuipc_doctor.report import exits, sentences
@@ -264,7 +262,7 @@ def _text(report: Report, exit_code: int, *, as_json: bool, exit_style: str) -> 
         return nagios.render(report, width=width)
     from gpuipc_doctor.report import matrix
 
-    color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    color = has_color()
     return matrix.render(report, width=width, color=color, exit_code=exit_code)
 
 

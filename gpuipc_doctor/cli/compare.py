@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 from pathlib import Path
 
 import click
 
 from gpuipc_doctor.cli import options, saved
+from gpuipc_doctor.cli.stdio import has_color
 from gpuipc_doctor.comparison import Comparison, compare
 from gpuipc_doctor.comparison.compare import TOLERANCE
 
@@ -57,7 +56,7 @@ def _text(comparison: Comparison, form: str) -> str:
         return markdown.render(comparison)
     from gpuipc_doctor.comparison import screen
 
-    color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    color = has_color()
     return screen.render(comparison, width=shutil.get_terminal_size().columns, color=color)
 
 

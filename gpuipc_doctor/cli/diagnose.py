@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ import click
 
 from gpuipc_doctor import knownissues
 from gpuipc_doctor.cli import options, saved
-from gpuipc_doctor.cli.stdio import say
+from gpuipc_doctor.cli.stdio import has_color, say
 from gpuipc_doctor.diagnose import diagnosis_screen
 from gpuipc_doctor.diagnose.diagnosis import Recognised
 from gpuipc_doctor.diagnose.examination import Examination
@@ -67,7 +66,7 @@ def command(
     for skipped in examination.index.skipped:
         say(f"not looked for: {skipped}")
     width = min(max(shutil.get_terminal_size().columns, MIN_WIDTH), MAX_WIDTH)
-    color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    color = has_color()
 
     def news(one: Recognised) -> None:
         if follow and not as_json:

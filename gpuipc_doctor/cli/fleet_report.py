@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import os
 import shutil
-import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpuipc_doctor.cli import options
+from gpuipc_doctor.cli.stdio import has_color
 from gpuipc_doctor.report.text import counted, sanitise
 
 if TYPE_CHECKING:  # needs what the extra `fleet` brings
@@ -78,7 +77,7 @@ def compare(ctx: click.Context, *, before: Path, after: Path, as_json: bool, for
     elif form == "nodeset":
         text = "".join(f"{name}: {found.folder.fold(nodes)}\n" for name, nodes in found.nodes.items())
     else:
-        text = changes_content.on_a_screen(found, width=_width(), color=_has_color())
+        text = changes_content.on_a_screen(found, width=_width(), color=has_color())
     click.echo(text, nl=False)
     ctx.exit(found.exit_code)
 
@@ -119,7 +118,7 @@ def _text(fleet: Fleet, form: str) -> str:
     if form == "screen":
         from gpuipc_doctor.fleet import screen
 
-        return screen.render(fleet, width=_width(), color=_has_color())
+        return screen.render(fleet, width=_width(), color=has_color())
     if form == "json":
         from gpuipc_doctor.fleet import fleet_json
 
@@ -134,7 +133,3 @@ def _text(fleet: Fleet, form: str) -> str:
 
 def _width() -> int:
     return shutil.get_terminal_size().columns
-
-
-def _has_color() -> bool:
-    return sys.stdout.isatty() and "NO_COLOR" not in os.environ

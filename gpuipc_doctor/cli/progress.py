@@ -11,6 +11,7 @@ from typing import IO, TYPE_CHECKING, Protocol
 
 from gpuipc_doctor.model import Result
 from gpuipc_doctor.report.text import sanitise
+from gpuipc_doctor.run.schedule import Watcher
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,18 +19,8 @@ if TYPE_CHECKING:
 REFRESHES_PER_SECOND = 8
 
 
-class Progress(Protocol):
-    """What the engine tells as it goes, from any thread. ``key`` tells probes apart; it is not shown."""
-
-    def planned(self, total: int) -> None:
-        """So many probes are going to run, from here on."""
-
-    def started(self, key: str, text: str, deadline_s: float) -> None:
-        """A probe begins; each of its operations may take ``deadline_s`` seconds."""
-
-    def finished(self, key: str) -> None: ...
-    def concluded(self, result: Result) -> None:
-        """What a probe has shown."""
+class Progress(Watcher, Protocol):
+    """A watcher that shows what it is told until its block is left."""
 
     def __enter__(self) -> Progress: ...
     def __exit__(

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import os
 import shutil
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
 from gpuipc_doctor.cli import options, saved
+from gpuipc_doctor.cli.stdio import has_color
 from gpuipc_doctor.model import Report
 
 FORMATS = ("matrix", "html", "junit", "prometheus")
@@ -40,7 +39,7 @@ def _text(report: Report, form: str) -> str:
     if form == "matrix":
         from gpuipc_doctor.report import matrix
 
-        color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        color = has_color()
         return matrix.render(report, width=shutil.get_terminal_size().columns, color=color)
     if form == "html" and find_spec("jinja2") is None:
         raise click.UsageError("--format html needs jinja2: pip install 'gpuipc-doctor[html]'")

@@ -21,6 +21,11 @@ def open_standard() -> None:
     sys.stderr = sys.stderr or os.fdopen(2, "w")
 
 
+def has_color() -> bool:
+    """Whether standard output is a terminal whose user has nothing against colours (no-color.org)."""
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ
+
+
 def say(text: str) -> None:
     """A line on standard error, or several, of which a terminal acts upon nothing."""
     import click

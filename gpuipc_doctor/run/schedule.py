@@ -27,12 +27,17 @@ that counts against their deadlines."""
 
 
 class Watcher(Protocol):
-    """Is told what runs; called from several threads."""
+    """Is told what runs, from any thread. ``key`` tells probes apart; it is not shown."""
 
-    def planned(self, total: int) -> None: ...
-    def started(self, key: str, text: str, deadline_s: float) -> None: ...
+    def planned(self, total: int) -> None:
+        """So many probes are going to run, from here on."""
+
+    def started(self, key: str, text: str, deadline_s: float) -> None:
+        """A probe begins; each of its operations may take ``deadline_s`` seconds."""
+
     def finished(self, key: str) -> None: ...
-    def concluded(self, result: Result) -> None: ...
+    def concluded(self, result: Result) -> None:
+        """What a probe has shown."""
 
 
 @dataclass(frozen=True, slots=True)
