@@ -6,8 +6,9 @@ the library was built with, what its control variables and the environment tell 
 GPU transport library that it would use can do here.
 
 Options: ``library`` (path; without it, what mpi4py finds), ``chosen_by`` (who chose it, in words), ``named``
-(whether a person did, so that one that is missing or takes no device pointers is a failure), ``environment``
-(what ranks have beside the tool's) and ``simulated`` (whether device memory is the host's, which any takes).
+(whether a person did: then one that cannot be loaded is an error, and one that takes no device pointers a
+failure), ``environment`` (what ranks have beside the tool's) and ``simulated`` (whether device memory is the
+host's, which any takes).
 """
 
 from __future__ import annotations

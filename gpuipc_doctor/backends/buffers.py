@@ -80,7 +80,7 @@ class DriverBuffer(DeviceMemory):
 
 
 class DriverMapping(DeviceMemory):
-    """Another process's memory, opened here (`gpuipc_doctor.api.gpu.Mapping`)."""
+    """Another process's memory, opened here (`gpuipc_doctor.api.gpu.IpcMapping`)."""
 
     def close(self) -> None:
         self._leave()

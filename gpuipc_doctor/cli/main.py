@@ -82,7 +82,11 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Entry point: every error that a user can cause is one line and exit code 2, an interruption is 130."""
+    """Entry point. What is wrong with a command line or a file is exit code 2, an interruption 130.
+
+    click says what is wrong with a command line in its own shape, after the usage; all else is a line a
+    mistake. What the system does not give (a place to write, a process) is a line and exit code 1.
+    """
     try:
         stdio.open_standard()
         for stream in (sys.stdout, sys.stderr):

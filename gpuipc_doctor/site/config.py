@@ -134,8 +134,8 @@ class NodeType:
 
     def fits(self, devices: Collection[Device]) -> bool:
         """Whether a node with these devices is one: of its model, or with no GPU where it names none."""
-        if model := self.config.gpus.model:
-            return bool(model) and any(self.config.gpus.are(device.name) for device in devices)
+        if self.config.gpus.model:
+            return any(self.config.gpus.are(device.name) for device in devices)
         return not self.config.gpus.count and not devices
 
 
