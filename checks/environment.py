@@ -37,7 +37,7 @@ class Environment(Check):
             said = (f"{one.name}={one.value}: {one.says}" for one in ctx.settings)
             yield Finding.ok(
                 "none-in-vain",
-                "{count} variables of interest are set, none in vain",
+                "variables of interest that are set: {count}, none in vain",
                 *said,
                 *decisive(ctx),
                 count=len(ctx.settings),

@@ -254,7 +254,7 @@ def fill(memory: Memory, nbytes: int, *key: int) -> None:
 
 
 def unlike(memory: Memory, nbytes: int, number: int, writing: int) -> list[str]:
-    """Where the memory does not show what was written in this round, the so-manieth time."""
+    """Where the memory does not show what was written in this round; ``writing`` counts from 0."""
     return [
         f"round {number + 1}, {nbytes} B, at {offset}: {wrong}"
         for offset, length in parts(nbytes)

@@ -430,8 +430,8 @@ class RoleOutcome:
     """What one role left behind.
 
     ``operation`` is the call that was armed when the worker ended (``cuIpcOpenMemHandle``), ``occurrence``
-    its how-manieth call in this worker, counted from 1, ``step`` the check's own words for what it was
-    doing. ``records`` is what the role recorded, also when it died later.
+    which call of that name in this worker it was, counted from 1, ``step`` the check's own words for what it
+    was doing. ``records`` is what the role recorded, also when it died later.
     """
 
     role: str

@@ -71,7 +71,7 @@ class DriverError(Exception):
         super().__init__(str(fault))
         self.fault = fault
         self.occurrence = occurrence
-        """The how-manieth call of its name it was, for what cleans up makes more of them; 0 if not known."""
+        """Which call of its name it was, from 1, for what cleans up makes more of them; 0 if not known."""
 
     @property
     def is_refusal(self) -> bool:

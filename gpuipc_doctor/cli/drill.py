@@ -18,7 +18,7 @@ from gpuipc_doctor.cli.progress import progress
 from gpuipc_doctor.model import Exit, Report
 from gpuipc_doctor.report import exits
 from gpuipc_doctor.report.page import MIN_WIDTH, Page
-from gpuipc_doctor.report.text import wrap
+from gpuipc_doctor.report.text import counted, wrap
 from gpuipc_doctor.run import engine
 from gpuipc_doctor.run.request import Request
 from gpuipc_doctor.simulator import drill, expectations, lending, profile
@@ -290,9 +290,9 @@ class _Table:
             lines += self._page.fill(f"{text}{often}", f"{kind:9} ", " " * 10)
         good = sum(one.verdict.good for one in done)
         seconds = sum(one.seconds for one in done)
-        drills = "1 drill" if len(done) == 1 else f"{len(done)} drills"
         ended_early = f", {left} not run to their end" if left else ""
-        return [*lines, f"{drills} in {seconds:.0f} s: {good} as stated, {len(done) - good} not{ended_early}"]
+        ended = f"{counted(len(done), 'drill')} in {seconds:.0f} s"
+        return [*lines, f"{ended}: {good} as stated, {len(done) - good} not{ended_early}"]
 
     def _line(self, *cells: str) -> list[str]:
         wrapped = [wrap(cell, width) for cell, width in zip(cells, self._widths, strict=True)]

@@ -18,6 +18,7 @@ from gpuipc_doctor.cli.stdio import say
 from gpuipc_doctor.cli.table import table
 from gpuipc_doctor.inventory import variables
 from gpuipc_doctor.knownissues import KnownIssue, osv
+from gpuipc_doctor.report.text import counted
 from gpuipc_doctor.run import check_files
 from gpuipc_doctor.run.request import UnknownName
 from gpuipc_doctor.site.config import SiteConfig
@@ -77,7 +78,7 @@ def lint(files: tuple[Path, ...], config_file: Path | None) -> None:
         say(str(mistake))
     if mistakes:
         raise SystemExit(2)
-    click.echo(f"{len(paths)} file{'s' * (len(paths) != 1)} without a mistake")
+    click.echo(f"{counted(len(paths), 'file')} without a mistake")
 
 
 @command.command()

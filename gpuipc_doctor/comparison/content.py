@@ -12,7 +12,7 @@ from gpuipc_doctor.comparison.speed import DOUBT, Pace, Speed
 from gpuipc_doctor.model import Device, Status
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.report.blocks import Block, Lines, Paragraph, Table, table
-from gpuipc_doctor.report.text import fold_subjects
+from gpuipc_doctor.report.text import counted, fold_subjects
 
 MOST_ROWS = 20
 """Rows of slower or faster quantities that are shown; the JSON has all."""
@@ -63,7 +63,7 @@ def totals(comparison: Comparison) -> list[str]:
         for pace in (Pace.SLOWER, Pace.FASTER)
         if (found := comparison.speeds.of(pace))
     ]
-    words += [f"{issues} known issue{'s' * (issues != 1)} changed"] if issues else []
+    words += [f"{counted(issues, 'known issue')} changed"] if issues else []
     return words or ["nothing to compare"]
 
 

@@ -9,7 +9,7 @@ from gpuipc_doctor.diagnose.occurrences import MOST, Occurrences
 from gpuipc_doctor.knownissues import Confidence
 from gpuipc_doctor.model import Relation
 from gpuipc_doctor.report.page import MAX_WIDTH, MIN_WIDTH, Page
-from gpuipc_doctor.report.text import columns, sanitise, shorten
+from gpuipc_doctor.report.text import columns, counted, sanitise, shorten
 
 # How much of each is shown; --json has the rest.
 SIGNATURES = 4
@@ -59,7 +59,7 @@ def paragraph(one: Recognised, page: Page) -> list[str]:
     first, *rest = page.fill(about, f"{word:<5}  ", _INDENT)
     checks = " ".join(issue.checks)
     lines = [page.paint(word, look) + first.removeprefix(word), *rest, *page.fill(issue.title, _INDENT)]
-    number = "at least " * one.lines.at_least + _count(one.lines.count, "line")
+    number = "at least " * one.lines.at_least + counted(one.lines.count, "line")
     lines += page.fill(f"{number}: {_where(one.lines)}", _INDENT, _HANG)
     for seen in one.signatures[:SIGNATURES]:
         lines += _quoted(seen, page)
@@ -81,7 +81,7 @@ def _why(one: Recognised) -> str:
 def _head(diagnosis: Diagnosis, page: Page) -> list[str]:
     read = [log for log in diagnosis.logs if log.bytes]
     names = [log.name for log in read[:NAMES]] + [f"{len(read) - NAMES} more"] * (len(read) > NAMES)
-    total = _count(sum(log.lines for log in read), "line")
+    total = counted(sum(log.lines for log in read), "line")
     lines = page.join([", ".join(names) or "nothing", total, _size(sum(log.bytes for log in read))])
     if diagnosis.facts:
         told = (f"{fact.name.removeprefix('env:')} {fact.value}" for fact in diagnosis.facts if fact.value)
@@ -92,7 +92,7 @@ def _head(diagnosis: Diagnosis, page: Page) -> list[str]:
 def _unknown(diagnosis: Diagnosis, page: Page) -> list[str]:
     kinds = len(diagnosis.unknown)
     title = (
-        f"OTHER  lines that tell of errors, of no known issue: {_count(kinds, 'kind')}, most telling first"
+        f"OTHER  lines that tell of errors, of no known issue: {counted(kinds, 'kind')}, most telling first"
     )
     lines = page.fill(title, rest=_INDENT)
     for seen in diagnosis.unknown[:UNKNOWN]:
@@ -107,11 +107,11 @@ def _unknown(diagnosis: Diagnosis, page: Page) -> list[str]:
 
 def _ending(diagnosis: Diagnosis, page: Page, code: str) -> list[str]:
     """How much was recognised, with the exit code at the last line's right end."""
-    parts = [f"{_count(len(diagnosis.found), 'known issue')} recognised"]
+    parts = [f"{counted(len(diagnosis.found), 'known issue')} recognised"]
     if diagnosis.hints:
-        parts.append(_count(len(diagnosis.hints), "hint"))
+        parts.append(counted(len(diagnosis.hints), "hint"))
     if troubled := sum(bool(log.trouble) for log in diagnosis.logs):
-        parts.append(f"{_count(troubled, 'log')} not read to the end")
+        parts.append(f"{counted(troubled, 'log')} not read to the end")
     if diagnosis.interrupted:
         parts.append("interrupted")
     *lines, last = page.join(parts)
@@ -147,10 +147,6 @@ def _names(word: str, names: Sequence[str]) -> str:
         return ""
     more = f" and {len(names) - NAMES}{'+' * (len(names) == MOST)} more" if len(names) > NAMES else ""
     return f"{word}{'s' * (len(names) > 1)} {', '.join(names[:NAMES])}{more}"
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'s' * (number != 1)}"
 
 
 def _size(number: int) -> str:

@@ -9,6 +9,7 @@ from gpuipc_doctor.model import Report
 from gpuipc_doctor.report import exits, prose, table
 from gpuipc_doctor.report.digest import by_check, not_reached, repetitions, totals
 from gpuipc_doctor.report.page import MAX_WIDTH, MIN_WIDTH, Page
+from gpuipc_doctor.report.text import counted
 
 _FACTS = {
     "kernel": "Linux {}",
@@ -61,7 +62,7 @@ def _header(report: Report, page: Page) -> Iterator[str]:
     stack = [_STACK[fact.name].format(fact.value) for fact in report.stack if fact.name in _STACK]
     yield from page.join([report.host, _device_names(report), *facts, *stack])
     checks = len(by_check(report))
-    size = f"{report.tier.label} tier, {checks} check{'s' * (checks != 1)}"
+    size = f"{report.tier.label} tier, {counted(checks, 'check')}"
     if (times := repetitions(report)) > 1:
         size += f" {times} times"
     size += f", {report.elapsed_s:.1f} s"

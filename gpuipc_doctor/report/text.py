@@ -35,11 +35,6 @@ def sanitise(text: str) -> str:
     )
 
 
-def counted(count: int, what: str) -> str:
-    """``1 check``, ``2 checks``."""
-    return f"{count} {what}{'' if count == 1 else 's'}"
-
-
 def columns(text: str) -> int:
     """Terminal columns that ``text`` takes: two for an East Asian wide character, none for an accent."""
     if text.isascii():

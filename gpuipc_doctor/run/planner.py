@@ -334,8 +334,9 @@ def _unfit(check: Check, device: Device, context: Context) -> Finding | None:
     if check.needs_allocators and not installed(context.inventory, device.backend):
         return Finding.skip(
             "no-allocator",
-            "neither CuPy nor PyTorch was found for it",
-            remedy="pip install 'gpuipc-doctor[cuda12]' brings CuPy; a simulated node has none",
+            "neither CuPy nor PyTorch was found for GPUs of this kind",
+            remedy="a simulated node has neither; elsewhere pip install 'gpuipc-doctor[cuda12]' brings CuPy "
+            "for NVIDIA's",
         )
     return None
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpuipc_doctor.fleet.partners import MAX_ROUNDS, Blame, Outcome, Pair, Run, blame, next_round
 
 Fault = Callable[[Pair, int], Outcome]
-"""What a pair answers, the so-manieth time that it is run."""
+"""What a pair answers when it is run for the first, second … time."""
 
 
 def fleet(n: int) -> list[str]:
