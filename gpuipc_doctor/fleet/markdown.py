@@ -41,7 +41,7 @@ def _blocks(fleet: Fleet) -> Iterator[Block]:
     )
     for one in judged(fleet):
         problem = one.problem
-        title = f"{problem.check}.{problem.key} on {brief(problem.nodes)}"
+        title = f"{problem.check} on {brief(problem.nodes)}"
         said = f"{problem.nodes[0]}: {problem.example.says}"
         yield Paragraph(problem.status.value, title, said, one.remedy, one.verdicts)
     for silence in fleet.silences:

@@ -79,7 +79,8 @@ class Run:
     def take_stock(self, asked: Sequence[Fact]) -> Stock:
         """The whole inventory, of which ``asked`` is what workers were told.
 
-        Of the environment it tells the variables that matter, and those that known issues ask for.
+        Of the environment it tells the variables that matter, and those that known issues ask for, as the
+        user has set them: what a simulated node adds is for its workers.
         """
         node = self.discovery.node
         known = variables.load()
@@ -87,7 +88,7 @@ class Run:
             environment.SetVariable(name, said.value, said.where)
             for name, said in self.planner.config.node.environment.items()
         )
-        environ = environment.read(node.root, {**os.environ, **node.env}, of_ranks)
+        environ = environment.read(node.root, os.environ, of_ranks)
         facts = inventory.read(
             node.root,
             asked,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -36,6 +37,18 @@ def test_a_saved_report_once_more(doctor: Command, saved: tuple[str, str]) -> No
 def test_a_report_names_the_edition_of_the_known_issues(saved: tuple[str, str]) -> None:
     file, _ = saved
     assert json.loads(Path(file).read_text())["known_issues"] == knownissues.edition()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("value", [None, "/opt/site/lib"])
+def test_a_simulated_node_tells_variables_as_the_user_has_set_them(
+    doctor: Command, value: str | None
+) -> None:
+    env = {name: said for name, said in os.environ.items() if name != "LD_LIBRARY_PATH"}
+    env |= {"LD_LIBRARY_PATH": value} if value else {}
+    ended = doctor("check", "known-versions", "--simulate", "healthy-cuda", "--json", env=env)
+    facts = {fact["name"]: fact["value"] for fact in json.loads(ended.stdout)["inventory"]}
+    assert facts.get("env:LD_LIBRARY_PATH") == value
 
 
 def test_what_is_no_report_is_one_line(doctor: Command) -> None:
