@@ -6,6 +6,7 @@ What is wrong with a log is a `Unreadable`, one line; what could be read before 
 from __future__ import annotations
 
 import os
+import re
 import select
 import stat
 from collections.abc import Generator, Iterator
@@ -158,8 +159,13 @@ def _sample(blocks: Blocks) -> Generator[bytes | None, None, bytes]:
 
 
 def _check(begin: bytes) -> None:
-    """Raises `Unreadable` for what is no text: a library holds every message that it could ever print."""
+    """Raises `Unreadable` for what is no text: a library holds every message that it could ever print.
+
+    Nor is a report of ours a log: its words for what was not found are not errors.
+    """
     sample = begin[:_SAMPLE]
+    if written := re.match(rb'\s*\{\s*"schema":\s*"(gpuipc-doctor/[a-z/0-9-]+)"', sample):
+        raise Unreadable(f"is what gpuipc-doctor itself wrote ({written[1].decode()}), and no log")
     if sample.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise Unreadable("is UTF-16; make it UTF-8 first, with iconv -f UTF-16 -t UTF-8")
     if (len(sample) - len(sample.translate(None, _CONTROL))) * 16 > len(sample):

@@ -102,6 +102,7 @@ def parse(path: Path, content: bytes, schema: Mapping[str, Json] | None) -> Docu
     """As `read`, of a file whose content has been read already."""
     document, mistakes = _Builder(path).build(_text(path, content))
     if schema is not None:
+        _refuse_what_was_written(document)
         from jsonschema import Draft202012Validator
 
         errors = list(Draft202012Validator(schema).iter_errors(document.data))
@@ -112,6 +113,15 @@ def parse(path: Path, content: bytes, schema: Mapping[str, Json] | None) -> Docu
     if mistakes:
         raise BadFile(mistakes)
     return document
+
+
+def _refuse_what_was_written(document: Document) -> None:
+    """Raise that a file is a report or the like, none of whose keys a person wrote."""
+    data = document.data
+    written = data.get("schema") if isinstance(data, dict) else None
+    if isinstance(written, str) and written.startswith("gpuipc-doctor/"):
+        text = f"is what gpuipc-doctor itself wrote ({written}); name a file of this kind"
+        raise BadFile([Mistake(document.path, 0, text)])
 
 
 def _sound(document: Document, errors: Iterable[Any]) -> Document | None:

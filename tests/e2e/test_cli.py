@@ -64,6 +64,7 @@ def hanging(tmp_path: Path) -> str:
         (["check", "--all", "--keep-logs", "/dev/null"], "--keep-logs: /dev/null: "),
         (["explain", "ipc-reopne"], "did you mean 'ipc-reopen'?"),
         (["known-issues", "show", "nvidia-ipc-reopne"], "did you mean"),
+        (["known-issues", "show", "x"], "no known issue 'x'; `gpuipc-doctor known-issues list` names them\n"),
     ],
 )
 def test_a_mistake_on_the_command_line_is_one_line_and_exit_2(
@@ -268,6 +269,20 @@ def test_the_budget_turns_the_rest_into_skips(doctor: Command) -> None:
     results = json.loads(ended.stdout)["results"]
     assert ended.returncode == 3
     assert any("budget" in r["finding"]["summary"] for r in results if r["finding"]["status"] == "SKIP")
+
+
+def test_a_report_is_told_as_that_where_a_config_or_a_log_is_asked_for(
+    doctor: Command, tmp_path: Path
+) -> None:
+    report = tmp_path / "r.json"
+    report.write_text(doctor("check", "known-versions", "--simulate", "healthy-cuda", "--json").stdout)
+    told = f"{report}: is what gpuipc-doctor itself wrote (gpuipc-doctor/report/2)"
+    validated = doctor("config", "validate", str(report))
+    assert (validated.returncode, validated.stderr.count("\n")) == (2, 1)
+    assert told in validated.stderr
+    diagnosed = doctor("diagnose", str(report))
+    assert (diagnosed.returncode, "OTHER" in diagnosed.stdout) == (11, False)
+    assert told in diagnosed.stderr
 
 
 def test_an_inventory_is_held_against_that_of_a_report(doctor: Command, tmp_path: Path) -> None:
