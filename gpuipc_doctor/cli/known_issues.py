@@ -62,7 +62,7 @@ def show(id_: str, config_file: Path | None, as_json: bool) -> None:
     loaded = knownissues.load(options.site_config(config_file).known_issues_dirs)
     issues = {issue.id: issue for issue in loaded}
     if id_ not in issues:
-        raise UnknownName("known issue", id_, issues)
+        raise UnknownName("known issue", id_, issues, "gpuipc-doctor known-issues list")
     click.echo(_json(_entry(issues[id_])) if as_json else page(issues[id_]))
 
 

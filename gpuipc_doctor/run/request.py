@@ -13,10 +13,14 @@ BACKENDS = ("cuda", "hip")
 
 
 class UnknownName(Exception):
-    """A check or a device that was asked for does not exist. The text says so and names the near miss."""
+    """A check or a device that was asked for does not exist. The text says so and names the near miss.
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
-        super().__init__(f"no {kind} {name!r}{did_you_mean(name, known, else_list=True)}")
+    Without one it names all that are known, or, where they are many, what lists them (``listed_by``).
+    """
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], listed_by: str = "") -> None:
+        meant = did_you_mean(name, known, else_list=not listed_by)
+        super().__init__(f"no {kind} {name!r}{meant or f'; `{listed_by}` names them'}")
 
 
 class AmbiguousName(UnknownName):
