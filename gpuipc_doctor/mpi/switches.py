@@ -196,17 +196,7 @@ BOUNDS = (
 def bounding(facts: Facts, via: str, ucx: str) -> Bound | None:
     """What bounds a library's cache of mappings; None when nothing is known to."""
     version = ucx if via == "ucx" else facts.identity.version
-    return next(
-        (
-            row
-            for row in BOUNDS
-            if row.family in ("*", facts.identity.family)
-            and row.via == via
-            and facts.backend in row.backends
-            and _covers(row, version)
-        ),
-        None,
-    )
+    return next((row for row in BOUNDS if _is_of(row, facts, via, version)), None)
 
 
 def suitable(facts: Facts, via: str) -> tuple[Switch, ...]:
@@ -214,10 +204,17 @@ def suitable(facts: Facts, via: str) -> tuple[Switch, ...]:
     return tuple(
         replace(row, env={name: _value(facts, name, value) for name, value in row.env.items()})
         for row in SWITCHES
-        if row.family in ("*", facts.identity.family)
+        if _is_of(row, facts, via, facts.identity.version)
+    )
+
+
+def _is_of(row: Switch | Bound, facts: Facts, via: str, version: str) -> bool:
+    """Whether a row speaks of this library, or of all, on this way of messages and in this version."""
+    return (
+        row.family in ("*", facts.identity.family)
         and row.via == via
         and facts.backend in row.backends
-        and _covers(row, facts.identity.version)
+        and _covers(row, version)
     )
 
 
