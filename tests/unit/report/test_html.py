@@ -67,6 +67,12 @@ def test_a_page_says_how_many_pairs_passed() -> None:
     assert ("✗ FAIL 4/4" in text, "✓ 12/12" in text) == (True, True)
 
 
+@pytest.mark.parametrize("needs_gpu", [True, False])
+def test_a_page_of_checks_that_take_no_gpu_does_not_say_that_nothing_was_tested(needs_gpu: bool) -> None:
+    page = html.render(replace(healthy(gpus(1)), probes_run=0, needs_gpu=needs_gpu))
+    assert ("NOTHING WAS TESTED" in page) is needs_gpu
+
+
 def test_hostile_strings_are_text() -> None:
     page = Elements(html.render(hostile()))
     harmless = Elements(html.render(replaced(hostile(), host="x")))
