@@ -58,7 +58,7 @@ class QuietDevices:
         """The bytes in use once a device is at rest, or nobody waits for it any longer."""
         file = planner.built_in(planner.DISCOVERY)
         probe = Probe(
-            f"quiet {before.number}",
+            f"quiet before {before.check.id} {before.number}",
             {"onlooker": loader.role(file, "wait_for_quiet")},
             (device,),
             {"used": rest.used, "patience": rest.patience_s},

@@ -57,3 +57,12 @@ def test_what_is_no_report_is_one_line(doctor: Command) -> None:
     assert ended.stdout == ""
     assert ended.stderr.startswith("gpuipc-doctor: README.md: this is not JSON: ")
     assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.cuda
+def test_kept_logs_of_waiting_say_for_which_check(doctor: Command, tmp_path: Path) -> None:
+    where = ["--simulate", "healthy-cuda", "--device", "cuda:0", "--keep-logs", str(tmp_path / "logs")]
+    assert doctor("check", "ipc-release", *where).returncode == 0
+    names = [path.name for path in (tmp_path / "logs").iterdir() if "quiet" in path.name]
+    assert names
+    assert all("quiet-before-ipc-release-" in name for name in names)
