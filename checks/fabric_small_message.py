@@ -28,6 +28,7 @@ from gpuipc_doctor.api import (
     EvidenceKind,
     Finding,
     Json,
+    Measurement,
     Probe,
     ProbeOutcome,
     Worker,
@@ -137,6 +138,7 @@ class FabricSmallMessage(Check):
                 *latencies(right),
                 *chosen(right, done.params["stated"]),
                 *(f"not tried without {other}: {COME_FROM[other]}" for other in done.params["missing"]),
+                measured=measured(program, right),
                 count=len(done.params["sizes"]),
                 checked="right" if program == "fi_pingpong" else "delivered",
                 routes=list(dict.fromkeys(one["route"] for one in right)),
@@ -166,10 +168,18 @@ def mapped(failed: list[Json]) -> Iterator[Evidence]:
         yield Evidence(EvidenceKind.SEEN, f"{{route}}: {{sizes}}{more}: {{said}}", values)
 
 
+def timed(tries: list[Json]) -> list[Json]:
+    """The smallest message and the largest small one, by route, where the program tells their latency."""
+    return [one for one in tries if one.get("us") is not None and one["size"] in (1, SMALL_MESSAGES[-1])]
+
+
+def measured(program: str, tries: list[Json]) -> Iterator[Measurement]:
+    for one in timed(tries):
+        yield Measurement(f"{program} over {one['route']}, latency, {one['size']} B", one["us"], "µs")
+
+
 def latencies(tries: list[Json]) -> Iterator[Evidence]:
-    """Of the smallest message and the largest small one, by route."""
-    timed = [one for one in tries if one.get("us") is not None and one["size"] in (1, SMALL_MESSAGES[-1])]
-    for one in timed:
+    for one in timed(tries):
         values = {"route": one["route"], "size": one["size"], "latency": one["us"] / 1e6}
         yield Evidence(EvidenceKind.MEASURED, "{route}, {size:bytes}: {latency:us}", values)
 

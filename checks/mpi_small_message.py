@@ -33,6 +33,7 @@ from gpuipc_doctor.api import (
     Worker,
     difference,
     figures,
+    measurements,
     out_of_line,
     pattern,
     time_there_and_back,
@@ -138,6 +139,7 @@ class MpiSmallMessage(Check):
                 "right",
                 "{kinds} kinds of message right from {nodes}" if across else "{kinds} kinds of message right",
                 *figures(latencies),
+                measured=measurements(latencies),
                 kinds=kinds,
                 nodes=" to ".join(nodes),
             )

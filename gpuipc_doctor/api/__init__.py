@@ -26,7 +26,7 @@ from gpuipc_doctor.api.gpu import (
     PoolMemory,
     VmmMapping,
 )
-from gpuipc_doctor.api.latency import Latency, figures, out_of_line, time_there_and_back
+from gpuipc_doctor.api.latency import Latency, figures, measurements, out_of_line, time_there_and_back
 from gpuipc_doctor.api.ledger import (
     NOISE_BYTES,
     ODD_BYTES,
@@ -55,6 +55,7 @@ from gpuipc_doctor.model import (
     Launch,
     Line,
     Mark,
+    Measurement,
     MemoryShare,
     MpiStack,
     Probe,
@@ -101,6 +102,7 @@ __all__ = [
     "Ledger",
     "Line",
     "Mark",
+    "Measurement",
     "Memory",
     "MemorySamples",
     "MemoryShare",
@@ -132,6 +134,7 @@ __all__ = [
     "interval",
     "judge_exchange",
     "lasting",
+    "measurements",
     "memory_series",
     "mib",
     "out_of_line",

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from gpuipc_doctor.api.gpu import Memory
 from gpuipc_doctor.api.patterns import difference, pattern
 from gpuipc_doctor.api.worker import Worker
-from gpuipc_doctor.model import Evidence, EvidenceKind
+from gpuipc_doctor.model import Evidence, EvidenceKind, Measurement
 
 PASSES, WARM_UP, ROUNDS = 4, 5, 25
 """All sizes are timed in turn, again and again: ranks that share a processor for a while slow one size in one
@@ -60,6 +60,20 @@ def figures(latencies: Iterable[Latency]) -> Iterator[Evidence]:
         if size:
             says, values = f"{says}, {{speed}} GB/s", {**values, "speed": float(f"{size / usual / 1e9:.3g}")}
         yield Evidence(EvidenceKind.MEASURED, says, values)
+
+
+def measurements(latencies: Iterable[Latency]) -> Iterator[Measurement]:
+    """What other nodes, and this one later, are held against: latencies of small messages, large ones' speed.
+
+    Of the small ones the first and the last with data: what lies between goes with them.
+    """
+    timed = sorted(one for one in latencies if one.size)
+    small, large = ([one for one in timed if (one.size >= LARGE) is is_large] for is_large in (False, True))
+    for one in dict.fromkeys((*small[:1], *small[-1:])):
+        yield Measurement(f"latency, {one.size} B", one.median * 1e6, "µs")
+    for one in large:
+        speed = one.size / one.median / 1e9
+        yield Measurement(f"bandwidth, {one.size >> 20} MiB", speed, "GB/s", more_is_better=True)
 
 
 def out_of_line(latencies: Iterable[Latency]) -> Iterator[Evidence]:

@@ -60,6 +60,9 @@ def test_all_right() -> None:
     assert sentences.evidence(finding) == tuple(
         f"{route}, {size} B: 4.0 µs" for route in ("tcp", "shm") for size in (1, 65536)
     )
+    first, *_ = finding.measured
+    assert (first.name, first.value, first.unit) == ("fi_pingpong over tcp, latency, 1 B", 4.0, "µs")
+    assert len(finding.measured) == 4
 
 
 def test_a_program_that_tells_no_time_is_believed_all_the_same() -> None:

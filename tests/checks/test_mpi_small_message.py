@@ -41,6 +41,18 @@ def test_small_messages_that_arrive_pass_with_their_latency() -> None:
     assert sentences.evidence(finding)[-1] == "65536 B: median 14.0 µs, fastest 12.6 µs, 4.68 GB/s"
 
 
+def test_what_other_nodes_are_held_against_is_measured() -> None:
+    """The fleet's page and `compare` live on it: how slow a node is among its peers, or since yesterday."""
+    (finding,) = small_message(medians=LATENCIES | {16 << 20: 400.0})
+    told = [(one.name, round(one.value, 1), one.unit, one.more_is_better) for one in finding.measured]
+    first, last = (size for size in (min(filter(None, LATENCIES)), max(LATENCIES)))
+    assert told == [
+        (f"latency, {first} B", LATENCIES[first], "µs", False),
+        (f"latency, {last} B", LATENCIES[last], "µs", False),
+        ("bandwidth, 16 MiB", 41.9, "GB/s", True),
+    ]
+
+
 def test_between_nodes_are_messages_of_ranks_on_two_of_them() -> None:
     (finding,) = small_message(nodes=("n1", "n2"), probe="between nodes")
     assert (finding.status, sentences.summary(finding)) == (

@@ -90,6 +90,10 @@ def test_a_healthy_node_passes(findings: Any, name: str, node: str) -> None:
     found = findings(name, node, *checks)
     assert not_passed(found) == []
     assert {check for check, _ in found} == set(checks)
+    sent = (
+        one for (check, _), concluded in found.items() if check == "mpi-small-message" for one in concluded
+    )
+    assert all(one["measured"] for one in sent if one["status"] == "PASS")
 
 
 def test_intel_mpi_fails_from_one_device_to_the_others_host(findings: Any) -> None:
