@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -29,18 +30,24 @@ class Match:
 
 
 def match(before: Sequence[Device], after: Sequence[Device]) -> tuple[Match, ...]:
-    """Every device of either side: by uuid, which survives renumbering, and what is left by its label."""
-    by_uuid = {device.uuid: device for device in after if device.uuid}
-    partners: dict[Device, Device] = {}
-    for device in before:
-        if found := by_uuid.pop(device.uuid, None):
-            partners[device] = found
+    """Every device of either side: by uuid, which survives renumbering, and what is left by its label.
+
+    A uuid that two devices of a side have tells neither from the other.
+    """
+    uuids_before, by_uuid = _by_uuid(before), _by_uuid(after)
+    partners = {device: by_uuid[uuid] for uuid, device in uuids_before.items() if uuid in by_uuid}
     taken = set(partners.values())
     by_label = {device.label: device for device in after if device not in taken}
     for device in before:
         if device not in partners and (found := by_label.pop(device.label, None)):
             partners[device] = found
     return tuple(_in_order(before, after, partners))
+
+
+def _by_uuid(devices: Sequence[Device]) -> dict[str, Device]:
+    """The devices whose uuid is their own."""
+    times = Counter(device.uuid for device in devices)
+    return {device.uuid: device for device in devices if device.uuid and times[device.uuid] == 1}
 
 
 def _in_order(

@@ -198,6 +198,8 @@ def test_devices_that_came_and_went() -> None:
     assert fates([zero], [zero, one]) == {"cuda:0": Fate.SAME, "cuda:1": Fate.NEW}
     swapped = [replace(one, index=0), replace(zero, index=1)]
     assert fates([zero, one], swapped) == {"cuda:0": Fate.RENUMBERED, "cuda:1": Fate.RENUMBERED}
+    alike = [zero, replace(one, uuid=zero.uuid)]
+    assert fates(alike, alike) == {"cuda:0": Fate.SAME, "cuda:1": Fate.SAME}
 
 
 def test_a_gpu_keeps_its_results_when_it_is_renumbered() -> None:
