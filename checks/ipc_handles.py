@@ -14,7 +14,7 @@ Memory of VMM has a probe of its own: where its export was not refused, nodes ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from itertools import combinations
 
@@ -24,15 +24,15 @@ from gpuipc_doctor.api import (
     Context,
     DriverError,
     Finding,
-    Json,
     Probe,
     ProbeOutcome,
     Worker,
-    difference,
+    differences,
     exchange_as_exporter,
     exchange_as_importer,
     judge_exchange,
     pattern,
+    unless_refused,
 )
 
 SIZES = (1000, 1000, 2 << 20)
@@ -41,12 +41,11 @@ SIZES = (1000, 1000, 2 << 20)
 INTERIOR = 512
 """Offset, in bytes, of the interior pointer that is exported."""
 
-
 VMM = "VMM memory"
 HARMS = frozenset({"exports VMM memory"})
 
-Stray = tuple[Buffer, bytes, int]
-"""Memory, a handle of it that is documented not to be, and how many bytes of it may be written and read."""
+Answers = dict[str, tuple[str, str]]
+"""By case: what was seen, and what this vendor documents."""
 
 
 class IpcHandles(Check):
@@ -58,32 +57,34 @@ class IpcHandles(Check):
         for devices in ctx.subjects:
             yield Probe("segments", {"exporter": export, "importer": follow}, devices)
             if "vmm-ipc" in devices[0].capabilities:
-                yield Probe(VMM, {"exporter": export_vmm, "importer": follow_vmm}, devices, harms=HARMS)
+                yield Probe(VMM, {"exporter": export_vmm, "importer": use_strays}, devices, harms=HARMS)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
-        answers = {case: answer for role in done.records.values() for case, answer in role["answers"].items()}
-        found = [*([] if done.probe == VMM else judge_segments(done)), *judge_answers(done, answers)]
-        if not found and done.probe == VMM:
-            found.append(Finding.ok("vmm-refused", "no legacy handle is made of VMM memory, as documented"))
-        elif not found:
-            says = "{segments} segments and {rules} rules as documented"
-            found.append(Finding.ok("as-documented", says, segments=len(SIZES), rules=len(answers)))
-        yield from found
+        exporter, importer = done.records["exporter"], done.records["importer"]
+        answers, useless = exporter["answers"], importer["useless"] + exporter["useless"]
+        if done.probe == VMM:
+            says = "no legacy handle is made of VMM memory, as documented"
+            yield from [*judge_answers(answers, useless)] or [Finding.ok("vmm-refused", says)]
+            return
+        answers = answers | importer["answers"]
+        says = "{segments} segments and {rules} rules as documented"
+        yield from [*judge_segments(done), *judge_answers(answers, useless)] or [
+            Finding.ok("as-documented", says, segments=len(SIZES), rules=len(answers))
+        ]
 
 
 def judge_segments(done: ProbeOutcome) -> Iterable[Finding]:
     """Judge where the handles led that may be made."""
-    exporter, importer = done.records["exporter"], done.records["importer"]
     yield from judge_exchange(done)
-    if exporter["collisions"]:
-        yield Finding.fail("one-handle", "two segments have one handle", *exporter["collisions"])
-    if importer["wrong"]:
-        yield Finding.fail("other-memory", "a handle led to other memory than its own", *importer["wrong"])
+    if collisions := done.records["exporter"]["collisions"]:
+        yield Finding.fail("one-handle", "two segments have one handle", *collisions)
+    if wrong := done.records["importer"]["wrong"]:
+        yield Finding.fail("other-memory", "a handle led to other memory than its own", *wrong)
 
 
-def judge_answers(done: ProbeOutcome, answers: Mapping[str, Json]) -> Iterable[Finding]:
+def judge_answers(answers: Answers, useless: Sequence[str]) -> Iterable[Finding]:
     """Judge what was seen of each case beside what is documented, and what an application would suffer."""
-    if useless := done.records["importer"]["useless"] + done.records["exporter"]["useless"]:
+    if useless:
         yield Finding.fail(
             "useless-handle",
             "a handle was given out that is documented to be refused, and cannot be used",
@@ -102,79 +103,59 @@ def judge_answers(done: ProbeOutcome, answers: Mapping[str, Json]) -> Iterable[F
 
 
 def export(w: Worker) -> None:
-    with ExitStack() as held:
-        buffers = [held.enter_context(w.gpu.alloc(nbytes)) for nbytes in SIZES]
-        for number, buffer in enumerate(buffers):
-            buffer.write(pattern(buffer.nbytes, number))
-        handles = [buffer.ipc_handle() for buffer in buffers]
-        again = [buffer.ipc_handle() for buffer in buffers]
-        answers = {"export-twice": answer(w, "export-twice", "same" if handles == again else "differs")}
-        strays = {}
-        if answers["export-twice"] == ("differs", "same"):
-            for number, (buffer, handle) in enumerate(zip(buffers, again, strict=True)):
-                strays[f"second handle of segment {number + 1}"] = (buffer, handle, buffer.nbytes)
-        for kind in w.gpu.unexportable_kinds:
-            if kind != "vmm":
-                memory = held.enter_context(w.gpu.alloc_unexportable(kind))
-                answers |= export_unexportable(w, kind, memory, memory.nbytes, strays)
-        w.record(collisions=list(collisions(handles)), answers=answers)
-        w.peer.send((handles, buffers[-1].ipc_handle(INTERIOR)))
-        offer(w, strays)
+    buffers = [w.gpu.alloc(nbytes) for nbytes in SIZES]
+    for n, buffer in enumerate(buffers):
+        buffer.write(pattern(buffer.nbytes, n))
+    handles, again = ([buffer.ipc_handle() for buffer in buffers] for _ in range(2))
+    w.peer.send([*handles, buffers[-1].ipc_handle(INTERIOR)])
+    exchanged = []
+    for n, buffer in enumerate(buffers if w.peer.recv() == "all right" else []):
+        exchanged += exchange_as_exporter(w, buffer, buffer.nbytes, f"segment {n + 1}")
 
-        exchanged = []
-        for number, buffer in enumerate(buffers if w.peer.recv() == "all right" else []):
-            exchanged += exchange_as_exporter(w, buffer, buffer.nbytes, f"segment {number + 1}")
-        w.record(exchanged=exchanged, useless=share(w, strays))
-        w.peer.recv()  # the importer has closed everything
+    pairs = combinations(enumerate(handles, 1), 2)
+    collisions = [f"segments {n} and {m}" for (n, one), (m, other) in pairs if one == other]
+    answers, useless = answer(w, "export-twice", "same" if handles == again else "differs"), list[str]()
+    if answers["export-twice"] == ("differs", "same"):
+        for n, (buffer, handle) in enumerate(zip(buffers, again, strict=True), 1):
+            useless += share(w, f"second handle of segment {n}", buffer, handle, buffer.nbytes)
+    for kind in w.gpu.unexportable_kinds:
+        if kind != "vmm":
+            with w.gpu.alloc_unexportable(kind) as memory:
+                answers |= export_unexportable(w, kind, memory, memory.nbytes, useless)
+    w.peer.send(None)  # no more strays
+    w.record(exchanged=exchanged, collisions=collisions, answers=answers, useless=useless)
+    w.peer.recv()  # the importer has closed everything
+    for buffer in buffers:
+        buffer.free()
 
 
 def export_vmm(w: Worker) -> None:
-    strays: dict[str, Stray] = {}
+    useless: list[str] = []
     with w.gpu.alloc_unexportable("vmm") as memory:
         # Nobody has been granted access to it: it is opened and no more.
-        w.record(answers=export_unexportable(w, "vmm", memory, 0, strays))
-        offer(w, strays)
-        w.record(useless=share(w, strays))
-        w.peer.recv()  # the importer has closed it
+        answers = export_unexportable(w, "vmm", memory, 0, useless)
+    w.peer.send(None)
+    w.record(answers=answers, useless=useless)
 
 
-def collisions(handles: list[bytes]) -> Iterator[str]:
-    for first, second in combinations(range(len(handles)), 2):
-        if handles[first] == handles[second]:
-            yield f"segments {first + 1} and {second + 1}"
-
-
-def export_unexportable(
-    w: Worker, kind: str, memory: Buffer, nbytes: int, strays: dict[str, Stray]
-) -> dict[str, tuple[str, str]]:
-    """Ask for the handle of memory that may be refused; what was answered. One that should is a stray."""
-    handle, case = handle_of(w, kind, memory), f"export-{kind}"
-    if handle and w.gpu.expects(case) == "refused":
-        strays[f"{kind} memory"] = (memory, handle, nbytes)
-    return {case: answer(w, case, "succeeds" if handle else "refused")}
-
-
-def handle_of(w: Worker, kind: str, memory: Buffer) -> bytes | None:
-    """The handle of memory of this kind; None where it is refused."""
+def export_unexportable(w: Worker, kind: str, memory: Buffer, nbytes: int, useless: list[str]) -> Answers:
+    """Ask for the handle of memory that may be refused; share one that should be, over so many bytes."""
     with w.step(f"export {kind} memory"):
-        try:
-            return memory.ipc_handle()
-        except DriverError as error:
-            if not error.is_refusal:
-                raise
-            return None
+        handle = unless_refused(memory.ipc_handle)
+    if isinstance(handle, DriverError):
+        return answer(w, f"export-{kind}", "refused")
+    if w.gpu.expects(f"export-{kind}") == "refused":
+        useless += share(w, f"{kind} memory", memory, handle, nbytes)
+    return answer(w, f"export-{kind}", "succeeds")
 
 
-def offer(w: Worker, strays: Mapping[str, Stray]) -> None:
-    w.peer.send([(what, handle, nbytes) for what, (_, handle, nbytes) in strays.items()])
-
-
-def share(w: Worker, strays: Mapping[str, Stray]) -> list[str]:
-    """Use the strays that the importer could open; what an application would suffer."""
-    useless = []
-    for what, (memory, _, nbytes) in strays.items():
-        if w.peer.recv() == "opened":
-            useless += exchange_as_exporter(w, memory, nbytes, what)
+def share(w: Worker, what: str, memory: Buffer, handle: bytes, nbytes: int) -> list[str]:
+    """Use a stray handle, one that is documented not to be, if it opens; what an application would suffer."""
+    w.peer.send((what, handle, nbytes))
+    if w.peer.recv() == "refused":
+        return []
+    useless = exchange_as_exporter(w, memory, nbytes, what)
+    w.peer.recv()  # the importer has closed it
     return useless
 
 
@@ -183,91 +164,79 @@ def share(w: Worker, strays: Mapping[str, Stray]) -> list[str]:
 
 def follow(w: Worker) -> None:
     first_context = w.gpu.create_context()
-    handles, interior = w.peer.recv()
-    strays = w.peer.recv()
-    wrong = []
+    *handles, interior = w.peer.recv()
+    segments = list(enumerate(zip(handles, SIZES, strict=True)))
+    wrong, exchanged = [], []
     with ExitStack() as held:
         mappings = []
-        for number, (handle, nbytes) in enumerate(zip(handles, SIZES, strict=True)):
-            with w.step(f"open segment {number + 1}, {nbytes} B"):
+        for n, (handle, nbytes) in segments:
+            with w.step(f"open segment {n + 1}, {nbytes} B"):
                 mappings.append(held.enter_context(w.gpu.open_ipc(handle)))
-        for number, (mapping, nbytes) in enumerate(zip(mappings, SIZES, strict=True)):
+        for n, (mapping, nbytes) in enumerate(zip(mappings, SIZES, strict=True)):
             data = mapping.read(min(nbytes, mapping.nbytes))
-            if wrong_data := difference(data, pattern(nbytes, number)):
-                wrong.append(f"segment {number + 1}: {wrong_data}")
+            wrong += differences(f"segment {n + 1}", data, pattern(nbytes, n))
 
     with w.step("open an interior pointer's handle"), w.gpu.open_ipc(interior) as mapping:
         lands = landing(mapping.read(min(4096, mapping.nbytes)))
-    answers = {"export-interior-pointer": answer(w, "export-interior-pointer", lands)}
     if lands == "nowhere":
         wrong.append("an interior pointer's handle shows neither its own nor its segment's first bytes")
 
-    exchanged = []
     w.peer.send("some wrong" if wrong else "all right")  # nothing is written where other memory may be
-    for number, (handle, nbytes) in enumerate([] if wrong else zip(handles, SIZES, strict=True)):
-        with w.step(f"exchange data in segment {number + 1}"), w.gpu.open_ipc(handle) as mapping:
-            exchanged += exchange_as_importer(w, mapping, nbytes, f"segment {number + 1}")
-    useless = use_all(w, strays)
+    for n, (handle, nbytes) in [] if wrong else segments:
+        with w.step(f"exchange data in segment {n + 1}"), w.gpu.open_ipc(handle) as mapping:
+            exchanged += exchange_as_importer(w, mapping, nbytes, f"segment {n + 1}")
+    use_strays(w)
 
-    case = "open-in-second-context"
-    with w.step("open in one context"), w.gpu.open_ipc(handles[-1]) as mapping:
+    with w.step("open in one context"), w.gpu.open_ipc(handles[-1]):
         second_context = w.gpu.create_context()
-        answers[case] = answer(w, case, open_again(w, handles[-1]))
+        opens = open_again(w, handles[-1])
         second_context.destroy()
         first_context.make_current()
-    w.record(wrong=wrong, answers=answers, exchanged=exchanged, useless=useless)
-    w.peer.send("closed")
-
-
-def follow_vmm(w: Worker) -> None:
-    w.record(answers={}, useless=use_all(w, w.peer.recv()))
+    answers = answer(w, "export-interior-pointer", lands) | answer(w, "open-in-second-context", opens)
+    w.record(wrong=wrong, answers=answers, exchanged=exchanged)
     w.peer.send("closed")
 
 
 def landing(data: bytes) -> str:
     """Where in the last segment these bytes are from; ``nowhere`` if there are none."""
     segment = pattern(SIZES[-1], len(SIZES) - 1)
-    if not data:
-        return "nowhere"
-    if data == segment[: len(data)]:
-        return "base"
-    return "interior" if data == segment[INTERIOR : INTERIOR + len(data)] else "nowhere"
+    starts = {"base": 0, "interior": INTERIOR} if data else {}
+    return next((where for where, at in starts.items() if data == segment[at : at + len(data)]), "nowhere")
 
 
-def use_all(w: Worker, strays: Sequence[tuple[str, bytes, int]]) -> list[str]:
-    return [trouble for stray in strays for trouble in use(w, *stray)]
+def use_strays(w: Worker) -> None:
+    """Do with each stray handle what an application does."""
+    useless: list[str] = []
+    while stray := w.peer.recv():
+        useless += use(w, *stray)
+    w.record(useless=useless)
 
 
 def use(w: Worker, what: str, handle: bytes, nbytes: int) -> list[str]:
-    """Do with a stray handle what an application does; what it would suffer."""
     with w.step(f"open {what}"):
-        try:
-            with w.gpu.open_ipc(handle) as mapping:
-                w.peer.send("opened")
-                return exchange_as_importer(w, mapping, nbytes, what)
-        except DriverError as error:
-            if not error.is_refusal:
-                raise
+        mapping = unless_refused(lambda: w.gpu.open_ipc(handle))
+        if isinstance(mapping, DriverError):
             w.peer.send("refused")
-            return [f"{what}: {error}"]
+            return [f"{what}: {mapping}"]
+        with mapping:
+            w.peer.send("opened")
+            useless = exchange_as_importer(w, mapping, nbytes, what)
+        w.peer.send("closed")
+    return useless
 
 
 def open_again(w: Worker, handle: bytes) -> str:
     """What opening in this context does while another context of the process has the segment open."""
     with w.step("open in a second context"):
-        try:
-            mapping = w.gpu.open_ipc(handle)
-        except DriverError as error:
-            if not error.is_refusal:
-                raise
+        mapping = unless_refused(lambda: w.gpu.open_ipc(handle))
+        if isinstance(mapping, DriverError):
             return "refused"
         mapping.close()
     return "counted"
 
 
-def answer(w: Worker, case: str, seen: str) -> tuple[str, str]:
-    """What was seen beside what this vendor documents."""
-    return seen, w.gpu.expects(case)
+def answer(w: Worker, case: str, seen: str) -> Answers:
+    return {case: (seen, w.gpu.expects(case))}
 
 
 CHECK = IpcHandles()

@@ -25,6 +25,7 @@ from gpuipc_doctor.api.gpu import (
     Pool,
     PoolMemory,
     VmmMapping,
+    unless_refused,
 )
 from gpuipc_doctor.api.latency import Latency, figures, measurements, out_of_line, time_there_and_back
 from gpuipc_doctor.api.ledger import (
@@ -40,7 +41,7 @@ from gpuipc_doctor.api.ledger import (
     interval,
 )
 from gpuipc_doctor.api.messages import ENOUGH, LARGE_MESSAGES, SMALL_MESSAGES
-from gpuipc_doctor.api.patterns import difference, mib, pattern
+from gpuipc_doctor.api.patterns import difference, differences, mib, pattern
 from gpuipc_doctor.api.samples import MemorySamples
 from gpuipc_doctor.api.samples import series as memory_series
 from gpuipc_doctor.api.trend import Slope, lasting, slope
@@ -126,6 +127,7 @@ __all__ = [
     "allocator_probe",
     "blind",
     "difference",
+    "differences",
     "exchange_as_exporter",
     "exchange_as_importer",
     "figures",
@@ -143,4 +145,5 @@ __all__ = [
     "share_of_free",
     "slope",
     "time_there_and_back",
+    "unless_refused",
 ]

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from gpuipc_doctor.model import Device, DriverFault, Json
+
+Made = TypeVar("Made")
 
 HANDLE_BYTES = 64
 """Size of an IPC memory handle, CUDA and HIP alike. Handles hold NUL bytes: they are `bytes`, not text."""
@@ -90,6 +92,16 @@ class DriverError(Exception):
     @property
     def is_out_of_memory(self) -> bool:
         return self.fault.name in OUT_OF_MEMORY
+
+
+def unless_refused(call: Callable[[], Made]) -> Made | DriverError:
+    """What a call made, or how the driver refused it; where it fails otherwise, that is raised."""
+    try:
+        return call()
+    except DriverError as error:
+        if not error.is_refusal:
+            raise
+        return error
 
 
 class BackendUnavailable(Exception):

@@ -39,3 +39,9 @@ def difference(found: bytes, expected: bytes) -> str:
         f"{len(changed) - changed.count(0)} of {len(expected)} B wrong on {pages} of {len(starts)} pages, "
         f"first at offset {first} (0x{found[first]:02x} instead of 0x{expected[first]:02x})"
     )
+
+
+def differences(what: str, found: bytes, expected: bytes) -> list[str]:
+    """Their `difference`, behind ``what`` it is of, for a list of all that is wrong; or nothing."""
+    wrong = difference(found, expected)
+    return [f"{what}: {wrong}"] if wrong else []

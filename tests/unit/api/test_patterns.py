@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuipc_doctor.api.patterns import difference, pattern
+from gpuipc_doctor.api.patterns import difference, differences, pattern
 
 
 @given(st.integers(0, 20_000), st.lists(st.integers(), max_size=3))
@@ -46,3 +46,8 @@ def test_missing_data_is_said() -> None:
 @given(st.binary(max_size=10_000), st.binary(max_size=10_000))
 def test_any_difference_is_seen(one: bytes, other: bytes) -> None:
     assert bool(difference(one, other)) == (one != other)
+
+
+def test_of_what_is_wrong_it_is_said_where_and_of_what_is_right_nothing() -> None:
+    assert differences("round 2", b"abc", b"abc") == []
+    assert differences("round 2", b"abd", b"abc") == [f"round 2: {difference(b'abd', b'abc')}"]

@@ -1,0 +1,30 @@
+"""What counts as a driver's refusal, and what as a failure that the engine is to blame on the call."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuipc_doctor.api import DriverError, unless_refused
+from gpuipc_doctor.model import DriverFault
+
+
+def raising(name: str) -> None:
+    raise DriverError(DriverFault("call", 1, name))
+
+
+@pytest.mark.parametrize(
+    "name", ["CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_INVALID_HANDLE", "hipErrorInvalidDevicePointer"]
+)
+def test_a_documented_refusal_is_taken_as_one(name: str) -> None:
+    refused = unless_refused(lambda: raising(name))
+    assert str(refused) == f"call returned {name} (1)"
+
+
+@pytest.mark.parametrize("name", ["CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_OUT_OF_MEMORY", "hipErrorUnknown"])
+def test_any_other_error_is_left_to_the_engine_to_blame(name: str) -> None:
+    with pytest.raises(DriverError):
+        unless_refused(lambda: raising(name))
+
+
+def test_what_is_not_refused_is_handed_on() -> None:
+    assert unless_refused(lambda: b"handle") == b"handle"
