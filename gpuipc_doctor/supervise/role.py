@@ -171,7 +171,9 @@ class RunningRole:
         if silent_s < _LONG_S or not self.process.pid:
             return silent_s
         program = tree.at_work(self.process.pid)  # one that it has started since then, if it is another
-        return silent_s - (tree.turns_of(program).wanted_s if program != self.process.pid else 0.0)
+        if program == self.process.pid:
+            return silent_s
+        return silent_s - tree.turns_of(program).starved_since(tree.Turns())
 
     def poll(self, now: float) -> None:
         """See whether the process has ended, and how."""

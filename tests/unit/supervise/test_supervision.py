@@ -112,6 +112,25 @@ def test_waiting_for_a_processor_is_no_silence(tmp_path: Path, monkeypatch: pyte
     assert role.silent_for(104.0) == 1.0
 
 
+@pytest.mark.parametrize(
+    ("had", "silent_s"),
+    [
+        (tree.Turns(ran_s=1.0, wanted_s=40.0, number=400), 2.0),
+        (tree.Turns(ran_s=1.0, wanted_s=40.0, number=34_000), 42.0),
+    ],
+    ids=["starved", "polls-and-yields"],
+)
+def test_a_program_below_a_worker_is_starved_unless_it_gives_its_turns_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, had: tree.Turns, silent_s: float
+) -> None:
+    """As fi_pingpong does while it waits for a message that never comes."""
+    monkeypatch.setattr(tree, "turns_of", {7: tree.Turns(), 8: had}.__getitem__)
+    monkeypatch.setattr(tree, "at_work", lambda pid: 8)
+    role = RunningRole(SimpleNamespace(pid=7), RoleFiles(tmp_path, "one"), Progress(tmp_path / "j"), 0.0)  # type: ignore[arg-type]
+    role.progress.last_at = 100.0
+    assert role.silent_for(142.0) == silent_s
+
+
 def test_who_failed_first_is_to_blame_though_it_was_seen_to_end_last(tmp_path: Path) -> None:
     """An exporter whose call failed, and an importer of what went with it: beside load it ended first."""
 
