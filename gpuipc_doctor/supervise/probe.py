@@ -308,23 +308,19 @@ def likeliest_first(ranks: Iterable[RunningRole]) -> list[RunningRole]:
 def first_wrong(roles: Iterable[RunningRole]) -> RunningRole:
     """Of roles that went wrong, the one to blame.
 
-    Of those that tell themselves how they ended the one that ended first by its own clock: where a process
-    has to wait for a processor to end on, one that failed for want of it is seen to have ended before it.
+    First who is no mere casualty, then who went wrong first (to the tick), then by how it ended. Beside load
+    a process has to wait for a processor to end on, so one that failed for want of it may be seen to have
+    ended before it. Clocks of two nodes are not compared.
     """
     wrong = list(roles)
-    telling = {
-        id(role): role.result.at
-        for role in wrong
-        if role.result and not (role.is_casualty or role.process.is_elsewhere)
-    }
-    first = min(telling, key=lambda one: telling[one], default=None)
-    return min((one for one in wrong if id(one) == first or id(one) not in telling), key=_blame_order)
+    here = not any(role.process.is_elsewhere for role in wrong)
 
+    def order(role: RunningRole) -> tuple[bool, int, int]:
+        rank = _WORST_FIRST.index(role.ending) if role.ending in _WORST_FIRST else len(_WORST_FIRST)
+        at = role.went_wrong_at if here else role.ended_at
+        return role.is_casualty, int(at / TICK_S), rank
 
-def _blame_order(role: RunningRole) -> tuple[bool, int, int]:
-    """First who is no mere casualty, then who ended first (to the tick), then by how it ended."""
-    rank = _WORST_FIRST.index(role.ending) if role.ending in _WORST_FIRST else len(_WORST_FIRST)
-    return role.is_casualty, int(role.ended_at / TICK_S), rank
+    return min(wrong, key=order)
 
 
 def _signal_name(number: int) -> str:

@@ -210,6 +210,30 @@ class RunningRole:
         return self.ending not in (None, Ending.COMPLETED)
 
     @property
+    def went_wrong_at(self) -> float:
+        """When, by its own node's clock, as well as that can be known: when it was seen may be much later.
+
+        It says so itself, or has crashed, and that is taken to be when it was last known to live: what went
+        wrong elsewhere since may be a consequence of it. Not so for a rank that its own library has ended
+        with an exit code, as MPI's do when another rank is gone.
+        """
+        if self.result and self.result.ending is self.ending:
+            return self.result.at
+        is_rank = isinstance(self.process, LaunchedProcess)
+        if self.ending is Ending.CRASHED and not (is_rank and (self.process.returncode or 0) > 0):
+            return max(self.progress.last_at, self._stack_written_at)
+        return self.ended_at
+
+    @property
+    def _stack_written_at(self) -> float:
+        """When it last wrote down where it was, as it does on the signals by which processes crash."""
+        try:
+            written = self.files.python_stack.stat().st_mtime
+        except FileNotFoundError:
+            return 0.0
+        return written - time.time() + time.monotonic()
+
+    @property
     def is_casualty(self) -> bool:
         """Whether it ended because another one had: launchers kill the ranks that are left."""
         was_killed = isinstance(self.process, LaunchedProcess) and self.process.returncode in _KILLED

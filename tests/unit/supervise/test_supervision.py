@@ -133,21 +133,62 @@ def test_a_program_below_a_worker_is_starved_unless_it_gives_its_turns_away(
 
 def test_who_failed_first_is_to_blame_though_it_was_seen_to_end_last(tmp_path: Path) -> None:
     """An exporter whose call failed, and an importer of what went with it: beside load it ended first."""
-
-    def failed(name: str, at: float, ended_at: float) -> RunningRole:
-        role = RunningRole(
-            SimpleNamespace(pid=7, is_elsewhere=False, returncode=1),  # type: ignore[arg-type]
-            RoleFiles(tmp_path, name),
-            Progress(tmp_path / name),
-            0.0,
-        )
-        role.ending, role.ended_at = Ending.DRIVER_ERROR, ended_at
-        role.result = RoleResult(Ending.DRIVER_ERROR, at=at)
-        return role
-
-    exporter, importer = failed("exporter", 1.0, 3.0), failed("importer", 2.0, 2.5)
+    exporter = _failed(tmp_path, "exporter", at=1.0, ended_at=3.0)
+    importer = _failed(tmp_path, "importer", at=2.0, ended_at=2.5)
     assert first_wrong([exporter, importer]) is exporter
     assert first_wrong([importer, exporter]) is exporter
+
+
+def test_a_crash_is_blamed_for_an_error_that_it_may_have_caused(tmp_path: Path) -> None:
+    """Nobody knows when a process has crashed: not before its last line, and before it was seen to end."""
+    exporter = _crashed(tmp_path, "exporter", last_at=1.0, ended_at=3.0)
+    importer = _failed(tmp_path, "importer", at=2.0, ended_at=2.5)
+    assert first_wrong([importer, exporter]) is exporter
+    exporter.progress.last_at = 2.1
+    assert first_wrong([exporter, importer]) is importer
+
+
+def test_the_stack_that_a_crash_leaves_says_when_it_was(tmp_path: Path) -> None:
+    """One whose buffers are gone may crash because its partner failed."""
+    exporter = _failed(tmp_path, "exporter", at=2.0, ended_at=3.0)
+    importer = _crashed(tmp_path, "importer", last_at=1.0, ended_at=3.0)
+    ahead = time.time() - time.monotonic()
+    for written_at, first in ((2.5, exporter), (1.5, importer)):
+        importer.files.python_stack.write_text("Fatal Python error: Segmentation fault")
+        os.utime(importer.files.python_stack, (ahead + written_at,) * 2)
+        assert first_wrong([importer, exporter]) is first
+
+
+def test_a_rank_that_its_library_ended_is_placed_by_when_it_was_seen_to_end(tmp_path: Path) -> None:
+    """MPI libraries end a rank with an exit code when another one is gone."""
+    failed = _failed(tmp_path, "rank 0", at=2.0, ended_at=2.5)
+    ended = _crashed(tmp_path, "rank 1", last_at=1.0, ended_at=3.0)
+    ended.process = LaunchedProcess(None, ended.files)
+    ended.process.returncode = 15
+    assert first_wrong([ended, failed]) is failed
+    ended.process.returncode = -signal.SIGSEGV
+    assert first_wrong([ended, failed]) is ended
+
+
+def test_clocks_of_two_nodes_are_not_compared(tmp_path: Path) -> None:
+    here = _failed(tmp_path, "rank 0", at=2.0, ended_at=2.5)
+    there = _failed(tmp_path, "rank 1", at=1.0, ended_at=3.0)
+    there.process.is_elsewhere = True  # type: ignore[misc]
+    assert first_wrong([there, here]) is here
+
+
+def _failed(directory: Path, name: str, *, at: float, ended_at: float) -> RunningRole:
+    process = SimpleNamespace(pid=7, is_elsewhere=False, returncode=1)
+    role = RunningRole(process, RoleFiles(directory, name), Progress(directory / name), 0.0)  # type: ignore[arg-type]
+    role.ending, role.ended_at = Ending.DRIVER_ERROR, ended_at
+    role.result = RoleResult(Ending.DRIVER_ERROR, at=at)
+    return role
+
+
+def _crashed(directory: Path, name: str, *, last_at: float, ended_at: float) -> RunningRole:
+    role = _failed(directory, name, at=0.0, ended_at=ended_at)
+    role.ending, role.result, role.progress.last_at = Ending.CRASHED, None, last_at
+    return role
 
 
 def test_a_rank_is_not_hung_while_the_other_waits_for_a_processor(
