@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from gpuipc_doctor.api import (
+    BOUNDARIES,
     Check,
     Context,
     Device,
@@ -28,8 +29,8 @@ from gpuipc_doctor.api import (
     ProbeOutcome,
     Tier,
     Worker,
-    difference,
-    pattern,
+    write_glances,
+    wrong_glances,
 )
 
 IMPORTERS = ("importer-1", "importer-2", "importer-3")
@@ -38,16 +39,9 @@ NEEDS = {"handles": "legacy-ipc", "descriptors": "vmm-ipc"}
 """How memory is shared, and what a device must be able to do for it."""
 
 SIZES, ROUNDS = (1, 4 << 20), 8
-"""Bytes of the segments of the rounds in turn; for descriptors, multiples of the device's granule."""
+"""Bytes of the segments of the rounds in turn; for descriptors, the next multiple of the device's granule."""
 
-BOUNDARIES = (2 << 30, 4 << 30)
-"""Bytes from which on an offset does not fit into 31 and into 32 bits."""
-
-GRANULE = 2 << 20
-LARGE, LARGE_ROUNDS = tuple(boundary + GRANULE for boundary in BOUNDARIES), 2
-
-GLANCE = 16 << 10
-"""Bytes that are written and read at each end of a segment, and on both sides of the boundaries in it."""
+LARGE, LARGE_ROUNDS = tuple(boundary + (2 << 20) for boundary in BOUNDARIES), 2
 
 SPARE = -1
 """In place of a round's number in the data of the segment that nobody is to get."""
@@ -118,17 +112,16 @@ def evidence(exports: int, *, large: bool) -> Iterable[Evidence]:
 def export(w: Worker) -> None:
     newcomer, *importers = w.peers
     lost, exports, done = [], 0, 0
-    for importer in importers:
-        importer.recv()  # it has made its context
+    hear(importers)  # they have made their contexts
     newcomer.send("start")
     while done < w.params["rounds"] or not newcomer.has_news():
-        with w.step(f"round {done + 1}"), segment(w, size(w, done)) as (memory, export_it):
+        nbytes = w.params["sizes"][done % len(w.params["sizes"])]
+        with w.step(f"round {done + 1}"), segment(w, nbytes) as (memory, export_it):
             exports += share(w, importers, done, memory, export_it)
-            lost += exchange(importers, done, memory, size(w, done))
+            lost += exchange(importers, done, memory)
         done += 1
     newcomer.recv()
-    for importer in importers:
-        importer.send(None)
+    tell(importers, None)
     w.record(lost=lost, exports=exports)
 
 
@@ -136,41 +129,31 @@ def share(
     w: Worker, importers: Sequence[Peer], number: int, memory: Memory, export_it: Callable[[], Exported]
 ) -> int:
     """Have all importers open the segment, and export until they have; says how often that was."""
-    nbytes, spare_nbytes, exports = size(w, number), size(w, number, spare=True), 0
-    with segment(w, spare_nbytes) as (spare, export_spare):
-        fill(memory, nbytes, number, 0)
-        fill(spare, spare_nbytes, SPARE, 0)
+    exports = 0
+    with segment(w, SIZES[number % len(SIZES)]) as (spare, export_spare):
+        write_glances(memory, memory.nbytes, number, 0)
+        write_glances(spare, spare.nbytes, SPARE, 0)
         for importer in importers:
-            importer.send([number, nbytes])
-            give(importer, export_it())
+            importer.send([number, memory.nbytes])
+            give(export_it(), importer)
         while not all(importer.has_news() for importer in importers):
-            drop(export_it())
-            drop(export_spare())
+            give(export_it(), None)
+            give(export_spare(), None)
             exports += 2
-        for importer in importers:
-            importer.recv()  # it has looked
+        hear(importers)  # they have looked
     return exports
 
 
-def exchange(importers: Sequence[Peer], number: int, memory: Memory, nbytes: int) -> list[str]:
+def exchange(importers: Sequence[Peer], number: int, memory: Memory) -> list[str]:
     """Have one importer write, read that, write again for all to see; what did not arrive here."""
     writer = importers[number % len(importers)]
     writer.send("write")
     writer.recv()
-    lost = unlike(memory, nbytes, number, 1)
-    fill(memory, nbytes, number, 2)
-    for importer in importers:
-        importer.send("look")
-    for importer in importers:
-        importer.recv()  # it has unmapped it
+    lost = wrong_in(memory, memory.nbytes, number, 1)
+    write_glances(memory, memory.nbytes, number, 2)
+    tell(importers, "look")
+    hear(importers)  # they have unmapped it
     return lost
-
-
-def size(w: Worker, number: int, *, spare: bool = False) -> int:
-    """Bytes of a round's segment, or of the spare one beside it, which is no large one."""
-    sizes = SIZES if spare else w.params["sizes"]
-    nbytes: int = sizes[number % len(sizes)]
-    return nbytes if w.params["how"] == "handles" else -(-nbytes // w.gpu.granule) * w.gpu.granule
 
 
 @contextmanager
@@ -184,24 +167,31 @@ def segment(w: Worker, nbytes: int) -> Iterator[tuple[Memory, Callable[[], Expor
         yield buffer, buffer.ipc_handle
         buffer.free()
     else:
-        memory = w.gpu.create_physical(nbytes)
+        memory = w.gpu.create_physical(-(-nbytes // w.gpu.granule) * w.gpu.granule)
         mapping = memory.map()
         yield mapping, memory.export_descriptor
         mapping.unmap()
         memory.release()
 
 
-def give(importer: Peer, exported: Exported) -> None:
-    if isinstance(exported, bytes):
-        importer.send(exported)
-    else:
-        importer.send_descriptor(exported)
-        os.close(exported)
-
-
-def drop(exported: Exported) -> None:
+def give(exported: Exported, importer: Peer | None) -> None:
+    """Give it to an importer, or to nobody."""
     if isinstance(exported, int):
+        if importer:
+            importer.send_descriptor(exported)
         os.close(exported)
+    elif importer:
+        importer.send(exported)
+
+
+def tell(importers: Iterable[Peer], what: str | None) -> None:
+    for importer in importers:
+        importer.send(what)
+
+
+def hear(importers: Iterable[Peer]) -> None:
+    for importer in importers:
+        importer.recv()
 
 
 # -- the others -------------------------------------------------------------------------------------------
@@ -211,8 +201,8 @@ def start(w: Worker) -> None:
     """Initialise the driver, and have memory of its own, while others share theirs."""
     w.peer.recv()
     with w.gpu.alloc(SIZES[-1]) as buffer:
-        fill(buffer, buffer.nbytes, SPARE, 1)
-        w.record(wrong=unlike(buffer, buffer.nbytes, SPARE, 1))
+        write_glances(buffer, buffer.nbytes, SPARE, 1)
+        w.record(wrong=wrong_in(buffer, buffer.nbytes, SPARE, 1))
     w.peer.send("started")
 
 
@@ -223,12 +213,12 @@ def attach(w: Worker) -> None:
     while told := w.peer.recv():
         number, nbytes = told
         with w.step(f"round {number + 1}"), attached(w, nbytes) as memory:
-            wrong += unlike(memory, nbytes, number, 0)
+            wrong += wrong_in(memory, nbytes, number, 0)
             w.peer.send("looked")
             while w.peer.recv() == "write":
-                fill(memory, nbytes, number, 1)
+                write_glances(memory, nbytes, number, 1)
                 w.peer.send("written")
-            wrong += unlike(memory, nbytes, number, 2)
+            wrong += wrong_in(memory, nbytes, number, 2)
         w.peer.send("unmapped")
     w.record(wrong=wrong)
 
@@ -245,29 +235,9 @@ def attached(w: Worker, nbytes: int) -> Iterator[Memory]:
         os.close(descriptor)
 
 
-# -- data -------------------------------------------------------------------------------------------------
-
-
-def fill(memory: Memory, nbytes: int, *key: int) -> None:
-    for offset, length in parts(nbytes):
-        memory.write(pattern(length, *key, offset), offset)
-
-
-def unlike(memory: Memory, nbytes: int, number: int, writing: int) -> list[str]:
+def wrong_in(memory: Memory, nbytes: int, number: int, writing: int) -> list[str]:
     """Where the memory does not show what was written in this round; ``writing`` counts from 0."""
-    return [
-        f"round {number + 1}, {nbytes} B, at {offset}: {wrong}"
-        for offset, length in parts(nbytes)
-        if (wrong := difference(memory.read(length, offset), pattern(length, number, writing, offset)))
-    ]
-
-
-def parts(nbytes: int) -> list[tuple[int, int]]:
-    """(offset, bytes) of what is looked at in a segment."""
-    if nbytes <= 2 * GLANCE:
-        return [(0, nbytes)]
-    inner = [boundary - GLANCE // 2 for boundary in BOUNDARIES if boundary < nbytes]
-    return [(offset, GLANCE) for offset in (0, *inner, nbytes - GLANCE)]
+    return wrong_glances(f"round {number + 1}, {nbytes} B", memory, nbytes, number, writing)
 
 
 ROLES = {"exporter": export, "newcomer": start} | dict.fromkeys(IMPORTERS, attach)

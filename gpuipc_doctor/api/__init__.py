@@ -41,7 +41,15 @@ from gpuipc_doctor.api.ledger import (
     interval,
 )
 from gpuipc_doctor.api.messages import ENOUGH, LARGE_MESSAGES, SMALL_MESSAGES
-from gpuipc_doctor.api.patterns import difference, differences, mib, pattern
+from gpuipc_doctor.api.patterns import (
+    BOUNDARIES,
+    difference,
+    differences,
+    mib,
+    pattern,
+    write_glances,
+    wrong_glances,
+)
 from gpuipc_doctor.api.samples import MemorySamples
 from gpuipc_doctor.api.samples import series as memory_series
 from gpuipc_doctor.api.trend import Slope, lasting, slope
@@ -68,6 +76,7 @@ from gpuipc_doctor.model import (
 )
 
 __all__ = [
+    "BOUNDARIES",
     "ENOUGH",
     "LARGE_MESSAGES",
     "NOISE_BYTES",
@@ -146,4 +155,6 @@ __all__ = [
     "slope",
     "time_there_and_back",
     "unless_refused",
+    "write_glances",
+    "wrong_glances",
 ]

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from gpuipc_doctor.api.gpu import Memory
+
 PAGE = 4096
 """Granularity, in bytes, in which wrong data is counted."""
+
+GLANCE = 16 << 10
+"""Bytes that are written and read at each end of a segment, and on both sides of the boundaries in it."""
+
+BOUNDARIES = (2 << 30, 4 << 30)
+"""Bytes from which on an offset does not fit into 31 and into 32 bits."""
 
 
 def pattern(nbytes: int, *key: int) -> bytes:
@@ -45,3 +53,28 @@ def differences(what: str, found: bytes, expected: bytes) -> list[str]:
     """Their `difference`, behind ``what`` it is of, for a list of all that is wrong; or nothing."""
     wrong = difference(found, expected)
     return [f"{what}: {wrong}"] if wrong else []
+
+
+def write_glances(memory: Memory, nbytes: int, *key: int) -> None:
+    """Write where a segment of so many bytes is looked at; what is written differs by offset, too."""
+    for offset, length in _glances(nbytes):
+        memory.write(pattern(length, *key, offset), offset)
+
+
+def wrong_glances(what: str, memory: Memory, nbytes: int, *key: int) -> list[str]:
+    """The `differences` of what `write_glances` wrote from what is there now."""
+    return [
+        wrong
+        for offset, length in _glances(nbytes)
+        for wrong in differences(
+            f"{what}, at {offset}", memory.read(length, offset), pattern(length, *key, offset)
+        )
+    ]
+
+
+def _glances(nbytes: int) -> list[tuple[int, int]]:
+    """(offset, bytes) of what is looked at in a segment."""
+    if nbytes <= 2 * GLANCE:
+        return [(0, nbytes)]
+    inner = [boundary - GLANCE // 2 for boundary in BOUNDARIES if boundary < nbytes]
+    return [(offset, GLANCE) for offset in (0, *inner, nbytes - GLANCE)]
