@@ -28,11 +28,12 @@ from gpuipc_doctor.api import (
     Worker,
     account,
     allocator_probe,
-    difference,
+    differences,
     exchange_as_exporter,
     exchange_as_importer,
     judge_exchange,
     pattern,
+    unless_refused,
 )
 
 CACHED, PART = 8 << 20, 3 << 20
@@ -135,12 +136,9 @@ def export(w: Worker) -> None:
     for number, block in enumerate(blocks):
         block.write(pattern(PART, number))
     w.record(kind=allocator.kind, chosen_by=allocator.chosen_by)
-    try:
-        handles = [block.ipc_handle() for block in blocks]
-    except DriverError as error:
-        if not error.is_refusal:
-            raise
-        w.record(refused=str(error))
+    handles = unless_refused(lambda: [block.ipc_handle() for block in blocks])
+    if isinstance(handles, DriverError):
+        w.record(refused=str(handles))
         w.peer.send([])
         return
     pieces = dict(w.gpu.allocation_of(block.address) for block in blocks)
@@ -181,8 +179,8 @@ def read(w: Worker) -> None:
     for number, (handle, offset) in enumerate(shared):
         with w.step(f"open block {number + 1}"):
             mappings.append(w.gpu.open_ipc(handle))
-        if change := difference(mappings[-1].read(PART, offset), pattern(PART, number)):
-            wrong.append(f"block {number + 1}: {change}")
+        data = mappings[-1].read(PART, offset)
+        wrong += differences(f"block {number + 1}", data, pattern(PART, number))
     if not shared:
         return
     for number, (mapping, (_, offset)) in enumerate(zip(mappings, shared, strict=True)):

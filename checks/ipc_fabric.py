@@ -18,7 +18,7 @@ from gpuipc_doctor.api import (
     Probe,
     ProbeOutcome,
     Worker,
-    difference,
+    differences,
     exchange_as_exporter,
     exchange_as_importer,
     judge_exchange,
@@ -83,14 +83,12 @@ def export(w: Worker) -> None:
         w.record(refused=memory, channels=w.gpu.fabric_channels, exchanged=[])
         w.peer.send(b"")
         return
-    wrong: list[str] = []
     with memory, memory.map() as mapping:
         mapping.write(pattern(NBYTES))
         handle = memory.export_fabric()
         step = w.step("import it in the process that made it")
         with step, w.gpu.import_fabric(handle, NBYTES) as own, own.map() as again:
-            if unlike := difference(again.read(), pattern(NBYTES)):
-                wrong.append(f"in the process that made it: {unlike}")
+            wrong = differences("in the process that made it", again.read(), pattern(NBYTES))
         w.peer.send(handle)
         w.record(refused="", wrong=wrong, exchanged=exchange_as_exporter(w, mapping, NBYTES))
         w.peer.recv()  # the importer has unmapped
@@ -102,11 +100,8 @@ def attach(w: Worker) -> None:
         w.record(wrong=[], exchanged=[])
         return
     with w.gpu.import_fabric(handle, NBYTES) as memory, memory.map() as mapping:
-        unlike = difference(mapping.read(), pattern(NBYTES))
-        w.record(
-            wrong=[f"in another process: {unlike}"] if unlike else [],
-            exchanged=exchange_as_importer(w, mapping, NBYTES),
-        )
+        wrong = differences("in another process", mapping.read(), pattern(NBYTES))
+        w.record(wrong=wrong, exchanged=exchange_as_importer(w, mapping, NBYTES))
     w.peer.send("unmapped")
 
 

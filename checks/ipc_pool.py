@@ -24,7 +24,7 @@ from gpuipc_doctor.api import (
     ProbeOutcome,
     Worker,
     account,
-    difference,
+    differences,
     exchange_as_exporter,
     exchange_as_importer,
     judge_exchange,
@@ -103,8 +103,7 @@ def attach(w: Worker) -> None:
         pool = import_pool(w)
         memories = [pool.import_pointer(pointer, NBYTES) for pointer in pointers]
         for n, memory in enumerate(memories):
-            if unlike := difference(memory.read(GLANCE), pattern(GLANCE, n)):
-                wrong.append(f"pointer {n + 1}: {unlike}")
+            wrong += differences(f"pointer {n + 1}", memory.read(GLANCE), pattern(GLANCE, n))
             exchanged += exchange_as_importer(w, memory, GLANCE, f"pointer {n + 1}")
         for memory in memories:
             memory.free(stream)
@@ -140,11 +139,11 @@ def outlive(w: Worker) -> None:
     w.peer.send("open")
     w.peer.wait_gone()
     with w.step("read what the killed exporter shared"):
-        wrong = difference(memory.read(GLANCE), pattern(GLANCE))
+        wrong = differences("after the exporter was killed", memory.read(GLANCE), pattern(GLANCE))
     memory.free(stream)
     stream.synchronize()
     pool.destroy()
-    w.record(wrong=[f"after the exporter was killed: {wrong}"] if wrong else [])
+    w.record(wrong=wrong)
 
 
 CHECK = IpcPool()

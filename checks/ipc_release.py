@@ -29,7 +29,7 @@ from gpuipc_doctor.api import (
     Series,
     Worker,
     account,
-    difference,
+    differences,
     pattern,
 )
 
@@ -179,8 +179,7 @@ def do_as_asked(w: Worker) -> None:
 def open_segment(w: Worker, wrong: list[str], handle: bytes) -> IpcMapping:
     """Open a segment, and note what is wrong with its data."""
     mapping = w.gpu.open_ipc(handle)
-    if found := difference(mapping.read(NBYTES), pattern(NBYTES, 1)):
-        wrong.append(f"opened to be closed later: {found}")
+    wrong += differences("opened to be closed later", mapping.read(NBYTES), pattern(NBYTES, 1))
     return mapping
 
 
@@ -207,8 +206,8 @@ def repeat(w: Worker, ledger: Ledger, what: str, call: Callable[[], object]) -> 
 def glance(w: Worker, wrong: list[str], number: int, handle: bytes) -> None:
     """Open a segment, note where its beginning is not its own, and close it."""
     with w.gpu.open_ipc(handle) as mapping:
-        if found := difference(mapping.read(GLANCE), beginning(number)):
-            wrong.append(f"opened segment {number} of {SEGMENTS} in a loop: {found}")
+        opened = f"opened segment {number} of {SEGMENTS} in a loop"
+        wrong += differences(opened, mapping.read(GLANCE), beginning(number))
 
 
 @cache

@@ -22,7 +22,7 @@ from gpuipc_doctor.api import (
     ProbeOutcome,
     Tier,
     Worker,
-    difference,
+    differences,
     exchange_as_exporter,
     exchange_as_importer,
     judge_exchange,
@@ -124,8 +124,7 @@ def open_all(
     for handle, which, number in segments:
         expected = contents(which, number)
         with w.step(f"{step} {number}, {len(expected)} B"), w.gpu.open_ipc(handle) as mapping:
-            if wrong_data := difference(mapping.read(len(expected)), expected):
-                wrong.append(f"{step} {number}: {wrong_data}")
+            wrong += differences(f"{step} {number}", mapping.read(len(expected)), expected)
             if exchanged is not None:
                 exchanged += exchange_as_importer(w, mapping, EXCHANGED, f"segment of {len(expected)} B")
     return wrong

@@ -22,7 +22,7 @@ from gpuipc_doctor.api import (
     ProbeOutcome,
     VmmMapping,
     Worker,
-    difference,
+    differences,
     exchange_as_exporter,
     exchange_as_importer,
     judge_exchange,
@@ -87,7 +87,7 @@ def attach(w: Worker) -> None:
             refused = error.strerror or str(error)
             continue
         with imported(w, f"import what came by {route}", descriptor) as mapping:
-            wrong += difference_of(route, mapping.read(), pattern(NBYTES, n))
+            wrong += differences(route, mapping.read(), pattern(NBYTES, n))
             exchanged += exchange_as_importer(w, mapping, NBYTES, route)
         os.close(descriptor)
     w.record(wrong=wrong, exchanged=exchanged, refused=refused)
@@ -98,11 +98,6 @@ def attach(w: Worker) -> None:
 def imported(w: Worker, step: str, descriptor: int) -> Iterator[VmmMapping]:
     with w.step(step), w.gpu.import_descriptor(descriptor, NBYTES) as memory, memory.map() as mapping:
         yield mapping
-
-
-def difference_of(what: str, seen: bytes, expected: bytes) -> list[str]:
-    wrong = difference(seen, expected)
-    return [f"{what}: {wrong}"] if wrong else []
 
 
 def judge_data(done: ProbeOutcome) -> Iterable[Finding]:
@@ -152,7 +147,7 @@ def attach_anew(w: Worker) -> None:
             context = w.gpu.create_context()
         descriptor = w.peer.recv_descriptor()
         with imported(w, f"import {case}", descriptor) as mapping:
-            wrong += difference_of(case, mapping.read(GLANCE), pattern(GLANCE))
+            wrong += differences(case, mapping.read(GLANCE), pattern(GLANCE))
         os.close(descriptor)
     w.record(wrong=wrong)
     w.peer.send("looked")
@@ -184,14 +179,14 @@ def outlive(w: Worker) -> None:
     with w.step("import what the exporter gave back"):
         memory = w.gpu.import_descriptor(descriptor, NBYTES)
         mapping = memory.map()
-    wrong += difference_of("given back by the exporter", mapping.read(GLANCE), pattern(GLANCE))
+    wrong += differences("given back by the exporter", mapping.read(GLANCE), pattern(GLANCE))
     w.peer.send("mapped")
     w.peer.wait_gone()
-    wrong += difference_of("open when the exporter was killed", mapping.read(GLANCE), pattern(GLANCE))
+    wrong += differences("open when the exporter was killed", mapping.read(GLANCE), pattern(GLANCE))
     mapping.unmap()
     memory.release()
     with imported(w, "import after the exporter was killed", descriptor) as mapping:
-        wrong += difference_of("imported afterwards", mapping.read(GLANCE), pattern(GLANCE))
+        wrong += differences("imported afterwards", mapping.read(GLANCE), pattern(GLANCE))
     os.close(descriptor)
     w.record(wrong=wrong)
 

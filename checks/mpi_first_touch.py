@@ -26,7 +26,7 @@ from gpuipc_doctor.api import (
     Probe,
     ProbeOutcome,
     Worker,
-    difference,
+    differences,
     pattern,
 )
 
@@ -139,8 +139,7 @@ def receive(w: Worker) -> None:
             with w.step(f"message from buffer {number}, {kind}"):
                 w.mpi.barrier()
                 w.mpi.ping_pong(buffer.address, MESSAGE, 0, 1 + LATER)
-            if found := difference(buffer.read(), contents(number, kind)):
-                wrong.append(f"from buffer {number}, {kind}: {found}")
+            wrong += differences(f"from buffer {number}, {kind}", buffer.read(), contents(number, kind))
     w.record(wrong=wrong)
     w.mpi.finalize()
 

@@ -31,7 +31,7 @@ from gpuipc_doctor.api import (
     Probe,
     ProbeOutcome,
     Worker,
-    difference,
+    differences,
     figures,
     measurements,
     out_of_line,
@@ -204,8 +204,7 @@ def deliver(w: Worker, message: Message, places: dict[str, Memory]) -> list[str]
     transfer(w, memory.address, size, mode, is_sender)
     if is_sender:
         return []
-    wrong = difference(memory.read(size + GUARD), sent + guard)
-    return [f"{message}: {wrong}"] if wrong else []
+    return differences(str(message), memory.read(size + GUARD), sent + guard)
 
 
 def transfer(w: Worker, address: int, nbytes: int, mode: str, is_sender: bool) -> None:
