@@ -58,9 +58,11 @@ class Discovery:
         if self.job is None:
             devices, facts = self._ask_drivers(self.planner.request.backends, self._survey())
             self.planner.settle(self._host, devices)
-            if self.planner.request.backend in ("auto", "all"):
-                expected = self.planner.config.node.gpus
+            expected, backends = self.planner.config.node.gpus, self.planner.request.backends
+            if len(backends) > 1:
                 self._tell(_DRIVERS, *expectations.of_gpus(expected, devices, os.environ))
+            else:
+                self._tell(_DRIVERS, *expectations.of_gpus_of(*backends, expected, devices, os.environ))
             return devices, facts
         devices, facts, missing = self._of_job(self.job)
         self.planner.settle(self._host, self.job.devices)

@@ -45,6 +45,29 @@ def of_gpus(
         )
 
 
+def of_gpus_of(
+    backend: str, expected: ExpectedGpus, devices: Sequence[Device], environment: Mapping[str, str]
+) -> Iterator[Finding]:
+    """The same where that driver alone was asked: what it does not list may be the other vendor's."""
+    if not devices:  # of which the driver has told
+        return
+    for finding in of_gpus(expected, devices, environment):
+        if finding.key != "fewer-than-expected":
+            continue
+        if expected.model and finding.values["found"]:
+            yield finding
+        else:
+            yield Finding.skip(
+                "not-counted",
+                "{where} expects {expected} × {model}, and --backend {backend} asks no other",
+                remedy="leave --backend out to have them counted",
+                backend=backend,
+                expected=expected.count,
+                model=expected.model or "GPU",
+                where=expected.where,
+            )
+
+
 def _counted(devices: Iterable[Device]) -> list[str]:
     return [f"{count} × {name}" for name, count in Counter(device.name for device in devices).items()]
 

@@ -117,10 +117,13 @@ def test_a_library_that_is_not_there_stops_the_mpi_checks_and_no_other(doctor: C
 
 
 @pytest.mark.cuda
-def test_a_node_with_fewer_gpus_than_the_site_expects_fails(doctor: Command, site: Path) -> None:
+@pytest.mark.parametrize("backend", ["auto", "cuda"])
+def test_a_node_with_fewer_gpus_than_the_site_expects_fails(
+    doctor: Command, site: Path, backend: str
+) -> None:
     site.write_text("gpus: {model: H200, count: 4}\n")
     command = ["check", "driver-init", "--simulate", "healthy-cuda", "--config", str(site), "--json"]
-    ended = doctor(*command)
+    ended = doctor(*command, "--backend", backend)
     assert ended.returncode == 12
     said = [(one["status"], one["key"]) for one in results(ended, "driver-init")]
     assert said == [("FAIL", "fewer-than-expected"), ("PASS", "initialised")]

@@ -50,6 +50,25 @@ def test_gpus_that_a_batch_system_hides_are_not_missed() -> None:
     assert list(expectations.of_gpus(expected, gpus(A100), {"CUDA_VISIBLE_DEVICES": "0"})) == []
 
 
+@pytest.mark.parametrize(
+    ("model", "count", "here", "says"),
+    [
+        ("A100", 4, [A100], ["fewer-than-expected: 1 of the 4 × A100 that x.yaml:1 expects"]),
+        ("A100", 1, [A100], []),
+        ("MI300A", 0, [A100], []),
+        ("MI300A", 4, [A100], ["not-counted: x.yaml:1 expects 4 × MI300A, and --backend cuda asks no other"]),
+        ("", 4, [A100], ["not-counted: x.yaml:1 expects 4 × GPU, and --backend cuda asks no other"]),
+        ("", 4, [], []),
+    ],
+)
+def test_of_one_driver_gpus_are_missed_that_must_be_its_own(
+    model: str, count: int, here: list[str], says: list[str]
+) -> None:
+    """What else is expected may be the other vendor's. A driver that lists none is no pass anyway."""
+    found = expectations.of_gpus_of("cuda", ExpectedGpus(model, count, "x.yaml:1"), gpus(*here), {})
+    assert [f"{one.key}: {sentences.summary(one)}" for one in found] == says
+
+
 def unexpected(versions: dict[str, Range], *facts: Fact, surveyed: bool = True) -> list[str]:
     site = SiteConfig(
         versions={name: ExpectedVersion(one, "x.yaml:2", "a reason") for name, one in versions.items()}
