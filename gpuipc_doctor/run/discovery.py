@@ -60,9 +60,10 @@ class Discovery:
             self.planner.settle(self._host, devices)
             expected, backends = self.planner.config.node.gpus, self.planner.request.backends
             if len(backends) > 1:
-                self._tell(_DRIVERS, *expectations.of_gpus(expected, devices, os.environ))
+                differences = expectations.of_gpus(expected, devices, os.environ)
             else:
-                self._tell(_DRIVERS, *expectations.of_gpus_of(*backends, expected, devices, os.environ))
+                differences = expectations.of_gpus_of(backends[0], expected, devices, os.environ)
+            self._tell(_DRIVERS, *differences)
             return devices, facts
         devices, facts, missing = self._of_job(self.job)
         self.planner.settle(self._host, self.job.devices)
