@@ -24,7 +24,6 @@ from gpuipc_doctor.api import (
     Check,
     Context,
     Evidence,
-    EvidenceKind,
     Finding,
     Json,
     Ledger,
@@ -104,8 +103,10 @@ def judge_growth(allocator: str, program: Json) -> Finding | None:
         "grows",
         "{allocator}: used memory grows by {growth:mib} each round, while {live:mib} stay allocated",
         interval(growth, program["rounds"]),
-        seen("{half} blocks of {block:mib} are freed and made each round", half=BLOCKS // 2, block=block),
-        seen("{reserved:mib} of it are the allocator's own account", reserved=reserved.estimate),
+        Evidence.seen(
+            "{half} blocks of {block:mib} are freed and made each round", half=BLOCKS // 2, block=block
+        ),
+        Evidence.seen("{reserved:mib} of it are the allocator's own account", reserved=reserved.estimate),
         gave_back(program),
         allocator=allocator,
         growth=growth.estimate,
@@ -147,22 +148,19 @@ def rounds_of(program: Json, name: str) -> list[float]:
 def gave_back(program: Json) -> Evidence:
     cached, kept = program["cached"], program["kept"]
     says = "{call} gave back {returned:mib} of {cached:mib}"
-    return seen(says, call=program["call"], returned=cached - kept, cached=cached)
+    return Evidence.seen(says, call=program["call"], returned=cached - kept, cached=cached)
 
 
 def release_time(program: Json) -> Evidence:
     """Whether giving back waits for kernels, and how long it took."""
     times = program["release_s"]
     waits = times["beside"] - times["idle"] > times["kernel"] / 2
-    return Evidence(
-        EvidenceKind.MEASURED,
+    return Evidence.measured(
         "{call} {waits} for kernels: {idle:ms}, and {beside:ms} beside one of {kernel:ms}",
-        {"call": program["call"], "waits": "waits" if waits else "does not wait", **times},
+        call=program["call"],
+        waits="waits" if waits else "does not wait",
+        **times,
     )
-
-
-def seen(says: str, **values: Json) -> Evidence:
-    return Evidence(EvidenceKind.SEEN, says, values)
 
 
 # -- the program that allocates ---------------------------------------------------------------------------

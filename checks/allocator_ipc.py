@@ -20,7 +20,6 @@ from gpuipc_doctor.api import (
     Context,
     DriverError,
     Evidence,
-    EvidenceKind,
     Finding,
     Ledger,
     Probe,
@@ -75,27 +74,24 @@ class AllocatorIpc(Check):
             yield Finding.ok(
                 "shared",
                 "{allocator}: blocks can be shared, data right",
-                Evidence(
-                    EvidenceKind.SEEN,
+                Evidence.seen(
                     "two blocks of {part:mib} share one handle, at offsets {offsets}"
                     if exporter["one_handle"]
                     else "two blocks of {part:mib} have a handle each, at offsets {offsets}",
-                    {"part": PART, "offsets": exporter["offsets"]},
+                    part=PART,
+                    offsets=exporter["offsets"],
                 ),
-                Evidence(
-                    EvidenceKind.MEASURED,
+                Evidence.measured(
                     "open, they kept {kept:mib} in use that the allocator had given back",
-                    {"kept": exporter["kept"]},
+                    kept=exporter["kept"],
                 ),
                 allocator=done.probe,
             )
 
 
 def judge_refusal(allocator: str, refused: str, kind: str, chosen_by: str) -> Finding:
-    sees = Evidence(
-        EvidenceKind.SEEN,
-        "with {chosen_by}, whoever exports its memory sees: {refused}",
-        {"chosen_by": chosen_by, "refused": refused},
+    sees = Evidence.seen(
+        "with {chosen_by}, whoever exports its memory sees: {refused}", chosen_by=chosen_by, refused=refused
     )
     if kind == "plain":
         return Finding.fail(

@@ -23,7 +23,6 @@ from gpuipc_doctor.api import (
     Context,
     DriverError,
     Evidence,
-    EvidenceKind,
     Finding,
     Ledger,
     MemorySamples,
@@ -112,10 +111,10 @@ class AllocatorPressure(Check):
 def given_back(releases_s: Sequence[float]) -> Evidence | str:
     if not releases_s:
         return "it never had to give anything back"
-    return Evidence(
-        EvidenceKind.MEASURED,
+    return Evidence.measured(
         "gave back {times} times for want of room; such an allocation took {longest:ms} at most",
-        {"times": len(releases_s), "longest": max(releases_s)},
+        times=len(releases_s),
+        longest=max(releases_s),
     )
 
 

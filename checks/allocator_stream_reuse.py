@@ -23,7 +23,6 @@ from gpuipc_doctor.api import (
     Check,
     Context,
     Evidence,
-    EvidenceKind,
     Finding,
     Probe,
     ProbeOutcome,
@@ -59,10 +58,13 @@ class AllocatorStreamReuse(Check):
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         unguarded, guarded = done.records["program"]["unguarded"], done.records["program"]["guarded"]
         leaks = [
-            Evidence(
-                EvidenceKind.SEEN,
+            Evidence.seen(
                 "{guard}, {nbytes} B: {count} of {rounds} wrong, {first}",
-                {"guard": guard, "nbytes": nbytes, "count": len(wrong), "rounds": ROUNDS, "first": wrong[0]},
+                guard=guard,
+                nbytes=nbytes,
+                count=len(wrong),
+                rounds=ROUNDS,
+                first=wrong[0],
             )
             for guard, by_size in guarded.items()
             for nbytes, wrong in by_size.items()
@@ -86,14 +88,13 @@ class AllocatorStreamReuse(Check):
                 sizes=unseen,
             )
         else:
-            overtaken = {"wrong": sum(map(len, unguarded.values())), "rounds": ROUNDS * len(SIZES)}
             yield Finding.ok(
                 "guards-hold",
                 "{allocator}: right with {guards}, {rounds} rounds of {sizes} sizes each",
-                Evidence(
-                    EvidenceKind.CONTROL,
+                Evidence.control(
                     "without a guard {wrong} of {rounds} rounds read what was written later",
-                    overtaken,
+                    wrong=sum(map(len, unguarded.values())),
+                    rounds=ROUNDS * len(SIZES),
                 ),
                 allocator=done.probe,
                 guards=list(guarded),

@@ -25,7 +25,6 @@ from gpuipc_doctor.api import (
     Context,
     Control,
     Evidence,
-    EvidenceKind,
     Finding,
     Json,
     Measurement,
@@ -164,8 +163,8 @@ def mapped(failed: list[Json]) -> Iterator[Evidence]:
         first, *others = (one for one in failed if one["route"] == route)
         sizes = [f"{one['size']} B" for one in (first, *others)]
         more = "" if len(sizes) < ENOUGH else ", and no more sizes tried"
-        values = {"route": route, "sizes": sizes, "said": first["said"]}
-        yield Evidence(EvidenceKind.SEEN, f"{{route}}: {{sizes}}{more}: {{said}}", values)
+        says = f"{{route}}: {{sizes}}{more}: {{said}}"
+        yield Evidence.seen(says, route=route, sizes=sizes, said=first["said"])
 
 
 def timed(tries: list[Json]) -> list[Json]:
@@ -180,8 +179,8 @@ def measured(program: str, tries: list[Json]) -> Iterator[Measurement]:
 
 def latencies(tries: list[Json]) -> Iterator[Evidence]:
     for one in timed(tries):
-        values = {"route": one["route"], "size": one["size"], "latency": one["us"] / 1e6}
-        yield Evidence(EvidenceKind.MEASURED, "{route}, {size:bytes}: {latency:us}", values)
+        says = "{route}, {size:bytes}: {latency:us}"
+        yield Evidence.measured(says, route=one["route"], size=one["size"], latency=one["us"] / 1e6)
 
 
 def offers_none(stated: Json) -> str:

@@ -21,7 +21,6 @@ from gpuipc_doctor.api import (
     Context,
     Device,
     Evidence,
-    EvidenceKind,
     Finding,
     Memory,
     Peer,
@@ -100,10 +99,10 @@ def subjects(ctx: Context) -> Iterable[tuple[Device, ...]]:
 
 
 def evidence(exports: int, *, large: bool) -> Iterable[Evidence]:
-    yield Evidence(EvidenceKind.MEASURED, "{exports} exports while others attached", {"exports": exports})
+    yield Evidence.measured("{exports} exports while others attached", exports=exports)
     if not large:
         says = "not tested: more than {boundary:mib}, for which the share of memory is too small"
-        yield Evidence(EvidenceKind.MEASURED, says, {"boundary": BOUNDARIES[0]})
+        yield Evidence.measured(says, boundary=BOUNDARIES[0])
 
 
 # -- the exporter -----------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from gpuipc_doctor.api import (
     Check,
     Context,
     Evidence,
-    EvidenceKind,
     Finding,
     Probe,
     ProbeOutcome,
@@ -67,7 +66,7 @@ class IpcReopen(Check):
             yield Finding.ok(
                 "reopened",
                 "{segments} segments opened again ({variant})",
-                Evidence(EvidenceKind.CONTROL, importer["control"]),
+                Evidence.control(importer["control"]),
                 segments=len(SEGMENTS["tested"]),
                 variant=done.probe,
             )

@@ -16,7 +16,6 @@ from gpuipc_doctor.api import (
     Context,
     DriverError,
     Evidence,
-    EvidenceKind,
     Finding,
     Probe,
     ProbeOutcome,
@@ -74,10 +73,8 @@ class IpcStale(Check):
                 "same-handle", "a new segment has the handle of a freed one", *exporter["same_handles"]
             )
         if not (stale or wrong or importer["overlap"] or exchanged):
-            counts = {"reused": sum(reused), "rounds": len(reused)}
-            how_often = Evidence(
-                EvidenceKind.MEASURED, "{reused} of {rounds} rounds got the old address", counts
-            )
+            says = "{reused} of {rounds} rounds got the old address"
+            how_often = Evidence.measured(says, reused=sum(reused), rounds=len(reused))
             yield (
                 Finding.ok("new-data", "new handles show new data", how_often)
                 if any(reused)

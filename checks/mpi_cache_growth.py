@@ -23,7 +23,6 @@ from gpuipc_doctor.api import (
     Check,
     Context,
     Evidence,
-    EvidenceKind,
     Finding,
     Freed,
     Gpu,
@@ -169,7 +168,7 @@ def judge_device(done: ProbeOutcome, place: int, role: str) -> Finding | None:
         return Finding.warn(
             "keeps-many",
             "about {buffers:round} freed buffers are kept {where} ({variant}), and then no more",
-            Evidence(EvidenceKind.SEEN, "{sent} of {each:mib} took the place of the large ones", values),
+            Evidence.seen("{sent} of {each:mib} took the place of the large ones", **values),
             f"{buffers:.0f} of {filled / 2**30:.1f} GiB would fill this device",
             *held,
             remedy=remedy,
@@ -180,7 +179,7 @@ def judge_device(done: ProbeOutcome, place: int, role: str) -> Finding | None:
             "grows-a-little",
             "used memory {where} grows by {growth:bytes} with each message ({variant})",
             seen,
-            Evidence(EvidenceKind.CONTROL, "without messages it does not"),
+            Evidence.control("without messages it does not"),
             remedy="check mpi-cache-growth --tier soak sends more of them, and decides",
             **values,
         )
@@ -193,15 +192,14 @@ def judge_device(done: ProbeOutcome, place: int, role: str) -> Finding | None:
         "grows",
         "used memory {where} grows by {growth:mib} each iteration ({variant})",
         seen,
-        Evidence(
-            EvidenceKind.SEEN,
+        Evidence.seen(
             "it did not level off in {times} iterations: at least {buffers:round} freed buffers are kept",
-            {"times": len(large.used) + len(small), "buffers": values["buffers"]},
+            times=len(large.used) + len(small),
+            buffers=values["buffers"],
         ),
-        Evidence(
-            EvidenceKind.SEEN,
+        Evidence.seen(
             "at this rate this device is full after {left:round} more iterations",
-            {"left": done.records[role]["free"] / growth.estimate},
+            left=done.records[role]["free"] / growth.estimate,
         ),
         *held,
         remedy=remedy,

@@ -20,7 +20,6 @@ from gpuipc_doctor.api import (
     Context,
     Device,
     Evidence,
-    EvidenceKind,
     Finding,
     Json,
     Probe,
@@ -96,16 +95,13 @@ def whole_pages(ctx: Context, devices: tuple[Device, ...]) -> int:
 def in_words(kind: str, times: Mapping[str, list[float]]) -> Evidence:
     """How long messages from one kind of buffer took."""
     first, later = median(times["first"]), median(times["later"])
-    return Evidence(
-        EvidenceKind.MEASURED,
+    return Evidence.measured(
         "{kind}: first message {fastest:ms} (median {first:ms}), later ones {later:ms}; {ratio:times} to 1",
-        {
-            "kind": kind,
-            "fastest": min(times["first"]),
-            "first": first,
-            "later": later,
-            "ratio": first / later,
-        },
+        kind=kind,
+        fastest=min(times["first"]),
+        first=first,
+        later=later,
+        ratio=first / later,
     )
 
 

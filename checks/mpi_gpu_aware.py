@@ -20,7 +20,6 @@ from gpuipc_doctor.api import (
     Check,
     Context,
     Evidence,
-    EvidenceKind,
     Finding,
     Probe,
     ProbeOutcome,
@@ -55,11 +54,10 @@ class MpiGpuAware(Check):
             yield conclude("no-mpi", "{reason}", remedy=seen["remedy"], reason=seen["unavailable"])
             return
         facts = seen["facts"]
-        chosen = {"library": facts["library"], "chosen_by": done.params["chosen_by"]}
-        evidence = [Evidence(EvidenceKind.SEEN, "{library} ({chosen_by})", chosen)]
+        chosen_by = done.params["chosen_by"]
+        evidence = [Evidence.seen("{library} ({chosen_by})", library=facts["library"], chosen_by=chosen_by)]
         if settings := [f"{name}={value}" for name, value in sorted(facts["environment"].items())]:
-            told = {"settings": " ".join(settings)}
-            evidence.append(Evidence(EvidenceKind.SEEN, "environment: {settings}", told))
+            evidence.append(Evidence.seen("environment: {settings}", settings=" ".join(settings)))
         for backend, aware in seen["aware"].items():
             which = {"mpi": seen["mpi"], "backend": backend}
             if not aware["able"] and done.params["simulated"]:

@@ -24,7 +24,6 @@ from gpuipc_doctor.api import (
     Check,
     Context,
     Evidence,
-    EvidenceKind,
     Finding,
     Latency,
     Memory,
@@ -156,9 +155,9 @@ def mapped(failed: Failed) -> Iterator[Evidence]:
         sizes = [message.size for message, other in failed if (message.way, other) == (way, ending)]
         values = {"way": way, "sizes": [f"{size} B" for size in sizes], "ending": ending}
         if len(sizes) < ENOUGH:
-            yield Evidence(EvidenceKind.SEEN, "{way}: {sizes}: {ending}", values)
+            yield Evidence.seen("{way}: {sizes}: {ending}", **values)
         else:
-            yield Evidence(EvidenceKind.SEEN, "{way}: {sizes}, and no more sizes tried: {ending}", values)
+            yield Evidence.seen("{way}: {sizes}, and no more sizes tried: {ending}", **values)
 
 
 def given_up(message: Message, failed: Failed) -> bool:

@@ -16,7 +16,6 @@ from gpuipc_doctor.api import (
     Check,
     Context,
     Evidence,
-    EvidenceKind,
     Finding,
     Probe,
     ProbeOutcome,
@@ -60,10 +59,10 @@ class MpiStaleBuffer(Check):
         stale = [line for rank in ranks for line in rank["stale"]]
         wrong = [line for rank in ranks for line in rank["wrong"]]
         messages = 2 * len(ROUNDS)
-        how_often = Evidence(
-            EvidenceKind.MEASURED,
+        how_often = Evidence.measured(
             "at an address used before: {first} of rank 0's buffers, {second} of rank 1's",
-            {"first": reused[0], "second": reused[1]},
+            first=reused[0],
+            second=reused[1],
         )
         if stale:
             yield Finding.fail(

@@ -159,11 +159,26 @@ class Trial(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One thing that speaks for a finding, as data; ``says`` and ``values`` as in `Finding`."""
+    """One thing that speaks for a finding, as data; ``says`` and ``values`` as in `Finding`.
+
+    The kinds that checks make most have a way of their own: ``Evidence.seen("{count} of them", count=3)``.
+    """
 
     kind: EvidenceKind
     says: str
     values: Mapping[str, Json] = field(default_factory=dict)
+
+    @classmethod
+    def seen(cls, says: str, /, **values: Json) -> Evidence:
+        return cls(EvidenceKind.SEEN, says, values)
+
+    @classmethod
+    def control(cls, says: str, /, **values: Json) -> Evidence:
+        return cls(EvidenceKind.CONTROL, says, values)
+
+    @classmethod
+    def measured(cls, says: str, /, **values: Json) -> Evidence:
+        return cls(EvidenceKind.MEASURED, says, values)
 
 
 PLACES = frozenset({"device", "from_device", "to_device", "host", "step"})

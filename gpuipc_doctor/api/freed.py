@@ -71,11 +71,12 @@ class Freed:
     def plateau(self, whose: str) -> Evidence:
         """What was seen where nothing is kept."""
         least = self.unsuspicious - self.growth.low
-        return Evidence(
-            EvidenceKind.SEEN,
+        return Evidence.seen(
             "{role}: {more:mib} more in use than at the start; growth by {least:bytes} each iteration would "
             "have been found",
-            {"role": whose, "more": self.beyond_the_first, "least": least},
+            role=whose,
+            more=self.beyond_the_first,
+            least=least,
         )
 
     @property

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from gpuipc_doctor.api.gpu import Memory
 from gpuipc_doctor.api.patterns import difference, pattern
 from gpuipc_doctor.api.worker import Worker
-from gpuipc_doctor.model import Evidence, EvidenceKind, Measurement
+from gpuipc_doctor.model import Evidence, Measurement
 
 PASSES, WARM_UP, ROUNDS = 4, 5, 25
 """All sizes are timed in turn, again and again: ranks that share a processor for a while slow one size in one
@@ -59,7 +59,7 @@ def figures(latencies: Iterable[Latency]) -> Iterator[Evidence]:
         values = {"size": size, "median": usual, "fastest": fastest}
         if size:
             says, values = f"{says}, {{speed}} GB/s", {**values, "speed": float(f"{size / usual / 1e9:.3g}")}
-        yield Evidence(EvidenceKind.MEASURED, says, values)
+        yield Evidence.measured(says, **values)
 
 
 def measurements(latencies: Iterable[Latency]) -> Iterator[Measurement]:
@@ -83,14 +83,11 @@ def out_of_line(latencies: Iterable[Latency]) -> Iterator[Evidence]:
         # The fastest of all rounds: a busy processor slows most of them, but not all.
         around = max(before.fastest, after.fastest)
         if here.fastest > OUT_OF_LINE * around:
-            yield Evidence(
-                EvidenceKind.MEASURED,
+            yield Evidence.measured(
                 "{size:bytes}: {fastest:us}; {smaller:bytes} and {larger:bytes}: at most {around:us}",
-                {
-                    "size": here.size,
-                    "fastest": here.fastest,
-                    "smaller": before.size,
-                    "larger": after.size,
-                    "around": around,
-                },
+                size=here.size,
+                fastest=here.fastest,
+                smaller=before.size,
+                larger=after.size,
+                around=around,
             )

@@ -155,10 +155,10 @@ class Entry:
         return Finding.fail(
             "not-returned",
             "{missing:mib} of device memory did not come back after {end}",
-            Evidence(
-                EvidenceKind.SEEN,
+            Evidence.seen(
                 "pieces of {size:mib} were given back; waited {waited:s} for them",
-                {"size": size, "waited": round(self.waited_s)},
+                size=size,
+                waited=round(self.waited_s),
             ),
             *holders(self.holders),
             missing=self.missing,
@@ -182,7 +182,7 @@ class Entry:
         return Finding.error(
             "others-use-device",
             "used device memory changed by {missing:mib} across the probe, which is nothing of ours",
-            Evidence(EvidenceKind.SEEN, "seen after {end}", {"end": self.end}),
+            Evidence.seen("seen after {end}", end=self.end),
             *holders(self.holders),
             remedy="another process allocates or frees on this device; run the check on an idle one",
             missing=self.missing,
@@ -237,11 +237,13 @@ class Loop:
 
         at_least = int((self.unsuspicious - self.growth.low) * last / block)
         smallest = next(blocks for blocks in count(max(at_least, 1)) if is_found(blocks))
-        return Evidence(
-            EvidenceKind.MEASURED,
+        return Evidence.measured(
             "{rounds} rounds that keep {smallest:bytes} or more of {device} would have been found: its used "
             "memory was seen in multiples of {block:bytes}",
-            {"rounds": last, "smallest": smallest * block, "device": device, "block": block},
+            rounds=last,
+            smallest=smallest * block,
+            device=device,
+            block=block,
         )
 
     def series(self, device: str) -> Series:
@@ -300,7 +302,7 @@ class Account:
 
     def evidence(self) -> list[Evidence]:
         """What was watched, for a finding that all was well."""
-        ends = [Evidence(EvidenceKind.SEEN, "after {end}", {"end": entry.end}) for entry in self.entries]
+        ends = [Evidence.seen("after {end}", end=entry.end) for entry in self.entries]
         seen = [used for rise in self.rises for used in rise]
         return ends + [loop.sensitivity(self.device, seen) for loop in self.loops]
 
@@ -326,10 +328,11 @@ def blind(done: ProbeOutcome) -> Finding | None:
 
 
 def interval(growth: Slope, rounds: int) -> Evidence:
-    return Evidence(
-        EvidenceKind.MEASURED,
+    return Evidence.measured(
         "95 % interval {low:bytes} to {high:bytes}, {rounds} rounds",
-        {"low": growth.low, "high": growth.high, "rounds": rounds},
+        low=growth.low,
+        high=growth.high,
+        rounds=rounds,
     )
 
 
