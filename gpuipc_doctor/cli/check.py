@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from errno import EPERM
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,6 +21,9 @@ from gpuipc_doctor.run import engine
 from gpuipc_doctor.run.preview import Preview
 from gpuipc_doctor.run.request import Request
 from gpuipc_doctor.site.trust import untrusted
+
+if TYPE_CHECKING:
+    from gpuipc_doctor.site.config import SiteConfig
 
 SHOWN = {("cuda", "hip"): "healthy-both", ("cuda",): "healthy-cuda", ("hip",): "healthy-hip"}
 """The simulated node that shows most, by the backends whose bindings are installed."""
@@ -93,56 +97,29 @@ SHOWN = {("cuda", "hip"): "healthy-both", ("cuda",): "healthy-cuda", ("hip",): "
 @click.pass_context
 def command(
     ctx: click.Context,
+    /,
     *,
-    checks: tuple[str, ...],
     all_checks: bool,
-    tier: str | None,
-    backend: str,
     simulate: str | None,
     config_file: Path | None,
-    devices: tuple[str, ...],
     as_json: bool,
     output: Path | None,
-    deadline: float | None,
-    budget: float | None,
     keep_logs: Path | None,
     plots: Path | None,
-    mpi_lib: str | None,
-    repeat: int,
-    nodes: int,
-    partner: str | None,
-    no_workarounds: bool,
-    accept_harm: bool,
     strict: bool,
     exit_style: str,
     dry_run: bool,
+    **_: Any,  # the others make the request
 ) -> None:
     """Run checks on this node and print the health matrix.
 
     Name the checks to run (see `gpuipc-doctor list`) or give --all.
     """
-    if checks and all_checks:
-        raise click.UsageError("--all runs every check of the tier; leave it out, or the names", ctx)
-    if not checks and not all_checks:
-        raise click.UsageError("name the checks to run, or give --all", ctx)
+    refuse_contradictions(ctx)
     config = options.site_config(config_file)
     if strange := options.not_of_this_node(config):
         say(strange)
-    request = Request(
-        checks=checks,
-        tier=Tier[tier.upper()] if tier else config.tier,
-        backend=backend,
-        devices=devices,
-        deadline_s=deadline,
-        budget_s=budget,
-        keep_logs=keep_logs,
-        mpi_lib=mpi_lib,
-        nodes=2 if partner else nodes,
-        partner=partner or "",
-        workarounds=not no_workarounds,
-        repeat=repeat,
-        accept_harm=accept_harm,
-    )
+    request = request_of(ctx, config)
     if dry_run:
         with options.node(simulate) as node:
             click.echo(_preview(engine.dry_run(request, config, node, Silent())))
@@ -162,6 +139,35 @@ def command(
             click.echo(f"no GPU here: see what it does with `gpuipc-doctor check --all --simulate {shown}`")
         written = _draw(report, plots) and written
     ctx.exit(exit_code if written else exit_code or Exit.INTERNAL)
+
+
+def refuse_contradictions(ctx: click.Context) -> None:
+    """Raise `click.UsageError` where options of this command contradict each other."""
+    named, all_checks = ctx.params["checks"], ctx.params["all_checks"]
+    if named and all_checks:
+        raise click.UsageError("--all runs every check of the tier; leave it out, or the names", ctx)
+    if not named and not all_checks:
+        raise click.UsageError("name the checks to run, or give --all", ctx)
+
+
+def request_of(ctx: click.Context, config: SiteConfig) -> Request:
+    """What the options of this command ask for."""
+    given = ctx.params
+    return Request(
+        checks=given["checks"],
+        tier=Tier[given["tier"].upper()] if given["tier"] else config.tier,
+        backend=given["backend"],
+        devices=given["devices"],
+        deadline_s=given["deadline"],
+        budget_s=given["budget"],
+        keep_logs=given["keep_logs"],
+        mpi_lib=given["mpi_lib"],
+        nodes=2 if given["partner"] else given["nodes"],
+        partner=given["partner"] or "",
+        workarounds=not given["no_workarounds"],
+        repeat=given["repeat"],
+        accept_harm=given["accept_harm"],
+    )
 
 
 def _could_be_shown(report: Report) -> str:

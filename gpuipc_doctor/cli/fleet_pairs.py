@@ -44,10 +44,10 @@ def command(
     """
     from gpuipc_doctor.fleet import slurm
     from gpuipc_doctor.fleet.ask import Via
-    from gpuipc_doctor.fleet.pairs import try_all
+    from gpuipc_doctor.fleet.pairs import arguments, try_all
 
     reach = fleet_reach.Reach(**reaching)
-    way = reach.way(*check_options)
+    way = reach.way(*check_options, adds=arguments("its-partner"))
     if way.via is Via.SLURM and not way.in_allocation:
         raise click.UsageError("ranks on two nodes need an allocation that has both: salloc first")
     wanted = reach.wanted()

@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from gpuipc_doctor.cli import options
 
 if TYPE_CHECKING:  # needs what the extra `fleet` brings
     from gpuipc_doctor.fleet.ask import Shipped, Via, Way
+    from gpuipc_doctor.run.request import Request
     from gpuipc_doctor.site.config import SiteConfig
 
 
@@ -92,17 +93,21 @@ class Reach:
     launch_options: tuple[str, ...]
     tool: str | None
 
-    def way(self, *command: str, shipped: Shipped | None = None) -> Way:
+    def way(self, *command: str, adds: Sequence[str] = (), shipped: Shipped | None = None) -> Way:
         """How to have every node run `check` so: with the tool that is there, or with one that is sent.
 
-        Raises `click.UsageError` here for what each node would refuse, and `BadFile` for a site config.
+        ``adds``: what each target adds to it. Raises `click.UsageError` here for what each node would refuse,
+        and `BadFile` for a site config.
         """
         from gpuipc_doctor.cli import check
         from gpuipc_doctor.fleet import ask
 
-        with check.command.make_context("gpuipc-doctor check", list(command)) as read:
+        with check.command.make_context("gpuipc-doctor check", [*command, *adds]) as read:
+            check.refuse_contradictions(read)
+            if read.params["dry_run"]:
+                raise click.UsageError("--dry-run leaves no report; try it with `check` on one node")
             site = options.site_config(read.params["config_file"])
-        _look_up(read.params["checks"], site)
+            _look_up(check.request_of(read, site), site)
         via, in_allocation = ask.Via(_via(self.via)), "SLURM_JOB_ID" in os.environ
         return ask.Way(
             via=via,
@@ -142,20 +147,22 @@ class Reach:
         return found
 
 
-def _look_up(checks: tuple[str, ...], site: SiteConfig) -> None:
-    """What a node would say of a misspelt check, without asking one. Raises `click.UsageError`.
+def _look_up(request: Request, site: SiteConfig) -> None:
+    """What a node would say of a request, without asking one. Raises `click.UsageError`.
 
     A check that only the nodes' own site config adds is refused, too: that cannot be told from here.
     """
-    from gpuipc_doctor.run import planner
-    from gpuipc_doctor.run.request import Request, UnknownName
+    from gpuipc_doctor.run.planner import Planner
+    from gpuipc_doctor.run.request import NothingToSend, UnknownName
     from gpuipc_doctor.site.layers import SITE_FILE
 
     try:
-        planner.select(Request(checks=checks), site)
+        Planner(request, site)
     except UnknownName as error:
         own = f"a site's own is known by checks_dirs in {SITE_FILE} here, or in --config after `--`"
         raise click.UsageError(f"{error} ({own})") from None
+    except NothingToSend as error:
+        raise click.UsageError(str(error)) from None
 
 
 def _via(asked: str) -> str:

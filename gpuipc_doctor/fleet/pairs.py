@@ -68,7 +68,12 @@ def try_all(
 def _target(name: str, pair: Pair) -> Target:
     """The first of the two supervises; a pair that hangs ends at its deadline, and holds up nobody else."""
     one, other = pair
-    return Target(name, one, (CHECK, "--partner", other, "--no-workarounds", "--json"), uses=pair)
+    return Target(name, one, arguments(other), uses=pair)
+
+
+def arguments(partner: str) -> tuple[str, ...]:
+    """What `check` is told on the first of a pair."""
+    return (CHECK, "--partner", partner, "--no-workarounds", "--json")
 
 
 def outcome_of(report: Report) -> Outcome:

@@ -50,9 +50,24 @@ def test_a_check_of_the_site_is_known_by_its_config(tmp_path: Path) -> None:
         Reach(**ASKED, via="ssh").way("site-own")
 
 
-def test_pairs_look_checks_up_before_any_node_is_asked() -> None:
-    ended = CliRunner().invoke(cli, ["fleet", "pairs", "--via", "ssh", "-w", "n[1-2]", "--", "fabric-smal"])
-    assert (ended.exit_code, "no check 'fabric-smal'; did you mean" in ended.output) == (2, True)
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [("fabric-smal", "no check 'fabric-smal'; did you mean"), ("--all", "leave it out, or the names")],
+)
+def test_pairs_look_checks_up_before_any_node_is_asked(asked: str, says: str) -> None:
+    ended = CliRunner().invoke(cli, ["fleet", "pairs", "--via", "ssh", "-w", "n[1-2]", "--", asked])
+    assert (ended.exit_code, says in ended.output) == (2, True)
+
+
+def test_pairs_with_further_options_of_check_are_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    ended = CliRunner().invoke(
+        cli,
+        ["fleet", "pairs", "--via", "ssh", "-w", "n[1-2]", "--", "--deadline", "5", "fabric-small-message"],
+    )
+    assert (ended.exit_code, "n1 - n2: no answer: ssh: " in ended.output) == (11, True), ended.output
 
 
 def test_a_directory_in_which_no_node_has_answered_need_not_be_named_anew(

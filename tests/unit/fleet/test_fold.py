@@ -251,6 +251,11 @@ def test_two_runs_do_not_share_a_directory(tmp_path: Path) -> None:
         (["-w", "n1", "--", "--deadlin", "5"], "--deadlin"),
         (["-w", "n1", "--", "ipc-repoen"], "no check 'ipc-repoen'; did you mean 'ipc-reopen'? (a site's own"),
         (["-w", "n1", "--", "--deadline", "soon"], "'soon' is not a valid float"),
+        (["-w", "n1", "--", "--all", "ipc-reopen"], "--all runs every check of the tier; leave it out"),
+        (["-w", "n1", "--", "--deadline", "5"], "name the checks to run, or give --all"),
+        (["-w", "n1", "--", "ipc-reopen", "--nodes", "2"], "no check that was asked for sends messages"),
+        (["-w", "n1", "--", "--all", "--tier", "prolog", "--partner", "n2"], "sends messages between nodes"),
+        (["-w", "n1", "--", "--all", "--dry-run"], "--dry-run leaves no report"),
     ],
 )
 def test_what_no_node_need_be_asked_is_one_line(tmp_path: Path, arguments: list[str], says: str) -> None:
