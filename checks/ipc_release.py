@@ -31,6 +31,8 @@ from gpuipc_doctor.api import (
     account,
     differences,
     pattern,
+    unlike_pattern,
+    write_pattern,
 )
 
 NBYTES = ODD_BYTES
@@ -146,7 +148,7 @@ def watch_kill(w: Worker) -> None:
 def ask(w: Worker, act: str, *buffers: Buffer) -> None:
     """Have the importer do something with these segments, and wait until it has, or begins with its loop."""
     for number, buffer in enumerate(buffers, 1):
-        buffer.write(pattern(NBYTES, number))
+        write_pattern(buffer, NBYTES, number)
     w.peer.send((act, [buffer.ipc_handle() for buffer in buffers]))
     w.peer.recv()
 
@@ -179,7 +181,8 @@ def do_as_asked(w: Worker) -> None:
 def open_segment(w: Worker, wrong: list[str], handle: bytes) -> IpcMapping:
     """Open a segment, and note what is wrong with its data."""
     mapping = w.gpu.open_ipc(handle)
-    wrong += differences("opened to be closed later", mapping.read(NBYTES), pattern(NBYTES, 1))
+    if unlike := unlike_pattern(mapping, NBYTES, 1):
+        wrong.append(f"opened to be closed later: {unlike}")
     return mapping
 
 

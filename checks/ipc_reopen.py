@@ -10,7 +10,6 @@ them again. What is opened for the second time must show, too, what is written f
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cache
 
 from gpuipc_doctor.api import (
     Check,
@@ -21,11 +20,11 @@ from gpuipc_doctor.api import (
     ProbeOutcome,
     Tier,
     Worker,
-    differences,
     exchange_as_exporter,
     exchange_as_importer,
     judge_exchange,
-    pattern,
+    unlike_pattern,
+    write_pattern,
 )
 
 SIZES = (146064, 226656, 154909264)
@@ -78,7 +77,7 @@ def export(w: Worker) -> None:
         segments = []
         for number in numbers:
             buffer = w.gpu.alloc(SIZES[number - 1])
-            buffer.write(contents(which, number))
+            write_pattern(buffer, buffer.nbytes, *key(which, number))
             buffers.append(buffer)
             segments.append((buffer.ipc_handle(), which, number))
         w.peer.send(segments)
@@ -121,18 +120,18 @@ def open_all(
     """
     wrong = []
     for handle, which, number in segments:
-        expected = contents(which, number)
-        with w.step(f"{step} {number}, {len(expected)} B"), w.gpu.open_ipc(handle) as mapping:
-            wrong += differences(f"{step} {number}", mapping.read(len(expected)), expected)
+        nbytes = SIZES[number - 1]
+        with w.step(f"{step} {number}, {nbytes} B"), w.gpu.open_ipc(handle) as mapping:
+            if unlike := unlike_pattern(mapping, nbytes, *key(which, number)):
+                wrong.append(f"{step} {number}: {unlike}")
             if exchanged is not None:
-                exchanged += exchange_as_importer(w, mapping, EXCHANGED, f"segment of {len(expected)} B")
+                exchanged += exchange_as_importer(w, mapping, EXCHANGED, f"segment of {nbytes} B")
     return wrong
 
 
-@cache
-def contents(which: str, number: int) -> bytes:
-    """What a segment holds."""
-    return pattern(SIZES[number - 1], *which.encode(), number)
+def key(which: str, number: int) -> tuple[int, ...]:
+    """Of the pattern that a segment holds."""
+    return (*which.encode(), number)
 
 
 CHECK = IpcReopen()

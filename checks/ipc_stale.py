@@ -17,14 +17,16 @@ from gpuipc_doctor.api import (
     DriverError,
     Evidence,
     Finding,
+    IpcMapping,
     Probe,
     ProbeOutcome,
     Worker,
-    difference,
     exchange_as_exporter,
     exchange_as_importer,
     judge_exchange,
     pattern,
+    unlike_pattern,
+    write_pattern,
 )
 
 OLD = 8 << 20
@@ -87,13 +89,13 @@ def recycle(w: Worker) -> None:
     for number, (mapping, name) in enumerate(ROUNDS):
         what = new_segment(mapping, name)
         old = w.gpu.alloc(OLD)
-        old.write(pattern(OLD, number, 0))
+        write_pattern(old, OLD, number, 0)
         old_handle, old_address = old.ipc_handle(), old.address
         w.peer.send(old_handle)
         w.peer.recv()  # opened, and closed again or not
         old.free()
         with w.gpu.alloc(NEW_SIZES[name]) as new:
-            new.write(pattern(new.nbytes, number, 1))
+            write_pattern(new, new.nbytes, number, 1)
             reused.append(new.address == old_address)
             handle = new.ipc_handle()
             if handle == old_handle:
@@ -115,7 +117,7 @@ def look(w: Worker) -> None:
     for number, (mapping, name) in enumerate(ROUNDS):
         what = new_segment(mapping, name)
         old = w.gpu.open_ipc(w.peer.recv())
-        wrong = difference(old.read(OLD), pattern(OLD, number, 0))
+        wrong = unlike_pattern(old, OLD, number, 0)
         old_wrong.append(wrong and f"first segment of round {number + 1}: {wrong}")
         if mapping == "closed":
             old.close()
@@ -125,7 +127,7 @@ def look(w: Worker) -> None:
         with w.step(f"open the {what}"):
             try:
                 with w.gpu.open_ipc(handle) as new:
-                    wrong = mistaken(new.read(NEW_SIZES[name]), number)
+                    wrong = mistaken(new, NEW_SIZES[name], number)
                     w.peer.send("mistaken" if wrong else "right")
                     if not wrong:
                         exchanged += exchange_as_importer(w, new, EXCHANGED, what)
@@ -144,10 +146,10 @@ def new_segment(mapping: str, name: str) -> str:
     return f"new segment ({name}), old mapping {mapping}"
 
 
-def mistaken(data: bytes, number: int) -> str:
+def mistaken(new: IpcMapping, nbytes: int, number: int) -> str:
     """What is wrong with what a round's new segment shows, and whether it is the old one's."""
-    wrong = difference(data, pattern(len(data), number, 1))
-    shows_old = data[:PAGE] == pattern(PAGE, number, 0)
+    wrong = unlike_pattern(new, nbytes, number, 1)
+    shows_old = wrong and new.read(PAGE) == pattern(PAGE, number, 0)
     return f"the old data: {wrong}" if shows_old else wrong
 
 

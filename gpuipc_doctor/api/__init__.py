@@ -47,7 +47,9 @@ from gpuipc_doctor.api.patterns import (
     differences,
     mib,
     pattern,
+    unlike_pattern,
     write_glances,
+    write_pattern,
     wrong_glances,
 )
 from gpuipc_doctor.api.samples import MemorySamples
@@ -155,6 +157,8 @@ __all__ = [
     "slope",
     "time_there_and_back",
     "unless_refused",
+    "unlike_pattern",
     "write_glances",
+    "write_pattern",
     "wrong_glances",
 ]

@@ -7,6 +7,13 @@ from gpuipc_doctor.api.gpu import Memory
 PAGE = 4096
 """Granularity, in bytes, in which wrong data is counted."""
 
+PERIOD = 4099
+"""Bytes after which a pattern repeats."""
+
+PIECE = 128 * PERIOD
+"""Bytes that much memory is written and read by. The host's memory for them is had again each time; to get
+fresh memory costs more than the copies do."""
+
 GLANCE = 16 << 10
 """Bytes that are written and read at each end of a segment, and on both sides of the boundaries in it."""
 
@@ -17,13 +24,36 @@ BOUNDARIES = (2 << 30, 4 << 30)
 def pattern(nbytes: int, *key: int) -> bytes:
     """``nbytes`` bytes that differ by offset and by ``key`` (rank, round, segment …).
 
-    The period is 4099 bytes, a prime, so no shift by a page or a power of two maps it onto itself.
+    The `PERIOD` is a prime, so no shift by a page or a power of two maps it onto itself.
     """
     from random import Random
 
-    block = Random(repr(key)).randbytes(4099) * min(256, nbytes // 4099 + 1)
+    block = Random(repr(key)).randbytes(PERIOD) * min(256, nbytes // PERIOD + 1)
     whole, rest = divmod(nbytes, len(block))
     return b"".join([block] * whole + [block[:rest]])  # every byte of a large one is written once
+
+
+def write_pattern(memory: Memory, nbytes: int, *key: int) -> None:
+    """Write a `pattern` to the first ``nbytes`` bytes, in pieces."""
+    piece = pattern(min(nbytes, PIECE), *key)
+    for offset in range(0, nbytes, PIECE):
+        memory.write(piece[: nbytes - offset], offset)
+
+
+def unlike_pattern(memory: Memory, nbytes: int, *key: int) -> str:
+    """The `difference` of the first ``nbytes`` bytes, read in pieces, from a `pattern`."""
+    piece = pattern(min(nbytes, PIECE), *key)
+    for offset in range(0, nbytes, PIECE):
+        seen = memory.read(min(PIECE, nbytes - offset), offset)
+        if seen != piece[: nbytes - offset]:
+            return _unlike_from(memory, offset, seen, pattern(nbytes, *key))
+    return ""
+
+
+def _unlike_from(memory: Memory, offset: int, seen: bytes, expected: bytes) -> str:
+    """The same where all before ``offset`` was right, and what was seen there is not."""
+    read = offset + len(seen)
+    return difference(expected[:offset] + seen + memory.read(len(expected) - read, read), expected)
 
 
 def mib(nbytes: float) -> str:

@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuipc_doctor.api.patterns import GLANCE, difference, differences, pattern, write_glances, wrong_glances
+from gpuipc_doctor.api.patterns import (
+    GLANCE,
+    PIECE,
+    difference,
+    differences,
+    pattern,
+    unlike_pattern,
+    write_glances,
+    write_pattern,
+    wrong_glances,
+)
 
 
 @given(st.integers(0, 20_000), st.lists(st.integers(), max_size=3))
@@ -93,3 +103,50 @@ def test_a_glance_shows_what_is_at_another_offset() -> None:
     memory.parts[0] = memory.parts[(4 << 20) - GLANCE]
     (line,) = wrong_glances("it", memory, 4 << 20, 1)
     assert line.startswith("it, at 0:")
+
+
+class Bytes:
+    """Memory of which the first bytes, as `MUCH` are, are written and read."""
+
+    def __init__(self) -> None:
+        self.data = bytearray(max(MUCH) + 1)
+
+    def write(self, data: bytes, offset: int = 0) -> None:
+        self.data[offset : offset + len(data)] = data
+
+    def read(self, nbytes: int, offset: int = 0) -> bytes:
+        return bytes(self.data[offset : offset + nbytes])
+
+
+MUCH = [0, 1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, 3 * PIECE + 5000]
+
+
+@pytest.mark.parametrize("nbytes", MUCH)
+def test_in_pieces_a_pattern_is_the_same(nbytes: int) -> None:
+    memory: Any = Bytes()
+    write_pattern(memory, nbytes, 1, 2)
+    assert memory.data == pattern(nbytes, 1, 2).ljust(len(memory.data), b"\0")
+    assert unlike_pattern(memory, nbytes, 1, 2) == ""
+
+
+@pytest.mark.parametrize("wrong", [{0}, {PIECE}, {PIECE - 1, 2 * PIECE + 3}, {3 * PIECE + 4999}])
+def test_in_pieces_a_difference_is_the_same(wrong: set[int]) -> None:
+    memory: Any = Bytes()
+    write_pattern(memory, MUCH[-1], 1)
+    for offset in wrong:
+        memory.data[offset] ^= 0xFF
+    expected = pattern(MUCH[-1], 1)
+    assert unlike_pattern(memory, MUCH[-1], 1) == difference(memory.read(MUCH[-1]), expected) != ""
+
+
+def test_what_was_wrong_once_is_told_though_it_is_right_when_the_rest_is_read() -> None:
+    class Once(Bytes):
+        def read(self, nbytes: int, offset: int = 0) -> bytes:
+            data = super().read(nbytes, offset)
+            write_pattern(self, 2 * PIECE)  # type: ignore[arg-type]
+            return data
+
+    memory: Any = Once()
+    write_pattern(memory, 2 * PIECE)
+    memory.data[5] ^= 0xFF
+    assert unlike_pattern(memory, 2 * PIECE).startswith(f"1 of {2 * PIECE} B wrong on 1 of ")
