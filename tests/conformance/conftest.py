@@ -77,14 +77,16 @@ def start(backend: str, node: Node) -> Iterator[Start]:
         remotes.append(remote)
         return remote
 
-    if REAL:
-        try:
-            _ = start_one().devices
-        except BackendUnavailable as absent:
-            pytest.skip(absent.reason)
-    yield start_one
-    for remote in remotes:
-        remote.exit()
+    try:
+        if REAL:
+            try:
+                _ = start_one().devices
+            except BackendUnavailable as absent:
+                pytest.skip(absent.reason)
+        yield start_one
+    finally:
+        for remote in remotes:
+            remote.exit()
 
 
 @pytest.fixture
