@@ -56,7 +56,7 @@ class IpcConcurrent(Check):
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
         for devices in subjects(ctx):
-            room = ctx.memory.of(devices[0].total_bytes) - 2 * SIZES[-1]
+            room = ctx.room(devices) - 2 * SIZES[-1]
             fits = [nbytes for nbytes in LARGE if nbytes <= room]
             for how, needed in NEEDS.items():
                 if all(needed in device.capabilities for device in devices):

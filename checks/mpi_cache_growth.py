@@ -15,8 +15,7 @@ than are sent, and 17 buffers of 8 GiB fill an H200.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Sequence
 
 from gpuipc_doctor.api import (
     Buffer,
@@ -25,7 +24,6 @@ from gpuipc_doctor.api import (
     Evidence,
     Finding,
     Freed,
-    Gpu,
     Json,
     Ledger,
     Line,
@@ -35,8 +33,13 @@ from gpuipc_doctor.api import (
     Tier,
     Worker,
     blind,
+    equal_sizes,
+    growing_sizes,
     held_by,
+    how_many,
     interval,
+    ledger_in_turn,
+    record_bandwidth,
 )
 
 BASE, STEP, SMALL = 4 << 20, 2 << 20, 2 << 20
@@ -46,8 +49,8 @@ The small ones that stay must keep the freed ranges apart: with blocks shared am
 fits over earlier ones, and a library that notices gives the old ones up (Intel MPI 2021.17.2 does).
 """
 
-FEWEST, MOST = 12, 43
-"""Iterations, as the share has room for them: a third of the fewest is enough for a slope."""
+MOST = 43
+"""Iterations, as the share has room for them."""
 
 TELLING = 180 << 20
 """Bytes of the fewest buffers. In less room some are equal, in the driver's blocks of 2 MiB, and come to lie
@@ -62,8 +65,6 @@ FOR_LARGE, FOR_SMALL = 0.7, 0.25
 SOAK = 400
 """Iterations with buffers of one size in the soak tier, which decides over what grows a little."""
 
-BANDWIDTH_ROUNDS = 3
-
 
 class MpiCacheGrowth(Check):
     id = "mpi-cache-growth"
@@ -73,36 +74,33 @@ class MpiCacheGrowth(Check):
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
         assert ctx.mpi is not None
+        roles, soak = {"sender": iterate, "receiver": iterate}, ctx.tier is Tier.SOAK
         bound = {"bounded_by": ctx.mpi.cache_bound, "bounded_to": ctx.mpi.cache_buffers}
         for devices in ctx.a_pair_or_device_of_each_backend:
-            room = ctx.memory.of(min(device.total_bytes for device in devices))
-            sizes, small = growing(FOR_LARGE * room), small_ones(FOR_SMALL * room * len(devices) / 2)
+            room = ctx.room(devices)
+            sizes = growing_sizes(FOR_LARGE * room, BASE, STEP, MOST)
+            small = how_many(FOR_SMALL * room * len(devices) / 2, SMALL, MANY)
             grow: dict[str, Json] = {**bound, "sizes": sizes, "small": small, "room": room}
-            soak = ctx.tier is Tier.SOAK
-            same = {
-                **bound,
-                "sizes": one_size(room, SOAK if soak else MOST),
-                "small": 0,
-                "decides": soak,
-            }
+            sizes = equal_sizes(room, BASE, 4 * BASE, SOAK if soak else MOST)
+            same: dict[str, Json] = {**bound, "sizes": sizes, "small": 0, "decides": soak}
             planned = [("growing", grow, {}), ("one size", same, {}), ("IPC off", grow, ctx.mpi.ipc_off)]
             for name, params, env in planned if ctx.mpi.ipc_off else planned[:2]:
-                roles, launch = {"sender": iterate, "receiver": iterate}, ctx.mpi.with_env(env)
+                launch = ctx.mpi.with_env(env)
                 yield Probe(name, roles, devices, params, exclusive=True, launch=launch)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         if unsure := blind(done):
             yield unsure
             return
-        places = list(enumerate(list(done.records)[: len(done.devices)]))  # of one device both see the same
-        found = [judge_device(done, place, role) for place, role in places]
-        yield from [finding for finding in found if finding] or [judge_plateau(done, places)]
+        seen = freed(done)
+        found = [judge_growth(done, place, *each) for place, each in enumerate(seen.items())]
+        yield from [finding for finding in found if finding] or [judge_plateau(done, seen)]
 
     def series(self, done: ProbeOutcome) -> Iterable[Series]:
-        shared = len(done.devices) == 1
+        seen, shared = freed(done), len(done.devices) == 1
         lines = [
-            Line("device of both ranks" if shared else f"{role}'s device", since_the_start(record))
-            for role, record in list(done.records.items())[: len(done.devices)]
+            Line("device of both ranks" if shared else f"{role}'s device", each.since_the_first)
+            for role, each in seen.items()
         ]
         at = tuple(range(1, len(lines[0].values) + 1))
         sizes = (*done.params["sizes"], *[SMALL] * len(at))[: len(at)]
@@ -110,148 +108,110 @@ class MpiCacheGrowth(Check):
         yield Series(title, "iteration", at, (*lines, Line("buffer, freed each time", sizes)))
 
 
-def growing(room: float) -> list[int]:
-    """Sizes of buffers that fit into so many bytes, all together, each larger than the last."""
-    sizes = [BASE + STEP * number for number in range(MOST)]
-    fitting = sum(total <= room for total in accumulate(sizes))
-    sizes = sizes[: max(fitting, FEWEST)]
-    scale = min(1.0, room / sum(sizes))
-    return [int(size * scale) for size in sizes]
-
-
-def small_ones(room: float) -> int:
-    """How many small buffers fit into so many bytes; none where they are too few to tell by."""
-    number = min(MANY, int(room / SMALL))
-    return number if number >= FEWEST else 0
-
-
-def one_size(room: int, most: int) -> list[int]:
-    """Up to ``most`` buffers that fit into a share, all together, of one size that is worth an IPC handle."""
-    number = max(FEWEST, min(most, room // BASE))
-    return [min(4 * BASE, room // number)] * number
-
-
 # -- judging ----------------------------------------------------------------------------------------------
 
 
-def judge_plateau(done: ProbeOutcome, places: Sequence[tuple[int, str]]) -> Finding:
+def freed(done: ProbeOutcome) -> dict[str, Freed]:
+    """What became of the memory of each device, by the rank whose it is; of one device both see the same."""
+    ranks = list(done.records.items())[: len(done.devices)]
+    return {
+        role: Freed(done.params["sizes"], told["used"], told["control"], told.get("small", []), SMALL)
+        for role, told in ranks
+    }
+
+
+def judge_plateau(done: ProbeOutcome, seen: dict[str, Freed]) -> Finding:
     """Judge whether buffers that left no growth were such as a library keeps."""
-    evidence = [freed(done, role).plateau(role) for _, role in places]
+    evidence, room = [each.plateau(role) for role, each in seen.items()], sum(done.params["sizes"])
     least = TELLING / FOR_LARGE / 2**20
-    if sum(done.params["sizes"]) < TELLING:
+    if room < TELLING:
         return Finding.skip(
             "share-too-small",
             "{room:mib} of buffers are too little to tell by, though none was kept ({variant})",
             *evidence,
             remedy=f"let checks have {least:.0f} MiB of the device: memory in the site config",
-            room=sum(done.params["sizes"]),
+            room=room,
             variant=done.probe,
         )
     return Finding.ok("levels-off", "memory comes back ({variant})", *evidence, variant=done.probe)
 
 
-def judge_device(done: ProbeOutcome, place: int, role: str) -> Finding | None:
+def judge_growth(done: ProbeOutcome, place: int, role: str, seen: Freed) -> Finding | None:
     """Judge how the memory used on the device of this place, which is this role's, went."""
-    large, small = freed(done, role), done.records[role].get("small", [])
-    if not large.grows:
+    if not seen.grows:
         return None
-    growth, seen = large.growth, interval(large.growth, len(large.used))
+    growth, params, sent = seen.growth, done.params, len(seen.then)
     where = f"on the {role}'s device" if len(done.devices) > 1 else "on the device of both ranks"
     values: dict[str, Json] = {"where": where, "growth": growth.estimate, "variant": done.probe}
-    variable, most = done.params["bounded_by"], done.params["bounded_to"] or 0
+    rate, held = interval(growth, len(seen.used)), held_by(done, place, growth)
+    variable, most = params["bounded_by"], params["bounded_to"] or 0
     remedy = f"if that is a cache, {variable} bounds it: set it to what your memory has room for"
-    remedy, held = remedy if variable else "", held_by(done, place, growth)
-    all_sent = len(small) >= done.params["small"]
-    if all_sent and small and (buffers := large.at_most(small, SMALL)):
-        values |= {"buffers": buffers, "sent": len(small), "each": SMALL}
-        filled = done.devices[place].total_bytes / buffers
+    remedy = remedy if variable else ""
+    all_sent = sent >= params["small"]
+    if all_sent and (buffers := seen.bound):
+        values |= {"buffers": buffers, "sent": sent, "each": SMALL}
+        filled = done.devices[place].total_bytes / buffers / 2**30
         return Finding.warn(
             "keeps-many",
             "about {buffers:round} freed buffers are kept {where} ({variant}), and then no more",
             Evidence.seen("{sent} of {each:mib} took the place of the large ones", **values),
-            f"{buffers:.0f} of {filled / 2**30:.1f} GiB would fill this device",
+            f"{buffers:.0f} of {filled:.1f} GiB would fill this device",
             *held,
             remedy=remedy,
             **values,
         )
-    if not large.are_kept and not done.params.get("decides"):
+    if not seen.are_kept and not params.get("decides"):
         return Finding.warn(
             "grows-a-little",
             "used memory {where} grows by {growth:bytes} with each message ({variant})",
-            seen,
+            rate,
             Evidence.control("without messages it does not"),
             remedy="check mpi-cache-growth --tier soak sends more of them, and decides",
             **values,
         )
-    values["buffers"] = large.at_least(small, SMALL)
-    if all_sent and most >= values["buffers"]:
+    values["buffers"] = seen.at_least
+    if all_sent and most >= seen.at_least:
         says = "at least {buffers:round} freed buffers are kept {where} ({variant}): {variable} is {most}"
         told = {"variable": variable, "most": most, **values}
-        return Finding.warn("keeps-many", says, seen, *held, remedy=remedy, **told)
+        return Finding.warn("keeps-many", says, rate, *held, remedy=remedy, **told)
+    says = "it did not level off in {times} iterations: at least {buffers:round} freed buffers are kept"
+    full = "at this rate this device is full after {left:round} more iterations"
     return Finding.fail(
         "grows",
         "used memory {where} grows by {growth:mib} each iteration ({variant})",
-        seen,
-        Evidence.seen(
-            "it did not level off in {times} iterations: at least {buffers:round} freed buffers are kept",
-            times=len(large.used) + len(small),
-            buffers=values["buffers"],
-        ),
-        Evidence.seen(
-            "at this rate this device is full after {left:round} more iterations",
-            left=done.records[role]["free"] / growth.estimate,
-        ),
+        rate,
+        Evidence.seen(says, times=len(seen.used) + sent, buffers=seen.at_least),
+        Evidence.seen(full, left=done.records[role]["free"] / growth.estimate),
         *held,
         remedy=remedy,
         **values,
     )
 
 
-def freed(done: ProbeOutcome, role: str) -> Freed:
-    return Freed(done.params["sizes"], done.records[role]["used"], done.records[role]["control"])
-
-
-def since_the_start(record: Mapping[str, Json]) -> tuple[float, ...]:
-    used = [*record["used"], *record.get("small", [])]
-    return tuple(bytes_used - used[0] for bytes_used in used)
-
-
 # -- the ranks --------------------------------------------------------------------------------------------
 
 
 def iterate(w: Worker) -> None:
-    gpu, sizes, stay = w.gpus[w.mpi.rank % len(w.gpus)], w.params["sizes"], list[Buffer]()
-    ledger = ledger_in_turn(w, gpu)
-    quietly = large_ones(gpu, sizes[: len(sizes) // 3], stay)
+    sizes, stay, ledger = w.params["sizes"], list[Buffer](), ledger_in_turn(w)
+    quietly = large_ones(w, sizes[: len(sizes) // 3], stay)
     control, _ = send_and_free(w, ledger, quietly, stay, communicates=False)
-    used, held = send_and_free(w, ledger, large_ones(gpu, sizes, stay), stay)
-    w.record(used=used, control=control, held=held, free=gpu.memory_info()[0])
+    used, held = send_and_free(w, ledger, large_ones(w, sizes, stay), stay)
+    w.record(used=used, control=control, held=held, free=w.gpu.memory_info()[0])
     if w.mpi.any_says(Freed(sizes, used, control).grows) and w.params["small"]:
         more = range(len(stay), w.params["small"])
-        stay += [gpu.alloc(SMALL) for _ in more]  # before any is freed: so none has another's address
+        stay += [w.gpu.alloc(SMALL) for _ in more]  # before any is freed: so none has another's address
         small = one_by_one(w, ledger, stay, used[0] + w.params["room"])
         w.record(small=send_and_free(w, ledger, small, stay)[0])
-    with gpu.alloc(sizes[-1]) as large, w.step("measure the bandwidth"):
-        times = w.mpi.ping_pong(large.address, sizes[-1], 1 - w.mpi.rank, BANDWIDTH_ROUNDS)
-    w.record(price=(sizes[-1] / min(times) / 1e9, "GB/s"))
+    record_bandwidth(w, sizes[-1])
     w.mpi.finalize()
 
 
-def ledger_in_turn(w: Worker, gpu: Gpu) -> Ledger:
-    """A ledger, opened by one rank after the other: they may share the device."""
-    for rank in range(w.mpi.size):
-        if rank == w.mpi.rank:
-            ledger = Ledger(w, gpu)
-        w.mpi.barrier()
-    return ledger
-
-
-def large_ones(gpu: Gpu, sizes: Sequence[int], stay: list[Buffer]) -> Iterator[Buffer]:
+def large_ones(w: Worker, sizes: Sequence[int], stay: list[Buffer]) -> Iterator[Buffer]:
     """A buffer of each size; where they grow, with a small one each that stays."""
     for nbytes in sizes:
-        large = gpu.alloc(nbytes)
+        large = w.gpu.alloc(nbytes)
         if sizes[0] < sizes[-1]:
-            stay.append(gpu.alloc(SMALL))
+            stay.append(w.gpu.alloc(SMALL))
         yield large
 
 

@@ -87,8 +87,7 @@ class MpiFirstTouch(Check):
 
 def whole_pages(ctx: Context, devices: tuple[Device, ...]) -> int:
     """Bytes of the sender's smaller buffer, so that all together keep to the share, if none is given back."""
-    room = ctx.memory.of(min(device.total_bytes for device in devices))
-    pages = room // PAGE // ((1 + REPETITIONS) * len(SIZES)) - 1  # one for the odd byte
+    pages = ctx.room(devices) // PAGE // ((1 + REPETITIONS) * len(SIZES)) - 1  # one for the odd byte
     return min(LARGE, max(pages, 1) * PAGE)
 
 

@@ -167,11 +167,10 @@ def given_up(message: Message, failed: Failed) -> bool:
 
 
 def exchange(w: Worker) -> None:
-    gpu = w.gpus[w.mpi.rank % len(w.gpus)]
     sizes, failed = w.params["sizes"], [(Message(*message), ending) for message, ending in w.params["failed"]]
     safe = [message for message in messages(sizes) if not given_up(message, failed)]
     wrong: list[str] = []
-    with gpu.alloc(sizes[-1] + GUARD) as device:
+    with w.gpu.alloc(sizes[-1] + GUARD) as device:
         places = {"device": device, "host": w.host_memory(sizes[-1] + GUARD)}
         for message in safe:
             w.record(message=message)

@@ -22,7 +22,7 @@ from gpuipc_doctor.api import (
     Worker,
     difference,
     pattern,
-    time_there_and_back,
+    record_bandwidth,
 )
 
 SIZES = (64 << 10, 1 << 20, 4 << 20, 6 << 20)
@@ -93,13 +93,12 @@ class MpiStaleBuffer(Check):
 
 
 def exchange(w: Worker) -> None:
-    gpu = w.gpus[w.mpi.rank % len(w.gpus)]
     past: list[tuple[int, int]] = []
     reused = 0
     stale: list[str] = []
     wrong: list[str] = []
     for number, nbytes in enumerate(ROUNDS):
-        with gpu.alloc(nbytes) as buffer, w.step(describe(number)):
+        with w.gpu.alloc(nbytes) as buffer, w.step(describe(number)):
             reused += overlaps(past, buffer.address, nbytes)
             past.append((buffer.address, nbytes))
             for sender in (0, 1):
@@ -111,7 +110,8 @@ def exchange(w: Worker) -> None:
                     w.mpi.recv(buffer.address, nbytes, sender)
                     inspect(buffer.read(), number, sender, stale, wrong)
     w.record(reused=reused, stale=stale, wrong=wrong)
-    measure_price(w)
+    record_bandwidth(w, max(SIZES))
+    w.mpi.finalize()
 
 
 def contents(nbytes: int, number: int, sender: int) -> bytes:
@@ -149,15 +149,6 @@ def round_shown(data: bytes, number: int) -> int | None:
         return any(data[at : at + PAGE] == old[at : at + PAGE] for old in messages for at in pages)
 
     return next((earlier for earlier in reversed(range(number)) if shows(earlier)), None)
-
-
-def measure_price(w: Worker) -> None:
-    """Record the bandwidth: what a setting that cures wrong data may cost."""
-    nbytes = max(SIZES)
-    with w.gpus[w.mpi.rank % len(w.gpus)].alloc(nbytes) as buffer, w.step("measure the bandwidth"):
-        (latency,), _ = time_there_and_back(w, buffer, [nbytes])
-    w.record(price=(nbytes / latency.fastest / 1e9, "GB/s"))
-    w.mpi.finalize()
 
 
 CHECK = MpiStaleBuffer()

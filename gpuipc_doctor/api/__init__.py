@@ -9,7 +9,7 @@ from gpuipc_doctor.api.allocator import probe as allocator_probe
 from gpuipc_doctor.api.allowance import share, share_of_free
 from gpuipc_doctor.api.check import Check, Context, Control
 from gpuipc_doctor.api.exchange import exchange_as_exporter, exchange_as_importer, judge_exchange
-from gpuipc_doctor.api.freed import Freed, held_by
+from gpuipc_doctor.api.freed import Freed, equal_sizes, growing_sizes, held_by, how_many
 from gpuipc_doctor.api.gpu import (
     REUSES,
     BackendUnavailable,
@@ -27,7 +27,14 @@ from gpuipc_doctor.api.gpu import (
     VmmMapping,
     unless_refused,
 )
-from gpuipc_doctor.api.latency import Latency, figures, measurements, out_of_line, time_there_and_back
+from gpuipc_doctor.api.latency import (
+    Latency,
+    figures,
+    measurements,
+    out_of_line,
+    record_bandwidth,
+    time_there_and_back,
+)
 from gpuipc_doctor.api.ledger import (
     NOISE_BYTES,
     ODD_BYTES,
@@ -39,6 +46,7 @@ from gpuipc_doctor.api.ledger import (
     blind,
     holders,
     interval,
+    ledger_in_turn,
 )
 from gpuipc_doctor.api.messages import ENOUGH, LARGE_MESSAGES, SMALL_MESSAGES
 from gpuipc_doctor.api.patterns import (
@@ -139,19 +147,24 @@ __all__ = [
     "blind",
     "difference",
     "differences",
+    "equal_sizes",
     "exchange_as_exporter",
     "exchange_as_importer",
     "figures",
+    "growing_sizes",
     "held_by",
     "holders",
+    "how_many",
     "interval",
     "judge_exchange",
     "lasting",
+    "ledger_in_turn",
     "measurements",
     "memory_series",
     "mib",
     "out_of_line",
     "pattern",
+    "record_bandwidth",
     "share",
     "share_of_free",
     "slope",

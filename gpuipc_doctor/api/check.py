@@ -69,6 +69,10 @@ class Context:
         ]
         return tuple(sorted(chosen, key=lambda one: self.devices.index(one[0])))
 
+    def room(self, devices: Iterable[Device]) -> int:
+        """Bytes that a check may come to hold on each of these devices."""
+        return self.memory.of(min(device.total_bytes for device in devices))
+
     @property
     def subjects(self) -> tuple[tuple[Device, ...], ...]:
         """What a check of devices and pairs is to probe in this tier: devices, then pairs of them.

@@ -1,29 +1,59 @@
-"""Whether memory that is freed comes back: used memory, as one buffer after the other is freed."""
+"""Whether memory that is freed comes back: used memory, as one buffer after the other is freed.
+
+Which sizes they have, when all may come to be held together, is planned here, too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from gpuipc_doctor.api.ledger import NOISE_BYTES
 from gpuipc_doctor.api.trend import Slope, lasting, slope
 from gpuipc_doctor.model import Evidence, EvidenceKind, ProbeOutcome
 
+FEWEST = 12
+"""Buffers: a third of them is enough for a slope."""
+
 KEPT = 0.25
 """Growth by more than this fraction of a buffer each time is that of buffers which are kept."""
+
+
+def growing_sizes(room: float, first: int, step: int, most: int) -> list[int]:
+    """Sizes of buffers that fit into ``room``, each larger than the last by ``step``, or less of each."""
+    sizes = range(first, first + step * most, step)
+    fitting = sum(total <= room for total in accumulate(sizes))
+    sizes = sizes[: max(fitting, FEWEST)]
+    scale = min(1.0, room / sum(sizes))
+    return [int(size * scale) for size in sizes]
+
+
+def equal_sizes(room: int, least: int, largest: int, most: int) -> list[int]:
+    """As many of one size as fit into ``room``, of ``least`` bytes or more each, or `FEWEST` smaller ones."""
+    number = max(FEWEST, min(most, room // least))
+    return [min(largest, room // number)] * number
+
+
+def how_many(room: float, size: int, most: int) -> int:
+    """How many buffers of ``size`` fit into ``room``, up to ``most``; 0 where they are too few to tell by."""
+    number = min(most, int(room / size))
+    return number if number >= FEWEST else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Freed:
     """Used memory after each of these buffers was freed, and of as many that nobody has a reason to keep.
 
-    What counts is how the last third goes: by then, a cache that has a bound is full.
+    What counts is how the last third goes: by then, a cache that has a bound is full. ``then`` is used memory
+    after each of those that followed, which all have a size of ``each``: a cache counts buffers.
     """
 
     sizes: Sequence[int]
     used: Sequence[float]
     control: Sequence[float]
+    then: Sequence[float] = ()
+    each: int = 1
 
     @property
     def growth(self) -> Slope:
@@ -49,24 +79,33 @@ class Freed:
         """Bytes in use beyond what was after the first buffer."""
         return self.used[-1] - self.used[0]
 
-    def at_least(self, then: Sequence[float], size: int) -> float:
-        """How many buffers are kept, where used memory went like ``then`` with more of them, of one size.
+    @property
+    def since_the_first(self) -> tuple[float, ...]:
+        """Bytes in use beyond what was after the first buffer, after each."""
+        return tuple(used - self.used[0] for used in (*self.used, *self.then))
+
+    @property
+    def at_least(self) -> float:
+        """How many buffers are kept, where used memory went like ``then``.
 
         Some may have been given up for those that lie over them now. What else is lost counts as large ones.
         """
-        went = [self.used[-1], *then]
+        went = [self.used[-1], *self.then]
         rises = sum(max(0.0, after - before) for before, after in pairwise(went))
-        small = min(rises / size, len(then))
-        return small + max(0.0, (went[-1] - self.used[0] - small * size) / self._mean)
+        small = min(rises / self.each, len(self.then))
+        return small + max(0.0, (went[-1] - self.used[0] - small * self.each) / self._mean)
 
-    def at_most(self, then: Sequence[float], size: int) -> float | None:
-        """As `at_least`, where these were given up for the later ones until it levelled off; else None.
+    @property
+    def bound(self) -> float | None:
+        """How many are kept, where the first ones were given up for the later ones until it levelled off.
 
         That is a cache with a bound. What keeps some and gives up none is not known to be one.
         """
-        if then[-1] >= self.used[-1] - NOISE_BYTES or Freed([size] * len(then), then, self.control).grows:
+        if not self.then or self.then[-1] >= self.used[-1] - NOISE_BYTES:
             return None
-        return (self.beyond_the_first + then[-1] - self.used[-1] + self.sizes[0]) / size
+        if Freed([self.each] * len(self.then), self.then, self.control).grows:
+            return None
+        return (self.beyond_the_first + self.then[-1] - self.used[-1] + self.sizes[0]) / self.each
 
     def plateau(self, whose: str) -> Evidence:
         """What was seen where nothing is kept."""

@@ -52,6 +52,13 @@ def time_there_and_back(w: Worker, memory: Memory, sizes: list[int]) -> tuple[li
     return [Latency(size, min(each), median(each)) for size, each in times.items()], list(wrong.values())
 
 
+def record_bandwidth(w: Worker, nbytes: int) -> None:
+    """Record how fast so many bytes go there and back: what a setting that helps may cost."""
+    with w.gpu.alloc(nbytes) as buffer, w.step("measure the bandwidth"):
+        times = w.mpi.ping_pong(buffer.address, nbytes, 1 - w.mpi.rank, LARGE_ROUNDS)
+    w.record(price=(nbytes / min(times) / 1e9, "GB/s"))
+
+
 def figures(latencies: Iterable[Latency]) -> Iterator[Evidence]:
     """Latency and bandwidth by size."""
     for size, fastest, usual in latencies:

@@ -124,6 +124,15 @@ class Ledger:
         self._w.record(ledger=told)
 
 
+def ledger_in_turn(w: Worker) -> Ledger:
+    """A ledger of each rank's device, opened by one rank after the other: they may share it."""
+    for rank in range(w.mpi.size):
+        if rank == w.mpi.rank:
+            ledger = Ledger(w)
+        w.mpi.barrier()
+    return ledger
+
+
 def _follows(rises: Sequence[Sequence[int]]) -> bool:
     return any(abs(after - before - ODD_BYTES) <= NOISE_BYTES for before, after in rises)
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate
 
 import pytest
 
-from gpuipc_doctor.api import Freed
+from gpuipc_doctor.api import Freed, equal_sizes, growing_sizes, how_many
 
 MIB = 1 << 20
 SIZES = [(4 + 2 * number) * MIB for number in range(24)]
 QUIET = [0.0] * 8
 ALL_KEPT = Freed(SIZES, list(accumulate(SIZES)), QUIET)
 END = sum(SIZES)
+
+
+def followed_by(then: list[float]) -> Freed:
+    return replace(ALL_KEPT, then=then, each=2 * MIB)
 
 
 def with_small(number: int, first: float = END, each: float = 2 * MIB) -> list[float]:
@@ -22,36 +27,36 @@ def with_small(number: int, first: float = END, each: float = 2 * MIB) -> list[f
 def test_buffers_that_grow_and_are_all_kept_are_counted() -> None:
     assert ALL_KEPT.grows
     assert ALL_KEPT.are_kept
-    assert ALL_KEPT.at_least([], 2 * MIB) == pytest.approx(24, abs=1)
-    assert ALL_KEPT.at_least(with_small(99), 2 * MIB) == pytest.approx(24 + 99, abs=1)
+    assert ALL_KEPT.at_least == pytest.approx(24, abs=1)
+    assert followed_by(with_small(99)).at_least == pytest.approx(24 + 99, abs=1)
 
 
 def test_what_is_given_up_for_a_buffer_that_lies_over_it_does_not_hide_the_later_ones() -> None:
     over_the_first_ten = [used - sum(SIZES[: min(n, 10)]) for n, used in enumerate(with_small(99), 1)]
-    kept = ALL_KEPT.at_least(over_the_first_ten, 2 * MIB)
+    kept = followed_by(over_the_first_ten).at_least
     assert 89 <= kept <= 14 + 99
-    assert ALL_KEPT.at_most(over_the_first_ten, 2 * MIB) is None
+    assert followed_by(over_the_first_ten).bound is None
 
 
 def test_a_leak_of_more_than_the_buffers_is_no_more_buffers_than_were_sent() -> None:
     leak = with_small(10, each=27 * MIB)
-    assert ALL_KEPT.at_least(leak, 2 * MIB) == pytest.approx(10 + 23 + 250 / 27, abs=1)
+    assert followed_by(leak).at_least == pytest.approx(10 + 23 + 250 / 27, abs=1)
 
 
 def test_a_cache_that_gave_the_large_ones_up_for_small_ones_is_as_large_as_what_is_left() -> None:
     for kept in (1, 16, 64):
         gone = [used if n <= 8 else 2.0 * MIB * kept for n, used in enumerate(with_small(99))]
-        assert ALL_KEPT.at_most(gone, 2 * MIB) == pytest.approx(kept)
+        assert followed_by(gone).bound == pytest.approx(kept)
 
 
 @pytest.mark.parametrize("more", [0, 2 * MIB, 40 * MIB, -4 * MIB])
 def test_what_gives_nothing_up_is_not_known_to_be_a_cache(more: int) -> None:
     """Small buffers may not go by IPC at all, or a bound in bytes may not be reached."""
-    assert ALL_KEPT.at_most([END + more] * 99, 2 * MIB) is None
+    assert followed_by([END + more] * 99).bound is None
 
 
 def test_what_still_grows_has_no_bound_that_is_known() -> None:
-    assert ALL_KEPT.at_most(with_small(99, first=0.0), 2 * MIB) is None
+    assert followed_by(with_small(99, first=0.0)).bound is None
 
 
 def test_growth_as_in_the_control_is_none() -> None:
@@ -64,3 +69,22 @@ def test_growth_as_in_the_control_is_none() -> None:
 def test_a_quarter_of_each_is_a_little(each: int, are_kept: bool) -> None:
     freed = Freed(SIZES, [float(each * n) for n in range(24)], QUIET)
     assert (freed.grows, freed.are_kept) == (True, are_kept)
+
+
+def test_buffers_grow_as_far_as_there_is_room_and_are_never_too_few_to_tell_by() -> None:
+    assert growing_sizes(1000, 4, 2, 43) == list(range(4, 64, 2))  # one of 64 would not fit
+    assert growing_sizes(1000, 4, 2, 20) == list(range(4, 44, 2))
+    few = growing_sizes(90, 4, 2, 43)
+    assert (len(few), few[0], few[-1]) == (12, 2, 13)
+    assert sum(few) <= 90
+
+
+def test_buffers_of_one_size_are_as_large_as_there_is_room_for() -> None:
+    assert equal_sizes(1000, 10, 40, 50) == [20] * 50
+    assert equal_sizes(10_000, 10, 40, 50) == [40] * 50
+    assert equal_sizes(200, 10, 40, 50) == [10] * 20
+    assert equal_sizes(60, 10, 40, 50) == [5] * 12
+
+
+def test_too_few_buffers_to_tell_by_are_none() -> None:
+    assert [how_many(room, 2, 20) for room in (100, 30, 24, 23)] == [20, 15, 12, 0]
