@@ -102,7 +102,8 @@ class Reach:
         from gpuipc_doctor.cli import check
         from gpuipc_doctor.fleet import ask
 
-        with check.command.make_context("gpuipc-doctor check", [*command, *adds]) as read:
+        told = [*command, *adds]
+        with check.command.make_context("gpuipc-doctor check", told, obj=options.ELSEWHERE) as read:
             check.refuse_contradictions(read)
             if read.params["dry_run"]:
                 raise click.UsageError("--dry-run leaves no report; try it with `check` on one node")

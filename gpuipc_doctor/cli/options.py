@@ -24,6 +24,9 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a private directory is made bel
 _ROOMY_BYTES = 1 << 30
 """What a simulated node may need; of shared memory, Docker gives a container 64 MB."""
 
+ELSEWHERE = "elsewhere"
+"""The object of a context in which a command is looked through that other nodes are to run."""
+
 _MAX_SECONDS = 365 * 24 * 3600
 
 
@@ -52,8 +55,11 @@ class Choice(click.Choice[str]):
 
 
 def mpi_library(ctx: click.Context, _: click.Parameter, value: str | None) -> str | None:
-    """For ``--mpi-lib``: that there is such a library is found out before anything runs."""
-    if value:
+    """For ``--mpi-lib``: that there is such a library is found out before anything runs.
+
+    Not by a context that is about `ELSEWHERE`: what is not here may be there.
+    """
+    if value and ctx.obj != ELSEWHERE:
         from gpuipc_doctor.mpi import locate
 
         try:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gpuipc_doctor.fleet.summary import NodeReport, State, clocked, of, silent
+from gpuipc_doctor.model import Exit
 from gpuipc_doctor.report import report_json
 
 MAX_ANSWER = 64 << 20
@@ -37,6 +38,11 @@ NOT_ASKED = "it was not asked: the budget for all nodes was spent"
 
 _MISSING = re.compile(r"not found|No such file or directory|No module named")
 
+_ENDED = "Exited with exit code"
+"""srun's words for what it has launched, and what has ended badly."""
+
+_WRONG, _OWN = "Error: ", "gpuipc-doctor: "
+"""How a line of the tool's begins: what click says of the command line, and all else."""
 
 _CARRY = """\
 umask 077
@@ -233,7 +239,16 @@ def answer(node: str, data: bytes, code: int, said: str, via: Via) -> tuple[Node
         except report_json.BadDocument as error:
             return silent(node, State.OTHER_VERSION, str(error)), b""
         return of(report, node, code), data
+    if code == Exit.USAGE and (refusal := _refusal(said)):
+        return silent(node, State.REFUSED, refusal), b""
     return silent(node, _state(code, words, via), words or f"exit code {code}, and nothing was printed"), b""
+
+
+def _refusal(said: str) -> str:
+    """What the tool said was wrong: with the command line, else with something there; empty if nothing."""
+    lines = [line.strip() for line in said.splitlines()]
+    wrong = [line.removeprefix(_WRONG) for line in lines if line.startswith(_WRONG)]
+    return "; ".join(wrong or [line.removeprefix(_OWN) for line in lines if line.startswith(_OWN)])
 
 
 def _state(code: int, words: str, via: Via) -> State:
@@ -245,6 +260,8 @@ def _state(code: int, words: str, via: Via) -> State:
         return State.UNREACHABLE
     if via is Via.SSH and code == 124:
         return State.DEADLINE
-    if via is Via.SLURM and "srun: error" in words:  # it exits with 233, among other codes
+    if (
+        via is Via.SLURM and "srun: error" in words and "Exited with exit code" not in words
+    ):  # it exits with 233, among other codes
         return State.NOT_LAUNCHED
     return State.KILLED if code < 0 or code > 128 else State.NO_ANSWER

@@ -73,6 +73,8 @@ class Silence:
         """What is to be told of a set of nodes."""
         if self.state is State.UNTESTED:
             return f"nothing was tested on {nodes}"
+        if self.state is State.REFUSED:
+            return f"{nodes} refused the command"
         return f"no report from {nodes}: {self.state.value}"
 
 

@@ -33,7 +33,7 @@ def render(fleet: Fleet) -> str:
     findings += [
         {
             "status": Status.ERROR.value,
-            "title": "no report: " * (one.state is not State.UNTESTED) + one.state.value,
+            "title": "no report: " * (one.state not in (State.UNTESTED, State.REFUSED)) + one.state.value,
             "key": "",
             "nodes": fold(one.nodes),
             "count": len(one.nodes),

@@ -32,6 +32,7 @@ class State(enum.Enum):
     DEADLINE = "deadline"
     KILLED = "killed"
     NO_TOOL = "tool missing"
+    REFUSED = "command refused"
     OTHER_VERSION = "other version of the tool"
     UNTESTED = "nothing was tested"
     NO_ANSWER = "no report"

@@ -50,6 +50,12 @@ def test_a_check_of_the_site_is_known_by_its_config(tmp_path: Path) -> None:
         Reach(**ASKED, via="ssh").way("site-own")
 
 
+def test_a_library_need_not_be_here_to_be_named_for_the_nodes() -> None:
+    """A login node may have no MPI of theirs."""
+    way = Reach(**ASKED, via="ssh").way("--all", "--mpi-lib", "/opt/cray/libmpi.so")
+    assert way.command[-2:] == ("--mpi-lib", "/opt/cray/libmpi.so")
+
+
 @pytest.mark.parametrize(
     ("asked", "says"),
     [("fabric-smal", "no check 'fabric-smal'; did you mean"), ("--all", "leave it out, or the names")],

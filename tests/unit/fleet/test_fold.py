@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuipc_doctor.cli.main import cli
-from gpuipc_doctor.fleet import directory, fold, nodeset, screen, summary, verdicts
+from gpuipc_doctor.fleet import directory, fold, html, nodeset, screen, summary, verdicts
 from gpuipc_doctor.fleet.ask import MAX_ANSWER, Target, Via, Way, answer
 from gpuipc_doctor.fleet.summary import Figure, NodeReport, State
 from gpuipc_doctor.model import Relation, Status
@@ -142,6 +142,15 @@ def test_a_spread_that_is_that_of_the_others_is_no_outlier() -> None:
     assert fold.fold(named(HEALTHY, f"n{n}", figures=one) for n, one in enumerate(figures)).slow == ()
 
 
+USAGE = """\
+gpuipc-doctor: /etc/gpuipc-doctor/site.yaml:1: hosts: n1 is not one of n[2-4]
+Usage: gpuipc-doctor check [OPTIONS] [CHECK]...
+Try 'gpuipc-doctor check --help' for help.
+
+Error: --mpi-lib: there is no file /mpi.so; name the library itself"""
+EXITED = "srun: error: n1: task 0: Exited with exit code 2"
+
+
 @pytest.mark.parametrize(
     ("data", "code", "said", "via", "state", "reason"),
     [
@@ -157,7 +166,18 @@ def test_a_spread_that_is_that_of_the_others_is_no_outlier() -> None:
             State.NOT_LAUNCHED,
             "launch failed",
         ),
-        (b"", 2, "gpuipc-doctor: no such file", Via.SSH, State.NO_ANSWER, "no such file"),
+        (
+            b"",
+            2,
+            "gpuipc-doctor: s.yaml:1: No such file or directory",
+            Via.SSH,
+            State.REFUSED,
+            "s.yaml:1: No",
+        ),
+        (b"", 2, USAGE, Via.SSH, State.REFUSED, "--mpi-lib: there is no file /mpi.so; name the library"),
+        (b"", 2, f"{USAGE}\n{EXITED}", Via.SLURM, State.REFUSED, "--mpi-lib: there is no file /mpi.so"),
+        (b"", 1, f"gpuipc-doctor: no place\n{EXITED}", Via.SLURM, State.NO_ANSWER, "no place"),
+        (b"", 2, "sh: 1: Syntax error", Via.SSH, State.NO_ANSWER, "sh: 1: Syntax error"),
         (b'{"schema": "gpuipc-doctor/report/9"}', 0, "", Via.SSH, State.OTHER_VERSION, "another version"),
         (b"{", 0, "", Via.SSH, State.OTHER_VERSION, "not JSON"),
         (b"x" * MAX_ANSWER, 0, "", Via.SSH, State.NO_ANSWER, "longer than 64 MiB"),
@@ -169,6 +189,7 @@ def test_what_is_no_answer_says_why(
     found, full = answer("n1", data, code, said, via)
     assert (found.node, found.state, full) == ("n1", state, b"")
     assert reason in found.reason
+    assert "Usage" not in found.reason
     assert found.status is Status.ERROR
 
 
@@ -274,6 +295,14 @@ def test_a_set_is_folded_and_comes_back(names: list[str]) -> None:
     folder = nodeset.Folder(names)
     for subset in (names, names[:-1], names[:1]):
         assert sorted(hosts.expand(folder.fold(subset))) == subset
+
+
+def test_a_node_that_refused_the_command_is_none_that_did_not_answer() -> None:
+    reports = [HEALTHY, answer("n2", b"", 2, USAGE, Via.SSH)[0]]
+    shown = screen.render(fold.fold(reports))
+    assert "ERROR n2 refused the command\n      n2: --mpi-lib: there is no file /mpi.so; name" in shown
+    assert "no report" not in shown
+    assert "no report" not in html.render(fold.fold(reports))
 
 
 @pytest.mark.parametrize(("of_all", "code", "total"), [("fail", 12, "40 FAIL"), ("unknown", 11, "40 ERROR")])
