@@ -26,7 +26,6 @@ from gpuipc_doctor.api import (
     Evidence,
     Finding,
     Json,
-    Ledger,
     MemorySamples,
     Probe,
     ProbeOutcome,
@@ -36,12 +35,15 @@ from gpuipc_doctor.api import (
     account,
     allocator_probe,
     blind,
+    give_back,
     interval,
     lasting,
+    look_on,
     memory_series,
     mib,
     share,
     share_of_free,
+    use_once,
 )
 
 ROUNDS, BLOCKS = 120, 16
@@ -76,21 +78,18 @@ class AllocatorGrowth(Check):
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         program, after = done.records["program"], account(done.records["onlooker"]).entries[0]
-        grows, keeps = judge_growth(done.probe, program), judge_kept(done.probe, program)
         if unsure := blind(done):
             yield unsure
-        elif (grows or keeps) and not after.is_back:
-            yield after.somebody_elses()
-        else:
-            yield grows or keeps or judge_plateau(done.probe, program)
-            if late := after.late():
-                yield late
+            return
+        bad = judge_growth(done.probe, program) or judge_kept(done.probe, program)
+        yield after.trust(bad) or judge_plateau(done.probe, program)
+        if late := after.late():
+            yield late
 
     def series(self, done: ProbeOutcome) -> Iterable[Series]:
         program = done.records["program"]
-        freed, released = (program["samples"]["seconds"][at] for at in (-3, -2))
         title = f"{done.probe}: {mib(program['live'])} allocated, in changing pieces"
-        yield memory_series(title, program["samples"], [(freed, "all freed"), (released, program["call"])])
+        yield memory_series(title, program["samples"])
 
 
 def judge_growth(allocator: str, program: Json) -> Finding | None:
@@ -163,23 +162,19 @@ def release_time(program: Json) -> Evidence:
     )
 
 
-# -- the program that allocates ---------------------------------------------------------------------------
-
-
 def work(w: Worker) -> None:
     w.peer.recv()  # the onlooker has looked
     allocator = w.allocator(w.params["allocator"])
     stream, busy = allocator.stream(), allocator.stream()
     busy.spin(BUSY_S)  # loads the kernel, which takes memory of its own
     busy.synchronize()
-    allocator.alloc(UNIT, stream).free()
-    give_back(allocator, stream)
+    use_once(allocator, stream, UNIT)
 
     samples = MemorySamples(w, allocator)
     room = share_of_free(w)
-    live = int(room * ALLOCATED) // (BLOCKS * UNIT) * BLOCKS * UNIT
-    random = Random(0)
-    blocks = [allocator.alloc(live // BLOCKS, stream) for _ in range(BLOCKS)]
+    each = int(room * ALLOCATED) // BLOCKS // UNIT * UNIT
+    live, random = BLOCKS * each, Random(0)
+    blocks = [allocator.alloc(each, stream) for _ in range(BLOCKS)]
     for number in range(ROUNDS):
         with w.step(f"round {number + 1} of {ROUNDS}, {live} B allocated"):
             if samples.take() > room:
@@ -188,14 +183,14 @@ def work(w: Worker) -> None:
     w.record(live=live, rounds=len(samples.used), call=allocator.release_call)
 
     free_all(blocks)
-    cached = samples.take()
+    cached = samples.take("all freed")
     began = w.clock()
     busy.spin(BUSY_S)
     beside = timed(w, lambda: give_back(allocator, stream))
     busy.synchronize()
     kernel = w.clock() - began
-    kept = samples.take()
-    blocks = [allocator.alloc(live // BLOCKS, stream) for _ in range(BLOCKS)]
+    kept = samples.take(allocator.release_call)
+    blocks = [allocator.alloc(each, stream) for _ in range(BLOCKS)]
     free_all(blocks)
     idle = timed(w, lambda: give_back(allocator, stream))
     w.record(cached=cached, kept=max(kept, samples.take()), samples=samples.json())
@@ -218,27 +213,11 @@ def free_all(blocks: Iterable[Block]) -> None:
         block.free()
 
 
-def give_back(allocator: Allocator, stream: Stream) -> None:
-    stream.synchronize()
-    allocator.release()
-
-
 def timed(w: Worker, call: Callable[[], None]) -> float:
     """Seconds that a call takes."""
     began = w.clock()
     call()
     return w.clock() - began
-
-
-# -- the onlooker -----------------------------------------------------------------------------------------
-
-
-def look_on(w: Worker) -> None:
-    ledger = Ledger(w)
-    before = ledger.mark()
-    w.peer.send("looked")
-    w.peer.wait_gone()
-    ledger.enter("the program ended", before)
 
 
 CHECK = AllocatorGrowth()

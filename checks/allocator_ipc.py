@@ -30,9 +30,11 @@ from gpuipc_doctor.api import (
     differences,
     exchange_as_exporter,
     exchange_as_importer,
+    give_back,
     judge_exchange,
     pattern,
     unless_refused,
+    use_once,
 )
 
 CACHED, PART = 8 << 20, 3 << 20
@@ -121,9 +123,7 @@ def export(w: Worker) -> None:
     w.peer.recv()  # the importer has a context
     allocator = w.allocator(w.params["allocator"])
     stream = allocator.stream()
-    allocator.alloc(PART, stream).free()
-    stream.synchronize()
-    allocator.release()
+    use_once(allocator, stream, PART)
     ledger = Ledger(w)
     before = ledger.mark()
 
@@ -147,8 +147,7 @@ def export(w: Worker) -> None:
 
     for block in blocks:
         block.free()
-    stream.synchronize()
-    allocator.release()
+    give_back(allocator, stream)
     given_back = ledger.used()
     w.peer.send("given back")
     w.peer.recv()  # closed

@@ -4,7 +4,7 @@ A check is one file with one `Check` and its role functions. ``probes`` plans, r
 workers, ``judge`` is pure and sees completed probes only; what did not complete is judged by the engine.
 """
 
-from gpuipc_doctor.api.allocator import Allocator, Block, Stream
+from gpuipc_doctor.api.allocator import Allocator, Block, Stream, give_back, use_once
 from gpuipc_doctor.api.allocator import probe as allocator_probe
 from gpuipc_doctor.api.allowance import share, share_of_free
 from gpuipc_doctor.api.check import Check, Context, Control
@@ -47,6 +47,7 @@ from gpuipc_doctor.api.ledger import (
     holders,
     interval,
     ledger_in_turn,
+    look_on,
 )
 from gpuipc_doctor.api.messages import ENOUGH, LARGE_MESSAGES, SMALL_MESSAGES
 from gpuipc_doctor.api.patterns import (
@@ -151,6 +152,7 @@ __all__ = [
     "exchange_as_exporter",
     "exchange_as_importer",
     "figures",
+    "give_back",
     "growing_sizes",
     "held_by",
     "holders",
@@ -159,6 +161,7 @@ __all__ = [
     "judge_exchange",
     "lasting",
     "ledger_in_turn",
+    "look_on",
     "measurements",
     "memory_series",
     "mib",
@@ -171,6 +174,7 @@ __all__ = [
     "time_there_and_back",
     "unless_refused",
     "unlike_pattern",
+    "use_once",
     "write_glances",
     "write_pattern",
     "wrong_glances",

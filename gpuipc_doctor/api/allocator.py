@@ -132,3 +132,15 @@ class Allocator(Protocol):
 
         Called before the first allocation. False, and nothing is bound, where the library cannot do that.
         """
+
+
+def use_once(allocator: Allocator, stream: Stream, nbytes: int) -> None:
+    """Have the library load what it loads at first use, before anybody watches."""
+    allocator.alloc(nbytes, stream).free()
+    give_back(allocator, stream)
+
+
+def give_back(allocator: Allocator, stream: Stream) -> None:
+    """Have it give back all that is free, what was freed on this stream a moment ago, too."""
+    stream.synchronize()
+    allocator.release()

@@ -133,6 +133,15 @@ def ledger_in_turn(w: Worker) -> Ledger:
     return ledger
 
 
+def look_on(w: Worker) -> None:
+    """Look at used memory, let the partner begin, and see that no more is in use after it has ended."""
+    ledger = Ledger(w)
+    before = ledger.mark()
+    w.peer.send("begin")
+    w.peer.wait_gone()
+    ledger.enter("the program ended", before)
+
+
 def _follows(rises: Sequence[Sequence[int]]) -> bool:
     return any(abs(after - before - ODD_BYTES) <= NOISE_BYTES for before, after in rises)
 
@@ -173,6 +182,10 @@ class Entry:
             missing=self.missing,
             end=self.end,
         )
+
+    def trust(self, found: Finding | None) -> Finding | None:
+        """What was found in used memory; but if it outlived its process, that it is somebody else's doing."""
+        return self.somebody_elses() if found and not self.is_back else found
 
     def late(self) -> Finding | None:
         """Warn where memory came back, but not soon."""

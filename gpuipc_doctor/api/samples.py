@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from gpuipc_doctor.api.allocator import Allocator
 from gpuipc_doctor.api.ledger import Ledger
@@ -25,27 +25,30 @@ class MemorySamples:
         self.allocated: list[int] = []
         self.reserved: list[int] = []
         self.used: list[int] = []
+        self.marks: list[tuple[float, str]] = []
 
-    def take(self) -> int:
-        """Sample all; the bytes used on the device."""
+    def take(self, after: str = "") -> int:
+        """Sample all, ``after`` something that is to be marked; the bytes used on the device."""
         allocated, reserved = self._allocator.held()
         self.seconds.append(self._w.clock() - self._started)
         self.allocated.append(allocated)
         self.reserved.append(reserved)
         self.used.append(self._ledger.used() - self._before)
+        if after:
+            self.marks.append((self.seconds[-1], after))
         return self.used[-1]
 
     def json(self) -> Json:
         """For `Worker.record`; `series` draws it."""
-        return {name: getattr(self, name) for name in ("seconds", *_LINES)}
+        return {name: getattr(self, name) for name in ("seconds", *_LINES, "marks")}
 
 
-def series(title: str, samples: Mapping[str, list[float]], marks: Iterable[tuple[float, str]] = ()) -> Series:
-    """The recorded samples, with ``marks`` at seconds since their start."""
+def series(title: str, samples: Mapping[str, Json]) -> Series:
+    """The recorded samples."""
     return Series(
         title,
         "seconds",
         tuple(samples["seconds"]),
         tuple(Line(text, tuple(samples[name])) for name, text in _LINES.items()),
-        tuple(Mark(at, text) for at, text in marks),
+        tuple(Mark(at, text) for at, text in samples["marks"]),
     )

@@ -8,8 +8,19 @@ from typing import Any
 
 import pytest
 
-from gpuipc_doctor.api.ledger import ODD_BYTES, PATIENCE_S, SETTLE_S, Account, Entry, Ledger, Loop, account
-from gpuipc_doctor.model import EvidenceKind, Json, Status
+from gpuipc_doctor.api.ledger import (
+    ODD_BYTES,
+    PATIENCE_S,
+    SETTLE_S,
+    Account,
+    Entry,
+    Ledger,
+    Loop,
+    account,
+    look_on,
+)
+from gpuipc_doctor.api.samples import MemorySamples, series
+from gpuipc_doctor.model import EvidenceKind, Finding, Json, Status
 from gpuipc_doctor.report import sentences
 from tests.checks.judging import gpu
 
@@ -245,3 +256,47 @@ def test_what_was_watched_says_which_growth_would_have_been_found() -> None:
     assert not creeps(in_blocks(found - 2 * MIB))
     for phase in range(0, 2 * MIB, MIB // 4):  # of the loop's first byte in its block
         assert creeps(in_blocks(found, phase))
+
+
+class Partner:
+    """Whoever is looked on at: it takes so many bytes once it may begin, and keeps some of them."""
+
+    def __init__(self, device: Device, kept: int) -> None:
+        self._device, self._kept = device, kept
+
+    def send(self, _: str) -> None:
+        self._device.allocated += 600 * MIB
+
+    def wait_gone(self) -> None:
+        self._device.allocated += self._kept - 600 * MIB
+
+
+@pytest.mark.parametrize(("kept", "is_theirs"), [(0, True), (30 * MIB, False)])
+def test_what_outlives_the_process_that_is_looked_on_at_was_not_its_doing(kept: int, is_theirs: bool) -> None:
+    w: Any = Worker(Device())
+    w.peer = Partner(w.gpu, kept)
+    look_on(w)
+    (entry,) = account(w.records).entries
+    bad = Finding.fail("grows", "it grows")
+    found = entry.trust(bad)
+    assert found is not None
+    assert (found is bad, found.key == "others-use-device") == (is_theirs, not is_theirs)
+    assert entry.trust(None) is None
+
+
+def test_samples_are_drawn_with_what_was_marked_among_them() -> None:
+    w: Any = Worker(Device())
+    allocator: Any = type("Allocator", (), {"held": lambda _: (2 * MIB, 6 * MIB)})()
+    samples = MemorySamples(w, allocator)
+    for after in ("", "all freed"):
+        w.gpu.now, w.gpu.allocated = w.gpu.now + 1.0, w.gpu.allocated + 8 * MIB
+        used = samples.take(after)
+    assert used == 16 * MIB
+    drawn = series("an allocator", samples.json())
+    assert drawn.at == pytest.approx((1.0, 2.0))
+    assert [line.values for line in drawn.lines] == [
+        (8 * MIB, 16 * MIB),
+        (6 * MIB, 6 * MIB),
+        (2 * MIB, 2 * MIB),
+    ]
+    assert [(mark.at, mark.text) for mark in drawn.marks] == [(drawn.at[1], "all freed")]
