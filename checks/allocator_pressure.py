@@ -17,14 +17,13 @@ from collections.abc import Iterable, Sequence
 
 from gpuipc_doctor.api import (
     NOISE_BYTES,
-    Allocator,
     Block,
+    Bounded,
     Check,
     Context,
-    DriverError,
     Evidence,
     Finding,
-    Ledger,
+    Json,
     MemorySamples,
     Probe,
     ProbeOutcome,
@@ -35,11 +34,13 @@ from gpuipc_doctor.api import (
     allocator_probe,
     blind,
     difference,
+    look_on,
     memory_series,
     mib,
     pattern,
     share,
     share_of_free,
+    use_once,
 )
 
 CYCLES = 4
@@ -69,43 +70,38 @@ class AllocatorPressure(Check):
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         program, bystander = done.records["program"], done.records["bystander"]
-        room, kept, after = program["room"], program["samples"]["used"][-1], account(bystander).entries[0]
-        found = []
-        if bystander["wrong"]:
-            says = "{allocator}: another process's memory was overwritten"
-            found.append(Finding.fail("overwrote-others", says, bystander["wrong"], allocator=done.probe))
-        if wrong := program["wrong"]:
-            says = "{allocator}: blocks lost their data"
-            found.append(Finding.fail("wrong-data", says, *wrong, allocator=done.probe))
-        if refused := program["refused"]:
-            says = "{allocator}: it ran out of memory with most of it only cached"
-            found.append(Finding.fail("out-of-memory", says, refused, allocator=done.probe))
-        if unsure := blind(done):
-            found.append(unsure)
-        elif kept > NOISE_BYTES and not after.is_back:
-            found.append(after.somebody_elses())
-        elif kept > NOISE_BYTES:
-            says = "{allocator}: {kept:mib} did not come back after {call}, with nothing allocated any more"
-            values = {"allocator": done.probe, "kept": kept, "call": program["call"]}
-            found.append(Finding.fail("keeps", says, **values))
-        elif late := after.late():
-            found.append(late)
+        found = [*judge_data(done.probe, program, bystander["wrong"]), *judge_memory(done, program)]
+        says = "{allocator}: ran full {times} times within {room:mib}, data right, all given back"
+        told, times = given_back(program["releases_s"]), CYCLES * len(PARTS)
         yield from found or [
-            Finding.ok(
-                "returned",
-                "{allocator}: ran full {times} times within {room:mib}, data right, all given back",
-                given_back(program["releases_s"]),
-                allocator=done.probe,
-                times=CYCLES * len(PARTS),
-                room=room,
-            )
+            Finding.ok("returned", says, told, allocator=done.probe, times=times, room=program["room"])
         ]
 
     def series(self, done: ProbeOutcome) -> Iterable[Series]:
         program = done.records["program"]
-        yield memory_series(
-            f"{done.probe}: full again and again, {mib(program['room'])} at most", program["samples"]
-        )
+        title = f"{done.probe}: full again and again, {mib(program['room'])} at most"
+        yield memory_series(title, program["samples"])
+
+
+def judge_data(allocator: str, program: Json, overwritten: str) -> Iterable[Finding]:
+    """Judge whether there was memory to be had, and whether what was in it, and beside it, stayed."""
+    if overwritten:
+        says = "{allocator}: another process's memory was overwritten"
+        yield Finding.fail("overwrote-others", says, overwritten, allocator=allocator)
+    if wrong := program["wrong"]:
+        yield Finding.fail("wrong-data", "{allocator}: blocks lost their data", *wrong, allocator=allocator)
+    if refused := program["refused"]:
+        says = "{allocator}: it ran out of memory with most of it only cached"
+        yield Finding.fail("out-of-memory", says, refused, allocator=allocator)
+
+
+def judge_memory(done: ProbeOutcome, program: Json) -> Iterable[Finding]:
+    """Judge whether all came back, and soon."""
+    kept, after = program["samples"]["used"][-1], account(done.records["bystander"]).entries[0]
+    says = "{allocator}: {kept:mib} did not come back after {call}, with nothing allocated any more"
+    keeps = Finding.fail("keeps", says, allocator=done.probe, kept=kept, call=program["call"])
+    if found := blind(done) or after.trust(keeps if kept > NOISE_BYTES else None) or after.late():
+        yield found
 
 
 def given_back(releases_s: Sequence[float]) -> Evidence | str:
@@ -121,86 +117,34 @@ def given_back(releases_s: Sequence[float]) -> Evidence | str:
 def run_full(w: Worker) -> None:
     w.peer.recv()  # the bystander has its memory
     allocator = w.allocator(w.params["allocator"])
-    room = share_of_free(w)
-    is_bounded = allocator.bound(room)
-    stream = allocator.stream()
-    allocator.alloc(EDGE, stream).free()
-    stream.synchronize()
-    allocator.release()
-    run = Run(w, allocator, stream, room, is_bounded)
+    bounded, stream = Bounded(w, allocator, share_of_free(w)), allocator.stream()
+    use_once(allocator, stream, EDGE)
+    samples, wrong = MemorySamples(w, allocator), list[str]()
     for cycle in range(CYCLES):
         allocator.release()  # many small blocks out of a few large ones would be a matter of fragmentation
         for parts in PARTS:
             with w.step(f"cycle {cycle + 1}, {parts} blocks"):
-                run.fill(parts)
+                wrong += fill(bounded, stream, parts, samples)
     allocator.release()
-    run.samples.take()
-    w.record(
-        room=room,
-        samples=run.samples.json(),
-        wrong=run.wrong,
-        refused=run.refused,
-        releases_s=run.releases_s,
-        call=allocator.release_call,
-    )
+    samples.take()
+    w.record(room=bounded.room, refused=bounded.refused, releases_s=bounded.releases_s)
+    w.record(samples=samples.json(), wrong=wrong, call=allocator.release_call)
 
 
-class Run:
-    """What is learned while the allocator runs full."""
-
-    def __init__(self, w: Worker, allocator: Allocator, stream: Stream, room: int, is_bounded: bool) -> None:
-        self.w = w
-        self.allocator = allocator
-        self.stream = stream
-        self.room = room
-        self.is_bounded = is_bounded
-        self.samples = MemorySamples(w, allocator)
-        self.wrong: list[str] = []
-        self.refused = ""
-        self.releases_s: list[float] = []
-
-    def fill(self, parts: int) -> None:
-        """Allocate all that may be, in so many blocks, see that each keeps its data, and free them."""
-        nbytes = int(self.room * FILLED) // parts
-        blocks: list[Block] = []
-        while len(blocks) < parts and not self.refused:
-            if block := self.alloc(nbytes):
-                write_edges(block, len(blocks))
-                blocks.append(block)
-                self.samples.take()
-        for number, block in enumerate(blocks):
-            if wrong := wrong_edges(block, number):
-                self.wrong.append(f"block {number + 1} of {parts}: {wrong}")
-            block.free()
-        self.stream.synchronize()
-        self.samples.take()
-
-    def alloc(self, nbytes: int) -> Block | None:
-        """A block; or None, and why not in ``refused``, where there is no room for it."""
-        reserved = self.allocator.held()[1]
-        began = self.w.clock()
-        if not self.is_bounded and reserved + nbytes > self.room:
-            self.allocator.release()
-            if self.allocator.held()[1] + nbytes > self.room:
-                self.refuse(nbytes)
-                return None
-        try:
-            block = self.allocator.alloc(nbytes, self.stream)
-        except DriverError as error:
-            if not error.is_out_of_memory or self.w.gpu.memory_info()[0] < self.room:
-                raise  # it is the device that has no more
-            self.refuse(nbytes)
-            return None
-        if self.allocator.held()[1] < reserved:
-            self.releases_s.append(self.w.clock() - began)
-        return block
-
-    def refuse(self, nbytes: int) -> None:
-        allocated, reserved = self.allocator.held()
-        self.refused = (
-            f"asked for {mib(nbytes)} with {mib(allocated)} allocated and {mib(reserved)} reserved, of "
-            f"{mib(self.room)} that it may take"
-        )
+def fill(bounded: Bounded, stream: Stream, parts: int, samples: MemorySamples) -> list[str]:
+    """Allocate all that may be, in so many blocks, and free them; what of their data they have not kept."""
+    nbytes, blocks, lost = int(bounded.room * FILLED) // parts, list[Block](), []
+    while len(blocks) < parts and (block := bounded.alloc(nbytes, stream)):
+        write_edges(block, len(blocks))
+        blocks.append(block)
+        samples.take()
+    for number, block in enumerate(blocks):
+        if wrong := wrong_edges(block, number):
+            lost.append(f"block {number + 1} of {parts}: {wrong}")
+        block.free()
+    stream.synchronize()
+    samples.take()
+    return lost
 
 
 def write_edges(block: Block, number: int) -> None:
@@ -213,17 +157,10 @@ def wrong_edges(block: Block, number: int) -> str:
     return first or difference(block.read(EDGE, block.nbytes - EDGE), pattern(EDGE, number, 1))
 
 
-# -- the bystander ----------------------------------------------------------------------------------------
-
-
 def stand_by(w: Worker) -> None:
-    ledger = Ledger(w)
     with w.gpu.alloc(BYSTANDER) as memory:
         memory.write(pattern(BYSTANDER, 0))
-        before = ledger.mark()
-        w.peer.send("ready")
-        w.peer.wait_gone()
-        ledger.enter("the program ended", before)
+        look_on(w)
         w.record(wrong=difference(memory.read(), pattern(BYSTANDER, 0)))
 
 

@@ -6,7 +6,7 @@ workers, ``judge`` is pure and sees completed probes only; what did not complete
 
 from gpuipc_doctor.api.allocator import Allocator, Block, Stream, give_back, use_once
 from gpuipc_doctor.api.allocator import probe as allocator_probe
-from gpuipc_doctor.api.allowance import share, share_of_free
+from gpuipc_doctor.api.allowance import Bounded, share, share_of_free
 from gpuipc_doctor.api.check import Check, Context, Control
 from gpuipc_doctor.api.exchange import exchange_as_exporter, exchange_as_importer, judge_exchange
 from gpuipc_doctor.api.freed import Freed, equal_sizes, growing_sizes, held_by, how_many
@@ -100,6 +100,7 @@ __all__ = [
     "Allocator",
     "BackendUnavailable",
     "Block",
+    "Bounded",
     "Buffer",
     "Check",
     "Context",
