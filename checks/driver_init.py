@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 from gpuipc_doctor.api import (
     NOISE_BYTES,
@@ -10,6 +11,7 @@ from gpuipc_doctor.api import (
     Check,
     Context,
     Finding,
+    Gpu,
     Probe,
     ProbeOutcome,
     Tier,
@@ -76,11 +78,15 @@ def keep_open(w: Worker) -> None:
 
 
 def wait_for_quiet(w: Worker) -> None:
-    """Wait, for so long, until no more memory is in use than that, if that is known; note how much is."""
-    used, patience_s = w.params["used"], w.params["patience"]
-    if used is not None:
-        w.wait_until(lambda: w.gpu.memory_used_from_outside() <= used + NOISE_BYTES, patience_s)
-    w.record(used=w.gpu.memory_used_from_outside())
+    """Wait, for so long, until no more memory is in use than that, where that is known; note how much is."""
+    for gpu, used, patience_s in zip(w.gpus, w.params["used"], w.params["patience"], strict=True):
+        if used is not None:
+            w.wait_until(partial(is_quiet, gpu, used), patience_s)
+    w.record(used=[gpu.memory_used_from_outside() for gpu in w.gpus])
+
+
+def is_quiet(gpu: Gpu, used: int) -> bool:
+    return gpu.memory_used_from_outside() <= used + NOISE_BYTES
 
 
 CHECK = DriverInit()

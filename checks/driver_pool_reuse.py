@@ -62,7 +62,8 @@ class DriverPoolReuse(Check):
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
         for device in ctx.devices:
-            yield Probe("", {"allocator": reuse}, (device,), share(ctx.memory), exclusive=True)
+            roles = {"allocator": reuse}
+            yield Probe("", roles, (device,), share(ctx.memory), exclusive=True, concurrent=True)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         tries = done.records["allocator"]["tries"]

@@ -381,7 +381,9 @@ class Probe:
     roles that are ``together``, as ranks are, they spin while they wait for each other. With
     ``launch`` the roles are the ranks of an MPI job, in order, and talk through `Worker.mpi`. ``imports`` are
     the Python modules that the roles will import, or backends whose bindings they will, beside those of the
-    devices' backend: they are then imported once for many workers, where that is safe.
+    devices' backend: they are then imported once for many workers, where that is safe. A probe is
+    ``concurrent`` where work in several streams has to run at the same time; the others' contexts have a
+    single queue to the device, which costs less.
     """
 
     name: str
@@ -391,6 +393,7 @@ class Probe:
     deadline_s: float = 10.0
     exclusive: bool = False
     together: bool = False
+    concurrent: bool = False
     launch: Launch | None = None
     harms: frozenset[str] = frozenset()
     """What it does that harms nodes of some versions, as known issues of class ``probe-harms`` name it."""

@@ -44,7 +44,9 @@ def probe(
     """A probe of this allocator, which its roles find in the parameter ``allocator``."""
     params = {"allocator": name, **params}
     imports = _imports(name, device.backend)
-    return Probe(name, roles, (device,), params, DEADLINE_S, exclusive=exclusive, imports=imports)
+    return Probe(
+        name, roles, (device,), params, DEADLINE_S, exclusive=exclusive, concurrent=True, imports=imports
+    )
 
 
 def _imports(allocator: str, backend: str) -> tuple[str, ...]:

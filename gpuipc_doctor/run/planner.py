@@ -12,7 +12,17 @@ from pathlib import Path
 from gpuipc_doctor.api import Check, Context, loader
 from gpuipc_doctor.api.allocator import installed
 from gpuipc_doctor.api.loader import BrokenCheck, LoadedCheck
-from gpuipc_doctor.model import CheckInfo, Device, FabricStack, Finding, Json, Probe, ProbeOutcome, Result
+from gpuipc_doctor.model import (
+    CheckInfo,
+    Device,
+    FabricStack,
+    Finding,
+    Json,
+    Probe,
+    ProbeOutcome,
+    Result,
+    Tier,
+)
 from gpuipc_doctor.run import check_files
 from gpuipc_doctor.run.request import NothingToSend, Request, UnknownName
 from gpuipc_doctor.site.config import SiteConfig
@@ -259,7 +269,8 @@ class Planner:
                     continue
                 verify(asked, file)
                 deadline = self.request.deadline_s or self.config.deadline_s or asked.deadline_s
-                probe = replace(asked, deadline_s=deadline)
+                concurrent = asked.concurrent or self.request.tier is Tier.SOAK  # as applications have it
+                probe = replace(asked, deadline_s=deadline, concurrent=concurrent)
                 planned = PlannedProbe(next(self._numbers), check, file, probe)
                 if apart := _apart(check, asked):
                     said.append(_result(planned, apart))

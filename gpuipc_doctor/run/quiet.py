@@ -7,8 +7,8 @@ than before the run's first probe, or so much time is over that what is not back
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from gpuipc_doctor.api import NOISE_BYTES, PATIENCE_S, SETTLE_S, loader
 from gpuipc_doctor.model import Device, Probe
@@ -17,12 +17,22 @@ from gpuipc_doctor.run.planner import PlannedProbe
 from gpuipc_doctor.supervise.session import Session
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Rest:
     """Bytes of a device that are in use when nobody of this run uses it; None where nobody can tell."""
 
     used: int | None
     patience_s: float = PATIENCE_S
+
+    def after(self, used: int | None) -> Rest:
+        """What counts as rest from now on, where so much was in use after the wait."""
+        if used is None or self.used is None:
+            return Rest(None)
+        return (
+            Rest(used, SETTLE_S)
+            if used > self.used + NOISE_BYTES
+            else replace(self, used=min(used, self.used))
+        )
 
 
 @dataclass
@@ -35,34 +45,36 @@ class QuietDevices:
     def learn(self, probes: Iterable[PlannedProbe], until: float) -> None:
         """Note what is in use on the devices that these probes will watch, before any probe runs there."""
         for planned in probes:
-            for device in planned.probe.devices:
-                if planned.probe.exclusive and device not in self._rests:
-                    self._rests[device] = Rest(self._look(device, Rest(None), planned, until))
+            new = [device for device in _watched(planned) if device not in self._rests]
+            for device, used in zip(new, self._look(new, planned, until), strict=True):
+                self._rests[device] = Rest(used)
 
     def wait(self, planned: PlannedProbe, until: float) -> None:
         """Wait until the devices are quiet that this probe will watch.
 
         Where one does not become so, it is taken as it is from then on.
         """
-        for device in planned.probe.devices if planned.probe.exclusive else ():
-            rest = self._rests[device]
-            if rest.used is None:
-                continue
-            used = self._look(device, rest, planned, until)
-            if used is not None and used > rest.used + NOISE_BYTES:
-                self._rests[device] = Rest(used, SETTLE_S)
-            else:
-                rest.used = used and min(used, rest.used)
+        known = [device for device in _watched(planned) if self._rests[device].used is not None]
+        for device, used in zip(known, self._look(known, planned, until), strict=True):
+            self._rests[device] = self._rests[device].after(used)
 
-    def _look(self, device: Device, rest: Rest, before: PlannedProbe, until: float) -> int | None:
-        """The bytes in use once a device is at rest, or nobody waits for it any longer."""
+    def _look(self, devices: Sequence[Device], before: PlannedProbe, until: float) -> Sequence[int | None]:
+        """The bytes in use on each device once it is at rest, or nobody waits for it any longer."""
+        if not devices:
+            return ()
         file = planner.built_in(planner.DISCOVERY)
+        rests = [self._rests.get(device, Rest(None)) for device in devices]
         probe = Probe(
             f"quiet before {before.check.id} {before.number}",
             {"onlooker": loader.role(file, "wait_for_quiet")},
-            (device,),
-            {"used": rest.used, "patience": rest.patience_s},
+            tuple(devices),
+            {"used": [rest.used for rest in rests], "patience": [rest.patience_s for rest in rests]},
             before.probe.deadline_s,
         )
         outcome = self.session.run(planner.DISCOVERY, file, probe, until=until)
-        return int(outcome.records["onlooker"]["used"]) if outcome.completed else None
+        used: Sequence[int] = outcome.records["onlooker"]["used"] if outcome.completed else ()
+        return used or [None] * len(devices)
+
+
+def _watched(planned: PlannedProbe) -> tuple[Device, ...]:
+    return planned.probe.devices if planned.probe.exclusive else ()

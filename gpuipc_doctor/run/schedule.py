@@ -151,12 +151,13 @@ class Schedule:
             yield
 
 
-def _turn(planned: PlannedProbe) -> tuple[bool, bool]:
+def _turn(planned: PlannedProbe) -> tuple[bool, bool, bool]:
     """What goes first: on each device what has it to itself, then what shares it, which fills any gap.
 
-    A pair would have its second device wait for the first one.
+    A pair would have its second device wait for the first one, and an array library is still being imported.
     """
-    return len(planned.probe.devices) > 1, not planned.probe.exclusive
+    probe = planned.probe
+    return len(probe.devices) > 1, not probe.exclusive, bool(probe.imports)
 
 
 def _result_of(future: Future[ProbeOutcome]) -> Ended:

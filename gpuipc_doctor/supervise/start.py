@@ -17,6 +17,7 @@ from pathlib import Path
 from gpuipc_doctor.model import Launch, Node, Probe
 from gpuipc_doctor.supervise import priority, rank
 from gpuipc_doctor.supervise.assignment import Assignment, RoleFiles
+from gpuipc_doctor.supervise.footprint import one_queue, visible_devices
 from gpuipc_doctor.supervise.journal import Progress
 from gpuipc_doctor.supervise.marker import MARKER
 from gpuipc_doctor.supervise.role import (
@@ -27,7 +28,6 @@ from gpuipc_doctor.supervise.role import (
     WorkerProcess,
 )
 from gpuipc_doctor.supervise.stems import Order
-from gpuipc_doctor.supervise.visibility import visible_devices
 
 LAUNCHER_LOG = "launcher.log"
 """What the launcher printed, in the probe's directory."""
@@ -177,10 +177,12 @@ class _Starter:
 
     def _own(self, environment: Mapping[str, str]) -> dict[str, str]:
         """What workers of this probe have beside an environment that they share with those of others."""
-        visible: Mapping[str, str] = {}
+        own = {MARKER: self._marker}
         if self._stays:
-            visible = visible_devices(self._probe.devices, environment) or self._node.visible
-        return {MARKER: self._marker, **visible}
+            own |= visible_devices(self._probe.devices, environment) or self._node.visible
+        if not (self._probe.concurrent or self._probe.launch):
+            own |= one_queue(self._probe.devices, environment)
+        return own
 
 
 def _popen(

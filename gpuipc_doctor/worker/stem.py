@@ -9,6 +9,7 @@ adopts orphans: it alone learns how the worker ended, and a killed stem takes no
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
@@ -18,6 +19,7 @@ import time
 from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
+from typing import NoReturn
 
 from gpuipc_doctor.supervise import priority
 from gpuipc_doctor.supervise.marker import MARKER, carried, carry
@@ -39,6 +41,7 @@ def main(fd: int, names: list[str]) -> None:
     if not unsafe and (order := _serve(orders)):
         peers = [fd for name, fd in order.files.items() if name.startswith("peer")]
         running.run(Path(order.directory), order.role, peers)
+        _end()
 
 
 def load(names: Iterable[str]) -> str:
@@ -116,6 +119,20 @@ def _become_worker(order: Order, between: int, supervisor: int) -> None:
         if go.recv(len(GO)) != GO:
             os._exit(1)  # it has been given up meanwhile
     os.close(order.files["log"])
+
+
+def _end() -> NoReturn:
+    """End this process as C programs do, whose exit handlers are the drivers' and libraries' own.
+
+    Taking Python's modules apart first would add half a second where PyTorch is among them.
+    """
+    import ctypes
+
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    ctypes.CDLL(None).exit(0)
+    raise AssertionError("exit returned")
 
 
 if __name__ == "__main__":

@@ -21,8 +21,11 @@ class Any(Check):
         return []
 
 
-def planned(name: str, *devices: Device, exclusive: bool = False) -> PlannedProbe:
-    return PlannedProbe(0, Any(), Path(__file__), Probe(name, {}, devices, exclusive=exclusive))
+def planned(
+    name: str, *devices: Device, exclusive: bool = False, imports: tuple[str, ...] = ()
+) -> PlannedProbe:
+    probe = Probe(name, {}, devices, exclusive=exclusive, imports=imports)
+    return PlannedProbe(0, Any(), Path(__file__), probe)
 
 
 def test_ranks_that_spin_have_a_processor_each() -> None:
@@ -44,10 +47,12 @@ def test_what_has_a_device_to_itself_goes_first_and_pairs_last() -> None:
         planned("pair, alone", FIRST, SECOND, exclusive=True),
         planned("shares", FIRST),
         planned("pair", FIRST, SECOND),
+        planned("alone, with what is still imported", FIRST, exclusive=True, imports=("torch",)),
         planned("alone", SECOND, exclusive=True),
     ]
     turns = sorted(probes, key=schedule._turn)
-    assert names(turns) == ["alone", "shares", "pair, alone", "pair"]
+    first = ["alone", "alone, with what is still imported"]
+    assert names(turns) == [*first, "shares", "pair, alone", "pair"]
 
 
 def test_what_shares_a_device_starts_beside_its_like_and_beside_nothing_exclusive() -> None:

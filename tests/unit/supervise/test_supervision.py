@@ -286,6 +286,7 @@ def test_the_one_who_hangs_is_blamed_not_the_one_who_waits(session: Session, rol
         ("raise_error", Ending.EXCEPTION, "", Status.ERROR),
         ("raise_error_at_once", Ending.EXCEPTION, "", Status.ERROR),
         ("hang_unarmed", Ending.HUNG, "SIGTERM", Status.ERROR),
+        ("abort_at_exit", Ending.CRASHED, "SIGABRT", Status.FAIL),
         ("hang_at_exit", Ending.HUNG, "SIGTERM", Status.FAIL),
     ],
 )

@@ -1,0 +1,46 @@
+"""What a worker's driver is told to see and to make."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from gpuipc_doctor.api import loader
+from gpuipc_doctor.model import Node, Probe
+from gpuipc_doctor.supervise.footprint import one_queue, visible_devices
+from gpuipc_doctor.supervise.probe import Limits
+from gpuipc_doctor.supervise.session import Session
+from tests.checks.judging import gpu
+
+FILE = Path(__file__).parents[2] / "fixtures" / "misbehaving.py"
+ONE = gpu(0)
+
+
+def test_workers_have_a_single_queue_unless_their_streams_are_concurrent(tmp_path: Path) -> None:
+    names = ("describe_the_process", "wait_for_partner")
+    probe = Probe("probe", {name: loader.role(FILE, name) for name in names}, (ONE,))
+
+    def queues(*, concurrent: bool) -> str | None:
+        asked = replace(probe, concurrent=concurrent)
+        outcome = session.run("misbehaving", FILE, asked, until=time.monotonic() + 120)
+        environment: dict[str, str] = outcome.records["describe_the_process"]["environment"]
+        return environment.get("CUDA_DEVICE_MAX_CONNECTIONS")
+
+    with Session(Node(env={"OF_THE_NODE": "yes"}), Limits(), keep_logs=tmp_path) as session:
+        assert (queues(concurrent=False), queues(concurrent=True)) == ("1", None)
+
+
+def test_what_the_user_has_chosen_stays() -> None:
+    assert one_queue((ONE,), {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}) == {}
+
+
+def test_other_vendors_and_processes_without_a_device_are_left_alone() -> None:
+    assert one_queue((replace(ONE, backend="hip"),), {}) == {}
+    assert one_queue((), {}) == {}
+    assert visible_devices((), {}) == {}
+
+
+def test_an_index_is_one_of_those_that_the_user_chose() -> None:
+    amd = replace(ONE, backend="hip", index=1)
+    assert visible_devices((amd,), {"HIP_VISIBLE_DEVICES": "4,6"}) == {"HIP_VISIBLE_DEVICES": "6"}
