@@ -3,8 +3,9 @@
     python benchmarks/prolog_cost.py [--rounds N] [--gpus N]... [--json FILE] [--simulate PROFILE]
 
 The floor is `reopen_floor.c`, the steps of the prolog's one probe in C: for several GPUs so many floors at a
-time, one GPU visible to each. Floor, cold prolog (nothing remembered) and fresh prolog (the node has just
-passed) are run in turn; figures are medians. The parts are those of one more cold run, by its journals.
+time, one GPU visible to each; and the same with contexts of one queue, as the prolog's are. Floors, cold
+prolog (nothing remembered) and fresh prolog (the node has just passed) are run in turn; figures are medians.
+The parts are those of one more cold run, by its journals.
 """
 
 from __future__ import annotations
@@ -71,9 +72,12 @@ def measure(gpus: int, rounds: int, floor: str, site: Path, node_env: Mapping[st
     ids = ",".join(map(str, range(gpus)))
     state = site.with_name("state")
 
-    def floors() -> float:
-        visible = ({**os.environ, **node_env, "CUDA_VISIBLE_DEVICES": str(n)} for n in range(gpus))
-        return timed([([floor], environment) for environment in visible])
+    def floors(**more: str) -> float:
+        environment = {**os.environ, **node_env, **more}
+        return timed([([floor], {**environment, "CUDA_VISIBLE_DEVICES": str(n)}) for n in range(gpus)])
+
+    def frugal() -> float:
+        return floors(CUDA_DEVICE_MAX_CONNECTIONS="1")
 
     def cold() -> float:
         shutil.rmtree(state, ignore_errors=True)
@@ -82,7 +86,7 @@ def measure(gpus: int, rounds: int, floor: str, site: Path, node_env: Mapping[st
     def fresh() -> float:
         return timed([(prolog, {"SLURM_JOB_GPUS": ids})])
 
-    seconds = median_of(rounds, {"floor": floors, "cold": cold, "fresh": fresh})
+    seconds = median_of(rounds, {"floor": floors, "frugal": frugal, "cold": cold, "fresh": fresh})
     once = [sys.executable, "-I", __file__, "--once", str(site), ids]
     parts = json.loads(subprocess.run(once, check=True, capture_output=True, text=True, cwd="/").stdout)
     return {"gpus": gpus, "seconds": seconds, "parts": parts}
@@ -160,11 +164,15 @@ def medians(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def table(measured: list[dict[str, Any]]) -> None:
-    print("| GPUs | floor, s | prolog cold, s | ratio | prolog fresh, s |")
-    print("|---|---|---|---|---|")
+    print("| GPUs | floor, s | with one queue, s | prolog cold, s | ratio to each floor | prolog fresh, s |")
+    print("|---|---|---|---|---|---|")
     for one in measured:
-        floor, cold, fresh = (statistics.median(one["seconds"][name]) for name in ("floor", "cold", "fresh"))
-        print(f"| {one['gpus']} | {floor:.2f} | {cold:.2f} | {cold / floor:.2f} | {fresh:.3f} |")
+        median = {name: statistics.median(seconds) for name, seconds in one["seconds"].items()}
+        floor, frugal, cold = median["floor"], median["frugal"], median["cold"]
+        ratios = f"{cold / floor:.2f}, {cold / frugal:.2f}"
+        print(
+            f"| {one['gpus']} | {floor:.2f} | {frugal:.2f} | {cold:.2f} | {ratios} | {median['fresh']:.3f} |"
+        )
     for one in measured:
         parts = one["parts"]
         print(f"\n{one['gpus']} × {parts['devices'][0]} ({', '.join(parts['statuses'])}):\n")
