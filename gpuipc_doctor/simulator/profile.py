@@ -47,6 +47,7 @@ ANY_MPI_CALL: Mapping[str, str | int] = {
     "min": 0,
     "max": 2**63 - 1,
     "bytes": 0,
+    "keeps": 0,
     "nth": 0,
     "from": 0,
     "every": 0,
@@ -57,7 +58,8 @@ ANY_MPI_CALL: Mapping[str, str | int] = {
 }
 """Where an MPI fault strikes unless it says otherwise: in each rank, at messages of any size, in any memory,
 whatever the environment. ``nth``, ``from``, ``every`` and ``until`` count the calls that fit the rest, in one
-process, from 1. A ``variable`` with this ``value`` cures it; at level ``log`` of libfabric's log it says
+process, from 1. A leak that ``keeps`` so many buffers is a cache: it gives up the one not used for longest. A
+``variable`` with this ``value`` cures it; at level ``log`` of libfabric's log it says
 why."""
 
 ANY_MESSAGE: Mapping[str, str | int] = {"min": 0, "max": 2**63 - 1}

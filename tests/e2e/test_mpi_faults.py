@@ -44,7 +44,7 @@ KNOWN = {("mpi-hang-16", "impi", "cuda")}
 they looked hung, too."""
 
 
-NEED_ITERATIONS = ("mpi-bounded-cache", "mpi-small-leak")
+NEED_ITERATIONS = ("mpi-bounded-cache", "mpi-fixed-loss", "mpi-small-leak")
 """Faults that are told from others, or from noise, by what happens after many messages."""
 
 

@@ -46,6 +46,13 @@ enum place { ANYWHERE, DEVICE, HOST };
 /* libfabric's levels, of which each includes those before it. */
 static const char *const levels[] = {"warn", "trace", "info", "debug", NULL};
 
+/* What a cache of buffers holds for one of them. */
+struct kept {
+    const void *buffer;
+    uint64_t bytes;
+    void *lost;
+};
+
 struct fault {
     enum call call;
     enum effect effect;
@@ -53,6 +60,8 @@ struct fault {
     int level; /* of libfabric's log, from which on it says why */
     int rank; /* -1: any */
     uint64_t min, max, bytes;
+    struct kept *kept;
+    unsigned keeps; /* buffers, after which the one not used for longest is given up; 0: all */
     unsigned nth, from, every, until, calls_made;
 };
 
@@ -83,12 +92,14 @@ static void read_fault(const char *line)
         refuse(line, "one fault too many");
     struct fault *fault = &faults[fault_count];
     int read = sscanf(line,
-                      "fault call=%31s do=%31s memory=%31s rank=%d min=%lu max=%lu bytes=%lu nth=%u from=%u every=%u "
-                      "until=%u log=%31s variable=%63s value=%63s",
-                      call, effect, memory, &fault->rank, &fault->min, &fault->max, &fault->bytes, &fault->nth,
-                      &fault->from, &fault->every, &fault->until, level, variable, value);
-    if (read != 14)
+                      "fault call=%31s do=%31s memory=%31s rank=%d min=%lu max=%lu bytes=%lu keeps=%u nth=%u "
+                      "from=%u every=%u until=%u log=%31s variable=%63s value=%63s",
+                      call, effect, memory, &fault->rank, &fault->min, &fault->max, &fault->bytes,
+                      &fault->keeps, &fault->nth, &fault->from, &fault->every, &fault->until, level, variable, value);
+    if (read != 15)
         refuse(line, "not a fault");
+    if (fault->keeps && !(fault->kept = calloc(fault->keeps, sizeof *fault->kept)))
+        refuse(line, "no memory");
     const char *set = getenv(variable);
     fault_count += !set || strcmp(set, value); /* this setting cures it */
     fault->level = word_of(levels, level, line);
@@ -196,11 +207,30 @@ static bool is_on_device(const void *address)
                       (uintptr_t)address);
 }
 
-static void leak(uint64_t bytes)
+static void *leak(uint64_t bytes)
 {
     void *lost;
     if (!ask_driver("cuMemAlloc_v2", "hipMalloc", &lost, bytes, 0))
         refuse("leak", "this rank's driver gives no memory");
+    return lost;
+}
+
+/* Have this buffer in the cache, most recently used first. A buffer that is there costs nothing again. */
+static void keep(const struct fault *fault, const void *buffer, uint64_t bytes)
+{
+    struct kept *cache = fault->kept, used = {buffer, bytes, NULL};
+    unsigned at = 0, last = fault->keeps - 1;
+    while (at < last && (cache[at].buffer != buffer || cache[at].bytes != bytes))
+        at++;
+    if (cache[at].buffer == buffer && cache[at].bytes == bytes) {
+        used = cache[at];
+    } else {
+        if (cache[at].lost && !ask_driver("cuMemFree_v2", "hipFree", cache[at].lost, 0, 0))
+            refuse("leak", "this rank's driver takes no memory back");
+        used.lost = leak(fault->bytes ? fault->bytes : bytes);
+    }
+    memmove(cache + 1, cache, at * sizeof *cache);
+    cache[0] = used;
 }
 
 /* ---- what happens: frames and lines are those of a cxi node (December 2023) ---- */
@@ -276,7 +306,10 @@ static void happen(const struct fault *fault, const void *buffer, uint64_t bytes
         *nowhere = 0;
         break;
     case LEAK:
-        leak(fault->bytes);
+        if (fault->keeps)
+            keep(fault, buffer, bytes);
+        else
+            leak(fault->bytes);
         break;
     default: /* done to what the message delivers */
         break;

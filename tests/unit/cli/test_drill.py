@@ -164,7 +164,7 @@ def test_an_mpi_is_given_to_nodes_whose_fault_is_of_mpi_or_that_have_none(name: 
 
 
 def test_a_fault_of_mpi_that_is_none_is_drilled_with_a_check_of_mpi() -> None:
-    stated = profile.load("mpi-bounded-cache")
+    stated = profile.load("mpi-fixed-loss")
     assert stated.expect["cuda"].findings == ()
     assert drill._request(stated, "cuda", "/opt/mpi/lib/libmpi.so.12", None).checks == ("mpi-cache-growth",)
 

@@ -182,10 +182,10 @@ def test_faults_of_mpi_are_read_by_a_library_of_their_own(tmp_path: Path) -> Non
     loaded = profile.load(write(tmp_path, ONE_GPU + text))
     assert loaded.needs_mpi
     assert node.mpi_faults_file(loaded).splitlines() == [
-        "fault call=MPI_Recv do=hang memory=device rank=1 min=16 max=16 bytes=0 nth=0 from=0 every=0 until=0 "
-        "log=info variable=- value=-",
+        "fault call=MPI_Recv do=hang memory=device rank=1 min=16 max=16 bytes=0 keeps=0 nth=0 from=0 every=0 "
+        "until=0 log=info variable=- value=-",
         f"fault call=MPI_Send do=leak memory=any rank=-1 min=1048576 max={2**63 - 1} bytes=2048 "
-        "nth=0 from=3 every=0 until=0 log=warn variable=UCX_TLS value=%5Ecuda_ipc",
+        "keeps=0 nth=0 from=3 every=0 until=0 log=warn variable=UCX_TLS value=%5Ecuda_ipc",
     ]
     assert "MPI" not in node.driver_file(loaded)
 
