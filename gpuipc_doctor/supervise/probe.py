@@ -23,6 +23,9 @@ from gpuipc_doctor.supervise.start import LAUNCHER_LOG, start
 from gpuipc_doctor.supervise.stems import Order, Stems
 
 TICK_S = 0.005
+SLOW_TICK_S, SLOW_AFTER_S = 0.02, 1.0
+"""A probe that has run for long is looked at less often."""
+
 JOURNAL_EVERY_S = 0.1
 
 LISTEN_S = 0.5
@@ -137,7 +140,7 @@ class Execution:
 
     def _watch(self, until: float, stop: threading.Event) -> None:
         """Until every role has ended, one has gone wrong, or the run is over; then find whom to blame."""
-        journals_read_at = time.monotonic()
+        began = journals_read_at = time.monotonic()
         while any(role.ending is None for role in self._roles.values()):
             now = time.monotonic()
             for role in self._roles.values():
@@ -163,7 +166,7 @@ class Execution:
                         role.ending = ending
                     return
             if self._inbox is None:
-                time.sleep(TICK_S)
+                time.sleep(TICK_S if now - began < SLOW_AFTER_S else SLOW_TICK_S)
             elif self._inbox.wait(LISTEN_S):  # who tells begins his journal anew
                 next(iter(self._roles.values())).progress.begin_anew()
 
@@ -186,7 +189,8 @@ class Execution:
                 return role, Ending.NOT_STARTED
         busy = [role for role in living if not role.progress.waiting] or living
         started = [role for role in busy if role.progress.started]
-        silent = [role for role in started if role.silent_for(now) > self._probe.deadline_s]
+        allowed_s = self._probe.deadline_s
+        silent = [role for role in started if role.silent_for(now, allowed_s) > allowed_s]
         if (self._probe.launch or self._probe.together) and len(silent) < len(started):
             # Ranks spin while they wait for each other: one that has a processor is not to hang because the
             # other had none. On two busy cores a message of 16 MiB took over two seconds.

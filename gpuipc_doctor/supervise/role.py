@@ -16,9 +16,6 @@ from gpuipc_doctor.supervise.assignment import RoleFiles, RoleResult
 from gpuipc_doctor.supervise.journal import CANNOT_WRITE, PROCESS_EXIT, Progress
 from gpuipc_doctor.supervise.rank import boot_id
 
-_LONG_S = 1.0
-"""Silence after which it is worth the time to see whether a worker waits for a program."""
-
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 
 
@@ -98,17 +95,25 @@ class LaunchedProcess:
     def __init__(self, launcher: ChildProcess | None, files: RoleFiles) -> None:
         self._launcher = launcher
         self._desk = files
+        self._here = boot_id()
+        self._written = ""
         self.returncode: int | None = None
 
     @property
     def pid(self) -> int:
-        number, _, kernel = _read(self._desk.pid).partition(" ")
-        return int(number) if number and kernel == boot_id() else 0
+        number, _, kernel = self._named.partition(" ")
+        return int(number) if number and kernel == self._here else 0
 
     @property
     def is_elsewhere(self) -> bool:
         """Whether it runs on another node."""
-        return bool(_read(self._desk.pid)) and not self.pid
+        return bool(self._named) and not self.pid
+
+    @property
+    def _named(self) -> str:
+        """Its pid and its kernel, once they are written down."""
+        self._written = self._written or _read(self._desk.pid)
+        return self._written
 
     def poll(self) -> bool:
         launcher_ended = self._launcher is None or self._launcher.poll()
@@ -158,17 +163,19 @@ class RunningRole:
     _line_at: float = 0.0
     _turns_by_then: tree.Turns = field(default_factory=tree.Turns)
 
-    def silent_for(self, now: float) -> float:
+    def silent_for(self, now: float, allowed_s: float = 0.0) -> float:
         """Seconds since its last line in the journal, less those in which it had no processor to run on.
 
         What the node's other work takes from it is nobody's hang: on two busy cores a healthy worker took
         more than 1.5 s to exit. To be called often: the want is known from the first call after a line.
+        Up to ``allowed_s`` it is not looked whether a program that the worker has started wants one, too:
+        all processes of the node are read for that.
         """
         turns = tree.turns_of(self.process.pid)
         if self._line_at != self.progress.last_at:
             self._line_at, self._turns_by_then = self.progress.last_at, turns
         silent_s = now - self.progress.last_at - turns.starved_since(self._turns_by_then)
-        if silent_s < _LONG_S or not self.process.pid:
+        if silent_s <= allowed_s or not self.process.pid:
             return silent_s
         program = tree.at_work(self.process.pid)  # one that it has started since then, if it is another
         if program == self.process.pid:

@@ -35,14 +35,22 @@ class Process(NamedTuple):
 def processes() -> dict[int, Process]:
     """Every process of the node, by pid."""
     found = {}
-    for entry in PROC.iterdir():
-        if entry.name.isdigit():
+    for entry in os.listdir(PROC):  # noqa: PTH208 - see `_read`
+        if entry.isdigit():
             with contextlib.suppress(OSError):
-                text = (entry / "stat").read_text(errors="replace")
-                name, _, rest = text.partition("(")[2].rpartition(")")
-                state, parent = rest.split()[:2]
-                found[int(entry.name)] = Process(int(entry.name), int(parent), name, state)
+                name, _, rest = _read(entry, "stat").partition("(")[2].rpartition(")")
+                state, parent = rest.split(None, 2)[:2]
+                found[int(entry)] = Process(int(entry), int(parent), name, state)
     return found
+
+
+def _read(pid: int | str, name: str) -> str:
+    """A file of ``/proc/PID`` that is one line; every process has one, so it is read without layers."""
+    file = os.open(f"{PROC}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(file, 4096).decode(errors="replace")
+    finally:
+        os.close(file)
 
 
 def descendants(root: int) -> list[Process]:
@@ -72,7 +80,7 @@ def exit_code_of_zombie(pid: int) -> int | None:
     The last number of ``/proc/PID/stat`` is what `waitpid` will say (Linux, filesystems/proc.rst).
     """
     with contextlib.suppress(OSError):
-        fields = (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        fields = _read(pid, "stat").rpartition(")")[2].split()
         if fields[0] == "Z":
             return os.waitstatus_to_exitcode(int(fields[-1]))
     return None
@@ -115,7 +123,7 @@ def turns_of(pid: int) -> Turns:
     Documentation/scheduler/sched-stats.rst.
     """
     with contextlib.suppress(OSError, ValueError):
-        ran, wanted, number = map(int, (PROC / str(pid) / "schedstat").read_text().split())
+        ran, wanted, number = map(int, _read(pid, "schedstat").split())
         return Turns(ran / 1e9, wanted / 1e9, number)
     return Turns()
 

@@ -18,7 +18,11 @@ COMMANDS = kills.commands([])
     ("command", "victim"), [(name, victim) for name, one in COMMANDS.items() for victim in one.victims]
 )
 def test_whoever_is_killed_nothing_of_the_run_is_left(command: str, victim: str) -> None:
-    tried = kills.run(COMMANDS[command], victim, 0.3, f"{os.getpid()}1")
+    after_s = 0.0 if victim == "a worker" else 0.3  # by when a prolog's may have ended
+    for _ in range(5):  # beside load it may come and go while nobody looks
+        tried = kills.run(COMMANDS[command], victim, after_s, f"{os.getpid()}1")
+        if tried.killed:
+            break
     assert tried.killed
     assert tried.wrong == []
 
