@@ -200,12 +200,18 @@ def bounding(facts: Facts, via: str, ucx: str) -> Bound | None:
 
 
 def suitable(facts: Facts, via: str) -> tuple[Switch, ...]:
-    """The rows that are right for a library, their ``env`` made to respect what is set already."""
+    """The rows that are right for a library: of their ``env`` what it reads, with respect for what is set."""
     return tuple(
-        replace(row, env={name: _value(facts, name, value) for name, value in row.env.items()})
+        replace(
+            row, env={name: _value(facts, name, row.env[name]) for name in row.env if _reads(facts, name)}
+        )
         for row in SWITCHES
         if _is_of(row, facts, via, facts.identity.version)
     )
+
+
+def _reads(facts: Facts, variable: str) -> bool:
+    return facts.identity.family == "openmpi" or not variable.startswith("OMPI_")
 
 
 def _is_of(row: Switch | Bound, facts: Facts, via: str, version: str) -> bool:

@@ -326,6 +326,12 @@ def test_turning_ipc_off_keeps_what_the_user_chose(set_already: str, off: str) -
     assert families.ipc_off(seen(MPICH_5, **facts), "cuda")["UCX_TLS"] == off
 
 
+def test_a_library_is_offered_no_settings_of_another() -> None:
+    assert dict(families.ipc_off(seen(MPICH_5, **MPICH_OVER_UCX), "cuda")) == {"UCX_TLS": "^cuda_ipc"}
+    open_mpi = families.ipc_off(seen(OPEN_MPI_5, **OPEN_MPI_OVER_UCX), "cuda")
+    assert open_mpi["OMPI_MCA_opal_common_ucx_tls"] == "any"
+
+
 def test_the_edges_of_protocols_come_from_the_library_and_its_environment() -> None:
     open_mpi = seen(
         OPEN_MPI_5, variables={"btl_sm_eager_limit": 4096, "btl_tcp_eager_limit": 65536, "pml": ""}
