@@ -24,9 +24,11 @@ from gpuipc_doctor.api import (
     Check,
     Context,
     Control,
+    Device,
     Evidence,
     Finding,
     Json,
+    Launch,
     Measurement,
     Probe,
     ProbeOutcome,
@@ -71,45 +73,34 @@ class FabricSmallMessage(Check):
                 programs=" nor ".join(missing),
                 why_not=ctx.fabric.why_not,
             )
-        env, stated = ctx.fabric.env, ctx.fabric.stated
+        stated = ctx.fabric.stated
         starts = [("", None), *([(ACROSS, ctx.fabric.across)] if ctx.fabric.across else [])]
         for where, launch in starts:
-            host = {
+            common = {
                 "sizes": ctx.options.get("sizes", SIZES),
                 "failed": [],
                 "across": launch is not None,
                 "missing": missing,
-                "env": dict(env),
+                "env": dict(ctx.fabric.env),
                 "stated": [stated.name, stated.where] if stated else None,
             }
             if "fi_pingpong" in programs:
-                params = {**host, "program": programs["fi_pingpong"], "fi_info": programs.get("fi_info")}
-                yield Probe(
-                    named("libfabric", where), ROLES, params=params, together=True, launch=launch, env=env
-                )
+                params = {**common, "program": programs["fi_pingpong"], "fi_info": programs.get("fi_info")}
+                yield probe(named("libfabric", where), (), params, launch)
             if "ucx_perftest" in programs:
-                params = {**host, "program": programs["ucx_perftest"], "memory": "host"}
-                yield Probe(named("UCX", where), ROLES, params=params, together=True, launch=launch, env=env)
-                subjects = ctx.subjects if launch is None else [(device,) for device in ctx.devices[:1]]
-                for devices in subjects:
-                    memory = {"memory": devices[0].backend, "sizes": ctx.options.get("sizes", DEVICE_SIZES)}
-                    yield Probe(
-                        named("UCX", where),
-                        ROLES,
-                        devices,
-                        params | memory,
-                        together=True,
-                        launch=launch,
-                        env=env,
-                    )
+                params = {**common, "program": programs["ucx_perftest"], "memory": "host"}
+                yield probe(named("UCX", where), (), params, launch)
+                sizes = ctx.options.get("sizes", DEVICE_SIZES)
+                for devices in ctx.subjects if launch is None else [(one,) for one in ctx.devices[:1]]:
+                    in_device = {**params, "memory": devices[0].backend, "sizes": sizes}
+                    yield probe(named("UCX", where), devices, in_device, launch)
 
     def again(self, failed: ProbeOutcome) -> Iterable[Probe]:
         if failed.blamed and (message := failed.records[failed.blamed].get("message")):
             ended = {"route": message[0], "size": message[1], "ended": "hung", "said": failed.blamed}
             params = {**failed.params, "failed": [*failed.params["failed"], ended]}
             name = failed.probe if failed.probe.endswith(REST) else f"{failed.probe}, {REST}"
-            env = failed.params["env"]
-            yield Probe(name, ROLES, failed.devices, params, together=True, launch=failed.launch, env=env)
+            yield probe(name, failed.devices, params, failed.launch)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         program = PurePath(done.params["program"]).name
@@ -151,6 +142,10 @@ ENDINGS = {
     "hung": ("map", "map of what hung in {program}; {right} sizes were right"),
 }
 """What a message may come to, and what is then said: the finding's key, and its sentence."""
+
+
+def probe(name: str, devices: tuple[Device, ...], params: dict[str, Json], launch: Launch | None) -> Probe:
+    return Probe(name, ROLES, devices, params, together=True, launch=launch, env=params["env"])
 
 
 def named(library: str, where: str) -> str:
