@@ -41,11 +41,12 @@ Candidates = Callable[[Entry], Sequence[Workaround]]
 def worth_trying(log: ResultLog) -> list[Entry]:
     """Of the launched probes that failed, the first of each check and kind of failure.
 
-    The later ones follow from it, on other devices as well: what helps against one helps against all.
+    The later ones follow from it, on other devices as well: what helps against one helps against all. A probe
+    that follows up another tells of that one's failure whatever becomes of its own, so nothing could help it.
     """
     first: dict[object, Entry] = {}
     for entry in log.failures():
-        if entry.planned.probe.launch:
+        if entry.planned.probe.launch and entry.planned.follows is None:
             keys = frozenset(one.identity for one in entry.findings if one.status is Status.FAIL)
             first.setdefault((entry.planned.check.id, keys), entry)
     return list(first.values())

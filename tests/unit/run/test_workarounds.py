@@ -144,6 +144,15 @@ def test_a_failure_that_no_launcher_started_is_left_alone() -> None:
     assert sentences.evidence(finding) == ("by 52 MiB",)
 
 
+def test_what_follows_up_a_failure_is_left_alone() -> None:
+    """It is told beside the failure itself, and ends as a failure with whatever helps against that."""
+    stage, log = Stage({"1": outcome(leaks=False)}), failed()
+    rest = PlannedProbe(9, Leaky(), Path(__file__), Probe("the rest", {}, launch=LAUNCH), follows=1)
+    log.keep(rest, outcome(leaks=True), [Finding.fail("map", "map of what failed")])
+    after(log, stage, Workaround({"X": "1"}, ""))
+    assert stage.tried == [("node", "1")]
+
+
 def test_one_kind_of_failure_is_tried_once_and_the_likeliest_cure_first() -> None:
     stage = Stage({"1": outcome(leaks=True), "2": outcome(leaks=False)})
     log = failed(*gpus(2))
