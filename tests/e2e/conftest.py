@@ -23,7 +23,7 @@ def evidence(finding: Mapping[str, Any]) -> list[str]:
     return [item["line"] for item in finding["evidence"]]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def doctor() -> Command:
     """``doctor("check", "--all")`` runs ``gpuipc-doctor check --all`` and returns how it ended."""
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.model import Relation, RoleOutcome
+from gpuipc_doctor.model import Relation, Report, RoleOutcome
 from gpuipc_doctor.report import exits, sentences
 from gpuipc_doctor.simulator import drill, profile
+from gpuipc_doctor.simulator.profile import Profile
 from tests.e2e.conftest import SMALL_SHARE
 from tests.e2e.test_faults import check
 
@@ -26,6 +27,8 @@ LIBRARIES = {
     "impi": "lib/libmpi.so.12",
 }
 HIP_WITH = "mpich50"
+ON_HIP = "mpi-wrong-byte"
+"""The fault that HIP's memory meets, too: libraries hardly see whose memory it is."""
 
 CXI_FRAMES = ("cxip_cq_eq_progress", "cxip_cq_progress", "ofi_cq_readfrom", "MPIR_Wait_impl")
 """What a hang in libfabric's cxi provider looks like, innermost first."""
@@ -47,14 +50,20 @@ they looked hung, too."""
 NEED_ITERATIONS = ("mpi-bounded-cache", "mpi-fixed-loss", "mpi-small-leak")
 """Faults that are told from others, or from noise, by what happens after many messages."""
 
+FOR_ITERATIONS = "memory: {most_gib: 1}\n"
+"""Room for 25 of them: memory of a simulated GPU is the host's, whose bytes take time."""
+
+CURED = "mpi-hang-quiet"
+"""The fault that is found where its cure is tried, below."""
+
 
 def runs() -> list[object]:
     """Each fault under one library and each library with faults, and what is `KNOWN`; `full`: every pair."""
     stated = {name: profile.load(name) for name in profile.names()}
     faulty = [name for name, one in stated.items() if one.needs_mpi and not one.needs_fabric]
     on_cuda = [(library, "cuda") for library in LIBRARIES]
-    chosen = {(name, *on_cuda[number % len(on_cuda)]) for number, name in enumerate(faulty)} | KNOWN
-    chosen.add((faulty[0], HIP_WITH, "hip"))
+    chosen = {(name, *on_cuda[number % len(on_cuda)]) for number, name in enumerate(faulty) if name != CURED}
+    chosen |= {*KNOWN, (ON_HIP, HIP_WITH, "hip")}
     return [
         pytest.param(*run, id="-".join(run), marks=[] if run in chosen else pytest.mark.full)
         for name in faulty
@@ -64,20 +73,22 @@ def runs() -> list[object]:
 
 
 @pytest.mark.parametrize(("name", "library", "backend"), runs())
-def test_a_fault_of_mpi_is_found_and_nothing_else(name: str, library: str, backend: str) -> None:
+def test_a_fault_of_mpi_is_found_and_nothing_else(
+    name: str, library: str, backend: str, tmp_path: Path
+) -> None:
     stated = profile.load(name)
     deadline = ["--deadline", str(stated.deadline_s)] if stated.deadline_s else []
     expected = stated.expect[backend]
+    share = Path(SMALL_SHARE)
+    if name in NEED_ITERATIONS:
+        share = tmp_path / "share.yaml"
+        share.write_text(FOR_ITERATIONS)
     report, _ = check(
         *(expected.checks or ("mpi-cache-growth",)),
         *("--simulate", name, "--backend", backend, "--mpi-lib", path_of(library)),
-        *([] if name in NEED_ITERATIONS else ["--config", SMALL_SHARE]),
-        *("--no-workarounds", *deadline),
+        *("--config", str(share), "--no-workarounds", *deadline),
     )
-    code = exits.code(drill.of_the_profile(report))
-    verdict = drill.judge(expected, drill.rows(report), code)
-    assert verdict.invented == ()
-    assert verdict.missed == ()
+    holds(stated, backend, report)
     told = [result for result in report.results if " #" in sentences.summary(result.finding)]
     hung = [result.roles[0] for result in told if "hung (" in sentences.summary(result.finding)]
     assert bool(hung) == ("-hang-" in name)
@@ -88,12 +99,22 @@ def test_a_fault_of_mpi_is_found_and_nothing_else(name: str, library: str, backe
             assert any(line.endswith("cxil_map() failed: -22") for line in result.roles[0].log_tail)
 
 
-def test_the_cure_of_the_known_issue_is_found_by_trying() -> None:
-    """The issue is recognised by what the log says only once it is raised."""
+def holds(stated: Profile, backend: str, report: Report) -> None:
+    """The report has what the profile states, and nothing else."""
+    code = exits.code(drill.of_the_profile(report))
+    verdict = drill.judge(stated.expect[backend], drill.rows(report), code)
+    assert verdict.invented == ()
+    assert verdict.missed == ()
+
+
+def test_the_cure_of_the_known_issue_is_found_by_trying(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The issue is recognised by what the log says only once it is raised; what is set is not tried."""
+    monkeypatch.setenv("UCX_CUDA_IPC_CACHE", "n")
     report, _ = check(
-        *("mpi-small-message", "--simulate", "mpi-hang-quiet", "--backend", "cuda"),
-        *("--mpi-lib", path_of("mpich43"), "--deadline", "2"),
+        *("mpi-small-message", "--simulate", CURED, "--backend", "cuda"),
+        *("--mpi-lib", path_of("mpich43"), "--config", SMALL_SHARE, "--deadline", "2"),
     )
+    holds(profile.load(CURED), "cuda", report)
     [first] = [r for r in report.results if "hung (2 s)" in sentences.summary(r.finding)]
     assert CXI_ISSUE in {join.issue for join in report.joins if join.relation is Relation.UNKNOWN}
     tried = {
@@ -102,8 +123,8 @@ def test_the_cure_of_the_known_issue_is_found_by_trying() -> None:
         if line.startswith("Tried ")
     }
     assert ": helps, at " in tried["Tried FI_CXI_SAFE_DEVMEM_COPY_THRESHOLD=0"]
-    assert ": does not help" in tried["Tried UCX_CUDA_IPC_CACHE=n"]
-    assert not any("MPICH_GPU_SUPPORT_ENABLED" in settings for settings in tried)
+    assert [": does not help" in line for name, line in tried.items() if "UCX_TLS=" in name] == [True]
+    assert not any("MPICH_GPU_SUPPORT_ENABLED" in name or "_CACHE" in name for name in tried)
 
 
 def shows_cxi(role: RoleOutcome) -> bool:
