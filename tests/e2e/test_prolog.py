@@ -32,6 +32,11 @@ SHORT_S = 4.0
 FRESH = {"fresh_for_s": 600, "state_dir": "state", "log": "log.jsonl"}
 
 
+def full(*values: object) -> object:
+    """For `full`: what is decided has unit tests, and the way there is another's that runs here."""
+    return pytest.param(*values, marks=pytest.mark.full)
+
+
 class Site:
     """A site config for the prolog, and the command that uses it."""
 
@@ -90,20 +95,20 @@ def test_a_healthy_node_passes_in_one_line(site: Site) -> None:
             12,
             ["FAIL ipc-reopen on cuda:0 GPU-", "[nvidia-ipc-reopen]", "#8 returned"],
         ),
-        ("nvidia-460.32.03", {"on_fail": "log"}, 0, ["FAIL ipc-reopen on cuda:0 GPU-"]),
-        ("nvidia-460.32.03", {"on_fail": "ignore"}, 0, ["the policy ignores 1 result"]),
         ("nvidia-460.32.03", {"shadow": True}, 0, ["would drain, but shadow mode is on: FAIL ipc-reopen"]),
-        (
+        ("hang-ipc-open", {"deadline_s": 1.5}, 12, ["cuIpcOpenMemHandle #2 hung (1.5 s)"]),
+        ("no-devices", {"on_error": "drain"}, 11, ["ERROR"]),
+        full("nvidia-460.32.03", {"on_fail": "log"}, 0, ["FAIL ipc-reopen on cuda:0 GPU-"]),
+        full("nvidia-460.32.03", {"on_fail": "ignore"}, 0, ["the policy ignores 1 result"]),
+        full(
             "nvidia-460.32.03",
             {"breaker": {"share": 0}},
             0,
             ["would drain, but this node is not in the share"],
         ),
-        ("segv-ipc-open", {}, 12, ["SIGSEGV"]),
-        ("hang-init", {"deadline_s": 1.5}, 12, ["cuInit #1 hung (1.5 s)"]),
-        ("hang-ipc-open", {"deadline_s": 1.5}, 12, ["cuIpcOpenMemHandle #2 hung (1.5 s)"]),
-        ("no-devices", {}, 0, ["ERROR"]),
-        ("no-devices", {"on_error": "drain"}, 11, ["ERROR"]),
+        full("segv-ipc-open", {}, 12, ["SIGSEGV"]),
+        full("hang-init", {"deadline_s": 1.5}, 12, ["cuInit #1 hung (1.5 s)"]),
+        full("no-devices", {}, 0, ["ERROR"]),
     ],
 )
 def test_the_policy_decides(
@@ -117,8 +122,17 @@ def test_the_policy_decides(
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("profile", ["hang-init", "hang-ipc-open", "ignores-sigterm"])
-@pytest.mark.parametrize(("on_budget", "code"), [("log", 0), ("drain", 11)])
+@pytest.mark.parametrize(
+    ("profile", "on_budget", "code"),
+    [
+        ("hang-init", "log", 0),
+        ("ignores-sigterm", "drain", 11),
+        full("hang-init", "drain", 11),
+        full("hang-ipc-open", "log", 0),
+        full("hang-ipc-open", "drain", 11),
+        full("ignores-sigterm", "log", 0),
+    ],
+)
 def test_what_hangs_ends_with_the_budget(site: Site, profile: str, on_budget: str, code: int) -> None:
     site.write(profile, {"on_budget": on_budget})
     started = time.monotonic()
@@ -201,7 +215,8 @@ def test_a_node_that_failed_is_tested_again(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    "what", ["corrupt", "link", "pipe", "open to others", "a stranger's", "of a dead writer"]
+    "what",
+    ["corrupt", "of a dead writer", *map(full, ("link", "pipe", "open to others", "a stranger's"))],
 )
 def test_a_state_that_cannot_be_trusted_is_ignored_and_said(site: Site, what: str) -> None:
     site.write("healthy-single", FRESH)
@@ -255,7 +270,7 @@ def test_the_log_holds_what_the_line_has_no_room_for(site: Site) -> None:
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("log", ["nowhere/log.jsonl", "/dev/full", "link.jsonl", "state"])
+@pytest.mark.parametrize("log", ["/dev/full", "link.jsonl", *map(full, ("nowhere/log.jsonl", "state"))])
 def test_a_log_that_cannot_be_written_changes_nothing(site: Site, log: str) -> None:
     (site.directory / "link.jsonl").symlink_to(site.directory / "target")
     (site.directory / "state").mkdir()
@@ -316,7 +331,7 @@ def profile(site: Site, faults: str) -> Path:
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("call", ["init", "ipc-open", "context-create"])
+@pytest.mark.parametrize("call", ["init", *map(full, ("ipc-open", "context-create"))])
 def test_a_driver_that_hangs_drains_at_the_second_job(site: Site, call: str) -> None:
     first, second = in_a_row(site, profile(site, f"{{call: {call}, do: hang}}"), 2)
     assert (first[0], "ERROR" in first[1]) == (0, True)
@@ -392,8 +407,8 @@ CHECK = Stops()
     [
         ({}, "0,3", 12, "FAIL GPU 3 of the job is missing: the kernel lists 2 GPUs (0, 1)"),
         ({"gpus": 4}, "0", 12, "FAIL the kernel lists 2 GPUs, and the site config says 4"),
-        ({"gpus": 4}, "", 12, "FAIL the kernel lists 2 GPUs, and the site config says 4"),
-        (
+        full({"gpus": 4}, "", 12, "FAIL the kernel lists 2 GPUs, and the site config says 4"),
+        full(
             {"gpus": 4, "on_missing": "log"},
             "0",
             0,

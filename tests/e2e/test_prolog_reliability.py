@@ -1,4 +1,4 @@
-"""One run on each of the hostile nodes of benchmarks/reliability.py, which does hundreds."""
+"""One run on the hostile nodes of benchmarks/reliability.py, which does hundreds; `full`: on each of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,25 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("name", reliability.KINDS)
+ELSEWHERE = frozenset(
+    {
+        "cuInit hangs",
+        "a context hangs on one GPU",
+        "an IPC open hangs, TERM ignored",
+        "an IPC open crashes",
+        "an IPC close aborts",
+        "a process is left in a session of its own",
+        "a driver that floods stderr",
+        "fork bomb of 200",
+    }
+)
+"""Nodes that test_prolog.py and test_prolog_hostile.py have, too."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(kind, marks=[pytest.mark.full] if kind in ELSEWHERE else []) for kind in reliability.KINDS],
+)
 def test_the_prolog_ends_in_time_with_the_right_answer_and_leaves_nothing(name: str) -> None:
     _, wrong = reliability.run(reliability.KINDS[name], seed=1)
     assert wrong == []
