@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-settings.register_profile("moderate", max_examples=25, deadline=None)  # a busy machine is no mistake
+settings.register_profile("moderate", max_examples=10, deadline=None)  # a busy machine is no mistake
 settings.register_profile("full", max_examples=200, deadline=None)
 settings.load_profile("moderate")
 

@@ -14,7 +14,7 @@ from tests.e2e.conftest import Command
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "acceptance.md"
 
-LOOKED_AT = "ipc-reopen driver-init environment known-versions --device cuda:0"
+LOOKED_AT = "ipc-handles driver-init environment known-versions --device cuda:0"
 
 DOCTOR = f"""#!/bin/bash
 # What the page calls gpuipc-doctor: it looks at a simulated node, and at few checks, once.

@@ -168,7 +168,7 @@ def test_a_disabled_check_is_a_skip_that_names_the_line(doctor: Command, tmp_pat
 def test_the_report_goes_to_a_file_too(doctor: Command, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     report.write_text("old")
-    ended = doctor("check", "ipc-reopen", "--simulate", "healthy-single", "--output", str(report))
+    ended = doctor("check", "driver-init", "--simulate", "healthy-single", "--output", str(report))
     assert ended.returncode == 0
     assert "SIMULATED" in ended.stdout
     assert json.loads(report.read_text())["simulated"] == "healthy-single"
@@ -176,9 +176,9 @@ def test_the_report_goes_to_a_file_too(doctor: Command, tmp_path: Path) -> None:
 
 
 def test_a_report_that_cannot_be_written_is_printed_all_the_same(doctor: Command) -> None:
-    ended = doctor("check", "ipc-reopen", "--simulate", "healthy-single", "--output", "/dev/full")
+    ended = doctor("check", "driver-init", "--simulate", "healthy-single", "--output", "/dev/full")
     assert ended.returncode == 1
-    assert "ipc-reopen" in ended.stdout
+    assert "driver-init" in ended.stdout
     assert "--output was not written: No space left on device" in ended.stderr
 
 
@@ -210,7 +210,10 @@ def test_kept_logs_hold_the_stack_of_what_hung(doctor: Command, tmp_path: Path, 
     assert "open_ipc" in (kept / "importer.python-stack").read_text()
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    "closed",
+    ["<&- >&- 2>&-", *(pytest.param(one, marks=pytest.mark.full) for one in ("<&-", ">&-", "2>&-"))],
+)
 def test_closed_standard_streams_change_nothing(tmp_path: Path, closed: str) -> None:
     report = tmp_path / "report.json"
     doctor = f"{sys.executable} -m gpuipc_doctor.cli.main check ipc-peer --simulate healthy-cuda"
@@ -396,7 +399,7 @@ def test_plots_are_drawn_of_what_was_watched_and_named(doctor: Command, tmp_path
 
 
 def test_plots_of_checks_that_watch_nothing_say_so(doctor: Command, tmp_path: Path) -> None:
-    ended = doctor("check", "ipc-reopen", "--simulate", "healthy-single", "--plots", str(tmp_path))
+    ended = doctor("check", "driver-init", "--simulate", "healthy-single", "--plots", str(tmp_path))
     assert ended.returncode == 0
     assert "nothing, for no check that ran watches memory over time" in ended.stderr
     assert list(tmp_path.iterdir()) == []

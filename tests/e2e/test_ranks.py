@@ -41,7 +41,10 @@ def launch(name: str, mpiexec_of: str = "") -> Launch:
     return Launch((str(mpiexec), "-n", "{ranks}"), environment)
 
 
-@pytest.fixture(params=["impi", "mpich43", "mpich50", "openmpi"])
+LIBRARIES = ("impi", "mpich43", "mpich50", "openmpi")
+
+
+@pytest.fixture(params=LIBRARIES)
 def mpi(request: pytest.FixtureRequest) -> Launch:
     return launch(request.param)
 
@@ -82,6 +85,11 @@ def test_what_a_launcher_makes_for_itself_goes_with_it(session: Session, roles: 
     assert not Path(place).exists()
 
 
+@pytest.mark.parametrize(
+    "mpi",
+    ["openmpi", *(pytest.param(name, marks=pytest.mark.full) for name in LIBRARIES if name != "openmpi")],
+    indirect=True,
+)
 def test_a_rank_that_hangs_is_blamed_and_both_show_their_stacks(
     session: Session, mpi: Launch, roles: ModuleType
 ) -> None:
