@@ -139,7 +139,8 @@ def _own_facts(issue: KnownIssue, facts: Sequence[Fact], device: Device) -> list
     foreign = frozenset().union(*(of for backend, of in _OF_BACKEND.items() if backend != device.backend))
     if foreign & {issue.component, *(need.fact for need in issue.needs)}:
         return None
-    own = [fact for fact in facts if fact.name not in {*foreign, "gpu-model"}]
+    others = foreign | {"gpu-model"}
+    own = [fact for fact in facts if fact.name not in others]
     return [*own, Fact("gpu-model", device.name, device.label)]
 
 

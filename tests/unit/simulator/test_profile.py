@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from gpuipc_doctor.model import MemoryShare, Status
 from gpuipc_doctor.simulator import node, profile, vocabulary
-from gpuipc_doctor.site.yamlfile import BadFile
+from gpuipc_doctor.site.yamlfile import BadFile, read
 
 ONE_GPU = """\
 description: One GPU.
@@ -42,6 +43,12 @@ def test_every_profile_of_the_package_states_what_must_be_found(name: str) -> No
         worst = max((found.status.severity for found in expectation.findings), default=0)
         codes = {Status.FAIL: {12}, Status.ERROR: {11, 3}}
         assert expectation.exit_code in codes.get(list(Status)[worst], {0})
+
+
+def test_every_profile_of_the_package_follows_the_schema() -> None:
+    schema = json.loads(profile.SCHEMA.read_text())
+    for name in profile.names():
+        read(profile.file_of(name), schema)
 
 
 @pytest.mark.parametrize("name", profile.names())
