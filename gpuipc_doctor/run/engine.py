@@ -234,9 +234,9 @@ def run(
         resources.enter_context(run.schedule.interruptible())
         loading = aside.submit(knownissues.load, config.known_issues_dirs)  # while the drivers initialise
         numbering = aside.submit(knownissues.edition, config.known_issues_dirs)
-        devices, asked = run.discovery.drivers()
         if request.tier > Tier.PROLOG:
-            resources.enter_context(_drivers_kept_open(run.schedule.session, devices))
+            resources.enter_context(_drivers_kept_open(run.schedule.session, request.backends))
+        devices, asked = run.discovery.drivers()
         run.issues, edition = loading.result(), numbering.result()
         if devices:  # without any, what was found out about the drivers is the answer
             devices = request.select_devices(devices)
@@ -297,8 +297,8 @@ def _started(
 
 
 @contextlib.contextmanager
-def _drivers_kept_open(session: Session, devices: Iterable[Device]) -> Iterator[None]:
-    """Have a worker hold each driver meanwhile, as a persistence daemon does where there is one.
+def _drivers_kept_open(session: Session, backends: Iterable[str]) -> Iterator[None]:
+    """Have a worker hold each driver that is here meanwhile, as a persistence daemon does where there is one.
 
     Without either, the last process to end shuts the GPUs down and the next initialises them anew: on two
     H200s that came to 2 of 14 seconds.
@@ -306,7 +306,7 @@ def _drivers_kept_open(session: Session, devices: Iterable[Device]) -> Iterator[
     file = planner.built_in(planner.DISCOVERY)
     hold = loader.role(file, "keep_open")
     with contextlib.ExitStack() as held:
-        for backend in sorted({device.backend for device in devices}):
+        for backend in backends:
             probe = Probe(
                 "kept open",
                 {backend: hold},

@@ -157,7 +157,7 @@ def _turn(planned: PlannedProbe) -> tuple[bool, bool, bool]:
     A pair would have its second device wait for the first one, and an array library is still being imported.
     """
     probe = planned.probe
-    return len(probe.devices) > 1, not probe.exclusive, bool(probe.imports)
+    return len(probe.devices) > 1, not probe.exclusive, probe.exclusive and bool(probe.imports)
 
 
 def _result_of(future: Future[ProbeOutcome]) -> Ended:
