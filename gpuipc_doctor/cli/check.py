@@ -49,8 +49,8 @@ SHOWN = {("cuda", "hip"): "healthy-both", ("cuda",): "healthy-cuda", ("hip",): "
 @click.option(
     "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write the JSON report there, too."
 )
-@click.option("--deadline", type=options.Seconds(), metavar="SECONDS", help="For each single operation.")
-@click.option("--budget", type=options.Seconds(), metavar="SECONDS", help="For the whole run.")
+@options.seconds("--deadline", "For each single operation.")
+@options.seconds("--budget", "For the whole run.")
 @click.option(
     "--keep-logs",
     type=click.Path(path_type=Path),
@@ -181,17 +181,12 @@ def _could_be_shown(report: Report) -> str:
 
 def _prepare_logs(directory: Path) -> None:
     """Logs of two runs must not mix: the directory is new or empty."""
-    try:
-        if reason := untrusted(directory):
-            raise PermissionError(EPERM, reason)
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with options.blaming("--keep-logs", str(directory)):
+        _make(directory, mode=0o700)
         if any(directory.iterdir()):
             raise click.BadParameter(
                 f"{directory} is not empty; name a new directory", param_hint="--keep-logs"
             )
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise click.BadParameter(f"{directory}: {reason}", param_hint="--keep-logs") from error
 
 
 def _prepare_plots(directory: Path) -> None:
@@ -200,14 +195,15 @@ def _prepare_plots(directory: Path) -> None:
 
     if find_spec("matplotlib") is None:
         raise click.UsageError("--plots needs matplotlib: pip install 'gpuipc-doctor[plots]'")
-    try:
-        if reason := untrusted(directory):
-            raise PermissionError(EPERM, reason)
-        directory.mkdir(parents=True, exist_ok=True)
+    with options.blaming("--plots", str(directory)):
+        _make(directory)
         OutputFile(directory / "picture.svg").close()
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise click.BadParameter(f"{directory}: {reason}", param_hint="--plots") from error
+
+
+def _make(directory: Path, mode: int = 0o777) -> None:
+    if reason := untrusted(directory):
+        raise PermissionError(EPERM, reason)
+    directory.mkdir(mode=mode, parents=True, exist_ok=True)
 
 
 def _draw(report: Report, directory: Path | None) -> bool:
@@ -234,11 +230,8 @@ def _output(path: Path | None) -> OutputFile | None:
     """The file of ``--output``, tried before anything is probed."""
     if path is None:
         return None
-    try:
+    with options.blaming("--output", f"cannot write {path}"):
         return OutputFile(path)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise click.BadParameter(f"cannot write {path}: {reason}", param_hint="--output") from error
 
 
 def _write(report: Report, file: OutputFile | None, exit_code: int) -> bool:

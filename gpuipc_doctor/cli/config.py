@@ -32,13 +32,7 @@ command.add_command(new_config.command)
 
 
 @command.command()
-@click.option(
-    "--config",
-    "config_file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Site config, or the name of a shipped one.",
-)
+@options.config("Site config, or the name of a shipped one.")
 @click.option("--origin", is_flag=True, help="With the file and the line behind each value.")
 @click.option("--all", "with_defaults", is_flag=True, help="With the defaults, too.")
 def show(config_file: Path | None, *, origin: bool, with_defaults: bool) -> None:

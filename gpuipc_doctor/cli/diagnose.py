@@ -37,13 +37,7 @@ _EPILOG = "\b\nExit codes:\n" + "\n".join(
     help="What `gpuipc-doctor inventory --json` said of the node that wrote the logs, or a report of it.",
 )
 @click.option("--strict", is_flag=True, help="Exit with 10 for hints, and for errors that nothing explains.")
-@click.option(
-    "--config",
-    "config_file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="With a site's own known issues.",
-)
+@options.config("With a site's own known issues.")
 def command(
     files: tuple[str, ...],
     follow: bool,

@@ -31,13 +31,7 @@ _ITEM = r" *(?:[-*]|\d+\.) +"
 
 @click.command()
 @click.argument("id_", metavar="CHECK|ISSUE|sharing")
-@click.option(
-    "--config",
-    "config_file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="With a site's own checks and known issues.",
-)
+@options.config("With a site's own checks and known issues.")
 @click.option("--simulate", metavar="PROFILE", help="For sharing: the stacks of a simulated node.")
 @click.option("--json", "as_json", is_flag=True, help="For sharing: print JSON.")
 def command(id_: str, config_file: Path | None, simulate: str | None, as_json: bool) -> None:

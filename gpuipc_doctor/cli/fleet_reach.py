@@ -33,29 +33,11 @@ def options_of(command: options.Command) -> options.Command:
             metavar="OPTION",
             help="For srun or ssh, as it stands, after those of the site config.",
         ),
-        click.option(
-            "--patience",
-            type=options.Seconds(),
-            default=30.0,
-            show_default=True,
-            metavar="SECONDS",
-            help="For a node that is busy, drained or down.",
+        options.seconds(
+            "--patience", "For a node that is busy, drained or down.", default=30.0, show_default=True
         ),
-        click.option(
-            "--deadline",
-            type=options.Seconds(),
-            default=600.0,
-            show_default=True,
-            metavar="SECONDS",
-            help="For each node.",
-        ),
-        click.option(
-            "--budget",
-            type=options.Seconds(),
-            default=None,
-            metavar="SECONDS",
-            help="For all nodes together.  [default: as long as they take]",
-        ),
+        options.seconds("--deadline", "For each node.", default=600.0, show_default=True),
+        options.seconds("--budget", "For all nodes together.  [default: as long as they take]"),
         click.option(
             "--fanout", type=click.IntRange(1, 4096), default=64, show_default=True, help="Nodes at a time."
         ),

@@ -22,14 +22,7 @@ MAX_BYTES = 1 << 20
 
 @click.command("hooks")
 @click.argument("which", type=options.Choice(list(HOOKS)))
-@click.option(
-    "--config",
-    "config_file",
-    type=click.Path(path_type=Path),
-    required=True,
-    metavar="FILE",
-    help="Site config that the prolog is to use.",
-)
+@options.config("Site config that the prolog is to use.", required=True)
 @click.option(
     "--to",
     "directory",

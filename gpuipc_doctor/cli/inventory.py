@@ -28,7 +28,7 @@ _VALUE_COLUMNS = 26
 @click.command()
 @options.node_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--deadline", type=options.Seconds(), metavar="SECONDS", help="For each single question.")
+@options.seconds("--deadline", "For each single question.")
 @click.option(
     "--diff",
     "before",

@@ -24,13 +24,7 @@ from gpuipc_doctor.run.request import UnknownName
 from gpuipc_doctor.site.config import SiteConfig
 from gpuipc_doctor.site.yamlfile import Mistake
 
-_with_config = click.option(
-    "--config",
-    "config_file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="With a site's own known issues.",
-)
+_with_config = options.config("With a site's own known issues.")
 
 
 @click.group("known-issues")

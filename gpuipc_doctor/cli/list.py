@@ -13,13 +13,7 @@ from gpuipc_doctor.run import check_files
 
 
 @click.command()
-@click.option(
-    "--config",
-    "config_file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="With a site's own checks.",
-)
+@options.config("With a site's own checks.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(config_file: Path | None, as_json: bool) -> None:
     """List the checks: what each asks, and the first tier that it belongs to."""

@@ -27,12 +27,7 @@ DEFAULT_INTERVAL_S = 2.0
 @click.command()
 @options.node_options
 @click.option("--watch", is_flag=True, help="Go on until Ctrl-C, and tell what grows.")
-@click.option(
-    "--interval",
-    type=options.Seconds(),
-    metavar="SECONDS",
-    help="Between two samples of --watch.  [default: 2]",
-)
+@options.seconds("--interval", "Between two samples of --watch.  [default: 2]")
 @click.option(
     "--log",
     "log_file",
@@ -94,10 +89,8 @@ def _log(path: Path | None) -> Iterator[IO[str] | None]:
     if path is None:
         yield None
         return
-    try:
+    with options.blaming("--log", f"cannot write {path}"):
         file = path.open("a", buffering=1, encoding="utf-8")
-    except OSError as error:
-        raise click.BadParameter(f"cannot write {path}: {error.strerror}", param_hint="--log") from error
     with file:
         yield file
 

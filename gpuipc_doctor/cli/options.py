@@ -43,6 +43,26 @@ class Seconds(click.FloatRange):
         return seconds
 
 
+def seconds(name: str, says: str, **more: Any) -> Callable[[Command], Command]:
+    """An option that takes a number of seconds."""
+    return click.option(name, type=Seconds(), metavar="SECONDS", help=says, **more)
+
+
+def config(says: str, **more: Any) -> Callable[[Command], Command]:
+    """``--config``: a site config, which every command uses for something else."""
+    file = click.Path(path_type=Path)
+    return click.option("--config", "config_file", type=file, metavar="FILE", help=says, **more)
+
+
+@contextmanager
+def blaming(option: str, what: str) -> Iterator[None]:
+    """Name the option that says where to write, where that cannot be done. Raises `click.BadParameter`."""
+    try:
+        yield
+    except OSError as error:
+        raise click.BadParameter(f"{what}: {error.strerror or error}", param_hint=option) from error
+
+
 class Choice(click.Choice[str]):
     """One of some words; of another one it says which was meant."""
 
@@ -82,13 +102,7 @@ def node_options(command: Command) -> Command:
         click.option(
             "--simulate", metavar="PROFILE", help="Probe a simulated node: a profile's name or file."
         ),
-        click.option(
-            "--config",
-            "config_file",
-            type=click.Path(path_type=Path),
-            metavar="FILE",
-            help="Site config, or the name of a shipped one; beneath it lies /etc/gpuipc-doctor/site.yaml.",
-        ),
+        config("Site config, or the name of a shipped one; beneath it lies /etc/gpuipc-doctor/site.yaml."),
     ):
         command = option(command)
     return command

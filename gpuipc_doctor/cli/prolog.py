@@ -26,19 +26,8 @@ class Forgiving(click.Command):
 
 
 @click.command(cls=Forgiving)
-@click.option(
-    "--config",
-    "config_file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Site config; without it /etc/gpuipc-doctor/site.yaml, else the defaults.",
-)
-@click.option(
-    "--budget",
-    type=options.Seconds(),
-    metavar="SECONDS",
-    help="From the start of this process.  [default: the config's, or 8]",
-)
+@options.config("Site config; without it /etc/gpuipc-doctor/site.yaml, else the defaults.")
+@options.seconds("--budget", "From the start of this process.  [default: the config's, or 8]")
 @click.option("--explain-decision", is_flag=True, help="Say how it is decided, and leave no trace of it.")
 def command(*, config_file: Path | None, budget: float | None, explain_decision: bool) -> None:
     """Test this node in front of a job.
