@@ -373,7 +373,8 @@ class Probe:
     """One isolated execution that a check asks for.
 
     ``name`` tells the probes of one check on one subject apart (``destroy-context``). ``roles`` maps a
-    role's name to a function of the check's file; each runs in a worker of its own, all at the same time.
+    role's name to a function in the check's file, its own or one of the api's; each runs in a worker of its
+    own, all at the same time.
     ``devices`` are the GPUs that every worker of the probe can see, in this order: none for a probe of
     the node, one for a probe of a device, two for a pair. ``params`` reaches the roles as
     ``Worker.params``. ``deadline_s`` bounds each single operation, in seconds, not the probe as a whole.
