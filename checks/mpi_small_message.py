@@ -9,6 +9,8 @@ device.
 
 All of it happens on each device, between any two of the node, and, where `--nodes 2` asks for that, between
 the first devices of two nodes.
+
+Options: ``sizes`` (a list of bytes), in place of the usual ones; nothing larger is timed, either.
 """
 
 from __future__ import annotations
@@ -84,7 +86,8 @@ class MpiSmallMessage(Check):
         around_edges = {
             edge + step for edge in ctx.mpi.edges if edge < LARGE_MESSAGES[-1] for step in (-1, 0, 1)
         }
-        params = {"sizes": sorted({*SMALL_MESSAGES, *LARGE_MESSAGES, *around_edges}), "failed": []}
+        usual = {*SMALL_MESSAGES, *LARGE_MESSAGES, *around_edges}
+        params = {"sizes": sorted(ctx.options.get("sizes") or usual), "failed": []}
         pairs = [(a, b) for a, b in ctx.pairs if a.index < b.index]
         for devices in [*((device,) for device in ctx.devices), *pairs]:
             yield Probe("", ROLES, devices, params, launch=ctx.mpi.launch)
@@ -169,6 +172,7 @@ def given_up(message: Message, failed: Failed) -> bool:
 def exchange(w: Worker) -> None:
     sizes, failed = w.params["sizes"], [(Message(*message), ending) for message, ending in w.params["failed"]]
     safe = [message for message in messages(sizes) if not given_up(message, failed)]
+    timed = [size for size in TIMED if size <= sizes[-1]]
     wrong: list[str] = []
     with w.gpu.alloc(sizes[-1] + GUARD) as device:
         places = {"device": device, "host": w.host_memory(sizes[-1] + GUARD)}
@@ -178,9 +182,9 @@ def exchange(w: Worker) -> None:
                 wrong += deliver(w, message, places)
         w.record(message=None)
 
-        there_and_back = [Message(size, *PLACES[0], MODES[0], sender) for size in TIMED for sender in (0, 1)]
+        there_and_back = [Message(size, *PLACES[0], MODES[0], sender) for size in timed for sender in (0, 1)]
         lost = {message.size for message in there_and_back if given_up(message, failed)}
-        latencies, repeated = time_there_and_back(w, device, [size for size in TIMED if size not in lost])
+        latencies, repeated = time_there_and_back(w, device, [size for size in timed if size not in lost])
     w.record(node=w.mpi.node, messages=len(safe), wrong=wrong, wrong_repeated=repeated, latencies=latencies)
     if small := [latency for latency in latencies if latency.size not in LARGE_MESSAGES]:
         w.record(price=(small[-1].median * 1e6, f"µs at {small[-1].size} B"))

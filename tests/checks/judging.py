@@ -64,9 +64,9 @@ def statuses(findings: list[Finding]) -> list[Status]:
     return [finding.status for finding in findings]
 
 
-def plan(id_: str, *devices: Device, **mpi: Any) -> list[Probe]:
+def plan(id_: str, *devices: Device, options: Mapping[str, Json] | None = None, **mpi: Any) -> list[Probe]:
     stack = MpiStack("mpich", "5.0.2", "/opt/libmpi.so", Launch(("mpiexec", "-n", "{ranks}")), **mpi)
-    planned = list(check(id_).probes(Context(devices, mpi=stack)))
+    planned = list(check(id_).probes(Context(devices, mpi=stack, options=options or {})))
     return [probe for probe in planned if isinstance(probe, Probe)]
 
 

@@ -66,6 +66,11 @@ def test_between_nodes_are_messages_of_ranks_on_two_of_them() -> None:
     assert sentences.summary(finding) == "the launcher did not put the ranks on one node: they ran on n1, n2"
 
 
+def test_a_site_may_choose_the_sizes() -> None:
+    (probe,) = plan("mpi-small-message", *ONE, options={"sizes": [256, 16]})
+    assert probe.params["sizes"] == [16, 256]
+
+
 def test_the_first_device_of_each_backend_sends_to_another_node_where_that_is_asked() -> None:
     across = Launch(("srun", "-N2", "-n{ranks}"), nodes=2)
     planned = plan("mpi-small-message", *TWO, gpu(0, "hip"), across=across)

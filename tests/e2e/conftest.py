@@ -15,6 +15,9 @@ from tests.waiting import LIMIT_S
 SMALL_SHARE = str(Path(__file__).parents[1] / "fixtures/small-share.yaml")
 """A site config under which checks that move much memory are quick."""
 
+SMALL_MESSAGES = str(Path(__file__).parents[1] / "fixtures/small-messages.yaml")
+"""One under which no message takes as long as a short deadline."""
+
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 

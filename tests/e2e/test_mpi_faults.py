@@ -16,7 +16,7 @@ from gpuipc_doctor.model import Relation, Report, RoleOutcome
 from gpuipc_doctor.report import exits, sentences
 from gpuipc_doctor.simulator import drill, profile
 from gpuipc_doctor.simulator.profile import Profile
-from tests.e2e.conftest import SMALL_SHARE
+from tests.e2e.conftest import SMALL_MESSAGES, SMALL_SHARE
 from tests.e2e.test_faults import check
 
 PREFIXES = Path(os.environ.get("GPUIPC_TEST_MPI", "/nowhere"))
@@ -79,14 +79,14 @@ def test_a_fault_of_mpi_is_found_and_nothing_else(
     stated = profile.load(name)
     deadline = ["--deadline", str(stated.deadline_s)] if stated.deadline_s else []
     expected = stated.expect[backend]
-    share = Path(SMALL_SHARE)
+    config = Path(SMALL_MESSAGES if deadline else SMALL_SHARE)
     if name in NEED_ITERATIONS:
-        share = tmp_path / "share.yaml"
-        share.write_text(FOR_ITERATIONS)
+        config = tmp_path / "share.yaml"
+        config.write_text(FOR_ITERATIONS)
     report, _ = check(
         *(expected.checks or ("mpi-cache-growth",)),
         *("--simulate", name, "--backend", backend, "--mpi-lib", path_of(library)),
-        *("--config", str(share), "--no-workarounds", *deadline),
+        *("--config", str(config), "--no-workarounds", *deadline),
     )
     holds(stated, backend, report)
     told = [result for result in report.results if " #" in sentences.summary(result.finding)]
@@ -112,7 +112,7 @@ def test_the_cure_of_the_known_issue_is_found_by_trying(monkeypatch: pytest.Monk
     monkeypatch.setenv("UCX_CUDA_IPC_CACHE", "n")
     report, _ = check(
         *("mpi-small-message", "--simulate", CURED, "--backend", "cuda"),
-        *("--mpi-lib", path_of("mpich43"), "--config", SMALL_SHARE, "--deadline", "2"),
+        *("--mpi-lib", path_of("mpich43"), "--config", SMALL_MESSAGES, "--deadline", "2"),
     )
     holds(profile.load(CURED), "cuda", report)
     [first] = [r for r in report.results if "hung (2 s)" in sentences.summary(r.finding)]

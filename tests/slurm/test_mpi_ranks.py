@@ -20,6 +20,8 @@ pytestmark = [pytest.mark.slurm, pytest.mark.mpi, pytest.mark.xdist_group("slurm
 
 Slurm = Callable[..., Cluster]
 
+SMALL_MESSAGES = str(Path(__file__).parents[1] / "fixtures/small-messages.yaml")
+
 PREFIXES = Path(os.environ.get("GPUIPC_TEST_MPI", "/nowhere"))
 
 LIBRARIES = {
@@ -77,7 +79,7 @@ def test_messages_go_between_two_nodes(slurm: Slurm, library: str) -> None:
 )
 def test_ranks_of_srun_that_fail_are_blamed_and_leave_nothing(slurm: Slurm, node: str, ending: str) -> None:
     cluster = slurm()
-    ended = cluster.run("salloc", "-n1", *check(node, "--deadline", "2"))
+    ended = cluster.run("salloc", "-n1", *check(node, "--deadline", "2", "--config", SMALL_MESSAGES))
     first, *_ = findings(ended)
     assert first["status"] == "FAIL"
     assert first["summary"].startswith("rank 1: MPI_Recv #"), first
@@ -90,7 +92,7 @@ def test_ranks_of_srun_that_fail_are_blamed_and_leave_nothing(slurm: Slurm, node
 
 def test_a_hang_between_nodes_is_blamed_and_leaves_nothing(slurm: Slurm) -> None:
     cluster = slurm(nodes=2)
-    command = check("mpi-hang-finalize", "--nodes", "2", "--deadline", "2")
+    command = check("mpi-hang-finalize", "--nodes", "2", "--deadline", "2", "--config", SMALL_MESSAGES)
     ended = cluster.run("salloc", "-N2", *command)
     (between,) = (finding for finding in findings(ended) if finding["probe"] == "between nodes")
     assert between["summary"].endswith(": MPI_Finalize #1 hung (2 s)"), between
