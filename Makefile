@@ -13,7 +13,7 @@
 
 PYTHON  ?= python3
 PROFILE ?= healthy-cuda
-WORKERS ?= 3
+WORKERS ?= 4
 
 # Where it is set, every process that a test starts would compile all our modules anew: a fifth of its time.
 unexport PYTHONDONTWRITEBYTECODE
@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 PIP := -m pip --disable-pip-version-check
 
-# Three workers on two cores, for half of what tests of the command do is to wait.
+# Four workers on two cores, for more than half of what tests of the command do is to wait.
 # loadgroup: tests that share an expensive fixture say so by xdist_group and run in one worker, and so do those
 # that start MPI ranks, which spin: the other has the rest of the machine. With a worker that is
 # started anew for one that died, it may wait for ever (pytest-xdist 3.8), so none is: the rest then does not run.

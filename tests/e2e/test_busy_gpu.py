@@ -58,7 +58,9 @@ def findings(node: Node, *checks: str, mpi: Path | None = None) -> dict[Status, 
     return found
 
 
-@pytest.mark.parametrize("check", ["driver-pool-release", "ipc-release"])
+@pytest.mark.parametrize(
+    "check", ["ipc-release", pytest.param("driver-pool-release", marks=pytest.mark.full)]
+)
 def test_what_others_take_is_not_blamed_on_the_driver(check: str) -> None:
     with simulated_node("healthy-cuda") as node, stranger(node, MIB // 4):
         found = findings(node, check)
@@ -75,7 +77,11 @@ def test_what_others_take_is_not_blamed_on_mpi() -> None:
 
 
 @pytest.mark.parametrize(
-    ("check", "profile"), [("driver-pool-release", "pool-leak"), ("ipc-release", "leak-on-open")]
+    ("check", "profile"),
+    [
+        ("driver-pool-release", "pool-leak"),
+        pytest.param("ipc-release", "leak-on-open", marks=pytest.mark.full),
+    ],
 )
 def test_what_the_driver_loses_is_found_beside_others(check: str, profile: str) -> None:
     with simulated_node(profile) as node, stranger(node, MIB // 4):

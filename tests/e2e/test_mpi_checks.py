@@ -226,6 +226,7 @@ def test_growth_over_ucx_is_found_and_so_is_its_cure(over_ucx: Any, library: str
 
 
 @pytest.mark.cuda
+@pytest.mark.full  # Intel MPI's bound is one, too
 @under("openmpi")
 def test_ucx_bound_to_64_buffers_is_a_warning(
     over_ucx: Any, library: str, monkeypatch: pytest.MonkeyPatch

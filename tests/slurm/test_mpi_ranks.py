@@ -75,7 +75,11 @@ def test_messages_go_between_two_nodes(slurm: Slurm, library: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("node", "ending"), [("mpi-crash-256", "ended the process by SIGABRT"), ("mpi-hang-16", "hung (2 s)")]
+    ("node", "ending"),
+    [
+        ("mpi-crash-256", "ended the process by SIGABRT"),
+        pytest.param("mpi-hang-16", "hung (2 s)", marks=pytest.mark.full),  # see the next
+    ],
 )
 def test_ranks_of_srun_that_fail_are_blamed_and_leave_nothing(slurm: Slurm, node: str, ending: str) -> None:
     cluster = slurm()

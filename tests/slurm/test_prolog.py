@@ -205,7 +205,14 @@ def test_what_even_the_guard_cannot_end_slurm_does(site: Site) -> None:
     until("it is gone", lambda: not cluster.left())
 
 
-@pytest.mark.parametrize("what", ["python", "package", "config", "config's syntax"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "python",
+        "config",
+        *(pytest.param(one, marks=pytest.mark.full) for one in ("package", "config's syntax")),
+    ],
+)
 def test_a_tool_that_is_broken_lets_the_job_run_and_says_so(site: Site, what: str) -> None:
     cluster = site(FAULTY)
     hook, config = cluster.directory / "n1/gpuipc-doctor-slurm", cluster.directory / "n1/site.yaml"
