@@ -44,6 +44,9 @@ TWINS = (
 """Nodes with the fault of another one here: in another call that ends the same checks, of another size, by
 another signal. What ends a probe is judged by the engine, for all checks alike."""
 
+COPIES = ("mapping-snapshot",)
+"""Nodes that copy memory at each opening, which checks with nothing to find there do hundreds of times."""
+
 FABRIC = ("fabric-not-permitted", "healthy-imex")
 """Nodes whose driver has no fault, and differs from others in what one check asks."""
 
@@ -87,6 +90,8 @@ def test_a_fault_is_found_by_those_who_meet_it_and_nothing_is_left(
     meet = frozenset().union(*(callers.get(str(fault["call"]), ()) for fault in stated.faults))
     if stated.name in STARTS:
         meet = frozenset({"ipc-handles"})
+    if stated.name in COPIES:
+        meet = frozenset()
     if stated.name in FABRIC:
         meet |= {"ipc-fabric"}
     checks = sorted(meet | set(stated.expect[backend].checks))
