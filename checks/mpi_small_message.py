@@ -176,6 +176,7 @@ def exchange(w: Worker) -> None:
     wrong: list[str] = []
     with w.gpu.alloc(sizes[-1] + GUARD) as device:
         places = {"device": device, "host": w.host_memory(sizes[-1] + GUARD)}
+        w.record(node=w.mpi.node)  # MPI is initialised; what fails before is no message's fault
         for message in safe:
             w.record(message=message)
             with w.step(str(message)):
@@ -185,7 +186,7 @@ def exchange(w: Worker) -> None:
         there_and_back = [Message(size, *PLACES[0], MODES[0], sender) for size in timed for sender in (0, 1)]
         lost = {message.size for message in there_and_back if given_up(message, failed)}
         latencies, repeated = time_there_and_back(w, device, [size for size in timed if size not in lost])
-    w.record(node=w.mpi.node, messages=len(safe), wrong=wrong, wrong_repeated=repeated, latencies=latencies)
+    w.record(messages=len(safe), wrong=wrong, wrong_repeated=repeated, latencies=latencies)
     if small := [latency for latency in latencies if latency.size not in LARGE_MESSAGES]:
         w.record(price=(small[-1].median * 1e6, f"µs at {small[-1].size} B"))
     w.mpi.finalize()
