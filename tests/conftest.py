@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -46,6 +47,13 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "slurm": (has_slurm, "needs Slurm's slurmctld, slurmd and srun, munge and root"),
 }
 """For each marker, whether this machine has what it stands for, and what a skip says if not."""
+
+
+def pytest_configure() -> None:
+    """Hear signals that a shell in the background, or nohup, has this process ignore: commands would, too."""
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
 
 
 @pytest.hookimpl(tryfirst=True)  # the group becomes part of the name next

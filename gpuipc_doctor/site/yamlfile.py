@@ -59,7 +59,7 @@ class BadFile(Exception):
     def __init__(self, mistakes: Iterable[Mistake], sound: Document | None = None) -> None:
         self.mistakes = tuple(sorted(set(mistakes)))
         self.sound = sound
-        super().__init__("\n".join(map(str, self.mistakes)))
+        super().__init__("\n".join(str(mistake).replace("\n", " ") for mistake in self.mistakes))
 
 
 @dataclass(frozen=True, slots=True)

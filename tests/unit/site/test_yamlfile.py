@@ -112,6 +112,12 @@ def test_what_cannot_be_read_is_named_without_a_line(tmp_path: Path) -> None:
         assert [str(m) for m in caught.value.mistakes] == [f"{path}: {told}"]
 
 
+def test_a_name_with_a_newline_makes_no_second_line(tmp_path: Path) -> None:
+    with pytest.raises(BadFile) as bad:
+        read(tmp_path / "two\nlines", SCHEMA)
+    assert len(str(bad.value).splitlines()) == 1
+
+
 def test_a_good_file_gives_its_data_and_its_lines(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(
