@@ -18,6 +18,9 @@ SMALL_SHARE = str(Path(__file__).parents[1] / "fixtures/small-share.yaml")
 SMALL_MESSAGES = str(Path(__file__).parents[1] / "fixtures/small-messages.yaml")
 """One under which no message takes as long as a short deadline."""
 
+FEW_MESSAGES = str(Path(__file__).parents[1] / "fixtures/few-messages.yaml")
+"""One with both, a small share of memory and few sizes of messages."""
+
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 

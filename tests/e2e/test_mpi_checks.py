@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import SMALL_SHARE, Command, evidence
+from tests.e2e.conftest import FEW_MESSAGES, SMALL_SHARE, Command, evidence
 from tests.e2e.test_mpi_libraries import cuda_ucx
 
 pytestmark = pytest.mark.mpi
@@ -51,7 +51,8 @@ def findings(doctor: Command) -> Any:
         path = Path(os.environ["GPUIPC_TEST_MPI"], library, LIBRARIES[library])
         ended = doctor(
             *("check", *checks, "--simulate", node, "--mpi-lib", str(path)),
-            *("--config", SMALL_SHARE, "--no-workarounds", "--json"),
+            *("--config", SMALL_SHARE if (library, node) == ALL_SIZES else FEW_MESSAGES),
+            *("--no-workarounds", "--json"),
             env={**os.environ, "I_MPI_OFFLOAD": "0" if node == "healthy-hip" else "1"},  # CUDA's only
         )
         assert ended.stderr == ""
@@ -77,6 +78,9 @@ def healthy(findings: Any) -> Any:
 
 
 ONE_DEVICE = ("--device", "0")
+
+ALL_SIZES = ("mpich50", "healthy-cuda")
+"""Where messages of all sizes are sent; elsewhere they are small and few."""
 
 CHECKS = ("mpi-stale-buffer", "mpi-first-touch", "mpi-small-message", "mpi-cache-growth")
 INTEL_HAS_FLAWS = ("mpi-small-message", "mpi-cache-growth")
