@@ -56,6 +56,7 @@ class FabricSmallMessage(Check):
     id = "fabric-small-message"
     title = "small messages arrive without MPI, too"
     uses_fabric = True
+    across = True
     control = Control(
         of="mpi-small-message",
         right="it is right without MPI ({check}): look at MPI, or at how it moves device memory",
@@ -74,7 +75,7 @@ class FabricSmallMessage(Check):
                 why_not=ctx.fabric.why_not,
             )
         stated = ctx.fabric.stated
-        starts = [("", None), *([(ACROSS, ctx.fabric.across)] if ctx.fabric.across else [])]
+        starts = [("", None), *([(ACROSS, ctx.across)] if ctx.across else [])]
         for where, launch in starts:
             common = {
                 "sizes": ctx.options.get("sizes", SIZES),

@@ -1,8 +1,8 @@
 """Share memory by fabric handle: what reaches GPUs of other nodes where an IMEX channel permits it.
 
 Neither the device's attribute nor the daemon's state says whether handles are given (both were seen to be
-wrong, either way): only the attempt tells. The handle is imported by the process that made it and by
-another one. What another *node* makes of it is not asked here.
+wrong, either way): only the attempt tells. The handle is imported by the process that made it, by another
+one, and with ``--nodes 2`` by one on another node, which has to be in the same IMEX domain for that.
 """
 
 from __future__ import annotations
@@ -32,15 +32,21 @@ class IpcFabric(Check):
     id = "ipc-fabric"
     title = "memory shared by fabric handle has right data"
     requires = frozenset({"fabric-handles", "multi-process"})
+    across = True
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
         for devices in ctx.subjects:
-            yield Probe("", {"exporter": export, "importer": attach}, devices)
+            yield Probe("", ROLES, devices, {"across": False})
+        if ctx.across:
+            yield Probe("between nodes", ROLES, ctx.devices[:1], {"across": True}, launch=ctx.across)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         exporter, importer = done.records["exporter"], done.records["importer"]
         if refused := exporter["refused"]:
             yield judge_refusal(refused, exporter["channels"])
+            return
+        if refused := importer["refused"]:
+            yield not_in_domain(refused)
             return
         wrong = exporter["wrong"] + importer["wrong"]
         bad = list(judge_exchange(done))
@@ -67,6 +73,17 @@ def judge_refusal(refused: str, channels: list[str]) -> Finding:
     )
 
 
+def not_in_domain(refused: str) -> Finding:
+    """It is no fault of either node that the other one is in another IMEX domain, or in none."""
+    return Finding.skip(
+        "not-in-domain",
+        "the other node may not import the fabric handle of this one ({refused})",
+        remedy="to share memory both must be in one IMEX domain: nvidia-imex's nodes_config.cfg names both, "
+        "and they have the same channel",
+        refused=refused,
+    )
+
+
 def create(w: Worker) -> PhysicalMemory | str:
     """Memory that a fabric handle can be made of, or the driver's refusal."""
     try:
@@ -89,20 +106,33 @@ def export(w: Worker) -> None:
         step = w.step("import it in the process that made it")
         with step, w.gpu.import_fabric(handle, NBYTES) as own, own.map() as again:
             wrong = differences("in the process that made it", again.read(), pattern(NBYTES))
+        w.record(refused="", wrong=wrong, exchanged=[])
         w.peer.send(handle)
-        w.record(refused="", wrong=wrong, exchanged=exchange_as_exporter(w, mapping, NBYTES))
-        w.peer.recv()  # the importer has unmapped
+        if w.peer.recv() == "mapped":
+            w.record(exchanged=exchange_as_exporter(w, mapping, NBYTES))
+            w.peer.recv()  # the importer has unmapped
 
 
 def attach(w: Worker) -> None:
     handle = w.peer.recv()
     if not handle:
-        w.record(wrong=[], exchanged=[])
+        w.record(refused="", wrong=[], exchanged=[])
         return
-    with w.gpu.import_fabric(handle, NBYTES) as memory, memory.map() as mapping:
+    try:
+        memory = w.gpu.import_fabric(handle, NBYTES)
+    except DriverError as error:
+        if not (w.params["across"] and error.is_not_permitted):
+            raise
+        w.record(refused=str(error), wrong=[], exchanged=[])
+        w.peer.send("refused")
+        return
+    with memory, memory.map() as mapping:
+        w.peer.send("mapped")
         wrong = differences("in another process", mapping.read(), pattern(NBYTES))
-        w.record(wrong=wrong, exchanged=exchange_as_importer(w, mapping, NBYTES))
+        w.record(refused="", wrong=wrong, exchanged=exchange_as_importer(w, mapping, NBYTES))
     w.peer.send("unmapped")
 
+
+ROLES = {"exporter": export, "importer": attach}
 
 CHECK = IpcFabric()

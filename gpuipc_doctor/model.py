@@ -361,8 +361,6 @@ class FabricStack:
     """Where none was looked for."""
     env: Mapping[str, str] = field(default_factory=dict)
     """What the site adds to the environment of whoever uses them."""
-    across: Launch | None = None
-    """How two processes are started on two nodes, where that was asked for."""
     stated: StatedFabric | None = None
     adapters: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By fabric (``cxi``, ``verbs``), those that the kernel lists."""

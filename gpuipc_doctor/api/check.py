@@ -16,6 +16,7 @@ from gpuipc_doctor.model import (
     Finding,
     Join,
     Json,
+    Launch,
     MemoryShare,
     MpiStack,
     Probe,
@@ -38,6 +39,8 @@ class Context:
     mpi: MpiStack | None = None
     """For checks with ``needs_mpi``: an MPI that takes the device pointers of all ``devices``."""
     fabric: FabricStack = field(default_factory=FabricStack)
+    across: Launch | None = None
+    """For checks that go ``across``: how two processes start on two nodes, where that was asked for."""
     settings: tuple[Setting, ...] = ()
     """Environment variables that are set, and what each does in the versions of this node."""
     unexpected: tuple[Unexpected, ...] = ()
@@ -134,6 +137,8 @@ class Check(ABC):
     """Whether ``Context.mpi`` must be there; without an MPI that can take device pointers, it is a SKIP."""
     uses_fabric: ClassVar[bool] = False
     """Whether it plans with ``Context.fabric``, which is empty for all others."""
+    across: ClassVar[bool] = False
+    """Whether it asks about two nodes, too, by processes that need no MPI."""
     control: ClassVar[Control | None] = None
     """The check that this one is a control of, if it is one."""
     needs_allocators: ClassVar[bool] = False

@@ -78,7 +78,7 @@ SHOWN = {("cuda", "hip"): "healthy-both", ("cuda",): "healthy-cuda", ("hip",): "
     type=click.IntRange(1, 2),
     default=1,
     show_default=True,
-    help="With 2, small messages go between two nodes, too.",
+    help="With 2, small messages and fabric handles go between two nodes, too.",
 )
 @click.option("--partner", metavar="NODE", help="Send messages to and from this node only.")
 @click.option("--no-workarounds", is_flag=True, help="Do not try workarounds on MPI checks that fail.")

@@ -229,21 +229,21 @@ class Discovery:
             path = os.pathsep.join(filter(None, (path, {**os.environ, **env}.get("PATH"))))
         programs = fabric_programs.find(self.node.root, path, library, others=not simulated)
         why_not = "" if programs or not simulated else "a simulated node has none; name an MPI with --mpi-lib"
-        across = self._across(mpi) if programs else None
-        return replace(here, programs=programs, why_not=why_not, env=env, across=across)
+        return replace(here, programs=programs, why_not=why_not, env=env)
 
-    def _across(self, mpi: MpiStack | None) -> Launch | None:
-        """How processes start on several nodes, where that was asked for; they need not be MPI's."""
+    def across(self, mpi: MpiStack | None) -> Launch | None:
+        """How processes start on several nodes, where a selected check asks; they need not be MPI's."""
         request = self.planner.request
-        if request.nodes == 1 or (mpi and mpi.across):
-            return mpi.across if mpi else None
+        if request.nodes == 1 or not self.planner.goes_across:
+            return None
+        if mpi and mpi.across:
+            return mpi.across
         try:
             return locate.find_plain_launcher(
                 self.planner.config.mpi.launcher, os.environ, request.nodes, self._hosts
             )
         except locate.NotFound as absent:
-            asked = [check for check in self.planner.checks if check.control]
-            for check in asked:
+            for check in (check for check in self.planner.checks if check.across):
                 self._tell(CheckInfo(check.id, check.title, check.tier), _absent("no-launcher", absent))
             return None
 

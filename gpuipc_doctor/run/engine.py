@@ -114,6 +114,7 @@ class Run:
             matches,
             mpi,
             fabric=self.discovery.fabric(mpi),
+            across=self.discovery.across(mpi),
             settings=stock.settings,
             unexpected=tuple(unexpected),
         )

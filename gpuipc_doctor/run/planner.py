@@ -95,7 +95,7 @@ class Planner:
 
     def __post_init__(self) -> None:
         self.selected: Sequence[LoadedCheck | BrokenCheck] = select(self.request, self.config)
-        if self.request.nodes > 1 and not (self.asks_for_mpi or self.asks_for_fabric):
+        if self.request.nodes > 1 and not (self.asks_for_mpi or self.goes_across):
             raise NothingToSend
 
     def settle(self, host: str, devices: Collection[Device]) -> None:
@@ -119,6 +119,10 @@ class Planner:
     @property
     def asks_for_fabric(self) -> bool:
         return any(check.uses_fabric for check in self.checks)
+
+    @property
+    def goes_across(self) -> bool:
+        return any(check.across for check in self.checks)
 
     @property
     def needs_gpu(self) -> bool:

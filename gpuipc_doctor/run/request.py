@@ -36,8 +36,8 @@ class NothingToSend(Exception):
 
     def __init__(self) -> None:
         super().__init__(
-            "--nodes and --partner are for messages, and no check that was asked for sends messages "
-            "between nodes; mpi-small-message and fabric-small-message do"
+            "--nodes and --partner are for checks between nodes, and none of those was asked for: "
+            "mpi-small-message, fabric-small-message, ipc-fabric"
         )
 
 
@@ -54,7 +54,7 @@ class Request:
     keep_logs: Path | None = None
     mpi_lib: str | None = None
     nodes: int = 1
-    """Messages go between ranks on so many nodes, too."""
+    """Messages and memory go between processes on so many nodes, too."""
     partner: str = ""
     """Which node the other one of two is; empty leaves it to the launcher."""
     workarounds: bool = True

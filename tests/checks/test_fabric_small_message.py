@@ -140,7 +140,7 @@ def test_host_memory_by_both_and_device_memory_by_ucx() -> None:
 
 def test_between_nodes_too_where_that_is_asked_for() -> None:
     across = Launch(("srun", "-n{ranks}"), nodes=2)
-    probes = [probe for probe in planned(FabricStack(PROGRAMS, across=across)) if isinstance(probe, Probe)]
+    probes = [probe for probe in planned(FabricStack(PROGRAMS), across=across) if isinstance(probe, Probe)]
     assert [probe.subject for probe in probes if probe.launch == across] == ["node", "node", "cuda:0"]
     assert all(probe.params["across"] == (probe.launch == across) for probe in probes)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpuipc_doctor.api import Finding, Json
-from gpuipc_doctor.model import Status
-from tests.checks.judging import conclude
+from gpuipc_doctor.api import Context, Finding, Json, Probe
+from gpuipc_doctor.model import Launch, Status
+from tests.checks.judging import TWO, check, conclude
 
 REFUSAL = "cuMemCreate returned CUDA_ERROR_NOT_PERMITTED (800)"
 SOME = ["turn 2 of 5: 1 B wrong"]
@@ -19,9 +19,13 @@ def fabric(
     other: Json = (),
     exporter: Json = (),
     importer: Json = (),
+    elsewhere: str = "",
 ) -> list[Finding]:
     exporting = {"refused": refused, "channels": channels, "wrong": list(own), "exchanged": exporter}
-    records = {"exporter": exporting, "importer": {"wrong": list(other), "exchanged": importer}}
+    records = {
+        "exporter": exporting,
+        "importer": {"refused": elsewhere, "wrong": list(other), "exchanged": importer},
+    }
     return conclude("ipc-fabric", records)
 
 
@@ -34,6 +38,7 @@ def fabric(
         ({"importer": SOME}, Status.FAIL, "later-writes-unseen"),
         ({"exporter": SOME}, Status.FAIL, "writes-lost"),
         ({"refused": REFUSAL}, Status.SKIP, "no-imex-channel"),
+        ({"elsewhere": REFUSAL}, Status.SKIP, "not-in-domain"),
         (
             {"refused": REFUSAL, "channels": ("/dev/nvidia-caps-imex-channels/channel0",)},
             Status.SKIP,
@@ -46,3 +51,12 @@ def test_a_refusal_names_what_is_missing_and_wrong_data_fail(
 ) -> None:
     (finding,) = fabric(**seen)
     assert (finding.status, finding.key) == (status, key)
+
+
+def test_between_nodes_it_is_asked_where_that_was_asked_for() -> None:
+    across = Launch(("srun", "-N2", "-n{ranks}"), nodes=2)
+    probes = [
+        one for one in check("ipc-fabric").probes(Context(TWO, across=across)) if isinstance(one, Probe)
+    ]
+    assert [probe.subject for probe in probes if probe.launch == across] == ["cuda:0"]
+    assert all(probe.params["across"] == (probe.launch == across) for probe in probes)

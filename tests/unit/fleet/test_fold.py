@@ -274,8 +274,8 @@ def test_two_runs_do_not_share_a_directory(tmp_path: Path) -> None:
         (["-w", "n1", "--", "--deadline", "soon"], "'soon' is not a valid float"),
         (["-w", "n1", "--", "--all", "ipc-reopen"], "--all runs every check of the tier; leave it out"),
         (["-w", "n1", "--", "--deadline", "5"], "name the checks to run, or give --all"),
-        (["-w", "n1", "--", "ipc-reopen", "--nodes", "2"], "no check that was asked for sends messages"),
-        (["-w", "n1", "--", "--all", "--tier", "prolog", "--partner", "n2"], "sends messages between nodes"),
+        (["-w", "n1", "--", "ipc-reopen", "--nodes", "2"], "are for checks between nodes"),
+        (["-w", "n1", "--", "--all", "--tier", "prolog", "--partner", "n2"], "are for checks between nodes"),
         (["-w", "n1", "--", "--all", "--dry-run"], "--dry-run leaves no report"),
     ],
 )
