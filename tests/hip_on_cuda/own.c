@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #define EXPORT __attribute__((visibility("default")))
 #define CALL(function, ...) ((int (*)())cuda(function, (char *)0))(__VA_ARGS__)
@@ -26,6 +27,16 @@ static void *cuda(const char *name, ...)
 }
 
 #include "forward.h"
+
+/* AMD's variables hide devices, one at a time here, and CUDA's driver knows its own. */
+__attribute__((constructor)) static void hide_devices(void)
+{
+    const char *visible = getenv("HIP_VISIBLE_DEVICES");
+    if (!visible)
+        visible = getenv("ROCR_VISIBLE_DEVICES");
+    if (visible)
+        setenv("CUDA_VISIBLE_DEVICES", visible, 1);
+}
 
 EXPORT int hipRuntimeGetVersion(int *version)
 {
