@@ -22,6 +22,7 @@ from gpuipc_doctor.api import (
     exchange_as_exporter,
     exchange_as_importer,
     judge_exchange,
+    misplaced,
     pattern,
 )
 
@@ -45,14 +46,18 @@ class IpcFabric(Check):
         if refused := exporter["refused"]:
             yield judge_refusal(refused, exporter["channels"])
             return
-        if refused := importer["refused"]:
-            yield not_in_domain(refused)
+        if done.params["across"] and (astray := misplaced([exporter["node"], importer["node"]], across=True)):
+            yield astray
             return
         wrong = exporter["wrong"] + importer["wrong"]
         bad = list(judge_exchange(done))
         if wrong:
             bad.append(Finding.fail("wrong-data", "an imported fabric handle shows wrong data", *wrong))
-        yield from bad or [Finding.ok("right", "{nbytes:mib} right both ways, and again", nbytes=NBYTES)]
+        yield from bad
+        if refused := importer["refused"]:
+            yield not_in_domain(refused)
+        elif not bad:
+            yield Finding.ok("right", "{nbytes:mib} right both ways, and again", nbytes=NBYTES)
 
 
 def judge_refusal(refused: str, channels: list[str]) -> Finding:
@@ -95,6 +100,7 @@ def create(w: Worker) -> PhysicalMemory | str:
 
 
 def export(w: Worker) -> None:
+    w.record(node=w.node)
     memory = create(w)
     if isinstance(memory, str):
         w.record(refused=memory, channels=w.gpu.fabric_channels, exchanged=[])
@@ -114,6 +120,7 @@ def export(w: Worker) -> None:
 
 
 def attach(w: Worker) -> None:
+    w.record(node=w.node)
     handle = w.peer.recv()
     if not handle:
         w.record(refused="", wrong=[], exchanged=[])

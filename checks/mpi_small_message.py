@@ -35,6 +35,7 @@ from gpuipc_doctor.api import (
     differences,
     figures,
     measurements,
+    misplaced,
     out_of_line,
     pattern,
     time_there_and_back,
@@ -108,14 +109,8 @@ class MpiSmallMessage(Check):
         ranks, first = done.records.values(), done.records["rank 0"]
         nodes = sorted({rank["node"] for rank in ranks})
         across = done.probe.startswith(ACROSS)
-        if len(nodes) != 1 + across:
-            yield Finding.error(
-                "misplaced",
-                "the launcher did not put the ranks on {wanted}: they ran on {nodes}",
-                remedy="see that the allocation has the nodes, and to mpi.launcher of the site config",
-                wanted="two nodes" if across else "one node",
-                nodes=nodes,
-            )
+        if astray := misplaced(nodes, across=across):
+            yield astray
             return
         kinds, bad = first["messages"], []
         if failed := done.params["failed"]:

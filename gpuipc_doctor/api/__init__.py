@@ -61,6 +61,7 @@ from gpuipc_doctor.api.patterns import (
     write_pattern,
     wrong_glances,
 )
+from gpuipc_doctor.api.placement import misplaced
 from gpuipc_doctor.api.samples import MemorySamples
 from gpuipc_doctor.api.samples import series as memory_series
 from gpuipc_doctor.api.trend import Slope, lasting, slope
@@ -166,6 +167,7 @@ __all__ = [
     "measurements",
     "memory_series",
     "mib",
+    "misplaced",
     "out_of_line",
     "pattern",
     "record_bandwidth",

@@ -102,6 +102,10 @@ class Worker(Protocol):
     @property
     def role(self) -> str: ...
     @property
+    def node(self) -> str:
+        """The name of the node that this role runs on."""
+
+    @property
     def gpu(self) -> Gpu:
         """This role's device: the probe's only one, or of several the first role's first, and so on."""
 

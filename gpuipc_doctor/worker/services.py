@@ -88,6 +88,10 @@ class Worker:
         return gpu
 
     @property
+    def node(self) -> str:
+        return os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+
+    @property
     def gpu(self) -> DriverGpu:
         return self.gpus[self._assignment.place % len(self.gpus)]
 

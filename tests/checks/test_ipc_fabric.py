@@ -20,13 +20,16 @@ def fabric(
     exporter: Json = (),
     importer: Json = (),
     elsewhere: str = "",
+    nodes: tuple[str, ...] = (),
 ) -> list[Finding]:
     exporting = {"refused": refused, "channels": channels, "wrong": list(own), "exchanged": exporter}
     records = {
         "exporter": exporting,
         "importer": {"refused": elsewhere, "wrong": list(other), "exchanged": importer},
     }
-    return conclude("ipc-fabric", records)
+    for role, node in zip(records, nodes, strict=False):
+        records[role]["node"] = node
+    return conclude("ipc-fabric", records, across=bool(nodes))
 
 
 @pytest.mark.parametrize(
@@ -38,7 +41,9 @@ def fabric(
         ({"importer": SOME}, Status.FAIL, "later-writes-unseen"),
         ({"exporter": SOME}, Status.FAIL, "writes-lost"),
         ({"refused": REFUSAL}, Status.SKIP, "no-imex-channel"),
-        ({"elsewhere": REFUSAL}, Status.SKIP, "not-in-domain"),
+        ({"elsewhere": REFUSAL, "nodes": ("n1", "n2")}, Status.SKIP, "not-in-domain"),
+        ({"nodes": ("n1", "n2")}, Status.PASS, "right"),
+        ({"nodes": ("n1", "n1")}, Status.ERROR, "misplaced"),
         (
             {"refused": REFUSAL, "channels": ("/dev/nvidia-caps-imex-channels/channel0",)},
             Status.SKIP,
@@ -60,3 +65,8 @@ def test_between_nodes_it_is_asked_where_that_was_asked_for() -> None:
     ]
     assert [probe.subject for probe in probes if probe.launch == across] == ["cuda:0"]
     assert all(probe.params["across"] == (probe.launch == across) for probe in probes)
+
+
+def test_that_the_other_node_refuses_it_hides_no_wrong_data_here() -> None:
+    found = fabric(own=["1 B wrong"], elsewhere=REFUSAL, nodes=("n1", "n2"))
+    assert [finding.key for finding in found] == ["wrong-data", "not-in-domain"]
