@@ -33,6 +33,7 @@ from gpuipc_doctor.api import (
     Probe,
     ProbeOutcome,
     Worker,
+    misplaced,
 )
 
 SIZES = (*SMALL_MESSAGES, *LARGE_MESSAGES)
@@ -104,6 +105,10 @@ class FabricSmallMessage(Check):
             yield probe(name, failed.devices, params, failed.launch)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
+        nodes = [record["node"] for record in done.records.values()]
+        if astray := misplaced(nodes, across=done.params["across"]):
+            yield astray
+            return
         program = PurePath(done.params["program"]).name
         tries = [*done.params["failed"], *done.records[CLIENT]["tries"]]
         unable = [one["said"] for one in tries if one["ended"] == "unable"]
@@ -193,6 +198,7 @@ def chosen(tries: list[Json], stated: Json) -> Iterator[str]:
 
 
 def exchange(w: Worker) -> None:
+    w.record(node=w.node)
     failed, tries = w.params["failed"], list[Json]()
     stated, _ = w.params["stated"] or (None, None)
     for route in routes(w):

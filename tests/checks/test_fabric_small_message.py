@@ -24,6 +24,7 @@ from tests.checks.judging import GOOD, TWO, check, conclude, statuses
 
 PROGRAMS = {name: Program(f"/usr/bin/{name}", "PATH") for name in ("fi_info", "fi_pingpong", "ucx_perftest")}
 SIZES = [1, 16, 256, 65536]
+ROLES = ("server", "client")
 
 
 def one(size: int, ended: str = "right", said: str = "", route: str = "tcp") -> Json:
@@ -41,6 +42,8 @@ def told(
     program: str = "fi_pingpong",
     failed: Sequence[Json] = (),
     stated: tuple[str, str] | None = None,
+    nodes: tuple[str, str] = ("n1", "n1"),
+    across: bool = False,
 ) -> list[Finding]:
     params: dict[str, Any] = {
         "program": f"/usr/bin/{program}",
@@ -48,8 +51,9 @@ def told(
         "failed": list(failed),
         "missing": [],
         "stated": list(stated) if stated else None,
+        "across": across,
     }
-    roles = {"server": {"tries": tries}, "client": {"tries": tries}}
+    roles = {role: {"tries": tries, "node": node} for role, node in zip(ROLES, nodes, strict=True)}
     return conclude("fabric-small-message", roles, (), "libfabric", **params)
 
 
@@ -145,6 +149,13 @@ def test_between_nodes_too_where_that_is_asked_for() -> None:
     assert all(probe.params["across"] == (probe.launch == across) for probe in probes)
 
 
+@pytest.mark.parametrize("tries", [[one(16)], [one(16, "wrong")], []])
+def test_where_a_launcher_put_both_on_one_node_nothing_was_sent_between_nodes(tries: list[Json]) -> None:
+    [finding] = told(*tries, across=True)
+    assert (finding.status, finding.key) == (Status.ERROR, "misplaced")
+    assert told(one(16), nodes=("n1", "n2"), across=True)[0].status is Status.PASS
+
+
 def test_without_programs_it_says_what_brings_them() -> None:
     [skip] = planned(FabricStack(why_not="a simulated node has none"))
     assert isinstance(skip, Finding)
@@ -157,7 +168,7 @@ def test_what_is_not_tried_for_want_of_a_program_is_said() -> None:
     programs = {"fi_pingpong": PROGRAMS["fi_pingpong"]}
     [probe] = planned(FabricStack(programs))
     assert isinstance(probe, Probe)
-    roles = {"client": {"tries": [one(16)]}, "server": {"tries": []}}
+    roles = {role: {"tries": [one(16)], "node": "n1"} for role in ROLES}
     [finding] = conclude("fabric-small-message", roles, (), "libfabric", **probe.params)
     assert any("without ucx_perftest" in line for line in sentences.evidence(finding))
 
