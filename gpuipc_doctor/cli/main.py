@@ -133,8 +133,8 @@ def report_error(error: Exception) -> int:
     if isinstance(error, BadFile | NothingToSend | UnknownName | SimulatorUnavailable):
         stdio.say(str(error))
         return 2
-    if isinstance(error, OSError) and error.errno in _NOT_WRITTEN:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nor will the rest be, when Python ends
+    if isinstance(error, OSError) and _is_not_written(error):
+        stdio.give_up(1)
         place = error.filename or "what was to be printed"
         stdio.say(f"cannot write {place}: {error.strerror}")
         return 1
@@ -156,6 +156,10 @@ def report_error(error: Exception) -> int:
         traceback.print_exception(error, file=file)
     stdio.say(f"internal error: {error!r}; please report it with {file.name}")
     return 1
+
+
+def _is_not_written(error: OSError) -> bool:
+    return error.errno in _NOT_WRITTEN or (error.errno == errno.EBADF and not stdio.is_writable())
 
 
 def _has_working_directory() -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from gpuipc_doctor.cli import options
+from gpuipc_doctor.cli import options, stdio
 from gpuipc_doctor.prolog import answer, isolation
 
 
@@ -20,8 +21,12 @@ class Forgiving(click.Command):
         try:
             return super().make_context(info_name, args, parent, **extra)
         except click.UsageError as error:
-            error.show()
-            click.echo(f"gpuipc-doctor: ERROR the prolog's command line is wrong: {error.format_message()}")
+            line = f"gpuipc-doctor: ERROR the prolog's command line is wrong: {error.format_message()}"
+            for number, say in ((2, error.show), (1, partial(click.echo, line))):
+                try:
+                    say()
+                except OSError:  # nobody takes it; that is not the node's fault, either
+                    stdio.give_up(number)
             raise SystemExit(0) from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 
@@ -10,15 +11,26 @@ def open_standard() -> None:
     """Where standard input, output or error is closed, open /dev/null.
 
     Otherwise the next file or socket gets its number, and workers take that for their standard streams.
+    To write to an output that was closed fails all the same.
     """
-    for number in range(3):
+    for number, mode in enumerate((os.O_RDWR, os.O_RDONLY, os.O_RDWR)):
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest free number: this one
+            os.set_inheritable(os.open(os.devnull, mode), True)  # gets the lowest free number: this one
     sys.stdin = sys.stdin or os.fdopen(0)
     sys.stdout = sys.stdout or os.fdopen(1, "w")
     sys.stderr = sys.stderr or os.fdopen(2, "w")
+
+
+def is_writable() -> bool:
+    """Whether standard output is open for writing."""
+    return fcntl.fcntl(1, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+
+
+def give_up(number: int) -> None:
+    """Write no more to this stream: what is left in its buffer would fail once more when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 
 def has_color() -> bool:

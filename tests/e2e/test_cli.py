@@ -182,16 +182,6 @@ def test_a_report_that_cannot_be_written_is_printed_all_the_same(doctor: Command
     assert "--output was not written: No space left on device" in ended.stderr
 
 
-@pytest.mark.parametrize("arguments", ["list", "check driver-init --simulate healthy-single"])
-def test_a_full_disk_is_one_line(arguments: str) -> None:
-    command = [sys.executable, "-m", "gpuipc_doctor.cli.main", *arguments.split()]
-    with Path("/dev/full").open("w") as full:
-        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S)
-    assert ended.returncode == 1
-    says = "gpuipc-doctor: cannot write what was to be printed: No space left on device\n"
-    assert ended.stderr == says
-
-
 def test_a_deleted_working_directory_is_one_line(tmp_path: Path) -> None:
     program = "import os; from gpuipc_doctor.cli.main import main; os.rmdir(os.getcwd()); main()"
     command = [sys.executable, "-c", program, "check", "--all", "--simulate", "healthy-single"]
@@ -210,15 +200,52 @@ def test_kept_logs_hold_the_stack_of_what_hung(doctor: Command, tmp_path: Path, 
     assert "open_ipc" in (kept / "importer.python-stack").read_text()
 
 
+NOT_WRITTEN = "gpuipc-doctor: cannot write what was to be printed: "
+
+
 @pytest.mark.parametrize(
-    "closed",
-    ["<&- >&- 2>&-", *(pytest.param(one, marks=pytest.mark.full) for one in ("<&-", ">&-", "2>&-"))],
+    "arguments",
+    [
+        *("list", "--help", "diagnose /dev/null"),
+        *(
+            pytest.param(f"{one} --simulate healthy-single", marks=pytest.mark.full)
+            for one in ("check driver-init", "check driver-init --json", "inventory", "memory")
+        ),
+    ],
 )
-def test_closed_standard_streams_change_nothing(tmp_path: Path, closed: str) -> None:
+@pytest.mark.parametrize(
+    ("to", "says"),
+    [
+        (">&-", f"{NOT_WRITTEN}Bad file descriptor\n"),
+        (">/dev/full", f"{NOT_WRITTEN}No space left on device\n"),
+        ("", ""),
+    ],
+    ids=["closed", "full", "pipe that nobody reads"],
+)
+def test_output_that_nobody_takes_is_no_success(arguments: str, to: str, says: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = ["sh", "-c", f"exec {sys.executable} -m gpuipc_doctor {arguments} {to}"]
+    ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (1, says)
+
+
+@pytest.mark.parametrize(
+    ("closed", "code"),
+    [
+        ("<&- >&- 2>&-", 1),  # what is printed arrives nowhere
+        *(
+            pytest.param(one, code, marks=pytest.mark.full)
+            for one, code in (("<&-", 0), (">&-", 1), ("2>&-", 0))
+        ),
+    ],
+)
+def test_closed_standard_streams_change_nothing_in_the_report(tmp_path: Path, closed: str, code: int) -> None:
     report = tmp_path / "report.json"
     doctor = f"{sys.executable} -m gpuipc_doctor.cli.main check ipc-peer --simulate healthy-cuda"
     ended = subprocess.run(["sh", "-c", f"{doctor} --output {report} {closed}"], timeout=LIMIT_S)
-    assert ended.returncode == 0
+    assert ended.returncode == code
     assert json.loads(report.read_text())["exit_code"] == 0
 
 

@@ -177,3 +177,9 @@ def test_closed_standard_streams_change_nothing(site: Path, mark: str, closed: s
     shell = ["/bin/sh", "-c", f'"$@" {closed}', "sh", *COMMAND]  # as the hooks start it
     assert subprocess.run(shell, cwd=site, env={}, timeout=LIMIT_S, capture_output=True).returncode == 0
     assert json.loads((site / "log.jsonl").read_text())["exit_code"] == 0
+
+
+@pytest.mark.parametrize("to", [">&-", ">/dev/full", ">&- 2>&-", ">/dev/full 2>/dev/full"])
+def test_a_mistake_on_the_command_line_that_nobody_hears_of_lets_the_job_start(to: str) -> None:
+    shell = ["/bin/sh", "-c", f'"$@" --bugdet 5 {to}', "sh", *COMMAND]
+    assert subprocess.run(shell, env={}, timeout=LIMIT_S, stderr=subprocess.DEVNULL).returncode == 0
