@@ -46,20 +46,18 @@ SHOWN = {("cuda", "hip"): "healthy-both", ("cuda",): "healthy-cuda", ("hip",): "
     help="Probe only this device: cuda:0, a uuid, or an index if one driver is here. May be repeated.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of the matrix.")
-@click.option(
-    "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write the JSON report there, too."
-)
+@click.option("--output", type=options.FilePath(), metavar="FILE", help="Write the JSON report there, too.")
 @options.seconds("--deadline", "For each single operation.")
 @options.seconds("--budget", "For the whole run.")
 @click.option(
     "--keep-logs",
-    type=click.Path(path_type=Path),
+    type=options.FilePath(),
     metavar="DIR",
     help="Keep each probe's logs and stacks there.",
 )
 @click.option(
     "--plots",
-    type=click.Path(path_type=Path),
+    type=options.FilePath(),
     metavar="DIR",
     help="Draw there, as SVG and PNG, what checks saw over time.",
 )

@@ -14,8 +14,8 @@ from gpuipc_doctor.comparison.compare import TOLERANCE
 
 
 @click.command()
-@click.argument("before", type=click.Path(path_type=Path))
-@click.argument("after", type=click.Path(path_type=Path))
+@click.argument("before", type=options.FilePath())
+@click.argument("after", type=options.FilePath())
 @click.option(
     "--format",
     "form",

@@ -47,7 +47,7 @@ def show(config_file: Path | None, *, origin: bool, with_defaults: bool) -> None
 
 
 @command.command()
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
+@click.argument("files", nargs=-1, required=True, type=options.FilePath(), metavar="FILE...")
 def validate(files: tuple[Path, ...]) -> None:
     """Name every mistake in these site configs, and in the checks and known issues that they add."""
     examined = {file: config.examine(layers.of_option(file), options.matching) for file in files}

@@ -32,7 +32,7 @@ _EPILOG = "\b\nExit codes:\n" + "\n".join(
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
     "--inventory",
-    type=click.Path(path_type=Path),
+    type=options.FilePath(),
     metavar="FILE",
     help="What `gpuipc-doctor inventory --json` said of the node that wrote the logs, or a report of it.",
 )

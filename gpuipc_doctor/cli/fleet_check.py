@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpuipc_doctor.cli import fleet_reach, fleet_report
+from gpuipc_doctor.cli import fleet_reach, fleet_report, options
 from gpuipc_doctor.model import Status
 from gpuipc_doctor.report.text import counted
 
@@ -20,12 +20,10 @@ if TYPE_CHECKING:  # needs what the extra `fleet` brings
 
 @click.command(context_settings={"ignore_unknown_options": True})
 @fleet_reach.options_of
-@click.option(
-    "--into", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Where the reports go."
-)
+@click.option("--into", type=options.FilePath(), required=True, metavar="DIR", help="Where the reports go.")
 @click.option(
     "--ship",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False, resolve_path=True),
+    type=options.FilePath(exists=True, dir_okay=False, resolve_path=True),
     metavar="FILE",
     help="Send each node this gpuipc-doctor.pyz (`make zipapp`), and run that.",
 )

@@ -24,7 +24,7 @@ FORMATS = ("screen", "nodeset", "html", "junit", "markdown", "prometheus")
 SHOWN_FOREIGN = 8
 """Files that only look like node reports."""
 
-_DIRECTORY = click.Path(path_type=Path, exists=True, file_okay=False)
+_DIRECTORY = options.FilePath(exists=True, file_okay=False)
 
 
 @click.command()

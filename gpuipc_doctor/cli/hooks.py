@@ -26,7 +26,7 @@ MAX_BYTES = 1 << 20
 @click.option(
     "--to",
     "directory",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    type=options.FilePath(exists=True, file_okay=False),
     metavar="DIR",
     help="Write the file into this directory, instead of showing it.",
 )

@@ -32,7 +32,7 @@ _VALUE_COLUMNS = 26
 @click.option(
     "--diff",
     "before",
-    type=click.Path(path_type=Path),
+    type=options.FilePath(),
     metavar="FILE",
     help="Show only what differs from an inventory that --json wrote before, or from that of a report.",
 )

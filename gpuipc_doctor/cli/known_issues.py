@@ -61,7 +61,7 @@ def show(id_: str, config_file: Path | None, as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("files", type=click.Path(path_type=Path), nargs=-1, metavar="[FILE]...")
+@click.argument("files", type=options.FilePath(), nargs=-1, metavar="[FILE]...")
 @_with_config
 def lint(files: tuple[Path, ...], config_file: Path | None) -> None:
     """Name every mistake in these files, by default in those of the package and of the site."""
@@ -88,9 +88,7 @@ def export(config_file: Path | None, format_: str) -> None:
 
 
 @command.command()
-@click.argument(
-    "directory", type=click.Path(path_type=Path, exists=True, file_okay=False), metavar="DIRECTORY"
-)
+@click.argument("directory", type=options.FilePath(exists=True, file_okay=False), metavar="DIRECTORY")
 @_with_config
 def add(directory: Path, config_file: Path | None) -> None:
     """Ask for a known issue and draft it as DIRECTORY/ID.yaml.

@@ -31,7 +31,7 @@ DEFAULT_INTERVAL_S = 2.0
 @click.option(
     "--log",
     "log_file",
-    type=click.Path(path_type=Path),
+    type=options.FilePath(),
     metavar="FILE",
     help="Append each sample of --watch there, as a line of JSON.",
 )

@@ -31,9 +31,7 @@ _TOLD = ("nvidia-driver", "rocm", "cray-mpich", "libfabric", "shs-libfabric", "u
 @click.option(
     "--mpi-lib", callback=options.mpi_library, metavar="FILE", help="The MPI library that jobs use."
 )
-@click.option(
-    "--to", type=click.Path(path_type=Path), metavar="FILE", help="Write it there, instead of showing it."
-)
+@click.option("--to", type=options.FilePath(), metavar="FILE", help="Write it there, instead of showing it.")
 def command(
     *, simulate: str | None, config_file: Path | None, backend: str, mpi_lib: str | None, to: Path | None
 ) -> None:

@@ -30,6 +30,18 @@ ELSEWHERE = "elsewhere"
 _MAX_SECONDS = 365 * 24 * 3600
 
 
+class FilePath(click.Path):
+    """The path of a file or directory, which has a name: of an empty one `Path` would make this directory."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(path_type=Path, **more)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not os.fspath(value):
+            self.fail("the name is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 class Seconds(click.FloatRange):
     """A number of seconds, more than none; its bound of a year is there to leave out ``inf``."""
 
@@ -50,8 +62,7 @@ def seconds(name: str, says: str, **more: Any) -> Callable[[Command], Command]:
 
 def config(says: str, **more: Any) -> Callable[[Command], Command]:
     """``--config``: a site config, which every command uses for something else."""
-    file = click.Path(path_type=Path)
-    return click.option("--config", "config_file", type=file, metavar="FILE", help=says, **more)
+    return click.option("--config", "config_file", type=FilePath(), metavar="FILE", help=says, **more)
 
 
 @contextmanager
@@ -74,11 +85,13 @@ class Choice(click.Choice[str]):
             self.fail(f"{wrong.message.removesuffix('.')}{meant or '.'}", param, ctx)
 
 
-def mpi_library(ctx: click.Context, _: click.Parameter, value: str | None) -> str | None:
+def mpi_library(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     """For ``--mpi-lib``: that there is such a library is found out before anything runs.
 
     Not by a context that is about `ELSEWHERE`: what is not here may be there.
     """
+    if value == "":
+        raise click.BadParameter("the name is empty", ctx, param)
     if value and ctx.obj != ELSEWHERE:
         from gpuipc_doctor.mpi import locate
 

@@ -17,7 +17,7 @@ FORMATS = ("matrix", "html", "junit", "prometheus")
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=options.FilePath())
 @click.option(
     "--format",
     "form",

@@ -100,7 +100,7 @@ class _Reader:
         self._lines = 0
         """Of earlier files of this name."""
         self._trouble = ""
-        self._name = path
+        self._name = path or '""'
         self._log: Log | None = None
         self._blocks: Iterator[bytes | None] = iter(())
         try:

@@ -127,7 +127,7 @@ def _open(path: str) -> int:
         # A pipe's writer is not waited for here: the logs that are complete come first.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
-        raise Unreadable(f"cannot be opened: {error.strerror}") from None
+        raise Unreadable(f"cannot be opened: {error.strerror}" if path else "the name is empty") from None
     except ValueError:
         raise Unreadable("is not the name of a file") from None
     if stat.S_ISDIR(os.fstat(fd).st_mode):

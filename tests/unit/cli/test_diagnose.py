@@ -65,6 +65,11 @@ def test_bad_input_costs_its_own_line_only(tmp_path: Path) -> None:
     assert "\x1b" not in result.stderr
 
 
+def test_an_empty_name_is_told_as_that_and_costs_nothing_of_the_rest() -> None:
+    result = run("", HEALTHY)
+    assert (result.exit_code, result.stderr) == (11, 'gpuipc-doctor: "": the name is empty\n')
+
+
 def test_what_could_not_be_read_shows_in_the_exit_code() -> None:
     assert run("none", HEALTHY).exit_code == 11
     assert run(HEALTHY).exit_code == 0

@@ -37,3 +37,26 @@ def test_a_word_that_is_none_of_a_choice_has_its_near_miss() -> None:
     assert "'cudaa' is not one of 'auto', 'cuda', 'hip', 'all'; did you mean 'cuda'?" in wrong.output
     far = CliRunner().invoke(cli, ["check", "--all", "--backend", "xyz"])
     assert "'xyz' is not one of 'auto', 'cuda', 'hip', 'all'.\n" in far.output
+
+
+@pytest.mark.parametrize(
+    ("command", "parameter"),
+    [
+        ("report", "FILE"),
+        ("check --all --config", "--config"),
+        ("check --all --output", "--output"),
+        ("check --all --plots", "--plots"),
+        ("check --all --keep-logs", "--keep-logs"),
+        ("check --all --mpi-lib", "--mpi-lib"),
+        ("diagnose /dev/null --inventory", "--inventory"),
+        ("config validate", "FILE..."),
+        ("known-issues lint", "[FILE]..."),
+        ("fleet report", "DIR"),
+    ],
+)
+def test_an_empty_name_is_no_file_and_not_the_directory_that_we_are_in(command: str, parameter: str) -> None:
+    """As an unset variable leaves it."""
+    ended = CliRunner().invoke(cli, [*command.split(), ""])
+    assert ended.exit_code == 2
+    (line,) = [line for line in ended.output.splitlines() if "empty" in line]
+    assert line == f"Error: Invalid value for '{parameter}': the name is empty"
