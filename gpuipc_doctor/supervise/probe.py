@@ -18,9 +18,10 @@ from gpuipc_doctor.model import Ending, Node, Probe, ProbeOutcome, RoleOutcome
 from gpuipc_doctor.supervise import evidence, leftovers, logs, tree
 from gpuipc_doctor.supervise.assignment import RoleFiles, RoleResult
 from gpuipc_doctor.supervise.inbox import Inbox, Listener
+from gpuipc_doctor.supervise.orders import Order
 from gpuipc_doctor.supervise.role import RunningRole
 from gpuipc_doctor.supervise.start import LAUNCHER_LOG, start
-from gpuipc_doctor.supervise.stems import Order, Stems
+from gpuipc_doctor.supervise.stems import Stems
 
 TICK_S = 0.005
 SLOW_TICK_S, SLOW_AFTER_S = 0.02, 1.0

@@ -20,6 +20,7 @@ from gpuipc_doctor.supervise.assignment import Assignment, RoleFiles
 from gpuipc_doctor.supervise.footprint import one_queue, visible_devices
 from gpuipc_doctor.supervise.journal import Progress
 from gpuipc_doctor.supervise.marker import MARKER
+from gpuipc_doctor.supervise.orders import Order
 from gpuipc_doctor.supervise.role import (
     ChildProcess,
     ForkedProcess,
@@ -27,7 +28,6 @@ from gpuipc_doctor.supervise.role import (
     RunningRole,
     WorkerProcess,
 )
-from gpuipc_doctor.supervise.stems import Order
 
 LAUNCHER_LOG = "launcher.log"
 """What the launcher printed, in the probe's directory."""
@@ -115,7 +115,8 @@ class _Starter:
         own = self._own(environment)
         fds = {f"peer {number}": peer.fileno() for number, peer in enumerate(peers, 1)}
         with files.log.open("ab") as log:  # appending: see `logs`
-            order = Order(str(self._directory), role, self._marker, own, {"log": log.fileno(), **fds})
+            own_fds = {"log": log.fileno(), **fds}
+            order = Order(str(self._directory), role, self._marker, own, files=own_fds)
             pid = self._fork(imports(self._probe), environment, order)
         if pid is not None:
             return _running(ForkedProcess(pid), files)

@@ -1,7 +1,8 @@
 """Stems: processes that have imported what workers need and touched no driver, to fork workers from.
 
-There is one for each set of imports and environment, started when it is first wanted (see `worker.stem`).
-Where one is not fit to be forked, hangs or is gone, workers are spawned without it, and its log says why.
+There is one for each set of imports and environment, made when it is first wanted (see `worker.stem`). The
+first of an environment imports what is ours alone, and the others are forked from it. Where one is not fit to
+be forked from, hangs or is gone, workers are spawned without it, and its log says why.
 """
 
 from __future__ import annotations
@@ -10,70 +11,36 @@ import contextlib
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import replace
 from pathlib import Path
 
 from gpuipc_doctor.supervise import priority
 from gpuipc_doctor.supervise.marker import MARKER, with_room
-
-GO = b"go"
-"""What a worker that has told its process number waits for."""
+from gpuipc_doctor.supervise.orders import GO, MOST_BYTES, Order, StemOrder
+from gpuipc_doctor.supervise.role import ChildProcess, ForkedProcess, WorkerProcess
 
 FORK_LIMIT_S = 10.0
 """For a stem that has imported everything to fork."""
 
 _LOOK_EVERY_S = 0.05
 
-_MOST_FILES = 16
-_MOST_BYTES = 1 << 16
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What a worker is to be: its role, its marker, and what its environment has beside the stem's.
-
-    ``files``: descriptors of its log, of a socket to its supervisor, and of one to each peer, ``peer 1`` and
-    so on.
-    """
-
-    directory: str
-    role: str
-    marker: str
-    environment: Mapping[str, str]
-    files: Mapping[str, int] = field(default_factory=dict)
-
-    def send(self, to: socket.socket) -> None:
-        text = json.dumps({**asdict(self), "files": list(self.files)})
-        socket.send_fds(to, [text.encode()], list(self.files.values()))
-
-    def close(self) -> None:
-        for fd in self.files.values():
-            os.close(fd)
-
-
-def receive_order(stream: socket.socket) -> Order | None:
-    """The next order; None at the end."""
-    data, fds, _, _ = socket.recv_fds(stream, _MOST_BYTES, _MOST_FILES, socket.MSG_CMSG_CLOEXEC)
-    if not data:
-        return None
-    told = json.loads(data)
-    return Order(**{**told, "files": dict(zip(told["files"], fds, strict=True))})
-
 
 class Stem:
     """One stem. Any thread may ask it for workers."""
 
-    def __init__(self, process: subprocess.Popen[bytes], orders: socket.socket, log: Path) -> None:
-        self._process = process
+    def __init__(self, orders: socket.socket, log: Path, process: WorkerProcess | None = None) -> None:
         self._orders = orders
         self._log = log
+        self._process = process
+        """None as long as it has not said which it is."""
         self._lock = threading.Lock()
         self._verdict: str | None = None
         """Why it is not to be forked, empty if it is; None as long as it imports."""
@@ -85,7 +52,7 @@ class Stem:
         """
         with self._lock:
             while self._verdict is None and not given_up():
-                if select.select([self._orders], [], [], _LOOK_EVERY_S)[0]:
+                if self._has_news(_LOOK_EVERY_S):
                     self._hear()
                 elif time.monotonic() > until:
                     self._give_up("it had not imported everything in time")
@@ -96,7 +63,7 @@ class Stem:
             ours.settimeout(FORK_LIMIT_S)
             with theirs, contextlib.suppress(OSError):
                 files = {"log": order.files["log"], "go": theirs.fileno(), **order.files}
-                Order(order.directory, order.role, order.marker, order.environment, files).send(self._orders)
+                replace(order, files=files).send(self._orders)
             with contextlib.suppress(OSError):
                 if told := ours.recv(32):
                     ours.send(GO)
@@ -105,27 +72,47 @@ class Stem:
             self._give_up("it forked no worker when it was asked to")
         return None
 
+    def fork_stem(self, imports: Sequence[str], log: Path) -> Stem:
+        """Have it fork a stem that imports these, as soon as it has imported its own."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, log.open("ab") as output, contextlib.suppress(OSError):
+            StemOrder(imports, files={"log": output.fileno(), "orders": theirs.fileno()}).send(self._orders)
+        return Stem(ours, log)
+
+    def _has_news(self, within_s: float) -> bool:
+        return bool(select.select([self._orders], [], [], within_s)[0])
+
     def _hear(self) -> None:
+        """Hear its process number, or why it is not to be forked."""
         said = b""
         with contextlib.suppress(OSError):
-            said = self._orders.recv(_MOST_BYTES)
-        if said == b'""':
-            self._verdict = ""
+            said = self._orders.recv(MOST_BYTES)
+        told = json.loads(said) if said else "it ended while it imported"
+        if isinstance(told, int):
+            self._process = self._process or ForkedProcess(told)
+        elif told:
+            self._give_up(told)
         else:
-            self._give_up(json.loads(said) if said else "it ended while it imported")
+            self._verdict = ""
 
     def _give_up(self, reason: str) -> None:
         self._verdict = reason
-        self._process.kill()
+        self._kill()
         with contextlib.suppress(OSError), self._log.open("a") as log:
             log.write(f"gpuipc-doctor: no worker is forked from this stem: {reason}\n")
 
+    def _kill(self) -> None:
+        if self._process and not self._process.poll():
+            os.kill(self._process.pid, signal.SIGKILL)
+
     def close(self, limit_s: float) -> None:
         """End it. Workers that it forked are not concerned."""
+        while self._process is None and self._verdict is None and self._has_news(0.0):
+            self._hear()
         self._orders.close()
-        self._process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(limit_s)
+        self._kill()
+        if self._process:
+            self._process.collect(limit_s)
 
 
 class Stems:
@@ -141,20 +128,24 @@ class Stems:
 
     def of(self, imports: Iterable[str], environment: Mapping[str, str]) -> Stem:
         """The stem with these imports and this environment."""
-        names = tuple(sorted(imports))
-        key = (names, frozenset(environment.items()))
+        names, variables = tuple(sorted(imports)), frozenset(environment.items())
         with self._lock:
-            if key not in self._stems:
-                self._stems[key] = self._thread.submit(self._start, names, environment).result()
-            return self._stems[key]
+            if ((), variables) not in self._stems:
+                self._stems[(), variables] = self._thread.submit(self._start, environment).result()
+            if (names, variables) not in self._stems:
+                self._stems[names, variables] = self._stems[(), variables].fork_stem(names, self._log(names))
+            return self._stems[names, variables]
 
-    def _start(self, names: tuple[str, ...], environment: Mapping[str, str]) -> Stem:
-        log = self._directory / f"{'-'.join(('stem', *names))}.log"
+    def _log(self, names: Sequence[str] = ()) -> Path:
+        return self._directory / f"{'-'.join(('stem', *names))}.log"
+
+    def _start(self, environment: Mapping[str, str]) -> Stem:
+        log = self._log()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         isolated = ["-I"] if sys.flags.isolated else []
         with theirs, log.open("ab") as output:
             process = subprocess.Popen(
-                [sys.executable, *isolated, "-m", "gpuipc_doctor.worker.stem", str(theirs.fileno()), *names],
+                [sys.executable, *isolated, "-m", "gpuipc_doctor.worker.stem", str(theirs.fileno())],
                 cwd=self._directory,
                 # OpenBLAS, which array libraries load, would start threads; they compute nothing here.
                 env={**environment, "OPENBLAS_NUM_THREADS": "1", MARKER: self._marker},
@@ -165,7 +156,7 @@ class Stems:
                 start_new_session=True,
             )
         priority.carry_over(process.pid)
-        return Stem(process, ours, log)
+        return Stem(ours, log, ChildProcess(process))
 
     def close(self, limit_s: float) -> None:
         for stem in self._stems.values():

@@ -1,10 +1,11 @@
-"""A stem, ``python -m gpuipc_doctor.worker.stem SOCKET IMPORT…``: imports once, then forks workers.
+"""A stem, ``python -m gpuipc_doctor.worker.stem SOCKET``: imports once, then forks workers and stems.
 
-It never calls into a driver. Its supervisor sends one order for each worker, with the files that are to be
-the worker's (see `supervise.stems`); the end of the socket is the end of the stem.
+It never calls into a driver. Its supervisor sends an order for each fork, with the files that are to be the
+fork's (see `supervise.stems`); the end of the socket is the end of the stem. A stem that is forked imports
+what it is told to, and then takes orders of its own.
 
-A worker is forked twice. When the process between has ended, the worker is a child of the supervisor, which
-adopts orphans: it alone learns how the worker ended, and a killed stem takes no worker with it.
+All are forked twice. When the process between has ended, the fork is a child of the supervisor, which adopts
+orphans: it alone learns how a worker ended, and a killed stem takes nobody with it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import NoReturn
 
 from gpuipc_doctor.supervise import priority
 from gpuipc_doctor.supervise.marker import MARKER, carried, carry
-from gpuipc_doctor.supervise.stems import GO, Order, receive_order
+from gpuipc_doctor.supervise.orders import GO, Order, StemOrder, receive_order
 from gpuipc_doctor.worker import running
 
 BINDINGS = {
@@ -33,12 +34,12 @@ BINDINGS = {
 """What a worker of a backend imports; any other name is that of a module."""
 
 
-def main(fd: int, names: list[str]) -> None:
+def main(fd: int) -> None:
     running.die_with_parent()
-    orders = socket.socket(fileno=fd)
-    unsafe = load(names) or _why_not_to_fork()
-    orders.send(json.dumps(unsafe).encode())
-    if not unsafe and (order := _serve(orders)):
+    order = _serve(socket.socket(fileno=fd))
+    while isinstance(order, StemOrder):
+        order = _serve(socket.socket(fileno=order.files["orders"]), order.imports)
+    if order:
         peers = [fd for name, fd in order.files.items() if name.startswith("peer")]
         running.run(Path(order.directory), order.role, peers)
         _end()
@@ -72,20 +73,28 @@ def _why_not_to_fork() -> str:
     return ""
 
 
-def _serve(orders: socket.socket) -> Order | None:
-    """Fork a worker for each order. Returns its order in each worker, and None in the stem, at its end."""
+def _serve(orders: socket.socket, imports: Iterable[str] = ()) -> Order | StemOrder | None:
+    """Be a stem with these imports. Returns its order in each fork, and None in the stem, at its end."""
     supervisor = os.getppid()
+    orders.send(json.dumps(os.getpid()).encode())
+    unsafe = load(imports) or _why_not_to_fork()
+    orders.send(json.dumps(unsafe).encode())
+    if unsafe:
+        return None
     gc.collect()
     gc.freeze()  # what is there by now is garbage in no worker, and not looked at again
     while order := receive_order(orders):
         child = _fork()
         if child == 0:
             orders.close()
-            carry(order.marker)  # before there is a worker, which is found by it
+            if isinstance(order, Order):
+                carry(order.marker)  # before there is a worker, which is found by it
             between = os.getpid()
             if _fork() != 0:
                 os._exit(0)
-            _become_worker(order, between, supervisor)
+            _become_child(order, between, supervisor)
+            if isinstance(order, Order):
+                _become_worker(order)
             return order
         order.close()
         if child > 0:
@@ -101,24 +110,29 @@ def _fork() -> int:
         return -1
 
 
-def _become_worker(order: Order, between: int, supervisor: int) -> None:
-    """Make this fork what a process is that was started by itself, and wait until the supervisor knows it."""
+def _become_child(order: Order | StemOrder, between: int, supervisor: int) -> None:
+    """Make this fork what a process is that the supervisor has started by itself."""
     os.setsid()
     priority.carry_over()
+    log = order.files["log"]
     for standard in (1, 2):
-        os.dup2(order.files["log"], standard)
-    os.chdir(order.directory)  # private: nothing in it shadows a module
-    os.environ.update(order.environment)
+        os.dup2(log, standard)
+    os.close(log)
     while os.getppid() == between:
         time.sleep(0.0002)
     if os.getppid() != supervisor:
         os._exit(1)
     running.die_with_parent()
+
+
+def _become_worker(order: Order) -> None:
+    """Take on what a worker's own process has, and wait until the supervisor knows it."""
+    os.chdir(order.directory)  # private: nothing in it shadows a module
+    os.environ.update(order.environment)
     with socket.socket(fileno=order.files["go"]) as go:
         go.send(str(os.getpid()).encode())
         if go.recv(len(GO)) != GO:
             os._exit(1)  # it has been given up meanwhile
-    os.close(order.files["log"])
 
 
 def _end() -> NoReturn:
@@ -136,4 +150,4 @@ def _end() -> NoReturn:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])
+    main(int(sys.argv[1]))
