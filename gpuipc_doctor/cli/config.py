@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from gpuipc_doctor import knownissues
+from gpuipc_doctor import knownissues, node_name
 from gpuipc_doctor.api.loader import BrokenCheck, LoadedCheck
 from gpuipc_doctor.cli import hooks, new_config, options
 from gpuipc_doctor.cli.known_issues import find_mistakes
@@ -58,7 +58,7 @@ def validate(files: tuple[Path, ...]) -> None:
         raise SystemExit(2)
     for file, (found, _) in examined.items():
         elsewhere = (
-            f"; {options.host()} is not one of its nodes: its modules and libraries were not looked for"
+            f"; {node_name.short()} is not one of its nodes: its modules and libraries were not looked for"
         )
         click.echo(f"{sanitise(str(file))}: fine{'' if _is_of_this_node(found) else elsewhere}")
 
@@ -67,7 +67,7 @@ def _is_of_this_node(found: Layers) -> bool:
     """Whether a config is of this node, or does not say of which it is; a bad set of nodes is of none."""
     says = found.data.get("cluster") or found.data.get("hosts")
     try:
-        return not says or hosts.is_of(found.data, options.host(), hosts.cluster_name(os.environ))
+        return not says or hosts.is_of(found.data, node_name.short(), hosts.cluster_name(os.environ))
     except hosts.BadNodes:
         return False
 

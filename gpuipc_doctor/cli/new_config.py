@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from gpuipc_doctor import node_name
 from gpuipc_doctor.cli import options
 from gpuipc_doctor.cli.output import OutputFile
 from gpuipc_doctor.cli.progress import Silent
@@ -60,7 +61,7 @@ def command(
 def _lines(
     node: Node, base: Path | None, devices: Sequence[Device], facts: Iterable[Fact], mpi: MpiStack | None
 ) -> Iterator[str]:
-    host = options.host()
+    host = node_name.short()
     yield f"# What gpuipc-doctor found on {host} on {date.today()}: a site config to correct and to complete."
     if node.simulated:
         yield f"# SIMULATED (profile {node.simulated}): this is no real node."

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from gpuipc_doctor import node_name
 from gpuipc_doctor.near_miss import did_you_mean
 
 if TYPE_CHECKING:  # the prolog shares these options and has no time for what it does not need
@@ -132,17 +133,13 @@ def not_of_this_node(config: SiteConfig) -> str:
     """That a config which holds here says it is of other nodes; empty where it does not."""
     from gpuipc_doctor.site import hosts
 
-    if not config.hosts or hosts.hold(list(config.hosts), host()):
+    node = node_name.short()
+    if not config.hosts or hosts.hold(list(config.hosts), node):
         return ""
     return (
-        f"{config.hosts_where}: hosts: {host()} is not one of {','.join(config.hosts)}; the file is used all "
+        f"{config.hosts_where}: hosts: {node} is not one of {','.join(config.hosts)}; the file is used all "
         "the same; correct the set, or name this node's with --config"
     )
-
-
-def host() -> str:
-    """This node's name, as sets of nodes have it."""
-    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
 
 
 def matching() -> Path | None:
@@ -150,7 +147,7 @@ def matching() -> Path | None:
     from gpuipc_doctor.site import hosts, yamlfile
 
     read = partial(yamlfile.read, schema=None)
-    return hosts.matching(host(), hosts.cluster_name(os.environ), read)
+    return hosts.matching(node_name.short(), hosts.cluster_name(os.environ), read)
 
 
 @contextmanager

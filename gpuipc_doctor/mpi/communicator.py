@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
+from gpuipc_doctor import node_name
 from gpuipc_doctor.api.gpu import Arm, BackendUnavailable, DriverError
 from gpuipc_doctor.model import DriverFault
 
@@ -69,7 +70,7 @@ class Communicator:
     @property
     def node(self) -> str:
         """The name of the node that this rank is on."""
-        return os.environ.get("SLURMD_NODENAME") or str(self._api.Get_processor_name())
+        return node_name.full()
 
     def send(self, address: int, nbytes: int, to: int, tag: int = 0) -> None:
         with self._armed("MPI_Send"):

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpuipc_doctor import inventory
+from gpuipc_doctor import inventory, node_name
 from gpuipc_doctor.fabric import devices as fabric_devices
 from gpuipc_doctor.fabric import programs as fabric_programs
 from gpuipc_doctor.inventory.gpus import JobGpus
@@ -57,7 +57,7 @@ class Discovery:
         """The devices to test, and what drivers and libraries say of themselves."""
         if self.job is None:
             devices, facts = self._ask_drivers(self.planner.request.backends, self._survey())
-            self.planner.settle(self._host, devices)
+            self.planner.settle(node_name.short(), devices)
             expected, backends = self.planner.config.node.gpus, self.planner.request.backends
             if len(backends) > 1:
                 differences = expectations.of_gpus(expected, devices, os.environ)
@@ -66,7 +66,7 @@ class Discovery:
             self._tell(_DRIVERS, *differences)
             return devices, facts
         devices, facts, missing = self._of_job(self.job)
-        self.planner.settle(self._host, self.job.devices)
+        self.planner.settle(node_name.short(), self.job.devices)
         if self.job.unknown:
             ids = ", ".join(self.job.unknown)
             says = "this node has no GPU {ids}; it lists {known}"
@@ -75,10 +75,6 @@ class Discovery:
             says = "the driver does not show {gpus}"
             self._tell(_DRIVERS, Finding.error("gpu-not-shown", says, gpus=list(missing)))
         return devices, facts
-
-    @property
-    def _host(self) -> str:
-        return os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
 
     def _of_job(self, job: JobGpus) -> tuple[tuple[Device, ...], tuple[Fact, ...], tuple[str, ...]]:
         """A job's GPUs, what a driver says if it is asked, and the GPUs that it does not show.
@@ -250,8 +246,8 @@ class Discovery:
     @property
     def _hosts(self) -> tuple[str, ...]:
         """The two nodes, where they are named."""
-        here = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
-        return (here, self.planner.request.partner) if self.planner.request.partner else ()
+        partner = self.planner.request.partner
+        return (node_name.full(), partner) if partner else ()
 
     def _run(self, probes: Sequence[PlannedProbe]) -> dict[int, Ended]:
         """Run them all at once; how each ended, by its number."""

@@ -35,7 +35,7 @@ def main(directory: Path) -> int:
     try:
         plan = json.loads((directory / PLAN).read_text())
     except FileNotFoundError:
-        node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+        node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename  # our `node_name`, out of reach here
         return complain(
             f"{node} does not see {directory}: ranks on several nodes need a directory that all of them "
             "share; name one with --keep-logs, or as TMPDIR"

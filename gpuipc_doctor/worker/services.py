@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
+from gpuipc_doctor import node_name
 from gpuipc_doctor.allocators import open_allocator
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.api.allocator import Allocator
@@ -89,7 +90,7 @@ class Worker:
 
     @property
     def node(self) -> str:
-        return os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+        return node_name.full()
 
     @property
     def gpu(self) -> DriverGpu:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from gpuipc_doctor.cli import options
+from gpuipc_doctor import node_name
 from gpuipc_doctor.cli.main import cli
 from gpuipc_doctor.site import config, hosts, layers
 
@@ -159,7 +159,7 @@ def test_what_other_nodes_have_is_not_looked_for_here(directory: Path) -> None:
     ended = run("validate", "other.yaml")
     assert (ended.exit_code, ended.stdout) == (
         0,
-        f"other.yaml: fine; {options.host()} is not one of its nodes: "
+        f"other.yaml: fine; {node_name.short()} is not one of its nodes: "
         "its modules and libraries were not looked for\n",
     )
 
