@@ -18,15 +18,14 @@ from gpuipc_doctor.api import loader
 from gpuipc_doctor.api.allocator import Allocator
 from gpuipc_doctor.backends import Backend, open_backend
 from gpuipc_doctor.backends.device import DriverGpu
-from gpuipc_doctor.fabric.running import Fabric
 from gpuipc_doctor.model import Device, Json
 from gpuipc_doctor.supervise.assignment import Assignment, RoleFiles, device_to_json
 from gpuipc_doctor.supervise.journal import Journal
-from gpuipc_doctor.worker import meeting
 from gpuipc_doctor.worker.peer import Peer
 from gpuipc_doctor.worker.stack_timer import StackTimer
 
 if TYPE_CHECKING:
+    from gpuipc_doctor.fabric.running import Fabric
     from gpuipc_doctor.mpi.communicator import Communicator
 
 
@@ -139,6 +138,8 @@ class Worker:
     @cached_property
     def peers(self) -> tuple[Peer, ...]:
         if not self._peer_fds and self._assignment.ranks == 2:
+            from gpuipc_doctor.worker import meeting
+
             self._peer_fds = (meeting.connect(self._directory, self._assignment.place, self._journal),)
         if not self._peer_fds:
             raise RuntimeError(f"role {self.role} has no peer: there are no other roles, or not two ranks")
@@ -146,6 +147,9 @@ class Worker:
 
     @cached_property
     def fabric(self) -> Fabric:
+        from gpuipc_doctor.fabric.running import Fabric
+        from gpuipc_doctor.worker import meeting
+
         assignment = self._assignment
         host = meeting.host() if assignment.ranks else "127.0.0.1"
         return Fabric(assignment.place, Path(assignment.root), self.armed, lambda: self.peer, host)
