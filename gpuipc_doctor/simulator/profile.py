@@ -65,6 +65,10 @@ why."""
 ANY_MESSAGE: Mapping[str, str | int] = {"min": 0, "max": 2**63 - 1}
 """Where a fault of the fabric strikes unless it says otherwise: at messages of any size."""
 
+_DELIVER = ("copy", "copy-from-device", "ipc-open", "vmm-import")
+_CORRUPTED_BY = {"corrupt-byte": _DELIVER, "corrupt-page": (*_DELIVER, "pool-reuse")}
+"""Effect → the calls whose data it makes wrong."""
+
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _MERGED = ("versions", "files", "peers", "options")
 _ARCH = {"cuda": "9.0", "hip": "gfx90a"}
@@ -301,6 +305,10 @@ class _Reader:
         for number, stated in enumerate(self._data.get("faults", [])):
             fault = {**ANY_CALL, **stated, "peer": int(stated.get("peer", False))}
             self._known("call", fault["call"], vocabulary.calls(), number)
+            calls = _CORRUPTED_BY.get(fault["do"], (fault["call"],))
+            if fault["call"] not in calls and fault["call"] in vocabulary.calls():
+                text = f"{fault['do']!r} does nothing at {fault['call']!r}, only at {', '.join(calls)}"
+                self._complain(text, "faults", number, "do")
             if "error" in stated:
                 error = fault.pop("error")
                 self._known("error", error, vocabulary.errors(), number)

@@ -22,7 +22,7 @@ struct allocation {
     uint64_t id;             /* unique in this process; tells apart what was at one address one after the other */
     unsigned opens;          /* of an import */
     uint64_t exported_id;    /* of an import: its id in the exporter */
-    uint64_t bad_offset, bad_bytes; /* a fault: these bytes read wrong through this import */
+    struct bad_part bad;            /* a fault: these bytes of its block read wrong through this import */
     unsigned char *snapshot;        /* a fault: what reads through this import show, whatever is there */
     bool loses_writes;              /* a fault: what is written through this import arrives nowhere */
 };

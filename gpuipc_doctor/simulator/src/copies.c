@@ -92,7 +92,7 @@ static int locate(uint64_t address, uint64_t bytes, bool writing, bool foreign, 
 /* What a faulty import shows wrong: `to` holds the bytes from `at`, an offset in the block. */
 static void spoil(const struct allocation *allocation, uint64_t at, unsigned char *to, uint64_t bytes)
 {
-    uint64_t begin = allocation->bad_offset, end = begin + allocation->bad_bytes;
+    uint64_t begin = allocation->bad.offset, end = begin + allocation->bad.bytes;
     for (uint64_t i = begin > at ? begin : at; i < end && i < at + bytes; i++)
         to[i - at] ^= 0xa5;
 }
@@ -148,14 +148,9 @@ static int put(uint64_t to, const void *from, uint64_t bytes, bool foreign)
 /* A fault of this one copy: what arrived is wrong in one byte or one page. */
 static void spoil_delivery(unsigned char *data, uint64_t bytes)
 {
-    enum { PAGE = 4096 };
-    if (fault_asks(CORRUPT_BYTE) && bytes)
-        data[scatter() % bytes] ^= 0xa5;
-    if (fault_asks(CORRUPT_PAGE)) {
-        uint64_t begin = bytes > PAGE ? scatter() % (bytes / PAGE) * PAGE : 0;
-        for (uint64_t i = begin; i < begin + PAGE && i < bytes; i++)
-            data[i] ^= 0xa5;
-    }
+    struct bad_part bad = bad_part_of(bytes);
+    for (uint64_t i = bad.offset; i < bad.offset + bad.bytes; i++)
+        data[i] ^= 0xa5;
 }
 
 static bool is_device_memory(uint64_t address)
@@ -173,8 +168,11 @@ static int copy(uint64_t to, uint64_t from, uint64_t bytes, bool foreign)
     if (!is_device_memory(to)) {
         struct block *block;
         struct allocation *allocation;
-        code = locate(to, bytes, true, foreign, &block, &allocation);
-        return code ? code : get(pointer(to), from, bytes, foreign);
+        if ((code = locate(to, bytes, true, foreign, &block, &allocation)) ||
+            (code = get(pointer(to), from, bytes, foreign)))
+            return code;
+        spoil_delivery(pointer(to), bytes);
+        return SUCCESS;
     }
     if (!is_device_memory(from))
         return put(to, pointer(from), bytes, false);

@@ -41,6 +41,17 @@ uint64_t fault_bytes(enum call call, enum fault_effect effect, int device)
     return fault ? fault->bytes : 0;
 }
 
+struct bad_part bad_part_of(uint64_t bytes)
+{
+    enum { PAGE = 4096 };
+    uint64_t pages = bytes / PAGE;
+    if (fault_asks(CORRUPT_PAGE))
+        return (struct bad_part){pages ? scatter() % pages * PAGE : 0, bytes < PAGE ? bytes : PAGE};
+    if (fault_asks(CORRUPT_BYTE) && bytes)
+        return (struct bad_part){scatter() % bytes, 1};
+    return (struct bad_part){0};
+}
+
 uint64_t scatter(void)
 {
     static uint64_t state;

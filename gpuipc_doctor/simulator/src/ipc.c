@@ -196,20 +196,6 @@ static void keep_snapshot(const struct block *block, struct allocation *part)
     memcpy(part->snapshot, (const void *)(uintptr_t)(block->base + part->offset), part->bytes);
 }
 
-/* For the faults `corrupt-byte` and `corrupt-page`: what reads wrong through this import from now on. */
-static void spoil_import(struct allocation *part)
-{
-    enum { PAGE = 4096 };
-    if (fault_asks(CORRUPT_PAGE)) {
-        uint64_t pages = part->bytes / PAGE;
-        part->bad_offset = part->offset + (pages ? scatter() % pages * PAGE : 0);
-        part->bad_bytes = part->bytes < PAGE ? part->bytes : PAGE;
-    } else if (fault_asks(CORRUPT_BYTE)) {
-        part->bad_offset = part->offset + scatter() % part->bytes;
-        part->bad_bytes = 1;
-    }
-}
-
 /* With the state's lock held. */
 static int open_wish(uint64_t *address, const struct wish *wish, struct context *context)
 {
@@ -240,7 +226,9 @@ static int open_wish(uint64_t *address, const struct wish *wish, struct context 
         part->exported_id = wish->id;
     }
     part->opens++;
-    spoil_import(part);
+    struct bad_part bad = bad_part_of(part->bytes);
+    if (bad.bytes)
+        part->bad = (struct bad_part){part->offset + bad.offset, bad.bytes};
     if (fault_asks(SNAPSHOT))
         keep_snapshot(block, part);
     part->loses_writes = part->loses_writes || fault_asks(LOSE_WRITES);

@@ -247,10 +247,8 @@ static int allocate_from(struct pool *pool, uint64_t *address, uint64_t bytes, v
     block->pool = pool;
     block->context = context;
     struct allocation *allocation = allocation_add(block, 0, bytes);
-    if (reused && by_event && node_has_fault(CALL_pool_reuse, CORRUPT_PAGE, block->device)) {
-        allocation->bad_offset = bytes / 2;
-        allocation->bad_bytes = 4096;
-    }
+    if (reused && by_event && node_has_fault(CALL_pool_reuse, CORRUPT_PAGE, block->device))
+        allocation->bad = (struct bad_part){bytes / 2, 4096};
     if (reserved(pool) > pool->reserved_high)
         pool->reserved_high = reserved(pool);
     if (used(pool) > pool->used_high)

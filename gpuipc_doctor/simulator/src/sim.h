@@ -116,6 +116,12 @@ bool node_has_fault(enum call call, enum fault_effect effect, int device);
 const struct fault *node_fault(enum call call, enum fault_effect effect, int device);
 /* The bytes of such a fault, where the call under way is to have its effect; else 0. */
 uint64_t fault_bytes(enum call call, enum fault_effect effect, int device);
+struct bad_part {
+    uint64_t offset, bytes;
+};
+
+/* For the faults `corrupt-byte` and `corrupt-page`: which of so many bytes read wrong; none without a fault. */
+struct bad_part bad_part_of(uint64_t bytes);
 uint64_t scatter(void); /* the next of a fixed sequence of well-mixed numbers */
 
 /* ---- state.c: what all processes of the node share ---- */

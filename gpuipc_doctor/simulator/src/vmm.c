@@ -20,6 +20,7 @@ struct physical {
     unsigned mapped;   /* at so many places */
     bool stale;        /* a fault: an import that shows what its exporter had before */
     uint64_t wrap;     /* a fault, see `struct block` */
+    struct bad_part bad; /* a fault, see `struct allocation` */
 };
 
 static struct physical *physicals;
@@ -210,7 +211,7 @@ int sim_vmm_map(uint64_t address, size_t bytes, size_t offset, void *memory, uin
                                  .context = context_for(physical->device), .file = file,
                                  .serial = physical->serial, .physical = physical, .mapping = -1,
                                  .wrap = physical->wrap});
-    allocation_add(block, 0, bytes);
+    allocation_add(block, 0, bytes)->bad = physical->bad;
     return SUCCESS;
 }
 
@@ -340,6 +341,7 @@ int sim_vmm_import(void **memory, void *shared, int type)
         open("/dev/null", O_RDONLY | O_CLOEXEC);
     *memory = physical_new((struct physical){.serial = copy.serial, .bytes = copy.bytes, .device = copy.device,
                                              .mapping = mapping, .releases = 1, .stale = fault_asks(STALE),
-                                             .wrap = fault_bytes(CALL_vmm_import, WRAP, copy.device)});
+                                             .wrap = fault_bytes(CALL_vmm_import, WRAP, copy.device),
+                                             .bad = bad_part_of(copy.bytes)});
     return SUCCESS;
 }

@@ -90,6 +90,14 @@ def test_a_path_extends_a_file_beside_it(tmp_path: Path) -> None:
         (ONE_GPU + "faults: [{call: ipc-open, do: error}]\n", "7: faults[0]: key 'error' is missing"),
         (ONE_GPU + "faults: [{call: ipc-open, do: leak}]\n", "7: faults[0]: key 'bytes' is missing"),
         (
+            ONE_GPU + "faults: [{call: mem-alloc, do: corrupt-byte}]\n",
+            "7: 'corrupt-byte' does nothing at 'mem-alloc', only at copy, copy-from-device, ipc-open, ",
+        ),
+        (
+            ONE_GPU + "faults: [{call: pool-reuse, do: corrupt-byte}]\n",
+            "7: 'corrupt-byte' does nothing at 'pool-reuse', only at copy, ",
+        ),
+        (
             ONE_GPU + "mpi-faults: [{call: MPI_Send, do: leak}]\n",
             "7: mpi-faults[0]: key 'bytes' is missing",
         ),
