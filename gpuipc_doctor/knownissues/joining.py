@@ -50,6 +50,28 @@ class Harm:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A node as far as one of its devices is concerned."""
+
+    label: str
+    facts: Sequence[Fact]
+    foreign: frozenset[str]
+    """Names of facts that concern the devices of other vendors only."""
+
+    @staticmethod
+    def of(device: Device, facts: Iterable[Fact]) -> _Part:
+        foreign = frozenset().union(*(of for backend, of in _OF_BACKEND.items() if backend != device.backend))
+        others = foreign | {"gpu-model"}
+        own = [fact for fact in facts if fact.name not in others]
+        model = Fact("gpu-model", device.name, device.label)
+        return _Part(device.label, (*own, model), foreign)
+
+    def may_have(self, issue: KnownIssue) -> bool:
+        """Whether the issue is not about another vendor's devices."""
+        return self.foreign.isdisjoint((issue.component, *(need.fact for need in issue.needs)))
+
+
 def match_versions(
     issues: Iterable[KnownIssue], facts: Sequence[Fact], devices: Sequence[Device] = ()
 ) -> tuple[Join, ...]:
@@ -70,19 +92,20 @@ def join(
     that takes a model and a version is expected of those GPUs only on which both are found.
     """
     today = today or date.today()
+    each = [_Part.of(device, facts) for device in devices]
     return tuple(
         told
         for issue in issues
         if not issue.withdrawn
-        for one in _join(issue, facts, results, devices)
+        for one in _join(issue, facts, results, each)
         for told in _as_the_site_wishes(one, issue.suppression, today)
     )
 
 
 def _join(
-    issue: KnownIssue, facts: Sequence[Fact], results: Sequence[Result], devices: Sequence[Device]
+    issue: KnownIssue, facts: Sequence[Fact], results: Sequence[Result], parts: Sequence[_Part]
 ) -> Iterator[Join]:
-    verdict, reason, facts, concerned = _judge(issue, facts, devices)
+    verdict, reason, facts, concerned = _judge(issue, facts, parts)
     asked = [r for r in results if issue.is_looked_for_by(r) and _is_on(r, concerned)]
     failed = [result for result in asked if result.finding.status is Status.FAIL]
     against = [said for result in failed if (said := issue.contradicted_by(result.finding))]
@@ -100,7 +123,7 @@ def _join(
     else:
         return
     where = dict.fromkeys(result.subject for result in speaking)
-    if not where and len(concerned) < len(devices):
+    if not where and len(concerned) < len(parts):
         where = dict.fromkeys(concerned)
     yield Join(
         issue=issue.id,
@@ -115,50 +138,35 @@ def _join(
 
 
 def _judge(
-    issue: KnownIssue, facts: Sequence[Fact], devices: Sequence[Device]
+    issue: KnownIssue, facts: Sequence[Fact], parts: Sequence[_Part]
 ) -> tuple[Verdict, str, Sequence[Fact], list[str]]:
     """What the facts say of an issue, why, which facts these are, and the labels of the devices they concern.
 
     The devices are those for which the facts say the worst.
     """
-    judged = [
-        (*issue.judge(own), own, device.label)
-        for device in devices
-        if (own := _own_facts(issue, facts, device)) is not None
-    ]
+    judged = [(*issue.judge(part.facts), part) for part in parts if part.may_have(issue)]
     if not judged:
         return (*issue.judge(facts), facts, [])
     worst = any_of(verdict for verdict, *_ in judged)
     chosen = [one for one in judged if one[0] is worst]
-    _, reason, own, _ = chosen[0]
-    return worst, reason, own, [label for *_, label in chosen]
-
-
-def _own_facts(issue: KnownIssue, facts: Sequence[Fact], device: Device) -> list[Fact] | None:
-    """The facts that concern a device; None where the issue is about another vendor's."""
-    foreign = frozenset().union(*(of for backend, of in _OF_BACKEND.items() if backend != device.backend))
-    if foreign & {issue.component, *(need.fact for need in issue.needs)}:
-        return None
-    others = foreign | {"gpu-model"}
-    own = [fact for fact in facts if fact.name not in others]
-    return [*own, Fact("gpu-model", device.name, device.label)]
+    _, reason, first = chosen[0]
+    return worst, reason, first.facts, [part.label for *_, part in chosen]
 
 
 def harms(issues: Iterable[KnownIssue], facts: Sequence[Fact], devices: Sequence[Device]) -> Iterator[Harm]:
     """The steps of our own probes that must not run on these devices, for the versions found there."""
+    each = [_Part.of(device, facts) for device in devices]
     for issue in issues:
         if not issue.harms or issue.withdrawn:
             continue
-        for device in devices:
-            if (own := _own_facts(issue, facts, device)) is None:
-                continue
-            verdict, reason = issue.judge(own)
+        for part in (part for part in each if part.may_have(issue)):
+            verdict, reason = issue.judge(part.facts)
             # Where nobody can say which versions are bad, what else the issue asks for decides.
-            expected = bool(issue.needs) and all_of(n.judge(own) for n in issue.needs) is Verdict.BAD
+            expected = bool(issue.needs) and all_of(n.judge(part.facts) for n in issue.needs) is Verdict.BAD
             for step in issue.harms:
                 unsure = verdict is Verdict.UNKNOWN and (expected or step in _LASTING)
                 if verdict is Verdict.BAD or unsure:
-                    yield Harm(step, device.label, issue.id, issue.title, reason)
+                    yield Harm(step, part.label, issue.id, issue.title, reason)
 
 
 def _is_on(result: Result, labels: Sequence[str]) -> bool:
