@@ -86,16 +86,16 @@ def merge(documents: Sequence[Document]) -> tuple[tuple[KnownIssue, ...], list[M
     """The entries of all files by id, later files overriding and suppressing what earlier ones say."""
     issues: dict[str, KnownIssue] = {}
     mistakes: list[Mistake] = []
-    for document in documents:
-        for one in placed(document):
-            first = issues.get(one.issue.id)
-            if first and not one.issue.overrides:
-                text = f"id {first.id!r} is taken by {first.where}; to replace that, say why in 'overrides'"
-                mistakes.append(one.mistake(text, "id"))
-            elif one.issue.overrides and not first:
-                text = f"nothing to override: there is no known issue {one.issue.id!r}"
-                mistakes.append(one.mistake(text + did_you_mean(one.issue.id, issues), "id"))
-            issues[one.issue.id] = one.issue
+    entries = [one for document in documents for one in placed(document)]
+    for one in entries:
+        first = issues.get(one.issue.id)
+        if first and not one.issue.overrides:
+            text = f"id {first.id!r} is taken by {first.where}; to replace that, say why in 'overrides'"
+            mistakes.append(one.mistake(text, "id"))
+        elif one.issue.overrides and not first:
+            text = f"nothing to override: there is no known issue {one.issue.id!r}"
+            mistakes.append(one.mistake(text + did_you_mean(one.issue.id, issues), "id"))
+        issues[one.issue.id] = one.issue
     for document in documents:
         for number, (id_, suppression) in enumerate(suppressions(document)):
             if id_ in issues:
@@ -103,12 +103,12 @@ def merge(documents: Sequence[Document]) -> tuple[tuple[KnownIssue, ...], list[M
             else:
                 text = f"there is no known issue {id_!r}{did_you_mean(id_, issues)}"
                 mistakes.append(document.mistake(text, "suppress", number, "id"))
-        for one in placed(document):
-            for number, workaround in enumerate(one.issue.workarounds):
-                for id_ in workaround.conflicts:
-                    if id_ not in issues:
-                        text = f"there is no known issue {id_!r}{did_you_mean(id_, issues)}"
-                        mistakes.append(one.mistake(text, "workarounds", number, "conflicts"))
+    for one in entries:
+        for number, workaround in enumerate(one.issue.workarounds):
+            for id_ in workaround.conflicts:
+                if id_ not in issues:
+                    text = f"there is no known issue {id_!r}{did_you_mean(id_, issues)}"
+                    mistakes.append(one.mistake(text, "workarounds", number, "conflicts"))
     return tuple(issues.values()), mistakes
 
 

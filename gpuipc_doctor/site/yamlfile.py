@@ -251,7 +251,9 @@ class _Builder:
             self._refuse(line, f"alias *{event.anchor} is not supported here; write the value out")
         if event.tag is not None:
             self._refuse(line, f"tag {event.tag!r} is not supported here")
-        if isinstance(event, yaml.ScalarEvent) and (bad := _unshowable(event.value)):
+        # What stands in the file has been looked at; only a double quoted text says characters otherwise.
+        quoted = isinstance(event, yaml.ScalarEvent) and event.style == '"'
+        if quoted and (bad := _unshowable(event.value)):
             self._refuse(line, f"holds the control character {bad[0]!r}")
 
     def _refuse(self, line: int, text: str) -> NoReturn:
@@ -264,6 +266,8 @@ def _plain(written: str) -> Json:
         return None
     if written in ("true", "false"):
         return written == "true"
+    if written[0] not in "+-.0123456789":
+        return written
     if re.fullmatch(r"[-+]?[0-9]{1,18}", written):
         return int(written)
     if re.fullmatch(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?", written):
