@@ -31,7 +31,7 @@ NOISE_BYTES = 4 << 20
 CREEP_BYTES = 64 << 10
 """Growth over a whole loop that says nothing."""
 
-QUIET_S = 0.05
+QUIET_S = 0.04
 """So long must used memory stand still before it is taken for what it was."""
 
 SETTLE_S = 2.0
@@ -60,6 +60,7 @@ class Ledger:
         self._entries: dict[str, Json] = {}
         self._loops: dict[str, Json] = {}
         self._patience_s = PATIENCE_S
+        self._still, self._since = self._gpu.memory_used(), w.clock()
         with w.step("see whether used memory rises by what is allocated"):
             while len(self._rises) < TRIES and not _follows(self._rises):
                 before = self.mark()
@@ -68,15 +69,13 @@ class Ledger:
         self._record()
 
     def mark(self) -> int:
-        """Used memory in bytes, once it stands still."""
-        still, since = self._gpu.memory_used(), self._w.clock()
+        """Used memory in bytes, once it stands still. What is as at the last mark has stood since then."""
 
         def is_quiet() -> bool:
-            nonlocal still, since
             now = self._gpu.memory_used()
-            if abs(now - still) > NOISE_BYTES:
-                still, since = now, self._w.clock()
-            return self._w.clock() - since >= QUIET_S
+            if abs(now - self._still) > NOISE_BYTES:
+                self._still, self._since = now, self._w.clock()
+            return self._w.clock() - self._since >= QUIET_S
 
         self._w.wait_until(is_quiet, SETTLE_S)
         return self._gpu.memory_used()
@@ -140,6 +139,12 @@ def look_on(w: Worker) -> None:
     w.peer.send("begin")
     w.peer.wait_gone()
     ledger.enter("the program ended", before)
+
+
+def begin_when_asked(w: Worker) -> None:
+    """Wait for the partner to let this role begin; meanwhile the driver initialises, which takes its time."""
+    _ = w.gpu
+    w.peer.recv()
 
 
 def _follows(rises: Sequence[Sequence[int]]) -> bool:

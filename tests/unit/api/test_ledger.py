@@ -11,6 +11,7 @@ import pytest
 from gpuipc_doctor.api.ledger import (
     ODD_BYTES,
     PATIENCE_S,
+    QUIET_S,
     SETTLE_S,
     Account,
     Entry,
@@ -117,6 +118,16 @@ def test_a_counter_that_follows_is_believed_though_others_allocate_meanwhile() -
 def test_a_mark_is_made_when_used_memory_stands_still() -> None:
     _, ledger = opened(Device(lambda now: int(500 * MIB - min(now, 1.0) * 400 * MIB)))
     assert ledger.mark() == 100 * MIB
+
+
+def test_what_is_as_at_the_last_mark_has_stood_still_since_then() -> None:
+    device = Device()
+    _, ledger = opened(device)
+    before, began = ledger.mark(), device.now
+    assert (ledger.mark(), device.now) == (before, began)
+    with device.alloc(ODD_BYTES):
+        assert ledger.mark() == before + ODD_BYTES
+        assert device.now >= began + QUIET_S
 
 
 def entered(seconds_late: float, nbytes: int = ODD_BYTES) -> Account:
