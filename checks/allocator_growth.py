@@ -34,6 +34,7 @@ from gpuipc_doctor.api import (
     Worker,
     account,
     allocator_probe,
+    begin_when_asked,
     blind,
     give_back,
     interval,
@@ -163,7 +164,7 @@ def release_time(program: Json) -> Evidence:
 
 
 def work(w: Worker) -> None:
-    w.peer.recv()  # the onlooker has looked
+    begin_when_asked(w)  # the onlooker has looked
     allocator = w.allocator(w.params["allocator"])
     stream, busy = allocator.stream(), allocator.stream()
     busy.spin(BUSY_S)  # loads the kernel, which takes memory of its own

@@ -27,6 +27,7 @@ from gpuipc_doctor.api import (
     Worker,
     account,
     allocator_probe,
+    begin_when_asked,
     differences,
     exchange_as_exporter,
     exchange_as_importer,
@@ -120,7 +121,7 @@ def judge_refusal(allocator: str, refused: str, kind: str, chosen_by: str) -> Fi
 
 
 def export(w: Worker) -> None:
-    w.peer.recv()  # the importer has a context
+    begin_when_asked(w)  # the importer has a context
     allocator = w.allocator(w.params["allocator"])
     stream = allocator.stream()
     use_once(allocator, stream, PART)

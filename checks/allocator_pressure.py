@@ -32,6 +32,7 @@ from gpuipc_doctor.api import (
     Worker,
     account,
     allocator_probe,
+    begin_when_asked,
     blind,
     difference,
     look_on,
@@ -115,7 +116,7 @@ def given_back(releases_s: Sequence[float]) -> Evidence | str:
 
 
 def run_full(w: Worker) -> None:
-    w.peer.recv()  # the bystander has its memory
+    begin_when_asked(w)  # the bystander has its memory
     allocator = w.allocator(w.params["allocator"])
     bounded, stream = Bounded(w, allocator, share_of_free(w)), allocator.stream()
     use_once(allocator, stream, EDGE)

@@ -53,7 +53,8 @@ class AllocatorStreamReuse(Check):
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
         for device, name in ctx.allocators:
-            yield allocator_probe(name, device, {"program": overtake}, exclusive=False)
+            roles = {"program": overtake}
+            yield allocator_probe(name, device, roles, exclusive=False, concurrent=frozenset(roles))
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         unguarded, guarded = done.records["program"]["unguarded"], done.records["program"]["guarded"]

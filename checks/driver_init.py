@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 
 from gpuipc_doctor.api import (
-    NOISE_BYTES,
+    AtRest,
     BackendUnavailable,
     Check,
     Context,
     Finding,
-    Gpu,
     Probe,
     ProbeOutcome,
     Tier,
@@ -77,16 +75,10 @@ def keep_open(w: Worker) -> None:
     w.wait_until(lambda: False, float("inf"))
 
 
-def wait_for_quiet(w: Worker) -> None:
-    """Wait, for so long, until no more memory is in use than that, where that is known; note how much is."""
-    for gpu, used, patience_s in zip(w.gpus, w.params["used"], w.params["patience"], strict=True):
-        if used is not None:
-            w.wait_until(partial(is_quiet, gpu, used), patience_s)
-    w.record(used=[gpu.memory_used_from_outside() for gpu in w.gpus])
-
-
-def is_quiet(gpu: Gpu, used: int) -> bool:
-    return gpu.memory_used_from_outside() <= used + NOISE_BYTES
+def look_at_rest(w: Worker) -> None:
+    """See how much of each device is in use once it is at rest, or nobody waits for it any longer."""
+    used, outside = w.wait_for_rest([AtRest(*each) for each in w.params["at_rest"]])
+    w.record(used=used, outside=outside)
 
 
 CHECK = DriverInit()

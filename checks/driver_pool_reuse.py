@@ -66,7 +66,7 @@ class DriverPoolReuse(Check):
     def probes(self, ctx: Context) -> Iterable[Probe]:
         for device in ctx.devices:
             roles = {"allocator": reuse}
-            yield Probe("", roles, (device,), share(ctx.memory), exclusive=True, concurrent=True)
+            yield Probe("", roles, (device,), share(ctx.memory), exclusive=True, concurrent=frozenset(roles))
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         tries = done.records["allocator"]["tries"]

@@ -157,12 +157,12 @@ def ask(w: Worker, act: str, *buffers: Buffer) -> None:
 
 
 def do_as_asked(w: Worker) -> None:
-    wrong: list[str] = []
+    gpu, wrong = w.gpu, list[str]()  # its driver initialises while the exporter's does
     while True:
         act, handles = w.peer.recv()
         match act:
             case "make a context":
-                ledger = Ledger(w)
+                ledger = Ledger(w, gpu)
             case "open":
                 mapping = open_segment(w, wrong, handles[0])
             case "close":

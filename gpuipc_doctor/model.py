@@ -10,7 +10,7 @@ import enum
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 Json = Any
 """A value that JSON can hold: None, bool, int, float, str, lists and string-keyed dicts of those."""
@@ -366,6 +366,13 @@ class FabricStack:
     """By fabric (``cxi``, ``verbs``), those that the kernel lists."""
 
 
+class AtRest(NamedTuple):
+    """A device that nobody uses: bytes in use then, None where nobody knows, and how long to wait for it."""
+
+    used: int | None
+    patience_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class Probe:
     """One isolated execution that a check asks for.
@@ -376,11 +383,12 @@ class Probe:
     ``devices`` are the GPUs that every worker of the probe can see, in this order: none for a probe of
     the node, one for a probe of a device, two for a pair. ``params`` reaches the roles as
     ``Worker.params``. ``deadline_s`` bounds each single operation, in seconds, not the probe as a whole.
-    An ``exclusive`` probe has its devices to itself, because it watches what everybody does there. In one of
+    An ``exclusive`` probe has its devices to itself, because it watches what everybody does there; the run
+    fills in ``at_rest``, how they are then (see `run.quiet`), for its first role to wait for. In one of
     roles that are ``together``, as ranks are, they spin while they wait for each other. With
     ``launch`` the roles are the ranks of an MPI job, in order, and talk through `Worker.mpi`. ``imports`` are
     the Python modules that the roles will import, or backends whose bindings they will, beside those of the
-    devices' backend: they are then imported once for many workers, where that is safe. A probe is
+    devices' backend: they are then imported once for many workers, where that is safe. Roles are
     ``concurrent`` where work in several streams has to run at the same time; the others' contexts have a
     single queue to the device, which costs less.
     """
@@ -391,8 +399,9 @@ class Probe:
     params: Mapping[str, Json] = field(default_factory=dict)
     deadline_s: float = 10.0
     exclusive: bool = False
+    at_rest: tuple[AtRest, ...] = ()
     together: bool = False
-    concurrent: bool = False
+    concurrent: frozenset[str] = frozenset()
     launch: Launch | None = None
     harms: frozenset[str] = frozenset()
     """What it does that harms nodes of some versions, as known issues of class ``probe-harms`` name it."""

@@ -43,6 +43,7 @@ from gpuipc_doctor.api.ledger import (
     Account,
     Ledger,
     account,
+    begin_when_asked,
     blind,
     holders,
     interval,
@@ -67,6 +68,7 @@ from gpuipc_doctor.api.samples import series as memory_series
 from gpuipc_doctor.api.trend import Slope, lasting, slope
 from gpuipc_doctor.api.worker import Fabric, Mpi, Peer, Worker
 from gpuipc_doctor.model import (
+    AtRest,
     Device,
     Evidence,
     EvidenceKind,
@@ -99,6 +101,7 @@ __all__ = [
     "SMALL_MESSAGES",
     "Account",
     "Allocator",
+    "AtRest",
     "BackendUnavailable",
     "Block",
     "Bounded",
@@ -147,6 +150,7 @@ __all__ = [
     "Worker",
     "account",
     "allocator_probe",
+    "begin_when_asked",
     "blind",
     "difference",
     "differences",

@@ -39,13 +39,26 @@ def installed(inventory: Iterable[Fact], backend: str) -> tuple[tuple[str, ...],
 
 
 def probe(
-    name: str, device: Device, roles: Mapping[str, Role], *, exclusive: bool = True, **params: Json
+    name: str,
+    device: Device,
+    roles: Mapping[str, Role],
+    *,
+    exclusive: bool = True,
+    concurrent: frozenset[str] = frozenset(),
+    **params: Json,
 ) -> Probe:
     """A probe of this allocator, which its roles find in the parameter ``allocator``."""
     params = {"allocator": name, **params}
     imports = _imports(name, device.backend)
     return Probe(
-        name, roles, (device,), params, DEADLINE_S, exclusive=exclusive, concurrent=True, imports=imports
+        name,
+        roles,
+        (device,),
+        params,
+        DEADLINE_S,
+        exclusive=exclusive,
+        concurrent=concurrent,
+        imports=imports,
     )
 
 

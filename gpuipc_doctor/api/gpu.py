@@ -359,12 +359,6 @@ class Gpu(Protocol):
         that are none of this run's do not count.
         """
 
-    def memory_used_from_outside(self) -> int:
-        """As `memory_used`, by a process that uses nothing of the device; comparable with its like alone.
-
-        Where NVML tells, no context is made for it.
-        """
-
     def memory_of_this_process(self) -> int | None:
         """Bytes of the device that this process holds; None where nobody tells."""
 

@@ -8,7 +8,7 @@ from typing import NoReturn, Protocol
 
 from gpuipc_doctor.api.allocator import Allocator
 from gpuipc_doctor.api.gpu import Gpu, Memory
-from gpuipc_doctor.model import Json
+from gpuipc_doctor.model import AtRest, Json
 
 
 class Peer(Protocol):
@@ -112,6 +112,13 @@ class Worker(Protocol):
     @property
     def gpus(self) -> Sequence[Gpu]:
         """All devices of the probe, in the probe's order."""
+
+    def wait_for_rest(self, at_rest: Sequence[AtRest]) -> tuple[list[int], bool]:
+        """Wait until the devices are at rest again, where it is known what that is; returns how they are.
+
+        That is the bytes in use on each, as a process finds that does nothing with it, and whether it can be
+        such a one: where NVML does not tell, a context has to be made for it.
+        """
 
     def host_memory(self, nbytes: int) -> Memory:
         """Ordinary memory of this process, as zeros."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpuipc_doctor.api.gpu import CAPABILITIES, Arm, BackendUnavailable, DriverError
 from gpuipc_doctor.backends.absence import NO_DEVICE
-from gpuipc_doctor.backends.device import DriverGpu
+from gpuipc_doctor.backends.device import DriverGpu, without_strangers
 from gpuipc_doctor.backends.driver import Driver
 from gpuipc_doctor.model import Device, DriverFault, Fact
 
@@ -91,6 +91,22 @@ class Backend:
             f"{device.label} ({device.uuid or device.pci}) is not among the GPUs that this process sees",
             "see whether the GPU left the bus (dmesg) and what the visible-devices variables say",
             broken=True,
+        )
+
+    def is_seen_from_outside(self, device: Device) -> bool:
+        """Whether somebody tells of a device's memory without the driver."""
+        return self.driver.memory_used(device.uuid) is not None
+
+    def memory_used_from_outside(self, device: Device) -> int:
+        """Bytes in use on a device, as a process finds that does nothing with it; comparable with its like.
+
+        Where somebody tells without it, the driver is not even initialised; else a context is made.
+        """
+        driver = self.driver
+        if not self.is_seen_from_outside(device):
+            return self.gpu(device).memory_used()
+        return without_strangers(
+            driver, device, lambda: driver.memory_used(device.uuid) or 0, has_context=False
         )
 
     def versions(self) -> list[Fact]:

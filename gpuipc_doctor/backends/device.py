@@ -18,6 +18,18 @@ _SETTLING = 5
 """So often what others hold is asked for again, where it changed while the device was asked what is used."""
 
 
+def without_strangers(driver: Driver, device: Device, read: Callable[[], int], *, has_context: bool) -> int:
+    """What is read of used memory, less what processes hold of it that are none of this run's."""
+    of_strangers = partial(driver.memory_of_strangers, device.uuid, has_context=has_context)
+    strangers = of_strangers()
+    for _ in range(_SETTLING):
+        used = read()
+        before, strangers = strangers, of_strangers()
+        if strangers == before:
+            break
+    return used - strangers
+
+
 class DriverGpu:
     """One device as this process numbers it (`gpuipc_doctor.api.gpu.Gpu`)."""
 
@@ -107,25 +119,7 @@ class DriverGpu:
             free, total = self.memory_info()
             return total - free
 
-        return self._without_strangers(used, has_context=True)
-
-    def memory_used_from_outside(self) -> int:
-        if self.driver.memory_used(self.device.uuid) is None:
-            return self.memory_used()
-        return self._without_strangers(
-            lambda: self.driver.memory_used(self.device.uuid) or 0, has_context=False
-        )
-
-    def _without_strangers(self, read: Callable[[], int], *, has_context: bool) -> int:
-        """What is read of used memory, less what processes hold of it that are none of this run's."""
-        of_strangers = partial(self.driver.memory_of_strangers, self.device.uuid, has_context=has_context)
-        strangers = of_strangers()
-        for _ in range(_SETTLING):
-            used = read()
-            before, strangers = strangers, of_strangers()
-            if strangers == before:
-                break
-        return used - strangers
+        return without_strangers(self.driver, self.device, used, has_context=True)
 
     def memory_of_this_process(self) -> int | None:
         return self.driver.memory_of_this_process(self.device.uuid)

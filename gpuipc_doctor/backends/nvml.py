@@ -29,6 +29,7 @@ class Nvml:
 
     def __init__(self, arm: Arm) -> None:
         self._arm = arm
+        self._handles: dict[str, ctypes.c_void_p] = {}
 
     def memory_of_this_process(self, uuid: str) -> int | None:
         """Bytes that this process holds of a GPU.
@@ -90,12 +91,16 @@ class Nvml:
         """NVML's handle of a GPU; None where it has none to give."""
         import ctypes
 
-        gpu = ctypes.c_void_p()
         if self._library is None:
             return None
-        with self._arm("nvmlDeviceGetHandleByUUID"):
-            unknown = self._library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(gpu))
-        return None if unknown else gpu
+        if uuid not in self._handles:
+            gpu = ctypes.c_void_p()
+            with self._arm("nvmlDeviceGetHandleByUUID"):
+                unknown = self._library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(gpu))
+            if unknown:
+                return None
+            self._handles[uuid] = gpu
+        return self._handles[uuid]
 
     @cached_property
     def _list_of_processes(self) -> Any:

@@ -273,8 +273,9 @@ class Planner:
                     continue
                 verify(asked, file)
                 deadline = self.request.deadline_s or self.config.deadline_s or asked.deadline_s
-                concurrent = asked.concurrent or self.request.tier is Tier.SOAK  # as applications have it
-                probe = replace(asked, deadline_s=deadline, concurrent=concurrent)
+                probe = replace(asked, deadline_s=deadline)
+                if self.request.tier is Tier.SOAK:  # as applications have it
+                    probe = replace(probe, concurrent=frozenset(probe.roles))
                 planned = PlannedProbe(next(self._numbers), check, file, probe)
                 if apart := _apart(check, asked):
                     said.append(_result(planned, apart))

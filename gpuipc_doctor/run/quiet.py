@@ -11,69 +11,82 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpuipc_doctor.api import NOISE_BYTES, PATIENCE_S, SETTLE_S, loader
-from gpuipc_doctor.model import Device, Probe
+from gpuipc_doctor.model import AtRest, Device, Probe, ProbeOutcome
 from gpuipc_doctor.run import planner
 from gpuipc_doctor.run.planner import PlannedProbe
 from gpuipc_doctor.supervise.session import Session
 
-
-@dataclass(frozen=True, slots=True)
-class Rest:
-    """Bytes of a device that are in use when nobody of this run uses it; None where nobody can tell."""
-
-    used: int | None
-    patience_s: float = PATIENCE_S
-
-    def after(self, used: int | None) -> Rest:
-        """What counts as rest from now on, where so much was in use after the wait."""
-        if used is None or self.used is None:
-            return Rest(None)
-        return (
-            Rest(used, SETTLE_S)
-            if used > self.used + NOISE_BYTES
-            else replace(self, used=min(used, self.used))
-        )
+_UNKNOWN = AtRest(None, PATIENCE_S)
 
 
 @dataclass
 class QuietDevices:
-    """Waits for devices to be as they were before the run's first probe."""
+    """Has devices be as they were before the run's first probe."""
 
     session: Session
-    _rests: dict[Device, Rest] = field(default_factory=dict)
+    _at_rest: dict[Device, AtRest] = field(default_factory=dict)
+    _seen_from_outside: set[Device] = field(default_factory=set)
+    """Devices whose memory a process can see without using them."""
 
-    def learn(self, probes: Iterable[PlannedProbe], until: float) -> None:
+    def learn(self, probes: Sequence[PlannedProbe], until: float) -> None:
         """Note what is in use on the devices that these probes will watch, before any probe runs there."""
-        for planned in probes:
-            new = [device for device in _watched(planned) if device not in self._rests]
-            for device, used in zip(new, self._look(new, planned, until), strict=True):
-                self._rests[device] = Rest(used)
+        watched = dict.fromkeys(device for planned in probes for device in _watched(planned))
+        new = [device for device in watched if device not in self._at_rest]
+        for backend in dict.fromkeys(device.backend for device in new):
+            devices = [device for device in new if device.backend == backend]
+            deadline_s = max(planned.probe.deadline_s for planned in probes)
+            self._look(devices, "anybody", deadline_s, until)
 
-    def wait(self, planned: PlannedProbe, until: float) -> None:
-        """Wait until the devices are quiet that this probe will watch.
+    def before(self, planned: PlannedProbe, until: float) -> Probe:
+        """The probe, which begins once the devices are quiet that it will watch.
 
-        Where one does not become so, it is taken as it is from then on.
+        Its first role waits for that, if it sees them without using them, and the others then wait for it;
+        else a process of its own does, now.
         """
-        known = [device for device in _watched(planned) if self._rests[device].used is not None]
-        for device, used in zip(known, self._look(known, planned, until), strict=True):
-            self._rests[device] = self._rests[device].after(used)
+        probe, watched = planned.probe, _watched(planned)
+        if all(self._at_rest[device].used is None for device in watched):
+            return probe
+        if self._seen_from_outside.issuperset(watched) and not probe.launch:
+            return replace(probe, at_rest=tuple(self._at_rest[device] for device in watched))
+        self._look(watched, f"{planned.check.id} {planned.number}", probe.deadline_s, until)
+        return probe
 
-    def _look(self, devices: Sequence[Device], before: PlannedProbe, until: float) -> Sequence[int | None]:
-        """The bytes in use on each device once it is at rest, or nobody waits for it any longer."""
-        if not devices:
-            return ()
+    def after(self, probe: Probe, outcome: ProbeOutcome) -> None:
+        """Take each device as the probe's first role found it, also where it did not become quiet."""
+        first = outcome.records.get(next(iter(probe.roles)), {})
+        if probe.at_rest and "at_rest" in first:
+            self._note(zip(probe.devices, first["at_rest"], strict=True))
+
+    def _look(self, devices: Sequence[Device], before: str, deadline_s: float, until: float) -> None:
+        """Have a process wait for these devices to be at rest, and take them as it found them."""
         file = planner.built_in(planner.DISCOVERY)
-        rests = [self._rests.get(device, Rest(None)) for device in devices]
         probe = Probe(
-            f"quiet before {before.check.id} {before.number}",
-            {"onlooker": loader.role(file, "wait_for_quiet")},
+            f"quiet before {before}",
+            {"onlooker": loader.role(file, "look_at_rest")},
             tuple(devices),
-            {"used": [rest.used for rest in rests], "patience": [rest.patience_s for rest in rests]},
-            before.probe.deadline_s,
+            {"at_rest": [self._at_rest.get(device, _UNKNOWN) for device in devices]},
+            deadline_s,
         )
         outcome = self.session.run(planner.DISCOVERY, file, probe, until=until)
-        used: Sequence[int] = outcome.records["onlooker"]["used"] if outcome.completed else ()
-        return used or [None] * len(devices)
+        found = outcome.records["onlooker"] if outcome.completed else {}
+        if found.get("outside"):
+            self._seen_from_outside.update(devices)
+        self._note(zip(devices, found.get("used") or [None] * len(devices), strict=True))
+
+    def _note(self, found: Iterable[tuple[Device, int | None]]) -> None:
+        for device, used in found:
+            self._at_rest[device] = _from_now_on(self._at_rest.get(device), used)
+
+
+def _from_now_on(at_rest: AtRest | None, used: int | None) -> AtRest:
+    """What counts as rest, where so much was in use after the wait for it."""
+    if at_rest is None:
+        return AtRest(used, PATIENCE_S)
+    if used is None or at_rest.used is None:
+        return _UNKNOWN
+    if used > at_rest.used + NOISE_BYTES:
+        return AtRest(used, SETTLE_S)
+    return at_rest._replace(used=min(used, at_rest.used))
 
 
 def _watched(planned: PlannedProbe) -> tuple[Device, ...]:

@@ -109,8 +109,10 @@ class Schedule:
         key = f"{planned.check.id} {probe.subject} {probe.name}"
         self.watcher.started(key, f"{planned.check.id} on {probe.subject}", probe.deadline_s)
         try:
-            self._quiet.wait(planned, until)
-            return self.session.run(planned.check.id, planned.file, probe, until=until)
+            probe = self._quiet.before(planned, until)
+            outcome = self.session.run(planned.check.id, planned.file, probe, until=until)
+            self._quiet.after(probe, outcome)
+            return outcome
         finally:
             self.watcher.finished(key)
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from gpuipc_doctor.model import Device, DriverFault, Ending, Json
+from gpuipc_doctor.model import AtRest, Device, DriverFault, Ending, Json
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Assignment:
     """What a worker is to do: the function of that name in that check file, on these devices.
 
     ``place`` is the role's number among the probe's roles, from 0; ``root`` is the node's (see `model.Node`);
-    ``ranks`` is the number of MPI ranks, 0 when no launcher started this worker.
+    ``ranks`` is the number of MPI ranks, 0 when no launcher started this worker. ``at_rest`` is the probe's.
     """
 
     check_file: str
@@ -81,6 +81,7 @@ class Assignment:
     deadline_s: float
     root: str
     ranks: int
+    at_rest: tuple[AtRest, ...]
 
     def write(self, path: Path) -> None:
         data = asdict(self)
@@ -91,6 +92,7 @@ class Assignment:
     def read(cls, path: Path) -> Assignment:
         data = json.loads(path.read_text())
         data["devices"] = tuple(device_from_json(device) for device in data["devices"])
+        data["at_rest"] = tuple(AtRest(*each) for each in data["at_rest"])
         return cls(**data)
 
 

@@ -113,6 +113,8 @@ class _Starter:
         files = self._desk(role)
         environment = environment_with(self._probe.env, self._node.env)
         own = self._own(environment)
+        if role not in self._probe.concurrent:
+            own |= one_queue(self._probe.devices, environment)
         fds = {f"peer {number}": peer.fileno() for number, peer in enumerate(peers, 1)}
         with files.log.open("ab") as log:  # appending: see `logs`
             own_fds = {"log": log.fileno(), **fds}
@@ -173,6 +175,7 @@ class _Starter:
             deadline_s=self._probe.deadline_s,
             root=self._node.root,
             ranks=ranks,
+            at_rest=self._probe.at_rest,
         ).write(files.assignment)
         return files
 
@@ -181,8 +184,6 @@ class _Starter:
         own = {MARKER: self._marker}
         if self._stays:
             own |= visible_devices(self._probe.devices, environment) or self._node.visible
-        if not (self._probe.concurrent or self._probe.launch):
-            own |= one_queue(self._probe.devices, environment)
         return own
 
 

@@ -49,6 +49,7 @@ def _call(worker: Worker, assignment: Assignment) -> RoleResult:
     """Call the role function and say how that ended."""
     try:
         function = loader.role(Path(assignment.check_file), assignment.function)
+        worker.begin()
         function(worker)
         worker.finish()
     except DriverError as error:

@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
@@ -16,9 +16,10 @@ from gpuipc_doctor import node_name
 from gpuipc_doctor.allocators import open_allocator
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.api.allocator import Allocator
+from gpuipc_doctor.api.ledger import NOISE_BYTES
 from gpuipc_doctor.backends import Backend, open_backend
 from gpuipc_doctor.backends.device import DriverGpu
-from gpuipc_doctor.model import Device, Json
+from gpuipc_doctor.model import AtRest, Device, Json
 from gpuipc_doctor.supervise.assignment import Assignment, RoleFiles, device_to_json
 from gpuipc_doctor.supervise.journal import Journal
 from gpuipc_doctor.worker.peer import Peer
@@ -49,6 +50,10 @@ class HostMemory:
     def read(self, nbytes: int | None = None, offset: int = 0) -> bytes:
         end = self.nbytes if nbytes is None else offset + nbytes
         return bytes(memoryview(self._array).cast("B")[offset:end])
+
+
+def _is_at_rest(backend: Backend, device: Device, used: int) -> bool:
+    return backend.memory_used_from_outside(device) <= used + NOISE_BYTES
 
 
 class Worker:
@@ -94,6 +99,24 @@ class Worker:
     @property
     def gpu(self) -> DriverGpu:
         return self.gpus[self._assignment.place % len(self.gpus)]
+
+    def begin(self) -> None:
+        """Have the devices at rest before any role begins, where the probe asks for it: the first looks."""
+        at_rest, place = self._assignment.at_rest, self._assignment.place
+        if at_rest and place == 0:
+            self.record(at_rest=self.wait_for_rest(at_rest)[0])
+            for peer in self.peers if self._peer_fds else ():
+                peer.send(None)
+        elif at_rest:
+            self.peer.recv()
+
+    def wait_for_rest(self, at_rest: Sequence[AtRest]) -> tuple[list[int], bool]:
+        outside = [(self._backend(device.backend), device) for device in self._assignment.devices]
+        for (backend, device), rest in zip(outside, at_rest, strict=True):
+            if rest.used is not None:
+                self.wait_until(partial(_is_at_rest, backend, device, rest.used), rest.patience_s)
+        used = [backend.memory_used_from_outside(device) for backend, device in outside]
+        return used, all(backend.is_seen_from_outside(device) for backend, device in outside)
 
     def record_holders(self) -> None:
         """After a call that found no memory: note who has it."""

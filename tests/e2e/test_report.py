@@ -59,10 +59,28 @@ def test_what_is_no_report_is_one_line(doctor: Command) -> None:
     assert ended.stderr.count("\n") == 1
 
 
-@pytest.mark.cuda
+@pytest.mark.hip
 def test_kept_logs_of_waiting_say_for_which_check(doctor: Command, tmp_path: Path) -> None:
-    where = ["--simulate", "healthy-cuda", "--device", "cuda:0", "--keep-logs", str(tmp_path / "logs")]
+    """AMD's memory nobody sees from outside, so it takes a process of its own."""
+    where = ["--simulate", "healthy-hip", "--device", "hip:0", "--keep-logs", str(tmp_path / "logs")]
     assert doctor("check", "ipc-release", *where).returncode == 0
     names = [path.name for path in (tmp_path / "logs").iterdir() if "quiet" in path.name]
-    assert names
-    assert all("quiet-before-ipc-release-" in name for name in names)
+    before = {"anybody", "ipc-release"}
+    assert {word for word in before for name in names if f"quiet-before-{word}" in name} == before
+
+
+@pytest.mark.cuda
+def test_no_role_begins_before_the_first_has_seen_its_device_at_rest(doctor: Command, tmp_path: Path) -> None:
+    where = ["--simulate", "healthy-cuda", "--device", "cuda:0", "--keep-logs", str(tmp_path / "logs")]
+    assert doctor("check", "ipc-release", *where).returncode == 0
+    probes = list((tmp_path / "logs").glob("*-ipc-release-cuda-0-*"))
+    assert len(probes) == 2
+    for probe in probes:
+        exporter, importer = (
+            [json.loads(line) for line in (probe / f"{role}.journal").read_text().splitlines()]
+            for role in ("exporter", "importer")
+        )
+        seen_at = next(at for at, line in enumerate(exporter) if "at_rest" in line.get("facts", {}))
+        assert "cuInit" not in {line.get("operation") for line in exporter[:seen_at]}
+        began = next(line["at"] for line in importer if line.get("operation") == "cuInit")
+        assert began > exporter[seen_at - 1]["at"]

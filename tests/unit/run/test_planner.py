@@ -347,8 +347,10 @@ def test_a_control_waits_for_what_it_controls_unless_it_was_asked_for(
     assert [one.finding.key for one in layout.concluded] == [] if runs else ["no-subject"]
 
 
-@pytest.mark.parametrize(("tier", "concurrent"), [(Tier.ACCEPTANCE, False), (Tier.SOAK, True)])
-def test_soak_has_contexts_as_applications_have_them(tier: Tier, concurrent: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("tier", "concurrent"), [(Tier.ACCEPTANCE, set()), (Tier.SOAK, {"role"})])
+def test_soak_has_contexts_as_applications_have_them(
+    tier: Tier, concurrent: set[str], tmp_path: Path
+) -> None:
     item = load(OWN_CHECK.format(body='yield Probe("", {"role": role}, ctx.devices[:1])'), tmp_path)
     (planned,) = lay_out(item, request=Request(tier=tier)).probes
-    assert planned.probe.concurrent is concurrent
+    assert planned.probe.concurrent == concurrent

@@ -21,14 +21,14 @@ def test_workers_have_a_single_queue_unless_their_streams_are_concurrent(tmp_pat
     names = ("describe_the_process", "wait_for_partner")
     probe = Probe("probe", {name: loader.role(FILE, name) for name in names}, (ONE,))
 
-    def queues(*, concurrent: bool) -> str | None:
-        asked = replace(probe, concurrent=concurrent)
+    def queues(*concurrent: str) -> str | None:
+        asked = replace(probe, concurrent=frozenset(concurrent))
         outcome = session.run("misbehaving", FILE, asked, until=time.monotonic() + 120)
         environment: dict[str, str] = outcome.records["describe_the_process"]["environment"]
         return environment.get("CUDA_DEVICE_MAX_CONNECTIONS")
 
     with Session(Node(env={"OF_THE_NODE": "yes"}), Limits(), keep_logs=tmp_path) as session:
-        assert (queues(concurrent=False), queues(concurrent=True)) == ("1", None)
+        assert [queues(), queues("wait_for_partner"), queues("describe_the_process")] == ["1", "1", None]
 
 
 def test_what_the_user_has_chosen_stays() -> None:
