@@ -47,7 +47,7 @@ def simulated_node(profile: str) -> Iterator[Node]:
     from gpuipc_doctor.simulator.node import prepare
 
     shared = Path("/dev/shm")
-    state = Path(tempfile.mkdtemp(prefix="gpuipc-test-", dir=shared if shared.is_dir() else None))
+    state = Path(tempfile.mkdtemp(prefix="conformance-", dir=shared if shared.is_dir() else None))
     try:
         yield prepare(profile, state)
     finally:

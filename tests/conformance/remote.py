@@ -3,20 +3,27 @@
 The test holds a `Remote`; the process runs this file as a program, opens a backend and does what it is
 asked, one JSON line a request and one a reply. Whatever JSON cannot hold (a buffer, a context, a binding's
 handle) stays in the process and is named by a number here: an `Object`.
+
+On a simulated node the processes are forked from one that has imported the bindings and touched no driver, as
+workers are: importing them anew each time would be most of what these tests cost.
 """
 
 from __future__ import annotations
 
+import atexit
+import gc
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any
 
 from gpuipc_doctor.api.gpu import BackendUnavailable, DriverError
@@ -58,15 +65,17 @@ class Remote:
     ) -> None:
         """Start it. ``env`` is added to ours, ``prefix`` put before the command (``unshare …``)."""
         self._armed = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the process
+        self._requests, asked = socket.socketpair()
         self._descriptors, theirs = socket.socketpair()
-        passed = (self._armed.fileno(), theirs.fileno())
-        self._process = subprocess.Popen(
-            [*prefix, sys.executable, __file__, backend, root, str(ordinal), *map(str, passed)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, **(env or {})},
-            pass_fds=passed,
+        arguments = (backend, root, str(ordinal))
+        environment = {**os.environ, **(env or {})}
+        files = (asked.fileno(), self._armed.fileno(), theirs.fileno())
+        self._process = (
+            _spawned(prefix, arguments, environment, files)
+            if prefix or os.environ.get("GPUIPC_TEST_REAL") == "1"
+            else _forked(arguments, environment, files)
         )
+        asked.close()
         theirs.close()
         self._unread = b""
 
@@ -106,13 +115,9 @@ class Remote:
         return int(to.ask("receive"))
 
     def ask(self, verb: str, *arguments: Any) -> Any:
-        assert self._process.stdin is not None
         request = json.dumps([verb, *map(_send, arguments)])
-        try:
-            self._process.stdin.write(request.encode() + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it died; the reply says so
+        with suppress(BrokenPipeError, ConnectionResetError):  # it died; the reply says so
+            self._requests.sendall(request.encode() + b"\n")
         kind, value = self._reply()
         if kind == "fault":
             raise DriverError(DriverFault(*value))
@@ -130,25 +135,25 @@ class Remote:
 
     def exit(self) -> None:
         """Let it come to its end, with whatever it has open, and wait until it is gone."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
+        with suppress(OSError):  # it has ended
+            self._requests.shutdown(socket.SHUT_WR)
         try:
             self._process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             self.kill()
-        self._process.stdout.close()
+        self._requests.close()
         self._descriptors.close()
         self._armed.close()
 
     def _reply(self) -> tuple[str, Any]:
-        assert self._process.stdout is not None
         while b"\n" not in self._unread:
-            ready, _, _ = select.select([self._process.stdout], [], [], PATIENCE_S)
+            ready, _, _ = select.select([self._requests], [], [], PATIENCE_S)
             if not ready:
                 self.kill()
                 raise TimeoutError(f"process {self.pid} did not answer within {PATIENCE_S} s{self._during()}")
-            chunk = os.read(self._process.stdout.fileno(), 1 << 20)
+            chunk = b""
+            with suppress(ConnectionResetError):
+                chunk = self._requests.recv(1 << 20)
             if not chunk:
                 code = self._process.wait(PATIENCE_S)
                 raise EOFError(f"process {self.pid} ended with {code}{self._during()}")
@@ -165,6 +170,78 @@ class Remote:
         if isinstance(value, dict):
             return bytes.fromhex(value["bytes"]) if "bytes" in value else Object(self, value["object"])
         return [self._receive(item) for item in value] if isinstance(value, list) else value
+
+
+def _spawned(
+    prefix: Sequence[str], arguments: Sequence[str], env: Mapping[str, str], files: Sequence[int]
+) -> subprocess.Popen[bytes]:
+    """Start a process by itself; ``files`` are for requests, what is armed, and descriptors."""
+    asked, *passed = files
+    command = [*prefix, sys.executable, __file__, *arguments, *map(str, passed)]
+    return subprocess.Popen(command, stdin=asked, stdout=asked, env=env, pass_fds=passed)
+
+
+def _forked(arguments: Sequence[str], env: Mapping[str, str], files: Sequence[int]) -> _Fork:
+    """The same by a fork of a process of this backend, whose loader was told the same."""
+    told = frozenset(item for item in env.items() if item[0].startswith(("LD_", "PYTHON")))
+    return _stem(arguments[0], told).fork(arguments, env, files)
+
+
+@cache
+def _stem(backend: str, told: frozenset[tuple[str, str]]) -> _Stem:
+    stem = _Stem(backend, dict(told))
+    atexit.register(stem.end)
+    return stem
+
+
+class _Stem:
+    """The process that others are forked from."""
+
+    def __init__(self, backend: str, told: Mapping[str, str]) -> None:
+        self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, backend, str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **told},
+            pass_fds=[theirs.fileno()],
+        )
+        theirs.close()
+
+    def fork(self, arguments: Sequence[str], env: Mapping[str, str], files: Sequence[int]) -> _Fork:
+        socket.send_fds(self._orders, [json.dumps([list(arguments), dict(env)]).encode()], list(files))
+        return _Fork(self, int(self._orders.recv(32)))
+
+    def exit_code(self, pid: int) -> int:
+        """How a fork ended, which has."""
+        self._orders.send(json.dumps(pid).encode())
+        return int(self._orders.recv(32))
+
+    def end(self) -> None:
+        self._orders.close()
+        self._process.wait(PATIENCE_S)
+
+
+class _Fork:
+    """What a `Remote` needs of a process; as `subprocess.Popen` has it."""
+
+    def __init__(self, stem: _Stem, pid: int) -> None:
+        self.pid = pid
+        self._stem = stem
+        self._file: int | None = os.pidfd_open(pid)
+        self._code = 0
+
+    def kill(self) -> None:
+        if self._file is not None:
+            signal.pidfd_send_signal(self._file, signal.SIGKILL)
+
+    def wait(self, timeout: float) -> int:
+        if self._file is not None:
+            if not select.select([self._file], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(["a fork"], timeout)
+            os.close(self._file)
+            self._file = None
+            self._code = self._stem.exit_code(self.pid)
+        return self._code
 
 
 def _send(value: Any) -> Any:
@@ -252,6 +329,39 @@ class _Server:
         return value
 
 
+def _be_stem(backend: str, fd: int) -> list[str]:
+    """Fork as told, until there is nobody to tell; what a fork is to be, in that one."""
+    from gpuipc_doctor.worker import stem
+
+    stem.load([backend])  # what goes wrong does so again where it is used
+    gc.collect()
+    gc.freeze()
+    orders = socket.socket(fileno=fd)
+    while data := (received := socket.recv_fds(orders, 1 << 18, 3))[0]:
+        match json.loads(data):
+            case int(pid):
+                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                orders.send(json.dumps(code).encode())
+            case [arguments, environment]:
+                files = received[1]
+                if (pid := os.fork()) == 0:
+                    orders.close()
+                    os.environ.clear()
+                    os.environ.update(environment)
+                    for standard in (0, 1):
+                        os.dup2(files[0], standard)
+                    os.close(files[0])
+                    return [*arguments, *map(str, files[1:])]
+                for file in files:
+                    os.close(file)
+                orders.send(json.dumps(pid).encode())
+    return []
+
+
 if __name__ == "__main__":
-    name, root, ordinal, armed_fd, socket_fd = sys.argv[1:]
-    _Server(name, root, int(ordinal), int(armed_fd), int(socket_fd)).serve()
+    what = sys.argv[1:]
+    if len(what) == 2:
+        what = _be_stem(what[0], int(what[1]))
+    if what:
+        name, root, ordinal, armed_fd, socket_fd = what
+        _Server(name, root, int(ordinal), int(armed_fd), int(socket_fd)).serve()
