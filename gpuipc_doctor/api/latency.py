@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from statistics import median
 from typing import NamedTuple
 
 from gpuipc_doctor.api.gpu import Memory
@@ -36,6 +35,8 @@ def time_there_and_back(w: Worker, memory: Memory, sizes: list[int]) -> tuple[li
     Rank 0 has the message and the other rank has not, so what the last round leaves in either has come over.
     Writing and reading it are no part of the times.
     """
+    from statistics import median
+
     times: dict[int, list[float]] = {size: [] for size in sizes}
     wrong: dict[int, str] = {}
     for number, size in enumerate(sizes * PASSES):

@@ -17,7 +17,6 @@ from gpuipc_doctor.inventory.surveys import LOOKED_FOR, LOOKED_FOR_FOREIGN
 from gpuipc_doctor.inventory.tree import Tree
 from gpuipc_doctor.model import Fact, ProbeOutcome
 from gpuipc_doctor.report import sentences
-from gpuipc_doctor.supervise import blame
 
 __all__ = ["CHECK", "NAMES", "SURVEYS", "learned", "read"]
 
@@ -62,6 +61,8 @@ def _not_asked(told: Collection[str], foreign: bool, surveyed: bool) -> Iterator
 
 def learned(outcomes: Iterable[ProbeOutcome]) -> Iterator[Fact]:
     """What the surveys among ``outcomes`` found; of what one did not get to, a row says why not."""
+    from gpuipc_doctor.supervise import blame  # not in a worker, which imports this package for its survey
+
     for outcome in outcomes:
         if "facts" not in outcome.params:
             continue
