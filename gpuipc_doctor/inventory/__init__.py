@@ -6,7 +6,6 @@ simulated node from a real one. What only a driver or a library can say comes fr
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from gpuipc_doctor.inventory.tree import Tree
 from gpuipc_doctor.model import Fact, ProbeOutcome
 from gpuipc_doctor.report import sentences
 
-__all__ = ["CHECK", "NAMES", "SURVEYS", "learned", "read"]
+__all__ = ["CHECK", "NAMES", "SURVEYS", "learned", "merged", "on_disk"]
 
 CHECK = "inventory"
 """The id under which `surveys` run; no finding of theirs is a result."""
@@ -26,25 +25,23 @@ CHECK = "inventory"
 SURVEYS = Path(__file__).with_name("surveys.py")
 
 
-def read(
-    root: str,
-    asked: Iterable[Fact] = (),
-    environ: Mapping[str, str] | None = None,
-    *,
-    foreign: bool = True,
-    surveyed: bool = True,
-) -> tuple[Fact, ...]:
-    """All facts of the node whose files stand below ``root``, in the order of `NAMES`.
+def on_disk(root: str, environ: Mapping[str, str]) -> tuple[Fact, ...]:
+    """What the files below ``root`` say of the node, in a process with this environment."""
+    tree = Tree(Path(root))
+    return (*files.facts(tree, environ), *libraries.facts(tree, Libraries(tree, environ)))
 
-    ``asked`` is what drivers and libraries said; it comes first. Sources that agree share a row and are
-    named together; where they do not (an NVIDIA kernel module of one version under libraries of another),
-    each keeps its row. ``environ``: this process's environment, unless another is given. ``foreign``:
-    whether the surveys could load and run what it chooses. ``surveyed``: whether there were any.
+
+def merged(
+    asked: Iterable[Fact], found: Iterable[Fact], *, foreign: bool = True, surveyed: bool = True
+) -> tuple[Fact, ...]:
+    """All facts, in the order of `NAMES`: what drivers and libraries said when ``asked``, what files say.
+
+    Sources that agree share a row and are named together; where they do not (an NVIDIA kernel module of one
+    version under libraries of another), each keeps its row. ``foreign``: whether the surveys could load and
+    run what the environment chooses. ``surveyed``: whether there were any.
     """
-    tree, environ = Tree(Path(root)), os.environ if environ is None else environ
-    found = libraries.facts(tree, Libraries(tree, environ))
-    facts = [*asked, *files.facts(tree, environ), *found]
-    facts += _not_asked({fact.name for fact in facts}, foreign and tree.is_real, surveyed)
+    facts = [*asked, *found]
+    facts += _not_asked({fact.name for fact in facts}, foreign, surveyed)
     names = dict.fromkeys((*NAMES, *(fact.name for fact in facts)))
     return tuple(row for name in names for row in _rows([fact for fact in facts if fact.name == name]))
 

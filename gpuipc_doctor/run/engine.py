@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -68,6 +68,8 @@ class Run:
     discovery: Discovery
     schedule: Schedule
     log: ResultLog
+    on_disk: Future[tuple[Fact, ...]]
+    """What files say of the node, which are read while drivers initialise."""
     issues: Sequence[KnownIssue] = ()
     _endings: set[object] = field(default_factory=set)
     """Ways in which probes that follow each other have ended."""
@@ -89,10 +91,10 @@ class Run:
             for name, said in self.planner.config.node.environment.items()
         )
         environ = environment.read(node.root, os.environ, of_ranks)
-        facts = inventory.read(
-            node.root,
+        facts = inventory.merged(
             asked,
-            foreign=asks_foreign(self.request.tier),
+            self.on_disk.result(),
+            foreign=asks_foreign(self.request.tier) and node.root == "/",
             surveyed=self.request.job_gpus is None,
         )
         settings = tuple(environment.judge(environ, known, facts))
@@ -281,20 +283,24 @@ def _started(
     limits: Limits | None = None,
 ) -> Iterator[Run]:
     """A run whose checks are selected, in a session of its own. Raises `UnknownName`."""
-    planned = Planner(request, config)
     job = None if request.job_gpus is None else gpus.of_job(node.root, request.job_gpus)
     if job:
         node = replace(node, visible=job.visible)
     until = time.monotonic() + (request.budget_s or config.budget_s[request.tier] * request.repeat)
     limits = limits or Limits(start_up_s=config.start_up_s)
-    with Session(node, limits, keep_logs=request.keep_logs) as session:
-        for backend in job.backends if job else ():
-            session.expect({backend})  # which may import while the run is planned
+    with (
+        Session(node, limits, keep_logs=request.keep_logs) as session,
+        ThreadPoolExecutor(1) as aside,
+    ):
+        for backend in job.backends if job else request.backends:
+            session.expect({backend})  # which may import meanwhile
+        planned = Planner(request, config)
+        on_disk = aside.submit(inventory.on_disk, node.root, dict(os.environ))
         schedule = Schedule(session, watcher, until)
         log = ResultLog(
             keeps_logs=bool(request.keep_logs), suppressed=config.suppressed, tell=watcher.concluded
         )
-        yield Run(planned, Discovery(node, job, planned, schedule, log), schedule, log)
+        yield Run(planned, Discovery(node, job, planned, schedule, log), schedule, log, on_disk)
 
 
 @contextlib.contextmanager

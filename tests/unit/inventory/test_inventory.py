@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,14 @@ def node(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def facts_of(
+    root: object, asked: Iterable[Fact] = (), environ: Mapping[str, str] | None = None
+) -> tuple[Fact, ...]:
+    """The whole inventory of a tree of files, as a run takes it."""
+    found = inventory.on_disk(str(root), os.environ if environ is None else environ)
+    return inventory.merged(asked, found, foreign=str(root) == "/")
+
+
 def plant(root: Path, path: str, text: str | bytes) -> None:
     file = root / path.lstrip("/")
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +79,7 @@ def link(root: Path, path: str, target: str) -> None:
 
 
 def rows(root: Path, name: str, *asked: Fact, **environ: str) -> list[tuple[str | None, str]]:
-    facts = inventory.read(str(root), asked, environ)
+    facts = facts_of(root, asked, environ)
     return [(fact.value, fact.source) for fact in facts if fact.name == name]
 
 
@@ -102,14 +111,14 @@ SETTINGS = (
 
 
 def test_a_node_as_a_user_reads_it(node: Path) -> None:
-    facts = inventory.read(str(node), ASKED, {"LD_LIBRARY_PATH": "/opt/cuda/compat"})
+    facts = facts_of(node, ASKED, {"LD_LIBRARY_PATH": "/opt/cuda/compat"})
     text = page(facts, SETTINGS) + "\n"
     assert max(map(len, text.splitlines())) <= 80
     golden.check("inventory/h200.txt", text)
 
 
 def test_what_has_changed_as_a_user_reads_it(node: Path) -> None:
-    facts = inventory.read(str(node), ASKED, {})
+    facts = facts_of(node, ASKED, {})
     before = [
         Fact("nvidia-driver", "570.86.15", ""),
         Fact("cuda-driver", "13.0", ""),
@@ -165,7 +174,7 @@ def test_what_could_not_be_asked_says_why(node: Path) -> None:
 def test_what_is_not_there_says_where_it_was_looked_for(tmp_path: Path) -> None:
     plant(tmp_path, NVRM, "no such words\n")
     plant(tmp_path, "/sys/module/amdgpu/version/is-a-directory", "")
-    facts = inventory.read(str(tmp_path), (), {})
+    facts = facts_of(tmp_path, (), {})
     assert {fact.name for fact in facts if fact.value is not None} == {"container"}
     assert all(fact.source for fact in facts)
     assert rows(tmp_path, "kernel") == [(None, "no /proc/sys/kernel/osrelease")]
@@ -180,13 +189,13 @@ def test_what_is_not_there_says_where_it_was_looked_for(tmp_path: Path) -> None:
 
 def test_every_name_has_a_row_unless_it_is_known_not_to_be_read(tmp_path: Path) -> None:
     asked_of_drivers = {"cuda-driver", "hip-driver", "hip-runtime"}
-    names = {fact.name for fact in inventory.read(str(tmp_path), (), {})}
+    names = {fact.name for fact in facts_of(tmp_path, (), {})}
     assert names | asked_of_drivers | {"mpi4py", "psm2", "kokkos"} == set(inventory.NAMES)
     assert {*LOOKED_FOR, *LOOKED_FOR_FOREIGN} <= set(inventory.NAMES)
 
 
 def test_the_names_are_a_closed_set_in_the_order_of_the_rows(node: Path) -> None:
-    facts = inventory.read(str(node), [Fact("hip-runtime", "7.2.53211", "hipRuntimeGetVersion")])
+    facts = facts_of(node, [Fact("hip-runtime", "7.2.53211", "hipRuntimeGetVersion")])
     names = list(dict.fromkeys(fact.name for fact in facts))
     assert names == sorted(names, key=list(inventory.NAMES).index)
 
@@ -311,7 +320,7 @@ def test_a_simulated_node_is_read_like_a_real_one(
 ) -> None:
     for path, text in claimed_files(load(profile)).items():
         plant(tmp_path, path, text)
-    facts = {fact.name: fact.value for fact in inventory.read(str(tmp_path))}
+    facts = {fact.name: fact.value for fact in facts_of(tmp_path)}
     assert {name: facts[name] for name in found} == found
 
 
@@ -334,14 +343,14 @@ def test_whatever_software_a_simulated_node_claims_is_found(
     profile.write_text(CLAIMS + "".join(f"  {name}: {version}\n" for name, version in claims.items()))
     (tmp_path / "node").mkdir()
     node = prepare(str(profile), tmp_path / "node")
-    facts = {fact.name: fact.value for fact in inventory.read(node.root, (), {})}
+    facts = {fact.name: fact.value for fact in facts_of(node.root, (), {})}
     assert {name: facts[name] for name in claims} == claims
     assert facts["gpu-model"] == "AMD Instinct MI300A"
 
 
 def test_nothing_of_this_machine_is_taken_for_a_simulated_node(tmp_path: Path) -> None:
     environ = {**os.environ, "LD_LIBRARY_PATH": "/usr/lib:/usr/lib64", "APPTAINER_CONTAINER": "x.sif"}
-    facts = inventory.read(str(tmp_path), (), environ)
+    facts = facts_of(tmp_path, (), environ)
     assert [(fact.name, fact.value) for fact in facts if fact.value] == [("container", "none")]
 
 
@@ -357,5 +366,5 @@ def test_whatever_a_file_holds_becomes_one_printable_line(raw: bytes) -> None:
     with TemporaryDirectory() as root:
         for path in (*files, "/proc/config.gz", "/usr/lib/pkgconfig/ucx.pc", "/usr/lib/libucp.so.0"):
             plant(Path(root), path, raw)
-        for fact in inventory.read(root, (), {}):
+        for fact in facts_of(root, (), {}):
             assert fact.value is None or (fact.value.isprintable() and fact.value.strip() == fact.value != "")

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuipc_doctor import inventory
 from gpuipc_doctor.inventory.libraries import CACHE, Libraries
 from gpuipc_doctor.inventory.surveys import mpi_libraries
 from gpuipc_doctor.inventory.tree import Tree
-from tests.unit.inventory.test_inventory import link, plant
+from tests.unit.inventory.test_inventory import facts_of, link, plant
 
 X86_64 = 0x0303
 
@@ -42,7 +41,7 @@ def found(root: Path, soname: str, **environ: str) -> tuple[str, str] | None:
 
 
 def fact(root: Path, name: str, **environ: str) -> list[str | None]:
-    return [one.value for one in inventory.read(str(root), (), environ) if one.name == name]
+    return [one.value for one in facts_of(root, (), environ) if one.name == name]
 
 
 @pytest.fixture
@@ -101,7 +100,7 @@ def test_a_damaged_cache_finds_nothing_and_harms_nobody(noise: bytes, cut: int) 
 
 def test_a_stub_or_wsl_library_has_no_driver_version(tmp_path: Path) -> None:
     plant(tmp_path, "/usr/lib64/libcuda.so.1", "")
-    [one] = [one for one in inventory.read(str(tmp_path), (), {}) if one.name == "libcuda"]
+    [one] = [one for one in facts_of(tmp_path, (), {}) if one.name == "libcuda"]
     assert (one.value, one.source) == (None, "not in the name of /usr/lib64/libcuda.so.1 (default)")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ def run(check: Check, ends: ProbeOutcome | Exception | Session, *probes: Planned
     schedule = Schedule(session, Silent(), until=float("inf"))
     log = ResultLog()
     log.announce(CheckInfo(check.id, check.title, check.tier))
-    run = Run(Planner(Request(), SiteConfig()), nothing, schedule, log)
+    run = Run(Planner(Request(), SiteConfig()), nothing, schedule, log, Future())
     run.execute(Plan((), probes or (planned(check),), ()), [])
     return run
 
@@ -178,7 +179,7 @@ def test_of_the_budget_a_share_is_left_for_a_second_look_at_ranks(
     session: Any = Clock(outcome())
     now = time.monotonic()
     schedule = Schedule(session, Silent(), until=now + 1000)
-    run = Run(Planner(Request(), SiteConfig()), session, schedule, ResultLog())
+    run = Run(Planner(Request(), SiteConfig()), session, schedule, ResultLog(), Future())
     run.log.announce(CheckInfo("odd", "odd", Tier.ACCEPTANCE))
     of_ranks = planned(Odd(), probe=replace(PROBE, launch=launch))
     run.execute(Plan((), (of_ranks,), ()), [])
