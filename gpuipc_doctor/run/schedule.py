@@ -73,7 +73,7 @@ class Schedule:
         """Run the probes and what follows them, so many at once, and leave the budget's last seconds."""
         self.watcher.planned(len(probes))
         for planned in probes:
-            if planned.probe.imports:  # an array library's take seconds, for which no device need wait
+            if planned.probe.imports:
                 self.session.expect(imports(planned.probe))
         until = self.until - spare_s
         self._quiet.learn(probes, until)
@@ -81,7 +81,8 @@ class Schedule:
         running: dict[Future[ProbeOutcome], PlannedProbe] = {}
         with ThreadPoolExecutor(max(jobs, 1)) as pool:
             while waiting or running:
-                for planned in _startable(waiting, list(running.values()), jobs):
+                in_turn = sorted(waiting, key=self._still_imports)
+                for planned in _startable(in_turn, list(running.values()), jobs):
                     waiting.remove(planned)
                     if reason := self._why_not(planned, until):
                         waiting[:0] = take(planned, reason)
@@ -94,6 +95,11 @@ class Schedule:
                     waiting[:0] = more
                     if not more:  # a check that goes on after a hang has its own bound
                         self._remember_hang(ended)
+
+    def _still_imports(self, planned: PlannedProbe) -> bool:
+        """Whether an array library is still being imported for it, which takes seconds."""
+        probe = planned.probe
+        return bool(probe.imports) and not self.session.has_imported(imports(probe))
 
     def run_one(self, planned: PlannedProbe) -> Ended:
         """Run a probe alone, within all of the budget."""
@@ -153,13 +159,12 @@ class Schedule:
             yield
 
 
-def _turn(planned: PlannedProbe) -> tuple[bool, bool, bool]:
+def _turn(planned: PlannedProbe) -> tuple[bool, bool]:
     """What goes first: on each device what has it to itself, then what shares it, which fills any gap.
 
-    A pair would have its second device wait for the first one, and an array library is still being imported.
+    A pair would have its second device wait for the first one.
     """
-    probe = planned.probe
-    return len(probe.devices) > 1, not probe.exclusive, probe.exclusive and bool(probe.imports)
+    return len(planned.probe.devices) > 1, not planned.probe.exclusive
 
 
 def _result_of(future: Future[ProbeOutcome]) -> Ended:

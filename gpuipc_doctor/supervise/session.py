@@ -24,7 +24,7 @@ from gpuipc_doctor.supervise.cleanup import Keeper
 from gpuipc_doctor.supervise.inbox import Listener
 from gpuipc_doctor.supervise.probe import Execution, Limits
 from gpuipc_doctor.supervise.start import environment_with
-from gpuipc_doctor.supervise.stems import Stems
+from gpuipc_doctor.supervise.stems import Stem, Stems
 
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
 
@@ -45,6 +45,7 @@ class Session:
         self._keep_logs = keep_logs.absolute() if keep_logs else None  # workers are elsewhere
         self._numbers = itertools.count(1)
         self._stop = threading.Event()
+        self._expected: dict[frozenset[str], Stem] = {}
 
     def __enter__(self) -> Session:
         self._adopted_orphans = _adopt_orphans(True)
@@ -79,7 +80,13 @@ class Session:
 
     def expect(self, imports: Iterable[str]) -> None:
         """Start the stem of probes to come, which may import while they are planned."""
-        self._stems.of(imports, environment_with(self.node.env))
+        names = frozenset(imports)
+        self._expected[names] = self._stems.of(names, environment_with(self.node.env))
+
+    def has_imported(self, imports: Iterable[str]) -> bool:
+        """Whether no stem with these need be waited for any longer, as far as one is expected."""
+        stem = self._expected.get(frozenset(imports))
+        return stem is None or stem.has_imported()
 
     def stop(self) -> None:
         """End the probes that run now; they come back as stopped, and so does every later one."""

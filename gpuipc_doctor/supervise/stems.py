@@ -79,6 +79,17 @@ class Stem:
             StemOrder(imports, files={"log": output.fileno(), "orders": theirs.fileno()}).send(self._orders)
         return Stem(ours, log)
 
+    def has_imported(self) -> bool:
+        """Whether nobody need wait for it any longer, be it fit to be forked or not."""
+        if not self._lock.acquire(blocking=False):  # somebody waits for it
+            return False
+        try:
+            while self._verdict is None and self._has_news(0.0):
+                self._hear()
+            return self._verdict is not None
+        finally:
+            self._lock.release()
+
     def _has_news(self, within_s: float) -> bool:
         return bool(select.select([self._orders], [], [], within_s)[0])
 
