@@ -34,7 +34,7 @@ class QuietDevices:
         new = [device for device in watched if device not in self._at_rest]
         for backend in dict.fromkeys(device.backend for device in new):
             devices = [device for device in new if device.backend == backend]
-            deadline_s = max(planned.probe.deadline_s for planned in probes)
+            deadline_s = min(planned.probe.deadline_s for planned in probes if _watched(planned))
             self._look(devices, "anybody", deadline_s, until)
 
     def before(self, planned: PlannedProbe, until: float) -> Probe:
@@ -68,6 +68,10 @@ class QuietDevices:
             deadline_s,
         )
         outcome = self.session.run(planner.DISCOVERY, file, probe, until=until)
+        if not outcome.completed and len(devices) > 1:  # what is wrong with one says nothing of the others
+            for device in devices:
+                self._look([device], before, deadline_s, until)
+            return
         found = outcome.records["onlooker"] if outcome.completed else {}
         if found.get("outside"):
             self._seen_from_outside.update(devices)

@@ -1,0 +1,86 @@
+"""What is taken for a device at rest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from gpuipc_doctor.api import Check, Context, Device, Probe, ProbeOutcome, Worker
+from gpuipc_doctor.model import Ending, RoleOutcome
+from gpuipc_doctor.run.planner import PlannedProbe
+from gpuipc_doctor.run.quiet import QuietDevices
+from gpuipc_doctor.supervise.session import Session
+from tests.checks.judging import gpu
+
+FIRST, SECOND = gpu(0), gpu(1)
+
+
+class Any(Check):
+    id = title = "any"
+
+    def probes(self, ctx: Context) -> list[Probe]:
+        return []
+
+
+def role(w: Worker) -> None: ...
+
+
+def exclusive(*devices: Device) -> PlannedProbe:
+    return PlannedProbe(0, Any(), Path(__file__), Probe("", {"role": role}, devices, exclusive=True))
+
+
+class Node:
+    """A session in which this much is in use on each device; nobody can look at one with nothing."""
+
+    def __init__(self, *used: int | None, outside: bool = True) -> None:
+        self.used = used
+        self.outside = outside
+        self.looked_at: list[Sequence[Device]] = []
+
+    def run(self, check: str, file: Path, probe: Probe, *, until: float) -> ProbeOutcome:
+        self.looked_at.append(probe.devices)
+        used = [self.used[device.index] for device in probe.devices]
+        if None in used:
+            roles = {"onlooker": RoleOutcome("onlooker", Ending.DRIVER_ERROR)}
+            return ProbeOutcome(probe.name, probe.devices, {}, roles, "onlooker", 0.0, 1.0, "")
+        records = {"used": used, "outside": self.outside}
+        roles = {"onlooker": RoleOutcome("onlooker", Ending.COMPLETED, records=records)}
+        return ProbeOutcome(probe.name, probe.devices, {}, roles, None, 0.0, 1.0, "")
+
+
+def learned(node: Node, *probes: PlannedProbe) -> QuietDevices:
+    session: Session = node  # type: ignore[assignment]
+    quiet = QuietDevices(session)
+    quiet.learn(probes, math.inf)
+    return quiet
+
+
+def test_all_devices_are_looked_at_together_and_each_once() -> None:
+    node = Node(10, 20)
+    quiet = learned(node, exclusive(FIRST), exclusive(SECOND), exclusive(FIRST, SECOND))
+    assert node.looked_at == [(FIRST, SECOND)]
+    assert [rest.used for rest in quiet.before(exclusive(FIRST, SECOND), math.inf).at_rest] == [10, 20]
+    assert node.looked_at == [(FIRST, SECOND)]  # the probe's first role looks
+
+
+@pytest.mark.parametrize("outside", [True, False])
+def test_a_device_that_nobody_can_look_at_does_not_hide_the_others(outside: bool) -> None:
+    node = Node(10, None, outside=outside)
+    quiet = learned(node, exclusive(FIRST), exclusive(SECOND), exclusive(FIRST, SECOND))
+    probe = quiet.before(exclusive(FIRST), math.inf)
+    assert quiet._at_rest[FIRST].used == 10
+    assert bool(probe.at_rest) is outside
+    assert quiet.before(exclusive(SECOND), math.inf).at_rest == ()
+
+
+def test_a_device_is_taken_as_it_was_found_from_then_on() -> None:
+    quiet = learned(Node(10 << 20), exclusive(FIRST))
+    for found, then in ((9 << 20, 9 << 20), (12 << 20, 9 << 20), (50 << 20, 50 << 20)):
+        probe = quiet.before(exclusive(FIRST), math.inf)
+        records = {"at_rest": [found]}
+        roles = {"role": RoleOutcome("role", Ending.COMPLETED, records=records)}
+        quiet.after(probe, ProbeOutcome("", probe.devices, {}, roles, None, 0.0, 1.0, ""))
+        assert quiet._at_rest[FIRST].used == then
