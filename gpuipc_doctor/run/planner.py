@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
@@ -312,6 +312,8 @@ def verify(probe: Probe, file: Path) -> None:
             raise ValueError(
                 f"role {role!r} of probe {probe.name!r} is not a function defined in {file.name}"
             )
+    if not isinstance(probe.concurrent, Set) or not probe.concurrent <= probe.roles.keys():
+        raise ValueError(f"probe {probe.name!r}: concurrent must be a set of its roles")
 
 
 def select(request: Request, config: SiteConfig) -> list[LoadedCheck | BrokenCheck]:

@@ -178,6 +178,8 @@ def test_a_device_without_what_a_check_requires_is_a_skip_with_the_reason(tmp_pa
         ("yield Probe('p', {'a': print})", "is not a function defined in own_check.py"),
         ("yield Probe('p', {'a': role}, ('cuda:0',))", "must be devices of the context"),
         ("yield 'a probe'", "is neither a Probe nor a Finding"),
+        ("yield Probe('p', {'a': role}, concurrent=True)", "concurrent must be a set of its roles"),
+        ("yield Probe('p', {'a': role}, concurrent={'b'})", "concurrent must be a set of its roles"),
         ("raise SystemExit(0)", "planning failed: SystemExit"),
     ],
 )
