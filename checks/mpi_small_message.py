@@ -32,13 +32,16 @@ from gpuipc_doctor.api import (
     Probe,
     ProbeOutcome,
     Worker,
-    differences,
+    difference,
     figures,
     measurements,
     misplaced,
     out_of_line,
     pattern,
     time_there_and_back,
+    unlike_pattern,
+    write_pattern,
+    write_zeros,
 )
 
 TIMED = (0, 1, 8, 16, 64, 256, 1024, 4096, 16384, 65536, *LARGE_MESSAGES)
@@ -196,13 +199,21 @@ def deliver(w: Worker, message: Message, places: dict[str, Memory]) -> list[str]
     """This rank's part in one message; returns what the receiver finds wrong with it."""
     size, source, target, mode, sender = message
     is_sender = w.mpi.rank == sender
-    sent, guard = pattern(size, size, sender, MODES.index(mode)), pattern(GUARD, 0)
     memory = places[source if is_sender else target]
-    memory.write((sent if is_sender else bytes(size)) + guard)
+    key, guard = (size, sender, MODES.index(mode)), pattern(GUARD, 0)
+    if is_sender:
+        write_pattern(memory, size, *key)
+    else:
+        write_zeros(memory, size)
+    memory.write(guard, size)
     transfer(w, memory.address, size, mode, is_sender)
     if is_sender:
         return []
-    return differences(str(message), memory.read(size + GUARD), sent + guard)
+    wrong = unlike_pattern(memory, size, *key)
+    if not wrong and (behind := memory.read(GUARD, size)) != guard:
+        sent = pattern(size, *key)
+        wrong = difference(sent + behind, sent + guard)
+    return [f"{message}: {wrong}"] if wrong else []
 
 
 def transfer(w: Worker, address: int, nbytes: int, mode: str, is_sender: bool) -> None:

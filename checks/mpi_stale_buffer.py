@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from itertools import product
 
 from gpuipc_doctor.api import (
+    Buffer,
     Check,
     Context,
     Evidence,
@@ -22,7 +23,10 @@ from gpuipc_doctor.api import (
     Worker,
     difference,
     pattern,
+    read_unless_pattern,
     record_bandwidth,
+    write_pattern,
+    write_zeros,
 )
 
 SIZES = (64 << 10, 1 << 20, 4 << 20, 6 << 20)
@@ -103,20 +107,15 @@ def exchange(w: Worker) -> None:
             past.append((buffer.address, nbytes))
             for sender in (0, 1):
                 if w.mpi.rank == sender:
-                    buffer.write(contents(nbytes, number, sender))
+                    write_pattern(buffer, nbytes, number, sender)
                     w.mpi.send(buffer.address, nbytes, 1 - sender)
                 else:
-                    buffer.write(bytes(nbytes))
+                    write_zeros(buffer, nbytes)
                     w.mpi.recv(buffer.address, nbytes, sender)
-                    inspect(buffer.read(), number, sender, stale, wrong)
+                    inspect(buffer, number, sender, stale, wrong)
     w.record(reused=reused, stale=stale, wrong=wrong)
     record_bandwidth(w, max(SIZES))
     w.mpi.finalize()
-
-
-def contents(nbytes: int, number: int, sender: int) -> bytes:
-    """What a rank sends in a round."""
-    return pattern(nbytes, number, sender)
 
 
 def describe(number: int) -> str:
@@ -129,13 +128,13 @@ def overlaps(past: list[tuple[int, int]], address: int, nbytes: int) -> bool:
     return any(start < address + nbytes and address < start + length for start, length in past)
 
 
-def inspect(data: bytes, number: int, sender: int, stale: list[str], wrong: list[str]) -> None:
+def inspect(buffer: Buffer, number: int, sender: int, stale: list[str], wrong: list[str]) -> None:
     """Compare a round's message with what was sent, and add what is wrong with it where it belongs."""
-    expected = contents(len(data), number, sender)
-    if data != expected:
+    data = read_unless_pattern(buffer, buffer.nbytes, number, sender)
+    if data is not None:
         what = f"{describe(number)}, from rank {sender}"
         if (earlier := round_shown(data, number)) is None:
-            wrong.append(f"{what}: {difference(data, expected)}")
+            wrong.append(f"{what}: {difference(data, pattern(len(data), number, sender))}")
         else:
             stale.append(f"{what}: shows what was sent in round {earlier + 1}")
 
@@ -144,7 +143,7 @@ def round_shown(data: bytes, number: int) -> int | None:
     """The latest earlier round of which a message's page stands in ``data``, where there is one."""
 
     def shows(earlier: int) -> bool:
-        messages = [contents(len(data), earlier, sender) for sender in (0, 1)]
+        messages = [pattern(len(data), earlier, sender) for sender in (0, 1)]
         pages = range(0, len(data), PAGE)
         return any(data[at : at + PAGE] == old[at : at + PAGE] for old in messages for at in pages)
 

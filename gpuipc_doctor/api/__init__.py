@@ -57,9 +57,11 @@ from gpuipc_doctor.api.patterns import (
     differences,
     mib,
     pattern,
+    read_unless_pattern,
     unlike_pattern,
     write_glances,
     write_pattern,
+    write_zeros,
     wrong_glances,
 )
 from gpuipc_doctor.api.placement import misplaced
@@ -174,6 +176,7 @@ __all__ = [
     "misplaced",
     "out_of_line",
     "pattern",
+    "read_unless_pattern",
     "record_bandwidth",
     "share",
     "share_of_free",
@@ -184,5 +187,6 @@ __all__ = [
     "use_once",
     "write_glances",
     "write_pattern",
+    "write_zeros",
     "wrong_glances",
 ]

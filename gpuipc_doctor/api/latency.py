@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from gpuipc_doctor.api.gpu import Memory
-from gpuipc_doctor.api.patterns import difference, pattern
+from gpuipc_doctor.api.patterns import unlike_pattern, write_pattern, write_zeros
 from gpuipc_doctor.api.worker import Worker
 from gpuipc_doctor.model import Evidence, Measurement
 
@@ -40,13 +40,15 @@ def time_there_and_back(w: Worker, memory: Memory, sizes: list[int]) -> tuple[li
     times: dict[int, list[float]] = {size: [] for size in sizes}
     wrong: dict[int, str] = {}
     for number, size in enumerate(sizes * PASSES):
-        message = pattern(size, number)
-        memory.write(message if w.mpi.rank == 0 else bytes(size))
+        if w.mpi.rank == 0:
+            write_pattern(memory, size, number)
+        else:
+            write_zeros(memory, size)
         partner, rounds = 1 - w.mpi.rank, LARGE_ROUNDS if size >= LARGE else ROUNDS
         with w.step(f"time {size} B, device to device"):
             w.mpi.ping_pong(memory.address, size, partner, min(WARM_UP, rounds))
             times[size] += w.mpi.ping_pong(memory.address, size, partner, rounds)
-        if change := difference(memory.read(size), message):
+        if change := unlike_pattern(memory, size, number):
             wrong.setdefault(
                 size, f"{size} B, device to device, there and back, at rank {w.mpi.rank}: {change}"
             )

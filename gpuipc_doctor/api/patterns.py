@@ -40,20 +40,28 @@ def write_pattern(memory: Memory, nbytes: int, *key: int) -> None:
         memory.write(piece[: nbytes - offset], offset)
 
 
+def write_zeros(memory: Memory, nbytes: int) -> None:
+    """Write zeros to the first ``nbytes`` bytes, in pieces."""
+    piece = bytes(min(nbytes, PIECE))
+    for offset in range(0, nbytes, PIECE):
+        memory.write(piece[: nbytes - offset], offset)
+
+
 def unlike_pattern(memory: Memory, nbytes: int, *key: int) -> str:
     """The `difference` of the first ``nbytes`` bytes, read in pieces, from a `pattern`."""
+    wrong = read_unless_pattern(memory, nbytes, *key)
+    return "" if wrong is None else difference(wrong, pattern(nbytes, *key))
+
+
+def read_unless_pattern(memory: Memory, nbytes: int, *key: int) -> bytes | None:
+    """The first ``nbytes`` bytes, read in pieces, where they are not a `pattern`. None is read twice."""
     piece = pattern(min(nbytes, PIECE), *key)
     for offset in range(0, nbytes, PIECE):
         seen = memory.read(min(PIECE, nbytes - offset), offset)
         if seen != piece[: nbytes - offset]:
-            return _unlike_from(memory, offset, seen, pattern(nbytes, *key))
-    return ""
-
-
-def _unlike_from(memory: Memory, offset: int, seen: bytes, expected: bytes) -> str:
-    """The same where all before ``offset`` was right, and what was seen there is not."""
-    read = offset + len(seen)
-    return difference(expected[:offset] + seen + memory.read(len(expected) - read, read), expected)
+            read = offset + len(seen)
+            return pattern(nbytes, *key)[:offset] + seen + memory.read(nbytes - read, read)
+    return None
 
 
 def mib(nbytes: float) -> str:

@@ -17,6 +17,7 @@ from gpuipc_doctor.api.patterns import (
     unlike_pattern,
     write_glances,
     write_pattern,
+    write_zeros,
     wrong_glances,
 )
 
@@ -127,6 +128,9 @@ def test_in_pieces_a_pattern_is_the_same(nbytes: int) -> None:
     write_pattern(memory, nbytes, 1, 2)
     assert memory.data == pattern(nbytes, 1, 2).ljust(len(memory.data), b"\0")
     assert unlike_pattern(memory, nbytes, 1, 2) == ""
+    memory.data[-1] = 1
+    write_zeros(memory, nbytes)
+    assert memory.data == b"\1".rjust(len(memory.data), b"\0")
 
 
 @pytest.mark.parametrize("wrong", [{0}, {PIECE}, {PIECE - 1, 2 * PIECE + 3}, {3 * PIECE + 4999}])
