@@ -21,6 +21,15 @@ SMALL_MESSAGES = str(Path(__file__).parents[1] / "fixtures/small-messages.yaml")
 FEW_MESSAGES = str(Path(__file__).parents[1] / "fixtures/few-messages.yaml")
 """One with both, a small share of memory and few sizes of messages."""
 
+RESTING = {
+    "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1",  # MPICH
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    "OMPI_MCA_threads_pthreads_yield_strategy": "nanosleep",
+    "I_MPI_THREAD_YIELD": "3",
+    "I_MPI_FABRICS": "shm",  # Intel MPI polls a network, too, where there may be one
+}
+"""What has a rank that waits leave the processor, by each library's own switches."""
+
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -38,3 +47,10 @@ def doctor() -> Command:
         return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, **options)  # type: ignore[call-overload, no-any-return]
 
     return run
+
+
+@pytest.fixture
+def resting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks spin while they wait: two processors are then too few for them and for what runs beside them."""
+    for name, value in RESTING.items():
+        monkeypatch.setenv(name, value)

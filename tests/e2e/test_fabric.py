@@ -118,6 +118,7 @@ def test_where_the_site_has_no_fabric_both_checks_say_so_and_what_is_here_all_th
 
 
 @pytest.mark.mpi
+@pytest.mark.usefixtures("resting")
 @pytest.mark.parametrize(
     "name", [pytest.param("mpi-wrong-fabric-right", marks=pytest.mark.full), "mpi-wrong-fabric-wrong"]
 )

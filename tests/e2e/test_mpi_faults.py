@@ -35,7 +35,7 @@ CXI_FRAMES = ("cxip_cq_eq_progress", "cxip_cq_progress", "ofi_cq_readfrom", "MPI
 
 CXI_ISSUE = "cxi-device-memory-not-mapped"
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("resting")]
 
 
 def path_of(library: str) -> str:
