@@ -9,7 +9,7 @@ import pytest
 from gpuipc_doctor.api import Finding, Json
 from gpuipc_doctor.model import Status
 from gpuipc_doctor.report import sentences
-from tests.checks.judging import MIB, ONE, conclude, ledger, statuses
+from tests.checks.judging import MIB, ONE, conclude, drawn, ledger, statuses
 
 
 def growth(
@@ -35,6 +35,11 @@ def growth(
     onlooker = ledger({"the program ended": {"missing": others * MIB, "waited_s": waited_s}})
     records: dict[str, dict[str, Json]] = {"program": program, "onlooker": onlooker}
     return conclude("allocator-growth", records, ONE, "MemoryPool")
+
+
+def test_how_much_is_held_is_the_most_of_the_later_rounds() -> None:
+    (finding,) = growth([200, *[700] * 5, *[500] * 7, *[600] * 7, 600, 0, 0])
+    assert sentences.summary(finding) == "MemoryPool: levels off at 3.0 times what is allocated"
 
 
 CLIMBING = [200 + 20 * n for n in range(20)]
@@ -77,3 +82,17 @@ def test_what_comes_back_late_is_told_beside_what_was_seen() -> None:
 
 def test_nobody_can_tell_by_a_counter_that_does_not_move() -> None:
     assert statuses(growth([*CLIMBING, 580, 400, 400], moves=False)) == [Status.ERROR]
+
+
+def test_what_was_sampled_is_drawn_with_its_marks() -> None:
+    program = {
+        "live": 200 * MIB,
+        "samples": {
+            **{name: [n * MIB for n in range(3)] for name in ("used", "reserved", "allocated")},
+            "seconds": [0.0, 1.0, 2.0],
+            "marks": [(1.0, "all freed")],
+        },
+    }
+    (drawing,) = drawn("allocator-growth", {"program": program}, ONE, "MemoryPool")
+    assert drawing.title == "MemoryPool: 200.0 MiB allocated, in changing pieces"
+    assert (drawing.at, [mark.text for mark in drawing.marks]) == ((0.0, 1.0, 2.0), ["all freed"])

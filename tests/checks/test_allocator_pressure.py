@@ -9,7 +9,7 @@ import pytest
 from gpuipc_doctor.api import Finding
 from gpuipc_doctor.model import Status
 from gpuipc_doctor.report import sentences
-from tests.checks.judging import MIB, ONE, conclude, ledger
+from tests.checks.judging import MIB, ONE, conclude, drawn, ledger
 
 
 def pressure(**changes: Any) -> list[Finding]:
@@ -56,3 +56,17 @@ def test_what_it_gave_back_under_pressure_is_told(releases_s: list[float], says:
 )
 def test_pressure_tells_whose_memory_is_missing(changes: dict[str, Any], statuses: list[Status]) -> None:
     assert [finding.status for finding in pressure(**changes)] == statuses
+
+
+def test_what_was_sampled_is_drawn_with_its_marks() -> None:
+    program = {
+        "room": 1000 * MIB,
+        "samples": {
+            **{name: [n * MIB for n in range(3)] for name in ("used", "reserved", "allocated")},
+            "seconds": [0.0, 1.0, 2.0],
+            "marks": [(1.0, "all freed")],
+        },
+    }
+    (drawing,) = drawn("allocator-pressure", {"program": program}, ONE, "PyTorch")
+    assert drawing.title == "PyTorch: full again and again, 1000.0 MiB at most"
+    assert (drawing.at, [mark.text for mark in drawing.marks]) == ((0.0, 1.0, 2.0), ["all freed"])

@@ -45,3 +45,7 @@ def test_wrong_data_fails_whoever_was_given_the_memory() -> None:
 def test_a_stream_that_was_never_busy_shows_no_race_and_that_is_said() -> None:
     assert statuses(reuse("all reuse allowed", busy=False)) == [Status.PASS, Status.SKIP]
     assert statuses(reuse("all reuse allowed", busy=True)) == GOOD
+    tries = [
+        {"case": "all reuse allowed", "given": True, "busy": n == 3, "wrong": ["", ""]} for n in range(4)
+    ]
+    assert statuses(conclude("driver-pool-reuse", {"allocator": {"tries": tries}})) == GOOD

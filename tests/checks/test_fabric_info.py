@@ -240,3 +240,9 @@ def test_a_stated_fabric_that_no_library_offers_is_pointed_out(
     if not offered:
         assert finding.status is Status.WARN
         assert "x.yaml:3 says that this node has it" in sentences.summary(finding)
+
+
+def test_what_is_offered_in_place_of_the_stated_fabric_is_told_of_who_offers_anything() -> None:
+    [finding] = told(stated=VERBS, interfaces=[OVER_TCP, OVER_TCP], transports=[])
+    assert sentences.evidence(finding)[:1] == ("fi_info offers tcp",)
+    assert not any("ucx_info" in line for line in sentences.evidence(finding))

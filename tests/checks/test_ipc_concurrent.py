@@ -9,7 +9,7 @@ import pytest
 from gpuipc_doctor.api import Context, Device, Finding, Json, Probe, Tier
 from gpuipc_doctor.model import MemoryShare, Status
 from gpuipc_doctor.report import sentences
-from tests.checks.judging import GOOD, check, conclude, gpu, statuses
+from tests.checks.judging import check, conclude, gpu
 
 WRONG = ["round 2, 4194304 B, at 0: 1 B wrong"]
 OTHERS = ("newcomer", "importer-1", "importer-2", "importer-3")
@@ -26,7 +26,9 @@ def seen(
 
 
 def test_right_data_passes() -> None:
-    assert statuses(seen()) == GOOD
+    (finding,) = seen()
+    assert finding.status is Status.PASS
+    assert sentences.summary(finding) == "8 segments right for 3 importers at once, up to 4 MiB"
 
 
 @pytest.mark.parametrize("role", OTHERS)
@@ -93,3 +95,8 @@ def test_large_segments_are_shared_as_far_as_the_share_of_memory_reaches(
     assert all(probe.exclusive for probe in large)
     assert {probe.params["sizes"][0] for probe in probes if probe not in large} == {1}
     assert {probe.params["large"] for probe in probes} == {bool(largest)}
+
+
+def test_over_a_pair_descriptors_are_shared_where_both_devices_can() -> None:
+    plain = replace(able(1, "cuda:0"), capabilities=ABLE - {"vmm-ipc"})
+    assert {probe.name for probe in planned(able(0), plain)} == {"handles"}

@@ -9,7 +9,7 @@ import pytest
 from gpuipc_doctor.api import Device, Finding
 from gpuipc_doctor.model import Status
 from gpuipc_doctor.report import sentences
-from tests.checks.judging import GOOD, MIB, ONE, TWO, conclude, ledger, plan, statuses
+from tests.checks.judging import GOOD, MIB, ONE, TWO, conclude, drawn, ledger, plan, statuses
 
 ROUNDS = list(range(8, 257, 8))
 LEVEL = [704 * MIB for _ in ROUNDS]
@@ -89,3 +89,11 @@ def test_wrong_data_fails_though_all_memory_came_back() -> None:
 def test_only_the_probe_that_kills_says_that_it_may_harm() -> None:
     harms = {probe.name: probe.harms for probe in plan("ipc-release", *ONE)}
     assert harms == {"close and exit": frozenset(), "kill": frozenset({"kills an importer"})}
+
+
+def test_the_loop_of_each_device_is_drawn_once() -> None:
+    loops = {"open and close": {"rounds": ROUNDS, "used": LEVEL, "control": LEVEL}}
+    records = {"exporter": ledger({}, loops), "importer": ledger({}, loops, "cuda:1")}
+    for devices, labels in ((ONE, ["cuda:0"]), (TWO, ["cuda:0", "cuda:1"])):
+        titles = [series.title for series in drawn("ipc-release", records, devices)]
+        assert titles == [f"used memory of {label}, beyond the first sample" for label in labels]

@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
-from gpuipc_doctor.api import exchange_as_exporter, exchange_as_importer
+from gpuipc_doctor.api import exchange_as_exporter, exchange_as_importer, judge_exchange
+from gpuipc_doctor.model import Status
+from gpuipc_doctor.report import sentences
+from tests.checks.judging import ONE, outcome
 
 NBYTES = 100
 
@@ -63,3 +66,23 @@ def test_a_mapping_that_loses_writes_is_found_by_who_owns_the_memory() -> None:
     exporter, importer = exchanged(lambda data: Bytes(data, loses_writes=True))
     assert [line.partition(":")[0] for line in exporter] == [f"it, turn {n} of 5" for n in (1, 3, 5)]
     assert importer == []
+
+
+@pytest.mark.parametrize(
+    ("exporter", "importer", "keys"),
+    [
+        ([], [], []),
+        (["turn 1"], [], ["writes-lost"]),
+        ([], ["turn 2"], ["later-writes-unseen"]),
+        (["turn 1"], ["turn 2"], ["later-writes-unseen", "writes-lost"]),
+    ],
+)
+def test_what_either_end_read_wrong_is_a_failure_of_its_own(
+    exporter: list[str], importer: list[str], keys: list[str]
+) -> None:
+    records = {"exporter": {"exchanged": exporter}, "importer": {"exchanged": importer}}
+    found = list(judge_exchange(outcome(records, ONE, "")))
+    assert [one.key for one in found] == keys
+    assert {one.status for one in found} <= {Status.FAIL}
+    told = [line for one in found for line in sentences.evidence(one)]
+    assert told == [*importer, *exporter]

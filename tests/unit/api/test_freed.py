@@ -7,7 +7,10 @@ from itertools import accumulate
 
 import pytest
 
-from gpuipc_doctor.api import Freed, equal_sizes, growing_sizes, how_many
+from gpuipc_doctor.api import Freed, equal_sizes, growing_sizes, held_by, how_many
+from gpuipc_doctor.api.trend import lasting
+from gpuipc_doctor.model import EvidenceKind
+from tests.checks.judging import ONE, outcome
 
 MIB = 1 << 20
 SIZES = [(4 + 2 * number) * MIB for number in range(24)]
@@ -88,3 +91,25 @@ def test_buffers_of_one_size_are_as_large_as_there_is_room_for() -> None:
 
 def test_too_few_buffers_to_tell_by_are_none() -> None:
     assert [how_many(room, 2, 20) for room in (100, 30, 24, 23)] == [20, 15, 12, 0]
+
+
+GROWS = lasting([float(MIB * n) for n in range(24)])
+
+
+@pytest.mark.parametrize(
+    ("held", "is_theirs"),
+    [
+        ([MIB * n for n in range(24)], True),
+        ([MIB * n * 0.51 for n in range(24)], True),
+        ([MIB * n * 0.49 for n in range(24)], False),
+        ([MIB] * 24, False),
+        ([None] * 12 + [MIB * n for n in range(12)], True),
+        ([None] * 13 + [MIB * n for n in range(11)], False),  # for all of what counts it must be known
+        ([None] * 24, False),
+    ],
+)
+def test_growth_is_held_by_whose_process_holds_most_of_it(held: list[float | None], is_theirs: bool) -> None:
+    records = {"rank 0": {"held": [[0.0] * 24, [MIB] * 24]}, "rank 1": {"held": [[0.0] * 24, held]}}
+    found = held_by(outcome(records, ONE, ""), 1, GROWS)
+    assert [(one.kind, one.values["role"]) for one in found] == [(EvidenceKind.HOLDER, "rank 1")] * is_theirs
+    assert held_by(outcome(records, ONE, ""), 0, GROWS) == []

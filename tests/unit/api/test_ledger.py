@@ -4,26 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gpuipc_doctor.api.ledger import (
+    CREEP_BYTES,
     ODD_BYTES,
     PATIENCE_S,
     QUIET_S,
     SETTLE_S,
+    TRIES,
     Account,
     Entry,
     Ledger,
     Loop,
     account,
+    blind,
+    ledger_in_turn,
     look_on,
 )
 from gpuipc_doctor.api.samples import MemorySamples, series
 from gpuipc_doctor.model import EvidenceKind, Finding, Json, Status
 from gpuipc_doctor.report import sentences
-from tests.checks.judging import gpu
+from tests.checks.judging import ONE, gpu, outcome
+from tests.checks.judging import ledger as ledger_of
 
 MIB = 1 << 20
 STRANGER = {"pid": 4711, "name": "train", "held": 9 << 30, "whose": "none of this run's"}
@@ -311,3 +317,87 @@ def test_samples_are_drawn_with_what_was_marked_among_them() -> None:
         (2 * MIB, 2 * MIB),
     ]
     assert [(mark.at, mark.text) for mark in drawn.marks] == [(drawn.at[1], "all freed")]
+
+
+def test_what_leaves_memory_as_it_was_is_done_once() -> None:
+    w, ledger = opened(Device())
+    acts: list[int] = []
+    ledger.watch("the act", lambda: acts.append(1))
+    assert (len(acts), account(w.records).judge(ODD_BYTES)) == (1, [])
+
+
+@pytest.mark.parametrize(("times", "acts"), [(1, 2), (9, TRIES)])
+def test_what_others_gave_back_meanwhile_has_it_done_again(times: int, acts: int) -> None:
+    device = Device()
+    _, ledger = opened(device)
+    done: list[int] = []
+
+    def act() -> None:
+        done.append(1)
+        device.allocated -= 50 * MIB if len(done) <= times else 0
+
+    ledger.watch("the act", act)
+    assert len(done) == acts
+
+
+def test_who_holds_memory_is_asked_only_where_some_is_missing() -> None:
+    device = Device()
+    w, ledger = opened(device)
+    mark = ledger.mark()
+    for end, missing in (("all back", 4 * MIB), ("some missing", ODD_BYTES), ("too much back", -ODD_BYTES)):
+        device.allocated = missing
+        ledger.enter(end, mark)
+    asked = [bool(entry.holders) for entry in account(w.records).entries]
+    assert asked == [False, True, True]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_that_may_share_a_device_look_at_it_in_turn(rank: int) -> None:
+    """Each takes `ODD_BYTES` to see whether the counter follows."""
+    device, turns = Device(), []
+    w: Any = Worker(device)
+
+    def barrier() -> None:
+        turns.append("ledger" in w.records)
+
+    w.mpi = SimpleNamespace(rank=rank, size=2, barrier=barrier)
+    assert ledger_in_turn(w).used() == device.memory_used()
+    assert turns == [rank == 0, True]
+
+
+MOVES, STUCK = ledger_of(), ledger_of(moves=False)
+
+
+@pytest.mark.parametrize(
+    ("records", "is_blind"),
+    [
+        ({"exporter": MOVES, "importer": {}}, False),
+        ({"exporter": {}, "importer": STUCK}, True),
+        ({"exporter": MOVES, "importer": STUCK}, True),
+        ({"exporter": {}}, False),
+    ],
+)
+def test_of_all_roles_that_watched_one_that_could_not_see_is_enough(records: Any, is_blind: bool) -> None:
+    found = blind(outcome(records, ONE, ""))
+    assert (found is not None) == is_blind
+    if found:
+        assert (found.status, found.key) == (Status.ERROR, "counter-does-not-follow")
+
+
+def test_loops_are_drawn_beside_their_controls_from_their_first_samples_on() -> None:
+    (drawn,) = Account("cuda:0", FOLLOWS, [], [loop(CREEPS)]).series()
+    assert drawn.title == "used memory of cuda:0, beyond the first sample"
+    assert [(line.name, line.values[0], line.values[-1]) for line in drawn.lines] == [
+        ("open and close", 0, 2 * MIB * (256 - 8)),
+        ("without open and close", 0, 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("each", "creeps_away"), [(CREEP_BYTES // 256, False), (CREEP_BYTES // 256 + 1, True)]
+)
+def test_growth_is_suspicious_by_what_it_comes_to_over_the_whole_loop(each: int, creeps_away: bool) -> None:
+    finding = loop([IDLE + each * done for done in ROUNDS]).judge("cuda:0")
+    assert (finding is not None) == creeps_away
+    if finding:
+        assert sentences.evidence(finding) == (f"95 % interval {each} B to {each} B, 256 rounds",)

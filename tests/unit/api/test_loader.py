@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from gpuipc_doctor.api import loader
 
 CHECK = """
@@ -30,3 +32,23 @@ def test_files_whose_names_differ_in_punctuation_alone_are_two(tmp_path: Path) -
     loaded = [item for item in loader.load([tmp_path]) if item.file.parent == tmp_path]
     found = {item.file.name: item.check.id for item in loaded if isinstance(item, loader.LoadedCheck)}
     assert found == ids
+    assert all(loader.module(file).__name__.isidentifier() for file in tmp_path.iterdir() if file.is_file())
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("x = 1\n\nimport json\njson.loads('{')\n", ":4: JSONDecodeError: "),  # our line, not json's
+        ("x = 1\ny = (\n", ":2: SyntaxError: '(' was never closed"),
+        ("x = 1\nraise SystemExit('no')\n", ":2: SystemExit: no"),
+        ("x = '\0'\n", ":1: "),  # Python tells no line of it
+        ("x = 1\n", ": defines no CHECK = YourCheck()"),
+    ],
+)
+def test_a_file_that_is_no_check_is_told_with_the_line(tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "own_check.py"
+    file.write_text(text)
+    broken = loader.load_file(file)
+    assert isinstance(broken, loader.BrokenCheck)
+    assert broken.id == "own-check"
+    assert broken.reason.startswith(f"{file}{says}")

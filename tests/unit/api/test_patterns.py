@@ -154,3 +154,22 @@ def test_what_was_wrong_once_is_told_though_it_is_right_when_the_rest_is_read() 
     write_pattern(memory, 2 * PIECE)
     memory.data[5] ^= 0xFF
     assert unlike_pattern(memory, 2 * PIECE).startswith(f"1 of {2 * PIECE} B wrong on 1 of ")
+
+
+def test_in_pieces_it_is_written_and_what_is_right_is_read_once() -> None:
+    """More than a piece of the host's memory is taken for neither."""
+    sizes: list[int] = []
+
+    class Counting(Bytes):
+        def write(self, data: bytes, offset: int = 0) -> None:
+            sizes.append(len(data))
+            super().write(data, offset)
+
+        def read(self, nbytes: int, offset: int = 0) -> bytes:
+            sizes.append(nbytes)
+            return super().read(nbytes, offset)
+
+    memory: Any = Counting()
+    write_pattern(memory, 2 * PIECE + 5)
+    assert unlike_pattern(memory, 2 * PIECE + 5) == ""
+    assert sizes == [PIECE, PIECE, 5] * 2

@@ -28,3 +28,22 @@ def test_any_other_error_is_left_to_the_engine_to_blame(name: str) -> None:
 
 def test_what_is_not_refused_is_handed_on() -> None:
     assert unless_refused(lambda: b"handle") == b"handle"
+
+
+@pytest.mark.parametrize(
+    ("name", "is_already_mapped", "is_not_permitted", "is_out_of_memory"),
+    [
+        ("CUDA_ERROR_ALREADY_MAPPED", True, False, False),
+        ("hipErrorAlreadyMapped", True, False, False),
+        ("CUDA_ERROR_NOT_PERMITTED", False, True, False),
+        ("CUDA_ERROR_OUT_OF_MEMORY", False, False, True),
+        ("hipErrorOutOfMemory", False, False, True),
+        ("CUDA_ERROR_INVALID_VALUE", False, False, False),
+    ],
+)
+def test_what_checks_ask_of_an_error_goes_by_its_name(
+    name: str, is_already_mapped: bool, is_not_permitted: bool, is_out_of_memory: bool
+) -> None:
+    error = DriverError(DriverFault("call", 1, name))
+    asked = (error.is_already_mapped, error.is_not_permitted, error.is_out_of_memory)
+    assert asked == (is_already_mapped, is_not_permitted, is_out_of_memory)

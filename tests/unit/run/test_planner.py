@@ -11,7 +11,7 @@ import pytest
 
 from gpuipc_doctor.api import Check, Context, Finding, Probe, loader
 from gpuipc_doctor.api.loader import BrokenCheck, LoadedCheck
-from gpuipc_doctor.model import Device, MemoryShare, Status, Tier, subject_label
+from gpuipc_doctor.model import Device, MemoryShare, Status, Tier
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run.planner import Plan, Planner
 from gpuipc_doctor.run.request import AmbiguousName, Request, UnknownName
@@ -92,43 +92,6 @@ def test_an_index_is_a_device_where_one_backend_has_it() -> None:
 def test_an_unknown_device_is_told_with_the_near_miss() -> None:
     with pytest.raises(UnknownName, match="no device 'cuda:9'; did you mean 'cuda:"):
         Request(devices=("cuda:9",)).select_devices(DEVICES)
-
-
-def test_a_pair_stays_within_a_backend() -> None:
-    labels = [(a.label, b.label) for a, b in Context(DEVICES).pairs]
-    assert labels == [("cuda:0", "cuda:1"), ("cuda:1", "cuda:0"), ("hip:0", "hip:1"), ("hip:1", "hip:0")]
-
-
-def pairs_of(count: int, tier: Tier = Tier.ACCEPTANCE) -> list[str]:
-    """What a check of subjects probes beside each of so many devices."""
-    devices = tuple(replace(DEVICES[0], index=index) for index in range(count))
-    subjects = Context(devices, tier=tier).subjects
-    assert subjects[:count] == tuple((device,) for device in devices)
-    return [subject_label(subject) for subject in subjects[count:]]
-
-
-@pytest.mark.parametrize(
-    ("count", "pairs"),
-    [
-        (0, []),
-        (1, []),
-        (2, ["cuda:0 > cuda:1"]),
-        (3, ["cuda:0 > cuda:1", "cuda:1 > cuda:2", "cuda:2 > cuda:0"]),
-    ],
-)
-def test_beside_each_device_the_pairs_of_neighbours_are_probed(count: int, pairs: list[str]) -> None:
-    assert pairs_of(count) == pairs
-
-
-def test_of_eight_devices_eight_pairs_are_probed_and_only_a_soak_takes_all() -> None:
-    assert len(pairs_of(8)) == 8
-    assert len(pairs_of(8, Tier.SOAK)) == 56
-    assert pairs_of(8, Tier.PROLOG) == []
-
-
-def test_neighbours_are_of_one_backend() -> None:
-    labels = [subject_label(pair) for pair in Context(DEVICES).neighbours]
-    assert labels == ["cuda:0 > cuda:1", "hip:0 > hip:1"]
 
 
 def test_a_check_plans_with_the_tier_that_was_asked_for(tmp_path: Path) -> None:

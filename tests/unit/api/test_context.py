@@ -1,0 +1,55 @@
+"""Which devices, and which pairs of them, a check is to probe."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpuipc_doctor.api import Context
+from gpuipc_doctor.model import MemoryShare, Tier, subject_label
+from tests.checks.judging import gpu
+
+DEVICES = tuple(gpu(index, backend) for backend in ("cuda", "hip") for index in range(2))
+
+
+def test_a_pair_stays_within_a_backend() -> None:
+    labels = [(a.label, b.label) for a, b in Context(DEVICES).pairs]
+    assert labels == [("cuda:0", "cuda:1"), ("cuda:1", "cuda:0"), ("hip:0", "hip:1"), ("hip:1", "hip:0")]
+
+
+def pairs_of(count: int, tier: Tier = Tier.ACCEPTANCE) -> list[str]:
+    """What a check of subjects probes beside each of so many devices."""
+    devices = tuple(replace(DEVICES[0], index=index) for index in range(count))
+    subjects = Context(devices, tier=tier).subjects
+    assert subjects[:count] == tuple((device,) for device in devices)
+    return [subject_label(subject) for subject in subjects[count:]]
+
+
+@pytest.mark.parametrize(
+    ("count", "pairs"),
+    [
+        (0, []),
+        (1, []),
+        (2, ["cuda:0 > cuda:1"]),
+        (3, ["cuda:0 > cuda:1", "cuda:1 > cuda:2", "cuda:2 > cuda:0"]),
+    ],
+)
+def test_beside_each_device_the_pairs_of_neighbours_are_probed(count: int, pairs: list[str]) -> None:
+    assert pairs_of(count) == pairs
+
+
+def test_of_eight_devices_eight_pairs_are_probed_and_only_a_soak_takes_all() -> None:
+    assert len(pairs_of(8)) == 8
+    assert len(pairs_of(8, Tier.SOAK)) == 56
+    assert pairs_of(8, Tier.PROLOG) == []
+
+
+def test_neighbours_are_of_one_backend() -> None:
+    labels = [subject_label(pair) for pair in Context(DEVICES).neighbours]
+    assert labels == ["cuda:0 > cuda:1", "hip:0 > hip:1"]
+
+
+def test_there_is_as_much_room_as_on_the_smallest_device() -> None:
+    context = Context((), memory=MemoryShare(fraction=0.5, most_gib=1000))
+    assert context.room([gpu(0, total_bytes=80 << 30), gpu(1, total_bytes=40 << 30)]) == 20 << 30
