@@ -2,7 +2,7 @@
 # make test    lint, then the tests that this machine can run; the summary names the others and why
 # make test-again  what failed the last time, alone, and what did not come to run after it
 # make test-all  the same with the full crosses: every check on every fault, on each driver and MPI library;
-#              then every check is broken in one place after the other, and its tests must notice
+#              then every check and the api are broken in one place after the other, and tests must notice
 # make lint    ruff, mypy, import-linter
 # make format  ruff's formatter and its safe cures
 # make zipapp  dist/gpuipc-doctor.pyz: one file for nodes without the package

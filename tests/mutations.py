@@ -1,10 +1,12 @@
-"""Break every check in one place after the other, and see that its tests notice.
+"""Break every check, and what checks share, in one place after the other, and see that the tests notice.
 
-    python -m tests.mutations [CHECK]...     # ipc-release; without a name, all of them
+    python -m tests.mutations [CHECK | api/MODULE]...     # ipc-release, api/ledger; without a name, all
 
-Broken is what concludes: each judge as a whole, and each decision in it and in what it calls. What runs in
-workers is not: whether a role sees the fault that it looks for, the fault profiles show.
-A break that no test in tests/checks/ notices is printed, and is a missing test; the exit code then is 1.
+Of a check, what concludes is broken: its judge and each function that this calls as a whole, where they may
+have nothing to say, and each decision in them. What runs in its workers is not: whether a role sees the fault
+that it looks for, the fault profiles show. Of a module of gpuipc_doctor/api, all functions are broken so.
+A break that no test of the check, or none in tests/unit/api/, notices is printed, and is a missing test; the
+exit code then is 1.
 """
 
 from __future__ import annotations
@@ -12,19 +14,36 @@ from __future__ import annotations
 import ast
 import copy
 import os
+import re
 import signal
 import sys
+import time
 from collections.abc import Iterator
+from functools import partial
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 
-LIMIT_S = 60
-"""A break may make a loop endless; that is noticed, too."""
+API = ROOT / "gpuipc_doctor/api"
+
+SAME = {
+    (
+        "api/patterns",
+        "in pattern max in place of min(256, nbytes // PERIOD + 1)",
+    ): "the same bytes, made slower",
+    ("api/ledger", "in sensitivity min in place of max(at_least, 1)"): "begins where nothing is found yet",
+}
+"""By module, breaks that change nothing, and why."""
+
+LIMIT_S = 300
+"""For tests of what is not broken."""
+
+PATIENCE = 8
+"""A break may make a loop endless; after so many times what its tests take, that is noticed, too."""
 
 OPPOSITE: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.GtE,
@@ -35,19 +54,40 @@ OPPOSITE: dict[type[ast.cmpop], type[ast.cmpop]] = {
 }
 OPPOSITE |= {one: other for other, one in OPPOSITE.items()}
 
+OTHER = {"min": "max", "any": "all"}
+OTHER |= {one: other for other, one in OTHER.items()}
 
-def breaks(source: str) -> Iterator[tuple[int, str, ast.Module]]:
+
+def breaks(file: Path) -> Iterator[tuple[int, str, ast.Module]]:
     """Line, what is broken there, and the module that has this one break."""
-    tree = ast.parse(source)
-    concludes = _reached_from_classes(tree)
+    tree = ast.parse(file.read_text())
+    concludes = None if file.parent == API else _reached_from_classes(tree)
     for place, function in enumerate(ast.walk(tree)):
-        if not isinstance(function, ast.FunctionDef) or function not in concludes:
+        if not isinstance(function, ast.FunctionDef) or (concludes is not None and function not in concludes):
             continue
-        if function.name == "judge":
-            yield function.lineno, "judge concludes nothing", _with(tree, place, 0, _conclude_nothing)
+        if (nothing := _nothing(function)) and not _is_abstract(function):
+            what = f"{function.name} concludes nothing"
+            yield function.lineno, what, _with(tree, place, 0, partial(_return, nothing))
         for inner, node in enumerate(ast.walk(function)):
             for what, change in _changes(node):
-                yield node.lineno, what, _with(tree, place, inner, change)  # type: ignore[attr-defined]
+                line = getattr(node, "lineno", function.lineno)
+                yield line, f"in {function.name} {what}", _with(tree, place, inner, change)
+
+
+def _nothing(function: ast.FunctionDef) -> str:
+    """What it returns where it has nothing to say, if its findings or the like may be none."""
+    returns = ast.unparse(function.returns) if function.returns else ""
+    if not re.search("Finding|Evidence|Measurement|Series", returns):
+        return ""
+    nothing = {"list": "[]", "Iterable": "()", "Iterator": "iter(())"}
+    return "None" if returns.endswith("| None") else nothing.get(returns.partition("[")[0], "")
+
+
+def _is_abstract(function: ast.FunctionDef) -> bool:
+    """Whether it says nothing itself: another class does, if any."""
+    *_, last = function.body
+    is_text = isinstance(last, ast.Expr) and isinstance(last.value, ast.Constant)
+    return is_text or isinstance(last, ast.Raise) or ast.unparse(last) == "return ()"
 
 
 def _reached_from_classes(tree: ast.Module) -> set[ast.FunctionDef]:
@@ -78,8 +118,12 @@ def _changes(node: ast.AST) -> Iterator[tuple[str, Any]]:
             yield f"the opposite of {ast.unparse(node)}", _turn_round
         case ast.If(test=test) | ast.IfExp(test=test) if not isinstance(test, ast.Compare | ast.BoolOp):
             yield f"the opposite of {ast.unparse(test)}", _negate
+        case ast.comprehension(ifs=[test]) if not isinstance(test, ast.Compare | ast.BoolOp):
+            yield f"the opposite of {ast.unparse(test)}", _leave_out
         case ast.BoolOp():
             yield f"the other connective in {ast.unparse(node)}", _connect_otherwise
+        case ast.Call(func=ast.Name(id=name)) if name in OTHER:
+            yield f"{OTHER[name]} in place of {ast.unparse(node)}", _call_otherwise
 
 
 def _turn_round(node: Any) -> None:
@@ -90,12 +134,20 @@ def _negate(node: Any) -> None:
     node.test = ast.UnaryOp(ast.Not(), node.test)
 
 
+def _leave_out(node: Any) -> None:
+    node.ifs = [ast.UnaryOp(ast.Not(), node.ifs[0])]
+
+
+def _call_otherwise(node: Any) -> None:
+    node.func.id = OTHER[node.func.id]
+
+
 def _connect_otherwise(node: Any) -> None:
     node.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
 
 
-def _conclude_nothing(node: Any) -> None:
-    node.body = [ast.Return(ast.Tuple([], ast.Load()))]
+def _return(value: str, node: Any) -> None:
+    node.body = ast.parse(f"return {value}").body
 
 
 def _with(tree: ast.Module, place: int, inner: int, change: Any) -> ast.Module:
@@ -106,11 +158,19 @@ def _with(tree: ast.Module, place: int, inner: int, change: Any) -> ast.Module:
     return ast.fix_missing_locations(changed)
 
 
-def is_noticed(file: Path, broken: ast.Module | None) -> bool:
-    """Whether the tests of a check fail with this in place of its file. In a process of its own."""
-    if pid := os.fork():
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0
-    signal.alarm(LIMIT_S)
+def is_noticed(file: Path, broken: ast.Module | None, limit_s: float = LIMIT_S) -> bool:
+    """Whether the tests of a file fail with this in its place. In a process of its own."""
+    if not (pid := os.fork()):
+        _test(file, broken)
+    until = time.monotonic() + limit_s
+    while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0):
+        if time.monotonic() > until:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+    return os.waitstatus_to_exitcode(ended[1]) != 0
+
+
+def _test(file: Path, broken: ast.Module | None) -> NoReturn:
     for stream in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     load = SourceFileLoader.get_code
@@ -120,25 +180,40 @@ def is_noticed(file: Path, broken: ast.Module | None) -> bool:
         return compile(broken, self.path, "exec") if same else load(self, name)  # type: ignore[arg-type]
 
     SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
-    tests = ROOT / "tests/checks" / f"test_{file.stem}.py"
+    tests = ROOT / ("tests/unit/api" if file.parent == API else f"tests/checks/test_{file.stem}.py")
     os._exit(pytest.main(["-qx", "-n0", "-p", "no:cacheprovider", str(tests)]))
 
 
 def main(*names: str) -> int:
-    files = [ROOT / "checks" / f"{name.replace('-', '_')}.py" for name in names]
+    everything = [*sorted((ROOT / "checks").glob("[!_]*.py")), *sorted(API.glob("[!_]*.py"))]
     tried = missed = 0
-    for file in files or sorted((ROOT / "checks").glob("[!_]*.py")):
+    for file in [_file(name) for name in names] or everything:
+        began = time.monotonic()
         if is_noticed(file, None):
             print(f"{file.relative_to(ROOT)}: its tests fail, or there are none: nothing can be broken")
             missed += 1
             continue
-        for line, what, broken in breaks(file.read_text()):
+        limit_s = PATIENCE * (time.monotonic() - began)
+        module = f"{file.parent.name}/{file.stem}"
+        same = {what for where, what in SAME if where == module}
+        for line, what, broken in breaks(file):
+            if what in same:
+                same.remove(what)
+                continue
             tried += 1
-            if not is_noticed(file, broken):
+            if not is_noticed(file, broken, limit_s):
                 missed += 1
                 print(f"{file.relative_to(ROOT)}:{line}: no test notices {what}", flush=True)
+        missed += len(same)
+        for what in same:
+            print(f"{file.relative_to(ROOT)}: said to change nothing, and not there: {what}")
     print(f"{tried} breaks, {missed} not noticed")
     return 1 if missed else 0
+
+
+def _file(name: str) -> Path:
+    of_api = name.startswith("api/")
+    return API / f"{name[4:]}.py" if of_api else ROOT / "checks" / f"{name.replace('-', '_')}.py"
 
 
 if __name__ == "__main__":

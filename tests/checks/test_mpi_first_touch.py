@@ -78,3 +78,11 @@ def test_the_buffers_stay_within_the_bound_even_if_none_is_given_back(total_gib:
     assert probe.params["nbytes"] % page == 0
     assert probe.params["nbytes"] > 0
     assert taken <= min(0.05 * (total_gib << 30), 2 << 30) + message
+
+
+@pytest.mark.parametrize(("total_mib", "taken_mib"), [(139 << 10, 128), (10 << 10, 40), (200, 2)])
+def test_a_buffer_is_as_large_as_there_is_room_for_up_to_a_bound_and_a_page_at_least(
+    total_mib: int, taken_mib: int
+) -> None:
+    (probe,) = plan("mpi-first-touch", gpu(0, total_bytes=total_mib * MIB))
+    assert probe.params["nbytes"] == taken_mib * MIB
