@@ -38,11 +38,11 @@ class Memory:
     def __init__(self, *, forgets: bool = False) -> None:
         self.data, self.forgets = bytearray(max(SIZES)), forgets
 
-    def write(self, data: bytes) -> None:
-        self.data[: len(data)] = data
+    def write(self, data: bytes, offset: int = 0) -> None:
+        self.data[offset : offset + len(data)] = data
 
-    def read(self, nbytes: int) -> bytes:
-        return bytes(nbytes) if self.forgets else bytes(self.data[:nbytes])
+    def read(self, nbytes: int, offset: int = 0) -> bytes:
+        return bytes(nbytes) if self.forgets else bytes(self.data[offset : offset + nbytes])
 
 
 class Rank:
