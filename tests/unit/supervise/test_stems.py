@@ -55,14 +55,15 @@ def complaints(directory: Path) -> list[str]:
     return [line for line in lines if line.startswith("gpuipc-doctor: no worker is forked from this stem: ")]
 
 
+@pytest.mark.parametrize("imports", [(), ("json",)], ids=["by the first stem", "by one forked from it"])
 def test_a_forked_worker_is_as_one_that_was_started_by_itself(
-    roles: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    roles: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imports: tuple[str, ...]
 ) -> None:
     def described(name: str) -> Json:
         logs = tmp_path / name
         logs.mkdir()
         with Session(NODE, LIMITS, keep_logs=logs) as session:
-            outcome = run(session, roles, "describe_the_process", "wait_for_partner")
+            outcome = run(session, roles, "describe_the_process", "wait_for_partner", imports=imports)
             assert outcome.completed
             assert complaints(logs) == []
             text = repr(outcome.records["describe_the_process"])
