@@ -17,7 +17,7 @@ from gpuipc_doctor.inventory.tree import Tree
 from gpuipc_doctor.model import Fact, ProbeOutcome
 from gpuipc_doctor.report import sentences
 
-__all__ = ["CHECK", "NAMES", "SURVEYS", "learned", "merged", "on_disk"]
+__all__ = ["CHECK", "NAMES", "SURVEYS", "learned", "merged", "of_modules", "on_disk"]
 
 CHECK = "inventory"
 """The id under which `surveys` run; no finding of theirs is a result."""
@@ -26,9 +26,14 @@ SURVEYS = Path(__file__).with_name("surveys.py")
 
 
 def on_disk(root: str, environ: Mapping[str, str]) -> tuple[Fact, ...]:
-    """What the files below ``root`` say of the node, in a process with this environment."""
+    """What files below ``root`` say of the node whatever drivers do, in a process with this environment."""
     tree = Tree(Path(root))
     return (*files.facts(tree, environ), *libraries.facts(tree, Libraries(tree, environ)))
+
+
+def of_modules(root: str) -> tuple[Fact, ...]:
+    """What the kernel's modules say there, to be asked when drivers have been used."""
+    return tuple(files.of_modules(Tree(Path(root))))
 
 
 def merged(

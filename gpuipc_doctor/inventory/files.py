@@ -14,18 +14,25 @@ from gpuipc_doctor.model import Fact
 
 
 def facts(tree: Tree, environ: Mapping[str, str]) -> Iterator[Fact]:
-    for name, file, find in _STATED:
-        yield _stated(tree, name, file, find)
     yield from _kernel_build(tree)
     yield _iommu(tree)
     yield _dev_shm(tree)
     yield _container(tree, environ)
     yield _namespaces(tree)
     yield _amd_models(tree)
-    yield _imex_channels(tree)
     yield _imex_daemon(tree)
     yield _cxi_devices(tree)
     yield from _python_packages(tree)
+
+
+def of_modules(tree: Tree) -> Iterator[Fact]:
+    """What kernel modules say; a driver may load its own, and make their devices, when it is first used.
+
+    Source: NVIDIA driver README, "nvidia-modprobe".
+    """
+    for name, file, find in _STATED:
+        yield _stated(tree, name, file, find)
+    yield _imex_channels(tree)
 
 
 # -- one file, one value --------------------------------------------------------------------------------

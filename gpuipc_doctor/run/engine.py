@@ -93,7 +93,7 @@ class Run:
         environ = environment.read(node.root, os.environ, of_ranks)
         facts = inventory.merged(
             asked,
-            self.on_disk.result(),
+            (*inventory.of_modules(node.root), *self.on_disk.result()),
             foreign=asks_foreign(self.request.tier) and node.root == "/",
             surveyed=self.request.job_gpus is None,
         )
