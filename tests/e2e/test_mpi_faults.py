@@ -47,7 +47,7 @@ KNOWN = {("mpi-hang-16", "impi", "cuda")}
 they looked hung, too."""
 
 
-NEED_ITERATIONS = ("mpi-bounded-cache", "mpi-fixed-loss", "mpi-small-leak")
+NEED_ITERATIONS = ("mpi-fixed-loss", "mpi-small-leak")
 """Faults that are told from others, or from noise, by what happens after many messages."""
 
 FOR_ITERATIONS = "memory: {most_gib: 1}\n"
