@@ -6,6 +6,7 @@
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -105,8 +106,9 @@ static void *demand(const char *name)
 
 /* ---- libfabric: fi_getinfo, and from fi_fabric down to an endpoint's tagged messages ---- */
 
-enum { FABRIC_OPS = 3, DOMAIN_OPS = 3, EP_TAGGED = 7 };                     /* words of the objects */
-enum { OPEN_DOMAIN = 1, OPEN_ENDPOINT = 3, TAGGED_SEND = 4, TAGGED_INJECT = 7 }; /* words of the tables */
+enum { FABRIC_OPS = 3, DOMAIN_OPS = 3, QUEUE_OPS = 3, EP_TAGGED = 7 }; /* words of the objects */
+enum { OPEN_DOMAIN = 1, OPEN_QUEUE = 2, OPEN_ENDPOINT = 3, READ_QUEUE = 1 }; /* words of the tables */
+enum { TAGGED_SEND = 4, TAGGED_INJECT = 7 };
 enum { INFO_FABRIC_ATTR = 13, ATTR_PROVIDER = 2 };
 
 typedef void **object;
@@ -169,12 +171,34 @@ static int open_endpoint(object domain, void *info, object *ep, void *context)
     return code;
 }
 
+/* Who waits for a message that never comes rests between its polls, as who never sends it does. */
+static ssize_t read_queue(object queue, void *entries, size_t count)
+{
+    ssize_t (*real)(object, void *, size_t) = original(queue)[READ_QUEUE];
+    ssize_t read = real(queue, entries, count);
+    if (read == -EAGAIN)
+        usleep(100);
+    return read;
+}
+
+static int open_queue(object domain, void *attributes, object *queue, void *context)
+{
+    int (*real)(object, void *, object *, void *) = original(domain)[OPEN_QUEUE];
+    int code = real(domain, attributes, queue, context);
+    if (!code)
+        own_table(*queue, QUEUE_OPS)[READ_QUEUE] = read_queue;
+    return code;
+}
+
 static int open_domain(object fabric, void *info, object *domain, void *context)
 {
     int (*real)(object, void *, object *, void *) = original(fabric)[OPEN_DOMAIN];
     int code = real(fabric, info, domain, context);
-    if (!code)
-        own_table(*domain, DOMAIN_OPS)[OPEN_ENDPOINT] = open_endpoint;
+    if (!code) {
+        void **table = own_table(*domain, DOMAIN_OPS);
+        table[OPEN_QUEUE] = open_queue;
+        table[OPEN_ENDPOINT] = open_endpoint;
+    }
     return code;
 }
 
