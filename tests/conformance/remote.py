@@ -185,6 +185,8 @@ def _spawned(
 def _forked(arguments: Sequence[str], env: Mapping[str, str], files: Sequence[int]) -> _Fork:
     """The same by a fork of a process of this backend, whose loader was told the same."""
     told = frozenset(item for item in env.items() if item[0].startswith(("LD_", "PYTHON")))
+    if not _stem(arguments[0], told).lives():  # a test ends all that descends from its process
+        _stem.cache_clear()
     return _stem(arguments[0], told).fork(arguments, env, files)
 
 
@@ -216,6 +218,9 @@ class _Stem:
         """How a fork ended, which has."""
         self._orders.send(json.dumps(pid).encode())
         return int(self._orders.recv(32))
+
+    def lives(self) -> bool:
+        return self._process.poll() is None
 
     def end(self) -> None:
         self._orders.close()
