@@ -14,6 +14,9 @@ PIECE = 128 * PERIOD
 """Bytes that much memory is written and read by. The host's memory for them is had again each time; to get
 fresh memory costs more than the copies do."""
 
+SPAN = 16 * PAGE
+"""Bytes of it that are compared as a number where something is wrong. Most of much memory may be right."""
+
 GLANCE = 16 << 10
 """Bytes that are written and read at each end of a segment, and on both sides of the boundaries in it."""
 
@@ -49,8 +52,14 @@ def write_zeros(memory: Memory, nbytes: int) -> None:
 
 def unlike_pattern(memory: Memory, nbytes: int, *key: int) -> str:
     """The `difference` of the first ``nbytes`` bytes, read in pieces, from a `pattern`."""
-    wrong = read_unless_pattern(memory, nbytes, *key)
-    return "" if wrong is None else difference(wrong, pattern(nbytes, *key))
+    piece = pattern(min(nbytes, PIECE), *key)
+    wrong = _Wrong()
+    for offset in range(0, nbytes, PIECE):
+        expected = piece[: nbytes - offset]
+        found = memory.read(len(expected), offset)
+        if found != expected:
+            wrong.count(found, expected, offset)
+    return wrong.in_words(nbytes)
 
 
 def read_unless_pattern(memory: Memory, nbytes: int, *key: int) -> bytes | None:
@@ -75,16 +84,49 @@ def difference(found: bytes, expected: bytes) -> str:
         return ""
     if len(found) != len(expected):
         return f"{len(found)} B instead of {len(expected)} B"
-    changed = (int.from_bytes(found, "little") ^ int.from_bytes(expected, "little")).to_bytes(
-        len(expected), "little"
-    )
-    starts = range(0, len(expected), PAGE)
-    pages = sum(changed[at : at + PAGE].strip(b"\0") != b"" for at in starts)
-    first = len(changed) - len(changed.lstrip(b"\0"))
-    return (
-        f"{len(changed) - changed.count(0)} of {len(expected)} B wrong on {pages} of {len(starts)} pages, "
-        f"first at offset {first} (0x{found[first]:02x} instead of 0x{expected[first]:02x})"
-    )
+    wrong = _Wrong()
+    wrong.count(found, expected, 0)
+    return wrong.in_words(len(expected))
+
+
+class _Wrong:
+    """Counts what is wrong of much memory, part by part, from the beginning on."""
+
+    def __init__(self) -> None:
+        self._nbytes = self._pages = 0
+        self._page = -1
+        self._first = ""
+
+    def count(self, found: bytes, expected: bytes, offset: int) -> None:
+        """Look at as many bytes of both, from ``offset`` on."""
+        at = 0
+        while at < len(expected):
+            end = at + SPAN - (offset + at) % PAGE
+            if found[at:end] != expected[at:end]:
+                self._count(found[at:end], expected[at:end], offset + at)
+            at = end
+
+    def _count(self, found: bytes, expected: bytes, offset: int) -> None:
+        number = int.from_bytes(found, "little") ^ int.from_bytes(expected, "little")
+        changed = number.to_bytes(len(expected), "little")
+        if not self._nbytes:
+            first = len(changed) - len(changed.lstrip(b"\0"))
+            self._first = f"{offset + first} (0x{found[first]:02x} instead of 0x{expected[first]:02x})"
+        self._nbytes += len(changed) - changed.count(0)
+        for page in range(offset // PAGE, -(-(offset + len(changed)) // PAGE)):
+            begin = page * PAGE - offset
+            if page != self._page and changed[max(begin, 0) : begin + PAGE].strip(b"\0"):
+                self._page = page
+                self._pages += 1
+
+    def in_words(self, nbytes: int) -> str:
+        """Of so many bytes in all; empty where nothing was wrong."""
+        if not self._nbytes:
+            return ""
+        return (
+            f"{self._nbytes} of {nbytes} B wrong on {self._pages} of {-(-nbytes // PAGE)} pages, "
+            f"first at offset {self._first}"
+        )
 
 
 def differences(what: str, found: bytes, expected: bytes) -> list[str]:

@@ -14,6 +14,7 @@ from gpuipc_doctor.api.patterns import (
     difference,
     differences,
     pattern,
+    read_unless_pattern,
     unlike_pattern,
     write_glances,
     write_pattern,
@@ -140,7 +141,17 @@ def test_in_pieces_a_difference_is_the_same(wrong: set[int]) -> None:
     for offset in wrong:
         memory.data[offset] ^= 0xFF
     expected = pattern(MUCH[-1], 1)
+    assert read_unless_pattern(memory, MUCH[-1], 1) == memory.read(MUCH[-1])
     assert unlike_pattern(memory, MUCH[-1], 1) == difference(memory.read(MUCH[-1]), expected) != ""
+
+
+def test_a_page_that_two_pieces_share_is_counted_once() -> None:
+    memory: Any = Bytes()
+    write_pattern(memory, 2 * PIECE, 1)
+    for offset in (PIECE - 1, PIECE, PIECE + 4096):
+        memory.data[offset] ^= 0xFF
+    told = unlike_pattern(memory, 2 * PIECE, 1)
+    assert told.startswith(f"3 of {2 * PIECE} B wrong on 2 of 257 pages, first at offset {PIECE - 1} ")
 
 
 def test_what_was_wrong_once_is_told_though_it_is_right_when_the_rest_is_read() -> None:
@@ -173,4 +184,5 @@ def test_in_pieces_it_is_written_and_what_is_right_is_read_once() -> None:
     write_zeros(memory, 2 * PIECE + 5)
     write_pattern(memory, 2 * PIECE + 5)
     assert unlike_pattern(memory, 2 * PIECE + 5) == ""
-    assert sizes == [PIECE, PIECE, 5] * 3
+    assert read_unless_pattern(memory, 2 * PIECE + 5) is None
+    assert sizes == [PIECE, PIECE, 5] * 4
