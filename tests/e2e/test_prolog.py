@@ -77,27 +77,15 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
 
 
-def test_a_healthy_node_passes_in_one_line(site: Site) -> None:
-    site.write("healthy-single")
-    code, line, said = site.prolog(*AMPLE)
-    assert (code, said) == (0, "")
-    assert line.startswith("gpuipc-doctor: SIMULATED (healthy-single) PASS ")
-    assert line.count("\n") == 1
-
-
 @pytest.mark.cuda
 @pytest.mark.parametrize(
     ("profile", "prolog", "code", "says"),
     [
-        (
-            "nvidia-460.32.03",
-            {},
-            12,
-            ["FAIL ipc-reopen on cuda:0 GPU-", "[nvidia-ipc-reopen]", "#8 returned"],
-        ),
-        ("nvidia-460.32.03", {"shadow": True}, 0, ["would drain, but shadow mode is on: FAIL ipc-reopen"]),
         ("hang-ipc-open", {"deadline_s": 1.5}, 12, ["cuIpcOpenMemHandle #2 hung (1.5 s)"]),
         ("no-devices", {"on_error": "drain"}, 11, ["ERROR"]),
+        full(
+            "nvidia-460.32.03", {"shadow": True}, 0, ["would drain, but shadow mode is on: FAIL ipc-reopen"]
+        ),
         full("nvidia-460.32.03", {"on_fail": "log"}, 0, ["FAIL ipc-reopen on cuda:0 GPU-"]),
         full("nvidia-460.32.03", {"on_fail": "ignore"}, 0, ["the policy ignores 1 result"]),
         full(
@@ -193,16 +181,22 @@ def test_a_disabled_check_does_not_run_until_its_day_has_come(site: Site) -> Non
 # -- memory ---------------------------------------------------------------------------------------------
 
 
-def test_a_node_that_has_passed_is_not_tested_again(site: Site) -> None:
+def test_a_healthy_node_passes_in_one_line_and_is_not_tested_again(site: Site) -> None:
+    """Until its config changes; what is left there of a writer that died is no matter."""
     site.write("healthy-single", FRESH)
-    assert " PASS 3 checks" in site.prolog(*AMPLE)[1]
+    code, line, said = site.prolog(*AMPLE)
+    assert (code, said) == (0, "")
+    assert line.startswith("gpuipc-doctor: SIMULATED (healthy-single) PASS 3 checks ")
+    assert line.count("\n") == 1
     code, line, said = site.prolog(*AMPLE)
     assert (code, said) == (0, "")
     assert "s ago, and boot, driver, GPUs and config are the same" in line
     assert oct(site.state.stat().st_mode) == "0o100600"
     assert oct(site.state.parent.stat().st_mode) == "0o40700"
+    site.state.with_name("state.json.draft").write_text("{")
     site.config.write_text(site.config.read_text() + "\n")
     assert " PASS 3 checks" in site.prolog(*AMPLE)[1]
+    assert [path.name for path in site.state.parent.iterdir()] == ["state.json"]
     assert [entry["line"].split(") ")[1][:4] for entry in site.entries()] == ["PASS"] * 3  # type: ignore[attr-defined]
 
 
@@ -216,7 +210,7 @@ def test_a_node_that_failed_is_tested_again(site: Site) -> None:
 
 @pytest.mark.parametrize(
     "what",
-    ["corrupt", "of a dead writer", *map(full, ("link", "pipe", "open to others", "a stranger's"))],
+    ["corrupt", *map(full, ("link", "pipe", "open to others", "a stranger's"))],
 )
 def test_a_state_that_cannot_be_trusted_is_ignored_and_said(site: Site, what: str) -> None:
     site.write("healthy-single", FRESH)
@@ -238,15 +232,11 @@ def test_a_state_that_cannot_be_trusted_is_ignored_and_said(site: Site, what: st
     elif what == "open to others":
         site.state.parent.chmod(0o755)
         says += f"{site.state.parent} has mode 755, so it is not ours alone"
-    elif what == "a stranger's":
+    else:
         if os.geteuid() != 0:
             pytest.skip("only root can give a file away")
         os.chown(site.state, 4711, -1)
         says += "state.json belongs to user 4711"
-    else:
-        site.state.with_name("state.json.draft").write_text("{")
-        site.config.write_text(site.config.read_text() + "\n")
-        says = ""
     code, line, said = site.prolog(*AMPLE)
     assert (code, " PASS 3 checks" in line) == (0, True)
     assert says in said
@@ -259,9 +249,13 @@ def test_a_state_that_cannot_be_trusted_is_ignored_and_said(site: Site, what: st
 
 
 @pytest.mark.cuda
-def test_the_log_holds_what_the_line_has_no_room_for(site: Site) -> None:
+def test_the_line_names_what_failed_and_the_log_holds_what_it_has_no_room_for(site: Site) -> None:
     site.write("nvidia-460.32.03", {"log": "log.jsonl"})
-    _, line, _ = site.prolog(*AMPLE)
+    code, line, said = site.prolog(*AMPLE)
+    assert (code, said) == (12, "")
+    parts = ("FAIL ipc-reopen on cuda:0 GPU-", "[nvidia-ipc-reopen]", "#8 returned")
+    assert [part for part in parts if part not in line] == []
+    assert len(line) <= 201
     (entry,) = site.entries()
     assert (entry["exit_code"], entry["policy"], entry["simulated"]) == (12, "drain", True)
     assert entry["line"] == line.rstrip("\n")
@@ -270,7 +264,7 @@ def test_the_log_holds_what_the_line_has_no_room_for(site: Site) -> None:
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("log", ["/dev/full", "link.jsonl", *map(full, ("nowhere/log.jsonl", "state"))])
+@pytest.mark.parametrize("log", ["link.jsonl", *map(full, ("/dev/full", "nowhere/log.jsonl", "state"))])
 def test_a_log_that_cannot_be_written_changes_nothing(site: Site, log: str) -> None:
     (site.directory / "link.jsonl").symlink_to(site.directory / "target")
     (site.directory / "state").mkdir()
@@ -286,15 +280,19 @@ def test_no_more_nodes_drain_than_the_breaker_lets(site: Site) -> None:
     slots = site.directory / "slots"
     slots.mkdir(mode=0o755)
     bounded = {"breaker": {"directory": str(slots), "max_drains": 1, "within_s": 604800}}
-    site.write("nvidia-460.32.03", bounded)
-    assert [site.prolog(*AMPLE)[0] for _ in range(2)] == [12, 12]  # the same node needs no second slot
+    fails = {"checks": ["ipc-reopen"]}
+    site.write("nvidia-460.32.03", {**fails, **bounded})
+    assert [site.prolog(*AMPLE, gpus="0")[0] for _ in range(2)] == [
+        12,
+        12,
+    ]  # the same node needs no second slot
     (slot,) = slots.iterdir()
     slot.unlink()
     slot.symlink_to("another-node")
-    code, line, _ = site.prolog(*AMPLE)
+    code, line, _ = site.prolog(*AMPLE, gpus="0")
     assert (code, "would drain, but 1 node has been drained" in line) == (0, True)
-    site.write("nvidia-460.32.03", {"breaker": {"directory": "nowhere", "max_drains": 1}})
-    code, line, _ = site.prolog(*AMPLE)
+    site.write("nvidia-460.32.03", {**fails, "breaker": {"directory": "nowhere", "max_drains": 1}})
+    code, line, _ = site.prolog(*AMPLE, gpus="0")
     assert (code, "nowhere cannot be used: No such file" in line) == (0, True)
 
 
@@ -343,8 +341,8 @@ def test_a_driver_that_hangs_drains_at_the_second_job(site: Site, call: str) -> 
 def test_a_driver_that_is_slow_to_start_never_drains(site: Site) -> None:
     """Slower than the budget, and faster than what hangs."""
     slow = profile(site, f"{{call: init, do: delay, ms: {1000 * (SHORT_S + 0.5):.0f}}}")
-    jobs = in_a_row(site, slow, 4)
-    assert [code for code, _ in jobs] == [0, 0, 0, 0]
+    jobs = in_a_row(site, slow, 3)
+    assert [code for code, _ in jobs] == [0, 0, 0]
     assert not any("FAIL" in line for _, line in jobs)
 
 
@@ -405,7 +403,6 @@ CHECK = Stops()
 @pytest.mark.parametrize(
     ("prolog", "gpus", "code", "says"),
     [
-        ({}, "0,3", 12, "FAIL GPU 3 of the job is missing: the kernel lists 2 GPUs (0, 1)"),
         ({"gpus": 4}, "0", 12, "FAIL the kernel lists 2 GPUs, and the site config says 4"),
         full({"gpus": 4}, "", 12, "FAIL the kernel lists 2 GPUs, and the site config says 4"),
         full(
@@ -432,4 +429,4 @@ def test_a_gpu_that_is_not_there_is_no_pass_of_the_node_that_is_remembered(site:
     assert "PASS" in site.prolog(*AMPLE)[1]
     assert "ago" in site.prolog(*AMPLE, gpus="0,1")[1]
     code, line, _ = site.prolog(*AMPLE, gpus="2")
-    assert (code, "FAIL GPU 2 of the job is missing" in line) == (12, True)
+    assert (code, "FAIL GPU 2 of the job is missing: the kernel lists 2 GPUs (0, 1)" in line) == (12, True)

@@ -98,7 +98,9 @@ def test_a_worker_that_does_its_worst_costs_no_more_than_the_budget(
     assert left(mark) == []
 
 
-@pytest.mark.parametrize(("on_error", "code"), [("log", 0), ("drain", 11)])
+@pytest.mark.parametrize(
+    ("on_error", "code"), [pytest.param("log", 0, marks=pytest.mark.full), ("drain", 11)]
+)
 def test_a_supervisor_that_is_killed_leaves_the_answer_to_the_clerk(
     site: Path, mark: str, on_error: str, code: int
 ) -> None:

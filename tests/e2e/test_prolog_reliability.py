@@ -28,6 +28,7 @@ ELSEWHERE = frozenset(
         "a process is left in a session of its own",
         "a driver that floods stderr",
         "fork bomb of 200",
+        "healthy (control)",
     }
 )
 """Nodes that test_prolog.py and test_prolog_hostile.py have, too."""
