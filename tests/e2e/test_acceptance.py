@@ -90,12 +90,18 @@ def test_every_line_of_the_page(tmp_path: Path) -> None:
     assert "<!doctype html>" in (tmp_path / "nid0001.html").read_text().lower()
 
 
-@pytest.fixture
-def site(tmp_path: Path, doctor: Command) -> Path:
-    """What `config new` wrote on a node with two GPUs, with the driver's version no longer a comment."""
-    path = tmp_path / "site.yaml"
+@pytest.fixture(scope="module")
+def new_config(tmp_path_factory: pytest.TempPathFactory, doctor: Command) -> str:
+    """What `config new` writes on a node with two GPUs."""
+    path = tmp_path_factory.mktemp("new") / "site.yaml"
     assert doctor("config", "new", "--to", str(path), "--simulate", "healthy-cuda").returncode == 0
-    text = path.read_text()
+    return path.read_text()
+
+
+@pytest.fixture
+def site(tmp_path: Path, new_config: str) -> Path:
+    """That, with the driver's version no longer a comment."""
+    path, text = tmp_path / "site.yaml", new_config
     wanted = re.sub(r"^# versions:\n# ( +nvidia-driver: .*)$", r"versions:\n\1", text, flags=re.MULTILINE)
     assert wanted != text
     path.write_text(wanted)

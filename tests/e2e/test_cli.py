@@ -270,9 +270,9 @@ def test_a_node_without_gpus_is_told_how_to_see_what_it_does(
 )
 @pytest.mark.parametrize("checks", [("driver-init",), ("driver-init", "ipc-reopen"), ("mpi-gpu-aware",)])
 def test_to_look_for_a_gpu_and_find_none_is_no_test(doctor: Command, checks: tuple[str, ...]) -> None:
+    """Which is 3 in either style; the other is that of the test above."""
     ended = doctor("check", *checks, "--exit-style", "nagios")
     assert (ended.returncode, "NOTHING WAS TESTED" in ended.stdout) == (3, True)
-    assert doctor("check", *checks).returncode == 3
 
 
 def test_a_dry_run_probes_nothing(doctor: Command) -> None:

@@ -85,6 +85,19 @@ def test_the_exit_codes_of_the_readme_are_those_of_the_program(meanings: dict[Ex
     assert f"\n{table}\n" in README.read_text()
 
 
+LOOKED_AT = "ipc-reopen --device cuda:0"
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report of what the script looks at, as it was before the upgrade."""
+    directory = tmp_path_factory.mktemp("before")
+    report = directory / "before.json"
+    printed(f"check {LOOKED_AT} --simulate nvidia-450.102.04 --output {report}", directory)
+    return report
+
+
+@pytest.mark.xdist_group("readme")
 @pytest.mark.parametrize(
     ("profile", "code", "says"),
     [
@@ -93,31 +106,21 @@ def test_the_exit_codes_of_the_readme_are_those_of_the_program(meanings: dict[Ex
         ("no-devices", 3, "exit 3"),
     ],
 )
-def test_the_acceptance_script(tmp_path: Path, profile: str, code: int, says: str) -> None:
-    """With a wrapper in its way that makes `check` look at a simulated node, and at few checks."""
+def test_the_acceptance_script(tmp_path: Path, before: Path, profile: str, code: int, says: str) -> None:
+    """With a wrapper in its way that makes `check` look at a simulated node, at few checks, and once."""
     [script] = re.findall(r"```bash\n(.*?)```", README.read_text(), flags=re.DOTALL)
     doctor = f"{sys.executable} -m gpuipc_doctor.cli.main"
     (tmp_path / "gpuipc-doctor").write_text(
         "#!/bin/bash\n"
         f'[ "$1" = compare ] && exec {doctor} "$@"\n'
-        f'exec {doctor} check {LOOKED_AT} --simulate {profile} "${{@:3}}"\n'
+        f'exec {doctor} check {LOOKED_AT} --simulate {profile} "${{@:5}}"\n'
     )
     (tmp_path / "gpuipc-doctor").chmod(0o755)
     (tmp_path / "accept-node").write_text(script)
-    command = ["bash", "accept-node", str(before(tmp_path)), "after.json"]
+    command = ["bash", "accept-node", str(before), "after.json"]
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     ended = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, env=environment
     )
     assert ended.returncode == code, ended.stderr
     assert says in ended.stdout.splitlines()[-1]
-
-
-LOOKED_AT = "ipc-reopen --device cuda:0"
-
-
-def before(directory: Path) -> Path:
-    """A report of what the script looks at, as it was before the upgrade."""
-    report = directory / "before.json"
-    printed(f"check {LOOKED_AT} --simulate nvidia-450.102.04 --output {report}", directory)
-    return report
