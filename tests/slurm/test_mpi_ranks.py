@@ -148,8 +148,16 @@ def test_ranks_that_srun_does_not_tell_of_each_other_are_explained(slurm: Slurm)
     assert finding["remedy"].startswith("set SLURM_MPI_TYPE to the interface that the library speaks")
 
 
+def places_apart(cluster: Cluster) -> None:
+    """Have Open MPI's daemons keep their files apart; these nodes have one name and one ``/tmp``."""
+    prolog = cluster.directory / "task-prolog"
+    place = f"{cluster.directory}/$SLURMD_NODENAME"
+    prolog.write_text(f"#!/bin/sh\nmkdir -p {place}\necho export PRTE_MCA_prte_tmpdir_base={place}\n")
+    prolog.chmod(0o755)
+
+
 def test_without_the_library_of_pmix_ranks_start_all_the_same_and_the_package_is_named(slurm: Slurm) -> None:
-    cluster = slurm(nodes=2)
+    cluster = slurm(nodes=2, TaskProlog="{directory}/task-prolog", prepare=places_apart)
     for file in Path("/usr").glob("lib*/**/libpmix.so*"):
         if not file.is_symlink():
             cluster.ask("mount", "--bind", "/dev/null", str(file))
