@@ -78,10 +78,10 @@ def judge(returncode: int, text: str) -> dict[str, Json]:
     lines = [said for line in text.splitlines() if (said := _DECORATION.sub("", line).strip())]
     if corrupt := re.search(r"^Error at iteration=\d+ size=\d+ byte=(\d+)", text, re.MULTILINE):
         return {"ended": "wrong", "said": f"byte {corrupt[1]} of a message is wrong"}
-    if returncode < 0:
-        return {"ended": "crashed", "said": _signal(-returncode)}
-    if told := _TOLD_SIGNAL.search(text):
-        return {"ended": "crashed", "said": _signal(int(told[1] or told[2]))}
+    told = _TOLD_SIGNAL.search(text)
+    if number := -returncode if returncode < 0 else int(told[1] or told[2]) if told else 0:
+        # To write to who is gone is no crash: the other end has one, or has failed.
+        return {"ended": "failed" if number == signal.SIGPIPE else "crashed", "said": _signal(number)}
     if returncode:
         ended = "unable" if any(word in text for word in _NO_SUCH_MEMORY) else "failed"
         said = " | ".join(lines[-_SHOWN:]) or "it said nothing"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,7 @@ PSM2 = "\nfi_pingpong:26476 terminated with signal 11 at PC=7f9a50c85487 SP=7ffc
             {"ended": "wrong", "said": "byte 8 of a message is wrong"},
         ),
         (-6, "", {"ended": "crashed", "said": "SIGABRT"}),
+        (-13, "", {"ended": "failed", "said": "SIGPIPE"}),
         (1, PSM2, {"ended": "crashed", "said": "SIGSEGV"}),
         (1, REFUSED, {"ended": "failed", "said": f"exit code 1: {REFUSED.strip()}"}),
         (3, "", {"ended": "failed", "said": "exit code 3: it said nothing"}),
@@ -82,6 +84,8 @@ def test_ucx_is_told_the_fabric_that_the_site_states(
 def test_of_both_ends_the_one_that_tells_more() -> None:
     crashed, failed = {"ended": "crashed", "said": "SIGSEGV"}, {"ended": "failed", "said": "exit code 1"}
     assert exchange.of_both(crashed, failed) == exchange.of_both(failed, crashed) == crashed
+    wrote_to_nobody = exchange.judge(-signal.SIGPIPE, "")
+    assert exchange.of_both(wrote_to_nobody, crashed) == exchange.of_both(crashed, wrote_to_nobody) == crashed
     server, client = exchange.judge(0, ""), exchange.judge(0, PINGPONG)
     assert exchange.of_both(server, client) == exchange.of_both(client, server) == client
 
