@@ -57,8 +57,9 @@ test test-all: lint .venv-other/.ready $(MPI_PREFIXES)
 	$(CONFORMANCE)
 	$(MUTATIONS)
 
+# In one worker, for a test's group is part of the name by which it is remembered, and is not known without.
 test-again:
-	$(WITH_MPI); $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
+	$(WITH_MPI); $(BIN)/python -m pytest -n 1 --dist loadgroup --last-failed --last-failed-no-failures none
 	$(CONFORMANCE)
 
 lint: .venv/.ready
