@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 _MADV_HUGEPAGE = 14  # <asm-generic/mman-common.h>
 
 
@@ -21,10 +24,7 @@ def poke(address: int, data: bytes) -> None:
 
 def address_of(data: bytes) -> int:
     """Address of the characters of ``data``; valid while ``data`` lives."""
-    import ctypes
-
-    address = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)(("PyBytes_AsString", ctypes.pythonapi))
-    return int(address(data))
+    return int(_as_string()(data))
 
 
 def unfilled(nbytes: int) -> bytes:
@@ -33,14 +33,28 @@ def unfilled(nbytes: int) -> bytes:
     CPython allows exactly this for an object made by ``PyBytes_FromStringAndSize(NULL, n)``
     (https://docs.python.org/3/c-api/bytes.html); it saves a copy of every byte that is read.
     """
-    import ctypes
-
-    create = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
-        ("PyBytes_FromStringAndSize", ctypes.pythonapi)
-    )
-    data: bytes = create(None, nbytes)
+    data: bytes = _from_string_and_size()(None, nbytes)
     _prefer_huge_pages(address_of(data), nbytes)
     return data
+
+
+# Cached, for a prototype is a class, and to make one takes longer than most of what is done with it.
+
+
+@cache
+def _as_string() -> Any:
+    import ctypes
+
+    return ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)(("PyBytes_AsString", ctypes.pythonapi))
+
+
+@cache
+def _from_string_and_size() -> Any:
+    import ctypes
+
+    return ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
+        ("PyBytes_FromStringAndSize", ctypes.pythonapi)
+    )
 
 
 def _prefer_huge_pages(address: int, nbytes: int) -> None:
