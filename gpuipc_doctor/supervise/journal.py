@@ -26,6 +26,9 @@ CANNOT_WRITE = os.EX_IOERR
 PROCESS_EXIT = "process exit"
 """The operation that is armed last, and stays so."""
 
+_line = json.JSONEncoder(separators=(",", ":")).encode
+"""Made once: `json.dumps` makes an encoder each time that it is told how to separate."""
+
 
 class Journal:
     """The worker's side."""
@@ -36,8 +39,7 @@ class Journal:
         self._latest: dict[str, Json] = {}
 
     def _write(self, event: str, **fields: Json) -> None:
-        line = json.dumps({"event": event, "at": time.monotonic(), **fields}, separators=(",", ":"))
-        data = line.encode() + b"\n"
+        data = _line({"event": event, "at": time.monotonic(), **fields}).encode() + b"\n"
         try:
             is_written = os.write(self._fd, data) == len(data)
         except OSError:  # the disk is full, or a driver has closed what is not its own
@@ -122,7 +124,7 @@ class Progress:
             return
         complete = data[: data.rfind(b"\n") + 1]
         self._offset += len(complete)
-        for line in complete.splitlines():
+        for line in complete.decode(errors="replace").splitlines():  # once, and not for each line
             with contextlib.suppress(json.JSONDecodeError):  # torn: the disk was full
                 self._apply(json.loads(line))
 
