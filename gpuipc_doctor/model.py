@@ -383,8 +383,7 @@ class Probe:
     ``devices`` are the GPUs that every worker of the probe can see, in this order: none for a probe of
     the node, one for a probe of a device, two for a pair. ``params`` reaches the roles as
     ``Worker.params``. ``deadline_s`` bounds each single operation, in seconds, not the probe as a whole.
-    An ``exclusive`` probe has its devices to itself, because it watches what everybody does there; the run
-    fills in ``at_rest``, how they are then (see `run.quiet`), for its first role to wait for. In one of
+    An ``exclusive`` probe has its devices to itself, because it watches what everybody does there. In one of
     roles that are ``together``, as ranks are, they spin while they wait for each other. With
     ``launch`` the roles are the ranks of an MPI job, in order, and talk through `Worker.mpi`. ``imports`` are
     the Python modules that the roles will import, or backends whose bindings they will, beside those of the
@@ -399,7 +398,6 @@ class Probe:
     params: Mapping[str, Json] = field(default_factory=dict)
     deadline_s: float = 10.0
     exclusive: bool = False
-    at_rest: tuple[AtRest, ...] = ()
     together: bool = False
     concurrent: frozenset[str] = frozenset()
     launch: Launch | None = None

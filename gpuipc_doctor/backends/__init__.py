@@ -51,7 +51,7 @@ class Backend:
         Raises `BackendUnavailable` when there is none.
         """
         driver = self.driver
-        count = self._initialise()
+        count = self.initialise()
         return [
             Device(
                 backend=driver.backend,
@@ -78,7 +78,7 @@ class Backend:
         Raises `BackendUnavailable` when this process does not see it.
         """
         driver = self.driver
-        for ordinal in range(self._initialise()):
+        for ordinal in range(self.initialise()):
             if device.uuid:
                 found = driver.uuid(ordinal) == device.uuid
             elif device.pci:
@@ -113,8 +113,11 @@ class Backend:
         """The versions that this backend's libraries tell, each with the call that told it."""
         return self.driver.versions()
 
-    def _initialise(self) -> int:
-        """Initialise the driver once and count its devices."""
+    def initialise(self) -> int:
+        """Initialise the driver once and count its devices; creates no context.
+
+        Raises `BackendUnavailable` when there is none.
+        """
         if self._count is None:
             driver = self.driver
             try:

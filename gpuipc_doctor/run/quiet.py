@@ -8,7 +8,7 @@ than before the run's first probe, or so much time is over that what is not back
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from gpuipc_doctor.api import NOISE_BYTES, PATIENCE_S, SETTLE_S, loader
 from gpuipc_doctor.model import AtRest, Device, Probe, ProbeOutcome
@@ -37,25 +37,33 @@ class QuietDevices:
             deadline_s = min(planned.probe.deadline_s for planned in probes if _watched(planned))
             self._look(devices, "anybody", deadline_s, until)
 
-    def before(self, planned: PlannedProbe, until: float) -> Probe:
-        """The probe, which begins once the devices are quiet that it will watch.
+    def waits_itself(self, planned: PlannedProbe) -> bool:
+        """Whether its first role waits for its devices to be quiet: it sees them without using them.
 
-        Its first role waits for that, if it sees them without using them, and the others then wait for it;
-        else a process of its own does, now.
+        The others then wait for it.
         """
-        probe, watched = planned.probe, _watched(planned)
-        if all(self._at_rest[device].used is None for device in watched):
-            return probe
-        if self._seen_from_outside.issuperset(watched) and not probe.launch:
-            return replace(probe, at_rest=tuple(self._at_rest[device] for device in watched))
-        self._look(watched, f"{planned.check.id} {planned.number}", probe.deadline_s, until)
-        return probe
+        watched = _watched(planned)
+        return (
+            any(self._at_rest[device].used is not None for device in watched)
+            and self._seen_from_outside.issuperset(watched)
+            and not planned.probe.launch
+        )
 
-    def after(self, probe: Probe, outcome: ProbeOutcome) -> None:
+    def at_rest(self, planned: PlannedProbe) -> tuple[AtRest, ...]:
+        """What it then waits for."""
+        return tuple(self._at_rest[device] for device in _watched(planned))
+
+    def before(self, planned: PlannedProbe, until: float) -> None:
+        """Wait for the devices to be quiet that it will watch, where it does not do so itself."""
+        if any(at_rest.used is not None for at_rest in self.at_rest(planned)):
+            named = f"{planned.check.id} {planned.number}"
+            self._look(_watched(planned), named, planned.probe.deadline_s, until)
+
+    def after(self, planned: PlannedProbe, outcome: ProbeOutcome) -> None:
         """Take each device as the probe's first role found it, also where it did not become quiet."""
-        first = outcome.records.get(next(iter(probe.roles)), {})
-        if probe.at_rest and "at_rest" in first:
-            self._note(zip(probe.devices, first["at_rest"], strict=True))
+        first = outcome.records.get(next(iter(planned.probe.roles)), {})
+        if self.waits_itself(planned) and "at_rest" in first:
+            self._note(zip(planned.probe.devices, first["at_rest"], strict=True))
 
     def _look(self, devices: Sequence[Device], before: str, deadline_s: float, until: float) -> None:
         """Have a process wait for these devices to be at rest, and take them as it found them."""

@@ -6,17 +6,18 @@ import contextlib
 import errno
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gpuipc_doctor.model import Ending, Finding, ProbeOutcome, Result
+from gpuipc_doctor.model import Device, Ending, Finding, ProbeOutcome, Result
 from gpuipc_doctor.run.planner import PlannedProbe
 from gpuipc_doctor.run.quiet import QuietDevices
 from gpuipc_doctor.supervise.interrupts import interruptible
 from gpuipc_doctor.supervise.session import Session
 from gpuipc_doctor.supervise.start import imports
+from gpuipc_doctor.supervise.turn import Turn
 
 HANGS_BEFORE_GIVING_UP = 2
 """So many hangs in the same call on one device, and its other probes are not run: each costs a deadline."""
@@ -49,6 +50,14 @@ class NotRun:
     """``interrupted`` or ``budget`` where the run was over; empty otherwise."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """A probe whose workers have started before its turn."""
+
+    outcome: Future[ProbeOutcome]
+    turn: Turn
+
+
 Ended = ProbeOutcome | NotRun
 
 Take = Callable[[PlannedProbe, Ended], Sequence[PlannedProbe]]
@@ -65,6 +74,8 @@ class Schedule:
     interrupted: bool = False
     _hangs: Counter[tuple[str, str]] = field(default_factory=Counter)
     """By device and call."""
+    _ahead: dict[int, _Ahead] = field(default_factory=dict)
+    """By number."""
 
     def __post_init__(self) -> None:
         self._quiet = QuietDevices(self.session)
@@ -77,24 +88,31 @@ class Schedule:
                 self.session.expect(imports(planned.probe))
         until = self.until - spare_s
         self._quiet.learn(probes, until)
-        waiting = sorted(probes, key=_turn)
+        waiting = sorted(probes, key=_place_in_line)
         running: dict[Future[ProbeOutcome], PlannedProbe] = {}
-        with ThreadPoolExecutor(max(jobs, 1)) as pool:
+        at_once = max(jobs, 1)
+        with ThreadPoolExecutor(at_once + at_once) as pool, self._nobody_left_ahead():  # as many wait
             while waiting or running:
-                in_turn = sorted(waiting, key=self._still_imports)
-                for planned in _startable(in_turn, list(running.values()), jobs):
+                for planned in _startable(self._in_line(waiting), list(running.values()), jobs):
                     waiting.remove(planned)
                     if reason := self._why_not(planned, until):
+                        self._give_up(planned.number)
                         waiting[:0] = take(planned, reason)
                     else:
-                        running[pool.submit(self._supervise, planned, until)] = planned
+                        running[self._begin(planned, until, pool)] = planned
+                self._get_ready(_next_in_line(self._in_line(waiting)), until, pool, at_once)
                 for future in wait(running, return_when=FIRST_COMPLETED).done if running else ():
                     planned = running.pop(future)
+                    self.watcher.finished(_key(planned))
                     ended = _result_of(future)
                     more = take(planned, ended)
                     waiting[:0] = more
                     if not more:  # a check that goes on after a hang has its own bound
                         self._remember_hang(ended)
+
+    def _in_line(self, waiting: Iterable[PlannedProbe]) -> list[PlannedProbe]:
+        """No device waits for imports while there is something else to run on it."""
+        return sorted(waiting, key=self._still_imports)
 
     def _still_imports(self, planned: PlannedProbe) -> bool:
         """Whether an array library is still being imported for it, which takes seconds."""
@@ -105,22 +123,59 @@ class Schedule:
         """Run a probe alone, within all of the budget."""
         if reason := self._why_not(planned, self.until):
             return reason
+        self._tell_started(planned)
         try:
             return self._supervise(planned, self.until)
         except OSError as error:
             return _not_started(error)
-
-    def _supervise(self, planned: PlannedProbe, until: float) -> ProbeOutcome:
-        probe = planned.probe
-        key = f"{planned.check.id} {probe.subject} {probe.name}"
-        self.watcher.started(key, f"{planned.check.id} on {probe.subject}", probe.deadline_s)
-        try:
-            probe = self._quiet.before(planned, until)
-            outcome = self.session.run(planned.check.id, planned.file, probe, until=until)
-            self._quiet.after(probe, outcome)
-            return outcome
         finally:
-            self.watcher.finished(key)
+            self.watcher.finished(_key(planned))
+
+    def _begin(self, planned: PlannedProbe, until: float, pool: ThreadPoolExecutor) -> Future[ProbeOutcome]:
+        """Start a probe, or have one go on that has started ahead."""
+        self._tell_started(planned)
+        if ahead := self._ahead.pop(planned.number, None):
+            ahead.turn.at_rest = self._quiet.at_rest(planned)
+            return ahead.outcome
+        return pool.submit(self._supervise, planned, until)
+
+    def _get_ready(
+        self, line: Iterable[PlannedProbe], until: float, pool: ThreadPoolExecutor, most: int
+    ) -> None:
+        """Start probes before their turn: their workers initialise the driver meanwhile, and wait then."""
+        for planned in line:
+            if planned.number in self._ahead or len(self._ahead) >= most:
+                continue
+            if not self._quiet.waits_itself(planned) or self._still_imports(planned):
+                continue
+            if not self._why_not(planned, until):
+                turn = Turn()
+                self._ahead[planned.number] = _Ahead(pool.submit(self._supervise, planned, until, turn), turn)
+
+    @contextlib.contextmanager
+    def _nobody_left_ahead(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            for number in list(self._ahead):
+                self._give_up(number)
+
+    def _give_up(self, number: int) -> None:
+        if ahead := self._ahead.pop(number, None):
+            ahead.turn.given_up = True
+
+    def _supervise(self, planned: PlannedProbe, until: float, turn: Turn | None = None) -> ProbeOutcome:
+        if turn is None and self._quiet.waits_itself(planned):
+            turn = Turn(self._quiet.at_rest(planned))
+        if turn is None:
+            self._quiet.before(planned, until)
+        outcome = self.session.run(planned.check.id, planned.file, planned.probe, until=until, turn=turn)
+        self._quiet.after(planned, outcome)
+        return outcome
+
+    def _tell_started(self, planned: PlannedProbe) -> None:
+        probe = planned.probe
+        self.watcher.started(_key(planned), f"{planned.check.id} on {probe.subject}", probe.deadline_s)
 
     def _remember_hang(self, ended: Ended) -> None:
         if isinstance(ended, NotRun):
@@ -159,12 +214,27 @@ class Schedule:
             yield
 
 
-def _turn(planned: PlannedProbe) -> tuple[bool, bool]:
-    """What goes first: on each device what has it to itself, then what shares it, which fills any gap.
+def _key(planned: PlannedProbe) -> str:
+    return f"{planned.check.id} {planned.probe.subject} {planned.probe.name}"
 
-    A pair would have its second device wait for the first one.
+
+def _place_in_line(planned: PlannedProbe) -> tuple[bool, int]:
+    """What goes first: what has devices to itself, and of that what needs more of them, while all are free.
+
+    What shares them fills any gap.
     """
-    return len(planned.probe.devices) > 1, not planned.probe.exclusive
+    exclusive = planned.probe.exclusive
+    return not exclusive, -len(planned.probe.devices) if exclusive else 0
+
+
+def _next_in_line(waiting: Iterable[PlannedProbe]) -> Iterator[PlannedProbe]:
+    """For each device the first that wants it for itself."""
+    spoken_for: set[Device] = set()
+    for planned in waiting:
+        if planned.probe.exclusive:
+            if spoken_for.isdisjoint(planned.probe.devices):
+                yield planned
+            spoken_for.update(planned.probe.devices)
 
 
 def _result_of(future: Future[ProbeOutcome]) -> Ended:
@@ -198,8 +268,10 @@ def _startable(
         if planned.probe.launch and launched >= max(jobs // 2, 1):
             continue
         devices = set(planned.probe.devices)
-        if devices & (used if planned.probe.exclusive else closed):
+        if planned.probe.exclusive and devices & used:
             closed |= devices  # its turn comes before that of later ones
+            continue
+        if devices & closed:
             continue
         chosen.append(planned)
         used |= devices

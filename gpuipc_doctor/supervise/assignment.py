@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from gpuipc_doctor.model import AtRest, Device, DriverFault, Ending, Json
+from gpuipc_doctor.model import Device, DriverFault, Ending, Json
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,11 @@ class RoleFiles:
         return self._file("inbox")
 
     @property
+    def turn(self) -> Path:
+        """There once it is the probe's turn, where that is waited for: one for all roles."""
+        return self.directory / "turn"
+
+    @property
     def pid(self) -> Path:
         """Written by whoever starts the worker of a rank, as is ``exit_status``."""
         return self._file("pid")
@@ -70,7 +75,8 @@ class Assignment:
     """What a worker is to do: the function of that name in that check file, on these devices.
 
     ``place`` is the role's number among the probe's roles, from 0; ``root`` is the node's (see `model.Node`);
-    ``ranks`` is the number of MPI ranks, 0 when no launcher started this worker. ``at_rest`` is the probe's.
+    ``ranks`` is the number of MPI ranks, 0 when no launcher started this worker. ``waits_for_turn``: it
+    touches no device before the probe's turn (see `turn`).
     """
 
     check_file: str
@@ -81,7 +87,7 @@ class Assignment:
     deadline_s: float
     root: str
     ranks: int
-    at_rest: tuple[AtRest, ...]
+    waits_for_turn: bool
 
     def write(self, path: Path) -> None:
         data = asdict(self)
@@ -92,7 +98,6 @@ class Assignment:
     def read(cls, path: Path) -> Assignment:
         data = json.loads(path.read_text())
         data["devices"] = tuple(device_from_json(device) for device in data["devices"])
-        data["at_rest"] = tuple(AtRest(*each) for each in data["at_rest"])
         return cls(**data)
 
 

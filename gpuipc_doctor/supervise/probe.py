@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuipc_doctor.model import Ending, Node, Probe, ProbeOutcome, RoleOutcome
-from gpuipc_doctor.supervise import evidence, leftovers, logs, tree
+from gpuipc_doctor.supervise import evidence, leftovers, logs, tree, turn
 from gpuipc_doctor.supervise.assignment import RoleFiles, RoleResult
 from gpuipc_doctor.supervise.inbox import Inbox, Listener
 from gpuipc_doctor.supervise.orders import Order
 from gpuipc_doctor.supervise.role import RunningRole
 from gpuipc_doctor.supervise.start import LAUNCHER_LOG, start
 from gpuipc_doctor.supervise.stems import Stems
+from gpuipc_doctor.supervise.turn import Turn
 
 TICK_S = 0.005
 SLOW_TICK_S, SLOW_AFTER_S = 0.02, 1.0
@@ -75,6 +76,7 @@ class Execution:
         marker: str,
         limits: Limits,
         stems: Stems,
+        turn: Turn | None = None,
         listener: Listener | None = None,
         temporary: Path | None = None,
     ) -> None:
@@ -86,17 +88,22 @@ class Execution:
         self._marker = marker
         self._limits = limits
         self._stems = stems
+        self._turn = turn
+        self._waits_for_turn = turn is not None
         self._temporary = temporary
         self._roles: dict[str, RunningRole] = {}
         self._culprit: RunningRole | None = None
         self._stopped = ""
+        self._began = 0.0
         first = RoleFiles(directory, next(iter(probe.roles)))
         self._inbox = Inbox(first.inbox, listener) if listener else None
+        self._turn_file = first.turn
 
     def run(self, until: float, stop: threading.Event) -> ProbeOutcome:
-        started, started_on = time.monotonic(), time.time()
+        self._began, started_on = time.monotonic(), time.time()
         with logs.bounded(self._directory):
             try:
+                self._take_turn()
                 self._start(until, stop)
                 self._watch(until, stop)
                 if self._inbox:
@@ -113,7 +120,7 @@ class Execution:
             params=self._probe.params,
             roles={name: self._outcome(name, role) for name, role in self._roles.items()},
             blamed=next((name for name, role in self._roles.items() if role is self._culprit), None),
-            elapsed_s=time.monotonic() - started,
+            elapsed_s=time.monotonic() - self._began,
             deadline_s=self._probe.deadline_s,
             logs=str(self._directory),
             stopped=self._stopped,
@@ -134,22 +141,34 @@ class Execution:
             self._node,
             self._marker,
             fork,
+            waits_for_turn=self._turn is not None,
             temporary=self._temporary,
         )
+
+    def _take_turn(self) -> None:
+        """Pass the turn on once it has come: from then on the probe's time counts, and its roles' clocks."""
+        if self._turn and self._waits_for_turn and self._turn.at_rest is not None:
+            turn.tell(self._turn_file, self._turn.at_rest)
+            self._waits_for_turn = False
+            self._began = time.monotonic()
+            for role in self._roles.values():
+                role.progress.read()
+                role.progress.last_at = self._began
 
     # -- watch ------------------------------------------------------------------------------------------
 
     def _watch(self, until: float, stop: threading.Event) -> None:
         """Until every role has ended, one has gone wrong, or the run is over; then find whom to blame."""
-        began = journals_read_at = time.monotonic()
+        journals_read_at = time.monotonic()
         while any(role.ending is None for role in self._roles.values()):
+            self._take_turn()
             now = time.monotonic()
             for role in self._roles.values():
                 role.poll(now)
             if any(role.went_wrong for role in self._roles.values()):
                 self._settle()
                 return
-            if stop.is_set():
+            if stop.is_set() or (self._turn and self._turn.given_up):
                 self._stopped = "interrupted"
                 return
             if now > until:
@@ -167,7 +186,8 @@ class Execution:
                         role.ending = ending
                     return
             if self._inbox is None:
-                time.sleep(TICK_S if now - began < SLOW_AFTER_S else SLOW_TICK_S)
+                is_new = self._waits_for_turn or now - self._began < SLOW_AFTER_S
+                time.sleep(TICK_S if is_new else SLOW_TICK_S)
             elif self._inbox.wait(LISTEN_S):  # who tells begins his journal anew
                 next(iter(self._roles.values())).progress.begin_anew()
 
@@ -188,7 +208,9 @@ class Execution:
         for role in living:
             if not role.progress.started and now - role.started_at > self._limits.start_up_s:
                 return role, Ending.NOT_STARTED
-        busy = [role for role in living if not role.progress.waiting] or living
+        busy = [role for role in living if not role.progress.waiting]
+        if not self._waits_for_turn:  # then somebody should be at work
+            busy = busy or living
         started = [role for role in busy if role.progress.started]
         allowed_s = self._probe.deadline_s
         silent = [role for role in started if role.silent_for(now, allowed_s) > allowed_s]
@@ -288,7 +310,7 @@ class Execution:
             native_stack=role.native_stack,
             kernel=role.kernel,
             log_tail=evidence.log_tail(*self._logs(role)) if bad else (),
-            elapsed_s=(role.ended_at or time.monotonic()) - role.started_at,
+            elapsed_s=(role.ended_at or time.monotonic()) - max(role.started_at, self._began),
             start_up_s=max(role.progress.first_at - role.started_at, 0.0),  # 0 where it never began
             calls=tuple(role.progress.returned.values()),
         )

@@ -25,6 +25,7 @@ from gpuipc_doctor.supervise.inbox import Listener
 from gpuipc_doctor.supervise.probe import Execution, Limits
 from gpuipc_doctor.supervise.start import environment_with
 from gpuipc_doctor.supervise.stems import Stem, Stems
+from gpuipc_doctor.supervise.turn import Turn
 
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
 
@@ -99,13 +100,14 @@ class Session:
         probe: Probe,
         *,
         until: float,
+        turn: Turn | None = None,
         listener: Listener | None = None,
         stop: threading.Event | None = None,
     ) -> ProbeOutcome:
         """Run one probe to its end. ``until``: `time.monotonic()` seconds at which the run's budget ends.
 
-        ``listener`` is called with what the first role tells, when it tells it. ``stop`` ends this probe in
-        place of what `stop` sets for all.
+        ``turn``: when it may touch its devices, if not at once. ``listener`` is called with what the first
+        role tells, when it tells it. ``stop`` ends this probe in place of what `stop` sets for all.
         """
         number = next(self._numbers)
         parts = (f"{number:03}", check, probe.subject, probe.name)
@@ -121,6 +123,7 @@ class Session:
                 marker=f"{self._id}/{number}",
                 limits=self.limits,
                 stems=self._stems,
+                turn=turn,
                 listener=listener,
                 temporary=temporary,
             )

@@ -53,14 +53,16 @@ def start(
     marker: str,
     fork: Fork,
     *,
+    waits_for_turn: bool = False,
     temporary: Path | None = None,
 ) -> dict[str, RunningRole]:
     """Start every role of the probe. All that it starts carries ``marker`` in its environment.
 
-    ``temporary``: where a launcher and its ranks put temporary files, if not where everybody does. Open MPI's
-    launcher leaves some, in which another of the same process number fails.
+    ``waits_for_turn``: they touch no device before the probe's turn (see `turn`). ``temporary``: where a
+    launcher and its ranks put temporary files, if not where everybody does. Open MPI's launcher leaves some,
+    in which another of the same process number fails.
     """
-    starter = _Starter(probe, check_file, directory, node, marker, fork)
+    starter = _Starter(probe, check_file, directory, node, marker, fork, waits_for_turn)
     if probe.launch is None:
         return starter.children()
     return starter.ranks(probe.launch, {"TMPDIR": str(temporary)} if temporary else {})
@@ -87,7 +89,14 @@ def environment_with(*additions: Mapping[str, str]) -> dict[str, str]:
 
 class _Starter:
     def __init__(
-        self, probe: Probe, check_file: Path, directory: Path, node: Node, marker: str, fork: Fork
+        self,
+        probe: Probe,
+        check_file: Path,
+        directory: Path,
+        node: Node,
+        marker: str,
+        fork: Fork,
+        waits_for_turn: bool,
     ) -> None:
         self._probe = probe
         self._check_file = check_file
@@ -95,6 +104,7 @@ class _Starter:
         self._node = node
         self._marker = marker
         self._fork = fork
+        self._waits_for_turn = waits_for_turn
         isolated = ["-I"] if sys.flags.isolated else []
         self._command = [sys.executable, *isolated, "-m", "gpuipc_doctor.worker", str(directory)]
 
@@ -175,7 +185,7 @@ class _Starter:
             deadline_s=self._probe.deadline_s,
             root=self._node.root,
             ranks=ranks,
-            at_rest=self._probe.at_rest,
+            waits_for_turn=self._waits_for_turn,
         ).write(files.assignment)
         return files
 

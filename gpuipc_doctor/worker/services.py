@@ -20,6 +20,7 @@ from gpuipc_doctor.api.ledger import NOISE_BYTES
 from gpuipc_doctor.backends import Backend, open_backend
 from gpuipc_doctor.backends.device import DriverGpu
 from gpuipc_doctor.model import AtRest, Device, Json
+from gpuipc_doctor.supervise import turn
 from gpuipc_doctor.supervise.assignment import Assignment, RoleFiles, device_to_json
 from gpuipc_doctor.supervise.journal import Journal
 from gpuipc_doctor.worker.peer import Peer
@@ -69,6 +70,7 @@ class Worker:
     ) -> None:
         self.role = files.role
         self._inbox = files.inbox
+        self._turn_file = files.turn
         self._directory = files.directory
         self._assignment = assignment
         self._peer_fds = tuple(peer_fds)
@@ -101,22 +103,39 @@ class Worker:
         return self.gpus[self._assignment.place % len(self.gpus)]
 
     def begin(self) -> None:
-        """Have the devices at rest before any role begins, where the probe asks for it: the first looks."""
-        at_rest, place = self._assignment.at_rest, self._assignment.place
-        if at_rest and place == 0:
-            self.record(at_rest=self.wait_for_rest(at_rest)[0])
+        """Have it be the probe's turn, and the devices at rest, before a role begins: the first looks."""
+        if not self._assignment.waits_for_turn:
+            return
+        outside = self._outside
+        for backend, _ in outside:
+            backend.initialise()
+        if self._assignment.place == 0:
+            for backend, device in outside:
+                backend.is_seen_from_outside(device)  # which initialises that, too
+            self.record(at_rest=self.wait_for_rest(self._await_turn())[0])
             for peer in self.peers if self._peer_fds else ():
                 peer.send(None)
-        elif at_rest:
+        else:
             self.peer.recv()
 
+    def _await_turn(self) -> Sequence[AtRest]:
+        with self._journal.waiting():
+            while (at_rest := turn.told(self._turn_file)) is None:
+                time.sleep(0.005)
+        return at_rest
+
     def wait_for_rest(self, at_rest: Sequence[AtRest]) -> tuple[list[int], bool]:
-        outside = [(self._backend(device.backend), device) for device in self._assignment.devices]
+        outside = self._outside
         for (backend, device), rest in zip(outside, at_rest, strict=True):
             if rest.used is not None:
                 self.wait_until(partial(_is_at_rest, backend, device, rest.used), rest.patience_s)
         used = [backend.memory_used_from_outside(device) for backend, device in outside]
         return used, all(backend.is_seen_from_outside(device) for backend, device in outside)
+
+    @property
+    def _outside(self) -> list[tuple[Backend, Device]]:
+        """The devices, not used by that."""
+        return [(self._backend(device.backend), device) for device in self._assignment.devices]
 
     def record_holders(self) -> None:
         """After a call that found no memory: note who has it."""

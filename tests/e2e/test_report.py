@@ -81,6 +81,6 @@ def test_no_role_begins_before_the_first_has_seen_its_device_at_rest(doctor: Com
             for role in ("exporter", "importer")
         )
         seen_at = next(at for at, line in enumerate(exporter) if "at_rest" in line.get("facts", {}))
-        assert "cuInit" not in {line.get("operation") for line in exporter[:seen_at]}
-        began = next(line["at"] for line in importer if line.get("operation") == "cuInit")
+        assert "cuDevicePrimaryCtxRetain" not in {line.get("operation") for line in exporter[:seen_at]}
+        began = next(line["at"] for line in importer if line.get("operation") == "cuDevicePrimaryCtxRetain")
         assert began > exporter[seen_at - 1]["at"]

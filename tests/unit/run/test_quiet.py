@@ -62,25 +62,29 @@ def test_all_devices_are_looked_at_together_and_each_once() -> None:
     node = Node(10, 20)
     quiet = learned(node, exclusive(FIRST), exclusive(SECOND), exclusive(FIRST, SECOND))
     assert node.looked_at == [(FIRST, SECOND)]
-    assert [rest.used for rest in quiet.before(exclusive(FIRST, SECOND), math.inf).at_rest] == [10, 20]
-    assert node.looked_at == [(FIRST, SECOND)]  # the probe's first role looks
+    assert quiet.waits_itself(exclusive(FIRST, SECOND))
+    assert [rest.used for rest in quiet.at_rest(exclusive(FIRST, SECOND))] == [10, 20]
 
 
 @pytest.mark.parametrize("outside", [True, False])
 def test_a_device_that_nobody_can_look_at_does_not_hide_the_others(outside: bool) -> None:
     node = Node(10, None, outside=outside)
     quiet = learned(node, exclusive(FIRST), exclusive(SECOND), exclusive(FIRST, SECOND))
-    probe = quiet.before(exclusive(FIRST), math.inf)
-    assert quiet._at_rest[FIRST].used == 10
-    assert bool(probe.at_rest) is outside
-    assert quiet.before(exclusive(SECOND), math.inf).at_rest == ()
+    assert [rest.used for rest in quiet.at_rest(exclusive(FIRST))] == [10]
+    assert quiet.waits_itself(exclusive(FIRST)) is outside
+    assert not quiet.waits_itself(exclusive(SECOND))
+    node.looked_at.clear()
+    quiet.before(exclusive(SECOND), math.inf)
+    assert node.looked_at == []  # there is nothing that it could wait for
+    quiet.before(exclusive(FIRST), math.inf)
+    assert node.looked_at == [(FIRST,)]
 
 
 def test_a_device_is_taken_as_it_was_found_from_then_on() -> None:
     quiet = learned(Node(10 << 20), exclusive(FIRST))
     for found, then in ((9 << 20, 9 << 20), (12 << 20, 9 << 20), (50 << 20, 50 << 20)):
-        probe = quiet.before(exclusive(FIRST), math.inf)
+        probe = exclusive(FIRST)
         records = {"at_rest": [found]}
         roles = {"role": RoleOutcome("role", Ending.COMPLETED, records=records)}
-        quiet.after(probe, ProbeOutcome("", probe.devices, {}, roles, None, 0.0, 1.0, ""))
-        assert quiet._at_rest[FIRST].used == then
+        quiet.after(probe, ProbeOutcome("", (FIRST,), {}, roles, None, 0.0, 1.0, ""))
+        assert [rest.used for rest in quiet.at_rest(probe)] == [then]

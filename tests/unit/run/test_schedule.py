@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -11,13 +13,17 @@ import pytest
 
 from gpuipc_doctor.api import Check, Context, Device, Probe, ProbeOutcome
 from gpuipc_doctor.cli.progress import Silent
-from gpuipc_doctor.model import Launch
+from gpuipc_doctor.model import AtRest, Launch
 from gpuipc_doctor.run import schedule
 from gpuipc_doctor.run.planner import PlannedProbe
 from gpuipc_doctor.supervise.session import Session
+from gpuipc_doctor.supervise.turn import Turn
 from tests.checks.judging import gpu
+from tests.waiting import LIMIT_S
 
 FIRST, SECOND = gpu(0), gpu(1)
+
+NUMBERS = itertools.count(1)
 
 
 class Any(Check):
@@ -31,7 +37,7 @@ def planned(
     name: str, *devices: Device, exclusive: bool = False, imports: tuple[str, ...] = ()
 ) -> PlannedProbe:
     probe = Probe(name, {}, devices, exclusive=exclusive, imports=imports)
-    return PlannedProbe(0, Any(), Path(__file__), probe)
+    return PlannedProbe(next(NUMBERS), Any(), Path(__file__), probe)
 
 
 def test_ranks_that_spin_have_a_processor_each() -> None:
@@ -48,15 +54,15 @@ def names(probes: list[PlannedProbe]) -> list[str]:
     return [one.probe.name for one in probes]
 
 
-def test_what_has_a_device_to_itself_goes_first_and_pairs_last() -> None:
+def test_what_has_devices_to_itself_goes_first_and_pairs_before_what_has_one() -> None:
     probes = [
         planned("pair, alone", FIRST, SECOND, exclusive=True),
         planned("shares", FIRST),
         planned("pair", FIRST, SECOND),
         planned("alone", SECOND, exclusive=True),
     ]
-    turns = sorted(probes, key=schedule._turn)
-    assert names(turns) == ["alone", "shares", "pair, alone", "pair"]
+    line = sorted(probes, key=schedule._place_in_line)
+    assert names(line) == ["pair, alone", "alone", "shares", "pair"]
 
 
 class Importing:
@@ -72,7 +78,7 @@ class Importing:
     def has_imported(self, imports: Iterable[str]) -> bool:
         return self.left <= 0
 
-    def run(self, check: str, file: Path, probe: Probe, *, until: float) -> ProbeOutcome:
+    def run(self, check: str, file: Path, probe: Probe, *, until: float, turn: Turn | None) -> ProbeOutcome:
         self.left -= 1
         return ProbeOutcome(probe.name, probe.devices, {}, {}, None, 0.0, 1.0, "")
 
@@ -80,9 +86,9 @@ class Importing:
 @pytest.mark.parametrize(
     ("left", "turns"),
     [
-        (0, ["torch", "cupy", "shares", "pair"]),
-        (1, ["shares", "torch", "cupy", "pair"]),
-        (9, ["shares", "pair", "torch", "cupy"]),
+        (0, ["torch", "cupy", "pair", "shares"]),
+        (1, ["pair", "torch", "cupy", "shares"]),
+        (9, ["pair", "shares", "torch", "cupy"]),
     ],
 )
 def test_no_device_waits_for_imports_while_there_is_something_else_to_run(
@@ -110,17 +116,93 @@ def test_no_device_waits_for_imports_while_there_is_something_else_to_run(
 class Still:
     """Devices that are always at rest."""
 
-    def learn(self, probes: Sequence[PlannedProbe], until: float) -> None: ...
-    def before(self, planned: PlannedProbe, until: float) -> Probe:
-        return planned.probe
+    def __init__(self, waits_itself: bool = False) -> None:
+        self._waits_itself = waits_itself
 
-    def after(self, probe: Probe, outcome: ProbeOutcome) -> None: ...
+    def learn(self, probes: Sequence[PlannedProbe], until: float) -> None: ...
+    def waits_itself(self, planned: PlannedProbe) -> bool:
+        return self._waits_itself and planned.probe.exclusive
+
+    def at_rest(self, planned: PlannedProbe) -> tuple[AtRest, ...]:
+        return (AtRest(0, 0.0),)
+
+    def before(self, planned: PlannedProbe, until: float) -> None: ...
+    def after(self, planned: PlannedProbe, outcome: ProbeOutcome) -> None: ...
+
+
+class InTurn:
+    """A session whose probes each run until the next has started, if it can, and until it is their turn."""
+
+    unkillable = ""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self._news = threading.Condition()
+
+    def expect(self, imports: Iterable[str]) -> None: ...
+    def has_imported(self, imports: Iterable[str]) -> bool:
+        return True
+
+    def run(self, check: str, file: Path, probe: Probe, *, until: float, turn: Turn | None) -> ProbeOutcome:
+        self._tell(f"{probe.name} starts")
+        while turn and turn.at_rest is None and not turn.given_up:
+            time.sleep(0.001)
+        if turn and turn.given_up:
+            self._tell(f"{probe.name} is given up")
+        elif probe.name == "first":
+            self._wait_for("second starts")
+            self._tell("first ends")
+        else:
+            self._tell(f"{probe.name} has its turn")
+        return ProbeOutcome(probe.name, probe.devices, {}, {}, None, 0.0, 1.0, "")
+
+    def _tell(self, news: str) -> None:
+        with self._news:
+            self.told.append(news)
+            self._news.notify_all()
+
+    def _wait_for(self, news: str) -> None:
+        with self._news:
+            assert self._news.wait_for(lambda: news in self.told, LIMIT_S)
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_what_waits_for_a_device_has_started_by_then_and_is_given_up_where_it_is_not_to_run(
+    interrupted: bool,
+) -> None:
+    session = InTurn()
+    running = schedule.Schedule(session, Silent(), time.monotonic() + LIMIT_S)  # type: ignore[arg-type]
+    running._quiet = Still(waits_itself=True)  # type: ignore[assignment]
+
+    def take(planned: PlannedProbe, ended: schedule.Ended) -> list[PlannedProbe]:
+        running.interrupted = interrupted
+        return []
+
+    running.run([planned(name, FIRST, exclusive=True) for name in ("first", "second")], 1, take)
+    end = "second is given up" if interrupted else "second has its turn"
+    assert session.told == ["first starts", "second starts", "first ends", end]
+
+
+def test_who_is_next_in_line_for_a_device() -> None:
+    probes = [
+        planned("both", FIRST, SECOND, exclusive=True),
+        planned("later", FIRST, exclusive=True),
+        planned("shares", SECOND),
+    ]
+    assert names(list(schedule._next_in_line(probes))) == ["both"]
+    assert names(list(schedule._next_in_line(probes[1:]))) == ["later"]
 
 
 def test_what_shares_a_device_starts_beside_its_like_and_beside_nothing_exclusive() -> None:
     running = [planned("alone", FIRST, exclusive=True)]
     waiting = [planned("a", FIRST), planned("b", SECOND), planned("c", SECOND), planned("d", SECOND)]
     assert names(schedule._startable(waiting, running, jobs=3)) == ["b", "c"]
+
+
+def test_who_cannot_start_beside_an_exclusive_probe_keeps_nobody_from_its_other_device() -> None:
+    running = [planned("alone", FIRST, exclusive=True)]
+    waiting = [planned("pair", FIRST, SECOND), planned("shares", SECOND)]
+    assert names(schedule._startable(waiting, running, jobs=4)) == ["shares"]
 
 
 def test_an_exclusive_probe_that_waits_has_its_turn_before_later_ones() -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -27,7 +28,8 @@ from gpuipc_doctor.supervise.rank import boot_id
 from gpuipc_doctor.supervise.role import LaunchedProcess, RunningRole
 from gpuipc_doctor.supervise.session import Session
 from gpuipc_doctor.supervise.stems import Stems
-from tests.waiting import LOAD_S, until
+from gpuipc_doctor.supervise.turn import Turn
+from tests.waiting import LIMIT_S, LOAD_S, until
 
 FILE = Path(__file__).parents[2] / "fixtures" / "misbehaving.py"
 LIMITS = Limits(start_up_s=20.0, settle_s=1.0, grace_s=0.2, kill_s=3.0)
@@ -70,6 +72,55 @@ def test_of_several_roles_the_first_talks_with_each_of_the_others(
     functions = {"asks": roles.asks_everybody} | dict.fromkeys(("one", "two", "three"), roles.answers_one)
     outcome = session.run("misbehaving", FILE, Probe("probe", functions), until=time.monotonic() + 60.0)
     assert outcome.records["asks"]["heard"] == [["one", 0], ["two", 1], ["three", 2]]
+
+
+class Held:
+    """A probe whose turn has not come, in a thread of its own."""
+
+    def __init__(self, session: Session, roles: ModuleType, *names: str) -> None:
+        probe = Probe("probe", {name: getattr(roles, name) for name in names}, deadline_s=0.5)
+        limit, self.turn = time.monotonic() + LIMIT_S, Turn()
+        self.ended = ThreadPoolExecutor(1).submit(
+            session.run, "misbehaving", FILE, probe, until=limit, turn=self.turn
+        )
+        files = RoleFiles(session._directory / "001-misbehaving-node-probe", names[0])
+        self._journal = Progress(files.journal)
+
+    def wait(self) -> None:
+        """Until its first role has waited for its turn for longer than an operation may take."""
+
+        def has_waited() -> bool:
+            self._journal.read()
+            return self._journal.waiting and time.monotonic() > self._journal.last_at + 1.0
+
+        until("the role waits", has_waited)
+
+
+def test_roles_that_wait_for_their_turn_neither_hang_nor_begin(session: Session, roles: ModuleType) -> None:
+    held = Held(session, roles, "say_hello", "answer_hello")
+    held.wait()
+    assert not held.ended.done()
+    held.turn.at_rest = ()
+    outcome = held.ended.result()
+    assert outcome.completed
+    assert all(record["heard"] for record in outcome.records.values())
+
+
+def test_from_its_turn_on_a_role_has_its_deadline(session: Session, roles: ModuleType) -> None:
+    held = Held(session, roles, "hang_in_c")
+    held.wait()
+    held.turn.at_rest = ()
+    hung = held.ended.result().roles["hang_in_c"]
+    assert (hung.ending, hung.operation) == (Ending.HUNG, "pause")
+
+
+def test_a_probe_whose_turn_does_not_come_is_ended(session: Session, roles: ModuleType) -> None:
+    held = Held(session, roles, "say_hello", "answer_hello")
+    held.wait()
+    held.turn.given_up = True
+    outcome = held.ended.result()
+    assert outcome.stopped
+    assert {role.ending for role in outcome.roles.values()} == {Ending.STOPPED}
 
 
 @pytest.mark.parametrize("role", ["hang_in_c", "hang_holding_the_interpreter_lock", "hang_ignoring_term"])
