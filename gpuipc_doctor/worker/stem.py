@@ -35,6 +35,7 @@ BINDINGS = {
 
 
 def main(fd: int) -> None:
+    gc.disable()  # garbage that is found in a stem leaves holes in pages that its forks have from it
     running.die_with_parent()
     order = _serve(socket.socket(fileno=fd))
     while isinstance(order, StemOrder):
@@ -81,8 +82,7 @@ def _serve(orders: socket.socket, imports: Iterable[str] = ()) -> Order | StemOr
     orders.send(json.dumps(unsafe).encode())
     if unsafe:
         return None
-    gc.collect()
-    gc.freeze()  # what is there by now is garbage in no worker, and not looked at again
+    gc.freeze()  # what is there by now is garbage in no worker, and not looked at there
     while order := receive_order(orders):
         child = _fork()
         if child == 0:
@@ -127,6 +127,7 @@ def _become_child(order: Order | StemOrder, between: int, supervisor: int) -> No
 
 def _become_worker(order: Order) -> None:
     """Take on what a worker's own process has, and wait until the supervisor knows it."""
+    gc.enable()
     os.chdir(order.directory)  # private: nothing in it shadows a module
     os.environ.update(order.environment)
     with socket.socket(fileno=order.files["go"]) as go:
