@@ -25,8 +25,10 @@ RESTING = {
     "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1",  # MPICH
     "OMPI_MCA_mpi_yield_when_idle": "1",
     "OMPI_MCA_threads_pthreads_yield_strategy": "nanosleep",
-    "I_MPI_THREAD_YIELD": "3",
-    "I_MPI_FABRICS": "shm",  # Intel MPI polls a network, too, where there may be one
+    "I_MPI_THREAD_YIELD": "3",  # Intel MPI: sleep, for so many microseconds, after one look
+    "I_MPI_THREAD_SLEEP": "100",
+    "I_MPI_SPIN_COUNT": "1",
+    "I_MPI_FABRICS": "shm",  # it polls a network, too, where there may be one
 }
 """What has a rank that waits leave the processor, by each library's own switches."""
 
