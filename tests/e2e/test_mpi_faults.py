@@ -50,8 +50,8 @@ MORE_ROOM = {"mpi-small-leak": "memory: {most_gib: 0.4}\n"}
 """For a leak that is small beside the buffers, which must be large enough for that."""
 
 OF_LARGE = ("mpi-cache-growth", "mpi-wrong-large")
-"""A check, and a fault of another one, whose messages are large. For the others small ones are sent: that large
-ones are right beside them is seen there, and on healthy nodes."""
+"""A check, and a fault of another one, whose messages are large. For the others small ones are sent: that
+large ones are right beside them is seen there, and on healthy nodes."""
 
 CURED = "mpi-hang-quiet"
 """The fault that is found where its cure is tried, below."""
