@@ -41,8 +41,11 @@ None where there is no stem to fork from.
 _LISTS = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PATH")
 """Variables to which several may add; any other is replaced by the last to set it."""
 
-_OF_A_RANK = re.compile(r"PMI_|PMIX_(?!MCA_)|OMPI_COMM_WORLD_")
-"""Variables by which a launcher tells a process which rank of which job it is."""
+_OF_ONE_PROCESS = re.compile(r"PMI_|PMIX_(?!MCA_)|OMPI_COMM_WORLD_|SLURMD_NODENAME$")
+"""Variables by which launchers tell a process which rank of which job it is, and on which node.
+
+Hydra would hand them on to ranks on other nodes.
+"""
 
 
 def start(
@@ -154,7 +157,7 @@ class _Starter:
         log = self._directory / LAUNCHER_LOG
         environment = environment_with(common, launch.env)
         environment |= self._own(environment)
-        for name in filter(_OF_A_RANK.match, os.environ):  # of a job in which we may be a rank ourselves
+        for name in filter(_OF_ONE_PROCESS.match, os.environ):  # we may be a rank ourselves
             environment.pop(name, None)
         try:
             launcher = _popen([*command, *starter], log, self._directory, environment)

@@ -186,3 +186,13 @@ def test_two_nodes_that_are_not_there_are_an_error_and_the_one_is_tested(slurm: 
     told = [result["finding"] for result in json.loads(ended.stdout)["results"]]
     assert any("but this Slurm allocation has 1" in finding["summary"] for finding in told)
     assert ended.returncode == 11
+
+
+def test_a_name_that_a_launcher_hands_on_is_not_taken_for_the_nodes_own(slurm: Slurm) -> None:
+    """As in a batch script: Hydra gives every rank the environment of where it was called."""
+    cluster = slurm(nodes=2)
+    options = ("--nodes", "2", "--keep-logs", str(cluster.directory / "logs"))
+    handed_on = {"SLURMD_NODENAME": "n1"}
+    ended = cluster.run("salloc", "-N2", *check("healthy-single", *options, library="impi"), env=handed_on)
+    within, between = findings(ended)
+    assert (within["status"], between["status"]) == ("PASS", "PASS"), (within, between)
