@@ -15,7 +15,7 @@ def main() -> None:
         from gpuipc_doctor.prolog import isolation
 
         isolation.isolate()
-        if len(sys.argv) == 4 and sys.argv[2] == "--config":
+        if len(sys.argv) == 4 and sys.argv[2] == "--config" and sys.argv[3]:
             # As the hooks start it: with all of the command line's machinery it would take a third longer.
             from pathlib import Path
 

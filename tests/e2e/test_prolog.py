@@ -147,6 +147,16 @@ def test_a_mistake_on_the_command_line_is_said_and_the_job_starts(site: Site) ->
     assert "--bugdet" in said
 
 
+def test_a_config_without_a_name_is_no_directory(tmp_path: Path) -> None:
+    command = [sys.executable, "-I", "-m", "gpuipc_doctor", "prolog", "--config", ""]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S)
+    assert ended.returncode == 0
+    assert ended.stdout == (
+        "gpuipc-doctor: ERROR the prolog's command line is wrong: Invalid value for '--config': "
+        "the name is empty\n"
+    )
+
+
 def test_a_check_that_does_not_exist_is_a_mistake_in_the_config(site: Site) -> None:
     site.write("healthy-single", {"checks": ["ipc-reopne"]})
     code, line, said = site.prolog(*AMPLE)
