@@ -34,8 +34,15 @@ def few(tmp_path: Path, request: pytest.FixtureRequest) -> str:
     """A site config with the sizes for the profile ``name`` of a test."""
     arguments = request.node.callspec.params if hasattr(request.node, "callspec") else {}
     sizes = SIZES.get(arguments.get("name", ""), OTHERS)
-    (tmp_path / "site.yaml").write_text(f"options: {{fabric-small-message: {{sizes: {sizes}}}}}\n")
-    return str(tmp_path / "site.yaml")
+    return with_sizes(tmp_path, sizes)
+
+
+def with_sizes(directory: Path, sizes: list[int]) -> str:
+    """A site config with messages of these sizes, through MPI and without it."""
+    checks = ("fabric-small-message", "mpi-small-message")
+    options = ", ".join(f"{name}: {{sizes: {sizes}}}" for name in checks)
+    (directory / "site.yaml").write_text(f"options: {{{options}}}\n")
+    return str(directory / "site.yaml")
 
 
 def runs() -> list[object]:
