@@ -172,26 +172,26 @@ def by_ucx(simulate: str, *options: str) -> dict[str, Finding]:
 
 @pytest.mark.mpi
 @pytest.mark.usefixtures("ucx")
-def test_ucx_delivers_in_host_memory_and_in_simulated_device_memory(few: str) -> None:
+def test_ucx_delivers_in_host_memory_and_in_simulated_device_memory(tmp_path: Path) -> None:
     """The real UCX, whose calls of the driver the simulated one answers."""
-    told = by_ucx("fabric-healthy", "--config", few)
+    told = by_ucx("fabric-healthy", "--config", with_sizes(tmp_path, [16]))
     assert {memory: finding.status for memory, finding in told.items()} == dict.fromkeys(
         ("node", "cuda:0"), Status.PASS
     )
-    assert sentences.summary(told["node"]) == "2 sizes delivered over host"
-    assert sentences.summary(told["cuda:0"]) == "2 sizes delivered over cuda"
+    assert sentences.summary(told["node"]) == "1 sizes delivered over host"
+    assert sentences.summary(told["cuda:0"]) == "1 sizes delivered over cuda"
 
 
 @pytest.mark.mpi
 @pytest.mark.usefixtures("ucx")
-def test_messages_of_device_memory_meet_the_faults_of_the_simulated_driver(few: str, tmp_path: Path) -> None:
+def test_messages_of_device_memory_meet_the_faults_of_the_simulated_driver(tmp_path: Path) -> None:
     """So that is where they go through, and not through the host's memory."""
     node = tmp_path / "node.yaml"
     node.write_text(OVER_CUDA.format(what="dies in imports", call="ipc-open", do="abort"))
-    told = by_ucx(str(node), "--config", few)
+    told = by_ucx(str(node), "--config", with_sizes(tmp_path, [16]))
     assert told["node"].status is Status.PASS
     assert (told["cuda:0"].status, told["cuda:0"].key) == (Status.FAIL, "crashed")
-    assert "cuda: 16 B, 256 B: SIGABRT" in sentences.evidence(told["cuda:0"])
+    assert "cuda: 16 B: SIGABRT" in sentences.evidence(told["cuda:0"])
 
 
 @pytest.mark.mpi
