@@ -335,17 +335,17 @@ def likeliest_first(ranks: Iterable[RunningRole]) -> list[RunningRole]:
 def first_wrong(roles: Iterable[RunningRole]) -> RunningRole:
     """Of roles that went wrong, the one to blame.
 
-    First who is no mere casualty, then who went wrong first (to the tick), then by how it ended. Beside load
-    a process has to wait for a processor to end on, so one that failed for want of it may be seen to have
-    ended before it. Clocks of two nodes are not compared.
+    First who is no mere casualty, then who went wrong first (to the tick), then by how it ended, and of those
+    that ended alike who was first after all. Beside load a process has to wait for a processor to end on, so
+    one that failed for want of it may be seen to have ended before it. Clocks of two nodes are not compared.
     """
     wrong = list(roles)
     here = not any(role.process.is_elsewhere for role in wrong)
 
-    def order(role: RunningRole) -> tuple[bool, int, int]:
+    def order(role: RunningRole) -> tuple[bool, int, int, float]:
         rank = _WORST_FIRST.index(role.ending) if role.ending in _WORST_FIRST else len(_WORST_FIRST)
         at = role.went_wrong_at if here else role.ended_at
-        return role.is_casualty, int(at / TICK_S), rank
+        return role.is_casualty, int(at / TICK_S), rank, at
 
     return min(wrong, key=order)
 

@@ -190,6 +190,13 @@ def test_who_failed_first_is_to_blame_though_it_was_seen_to_end_last(tmp_path: P
     assert first_wrong([importer, exporter]) is exporter
 
 
+def test_of_two_that_failed_within_a_tick_the_first_is_to_blame(tmp_path: Path) -> None:
+    """An importer finds the device lost, and its exporter then cannot free what it has there."""
+    exporter = _failed(tmp_path, "exporter", at=1.0012, ended_at=1.01)
+    importer = _failed(tmp_path, "importer", at=1.0003, ended_at=1.01)
+    assert first_wrong([exporter, importer]) is importer
+
+
 def test_a_crash_is_blamed_for_an_error_that_it_may_have_caused(tmp_path: Path) -> None:
     """Nobody knows when a process has crashed: not before its last line, and before it was seen to end."""
     exporter = _crashed(tmp_path, "exporter", last_at=1.0, ended_at=3.0)
