@@ -85,7 +85,17 @@ def environment(
     venv.create(root, with_pip=False, symlinks=True)
     is_lent = request.param == "editable"
     what = ["--no-deps", "--editable", source] if is_lent else [request.getfixturevalue("wheel")]
-    run(sys.executable, "-m", "pip", "--python", root / "bin/python", "install", "--quiet", *what)
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        root / "bin/python",
+        "install",
+        "--quiet",
+        "--no-compile",
+        *what,
+    )
     if is_lent:
         (packages,) = root.glob("lib/python*/site-packages")
         (packages / "lent.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
