@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.command_stem import STEM
 from tests.waiting import LIMIT_S
 
 SMALL_SHARE = str(Path(__file__).parents[1] / "fixtures/small-share.yaml")
@@ -40,15 +41,19 @@ def evidence(finding: Mapping[str, Any]) -> list[str]:
     return [item["line"] for item in finding["evidence"]]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def end_of_the_stem() -> Iterator[None]:
+    yield
+    STEM.close()
+
+
 @pytest.fixture(scope="session")
 def doctor() -> Command:
-    """``doctor("check", "--all")`` runs ``gpuipc-doctor check --all`` and returns how it ended."""
+    """``doctor("check", "--all")`` runs ``gpuipc-doctor check --all`` and returns how it ended.
 
-    def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "gpuipc_doctor.cli.main", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, **options)  # type: ignore[call-overload, no-any-return]
-
-    return run
+    In a fork of `STEM`. What is about the start of a process, signals or ``/proc`` starts one itself.
+    """
+    return partial(STEM.run, "gpuipc_doctor.cli.main", timeout=LIMIT_S)
 
 
 @pytest.fixture

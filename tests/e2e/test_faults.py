@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import subprocess
-import sys
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,6 +15,7 @@ from gpuipc_doctor.model import MemoryShare, Report
 from gpuipc_doctor.report import report_json
 from gpuipc_doctor.simulator import drill, profile
 from gpuipc_doctor.simulator.profile import Expectation, Profile
+from tests.command_stem import STEM
 from tests.waiting import LIMIT_S, until
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -135,11 +134,9 @@ def check(*arguments: str) -> tuple[Report, int]:
     tag = f"GPUIPC_TEST_RUN={uuid.uuid4()}"
     name, _, value = tag.partition("=")
     shared_before = ours_in_shared_memory()
-    ended = subprocess.run(
-        [sys.executable, "-m", "gpuipc_doctor.cli.main", "check", "--json", *arguments],
+    ended = STEM.run(
+        *("gpuipc_doctor.cli.main", "check", "--json", *arguments),
         env={**os.environ, name: value},
-        capture_output=True,
-        text=True,
         timeout=LIMIT_S,
     )
     assert processes_with(tag) == []

@@ -51,8 +51,9 @@ def test_a_simulated_node_tells_variables_as_the_user_has_set_them(
     assert facts.get("env:LD_LIBRARY_PATH") == value
 
 
-def test_what_is_no_report_is_one_line(doctor: Command) -> None:
-    ended = doctor("report", "README.md", "--format", "junit", cwd=Path(__file__).parent.parent.parent)
+def test_what_is_no_report_is_one_line(doctor: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+    ended = doctor("report", "README.md", "--format", "junit")
     assert ended.returncode == 2
     assert ended.stdout == ""
     assert ended.stderr.startswith("gpuipc-doctor: README.md: this is not JSON: ")
