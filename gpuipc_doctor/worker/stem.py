@@ -11,6 +11,7 @@ orphans: it alone learns how a worker ended, and a killed stem takes nobody with
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import json
 import os
@@ -36,6 +37,7 @@ BINDINGS = {
 
 def main(fd: int) -> None:
     gc.disable()  # garbage that is found in a stem leaves holes in pages that its forks have from it
+    _keep_freed_memory()
     running.die_with_parent()
     order = _serve(socket.socket(fileno=fd))
     while isinstance(order, StemOrder):
@@ -44,6 +46,20 @@ def main(fd: int) -> None:
         peers = [fd for name, fd in order.files.items() if name.startswith("peer")]
         running.run(Path(order.directory), order.role, peers)
         _end()
+
+
+def _keep_freed_memory() -> None:
+    """Have glibc keep up to 64 MiB that are freed: fresh pages cost more than what is written to them.
+
+    A worker fills and frees bytes of some MiB hundreds of times.
+    """
+    import ctypes
+
+    trim_threshold, mmap_threshold = -1, -3  # <malloc.h>
+    with contextlib.suppress(AttributeError):  # another C library
+        libc = ctypes.CDLL(None)
+        libc.mallopt(trim_threshold, 64 << 20)
+        libc.mallopt(mmap_threshold, 32 << 20)  # the most that glibc takes
 
 
 def load(names: Iterable[str]) -> str:
