@@ -29,6 +29,9 @@ _MAX_BYTES = 1 << 18
 
 _POLL_S = 0.005
 
+_LISTENS_EVERY_S = 0.03
+"""How often it is looked for a listener: the kernel goes through its table of all connections for that."""
+
 _SETTLE_S = 1.0
 """For a program to end by itself when the other end has not come to a good one."""
 
@@ -108,7 +111,7 @@ class Fabric:
             process = self._start(command, output, env)
             if serves:
                 while not (listens := _listens(port)) and process.poll() is None:
-                    time.sleep(_POLL_S)
+                    time.sleep(_LISTENS_EVERY_S)
                 self._other().send({"host": self._host, "port": port} if listens else None)
             theirs = self._watch(process)
             return exchange.judge(process.wait(), _text(output)), theirs
