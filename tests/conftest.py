@@ -67,7 +67,7 @@ def files_in_memory(config: pytest.Config) -> None:
     """
     if not SHARED_MEMORY.is_dir() or shutil.disk_usage(SHARED_MEMORY).free < ROOMY_BYTES:
         return
-    tempfile.gettempdir()  # where those of tests themselves stay
+    tempfile.gettempdir()  # where pytest's own stay
     place = tempfile.mkdtemp(prefix="tests-", dir=SHARED_MEMORY)
     os.environ["TMPDIR"] = place
     config.add_cleanup(partial(shutil.rmtree, place, ignore_errors=True))

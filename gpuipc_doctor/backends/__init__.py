@@ -100,7 +100,7 @@ class Backend:
     def memory_used_from_outside(self, device: Device) -> int:
         """Bytes in use on a device, as a process finds that does nothing with it; comparable with its like.
 
-        Where somebody tells without it, the driver is not even initialised; else a context is made.
+        Where somebody tells without the driver, no context is made for it.
         """
         driver = self.driver
         if not self.is_seen_from_outside(device):

@@ -26,9 +26,12 @@ MAX_JOBS = 4
 """Probes at a time. Drivers let one process at a time initialise: more would only wait for each other, and
 that counts against their deadlines."""
 
+MOST_AHEAD = 2
+"""Probes that start before their turn, beside these."""
+
 
 class Watcher(Protocol):
-    """Is told what runs, from any thread. ``key`` tells probes apart; it is not shown."""
+    """Is told what runs. ``key`` tells probes apart; it is not shown."""
 
     def planned(self, total: int) -> None:
         """So many probes are going to run, from here on."""
@@ -90,17 +93,16 @@ class Schedule:
         self._quiet.learn(probes, until)
         waiting = sorted(probes, key=_place_in_line)
         running: dict[Future[ProbeOutcome], PlannedProbe] = {}
-        at_once = max(jobs, 1)
-        with ThreadPoolExecutor(at_once + at_once) as pool, self._nobody_left_ahead():  # as many wait
+        jobs = max(jobs, 1)
+        with ThreadPoolExecutor(jobs + MOST_AHEAD) as pool, self._nobody_left_ahead():
             while waiting or running:
                 for planned in _startable(self._in_line(waiting), list(running.values()), jobs):
                     waiting.remove(planned)
                     if reason := self._why_not(planned, until):
-                        self._give_up(planned.number)
-                        waiting[:0] = take(planned, reason)
+                        waiting[:0] = take(planned, self._given_up(planned) or reason)
                     else:
                         running[self._begin(planned, until, pool)] = planned
-                self._get_ready(_next_in_line(self._in_line(waiting)), until, pool, at_once)
+                self._get_ready(_next_in_line(self._in_line(waiting)), until, pool)
                 for future in wait(running, return_when=FIRST_COMPLETED).done if running else ():
                     planned = running.pop(future)
                     self.watcher.finished(_key(planned))
@@ -132,19 +134,22 @@ class Schedule:
             self.watcher.finished(_key(planned))
 
     def _begin(self, planned: PlannedProbe, until: float, pool: ThreadPoolExecutor) -> Future[ProbeOutcome]:
-        """Start a probe, or have one go on that has started ahead."""
+        """Start a probe, or have one go on that has started ahead.
+
+        One that has ended before its turn starts anew: what went wrong beside another probe may be that one's
+        doing. A fault of its own shows again.
+        """
         self._tell_started(planned)
-        if ahead := self._ahead.pop(planned.number, None):
+        ahead = self._ahead.pop(planned.number, None)
+        if ahead and not ahead.outcome.done():
             ahead.turn.at_rest = self._quiet.at_rest(planned)
             return ahead.outcome
         return pool.submit(self._supervise, planned, until)
 
-    def _get_ready(
-        self, line: Iterable[PlannedProbe], until: float, pool: ThreadPoolExecutor, most: int
-    ) -> None:
+    def _get_ready(self, line: Iterable[PlannedProbe], until: float, pool: ThreadPoolExecutor) -> None:
         """Start probes before their turn: their workers initialise the driver meanwhile, and wait then."""
         for planned in line:
-            if planned.number in self._ahead or len(self._ahead) >= most:
+            if planned.number in self._ahead or len(self._ahead) >= MOST_AHEAD:
                 continue
             if not self._quiet.waits_itself(planned) or self._still_imports(planned):
                 continue
@@ -157,12 +162,22 @@ class Schedule:
         try:
             yield
         finally:
-            for number in list(self._ahead):
-                self._give_up(number)
+            for ahead in self._ahead.values():
+                ahead.turn.given_up = True
+            self._ahead.clear()
 
-    def _give_up(self, number: int) -> None:
-        if ahead := self._ahead.pop(number, None):
-            ahead.turn.given_up = True
+    def _given_up(self, planned: PlannedProbe) -> ProbeOutcome | None:
+        """End a probe that is ahead and is not to run; tells of it if a process of it cannot be killed."""
+        ahead = self._ahead.pop(planned.number, None)
+        if ahead is None:
+            return None
+        ahead.turn.given_up = True
+        ended = _result_of(ahead.outcome)
+        if isinstance(ended, ProbeOutcome) and any(
+            role.ending is Ending.UNKILLABLE for role in ended.roles.values()
+        ):
+            return ended
+        return None
 
     def _supervise(self, planned: PlannedProbe, until: float, turn: Turn | None = None) -> ProbeOutcome:
         if turn is None and self._quiet.waits_itself(planned):
@@ -269,9 +284,9 @@ def _startable(
             continue
         devices = set(planned.probe.devices)
         if planned.probe.exclusive and devices & used:
-            closed |= devices  # its turn comes before that of later ones
+            closed |= devices  # its turn comes before that of later ones which share them
             continue
-        if devices & closed:
+        if not planned.probe.exclusive and devices & closed:
             continue
         chosen.append(planned)
         used |= devices

@@ -76,7 +76,7 @@ class Assignment:
 
     ``place`` is the role's number among the probe's roles, from 0; ``root`` is the node's (see `model.Node`);
     ``ranks`` is the number of MPI ranks, 0 when no launcher started this worker. ``waits_for_turn``: it
-    touches no device before the probe's turn (see `turn`).
+    makes no context before the probe's turn (see `turn`).
     """
 
     check_file: str

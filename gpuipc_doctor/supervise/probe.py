@@ -132,7 +132,7 @@ class Execution:
 
         def fork(imports: set[str], environment: Mapping[str, str], order: Order) -> int | None:
             stem = self._stems.of(imports, environment)
-            return stem.fork(order, ready_by, lambda: stop.is_set() or time.monotonic() > until)
+            return stem.fork(order, ready_by, lambda: self._is_given_up(stop) or time.monotonic() > until)
 
         self._roles = start(
             self._probe,
@@ -145,6 +145,9 @@ class Execution:
             temporary=self._temporary,
         )
 
+    def _is_given_up(self, stop: threading.Event) -> bool:
+        return stop.is_set() or (self._turn is not None and self._turn.given_up)
+
     def _take_turn(self) -> None:
         """Pass the turn on once it has come: from then on the probe's time counts, and its roles' clocks."""
         if self._turn and self._waits_for_turn and self._turn.at_rest is not None:
@@ -153,7 +156,8 @@ class Execution:
             self._began = time.monotonic()
             for role in self._roles.values():
                 role.progress.read()
-                role.progress.last_at = self._began
+                if role.progress.waiting:
+                    role.progress.last_at = self._began
 
     # -- watch ------------------------------------------------------------------------------------------
 
@@ -168,7 +172,7 @@ class Execution:
             if any(role.went_wrong for role in self._roles.values()):
                 self._settle()
                 return
-            if stop.is_set() or (self._turn and self._turn.given_up):
+            if self._is_given_up(stop):
                 self._stopped = "interrupted"
                 return
             if now > until:
@@ -186,8 +190,8 @@ class Execution:
                         role.ending = ending
                     return
             if self._inbox is None:
-                is_new = self._waits_for_turn or now - self._began < SLOW_AFTER_S
-                time.sleep(TICK_S if is_new else SLOW_TICK_S)
+                soon = self._waits_for_turn or now - self._began < SLOW_AFTER_S
+                time.sleep(TICK_S if soon else SLOW_TICK_S)
             elif self._inbox.wait(LISTEN_S):  # who tells begins his journal anew
                 next(iter(self._roles.values())).progress.begin_anew()
 

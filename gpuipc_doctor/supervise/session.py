@@ -106,7 +106,7 @@ class Session:
     ) -> ProbeOutcome:
         """Run one probe to its end. ``until``: `time.monotonic()` seconds at which the run's budget ends.
 
-        ``turn``: when it may touch its devices, if not at once. ``listener`` is called with what the first
+        ``turn``: when it may use its devices, if not at once. ``listener`` is called with what the first
         role tells, when it tells it. ``stop`` ends this probe in place of what `stop` sets for all.
         """
         number = next(self._numbers)

@@ -61,7 +61,7 @@ def start(
 ) -> dict[str, RunningRole]:
     """Start every role of the probe. All that it starts carries ``marker`` in its environment.
 
-    ``waits_for_turn``: they touch no device before the probe's turn (see `turn`). ``temporary``: where a
+    ``waits_for_turn``: they make no context before the probe's turn (see `turn`). ``temporary``: where a
     launcher and its ranks put temporary files, if not where everybody does. Open MPI's launcher leaves some,
     in which another of the same process number fails.
     """

@@ -15,7 +15,7 @@ from gpuipc_doctor.model import AtRest
 
 @dataclass
 class Turn:
-    """What who knows which devices are free tells the supervisor of a probe, while that runs.
+    """Between who knows which devices are free, and the supervisor of a probe, whose thread is another.
 
     ``at_rest``: how the probe's devices are at rest, once its turn has come. ``given_up``: it will not come,
     and the probe is to end as it stands.

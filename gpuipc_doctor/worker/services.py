@@ -111,7 +111,9 @@ class Worker:
             backend.initialise()
         if self._assignment.place == 0:
             for backend, device in outside:
-                backend.is_seen_from_outside(device)  # which initialises that, too
+                backend.is_seen_from_outside(device)  # NVML takes its time, too
+        self._timer.rest()
+        if self._assignment.place == 0:
             self.record(at_rest=self.wait_for_rest(self._await_turn())[0])
             for peer in self.peers if self._peer_fds else ():
                 peer.send(None)

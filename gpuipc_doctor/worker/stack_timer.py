@@ -21,6 +21,11 @@ class StackTimer:
         self._renew_s = deadline_s / 8
         self._set_at = 0.0
 
+    def rest(self) -> None:
+        """Until it is renewed: who waits for his turn has no deadline."""
+        faulthandler.cancel_dump_traceback_later()
+        self._set_at = 0.0
+
     def renew(self) -> None:
         now = time.monotonic()
         if now - self._set_at > self._renew_s:

@@ -13,13 +13,13 @@ import pytest
 
 from gpuipc_doctor.api import Check, Context, Device, Probe, ProbeOutcome
 from gpuipc_doctor.cli.progress import Silent
-from gpuipc_doctor.model import AtRest, Launch
+from gpuipc_doctor.model import AtRest, Ending, Launch, RoleOutcome
 from gpuipc_doctor.run import schedule
 from gpuipc_doctor.run.planner import PlannedProbe
 from gpuipc_doctor.supervise.session import Session
 from gpuipc_doctor.supervise.turn import Turn
 from tests.checks.judging import gpu
-from tests.waiting import LIMIT_S
+from tests.waiting import LIMIT_S, until
 
 FIRST, SECOND = gpu(0), gpu(1)
 
@@ -181,6 +181,60 @@ def test_what_waits_for_a_device_has_started_by_then_and_is_given_up_where_it_is
     running.run([planned(name, FIRST, exclusive=True) for name in ("first", "second")], 1, take)
     end = "second is given up" if interrupted else "second has its turn"
     assert session.told == ["first starts", "second starts", "first ends", end]
+
+
+class EndsAhead(InTurn):
+    """One in which the second probe ends before its turn; for good, if it cannot be killed."""
+
+    def __init__(self, ending: Ending) -> None:
+        super().__init__()
+        self.ending = ending
+
+    def run(self, check: str, file: Path, probe: Probe, *, until: float, turn: Turn | None) -> ProbeOutcome:
+        if probe.name == "second" and "second starts" not in self.told:
+            if self.ending is Ending.UNKILLABLE:
+                self.unkillable = "it"
+            self._tell("second starts")
+            return ProbeOutcome(
+                probe.name,
+                probe.devices,
+                {},
+                {"role": RoleOutcome("role", self.ending)},
+                "role",
+                0.0,
+                1.0,
+                "",
+            )
+        return super().run(check, file, probe, until=until, turn=turn)
+
+
+@pytest.mark.parametrize("ending", [Ending.HUNG, Ending.UNKILLABLE])
+def test_what_ended_before_its_turn_starts_anew_and_what_cannot_be_killed_is_told(ending: Ending) -> None:
+    session = EndsAhead(ending)
+    running = schedule.Schedule(session, Silent(), time.monotonic() + LIMIT_S)  # type: ignore[arg-type]
+    running._quiet = Still(waits_itself=True)  # type: ignore[assignment]
+    taken: dict[str, schedule.Ended] = {}
+
+    def take(planned: PlannedProbe, ended: schedule.Ended) -> list[PlannedProbe]:
+        until("the second has ended", lambda: all(one.outcome.done() for one in running._ahead.values()))
+        taken[planned.probe.name] = ended
+        return []
+
+    running.run([planned(name, FIRST, exclusive=True) for name in ("first", "second")], 1, take)
+    second = taken["second"]
+    assert isinstance(second, ProbeOutcome)
+    assert [role.ending for role in second.roles.values()] == ([ending] if session.unkillable else [])
+    assert session.told.count("second starts") == (1 if session.unkillable else 2)
+
+
+def test_pairs_that_share_no_device_run_at_the_same_time() -> None:
+    ring = [gpu(number) for number in range(4)]
+    pairs = [
+        planned(f"{a}{b}", ring[a], ring[b], exclusive=True) for a, b in ((0, 1), (1, 2), (2, 3), (3, 0))
+    ]
+    shares = planned("shares", ring[0])
+    assert names(schedule._startable([*pairs, shares], [], jobs=4)) == ["01", "23"]
+    assert names(schedule._startable([pairs[1], pairs[3], shares], [pairs[0]], jobs=4)) == []
 
 
 def test_who_is_next_in_line_for_a_device() -> None:
