@@ -4,9 +4,7 @@ import importlib.util
 import os
 import shutil
 import signal
-import tempfile
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -51,29 +49,7 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
 """For each marker, whether this machine has what it stands for, and what a skip says if not."""
 
 
-SHARED_MEMORY, ROOMY_BYTES = Path("/dev/shm"), 4 << 30
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    hear_signals()
-    if "TMPDIR" not in os.environ:  # of xdist's workers it is there
-        files_in_memory(config)
-
-
-def files_in_memory(config: pytest.Config) -> None:
-    """Have commands make their temporary files in memory, where there is room.
-
-    They are many, and for each new one ext4 looks at those that were removed of late.
-    """
-    if not SHARED_MEMORY.is_dir() or shutil.disk_usage(SHARED_MEMORY).free < ROOMY_BYTES:
-        return
-    tempfile.gettempdir()  # where pytest's own stay
-    place = tempfile.mkdtemp(prefix="tests-", dir=SHARED_MEMORY)
-    os.environ["TMPDIR"] = place
-    config.add_cleanup(partial(shutil.rmtree, place, ignore_errors=True))
-
-
-def hear_signals() -> None:
+def pytest_configure() -> None:
     """Hear signals that a shell in the background, or nohup, has this process ignore: commands would, too."""
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
