@@ -6,7 +6,7 @@ import gc
 import sys
 
 GARBAGE_AFTER = 100_000
-"""New objects after which Python looks for garbage. Little of ours is: by itself it looks after 700."""
+"""New objects after which Python looks for garbage, of which ours are little; by itself after a thousand."""
 
 
 def main() -> None:

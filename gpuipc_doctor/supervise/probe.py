@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuipc_doctor.model import Ending, Node, Probe, ProbeOutcome, RoleOutcome
-from gpuipc_doctor.supervise import evidence, leftovers, logs, tree, turn
+from gpuipc_doctor.supervise import evidence, leftovers, logs, tree
 from gpuipc_doctor.supervise.assignment import RoleFiles, RoleResult
 from gpuipc_doctor.supervise.inbox import Inbox, Listener
 from gpuipc_doctor.supervise.orders import Order
 from gpuipc_doctor.supervise.role import RunningRole
-from gpuipc_doctor.supervise.start import LAUNCHER_LOG, start
+from gpuipc_doctor.supervise.start import LAUNCHER_LOG, Starter
 from gpuipc_doctor.supervise.stems import Stems
-from gpuipc_doctor.supervise.turn import Turn
+from gpuipc_doctor.supervise.turn import Turn, announce
 
 TICK_S = 0.005
 SLOW_TICK_S, SLOW_AFTER_S = 0.02, 1.0
@@ -134,7 +134,7 @@ class Execution:
             stem = self._stems.of(imports, environment)
             return stem.fork(order, ready_by, lambda: self._is_given_up(stop) or time.monotonic() > until)
 
-        self._roles = start(
+        self._roles = Starter(
             self._probe,
             self._check_file,
             self._directory,
@@ -143,7 +143,7 @@ class Execution:
             fork,
             waits_for_turn=self._turn is not None,
             temporary=self._temporary,
-        )
+        ).start()
 
     def _is_given_up(self, stop: threading.Event) -> bool:
         return stop.is_set() or (self._turn is not None and self._turn.given_up)
@@ -151,7 +151,7 @@ class Execution:
     def _take_turn(self) -> None:
         """Pass the turn on once it has come: from then on the probe's time counts, and its roles' clocks."""
         if self._turn and self._waits_for_turn and self._turn.at_rest is not None:
-            turn.tell(self._turn_file, self._turn.at_rest)
+            announce(self._turn_file, self._turn.at_rest)
             self._waits_for_turn = False
             self._began = time.monotonic()
             for role in self._roles.values():

@@ -161,7 +161,7 @@ class RunningRole:
     kernel: tuple[str, ...] = ()
     native_stack: tuple[str, ...] = ()
     _line_at: float = 0.0
-    _turns_by_then: tree.Turns = field(default_factory=tree.Turns)
+    _had_by_then: tree.Timeslices = field(default_factory=tree.Timeslices)
 
     def silent_for(self, now: float, allowed_s: float = 0.0) -> float:
         """Seconds since its last line in the journal, less those in which it had no processor to run on.
@@ -171,16 +171,16 @@ class RunningRole:
         Up to ``allowed_s`` it is not looked whether a program that the worker has started wants one, too:
         all processes of the node are read for that.
         """
-        turns = tree.turns_of(self.process.pid)
+        had = tree.timeslices_of(self.process.pid)
         if self._line_at != self.progress.last_at:
-            self._line_at, self._turns_by_then = self.progress.last_at, turns
-        silent_s = now - self.progress.last_at - turns.starved_since(self._turns_by_then)
+            self._line_at, self._had_by_then = self.progress.last_at, had
+        silent_s = now - self.progress.last_at - had.starved_since(self._had_by_then)
         if silent_s <= allowed_s or not self.process.pid:
             return silent_s
         program = tree.at_work(self.process.pid)  # one that it has started since then, if it is another
         if program == self.process.pid:
             return silent_s
-        return silent_s - tree.turns_of(program).starved_since(tree.Turns())
+        return silent_s - tree.timeslices_of(program).starved_since(tree.Timeslices())
 
     def poll(self, now: float) -> None:
         """See whether the process has ended, and how."""

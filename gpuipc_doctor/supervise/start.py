@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpuipc_doctor.model import Launch, Node, Probe
@@ -48,29 +48,6 @@ Hydra would hand them on to ranks on other nodes.
 """
 
 
-def start(
-    probe: Probe,
-    check_file: Path,
-    directory: Path,
-    node: Node,
-    marker: str,
-    fork: Fork,
-    *,
-    waits_for_turn: bool = False,
-    temporary: Path | None = None,
-) -> dict[str, RunningRole]:
-    """Start every role of the probe. All that it starts carries ``marker`` in its environment.
-
-    ``waits_for_turn``: they make no context before the probe's turn (see `turn`). ``temporary``: where a
-    launcher and its ranks put temporary files, if not where everybody does. Open MPI's launcher leaves some,
-    in which another of the same process number fails.
-    """
-    starter = _Starter(probe, check_file, directory, node, marker, fork, waits_for_turn)
-    if probe.launch is None:
-        return starter.children()
-    return starter.ranks(probe.launch, {"TMPDIR": str(temporary)} if temporary else {})
-
-
 def imports(probe: Probe) -> set[str]:
     """What the stem of a probe's workers imports."""
     return {device.backend for device in probe.devices} | set(probe.imports)
@@ -90,30 +67,30 @@ def environment_with(*additions: Mapping[str, str]) -> dict[str, str]:
     return environment
 
 
-class _Starter:
-    def __init__(
-        self,
-        probe: Probe,
-        check_file: Path,
-        directory: Path,
-        node: Node,
-        marker: str,
-        fork: Fork,
-        waits_for_turn: bool,
-    ) -> None:
-        self._probe = probe
-        self._check_file = check_file
-        self._directory = directory
-        self._node = node
-        self._marker = marker
-        self._fork = fork
-        self._waits_for_turn = waits_for_turn
-        isolated = ["-I"] if sys.flags.isolated else []
-        self._command = [sys.executable, *isolated, "-m", "gpuipc_doctor.worker", str(directory)]
+@dataclass(frozen=True, slots=True)
+class Starter:
+    """Starts the roles of a probe. All that it starts carries ``marker`` in its environment.
 
-    def children(self) -> dict[str, RunningRole]:
+    ``waits_for_turn``: they make no context before the probe's turn (see `turn`). ``temporary``: where a
+    launcher and its ranks put temporary files, if not where everybody does. Open MPI's launcher leaves some,
+    in which another of the same process number fails.
+    """
+
+    probe: Probe
+    check_file: Path
+    directory: Path
+    node: Node
+    marker: str
+    fork: Fork
+    waits_for_turn: bool = False
+    temporary: Path | None = None
+
+    def start(self) -> dict[str, RunningRole]:
+        return self._ranks(self.probe.launch) if self.probe.launch else self._children()
+
+    def _children(self) -> dict[str, RunningRole]:
         """Each role as a child of ours; socket pairs connect the first one to each of the others."""
-        first, *others = self._probe.roles
+        first, *others = self.probe.roles
         pairs = {name: socket.socketpair() for name in others}
         ends = {first: [one for one, _ in pairs.values()]} | {name: [end] for name, (_, end) in pairs.items()}
         try:
@@ -123,44 +100,42 @@ class _Starter:
                 end.close()
 
     def _child(self, role: str, peers: Sequence[socket.socket]) -> RunningRole:
-        files = self._desk(role)
-        environment = environment_with(self._probe.env, self._node.env)
+        files = self._assign(role)
+        environment = environment_with(self.probe.env, self.node.env)
         own = self._own(environment)
-        if role not in self._probe.concurrent:
-            own |= one_queue(self._probe.devices, environment)
+        if role not in self.probe.concurrent:
+            own |= one_queue(self.probe.devices, environment)
         fds = {f"peer {number}": peer.fileno() for number, peer in enumerate(peers, 1)}
         with files.log.open("ab") as log:  # appending: see `logs`
             own_fds = {"log": log.fileno(), **fds}
-            order = Order(str(self._directory), role, self._marker, own, files=own_fds)
-            pid = self._fork(imports(self._probe), environment, order)
+            order = Order(str(self.directory), role, self.marker, own, files=own_fds)
+            pid = self.fork(imports(self.probe), environment, order)
         if pid is not None:
             return _running(ForkedProcess(pid), files)
         command = [*self._command, role, *map(str, fds.values())]
         return _running(
-            _popen(command, files.log, self._directory, environment | own, tuple(fds.values())), files
+            _popen(command, files.log, self.directory, environment | own, tuple(fds.values())), files
         )
 
-    def ranks(self, launch: Launch, common: Mapping[str, str]) -> dict[str, RunningRole]:
-        """All roles as ranks of one launcher, which starts one `rank` starter for each.
-
-        ``common``: the environment of the launcher and of the ranks, unless ``launch`` says otherwise.
-        """
-        files_of = {role: self._desk(role, ranks=len(self._probe.roles)) for role in self._probe.roles}
+    def _ranks(self, launch: Launch) -> dict[str, RunningRole]:
+        """All roles as ranks of one launcher, which starts one `rank` starter for each."""
+        common = {"TMPDIR": str(self.temporary)} if self.temporary else dict[str, str]()
+        files_of = {role: self._assign(role, ranks=len(self.probe.roles)) for role in self.probe.roles}
         preload = {"LD_PRELOAD": ":".join(launch.preload)} if launch.preload else {}
-        wanted = environment_with(common, launch.env, preload, self._node.env, self._node.rank_env)
+        wanted = environment_with(common, launch.env, preload, self.node.env, self.node.rank_env)
         wanted |= self._own(wanted)
         changes = {name: value for name, value in wanted.items() if os.environ.get(name) != value}
         plan = {"roles": list(files_of), "command": self._command, "environment": changes}
-        (self._directory / rank.PLAN).write_text(json.dumps(plan))
+        (self.directory / rank.PLAN).write_text(json.dumps(plan))
         command = [part.format(ranks=len(files_of)) for part in launch.command]
-        starter = [sys.executable, "-I", "-S", rank.__file__, str(self._directory)]
-        log = self._directory / LAUNCHER_LOG
+        starter = [sys.executable, "-I", "-S", rank.__file__, str(self.directory)]
+        log = self.directory / LAUNCHER_LOG
         environment = environment_with(common, launch.env)
         environment |= self._own(environment)
         for name in filter(_OF_ONE_PROCESS.match, os.environ):  # we may be a rank ourselves
             environment.pop(name, None)
         try:
-            launcher = _popen([*command, *starter], log, self._directory, environment)
+            launcher = _popen([*command, *starter], log, self.directory, environment)
         except OSError as error:
             log.write_text(f"{command[0]}: {error.strerror}\n")
             launcher = None
@@ -170,33 +145,39 @@ class _Starter:
         }
 
     @property
+    def _command(self) -> list[str]:
+        """A worker's, less its role and the descriptors of its peers."""
+        isolated = ["-I"] if sys.flags.isolated else []
+        return [sys.executable, *isolated, "-m", "gpuipc_doctor.worker", str(self.directory)]
+
+    @property
     def _stays(self) -> bool:
         """Whether all roles run on this node."""
-        return self._probe.launch is None or self._probe.launch.nodes == 1
+        return self.probe.launch is None or self.probe.launch.nodes == 1
 
-    def _desk(self, role: str, *, ranks: int = 0) -> RoleFiles:
-        files = RoleFiles(self._directory, role)
-        devices = self._probe.devices
+    def _assign(self, role: str, *, ranks: int = 0) -> RoleFiles:
+        files = RoleFiles(self.directory, role)
+        devices = self.probe.devices
         if not self._stays:  # elsewhere, it is another device of the same number
             devices = tuple(replace(device, uuid="", pci="") for device in devices)
         Assignment(
-            check_file=str(self._check_file),
-            function=self._probe.roles[role].__name__,
-            place=list(self._probe.roles).index(role),
+            check_file=str(self.check_file),
+            function=self.probe.roles[role].__name__,
+            place=list(self.probe.roles).index(role),
             devices=devices,
-            params=self._probe.params,
-            deadline_s=self._probe.deadline_s,
-            root=self._node.root,
+            params=self.probe.params,
+            deadline_s=self.probe.deadline_s,
+            root=self.node.root,
             ranks=ranks,
-            waits_for_turn=self._waits_for_turn,
+            waits_for_turn=self.waits_for_turn,
         ).write(files.assignment)
         return files
 
     def _own(self, environment: Mapping[str, str]) -> dict[str, str]:
         """What workers of this probe have beside an environment that they share with those of others."""
-        own = {MARKER: self._marker}
+        own = {MARKER: self.marker}
         if self._stays:
-            own |= visible_devices(self._probe.devices, environment) or self._node.visible
+            own |= visible_devices(self.probe.devices, environment) or self.node.visible
         return own
 
 

@@ -92,31 +92,30 @@ def at_work(pid: int) -> int:
     return living[-1] if living else pid
 
 
-class Turns(NamedTuple):
-    """What a thread has had of the processors so far: seconds, seconds in want of one, and turns."""
+class Timeslices(NamedTuple):
+    """What a thread has had of the processors so far: seconds, seconds in want of one, and how often."""
 
     ran_s: float = 0.0
     wanted_s: float = 0.0
     number: int = 0
 
-    def starved_since(self, before: Turns) -> float:
+    def starved_since(self, before: Timeslices) -> float:
         """Seconds since then for which it was ready to run and no processor was free for it.
 
-        None of them where it gives its turns away, as MPI's ranks do that poll and yield: each time they go
-        to the end of the line. On two busy cores one had 34,000 turns of 27 µs in 41 s, and stood in line
-        for 40.
+        None of them where it gives its timeslices away, as MPI's ranks do that poll and yield: each time they
+        go to the end of the line. On two busy cores one had 34,000 in 41 s, and stood in line for 40.
         """
-        turns = self.number - before.number
-        if turns > _FEW_TURNS and (self.ran_s - before.ran_s) / turns < _SHORT_TURN_S:
+        number = self.number - before.number
+        if number > _FEW and (self.ran_s - before.ran_s) / number < _SHORT_S:
             return 0.0
         return max(self.wanted_s - before.wanted_s, 0.0)
 
 
-_FEW_TURNS, _SHORT_TURN_S = 20, 0.0001
-"""A thread that computes has turns of 2.4 ms beside others; of few, nothing can be told."""
+_FEW, _SHORT_S = 20, 0.0001
+"""A thread that computes has timeslices of 2.4 ms beside others; of few, nothing can be told."""
 
 
-def turns_of(pid: int) -> Turns:
+def timeslices_of(pid: int) -> Timeslices:
     """Of the main thread of ``pid``, from ``/proc/PID/schedstat``.
 
     None where the kernel does not count them, or the process is gone. Source: Linux,
@@ -124,8 +123,8 @@ def turns_of(pid: int) -> Turns:
     """
     with contextlib.suppress(OSError, ValueError):
         ran, wanted, number = map(int, _read(pid, "schedstat").split())
-        return Turns(ran / 1e9, wanted / 1e9, number)
-    return Turns()
+        return Timeslices(ran / 1e9, wanted / 1e9, number)
+    return Timeslices()
 
 
 def end(find: Callable[[], list[Process]], *, grace_s: float, limit_s: float) -> list[Process]:

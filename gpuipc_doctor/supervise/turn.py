@@ -25,14 +25,14 @@ class Turn:
     given_up: bool = False
 
 
-def tell(path: Path, at_rest: Sequence[AtRest]) -> None:
+def announce(path: Path, at_rest: Sequence[AtRest]) -> None:
     """Have the roles learn that their turn has come."""
     draft = path.with_suffix(".draft")
     draft.write_text(json.dumps(at_rest))
     draft.replace(path)
 
 
-def told(path: Path) -> list[AtRest] | None:
+def announced(path: Path) -> list[AtRest] | None:
     """How the devices are at rest; None as long as the turn has not come."""
     try:
         return [AtRest(*each) for each in json.loads(path.read_text())]

@@ -20,9 +20,9 @@ from gpuipc_doctor.api.ledger import NOISE_BYTES
 from gpuipc_doctor.backends import Backend, open_backend
 from gpuipc_doctor.backends.device import DriverGpu
 from gpuipc_doctor.model import AtRest, Device, Json
-from gpuipc_doctor.supervise import turn
 from gpuipc_doctor.supervise.assignment import Assignment, RoleFiles, device_to_json
 from gpuipc_doctor.supervise.journal import Journal
+from gpuipc_doctor.supervise.turn import announced
 from gpuipc_doctor.worker.peer import Peer
 from gpuipc_doctor.worker.stack_timer import StackTimer
 
@@ -106,37 +106,36 @@ class Worker:
         """Have it be the probe's turn, and the devices at rest, before a role begins: the first looks."""
         if not self._assignment.waits_for_turn:
             return
-        outside = self._outside
-        for backend, _ in outside:
+        for backend, _ in self._unopened:
             backend.initialise()
-        if self._assignment.place == 0:
-            for backend, device in outside:
-                backend.is_seen_from_outside(device)  # NVML takes its time, too
-        self._timer.rest()
-        if self._assignment.place == 0:
-            self.record(at_rest=self.wait_for_rest(self._await_turn())[0])
-            for peer in self.peers if self._peer_fds else ():
-                peer.send(None)
-        else:
+        if self._assignment.place != 0:
+            self._timer.rest()
             self.peer.recv()
+            return
+        for backend, device in self._unopened:
+            backend.is_seen_from_outside(device)  # NVML takes its time, too
+        self._timer.rest()
+        self.record(at_rest=self.wait_for_rest(self._await_turn())[0])
+        for peer in self.peers if self._peer_fds else ():
+            peer.send(None)
 
     def _await_turn(self) -> Sequence[AtRest]:
         with self._journal.waiting():
-            while (at_rest := turn.told(self._turn_file)) is None:
+            while (at_rest := announced(self._turn_file)) is None:
                 time.sleep(0.005)
         return at_rest
 
     def wait_for_rest(self, at_rest: Sequence[AtRest]) -> tuple[list[int], bool]:
-        outside = self._outside
-        for (backend, device), rest in zip(outside, at_rest, strict=True):
+        devices = self._unopened
+        for (backend, device), rest in zip(devices, at_rest, strict=True):
             if rest.used is not None:
                 self.wait_until(partial(_is_at_rest, backend, device, rest.used), rest.patience_s)
-        used = [backend.memory_used_from_outside(device) for backend, device in outside]
-        return used, all(backend.is_seen_from_outside(device) for backend, device in outside)
+        used = [backend.memory_used_from_outside(device) for backend, device in devices]
+        return used, all(backend.is_seen_from_outside(device) for backend, device in devices)
 
     @property
-    def _outside(self) -> list[tuple[Backend, Device]]:
-        """The devices, not used by that."""
+    def _unopened(self) -> list[tuple[Backend, Device]]:
+        """The devices, for who looks at them without making a context."""
         return [(self._backend(device.backend), device) for device in self._assignment.devices]
 
     def record_holders(self) -> None:

@@ -61,6 +61,9 @@ def site(slurm: Callable[..., Cluster]) -> Site:
 
 
 def srun(cluster: Cluster, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run a job, whose output tells whether it ran. srun's exit code does not: where Slurm cancels a job
+    before its step is launched, srun says so, and exits now with 1 and now with 0.
+    """
     return cluster.run("srun", *options, "echo", "the job ran")
 
 
@@ -90,9 +93,7 @@ def test_a_faulty_node_is_drained_with_our_reason_and_the_job_goes_elsewhere(sit
 
 def test_one_faulty_node_of_two_gives_the_whole_job_back(site: Site) -> None:
     cluster = site(HEALTHY, FAULTY)
-    ended = srun(cluster, "-N2")
-    assert ended.returncode != 0
-    assert "the job ran" not in ended.stdout
+    assert srun(cluster, "-N2").stdout == ""
     assert cluster.await_node("n2", "drained").startswith(REASON)
     assert "drain" not in cluster.node("n1")[0]
 
@@ -116,7 +117,7 @@ def test_a_driver_that_hangs_drains_the_node_where_the_policy_says_so(
     site: Site, prolog: dict[str, object], words: str
 ) -> None:
     cluster = site(HANGING, budget_s=4, **prolog)
-    assert srun(cluster).returncode != 0
+    assert srun(cluster).stdout == ""
     reason = cluster.await_node("n1", "drained")
     assert reason.startswith(f"gpuipc-doctor: SIMULATED ({HANGING}) {words}"), reason
     assert "cuInit" in reason
@@ -126,7 +127,7 @@ def test_a_driver_that_hangs_drains_the_node_where_the_policy_says_so(
 def test_a_driver_that_hangs_drains_the_node_at_the_second_job(site: Site) -> None:
     cluster = site(HANGING, budget_s=4, deadline_s=6)
     assert srun(cluster).stdout == "the job ran\n"
-    assert srun(cluster).returncode != 0
+    assert srun(cluster).stdout == ""
     reason = cluster.await_node("n1", "drained")
     assert reason.startswith(f"gpuipc-doctor: SIMULATED ({HANGING}) FAIL"), reason
     assert "cuInit #1 hung (6 s)" in reason
@@ -153,7 +154,7 @@ def test_what_has_just_passed_is_remembered_until_something_changes(site: Site) 
     assert "PASS" in second["line"]
     assert " s ago" in second["line"]
     install(cluster, "n1", FAULTY, fresh_for_s=600)
-    assert srun(cluster).returncode != 0
+    assert srun(cluster).stdout == ""
     assert cluster.await_node("n1", "drained").startswith(REASON)
 
 
@@ -166,7 +167,7 @@ def test_a_job_has_only_its_own_gpus_tested(site: Site, tmp_path: Path) -> None:
     )
     cluster = site(str(broken), gpus=2)
     assert srun(cluster, "--gres=gpu:1").stdout == "the job ran\n"
-    assert srun(cluster, "--gres=gpu:2").returncode != 0
+    assert srun(cluster, "--gres=gpu:2").stdout == ""
     assert " on cuda:1 GPU-" in cluster.await_node("n1", "drained")
     assert [entry["gpus"] for entry in logged(cluster, "n1")] == ["0", "0,1"]
     tested = [
@@ -200,7 +201,7 @@ def test_what_even_the_guard_cannot_end_slurm_does(site: Site) -> None:
     sleeps.write_text("#!/bin/sh\nexec sleep 4711\n")
     sleeps.chmod(0o755)
     hook.write_text(hook.read_text().replace(sys.executable, str(sleeps)))
-    assert srun(cluster).returncode != 0
+    assert srun(cluster).stdout == ""
     assert cluster.await_node("n1", "drained") == "Prolog error"
     until("it is gone", lambda: not cluster.left())
 

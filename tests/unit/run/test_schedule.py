@@ -65,6 +65,12 @@ def test_what_has_devices_to_itself_goes_first_and_pairs_before_what_has_one() -
     assert names(line) == ["pair, alone", "alone", "shares", "pair"]
 
 
+def outcome(probe: Probe, ending: Ending | None = None) -> ProbeOutcome:
+    """Of a probe without roles, or whose only one ended so."""
+    roles = {"role": RoleOutcome("role", ending)} if ending else {}
+    return ProbeOutcome(probe.name, probe.devices, {}, roles, next(iter(roles), None), 0.0, 1.0, "")
+
+
 class Importing:
     """A session whose stems import until so many probes have run."""
 
@@ -80,7 +86,7 @@ class Importing:
 
     def run(self, check: str, file: Path, probe: Probe, *, until: float, turn: Turn | None) -> ProbeOutcome:
         self.left -= 1
-        return ProbeOutcome(probe.name, probe.devices, {}, {}, None, 0.0, 1.0, "")
+        return outcome(probe)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +160,7 @@ class InTurn:
             self._tell("first ends")
         else:
             self._tell(f"{probe.name} has its turn")
-        return ProbeOutcome(probe.name, probe.devices, {}, {}, None, 0.0, 1.0, "")
+        return outcome(probe)
 
     def _tell(self, news: str) -> None:
         with self._news:
@@ -195,16 +201,7 @@ class EndsAhead(InTurn):
             if self.ending is Ending.UNKILLABLE:
                 self.unkillable = "it"
             self._tell("second starts")
-            return ProbeOutcome(
-                probe.name,
-                probe.devices,
-                {},
-                {"role": RoleOutcome("role", self.ending)},
-                "role",
-                0.0,
-                1.0,
-                "",
-            )
+            return outcome(probe, self.ending)
         return super().run(check, file, probe, until=until, turn=turn)
 
 

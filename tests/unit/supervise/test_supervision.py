@@ -153,7 +153,7 @@ def test_a_debugger_that_hangs_costs_neither_the_verdict_nor_the_budget(
 
 def test_waiting_for_a_processor_is_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waited = {7: 3.0}
-    monkeypatch.setattr(tree, "turns_of", lambda pid: tree.Turns(wanted_s=waited[pid]))
+    monkeypatch.setattr(tree, "timeslices_of", lambda pid: tree.Timeslices(wanted_s=waited[pid]))
     role = RunningRole(SimpleNamespace(pid=7), RoleFiles(tmp_path, "one"), Progress(tmp_path / "j"), 0.0)  # type: ignore[arg-type]
     role.progress.last_at = 100.0
     assert role.silent_for(100.5) == 0.5  # what it had waited before that line is not counted
@@ -166,16 +166,16 @@ def test_waiting_for_a_processor_is_no_silence(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("had", "silent_s"),
     [
-        (tree.Turns(ran_s=1.0, wanted_s=40.0, number=400), 2.0),
-        (tree.Turns(ran_s=1.0, wanted_s=40.0, number=34_000), 42.0),
+        (tree.Timeslices(ran_s=1.0, wanted_s=40.0, number=400), 2.0),
+        (tree.Timeslices(ran_s=1.0, wanted_s=40.0, number=34_000), 42.0),
     ],
     ids=["starved", "polls-and-yields"],
 )
 def test_a_program_below_a_worker_is_starved_unless_it_gives_its_turns_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, had: tree.Turns, silent_s: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, had: tree.Timeslices, silent_s: float
 ) -> None:
     """As fi_pingpong does while it waits for a message that never comes."""
-    monkeypatch.setattr(tree, "turns_of", {7: tree.Turns(), 8: had}.__getitem__)
+    monkeypatch.setattr(tree, "timeslices_of", {7: tree.Timeslices(), 8: had}.__getitem__)
     monkeypatch.setattr(tree, "at_work", lambda pid: 8)
     role = RunningRole(SimpleNamespace(pid=7), RoleFiles(tmp_path, "one"), Progress(tmp_path / "j"), 0.0)  # type: ignore[arg-type]
     role.progress.last_at = 100.0
@@ -253,7 +253,7 @@ def test_a_rank_is_not_hung_while_the_other_waits_for_a_processor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited = {7: 0.0, 8: 0.0}
-    monkeypatch.setattr(tree, "turns_of", lambda pid: tree.Turns(wanted_s=waited[pid]))
+    monkeypatch.setattr(tree, "timeslices_of", lambda pid: tree.Timeslices(wanted_s=waited[pid]))
     probe = Probe("probe", {"rank 0": id, "rank 1": id}, deadline_s=2.0, launch=Launch(("mpiexec",)))
     execution = Execution(
         probe, tmp_path, tmp_path, node=Node(), marker="", limits=Limits(), stems=Stems(tmp_path, "")
@@ -283,21 +283,23 @@ def test_a_process_without_a_processor_is_seen_to_wait_unless_it_gives_its_turns
         for rival in rivals:
             assert rival.stdout
             rival.stdout.read(1)
-        before = {rival: tree.turns_of(rival.pid) for rival in rivals}
+        before = {rival: tree.timeslices_of(rival.pid) for rival in rivals}
 
         def starved(rival: subprocess.Popen[bytes]) -> float:
-            return tree.turns_of(rival.pid).starved_since(before[rival])
+            return tree.timeslices_of(rival.pid).starved_since(before[rival])
 
         *spinning, yielding = rivals
         until("they want a processor", lambda: min(map(starved, spinning)) > 0.5)
-        until("it had its turns", lambda: tree.turns_of(yielding.pid).number > before[yielding].number + 20)
-        assert tree.turns_of(yielding.pid).wanted_s > before[yielding].wanted_s + 0.5
+        until(
+            "it had its turns", lambda: tree.timeslices_of(yielding.pid).number > before[yielding].number + 20
+        )
+        assert tree.timeslices_of(yielding.pid).wanted_s > before[yielding].wanted_s + 0.5
         assert starved(yielding) == 0.0
     finally:
         for rival in rivals:
             rival.kill()
             rival.communicate()
-    assert tree.turns_of(rivals[0].pid) == tree.Turns()
+    assert tree.timeslices_of(rivals[0].pid) == tree.Timeslices()
 
 
 def test_orphans_are_this_process_s_only_during_a_session() -> None:
