@@ -1,9 +1,10 @@
-"""A stem of commands: it has imported what the command does, and forks the commands of tests.
+"""A stem of commands: it has imported what the command does and read the package's tables, and forks.
 
-To start Python and to import takes longer than what most of them do. A fork is what a process of its own is:
-it runs a module as ``python -m`` does, with its own arguments, environment, directory and streams, and has
-nothing else open. It is a child of the stem, which reaps it: nobody in the process of the tests takes it for
-its own. Only what a process is given as it is executed stays the stem's: ``/proc/PID/cmdline``, ``environ``.
+To start Python, to import and to read takes longer than what most commands do. A fork is what a process of
+its own is: it runs a module as ``python -m`` does, with its own arguments, environment, directory, streams,
+and has nothing else open. It is a child of the stem, which reaps it: nobody in the process of the tests takes
+it for its own. Only what a process is given as it is executed stays the stem's: ``/proc/PID/cmdline``,
+``environ``.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
+
+from gpuipc_doctor import knownissues
+from gpuipc_doctor.inventory import variables
 
 _AT_START = ("LD_", "GLIBC_", "MALLOC_", "PYTHON", "LANG", "LC_", "TZ")
 """How variables begin that the loader, the C library and Python read once."""
@@ -160,6 +164,8 @@ def main(fd: int) -> None:
                 import_module(module.name)
     for name in ("gpuipc_doctor.run.engine", "gpuipc_doctor.simulator.node", "jsonschema", "tabulate"):
         import_module(name)
+    knownissues.load()
+    variables.load()
     gc.collect()
     gc.freeze()
     name = _NAME.read_text().strip()

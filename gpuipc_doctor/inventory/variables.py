@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 from gpuipc_doctor.model import Json
 from gpuipc_doctor.versions import BEGINNING, Range, Verdict
@@ -86,7 +88,8 @@ class Variable:
         )
 
 
-def load(path: Path = SHIPPED) -> dict[str, Variable]:
+@cache
+def load(path: Path = SHIPPED) -> Mapping[str, Variable]:
     """The variables by name. The shipped file is trusted to follow its schema; a test holds it to that."""
     import yaml
 
@@ -94,7 +97,7 @@ def load(path: Path = SHIPPED) -> dict[str, Variable]:
     with path.open(encoding="utf-8") as file:
         data = yaml.load(file, loader)  # noqa: S506 - both are safe loaders
     variables = (_variable(group, one) for group in data["groups"] for one in group["variables"])
-    return {variable.name: variable for variable in variables}
+    return MappingProxyType({variable.name: variable for variable in variables})
 
 
 def _variable(group: Json, data: Json) -> Variable:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import date
+from functools import cache
 from pathlib import Path
 
 from gpuipc_doctor.knownissues import mistakes
@@ -20,12 +21,20 @@ def load(extra_dirs: Iterable[Path] = ()) -> tuple[KnownIssue, ...]:
 
     Raises `BadFile` with every mistake of a site's files.
     """
-    documents, _, wrong = read_all(files(extra_dirs), _is_shipped)
-    issues, clashes = merge(documents)
-    own = [document for document in documents if not _is_shipped(document.path)]
+    own, _, wrong = read_all(_files_in(extra_dirs))
+    issues, clashes = merge((*shipped(), *own))
     if wrong := [*wrong, *clashes, *(mistake for document in own for mistake in _within(document))]:
         raise BadFile(wrong)
     return issues
+
+
+@cache
+def shipped() -> tuple[Document, ...]:
+    """The files that come with the package, which are read once."""
+    documents, _, wrong = read_all(files(), _is_shipped)
+    if wrong:
+        raise BadFile(wrong)
+    return tuple(documents)
 
 
 def lint(
@@ -57,8 +66,12 @@ def lint(
 
 def files(extra_dirs: Iterable[Path] = ()) -> list[Path]:
     """The database's files, in the order in which they are read. Raises `BadFile`."""
+    return _files_in((SHIPPED, *extra_dirs))
+
+
+def _files_in(directories: Iterable[Path]) -> list[Path]:
     found: list[Path] = []
-    for directory in (SHIPPED, *extra_dirs):
+    for directory in directories:
         try:
             found += sorted(path for path in directory.iterdir() if path.suffix in (".yaml", ".yml"))
         except OSError as error:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
@@ -178,9 +179,10 @@ class Profile:
         return self.fabric is not None
 
 
-def names() -> list[str]:
+@cache
+def names() -> tuple[str, ...]:
     """The profiles that come with the package."""
-    return sorted(path.stem for path in PROFILES.glob("*.yaml"))
+    return tuple(sorted(path.stem for path in PROFILES.glob("*.yaml")))
 
 
 def load(profile: str) -> Profile:
@@ -192,6 +194,12 @@ def load(profile: str) -> Profile:
     if path is None:
         text = f"no such simulator profile{did_you_mean(profile, names())}"
         raise BadFile([Mistake(Path(profile or '""'), 0, text)])
+    return _shipped(path) if path.parent == PROFILES else _Reader(path).profile()
+
+
+@cache
+def _shipped(path: Path) -> Profile:
+    """One that comes with the package, which is read once."""
     return _Reader(path).profile()
 
 
