@@ -10,7 +10,6 @@ orphans: it alone learns how a worker ended, and a killed stem takes nobody with
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import gc
 import json
@@ -21,7 +20,6 @@ import time
 from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
-from typing import NoReturn
 
 from gpuipc_doctor.supervise import priority
 from gpuipc_doctor.supervise.marker import MARKER, carried, carry
@@ -45,7 +43,6 @@ def main(fd: int) -> None:
     if order:
         peers = [fd for name, fd in order.files.items() if name.startswith("peer")]
         running.run(Path(order.directory), order.role, peers)
-        _end()
 
 
 def _keep_freed_memory() -> None:
@@ -150,20 +147,6 @@ def _become_worker(order: Order) -> None:
         go.send(str(os.getpid()).encode())
         if go.recv(len(GO)) != GO:
             os._exit(1)  # it has been given up meanwhile
-
-
-def _end() -> NoReturn:
-    """End this process as C programs do, whose exit handlers are the drivers' and libraries' own.
-
-    Taking Python's modules apart first would add half a second where PyTorch is among them.
-    """
-    import ctypes
-
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    ctypes.CDLL(None).exit(0)
-    raise AssertionError("exit returned")
 
 
 if __name__ == "__main__":
