@@ -40,9 +40,10 @@ STALLED_S = 1.0
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Seconds. ``start_up_s``: until a worker's first journal line, for a cold file system is no hung GPU.
-    ``settle_s``: for the other roles to end by themselves once one went wrong. ``grace_s``: between TERM
-    and KILL. ``launcher_s``: the same where a launcher has ranks to end, maybe on other nodes; killed before
-    it has done that, it leaves them. ``kill_s``: for KILL to work before a process counts as unkillable.
+    ``settle_s``: for the other roles to end by themselves once one went wrong, and for a launcher once its
+    ranks have ended. ``grace_s``: between TERM and KILL. ``launcher_s``: the same where a launcher has ranks
+    to end, maybe on other nodes; killed before it has done that, it leaves them. ``kill_s``: for KILL to work
+    before a process counts as unkillable.
     """
 
     start_up_s: float = 60.0
@@ -271,6 +272,9 @@ class Execution:
             among = tree.processes().values() if self._probe.launch else tree.descendants(os.getpid())
             return [process for process in among if tree.carries(process.pid, self._marker)]
 
+        if all(role.ending is Ending.COMPLETED for role in self._roles.values()):
+            for role in self._roles.values():  # a launcher that is told to end calls that a bad termination
+                role.process.collect(self._limits.settle_s)
         grace_s = self._limits.launcher_s if self._probe.launch else self._limits.grace_s
         if remaining := tree.end(left, grace_s=grace_s, limit_s=self._limits.kill_s):
             views = {process.pid: evidence.kernel_view(process.pid) for process in remaining}

@@ -75,6 +75,15 @@ def test_ranks_talk(session: Session, mpi: Launch, roles: ModuleType) -> None:
     assert [record["right"] for record in outcome.records.values()] == [True, True]
 
 
+def test_a_launcher_whose_ranks_have_ended_ends_by_itself(roles: ModuleType, tmp_path: Path) -> None:
+    """Hydra calls it a bad termination where it, or what it started, is ended by another."""
+    mpi = launch("mpich43")
+    slow = ("/bin/sh", "-c", f'"$@"; sleep 0.2; touch {tmp_path}/ended', "sh", *mpi.command)
+    with Session(Node(), Limits(settle_s=LIMIT_S)) as session:
+        assert run(session, replace(mpi, command=slow), roles, "send", "receive").completed
+    assert (tmp_path / "ended").exists()
+
+
 def test_what_a_launcher_makes_for_itself_goes_with_it(session: Session, roles: ModuleType) -> None:
     ranks = ("look_at_temporary_files", "look_at_temporary_files")
     outcome = run(session, launch("openmpi"), roles, *ranks)
