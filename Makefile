@@ -13,7 +13,7 @@
 
 PYTHON  ?= python3
 PROFILE ?= healthy-cuda
-WORKERS ?= 4
+WORKERS ?= 6
 
 # Where it is set, every process that a test starts would compile all our modules anew: a fifth of its time.
 unexport PYTHONDONTWRITEBYTECODE
@@ -21,10 +21,10 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 PIP := -m pip --disable-pip-version-check
 
-# Four workers on two cores, for more than half of what tests of the command do is to wait.
-# loadgroup: tests that share an expensive fixture say so by xdist_group and run in one worker, and so do those
-# that start MPI ranks, which spin: the other has the rest of the machine. With a worker that is
-# started anew for one that died, it may wait for ever (pytest-xdist 3.8), so none is: the rest then does not run.
+# Six workers on two cores, for more than half of what tests of the command do is to wait.
+# loadgroup: tests that share an expensive fixture say so by xdist_group and run in one worker, and so do those of
+# a file that start MPI ranks or a Slurm. With a worker that is started anew for one that died, it may wait for
+# ever (pytest-xdist 3.8), so none is: the rest then does not run.
 PYTEST := -m pytest -n $(WORKERS) --dist loadgroup --max-worker-restart=0 --durations=25
 
 # --no-compile: of what is installed most is never imported, and what is, Python compiles then.

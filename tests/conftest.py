@@ -58,10 +58,11 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # the group becomes part of the name next
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Ranks spin while they wait, and jobs at a time take each other's processors: one worker has all."""
+    """Of tests that start MPI's ranks or Slurm's daemons, many both, those of a file run in one worker."""
     for item in items:
-        if item.get_closest_marker("mpi") and not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group("mpi"))
+        many = item.get_closest_marker("mpi") or item.get_closest_marker("slurm")
+        if many and not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

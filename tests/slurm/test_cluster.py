@@ -10,7 +10,7 @@ import pytest
 from tests.slurm.cluster import Cluster
 from tests.waiting import until
 
-pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
+pytestmark = [pytest.mark.slurm]
 
 Slurm = Callable[..., Cluster]
 

@@ -17,7 +17,6 @@ from tests.waiting import until
 
 pytestmark = [
     pytest.mark.slurm,
-    pytest.mark.xdist_group("slurm"),
     pytest.mark.skipif("fi_pingpong" not in lending.here(), reason="no fi_pingpong on PATH"),
 ]
 

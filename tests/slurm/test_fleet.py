@@ -16,7 +16,7 @@ from gpuipc_doctor.simulator import lending
 from tests.slurm.cluster import Cluster, until
 from tests.waiting import LIMIT_S
 
-pytestmark = [pytest.mark.slurm, pytest.mark.cuda, pytest.mark.xdist_group("slurm")]
+pytestmark = [pytest.mark.slurm, pytest.mark.cuda]
 
 Slurm = Callable[..., Cluster]
 

@@ -13,7 +13,7 @@ import pytest
 from tests.slurm.cluster import Cluster
 from tests.waiting import until
 
-pytestmark = [pytest.mark.slurm, pytest.mark.cuda, pytest.mark.xdist_group("slurm")]
+pytestmark = [pytest.mark.slurm, pytest.mark.cuda]
 
 
 STALE = """

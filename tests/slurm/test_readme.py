@@ -16,7 +16,6 @@ from tests.waiting import LIMIT_S
 pytestmark = [
     pytest.mark.slurm,
     pytest.mark.cuda,
-    pytest.mark.xdist_group("slurm"),
     pytest.mark.timeout(600),
 ]
 
