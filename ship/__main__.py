@@ -8,6 +8,7 @@ the file removes itself, too, as who has brought it here wants.
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import subprocess
@@ -49,18 +50,16 @@ def ours(name: str) -> bool:
 def main() -> None:
     archive = sys.argv[0]
     directory = unpacked(archive)
-    try:
-        if sys.argv[1:2] == ["--once"]:
-            del sys.argv[1]
-            Path(archive).unlink()
-        paths = [directory, *filter(None, [os.environ.get("PYTHONPATH")])]
-        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-        sys.path[0] = directory  # in place of the archive
-        from gpuipc_doctor.__main__ import main as doctor
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    if sys.argv[1:2] == ["--once"]:
+        del sys.argv[1]
+        Path(archive).unlink()
+    paths = [directory, *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    sys.path[0] = directory  # in place of the archive
+    from gpuipc_doctor.__main__ import main as doctor
 
-        doctor()
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    doctor()
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import pytest
 from tests.slurm.cluster import Cluster, until
 from tests.slurm.test_fleet import DOCTOR, told
 
-pytestmark = [pytest.mark.cuda]
+pytestmark = [pytest.mark.cuda, pytest.mark.xdist_group("ship")]  # it is built in the repository
 
 REPOSITORY = Path(__file__).parents[2]
 
