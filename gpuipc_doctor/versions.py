@@ -10,6 +10,7 @@ import enum
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ _ABBREVIATED = frozenset({"cray-mpich"})
 library 8.1.28.15. Such a version is compared only as far as it and the bound both go."""
 
 
+@lru_cache(4096)
 def parse(component: str, text: str) -> Version | None:
     """A version that compares with others of this component; None when it cannot be ordered."""
     from packaging.version import Version

@@ -146,8 +146,10 @@ def _alike(name: str, known: str) -> bool:
     The same words in another order, the same letters with other underscores, or one long word of them
     misspelt. Short words are not compared, for ``TX`` and ``RX`` are both right.
     """
+    if len(known) < 8 or name[:2] != known[:2]:  # which spares most of what follows
+        return False
     words, right = name.split("_"), known.split("_")
-    if len(known) < 8 or words[0] != right[0]:
+    if words[0] != right[0]:
         return False
     if sorted(words) == sorted(right) or "".join(words) == "".join(right):
         return True
