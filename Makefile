@@ -100,8 +100,8 @@ machine:
 	$(BIN)/python $(INSTALL) --editable '.[mpi,stacks]' --group dev
 	touch $@
 
-# The other generation of each vendor's bindings, for the conformance suite.
-.venv-other/.ready: pyproject.toml .venv-other/.pip
+# The other generation of each vendor's bindings, for the conformance suite. After .venv: who installs this, builds.
+.venv-other/.ready: pyproject.toml .venv-other/.pip | .venv/.ready
 	{ $(@D)/bin/python $(INSTALL) --editable . --group other-bindings --group test && touch $@; } $(OR_GO_WITHOUT)
 
 # MPI libraries for the tests, each in a prefix of its own, because their wheels install files of the same

@@ -10,14 +10,14 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from gpuipc_doctor.prolog.log import NotLogged, append, tell_syslog
-from tests.waiting import LIMIT_S
+from gpuipc_doctor.site import private
+from tests.waiting import LIMIT_S, until
 
 MAX_BYTES = 1000
 
@@ -25,6 +25,15 @@ MAX_BYTES = 1000
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     return tmp_path / "log.jsonl"
+
+
+def descriptors_of(file: Path) -> int:
+    """How often this process has a file open."""
+    opened = 0
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            opened += descriptor.readlink() == file
+    return opened
 
 
 def lines(log: Path) -> list[object]:
@@ -60,13 +69,16 @@ def test_a_lock_that_somebody_holds_is_not_waited_for(log: Path) -> None:
         os.close(fd)
 
 
-def test_who_waits_while_another_rotates_writes_to_the_new_log(log: Path) -> None:
+def test_who_waits_while_another_rotates_writes_to_the_new_log(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private, "LOCK_LIMIT_S", LIMIT_S)
     append(log, {"n": 1}, MAX_BYTES)
     fd = os.open(log, os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_EX)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(append, log, {"n": 2}, MAX_BYTES)
-        time.sleep(0.05)
+        until("it waits", lambda: descriptors_of(log) == 2)
         log.rename(log.with_name("log.jsonl.1"))
         os.close(fd)
         waiting.result()
