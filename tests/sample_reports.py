@@ -357,5 +357,5 @@ def reports_of(ids: list[str]) -> st.SearchStrategy[Report]:
 reports = st.lists(IDS, min_size=1, max_size=6, unique=True).flatmap(reports_of)
 """Arbitrary reports, with texts that nobody should send to a terminal."""
 
-PROPERTY = settings(suppress_health_check=[HealthCheck.too_slow])
+PROPERTY = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 """For properties of arbitrary reports, which are large: how long one takes says more of the machine."""

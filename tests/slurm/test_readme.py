@@ -46,6 +46,11 @@ def give_it_a_root_of_its_own(cluster: Cluster) -> None:
     del cluster.environment["SLURM_CONF"]
 
 
+def of_us(screen: str) -> str:
+    """A screen without what srun makes of a job that is refused: that depends on what it hears first."""
+    return re.sub(r"^srun: (error|Job step aborted).*\n", "", screen, flags=re.MULTILINE)
+
+
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     """A copy of the repository: installing from a directory leaves ``build`` in it."""
@@ -85,7 +90,7 @@ def test_the_readme_leads_from_pip_install_to_a_drained_node(
         if shown != screen and os.environ.get("GPUIPC_UPDATE_GOLDEN") == "1":
             README.write_text(README.read_text().replace(screen, shown))
             pytest.fail("README.md was updated; look at it with git diff", pytrace=False)
-        assert shown == screen
+        assert of_us(shown) == of_us(screen)
     for line in repair.splitlines():
         ended = cluster.run("sh", "-c", line)
         assert ended.returncode == 0 or (" check " in line and "no GPU" in ended.stdout), ended
