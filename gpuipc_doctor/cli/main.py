@@ -84,7 +84,7 @@ def cli() -> None:
 
 
 def main() -> NoReturn:
-    """Entry point. Ends the process itself: to take Python's modules apart would take a tenth of a second."""
+    """Entry point. Ends the process itself: to take Python's modules apart takes 0.06 s more."""
     code = _run()
     atexit._run_exitfuncs()
     os._exit(code)
