@@ -38,10 +38,10 @@ NEIGHBOURS = (
 
 TWINS = (
     *("abort-ipc-open", "amd-vmm-context-import", "counter-in-gib", "error-ipc-get", "hang-ipc-get"),
-    *("vmm-context-export", "wrong-page"),
+    *("vmm-context-export", "wrong-page", "amd-ipc-reopen"),
 )
 """Nodes with the fault of another one here: in another call that ends the same checks, of another size, by
-another signal. What ends a probe is judged by the engine, for all checks alike."""
+another signal, of another vendor. What ends a probe is judged by the engine, for all checks alike."""
 
 DRILLED = ("hang-ipc-open", "leak-on-open")
 """Nodes that the README drills with the checks that meet their faults, as test_readme.py sees."""

@@ -207,7 +207,7 @@ def over_ucx(doctor: Command) -> Any:
         library = Path(os.environ["GPUIPC_TEST_MPI"], name, LIBRARIES[name])
         ended = doctor(
             *("check", "mpi-gpu-aware", check, *on, "--simulate", "healthy-cuda", "--mpi-lib", str(library)),
-            *("--config", SMALL_SHARE, "--json"),
+            *("--config", FEW_MESSAGES, "--json"),
             env={**os.environ, **cuda_ucx(), **settings},
         )
         assert ended.stderr == ""
