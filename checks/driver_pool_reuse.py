@@ -32,7 +32,7 @@ from gpuipc_doctor.api import (
     share_of_free,
 )
 
-SHARED = 4 << 20
+SHARED = 2 << 20
 """Bytes of each allocation that goes from one stream to another."""
 
 BALLAST = 128 << 20

@@ -118,7 +118,7 @@ def freed_first(w: Worker) -> None:
 
 def many_times(w: Worker, ledger: Ledger) -> None:
     buffers = [w.gpu.alloc(NBYTES) for _ in range(SEGMENTS)]
-    ask(w, "open and close in a loop", *buffers)
+    ask(w, "open and close in a loop", *buffers, written=GLANCE)
     ledger.enter_loop("open and close", SAMPLED, watch_loop(w, ledger), watch_loop(w, ledger))
     w.peer.recv()  # the loop is over
     for buffer in buffers:
@@ -145,10 +145,13 @@ def watch_kill(w: Worker) -> None:
     ledger.enter("the importer was killed with it open", before)
 
 
-def ask(w: Worker, act: str, *buffers: Buffer) -> None:
-    """Have the importer do something with these segments, and wait until it has, or begins with its loop."""
+def ask(w: Worker, act: str, *buffers: Buffer, written: int = NBYTES) -> None:
+    """Have the importer do something with these segments, and wait until it has, or begins with its loop.
+
+    So many bytes of each are ``written`` for it to see.
+    """
     for number, buffer in enumerate(buffers, 1):
-        write_pattern(buffer, NBYTES, number)
+        write_pattern(buffer, written, number)
     w.peer.send((act, [buffer.ipc_handle() for buffer in buffers]))
     w.peer.recv()
 
