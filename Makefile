@@ -8,12 +8,13 @@
 # make zipapp  dist/gpuipc-doctor.pyz: one file for nodes without the package
 # make clean   remove what these set up
 #
-# PYTHON=/path/to/python3.12 chooses the interpreter of a fresh set-up.
+# PYTHON=/path/to/python3.12 chooses the interpreter of a fresh set-up. With one that is built without optimisation,
+# as pyenv does, tests take a quarter longer.
 # GPUIPC_REQUIRE=all, as CI sets it: what is optional must be there, and only tests of a real GPU may skip.
 
 PYTHON  ?= python3
 PROFILE ?= healthy-cuda
-WORKERS ?= 6
+WORKERS ?= 8
 
 # Where it is set, every process that a test starts would compile all our modules anew: a fifth of its time.
 unexport PYTHONDONTWRITEBYTECODE
@@ -21,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 PIP := -m pip --disable-pip-version-check
 
-# Six workers on two cores, for more than half of what tests of the command do is to wait.
+# Eight workers on two cores, for more than half of what tests of the command do is to wait; six leave fast ones idle.
 # loadgroup: tests that share an expensive fixture say so by xdist_group and run in one worker, and so do those of
 # a file that start MPI ranks or a Slurm. With a worker that is started anew for one that died, it may wait for
 # ever (pytest-xdist 3.8), so none is: the rest then does not run.

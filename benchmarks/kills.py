@@ -91,11 +91,12 @@ OF_PROLOG = (THE_TOOL, "its child that does the work", "a keeper", "a stem", "a 
 
 @dataclass(frozen=True)
 class Command:
-    """What is run: its arguments but the node's, the profile of the node, and what may be killed."""
+    """What is run: its arguments but the node's, the node's profile, its victims, and faults of that node."""
 
     arguments: Sequence[str]
     profile: str
     victims: Sequence[str]
+    faults: Sequence[str] = ()
 
     @property
     def is_prolog(self) -> bool:
@@ -122,7 +123,7 @@ class Tried:
 def run(command: Command, victim: str, after_s: float, tag: str) -> Tried:
     """Kill one such process so long after the start, or when there first is one; with "" none at all."""
     site = Site(Path(tempfile.mkdtemp(prefix="kills-", dir=Path.home())))
-    site.node(command.profile)
+    site.node(command.profile, *command.faults)
     site.write()
     try:
         with namespace(site) as holder:
