@@ -16,6 +16,7 @@ DIRECTORY = Path(__file__).with_suffix("")
 
 def check(name: str, text: str) -> None:
     """Fail, showing the difference, unless ``text`` is what the golden file ``name`` holds."""
+    assert "/pytest-of-" not in text, f"a path of this run is in what {name} would hold:\n{text}"
     path = DIRECTORY / name
     golden = path.read_text(encoding="utf-8") if path.exists() else ""
     if text == golden:
