@@ -78,14 +78,19 @@ def rows(report: Report) -> list[Row]:
 def judge(expectation: Expectation, found: Sequence[Row], exit_code: int) -> Drilled:
     """Hold what a run found against what it must find.
 
-    A finding is caught when some row answers to it. A complaint (WARN, ERROR, FAIL) that answers to no
-    finding is invented, unless it `follows` from a fault. A wrong exit code counts as missed: a script would
-    not learn what was found.
+    A finding is caught when some row answers to it. It is not missed where its check was not run because
+    others had hung in a call that has a fault: beside load another one may be the last. A complaint (WARN,
+    ERROR, FAIL) that answers to no finding is invented, unless it `follows` from a fault. A wrong exit code
+    counts as missed: a script would not learn what was found.
     """
     answered = [any(_answers(row, expected) for row in found) for expected in expectation.findings]
-    words = [_in_words(expected) for expected in expectation.findings]
-    caught = [text for text, there in zip(words, answered, strict=True) if there]
-    missed = [text for text, there in zip(words, answered, strict=True) if not there]
+    given_up = {row.check for row in found if row.key == "given-up" and row.call in expectation.faulted}
+    caught, missed = list[str](), list[str]()
+    for expected, there in zip(expectation.findings, answered, strict=True):
+        if there:
+            caught.append(_in_words(expected))
+        elif expected.check not in given_up:
+            missed.append(_in_words(expected))
     if exit_code != expectation.exit_code:
         missed.append(f"exit {expectation.exit_code} (it was {exit_code})")
     return Drilled(tuple(caught), tuple(missed), tuple(map(str, invented(expectation, found))))

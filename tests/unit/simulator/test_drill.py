@@ -102,6 +102,22 @@ def test_who_blames_just_the_call_that_has_a_fault_invents_nothing(
     assert bool(judge(expectation, [FOUND, row], 12).invented) is invented
 
 
+@pytest.mark.parametrize(
+    ("row", "missed"),
+    [
+        (Row("ipc-reopen", "", Status.SKIP, "it had hung", key="given-up", call="cuIpcOpenMemHandle"), 0),
+        (Row("ipc-reopen", "", Status.SKIP, "it had hung", key="given-up", call="cuCtxCreate"), 1),
+        (Row("ipc-reopen", "", Status.SKIP, "the budget was up", key="budget"), 1),
+        (Row("ipc-stale", "", Status.SKIP, "it had hung", key="given-up", call="cuIpcOpenMemHandle"), 1),
+    ],
+    ids=["given up", "for another call", "for another reason", "another check"],
+)
+def test_what_was_not_run_for_others_had_hung_is_neither_caught_nor_missed(row: Row, missed: int) -> None:
+    hung = replace(FAULTY, faulted=frozenset({"cuIpcOpenMemHandle"}))
+    verdict = judge(hung, [row], 12)
+    assert (verdict.caught, len(verdict.missed), verdict.invented) == ((), missed, ())
+
+
 def test_a_key_tells_findings_apart() -> None:
     keyed = Expectation(12, (replace(REOPEN, key="wrong-data"),))
     assert judge(keyed, [replace(FOUND, key="wrong-data")], 12).good
