@@ -79,15 +79,15 @@ def judge(expectation: Expectation, found: Sequence[Row], exit_code: int) -> Dri
     """Hold what a run found against what it must find.
 
     A finding is caught when some row answers to it. It is not missed where its check was not run because
-    others had hung in a call that has a fault: beside load another one may be the last. A complaint (WARN,
-    ERROR, FAIL) that answers to no finding is invented, unless it `follows` from a fault. A wrong exit code
-    counts as missed: a script would not learn what was found.
+    others had hung in a call that has a fault, and FAILed: beside load another one may be the last. A
+    complaint (WARN, ERROR, FAIL) that answers to no finding is invented, unless it `follows` from a fault. A
+    wrong exit code counts as missed: a script would not learn what was found.
     """
-    answered = [any(_answers(row, expected) for row in found) for expected in expectation.findings]
-    given_up = {row.check for row in found if row.key == "given-up" and row.call in expectation.faulted}
+    blamed = {row.call for row in found if row.status is Status.FAIL} & expectation.faulted
+    given_up = {row.check for row in found if row.key == "given-up" and row.call in blamed}
     caught, missed = list[str](), list[str]()
-    for expected, there in zip(expectation.findings, answered, strict=True):
-        if there:
+    for expected in expectation.findings:
+        if any(_answers(row, expected) for row in found):
             caught.append(_in_words(expected))
         elif expected.check not in given_up:
             missed.append(_in_words(expected))

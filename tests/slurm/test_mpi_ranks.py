@@ -71,6 +71,7 @@ def test_messages_go_between_two_nodes(slurm: Slurm, library: str) -> None:
     assert (between["status"], between["probe"]) == ("PASS", "between nodes"), between
     right = between["summary"].endswith(" kinds of message right from n1 to n2")
     assert right or between["key"] == "out-of-line", between
+    assert [role["records"]["node"] for role in between["roles"]] == ["n1", "n2"]
     assert [role["records"]["node"] for role in within["roles"]] == ["n1", "n1"]
     assert_nothing_is_left(cluster)
 

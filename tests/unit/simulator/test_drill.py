@@ -102,19 +102,26 @@ def test_who_blames_just_the_call_that_has_a_fault_invents_nothing(
     assert bool(judge(expectation, [FOUND, row], 12).invented) is invented
 
 
+GIVEN_UP = Row("ipc-reopen", "", Status.SKIP, "it had hung", key="given-up", call="cuIpcOpenMemHandle")
+HUNG = Row("ipc-new", "", Status.FAIL, "cuIpcOpenMemHandle #1 hung", call="cuIpcOpenMemHandle")
+
+
 @pytest.mark.parametrize(
-    ("row", "missed"),
+    ("row", "other", "missed"),
     [
-        (Row("ipc-reopen", "", Status.SKIP, "it had hung", key="given-up", call="cuIpcOpenMemHandle"), 0),
-        (Row("ipc-reopen", "", Status.SKIP, "it had hung", key="given-up", call="cuCtxCreate"), 1),
-        (Row("ipc-reopen", "", Status.SKIP, "the budget was up", key="budget"), 1),
-        (Row("ipc-stale", "", Status.SKIP, "it had hung", key="given-up", call="cuIpcOpenMemHandle"), 1),
+        (GIVEN_UP, HUNG, 0),
+        (GIVEN_UP, FINE, 1),
+        (replace(GIVEN_UP, call="cuCtxCreate"), HUNG, 1),
+        (replace(GIVEN_UP, key="budget"), HUNG, 1),
+        (replace(GIVEN_UP, check="ipc-stale"), HUNG, 1),
     ],
-    ids=["given up", "for another call", "for another reason", "another check"],
+    ids=["given up", "nobody hung", "for another call", "for another reason", "another check"],
 )
-def test_what_was_not_run_for_others_had_hung_is_neither_caught_nor_missed(row: Row, missed: int) -> None:
+def test_what_was_not_run_for_others_had_hung_is_neither_caught_nor_missed(
+    row: Row, other: Row, missed: int
+) -> None:
     hung = replace(FAULTY, faulted=frozenset({"cuIpcOpenMemHandle"}))
-    verdict = judge(hung, [row], 12)
+    verdict = judge(hung, [other, row], 12)
     assert (verdict.caught, len(verdict.missed), verdict.invented) == ((), missed, ())
 
 
