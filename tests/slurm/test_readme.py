@@ -48,7 +48,7 @@ def give_it_a_root_of_its_own(cluster: Cluster) -> None:
 
 def of_us(screen: str) -> str:
     """A screen without what srun makes of a job that is refused: that depends on what it hears first."""
-    return re.sub(r"^srun: (error|Job step aborted).*\n", "", screen, flags=re.MULTILINE)
+    return re.sub(r"^srun: (error|Force Terminated|Job step aborted).*\n", "", screen, flags=re.MULTILINE)
 
 
 @pytest.fixture
