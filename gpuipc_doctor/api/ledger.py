@@ -12,12 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from itertools import count
-from operator import or_
+from itertools import chain
 
 from gpuipc_doctor.api.gpu import Gpu
-from gpuipc_doctor.api.trend import Slope, slope
+from gpuipc_doctor.api.trend import Slope, block_of, slope, smallest_found
 from gpuipc_doctor.api.worker import Worker
 from gpuipc_doctor.model import Evidence, EvidenceKind, Finding, Json, Line, ProbeOutcome, Series
 
@@ -248,27 +246,15 @@ class Loop:
             growth=growth.estimate,
         )
 
-    def sensitivity(self, device: str, seen: Iterable[int]) -> Evidence:
-        """Say how much creep would have been found in these samples, by adding it to them.
-
-        Drivers count in blocks, so creep is seen in steps. The largest power of two that divides all figures
-        that were ``seen`` is taken for the block.
-        """
-        figures, last = reduce(or_, [*self.used, *self.control, *seen]), max(self.rounds)
-        block = figures & -figures
-
-        def is_found(blocks: int) -> bool:
-            crept = (blocks * done // last * block for done in self.rounds)
-            samples = [used + more for used, more in zip(self.used, crept, strict=True)]
-            return slope(self.rounds, samples).low > self.unsuspicious
-
-        at_least = int((self.unsuspicious - self.growth.low) * last / block)
-        smallest = next(blocks for blocks in count(max(at_least, 1)) if is_found(blocks))
+    def sensitivity(self, device: str, block: int) -> Evidence:
+        """Say which growth would have been found, counted in such blocks: see `smallest_found`."""
+        smallest = smallest_found(self.rounds, self.used, self.unsuspicious, block)
         return Evidence.measured(
-            "{rounds} rounds that keep {smallest:bytes} or more of {device} would have been found: its used "
-            "memory was seen in multiples of {block:bytes}",
-            rounds=last,
-            smallest=smallest * block,
+            "growth of {device} by {smallest:bytes} or more with each {what} would have been found: its used "
+            "memory moves in steps of {block:bytes}, {rounds} rounds",
+            rounds=max(self.rounds),
+            smallest=smallest,
+            what=self.what,
             device=device,
             block=block,
         )
@@ -313,6 +299,12 @@ class Account:
             missing = [one for one in missing if one and one.key == "not-returned"]
         return [one for one in (*creeps, *missing) if one]
 
+    @property
+    def block(self) -> int:
+        """The steps in bytes in which the device's used memory was seen to move."""
+        loops = chain.from_iterable((*loop.used, *loop.control) for loop in self.loops)
+        return block_of(chain(*self.rises, loops))
+
     def blind(self) -> Finding | None:
         """Say that nobody can tell by a counter that did not rise by what was allocated."""
         if _follows(self.rises):
@@ -330,8 +322,7 @@ class Account:
     def evidence(self) -> list[Evidence]:
         """What was watched, for a finding that all was well."""
         ends = [Evidence.seen("after {end}", end=entry.end) for entry in self.entries]
-        seen = [used for rise in self.rises for used in rise]
-        return ends + [loop.sensitivity(self.device, seen) for loop in self.loops]
+        return ends + [loop.sensitivity(self.device, self.block) for loop in self.loops]
 
     def series(self) -> list[Series]:
         return [loop.series(self.device) for loop in self.loops]

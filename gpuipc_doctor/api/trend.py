@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import combinations
+from operator import or_
+
+BLOCK_BYTES = 2 << 20
+"""The smallest steps in which memory that a driver itself loses is seen: it takes as much from the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +22,14 @@ class Slope:
     high: float
 
 
+def last_third(series: Sequence[float]) -> Sequence[float]:
+    return series[2 * len(series) // 3 :]
+
+
 def lasting(series: Sequence[float]) -> Slope:
     """How a series goes on once bounded caches are full: the slope of its last third."""
-    begins = 2 * len(series) // 3
-    return slope(range(begins, len(series)), series[begins:])
+    last = last_third(series)
+    return slope(range(len(last)), last)
 
 
 def slope(x: Sequence[float], y: Sequence[float], confidence: float = 0.95) -> Slope:
@@ -31,14 +40,42 @@ def slope(x: Sequence[float], y: Sequence[float], confidence: float = 0.95) -> S
     correction for ties, so it errs to the wide side). Needs at least four points with distinct x;
     raises `ValueError` otherwise.
     """
-    from statistics import NormalDist, median
+    from statistics import median
 
     n = len(x)
     if n < 4 or n != len(y) or len(set(x)) != n:
         raise ValueError("a slope needs at least four points with distinct x")
     slopes = sorted((y[j] - y[i]) / (x[j] - x[i]) for i, j in combinations(range(n), 2))
-    deviation = math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
-    reach = NormalDist().inv_cdf(0.5 + confidence / 2) * deviation
+    reach = _reach(n, confidence)
     low = max(math.floor((len(slopes) - reach) / 2), 0)
     high = min(math.ceil((len(slopes) + reach) / 2), len(slopes) - 1)
     return Slope(median(slopes), slopes[low], slopes[high])
+
+
+def smallest_found(x: Sequence[float], y: Sequence[float], above: float, block: int) -> int:
+    """The smallest growth of ``y`` per unit of ``x`` that would raise `Slope.low` above ``above``.
+
+    Growth is seen in steps of ``block`` and may begin anywhere within one: between two points it shows as at
+    least as many whole blocks as it fills. So each pair of points has a growth from which on its own slope
+    is above; as many pairs must be as `slope` asks for. Larger growth is found, too. ``x`` must rise.
+    """
+    needed = sorted(
+        block * (math.floor((above * (x[j] - x[i]) - (y[j] - y[i])) / block) + 1) / (x[j] - x[i])
+        for i, j in combinations(range(len(x)), 2)
+    )
+    spared = max(math.floor((len(needed) - _reach(len(x), 0.95)) / 2), 0)
+    return max(math.ceil(needed[-1 - spared]), 0)
+
+
+def block_of(figures: Iterable[float]) -> int:
+    """The blocks in which a driver counts: the largest power of two that divides each change of a figure."""
+    first, *rest = map(int, figures)
+    changes = reduce(or_, (figure - first for figure in rest), 0)
+    return max(changes & -changes, BLOCK_BYTES)
+
+
+def _reach(n: int, confidence: float) -> float:
+    """How many slopes of all pairs of ``n`` points are in the interval."""
+    from statistics import NormalDist
+
+    return NormalDist().inv_cdf(0.5 + confidence / 2) * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)

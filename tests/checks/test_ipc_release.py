@@ -70,7 +70,7 @@ def test_a_pass_says_what_was_watched_and_which_growth_would_have_been_found() -
     (finding,) = release()
     end, growth = sentences.evidence(finding)
     assert end == "after the importer closed it"
-    assert growth.startswith("256 rounds that keep ")
+    assert growth.startswith("growth of cuda:0 by ")
 
 
 def test_a_probe_without_a_loop_claims_nothing_about_growth() -> None:

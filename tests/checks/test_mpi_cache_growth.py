@@ -180,7 +180,7 @@ def test_a_share_of_each_message_that_is_kept_is_a_warning_or_worse(each: int, s
 
 def test_in_soak_buffers_of_one_size_are_sent_until_that_decides() -> None:
     stack = MpiStack("mpich", "5.0.2", "/opt/libmpi.so", Launch(("mpiexec", "-n", "{ranks}")))
-    for tier, number, decides in ((Tier.ACCEPTANCE, 43, False), (Tier.SOAK, 400, True)):
+    for tier, number, decides in ((Tier.ACCEPTANCE, 128, False), (Tier.SOAK, 400, True)):
         planned = check("mpi-cache-growth").probes(Context(TWO, mpi=stack, tier=tier))
         named = {probe.name: probe.params for probe in planned if isinstance(probe, Probe)}
         assert (len(named["one size"]["sizes"]), named["one size"]["decides"]) == (number, decides)
@@ -235,10 +235,11 @@ def test_nobody_can_tell_by_a_counter_that_does_not_move() -> None:
 
 
 def test_as_many_buffers_grow_as_the_share_has_room_for() -> None:
-    for total_gib, large, small in ((139, 36, 128), (24, 27, 76), (16, 22, 51), (4, 12, 12), (1, 12, 0)):
+    planned = ((139, 36, 128, 128), (24, 27, 76, 128), (16, 22, 51, 128), (4, 12, 12, 51), (1, 12, 0, 12))
+    for total_gib, large, small, equal in planned:
         growing, same = plan("mpi-cache-growth", gpu(0, total_bytes=total_gib << 30))
         assert (len(growing.params["sizes"]), growing.params["small"]) == (large, small)
-        assert (len(same.params["sizes"]), same.params["small"]) == (43 if total_gib > 1 else 12, 0)
+        assert (len(same.params["sizes"]), same.params["small"]) == (equal, 0)
 
 
 def test_of_two_devices_each_has_room_for_the_small_buffers_of_one_rank() -> None:

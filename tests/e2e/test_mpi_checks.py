@@ -178,7 +178,7 @@ def test_a_leak_is_followed_no_further_than_the_share_of_memory(findings: Any, n
     sent = [
         int(found[1]) for line in lines if (found := re.match(r"it did not level off in (\d+) iter", line))
     ]
-    growing_and_ipc_off = [number for number in sent if number != 43]
+    growing_and_ipc_off = [number for number in sent if number != 76]  # of one size
     assert len(growing_and_ipc_off) == 2
     assert all(14 < number < 40 for number in growing_and_ipc_off), sent  # of 51
 

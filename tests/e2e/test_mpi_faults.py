@@ -46,9 +46,6 @@ KNOWN = {"mpi-hang-16": "impi"}
 """Where a fault and a library were found to meddle with each other, in place of the library whose turn it is:
 sixteen MiB beside load took so long that they looked hung, too."""
 
-MORE_ROOM = {"mpi-small-leak": "memory: {most_gib: 0.4}\n"}
-"""For a leak that is small beside the buffers, which must be large enough for that."""
-
 OF_LARGE = ("mpi-cache-growth", "mpi-wrong-large")
 """A check, and a fault of another one, whose messages are large. For the others small ones are sent: that
 large ones are right beside them is seen there, and on healthy nodes."""
@@ -76,21 +73,16 @@ def runs() -> list[object]:
 
 
 @pytest.mark.parametrize(("name", "library", "backend"), runs())
-def test_a_fault_of_mpi_is_found_and_nothing_else(
-    name: str, library: str, backend: str, tmp_path: Path
-) -> None:
+def test_a_fault_of_mpi_is_found_and_nothing_else(name: str, library: str, backend: str) -> None:
     stated = profile.load(name)
     deadline = ["--deadline", str(stated.deadline_s)] if stated.deadline_s else []
     expected = stated.expect[backend]
     checks = expected.checks or ("mpi-cache-growth",)
-    config = Path(SMALL_SHARE if {name, *checks} & {*OF_LARGE} else SMALL_MESSAGES)
-    if name in MORE_ROOM:
-        config = tmp_path / "share.yaml"
-        config.write_text(MORE_ROOM[name])
+    config = SMALL_SHARE if {name, *checks} & {*OF_LARGE} else SMALL_MESSAGES
     report, _ = check(
         *checks,
         *("--simulate", name, "--backend", backend, "--mpi-lib", path_of(library)),
-        *("--config", str(config), "--no-workarounds", *deadline),
+        *("--config", config, "--no-workarounds", *deadline),
     )
     holds(stated, backend, report)
     told = [result for result in report.results if " #" in sentences.summary(result.finding)]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, product
 
 import pytest
 
 from gpuipc_doctor.api import Freed, equal_sizes, growing_sizes, held_by, how_many
+from gpuipc_doctor.api.freed import FEWEST
 from gpuipc_doctor.api.trend import lasting
 from gpuipc_doctor.model import EvidenceKind
 from tests.checks.judging import ONE, outcome
@@ -91,6 +93,28 @@ def test_buffers_of_one_size_are_as_large_as_there_is_room_for() -> None:
 
 def test_too_few_buffers_to_tell_by_are_none() -> None:
     assert [how_many(room, 2, 20) for room in (100, 30, 24, 23)] == [20, 15, 12, 0]
+
+
+@pytest.mark.parametrize("buffers", [FEWEST, 36, 128])
+def test_a_plateau_says_which_growth_would_have_been_found_and_it_is(buffers: int) -> None:
+    flat, control = [600.0 * MIB] * buffers, [600.0 * MIB] * (buffers // 3)
+    least = Freed([1], flat, control).plateau("sender", 2 * MIB).values["least"]
+
+    def grows(each: int, phase: int) -> bool:
+        used = [600.0 * MIB + (each * n + phase) // (2 * MIB) * 2 * MIB for n in range(buffers)]
+        return Freed([1], used, control).grows
+
+    phases = random.Random(buffers).sample(range(2 * MIB), 100)
+    assert sum(grows(least, phase) for phase in phases) >= 99
+    assert sum(grows(least // 3, phase) for phase in phases) < 99
+
+
+@pytest.mark.parametrize("looked_at", [12, 43, 134])
+def test_two_blocks_of_the_drivers_own_are_no_growth_wherever_they_come(looked_at: int) -> None:
+    third, step = range(looked_at), max(1, looked_at // 12)
+    for first, second in product(range(0, looked_at, step), repeat=2):
+        blocks = [2.0 * MIB * ((first <= n) + (second <= n)) for n in third]
+        assert not Freed([1], [0.0] * 2 * looked_at + blocks, [0.0] * looked_at).grows
 
 
 GROWS = lasting([float(MIB * n) for n in range(24)])

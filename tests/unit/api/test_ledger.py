@@ -257,22 +257,20 @@ def test_what_crept_away_and_is_missing_is_one_finding_beside_nobody_elses() -> 
     assert [finding.key for finding in found] == ["grows"]
 
 
-def in_blocks(grown: int, phase: int = 0) -> list[int]:
-    """A loop that keeps ``grown`` bytes in all, as a counter of 2 MiB blocks shows it."""
-    return [IDLE + 38 * MIB + (grown * done // 256 + phase) // (2 * MIB) * 2 * MIB for done in ROUNDS]
+def in_blocks(each: int, phase: int) -> list[int]:
+    """A loop that keeps ``each`` bytes a round, as a counter of 2 MiB blocks shows it."""
+    return [IDLE + 38 * MIB + (each * done + phase) // (2 * MIB) * 2 * MIB for done in ROUNDS]
 
 
 def test_what_was_watched_says_which_growth_would_have_been_found() -> None:
     watched = Account("cuda:0", [[IDLE, IDLE + 38 * MIB]], [], [loop(LEVEL)])
     (evidence,) = watched.evidence()
     assert sentences.line(evidence) == (
-        "256 rounds that keep 6291456 B or more of cuda:0 would have been found: its used memory was seen in "
-        "multiples of 2097152 B"
+        "growth of cuda:0 by 37450 B or more with each open and close would have been found: its used memory "
+        "moves in steps of 2097152 B, 256 rounds"
     )
-    found = 6291456
-    assert not creeps(in_blocks(found - 2 * MIB))
-    for phase in range(0, 2 * MIB, MIB // 4):  # of the loop's first byte in its block
-        assert creeps(in_blocks(found, phase))
+    assert all(creeps(in_blocks(37450, phase)) for phase in range(0, 2 * MIB, MIB // 16))
+    assert not creeps(in_blocks(37450 // 4, 0))
 
 
 class Partner:

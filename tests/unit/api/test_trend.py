@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuipc_doctor.api.trend import slope
+from gpuipc_doctor.api.trend import BLOCK_BYTES, block_of, slope, smallest_found
 
 
 @given(rise=st.integers(-(10**6), 10**6), start=st.integers(-(10**9), 10**9), n=st.integers(4, 40))
@@ -51,3 +51,53 @@ def test_a_slope_in_noise_is_found() -> None:
 def test_too_little_to_go_by(x: list[float], y: list[float]) -> None:
     with pytest.raises(ValueError, match="at least four points"):
         slope(x, y)
+
+
+MIB = 1 << 20
+
+
+@given(
+    rounds=st.integers(4, 48).flatmap(lambda n: st.sampled_from([range(n), range(8, 8 * n + 8, 8)])),
+    above=st.floats(0, 4 * MIB),
+    jumps=st.lists(st.sampled_from([0, 0, 0, 1, -1]), min_size=48, max_size=48),
+    phase=st.integers(0, BLOCK_BYTES - 1),
+    more=st.sampled_from([0, 0, 1, 4096, MIB]),
+)
+def test_growth_that_is_said_to_be_found_is_found_in_each_phase_of_the_counter(
+    rounds: range, above: float, jumps: list[int], phase: int, more: int
+) -> None:
+    levels = [sum(jumps[:n]) * BLOCK_BYTES for n in range(len(rounds))]
+    each = smallest_found(rounds, levels, above, BLOCK_BYTES) + more
+    assert slope(rounds, stepped(rounds, levels, each, phase)).low > above
+
+
+@pytest.mark.parametrize(("n", "above"), [(12, 4 * MIB / 12), (43, 4 * MIB / 43), (134, 4 * MIB / 134)])
+def test_much_less_growth_than_is_said_to_be_found_is_not_found_in_each_phase(n: int, above: float) -> None:
+    each = smallest_found(range(n), [0] * n, above, BLOCK_BYTES) // 2
+    phases = random.Random(n).sample(range(BLOCK_BYTES), 100)
+    found = [slope(range(n), stepped(range(n), [0] * n, each, phase)).low > above for phase in phases]
+    assert found.count(True) < 99
+
+
+def stepped(rounds: range, levels: list[int], each: int, phase: int) -> list[int]:
+    """Levels that grow by ``each`` a round, as a counter of blocks shows them."""
+    return [
+        level + (each * done + phase) // BLOCK_BYTES * BLOCK_BYTES
+        for done, level in zip(rounds, levels, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("figures", "mib"),
+    [
+        ([700, 700], 2),
+        ([700, 738], 2),
+        ([703, 741], 2),  # whatever the device has in use at rest
+        ([700, 748], 16),
+        ([700, 748, 702], 2),
+        ([700, 662], 2),
+        ([700, 737, 700], 2),  # by the byte: what a driver loses comes from blocks nevertheless
+    ],
+)
+def test_the_blocks_of_a_counter_are_seen_by_its_changes(figures: list[int], mib: int) -> None:
+    assert block_of(figure * MIB for figure in figures) == mib * MIB
