@@ -57,25 +57,34 @@ def validate(files: tuple[Path, ...]) -> None:
     if mistakes:
         raise SystemExit(2)
     for file, (found, _) in examined.items():
+        is_ours = _is_of_this_node(found)
         elsewhere = (
             f"; {node_name.short()} is not one of its nodes: its modules and libraries were not looked for"
         )
-        click.echo(f"{sanitise(str(file))}: fine{'' if _is_of_this_node(found) else elsewhere}")
+        click.echo(f"{sanitise(str(file))}: fine{elsewhere if is_ours is False else ''}")
+        for absent in _absent(found) if is_ours is None else ():
+            click.echo(f"  note, if it is meant for this node: {absent}")
 
 
-def _is_of_this_node(found: Layers) -> bool:
-    """Whether a config is of this node, or does not say of which it is; a bad set of nodes is of none."""
-    says = found.data.get("cluster") or found.data.get("hosts")
+def _is_of_this_node(found: Layers) -> bool | None:
+    """Whether a config is of this node; None if it does not say of which. A bad set of nodes is of none."""
+    if not (found.data.get("cluster") or found.data.get("hosts")):
+        return None
     try:
-        return not says or hosts.is_of(found.data, node_name.short(), hosts.cluster_name(os.environ))
+        return hosts.is_of(found.data, node_name.short(), hosts.cluster_name(os.environ))
     except hosts.BadNodes:
         return False
+
+
+def _absent(found: Layers) -> list[str]:
+    """What ranks could not have on this node."""
+    return [line for node in config.of_nodes(found) for line in ranks.missing(node, os.environ)]
 
 
 def _mistakes(found: Layers, wrong: Iterable[Mistake]) -> list[str]:
     said = list(map(str, wrong))
     if _is_of_this_node(found):
-        said += [line for node in config.of_nodes(found) for line in ranks.missing(node, os.environ)]
+        said += _absent(found)
     for document in found.documents:
         can_load = not list(config.of_directories(document, "checks_dirs"))
         loaded = check_files.load(config.directories(document, "checks_dirs") if can_load else ())

@@ -56,10 +56,12 @@ class JobGpus:
     @property
     def devices(self) -> tuple[Device, ...]:
         """The GPUs as devices that no driver has described: with all capabilities, and of unknown size."""
-        return tuple(
-            Device(gpu.backend, gpu.index, gpu.uuid, gpu.pci, gpu.name, 0, CAPABILITIES)
-            for gpu in self.chosen
-        )
+        return _devices(self.chosen)
+
+    @property
+    def of_node(self) -> tuple[Device, ...]:
+        """All GPUs of the node, as `devices` has those of the job."""
+        return _devices(self.listed)
 
     @property
     def backends(self) -> tuple[str, ...]:
@@ -98,6 +100,12 @@ class JobGpus:
             if (gpu := missing.pop((device.backend, device.pci), None))
         )
         return devices, tuple(f"{gpu.backend}:{gpu.index} ({gpu.pci})" for gpu in missing.values())
+
+
+def _devices(listed: Iterable[ListedGpu]) -> tuple[Device, ...]:
+    return tuple(
+        Device(gpu.backend, gpu.index, gpu.uuid, gpu.pci, gpu.name, 0, CAPABILITIES) for gpu in listed
+    )
 
 
 def of_job(root: str, ids: str) -> JobGpus:

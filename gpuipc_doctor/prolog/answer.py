@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from gpuipc_doctor import __version__
+from gpuipc_doctor import __version__, node_name
 from gpuipc_doctor.prolog import decision, guard, identity, log, state
 from gpuipc_doctor.prolog.decision import Decision, Kind
 from gpuipc_doctor.prolog.guard import Channel
@@ -90,6 +90,7 @@ def _test(asked: Invocation, lookup: Lookup, channel: Channel) -> None:
     from gpuipc_doctor.inventory import gpus
     from gpuipc_doctor.model import Tier
     from gpuipc_doctor.prolog import concerns, run_checks, so_far
+    from gpuipc_doctor.run.discovery import gpus_of
     from gpuipc_doctor.run.request import UnknownName
     from gpuipc_doctor.site.config import load
     from gpuipc_doctor.site.yamlfile import BadFile
@@ -106,7 +107,8 @@ def _test(asked: Invocation, lookup: Lookup, channel: Channel) -> None:
             if is_patient:
                 limits = limits.patient(len(job.listed))
                 channel.ends_at(limits.ends_at)
-            missing = tuple(concerns.missing(job, policy.gpus))
+            here = site.of_node(node_name.short(), gpus_of(job.of_node, node.root))
+            missing = tuple(concerns.missing(job, here.gpus_before_job))
             known = so_far.SoFar(channel, Known(policy, is_patient, missing), job.devices)
             tested = state.named(asked.gpus) if asked.gpus else [state.ALL, *job.ids]
             _remember(asked, lookup, channel, lambda before: before.begun(tested))

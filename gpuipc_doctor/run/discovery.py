@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from gpuipc_doctor import inventory, node_name
@@ -34,6 +35,8 @@ from gpuipc_doctor.run import conclusions, expectations, planner
 from gpuipc_doctor.run.planner import PlannedProbe, Planner
 from gpuipc_doctor.run.results import ResultLog
 from gpuipc_doctor.run.schedule import Ended, NotRun, Schedule
+from gpuipc_doctor.site import hosts
+from gpuipc_doctor.site.config import NodeGpus
 from gpuipc_doctor.supervise import blame
 from gpuipc_doctor.supervise.assignment import device_from_json
 
@@ -56,8 +59,8 @@ class Discovery:
     def drivers(self) -> tuple[tuple[Device, ...], tuple[Fact, ...]]:
         """The devices to test, and what drivers and libraries say of themselves."""
         if self.job is None:
-            devices, facts = self._ask_drivers(self.planner.request.backends, self._survey())
-            self.planner.settle(node_name.short(), devices)
+            devices, facts, unlisted = self._ask_drivers(self.planner.request.backends, self._survey())
+            self._settle(gpus_of(devices, self.node.root, unlisted, os.environ))
             expected, backends = self.planner.config.node.gpus, self.planner.request.backends
             if len(backends) > 1:
                 differences = expectations.of_gpus(expected, devices, os.environ)
@@ -66,7 +69,7 @@ class Discovery:
             self._tell(_DRIVERS, *differences)
             return devices, facts
         devices, facts, missing = self._of_job(self.job)
-        self.planner.settle(node_name.short(), self.job.devices)
+        self._settle(gpus_of(self.job.of_node, self.node.root))
         if self.job.unknown:
             ids = ", ".join(self.job.unknown)
             says = "this node has no GPU {ids}; it lists {known}"
@@ -75,6 +78,10 @@ class Discovery:
             says = "the driver does not show {gpus}"
             self._tell(_DRIVERS, Finding.error("gpu-not-shown", says, gpus=list(missing)))
         return devices, facts
+
+    def _settle(self, gpus: NodeGpus) -> None:
+        types = self.planner.settle(node_name.short(), gpus)
+        self._tell(_DRIVERS, *expectations.of_types(types, gpus, os.environ))
 
     def _of_job(self, job: JobGpus) -> tuple[tuple[Device, ...], tuple[Fact, ...], tuple[str, ...]]:
         """A job's GPUs, what a driver says if it is asked, and the GPUs that it does not show.
@@ -86,7 +93,7 @@ class Discovery:
             return job.devices, (), ()
         if job.unknown and not job.chosen:
             return (), (), ()
-        found, facts = self._ask_drivers(job.backends or self.planner.request.backends)
+        found, facts, _ = self._ask_drivers(job.backends or self.planner.request.backends)
         devices, missing = job.numbered(found)
         return devices, facts, missing if found else ()  # else the driver has said why
 
@@ -102,8 +109,8 @@ class Discovery:
 
     def _ask_drivers(
         self, backends: Sequence[str], beside: Sequence[PlannedProbe] = ()
-    ) -> tuple[tuple[Device, ...], tuple[Fact, ...]]:
-        """Ask each driver for its devices, with other questions beside."""
+    ) -> tuple[tuple[Device, ...], tuple[Fact, ...], Mapping[str, int]]:
+        """Each driver's devices, facts, and by backend the GPUs on the bus that it does not list."""
         options = {"backends": backends, "required": self.planner.request.backend != "auto"}
         info, asked = self.planner.survey(planner.built_in(planner.DISCOVERY), options)
         ended = self._run((*asked, *beside))
@@ -118,7 +125,13 @@ class Discovery:
             for outcome in answers
             if "backend" in outcome.params and not outcome.completed
         ]
-        return tuple(devices), (*facts, *inventory.learned(answers))
+        unlisted = {
+            outcome.params["backend"]: record["on_bus"] - len(record["devices"])
+            for outcome in answers
+            for record in outcome.records.values()
+            if "on_bus" in record
+        }
+        return tuple(devices), (*facts, *inventory.learned(answers)), unlisted
 
     def _unsurprising(self, here: Collection[str]) -> Collection[str]:
         """The backends of which it is no news that they, or some of their devices, are not to be seen."""
@@ -288,6 +301,17 @@ class Discovery:
     def _tell(self, info: CheckInfo, *findings: Finding) -> None:
         self.log.announce(info)
         self.log.say(*(Result(info.id, finding) for finding in findings))
+
+
+def gpus_of(
+    devices: Collection[Device],
+    root: str,
+    unlisted: Mapping[str, int] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> NodeGpus:
+    """What this node shows of its GPUs. ``environment``: none before a job, which must not choose a file."""
+    by_slurm = partial(hosts.gpus_by_slurm, node_name.short(), environment or {}, Path(root))
+    return NodeGpus(devices, unlisted or {}, by_slurm)
 
 
 def asks_foreign(tier: Tier) -> bool:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpuipc_doctor.model import Device, Fact, Finding, Unexpected
-from gpuipc_doctor.site.config import ExpectedGpus, SiteConfig
+from gpuipc_doctor.site.config import ExpectedGpus, NodeGpus, NodeType, SiteConfig
 from gpuipc_doctor.supervise.footprint import hides_gpus
 from gpuipc_doctor.versions import Verdict
 
@@ -43,6 +43,25 @@ def of_gpus(
             others=_counted(others),
             **values,
         )
+
+
+def of_types(types: Sequence[NodeType], node: NodeGpus, environment: Mapping[str, str]) -> Iterator[Finding]:
+    """That more than one of a site's node types fits: GPUs may be lost that are not known of."""
+    if len(types) < 2 or not types[0].gpus.where or hides_gpus(environment):
+        return
+    lost = [max(kind.gpus.count - node.listed(kind.gpus), 0) for kind in types]
+    fitting = [
+        f"{kind.name} with {number} lost" if number else kind.name
+        for kind, number in zip(types, lost, strict=True)
+    ]
+    yield Finding.warn(
+        "node-type-unclear",
+        "{gpus} can be more than one node type of {where}: {types}",
+        remedy="name the nodes of each type with `hosts:`",
+        gpus=_counted(node.devices) or "no GPU",
+        types=", or ".join(fitting),
+        where=types[0].gpus.where,
+    )
 
 
 def of_gpus_of(

@@ -25,7 +25,7 @@ from gpuipc_doctor.model import (
 )
 from gpuipc_doctor.run import check_files
 from gpuipc_doctor.run.request import NothingToSend, Request, UnknownName
-from gpuipc_doctor.site.config import SiteConfig
+from gpuipc_doctor.site.config import NodeGpus, NodeType, SiteConfig
 
 DISCOVERY = "driver-init"
 """The check that finds the devices; it runs before everything else is planned."""
@@ -98,9 +98,11 @@ class Planner:
         if self.request.nodes > 1 and not (self.asks_for_mpi or self.goes_across):
             raise NothingToSend
 
-    def settle(self, host: str, devices: Collection[Device]) -> None:
-        """It is known which node this is: what the site says of its type holds."""
-        self.config = self.config.of_node(host, devices)
+    def settle(self, host: str, gpus: NodeGpus) -> Sequence[NodeType]:
+        """Apply what the site says of this node's type. Returns all types that fit."""
+        types = self.config.types_of(host, gpus)
+        self.config = self.config.of_node(host, gpus)
+        return types
 
     @property
     def checks(self) -> tuple[Check, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
@@ -125,6 +125,26 @@ class NodeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeGpus:
+    """The GPUs that a node shows, those included that its driver does not list."""
+
+    devices: Collection[Device] = ()
+    """As the driver, or the kernel, lists them."""
+    unlisted: Mapping[str, int] = field(default_factory=dict)
+    """By backend, the number of GPUs on the PCI bus that the driver does not list."""
+    by_slurm: Callable[[], int] = lambda: 0
+    """Reads their number from Slurm's configuration; 0 where it says none."""
+
+    def listed(self, expected: ExpectedGpus) -> int:
+        return sum(expected.are(device.name) for device in self.devices)
+
+    def on_bus(self, expected: ExpectedGpus) -> int:
+        """The number on the PCI bus; GPUs that are not listed count as the expected model."""
+        backends = {device.backend for device in self.devices if expected.are(device.name)}
+        return self.listed(expected) + sum(self.unlisted.get(backend, 0) for backend in backends)
+
+
+@dataclass(frozen=True, slots=True)
 class NodeType:
     """One type of a site's nodes, known by its names or by its GPUs."""
 
@@ -132,11 +152,16 @@ class NodeType:
     hosts: tuple[str, ...]
     config: NodeConfig
 
-    def fits(self, devices: Collection[Device]) -> bool:
-        """Whether a node with these devices is one: of its model, or with no GPU where it names none."""
-        if self.config.gpus.model:
-            return any(self.config.gpus.are(device.name) for device in devices)
-        return not self.config.gpus.count and not devices
+    @property
+    def gpus(self) -> ExpectedGpus:
+        return self.config.gpus
+
+    def fits(self, node: NodeGpus, by_slurm: int) -> bool:
+        """Whether a node with these GPUs can be of this type, whatever their number."""
+        has_gpus = bool(self.gpus.model or self.gpus.count)
+        if not node.devices:
+            return has_gpus == bool(by_slurm)
+        return has_gpus and node.listed(self.gpus) > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +190,7 @@ class SiteConfig:
     versions: Mapping[str, ExpectedVersion] = field(default_factory=dict)
     """By component."""
     node: NodeConfig = field(default_factory=NodeConfig)
-    """All nodes, or once `of_node` was asked, this one."""
+    """All nodes, or after `of_node`, this one."""
     node_types: tuple[NodeType, ...] = ()
     prolog: PrologConfig = field(default_factory=PrologConfig)
     memory: MemoryShare = field(default_factory=MemoryShare)
@@ -177,20 +202,44 @@ class SiteConfig:
     def mpi(self) -> MpiConfig:
         return self.node.mpi
 
-    def of_node(self, host: str, devices: Collection[Device]) -> SiteConfig:
-        """This config on one node: by its name, else by its GPUs, of which type it is.
+    def of_node(self, host: str, node: NodeGpus) -> SiteConfig:
+        """This config on one node: that of the first of its types, where it has one."""
+        types = self.types_of(host, node)
+        return replace(self, node=types[0].config.over(self.node), node_types=()) if types else self
 
-        Of several types with its model the one is taken whose number of GPUs it has.
+    @property
+    def gpus_before_job(self) -> int:
+        """The number of GPUs that the prolog expects; 0 where the site does not say."""
+        return self.prolog.gpus or self.node.gpus.count
+
+    def types_of(self, host: str, node: NodeGpus) -> Sequence[NodeType]:
+        """The types that a node can be of: several where its GPUs do not decide; the fewest lost GPUs first.
+
+        By the node's name, else by the number of its GPUs in Slurm's configuration or on the PCI bus, else
+        by the GPUs that are listed, some of which may be lost.
         """
-        kind = self._named(host)
-        if kind is None:
-            fitting = [one for one in self.node_types if not one.hosts and one.fits(devices)]
-            fitting.sort(key=lambda one: one.config.gpus.count != len(devices))
-            kind = next(iter(fitting), None)
-        return replace(self, node=kind.config.over(self.node), node_types=()) if kind else self
-
-    def _named(self, host: str) -> NodeType | None:
-        return next((one for one in self.node_types if one.hosts and hosts.hold(one.hosts, host)), None)
+        if not self.node_types:
+            return []
+        named = next((kind for kind in self.node_types if kind.hosts and hosts.hold(kind.hosts, host)), None)
+        if named:
+            return [named]
+        by_slurm = node.by_slurm()
+        fitting = [kind for kind in self.node_types if not kind.hosts and kind.fits(node, by_slurm)]
+        fitting.sort(key=lambda kind: kind.gpus.count)
+        # Without a GPU that is not listed, the bus says no more than the driver.
+        by_bus = [
+            kind for kind in fitting if node.listed(kind.gpus) < node.on_bus(kind.gpus) == kind.gpus.count
+        ]
+        stated = [kind for kind in fitting if kind.gpus.count == by_slurm > 0] or by_bus
+        if stated:
+            return stated
+        exact = any(kind.gpus.count == node.listed(kind.gpus) > 0 for kind in fitting)
+        able = [
+            kind
+            for kind in fitting
+            if kind.gpus.count >= node.listed(kind.gpus) or not (kind.gpus.count or exact)
+        ]
+        return able or fitting[-1:]
 
 
 def load(path: Path | None = None, match: Find = lambda: None) -> SiteConfig:
@@ -206,8 +255,6 @@ def load(path: Path | None = None, match: Find = lambda: None) -> SiteConfig:
     data = found.data
     budgets = {Tier[name.upper()]: float(seconds) for name, seconds in data.get("budget_s", {}).items()}
     deadline = data.get("deadline_s")
-    node = _node(found)
-    prolog = PrologConfig.read(data.get("prolog", {}))
     return SiteConfig(
         hosts=tuple(hosts.listed(data.get("hosts"))),
         hosts_where=found.where("hosts") if "hosts" in data else "",
@@ -224,9 +271,9 @@ def load(path: Path | None = None, match: Find = lambda: None) -> SiteConfig:
             name: _version(name, said, found.where("versions", name))
             for name, said in data.get("versions", {}).items()
         },
-        node=node,
+        node=_node(found),
         node_types=tuple(_node_type(found, name) for name in data.get("node_types", {})),
-        prolog=prolog._replace(gpus=prolog.gpus or node.gpus.count),
+        prolog=PrologConfig.read(data.get("prolog", {})),
         memory=MemoryShare(**data.get("memory", {})),
         fleet=data.get("fleet", {}),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,14 +59,63 @@ def cluster_name(environment: Mapping[str, str]) -> str:
     """
     if name := environment.get("SLURM_CLUSTER_NAME"):
         return name
-    for path in (environment.get("SLURM_CONF", ""), *SLURM_CONF):
-        try:
-            text = bounded.read(Path(path), _MAX_BYTES).decode(errors="replace") if path else ""
-        except bounded.Unreadable:
-            continue
+    for text in _slurm_confs(environment, Path("/")):
         if found := re.search(r"^\s*ClusterName\s*=\s*(\S+)", text, re.MULTILINE | re.IGNORECASE):
             return found[1]
     return ""
+
+
+def gpus_by_slurm(host: str, environment: Mapping[str, str], root: Path) -> int:
+    """This node's number of GPUs in Slurm's configuration (``Gres=gpu:a100:4``); 0 if it has none.
+
+    ``root``: that of the node's files. Source: slurm.schedmd.com/slurm.conf.html, NodeName and Gres.
+    """
+    for text in _slurm_confs(environment, root):
+        usual = 0
+        for line in _NODES.findall(text):
+            said = {key.casefold(): value for key, value in re.findall(r"(\w+)=(\S+)", line)}
+            number = _gpus(said["gres"]) if "gres" in said else usual
+            if said["nodename"] == "DEFAULT":
+                usual = number
+            elif number and _holds(said["nodename"], host):
+                return number
+    return 0
+
+
+_NODES = re.compile(r"^[ \t]*(NodeName=[^#\n]*)", re.MULTILINE | re.IGNORECASE)
+_INCLUDED = re.compile(r"^[ \t]*Include[ \t]+(\S+)", re.MULTILINE | re.IGNORECASE)
+
+
+def _slurm_confs(environment: Mapping[str, str], root: Path) -> Iterator[str]:
+    """The text of each of Slurm's configuration files that is here, with what it includes."""
+    for name in filter(None, (environment.get("SLURM_CONF"), *SLURM_CONF)):
+        path = root / name.lstrip("/")
+        if text := _text(path):
+            included = [
+                _text((root if name.startswith("/") else path.parent) / name.lstrip("/"))
+                for name in _INCLUDED.findall(text)
+            ]
+            yield re.sub(r"\\\n", " ", "\n".join([text, *included]))
+
+
+def _text(path: Path) -> str:
+    try:
+        return bounded.read(path, _MAX_BYTES).decode(errors="replace")
+    except bounded.Unreadable:
+        return ""
+
+
+def _gpus(gres: str) -> int:
+    """``gpu:a100:4(S:0-1),gpu:2,shard:32`` has six."""
+    entries = (entry.partition("(")[0].split(":") for entry in gres.casefold().split(","))
+    return sum(int(words[-1]) if words[-1].isdecimal() else 1 for words in entries if words[0] == "gpu")
+
+
+def _holds(nodes: str, host: str) -> bool:
+    try:
+        return hold(nodes, host)
+    except BadNodes:
+        return False
 
 
 def is_of(data: Mapping[str, Json], host: str, cluster: str) -> bool:

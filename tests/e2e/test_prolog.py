@@ -439,6 +439,24 @@ def test_a_gpu_that_is_not_there(
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize(
+    ("counts", "prolog", "code", "says"),
+    [
+        ([8], {}, 12, "FAIL the kernel lists 2 GPUs, and the site config says 8"),
+        ([2, 8], {}, 0, "PASS 2 checks, 1 WARN on "),
+        ([8], {"gpus": 2}, 0, "PASS 2 checks on "),
+    ],
+)
+def test_a_gpu_that_is_not_there_by_the_type_of_the_node(
+    site: Site, counts: list[int], prolog: dict[str, int], code: int, says: str
+) -> None:
+    types = {f"h200-x{count}": {"gpus": {"model": "H200", "count": count}} for count in counts}
+    site.write("healthy-cuda", prolog, node_types=types)
+    exit_code, line, _ = site.prolog(*AMPLE, gpus="0")
+    assert (exit_code, says in line) == (code, True), line
+
+
+@pytest.mark.cuda
 def test_a_gpu_that_is_not_there_is_no_pass_of_the_node_that_is_remembered(site: Site) -> None:
     site.write("healthy-cuda", FRESH)
     assert "PASS" in site.prolog(*AMPLE)[1]

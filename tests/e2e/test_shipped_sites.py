@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from gpuipc_doctor import node_name
 from gpuipc_doctor.site import config, layers
 from tests import golden
 from tests.e2e.conftest import Command
@@ -126,6 +128,43 @@ def test_the_checks_in_front_of_a_job_pass_there(doctor: Command, name: str) -> 
     assert ended.returncode == 0, ended.stdout
 
 
+DELTA = """
+extends: healthy-single
+description: A node of Delta's that lists so many A100.
+devices:
+  - {{backend: cuda, name: NVIDIA A100-SXM4-40GB, memory: 40 GiB, arch: "8.0", count: {listed}}}
+files: {files}
+"""
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    ("listed", "gres", "on_bus", "says"),
+    [
+        (8, 0, 0, ["PASS initialised"]),
+        (7, 0, 0, ["FAIL fewer-than-expected", "PASS initialised"]),
+        (4, 0, 0, ["WARN node-type-unclear", "PASS initialised"]),
+        (4, 4, 0, ["PASS initialised"]),
+        (4, 8, 0, ["FAIL fewer-than-expected", "PASS initialised"]),
+        (4, 0, 8, ["FAIL fewer-than-expected", "PASS initialised", "WARN not-listed"]),
+    ],
+)
+def test_a_node_of_several_types_that_has_lost_gpus(
+    doctor: Command, tmp_path: Path, listed: int, gres: int, on_bus: int, says: list[str]
+) -> None:
+    lost = {f"/sys/bus/pci/devices/0000:f{n:x}:00.0": n for n in range(on_bus - listed)}
+    files = {f"{place}/vendor": "0x10de\n" for place in lost}
+    files |= {f"{place}/class": "0x030200\n" for place in lost}
+    if gres:
+        files["/etc/slurm/slurm.conf"] = f"NodeName={node_name.short()} Gres=gpu:a100:{gres}\n"
+    profile = tmp_path / "node.yaml"
+    profile.write_text(DELTA.format(listed=listed, files=json.dumps(files)))
+    ended = doctor("check", "driver-init", "--config", "ncsa-delta", "--simulate", str(profile), "--json")
+    found = [one["finding"] for one in json.loads(ended.stdout)["results"]]
+    assert [f"{one['status']} {one['key']}" for one in found] == says
+    assert ended.returncode == (12 if "FAIL" in says[0] else 0)
+
+
 @pytest.mark.cuda
 def test_the_file_of_a_cluster_is_found_by_its_name(doctor: Command) -> None:
     shown = doctor("config", "show", env={**os.environ, "SLURM_CLUSTER_NAME": "frontier"})
@@ -134,11 +173,11 @@ def test_the_file_of_a_cluster_is_found_by_its_name(doctor: Command) -> None:
 
 def test_what_a_type_of_nodes_says_holds_there() -> None:
     perlmutter = config.load(layers.shipped() / "nersc-perlmutter.yaml")
-    assert perlmutter.of_node("login01", []).node.environment == {}
-    assert perlmutter.prolog.gpus == 0  # which nobody knows of all its nodes
+    assert perlmutter.of_node("login01", config.NodeGpus()).node.environment == {}
+    assert perlmutter.gpus_before_job == 0  # which nobody knows of all its nodes
     delta = config.load(layers.shipped() / "ncsa-delta.yaml")
     assert "MPICH_GPU_SUPPORT_ENABLED" in delta.node.environment
-    assert delta.of_node("cn001", []).node.environment == {}
+    assert delta.of_node("cn001", config.NodeGpus()).node.environment == {}
 
 
 @pytest.mark.mpi

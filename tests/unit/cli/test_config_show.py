@@ -78,7 +78,7 @@ def test_the_fabric_of_all_nodes_and_of_a_type_of_them(directory: Path) -> None:
         "    fabric: none\n"
     )
     site = config.load(Path("fabrics.yaml"))
-    said = [site.of_node(host, []).node.fabric for host in ("login01", "gpu01")]
+    said = [site.of_node(host, config.NodeGpus()).node.fabric for host in ("login01", "gpu01")]
     assert [(one.value, one.where) for one in said if one] == [
         ("none", "fabrics.yaml:3"),
         ("tcp", "fabrics.yaml:1"),
@@ -136,7 +136,8 @@ def test_all_mistakes_are_named_in_one_pass(directory: Path, monkeypatch: pytest
     for name in ("LMOD_CMD", "MODULES_CMD"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", "/nonexistent")
-    write(directory / "wrong.yaml", WRONG.replace('hosts: "n[1-"\n', "", 1))
+    monkeypatch.setattr(hosts, "is_of", lambda *_: True)  # else a missing library is no mistake
+    write(directory / "wrong.yaml", WRONG.replace('hosts: "n[1-"\n', "", 1) + "cluster: lake\n")
     ended = run("validate", "wrong.yaml")
     assert ended.exit_code == 2
     said = [line.removeprefix("gpuipc-doctor: wrong.yaml:") for line in ended.stderr.splitlines()]
@@ -150,6 +151,26 @@ def test_all_mistakes_are_named_in_one_pass(directory: Path, monkeypatch: pytest
         "correct the path, or remove the entry; it is there because: Cray MPICH wants it",
     ]
     assert any(line.startswith("7: node_types.gpu.hosts: '@nosuchgroup' names no nodes") for line in said)
+
+
+def test_what_is_absent_here_is_a_note_where_a_file_names_no_nodes(directory: Path) -> None:
+    preload = "preload: {hip: {library: /none/libmpi_gtl_hsa.so, why: Cray MPICH needs it}}\n"
+    write(directory / "elsewhere.yaml", preload)
+    ended = run("validate", "elsewhere.yaml")
+    assert (ended.exit_code, ended.stderr) == (0, "")
+    assert ended.stdout == (
+        "elsewhere.yaml: fine\n"
+        "  note, if it is meant for this node: elsewhere.yaml:1: preload: there is no file "
+        "/none/libmpi_gtl_hsa.so; correct the path, or remove the entry; it is there because: "
+        "Cray MPICH needs it\n"
+    )
+
+
+@pytest.mark.parametrize("name", layers.names())
+def test_a_shipped_site_is_fine_on_any_machine(name: str) -> None:
+    ended = run("validate", name)
+    assert (ended.exit_code, ended.stderr) == (0, "")
+    assert ended.stdout.startswith(f"{name}: fine")
 
 
 def test_what_other_nodes_have_is_not_looked_for_here(directory: Path) -> None:

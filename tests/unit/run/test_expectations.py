@@ -12,6 +12,7 @@ from gpuipc_doctor.site.config import (
     ExpectedVersion,
     MpiConfig,
     NodeConfig,
+    NodeGpus,
     NodeType,
     Said,
     SiteConfig,
@@ -122,17 +123,112 @@ SITE = SiteConfig(
         ("gpu03", [A100] * 4, "x.yaml:6"),
         ("gpu03", [A100] * 8, "x.yaml:7"),
         ("gpu03", [A100] * 3, "x.yaml:6"),
+        ("gpu03", [A100] * 7, "x.yaml:7"),
+        ("gpu03", [A100] * 9, "x.yaml:7"),
         ("gpu03", ["NVIDIA A40"], "x.yaml:1"),
     ],
 )
 def test_a_node_is_of_the_type_that_its_name_says_else_its_gpus(
     host: str, here: list[str], where: str
 ) -> None:
-    assert SITE.of_node(host, gpus(*here)).node.gpus.where == where
+    assert SITE.of_node(host, NodeGpus(gpus(*here))).node.gpus.where == where
+
+
+def judged(here: list[str], *, unlisted: int = 0, by_slurm: int = 0, types: SiteConfig = SITE) -> list[str]:
+    """What is found on a node of no name that the site knows."""
+    node = NodeGpus(gpus(*here), {"cuda": unlisted}, lambda: by_slurm)
+    found = [
+        *expectations.of_types(types.types_of("gpu03", node), node, {}),
+        *expectations.of_gpus(types.of_node("gpu03", node).node.gpus, node.devices, {}),
+    ]
+    return [f"{one.status.value} {one.key}: {sentences.summary(one)}" for one in found]
+
+
+FOUR_OR_EIGHT = (
+    "WARN node-type-unclear: 4 × NVIDIA A100-SXM4-40GB can be more than one node type of x.yaml:6: "
+    "four, or eight with 4 lost"
+)
+
+
+def fewer(here: int, expected: int, line: int) -> str:
+    says = f"{here} of the {expected} × A100 that x.yaml:{line} expects"
+    return f"FAIL fewer-than-expected: {says}"
+
+
+@pytest.mark.parametrize(
+    ("here", "shown", "says"),
+    [
+        (8, {}, []),
+        (7, {}, [fewer(7, 8, 7)]),
+        (5, {}, [fewer(5, 8, 7)]),
+        (4, {}, [FOUR_OR_EIGHT]),
+        (4, {"by_slurm": 4}, []),
+        (4, {"by_slurm": 8}, [fewer(4, 8, 7)]),
+        (4, {"by_slurm": 28}, [FOUR_OR_EIGHT]),  # as MIG instances are counted
+        (4, {"unlisted": 4}, [fewer(4, 8, 7)]),
+        (4, {"unlisted": 1}, [FOUR_OR_EIGHT]),  # a display controller of the same vendor, or a lost GPU
+        (3, {"unlisted": 1}, [fewer(3, 4, 6)]),
+        (3, {"by_slurm": 8, "unlisted": 1}, [fewer(3, 8, 7)]),
+    ],
+)
+def test_a_lost_gpu_never_makes_a_node_one_of_a_smaller_type(
+    here: int, shown: dict[str, int], says: list[str]
+) -> None:
+    found = judged([A100] * here, **shown)
+    assert [one for one in found if not one.startswith("WARN") or one in says] == says
+    assert all(one.startswith(("FAIL", "WARN node-type-unclear")) for one in found)
+
+
+def test_three_of_a_type_with_four_or_eight_fail_and_say_that_the_type_is_unclear() -> None:
+    unclear, failed = judged([A100] * 3)
+    assert unclear.endswith("four with 1 lost, or eight with 5 lost")
+    assert failed == fewer(3, 4, 6)
+
+
+def test_gpus_of_another_model_are_not_counted_as_those_of_the_type() -> None:
+    assert judged([A100] * 7 + [H100])[-1] == fewer(7, 8, 7)
+
+
+def of_types(**kinds: ExpectedGpus) -> SiteConfig:
+    return SiteConfig(
+        node_types=tuple(NodeType(name, (), NodeConfig(gpus=kind)) for name, kind in kinds.items())
+    )
+
+
+@pytest.mark.parametrize(
+    ("kinds", "here", "says"),
+    [
+        ({"any": ("A100", 0), "eight": ("A100", 8)}, 8, []),
+        ({"any": ("A100", 0), "eight": ("A100", 8)}, 7, ["any, or eight with 1 lost"]),
+        ({"any": ("A100", 0)}, 3, []),
+        ({"four": ("", 4), "eight": ("", 8)}, 7, ["7 of the 8 × GPU that x.yaml:1 expects"]),
+        ({"small": ("A100", 4), "large": ("A100", 4)}, 4, ["small, or large"]),
+    ],
+)
+def test_types_without_a_count_without_a_model_and_of_one_kind(
+    kinds: dict[str, tuple[str, int]], here: int, says: list[str]
+) -> None:
+    site = of_types(**{name: ExpectedGpus(*kind, "x.yaml:1") for name, kind in kinds.items()})
+    found = judged([A100] * here, types=site)
+    assert len(found) == len(says)
+    assert all(one.endswith(said) for one, said in zip(found, says, strict=True))
+
+
+def test_a_node_without_any_gpu_is_of_a_type_without_unless_slurm_says_that_it_has_some() -> None:
+    assert judged([]) == [fewer(0, 4, 1).replace("A100", "A40")]  # `cpu` leaves the count to the site
+    assert [kind.name for kind in SITE.types_of("x", NodeGpus())] == ["cpu"]
+    assert judged([], by_slurm=8) == [fewer(0, 8, 7)]
+
+
+def test_gpus_that_a_batch_system_hides_leave_no_type_unclear() -> None:
+    node = NodeGpus(gpus(*[A100] * 4))
+    types = SITE.types_of("gpu03", node)
+    assert [kind.name for kind in types] == ["four", "eight"]
+    assert list(expectations.of_types(types, node, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"})) == []
 
 
 def test_what_a_type_does_not_say_the_site_says() -> None:
-    node = SITE.of_node("gpu03", []).node
+    node = SITE.of_node("gpu03", NodeGpus()).node
     assert {name: one.value for name, one in node.environment.items()} == {"A": "cpu", "B": "site"}
     assert node.mpi == MpiConfig("/opt/libmpi.so", "mpiexec -n {ranks}", "x.yaml:9")
-    assert SITE.of_node("gpu01", []).node.mpi == SITE.node.mpi
+    assert SITE.of_node("gpu01", NodeGpus()).node.mpi == SITE.node.mpi

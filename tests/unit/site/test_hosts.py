@@ -1,0 +1,49 @@
+"""The number of GPUs that Slurm's configuration gives a node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpuipc_doctor.site import hosts
+
+
+def gpus(root: Path, text: str, host: str = "gpu07") -> int:
+    conf = root / "etc/slurm/slurm.conf"
+    conf.parent.mkdir(parents=True, exist_ok=True)
+    conf.write_text(text)
+    return hosts.gpus_by_slurm(host, {}, root)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("", 0),
+        ("NodeName=gpu[01-09] CPUs=64 Gres=gpu:a100:4", 4),
+        ("nodename=gpu07 gres=GPU:8", 8),
+        ("NodeName=gpu07 Gres=gpu", 1),
+        ("NodeName=gpu07 Gres=gpu:tesla:2,gpu:kepler:2(S:0-1),shard:32,nvme:1", 4),
+        ("NodeName=gpu07 Gres=gpu:a100:no_consume:4 # Gres=gpu:8", 4),
+        ("#NodeName=gpu07 Gres=gpu:4", 0),
+        ("NodeName=gpu08 Gres=gpu:4", 0),
+        ("NodeName=gpu[07 Gres=gpu:4", 0),
+        ("NodeName=DEFAULT Gres=gpu:4\nNodeName=gpu[01-06] Gres=gpu:8\nNodeName=gpu07", 4),
+        ("NodeName=DEFAULT Gres=gpu:4\nNodeName=DEFAULT CPUs=4\nNodeName=gpu07 Gres=nvme:1", 0),
+        ("NodeName=gpu[01-09] CPUs=64 \\\n  Gres=gpu:4", 4),
+        ("PartitionName=all Nodes=gpu07\nNodeSet=a Feature=b", 0),
+    ],
+)
+def test_gres_of_a_node(tmp_path: Path, text: str, number: int) -> None:
+    assert gpus(tmp_path, text) == number
+
+
+@pytest.mark.parametrize("name", ["nodes.conf", "/etc/slurm/nodes.conf"])
+def test_gres_in_an_included_file(tmp_path: Path, name: str) -> None:
+    gpus(tmp_path, f"Include {name}\nInclude none.conf\n")
+    (tmp_path / "etc/slurm/nodes.conf").write_text("NodeName=gpu[01-09] Gres=gpu:4\n")
+    assert hosts.gpus_by_slurm("gpu07", {}, tmp_path) == 4
+
+
+def test_gres_without_slurm(tmp_path: Path) -> None:
+    assert hosts.gpus_by_slurm("gpu07", {"SLURM_CONF": "/none"}, tmp_path) == 0
