@@ -66,9 +66,22 @@ why."""
 ANY_MESSAGE: Mapping[str, str | int] = {"min": 0, "max": 2**63 - 1}
 """Where a fault of the fabric strikes unless it says otherwise: at messages of any size."""
 
-_DELIVER = ("copy", "copy-from-device", "ipc-open", "vmm-import")
-_CORRUPTED_BY = {"corrupt-byte": _DELIVER, "corrupt-page": (*_DELIVER, "pool-reuse")}
-"""Effect → the calls whose data it makes wrong."""
+_IMPORTS = ("ipc-open", "vmm-import", "pool-import-pointer")
+_DELIVER = ("copy", "copy-from-device", *_IMPORTS)
+_TELL = ("device-name", "device-pci", "nvml-driver-version", "nvml-device-name", "nvml-device-uuid")
+_END = ("ipc-close", "vmm-unmap", "pool-free", "mem-free")
+_WORKS_AT = {
+    "corrupt-byte": (*_DELIVER, *_TELL),
+    "corrupt-page": (*_DELIVER, "pool-reuse"),
+    "corrupt-from": (*_IMPORTS, "pool-trim"),
+    "lose-writes": _IMPORTS,
+    "stale-part": ("ipc-open",),
+    "end-another": _END,
+    "end-block": ("ipc-close", "mem-free"),
+    "end-count": ("ipc-close",),
+    "wipe": _END,
+}
+"""Effect → the calls at which it does something; those that are not here do it at any, or look for it."""
 
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _MERGED = ("versions", "files", "peers", "options")
@@ -77,7 +90,10 @@ _ARCH = {"cuda": "9.0", "hip": "gfx90a"}
 
 @dataclass(frozen=True, slots=True)
 class SimulatedDevice:
-    """One GPU of the simulated node. ``memory`` and ``held`` (by another process, all along) are bytes."""
+    """One GPU of the simulated node.
+
+    ``memory``, ``held`` (by another process, all along) and ``granule`` (of physical memory) are bytes.
+    """
 
     backend: str
     index: int
@@ -86,6 +102,7 @@ class SimulatedDevice:
     pci: str
     memory: int
     held: int
+    granule: int
     arch: str
     imex: int
     """Whether fabric handles are permitted, as where the node has an IMEX channel."""
@@ -282,6 +299,7 @@ class _Reader:
                     pci=entry.get("pci", f"0000:{0x11 + 8 * position:02x}:00.0"),
                     memory=memory,
                     held=held,
+                    granule=parse_size(entry.get("granule", "2 MiB")),
                     arch=entry.get("arch", _ARCH[backend]),
                     imex=int(entry.get("imex", False)),
                 )
@@ -313,7 +331,7 @@ class _Reader:
         for number, stated in enumerate(self._data.get("faults", [])):
             fault = {**ANY_CALL, **stated, "peer": int(stated.get("peer", False))}
             self._known("call", fault["call"], vocabulary.calls(), number)
-            calls = _CORRUPTED_BY.get(fault["do"], (fault["call"],))
+            calls = _WORKS_AT.get(fault["do"], (fault["call"],))
             if fault["call"] not in calls and fault["call"] in vocabulary.calls():
                 text = f"{fault['do']!r} does nothing at {fault['call']!r}, only at {', '.join(calls)}"
                 self._complain(text, "faults", number, "do")

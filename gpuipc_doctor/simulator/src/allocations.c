@@ -7,6 +7,7 @@
 #include "allocations.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -110,7 +111,8 @@ struct allocation *allocation_add(struct block *block, uint64_t offset, uint64_t
         abort();
     while (*place && (*place)->offset < offset)
         place = &(*place)->next;
-    *new = (struct allocation){.next = *place, .offset = offset, .bytes = bytes, .id = ++allocations_made};
+    *new = (struct allocation){.next = *place, .offset = offset, .bytes = bytes, .id = ++allocations_made,
+                                .flaw.loses_writes = UINT64_MAX};
     return *place = new;
 }
 
@@ -245,12 +247,38 @@ void give_back(struct block *block)
     block_remove(block);
 }
 
+void keep_snapshot(const struct block *block, struct allocation *part)
+{
+    free(part->snapshot);
+    if (!(part->snapshot = malloc(part->bytes)))
+        abort();
+    memcpy(part->snapshot, pointer(block->base + part->offset), part->bytes);
+}
+
+void end_more(const struct block *block, const struct allocation *own)
+{
+    struct block *last = NULL; /* another of the kind: the one at the highest addresses */
+    for (struct block *other = blocks; other; other = other->next)
+        if (other->kind == block->kind && other != block && other->allocations)
+            last = other;
+    for (struct allocation *each = last ? last->allocations : NULL; each; each = each->next) {
+        each->ended = each->ended || fault_asks(END_ANOTHER);
+        if (fault_asks(SNAPSHOT))
+            keep_snapshot(last, each);
+    }
+    for (struct allocation *each = block->allocations; each; each = each->next)
+        each->ended = each->ended || (each != own && fault_asks(END_BLOCK));
+    if (fault_asks(WIPE))
+        memset(pointer(block->base + own->offset), 0, own->bytes);
+}
+
 int release(uint64_t address, enum kind kind)
 {
     struct block *block = find_block(address);
     struct allocation *allocation = block ? allocation_at(block, address) : NULL;
     if (!allocation || block->kind != kind)
         return INVALID_VALUE;
+    end_more(block, allocation);
     allocation_remove(block, allocation);
     if (fault_asks(KEEP))
         keep_segment(block);

@@ -22,9 +22,9 @@ struct allocation {
     uint64_t id;             /* unique in this process; tells apart what was at one address one after the other */
     unsigned opens;          /* of an import */
     uint64_t exported_id;    /* of an import: its id in the exporter */
-    struct bad_part bad;            /* a fault: these bytes of its block read wrong through this import */
+    struct flaw flaw;               /* of an import */
     unsigned char *snapshot;        /* a fault: what reads through this import show, whatever is there */
-    bool loses_writes;              /* a fault: what is written through this import arrives nowhere */
+    bool ended;                     /* a fault: another call ended it; copies are refused */
 };
 
 struct block {
@@ -81,6 +81,9 @@ void allocation_remove(struct block *block, struct allocation *allocation);
 int block_new(struct block **block, struct context *context, uint64_t bytes, enum kind kind);
 int allocate(uint64_t *address, uint64_t bytes, enum kind kind);
 int release(uint64_t address, enum kind kind);
+/* For faults of what closes, unmaps or frees: what it does to others of the kind, and to the memory itself. */
+void end_more(const struct block *block, const struct allocation *own);
+void keep_snapshot(const struct block *block, struct allocation *part); /* and show it from now on */
 void give_back(struct block *block);
 void keep_segment(const struct block *block); /* a fault: it stays charged for ever */
 void context_end_with_memory(struct context *context);

@@ -82,6 +82,8 @@ static bool condition_holds(const struct fault *fault, int device, const struct 
         return handle && opened_before(handle);
     case OVERLAP:
         return handle && overlaps_freed(handle);
+    case THIRD_IN_BLOCK:
+        return handle && third_in_block(handle);
     case EXPORTER_EXPORTS:
         return exporter_exports(handle, file);
     default:
@@ -119,12 +121,19 @@ static void leave_an_orphan(void)
 
 static volatile int *volatile nowhere = NULL;
 
+enum { SKIPPED = -1 }; /* the call returns success, and was not made */
+static int broken;     /* what every call returns since one returned a sticky error */
+
 /* Returns the code that the call must return at once, or SUCCESS. */
 static int happen(const struct fault *fault, int device)
 {
     switch (fault->effect) {
     case FAIL:
         return fault->code;
+    case STICKY:
+        return broken = fault->code;
+    case SKIP:
+        return SKIPPED;
     case HANG_IGNORE_TERM:
         signal(SIGTERM, SIG_IGN);
         hang();
@@ -159,7 +168,7 @@ static int happen(const struct fault *fault, int device)
 static int apply_faults(enum call call, int device, const struct ipc_handle *handle, int file)
 {
     const struct fault *fires[MAX_FAULTS];
-    unsigned count = ++calls_made[call], asked = 0;
+    unsigned count = ++calls_made[call];
     int firing = 0;
     for (int i = 0; i < node()->faults; i++) {
         const struct fault *fault = &node()->fault[i];
@@ -172,11 +181,10 @@ static int apply_faults(enum call call, int device, const struct ipc_handle *han
         release(); /* what hangs or waits must not hold up the process's other threads */
         for (int i = 0; i < firing && !code; i++) {
             code = happen(fires[i], device);
-            asked |= fires[i]->effect;
+            fault_strikes(fires[i]);
         }
         take();
     }
-    fault_effects(asked);
     return code;
 }
 
@@ -199,14 +207,14 @@ int call_begin(enum call call, int ordinal, const struct ipc_handle *handle, int
     if (process && process != getpid())
         return face.not_initialized;
     take();
-    fault_effects(0);
+    fault_none_strikes();
     if (!face.initialized() && !face.works_before_init(call)) {
         int code = face.implicit_init ? sim_init(0) : face.not_initialized;
         if (code)
             return code;
     }
     int device = ordinal >= 0 ? ordinal_device(ordinal) : current_device();
-    int code = apply_faults(call, device, handle, file);
+    int code = broken && needs_device(call) ? broken : apply_faults(call, device, handle, file);
     if (!code && device >= 0 && needs_device(call) && state_device_lost(device))
         code = face.lost;
     return code;
@@ -216,6 +224,8 @@ static _Thread_local int last_error;
 
 int call_end(int code)
 {
+    if (code == SKIPPED)
+        code = SUCCESS;
     if (code)
         last_error = code;
     if (holding) {

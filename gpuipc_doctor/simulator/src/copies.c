@@ -86,13 +86,13 @@ static int locate(uint64_t address, uint64_t bytes, bool writing, bool foreign, 
     if ((*block)->device >= 0 && state_device_lost((*block)->device))
         return face.lost;
     *allocation = find_allocation(*block, address, bytes);
-    return *allocation && may_reach(*block, writing) ? SUCCESS : INVALID_VALUE;
+    return *allocation && !(*allocation)->ended && may_reach(*block, writing) ? SUCCESS : INVALID_VALUE;
 }
 
 /* What a faulty import shows wrong: `to` holds the bytes from `at`, an offset in the block. */
 static void spoil(const struct allocation *allocation, uint64_t at, unsigned char *to, uint64_t bytes)
 {
-    uint64_t begin = allocation->bad.offset, end = begin + allocation->bad.bytes;
+    uint64_t begin = allocation->flaw.bad.offset, end = begin + allocation->flaw.bad.bytes;
     for (uint64_t i = begin > at ? begin : at; i < end && i < at + bytes; i++)
         to[i - at] ^= 0xa5;
 }
@@ -137,8 +137,11 @@ static int put(uint64_t to, const void *from, uint64_t bytes, bool foreign)
         memmove(pointer(to), from, bytes);
         return SUCCESS;
     }
-    if (allocation->loses_writes)
+    uint64_t at = to - block->base, lost = allocation->flaw.loses_writes;
+    if (lost <= at)
         return SUCCESS;
+    if (lost - at < bytes)
+        bytes = lost - at;
     int file = contents(block);
     code = file_write(file, offset_in(block, to), from, bytes);
     leave(block, file);

@@ -158,6 +158,7 @@ static int give_text(char *to, int bytes, const char *text)
     if (!to || bytes <= 0)
         return INVALID_VALUE;
     snprintf(to, (size_t)bytes, "%s", text);
+    spoil_text(to);
     return SUCCESS;
 }
 

@@ -2,16 +2,23 @@
  * wrong. When one strikes is decided in calls.c. */
 #include "sim.h"
 
-static unsigned effects; /* of the call under way; under the lock of calls.c */
+#include <string.h>
 
-void fault_effects(unsigned asked)
+static const struct fault *striking[EFFECTS]; /* in the call under way; under the lock of calls.c */
+
+void fault_strikes(const struct fault *fault)
 {
-    effects = asked;
+    striking[fault->effect] = fault;
+}
+
+void fault_none_strikes(void)
+{
+    memset(striking, 0, sizeof striking);
 }
 
 bool fault_asks(enum fault_effect effect)
 {
-    return effects & effect;
+    return striking[effect];
 }
 
 bool fault_is_of(const struct fault *fault, int device)
@@ -35,21 +42,39 @@ bool node_has_fault(enum call call, enum fault_effect effect, int device)
     return node_fault(call, effect, device);
 }
 
-uint64_t fault_bytes(enum call call, enum fault_effect effect, int device)
+uint64_t fault_bytes(enum fault_effect effect)
 {
-    const struct fault *fault = fault_asks(effect) ? node_fault(call, effect, device) : NULL;
-    return fault ? fault->bytes : 0;
+    return striking[effect] ? striking[effect]->bytes : 0;
 }
 
 struct bad_part bad_part_of(uint64_t bytes)
 {
     enum { PAGE = 4096 };
-    uint64_t pages = bytes / PAGE;
+    uint64_t pages = bytes / PAGE, at = fault_bytes(CORRUPT_PAGE), from = fault_bytes(CORRUPT_FROM);
+    if (fault_asks(CORRUPT_FROM))
+        return (struct bad_part){from, from < bytes ? bytes - from : 0};
+    if (at)
+        return (struct bad_part){at, at + PAGE <= bytes ? PAGE : 0};
     if (fault_asks(CORRUPT_PAGE))
         return (struct bad_part){pages ? scatter() % pages * PAGE : 0, bytes < PAGE ? bytes : PAGE};
     if (fault_asks(CORRUPT_BYTE) && bytes)
         return (struct bad_part){scatter() % bytes, 1};
     return (struct bad_part){0};
+}
+
+struct flaw flaw_of(uint64_t offset, uint64_t bytes)
+{
+    struct flaw flaw = {bad_part_of(bytes), UINT64_MAX};
+    flaw.bad.offset += offset;
+    if (fault_asks(LOSE_WRITES))
+        flaw.loses_writes = offset + fault_bytes(LOSE_WRITES);
+    return flaw;
+}
+
+void spoil_text(char *text)
+{
+    if (fault_asks(CORRUPT_BYTE))
+        *text = (char)0xff; /* in no text of UTF-8 */
 }
 
 uint64_t scatter(void)

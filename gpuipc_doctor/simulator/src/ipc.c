@@ -149,6 +149,12 @@ bool overlaps_freed(const struct ipc_handle *handle)
     return found;
 }
 
+bool third_in_block(const struct ipc_handle *handle)
+{
+    struct wish wish;
+    return read_handle(handle, &wish) && wish.offset >= 2 * round_up(wish.bytes, face.granularity);
+}
+
 static struct block *import_of(uint64_t serial)
 {
     for (struct block *block = blocks; block; block = block->next)
@@ -175,7 +181,7 @@ static int import(struct block **block, const struct segment *segment, struct co
     *block = block_add((struct block){.base = base, .bytes = segment->bytes, .kind = IMPORTED,
                                       .device = segment->device, .context = context, .file = file,
                                       .serial = segment->serial, .mapping = mapping, .stale = stale,
-                                      .wrap = fault_bytes(CALL_ipc_open, WRAP, segment->device)});
+                                      .wrap = fault_bytes(WRAP)});
     return SUCCESS;
 }
 
@@ -187,13 +193,32 @@ static struct allocation *opened_part(const struct block *block, const struct wi
     return NULL;
 }
 
-/* For the fault `snapshot`: what is there now, and is shown from now on. */
-static void keep_snapshot(const struct block *block, struct allocation *part)
+/* For the fault `stale-part`: what small parts of segments held when something was first opened there. */
+static struct seen {
+    struct seen *next;
+    uint64_t serial, offset, bytes, id;
+    unsigned char *data;
+} *seen;
+
+static void show_first_of_part(const struct block *block, struct allocation *part)
 {
-    free(part->snapshot);
-    if (!(part->snapshot = malloc(part->bytes)))
-        abort();
-    memcpy(part->snapshot, (const void *)(uintptr_t)(block->base + part->offset), part->bytes);
+    enum { SMALL = 1 << 20 };
+    struct seen *each = seen;
+    if (part->bytes > SMALL)
+        return;
+    while (each && !(each->serial == block->serial && each->offset == part->offset && each->bytes == part->bytes))
+        each = each->next;
+    if (!each) {
+        keep_snapshot(block, part);
+        if (!(each = malloc(sizeof *each)))
+            abort();
+        *each = (struct seen){seen, block->serial, part->offset, part->bytes, part->exported_id, part->snapshot};
+        seen = each;
+        part->snapshot = NULL;
+    } else if (each->id != part->exported_id && fault_asks(STALE_PART)) {
+        keep_snapshot(block, part);
+        memcpy(part->snapshot, each->data, part->bytes);
+    }
 }
 
 /* With the state's lock held. */
@@ -226,12 +251,15 @@ static int open_wish(uint64_t *address, const struct wish *wish, struct context 
         part->exported_id = wish->id;
     }
     part->opens++;
-    struct bad_part bad = bad_part_of(part->bytes);
-    if (bad.bytes)
-        part->bad = (struct bad_part){part->offset + bad.offset, bad.bytes};
+    struct flaw flaw = flaw_of(part->offset, part->bytes);
+    if (flaw.bad.bytes)
+        part->flaw.bad = flaw.bad;
+    if (flaw.loses_writes < part->flaw.loses_writes)
+        part->flaw.loses_writes = flaw.loses_writes;
     if (fault_asks(SNAPSHOT))
         keep_snapshot(block, part);
-    part->loses_writes = part->loses_writes || fault_asks(LOSE_WRITES);
+    if (node_has_fault(CALL_ipc_open, STALE_PART, block->device))
+        show_first_of_part(block, part);
     *address = block->base + part->offset;
     return SUCCESS;
 }
@@ -271,11 +299,11 @@ int sim_ipc_close(uint64_t address)
     struct allocation *part = allocation_at(block, address);
     if (!part)
         return INVALID_VALUE;
-    if (fault_asks(SKIP))
-        return SUCCESS;
     if (part->opens == 1)
         return release(address, IMPORTED);
+    end_more(block, part);
     part->opens--;
+    part->ended = part->ended || fault_asks(END_COUNT);
     if (fault_asks(KEEP))
         keep_segment(block);
     return SUCCESS;

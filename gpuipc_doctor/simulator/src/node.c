@@ -76,13 +76,14 @@ static int word_of(const char *const *words, const char *key, const char *value)
 
 static const char *const backends[] = {"cuda", "hip", NULL};
 static const char *const conditions[] = {"always", "context-was-destroyed", "opened-before", "overlap",
-                                         "exporter-exports", NULL};
-/* In the order of enum fault_effect's bits. */
-static const char *const effects[] = {"error",  "hang",    "hang-ignore-term", "segv",  "abort",
+                                         "exporter-exports", "third-in-block", "by-descriptor", NULL};
+/* In the order of enum fault_effect. */
+static const char *const effects[EFFECTS + 1] = {"error",  "hang",    "hang-ignore-term", "segv",  "abort",
                                       "corrupt-byte", "corrupt-page", "stale", "collide", "leak", "keep",
                                       "delay",  "chatter", "orphan",           "lose-device", "late", "coarse",
                                       "skip",   "snapshot", "lose-writes",     "accept", "renumber", "latest",
-                                      "leak-descriptor", "wrap", NULL};
+                                      "leak-descriptor", "wrap", "corrupt-from", "stale-part", "end-another",
+                                      "end-block", "end-count", "wipe", "sticky", NULL};
 
 static int device_number(int backend, int64_t index)
 {
@@ -137,6 +138,8 @@ static void read_device(const char *key, const char *value, void *record)
         device->memory = (uint64_t)number(key, value);
     else if (IS("held"))
         device->held = (uint64_t)number(key, value);
+    else if (IS("granule"))
+        device->granule = (uint64_t)number(key, value);
     else if (IS("imex"))
         device->imex = number(key, value);
     else if (IS("arch"))
@@ -183,7 +186,7 @@ static void read_fault(const char *key, const char *value, void *record)
     else if (IS("peer"))
         fault->peer = number(key, value);
     else if (IS("do"))
-        fault->effect = (enum fault_effect)(1 << word_of(effects, key, value));
+        fault->effect = (enum fault_effect)word_of(effects, key, value);
     else if (IS("code"))
         fault->code = (int)number(key, value);
     else if (IS("bytes"))
@@ -230,9 +233,9 @@ static void read_line(char *line)
         if (the_node.faults == MAX_FAULTS)
             refuse("more than %d faults", MAX_FAULTS);
         struct fault *fault = &the_node.fault[the_node.faults++];
-        *fault = (struct fault){.backend = -1, .call = -1, .device = -1};
+        *fault = (struct fault){.backend = -1, .call = -1, .device = -1, .effect = EFFECTS};
         read_fields(fields, read_fault, fault);
-        if (fault->call < 0 || !fault->effect)
+        if (fault->call < 0 || fault->effect == EFFECTS)
             refuse("a fault needs call= and do=");
     } else {
         refuse("unknown record %s", line);

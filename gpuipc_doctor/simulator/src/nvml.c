@@ -91,6 +91,7 @@ static int give_text(char *to, unsigned bytes, const char *text)
     if (strlen(text) >= bytes)
         return NVML_INSUFFICIENT_SIZE;
     strcpy(to, text);
+    spoil_text(to);
     return SUCCESS;
 }
 

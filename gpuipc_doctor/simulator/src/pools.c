@@ -158,6 +158,9 @@ int sim_pool_trim(void *handle, size_t keep)
         return INVALID_VALUE;
     if (!fault_asks(KEEP))
         shrink(pool, keep);
+    for (struct block *block = fault_asks(CORRUPT_FROM) ? blocks : NULL; block; block = block->next)
+        if (block->pool == pool && block->allocations)
+            block->allocations->flaw = flaw_of(0, block->allocations->bytes);
     return SUCCESS;
 }
 
@@ -248,7 +251,7 @@ static int allocate_from(struct pool *pool, uint64_t *address, uint64_t bytes, v
     block->context = context;
     struct allocation *allocation = allocation_add(block, 0, bytes);
     if (reused && by_event && node_has_fault(CALL_pool_reuse, CORRUPT_PAGE, block->device))
-        allocation->bad = (struct bad_part){bytes / 2, 4096};
+        allocation->flaw.bad = (struct bad_part){bytes / 2, 4096};
     if (reserved(pool) > pool->reserved_high)
         pool->reserved_high = reserved(pool);
     if (used(pool) > pool->used_high)
@@ -408,7 +411,7 @@ int sim_pool_import_pointer(uint64_t *address, void *handle, const struct ipc_ha
                                      .device = found.device, .context = context, .file = file,
                                      .serial = serial, .mapping = mapping, .pool = pool,
                                      .readable = pool->readable, .writable = pool->writable});
-    allocation_add(block, 0, shared->word[2]);
+    allocation_add(block, 0, shared->word[2])->flaw = flaw_of(0, shared->word[2]);
     *address = base;
     return SUCCESS;
 }
@@ -425,6 +428,7 @@ static int take_back(uint64_t address, void *stream)
         return code;
     if (block->kind == IMPORTED_FROM_POOL)
         return release(address, IMPORTED_FROM_POOL);
+    end_more(block, block->allocations);
     allocation_remove(block, block->allocations);
     if (fault_asks(KEEP))
         keep_segment(block);

@@ -46,38 +46,54 @@ struct device {
     char pci[32];
     char arch[32];
     uint64_t memory, held; /* bytes */
+    uint64_t granule;      /* of physical memory, bytes */
     bool imex;             /* fabric handles are permitted: there is an IMEX channel */
 };
 
-enum fault_condition { ALWAYS, CONTEXT_WAS_DESTROYED, OPENED_BEFORE, OVERLAP, EXPORTER_EXPORTS };
+enum fault_condition {
+    ALWAYS,
+    CONTEXT_WAS_DESTROYED,
+    OPENED_BEFORE,
+    OVERLAP,
+    EXPORTER_EXPORTS,
+    THIRD_IN_BLOCK,
+    BY_DESCRIPTOR,
+};
 
-/* Bits, so that the effects of several faults on one call add up. */
-enum fault_effect {
-    FAIL = 1 << 0,
-    HANG = 1 << 1,
-    HANG_IGNORE_TERM = 1 << 2,
-    SEGV = 1 << 3,
-    ABORT = 1 << 4,
-    CORRUPT_BYTE = 1 << 5,
-    CORRUPT_PAGE = 1 << 6,
-    STALE = 1 << 7,
-    COLLIDE = 1 << 8,
-    LEAK = 1 << 9,
-    KEEP = 1 << 10,
-    DELAY = 1 << 11,
-    CHATTER = 1 << 12,
-    ORPHAN = 1 << 13,
-    LOSE_DEVICE = 1 << 14,
-    LATE = 1 << 15,
-    COARSE = 1 << 16,
-    SKIP = 1 << 17,
-    SNAPSHOT = 1 << 18,
-    LOSE_WRITES = 1 << 19,
-    ACCEPT = 1 << 20,
-    RENUMBER = 1 << 21,
-    LATEST = 1 << 22,
-    LEAK_DESCRIPTOR = 1 << 23,
-    WRAP = 1 << 24,
+enum fault_effect { /* in the order of node.c's words */
+    FAIL,
+    HANG,
+    HANG_IGNORE_TERM,
+    SEGV,
+    ABORT,
+    CORRUPT_BYTE,
+    CORRUPT_PAGE,
+    STALE,
+    COLLIDE,
+    LEAK,
+    KEEP,
+    DELAY,
+    CHATTER,
+    ORPHAN,
+    LOSE_DEVICE,
+    LATE,
+    COARSE,
+    SKIP,
+    SNAPSHOT,
+    LOSE_WRITES,
+    ACCEPT,
+    RENUMBER,
+    LATEST,
+    LEAK_DESCRIPTOR,
+    WRAP,
+    CORRUPT_FROM,
+    STALE_PART,
+    END_ANOTHER,
+    END_BLOCK,
+    END_COUNT,
+    WIPE,
+    STICKY,
+    EFFECTS,
 };
 
 struct fault {
@@ -108,20 +124,31 @@ const struct node *node(void);
 
 /* ---- faults.c: which the node has, and what the call under way is to do wrong ---- */
 
-void fault_effects(unsigned asked); /* said by calls.c */
+/* The faults that strike in the call under way; calls.c sets them. */
+void fault_strikes(const struct fault *fault);
+void fault_none_strikes(void);
 bool fault_asks(enum fault_effect effect);
 bool fault_is_of(const struct fault *fault, int device);
 bool node_has_fault(enum call call, enum fault_effect effect, int device);
 /* The fault of this effect that the node has at this call on this device, or NULL. */
 const struct fault *node_fault(enum call call, enum fault_effect effect, int device);
-/* The bytes of such a fault, where the call under way is to have its effect; else 0. */
-uint64_t fault_bytes(enum call call, enum fault_effect effect, int device);
+/* The bytes of the fault of this effect that strikes in the call under way; 0 where none does. */
+uint64_t fault_bytes(enum fault_effect effect);
 struct bad_part {
     uint64_t offset, bytes;
 };
 
-/* For the faults `corrupt-byte` and `corrupt-page`: which of so many bytes read wrong; none without a fault. */
+/* For the faults `corrupt-…`: which of so many bytes read wrong; none without a fault. */
 struct bad_part bad_part_of(uint64_t bytes);
+
+struct flaw { /* what faults did to an import when it was made */
+    struct bad_part bad;  /* these bytes of its block read wrong through it */
+    uint64_t loses_writes; /* what is written through it from this offset in its block on arrives nowhere */
+};
+
+/* Of an import of so many bytes at this offset in its block. */
+struct flaw flaw_of(uint64_t offset, uint64_t bytes);
+void spoil_text(char *text); /* for the fault `corrupt-byte` of a call that gives a text */
 uint64_t scatter(void); /* the next of a fixed sequence of well-mixed numbers */
 
 /* ---- state.c: what all processes of the node share ---- */
@@ -258,6 +285,7 @@ int32_t exporter_of_handle(const struct ipc_handle *handle); /* its pid, or 0 */
 int handle_device(const struct ipc_handle *handle); /* the node's number, or -1 for what is no handle */
 bool opened_before(const struct ipc_handle *handle);
 bool overlaps_freed(const struct ipc_handle *handle);
+bool third_in_block(const struct ipc_handle *handle); /* it is of the third small segment of a block, or a later one */
 
 /* ---- calls.c: before and after each call ---- */
 

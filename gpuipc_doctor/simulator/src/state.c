@@ -252,11 +252,17 @@ static void settle_all(uint64_t serial)
             settle(&shared->segment[i]);
 }
 
+static const struct fault *exit_fault(enum fault_effect effect, const struct segment *segment)
+{
+    const struct fault *fault = node_fault(CALL_exit, effect, segment->device);
+    return fault && (fault->when != BY_DESCRIPTOR || segment->by_descriptor) ? fault : NULL;
+}
+
 /* What the faults at `exit` do to a segment that a process had when it ended. */
 static void mark_by_exit(struct segment *segment)
 {
-    const struct fault *late = node_fault(CALL_exit, LATE, segment->device);
-    if (node_has_fault(CALL_exit, KEEP, segment->device))
+    const struct fault *late = exit_fault(LATE, segment);
+    if (exit_fault(KEEP, segment))
         segment->kept = true;
     if (late)
         segment->until = now_ms() + late->ms;

@@ -20,7 +20,7 @@ struct physical {
     unsigned mapped;   /* at so many places */
     bool stale;        /* a fault: an import that shows what its exporter had before */
     uint64_t wrap;     /* a fault, see `struct block` */
-    struct bad_part bad; /* a fault, see `struct allocation` */
+    struct flaw flaw;    /* of an import */
 };
 
 static struct physical *physicals;
@@ -28,12 +28,18 @@ static struct physical *physicals;
 #define FABRIC_TAG 0xfab0ull /* in the upper 16 bits of word 0; the segment's serial number below */
 #define SERIAL_BITS 48
 
+static uint64_t granule_of(const struct vmm_request *request)
+{
+    uint64_t granule = node()->device[ordinal_device(request->location.id)].granule;
+    return granule ? granule : GRANULE;
+}
+
 int sim_vmm_granularity(size_t *bytes, const struct vmm_request *request, int option)
 {
     (void)option;
     if (!bytes || !request_is_simulated(request))
         return INVALID_VALUE;
-    *bytes = GRANULE;
+    *bytes = granule_of(request);
     return SUCCESS;
 }
 
@@ -49,7 +55,7 @@ static struct physical *physical_new(struct physical physical)
 
 int sim_vmm_create(void **memory, size_t bytes, const struct vmm_request *request, uint64_t flags)
 {
-    if (!memory || !bytes || bytes % GRANULE || flags || !request_is_simulated(request))
+    if (!memory || !bytes || !request_is_simulated(request) || bytes % granule_of(request) || flags)
         return INVALID_VALUE;
     int device = ordinal_device(request->location.id);
     if (request->handle_types & FABRIC && !node()->device[device].imex)
@@ -65,7 +71,8 @@ int sim_vmm_create(void **memory, size_t bytes, const struct vmm_request *reques
     if (!serial)
         return OUT_OF_MEMORY;
     *memory = physical_new((struct physical){.serial = serial, .bytes = bytes, .device = device, .mapping = -1,
-                                             .handle_types = request->handle_types, .releases = 1});
+                                             .handle_types = request->handle_types, .releases = 1,
+                                             .flaw = {.loses_writes = UINT64_MAX}});
     return SUCCESS;
 }
 
@@ -211,7 +218,7 @@ int sim_vmm_map(uint64_t address, size_t bytes, size_t offset, void *memory, uin
                                  .context = context_for(physical->device), .file = file,
                                  .serial = physical->serial, .physical = physical, .mapping = -1,
                                  .wrap = physical->wrap});
-    allocation_add(block, 0, bytes)->bad = physical->bad;
+    allocation_add(block, 0, bytes)->flaw = physical->flaw;
     return SUCCESS;
 }
 
@@ -225,6 +232,7 @@ int sim_vmm_unmap(uint64_t address, size_t bytes)
     if (block->base != address || block->bytes != bytes)
         return INVALID_VALUE;
     struct physical *physical = block->physical;
+    end_more(block, block->allocations);
     unmap_at(block->base, block->bytes);
     block_remove(block);
     physical->mapped--;
@@ -341,7 +349,6 @@ int sim_vmm_import(void **memory, void *shared, int type)
         open("/dev/null", O_RDONLY | O_CLOEXEC);
     *memory = physical_new((struct physical){.serial = copy.serial, .bytes = copy.bytes, .device = copy.device,
                                              .mapping = mapping, .releases = 1, .stale = fault_asks(STALE),
-                                             .wrap = fault_bytes(CALL_vmm_import, WRAP, copy.device),
-                                             .bad = bad_part_of(copy.bytes)});
+                                             .wrap = fault_bytes(WRAP), .flaw = flaw_of(0, copy.bytes)});
     return SUCCESS;
 }
