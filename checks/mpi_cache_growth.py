@@ -19,11 +19,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from gpuipc_doctor.api import (
     Buffer,
+    BufferGrowth,
     Check,
     Context,
     Evidence,
     Finding,
-    Freed,
     Json,
     Ledger,
     Line,
@@ -113,16 +113,16 @@ class MpiCacheGrowth(Check):
 # -- judging ----------------------------------------------------------------------------------------------
 
 
-def freed(done: ProbeOutcome) -> dict[str, Freed]:
+def freed(done: ProbeOutcome) -> dict[str, BufferGrowth]:
     """What became of the memory of each device, by the rank whose it is; of one device both see the same."""
     ranks = list(done.records.items())[: len(done.devices)]
     return {
-        role: Freed(done.params["sizes"], told["used"], told["control"], told.get("small", []), SMALL)
+        role: BufferGrowth(done.params["sizes"], told["used"], told["control"], told.get("small", []), SMALL)
         for role, told in ranks
     }
 
 
-def judge_plateau(done: ProbeOutcome, seen: dict[str, Freed]) -> Finding:
+def judge_plateau(done: ProbeOutcome, seen: dict[str, BufferGrowth]) -> Finding:
     """Judge whether buffers that left no growth were such as a library keeps."""
     evidence = [each.plateau(role, account(done.records[role]).block) for role, each in seen.items()]
     room = sum(done.params["sizes"])
@@ -139,7 +139,7 @@ def judge_plateau(done: ProbeOutcome, seen: dict[str, Freed]) -> Finding:
     return Finding.ok("levels-off", "memory comes back ({variant})", *evidence, variant=done.probe)
 
 
-def judge_growth(done: ProbeOutcome, place: int, role: str, seen: Freed) -> Finding | None:
+def judge_growth(done: ProbeOutcome, place: int, role: str, seen: BufferGrowth) -> Finding | None:
     """Judge how the memory used on the device of this place, which is this role's, went."""
     if not seen.grows:
         return None
@@ -200,7 +200,7 @@ def iterate(w: Worker) -> None:
     control, _ = send_and_free(w, ledger, quietly, stay, communicates=False)
     used, held = send_and_free(w, ledger, large_ones(w, sizes, stay), stay)
     w.record(used=used, control=control, held=held, free=w.gpu.memory_info()[0])
-    if w.mpi.any_says(Freed(sizes, used, control).grows) and w.params["small"]:
+    if w.mpi.any_says(BufferGrowth(sizes, used, control).grows) and w.params["small"]:
         more = range(len(stay), w.params["small"])
         stay += [w.gpu.alloc(SMALL) for _ in more]  # before any is freed: so none has another's address
         small = one_by_one(w, ledger, stay, used[0] + w.params["room"])

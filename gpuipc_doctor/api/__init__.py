@@ -7,9 +7,9 @@ workers, ``judge`` is pure and sees completed probes only; what did not complete
 from gpuipc_doctor.api.allocator import Allocator, Block, Stream, give_back, use_once
 from gpuipc_doctor.api.allocator import probe as allocator_probe
 from gpuipc_doctor.api.allowance import Bounded, share, share_of_free
+from gpuipc_doctor.api.buffer_growth import BufferGrowth, equal_sizes, growing_sizes, held_by, how_many
 from gpuipc_doctor.api.check import Check, Context, Control
 from gpuipc_doctor.api.exchange import exchange_as_exporter, exchange_as_importer, judge_exchange
-from gpuipc_doctor.api.freed import Freed, equal_sizes, growing_sizes, held_by, how_many
 from gpuipc_doctor.api.gpu import (
     REUSES,
     BackendUnavailable,
@@ -108,6 +108,7 @@ __all__ = [
     "Block",
     "Bounded",
     "Buffer",
+    "BufferGrowth",
     "Check",
     "Context",
     "Control",
@@ -118,7 +119,6 @@ __all__ = [
     "Fabric",
     "FabricStack",
     "Finding",
-    "Freed",
     "Gpu",
     "GpuContext",
     "GpuStream",

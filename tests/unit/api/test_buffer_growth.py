@@ -8,8 +8,8 @@ from itertools import accumulate, product
 
 import pytest
 
-from gpuipc_doctor.api import Freed, equal_sizes, growing_sizes, held_by, how_many
-from gpuipc_doctor.api.freed import FEWEST
+from gpuipc_doctor.api import BufferGrowth, equal_sizes, growing_sizes, held_by, how_many
+from gpuipc_doctor.api.buffer_growth import FEWEST
 from gpuipc_doctor.api.trend import lasting
 from gpuipc_doctor.model import EvidenceKind
 from tests.checks.judging import ONE, outcome
@@ -17,11 +17,11 @@ from tests.checks.judging import ONE, outcome
 MIB = 1 << 20
 SIZES = [(4 + 2 * number) * MIB for number in range(24)]
 QUIET = [0.0] * 8
-ALL_KEPT = Freed(SIZES, list(accumulate(SIZES)), QUIET)
+ALL_KEPT = BufferGrowth(SIZES, list(accumulate(SIZES)), QUIET)
 END = sum(SIZES)
 
 
-def followed_by(then: list[float]) -> Freed:
+def followed_by(then: list[float]) -> BufferGrowth:
     return replace(ALL_KEPT, then=then, each=2 * MIB)
 
 
@@ -66,13 +66,15 @@ def test_what_still_grows_has_no_bound_that_is_known() -> None:
 
 def test_growth_as_in_the_control_is_none() -> None:
     control = [8.0 * MIB * n for n in range(8)]
-    assert not Freed(SIZES, [8.0 * MIB * n for n in range(24)], control).grows
-    assert not Freed(SIZES, [40.0 * MIB * n for n in range(24)], [40.0 * MIB * n for n in range(8)]).are_kept
+    assert not BufferGrowth(SIZES, [8.0 * MIB * n for n in range(24)], control).grows
+    assert not BufferGrowth(
+        SIZES, [40.0 * MIB * n for n in range(24)], [40.0 * MIB * n for n in range(8)]
+    ).are_kept
 
 
 @pytest.mark.parametrize(("each", "are_kept"), [(27 * MIB // 4, False), (27 * MIB // 4 + 1, True)])
 def test_a_quarter_of_each_is_a_little(each: int, are_kept: bool) -> None:
-    freed = Freed(SIZES, [float(each * n) for n in range(24)], QUIET)
+    freed = BufferGrowth(SIZES, [float(each * n) for n in range(24)], QUIET)
     assert (freed.grows, freed.are_kept) == (True, are_kept)
 
 
@@ -98,11 +100,11 @@ def test_too_few_buffers_to_tell_by_are_none() -> None:
 @pytest.mark.parametrize("buffers", [FEWEST, 36, 128])
 def test_a_plateau_says_which_growth_would_have_been_found_and_it_is(buffers: int) -> None:
     flat, control = [600.0 * MIB] * buffers, [600.0 * MIB] * (buffers // 3)
-    least = Freed([1], flat, control).plateau("sender", 2 * MIB).values["least"]
+    least = BufferGrowth([1], flat, control).plateau("sender", 2 * MIB).values["least"]
 
     def grows(each: int, phase: int) -> bool:
         used = [600.0 * MIB + (each * n + phase) // (2 * MIB) * 2 * MIB for n in range(buffers)]
-        return Freed([1], used, control).grows
+        return BufferGrowth([1], used, control).grows
 
     phases = random.Random(buffers).sample(range(2 * MIB), 100)
     assert sum(grows(least, phase) for phase in phases) >= 99
@@ -114,7 +116,7 @@ def test_two_blocks_of_the_drivers_own_are_no_growth_wherever_they_come(looked_a
     third, step = range(looked_at), max(1, looked_at // 12)
     for first, second in product(range(0, looked_at, step), repeat=2):
         blocks = [2.0 * MIB * ((first <= n) + (second <= n)) for n in third]
-        assert not Freed([1], [0.0] * 2 * looked_at + blocks, [0.0] * looked_at).grows
+        assert not BufferGrowth([1], [0.0] * 2 * looked_at + blocks, [0.0] * looked_at).grows
 
 
 GROWS = lasting([float(MIB * n) for n in range(24)])

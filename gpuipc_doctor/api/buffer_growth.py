@@ -42,7 +42,7 @@ def how_many(room: float, size: int, most: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Freed:
+class BufferGrowth:
     """Used memory after each of these buffers was freed, and of as many that nobody has a reason to keep.
 
     What counts is how the last third goes: by then, a cache that has a bound is full. ``then`` is used memory
@@ -107,7 +107,7 @@ class Freed:
         """
         if not self.then or self.then[-1] >= self.used[-1] - NOISE_BYTES:
             return None
-        if Freed([self.each] * len(self.then), self.then, self.control).grows:
+        if BufferGrowth([self.each] * len(self.then), self.then, self.control).grows:
             return None
         return (self.beyond_the_first + self.then[-1] - self.used[-1] + self.sizes[0]) / self.each
 
