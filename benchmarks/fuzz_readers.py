@@ -28,13 +28,13 @@ from typing import Any
 
 from gpuipc_doctor import knownissues
 from gpuipc_doctor.cli import inventory, saved
-from gpuipc_doctor.diagnose import diagnosis_screen
+from gpuipc_doctor.diagnose import diagnosis_content
 from gpuipc_doctor.diagnose.examination import Examination
 from gpuipc_doctor.diagnose.readers import diagnose
 from gpuipc_doctor.knownissues import mistakes, parse
 from gpuipc_doctor.mpi import elf
 from gpuipc_doctor.prolog import state
-from gpuipc_doctor.report import junit, matrix, prometheus, report_json
+from gpuipc_doctor.report import node_content, node_exports, report_json
 from gpuipc_doctor.simulator import profile
 from gpuipc_doctor.site import config
 from gpuipc_doctor.site.yamlfile import BadFile
@@ -76,9 +76,9 @@ def report(path: Path) -> Iterable[str]:
         found = saved.report(path)
     except BadFile as refused:
         raise Refused(str(refused)) from None
-    yield matrix.render(found, width=80)
-    yield junit.render(found)
-    yield prometheus.render(found)
+    yield node_content.screen(found, width=80)
+    yield node_exports.junit(found)
+    yield node_exports.prometheus(found)
     report_json.dumps(found)
 
 
@@ -124,7 +124,7 @@ def simulated_node(path: Path) -> Iterable[str]:
 def log(examination_of: Callable[[], Examination], path: Path) -> Iterable[str]:
     said: list[str] = []
     diagnosis = diagnose([str(path)], examination_of(), say=said.append)
-    yield diagnosis_screen.render(diagnosis, width=80, color=False, exit_code=0)
+    yield diagnosis_content.screen(diagnosis, width=80, color=False, exit_code=0)
 
 
 def library(path: Path) -> Iterable[str]:

@@ -162,7 +162,7 @@ def main(fd: int) -> None:
         for module in iter_modules(import_module(package).__path__, f"{package}."):
             if module.name != "gpuipc_doctor.cli.main":  # which is run
                 import_module(module.name)
-    for name in ("gpuipc_doctor.run.engine", "gpuipc_doctor.simulator.node", "jsonschema", "tabulate"):
+    for name in ("gpuipc_doctor.run.engine", "gpuipc_doctor.simulator.node", "jsonschema"):
         import_module(name)
     knownissues.load()
     variables.load()

@@ -13,10 +13,10 @@ from gpuipc_doctor.cli import bindings, options
 from gpuipc_doctor.cli.output import OutputFile
 from gpuipc_doctor.cli.progress import Silent, progress
 from gpuipc_doctor.cli.stdio import has_color, say
-from gpuipc_doctor.cli.table import COLUMNS, table
 from gpuipc_doctor.model import Exit, Report, Tier
+from gpuipc_doctor.present.terminal import COLUMNS, table
+from gpuipc_doctor.present.text import wrap
 from gpuipc_doctor.report import exits, sentences
-from gpuipc_doctor.report.text import wrap
 from gpuipc_doctor.run import engine
 from gpuipc_doctor.run.preview import Preview
 from gpuipc_doctor.run.request import Request
@@ -252,15 +252,12 @@ def _text(report: Report, exit_code: int, *, as_json: bool, exit_style: str) -> 
         from gpuipc_doctor.report import report_json
 
         return report_json.dumps(report, exit_code=exit_code)
+    from gpuipc_doctor.report import node_content
+
     width = shutil.get_terminal_size().columns
     if exit_style == "nagios":
-        from gpuipc_doctor.report import nagios
-
-        return nagios.render(report, width=width)
-    from gpuipc_doctor.report import matrix
-
-    color = has_color()
-    return matrix.render(report, width=width, color=color, exit_code=exit_code)
+        return node_content.nagios(report, width=width)
+    return node_content.screen(report, width=width, color=has_color(), exit_code=exit_code)
 
 
 def _preview(preview: Preview) -> str:

@@ -50,14 +50,12 @@ def command(
 
 
 def _text(comparison: Comparison, form: str) -> str:
+    from gpuipc_doctor.comparison import comparison_content
+
     if form == "markdown":
-        from gpuipc_doctor.comparison import markdown
-
-        return markdown.render(comparison)
-    from gpuipc_doctor.comparison import screen
-
-    color = has_color()
-    return screen.render(comparison, width=shutil.get_terminal_size().columns, color=color)
+        return comparison_content.ticket(comparison)
+    width = shutil.get_terminal_size().columns
+    return comparison_content.screen(comparison, width=width, color=has_color())
 
 
 def _json(comparison: Comparison) -> str:

@@ -14,7 +14,7 @@ from gpuipc_doctor.cli import hooks, new_config, options
 from gpuipc_doctor.cli.known_issues import find_mistakes
 from gpuipc_doctor.cli.stdio import say
 from gpuipc_doctor.mpi import ranks
-from gpuipc_doctor.report.text import sanitise
+from gpuipc_doctor.present.text import sanitise
 from gpuipc_doctor.run import check_files
 from gpuipc_doctor.site import config, hosts, layers
 from gpuipc_doctor.site.layers import Layers

@@ -11,13 +11,13 @@ import click
 from gpuipc_doctor import knownissues
 from gpuipc_doctor.cli import options, saved
 from gpuipc_doctor.cli.stdio import has_color, say
-from gpuipc_doctor.diagnose import diagnosis_screen
+from gpuipc_doctor.diagnose import diagnosis_content
 from gpuipc_doctor.diagnose.diagnosis import Recognised
 from gpuipc_doctor.diagnose.examination import Examination
 from gpuipc_doctor.diagnose.exits import MEANINGS, code
 from gpuipc_doctor.diagnose.readers import diagnose
 from gpuipc_doctor.diagnose.sources import STDIN
-from gpuipc_doctor.report.page import MAX_WIDTH, MIN_WIDTH, Page
+from gpuipc_doctor.present import terminal
 
 _EPILOG = "\b\nExit codes:\n" + "\n".join(
     f"  {code_.value:<4} {meaning}" for code_, meaning in MEANINGS.items()
@@ -59,12 +59,12 @@ def command(
     examination = Examination(issues)
     for skipped in examination.index.skipped:
         say(f"not looked for: {skipped}")
-    width = min(max(shutil.get_terminal_size().columns, MIN_WIDTH), MAX_WIDTH)
+    width = shutil.get_terminal_size().columns
     color = has_color()
 
     def news(one: Recognised) -> None:
         if follow and not as_json:
-            click.echo("\n".join([*diagnosis_screen.paragraph(one, Page(width, color)), ""]))
+            click.echo(terminal.screen([diagnosis_content.entry(one)], width=width, color=color))
 
     diagnosis = diagnose(files or (STDIN,), examination, known=known, follow=follow, say=say, news=news)
     exit_code = code(diagnosis, strict=strict)
@@ -75,6 +75,6 @@ def command(
         click.echo(diagnosis_json.dumps(diagnosis, exit_code=exit_code, edition=edition), nl=False)
     else:
         click.echo(
-            diagnosis_screen.render(diagnosis, width=width, color=color, exit_code=exit_code), nl=False
+            diagnosis_content.screen(diagnosis, width=width, color=color, exit_code=exit_code), nl=False
         )
     raise SystemExit(exit_code)

@@ -16,9 +16,9 @@ from gpuipc_doctor.cli import bindings, options
 from gpuipc_doctor.cli.bindings import BINDINGS
 from gpuipc_doctor.cli.progress import progress
 from gpuipc_doctor.model import Exit, Report
+from gpuipc_doctor.present.terminal import MIN_WIDTH, Page
+from gpuipc_doctor.present.text import counted, wrap
 from gpuipc_doctor.report import exits
-from gpuipc_doctor.report.page import MIN_WIDTH, Page
-from gpuipc_doctor.report.text import counted, wrap
 from gpuipc_doctor.run import engine
 from gpuipc_doctor.run.request import Request
 from gpuipc_doctor.simulator import drill, expectations, lending, profile

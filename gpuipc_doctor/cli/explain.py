@@ -15,11 +15,11 @@ from gpuipc_doctor import knownissues
 from gpuipc_doctor.api import Check, loader
 from gpuipc_doctor.api.loader import LoadedCheck
 from gpuipc_doctor.cli import explain_sharing, options
-from gpuipc_doctor.cli.issue_page import page
+from gpuipc_doctor.cli.issue_content import page
 from gpuipc_doctor.cli.progress import progress
-from gpuipc_doctor.cli.table import COLUMNS
 from gpuipc_doctor.knownissues import KnownIssue
-from gpuipc_doctor.report.text import wrap
+from gpuipc_doctor.present.terminal import COLUMNS
+from gpuipc_doctor.present.text import wrap
 from gpuipc_doctor.run import check_files, engine
 from gpuipc_doctor.run.request import Request, UnknownName
 

@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpuipc_doctor.api import Check
-from gpuipc_doctor.cli.table import COLUMNS
 from gpuipc_doctor.inventory import sharing
 from gpuipc_doctor.inventory.sharing import DECISIVE, MECHANISMS, Shared
 from gpuipc_doctor.model import Fact
-from gpuipc_doctor.report.text import sanitise, wrap
+from gpuipc_doctor.present.terminal import COLUMNS
+from gpuipc_doctor.present.text import sanitise, wrap
 
 _EVIDENCE = {"read": "read", "excerpts": "read in excerpts", "weak": "weak"}
 

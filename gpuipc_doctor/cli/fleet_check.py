@@ -11,7 +11,7 @@ import click
 
 from gpuipc_doctor.cli import fleet_reach, fleet_report, options
 from gpuipc_doctor.model import Status
-from gpuipc_doctor.report.text import counted
+from gpuipc_doctor.present.text import counted
 
 if TYPE_CHECKING:  # needs what the extra `fleet` brings
     from gpuipc_doctor.fleet.ask import Way

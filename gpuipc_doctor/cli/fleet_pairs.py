@@ -11,8 +11,8 @@ import click
 
 from gpuipc_doctor.cli import fleet_reach
 from gpuipc_doctor.model import Exit, Status
+from gpuipc_doctor.present.text import counted, sanitise
 from gpuipc_doctor.report import sentences
-from gpuipc_doctor.report.text import counted, sanitise
 
 if TYPE_CHECKING:  # needs what the extra `fleet` brings
     from gpuipc_doctor.fleet.pairs import Rounds

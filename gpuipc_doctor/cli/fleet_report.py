@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import shutil
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -13,7 +12,7 @@ import click
 
 from gpuipc_doctor.cli import options
 from gpuipc_doctor.cli.stdio import has_color
-from gpuipc_doctor.report.text import counted, sanitise
+from gpuipc_doctor.present.text import counted, sanitise
 
 if TYPE_CHECKING:  # needs what the extra `fleet` brings
     from gpuipc_doctor.fleet.fold import Fleet
@@ -73,11 +72,11 @@ def compare(ctx: click.Context, *, before: Path, after: Path, as_json: bool, for
     if as_json:
         text = changes_json.dumps(found)
     elif form == "markdown":
-        text = changes_content.in_a_ticket(found)
+        text = changes_content.ticket(found)
     elif form == "nodeset":
         text = "".join(f"{name}: {found.folder.fold(nodes)}\n" for name, nodes in found.nodes.items())
     else:
-        text = changes_content.on_a_screen(found, width=_width(), color=has_color())
+        text = changes_content.screen(found, width=_width(), color=has_color())
     click.echo(text, nl=False)
     ctx.exit(found.exit_code)
 
@@ -115,10 +114,12 @@ def _reports(directory: Path) -> list[NodeReport]:
 
 
 def _text(fleet: Fleet, form: str) -> str:
-    if form == "screen":
-        from gpuipc_doctor.fleet import screen
+    from gpuipc_doctor.fleet import fleet_content, fleet_exports
 
-        return screen.render(fleet, width=_width(), color=has_color())
+    if form == "screen":
+        return fleet_content.screen(fleet, width=_width(), color=has_color())
+    if form == "markdown":
+        return fleet_content.ticket(fleet)
     if form == "json":
         from gpuipc_doctor.fleet import fleet_json
 
@@ -127,7 +128,7 @@ def _text(fleet: Fleet, form: str) -> str:
         return "".join(f"{name}: {fleet.folder.fold(nodes)}\n" for name, nodes in fleet.sets.items())
     if form == "html" and find_spec("jinja2") is None:
         raise click.UsageError("--format html needs jinja2: pip install 'gpuipc-doctor[html]'")
-    text: str = importlib.import_module(f"gpuipc_doctor.fleet.{form}").render(fleet)
+    text: str = getattr(fleet_exports, form)(fleet)
     return text
 
 

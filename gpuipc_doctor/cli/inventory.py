@@ -15,10 +15,11 @@ import click
 
 from gpuipc_doctor.cli import options, saved
 from gpuipc_doctor.cli.progress import progress
-from gpuipc_doctor.cli.table import COLUMNS
 from gpuipc_doctor.comparison.inventory_changes import changes
 from gpuipc_doctor.model import Fact, Json, Node, Setting
-from gpuipc_doctor.report.text import sanitise
+from gpuipc_doctor.present import terminal
+from gpuipc_doctor.present.terminal import COLUMNS
+from gpuipc_doctor.present.text import sanitise
 from gpuipc_doctor.run import engine
 from gpuipc_doctor.run.request import Request
 
@@ -124,17 +125,15 @@ def _indented(text: str, columns: int) -> str:
 
 def _table(rows: Sequence[tuple[str, ...]], headers: tuple[str, ...]) -> str:
     """At most 80 columns wide: each name whole, the last column with all the room that the others leave."""
-    from tabulate import tabulate
-
     value = max(len(row[1]) for row in (*rows, headers))
     name = max(len(word) for row in (*rows, headers) for word in row[0].split())
     widths = [name, min(value, _VALUE_COLUMNS)] if len(headers) == 3 else [name]
     widths.append(COLUMNS - sum(widths) - 2 * len(widths))
     wrapped = [[_wrapped(cell, width) for cell, width in zip(row, widths, strict=True)] for row in rows]
-    return tabulate(wrapped, headers, "simple", disable_numparse=True)
+    return terminal.ruled(wrapped, headers)
 
 
-def _wrapped(text: str, width: int) -> str:
+def _wrapped(text: str, width: int) -> list[str]:
     """Lines of whole words; one that is too long, as a path can be, breaks before a slash if it can."""
     lines: list[str] = []
     for word in sanitise(text).split():
@@ -146,7 +145,7 @@ def _wrapped(text: str, width: int) -> str:
             if len(lines[-1]) + len(part) > width:
                 lines.append("")
             lines[-1] += part
-    return "\n".join(lines)
+    return lines
 
 
 # -- what has changed -----------------------------------------------------------------------------------

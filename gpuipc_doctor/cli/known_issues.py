@@ -12,13 +12,12 @@ import click
 from gpuipc_doctor import knownissues
 from gpuipc_doctor.api.loader import LoadedCheck
 from gpuipc_doctor.cli import issue_draft, options
-from gpuipc_doctor.cli.issue_page import page
-from gpuipc_doctor.cli.issue_table import markdown
+from gpuipc_doctor.cli.issue_content import markdown, page
 from gpuipc_doctor.cli.stdio import say
-from gpuipc_doctor.cli.table import table
 from gpuipc_doctor.inventory import variables
 from gpuipc_doctor.knownissues import KnownIssue, osv
-from gpuipc_doctor.report.text import counted
+from gpuipc_doctor.present.terminal import table
+from gpuipc_doctor.present.text import counted
 from gpuipc_doctor.run import check_files
 from gpuipc_doctor.run.request import UnknownName
 from gpuipc_doctor.site.config import SiteConfig

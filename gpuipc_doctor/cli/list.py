@@ -8,7 +8,7 @@ import click
 
 from gpuipc_doctor.api.loader import LoadedCheck
 from gpuipc_doctor.cli import options
-from gpuipc_doctor.cli.table import table
+from gpuipc_doctor.present.terminal import table
 from gpuipc_doctor.run import check_files
 
 

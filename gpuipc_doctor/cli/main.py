@@ -122,7 +122,7 @@ def _show(error: click.ClickException) -> None:
 
     Runs of spaces stay, for they make the columns of a command's help.
     """
-    from gpuipc_doctor.report.text import sanitise
+    from gpuipc_doctor.present.text import sanitise
 
     said = io.StringIO()
     error.show(said)

@@ -13,11 +13,11 @@ from typing import IO, Protocol
 import click
 
 from gpuipc_doctor.cli import options
-from gpuipc_doctor.cli.table import table
-from gpuipc_doctor.memory import log, view, watching
+from gpuipc_doctor.memory import memory_content, watching
 from gpuipc_doctor.memory.history import History
 from gpuipc_doctor.memory.usage import Sample
 from gpuipc_doctor.model import Exit, Node, Status
+from gpuipc_doctor.present.terminal import table
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run.request import Request
 
@@ -64,7 +64,9 @@ def command(
         def listen(sample: Sample) -> None:
             history.add(sample)
             if file:
-                line = log.line(sample, history.growth, host=_host(node), simulated=node.simulated)
+                line = memory_content.log_line(
+                    sample, history.growth, host=_host(node), simulated=node.simulated
+                )
                 file.write(f"{line}\n")
             screen.show(sample, history)
 
@@ -115,14 +117,14 @@ def _screen(node: Node, watch: bool) -> Iterator[Screen]:
 
 class Once:
     def show(self, sample: Sample, history: History) -> None:
-        columns = len(view.HEADERS) - 1  # one sample tells nothing of growth
-        rows = [row[:columns] for row in view.rows(sample, history.growth)]
-        click.echo(table(rows, view.HEADERS[:columns], wrapped=1))
+        columns = len(memory_content.HEADERS) - 1  # one sample tells nothing of growth
+        rows = [row[:columns] for row in memory_content.rows(sample, history.growth)]
+        click.echo(table(rows, memory_content.HEADERS[:columns], wrapped=1))
 
 
 class Lines:
     def show(self, sample: Sample, history: History) -> None:
-        for line in view.lines(sample, history.growth):
+        for line in memory_content.lines(sample, history.growth):
             click.echo(line)
 
 
@@ -138,10 +140,10 @@ class Redrawn:
     def show(self, sample: Sample, history: History) -> None:
         from rich.text import Text
 
-        shown = table(list(view.rows(sample, history.growth)), view.HEADERS, wrapped=1)
+        shown = table(list(memory_content.rows(sample, history.growth)), memory_content.HEADERS, wrapped=1)
         lines = [
             *filter(None, [self._heading]),
-            f"{view.time(sample)} · Ctrl-C ends",
+            f"{memory_content.time(sample)} · Ctrl-C ends",
             "",
             *shown.splitlines(),
         ]

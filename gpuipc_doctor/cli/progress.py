@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Protocol
 
 from gpuipc_doctor.model import Result
-from gpuipc_doctor.report.text import sanitise
+from gpuipc_doctor.present.text import sanitise
 from gpuipc_doctor.run.schedule import Watcher
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,11 +36,12 @@ def command(file: Path, form: str) -> None:
 
 def _text(report: Report, form: str) -> str:
     if form == "matrix":
-        from gpuipc_doctor.report import matrix
+        from gpuipc_doctor.report import node_content
 
-        color = has_color()
-        return matrix.render(report, width=shutil.get_terminal_size().columns, color=color)
+        return node_content.screen(report, width=shutil.get_terminal_size().columns, color=has_color())
     if form == "html" and find_spec("jinja2") is None:
         raise click.UsageError("--format html needs jinja2: pip install 'gpuipc-doctor[html]'")
-    text: str = importlib.import_module(f"gpuipc_doctor.report.{form}").render(report)
+    from gpuipc_doctor.report import node_exports
+
+    text: str = getattr(node_exports, form)(report)
     return text

@@ -42,7 +42,7 @@ def say(text: str) -> None:
     """A line on standard error, or several, of which a terminal acts upon nothing."""
     import click
 
-    from gpuipc_doctor.report.text import sanitise
+    from gpuipc_doctor.present.text import sanitise
 
     for line in text.splitlines():
         click.echo(f"gpuipc-doctor: {sanitise(line)}", err=True)

@@ -1,4 +1,4 @@
-"""What a comparison of two runs over a fleet says, in blocks, and on a screen."""
+"""The content of a comparison of two runs over a fleet, for a terminal and for a ticket."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from gpuipc_doctor.comparison.check_changes import Turn
 from gpuipc_doctor.fleet.changes import Changes, Move
 from gpuipc_doctor.model import Status
-from gpuipc_doctor.report import markdown
-from gpuipc_doctor.report.blocks import Block, Lines, Paragraph, Table, draw, table
-from gpuipc_doctor.report.page import MAX_WIDTH, MIN_WIDTH, Page
-from gpuipc_doctor.report.text import shorten
+from gpuipc_doctor.present import markdown, terminal
+from gpuipc_doctor.present.blocks import Block, Closing, Entry, Item, Lines, Table, do, table
+from gpuipc_doctor.present.text import shorten
 
 NOT_RUN = "-"
 
@@ -21,16 +20,15 @@ LONGEST_VALUE = 60
 """Columns of a fact's value."""
 
 
-def on_a_screen(changes: Changes, *, width: int = 80, color: bool = False) -> str:
-    """In lines of at most ``width`` columns, ending in a newline."""
-    page = Page(min(max(width, MIN_WIDTH), MAX_WIDTH), color)
+def screen(changes: Changes, *, width: int = 80, color: bool = False) -> str:
+    """The screen, in lines of at most ``width`` columns, ending in a newline."""
     code = changes.exit_code
-    totals = "\n".join(page.close(_totals(changes), f"exit {code}", code.name))
-    return "\n\n".join([*draw(_blocks(changes), page), totals]) + "\n"
+    closing = Closing(_totals(changes), f"exit {code}", code.name)
+    return terminal.screen([*_blocks(changes), closing], width=width, color=color)
 
 
-def in_a_ticket(changes: Changes) -> str:
-    """In Markdown, ending in a newline."""
+def ticket(changes: Changes) -> str:
+    """The same as Markdown, ending in a newline."""
     return markdown.render(f"{', '.join(_totals(changes))} (exit {changes.exit_code})", _blocks(changes))
 
 
@@ -53,7 +51,7 @@ def _blocks(changes: Changes) -> Iterator[Block]:
         ("finding", "before", "after", "", "on"),
         ((_name(move), *_statuses(move), move.turn.value, brief(move.nodes)) for move in changes.moves),
     )
-    yield from _paragraphs(changes)
+    yield from _entries(changes)
     yield from table(
         ("fact", "before", "after", "on"),
         (
@@ -118,17 +116,17 @@ def _value(value: str) -> str:
     return shorten(value, LONGEST_VALUE) or "not found"
 
 
-def _paragraphs(changes: Changes) -> Iterator[Paragraph]:
+def _entries(changes: Changes) -> Iterator[Entry]:
     for move in changes.moves:
         if move.turn in TOLD and move.after and move.told:
             was = f"was {move.before.value}" if move.before else "had not run"
             title = f"{_name(move)} on {changes.folder.brief(move.nodes)}, {was}"
-            said = f"{move.nodes[0]}: {move.told.says}"
-            yield Paragraph(move.after.value, title, said, move.told.remedy)
+            said = Item(f"{move.nodes[0]}: {move.told.says}", hang=0)
+            yield Entry(move.after.value, title, (said, do(move.told.remedy)))
     for silence in changes.lost:
         title = silence.about(changes.folder.brief(silence.nodes))
-        said = f"{silence.nodes[0]}: {silence.reason}" if silence.reason else ""
-        yield Paragraph(Status.ERROR.value, title, said, "")
+        why = f"{silence.nodes[0]}: {silence.reason}" if silence.reason else ""
+        yield Entry(Status.ERROR.value, title, (Item(why, hang=0),))
 
 
 def _drifts(changes: Changes) -> Iterator[str]:

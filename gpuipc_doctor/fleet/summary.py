@@ -14,8 +14,8 @@ from datetime import datetime, timedelta
 import msgspec
 
 from gpuipc_doctor.model import Relation, Report, Result, Status
+from gpuipc_doctor.present.text import fold_subjects
 from gpuipc_doctor.report import digest, sentences
-from gpuipc_doctor.report.text import fold_subjects
 
 SCHEMA = "gpuipc-doctor/node/1"
 

@@ -16,9 +16,9 @@ from gpuipc_doctor.model import (
     Status,
     Tier,
 )
+from gpuipc_doctor.present.text import counted, fold_devices
 from gpuipc_doctor.prolog.decision import Concern, Kind
 from gpuipc_doctor.report import digest, sentences
-from gpuipc_doctor.report.text import counted, fold_devices
 
 
 def concerns(report: Report) -> list[Concern]:

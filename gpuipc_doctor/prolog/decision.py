@@ -6,7 +6,7 @@ import enum
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpuipc_doctor.report.text import counted, sanitise, wrap
+from gpuipc_doctor.present.text import counted, sanitise, wrap
 from gpuipc_doctor.site.policy import Action, PrologConfig
 
 if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembered answer

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gpuipc_doctor.model import Ending, Finding, Join, Relation, Report, Result, RoleOutcome, Status
+from gpuipc_doctor.present.text import fold_subjects
 from gpuipc_doctor.report import sentences
-from gpuipc_doctor.report.text import fold_subjects
 
 _CASUALTIES = {Ending.COMPLETED, Ending.PEER_LOST, Ending.STOPPED}
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuipc_doctor.model import Report, Result, Series
+from gpuipc_doctor.present.text import sanitise
 from gpuipc_doctor.report import sentences
-from gpuipc_doctor.report.text import sanitise
 
 _COLUMNS = 2
 _PANEL = 5.6, 3.4

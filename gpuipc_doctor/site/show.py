@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuipc_doctor.report.text import sanitise
+from gpuipc_doctor.present.text import sanitise
 from gpuipc_doctor.site import layers
 from gpuipc_doctor.site.layers import Layers
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.report.text import columns
+from gpuipc_doctor.present.text import columns
 from gpuipc_doctor.supervise import tree
 from tests.e2e.conftest import Command
 from tests.waiting import LIMIT_S, until

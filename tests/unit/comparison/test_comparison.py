@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from gpuipc_doctor.comparison import compare, comparison_json, markdown, screen
+from gpuipc_doctor.comparison import compare, comparison_content, comparison_json
 from gpuipc_doctor.comparison.check_changes import Turn
 from gpuipc_doctor.comparison.devices import Fate
 from gpuipc_doctor.model import (
@@ -29,8 +29,8 @@ from gpuipc_doctor.model import (
     Status,
     Tier,
 )
+from gpuipc_doctor.present.text import columns, sanitise
 from gpuipc_doctor.report import report_json, sentences
-from gpuipc_doctor.report.text import columns, sanitise
 from tests import golden, schemas
 from tests.sample_reports import PROPERTY, REOPEN_ISSUE, gpus, healthy, hung, replaced, reports, seed_002
 
@@ -258,8 +258,8 @@ def test_what_makes_two_reports_hard_to_compare(changes: dict[str, object], note
 
 def test_a_simulated_report_is_marked_everywhere() -> None:
     found = compare(healthy(NODE), replaced(healthy(NODE), simulated="healthy-cuda"))
-    assert "SIMULATED (after healthy-cuda)" in screen.render(found)
-    assert "SIMULATED" in markdown.render(found).splitlines()[0]
+    assert "SIMULATED (after healthy-cuda)" in comparison_content.screen(found)
+    assert "SIMULATED" in comparison_content.ticket(found).splitlines()[0]
     assert json.loads(comparison_json.dumps(found))["after"]["simulated"] == "healthy-cuda"
 
 
@@ -284,10 +284,10 @@ def test_no_report_is_worse_than_itself(any_report: Report) -> None:
 def test_any_two_reports_can_be_compared(before: Report, after: Report, width: int) -> None:
     found = compare(before, after)
     Draft202012Validator(SCHEMA).validate(json.loads(comparison_json.dumps(found)))
-    for line in screen.render(found, width=width).splitlines():
+    for line in comparison_content.screen(found, width=width).splitlines():
         assert columns(line) <= width
         assert sanitise(line).split() == line.split()
-    for line in markdown.render(found).splitlines():
+    for line in comparison_content.ticket(found).splitlines():
         assert sanitise(line).split() == line.split()
 
 
@@ -297,7 +297,7 @@ def test_the_schema_is_a_schema() -> None:
 
 def test_text_of_a_report_is_no_markup() -> None:
     evil = Finding.fail("wrong", "<img src=x> [click](http://x) | `a` *b*")
-    text = markdown.render(
+    text = comparison_content.ticket(
         compare(healthy(NODE), replaced(healthy(NODE), Result("ipc-stale", evil, ("cuda:0",))))
     )
     assert r"\<img src=x\> \[click\](http://x) \| \`a\` \*b\*" in text
@@ -370,12 +370,12 @@ PAIRS = {
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_the_screen_as_an_admin_sees_it(name: str) -> None:
-    golden.check(f"comparison/{name}.txt", screen.render(compare(*PAIRS[name]), width=80))
+    golden.check(f"comparison/{name}.txt", comparison_content.screen(compare(*PAIRS[name]), width=80))
 
 
 @pytest.mark.parametrize("name", ["upgraded", "the-same"])
 def test_the_document_as_a_ticket_shows_it(name: str) -> None:
-    golden.check(f"comparison/{name}.md", markdown.render(compare(*PAIRS[name])))
+    golden.check(f"comparison/{name}.md", comparison_content.ticket(compare(*PAIRS[name])))
 
 
 def test_the_json_as_a_program_reads_it() -> None:

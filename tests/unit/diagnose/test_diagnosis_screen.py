@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from gpuipc_doctor.diagnose import diagnosis_json, diagnosis_screen, exits
+from gpuipc_doctor.diagnose import diagnosis_content, diagnosis_json, exits
 from gpuipc_doctor.diagnose.diagnosis import Diagnosis, LogRead, Recognised
 from gpuipc_doctor.diagnose.examination import Examination
 from gpuipc_doctor.diagnose.occurrences import Occurrences, Place
@@ -16,8 +16,8 @@ from gpuipc_doctor.knownissues import Confidence, KnownIssue, Signature, Workaro
 from gpuipc_doctor.knownissues.conditions import Need
 from gpuipc_doctor.knownissues.entry import Reference
 from gpuipc_doctor.model import Exit, Fact, Relation
-from gpuipc_doctor.report.page import Page
-from gpuipc_doctor.report.text import columns
+from gpuipc_doctor.present import terminal
+from gpuipc_doctor.present.text import columns
 from gpuipc_doctor.versions import Range
 from tests import golden, schemas
 
@@ -81,7 +81,7 @@ SEEDS = ("seed-000-gpudirect-oom.log", "seed-001-cxi-device-memory.log", "seed-0
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_page(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = diagnosis_screen.render(diagnosed(*SEEDS, monkeypatch=monkeypatch), width=width, exit_code=12)
+    page = diagnosis_content.screen(diagnosed(*SEEDS, monkeypatch=monkeypatch), width=width, exit_code=12)
     assert max(map(columns, page.splitlines())) <= width
     golden.check(f"diagnose/seeds-{width}.txt", page)
 
@@ -95,7 +95,7 @@ def test_the_page_of_lines_that_nobody_knows(tmp_path: Path, monkeypatch: pytest
     kinds = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven")
     lines += [f"{kind} \x1b[31mFATAL\x1b[0m \x1b]0;evil\x07 error \u202e nearly" for kind in kinds]
     Path("job.out").write_text("\n".join(lines), encoding="utf-8")
-    page = diagnosis_screen.render(diagnose(["job.out", "none"], Examination([])), width=80, exit_code=11)
+    page = diagnosis_content.screen(diagnose(["job.out", "none"], Examination([])), width=80, exit_code=11)
     assert "\x1b" not in page
     assert "\u202e" not in page
     assert max(map(columns, page.splitlines())) <= 80
@@ -139,7 +139,7 @@ def test_the_page_at_three_in_the_morning(
     Path("job.out").write_text(log, encoding="utf-8")
     diagnosis = diagnose(["job.out"], Examination(ISSUES), known=known)
     strict = exits.code(diagnosis, strict=True)
-    page = diagnosis_screen.render(diagnosis, width=80, exit_code=strict)
+    page = diagnosis_content.screen(diagnosis, width=80, exit_code=strict)
     golden.check(f"diagnose/{name}.txt", page)
     assert strict == code
     if any(one.relation is Relation.NEW for one in diagnosis.recognised):
@@ -148,17 +148,17 @@ def test_the_page_at_three_in_the_morning(
 
 def test_the_exit_code_gets_a_line_where_the_last_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     diagnosis = replace(diagnosed(*SEEDS, "none", monkeypatch=monkeypatch), interrupted=True)
-    *_, last, code = diagnosis_screen.render(diagnosis, width=80, exit_code=12).splitlines()
+    *_, last, code = diagnosis_content.screen(diagnosis, width=80, exit_code=12).splitlines()
     assert last == "2 known issues recognised · 1 hint · 1 log not read to the end · interrupted"
     assert code == "exit 12".rjust(80)
 
 
 def test_colours_are_for_the_words_only(monkeypatch: pytest.MonkeyPatch) -> None:
     diagnosis = diagnosed(*SEEDS, monkeypatch=monkeypatch)
-    coloured = diagnosis_screen.render(diagnosis, width=80, color=True, exit_code=12)
+    coloured = diagnosis_content.screen(diagnosis, width=80, color=True, exit_code=12)
     assert "\x1b[31;1mFOUND\x1b[0m  cxi-not-mapped" in coloured
     plain = coloured.replace("\x1b[31;1m", "").replace("\x1b[33m", "").replace("\x1b[0m", "")
-    assert plain == diagnosis_screen.render(diagnosis, width=80, exit_code=12)
+    assert plain == diagnosis_content.screen(diagnosis, width=80, exit_code=12)
 
 
 def test_the_document_is_as_its_schema_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,6 +237,6 @@ def test_a_contradiction_stands_in_the_place_of_what_the_lines_are_worth() -> No
         lines,
         (lines,),
     )
-    page = "\n".join(diagnosis_screen.paragraph(fine, Page(100, False)))
+    page = terminal.screen([diagnosis_content.entry(fine)], width=100)
     assert "Why: the lines look like it, but the driver is a good one." in page
     assert "nothing else" not in page

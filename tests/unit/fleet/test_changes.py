@@ -24,8 +24,8 @@ SCHEMA = schemas.beside(changes_json, "changes")
 
 def test_as_it_was_looked_at() -> None:
     found = changes.compare(timed(a_fleet()), timed(upgraded(), 2.9))
-    golden.check("fleet/changes-80.txt", changes_content.on_a_screen(found))
-    golden.check("fleet/changes.md", changes_content.in_a_ticket(found))
+    golden.check("fleet/changes-80.txt", changes_content.screen(found))
+    golden.check("fleet/changes.md", changes_content.ticket(found))
     golden.check("fleet/changes.json", changes_json.dumps(found))
 
 
@@ -129,7 +129,7 @@ def test_any_two_fleets_can_be_compared(before: list[NodeReport], after: list[No
     told = [node for nodes in found.nodes.values() for node in nodes]
     answered = {one.node for one in (*before, *after) if one.state is State.REPORTED}
     assert sorted(told) == sorted(answered)
-    for text in (changes_content.on_a_screen(found), changes_content.in_a_ticket(found)):
+    for text in (changes_content.screen(found), changes_content.ticket(found)):
         assert "\x1b" not in text
 
 

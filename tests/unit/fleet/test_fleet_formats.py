@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpuipc_doctor.fleet import fleet_json, fold, html, junit, markdown, prometheus, screen
+from gpuipc_doctor.fleet import fleet_content, fleet_exports, fleet_json, fold
 from gpuipc_doctor.fleet.summary import NodeReport, State
 from gpuipc_doctor.model import Relation, Status
 from tests import golden, schemas
@@ -24,9 +24,9 @@ SCHEMA = schemas.beside(fleet_json, "fleet")
 def test_as_it_was_looked_at() -> None:
     fleet = fold.fold(timed(a_fleet(), nid0009=9.5))
     golden.check("fleet/forty.json", fleet_json.dumps(fleet))
-    golden.check("fleet/forty.md", markdown.render(fleet))
-    golden.check("fleet/forty.prom", prometheus.render(fleet))
-    golden.check("fleet/forty.xml", junit.render(fleet))
+    golden.check("fleet/forty.md", fleet_content.ticket(fleet))
+    golden.check("fleet/forty.prom", fleet_exports.prometheus(fleet))
+    golden.check("fleet/forty.xml", fleet_exports.junit(fleet))
 
 
 def test_the_schema_is_a_schema_and_knows_every_word() -> None:
@@ -50,26 +50,26 @@ def test_any_fleet_fits_the_schema_and_every_format(reports: list[NodeReport]) -
     Draft202012Validator(SCHEMA).validate(document)
     assert sum(one["count"] for one in document["groups"]) == document["count"] == len(reports)
     assert sum(document["totals"].values()) == len(reports)
-    [suite] = ElementTree.fromstring(junit.render(fleet))
+    [suite] = ElementTree.fromstring(fleet_exports.junit(fleet))
     assert int(suite.attrib["tests"]) == len(suite.findall("testcase")) == len(reports)
     assert int(suite.attrib["failures"]) == document["totals"]["FAIL"]
     assert int(suite.attrib["errors"]) == document["totals"]["ERROR"]
     assert sum(sample.value for sample in metrics(fleet)["fleet_nodes"].samples) == len(reports)
-    for text in (screen.render(fleet), markdown.render(fleet), html.render(fleet)):
+    for text in (fleet_content.screen(fleet), fleet_content.ticket(fleet), fleet_exports.html(fleet)):
         assert "\x1b" not in text
 
 
 def test_one_is_no_plural() -> None:
     fleet = fold.fold([named(HEALTHY, "n1")])
-    assert "<h1>1 node</h1>" in html.render(fleet)
-    assert ">1 report · 1 PASS" in html.render(fleet)
-    assert markdown.render(fleet).startswith("## 1 node: 1 PASS")
-    assert screen.render(fleet).startswith("1 node · 1 report ·")
+    assert "<h1>1 node</h1>" in fleet_exports.html(fleet)
+    assert ">1 report · 1 PASS" in fleet_exports.html(fleet)
+    assert fleet_content.ticket(fleet).startswith("## 1 node: 1 PASS")
+    assert fleet_content.screen(fleet).startswith("1 node · 1 report ·")
 
 
 def metrics(fleet: fold.Fleet) -> dict[str, Metric]:
     """By name without the prefix, as Prometheus' own parser reads them."""
-    found = list(text_string_to_metric_families(prometheus.render(fleet)))
+    found = list(text_string_to_metric_families(fleet_exports.prometheus(fleet)))
     samples = [(s.name, *sorted(s.labels.items())) for metric in found for s in metric.samples]
     assert len(samples) == len(set(samples))
     return {metric.name.removeprefix("gpuipc_doctor_"): metric for metric in found}
@@ -84,7 +84,7 @@ def test_what_prometheus_reads(labels: dict[str, str], value: int) -> None:
 
 
 def test_a_node_without_a_report_is_an_error_that_says_why() -> None:
-    cases = ElementTree.fromstring(junit.render(fold.fold(a_fleet())))[0].findall("testcase")
+    cases = ElementTree.fromstring(fleet_exports.junit(fold.fold(a_fleet())))[0].findall("testcase")
     [silent] = [case for case in cases if case.attrib["name"] == "nid0039"]
     [error] = silent
     assert (error.attrib["message"], error.text) == ("deadline", "no answer within 600 s")

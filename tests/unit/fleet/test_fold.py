@@ -17,10 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuipc_doctor.cli.main import cli
-from gpuipc_doctor.fleet import directory, fold, html, nodeset, screen, summary, verdicts
+from gpuipc_doctor.fleet import directory, fleet_content, fleet_exports, fold, nodeset, summary
 from gpuipc_doctor.fleet.ask import MAX_ANSWER, Target, Via, Way, answer
 from gpuipc_doctor.fleet.summary import Figure, NodeReport, State
 from gpuipc_doctor.model import Relation, Status
+from gpuipc_doctor.present.blocks import do
 from gpuipc_doctor.report import report_json
 from gpuipc_doctor.site import hosts
 from tests import golden
@@ -29,13 +30,13 @@ from tests.sample_reports import gpus, healthy, seed_002
 
 
 def test_the_screen() -> None:
-    golden.check("fleet/forty-80.txt", screen.render(fold.fold(a_fleet())))
-    golden.check("fleet/forty-120.txt", screen.render(fold.fold(a_fleet()), width=120))
+    golden.check("fleet/forty-80.txt", fleet_content.screen(fold.fold(a_fleet())))
+    golden.check("fleet/forty-120.txt", fleet_content.screen(fold.fold(a_fleet()), width=120))
 
 
 def test_the_screen_of_the_readme() -> None:
     path = Path(__file__).parents[3] / "README.md"
-    readme, now = path.read_text(), screen.render(fold.fold(a_fleet()))
+    readme, now = path.read_text(), fleet_content.screen(fold.fold(a_fleet()))
     [shown] = re.findall(r"```text\n(40 nodes(?:.*\n)*?)```", readme)
     if now != shown and os.environ.get("GPUIPC_UPDATE_GOLDEN") == "1":
         path.write_text(readme.replace(shown, now))
@@ -61,18 +62,18 @@ def test_the_slow() -> None:
     assert [(one.node, one.peers) for one in fleet.slow] == [("nid0009", 37)]
     assert (
         "SLOW  nid0009, x: latency: 9.5 µs; the median of 37 nodes with the same GPUs is 2 µs"
-        in screen.render(fleet, width=100)
+        in fleet_content.screen(fleet, width=100)
     )
 
 
 def test_a_fact_that_some_nodes_do_not_have() -> None:
     fleet = fold.fold([named(HEALTHY, "n1"), named(HEALTHY, "n2", facts={}), named(HEALTHY, "n3")])
-    assert "DRIFT nvidia-driver: not found on n2; 450.102.04 on the other 2" in screen.render(fleet)
+    assert "DRIFT nvidia-driver: not found on n2; 450.102.04 on the other 2" in fleet_content.screen(fleet)
 
 
 def test_gpus_that_differ() -> None:
     fleet = fold.fold([named(HEALTHY, f"n{n}", devices={"GH200": n}) for n in (1, 2, 2)])
-    assert "DRIFT GPUs: 1 × GH200 on n1; 2 × GH200 on the other 2" in screen.render(fleet)
+    assert "DRIFT GPUs: 1 × GH200 on n1; 2 × GH200 on the other 2" in fleet_content.screen(fleet)
 
 
 KNOWN = BAD.known[0]
@@ -83,10 +84,10 @@ def judged(*reports: NodeReport) -> list[tuple[str, list[str], list[str]]]:
     return [
         (
             one.problem.check,
-            [verdict.text for verdict in one.verdicts],
-            [text for text in (*(verdict.remedy for verdict in one.verdicts), one.remedy) if text],
+            [item.text for item in one.known_issues if not item.lead],
+            [item.text for item in (*one.known_issues, do(one.remedy)) if item.lead and item.text],
         )
-        for one in verdicts.judged(fold.fold(reports))
+        for one in fleet_content.judged(fold.fold(reports))
     ]
 
 
@@ -133,7 +134,7 @@ def test_a_summary_from_before_known_issues_were_told_is_read() -> None:
 
 def test_a_simulated_node_is_told() -> None:
     fleet = fold.fold([named(HEALTHY, "n1", simulated="healthy-both"), named(HEALTHY, "n2")])
-    assert "SIMULATED: no real GPU was tested on n1" in screen.render(fleet)
+    assert "SIMULATED: no real GPU was tested on n1" in fleet_content.screen(fleet)
 
 
 def test_a_spread_that_is_that_of_the_others_is_no_outlier() -> None:
@@ -216,7 +217,7 @@ def test_a_node_on_which_nothing_was_tested_has_not_passed(
     assert (found.state, found.status, bool(full)) == (state, status, True)
     fleet = fold.fold([found])
     assert fleet.sets["unknown" if status is Status.ERROR else "pass"] == ("n1",)
-    assert ("nothing was tested on n1" in screen.render(fleet)) is (state is State.UNTESTED)
+    assert ("nothing was tested on n1" in fleet_content.screen(fleet)) is (state is State.UNTESTED)
 
 
 def test_a_fail_is_an_answer_however_the_run_ended() -> None:
@@ -299,10 +300,10 @@ def test_a_set_is_folded_and_comes_back(names: list[str]) -> None:
 
 def test_a_node_that_refused_the_command_is_none_that_did_not_answer() -> None:
     reports = [HEALTHY, answer("n2", b"", 2, USAGE, Via.SSH)[0]]
-    shown = screen.render(fold.fold(reports))
+    shown = fleet_content.screen(fold.fold(reports))
     assert "ERROR n2 refused the command\n      n2: --mpi-lib: there is no file /mpi.so; name" in shown
     assert "no report" not in shown
-    assert "no report" not in html.render(fold.fold(reports))
+    assert "no report" not in fleet_exports.html(fold.fold(reports))
 
 
 @pytest.mark.parametrize(("of_all", "code", "total"), [("fail", 12, "40 FAIL"), ("unknown", 11, "40 ERROR")])
@@ -311,8 +312,8 @@ def test_where_no_node_is_well(of_all: str, code: int, total: str) -> None:
     deadline = summary.silent("", State.DEADLINE, "no answer within 600 s")
     fleet = fold.fold(named(BAD if of_all == "fail" else deadline, node) for node in nodes)
     assert (fleet.sets[of_all], int(fleet.exit_code)) == (tuple(sorted(nodes)), code)
-    assert total in screen.render(fleet)
-    assert "n[0-39]" in screen.render(fleet)
+    assert total in fleet_content.screen(fleet)
+    assert "n[0-39]" in fleet_content.screen(fleet)
 
 
 def test_clocks_that_differ_are_told() -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuipc_doctor import inventory, knownissues
-from gpuipc_doctor.cli.issue_page import page
+from gpuipc_doctor.cli.issue_content import page
 from gpuipc_doctor.cli.known_issues import command
 from gpuipc_doctor.knownissues import SCHEMA, Confidence, KnownIssue, database
 from gpuipc_doctor.knownissues.conditions import Need

@@ -13,11 +13,11 @@ from unittest.mock import MagicMock
 import jsonschema
 import pytest
 
-from gpuipc_doctor.cli.table import table
-from gpuipc_doctor.memory import log, view
+from gpuipc_doctor.memory import memory_content
 from gpuipc_doctor.memory.history import History
 from gpuipc_doctor.memory.sysfs import Amdgpu
 from gpuipc_doctor.memory.usage import GpuUse, ProcessUse, Sample
+from gpuipc_doctor.present.terminal import table
 from tests import golden
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -81,12 +81,12 @@ def test_what_has_ended_is_forgotten(watched: History) -> None:
 
 
 def test_the_table(watched: History) -> None:
-    rows = list(view.rows(sample(31), watched.growth))
-    golden.check("memory/watch.txt", table(rows, view.HEADERS, wrapped=1) + "\n")
+    rows = list(memory_content.rows(sample(31), watched.growth))
+    golden.check("memory/watch.txt", table(rows, memory_content.HEADERS, wrapped=1) + "\n")
 
 
 def test_the_lines(watched: History) -> None:
-    text = "\n".join(view.lines(sample(31), watched.growth)) + "\n"
+    text = "\n".join(memory_content.lines(sample(31), watched.growth)) + "\n"
     golden.check("memory/lines.txt", re.sub(r"\d{4}-\d\d-\d\dT\S+", "2026-11-20T12:01:02+00:00", text))
 
 
@@ -95,8 +95,8 @@ def test_a_sample_comes_through_json_unchanged() -> None:
 
 
 def test_a_line_of_the_log_is_as_its_schema_says(watched: History) -> None:
-    schema = json.loads(log.SCHEMA.read_text())
-    line = json.loads(log.line(sample(31), watched.growth, host="node01", simulated=""))
+    schema = json.loads(memory_content.SCHEMA.read_text())
+    line = json.loads(memory_content.log_line(sample(31), watched.growth, host="node01", simulated=""))
     jsonschema.validate(line, schema)
     first, _, lost, amd = line["gpus"]
     assert first["growth_bytes_per_minute"] == pytest.approx(270 * MIB)

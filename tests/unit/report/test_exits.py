@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from gpuipc_doctor.model import Exit, Finding, Report, Result, Status
-from gpuipc_doctor.report import exits, nagios
+from gpuipc_doctor.report import exits, node_content
 from tests.sample_reports import PROPERTY, gpus, healthy, replaced, reports, seed_002
 
 
@@ -68,17 +68,17 @@ def test_every_code_says_what_it_means() -> None:
     ],
 )
 def test_the_line_that_nagios_shows(report: Report, line: str) -> None:
-    assert nagios.render(report).splitlines()[0] == line
+    assert node_content.nagios(report).splitlines()[0] == line
 
 
 def test_a_simulated_run_says_so_to_nagios() -> None:
     simulated = replaced(seed_002(), simulated="nvidia-460.32.03")
-    assert nagios.render(simulated).startswith("GPUIPC CRITICAL - SIMULATED ipc-reopen on cuda:0-3; ")
+    assert node_content.nagios(simulated).startswith("GPUIPC CRITICAL - SIMULATED ipc-reopen on cuda:0-3; ")
 
 
 @PROPERTY
 @given(reports)
 def test_only_the_first_line_has_performance_data(report: Report) -> None:
-    output = nagios.render(report)
+    output = node_content.nagios(report)
     assert output.count("|") == 1
     assert re.match(r"GPUIPC (OK|WARNING|CRITICAL|UNKNOWN) - [^\n|]* \| pass=\d+ .* time=[\d.]+s\n", output)

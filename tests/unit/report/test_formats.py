@@ -10,7 +10,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpuipc_doctor.model import Report, Result, Status
-from gpuipc_doctor.report import digest, exits, junit, prometheus
+from gpuipc_doctor.report import digest, exits, node_exports
 from tests import golden
 from tests.sample_reports import PROPERTY, gpus, healthy, replaced, reports, seed_002
 
@@ -23,12 +23,12 @@ SAMPLES = {
 
 @pytest.mark.parametrize("name", ["seed-002", "simulated"])
 def test_junit_as_it_was_looked_at(name: str) -> None:
-    golden.check(f"junit/{name}.xml", junit.render(SAMPLES[name]))
+    golden.check(f"junit/{name}.xml", node_exports.junit(SAMPLES[name]))
 
 
 @pytest.mark.parametrize("name", ["seed-002", "simulated"])
 def test_prometheus_as_it_was_looked_at(name: str) -> None:
-    golden.check(f"prometheus/{name}.prom", prometheus.render(SAMPLES[name]))
+    golden.check(f"prometheus/{name}.prom", node_exports.prometheus(SAMPLES[name]))
 
 
 # -- junit ------------------------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ IN_CASE = {
 
 def cases(report: Report) -> list[ElementTree.Element]:
     """The cases, once the rest has been held against what readers expect."""
-    root = ElementTree.fromstring(junit.render(report))
+    root = ElementTree.fromstring(node_exports.junit(report))
     [suite] = root
     assert (root.tag, suite.tag) == ("testsuites", "testsuite")
     assert set(suite.attrib) == SUITE
@@ -93,7 +93,7 @@ def test_a_check_that_was_not_reached_is_skipped() -> None:
 
 def metrics(report: Report) -> dict[str, Metric]:
     """By name without the prefix, as Prometheus' own parser reads them; what it lets pass is checked here."""
-    found = list(text_string_to_metric_families(prometheus.render(report)))
+    found = list(text_string_to_metric_families(node_exports.prometheus(report)))
     samples = [(s.name, *sorted(s.labels.items())) for metric in found for s in metric.samples]
     assert len(samples) == len(set(samples))
     assert all(metric.type == "gauge" and metric.documentation for metric in found)

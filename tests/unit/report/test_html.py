@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 
-from gpuipc_doctor.fleet import fold
-from gpuipc_doctor.fleet import html as fleet_html
+from gpuipc_doctor.fleet import fleet_exports, fold
 from gpuipc_doctor.model import Fact, Finding, Report, Result
-from gpuipc_doctor.report import html
+from gpuipc_doctor.report import node_exports
 from tests.sample_fleets import a_fleet
 from tests.sample_reports import PROPERTY, REOPEN_ISSUE, gpus, healthy, replaced, reports, seed_002
 from tests.waiting import LIMIT_S
@@ -47,15 +46,15 @@ def hostile() -> Report:
 
 
 def test_a_page_says_what_the_screen_says() -> None:
-    page = Elements(html.render(seed_002()))
+    page = Elements(node_exports.html(seed_002()))
     for said in ("nid006672", "ipc-reopen", "CUDA_ERROR_INVALID_HANDLE (400)", "✗ FAIL", "nvidia-ipc-reopen"):
         assert said in page.text
     assert "SIMULATED" not in page.text
-    assert "SIMULATED (x)" in Elements(html.render(replaced(seed_002(), simulated="x"))).text
+    assert "SIMULATED (x)" in Elements(node_exports.html(replaced(seed_002(), simulated="x"))).text
 
 
 def test_a_page_tells_a_known_issue_once_and_names_what_to_do() -> None:
-    text = Elements(html.render(seed_002())).text
+    text = Elements(node_exports.html(seed_002())).text
     assert text.count(f"Known issue nvidia-ipc-reopen CONFIRMED: {REOPEN_ISSUE.title}") == 1
     assert "Known issue nvidia-ipc-reopen CONFIRMED, see above." in text
     assert text.count(f"Do: {REOPEN_ISSUE.remedy}") == text.count(REOPEN_ISSUE.remedy) == 1
@@ -63,19 +62,19 @@ def test_a_page_tells_a_known_issue_once_and_names_what_to_do() -> None:
 
 
 def test_a_page_says_how_many_pairs_passed() -> None:
-    text = Elements(html.render(seed_002())).text
+    text = Elements(node_exports.html(seed_002())).text
     assert ("✗ FAIL 4/4" in text, "✓ 12/12" in text) == (True, True)
 
 
 @pytest.mark.parametrize("needs_gpu", [True, False])
 def test_a_page_of_checks_that_take_no_gpu_does_not_say_that_nothing_was_tested(needs_gpu: bool) -> None:
-    page = html.render(replace(healthy(gpus(1)), probes_run=0, needs_gpu=needs_gpu))
+    page = node_exports.html(replace(healthy(gpus(1)), probes_run=0, needs_gpu=needs_gpu))
     assert ("NOTHING WAS TESTED" in page) is needs_gpu
 
 
 def test_hostile_strings_are_text() -> None:
-    page = Elements(html.render(hostile()))
-    harmless = Elements(html.render(replaced(hostile(), host="x")))
+    page = Elements(node_exports.html(hostile()))
+    harmless = Elements(node_exports.html(replaced(hostile(), host="x")))
     assert page.tags == harmless.tags
     assert "img" not in page.tags
     assert "\x1b" not in page.text
@@ -86,11 +85,11 @@ def test_hostile_strings_are_text() -> None:
 @given(reports)
 def test_any_report_is_a_page(report: Report) -> None:
     undrawn = tuple(replace(result, series=()) for result in report.results)  # pictures take long
-    Elements(html.render(replace(report, results=undrawn)))
+    Elements(node_exports.html(replace(report, results=undrawn)))
 
 
 def test_a_fleet_on_a_page() -> None:
-    page = Elements(fleet_html.render(fold.fold(a_fleet())))
+    page = Elements(fleet_exports.html(fold.fold(a_fleet())))
     for said in ("40 nodes", "nid[0035-0036]", "no report: not reachable", "450.102.04", "nid0007"):
         assert said in page.text
     assert "Known issue nvidia-ipc-reopen CONFIRMED: " in page.text
@@ -101,7 +100,7 @@ def test_a_fleet_on_a_page() -> None:
 def test_a_browser_runs_nothing_of_it(tmp_path: Path) -> None:
     browser = shutil.which("chromium")
     assert browser
-    (tmp_path / "page.html").write_text(html.render(hostile()))
+    (tmp_path / "page.html").write_text(node_exports.html(hostile()))
     options = [
         "--headless",
         "--no-sandbox",

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuipc_doctor.model import Device, Ending, Fact, Finding, Join, Relation, Report, Result, RoleOutcome
-from gpuipc_doctor.report import digest, matrix
-from gpuipc_doctor.report.text import columns, sanitise
+from gpuipc_doctor.present.text import columns, sanitise
+from gpuipc_doctor.report import digest, node_content
 from tests import golden
 from tests.sample_reports import (
     PER_SUBJECT,
@@ -213,11 +213,11 @@ WIDE = ["troubled", "one-of-16-hangs", "every-device-differs"]
     ("name", "width"), [*((name, 80) for name in SCREENS), *((name, 120) for name in WIDE)]
 )
 def test_the_screen_as_an_admin_sees_it(name: str, width: int) -> None:
-    golden.check(f"matrix/{name}-{width}.txt", matrix.render(SCREENS[name], width=width))
+    golden.check(f"matrix/{name}-{width}.txt", node_content.screen(SCREENS[name], width=width))
 
 
 def test_colour_changes_nothing_but_colour() -> None:
-    plain, coloured = (matrix.render(troubled(), color=color) for color in (False, True))
+    plain, coloured = (node_content.screen(troubled(), color=color) for color in (False, True))
     assert "\x1b[31;1mFAIL\x1b[0m" in coloured
     assert "\x1b[32mPASS\x1b[0m" in coloured
     assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain
@@ -225,26 +225,26 @@ def test_colour_changes_nothing_but_colour() -> None:
 
 
 def test_the_exit_code_of_another_style_is_shown() -> None:
-    assert matrix.render(seed_002(), exit_code=2).endswith(" exit 2\n")
+    assert node_content.screen(seed_002(), exit_code=2).endswith(" exit 2\n")
 
 
 def test_who_asks_for_no_gpu_is_not_told_that_nothing_was_tested() -> None:
     told = Result("known-versions", Finding.ok("not-known-bad", "no known issue has these versions"))
-    assert "NOTHING WAS TESTED" in matrix.render(report((), [told], probes_run=0))
-    assert "NOTHING WAS TESTED" not in matrix.render(report((), [told], probes_run=0, needs_gpu=False))
+    assert "NOTHING WAS TESTED" in node_content.screen(report((), [told], probes_run=0))
+    assert "NOTHING WAS TESTED" not in node_content.screen(report((), [told], probes_run=0, needs_gpu=False))
 
 
 def test_the_header_names_what_messages_went_through() -> None:
     stack = (Fact("cray-mpich", "8.1.28", "/opt/libmpi.so.12"), Fact("libfabric", "1.15.2.0", ""))
-    screen = matrix.render(replaced(healthy(gpus(1)), stack=stack), width=120)
+    screen = node_content.screen(replaced(healthy(gpus(1)), stack=stack), width=120)
     assert "Cray MPICH 8.1.28 · libfabric 1.15.2.0" in " ".join(screen.split())
 
 
 def test_a_control_that_passed_on_some_devices_only_is_no_control() -> None:
     base = seed_002()
     spoilt = replaced(base, Result("ipc-reopen", Finding.warn("slow", "slow"), ("cuda:2",), "keep-context"))
-    assert "Passed here: keep-context." in matrix.render(base)
-    assert "Passed here" not in matrix.render(spoilt)
+    assert "Passed here: keep-context." in node_content.screen(base)
+    assert "Passed here" not in node_content.screen(spoilt)
 
 
 def test_occurrences_of_a_call_are_not_mere_figures() -> None:
@@ -268,13 +268,13 @@ def test_a_known_issue_is_told_where_it_was_seen() -> None:
 def test_a_device_without_results_has_its_column() -> None:
     lonely = Device("hip", 0, "", "", "MI300A", 1)
     base = healthy(gpus(1))
-    assert "hip:0" in matrix.render(replaced(base, devices=(*base.devices, lonely)))
+    assert "hip:0" in node_content.screen(replaced(base, devices=(*base.devices, lonely)))
 
 
 @PROPERTY
 @given(reports, st.sampled_from([60, 80, 120]), st.booleans())
 def test_any_report_fits_the_width_and_moves_no_cursor(any_report: Report, width: int, color: bool) -> None:
-    screen = matrix.render(any_report, width=width, color=color)
+    screen = node_content.screen(any_report, width=width, color=color)
     plain = re.sub(r"\x1b\[[0-9;]*m", "", screen) if color else screen
     for line in plain.removesuffix("\n").split("\n"):
         assert columns(line) <= width
@@ -285,7 +285,7 @@ def test_any_report_fits_the_width_and_moves_no_cursor(any_report: Report, width
 @PROPERTY
 @given(reports)
 def test_totals_add_up(any_report: Report) -> None:
-    last = matrix.render(any_report).splitlines()
+    last = node_content.screen(any_report).splitlines()
     counts = re.findall(r"(\d+) (?:PASS|SKIP|WARN|ERROR|FAIL|not run)(?: ·|\s)", "\n".join(last[-3:]))
     assert sum(map(int, counts)) == len(any_report.checks)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from jsonschema import Draft202012Validator
 
 from gpuipc_doctor.model import Ending, Finding, Relation, Report, Result, RoleOutcome, Status, Tier
-from gpuipc_doctor.report import matrix, report_json
+from gpuipc_doctor.report import node_content, report_json
 from tests import schemas
 from tests.sample_reports import PROPERTY, gpus, healthy, replaced, reports, seed_002
 
@@ -63,7 +63,7 @@ def test_a_report_of_version_1_is_read() -> None:
     report = report_json.loads(EARLIER)
     assert report.worst() is Status.FAIL
     assert {result.finding.key for result in report.results} == {""}
-    screen = matrix.render(report)
+    screen = node_content.screen(report)
     assert "cuIpcOpenMemHandle #8 (second open, in a new context, of segment" in screen
     assert "before that, importer: control: with the context kept, 2 segments opened" in screen
     assert "Known issue nvidia-ipc-reopen CONFIRMED" in screen

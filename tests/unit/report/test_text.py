@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuipc_doctor.report.text import columns, counted, fold_devices, fold_pairs, sanitise, shorten, wrap
+from gpuipc_doctor.present.text import columns, counted, fold_devices, fold_pairs, sanitise, shorten, wrap
 from tests.sample_reports import LABELS, TEXT
 
 

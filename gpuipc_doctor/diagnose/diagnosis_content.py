@@ -1,24 +1,22 @@
-"""A diagnosis as text: what was recognised, surest first; why; what to do; then what nobody knows."""
+"""The content of a diagnosis: known issues, surest first; why; what to do; then unexplained errors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from gpuipc_doctor.diagnose.diagnosis import Diagnosis, Recognised
 from gpuipc_doctor.diagnose.occurrences import MOST, Occurrences
 from gpuipc_doctor.knownissues import Confidence
 from gpuipc_doctor.model import Relation
-from gpuipc_doctor.report.page import MAX_WIDTH, MIN_WIDTH, Page
-from gpuipc_doctor.report.text import columns, counted, sanitise, shorten
+from gpuipc_doctor.present import terminal
+from gpuipc_doctor.present.blocks import Block, Closing, Entry, Group, Item, Lines, Parts, do
+from gpuipc_doctor.present.text import counted, sanitise, shorten
 
 # How much of each is shown; --json has the rest.
 SIGNATURES = 4
 UNKNOWN = 10
 NAMES = 6
 LINE_COLUMNS = 240
-
-_INDENT = " " * 7
-_HANG = " " * 9
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
@@ -38,95 +36,80 @@ _RELATION = {
 }
 
 
-def render(diagnosis: Diagnosis, *, width: int, color: bool = False, exit_code: int) -> str:
+def screen(diagnosis: Diagnosis, *, width: int, color: bool = False, exit_code: int) -> str:
     """The whole page, in lines of at most ``width`` columns."""
-    page = Page(min(max(width, MIN_WIDTH), MAX_WIDTH), color)
-    blocks = [_head(diagnosis, page)]
-    blocks += [paragraph(one, page) for one in diagnosis.recognised]
+    return terminal.screen(_blocks(diagnosis, exit_code), width=width, color=color)
+
+
+def _blocks(diagnosis: Diagnosis, exit_code: int) -> Iterator[Block]:
+    yield Group(tuple(_head(diagnosis)))
+    yield from map(entry, diagnosis.recognised)
     if diagnosis.unknown:
-        blocks.append(_unknown(diagnosis, page))
+        yield _unknown(diagnosis)
     if any(one.relation is Relation.UNKNOWN for one in diagnosis.recognised):
-        blocks.append(page.fill(_TELL))
-    blocks.append(_ending(diagnosis, page, f"exit {exit_code}"))
-    return "\n\n".join("\n".join(block) for block in blocks) + "\n"
+        yield Lines((_TELL,), hang=0)
+    yield Closing(_totals(diagnosis), f"exit {exit_code}")
 
 
-def paragraph(one: Recognised, page: Page) -> list[str]:
+def entry(one: Recognised) -> Entry:
     """One known issue: where it is, why it is thought to be this one, what to check and what to do."""
     issue = one.issue
     word, look = ("MAYBE", "WARN") if one.confidence is Confidence.LOW else ("FOUND", "FAIL")
-    about = f"{issue.id} · {one.confidence.label} confidence, {_RELATION[one.relation]}"
-    first, *rest = page.fill(about, f"{word:<5}  ", _INDENT)
-    checks = " ".join(issue.checks)
-    lines = [page.paint(word, look) + first.removeprefix(word), *rest, *page.fill(issue.title, _INDENT)]
     number = "at least " * one.lines.at_least + counted(one.lines.count, "line")
-    lines += page.fill(f"{number}: {_where(one.lines)}", _INDENT, _HANG)
-    for seen in one.signatures[:SIGNATURES]:
-        lines += _quoted(seen, page)
+    items = [Item(issue.title, hang=0), Item(f"{number}: {_where(one.lines)}")]
+    items += [_quoted(seen) for seen in one.signatures[:SIGNATURES]]
     if len(one.signatures) > SIGNATURES:
-        lines += page.fill(f"… and {len(one.signatures) - SIGNATURES} more with --json", _INDENT)
-    lines += _labelled("Why", _why(one), page)
-    lines += _labelled("Check", f"gpuipc-doctor check {checks}" if checks else "", page)
-    lines += _labelled("Do", one.remedy, page)
-    return lines + _labelled("More", f"gpuipc-doctor known-issues show {issue.id}", page)
+        items.append(Item(f"… and {len(one.signatures) - SIGNATURES} more with --json", hang=0))
+    checks = f"gpuipc-doctor check {' '.join(issue.checks)}" if issue.checks else ""
+    items += [Item(_why(one), "Why: "), Item(checks, "Check: "), do(one.remedy)]
+    items.append(Item(f"gpuipc-doctor known-issues show {issue.id}", "More: "))
+    about = f"{issue.id} · {one.confidence.label} confidence, {_RELATION[one.relation]}"
+    return Entry(word, about, tuple(items), look, columns=7)
 
 
 def _why(one: Recognised) -> str:
-    """One sentence. What contradicts the lines is said in the place of what they are worth, not beside it."""
+    """One sentence. A contradiction stands in the place of what the lines are worth, not beside it."""
     if one.relation is Relation.NEW:
         return f"the lines look like it, but {one.reason}."
     return f"{_WORTH[one.signature]}{', and' if one.relation is Relation.CONFIRMED else ';'} {one.reason}."
 
 
-def _head(diagnosis: Diagnosis, page: Page) -> list[str]:
+def _head(diagnosis: Diagnosis) -> Iterator[Block]:
     read = [log for log in diagnosis.logs if log.bytes]
     names = [log.name for log in read[:NAMES]] + [f"{len(read) - NAMES} more"] * (len(read) > NAMES)
     total = counted(sum(log.lines for log in read), "line")
-    lines = page.join([", ".join(names) or "nothing", total, _size(sum(log.bytes for log in read))])
+    yield Parts((", ".join(names) or "nothing", total, _size(sum(log.bytes for log in read))))
     if diagnosis.facts:
         told = (f"{fact.name.removeprefix('env:')} {fact.value}" for fact in diagnosis.facts if fact.value)
-        lines += page.fill(f"known of the node: {', '.join(told)}", rest="  ")
-    return lines
+        yield Lines((f"known of the node: {', '.join(told)}",))
 
 
-def _unknown(diagnosis: Diagnosis, page: Page) -> list[str]:
+def _unknown(diagnosis: Diagnosis) -> Entry:
     kinds = len(diagnosis.unknown)
-    title = (
-        f"OTHER  lines that tell of errors, of no known issue: {counted(kinds, 'kind')}, most telling first"
-    )
-    lines = page.fill(title, rest=_INDENT)
+    items = []
     for seen in diagnosis.unknown[:UNKNOWN]:
-        lines += _quoted(seen, page)
-        lines += page.fill(_where(seen), _HANG, _HANG)
+        items += [_quoted(seen, depth=1), Item(_where(seen), hang=0, depth=3)]
     if kinds > UNKNOWN:
-        lines += page.fill(f"… and {kinds - UNKNOWN} more kinds with --json", _INDENT)
+        items.append(Item(f"… and {kinds - UNKNOWN} more kinds with --json", hang=0, depth=1))
     if diagnosis.unknown_beyond:
-        lines += page.fill(f"… and {diagnosis.unknown_beyond} lines of still other kinds", _INDENT)
-    return lines
+        items.append(Item(f"… and {diagnosis.unknown_beyond} lines of still other kinds", hang=0, depth=1))
+    about = f"lines that tell of errors, of no known issue: {counted(kinds, 'kind')}, most telling first"
+    return Entry("OTHER", about, tuple(items), gap=1, hang=1)
 
 
-def _ending(diagnosis: Diagnosis, page: Page, code: str) -> list[str]:
-    """How much was recognised, with the exit code at the last line's right end."""
+def _totals(diagnosis: Diagnosis) -> list[str]:
+    """How much was recognised."""
     parts = [f"{counted(len(diagnosis.found), 'known issue')} recognised"]
     if diagnosis.hints:
         parts.append(counted(len(diagnosis.hints), "hint"))
     if troubled := sum(bool(log.trouble) for log in diagnosis.logs):
         parts.append(f"{counted(troubled, 'log')} not read to the end")
-    if diagnosis.interrupted:
-        parts.append("interrupted")
-    *lines, last = page.join(parts)
-    if columns(last) + 2 + len(code) > page.width:
-        lines, last = [*lines, last], ""
-    return [*lines, last + code.rjust(page.width - columns(last))]
+    return parts + ["interrupted"] * diagnosis.interrupted
 
 
-def _quoted(seen: Occurrences, page: Page) -> list[str]:
+def _quoted(seen: Occurrences, depth: int = 0) -> Item:
     line = shorten(sanitise(seen.first.excerpt), LINE_COLUMNS)
-    return page.fill(f"{seen.count}{'+' * seen.at_least} × {line}", _INDENT, _HANG)
-
-
-def _labelled(label: str, text: str, page: Page) -> list[str]:
-    return page.fill(text, f"{_INDENT}{label}: ", " " * (len(_INDENT) + len(label) + 2)) if text else []
+    return Item(f"{seen.count}{'+' * seen.at_least} × {line}", depth=depth)
 
 
 def _where(seen: Occurrences) -> str:

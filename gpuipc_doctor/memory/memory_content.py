@@ -1,14 +1,20 @@
-"""Samples as a person reads them: the rows of a table, or lines."""
+"""The content of a sample: the rows of a table, lines for a file, or JSON, as ``sample.schema.json`` says."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from pathlib import Path
 
 from gpuipc_doctor.memory.usage import GpuUse, Key, Sample
-from gpuipc_doctor.report.text import sanitise
+from gpuipc_doctor.model import Json
+from gpuipc_doctor.present.text import sanitise
 
 Growth = Callable[[Key], float | None]
+
+SCHEMA = Path(__file__).with_name("sample.schema.json")
+FORMAT = 1
 
 HEADERS = ("GPU", "what", "used", "of", "growth a minute")
 
@@ -68,3 +74,32 @@ def lines(sample: Sample, growth: Growth) -> Iterator[str]:
         of = f" of {total}" if total else ""
         parts.append(f"{begin}{what}: {used}{of}{how}" if used else f"{begin}{what}")
     yield "; ".join(parts)
+
+
+# -- the log ------------------------------------------------------------------------------------------------
+
+
+def log_line(sample: Sample, growth: Growth, *, host: str, simulated: str) -> str:
+    """One line of the log, without its end."""
+    document = {
+        "format": FORMAT,
+        "at": datetime.fromtimestamp(sample.at).astimezone().isoformat(timespec="milliseconds"),
+        "host": host,
+        "simulated": simulated,
+        "gpus": [_gpu(gpu, growth) for gpu in sample.to_json()["gpus"]],
+    }
+    return json.dumps(document, separators=(",", ":"))
+
+
+def _gpu(gpu: Json, growth: Growth) -> Json:
+    def told(what: Json, pid: int) -> Json:
+        used = what.pop("used")
+        return {**what, "used_bytes": used, "growth_bytes_per_minute": growth((gpu["label"], pid))}
+
+    processes = gpu.pop("processes")
+    in_use = told(gpu, 0)
+    total = in_use.pop("total")
+    if in_use["trouble"]:
+        total = in_use["used_bytes"] = None
+    each = None if processes is None else [told(process, process["pid"]) for process in processes]
+    return {**in_use, "total_bytes": total, "processes": each}

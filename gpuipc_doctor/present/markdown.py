@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from gpuipc_doctor.report.blocks import Block, Lines, Paragraph, Table
-from gpuipc_doctor.report.text import sanitise
+from gpuipc_doctor.present.blocks import Block, Entry, Item, Lines, Table
+from gpuipc_doctor.present.text import sanitise
 
-_MEANS_SOMETHING = re.compile(r"([\\`*_\[\]<>|#~&])")
-"""What Markdown would take for markup wherever it stands (CommonMark 2.4, and tables of GitHub's)."""
+_MARKUP = re.compile(r"([\\`*_\[\]<>|#~&])")
+"""Characters that Markdown takes for markup wherever they stand (CommonMark 2.4, and tables of GitHub's)."""
 
 
 def render(head: str, blocks: Iterable[Block]) -> str:
@@ -24,19 +24,15 @@ def _draw(block: Block) -> Iterator[str]:
             yield _row(rows[0])
             yield "|---" * len(rows[0]) + "|"
             yield from map(_row, rows[1:])
-        case Paragraph(status, title, text, remedy, verdicts):
-            yield f"**{status}** {_escaped(title)}: {_escaped(text)}"
-            for verdict in verdicts:
-                yield _escaped(verdict.text)
-                yield from _remedy(verdict.remedy)
-            yield from _remedy(remedy)
+        case Entry(word, title, items):
+            first, *rest = (item for item in items if isinstance(item, Item))
+            yield f"**{word}** {_escaped(title)}: {_escaped(first.text)}"
+            for item in rest:
+                if item.text:
+                    lead = f"*{item.lead.strip()}* " if item.lead else ""
+                    yield f"{lead}{_escaped(item.text)}"
         case Lines(lines):
             yield from (f"- {_escaped(line)}" for line in lines)
-
-
-def _remedy(remedy: str) -> Iterator[str]:
-    if remedy:
-        yield f"*Do:* {_escaped(remedy)}"
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -44,4 +40,4 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    return _MEANS_SOMETHING.sub(r"\\\1", sanitise(text))
+    return _MARKUP.sub(r"\\\1", sanitise(text))

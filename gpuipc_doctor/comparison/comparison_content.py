@@ -1,4 +1,4 @@
-"""What a comparison says, in tables and lines, whatever they are drawn with."""
+"""The content of a comparison: what changed, for a terminal and for a ticket."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from gpuipc_doctor.comparison.comparison import Comparison, Side
 from gpuipc_doctor.comparison.devices import Fate, Match
 from gpuipc_doctor.comparison.speed import DOUBT, Pace, Speed
 from gpuipc_doctor.model import Device, Status
+from gpuipc_doctor.present import markdown, terminal
+from gpuipc_doctor.present.blocks import Block, Closing, Entry, Item, Lines, Table, do, table
+from gpuipc_doctor.present.text import counted, fold_subjects
 from gpuipc_doctor.report import sentences
-from gpuipc_doctor.report.blocks import Block, Lines, Paragraph, Table, table
-from gpuipc_doctor.report.text import counted, fold_subjects
 
 MOST_ROWS = 20
 """Rows of slower or faster quantities that are shown; the JSON has all."""
@@ -20,8 +21,24 @@ MOST_ROWS = 20
 NOT_RUN = "-"
 
 
-def blocks(comparison: Comparison) -> Iterator[Block]:
-    """All that is worth saying, in the order in which it is read; the totals are not among it."""
+def screen(comparison: Comparison, *, width: int = 80, color: bool = False) -> str:
+    """The screen, in lines of at most ``width`` columns, ending in a newline."""
+    code = comparison.exit_code
+    simulated = dict.fromkeys(filter(None, (comparison.before.simulated, comparison.after.simulated)))
+    words = [f"SIMULATED ({', '.join(simulated)})"] if simulated else []
+    closing = Closing([*words, *_totals(comparison)], f"exit {code}", code.name)
+    return terminal.screen([*_blocks(comparison), closing], width=width, color=color)
+
+
+def ticket(comparison: Comparison) -> str:
+    """The same as Markdown, ending in a newline."""
+    simulated = "SIMULATED: " if comparison.before.simulated or comparison.after.simulated else ""
+    head = f"{simulated}{', '.join(_totals(comparison))} (exit {comparison.exit_code})"
+    return markdown.render(head, _blocks(comparison))
+
+
+def _blocks(comparison: Comparison) -> Iterator[Block]:
+    """All of it in the order in which it is read, without the totals."""
     if simulated := _simulated(comparison.before, comparison.after):
         yield Lines((simulated,))
     yield _sides(comparison.before, comparison.after)
@@ -33,7 +50,7 @@ def blocks(comparison: Comparison) -> Iterator[Block]:
     )
     yield from table(("device", "before", "after", ""), _devices(comparison))
     yield from table(("check", "on", "before", "after", ""), _checks(comparison))
-    yield from _paragraphs(comparison)
+    yield from _entries(comparison)
     yield from table(
         ("known issue", "before", "after"),
         (
@@ -53,7 +70,7 @@ def blocks(comparison: Comparison) -> Iterator[Block]:
     yield Lines(tuple(_on_speed(comparison)))
 
 
-def totals(comparison: Comparison) -> list[str]:
+def _totals(comparison: Comparison) -> list[str]:
     """How much has changed, the worst first."""
     turns = Counter({turn: sum(len(v.subjects) for v in comparison.turned(turn)) for turn in Turn})
     issues = len(comparison.issues)
@@ -123,14 +140,13 @@ def _checks(comparison: Comparison) -> Iterator[tuple[str, ...]]:
                 yield verdict.check, fold_subjects(verdict.subjects) or "node", was, now, turn.value
 
 
-def _paragraphs(comparison: Comparison) -> Iterator[Paragraph]:
+def _entries(comparison: Comparison) -> Iterator[Entry]:
     for turn in (Turn.WORSE, Turn.NO_LONGER_TESTED, Turn.FAILS_OTHERWISE):
         for verdict in comparison.turned(turn):
             if verdict.after and verdict.finding:
                 finding = verdict.finding
-                yield Paragraph(
-                    verdict.after.value, _title(verdict), sentences.summary(finding), finding.remedy
-                )
+                items = (Item(sentences.summary(finding), hang=0), do(finding.remedy))
+                yield Entry(verdict.after.value, _title(verdict), items)
 
 
 def _title(verdict: CheckChange) -> str:

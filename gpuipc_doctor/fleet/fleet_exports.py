@@ -1,0 +1,162 @@
+"""A fleet for programs and browsers: an HTML page, JUnit XML, Prometheus' metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from xml.etree import ElementTree
+
+from gpuipc_doctor.fleet.fleet_content import head, judged, known_bad
+from gpuipc_doctor.fleet.fold import COMPLAINTS, Fleet
+from gpuipc_doctor.fleet.summary import NodeReport, State
+from gpuipc_doctor.model import Status
+from gpuipc_doctor.present.html import page
+from gpuipc_doctor.present.junit import case, document
+from gpuipc_doctor.present.metrics import SEVERITIES, Metric, exposition, moment
+from gpuipc_doctor.present.text import counted
+
+# -- HTML -------------------------------------------------------------------------------------------------
+
+
+def html(fleet: Fleet) -> str:
+    """The page, ending in a newline."""
+    fold = fleet.folder.fold
+    telling = fleet.telling_checks
+    return page(
+        "fleet.html",
+        title=counted(len(fleet.reports), "node"),
+        simulated=fold(fleet.simulated),
+        reports=counted(len(fleet.answered), "report"),
+        totals=", ".join(f"{n} {s.value}" for s in reversed(Status) if (n := len(fleet.nodes(s)))),
+        exit_code=int(fleet.exit_code),
+        telling=telling,
+        groups=[
+            {
+                "nodes": fold(group.nodes),
+                "count": len(group.nodes),
+                "status": group.status.value,
+                "cells": [group.checks.get(check, "") for check in telling],
+            }
+            for group in fleet.groups
+            if group.state is State.REPORTED
+        ],
+        findings=list(_findings(fleet)),
+        drift=[
+            {
+                "name": one.name,
+                "rows": [(v, fold(n), len(n), known_bad(one, v)) for v, n in one.values.items()],
+            }
+            for one in fleet.drifts
+        ],
+        slow=fleet.slow,
+        all=[(one.node, one.status.value, _what(one)) for one in fleet.reports],
+    )
+
+
+def _findings(fleet: Fleet) -> Iterator[dict[str, object]]:
+    def finding(nodes: tuple[str, ...], **values: object) -> dict[str, object]:
+        return {"nodes": fleet.folder.fold(nodes), "count": len(nodes), "example": nodes[0], **values}
+
+    for one in judged(fleet):
+        problem = one.problem
+        yield finding(
+            problem.nodes,
+            status=problem.status.value,
+            title=problem.check,
+            key=f"{problem.check}.{problem.key}",
+            says=problem.example.says,
+            known_issues=one.known_issues,
+            remedy=one.remedy,
+        )
+    for silence in fleet.silences:
+        kind = "no report: " * (silence.state not in (State.UNTESTED, State.REFUSED)) + silence.state.value
+        error = {"status": Status.ERROR.value, "key": "", "known_issues": (), "remedy": ""}
+        yield finding(silence.nodes, title=kind, says=silence.reason, **error)
+
+
+def _what(report: NodeReport) -> str:
+    """What is wrong with a node, in a few words."""
+    if report.state is not State.REPORTED:
+        return str(report.state.value)
+    return ", ".join(check for check, status in report.checks.items() if status in COMPLAINTS)
+
+
+# -- JUnit ------------------------------------------------------------------------------------------------
+
+
+def junit(fleet: Fleet) -> str:
+    """A case for each node."""
+    where = {"timestamp": fleet.started, "hostname": fleet.folder.brief([one.node for one in fleet.reports])}
+    facts = [
+        (drift.name, f"{value or 'not found'} on {fleet.folder.fold(nodes)}")
+        for drift in fleet.drifts
+        for value, nodes in drift.values.items()
+    ]
+    elapsed_s = sum(one.elapsed_s for one in fleet.answered)
+    simulated = fleet.folder.fold(fleet.simulated)
+    return document([_case(one) for one in fleet.reports], facts, where, elapsed_s, simulated)
+
+
+def _case(report: NodeReport) -> ElementTree.Element:
+    if report.state is not State.REPORTED:
+        return case("node", report.node, report.elapsed_s, report.status, report.state.value, [report.reason])
+    told = [one for one in report.findings if one.status == report.status.value]
+    issues = {issue for one in told for issue in one.issues}
+    known = [one for one in report.known if one.issue in issues]
+    lines = [f"{one.status} {one.check} {one.where}: {one.says}" for one in told]
+    lines += [f"{head(one)}: {one.title}; {one.reason}" for one in known]
+    remedies = dict.fromkeys([*(one.remedy for one in known), *(one.remedy for one in told)])
+    lines += [f"Do: {remedy}" for remedy in remedies if remedy]
+    message = ", ".join(dict.fromkeys(f"{one.check}.{one.key}" if one.key else one.check for one in told))
+    return case("node", report.node, report.elapsed_s, report.status, message, lines)
+
+
+# -- Prometheus -------------------------------------------------------------------------------------------
+
+
+def prometheus(fleet: Fleet) -> str:
+    """The exposition of a fleet, beside what each node may say of itself."""
+    simulated = fleet.folder.fold(fleet.simulated)
+    return exposition(_metrics(fleet, simulated), simulated)
+
+
+def _metrics(fleet: Fleet, simulated: str) -> Iterator[Metric]:
+    states = Counter(one.state for one in fleet.reports)
+    cells = Counter(item for one in fleet.answered for item in one.checks.items())
+    yield "fleet_info", "What was asked; simulated names the nodes that are.", [({"simulated": simulated}, 1)]
+    began = fleet.started
+    yield "fleet_start_timestamp_seconds", "When the first report was begun.", moment(began)
+    yield "fleet_exit_code", "Exit code over all nodes.", [({}, fleet.exit_code)]
+    yield (
+        "fleet_nodes",
+        "Nodes by their worst status; one without a report is an ERROR.",
+        [({"status": status.value}, len(fleet.nodes(status))) for status in Status],
+    )
+    yield (
+        "fleet_answers",
+        "Nodes by whether they have answered, and what stood in the way.",
+        [({"state": state.value}, states[state]) for state in State],
+    )
+    yield (
+        "fleet_check_nodes",
+        "Nodes by the worst status of a check.",
+        [({"check": check, "status": status}, number) for (check, status), number in sorted(cells.items())],
+    )
+    yield (
+        "fleet_finding_nodes",
+        "Nodes that a finding was made on.",
+        [
+            ({"check": one.check, "key": one.key, "status": one.status.value}, len(one.nodes))
+            for one in fleet.problems
+        ],
+    )
+    yield (
+        "fleet_drift_values",
+        "Values of a fact that is not the same everywhere.",
+        [({"fact": drift.name}, len(drift.values)) for drift in fleet.drifts],
+    )
+    yield (
+        "fleet_node_severity",
+        f"Worst status of a node: {SEVERITIES}; one without a report is an ERROR.",
+        [({"node": one.node}, one.status.severity) for one in fleet.reports],
+    )

@@ -1,0 +1,218 @@
+"""Blocks as lines for a terminal: a width, and colours where the terminal has them. All text is sanitised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from gpuipc_doctor.present.blocks import (
+    Block,
+    Cell,
+    Chain,
+    Closing,
+    Column,
+    Entry,
+    Grid,
+    Group,
+    Lines,
+    Notice,
+    Parts,
+    Table,
+)
+from gpuipc_doctor.present.text import columns, sanitise, shorten, wrap
+
+MIN_WIDTH, MAX_WIDTH = 60, 120
+"""A narrower terminal gets lines of the least width; lines longer than the most are hard to read."""
+
+COLUMNS = 80
+"""Width of what does not depend on the terminal."""
+
+_GAP = 2
+_LEAST, _LEAST_WRAPPED = 6, 20
+"""Columns that a column of a table keeps, however narrow the page."""
+
+_NAMES_AND_COUNTS = 30
+"""Columns that the cells of a grid leave for its names where these are long."""
+
+_COLOURS = {"PASS": "32", "WARN": "33", "LATENT": "33", "FAIL": "31;1", "ERROR": "35", "SKIP": "2", "-": "2"}
+"""SGR parameters, ECMA-48 8.3.117."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """Lays out text in at most ``width`` columns."""
+
+    width: int
+    color: bool = False
+
+    def paint(self, text: str, look: str) -> str:
+        """``text`` in the colour of a status; layout never depends on it."""
+        code = _COLOURS.get(look)
+        return f"\x1b[{code}m{text}\x1b[0m" if self.color and code else text
+
+    def fill(self, text: str, first: str = "", rest: str | None = None) -> list[str]:
+        """The words of ``text``, in lines that begin with ``first`` and ``rest`` (see `text.wrap`)."""
+        return wrap(sanitise(text), self.width, first, rest)
+
+    def join(self, parts: Iterable[str], mark: str = "·", first: str = "", rest: str = "  ") -> list[str]:
+        """The parts with a mark between them; a line ends after a mark rather than inside a part."""
+        lines: list[str] = []
+        for part in filter(None, map(sanitise, parts)):
+            if lines and columns(f"{lines[-1]} {mark} {part} {mark}") <= self.width:
+                lines[-1] += f" {mark} {part}"
+                continue
+            if lines:
+                lines[-1] += f" {mark}"
+            lines += wrap(part, self.width - 2, rest if lines else first, rest)
+        return lines
+
+
+def screen(blocks: Iterable[Block], *, width: int = COLUMNS, color: bool = False) -> str:
+    """The blocks in lines of at most ``width`` columns, an empty line between them, ending in a newline."""
+    page = Page(min(max(width, MIN_WIDTH), MAX_WIDTH), color)
+    drawn = (list(draw(block, page)) for block in blocks)
+    return "\n\n".join("\n".join(lines) for lines in drawn if lines) + "\n"
+
+
+def draw(block: Block, page: Page) -> Iterator[str]:
+    """The lines of a block."""
+    match block:
+        case Group(blocks):
+            for part in blocks:
+                yield from draw(part, page)
+        case Entry():
+            yield from _entry(block, page)
+        case Table(rows):
+            yield from _table(rows, page)
+        case Grid():
+            yield from _grid(block, page)
+        case Lines(lines, hang):
+            for line in lines:
+                yield from page.fill(line, rest=" " * hang)
+        case Notice(text, look):
+            yield from (page.paint(line, look) for line in page.fill(text, rest="  "))
+        case Parts(parts):
+            yield from page.join(parts)
+        case Closing(parts, ending, look):
+            *before, last = page.join(parts)
+            if columns(last) + 2 + columns(ending) > page.width:
+                before, last = [*before, last], ""
+            yield from before
+            yield last + " " * (page.width - columns(last) - columns(ending)) + page.paint(ending, look)
+
+
+def _entry(entry: Entry, page: Page) -> Iterator[str]:
+    word, indent = entry.word, " " * entry.columns
+    lead = word.ljust(entry.columns - entry.gap) + " " * entry.gap
+    first, *rest = page.fill(entry.title, lead, indent + " " * entry.hang)
+    yield page.paint(word, entry.look or word) + first.removeprefix(word)
+    yield from rest
+    for item in entry.items:
+        if isinstance(item, Chain):
+            yield from page.join(item.parts, "<", indent, indent + "  ")
+        else:
+            begin = indent + " " * item.depth + item.lead
+            yield from page.fill(item.text, begin, " " * (len(begin) + (0 if item.lead else item.hang)))
+
+
+# -- tables -----------------------------------------------------------------------------------------------
+
+
+def table(rows: Sequence[Sequence[str]], titles: Sequence[str], *, wrapped: int) -> str:
+    """A table of 80 columns: the column with the number ``wrapped`` has the width that the others leave."""
+    rows = [[sanitise(cell) for cell in row] for row in rows]
+    widths = [max(map(columns, cells)) for cells in zip(titles, *rows, strict=True)]
+    room = max(COLUMNS - sum(widths) + widths[wrapped] - _GAP * (len(widths) - 1), _LEAST_WRAPPED)
+    return ruled(
+        [[wrap(cell, room) if n == wrapped else [cell] for n, cell in enumerate(row)] for row in rows], titles
+    )
+
+
+def ruled(rows: Sequence[Sequence[Sequence[str]]], titles: Sequence[str]) -> str:
+    """A table with a rule below its titles; a cell is a list of lines."""
+    widths = [
+        max(len(title) + _GAP, *(columns(line) for row in rows for line in row[n]), 0)
+        for n, title in enumerate(titles)
+    ]
+    cells = [[[title] for title in titles], [["-" * width] for width in widths], *rows]
+    return "\n".join(line for row in cells for line in _row(row, widths))
+
+
+def _row(cells: Sequence[Sequence[str]], widths: Sequence[int], page: Page | None = None) -> Iterator[str]:
+    """The lines of a row whose cells have several."""
+    for number in range(max(map(len, cells))):
+        parts = (lines[number] if number < len(lines) else "" for lines in cells)
+        filled = (
+            (page.paint(part, part) if page else part) + " " * (width - columns(part))
+            for part, width in zip(parts, widths, strict=True)
+        )
+        yield (" " * _GAP).join(filled).rstrip()
+
+
+def _table(rows: Sequence[Sequence[str]], page: Page) -> Iterator[str]:
+    """The widest columns give way until all fit; what does not fit its column goes on below."""
+    cells = [[sanitise(cell) for cell in row] for row in rows]
+    widths = [max(map(columns, column)) for column in zip(*cells, strict=True)]
+    while sum(widths) + _GAP * (len(widths) - 1) > page.width and max(widths) > _LEAST:
+        widths[widths.index(max(widths))] -= 1
+    for row in cells:
+        wrapped = [wrap(cell, width) for cell, width in zip(row, widths, strict=True)]
+        yield from _row(wrapped, widths, page)
+
+
+# -- grids ------------------------------------------------------------------------------------------------
+
+
+def _grid(grid: Grid, page: Page) -> Iterator[str]:
+    """Several grids, one below the other, where the columns do not fit side by side."""
+    wanted = sum(map(_width, grid.columns))
+    names = [
+        shorten(sanitise(name), max(page.width // 3, page.width - wanted))
+        for name in (grid.corner, *grid.names)
+    ]
+    line_up, room = list(grid.columns), page.width - max(map(columns, names))
+    if any(isinstance(one, Entry) for one in grid.narrow):
+        if wanted > page.width - _NAMES_AND_COUNTS:
+            for entry in grid.narrow:
+                assert isinstance(entry, Entry)
+                yield from _entry(entry, page)
+            return
+    elif wanted > room:
+        line_up = [one for one in grid.narrow if isinstance(one, Column)]
+    for number, block in enumerate(_break(line_up, room)):
+        if number:
+            yield ""
+        yield from _cells(names, block, page)
+
+
+def _cells(names: Sequence[str], line_up: Sequence[Column], page: Page) -> Iterator[str]:
+    width = max(map(columns, names))
+    for number, name in enumerate(names):
+        cells: Iterable[Cell] = (
+            one.cells[number - 1] if number else (sanitise(one.title), "") for one in line_up
+        )
+        filled = (
+            " " * (_width(one) - columns(text)) + page.paint(text, look)
+            for one, (text, look) in zip(line_up, cells, strict=True)
+        )
+        yield (name + " " * (width - columns(name)) + "".join(filled)).rstrip()
+
+
+def _width(column: Column) -> int:
+    """In terminal columns, the gap before it included."""
+    return _GAP + max(columns(sanitise(column.title)), *(len(text) for text, _ in column.cells))
+
+
+def _break(line_up: Sequence[Column], room: int) -> list[list[Column]]:
+    """As few blocks as ``room`` columns allow, and those about equally wide."""
+    fewest = len(_greedy(line_up, room))
+    return next(blocks for r in range(room + 1) if len(blocks := _greedy(line_up, r)) == fewest)
+
+
+def _greedy(line_up: Sequence[Column], room: int) -> list[list[Column]]:
+    blocks: list[list[Column]] = [[]]
+    for column in line_up:
+        if blocks[-1] and sum(map(_width, (*blocks[-1], column))) > room:
+            blocks.append([])
+        blocks[-1].append(column)
+    return blocks

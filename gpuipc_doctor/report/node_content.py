@@ -1,0 +1,288 @@
+"""The content of a node's screen: a header, the health matrix, an entry for each bad finding, totals."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, takewhile
+
+from gpuipc_doctor.log_lines import most_telling
+from gpuipc_doctor.model import Report, Result, RoleOutcome, Status
+from gpuipc_doctor.present import terminal
+from gpuipc_doctor.present.blocks import (
+    EMPTY,
+    Block,
+    Cell,
+    Chain,
+    Closing,
+    Column,
+    Entry,
+    Grid,
+    Group,
+    Item,
+    Notice,
+    Parts,
+    do,
+)
+from gpuipc_doctor.present.text import counted, device_key, fold_devices, sanitise, shorten
+from gpuipc_doctor.report import digest, exits, sentences
+from gpuipc_doctor.report.digest import Paragraph, by_check, culprits
+
+# How much of each is shown; the JSON report holds the rest.
+FRAMES = 6
+PROCESSES = 2
+LOG_LINES = 4
+LOG_COLUMNS = 240
+EVIDENCE_LINES = 8
+
+OUTERMOST = ("_call (running.py:", "run_role (worker.py:")
+"""The frame that calls the role function, now and in older reports; further out all stacks are the same."""
+
+_FACTS = {
+    "kernel": "Linux {}",
+    "nvidia-driver": "NVIDIA {}",
+    "nvidia-module": "{} module",
+    "cuda-driver": "CUDA {}",
+    "rocm": "ROCm {}",
+    "hip-runtime": "HIP {}",
+    "gpu-model": "the kernel lists {}",
+}
+"""The facts of the header, and how each is written there; `gpuipc-doctor inventory` shows all."""
+
+_STACK = {
+    "mpich": "MPICH {}",
+    "cray-mpich": "Cray MPICH {}",
+    "openmpi": "Open MPI {}",
+    "intel-mpi": "Intel MPI {}",
+    "mvapich": "MVAPICH {}",
+    "ucx": "UCX {}",
+    "libfabric": "libfabric {}",
+    "shs-libfabric": "libfabric of SHS {}",
+}
+"""The libraries of the header that messages went through."""
+
+
+def screen(report: Report, *, width: int = 80, color: bool = False, exit_code: int | None = None) -> str:
+    """The screen in lines of at most ``width`` columns, ending in a newline.
+
+    ``exit_code`` is that of the run, by default the code of the default style.
+    """
+    code = exits.code(report) if exit_code is None else exit_code
+    return terminal.screen(blocks(report, code), width=width, color=color)
+
+
+def nagios(report: Report, *, width: int = 80) -> str:
+    """What ``--exit-style nagios`` prints: the state in one line with its figures, then the screen.
+
+    The form is that of https://nagios-plugins.org/doc/guidelines.html: one line of text, a bar, performance
+    data; more lines may follow, in which another bar would begin performance data again.
+    """
+    state, counts = exits.nagios_state(report), digest.totals(report)
+    simulated = "SIMULATED " if report.simulated else ""
+    first = sanitise(f"GPUIPC {state.name} - {simulated}{_reason(report, counts)}")
+    figures = [*(f"{s.value.lower()}={counts[s]}" for s in Status), f"time={report.elapsed_s:.1f}s"]
+    first, page = (text.replace("|", "¦") for text in (first, screen(report, width=width, exit_code=state)))
+    return f"{first} | {' '.join(figures)}\n{page}"
+
+
+def _reason(report: Report, counts: Counter[Status]) -> str:
+    if shown := [p for p in digest.paragraphs(report) if p.status is not Status.SKIP]:
+        where = f" on {shown[0].where}" if shown[0].where else ""
+        return f"{', '.join(shown[0].checks)}{where}: {sentences.summary(shown[0].finding)}"
+    if report.interrupted:
+        return "interrupted"
+    return "nothing was tested" if report.nothing_tested else f"{counts[Status.PASS]} checks passed"
+
+
+def blocks(report: Report, exit_code: int) -> Iterator[Block]:
+    """All of the screen, in order."""
+    yield Group(tuple(_header(report)))
+    yield from _matrix(report)
+    yield from _findings(report)
+    yield Group(tuple(_totals(report, exit_code)))
+
+
+def _header(report: Report) -> Iterator[Block]:
+    if report.simulated:
+        yield Notice(f"SIMULATED (profile {report.simulated}): no real GPU was tested", "WARN")
+    facts = [
+        _FACTS[fact.name].format(fact.value)
+        for fact in report.inventory
+        if fact.value and fact.name in _FACTS and not (fact.name == "gpu-model" and report.devices)
+    ]
+    stack = [_STACK[fact.name].format(fact.value) for fact in report.stack if fact.name in _STACK]
+    names = Counter(device.name for device in report.devices)
+    devices = " + ".join(f"{n} × {name}" if n > 1 else name for name, n in names.items())
+    yield Parts((report.host, devices or "no GPU found", *facts, *stack))
+    times = digest.repetitions(report)
+    size = f"{report.tier.label} tier, {counted(len(by_check(report)), 'check')}"
+    size += f" {times} times" * (times > 1) + f", {report.elapsed_s:.1f} s"
+    yield Parts((size, report.started.replace("T", " ")[:19], f"gpuipc-doctor {report.tool_version}"))
+
+
+def _totals(report: Report, exit_code: int) -> Iterator[Block]:
+    """What was left undone, then how many checks ended how."""
+    if report.interrupted:
+        yield Notice("INTERRUPTED: this is what was learned until then.", "FAIL")
+    if report.nothing_tested:
+        yield Notice("NOTHING WAS TESTED: no probe ran on a GPU.", "FAIL")
+    counts = digest.totals(report)
+    words = [f"{counts[status]} {status.value}" for status in sorted(counts, key=lambda s: -s.severity)]
+    if missing := len(digest.not_reached(report)):
+        words.append(f"{missing} not run")
+    if report.simulated:
+        words.insert(0, f"SIMULATED ({report.simulated})")
+    yield Closing(words or ["no findings"], f"exit {exit_code}", report.worst().value)
+
+
+# -- the matrix: checks by devices, and columns for pairs and for the node where checks speak of them --------
+
+
+def _matrix(report: Report) -> Iterator[Grid]:
+    """In less width, neighbouring devices with the same results share a column (``cuda:0-3``)."""
+    checks = by_check(report)
+    if not checks:
+        return
+    labels = [device.label for device in report.devices]
+    labels += [result.devices[0] for result in report.results if len(result.devices) == 1]
+    devices = device_columns(checks, dict.fromkeys(labels))
+    others = tuple(column for column in other_columns(checks) if set(column.cells) != {EMPTY})
+    runs = groupby(devices, key=lambda c: (device_key(c.title)[0], c.cells))
+    folded = (Column(fold_devices(c.title for c in run), cells) for (_, cells), run in runs)
+    yield Grid("check", tuple(checks), (*devices, *others), (*folded, *others))
+
+
+def device_columns(checks: Mapping[str, Sequence[Result]], labels: Iterable[str]) -> tuple[Column, ...]:
+    """For each device the worst status of each check on it."""
+    return tuple(
+        Column(label, tuple(_cell(r for r in c if r.devices == (label,)) for c in checks.values()))
+        for label in labels
+    )
+
+
+def other_columns(checks: Mapping[str, Sequence[Result]]) -> tuple[Column, Column]:
+    node = tuple(_cell(r for r in results if not r.devices) for results in checks.values())
+    return Column("pairs", tuple(map(_pairs_cell, checks.values()))), Column("node", node)
+
+
+def _cell(results: Iterable[Result]) -> Cell:
+    status = digest.worst(results)
+    return (status.value, status.value) if status else EMPTY
+
+
+def _pairs_cell(results: Sequence[Result]) -> Cell:
+    """``12/12`` when all pairs pass, else how many of them have the worst status (``FAIL 2/12``)."""
+    pairs: dict[tuple[str, ...], list[Result]] = {}
+    for result in results:
+        if len(result.devices) == 2:
+            pairs.setdefault(result.devices, []).append(result)
+    statuses = Counter(status for status in map(digest.worst, pairs.values()) if status)
+    if not statuses:
+        return EMPTY
+    bad = max(statuses, key=lambda status: status.severity)
+    count = f"{statuses[bad]}/{len(pairs)}"
+    return count if bad is Status.PASS else f"{bad.value} {count}", bad.value
+
+
+# -- findings: what failed, at which call, which known issue it is, what to do -------------------------------
+
+
+def _findings(report: Report) -> Iterator[Block]:
+    """Entries, worst first; then known issues without an entry; then what was skipped."""
+    shown = digest.paragraphs(report)
+    skips: list[Entry] = []
+    told: set[str] = set()
+    for paragraph in shown:
+        finding, heading = paragraph.finding, title(report, paragraph)
+        if paragraph.status is Status.SKIP:
+            others = ", and so on" if paragraph.figures_differ else ""
+            why = f"{heading}: {sentences.summary(finding)}{others}"
+            skips.append(Entry(paragraph.status.value, why, (do(finding.remedy),)))
+        else:
+            yield Entry(paragraph.status.value, heading, tuple(_body(paragraph, told)))
+            told.update(join.issue for join in paragraph.joins)
+    for join in digest.loose_joins(report, shown):
+        about = Item("; ".join(filter(None, (join.title, join.reason))), hang=0)
+        yield Entry(join.relation.value.upper(), join.issue, (about, do(join.remedy)))
+    yield Group(tuple(skips))
+
+
+def title(report: Report, paragraph: Paragraph) -> str:
+    """``ipc-reopen (destroy-context) on cuda:0-3``: the probes are named when others ended differently."""
+    names = []
+    for check in paragraph.checks:
+        here = paragraph.probes(check)
+        everywhere = {r.probe for r in report.results if r.check == check and r.probe}
+        names.append(f"{check} ({', '.join(here)})" if here and set(here) != everywhere else check)
+    where = f" on {paragraph.where}" if paragraph.where else ""
+    probes = {(result.check, result.probe) for result in paragraph.results}
+    ran = {result.repetition for result in report.results if (result.check, result.probe) in probes}
+    how_often = f", {paragraph.times} of {len(ran)} times" if paragraph.times < len(ran) else ""
+    return ", ".join(names) + where + how_often
+
+
+def _body(paragraph: Paragraph, told: Container[str]) -> Iterator[Item | Chain]:
+    """``told``: ids of the known issues that an entry above has described."""
+    first, lines = paragraph.results[0], evidence(paragraph, told)
+    yield Item(sentences.summary(paragraph.finding), hang=0)
+    yield from map(Item, lines[:EVIDENCE_LINES])
+    if len(lines) > EVIDENCE_LINES:
+        yield Item(f"… and {len(lines) - EVIDENCE_LINES} more in the JSON report")
+    if paragraph.figures_differ:
+        yield Item(f"(figures of {first.subject}; those of the others are in the JSON report)")
+    for role in culprits(first):
+        yield from _remains(role, first)
+    if paragraph.passed_beside:
+        yield Item(f"Passed here: {', '.join(paragraph.passed_beside)}.")
+    yield from known_issues(paragraph, told)
+    yield do(remedy(paragraph, told))
+    if logs := tuple(dict.fromkeys(result.logs for result in paragraph.results if result.logs)):
+        yield Item(f"Logs: {logs[0]}" + (f" (and {len(logs) - 1} more)" if logs[1:] else ""))
+
+
+def _remains(role: RoleOutcome, result: Result) -> Iterator[Item | Chain]:
+    """What a role left: its stacks, innermost frame first, and the end of what it printed."""
+    python = tuple(takewhile(lambda frame: not frame.startswith(OUTERMOST), role.python_stack))
+    for kind, frames in (("python", python), ("native", role.native_stack)):
+        if frames:
+            more = ["…"] if len(frames) > FRAMES else []
+            yield Chain((f"{kind} stack of {role.role}: {frames[0]}", *frames[1:FRAMES], *more))
+    said = _said(result)
+    if not role.native_stack:
+        yield from (Item(f"kernel: {line}") for line in role.kernel[:PROCESSES] if line not in said)
+    log = [line for line in role.log_tail if line.strip()]
+    half = LOG_LINES // 2
+    before, end = log[:-half], log[-half:]
+    log = [*(most_telling(before, half) or before[:half]), *end]
+    if log and log[-1] not in said:
+        yield Item(f"{role.role} printed, among other lines:")
+        yield from (Item(shorten(sanitise(line), LOG_COLUMNS), depth=2) for line in log)
+
+
+def _said(result: Result) -> str:
+    return "\n".join((sentences.summary(result.finding), *sentences.evidence(result.finding)))
+
+
+def evidence(paragraph: Paragraph, told: Container[str]) -> list[str]:
+    """Its lines, without the known issues that an entry above has described."""
+    titles = {join.title for join in paragraph.joins if join.issue in told}
+    return [line for line in sentences.evidence(paragraph.finding) if line not in titles]
+
+
+def remedy(paragraph: Paragraph, told: Container[str]) -> str:
+    """What to do, unless an entry above says so with a known issue."""
+    stale = {join.remedy for join in paragraph.joins if join.issue in told}
+    return "" if paragraph.finding.remedy in stale else paragraph.finding.remedy
+
+
+def known_issues(paragraph: Paragraph, told: Container[str]) -> Iterator[Item]:
+    """Its known issues, without what the finding says already."""
+    said = _said(paragraph.results[0])
+    for join in paragraph.joins:
+        head = f"Known issue {join.issue} {join.relation.value.upper()}"
+        if join.issue in told:
+            yield Item(f"{head}, see above.")
+            continue
+        news = "; ".join(text for text in (join.title, join.reason) if text not in said)
+        yield Item(f"{head}: {news}" if news else head)
+        yield do("" if join.remedy == paragraph.finding.remedy else join.remedy)

@@ -1,0 +1,163 @@
+"""A node's report for programs and browsers: an HTML page, JUnit XML, Prometheus' metrics."""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
+from typing import Any
+from xml.etree import ElementTree
+
+from gpuipc_doctor.model import Finding, Report, Result, Status
+from gpuipc_doctor.present.blocks import EMPTY
+from gpuipc_doctor.present.html import page
+from gpuipc_doctor.present.junit import case, document
+from gpuipc_doctor.present.metrics import SEVERITIES, Metric, Sample, exposition, moment
+from gpuipc_doctor.present.text import device_key, sanitise
+from gpuipc_doctor.report import digest, exits, node_content, sentences
+
+# -- HTML -------------------------------------------------------------------------------------------------
+
+
+def html(report: Report) -> str:
+    """The page, ending in a newline."""
+    counts, checks = digest.totals(report), digest.by_check(report)
+    names = Counter(device.name for device in report.devices)
+    singles = {result.devices[0] for result in report.results if len(result.devices) == 1}
+    labels = sorted(singles | {device.label for device in report.devices}, key=device_key)
+    columns = (*node_content.device_columns(checks, labels), *node_content.other_columns(checks))
+    shown = [column for column in columns if any(cell != EMPTY for cell in column.cells)]
+    return page(
+        "node.html",
+        title=f"{report.host}: {report.worst().value}",
+        simulated=report.simulated,
+        report=report,
+        worst=report.worst().value,
+        devices=" + ".join(f"{n} × {name}" for name, n in names.items()) or "no GPU found",
+        totals=", ".join(f"{counts[s]} {s.value}" for s in reversed(Status) if counts[s]),
+        exit_code=exits.code(report),
+        columns=[column.title for column in shown],
+        rows=[(check, [column.cells[row] for column in shown]) for row, check in enumerate(checks)],
+        findings=list(_findings(report)),
+        pictures=list(_pictures(report)),
+        facts=[fact for fact in report.inventory if fact.value is not None],
+    )
+
+
+def _findings(report: Report) -> Iterator[dict[str, Any]]:
+    told: set[str] = set()
+    for paragraph in digest.paragraphs(report):
+        finding, first = paragraph.finding, paragraph.results[0]
+        yield {
+            "status": finding.status.value,
+            "title": node_content.title(report, paragraph),
+            "key": first.key,
+            "says": sentences.summary(finding),
+            "evidence": node_content.evidence(paragraph, told),
+            "known_issues": list(node_content.known_issues(paragraph, told)),
+            "remedy": node_content.remedy(paragraph, told),
+            "folded": list(_folded(first)),
+        }
+        told.update(join.issue for join in paragraph.joins)
+
+
+def _folded(result: Result) -> Iterator[tuple[str, Sequence[str]]]:
+    """What the roles left, for the readers who open it."""
+    for role in result.roles:
+        kinds = {
+            "native stack": role.native_stack,
+            "Python stack": role.python_stack,
+            "kernel": role.kernel,
+            "end of what it printed": role.log_tail,
+        }
+        for kind, lines in kinds.items():
+            if lines:
+                yield f"{role.role}: {kind}", [sanitise(line) for line in lines]
+
+
+def _pictures(report: Report) -> Iterator[tuple[str, str]]:
+    """What was recorded over time, if matplotlib is installed."""
+    if find_spec("matplotlib") is None:
+        return
+    from gpuipc_doctor.report import plots
+
+    for picture in plots.pictures(report):
+        yield picture.name, f"data:image/png;base64,{base64.b64encode(picture.png).decode()}"
+
+
+# -- JUnit ------------------------------------------------------------------------------------------------
+
+
+def junit(report: Report) -> str:
+    """A case for each probe, and for each check that the run did not reach."""
+    probes: dict[object, list[Result]] = {}
+    for result in report.results:
+        probe = (result.check, result.devices, result.probe, result.repetition)
+        probes.setdefault(probe, []).append(result)
+    missing = digest.not_reached(report)
+    cases = [*map(_case, probes.values())]
+    cases += [case(check, "node", 0, Status.SKIP, "the run ended before this check") for check in missing]
+    facts = {fact.name: fact.value for fact in report.inventory if fact.value is not None}
+    where = {"timestamp": report.started, "hostname": report.host}
+    return document(cases, facts.items(), where, report.elapsed_s, report.simulated)
+
+
+def _case(results: Sequence[Result]) -> ElementTree.Element:
+    first, worst = results[0], digest.worst(results)
+    words = [first.subject, first.probe, f"#{first.repetition}" if first.repetition > 1 else ""]
+    told = [result.finding for result in results if result.finding.status is worst]
+    lines = [line for finding in told for line in _lines(finding)]
+    name, message = " ".join(filter(None, words)), sentences.summary(told[0])
+    return case(first.check, name, first.elapsed_s, worst, message, lines)
+
+
+def _lines(finding: Finding) -> Iterator[str]:
+    yield f"{finding.status.value} {sentences.summary(finding)}"
+    yield from sentences.evidence(finding)
+    if finding.remedy:
+        yield f"Do: {finding.remedy}"
+
+
+# -- Prometheus -------------------------------------------------------------------------------------------
+
+
+def prometheus(report: Report) -> str:
+    """The exposition of a node."""
+    return exposition(_metrics(report), report.simulated)
+
+
+def _metrics(report: Report) -> Iterator[Metric]:
+    totals = digest.totals(report)
+    models = Counter((device.backend, sanitise(device.name)) for device in report.devices)
+    labels = {"version": report.tool_version, "tier": report.tier.label, "simulated": report.simulated}
+    yield "run_info", "What ran; simulated is empty on a real node.", [(labels, 1)]
+    yield "run_start_timestamp_seconds", "When the run began.", moment(report.started)
+    yield "run_duration_seconds", "How long the run took.", [({}, report.elapsed_s)]
+    yield "run_exit_code", "Exit code of the run, by the default style.", [({}, exits.code(report))]
+    yield "run_interrupted", "Whether the run was ended before it was done.", [({}, report.interrupted)]
+    yield "probes", "Probes that ran; with 0, nothing was tested.", [({}, report.probes_run)]
+    yield (
+        "devices",
+        "GPUs that were tested.",
+        [({"backend": backend, "model": model}, number) for (backend, model), number in models.items()],
+    )
+    yield (
+        "checks",
+        "Checks by their worst status.",
+        [({"status": status.value}, totals[status]) for status in Status],
+    )
+    yield "check_severity", f"Worst status of a check on a subject: {SEVERITIES}.", _cells(report.results)
+    yield (
+        "known_issue",
+        "Known issues that have to do with this node.",
+        [({"issue": join.issue, "relation": join.relation.value}, 1) for join in report.joins],
+    )
+
+
+def _cells(results: Iterable[Result]) -> Iterator[Sample]:
+    cells: dict[tuple[str, str], list[Result]] = {}
+    for result in results:
+        cells.setdefault((result.check, result.subject), []).append(result)
+    for (check, subject), found in cells.items():
+        yield {"check": check, "subject": subject}, max(r.finding.status.severity for r in found)
