@@ -135,6 +135,8 @@ def command(
         click.echo(_text(report, exit_code, as_json=as_json, exit_style=exit_style), nl=False)
         if all_checks and not as_json and exit_style == "default" and (shown := _could_be_shown(report)):
             click.echo(f"no GPU here: see what it does with `gpuipc-doctor check --all --simulate {shown}`")
+        if not as_json and (names := options.resembling(config, node, report.devices)):
+            say(f"this looks like {', or '.join(f'{name}: `--config {name}`' for name in names)}")
         written = _draw(report, plots) and written
     ctx.exit(exit_code if written else exit_code or Exit.INTERNAL)
 

@@ -47,7 +47,8 @@ def command(
     request = Request(checks=(MPI_DISCOVERY,), backend=backend, mpi_lib=mpi_lib)
     with options.node(simulate) as node:
         devices, stock, mpi = engine.look_around(request, config, node, Silent())
-        text = shown("\n".join(_lines(node, base, devices, stock.facts, mpi)))
+        resembled = options.resembling(config, node, devices)
+        text = shown("\n".join(_lines(node, base, resembled, devices, stock.facts, mpi)))
     if to is None:
         click.echo(text, nl=False)
         return
@@ -59,7 +60,12 @@ def command(
 
 
 def _lines(
-    node: Node, base: Path | None, devices: Sequence[Device], facts: Iterable[Fact], mpi: MpiStack | None
+    node: Node,
+    base: Path | None,
+    resembled: Sequence[str],
+    devices: Sequence[Device],
+    facts: Iterable[Fact],
+    mpi: MpiStack | None,
 ) -> Iterator[str]:
     host = node_name.short()
     yield f"# What gpuipc-doctor found on {host} on {date.today()}: a site config to correct and to complete."
@@ -67,7 +73,7 @@ def _lines(
         yield f"# SIMULATED (profile {node.simulated}): this is no real node."
     yield "# `gpuipc-doctor config show --all` shows every key; site-configs/generic.yaml explains them."
     yield ""
-    yield from _base(base, devices)
+    yield from _base(base, devices, resembled)
     yield "# Of which nodes this is: Slurm's ClusterName, a set of nodes (ClusterShell's), or both."
     cluster = hosts.cluster_name(os.environ)
     yield f"cluster: {flow(cluster)}" if cluster else "# cluster: no Slurm was found here"
@@ -86,10 +92,13 @@ def _lines(
     yield from _mpi(mpi)
 
 
-def _base(base: Path | None, devices: Sequence[Device]) -> Iterator[str]:
+def _base(base: Path | None, devices: Sequence[Device], resembled: Sequence[str]) -> Iterator[str]:
     if base is not None:
         yield "# The shipped file that is of this node; what stands below stands before what it says."
         yield f"extends: {flow(base.stem)}"
+    elif resembled:
+        yield "# By its GPUs and network this node looks like a system with a shipped file; if it is one:"
+        yield from (f"# extends: {name}" for name in resembled)
     else:
         backends = {device.backend for device in devices}
         fitting = {"cuda": "generic-slurm-nvidia", "hip": "generic-slurm-amd"}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from shutil import which
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -16,7 +17,7 @@ from gpuipc_doctor import node_name
 from gpuipc_doctor.near_miss import did_you_mean
 
 if TYPE_CHECKING:  # the prolog shares these options and has no time for what it does not need
-    from gpuipc_doctor.model import Node
+    from gpuipc_doctor.model import Device, Node
     from gpuipc_doctor.site.config import SiteConfig
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -24,6 +25,9 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a private directory is made below it
 _ROOMY_BYTES = 1 << 30
 """What a simulated node may need; of shared memory, Docker gives a container 64 MB."""
+
+_SCHEDULERS = {"srun": "slurm", "flux": "flux"}
+"""By launcher, the directory of its configuration in ``/etc``."""
 
 ELSEWHERE = "elsewhere"
 """The object of a context in which a command is looked through that other nodes are to run."""
@@ -148,6 +152,24 @@ def matching() -> Path | None:
 
     read = partial(yamlfile.read, schema=None)
     return hosts.matching(node_name.short(), hosts.cluster_name(os.environ), read)
+
+
+def resembling(config: SiteConfig, node: Node, devices: Collection[Device]) -> list[str]:
+    """The shipped sites that a node with these GPUs looks like; none where a config is in force."""
+    from gpuipc_doctor.fabric.devices import adapters
+    from gpuipc_doctor.site import hosts, resemblance
+    from gpuipc_doctor.site.config import SiteConfig
+
+    if config != SiteConfig():
+        return []
+    root = Path(node.root)
+    fabrics = [name for name, listed in adapters(root).items() if listed]
+    schedulers = {name: (root / "etc" / directory).is_dir() for name, directory in _SCHEDULERS.items()}
+
+    def has_launcher(name: str) -> bool:
+        return schedulers.get(name, False) or (not node.simulated and which(name) is not None)
+
+    return resemblance.resembling(devices, fabrics, has_launcher, hosts.cluster_name(os.environ))
 
 
 @contextmanager

@@ -33,11 +33,6 @@ echo "_mlstatus = True"
 """A module system in which every module sets that, and a Slurm that says no more than it is asked for."""
 
 
-def few(*names: str) -> list[object]:
-    """All systems, of which these are enough for a run that is to be quick."""
-    return [pytest.param(one, marks=[] if one in names else pytest.mark.full) for one in SYSTEMS]
-
-
 def test_there_is_a_node_for_every_system_and_every_file_is_known() -> None:
     assert sorted({*SYSTEMS, *GENERIC, "workstation"}) == sorted(SHIPPED)
     assert len(SYSTEMS) >= 8
@@ -83,7 +78,7 @@ def programs() -> Iterator[Path]:
 @pytest.mark.mpi
 @pytest.mark.cuda
 @pytest.mark.hip
-@pytest.mark.parametrize("name", few("olcf-frontier", "ncsa-deltaai"))
+@pytest.mark.parametrize("name", SYSTEMS)
 def test_what_a_run_would_do_there(doctor: Command, programs: Path, name: str) -> None:
     """The node, its modules and its scheduler are simulated; the MPI library is MPICH, and looked at."""
     library = str(Path(os.environ["GPUIPC_TEST_MPI"], "mpich50/lib/libmpi.so.12"))
@@ -121,7 +116,7 @@ def of_the_site(screen: str) -> str:
 
 @pytest.mark.cuda
 @pytest.mark.hip
-@pytest.mark.parametrize("name", few("jsc-jupiter"))
+@pytest.mark.parametrize("name", SYSTEMS)
 def test_the_checks_in_front_of_a_job_pass_there(doctor: Command, name: str) -> None:
     command = ["check", "ipc-reopen", "driver-init", "environment", "--config", name, "--device", "0"]
     ended = doctor(*command, "--simulate", str(NODES / f"{name}.yaml"))
@@ -163,6 +158,16 @@ def test_a_node_of_several_types_that_has_lost_gpus(
     found = [one["finding"] for one in json.loads(ended.stdout)["results"]]
     assert [f"{one['status']} {one['key']}" for one in found] == says
     assert ended.returncode == (12 if "FAIL" in says[0] else 0)
+
+
+@pytest.mark.hip
+def test_a_file_that_may_fit_is_suggested_where_no_config_is_in_force(doctor: Command) -> None:
+    command = ["check", "driver-init", "--simulate", str(NODES / "llnl-el-capitan.yaml")]
+    suggested = "gpuipc-doctor: this looks like llnl-el-capitan: `--config llnl-el-capitan`\n"
+    assert doctor(*command).stderr == suggested
+    assert doctor(*command, "--config", "llnl-el-capitan").stderr == ""
+    new = doctor("config", "new", "--simulate", str(NODES / "llnl-el-capitan.yaml"))
+    assert "if it is one:\n# extends: llnl-el-capitan\n" in new.stdout
 
 
 @pytest.mark.cuda
