@@ -34,10 +34,21 @@ class DriverInit(Check):
             names = [device["name"] for device in seen["devices"]]
             counts = [f"{names.count(name)} × {name}" for name in dict.fromkeys(names)]
             yield Finding.ok("initialised", "{devices}", devices=counts)
+            told = [*names, *(value for _, value, _ in seen["facts"] if value)]
+            yield from not_text([text for text in told if "\N{REPLACEMENT CHARACTER}" in text])
             yield from missing(len(names), seen["on_bus"], seen["hiding"])
         else:
             conclude = Finding.error if seen["broken"] or done.params["required"] else Finding.skip
             yield conclude("unavailable", "{reason}", remedy=seen["remedy"], reason=seen["unavailable"])
+
+
+def not_text(texts: list[str]) -> Iterable[Finding]:
+    """Warn of names and versions that held bytes which stand for no character."""
+    if texts:
+        says = "the driver returned text that is not UTF-8: {texts}"
+        yield Finding.warn(
+            "not-text", says, remedy="reinstall the driver; see dmesg for errors of the GPU", texts=texts
+        )
 
 
 def missing(here: int, on_bus: int, hiding: list[str]) -> Iterable[Finding]:

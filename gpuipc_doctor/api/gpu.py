@@ -132,7 +132,10 @@ class Memory(Protocol):
 
 
 class Buffer(Memory, Protocol):
-    """Device memory of this process. Leaving the ``with`` block frees it."""
+    """Device memory of this process. Leaving the ``with`` block frees it, but not by an exception.
+
+    So it is with whatever a ``with`` block gives back: the first error is the finding, and the process ends.
+    """
 
     def ipc_handle(self, offset: int = 0) -> bytes:
         """The `HANDLE_BYTES` bytes that another process opens; ``offset`` asks for an interior pointer's."""
@@ -337,6 +340,10 @@ class Gpu(Protocol):
 
     def create_physical(self, nbytes: int) -> PhysicalMemory:
         """New physical memory that can be exported as a descriptor."""
+
+    @property
+    def fabric_granule(self) -> int:
+        """Memory that is exported as a fabric handle is created in multiples of so many bytes."""
 
     def create_fabric(self, nbytes: int) -> PhysicalMemory:
         """New physical memory that can be exported as a fabric handle."""

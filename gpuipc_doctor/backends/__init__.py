@@ -59,7 +59,7 @@ class Backend:
                 uuid=driver.uuid(ordinal),
                 pci=driver.text("device-pci", ordinal).lower(),
                 name=driver.text("device-name", ordinal),
-                total_bytes=int(driver.call("device-memory", ordinal)),
+                total_bytes=driver.number("device-memory", ordinal),
                 capabilities=driver.capabilities(ordinal),
                 peers=frozenset(
                     f"{driver.backend}:{other}"

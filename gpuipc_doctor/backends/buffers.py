@@ -12,8 +12,22 @@ from gpuipc_doctor.backends.contexts import DeviceContexts
 def allocation_of(contexts: DeviceContexts, address: int) -> tuple[int, int]:
     """Where the driver's allocation begins to which ``address`` belongs, and its size in bytes."""
     contexts.enter()
-    base, size = contexts.driver.call("address-range", address)
-    return int(base), int(size)
+    base, size = contexts.driver.numbers("address-range", address)
+    return base, size
+
+
+class Scoped:
+    """What the end of a ``with`` block gives back, unless an exception ends the block.
+
+    Then the first error is the finding and the process ends: no later call may hang or fail in its place.
+    """
+
+    def __exit__(self, exception: object = None, *_: object) -> None:
+        if exception is None:
+            self._end()
+
+    def _end(self) -> None:
+        raise NotImplementedError
 
 
 class DeviceMemory:
@@ -62,7 +76,7 @@ class DeviceMemory:
         self._gone = True
 
 
-class DriverBuffer(DeviceMemory):
+class DriverBuffer(Scoped, DeviceMemory):
     """Device memory of this process (`gpuipc_doctor.api.gpu.Buffer`)."""
 
     def ipc_handle(self, offset: int = 0) -> bytes:
@@ -75,11 +89,11 @@ class DriverBuffer(DeviceMemory):
     def __enter__(self) -> DriverBuffer:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def _end(self) -> None:
         self.free()
 
 
-class DriverMapping(DeviceMemory):
+class DriverMapping(Scoped, DeviceMemory):
     """Another process's memory, opened here (`gpuipc_doctor.api.gpu.IpcMapping`)."""
 
     def close(self) -> None:
@@ -88,5 +102,5 @@ class DriverMapping(DeviceMemory):
     def __enter__(self) -> DriverMapping:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def _end(self) -> None:
         self.close()

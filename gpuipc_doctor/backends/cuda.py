@@ -247,7 +247,7 @@ class CudaDriver(Driver):
     def import_pointer(self, pool: Any, data: bytes) -> int:
         shared = self.api.CUmemPoolPtrExportData()
         hostmemory.poke(self.address_of(shared), data)
-        return int(self.call("pool-import-pointer", pool, shared))
+        return self.number("pool-import-pointer", pool, shared)
 
     def memory_of_this_process(self, uuid: str) -> int | None:
         return self._nvml.memory_of_this_process(uuid)
@@ -286,6 +286,8 @@ class CudaDriver(Driver):
             finally:
                 with self.arm("nvmlShutdown"):
                     pynvml.nvmlShutdown()
+        except UnicodeDecodeError as error:
+            version = error.object.decode(errors="replace")
         except pynvml.NVMLError as error:
             return Fact("nvidia-driver", None, f"{source}: {error}")
         return Fact("nvidia-driver", version if isinstance(version, str) else version.decode(), source)

@@ -48,7 +48,7 @@ class DriverGpu:
     def alloc(self, nbytes: int) -> DriverBuffer:
         self.contexts.enter()
         driver = self.driver
-        address = int(driver.call("mem-alloc", nbytes))
+        address = driver.number("mem-alloc", nbytes)
         return DriverBuffer(self.contexts, address, nbytes, partial(driver.call, "mem-free", address))
 
     def alloc_unexportable(self, kind: str) -> DriverBuffer:
@@ -69,7 +69,7 @@ class DriverGpu:
     def open_ipc(self, handle: bytes) -> DriverMapping:
         self.contexts.enter()
         driver = self.driver
-        address = int(driver.call("ipc-open", driver.handle_from(handle), LAZY_ENABLE_PEER_ACCESS))
+        address = driver.number("ipc-open", driver.handle_from(handle), LAZY_ENABLE_PEER_ACCESS)
         return DriverMapping(self.contexts, address, None, partial(driver.call, "ipc-close", address))
 
     def allocation_of(self, address: int) -> tuple[int, int]:
@@ -89,7 +89,11 @@ class DriverGpu:
 
     @cached_property
     def granule(self) -> int:
-        return vmm.granule(self.driver, self.ordinal)
+        return vmm.granule(self.driver, self.ordinal, HandleType.DESCRIPTOR)
+
+    @cached_property
+    def fabric_granule(self) -> int:
+        return vmm.granule(self.driver, self.ordinal, HandleType.FABRIC)
 
     def create_physical(self, nbytes: int) -> DriverPhysicalMemory:
         return DriverPhysicalMemory.create(self.contexts, nbytes, HandleType.DESCRIPTOR)
@@ -111,8 +115,8 @@ class DriverGpu:
 
     def memory_info(self) -> tuple[int, int]:
         self.contexts.enter()
-        free, total = self.driver.call("mem-info")
-        return int(free), int(total)
+        free, total = self.driver.numbers("mem-info")
+        return free, total
 
     def memory_used(self) -> int:
         def used() -> int:

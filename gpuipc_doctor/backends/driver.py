@@ -23,6 +23,11 @@ LAZY_ENABLE_PEER_ACCESS = 1
 """``CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`` and ``hipIpcMemLazyEnablePeerAccess``, which opening demands."""
 
 
+NO_RESULT = "success without a result"
+NO_TEXT = "text that is not UTF-8"
+"""What stands in place of an error's name where a call succeeds and its answer cannot be one."""
+
+
 class HandleType(IntEnum):
     """How memory may be exported: ``CU_MEM_HANDLE_TYPE_*`` and ``hipMemHandleType*``."""
 
@@ -65,8 +70,8 @@ class Driver(ABC):
     def call(self, operation: str, *arguments: Any) -> Any:
         """Make one driver call and return its value: None, the one value, or the list of values.
 
-        Raises `DriverError` when the call does not return success and `BackendUnavailable` when the
-        library, or the binding, does not have it.
+        Raises `DriverError` when the call does not return success, or returns nothing where it has a result,
+        and `BackendUnavailable` when the library, or the binding, does not have it.
         """
         name = self.calls[operation]
         self._made[name] = made = self._made[name] + 1
@@ -76,13 +81,31 @@ class Driver(ABC):
                 error, *values = function(*arguments)
         except (AttributeError, RuntimeError) as missing:  # both bindings raise RuntimeError
             raise self.absence.entry_point_missing(name, missing) from missing
+        except UnicodeDecodeError:
+            raise DriverError(DriverFault(name, 0, NO_TEXT), made) from None
         except ValueError as unnamed:
             raise DriverError(
                 DriverFault(name, _code_in(unnamed), "a code unknown to the binding"), made
             ) from None
         if error:
             raise DriverError(DriverFault(name, int(error), error.name), made)
+        if any(value is None for value in values):  # hip-python: a NULL pointer
+            raise DriverError(DriverFault(name, 0, NO_RESULT), made)
         return None if not values else values[0] if len(values) == 1 else values
+
+    def numbers(self, operation: str, *arguments: Any) -> list[int]:
+        """Make a call that gives addresses or sizes; `DriverError` where the last of them is 0."""
+        values = self.call(operation, *arguments)
+        numbers = [int(value) for value in (values if isinstance(values, list) else [values])]
+        if not numbers[-1]:
+            name = self.calls[operation]
+            raise DriverError(DriverFault(name, 0, NO_RESULT), self._made[name])
+        return numbers
+
+    def number(self, operation: str, *arguments: Any) -> int:
+        """Make a call that gives one address or size; `DriverError` where it is 0."""
+        (number,) = self.numbers(operation, *arguments)
+        return number
 
     # What the two bindings do differently
 

@@ -230,7 +230,7 @@ class HipDriver(Driver):
     def import_pointer(self, pool: Any, data: bytes) -> int:
         shared = self.api.hipMemPoolPtrExportData()
         hostmemory.poke(self.address_of(shared), data)
-        return int(self.call("pool-import-pointer", pool, shared))
+        return self.number("pool-import-pointer", pool, shared)
 
     def memory_of_this_process(self, uuid: str) -> int | None:
         return None  # AMD's management library is not asked: no AMD GPU was at hand to see what it tells

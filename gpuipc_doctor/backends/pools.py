@@ -38,7 +38,7 @@ class DriverPool:
         assert isinstance(stream, DriverStream)
         self._contexts.enter()
         driver = self._driver
-        address = int(driver.call("pool-alloc-from", nbytes, self._handle, stream.handle))
+        address = driver.number("pool-alloc-from", nbytes, self._handle, stream.handle)
         return DriverPoolMemory(self._contexts, address, nbytes, partial(driver.call, "pool-free", address))
 
     def trim(self, keep: int = 0) -> None:

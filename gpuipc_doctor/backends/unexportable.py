@@ -18,7 +18,7 @@ Allocation = tuple[int, int, Callable[[], None]]
 def _pool(driver: Driver, _ordinal: int) -> Allocation:
     """Memory of the device's default stream-ordered pool."""
     stream = 0
-    address = int(driver.call("pool-alloc", NBYTES, stream))
+    address = driver.number("pool-alloc", NBYTES, stream)
     driver.call("stream-sync", stream)
 
     def give_back() -> None:
@@ -31,22 +31,22 @@ def _pool(driver: Driver, _ordinal: int) -> Allocation:
 def _managed(driver: Driver, _ordinal: int) -> Allocation:
     """Memory that migrates between host and device."""
     attach_global = 1
-    address = int(driver.call("managed-alloc", NBYTES, attach_global))
+    address = driver.number("managed-alloc", NBYTES, attach_global)
     return address, NBYTES, partial(driver.call, "mem-free", address)
 
 
 def _pinned_host(driver: Driver, _ordinal: int) -> Allocation:
     """Page-locked host memory."""
-    address = int(driver.call("host-alloc", NBYTES, 0))
+    address = driver.number("host-alloc", NBYTES, 0)
     return address, NBYTES, partial(driver.call, "host-free", address)
 
 
 def _vmm(driver: Driver, ordinal: int) -> Allocation:
     """Physical memory mapped into a reserved range of addresses; one granule, which may exceed `NBYTES`."""
     request, minimum = driver.vmm_request(ordinal, HandleType.NONE)
-    nbytes = int(driver.call("vmm-granularity", request, minimum))
+    nbytes = driver.number("vmm-granularity", request, minimum)
     memory = driver.call("vmm-create", nbytes, request, 0)
-    address = int(driver.call("vmm-reserve", nbytes, 0, 0, 0))
+    address = driver.number("vmm-reserve", nbytes, 0, 0, 0)
     driver.call("vmm-map", address, nbytes, 0, memory, 0)
 
     def give_back() -> None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuipc_doctor.backends.buffers import DeviceMemory
+from gpuipc_doctor.backends.buffers import DeviceMemory, Scoped
 from gpuipc_doctor.backends.contexts import DeviceContexts
 from gpuipc_doctor.backends.driver import Driver, HandleType
 
 
-def granule(driver: Driver, ordinal: int) -> int:
-    """Sizes and addresses are multiples of so many bytes."""
-    request, minimum = driver.vmm_request(ordinal, HandleType.DESCRIPTOR)
-    return int(driver.call("vmm-granularity", request, minimum))
+def granule(driver: Driver, ordinal: int, handle_type: HandleType) -> int:
+    """Sizes and addresses of memory that is exported so are multiples of so many bytes."""
+    request, minimum = driver.vmm_request(ordinal, handle_type)
+    return driver.number("vmm-granularity", request, minimum)
 
 
-class DriverPhysicalMemory:
+class DriverPhysicalMemory(Scoped):
     """Physical memory, of this process or imported (`gpuipc_doctor.api.gpu.PhysicalMemory`)."""
 
     def __init__(self, contexts: DeviceContexts, handle: Any, nbytes: int) -> None:
@@ -47,16 +47,16 @@ class DriverPhysicalMemory:
     def __enter__(self) -> DriverPhysicalMemory:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def _end(self) -> None:
         self.release()
 
 
-class DriverVmmMapping(DeviceMemory):
+class DriverVmmMapping(Scoped, DeviceMemory):
     """Addresses at which physical memory is mapped (`gpuipc_doctor.api.gpu.VmmMapping`)."""
 
     def __init__(self, contexts: DeviceContexts, handle: Any, nbytes: int) -> None:
         driver = contexts.driver
-        address = int(driver.call("vmm-reserve", nbytes, 0, 0, 0))
+        address = driver.number("vmm-reserve", nbytes, 0, 0, 0)
         driver.call("vmm-map", address, nbytes, 0, handle, 0)
         driver.call("vmm-set-access", address, nbytes, driver.access(contexts.ordinal), 1)
         super().__init__(contexts, address, nbytes, lambda: None)
@@ -72,5 +72,5 @@ class DriverVmmMapping(DeviceMemory):
     def __enter__(self) -> DriverVmmMapping:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def _end(self) -> None:
         self.unmap()

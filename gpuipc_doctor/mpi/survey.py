@@ -179,7 +179,7 @@ def _ucx() -> Json:
     ucp.ucp_get_version_string.restype = ctypes.c_char_p
     return {
         "library": paths["libucp"],
-        "version": ucp.ucp_get_version_string().decode(),
+        "version": ucp.ucp_get_version_string().decode(errors="replace"),
         "components": _components(uct),
     }
 

@@ -12,8 +12,9 @@ from tests.checks.judging import GOOD, check, conclude, statuses
 TWO_H200 = [{"name": "NVIDIA H200"}, {"name": "NVIDIA H200"}]
 
 
-def initialised(on_bus: int, hiding: Json = ()) -> list[Finding]:
-    seen = {"devices": TWO_H200, "on_bus": on_bus, "hiding": hiding}
+def initialised(on_bus: int, hiding: Json = (), driver: str = "580.159.04") -> list[Finding]:
+    facts = [["nvidia-driver", driver, "NVML"], ["cuda-driver", None, "not found"]]
+    seen = {"devices": TWO_H200, "on_bus": on_bus, "hiding": hiding, "facts": facts}
     return conclude("driver-init", {"driver": seen}, (), "cuda", backend="cuda", required=False)
 
 
@@ -31,6 +32,12 @@ def test_all_devices_there_pass_with_their_names(on_bus: int) -> None:
     (finding,) = initialised(on_bus)
     assert finding.status is Status.PASS
     assert sentences.summary(finding) == "2 × NVIDIA H200"
+
+
+def test_text_that_is_not_utf_8_is_a_warning_about_the_driver() -> None:
+    passes, garbled = initialised(on_bus=2, driver="\N{REPLACEMENT CHARACTER}80.159.04")
+    assert passes.status is Status.PASS
+    assert (garbled.status, garbled.key) == (Status.WARN, "not-text")
 
 
 def test_a_gpu_on_the_bus_that_the_driver_does_not_list_is_a_warning() -> None:

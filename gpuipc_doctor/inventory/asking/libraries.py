@@ -86,7 +86,7 @@ def _ask_ucx(w: Worker, file: str) -> None:
         library.ucp_get_version_string.restype = ctypes.c_char_p
         with w.armed("ucp_get_version_string"):
             text = library.ucp_get_version_string()
-        record(w, ("ucx", shown(text.decode()), f"ucp_get_version_string of {file}"))
+        record(w, ("ucx", shown(text.decode(errors="replace")), f"ucp_get_version_string of {file}"))
 
 
 _FI_TYPE_VERSION = 18
@@ -114,7 +114,7 @@ def _ask_libfabric(w: Worker, file: str) -> Any:
         library.fi_tostr.restype = ctypes.c_char_p
         with w.armed("fi_tostr"):
             text = library.fi_tostr(b"", _FI_TYPE_VERSION)
-        record(w, (name, shown(text.decode()), f"fi_tostr(FI_TYPE_VERSION) of {file}"))
+        record(w, (name, shown(text.decode(errors="replace")), f"fi_tostr(FI_TYPE_VERSION) of {file}"))
     return library
 
 
@@ -147,7 +147,7 @@ def _providers(library: Any) -> list[str]:
     names: dict[str, None] = {}
     info = first
     while info:
-        names[shown(info.contents.fabric_attr.contents.prov_name.decode())] = None
+        names[shown(info.contents.fabric_attr.contents.prov_name.decode(errors="replace"))] = None
         info = info.contents.next
     return list(names)
 

@@ -60,7 +60,7 @@ def _modes(w: Worker) -> Iterator[Told]:
         with w.armed(function):
             code = entry(*arguments)
         nvml.nvmlErrorString.restype = ctypes.c_char_p
-        return f"{function}: {nvml.nvmlErrorString(code).decode()}" if code else ""
+        return f"{function}: {nvml.nvmlErrorString(code).decode(errors='replace')}" if code else ""
 
     count = ctypes.c_uint()
     if wrong := call("nvmlInit_v2") or call("nvmlDeviceGetCount_v2", ctypes.byref(count)):

@@ -19,6 +19,7 @@ from gpuipc_doctor.api.gpu import BackendUnavailable, DriverError
 from gpuipc_doctor.backends import CAPABILITIES, Backend, hostmemory, nvml, open_backend, rules
 from gpuipc_doctor.backends.cuda import CudaDriver
 from gpuipc_doctor.backends.device import DriverGpu
+from gpuipc_doctor.backends.driver import Driver
 from gpuipc_doctor.backends.hip import HipDriver
 from gpuipc_doctor.model import Device, DriverFault
 from gpuipc_doctor.supervise.marker import MARKER
@@ -100,6 +101,21 @@ def test_a_code_that_the_binding_does_not_know_is_still_a_driver_error(
     assert caught.value.fault.code == 9999
 
 
+@pytest.mark.parametrize("empty", [None, 0])
+def test_success_without_a_result_is_a_driver_error(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, empty: int | None
+) -> None:
+    driver = driver_of(journal, monkeypatch, cuMemAlloc=lambda nbytes: (Result.SUCCESS, empty))
+    with pytest.raises(DriverError, match="cuMemAlloc returned success without a result"):
+        driver.number("mem-alloc", 4096)
+
+
+def test_text_that_is_not_utf_8_is_a_driver_error(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = driver_of(journal, monkeypatch, cuDeviceGetName=lambda *_: b"\xff".decode())
+    with pytest.raises(DriverError, match="cuDeviceGetName returned text that is not UTF-8"):
+        driver.call("device-name", 256, 0)
+
+
 def test_a_mistake_of_ours_is_not_blamed_on_the_driver(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,7 +160,9 @@ class Machine:
 
     def call(self, operation: str, *arguments: Any) -> Any:
         self.calls.append((operation, *arguments))
-        return {"primary-retain": "primary", "mem-alloc": 0x1000, "mem-info": (1, 2)}.get(operation)
+        return {"primary-retain": "primary", "mem-alloc": 0x1000, "mem-info": [1, 2]}.get(operation)
+
+    number, numbers = Driver.number, Driver.numbers
 
     def create_context(self, ordinal: int) -> str:
         self.calls.append(("context-create", ordinal))
@@ -203,6 +221,14 @@ def test_a_buffer_is_freed_once() -> None:
     with gpu_of(machine).alloc(64) as buffer:
         buffer.free()
     assert machine.calls.count(("mem-free", 0x1000)) == 1
+
+
+def test_a_block_that_an_error_ends_makes_no_further_call() -> None:
+    """It would fail in the first error's place, as after CUDA's error 700, or hang."""
+    machine = Machine()
+    with pytest.raises(ZeroDivisionError), gpu_of(machine).alloc(64):
+        raise ZeroDivisionError
+    assert ("mem-free", 0x1000) not in machine.calls
 
 
 # Devices
@@ -341,7 +367,10 @@ def test_a_stranger_that_allocates_while_we_look_is_not_counted(journal: Journal
     """He is asked about before and after the device is, until nothing has changed in between."""
     held = iter([0, 5, 5])
     driver = SimpleNamespace(
-        memory_of_strangers=lambda uuid, has_context: next(held), call=lambda *_: (90, 100), current=None
+        memory_of_strangers=lambda uuid, has_context: next(held),
+        call=lambda *_: None,
+        numbers=lambda *_: [90, 100],
+        current=None,
     )
     gpu = DriverGpu(driver, Device("cuda", 0, "GPU-0", "0000:01:00.0", "H200", 100), 0)
     assert gpu.memory_used() == 5
