@@ -10,6 +10,7 @@ import enum
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import total_ordering
 from typing import Any, NamedTuple
 
 Json = Any
@@ -31,16 +32,21 @@ class Status(enum.Enum):
         return list(Status).index(self)
 
 
-class Tier(enum.IntEnum):
+@total_ordering
+class Tier(enum.Enum):
     """How long a run may take. A tier includes the ones below it."""
 
-    PROLOG = 1
-    ACCEPTANCE = 2
-    SOAK = 3
+    PROLOG = "prolog"
+    ACCEPTANCE = "acceptance"
+    SOAK = "soak"
+
+    def __lt__(self, other: Tier) -> bool:
+        tiers = list(Tier)
+        return tiers.index(self) < tiers.index(other)
 
     @property
     def label(self) -> str:
-        return self.name.lower()
+        return self.value
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """How the single file starts: unpacked into a private directory, which goes when the program ends.
 
 Nothing is written elsewhere and nothing is fetched. Unpacked it must be: the checks run in processes of their
-own, whose Python gets that directory as ``PYTHONPATH``, and the one compiled module among what is packed is
-`rpds`, of jsonschema, which cannot be loaded out of an archive. With ``--once`` in front of all other words
+own, whose Python gets that directory as ``PYTHONPATH``, and compiled modules (msgspec, jsonschema's `rpds`)
+cannot be loaded out of an archive. With ``--once`` in front of all other words
 the file removes itself, too, as who has brought it here wants.
 """
 
@@ -31,7 +31,13 @@ def unpacked(archive: str) -> str:
             directory = tempfile.mkdtemp(prefix="gpuipc-doctor-", dir=place)
             with zipfile.ZipFile(archive) as packed:
                 packed.extractall(directory, filter(ours, packed.namelist()))
-            loads = [sys.executable, "-I", "-S", "-c", "import sys; sys.path[:0] = sys.argv[1:]; import rpds"]
+            loads = [
+                sys.executable,
+                "-I",
+                "-S",
+                "-c",
+                "import sys; sys.path[:0] = sys.argv[1:]; import rpds, msgspec",
+            ]
             subprocess.run([*loads, directory], check=True, capture_output=True, text=True)
         except (OSError, subprocess.CalledProcessError) as error:
             said = str(getattr(error, "stderr", "") or error).strip().splitlines()

@@ -3,7 +3,7 @@
     python ship/build.py dist/gpuipc-doctor.pyz [--python 3.11 …] [--machine x86_64 …]
 
 The bindings (cuda-bindings, hip-python, mpi4py, CuPy, PyTorch) are the node's own: they belong to its driver.
-The one compiled module, `rpds`, is packed for each Python and machine; their file names differ.
+The compiled modules of `COMPILED` are packed for each Python and machine; their file names differ.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ HERE = Path(__file__).parent
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 MACHINES = ("x86_64", "aarch64")
 
-COMPILED = "rpds"
+COMPILED = {"rpds": "rpds-py", "msgspec": "msgspec"}
+"""Packages that need a compiled module, and the distributions that they are in."""
 
 EPOCH = (1980, 1, 1, 0, 0, 0)
 """Of all files in the archive, so that the same sources make the same file."""
@@ -50,12 +51,10 @@ def collect(into: Path, work: Path, pythons: Sequence[str], machines: Sequence[s
     for python in pythons:
         for machine in machines:
             place = work / f"{python}-{machine}"
-            pip("download", "--no-deps", "--dest", place, *wheels_only(python, machine), "rpds-py")
-            [path] = place.glob("*.whl")
-            with zipfile.ZipFile(path) as packed:
-                packed.extractall(
-                    into, (name for name in packed.namelist() if name.startswith(f"{COMPILED}/"))
-                )
+            pip("download", "--no-deps", "--dest", place, *wheels_only(python, machine), *COMPILED.values())
+            for path in place.glob("*.whl"):
+                with zipfile.ZipFile(path) as packed:
+                    packed.extractall(into, (n for n in packed.namelist() if n.partition("/")[0] in COMPILED))
     shutil.rmtree(into / "bin", ignore_errors=True)
     shutil.copy(HERE / "__main__.py", into)
 

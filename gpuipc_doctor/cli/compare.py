@@ -45,20 +45,16 @@ def command(
     when something newly fails.
     """
     comparison = compare(saved.report(before), saved.report(after), tolerance / 100)
-    click.echo(_json(comparison) if as_json else _text(comparison, form), nl=False)
+    click.echo(_text(comparison, "json" if as_json else form), nl=False)
     ctx.exit(comparison.exit_code)
 
 
 def _text(comparison: Comparison, form: str) -> str:
     from gpuipc_doctor.comparison import comparison_content
 
+    if form == "json":
+        return comparison_content.dumps(comparison)
     if form == "markdown":
         return comparison_content.ticket(comparison)
     width = shutil.get_terminal_size().columns
     return comparison_content.screen(comparison, width=width, color=has_color())
-
-
-def _json(comparison: Comparison) -> str:
-    from gpuipc_doctor.comparison import comparison_json
-
-    return comparison_json.dumps(comparison)

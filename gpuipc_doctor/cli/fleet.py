@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import click
 
 from gpuipc_doctor.cli import fleet_check, fleet_pairs, fleet_report
@@ -19,5 +17,3 @@ from gpuipc_doctor.cli import fleet_check, fleet_pairs, fleet_report
 )
 def command() -> None:
     """Run checks on many nodes, and say which are bad, which differ and which did not answer."""
-    if find_spec("msgspec") is None:
-        raise click.UsageError("fleet needs msgspec: pip install 'gpuipc-doctor[fleet]'")

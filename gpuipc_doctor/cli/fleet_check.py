@@ -13,7 +13,7 @@ from gpuipc_doctor.cli import fleet_reach, fleet_report, options
 from gpuipc_doctor.model import Status
 from gpuipc_doctor.present.text import counted
 
-if TYPE_CHECKING:  # needs what the extra `fleet` brings
+if TYPE_CHECKING:
     from gpuipc_doctor.fleet.ask import Way
     from gpuipc_doctor.fleet.summary import NodeReport
 

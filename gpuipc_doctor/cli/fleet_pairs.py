@@ -14,7 +14,7 @@ from gpuipc_doctor.model import Exit, Status
 from gpuipc_doctor.present.text import counted, sanitise
 from gpuipc_doctor.report import sentences
 
-if TYPE_CHECKING:  # needs what the extra `fleet` brings
+if TYPE_CHECKING:
     from gpuipc_doctor.fleet.pairs import Rounds
     from gpuipc_doctor.fleet.partners import Blame
 

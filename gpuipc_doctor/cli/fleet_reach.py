@@ -14,7 +14,7 @@ import click
 
 from gpuipc_doctor.cli import options
 
-if TYPE_CHECKING:  # needs what the extra `fleet` brings
+if TYPE_CHECKING:
     from gpuipc_doctor.fleet.ask import Shipped, Via, Way
     from gpuipc_doctor.run.request import Request
     from gpuipc_doctor.site.config import SiteConfig

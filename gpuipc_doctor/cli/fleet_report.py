@@ -14,7 +14,7 @@ from gpuipc_doctor.cli import options
 from gpuipc_doctor.cli.stdio import has_color
 from gpuipc_doctor.present.text import counted, sanitise
 
-if TYPE_CHECKING:  # needs what the extra `fleet` brings
+if TYPE_CHECKING:
     from gpuipc_doctor.fleet.fold import Fleet
     from gpuipc_doctor.fleet.summary import NodeReport
 
@@ -66,11 +66,11 @@ def compare(ctx: click.Context, *, before: Path, after: Path, as_json: bool, for
     The exit code is 0 when nothing is worse, 10 when something is slower or newly a WARN, 11 when a node, or
     something on a node, is no longer tested, 12 when something newly fails.
     """
-    from gpuipc_doctor.fleet import changes, changes_content, changes_json
+    from gpuipc_doctor.fleet import changes, changes_content
 
     found = changes.compare(_reports(before), _reports(after))
     if as_json:
-        text = changes_json.dumps(found)
+        text = changes_content.dumps(found)
     elif form == "markdown":
         text = changes_content.ticket(found)
     elif form == "nodeset":
@@ -121,9 +121,7 @@ def _text(fleet: Fleet, form: str) -> str:
     if form == "markdown":
         return fleet_content.ticket(fleet)
     if form == "json":
-        from gpuipc_doctor.fleet import fleet_json
-
-        return fleet_json.dumps(fleet)
+        return fleet_exports.dumps(fleet)
     if form == "nodeset":
         return "".join(f"{name}: {fleet.folder.fold(nodes)}\n" for name, nodes in fleet.sets.items())
     if form == "html" and find_spec("jinja2") is None:

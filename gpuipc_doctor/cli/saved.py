@@ -6,6 +6,7 @@ from pathlib import Path
 
 from gpuipc_doctor.model import Fact, Report
 from gpuipc_doctor.report import report_json
+from gpuipc_doctor.report.documents import BadDocument
 from gpuipc_doctor.site import bounded
 from gpuipc_doctor.site.yamlfile import BadFile, Mistake
 
@@ -22,7 +23,7 @@ def report(path: Path) -> Report:
         raise BadFile([Mistake(path, 0, str(reason))]) from None
     except UnicodeDecodeError:
         raise BadFile([Mistake(path, 0, "this is not a report: it is no text")]) from None
-    except report_json.BadDocument as bad:
+    except BadDocument as bad:
         text = f"{bad}; write one with `gpuipc-doctor check --output FILE`"
         raise BadFile([Mistake(path, 0, text)]) from None
 

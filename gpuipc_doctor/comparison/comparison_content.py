@@ -6,19 +6,33 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from gpuipc_doctor.comparison.check_changes import CheckChange, Turn
-from gpuipc_doctor.comparison.comparison import Comparison, Side
+from gpuipc_doctor.comparison.comparison import MEANINGS, Comparison, Side
 from gpuipc_doctor.comparison.devices import Fate, Match
 from gpuipc_doctor.comparison.speed import DOUBT, Pace, Speed
-from gpuipc_doctor.model import Device, Status
+from gpuipc_doctor.model import Device, Json, Status
 from gpuipc_doctor.present import markdown, terminal
 from gpuipc_doctor.present.blocks import Block, Closing, Entry, Item, Lines, Table, do, table
 from gpuipc_doctor.present.text import counted, fold_subjects
-from gpuipc_doctor.report import sentences
+from gpuipc_doctor.report import documents, sentences
 
 MOST_ROWS = 20
 """Rows of slower or faster quantities that are shown; the JSON has all."""
 
 NOT_RUN = "-"
+
+SCHEMA = "gpuipc-doctor/comparison/3"
+"""Any change of what may stand in the document raises the number; ``comparison.schema.json`` describes it."""
+
+
+def schema() -> Json:
+    about = "What has changed from one report to another."
+    return documents.schema(SCHEMA, Comparison, about, exit_code=documents.codes(MEANINGS))
+
+
+def dumps(comparison: Comparison) -> str:
+    """The JSON document, ending in a newline."""
+    head = {"schema": SCHEMA, "exit_code": comparison.exit_code}
+    return documents.dumps({**head, **documents.encode(comparison)})
 
 
 def screen(comparison: Comparison, *, width: int = 80, color: bool = False) -> str:

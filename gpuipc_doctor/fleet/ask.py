@@ -24,6 +24,7 @@ from typing import Protocol
 from gpuipc_doctor.fleet.summary import NodeReport, State, clocked, of, silent
 from gpuipc_doctor.model import Exit
 from gpuipc_doctor.report import report_json
+from gpuipc_doctor.report.documents import BadDocument
 
 MAX_ANSWER = 64 << 20
 """Bytes of a report; what is longer is none."""
@@ -236,7 +237,7 @@ def answer(node: str, data: bytes, code: int, said: str, via: Via) -> tuple[Node
     if data.lstrip().startswith(b"{"):
         try:
             report = report_json.loads(data.decode(errors="replace"))
-        except report_json.BadDocument as error:
+        except BadDocument as error:
             return silent(node, State.OTHER_VERSION, str(error)), b""
         return of(report, node, code), data
     if code == Exit.USAGE and (refusal := _refusal(said)):

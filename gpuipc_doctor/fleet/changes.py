@@ -33,7 +33,10 @@ MEANINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What became of a check on some nodes; ``key`` names what was found, the later where there is one."""
+    """What became of a check on some nodes, as the first of them says it.
+
+    ``key`` names the finding, the later one if there is one.
+    """
 
     check: str
     key: str
@@ -41,17 +44,25 @@ class Move:
     after: Status | None
     turn: Turn
     nodes: tuple[str, ...]
-    told: Told | None
-    """As the first of the nodes says it."""
+    says: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Values of a fact on some nodes; empty: not found."""
+
+    before: str
+    after: str
+    nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """A fact that has changed on some nodes: on which from what to what, and where it has not."""
+    """A fact that has changed on some nodes; the changes first, then what is the same, each by its nodes."""
 
     name: str
-    rows: tuple[tuple[str, str, tuple[str, ...]], ...]
-    """Value before, value after (empty: not found), nodes; the changed ones first, then the most."""
+    changes: tuple[Row, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +186,10 @@ def _moves(pairs: Iterable[tuple[NodeReport | None, NodeReport]]) -> Iterator[Mo
                 groups[group].append(now.node)
                 examples.setdefault(group, told)
     for group, nodes in groups.items():
-        check, key, before, after, turn = group
-        yield Move(check, key, before, after, turn, tuple(nodes), examples[group])
+        check, _, before, after, turn = group
+        told = examples[group]
+        said = (told.says, told.remedy) if told else ("", "")
+        yield Move(check, told.key if told else "", before, after, turn, tuple(nodes), *said)
 
 
 def _found(report: NodeReport | None, check: str, status: Status | None) -> dict[str, Told]:
@@ -217,7 +230,7 @@ def _shifts(pairs: _Pairs) -> Iterator[Shift]:
         is_each_nodes_own = len(rows) >= max(len(pairs), 3)
         if any(before != after for before, after in rows) and not is_each_nodes_own:
             ordered = sorted(rows.items(), key=lambda row: (row[0][0] == row[0][1], -len(row[1]), row[0]))
-            yield Shift(name, tuple((before, after, tuple(nodes)) for (before, after), nodes in ordered))
+            yield Shift(name, tuple(Row(*values, tuple(nodes)) for values, nodes in ordered))
 
 
 def _paces(pairs: _Pairs) -> Iterator[Pace]:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypedDict
 
 from gpuipc_doctor.comparison.check_changes import Turn
-from gpuipc_doctor.fleet.changes import Changes, Move
-from gpuipc_doctor.model import Status
+from gpuipc_doctor.fleet.changes import MEANINGS, Changes, Move, Pace, Shift
+from gpuipc_doctor.fleet.fold import Slow
+from gpuipc_doctor.fleet.summary import State
+from gpuipc_doctor.model import Exit, Json, Status
 from gpuipc_doctor.present import markdown, terminal
 from gpuipc_doctor.present.blocks import Block, Closing, Entry, Item, Lines, Table, do, table
 from gpuipc_doctor.present.text import shorten
+from gpuipc_doctor.report import documents
 
 NOT_RUN = "-"
 
@@ -18,6 +23,78 @@ TOLD = (Turn.WORSE, Turn.NO_LONGER_TESTED, Turn.FAILS_OTHERWISE)
 
 LONGEST_VALUE = 60
 """Columns of a fact's value."""
+
+
+SCHEMA = "gpuipc-doctor/fleet-changes/1"
+"""Any change of what may stand in the document raises the number; ``changes.schema.json`` describes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One run: its nodes, the reports among them, the beginning, the simulated nodes."""
+
+    nodes: int
+    reports: int
+    started: str
+    simulated: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Nodes that have answered before and not after, as a set, and the reason."""
+
+    state: State
+    reason: str
+    nodes: str
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """Two runs as JSON; sets of nodes are folded, and their sizes stand beside them."""
+
+    exit_code: Exit
+    before: Side
+    after: Side
+    nodes: dict[str, str]
+    """By what became of them."""
+    findings: tuple[Move, ...]
+    lost: tuple[Lost, ...]
+    facts: tuple[Shift, ...]
+    drift: dict[str, tuple[str, ...]]
+    """The facts that are not the same everywhere, of both sides."""
+    figures: tuple[Pace, ...]
+    slow: tuple[Slow, ...]
+
+
+def schema() -> Json:
+    about = "What has changed from one run over a fleet to another."
+    sets = TypedDict("Sets", {"lost": str, "new": str, **{turn.value: str for turn in Turn}})  # type: ignore[misc]
+    return documents.schema(SCHEMA, Document, about, exit_code=documents.codes(MEANINGS), nodes=sets)
+
+
+def dumps(changes: Changes) -> str:
+    """The JSON document, ending in a newline."""
+    fold = changes.folder.fold
+    before, after = (
+        Side(len(fleet.reports), len(fleet.answered), fleet.started, fold(fleet.simulated))
+        for fleet in (changes.before, changes.after)
+    )
+    document = Document(
+        changes.exit_code,
+        before,
+        after,
+        {name: fold(nodes) for name, nodes in changes.nodes.items()},
+        changes.moves,
+        tuple(Lost(one.state, one.reason, fold(one.nodes)) for one in changes.lost),
+        changes.shifts,
+        {
+            side: tuple(drift.name for drift in fleet.drifts)
+            for side, fleet in (("before", changes.before), ("after", changes.after))
+        },
+        changes.paces,
+        changes.slow,
+    )
+    return documents.dumps({"schema": SCHEMA, **documents.encode(document, fold)})
 
 
 def screen(changes: Changes, *, width: int = 80, color: bool = False) -> str:
@@ -57,12 +134,12 @@ def _blocks(changes: Changes) -> Iterator[Block]:
         (
             (
                 "" if number else shift.name,
-                _value(before),
-                "unchanged" if before == after else _value(after),
-                brief(nodes),
+                _value(row.before),
+                "unchanged" if row.before == row.after else _value(row.after),
+                brief(row.nodes),
             )
             for shift in changes.shifts
-            for number, (before, after, nodes) in enumerate(shift.rows)
+            for number, row in enumerate(shift.changes)
         ),
     )
     if drifts := list(_drifts(changes)):
@@ -104,7 +181,7 @@ def _sides(changes: Changes) -> Table:
 
 
 def _name(move: Move) -> str:
-    return f"{move.check}.{move.told.key}" if move.told and move.told.key else move.check
+    return f"{move.check}.{move.key}" if move.key else move.check
 
 
 def _statuses(move: Move) -> tuple[str, str]:
@@ -118,11 +195,11 @@ def _value(value: str) -> str:
 
 def _entries(changes: Changes) -> Iterator[Entry]:
     for move in changes.moves:
-        if move.turn in TOLD and move.after and move.told:
+        if move.turn in TOLD and move.after and move.says:
             was = f"was {move.before.value}" if move.before else "had not run"
             title = f"{_name(move)} on {changes.folder.brief(move.nodes)}, {was}"
-            said = Item(f"{move.nodes[0]}: {move.told.says}", hang=0)
-            yield Entry(move.after.value, title, (said, do(move.told.remedy)))
+            said = Item(f"{move.nodes[0]}: {move.says}", hang=0)
+            yield Entry(move.after.value, title, (said, do(move.remedy)))
     for silence in changes.lost:
         title = silence.about(changes.folder.brief(silence.nodes))
         why = f"{silence.nodes[0]}: {silence.reason}" if silence.reason else ""

@@ -15,7 +15,7 @@ from pathlib import Path
 from gpuipc_doctor.fleet.nodeset import NAME
 from gpuipc_doctor.fleet.summary import BadSummary, NodeReport, dumps, loads, of
 from gpuipc_doctor.report import exits, report_json
-from gpuipc_doctor.report.report_json import BadDocument
+from gpuipc_doctor.report.documents import BadDocument
 from gpuipc_doctor.site import bounded
 from gpuipc_doctor.site.bounded import Unreadable
 

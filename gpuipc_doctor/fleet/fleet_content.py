@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gpuipc_doctor.fleet.fold import Cause, Drift, Fleet, Group, Problem, Silence, Slow
+from gpuipc_doctor.fleet.fold import Cause, Drift, Fleet, Group, Held, Problem, Silence, Slow
 from gpuipc_doctor.fleet.summary import Known, State
 from gpuipc_doctor.model import Status
 from gpuipc_doctor.present import blocks, markdown, terminal
@@ -97,9 +97,9 @@ def _group(group: Group, nodes: str) -> Entry:
 
 
 def _problem(fleet: Fleet, one: Judged) -> Entry:
-    problem, told = one.problem, one.problem.example
-    place = f" ({told.where})" if told.where else ""
-    items = [Item(f"{problem.nodes[0]}{place}: {told.says}", hang=0)]
+    problem = one.problem
+    place = f" ({problem.where})" if problem.where else ""
+    items = [Item(f"{problem.example}{place}: {problem.says}", hang=0)]
     if len(problem.nodes) > 1:
         items.append(Item(f"and {len(problem.nodes) - 1} more; each node's report has its own"))
     where = f"{problem.check} on {fleet.folder.brief(problem.nodes)}"
@@ -120,18 +120,16 @@ def _drifts(fleet: Fleet) -> Iterator[Block]:
 
 def _drift(fleet: Fleet, drift: Drift) -> str:
     """``nvidia-driver: 570.86 on nid[17,420], known bad (nvidia-…); 580.95.05 on the other 1998``"""
-    common, *rare = drift.values.items()
-    parts = [(value, fleet.folder.brief(nodes)) for value, nodes in rare]
-    parts.append((common[0], f"the other {len(common[1])}"))
-    told = (
-        f"{shorten(value, 60) or 'not found'} on {where}{known_bad(drift, value)}" for value, where in parts
-    )
+    common, *rare = drift.values
+    parts = [(held, fleet.folder.brief(held.nodes)) for held in rare]
+    parts.append((common, f"the other {len(common.nodes)}"))
+    told = (f"{shorten(held.value, 60) or 'not found'} on {where}{known_bad(held)}" for held, where in parts)
     return f"{drift.name}: {'; '.join(told)}"
 
 
-def known_bad(drift: Drift, value: str) -> str:
+def known_bad(held: Held) -> str:
     """The known issues of a version, in words; empty without any."""
-    issues = drift.bad.get(value, ())
+    issues = held.known_bad
     more = f" and {len(issues) - SHOWN_ISSUES} more" if len(issues) > SHOWN_ISSUES else ""
     return f", known bad ({', '.join(issues[:SHOWN_ISSUES])}{more})" if issues else ""
 
@@ -177,7 +175,7 @@ def _ticket(fleet: Fleet) -> Iterator[Block]:
     )
     for one in judged(fleet):
         problem = one.problem
-        said = Item(f"{problem.nodes[0]}: {problem.example.says}")
+        said = Item(f"{problem.example}: {problem.says}")
         title = f"{problem.check} on {brief(problem.nodes)}"
         yield _entry(problem.status.value, title, said, *one.known_issues, do(one.remedy))
     for silence in fleet.silences:
@@ -188,12 +186,12 @@ def _ticket(fleet: Fleet) -> Iterator[Block]:
         (
             (
                 "" if number else drift.name,
-                (value or "not found") + known_bad(drift, value),
-                str(len(nodes)),
-                brief(nodes),
+                (held.value or "not found") + known_bad(held),
+                str(len(held.nodes)),
+                brief(held.nodes),
             )
             for drift in fleet.drifts
-            for number, (value, nodes) in enumerate(drift.values.items())
+            for number, held in enumerate(drift.values)
         ),
     )
     yield from table(
@@ -221,26 +219,21 @@ def judged(fleet: Fleet) -> Iterator[Judged]:
     """Each problem, in their order."""
     told: set[tuple[str, str]] = set()
     for problem in fleet.problems:
-        items = tuple(item for cause in problem.causes for item in _cause(fleet, problem, cause, told))
-        remedy = problem.example.remedy
-        is_told = any((cause.known.issue, remedy) in told for cause in problem.causes)
-        yield Judged(problem, items, "" if is_told else remedy)
+        causes = problem.known_issues
+        items = tuple(item for cause in causes for item in _cause(fleet, problem, cause, told))
+        is_told = any((cause.issue, problem.remedy) in told for cause in causes)
+        yield Judged(problem, items, "" if is_told else problem.remedy)
 
 
 def _cause(fleet: Fleet, problem: Problem, cause: Cause, told: set[tuple[str, str]]) -> tuple[Item, Item]:
     """``told``: known issues with the texts that an entry above has; this entry's are added."""
-    known = cause.known
-    before = {text for issue, text in told if issue == known.issue}
-    told.update((known.issue, text) for text in (known.title, known.reason, known.remedy))
+    before = {text for issue, text in told if issue == cause.issue}
+    told.update((cause.issue, text) for text in (cause.title, cause.reason, cause.remedy))
     on = f" on {fleet.folder.brief(cause.nodes)}" if len(cause.nodes) < len(problem.nodes) else ""
-    news = [
-        text
-        for text in (known.title, known.reason)
-        if text not in before and text not in problem.example.says
-    ]
+    news = [text for text in (cause.title, cause.reason) if text not in before and text not in problem.says]
     ending = f": {'; '.join(news)}" if news else ", see above" if before else ""
-    return Item(head(known) + on + ending), do("" if known.remedy in before else known.remedy)
+    return Item(head(cause) + on + ending), do("" if cause.remedy in before else cause.remedy)
 
 
-def head(known: Known) -> str:
+def head(known: Cause | Known) -> str:
     return f"Known issue {known.issue} {known.relation.value.upper()}"

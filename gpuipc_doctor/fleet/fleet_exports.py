@@ -1,19 +1,70 @@
-"""A fleet for programs and browsers: an HTML page, JUnit XML, Prometheus' metrics."""
+"""A fleet for programs and browsers: JSON, an HTML page, JUnit XML, Prometheus' metrics."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypedDict, cast
 from xml.etree import ElementTree
 
 from gpuipc_doctor.fleet.fleet_content import head, judged, known_bad
-from gpuipc_doctor.fleet.fold import COMPLAINTS, Fleet
+from gpuipc_doctor.fleet.fold import COMPLAINTS, Drift, Fleet, Group, Problem, Silence, Slow
 from gpuipc_doctor.fleet.summary import NodeReport, State
-from gpuipc_doctor.model import Status
+from gpuipc_doctor.model import Exit, Json, Status
 from gpuipc_doctor.present.html import page
 from gpuipc_doctor.present.junit import case, document
 from gpuipc_doctor.present.metrics import SEVERITIES, Metric, exposition, moment
 from gpuipc_doctor.present.text import counted
+from gpuipc_doctor.report import documents
+
+SCHEMA = "gpuipc-doctor/fleet/2"
+"""Any change of what may stand in the document raises the number; ``fleet.schema.json`` describes it."""
+
+
+Sets = TypedDict("Sets", {"pass": str, "fail": str, "unknown": str})
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A fleet as JSON; sets of nodes are folded, and their sizes stand beside them."""
+
+    exit_code: Exit
+    count: int
+    """Nodes that were asked."""
+    started: str
+    nodes: Sets
+    totals: dict[Status, int]
+    simulated: str
+    groups: tuple[Group, ...]
+    findings: tuple[Problem, ...]
+    silent: tuple[Silence, ...]
+    drift: tuple[Drift, ...]
+    slow: tuple[Slow, ...]
+
+
+def schema() -> Json:
+    return documents.schema(SCHEMA, Document, "What the node reports of a fleet say together.")
+
+
+def dumps(fleet: Fleet) -> str:
+    """The JSON document, ending in a newline."""
+    fold = fleet.folder.fold
+    document = Document(
+        fleet.exit_code,
+        len(fleet.reports),
+        fleet.started,
+        cast(Sets, {name: fold(nodes) for name, nodes in fleet.sets.items()}),
+        {status: len(fleet.nodes(status)) for status in Status},
+        fold(fleet.simulated),
+        fleet.groups,
+        fleet.problems,
+        fleet.silences,
+        fleet.drifts,
+        fleet.slow,
+    )
+    return documents.dumps({"schema": SCHEMA, **documents.encode(document, fold)})
+
 
 # -- HTML -------------------------------------------------------------------------------------------------
 
@@ -44,7 +95,7 @@ def html(fleet: Fleet) -> str:
         drift=[
             {
                 "name": one.name,
-                "rows": [(v, fold(n), len(n), known_bad(one, v)) for v, n in one.values.items()],
+                "rows": [(v.value, fold(v.nodes), len(v.nodes), known_bad(v)) for v in one.values],
             }
             for one in fleet.drifts
         ],
@@ -64,7 +115,7 @@ def _findings(fleet: Fleet) -> Iterator[dict[str, object]]:
             status=problem.status.value,
             title=problem.check,
             key=f"{problem.check}.{problem.key}",
-            says=problem.example.says,
+            says=problem.says,
             known_issues=one.known_issues,
             remedy=one.remedy,
         )
@@ -88,9 +139,9 @@ def junit(fleet: Fleet) -> str:
     """A case for each node."""
     where = {"timestamp": fleet.started, "hostname": fleet.folder.brief([one.node for one in fleet.reports])}
     facts = [
-        (drift.name, f"{value or 'not found'} on {fleet.folder.fold(nodes)}")
+        (drift.name, f"{held.value or 'not found'} on {fleet.folder.fold(held.nodes)}")
         for drift in fleet.drifts
-        for value, nodes in drift.values.items()
+        for held in drift.values
     ]
     elapsed_s = sum(one.elapsed_s for one in fleet.answered)
     simulated = fleet.folder.fold(fleet.simulated)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
 
 from gpuipc_doctor.fleet.nodeset import Folder
 from gpuipc_doctor.fleet.summary import Figure, Known, NodeReport, State, Told
-from gpuipc_doctor.model import Exit, Status
+from gpuipc_doctor.model import Exit, Relation, Status
 
 OF_A_NODE = frozenset({"hostname", "gpu-uuid", "boot-id"})
 """Facts that differ from node to node as they should."""
@@ -45,20 +45,27 @@ class Group:
 class Cause:
     """A known issue that belongs to a finding, with the nodes whose reports say so in the same words."""
 
-    known: Known
+    issue: str
+    relation: Relation
+    title: str
+    reason: str
+    remedy: str
     nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One finding, wherever it was made; ``example`` is of the first of its nodes."""
+    """One finding, wherever it was made, as its first node, the ``example``, says it."""
 
     check: str
     key: str
     status: Status
     nodes: tuple[str, ...]
-    example: Told
-    causes: tuple[Cause, ...] = ()
+    example: str
+    where: str
+    says: str
+    remedy: str
+    known_issues: tuple[Cause, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +86,20 @@ class Silence:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """A value of a fact (empty: not found), and the known issues of a version that is bad."""
+
+    value: str
+    nodes: tuple[str, ...]
+    known_bad: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Drift:
-    """A fact that is not the same everywhere; by value, the most common first. Empty: not found there."""
+    """A fact that is not the same everywhere; the most common value first."""
 
     name: str
-    values: Mapping[str, tuple[str, ...]]
-    bad: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The known issues of a value, where it is among the versions that are known to be bad."""
+    values: tuple[Held, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +202,10 @@ def _problems(reports: Iterable[NodeReport]) -> Iterator[Problem]:
                 found[told.check, told.key or told.says, told.status].append((one, told))
     for (check, key, status), places in found.items():
         nodes = tuple(dict.fromkeys(one.node for one, _ in places))
-        yield Problem(check, key, Status(status), nodes, places[0][1], tuple(_causes(places)))
+        first, causes = places[0][1], tuple(_causes(places))
+        yield Problem(
+            check, key, Status(status), nodes, nodes[0], first.where, first.says, first.remedy, causes
+        )
 
 
 def _causes(places: Iterable[tuple[NodeReport, Told]]) -> Iterator[Cause]:
@@ -199,7 +216,7 @@ def _causes(places: Iterable[tuple[NodeReport, Told]]) -> Iterator[Cause]:
             if known.issue in told.issues:
                 nodes[known][one.node] = None
     for known, those in sorted(nodes.items(), key=lambda item: -len(item[1])):
-        yield Cause(known, tuple(those))
+        yield Cause(known.issue, known.relation, known.title, known.reason, known.remedy, tuple(those))
 
 
 def _silences(reports: Iterable[NodeReport]) -> Iterator[Silence]:
@@ -212,32 +229,24 @@ def _silences(reports: Iterable[NodeReport]) -> Iterator[Silence]:
 
 
 def _drifts(reports: Sequence[NodeReport]) -> Iterator[Drift]:
-    """The facts of which nodes have different values; the most telling first: those of few against many."""
-    by_name: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    names = sorted({name for one in reports for name in one.facts} - OF_A_NODE)
+    """The facts of which nodes have different values."""
+    models = [", ".join(f"{n} × {name}" for name, n in sorted(one.devices.items())) for one in reports]
+    if len(set(models)) > 1:
+        yield Drift("GPUs", _held(zip((one.node for one in reports), models, strict=True)))
     bad = {one.node: one.bad for one in reports if one.bad}
-    for one in reports:
-        for name in names:
-            by_name[name][", ".join(one.facts.get(name, ()))].append(one.node)
-    drifts = [
-        Drift(
-            name,
-            {
-                value: tuple(nodes)
-                for value, nodes in sorted(values.items(), key=lambda item: (-len(item[1]), item[0]))
-            },
-            {value: issues for value, nodes in values.items() if (issues := _issues(name, nodes, bad))},
-        )
-        for name, values in by_name.items()
-        if 1 < len(values) < max(len(reports), 3)  # what each node has for itself is no drift
-    ]
-    models = Counter(str(sorted(one.devices.items())) for one in reports)
-    if len(models) > 1:
-        held: dict[str, list[str]] = defaultdict(list)
-        for one in reports:
-            held[", ".join(f"{n} × {model}" for model, n in sorted(one.devices.items()))].append(one.node)
-        drifts.insert(0, Drift("GPUs", {value: tuple(nodes) for value, nodes in _commonest(held)}))
-    yield from drifts
+    for name in sorted({name for one in reports for name in one.facts} - OF_A_NODE):
+        held = _held((one.node, ", ".join(one.facts.get(name, ()))) for one in reports)
+        if 1 < len(held) < max(len(reports), 3):  # a value for each node is no drift
+            yield Drift(name, tuple(replace(e, known_bad=_issues(name, e.nodes, bad)) for e in held))
+
+
+def _held(values: Iterable[tuple[str, str]]) -> tuple[Held, ...]:
+    """From nodes with their values: the most common value first."""
+    nodes: dict[str, list[str]] = defaultdict(list)
+    for node, value in values:
+        nodes[value].append(node)
+    commonest = sorted(nodes.items(), key=lambda item: (-len(item[1]), item[0]))
+    return tuple(Held(value, tuple(those)) for value, those in commonest)
 
 
 def _issues(
@@ -246,10 +255,6 @@ def _issues(
     """Those that all of the nodes have by this fact."""
     of_each = [frozenset(bad.get(node, {}).get(name, ())) for node in nodes]
     return tuple(sorted(frozenset.intersection(*of_each)))
-
-
-def _commonest(held: Mapping[str, list[str]]) -> list[tuple[str, list[str]]]:
-    return sorted(held.items(), key=lambda item: (-len(item[1]), item[0]))
 
 
 def _slow(reports: Sequence[NodeReport]) -> Iterator[Slow]:

@@ -11,7 +11,7 @@ import enum
 from collections.abc import Container, Iterator
 from datetime import datetime, timedelta
 
-import msgspec
+import msgspec  # noqa: TID253 - who imports a module of the fleet reads node reports
 
 from gpuipc_doctor.model import Relation, Report, Result, Status
 from gpuipc_doctor.present.text import fold_subjects

@@ -18,7 +18,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from gpuipc_doctor.memory import log, watching
+from gpuipc_doctor.memory import memory_content, watching
 from gpuipc_doctor.memory.history import History
 from gpuipc_doctor.memory.usage import ProcessUse, Sample
 from gpuipc_doctor.supervise import tree
@@ -92,7 +92,7 @@ def test_watching_ends_well_when_it_is_told_to(tmp_path: Path, number: signal.Si
     heading, *told = printed.splitlines()
     assert heading == "SIMULATED (profile healthy-cuda): no real GPU was looked at"
     assert all(re.fullmatch(r"\S+ nvidia:[01] NVIDIA H200: 0 MiB of 139\.00 GiB.*", line) for line in told)
-    schema = json.loads(log.SCHEMA.read_text())
+    schema = json.loads(memory_content.SCHEMA.read_text())
     for line in lines.read_text().splitlines():
         jsonschema.validate(json.loads(line), schema)
     assert [path for path in Path("/proc").glob("[0-9]*/environ") if tag in readable(path)] == []

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from gpuipc_doctor.comparison import compare, comparison_content, comparison_json
+from gpuipc_doctor.comparison import compare, comparison_content
 from gpuipc_doctor.comparison.check_changes import Turn
 from gpuipc_doctor.comparison.devices import Fate
 from gpuipc_doctor.model import (
@@ -34,7 +34,7 @@ from gpuipc_doctor.report import report_json, sentences
 from tests import golden, schemas
 from tests.sample_reports import PROPERTY, REOPEN_ISSUE, gpus, healthy, hung, replaced, reports, seed_002
 
-SCHEMA = schemas.beside(comparison_json, "comparison")
+SCHEMA = schemas.beside(comparison_content, "comparison")
 NODE = gpus(2)
 PASS, SKIP, WARN, ERROR, FAIL = Status
 NO_GPU = {"probes_run": 0, "needs_gpu": False}
@@ -260,7 +260,7 @@ def test_a_simulated_report_is_marked_everywhere() -> None:
     found = compare(healthy(NODE), replaced(healthy(NODE), simulated="healthy-cuda"))
     assert "SIMULATED (after healthy-cuda)" in comparison_content.screen(found)
     assert "SIMULATED" in comparison_content.ticket(found).splitlines()[0]
-    assert json.loads(comparison_json.dumps(found))["after"]["simulated"] == "healthy-cuda"
+    assert json.loads(comparison_content.dumps(found))["after"]["simulated"] == "healthy-cuda"
 
 
 def test_the_same_report_twice_has_not_changed() -> None:
@@ -283,7 +283,7 @@ def test_no_report_is_worse_than_itself(any_report: Report) -> None:
 @given(reports, reports, st.sampled_from([60, 80, 120]))
 def test_any_two_reports_can_be_compared(before: Report, after: Report, width: int) -> None:
     found = compare(before, after)
-    Draft202012Validator(SCHEMA).validate(json.loads(comparison_json.dumps(found)))
+    Draft202012Validator(SCHEMA).validate(json.loads(comparison_content.dumps(found)))
     for line in comparison_content.screen(found, width=width).splitlines():
         assert columns(line) <= width
         assert sanitise(line).split() == line.split()
@@ -293,6 +293,7 @@ def test_any_two_reports_can_be_compared(before: Report, after: Report, width: i
 
 def test_the_schema_is_a_schema() -> None:
     Draft202012Validator.check_schema(SCHEMA)
+    schemas.check(comparison_content, "comparison")
 
 
 def test_text_of_a_report_is_no_markup() -> None:
@@ -379,4 +380,4 @@ def test_the_document_as_a_ticket_shows_it(name: str) -> None:
 
 
 def test_the_json_as_a_program_reads_it() -> None:
-    golden.check("comparison/upgraded.json", comparison_json.dumps(compare(*PAIRS["upgraded"])))
+    golden.check("comparison/upgraded.json", comparison_content.dumps(compare(*PAIRS["upgraded"])))

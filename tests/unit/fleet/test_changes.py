@@ -12,21 +12,21 @@ from jsonschema import Draft202012Validator
 
 from gpuipc_doctor.cli.main import cli
 from gpuipc_doctor.comparison.check_changes import Turn
-from gpuipc_doctor.fleet import changes, changes_content, changes_json, directory, summary
+from gpuipc_doctor.fleet import changes, changes_content, directory, summary
 from gpuipc_doctor.fleet.summary import Figure, NodeReport, State, Told
 from gpuipc_doctor.model import Exit, Status
 from tests import golden, schemas
 from tests.sample_fleets import a_fleet, fleets, named, timed, upgraded
 from tests.sample_reports import PROPERTY
 
-SCHEMA = schemas.beside(changes_json, "changes")
+SCHEMA = schemas.beside(changes_content, "changes")
 
 
 def test_as_it_was_looked_at() -> None:
     found = changes.compare(timed(a_fleet()), timed(upgraded(), 2.9))
     golden.check("fleet/changes-80.txt", changes_content.screen(found))
     golden.check("fleet/changes.md", changes_content.ticket(found))
-    golden.check("fleet/changes.json", changes_json.dumps(found))
+    golden.check("fleet/changes.json", changes_content.dumps(found))
 
 
 def test_who_got_worse_better_or_lost() -> None:
@@ -44,7 +44,7 @@ def test_who_got_worse_better_or_lost() -> None:
     [still] = [move for move in found.turned(Turn.SAME) if move.after is Status.FAIL]
     assert still.nodes == ("nid0036",)
     [_, driver] = found.shifts
-    assert [len(nodes) for _, _, nodes in driver.rows] == [29, 2, 1, 1, 1, 1]
+    assert [len(row.nodes) for row in driver.changes] == [29, 2, 1, 1, 1, 1]
 
 
 def test_figures_that_have_changed_everywhere() -> None:
@@ -113,11 +113,12 @@ def test_what_each_node_has_for_itself_is_no_news() -> None:
 
 def test_the_schema_is_a_schema_and_knows_every_word() -> None:
     Draft202012Validator.check_schema(SCHEMA)
+    schemas.check(changes_content, "changes")
     definitions = SCHEMA["$defs"]
-    assert definitions["state"]["enum"] == [state.value for state in State]
-    assert definitions["move"]["properties"]["turn"]["enum"] == [turn.value for turn in Turn]
-    assert set(SCHEMA["properties"]["nodes"]["properties"]) == {"lost", "new", *(turn.value for turn in Turn)}
-    assert SCHEMA["properties"]["schema"]["const"] == changes_json.SCHEMA
+    assert definitions["State"]["enum"] == sorted(state.value for state in State)
+    assert definitions["Turn"]["enum"] == sorted(turn.value for turn in Turn)
+    assert set(definitions["Sets"]["properties"]) == {"lost", "new", *(turn.value for turn in Turn)}
+    assert SCHEMA["properties"]["schema"]["enum"] == [changes_content.SCHEMA]
     assert set(SCHEMA["properties"]["exit_code"]["enum"]) == set(changes.MEANINGS) - {1, 2}
 
 
@@ -125,7 +126,7 @@ def test_the_schema_is_a_schema_and_knows_every_word() -> None:
 @given(fleets, fleets)
 def test_any_two_fleets_can_be_compared(before: list[NodeReport], after: list[NodeReport]) -> None:
     found = changes.compare(before, after)
-    Draft202012Validator(SCHEMA).validate(json.loads(changes_json.dumps(found)))
+    Draft202012Validator(SCHEMA).validate(json.loads(changes_content.dumps(found)))
     told = [node for nodes in found.nodes.values() for node in nodes]
     answered = {one.node for one in (*before, *after) if one.state is State.REPORTED}
     assert sorted(told) == sorted(answered)

@@ -1,0 +1,127 @@
+"""JSON documents: dumped from the types of their content, loaded into these, and described by them."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from inspect import cleandoc
+from typing import Any, Literal, TypeVar, get_type_hints
+
+from gpuipc_doctor.model import Evidence, Exit, Finding, Json
+from gpuipc_doctor.report import sentences
+
+T = TypeVar("T")
+
+_SENTENCES = {Finding: "summary", Evidence: "line"}
+"""The field in which a document has the sentence that says and values make."""
+
+Fold = Callable[[Collection[str]], str]
+"""Writes names of nodes as a set."""
+
+
+class BadDocument(ValueError):
+    """A text is no document of this kind and version; ``str()`` is one line that says where and why."""
+
+
+def dumps(document: Any, fold: Fold | None = None) -> str:
+    """A JSON document in ASCII, ending in a newline."""
+    return json.dumps(encode(document, fold), indent=2, allow_nan=False) + "\n"
+
+
+def encode(value: Any, fold: Fold | None = None) -> Json:
+    """A value as JSON: dataclasses by field, enumerations by value, text as strict UTF-8.
+
+    With ``fold``, a field ``nodes`` with names becomes a folded set, followed by their ``count``.
+    """
+    if dataclasses.is_dataclass(value):
+        encoded: dict[str, Json] = {}
+        for field in dataclasses.fields(value):
+            item = getattr(value, field.name)
+            if fold and field.name == "nodes" and isinstance(item, tuple):
+                encoded |= {"nodes": _text(fold(item)), "count": len(item)}
+            else:
+                encoded[field.name] = encode(item, fold)
+        if sentence := _SENTENCES.get(
+            type(value)
+        ):  # in words of what was encoded, as its reader would put it
+            encoded[sentence] = sentences.fill(encoded["says"], encoded["values"])
+        return encoded
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {_text(str(encode(key))): encode(item, fold) for key, item in value.items()}
+    if isinstance(value, frozenset):
+        return sorted(map(encode, value))
+    if isinstance(value, (tuple, list)):
+        return [encode(item, fold) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None  # JSON has no NaN
+    return _text(value) if isinstance(value, str) else value
+
+
+def _text(text: str) -> str:
+    """``text`` with a question mark for each undecodable byte: strict JSON parsers refuse lone surrogates."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def parse(text: str | bytes) -> Json:
+    """The JSON value. Raises `BadDocument`."""
+    import msgspec
+
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+        raise BadDocument(f"this is not JSON: {error}") from None
+
+
+def load(kind: type[T], document: Mapping[str, Json], known: Collection[str] = ()) -> T:
+    """The value that was dumped; a field that has a default may be missing. Raises `BadDocument`.
+
+    ``known``: the fields that the document has beside those of ``kind``.
+    """
+    import msgspec
+
+    fields = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    if strange := sorted(document.keys() - fields - set(known)):
+        raise BadDocument(f"$: {strange[0][:80]!r} was unexpected")
+    try:
+        return msgspec.convert(document, kind)
+    except (msgspec.ValidationError, RecursionError) as error:
+        says, _, place = str(error).rpartition(" - at `")
+        raise BadDocument(f"{place.removesuffix('`') or '$'}: {says or error}"[:300]) from None
+
+
+def codes(meanings: Iterable[Exit]) -> Any:
+    """The type of the exit codes of a command that has printed its document."""
+    return Literal[tuple(code.value for code in meanings if code not in (Exit.INTERNAL, Exit.USAGE))]
+
+
+def schema(name: str, kind: type, about: str, **head: Any) -> Json:
+    """The JSON Schema (draft 2020-12) of documents with ``schema``, ``head`` and the fields of ``kind``."""
+    import msgspec
+
+    fields = {"schema": Literal[name], **head, **get_type_hints(kind), **head}
+    document = msgspec.defstruct("Document", list(fields.items()))
+    _, definitions = msgspec.json.schema_components([document], ref_template="#/$defs/{name}")
+    for title, described in definitions.items():
+        if "description" in described:
+            described["description"] = cleandoc(described["description"])
+        if properties := described.get("properties"):
+            for finding, sentence in _SENTENCES.items():
+                if title == finding.__name__:
+                    properties[sentence] = {"type": "string"}
+            for each in properties.values():
+                each.pop("default", None)
+            if properties.get("nodes", {}).get("type") == "array":
+                properties |= {"nodes": {"type": "string"}, "count": {"type": "integer", "minimum": 1}}
+            described |= {"required": list(properties), "additionalProperties": False}
+    top = definitions.pop("Document")
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"urn:{name.replace('/', ':')}",
+        **{**top, "title": name, "description": about},
+        "$defs": definitions,
+    }
