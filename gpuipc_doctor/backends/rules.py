@@ -21,6 +21,10 @@ VALUES = frozenset({"succeeds", "refused", "counted", "base", "interior", "same"
 interior pointer's handle opens to. ``same`` and ``differs``: two handles compared. ``ends`` and ``stays``:
 what becomes of an open mapping."""
 
+CUDA_MEM = (
+    "cuIpcOpenMemHandle, https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html: handles of a "
+    "device in a process may only be opened by one context per device of another process"
+)
 H200 = "measured on H200, driver 580.159.04, CUDA 13.0, 2026-11-20"
 _CLR = "https://github.com/ROCm/rocm-systems/blob/01ad4049f1dc9eeacef423889f9d47681d294d36/projects/clr/"
 HIP_MEMORY = _CLR + "hipamd/src/hip_memory.cpp"
@@ -94,6 +98,10 @@ CASES: dict[str, dict[str, Rule]] = {
     "open-in-second-context": {
         "cuda": Rule("refused", H200 + ": CUDA_ERROR_INVALID_HANDLE"),
         "hip": Rule("counted", f"hipCtxCreate hands out the one context of the device: {HIP_CONTEXT}"),
+    },
+    "open-another-in-second-context": {  # another allocation of the same exporter on the same device
+        "cuda": Rule("refused", f"{CUDA_MEM}; seen on H200, driver 580.159.04, 2026-11-23: INVALID_HANDLE"),
+        "hip": Rule("succeeds", f"hipCtxCreate hands out the one context of the device: {HIP_CONTEXT}"),
     },
     "open-flags-zero": {
         "cuda": Rule("refused", H200 + ": CUDA_ERROR_INVALID_VALUE"),

@@ -178,6 +178,26 @@ def test_open_in_context_2_while_open_in_context_1(
     importer.gpu.open_ipc(handle)
 
 
+@on_documented("open-another-in-second-context")
+def test_open_another_in_context_2_while_one_is_open_in_context_1(
+    backend: str, exporter: Remote, importer: Remote, documented: str
+) -> None:
+    """open another allocation of the exporter in context 2 while one is open in context 1: INVALID_HANDLE"""
+    buffers = [exporter.gpu.alloc(4 * MIB) for _ in range(2)]
+    one = importer.gpu.create_context()
+    first = importer.gpu.open_ipc(buffers[0].ipc_handle())
+    two = importer.gpu.create_context()
+    if documented == "succeeds":
+        importer.gpu.open_ipc(buffers[1].ipc_handle())
+        return
+    with refused(INVALID_HANDLE[backend]):
+        importer.gpu.open_ipc(buffers[1].ipc_handle())
+    one.make_current()
+    first.close()
+    two.make_current()
+    importer.gpu.open_ipc(buffers[1].ipc_handle())
+
+
 @on_documented("open-flags-zero")
 def test_open_with_flags_0(backend: str, exporter: Remote, importer: Remote, documented: str) -> None:
     """open with flags 0 (not LAZY_ENABLE_PEER_ACCESS): INVALID_VALUE"""

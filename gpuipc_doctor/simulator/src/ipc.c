@@ -163,6 +163,20 @@ static struct block *import_of(uint64_t serial)
     return NULL;
 }
 
+/* Whether another context of this device has memory open here of the same process and device: then no other
+ * may open any (cuIpcOpenMemHandle, and as an H200 answers). With the state's lock held. */
+static bool open_in_another_context(const struct segment *segment, const struct context *context)
+{
+    for (const struct block *block = blocks; block; block = block->next) {
+        if (block->kind != IMPORTED || block->context == context || block->context->device != context->device)
+            continue;
+        const struct segment *other = segment_find(block->serial);
+        if (other && other->pid == segment->pid && other->device == segment->device)
+            return true;
+    }
+    return false;
+}
+
 /* Maps the segment into this process; with the state's lock held. */
 static int import(struct block **block, const struct segment *segment, struct context *context)
 {
@@ -240,7 +254,7 @@ static int open_wish(uint64_t *address, const struct wish *wish, struct context 
     if (segment->device != context->device && !node()->peer[context->device][segment->device])
         return PEER_ACCESS_UNSUPPORTED;
     struct block *block = fault_asks(STALE) ? NULL : import_of(segment->serial);
-    if (block && block->context != context)
+    if (open_in_another_context(segment, context))
         return INVALID_HANDLE;
     int code = block ? SUCCESS : import(&block, segment, context);
     if (code)
