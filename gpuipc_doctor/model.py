@@ -395,7 +395,8 @@ class Probe:
     the Python modules that the roles will import, or backends whose bindings they will, beside those of the
     devices' backend: they are then imported once for many workers, where that is safe. Roles are
     ``concurrent`` where work in several streams has to run at the same time; the others' contexts have a
-    single queue to the device, which costs less.
+    single queue to the device, which costs less. Roles that are ``starters`` start processes of their own
+    and load no driver, since no process may be forked from one that has.
     """
 
     name: str
@@ -406,6 +407,7 @@ class Probe:
     exclusive: bool = False
     together: bool = False
     concurrent: frozenset[str] = frozenset()
+    starters: frozenset[str] = frozenset()
     launch: Launch | None = None
     harms: frozenset[str] = frozenset()
     """What it does that harms nodes of some versions, as known issues of class ``probe-harms`` name it."""

@@ -96,6 +96,64 @@ class Fabric(Protocol):
         """
 
 
+class ChildGone(Exception):
+    """A process that a role started has ended; the one argument says how: a signal's name, or ``exit 1``."""
+
+
+class ChildHangs(Exception):
+    """A process that a role started does not answer in time."""
+
+
+class Child(Protocol):
+    """A process that a role started, as the function sees it that runs there."""
+
+    @property
+    def gpus(self) -> Sequence[Gpu]:
+        """All devices of the probe, by a driver that this process has loaded itself."""
+
+    @property
+    def descriptors(self) -> Sequence[int]:
+        """File descriptors that came with the latest message; this process's to close."""
+
+    def progress(self, number: int) -> None:
+        """Say how far this process has come, even should it end."""
+
+    def recv(self) -> Json:
+        """Wait for the role's next message; where the role has ended, this process ends, too."""
+
+    def send(self, value: Json, descriptors: Sequence[int] = ()) -> None: ...
+
+
+class ChildProcess(Protocol):
+    """A process that a role started, as the role sees it."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def call(self) -> str:
+        """The driver call that it made last, and may be in."""
+
+    @property
+    def progress(self) -> int:
+        """How far it has come, as it said last."""
+
+    @property
+    def descriptors(self) -> Sequence[int]:
+        """File descriptors that came with the latest message; the role's to close."""
+
+    def send(self, value: Json, descriptors: Sequence[int] = ()) -> None:
+        """Raises `ChildGone`."""
+
+    def recv(self, limit_s: float) -> Json:
+        """Its next message. Raises `ChildGone` and, after so many seconds, `ChildHangs`."""
+
+    def kill(self) -> None:
+        """Kill it, and wait until it is gone."""
+
+    def end(self, limit_s: float) -> str:
+        """Have it exit as programs do and wait for that; says how it ended. Raises `ChildHangs`."""
+
+
 class Worker(Protocol):
     """The process in which a role function runs, as the role function sees it."""
 
@@ -143,6 +201,9 @@ class Worker(Protocol):
 
     @property
     def fabric(self) -> Fabric: ...
+    def start(self, act: Callable[[Child], None]) -> ChildProcess:
+        """Start a process that calls ``act`` and ends. For roles that are `Probe.starters`."""
+
     @property
     def params(self) -> Mapping[str, Json]: ...
     def discover(self, backend: str) -> dict[str, Json]:

@@ -316,6 +316,8 @@ def verify(probe: Probe, file: Path) -> None:
             )
     if not isinstance(probe.concurrent, Set) or not probe.concurrent <= probe.roles.keys():
         raise ValueError(f"probe {probe.name!r}: concurrent must be a set of its roles")
+    if not isinstance(probe.starters, Set) or not probe.starters < probe.roles.keys():
+        raise ValueError(f"probe {probe.name!r}: starters must be a set of its roles, and not all of them")
 
 
 def select(request: Request, config: SiteConfig) -> list[LoadedCheck | BrokenCheck]:

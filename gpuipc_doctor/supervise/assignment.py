@@ -76,7 +76,7 @@ class Assignment:
 
     ``place`` is the role's number among the probe's roles, from 0; ``root`` is the node's (see `model.Node`);
     ``ranks`` is the number of MPI ranks, 0 when no launcher started this worker. ``waits_for_turn``: it
-    makes no context before the probe's turn (see `turn`).
+    makes no context before the probe's turn (see `turn`). ``starter``: it starts processes of its own.
     """
 
     check_file: str
@@ -88,6 +88,7 @@ class Assignment:
     root: str
     ranks: int
     waits_for_turn: bool
+    starter: bool = False
 
     def write(self, path: Path) -> None:
         data = asdict(self)

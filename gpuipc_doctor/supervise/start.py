@@ -170,6 +170,7 @@ class Starter:
             root=self.node.root,
             ranks=ranks,
             waits_for_turn=self.waits_for_turn,
+            starter=role in self.probe.starters,
         ).write(files.assignment)
         return files
 

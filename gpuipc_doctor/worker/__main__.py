@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from gpuipc_doctor.worker import running
+from gpuipc_doctor.worker import process, running
 
 
 def main(directory: str, role: str, *peers: str) -> None:
-    running.die_with_parent()
+    process.die_with_parent()
     running.run(Path(directory), role, list(map(int, peers)))
 
 

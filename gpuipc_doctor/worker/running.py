@@ -6,11 +6,8 @@ then (see `assignment` and `journal`).
 
 from __future__ import annotations
 
-import atexit
 import faulthandler
 import os
-import signal
-import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,10 +19,9 @@ from gpuipc_doctor.model import Ending
 from gpuipc_doctor.supervise.assignment import Assignment, RoleFiles, RoleResult
 from gpuipc_doctor.supervise.journal import CANNOT_WRITE, PROCESS_EXIT, Journal
 from gpuipc_doctor.worker.peer import PeerLost
+from gpuipc_doctor.worker.process import exit_as_programs_do
 from gpuipc_doctor.worker.services import Unfit, Worker
 from gpuipc_doctor.worker.stack_timer import StackTimer
-
-PR_SET_PDEATHSIG = 1
 
 
 def run(directory: Path, role: str, peer_fds: Sequence[int]) -> NoReturn:
@@ -46,21 +42,7 @@ def run(directory: Path, role: str, peer_fds: Sequence[int]) -> NoReturn:
     worker.hang_up()
     # Left armed: what the driver's exit handlers do wrong after this line is blamed on it.
     worker.armed(PROCESS_EXIT).__enter__()
-    _exit()
-
-
-def _exit() -> NoReturn:
-    """End this process as C programs do, whose exit handlers are the drivers' and libraries' own.
-
-    Taking Python's modules apart first would add half a second where PyTorch is among them.
-    """
-    import ctypes
-
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    ctypes.CDLL(None).exit(0)
-    raise AssertionError("exit returned")
+    exit_as_programs_do()
 
 
 def _call(worker: Worker, assignment: Assignment) -> RoleResult:
@@ -88,13 +70,3 @@ def _call(worker: Worker, assignment: Assignment) -> RoleResult:
         summary = f"{type(error).__name__}: {error}"
         return RoleResult(Ending.EXCEPTION, exception=f"{summary}\n{traceback.format_exc()}")
     return RoleResult(Ending.COMPLETED)
-
-
-def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends."""
-    import ctypes
-
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it went before we asked
-        os._exit(1)

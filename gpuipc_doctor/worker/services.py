@@ -23,6 +23,7 @@ from gpuipc_doctor.model import AtRest, Device, Json
 from gpuipc_doctor.supervise.assignment import Assignment, RoleFiles, device_to_json
 from gpuipc_doctor.supervise.journal import Journal
 from gpuipc_doctor.supervise.turn import announced
+from gpuipc_doctor.worker import children
 from gpuipc_doctor.worker.peer import Peer
 from gpuipc_doctor.worker.stack_timer import StackTimer
 
@@ -106,8 +107,9 @@ class Worker:
         """Have it be the probe's turn, and the devices at rest, before a role begins: the first looks."""
         if not self._assignment.waits_for_turn:
             return
-        for backend, _ in self._unopened:
-            backend.initialise()
+        if not self._assignment.starter:
+            for backend, _ in self._unopened:
+                backend.initialise()
         if self._assignment.place != 0:
             self._timer.rest()
             self.peer.recv()
@@ -196,6 +198,11 @@ class Worker:
         assignment = self._assignment
         host = meeting.host() if assignment.ranks else "127.0.0.1"
         return Fabric(assignment.place, Path(assignment.root), self.armed, lambda: self.peer, host)
+
+    def start(self, act: Callable[[children.Child], None]) -> children.ChildProcess:
+        if not self._assignment.starter or self._backends:
+            raise RuntimeError(f"role {self.role} cannot start a process: it is no starter, or has a driver")
+        return children.start(act, self._assignment)
 
     def _backend(self, name: str) -> Backend:
         if name not in self._backends:

@@ -24,7 +24,7 @@ from pathlib import Path
 from gpuipc_doctor.supervise import priority
 from gpuipc_doctor.supervise.marker import MARKER, carried, carry
 from gpuipc_doctor.supervise.orders import GO, Order, StemOrder, receive_order
-from gpuipc_doctor.worker import running
+from gpuipc_doctor.worker import process, running
 
 BINDINGS = {
     "cuda": ("gpuipc_doctor.backends.cuda", "cuda.bindings.driver", "ctypes"),
@@ -36,7 +36,7 @@ BINDINGS = {
 def main(fd: int) -> None:
     gc.disable()  # garbage that is found in a stem leaves holes in pages that its forks have from it
     _keep_freed_memory()
-    running.die_with_parent()
+    process.die_with_parent()
     order = _serve(socket.socket(fileno=fd))
     while isinstance(order, StemOrder):
         order = _serve(socket.socket(fileno=order.files["orders"]), order.imports)
@@ -135,7 +135,7 @@ def _become_child(order: Order | StemOrder, between: int, supervisor: int) -> No
         time.sleep(0.0002)
     if os.getppid() != supervisor:
         os._exit(1)
-    running.die_with_parent()
+    process.die_with_parent()
 
 
 def _become_worker(order: Order) -> None:

@@ -1,0 +1,199 @@
+"""One process of a history: it performs the operations that it is sent, on the driver that it has loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from gpuipc_doctor.api.gpu import DriverError, Gpu, GpuContext
+from gpuipc_doctor.api.worker import Child
+from gpuipc_doctor.histories.contents import PIECE, contents, first_difference, stamp_at
+from gpuipc_doctor.histories.model import FIRST_CONTEXT
+
+FULL_BYTES = 256 << 10
+"""Memory up to this size is read in full each time; of larger memory, both ends and the middle are."""
+
+GLANCE = 16 << 10
+"""Bytes that are read at each of those places."""
+
+
+class Order(NamedTuple):
+    """An operation as its process gets it, with what it needs to know beside it."""
+
+    do: str
+    on: int
+    makes: int
+    of: int
+    nbytes: int
+    stamp: int
+    handle: bytes = b""
+    """What an ``open`` opens."""
+
+
+class Answer(NamedTuple):
+    """What came of a list of orders: how many were performed, and what went wrong with the next."""
+
+    done: int
+    made: dict[int, Any]
+    """Object → its handle, of buffers that were exported; process → figures, of a process that rested."""
+    compared: int
+    """Bytes that were read and compared."""
+    what: str = ""
+    name: str = ""
+    says: str = ""
+
+
+class WrongData(Exception):
+    """Memory does not show what the model expects."""
+
+
+def act(child: Child) -> None:
+    """The whole life of a process of a history."""
+    device, primary = child.recv()
+    actor = Actor(child.gpus[device], child.progress, primary=primary)
+    child.send(None)
+    while True:
+        child.send(actor.perform(child.recv()))
+
+
+class Actor:
+    """Objects of one process by their numbers."""
+
+    def __init__(self, gpu: Gpu, progress: Callable[[int], None], *, primary: bool) -> None:
+        self._gpu = gpu
+        self._progress = progress
+        self._first: Callable[[], GpuContext] = gpu.primary_context if primary else gpu.create_context
+        self._contexts = {FIRST_CONTEXT: self._first()}
+        self._current = self._entered = FIRST_CONTEXT
+        self._things: dict[int, Any] = {}
+        self._context_of: dict[int, int] = {}
+        self._streams: dict[int, Any] = {}
+        self._made: dict[int, Any] = {}
+        self._compared = 0
+
+    def perform(self, orders: Sequence[Order]) -> Answer:
+        self._made, self._compared = {}, 0
+        for number, order in enumerate(orders):
+            self._progress(number)
+            try:
+                getattr(self, f"_{order.do.replace('-', '_')}")(order)
+            except DriverError as error:
+                return self._answer(number, "error", error.fault.name, str(error))
+            except WrongData as wrong:
+                return self._answer(number, "data", "", str(wrong))
+        return self._answer(len(orders))
+
+    def _answer(self, done: int, what: str = "", name: str = "", says: str = "") -> Answer:
+        return Answer(done, self._made, self._compared, what, name, says)
+
+    def _enter(self, context: int) -> None:
+        if self._entered != context:
+            self._contexts[context].make_current()
+            self._entered = context
+
+    def _add(self, order: Order, thing: Any) -> Any:
+        self._things[order.makes] = thing
+        self._context_of[order.makes] = self._current
+        return thing
+
+    def _get(self, number: int) -> Any:
+        """An object, with its context current."""
+        self._enter(self._context_of[number])
+        return self._things[number]
+
+    def _take(self, number: int) -> Any:
+        thing = self._get(number)
+        del self._things[number], self._context_of[number]
+        return thing
+
+    # -- buffers and legacy handles -----------------------------------------------------------------------
+
+    def _allocate(self, order: Order) -> None:
+        self._enter(self._current)
+        buffer = self._add(order, self._gpu.alloc(order.nbytes))
+        self._made[order.makes] = buffer.ipc_handle()
+
+    def _export(self, order: Order) -> None:
+        self._made[order.on] = self._get(order.on).ipc_handle()
+
+    def _open(self, order: Order) -> None:
+        self._enter(self._current)
+        self._add(order, self._gpu.open_ipc(order.handle))
+
+    def _close(self, order: Order) -> None:
+        self._take(order.on).close()
+
+    def _free(self, order: Order) -> None:
+        self._take(order.on).free()
+
+    _free_open = _free
+
+    # -- memory -------------------------------------------------------------------------------------------
+
+    def _write(self, order: Order) -> None:
+        memory = self._get(order.on)
+        for offset in range(0, order.nbytes, PIECE):
+            memory.write(contents(order.stamp, min(PIECE, order.nbytes - offset), offset), offset)
+
+    def _read(self, order: Order) -> None:
+        memory, nbytes = self._get(order.on), order.nbytes
+        if nbytes <= FULL_BYTES:
+            parts = [(0, nbytes)]
+        else:
+            parts = [(0, GLANCE), (nbytes // 2 - 4099, GLANCE), (nbytes - GLANCE, GLANCE)]
+        for offset, length in parts:
+            found = memory.read(length, offset)
+            if order.stamp:
+                expected = contents(order.stamp, length, offset)
+                if found != expected:
+                    raise WrongData(_difference(found, expected, offset))
+                self._compared += length
+
+    def _copy(self, order: Order) -> None:
+        to, source = self._get(order.on), self._get(order.of)
+        context = self._context_of[order.on]
+        if context not in self._streams:
+            self._streams[context] = self._gpu.create_stream()
+        stream = self._streams[context]
+        stream.copy(to, Sized(source.address, order.nbytes))
+        stream.synchronize()
+
+    # -- contexts -----------------------------------------------------------------------------------------
+
+    def _create_context(self, order: Order) -> None:
+        self._contexts[order.makes] = self._gpu.create_context()
+        self._current = self._entered = order.makes
+
+    def _use_context(self, order: Order) -> None:
+        self._current = order.on
+
+    def _end_context(self, order: Order) -> None:
+        self._enter(order.on)
+        self._contexts.pop(order.on).destroy()
+        self._streams.pop(order.on, None)
+        for number in [number for number, context in self._context_of.items() if context == order.on]:
+            if self._gpu.expects("mapping-when-its-context-is-destroyed") == "ends":
+                del self._things[number], self._context_of[number]
+            else:
+                self._context_of[number] = FIRST_CONTEXT
+        if order.on == FIRST_CONTEXT:
+            self._contexts[FIRST_CONTEXT] = self._first()
+        else:
+            self._contexts[FIRST_CONTEXT].make_current()
+        self._current = self._entered = FIRST_CONTEXT
+
+    def _rest(self, order: Order) -> None:
+        pass
+
+
+class Sized(NamedTuple):
+    """Where a copy reads from, and how much."""
+
+    address: int
+    nbytes: int
+
+
+def _difference(found: bytes, expected: bytes, offset: int) -> str:
+    at = first_difference(found, expected)
+    shown, wanted = (stamp_at(data, at, offset) for data in (found, expected))
+    return f"from byte {offset + at} on it shows {shown or 'foreign data'} instead of {wanted}"

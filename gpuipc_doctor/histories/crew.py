@@ -1,0 +1,120 @@
+"""The processes of a history: they start when they are needed, and perform what they are sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from gpuipc_doctor.api.worker import Child, ChildGone, ChildHangs, ChildProcess
+from gpuipc_doctor.histories.actor import Answer, Order, act
+from gpuipc_doctor.histories.model import Expected
+from gpuipc_doctor.histories.operations import Disagreement, Operation, ProcessPlan
+
+Start = Callable[[Callable[[Child], None]], ChildProcess]
+
+BATCH = 64
+"""The most operations that a process is sent at a time."""
+
+START_S = 30.0
+"""For a process to load its driver and make its context, seconds."""
+
+
+class Failed(Exception):
+    """The driver and the model disagree."""
+
+    def __init__(self, disagreement: Disagreement) -> None:
+        super().__init__(disagreement.says)
+        self.disagreement = disagreement
+
+
+class Crew:
+    """Performs operations in order. Those that follow each other in one process travel together."""
+
+    def __init__(self, start: Start, plans: dict[int, ProcessPlan], limit_s: float) -> None:
+        self._start = start
+        self._plans = plans
+        self._limit_s = limit_s
+        self._children: dict[int, ChildProcess] = {}
+        self._waiting: list[tuple[int, Operation, Order]] = []
+        self._made: dict[int, Any] = {}
+        self.performed = 0
+        self.compared = 0
+
+    def add(self, at: int, operation: Operation, expected: Expected) -> None:
+        """Perform an operation, now or with those that follow. Raises `Failed`, maybe for an earlier one."""
+        if self._waiting and (self._waiting[0][1].by != operation.by or len(self._waiting) == BATCH):
+            self.flush()
+        if operation.do == "kill":
+            self.flush()
+            self._children.pop(operation.by).kill()
+            self.performed += 1
+            return
+        handle = self._made.get(operation.on, b"") if operation.do == "open" else b""
+        nbytes, stamp = operation.nbytes or expected.nbytes, operation.stamp or expected.stamp
+        order = Order(operation.do, operation.on, operation.makes, operation.of, nbytes, stamp, handle)
+        self._waiting.append((at, operation, order))
+
+    def flush(self) -> None:
+        if not self._waiting:
+            return
+        waiting, self._waiting = self._waiting, []
+        by = waiting[0][1].by
+        child = None
+        try:
+            child = self._child(by)
+            child.send([order for _, _, order in waiting])
+            answer: Answer = child.recv(self._limit_s)
+        except ChildGone as gone:
+            raise Failed(self._ended(waiting, child, "crash", str(gone))) from None
+        except ChildHangs:
+            raise Failed(self._ended(waiting, child, "hang", "")) from None
+        self.performed += answer.done
+        self.compared += answer.compared
+        self._made.update(answer.made)
+        if answer.what:
+            at, operation, _ = waiting[answer.done]
+            call = child.call
+            raise Failed(Disagreement(at, answer.what, operation.do, answer.name, call, answer.says))
+
+    def _ended(
+        self, waiting: list[tuple[int, Operation, Order]], child: ChildProcess | None, what: str, name: str
+    ) -> Disagreement:
+        """What a process that ended, or hangs, was about: one by one they were not sent, so it tells."""
+        call = child.call if child else ""
+        at, operation, _ = waiting[min(child.progress if child else 0, len(waiting) - 1)]
+        says = f"{call or 'it'} hung" if what == "hang" else f"{call or 'it'} ended the process: {name}"
+        return Disagreement(at, what, operation.do, name, call, says)
+
+    def _child(self, by: int) -> ChildProcess:
+        if by not in self._children:
+            child = self._children[by] = self._start(act)
+            plan = self._plans[by]
+            child.send((plan.device, plan.primary))
+            child.recv(START_S)
+        return self._children[by]
+
+    def end(self) -> None:
+        """End all processes, as programs end."""
+        children, self._children = self._children, {}
+        for child in children.values():
+            try:
+                child.end(self._limit_s)
+            except (ChildHangs, ChildGone):
+                child.kill()
+
+    def kill(self) -> None:
+        """End all processes at once, after one has failed."""
+        children, self._children = self._children, {}
+        for child in children.values():
+            child.kill()
+
+
+def perform(crew: Crew, operations: Iterable[tuple[int, Operation, Expected]]) -> Disagreement | None:
+    """Have a crew perform operations; where it disagrees with the model first."""
+    try:
+        for at, operation, expected in operations:
+            crew.add(at, operation, expected)
+        crew.flush()
+    except Failed as failed:
+        return failed.disagreement
+    return None

@@ -1,0 +1,290 @@
+"""What every process's memory must show, and which operation is legal next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from gpuipc_doctor.histories import legality
+from gpuipc_doctor.histories.operations import History, Operation, ProcessPlan
+
+FIRST_CONTEXT = 0
+"""Number of the context that a process has from its start."""
+
+
+@dataclass(slots=True, eq=False)
+class Storage:
+    """Device memory itself, however many objects lead to it."""
+
+    number: int
+    """Of the object that was allocated."""
+    owner: int
+    device: int
+    nbytes: int
+    stamp: int = 0
+    """Of the write whose contents it has; 0: not known."""
+    freed: bool = False
+    """Freed by its owner, or its owner has ended. What is left may only be closed."""
+
+
+@dataclass(slots=True, eq=False)
+class Thing:
+    """An object of one process: ``buffer`` or ``mapping``, ``physical``, ``view``, ``pool`` …"""
+
+    number: int
+    kind: str
+    by: int
+    storage: Storage
+    context: int = FIRST_CONTEXT
+
+
+@dataclass(slots=True, eq=False)
+class Process:
+    """A process that is alive."""
+
+    number: int
+    plan: ProcessPlan
+    contexts: list[int] = field(default_factory=lambda: [FIRST_CONTEXT])
+    current: int = FIRST_CONTEXT
+
+
+class Expected(NamedTuple):
+    """The contents that an operation reads or writes, 0 where they are not known, and their bytes."""
+
+    stamp: int
+    nbytes: int
+
+
+NOTHING = Expected(0, 0)
+
+USABLE = {"buffer", "mapping", "view", "pool-memory", "imported-memory"}
+"""Kinds of objects that have an address."""
+
+
+class Model:
+    """The state after some operations. `illegal` and `apply` know each operation by its name."""
+
+    def __init__(self, history: History) -> None:
+        self.backend = history.backend
+        self.plans = history.processes
+        self.processes: dict[int, Process] = {}
+        self.ended: set[int] = set()
+        self.things: dict[int, Thing] = {}
+        self.made: set[int] = set()
+
+    def illegal(self, operation: Operation) -> str:
+        """Why the operation must not come next, in words; empty where it may."""
+        if operation.by in self.ended or operation.by not in self.plans:
+            return f"process {operation.by} has ended"
+        if operation.makes and operation.makes in self.made:
+            return f"object {operation.makes} exists already"
+        why: str = getattr(self, f"_may_{operation.do.replace('-', '_')}")(operation)
+        return why
+
+    def apply(self, operation: Operation) -> Expected:
+        """Take a legal operation in."""
+        process = self.processes.get(operation.by)
+        if process is None:
+            process = self.processes[operation.by] = Process(operation.by, self.plans[operation.by])
+        if operation.makes:
+            self.made.add(operation.makes)
+        expected: Expected | None = getattr(self, f"_{operation.do.replace('-', '_')}")(operation, process)
+        return expected or NOTHING
+
+    def allows(self, case: str, *values: str) -> bool:
+        return legality.value(self.backend, case) in (values or (legality.LEGAL,))
+
+    # -- what there is ------------------------------------------------------------------------------------
+
+    def of_kind(self, *kinds: str) -> list[Thing]:
+        return [thing for thing in self.things.values() if thing.kind in kinds]
+
+    def others_of(self, thing: Thing) -> list[Thing]:
+        """What else leads to the memory of an object."""
+        return [one for one in self.things.values() if one.storage is thing.storage and one is not thing]
+
+    def _own(self, operation: Operation, *kinds: str) -> Thing | None:
+        thing = self.things.get(operation.on)
+        return thing if thing and thing.by == operation.by and thing.kind in kinds else None
+
+    def _add(self, operation: Operation, kind: str, storage: Storage, process: Process) -> None:
+        self.things[operation.makes] = Thing(operation.makes, kind, operation.by, storage, process.current)
+
+    def _end_things(self, things: list[Thing]) -> None:
+        """Objects that go without being closed or freed, and the memory that goes with them."""
+        for thing in things:
+            del self.things[thing.number]
+            if thing.kind in ("buffer", "pool-memory"):
+                thing.storage.freed = True
+
+    # -- buffers and legacy handles -----------------------------------------------------------------------
+
+    def _may_allocate(self, operation: Operation) -> str:
+        return "" if operation.makes and operation.nbytes > 0 else "it makes no object, or one of no size"
+
+    def _allocate(self, operation: Operation, process: Process) -> None:
+        storage = Storage(operation.makes, operation.by, process.plan.device, operation.nbytes)
+        self._add(operation, "buffer", storage, process)
+
+    def _may_export(self, operation: Operation) -> str:
+        return "" if self._own(operation, "buffer") else _no_such(operation, "buffer")
+
+    def _export(self, operation: Operation, process: Process) -> None:
+        pass
+
+    def _may_open(self, operation: Operation) -> str:
+        buffer = self.things.get(operation.on)
+        if buffer is None or buffer.kind != "buffer" or not operation.makes:
+            return f"there is no buffer {operation.on}"
+        if buffer.by == operation.by:
+            return "a process opens no handle of its own"
+        if not self.allows("open an exporter's memory in a second context"):
+            process = self.processes.get(operation.by)
+            current = process.current if process else FIRST_CONTEXT
+            elsewhere = any(
+                one.by == operation.by
+                and one.kind == "mapping"
+                and one.context != current
+                and (one.storage.owner, one.storage.device) == (buffer.storage.owner, buffer.storage.device)
+                for one in self.things.values()
+            )
+            if elsewhere:
+                return f"memory of process {buffer.by} is open in another context of process {operation.by}"
+        return ""
+
+    def _open(self, operation: Operation, process: Process) -> None:
+        self._add(operation, "mapping", self.things[operation.on].storage, process)
+
+    def _may_close(self, operation: Operation) -> str:
+        return "" if self._own(operation, "mapping") else _no_such(operation, "mapping")
+
+    def _close(self, operation: Operation, process: Process) -> None:
+        del self.things[operation.on]
+
+    def _may_free(self, operation: Operation) -> str:
+        if not (buffer := self._own(operation, "buffer")):
+            return _no_such(operation, "buffer")
+        return "it is open in another process" if self.others_of(buffer) else ""
+
+    def _free(self, operation: Operation, process: Process) -> None:
+        self._end_things([self.things[operation.on]])
+
+    def _may_free_open(self, operation: Operation) -> str:
+        """The same where it is open elsewhere: as registration caches of MPI libraries have it."""
+        if not (buffer := self._own(operation, "buffer")):
+            return _no_such(operation, "buffer")
+        if not self.allows("free memory that is open elsewhere", legality.LEGAL, legality.DECLARED):
+            return "no memory is freed that is open elsewhere"
+        return "" if self.others_of(buffer) else "it is not open elsewhere"
+
+    _free_open = _free
+
+    # -- memory -------------------------------------------------------------------------------------------
+
+    def _may_use(self, operation: Operation) -> str:
+        if not (thing := self._own(operation, *USABLE)):
+            return _no_such(operation, "memory")
+        return "its memory was freed" if thing.storage.freed else ""
+
+    def _may_write(self, operation: Operation) -> str:
+        return self._may_use(operation) or ("" if operation.stamp else "a write has a stamp")
+
+    def _write(self, operation: Operation, process: Process) -> Expected:
+        storage = self.things[operation.on].storage
+        storage.stamp = operation.stamp
+        return Expected(storage.stamp, storage.nbytes)
+
+    _may_read = _may_use
+
+    def _read(self, operation: Operation, process: Process) -> Expected:
+        storage = self.things[operation.on].storage
+        return Expected(storage.stamp, storage.nbytes)
+
+    def _may_copy(self, operation: Operation) -> str:
+        if why := self._may_use(operation):
+            return why
+        source = self.things.get(operation.of)
+        if source is None or source.by != operation.by or source.kind not in USABLE or source.storage.freed:
+            return f"process {operation.by} has no memory {operation.of}"
+        to = self.things[operation.on]
+        if source.storage is to.storage or source.context != to.context:
+            return "it copies between two memories of one context"
+        return "" if source.storage.nbytes == to.storage.nbytes else "sizes differ"
+
+    def _copy(self, operation: Operation, process: Process) -> Expected:
+        storage = self.things[operation.on].storage
+        storage.stamp = self.things[operation.of].storage.stamp
+        return Expected(0, storage.nbytes)
+
+    # -- contexts -----------------------------------------------------------------------------------------
+
+    def _in_context(self, by: int, context: int) -> list[Thing]:
+        return [
+            thing
+            for thing in self.things.values()
+            if thing.by == by and thing.context == context and thing.kind in ("buffer", "mapping")
+        ]
+
+    def _may_end_context(self, operation: Operation) -> str:
+        process = self.processes.get(operation.by)
+        if process is None or operation.on not in process.contexts:
+            return f"process {operation.by} has no context {operation.on}"
+        ending = self._in_context(operation.by, operation.on)
+        ends = self.allows("destroy a context ends what lives in it")
+        if ends and any(thing.kind == "buffer" and self.others_of(thing) for thing in ending):
+            return "memory of this context is open in another process"
+        return ""
+
+    def _end_context(self, operation: Operation, process: Process) -> None:
+        ending = self._in_context(operation.by, operation.on)
+        if self.allows("destroy a context ends what lives in it"):
+            self._end_things(ending)
+        else:
+            for thing in ending:
+                thing.context = FIRST_CONTEXT
+        if operation.on != FIRST_CONTEXT:
+            process.contexts.remove(operation.on)
+        process.current = FIRST_CONTEXT
+
+    def _may_create_context(self, operation: Operation) -> str:
+        return "" if operation.makes else "it makes no context"
+
+    def _create_context(self, operation: Operation, process: Process) -> None:
+        process.contexts.append(operation.makes)
+        process.current = operation.makes
+
+    def _may_use_context(self, operation: Operation) -> str:
+        process = self.processes.get(operation.by)
+        known = process is not None and operation.on in process.contexts and operation.on != process.current
+        return "" if known else f"process {operation.by} has no other context {operation.on}"
+
+    def _use_context(self, operation: Operation, process: Process) -> None:
+        process.current = operation.on
+
+    # -- processes ----------------------------------------------------------------------------------------
+
+    def _may_kill(self, operation: Operation) -> str:
+        if operation.by not in self.processes:
+            return f"process {operation.by} has not started"
+        if self.allows("end a process whose memory is open elsewhere"):
+            return ""
+        own = (thing for thing in self.things.values() if thing.by == operation.by)
+        shared = any(thing.kind == "buffer" and self.others_of(thing) for thing in own)
+        return "its memory is open in another process" if shared else ""
+
+    def _kill(self, operation: Operation, process: Process) -> None:
+        self._end_things([thing for thing in self.things.values() if thing.by == operation.by])
+        del self.processes[operation.by]
+        self.ended.add(operation.by)
+
+    def _may_rest(self, operation: Operation) -> str:
+        if operation.by not in self.processes:
+            return f"process {operation.by} has not started"
+        return "something is still open" if self.things else ""
+
+    def _rest(self, operation: Operation, process: Process) -> None:
+        """Look at what the process has of descriptors, threads and memory. Nothing is allocated anywhere."""
+
+
+def _no_such(operation: Operation, what: str) -> str:
+    return f"process {operation.by} has no {what} {operation.on}"

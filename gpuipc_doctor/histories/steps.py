@@ -1,0 +1,52 @@
+"""A history as numbered steps, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gpuipc_doctor.histories.operations import History, Operation
+
+SENTENCES: Mapping[str, str] = {
+    "allocate": "process {by} allocates buffer {makes} ({nbytes} B) and exports its IPC handle",
+    "export": "process {by} exports the IPC handle of buffer {on} again",
+    "open": "process {by} opens the IPC handle of buffer {on}: mapping {makes}",
+    "close": "process {by} closes mapping {on}",
+    "free": "process {by} frees buffer {on}",
+    "free-open": "process {by} frees buffer {on}, which is still open in another process",
+    "write": "process {by} writes contents {stamp} through {on}",
+    "read": "process {by} reads {on} and compares",
+    "copy": "process {by} copies all of {of} to {on}, on the device",
+    "create-context": "process {by} creates context {makes}, which becomes current",
+    "use-context": "process {by} makes {on} current",
+    "end-context": "process {by} {ends}",
+    "kill": "process {by} is killed",
+    "rest": "process {by} holds nothing any more",
+}
+"""Operation → its sentence. Also the list of all operations that there are."""
+
+
+def step(operation: Operation, *, primary: bool) -> str:
+    """One operation in words. ``primary``: whether the first context of its process is the primary one."""
+    if operation.on:
+        ends = f"destroys context {operation.on}"
+    else:
+        ends = "resets its primary context" if primary else "destroys its context and creates another"
+    context = f"context {operation.on}" if operation.on else "its first context"
+    values = {
+        "by": operation.by,
+        "on": context if operation.do == "use-context" else operation.on,
+        "of": operation.of,
+        "makes": operation.makes,
+        "nbytes": operation.nbytes,
+        "stamp": operation.stamp,
+        "ends": ends,
+    }
+    return SENTENCES[operation.do].format(**values)
+
+
+def steps(history: History) -> Sequence[str]:
+    """``1. process 1 allocates …``, in order."""
+    return [
+        f"{number}. {step(operation, primary=history.processes[operation.by].primary)}"
+        for number, operation in enumerate(history.operations, 1)
+    ]

@@ -1,0 +1,125 @@
+"""The model against a trivial driver in memory: what it calls legal succeeds, and shows what it expects."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from gpuipc_doctor.histories.generator import Generator
+from gpuipc_doctor.histories.legality import DECLARED, ILLEGAL, LEGAL, RULES
+from gpuipc_doctor.histories.model import Model
+from gpuipc_doctor.histories.operations import History, Operation, ProcessPlan
+from gpuipc_doctor.histories.steps import SENTENCES, step
+from tests.unit.histories.trivial_driver import TrivialDriver
+
+PLANS = {number: ProcessPlan() for number in (1, 2, 3)}
+NUMBERS = st.integers(0, 8)
+
+
+class AnyLegalOperation(RuleBasedStateMachine):
+    """Any operation that the model calls legal, on the driver."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Model(History("cuda", PLANS))
+        self.driver = TrivialDriver()
+
+    @rule(
+        do=st.sampled_from(sorted(SENTENCES)),
+        by=st.integers(1, 3),
+        on=NUMBERS,
+        of=NUMBERS,
+        makes=NUMBERS,
+        nbytes=st.sampled_from([0, 1, 4096]),
+        stamp=st.integers(0, 99),
+    )
+    def perform(self, do: str, by: int, on: int, of: int, makes: int, nbytes: int, stamp: int) -> None:
+        operation = Operation(do, by, on, makes, of, nbytes, stamp)
+        if not self.model.illegal(operation):
+            expected = self.model.apply(operation)
+            shown = self.driver.perform(operation)
+            assert do != "read" or expected.stamp in (0, shown)
+
+    @invariant()
+    def nothing_is_left_where_the_model_knows_of_nothing(self) -> None:
+        if not self.model.things:
+            assert not self.driver.memory
+
+
+TestAnyLegalOperation = AnyLegalOperation.TestCase
+
+
+@pytest.mark.parametrize("backend", ["cuda", "hip"])
+@pytest.mark.parametrize("seed", range(5))
+def test_generated_history_is_legal_and_succeeds_on_the_trivial_driver(backend: str, seed: int) -> None:
+    generator = Generator(backend, 2, seed)
+    driver = TrivialDriver(contexts_own_memory=backend == "cuda")
+    done = Counter[str]()
+    judge = Model(History(backend, generator.plans))
+    for _ in range(12):
+        for operation, expected in generator.epoch():
+            assert judge.illegal(operation) == ""
+            assert judge.apply(operation) == expected
+            shown = driver.perform(operation)
+            assert operation.do != "read" or expected.stamp in (0, shown)
+            done[operation.do] += 1
+        assert not driver.memory
+    assert {"allocate", "open", "close", "free", "write", "read", "copy", "end-context"} <= done.keys()
+    assert ("free-open" in done) <= (backend == "cuda")
+
+
+def test_same_seed_generates_the_same_history() -> None:
+    first, second, other = (list(Generator("cuda", 1, seed).epoch()) for seed in (5, 5, 6))
+    assert first == second != other
+
+
+A, B = 1, 2
+SHARED = (Operation("allocate", A, makes=1, nbytes=64), Operation("open", B, on=1, makes=2))
+
+
+@pytest.mark.parametrize(
+    ("before", "operation", "says"),
+    [
+        ((), Operation("open", B, on=1, makes=2), "no buffer 1"),
+        (SHARED[:1], Operation("open", A, on=1, makes=2), "no handle of its own"),
+        (SHARED, Operation("free", A, on=1), "open in another process"),
+        (SHARED, Operation("end-context", A), "open in another process"),
+        ((*SHARED, Operation("free-open", A, on=1)), Operation("read", B, on=2), "was freed"),
+        ((*SHARED, Operation("kill", A)), Operation("read", B, on=2), "was freed"),
+        ((*SHARED, Operation("kill", A)), Operation("allocate", A, makes=3, nbytes=1), "has ended"),
+        (
+            (*SHARED, Operation("create-context", B, makes=3)),
+            Operation("open", B, on=1, makes=4),
+            "open in another context",
+        ),
+        (SHARED, Operation("copy", B, on=2, of=2), "two memories"),
+        (SHARED, Operation("rest", A), "still open"),
+    ],
+)
+def test_illegal_operation_is_refused_with_the_reason(
+    before: tuple[Operation, ...], operation: Operation, says: str
+) -> None:
+    model = Model(History("cuda", PLANS))
+    for earlier in before:
+        assert model.illegal(earlier) == ""
+        model.apply(earlier)
+    assert says in model.illegal(operation)
+
+
+def test_every_rule_has_a_value_and_a_source_for_both_vendors() -> None:
+    for case, of_backend in RULES.items():
+        assert of_backend.keys() == {"cuda", "hip"}, case
+        for ruling in of_backend.values():
+            assert ruling.value in (LEGAL, ILLEGAL, DECLARED)
+            assert ruling.source
+
+
+@pytest.mark.parametrize("do", sorted(SENTENCES))
+@pytest.mark.parametrize("primary", [True, False])
+def test_every_operation_has_a_sentence(do: str, primary: bool) -> None:
+    said = step(Operation(do, 7, on=3, makes=4, of=5, nbytes=64, stamp=9), primary=primary)
+    assert said.startswith("process 7 ")
+    assert "{" not in said

@@ -1,0 +1,75 @@
+"""A driver that is a dictionary, and refuses what no driver would do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gpuipc_doctor.histories.operations import Operation
+
+
+@dataclass(eq=False)
+class Cell:
+    """Memory of one allocation: its process and object, the stamp of what was written last, its users."""
+
+    owner: tuple[int, int]
+    stamp: int = 0
+    users: int = 1
+    owned: bool = True
+
+
+@dataclass
+class TrivialDriver:
+    """Performs operations. What cannot be is a `KeyError` or an `AssertionError`."""
+
+    contexts_own_memory: bool = True
+    memory: set[Cell] = field(default_factory=set)
+    pointers: dict[tuple[int, int], tuple[Cell, int]] = field(default_factory=dict)
+    """(process, object) → its cell and the context that it lives in."""
+    contexts: dict[int, int] = field(default_factory=dict)
+    """Process → its current context."""
+
+    def perform(self, operation: Operation) -> int:
+        """The stamp that a read shows; 0 for what shows nothing."""
+        by, on = operation.by, operation.on
+        current = self.contexts.setdefault(by, 0)
+        match operation.do:
+            case "allocate":
+                cell = Cell((by, operation.makes))
+                self.memory.add(cell)
+                self.pointers[by, operation.makes] = cell, current
+            case "open":
+                (cell,) = {cell for cell in self.memory if cell.owned and cell.owner[1] == on}
+                cell.users += 1
+                self.pointers[by, operation.makes] = cell, current
+            case "close" | "free" | "free-open":
+                self._drop(by, on)
+            case "write":
+                self._live(by, on).stamp = operation.stamp
+            case "read":
+                return self._live(by, on).stamp
+            case "copy":
+                self._live(by, on).stamp = self._live(by, operation.of).stamp
+            case "create-context" | "use-context":
+                self.contexts[by] = operation.makes or on
+            case "end-context":
+                for (process, number), (_, context) in list(self.pointers.items()):
+                    if self.contexts_own_memory and process == by and context == on:
+                        self._drop(process, number)
+                self.contexts[by] = 0
+            case "kill":
+                for process, number in list(self.pointers):
+                    if process == by:
+                        self._drop(process, number)
+        return 0
+
+    def _live(self, by: int, number: int) -> Cell:
+        cell, _ = self.pointers[by, number]
+        assert cell.owned
+        return cell
+
+    def _drop(self, by: int, number: int) -> None:
+        cell, _ = self.pointers.pop((by, number))
+        cell.owned = cell.owned and cell.owner != (by, number)
+        cell.users -= 1
+        if not cell.users:
+            self.memory.remove(cell)

@@ -1,0 +1,103 @@
+"""Processes that a role starts: what they are sent, what they answer, and how they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from gpuipc_doctor.api.worker import ChildGone, ChildHangs
+from gpuipc_doctor.supervise.assignment import Assignment
+from gpuipc_doctor.worker import children
+from gpuipc_doctor.worker.children import Child, ChildProcess
+
+ASSIGNMENT = Assignment("check.py", "crew", 1, (), {}, 10.0, "/", 0, waits_for_turn=False, starter=True)
+LIMIT_S = 30.0
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[Callable[[Child], None]], ChildProcess]]:
+    started = list[ChildProcess]()
+
+    def one(act: Callable[[Child], None]) -> ChildProcess:
+        started.append(children.start(act, ASSIGNMENT))
+        return started[-1]
+
+    yield one
+    for child in started:
+        child.kill()
+
+
+Start = Callable[[Callable[[Child], None]], ChildProcess]
+
+
+def echo(child: Child) -> None:
+    while True:
+        child.send(child.recv())
+
+
+def test_child_answers_and_ends_as_programs_do(start: Start) -> None:
+    child = start(echo)
+    child.send({"of": b"\0bytes"})
+    assert child.recv(LIMIT_S) == {"of": b"\0bytes"}
+    assert child.end(LIMIT_S) == "exit 0"
+
+
+def test_descriptor_reaches_the_child_and_comes_back(start: Start) -> None:
+    def write_to_what_comes(child: Child) -> None:
+        child.recv()
+        os.write(child.descriptors[0], b"written")
+        child.send(None, child.descriptors)
+
+    ours, theirs = os.pipe()
+    child = start(write_to_what_comes)
+    child.send(None, [theirs])
+    child.recv(LIMIT_S)
+    assert os.read(ours, 7) == b"written"
+    for number in (ours, theirs, *child.descriptors):
+        os.close(number)
+
+
+def test_crash_names_the_signal_the_call_and_the_progress(start: Start) -> None:
+    def crash(child: Child) -> None:
+        child.recv()
+        child.progress(3)
+        with child.armed("cuIpcOpenMemHandle"):
+            os.kill(os.getpid(), signal.SIGSEGV)
+
+    child = start(crash)
+    child.send(None)
+    with pytest.raises(ChildGone, match="SIGSEGV"):
+        child.recv(LIMIT_S)
+    assert (child.call, child.progress) == ("cuIpcOpenMemHandle", 3)
+    with pytest.raises(ChildGone):
+        child.send(None)
+
+
+def test_hang_is_seen_after_the_limit(start: Start) -> None:
+    child = start(lambda child: time.sleep(LIMIT_S))
+    with pytest.raises(ChildHangs):
+        child.recv(0.05)
+    child.kill()
+
+
+def test_exception_ends_the_child(start: Start) -> None:
+    def fail(child: Child) -> None:
+        raise ValueError("not in the middle of a list of orders")
+
+    with pytest.raises(ChildGone, match="exit 1"):
+        start(fail).recv(LIMIT_S)
+
+
+def test_child_has_no_file_of_its_role(start: Start) -> None:
+    def numbers(child: Child) -> None:
+        child.send(sorted(int(name) for name in os.listdir("/proc/self/fd")))  # noqa: PTH208
+
+    ours, theirs = os.pipe()
+    *_, channel, listing = start(numbers).recv(LIMIT_S)
+    assert listing > channel > 2
+    for number in (ours, theirs):
+        os.close(number)
