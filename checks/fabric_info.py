@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import PurePath
+from typing import ClassVar
 
 from gpuipc_doctor.api import (
     Check,
@@ -43,6 +44,7 @@ class FabricInfo(Check):
     id = "fabric-info"
     title = "libfabric and UCX are here, and offer each adapter"
     uses_fabric = True
+    options: ClassVar = {"status_dir": {"type": "string", "minLength": 1}}
 
     def probes(self, ctx: Context) -> Iterable[Probe | Finding]:
         known = [

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import PurePath
+from typing import ClassVar
 
 from gpuipc_doctor.api import (
     ENOUGH,
     LARGE_MESSAGES,
+    SIZES_OPTION,
     SMALL_MESSAGES,
     Check,
     Context,
@@ -58,6 +60,7 @@ class FabricSmallMessage(Check):
     title = "small messages arrive without MPI, too"
     uses_fabric = True
     across = True
+    options: ClassVar = {"sizes": SIZES_OPTION}
     control = Control(
         of="mpi-small-message",
         right="it is right without MPI ({check}): look at MPI, or at how it moves device memory",

@@ -17,11 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from gpuipc_doctor.api import (
     ENOUGH,
     LARGE_MESSAGES,
+    SIZES_OPTION,
     SMALL_MESSAGES,
     Check,
     Context,
@@ -84,6 +85,7 @@ class MpiSmallMessage(Check):
     title = "small messages between ranks arrive, whole and in time"
     requires = frozenset({"multi-process"})
     needs_mpi = True
+    options: ClassVar = {"sizes": SIZES_OPTION}
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
         assert ctx.mpi is not None

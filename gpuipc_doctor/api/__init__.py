@@ -50,7 +50,7 @@ from gpuipc_doctor.api.ledger import (
     ledger_in_turn,
     look_on,
 )
-from gpuipc_doctor.api.messages import ENOUGH, LARGE_MESSAGES, SMALL_MESSAGES
+from gpuipc_doctor.api.messages import ENOUGH, LARGE_MESSAGES, SIZES_OPTION, SMALL_MESSAGES
 from gpuipc_doctor.api.patterns import (
     BOUNDARIES,
     difference,
@@ -100,6 +100,7 @@ __all__ = [
     "PATIENCE_S",
     "REUSES",
     "SETTLE_S",
+    "SIZES_OPTION",
     "SMALL_MESSAGES",
     "Account",
     "Allocator",

@@ -141,6 +141,8 @@ class Check(ABC):
     """Whether it asks about two nodes, too, by processes that need no MPI."""
     control: ClassVar[Control | None] = None
     """The check that this one is a control of, if it is one."""
+    options: ClassVar[Mapping[str, Json]] = {}
+    """The options that a site config may give: by name, the JSON Schema of the value."""
     needs_allocators: ClassVar[bool] = False
     """Whether there must be allocators for a device; where no array library is installed, it is a SKIP."""
 

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+SIZES_OPTION = {
+    "type": "array",
+    "minItems": 1,
+    "uniqueItems": True,
+    "items": {"type": "integer", "minimum": 0, "maximum": (1 << 31) - 1},
+}
+"""JSON Schema of the option ``sizes`` of a check: bytes, which MPI counts as `int`."""
+
 SMALL_MESSAGES = (0, *(1 << n for n in range(17)))
 """Bytes, to 64 KiB."""
 

@@ -15,7 +15,7 @@ from gpuipc_doctor.cli.known_issues import find_mistakes
 from gpuipc_doctor.cli.stdio import say
 from gpuipc_doctor.mpi import ranks
 from gpuipc_doctor.present.text import sanitise
-from gpuipc_doctor.run import check_files
+from gpuipc_doctor.run import check_files, finding_keys
 from gpuipc_doctor.site import config, hosts, layers
 from gpuipc_doctor.site.layers import Layers
 from gpuipc_doctor.site.show import rendered
@@ -89,11 +89,16 @@ def _mistakes(found: Layers, wrong: Iterable[Mistake]) -> list[str]:
         can_load = not list(config.of_directories(document, "checks_dirs"))
         loaded = check_files.load(config.directories(document, "checks_dirs") if can_load else ())
         broken = [item.reason for item in loaded if isinstance(item, BrokenCheck)]
-        ids = {item.check.id for item in loaded if isinstance(item, LoadedCheck)}
+        checks = {item.check.id: item for item in loaded if isinstance(item, LoadedCheck)}
         if can_load:
-            said += map(str, config.unknown_checks(document, ids))
+            said += map(str, config.unknown_checks(document, checks))
+        options = {id_: item.check.options for id_, item in checks.items()}
+        said += map(str, config.bad_options(document, options))
+        suppressed = {name.partition(".")[0] for name in document.data.get("suppressed", {})}
+        keys = {id_: finding_keys.of_check(checks[id_].file) for id_ in suppressed & checks.keys()}
+        said += map(str, config.unknown_keys(document, keys))
         issues = config.directories(document, "known_issues_dirs")
         if issues and not list(config.of_directories(document, "known_issues_dirs")):
-            said += map(str, find_mistakes(knownissues.files(issues), ids))
+            said += map(str, find_mistakes(knownissues.files(issues), checks.keys()))
         said += broken
     return said

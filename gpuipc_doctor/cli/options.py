@@ -158,9 +158,8 @@ def resembling(config: SiteConfig, node: Node, devices: Collection[Device]) -> l
     """The shipped sites that a node with these GPUs looks like; none where a config is in force."""
     from gpuipc_doctor.fabric.devices import adapters
     from gpuipc_doctor.site import hosts, resemblance
-    from gpuipc_doctor.site.config import SiteConfig
 
-    if config != SiteConfig():
+    if config.files.documents:
         return []
     root = Path(node.root)
     fabrics = [name for name, listed in adapters(root).items() if listed]

@@ -25,7 +25,8 @@ from gpuipc_doctor.model import (
 )
 from gpuipc_doctor.run import check_files
 from gpuipc_doctor.run.request import NothingToSend, Request, UnknownName
-from gpuipc_doctor.site.config import NodeGpus, NodeType, SiteConfig
+from gpuipc_doctor.site.config import NodeGpus, NodeType, SiteConfig, bad_options
+from gpuipc_doctor.site.yamlfile import BadFile
 
 DISCOVERY = "driver-init"
 """The check that finds the devices; it runs before everything else is planned."""
@@ -85,7 +86,8 @@ class TooManyFollowUps(Exception):
 class Planner:
     """Selects the checks of a request when it is made, and lays them out when it is known what is here.
 
-    Making one raises `UnknownName` for a check that does not exist, and `NothingToSend`.
+    Making one raises `UnknownName` for a check that does not exist, `BadFile` for its options, and
+    `NothingToSend`.
     """
 
     request: Request
@@ -95,6 +97,10 @@ class Planner:
 
     def __post_init__(self) -> None:
         self.selected: Sequence[LoadedCheck | BrokenCheck] = select(self.request, self.config)
+        options = {check.id: check.options for check in self.checks}
+        bad = [mistake for file in self.config.files.documents for mistake in bad_options(file, options)]
+        if bad:
+            raise BadFile(bad)
         if self.request.nodes > 1 and not (self.asks_for_mpi or self.goes_across):
             raise NothingToSend
 

@@ -19,7 +19,7 @@ from gpuipc_doctor.site import bounded, hosts, launcher, layers, policy
 from gpuipc_doctor.site.layers import Find, Layers
 from gpuipc_doctor.site.policy import SITE_DIRECTORIES, PrologConfig
 from gpuipc_doctor.site.trust import untrusted
-from gpuipc_doctor.site.yamlfile import BadFile, Document, Key, Mistake, read
+from gpuipc_doctor.site.yamlfile import BadFile, Document, Key, Mistake, read, violations
 from gpuipc_doctor.versions import BEGINNING, ORDERS, Range
 
 if TYPE_CHECKING:
@@ -197,6 +197,8 @@ class SiteConfig:
     """How much device memory a check may take."""
     fleet: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Options for the nodes of a fleet: of ``srun``, where it makes a job, and of ``ssh``."""
+    files: Layers = field(default_factory=Layers, compare=False, repr=False)
+    """The files in force."""
 
     @property
     def mpi(self) -> MpiConfig:
@@ -276,6 +278,7 @@ def load(path: Path | None = None, match: Find = lambda: None) -> SiteConfig:
         prolog=PrologConfig.read(data.get("prolog", {})),
         memory=MemoryShare(**data.get("memory", {})),
         fleet=data.get("fleet", {}),
+        files=found,
     )
 
 
@@ -402,6 +405,24 @@ def unknown_checks(document: Document, check_ids: Collection[str]) -> tuple[Mist
     )
 
 
+def bad_options(document: Document, options: Mapping[str, Mapping[str, Json]]) -> list[Mistake]:
+    """Each option that a check does not have or cannot use. ``options``: JSON Schemas by check and name."""
+    known = {
+        check: {"additionalProperties": False, "properties": dict(schemas)}
+        for check, schemas in options.items()
+    }
+    return violations(document, {"properties": {"options": {"properties": known}}})
+
+
+def unknown_keys(document: Document, keys: Mapping[str, Collection[str]]) -> Iterator[Mistake]:
+    """Each suppressed finding that its check never has. ``keys``: of the findings, by check."""
+    for name in document.data.get("suppressed", {}):
+        check, _, key = name.partition(".")
+        if check in keys and key not in keys[check]:
+            text = f"suppressed: {check} has no finding {key!r}{did_you_mean(key, keys[check])}"
+            yield document.mistake(text, "suppressed", name)
+
+
 def directories(document: Document, key: str) -> tuple[Path, ...]:
     here = document.path.absolute().parent
     return tuple(here / name for name in document.data.get(key, ()))
@@ -425,7 +446,7 @@ def _mistakes(document: Document) -> Iterator[Mistake]:
 def _of_nodes(document: Document, data: Json, *within: Key) -> Iterator[Mistake]:
     """Of all nodes, or of those of a type: sets of nodes and launchers that mean nothing."""
     name = "".join(f"{key}." for key in within)
-    if wrong := launcher.check(data.get("mpi", {}).get("launcher", "{ranks}")):
+    for wrong in launcher.mistakes(data.get("mpi", {}).get("launcher", "{ranks}")):
         yield document.mistake(f"{name}mpi.launcher: {wrong}", *within, "mpi", "launcher")
     said = data.get("hosts")
     for number, text in enumerate(hosts.listed(said)):
@@ -437,11 +458,11 @@ def _of_nodes(document: Document, data: Json, *within: Key) -> Iterator[Mistake]
 
 
 def _of_version(document: Document, name: str, said: Json) -> Iterator[Mistake]:
+    if isinstance(said, dict) and "before" in said and "to" in said:
+        yield document.mistake(f"versions.{name}: say either before or to", "versions", name, "to")
     if name not in ORDERS:
         text = f"versions: there is no component {name!r}{did_you_mean(name, ORDERS)}"
         yield document.mistake(text, "versions", name)
-    elif isinstance(said, dict) and "before" in said and "to" in said:
-        yield document.mistake(f"versions.{name}: say either before or to", "versions", name, "to")
     else:
         for wrong in _version(name, said, "").range.contradictions():
             yield document.mistake(f"versions.{name}: {wrong}", "versions", name)

@@ -9,23 +9,25 @@ KEYS = ("ranks", "nodes", "ranks_per_node", "env")
 """What stands in braces."""
 
 
-def check(template: str) -> str:
-    """What is wrong with a site's launcher template, in words; empty when nothing is."""
+def mistakes(template: str) -> Iterator[str]:
+    """The mistakes in a site's launcher template, in words."""
     try:
         words = shlex.split(template)
     except ValueError as error:
-        return f"not a command line: {error}"
+        yield f"not a command line: {error}"
+        return
     if not words:
-        return "an empty command"
+        yield "an empty command"
+        return
     try:
         template.format(**dict.fromkeys(KEYS, "1"))
     except (KeyError, ValueError, IndexError) as error:
-        return f"braces can only hold one of {', '.join(KEYS)}, not {error}"
+        yield f"braces can only hold one of {', '.join(KEYS)}, not {error}"
+        return
     if "{ranks}" not in template:
-        return "{ranks} is missing, the number of ranks to start"
+        yield "{ranks} is missing, the number of ranks to start"
     if "{env}" in template and "{env}" not in words:
-        return "{env} must be a word of its own: it becomes several, env NAME=VALUE …"
-    return ""
+        yield "{env} must be a word of its own: it becomes several, env NAME=VALUE …"
 
 
 def words(template: str, env: Mapping[str, str], nodes: int) -> Iterator[str]:

@@ -9,6 +9,7 @@ nor grow beyond its own size. Plain words are read as in YAML 1.2: ``yes``, ``of
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -100,19 +101,29 @@ def read(path: Path, schema: Mapping[str, Json] | None) -> Document:
 
 def parse(path: Path, content: bytes, schema: Mapping[str, Json] | None) -> Document:
     """As `read`, of a file whose content has been read already."""
-    document, mistakes = _Builder(path).build(_text(path, content))
+    builder = _Builder(path)
+    document, mistakes = builder.build(_text(path, content))
     if schema is not None:
         _refuse_what_was_written(document)
         from jsonschema import Draft202012Validator
 
-        errors = list(Draft202012Validator(schema).iter_errors(document.data))
-        for error in errors:
-            mistakes += _explain(document, error)
+        validator = Draft202012Validator(schema)
+        for error in validator.iter_errors(document.data):
+            if tuple(error.absolute_path) not in builder.unread:
+                mistakes += _explain(document, error)
         if mistakes:
-            raise BadFile(mistakes, _sound(document, errors))
+            raise BadFile(mistakes, _sound(document, validator))
     if mistakes:
         raise BadFile(mistakes)
     return document
+
+
+def violations(document: Document, schema: Mapping[str, Json]) -> list[Mistake]:
+    """What breaks a schema in a document that has been read already."""
+    from jsonschema import Draft202012Validator
+
+    errors = Draft202012Validator(schema).iter_errors(document.data)
+    return [mistake for error in errors for mistake in _explain(document, error)]
 
 
 def _refuse_what_was_written(document: Document) -> None:
@@ -124,23 +135,61 @@ def _refuse_what_was_written(document: Document) -> None:
         raise BadFile([Mistake(document.path, 0, text)])
 
 
-def _sound(document: Document, errors: Iterable[Any]) -> Document | None:
-    """The document without the sections that break its schema; of a list of mappings, with None for those."""
-    data = document.data
-    if not isinstance(data, dict):
+def _sound(document: Document, validator: Any) -> Document | None:
+    """The document without the values that break its schema; of a list of mappings, with None for those.
+
+    None where nothing is left: what makes an entry incomplete takes the entry with it.
+    """
+    if not isinstance(document.data, dict):
         return None
-    sound = dict(data)
-    for error in errors:
-        keys: tuple[Key, ...] = tuple(error.absolute_path)
-        if not keys and error.validator != "additionalProperties":
-            return None
-        section, *within = keys or ("",)
-        if section in sound and within and isinstance(within[0], int) and isinstance(data[section][0], dict):
-            listed = sound[section]
-            sound[section] = [None if number == within[0] else one for number, one in enumerate(listed)]
-        else:
-            sound.pop(section, None)
-    return Document(document.path, sound, document._marks)
+    data = copy.deepcopy(document.data)
+    while errors := [error for error in validator.iter_errors(data) if not _is_left_out(error)]:
+        for error in errors:
+            path = list(error.absolute_path)
+            if error.validator == "additionalProperties":
+                inner = _at(data, path)
+                known, patterns = (
+                    error.schema.get("properties", {}),
+                    error.schema.get("patternProperties", {}),
+                )
+                for key in list(inner or ()):
+                    if key not in known and not any(re.search(pattern, key) for pattern in patterns):
+                        del inner[key]
+            elif "propertyNames" in error.absolute_schema_path:
+                (_at(data, path) or {}).pop(error.instance, None)
+            elif not path:
+                return None
+            else:
+                _leave_out(data, path)
+    return Document(document.path, data, document._marks)
+
+
+def _is_left_out(error: Any) -> bool:
+    return error.instance is None and bool(error.absolute_path) and isinstance(error.absolute_path[-1], int)
+
+
+def _at(data: Json, path: Iterable[Key]) -> Json:
+    """The value at a key path; None where an earlier error took it away."""
+    try:
+        for key in path:
+            data = data[key]
+    except (KeyError, TypeError):
+        return None
+    return data
+
+
+def _leave_out(data: Json, path: list[Key]) -> None:
+    """Take away the value at a key path. Within a list that is the mapping that holds it, else the list."""
+    for place, key in enumerate(path):
+        if isinstance(key, int):
+            listed = _at(data, path[:place])
+            if isinstance(listed, list) and any(isinstance(item, dict) for item in listed):
+                listed[key] = None
+                return
+            path = path[:place]
+            break
+    if isinstance(inner := _at(data, path[:-1]), dict):
+        inner.pop(path[-1], None)
 
 
 def _content(path: Path) -> bytes:
@@ -177,6 +226,8 @@ class _Builder:
         self._marks: dict[tuple[Key, ...], _Mark] = {}
         self._mistakes: list[Mistake] = []
         self._events: Iterator[Any] = iter(())
+        self.unread: set[tuple[Key, ...]] = set()
+        """Places of values that are not supported; they are None."""
 
     def build(self, text: str) -> tuple[Document, list[Mistake]]:
         import yaml
@@ -208,8 +259,10 @@ class _Builder:
         line = line or event.start_mark.line + 1
         if len(path) > MAX_DEPTH:
             self._refuse(line, f"is nested deeper than {MAX_DEPTH} levels")
-        self._vet(event, line)
         self._marks[path] = _Mark(line, getattr(event, "value", ""))
+        if not self._vet(event, line):
+            self.unread.add(path)
+            return None
         if isinstance(event, yaml.MappingStartEvent):
             return self._mapping(path)
         if isinstance(event, yaml.SequenceStartEvent):
@@ -230,9 +283,7 @@ class _Builder:
             here = (*path, key)
             if key in data:
                 first = self._marks[here].line
-                self._mistakes.append(
-                    Mistake(self._path, line, f"key {key!r} was given before, on line {first}")
-                )
+                self._note(line, f"key {key!r} was given before, on line {first}")
             data[key] = self._value(next(self._events), here, line)
         return data
 
@@ -244,17 +295,24 @@ class _Builder:
             data.append(self._value(event, (*path, len(data))))
         return data
 
-    def _vet(self, event: Any, line: int) -> None:
+    def _vet(self, event: Any, line: int) -> bool:
+        """Whether a value, or a key, can be read; notes what is not supported in it."""
         import yaml
 
         if isinstance(event, yaml.AliasEvent):
-            self._refuse(line, f"alias *{event.anchor} is not supported here; write the value out")
+            self._note(line, f"alias *{event.anchor} is not supported here; write the value out")
+            return False
         if event.tag is not None:
-            self._refuse(line, f"tag {event.tag!r} is not supported here")
+            self._note(line, f"tag {event.tag!r} is not supported here")
         # What stands in the file has been looked at; only a double quoted text says characters otherwise.
         quoted = isinstance(event, yaml.ScalarEvent) and event.style == '"'
         if quoted and (bad := _unshowable(event.value)):
-            self._refuse(line, f"holds the control character {bad[0]!r}")
+            self._note(line, f"holds the control character {bad[0]!r}")
+            return False
+        return True
+
+    def _note(self, line: int, text: str) -> None:
+        self._mistakes.append(Mistake(self._path, line, text))
 
     def _refuse(self, line: int, text: str) -> NoReturn:
         raise BadFile([*self._mistakes, Mistake(self._path, line, text)])

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from gpuipc_doctor import knownissues
 from gpuipc_doctor.cli.main import cli
+from gpuipc_doctor.run import finding_keys
+from gpuipc_doctor.run.planner import built_in
+from gpuipc_doctor.simulator import profile
+from tests.waiting import LIMIT_S
 
 
 def test_a_config_its_checks_and_its_known_issues_are_looked_at_together(tmp_path: Path) -> None:
@@ -34,6 +41,129 @@ def test_a_config_its_checks_and_its_known_issues_are_looked_at_together(tmp_pat
         "ModuleNotFoundError",
     ):
         assert mistake in said.output
+
+
+def mistakes(tmp_path: Path, text: str) -> list[str]:
+    """What ``config validate`` says of a file, without its name."""
+    site = tmp_path / "x.yaml"
+    site.write_text(text)
+    site.chmod(0o644)
+    said = CliRunner().invoke(cli, ["config", "validate", str(site)])
+    assert said.exit_code == (2 if said.stderr else 0)
+    return [line.removeprefix(f"gpuipc-doctor: {site}:") for line in said.stderr.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [
+        ("mpi-small-message: {sizes: [0, 1, 16]}", []),
+        ("fabric-info: {status_dir: /var/run/cxi}", []),
+        (
+            "mpi-small-message: {sizes: [a, -4]}",
+            [
+                "1: options.mpi-small-message.sizes[0] must be a whole number, not 'a'",
+                "1: options.mpi-small-message.sizes[1] must be at least 0, not -4",
+            ],
+        ),
+        (
+            "fabric-small-message: {sizes: 16}",
+            ["1: options.fabric-small-message.sizes must be a list, not 16"],
+        ),
+        ("mpi-small-message: {sizes: []}", ["1: options.mpi-small-message.sizes must not be empty"]),
+        ("mpi-small-message: {sizes: [1, 1]}", ["1: options.mpi-small-message.sizes lists something twice"]),
+        (
+            "mpi-small-message: {sizes: [true, 1.5]}",
+            ["[0] must be a whole number", "[1] must be a whole number"],
+        ),
+        ("mpi-small-message: {sizes: [3000000000]}", ["must be at most 2147483647, not 3000000000"]),
+        ("mpi-small-message: {size: [1]}", ["unknown key 'size'; did you mean 'sizes'?"]),
+        ("ipc-reopen: {rounds: 3}", ["1: options.ipc-reopen: unknown key 'rounds'"]),
+        ("fabric-info: {status_dir: }", ["1: options.fabric-info.status_dir must be text, not empty"]),
+    ],
+)
+def test_options_of_checks_are_checked(tmp_path: Path, options: str, wrong: list[str]) -> None:
+    said = mistakes(tmp_path, f"options: {{{options}}}\n")
+    assert len(said) == len(wrong)
+    assert all(part in line for part, line in zip(wrong, said, strict=True)), said
+
+
+@pytest.mark.parametrize(
+    ("key", "wrong"),
+    [
+        ("ipc-handles.refused", ""),
+        ("ipc-reopen.hung", ""),  # of any check
+        ("driver-init.node-type-unclear", ""),
+        ("ipc-handles.refusd", "ipc-handles has no finding 'refusd'; did you mean 'refused'?"),
+        ("ipc-reopen.stated-not-offered", "ipc-reopen has no finding 'stated-not-offered'"),
+        ("ipc-reopne.hung", "there is no check 'ipc-reopne'; did you mean 'ipc-reopen'?"),
+    ],
+)
+def test_suppressed_findings_must_exist(tmp_path: Path, key: str, wrong: str) -> None:
+    said = mistakes(tmp_path, f"suppressed: {{{key}: ticket 1}}\n")
+    assert said == ([f"1: suppressed: {wrong}"] if wrong else [])
+
+
+def test_every_key_that_a_profile_expects_may_be_suppressed() -> None:
+    expected = {
+        (finding.check, finding.key)
+        for name in profile.names()
+        for expectation in profile.load(name).expect.values()
+        for finding in expectation.findings
+        if finding.key
+    }
+    assert len(expected) > 15
+    keys = {check: finding_keys.of_check(built_in(check)) for check in {check for check, _ in expected}}
+    assert [(check, key) for check, key in sorted(expected) if key not in keys[check]] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        (
+            "disabled: {ipc-peer: , ipc-reopne: x, ipc-stale: {reason: x, until: 2026-02-30}}",
+            ["not empty", "there is no day 2026-02-30", "there is no check 'ipc-reopne'"],
+        ),
+        (
+            "node_types: {a: {gpus: {count: 0}}, b: {hosts: 'n[1-', mpi: {launcher: mpiexec}}}",
+            ["must be at least 1", "{ranks} is missing", "names no nodes"],
+        ),
+        (
+            "node_types: {a: {gpu: {count: 4}, hosts: 'n[1-'}}",
+            ["unknown key 'gpu'; did you mean 'gpus'?", "names no nodes"],
+        ),
+        ("versions: {nvidia-driver: 5, cuda-drivr: '12'}", ["quote it: '5'", "there is no component"]),
+        (
+            "versions: {cuda-drivr: {before: '1', to: '2'}}",
+            ["say either before or to", "there is no component"],
+        ),
+        ("tier: &a soak\ndeadline_s: *a\nteir: x", ["alias *a is not supported", "unknown key 'teir'"]),
+        ("tier: !x soak\nteir: x\nstart_up_s: !y 5", ["tag '!x'", "tag '!y'", "unknown key 'teir'"]),
+        ('tier: "\\x1b"\nteir: x', ["holds the control character", "unknown key 'teir'"]),
+        ("mpi: {launcher: 'mpiexec -n 2 x={env}'}", ["{ranks} is missing", "{env} must be a word"]),
+        ("mpi: {launcher: mpiexec, library: 5}", ["quote it: '5'", "{ranks} is missing"]),
+        ("prolog: {on_fail: x, checks: [ipc-reopne]}", ["'x' is not known", *["is missing"] * 3]),
+        ("checks_dirs: [none]\noptions: {ipc-reopen: {rounds: 3}}", ["No such file", "unknown key 'rounds'"]),
+        ("suppressed: {ipc-reopen.hang: x, ipc-reopen.hung: }", ["not empty", "has no finding 'hang'"]),
+        ("options: {mpi-small-message: 5, fabric-info: {a: 1}}", ["must be a mapping", "unknown key 'a'"]),
+    ],
+)
+def test_no_mistake_hides_another(tmp_path: Path, text: str, wrong: list[str]) -> None:
+    said = mistakes(tmp_path, f"{text}\n")
+    assert len(said) == len(wrong), said
+    assert [part for part in wrong if not any(part in line for line in said)] == []
+
+
+def test_wrong_options_stop_a_run_before_it_begins(tmp_path: Path) -> None:
+    site = tmp_path / "x.yaml"
+    site.write_text("# ours\noptions: {mpi-small-message: {sizes: [a, -4]}}\n")
+    site.chmod(0o644)
+    command = [sys.executable, "-m", "gpuipc_doctor", "check", "mpi-small-message", "--config", str(site)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.splitlines() == [
+        f"gpuipc-doctor: {site}:2: options.mpi-small-message.sizes[0] must be a whole number, not 'a'",
+        f"gpuipc-doctor: {site}:2: options.mpi-small-message.sizes[1] must be at least 0, not -4",
+    ]
 
 
 def test_an_entry_that_breaks_the_schema_does_not_hide_the_mistakes_of_others(tmp_path: Path) -> None:

@@ -1,0 +1,39 @@
+"""The keys that findings of a check can have, read from the source of whatever concludes for it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+
+_KEY = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+
+_OF_ALL_CHECKS = ("api", "run", "supervise")
+"""Packages that conclude for any check: what its helpers find, and how probes end."""
+
+
+def of_check(file: Path) -> set[str]:
+    """Keys of findings of the check in this file, and some words that look like keys."""
+    shared = (
+        source.read_text("utf-8")
+        for package in _OF_ALL_CHECKS
+        for source in files("gpuipc_doctor").joinpath(package).iterdir()
+        if source.name.endswith(".py")
+    )
+    own = _texts(ast.parse(file.read_text("utf-8")))
+    return {*own, *(text for source in shared for text in _arguments(ast.parse(source)))}
+
+
+def _texts(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and _KEY.fullmatch(node.value):
+            yield node.value
+
+
+def _arguments(tree: ast.AST) -> Iterator[str]:
+    """Texts that are arguments by place, as keys are."""
+    for node in ast.walk(tree):
+        for argument in node.args if isinstance(node, ast.Call) else ():
+            yield from _texts(argument) if isinstance(argument, ast.Constant) else ()
