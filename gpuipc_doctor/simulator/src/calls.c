@@ -4,6 +4,7 @@
  * function as the caller. The others are effects, which those who do the work ask for where they apply.
  */
 #define _GNU_SOURCE
+#include "losses.h"
 #include "sim.h"
 
 #include <pthread.h>
@@ -146,6 +147,18 @@ static int happen(const struct fault *fault, int device)
         abort();
     case LEAK:
         state_leak(device < 0 ? 0 : device, fault->bytes);
+        break;
+    case LEAK_DESCRIPTOR:
+        lose_descriptor();
+        break;
+    case LEAK_ADDRESSES:
+        lose_addresses(fault->bytes);
+        break;
+    case LEAK_THREAD:
+        lose_thread();
+        break;
+    case LEAK_HOST:
+        lose_host_memory(fault->bytes);
         break;
     case DELAY:
         wait_ms(fault->ms);

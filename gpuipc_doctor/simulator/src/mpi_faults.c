@@ -20,6 +20,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "losses.h"
+
 #define EXPORT __attribute__((visibility("default")))
 
 typedef void *handle;
@@ -30,7 +32,8 @@ static const char *const calls[] = {"MPI_Init_thread", "MPI_Finalize", "MPI_Send
                                     "MPI_Irecv",       "MPI_Wait",     "MPI_Waitall", NULL};
 enum call { INIT, FINALIZE, SEND, RECV, ISEND, IRECV, WAIT, WAITALL };
 
-static const char *const effects[] = {"hang", "abort", "segv", "leak", "corrupt-byte", "corrupt-guard", "stale", NULL};
+static const char *const effects[] = {"hang",  "abort",           "segv",        "leak",           "corrupt-byte", "corrupt-guard",
+                                      "stale", "leak-descriptor", "leak-thread", "leak-addresses", "leak-host",    NULL};
 enum effect {
     HANG = 1 << 0,
     ABORT = 1 << 1,
@@ -39,6 +42,10 @@ enum effect {
     CORRUPT_BYTE = 1 << 4,
     CORRUPT_GUARD = 1 << 5,
     STALE = 1 << 6,
+    LEAK_DESCRIPTOR = 1 << 7,
+    LEAK_THREAD = 1 << 8,
+    LEAK_ADDRESSES = 1 << 9,
+    LEAK_HOST = 1 << 10,
 };
 
 static const char *const places[] = {"any", "device", "host", NULL};
@@ -330,6 +337,18 @@ static void happen(const struct fault *fault, const void *buffer, uint64_t bytes
             keep(fault, buffer, bytes);
         else
             leak(fault->bytes);
+        break;
+    case LEAK_DESCRIPTOR:
+        lose_descriptor();
+        break;
+    case LEAK_THREAD:
+        lose_thread();
+        break;
+    case LEAK_ADDRESSES:
+        lose_addresses(fault->bytes);
+        break;
+    case LEAK_HOST:
+        lose_host_memory(fault->bytes);
         break;
     default: /* done to what the message delivers */
         break;

@@ -83,7 +83,8 @@ static const char *const effects[EFFECTS + 1] = {"error",  "hang",    "hang-igno
                                       "delay",  "chatter", "orphan",           "lose-device", "late", "coarse",
                                       "skip",   "snapshot", "lose-writes",     "accept", "renumber", "latest",
                                       "leak-descriptor", "wrap", "corrupt-from", "stale-part", "end-another",
-                                      "end-block", "end-count", "wipe", "sticky", NULL};
+                                      "end-block", "end-count", "wipe", "sticky", "leak-addresses", "leak-thread",
+                                      "leak-host", NULL};
 
 static int device_number(int backend, int64_t index)
 {

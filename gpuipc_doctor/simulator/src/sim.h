@@ -93,6 +93,9 @@ enum fault_effect { /* in the order of node.c's words */
     END_COUNT,
     WIPE,
     STICKY,
+    LEAK_ADDRESSES,
+    LEAK_THREAD,
+    LEAK_HOST,
     EFFECTS,
 };
 

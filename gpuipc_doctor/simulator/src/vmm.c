@@ -345,8 +345,6 @@ int sim_vmm_import(void **memory, void *shared, int type)
     state_unlock();
     if (code)
         return code;
-    if (fault_asks(LEAK_DESCRIPTOR))
-        open("/dev/null", O_RDONLY | O_CLOEXEC);
     *memory = physical_new((struct physical){.serial = copy.serial, .bytes = copy.bytes, .device = copy.device,
                                              .mapping = mapping, .releases = 1, .stale = fault_asks(STALE),
                                              .wrap = fault_bytes(WRAP), .flaw = flaw_of(0, copy.bytes)});
