@@ -30,8 +30,10 @@ from gpuipc_doctor.api import (
     Worker,
     account,
     differences,
+    judge_processes,
     pattern,
     unlike_pattern,
+    watched,
     write_pattern,
 )
 
@@ -62,13 +64,14 @@ class IpcRelease(Check):
             yield Probe("kill", roles, devices, exclusive=True, harms=HARMS)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
-        wrong, watched = done.records["importer"]["wrong"], accounts(done)
-        found = [finding for each in watched for finding in each.judge(NBYTES, SEGMENTS)]
+        wrong = done.records["importer"]["wrong"]
+        found = [finding for each in accounts(done) for finding in each.judge(NBYTES, SEGMENTS)]
+        found += judge_processes(done)
         if wrong:
             first = wrong[:3]
             found.append(Finding.fail("wrong-data", "the importer saw wrong data", *first, times=len(wrong)))
         if not found:
-            evidence = [item for each in watched for item in each.evidence()]
+            evidence = [item for each in accounts(done) for item in each.evidence()]
             found.append(Finding.ok("returned", "memory came back", *evidence))
         yield from found
 
@@ -199,7 +202,7 @@ def open_many_times(w: Worker, ledger: Ledger, wrong: list[str], handles: Sequen
 def repeat(w: Worker, ledger: Ledger, what: str, call: Callable[[], object]) -> list[int]:
     """Make a call `OPENS` times; read used memory, as the exporter does, after the `SAMPLED` ones."""
     samples = []
-    for done in range(1, OPENS + 1):
+    for done in watched(w, what, range(1, OPENS + 1)):
         with w.step(f"{what}, round {done} of {OPENS}"):
             call()
         if done in SAMPLED:

@@ -65,6 +65,7 @@ from gpuipc_doctor.api.patterns import (
     wrong_glances,
 )
 from gpuipc_doctor.api.placement import misplaced
+from gpuipc_doctor.api.process_ledger import figures_of_process, judge_processes, watched
 from gpuipc_doctor.api.samples import MemorySamples
 from gpuipc_doctor.api.samples import series as memory_series
 from gpuipc_doctor.api.trend import Slope, lasting, slope
@@ -161,6 +162,7 @@ __all__ = [
     "exchange_as_exporter",
     "exchange_as_importer",
     "figures",
+    "figures_of_process",
     "give_back",
     "growing_sizes",
     "held_by",
@@ -168,6 +170,7 @@ __all__ = [
     "how_many",
     "interval",
     "judge_exchange",
+    "judge_processes",
     "lasting",
     "ledger_in_turn",
     "look_on",
@@ -186,6 +189,7 @@ __all__ = [
     "unless_refused",
     "unlike_pattern",
     "use_once",
+    "watched",
     "write_glances",
     "write_pattern",
     "write_zeros",

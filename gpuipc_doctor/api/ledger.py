@@ -10,6 +10,7 @@ is not: then somebody else uses the device, and nobody can tell.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -246,6 +247,10 @@ class Loop:
             growth=growth.estimate,
         )
 
+    def explains(self, missing: int) -> bool:
+        """Whether so much is what was lost in all rounds, give or take a quarter."""
+        return math.isclose(missing, self.growth.estimate * max(self.rounds), rel_tol=0.25)
+
     def sensitivity(self, device: str, block: int) -> Evidence:
         """Say which growth would have been found, counted in such blocks: see `smallest_found`."""
         smallest = smallest_found(self.rounds, self.used, self.unsuspicious, block)
@@ -288,16 +293,17 @@ class Account:
         if blind := self.blind():
             return [blind]
         owed, missing = 0, []
+        creeping = [loop for loop in self.loops if loop.judge(self.device)]
         for entry in self.entries:
             if owed and abs(entry.missing + owed) <= NOISE_BYTES:
                 owed = 0
                 continue
             owed += 0 if entry.is_back else entry.missing
-            missing.append(entry.judge(size, most))
-        creeps = [loop.judge(self.device) for loop in self.loops]
-        if any(creeps):
+            if not any(loop.explains(entry.missing) for loop in creeping):
+                missing.append(entry.judge(size, most))
+        if creeping:
             missing = [one for one in missing if one and one.key == "not-returned"]
-        return [one for one in (*creeps, *missing) if one]
+        return [one for one in (*(loop.judge(self.device) for loop in creeping), *missing) if one]
 
     @property
     def block(self) -> int:

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from functools import reduce
 from itertools import combinations
 from operator import or_
+from typing import TypeVar
+
+Figure = TypeVar("Figure", int, float)
 
 BLOCK_BYTES = 2 << 20
 """The smallest steps in which memory that a driver itself loses is seen: it takes as much from the device."""
@@ -22,7 +25,7 @@ class Slope:
     high: float
 
 
-def last_third(series: Sequence[float]) -> Sequence[float]:
+def last_third(series: Sequence[Figure]) -> Sequence[Figure]:
     return series[2 * len(series) // 3 :]
 
 

@@ -7,7 +7,7 @@ on simulated faults.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gpuipc_doctor.api import (
@@ -80,3 +80,13 @@ def ledger(
     told = {end: {"missing": one} if isinstance(one, int) else one for end, one in entries.items()}
     rises = [[0, 38 * MIB if moves else 0]]
     return {"ledger": {"device": device, "rises": rises, "entries": told, "loops": loops}}
+
+
+def each_round(
+    what: str, rounds: int = 64, times: int = 1, **figures: Callable[[int], float]
+) -> dict[str, Json]:
+    """What a role recorded that was `watched`: by figure, what its process had after a round's number."""
+    flat = dict.fromkeys(("descriptors", "threads", "addresses", "host"), lambda _: 0)
+    last = range(2 * rounds // 3, rounds)
+    samples = {name: [of(number) for number in last] for name, of in {**flat, **figures}.items()}
+    return {f"after each {what}": {"times": times, **samples}}

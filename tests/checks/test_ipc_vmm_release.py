@@ -6,24 +6,35 @@ import pytest
 
 from gpuipc_doctor.api import Finding
 from gpuipc_doctor.model import Status
-from tests.checks.judging import MIB, conclude, ledger
+from gpuipc_doctor.report import sentences
+from tests.checks.judging import MIB, ONE, TWO, conclude, drawn, each_round, ledger, statuses
 
-ROUNDS, NBYTES = 64, 38 * MIB
+ROUNDS, NBYTES = 160, 38 * MIB
+SAMPLED = range(4, ROUNDS + 1, 4)
+
+
+def loop(each: int = 0) -> dict[str, object]:
+    """Used memory that grows by ``each`` with each import, as a counter of blocks shows it."""
+    used = [600 * MIB + each * number // (2 * MIB) * 2 * MIB for number in SAMPLED]
+    return {"import": {"rounds": list(SAMPLED), "used": used, "control": [600 * MIB] * len(used)}}
 
 
 def release(
     missing: int = 0,
+    each: int = 0,
+    at_importer: int = 0,
     descriptors: int = 0,
     addresses: int = 0,
     open_descriptors: int = 1,
     open_addresses: int = NBYTES,
+    pair: bool = False,
 ) -> list[Finding]:
-    importer = {
-        "open": {"descriptors": open_descriptors, "addresses": open_addresses},
-        "left": {"descriptors": descriptors, "addresses": addresses},
-    }
-    exporter = ledger({"many imports": missing})
-    return conclude("ipc-vmm-release", {"exporter": exporter, "importer": importer})
+    lost = each_round("import", ROUNDS, descriptors=descriptors.__mul__, addresses=addresses.__mul__)
+    opened = {"descriptors": open_descriptors, "addresses": open_addresses}
+    exporter = {"nbytes": NBYTES, **ledger({"many imports": missing}, loop(each))}
+    importer = {"open": opened, **lost, **ledger(loops=loop(at_importer), device="cuda:1")}
+    devices = TWO if pair else ONE
+    return conclude("ipc-vmm-release", {"exporter": exporter, "importer": importer}, devices)
 
 
 @pytest.mark.parametrize(
@@ -33,12 +44,15 @@ def release(
         ({"missing": NBYTES}, Status.FAIL, "not-returned"),
         ({"missing": ROUNDS * NBYTES}, Status.FAIL, "not-returned"),
         ({"missing": 17 * MIB}, Status.ERROR, "others-use-device"),
-        ({"descriptors": ROUNDS}, Status.FAIL, "descriptors-left"),
-        ({"descriptors": 2}, Status.PASS, "returned"),  # the interpreter's own
-        ({"addresses": ROUNDS * NBYTES}, Status.FAIL, "addresses-left"),
-        ({"addresses": NBYTES}, Status.PASS, "returned"),  # an allocator's own
+        ({"each": 64 << 10}, Status.FAIL, "grows"),
+        ({"each": 64 << 10, "missing": ROUNDS << 16}, Status.FAIL, "grows"),
+        ({"each": NBYTES // 3}, Status.FAIL, "grows"),
+        ({"at_importer": MIB}, Status.PASS, "returned"),  # of one device the exporter sees the same
+        ({"at_importer": MIB, "pair": True}, Status.FAIL, "grows"),
+        ({"descriptors": 1}, Status.FAIL, "descriptors-left"),
+        ({"addresses": NBYTES}, Status.FAIL, "addresses-left"),
         ({"open_descriptors": 0}, Status.ERROR, "process-does-not-follow"),
-        ({"open_addresses": 0, "addresses": ROUNDS * NBYTES}, Status.ERROR, "process-does-not-follow"),
+        ({"open_addresses": 0}, Status.ERROR, "process-does-not-follow"),
     ],
 )
 def test_what_a_loop_left(left: dict[str, int], status: Status, key: str) -> None:
@@ -46,6 +60,19 @@ def test_what_a_loop_left(left: dict[str, int], status: Status, key: str) -> Non
     assert (finding.status, finding.key) == (status, key)
 
 
-def test_all_that_was_left_is_told() -> None:
-    keys = [finding.key for finding in release(NBYTES, ROUNDS, ROUNDS * NBYTES)]
+def test_all_that_was_left_is_reported() -> None:
+    keys = [finding.key for finding in release(NBYTES, descriptors=1, addresses=NBYTES)]
     assert keys == ["not-returned", "descriptors-left", "addresses-left"]
+
+
+def test_a_pass_says_which_growth_would_have_been_found() -> None:
+    (finding,) = release()
+    line = sentences.evidence(finding)[-1]
+    assert int(line.partition("by ")[2].split()[0]) <= 64 << 10
+    assert statuses(release(each=int(line.partition("by ")[2].split()[0]))) == [Status.FAIL]
+
+
+def test_the_loops_are_drawn_for_each_device() -> None:
+    of_one = {"nbytes": NBYTES, **ledger(loops=loop())}
+    records = {"exporter": of_one, "importer": of_one}
+    assert [len(drawn("ipc-vmm-release", records, devices)) for devices in (ONE, TWO)] == [1, 2]

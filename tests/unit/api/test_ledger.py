@@ -257,6 +257,16 @@ def test_what_crept_away_and_is_missing_is_one_finding_beside_nobody_elses() -> 
     assert [finding.key for finding in found] == ["grows"]
 
 
+def test_whole_segments_that_a_loop_lost_are_not_reported_again_at_its_end() -> None:
+    each_round = [IDLE + ODD_BYTES * done for done in ROUNDS]
+    ends = [Entry("the loop", 256 * ODD_BYTES, 8.0), Entry("the exit", ODD_BYTES, 2.0)]
+    found = Account("cuda:0", FOLLOWS, ends, [loop(each_round)]).judge(ODD_BYTES, 256)
+    assert [(finding.key, finding.values.get("end")) for finding in found] == [
+        ("grows", None),
+        ("not-returned", "the exit"),
+    ]
+
+
 def in_blocks(each: int, phase: int) -> list[int]:
     """A loop that keeps ``each`` bytes a round, as a counter of 2 MiB blocks shows it."""
     return [IDLE + 38 * MIB + (each * done + phase) // (2 * MIB) * 2 * MIB for done in ROUNDS]

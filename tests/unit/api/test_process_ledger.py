@@ -1,0 +1,115 @@
+"""What a process loses with each repetition of an operation, and what it may have more of."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpuipc_doctor.api import judge_processes, watched
+from gpuipc_doctor.api.process_ledger import figures_of_process
+from gpuipc_doctor.model import Finding, Json, Status
+from gpuipc_doctor.report import sentences
+from tests.checks.judging import MIB, ONE, each_round, outcome
+
+ROUNDS = 64
+GIB = 1 << 30
+
+
+def judge(**figures: Callable[[int], float]) -> list[Finding]:
+    records = {"importer": {**each_round("open", ROUNDS, **figures)}, "exporter": {}}
+    return list(judge_processes(outcome(records, ONE, "")))
+
+
+LOSSES = [
+    ("descriptors", 1, Status.FAIL, "importer: open descriptors grow by 1 with each open"),
+    ("threads", 1, Status.WARN, "importer: threads grow by 1 with each open"),
+    ("addresses", 4096, Status.FAIL, "importer: reserved addresses grow by 4096 B with each open"),
+    ("host", MIB, Status.WARN, "importer: host memory grows by 1048576 B with each open"),
+]
+
+
+@pytest.mark.parametrize(("figure", "each", "status", "says"), LOSSES)
+def test_a_loss_with_each_repetition_is_found(figure: str, each: int, status: Status, says: str) -> None:
+    (finding,) = judge(**{figure: lambda number: 100 + each * number})
+    assert (finding.status, sentences.summary(finding)) == (status, says)
+    assert finding.remedy
+
+
+@pytest.mark.parametrize(("figure", "each", "status", "_says"), LOSSES)
+@pytest.mark.parametrize("phase", range(3))
+def test_a_loss_with_every_third_repetition_is_found(
+    figure: str, each: int, status: Status, _says: str, phase: int
+) -> None:
+    (finding,) = judge(**{figure: lambda number: each * ((number + phase) // 3)})
+    assert (finding.status, finding.values["growth"]) == (status, pytest.approx(each / 3, rel=0.15))
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        {},
+        {"addresses": lambda number: 300 * GIB * (number > 40)},  # a driver's reservation, on an H200
+        {"addresses": lambda number: 300 * GIB * (number > 50)},
+        {"host": lambda number: min(number, 30) * MIB},  # what the first calls set up
+        {"host": lambda number: MIB * (number > 45) + MIB * (number > 55)},  # the interpreter's own arenas
+        {"descriptors": lambda number: 40 + number % 3},
+        {"descriptors": lambda number: min(number, 32)},  # a cache that has a bound
+        {"descriptors": lambda number: 100 - number},
+        {"threads": lambda number: 4 + 8 * (number > 50)},
+    ],
+)
+def test_a_healthy_process_has_lost_nothing(healthy: dict[str, Callable[[int], float]]) -> None:
+    assert judge(**healthy) == []
+
+
+def test_the_memory_of_lost_threads_is_no_loss_of_its_own() -> None:
+    grows = {"threads": 1, "host": 8 * MIB, "addresses": 64 * MIB}
+    found = judge(**{name: lambda number, each=each: number * each for name, each in grows.items()})
+    assert [finding.key for finding in found] == ["threads-left"]
+
+
+def test_several_losses_of_one_kind_are_one_finding_that_names_the_largest() -> None:
+    small = each_round("message", ROUNDS, times=60, descriptors=lambda number: 6 * number)
+    large = each_round("large message", ROUNDS, descriptors=lambda number: 2 * number)
+    records = {"rank 0": small, "rank 1": {**small, **large}}
+    (finding,) = judge_processes(outcome(records, ONE, ""))
+    assert sentences.summary(finding) == "rank 1: open descriptors grow by 2 with each large message"
+    assert sentences.evidence(finding) == (
+        "rank 0: open descriptors grow by 0.1 with each message",
+        "rank 1: open descriptors grow by 0.1 with each message",
+    )
+
+
+def test_too_few_rounds_are_not_judged() -> None:
+    records = {"importer": each_round("open", 9, descriptors=lambda number: number)}
+    assert list(judge_processes(outcome(records, ONE, ""))) == []
+
+
+@pytest.fixture
+def opened() -> Iterator[list[int]]:
+    descriptors: list[int] = []
+    yield descriptors
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def test_the_rounds_of_a_loop_are_watched_in_this_process(opened: list[int]) -> None:
+    records: dict[str, Json] = {}
+    w: Any = SimpleNamespace(record=records.update)
+    for number in watched(w, "open", range(12)):
+        opened.append(os.open("/dev/null", os.O_RDONLY))
+        assert len(opened) == number + 1
+    (finding,) = judge_processes(outcome({"importer": records}, ONE, ""))
+    assert (finding.key, finding.values["growth"]) == ("descriptors-left", 1)
+
+
+def test_the_figures_are_those_of_this_process() -> None:
+    figures = figures_of_process()
+    assert figures["descriptors"] >= 3
+    assert figures["threads"] >= 1
+    assert figures["host"] > MIB
+    assert figures["addresses"] > MIB
