@@ -94,8 +94,7 @@ class MpiSmallMessage(Check):
         }
         usual = {*SMALL_MESSAGES, *LARGE_MESSAGES, *around_edges}
         params = {"sizes": sorted(ctx.options.get("sizes") or usual), "failed": []}
-        pairs = [(a, b) for a, b in ctx.pairs if a.index < b.index]
-        for devices in [*((device,) for device in ctx.devices), *pairs]:
+        for devices in [*((device,) for device in ctx.devices), *ctx.rank_pairs]:
             yield Probe("", ROLES, devices, params, launch=ctx.mpi.launch)
         if ctx.mpi.across:
             for backend in dict.fromkeys(device.backend for device in ctx.devices):

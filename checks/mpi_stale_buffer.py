@@ -53,7 +53,7 @@ class MpiStaleBuffer(Check):
         assert ctx.mpi is not None
         # The first device and the first pair of each backend: the library's books are what is tested.
         alone = {device.backend: (device,) for device in reversed(ctx.devices)}
-        pairs = {pair[0].backend: pair for pair in reversed(ctx.pairs)}
+        pairs = {pair[0].backend: pair for pair in reversed(ctx.rank_pairs)}
         for devices in [*alone.values(), *pairs.values()]:
             yield Probe("", {"rank 0": exchange, "rank 1": exchange}, devices, launch=ctx.mpi.launch)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import total_ordering
 from typing import Any, NamedTuple
@@ -291,6 +291,12 @@ class Launch:
     nodes: int = 1
     preload: tuple[str, ...] = ()
     """Libraries that the ranks load first, and the launcher does not."""
+    shows: tuple[frozenset[str], ...] = ()
+    """By rank, the labels of the devices that the launcher shows it; empty where each rank sees them all."""
+
+    def can_use(self, devices: Sequence[Device]) -> bool:
+        """Whether the launcher shows each rank its device: the first rank the first, and so on."""
+        return all(devices[rank % len(devices)].label in shown for rank, shown in enumerate(self.shows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +338,8 @@ class MpiStack:
     edges: tuple[int, ...] = ()
     louder: Mapping[str, str] = field(default_factory=dict)
     """The environment in which it and what it uses write more into their logs."""
+    starts: bool = True
+    """Whether its ranks could be started and initialised, where that was tried."""
     ucx: str = ""
     """Version of the UCX that moves this MPI's device memory; empty when none does."""
 

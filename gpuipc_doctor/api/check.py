@@ -104,10 +104,19 @@ class Context:
         return tuple(pair for ring in closed for pair in pairwise(ring))
 
     @property
+    def rank_pairs(self) -> tuple[tuple[Device, Device], ...]:
+        """Each two devices of a backend once, rank 0's first, that the launcher shows to the two ranks."""
+        chosen: dict[frozenset[str], tuple[Device, Device]] = {}
+        for pair in self.pairs:
+            if self.mpi is None or self.mpi.launch.can_use(pair):
+                chosen.setdefault(frozenset(device.label for device in pair), pair)
+        return tuple(chosen.values())
+
+    @property
     def a_pair_or_device_of_each_backend(self) -> tuple[tuple[Device, ...], ...]:
         """For what is the library's doing rather than a device's: the first pair, else the first device."""
         chosen: dict[str, tuple[Device, ...]] = {}
-        for devices in (*self.pairs, *((device,) for device in self.devices)):
+        for devices in (*self.rank_pairs, *((device,) for device in self.devices)):
             chosen.setdefault(devices[0].backend, devices)
         return tuple(chosen.values())
 

@@ -93,6 +93,10 @@ class Backend:
             broken=True,
         )
 
+    def hidden(self, device: Device) -> DriverGpu:
+        """A device that this process does not see: no call works, and NVML may tell of its memory."""
+        return DriverGpu(self.driver, device, -1)
+
     def is_seen_from_outside(self, device: Device) -> bool:
         """Whether somebody tells of a device's memory without the driver."""
         return self.driver.memory_used(device.uuid) is not None

@@ -190,6 +190,25 @@ class Discovery:
         stack = choice.stack(seen, backends, launch, environment, simulated=bool(self.node.simulated))
         return replace(stack, across=across)
 
+    def ranks(self, mpi: MpiStack, devices: tuple[Device, ...]) -> MpiStack:
+        """The MPI with what is known once ranks have started, by the check `planner.MPI_START`.
+
+        That is whether they do, and which devices the launcher shows each.
+        """
+        if not (mpi.takes and any(check.needs_mpi for check in self.planner.checks)):
+            return mpi
+        info, asked = self.planner.survey(planner.built_in(planner.MPI_START), {}, devices, mpi)
+        ended = self._run(asked)
+        self._keep(info, asked, ended)
+        (one,) = ended.values()
+        records = one.records.values() if isinstance(one, ProbeOutcome) else ()
+        if not any("shown" in record for record in records):
+            return replace(mpi, starts=False)
+        shows = tuple(frozenset(record.get("shown", ())) for record in records)
+        is_bound = any(labels != {device.label for device in devices} for labels in shows)
+        starts = all("mpi" in record for record in records) or not all(shows)
+        return replace(mpi, starts=starts, launch=replace(mpi.launch, shows=shows if is_bound else ()))
+
     def _launch(
         self, seen: Mapping[str, Json], setting: RankSetting, nodes: int, hosts: Sequence[str] = ()
     ) -> Launch | None:

@@ -102,9 +102,8 @@ class Run:
         names = {*known, *(need.fact.removeprefix("env:") for need in needs)}
         return Stock((*facts, *environment.facts(environ, sorted(names))), settings)
 
-    def lay_out(self, stock: Stock, devices: tuple[Device, ...]) -> tuple[Plan, MpiStack | None]:
-        """What to run where these devices are, and on which MPI."""
-        mpi = self.discovery.mpi(devices)
+    def lay_out(self, stock: Stock, devices: tuple[Device, ...], mpi: MpiStack | None) -> Plan:
+        """What to run where these devices are, on this MPI."""
         facts = choice.at_stake(stock.facts, mpi) if mpi else stock.facts
         matches = knownissues.match_versions(self.issues, facts, devices)
         unexpected = expectations.of_versions(
@@ -122,7 +121,7 @@ class Run:
         )
         harms = () if self.request.accept_harm else knownissues.harms(self.issues, stock.facts, devices)
         harmful = {(harm.step, harm.device): _left_out(harm) for harm in harms}
-        return self.planner.lay_out(context, already=self.log.checks, harmful=harmful), mpi
+        return self.planner.lay_out(context, already=self.log.checks, harmful=harmful)
 
     def execute(self, layout: Plan, devices: Sequence[Device]) -> None:
         """Run the plan's probes and keep what each means."""
@@ -209,7 +208,8 @@ def dry_run(request: Request, config: SiteConfig, node: Node, watcher: Watcher) 
         run.issues = knownissues.load(config.known_issues_dirs)
         if devices:
             devices = request.select_devices(devices)
-        plan, mpi = run.lay_out(run.take_stock(facts), devices)
+        mpi = run.discovery.mpi(devices)
+        plan = run.lay_out(run.take_stock(facts), devices, mpi)
         plan = replace(plan, concluded=(*run.log.results(), *plan.concluded))
         told = of_ranks(run.planner.config.node, mpi, devices) if run.planner.asks_for_mpi else ()
         return Preview(plan, tuple(told))
@@ -244,7 +244,9 @@ def run(
         if devices:  # without any, what was found out about the drivers is the answer
             devices = request.select_devices(devices)
         stock = run.take_stock(asked)
-        layout, mpi = run.lay_out(stock, devices)
+        if mpi := run.discovery.mpi(devices):
+            mpi = run.discovery.ranks(mpi, devices)
+        layout = run.lay_out(stock, devices, mpi)
         run.execute(layout, devices)
         facts, stack = stock.facts, tuple[Fact, ...]()
         if mpi:

@@ -15,9 +15,12 @@ from gpuipc_doctor.api.loader import BrokenCheck, LoadedCheck
 from gpuipc_doctor.model import (
     CheckInfo,
     Device,
+    Evidence,
+    EvidenceKind,
     FabricStack,
     Finding,
     Json,
+    MpiStack,
     Probe,
     ProbeOutcome,
     Result,
@@ -33,6 +36,12 @@ DISCOVERY = "driver-init"
 
 MPI_DISCOVERY = "mpi-gpu-aware"
 """The check that looks at the MPI library; it runs first where checks need MPI."""
+
+MPI_START = "mpi-start"
+"""The check that starts ranks; it runs before all others that need MPI."""
+
+HIDDEN_PEERS = "cray-mpich-gpu-binding-hides-peers"
+"""The known issue of launchers that show each rank one GPU."""
 
 MAX_FOLLOW_UPS = 40
 """Probes that a check may ask for on one subject after others did not complete."""
@@ -147,12 +156,16 @@ class Planner:
         return tuple(id_ for id_ in self.request.checks if id_ in (DISCOVERY, MPI_DISCOVERY))
 
     def survey(
-        self, file: Path, options: Mapping[str, Json], devices: tuple[Device, ...] = ()
+        self,
+        file: Path,
+        options: Mapping[str, Json],
+        devices: tuple[Device, ...] = (),
+        mpi: MpiStack | None = None,
     ) -> tuple[CheckInfo, tuple[PlannedProbe, ...]]:
         """A check that finds out what is here: with these options, never disabled, and once."""
         item = loader.load_file(file)
         assert isinstance(item, LoadedCheck)
-        probes, _ = self._ask(item, Context(devices, options=options))
+        probes, _ = self._ask(item, Context(devices, options=options, mpi=mpi))
         return _info(item.check), tuple(probes)
 
     def lay_out(
@@ -285,8 +298,8 @@ class Planner:
                 if self.request.tier is Tier.SOAK:  # as applications have it
                     probe = replace(probe, concurrent=frozenset(probe.roles))
                 planned = PlannedProbe(next(self._numbers), check, file, probe)
-                if apart := _apart(check, asked):
-                    said.append(_result(planned, apart))
+                if unfit := _apart(check, asked) or _hidden(asked):
+                    said.append(_result(planned, unfit))
                 else:
                     probes.append(planned)
         except (Exception, SystemExit) as error:
@@ -356,6 +369,10 @@ def _unfit(check: Check, device: Device, context: Context) -> Finding | None:
         return Finding.skip(
             "no-mpi", "no MPI to test", remedy="see what mpi-gpu-aware says, or --mpi-lib FILE"
         )
+    if check.needs_mpi and mpi and not mpi.starts:
+        return Finding.skip(
+            "no-ranks", "no ranks of this MPI could be started", remedy="see what mpi-start says"
+        )
     if check.needs_mpi and mpi and device.backend not in mpi.takes:
         says = "this MPI takes no device pointers: {why}"
         return Finding.skip("mpi-takes-no-device-pointers", says, remedy=mpi.remedy, why=mpi.why_not)
@@ -395,6 +412,28 @@ def _apart(check: Check, probe: Probe) -> Finding | None:
     one, other = sorted(probe.devices, key=lambda device: device.index)
     says = "no peer access between {from_device} and {to_device}"
     return Finding.skip("no-peer-access", says, from_device=one.label, to_device=other.label)
+
+
+def _hidden(probe: Probe) -> Finding | None:
+    """Why ranks cannot use these devices, if so: the launcher binds others to them."""
+    launch = probe.launch
+    if launch is None or launch.nodes > 1 or not probe.devices or launch.can_use(probe.devices):
+        return None
+    of_backend = probe.devices[0].backend + ":"
+    shows = [[label for label in sorted(labels) if label.startswith(of_backend)] for labels in launch.shows]
+    each = all(len(labels) == 1 for labels in shows)
+    return Finding.skip(
+        "hidden-by-launcher",
+        f"the launcher shows each rank {'one GPU' if each else 'some of the GPUs'}: {{shown}}",
+        Evidence(
+            EvidenceKind.ISSUE,
+            "Slurm's GPU binding hides the other ranks' GPUs, and IPC handles cannot be opened",
+            {"issue": HIDDEN_PEERS},
+        ),
+        remedy="to test every device and pair, bind no GPU in mpi.launcher: srun --gpu-bind=none, without "
+        f"--gpus-per-task; for jobs see `gpuipc-doctor known-issues show {HIDDEN_PEERS}`",
+        shown=[f"rank {rank} {' and '.join(labels) or 'none'}" for rank, labels in enumerate(shows)],
+    )
 
 
 def _harm(probe: Probe, harmful: Mapping[tuple[str, str], Finding]) -> Finding | None:

@@ -82,6 +82,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         self._quiet = QuietDevices(self.session)
+        self._budget_s = self.until - time.monotonic()
 
     def run(self, probes: Sequence[PlannedProbe], jobs: int, take: Take, *, spare_s: float = 0.0) -> None:
         """Run the probes and what follows them, so many at once, and leave the budget's last seconds."""
@@ -205,8 +206,9 @@ class Schedule:
             says = "interrupted before this probe ran"
             return NotRun(Finding.skip("interrupted", says), "interrupted")
         if time.monotonic() > until:
-            says = "budget; run it alone with `gpuipc-doctor check {check}`"
-            return NotRun(Finding.skip("budget", says, check=planned.check.id), "budget")
+            says = "budget; run `gpuipc-doctor check {check} --budget {seconds:round}`"
+            more_s = 2 * self._budget_s
+            return NotRun(Finding.skip("budget", says, check=planned.check.id, seconds=more_s), "budget")
         if self.session.unkillable:
             says = "no GPU probe may run beside a process that cannot be killed: {process}"
             return NotRun(Finding.skip("beside-unkillable", says, process=self.session.unkillable))

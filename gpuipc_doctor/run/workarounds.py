@@ -25,6 +25,9 @@ from gpuipc_doctor.run.planner import Planner
 from gpuipc_doctor.run.results import Entry, ResultLog
 from gpuipc_doctor.run.schedule import Ended, NotRun, Schedule
 
+MPI_INIT = "MPI_Init_thread"
+"""The operation with which MPI begins in a rank."""
+
 GOOD = {Status.PASS, Status.WARN}
 
 _TAKES_NO_DEVICE_POINTERS = (
@@ -57,7 +60,8 @@ def candidates(
 ) -> Candidates:
     """The settings of known issues that a failure shows, then those that are ``built_in`` for this MPI.
 
-    What is confirmed comes before what only looks like it.
+    The latter change how device memory is sent, so a failure before any message gets none of them. What is
+    confirmed comes before what only looks like it.
     """
     by_id = {issue.id: issue for issue in issues}
     shown = [join for join in joins if join.relation is not Relation.LATENT]
@@ -72,12 +76,21 @@ def candidates(
             for setting in by_id[join.issue].settings(facts)
         ]
         found: dict[frozenset[tuple[str, str]], Workaround] = {}
-        for workaround in (*known, *built_in):
+        for workaround in (*known, *(built_in if _failed_in_messages(failure) else ())):
             if workaround.env not in _TAKES_NO_DEVICE_POINTERS and not _is_set(workaround.env):
                 found.setdefault(frozenset(workaround.env.items()), workaround)
         return list(found.values())
 
     return of
+
+
+def _failed_in_messages(failure: Entry) -> bool:
+    """Whether an MPI probe failed after MPI was initialised: settings of device messages may help then."""
+    outcome = failure.outcome
+    if outcome is None or not failure.planned.check.needs_mpi:
+        return False
+    blamed = outcome.roles.get(outcome.blamed or "")
+    return blamed is None or any(calls.operation == MPI_INIT for calls in blamed.calls)
 
 
 def _is_set(env: Mapping[str, str]) -> bool:

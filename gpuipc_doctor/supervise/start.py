@@ -177,7 +177,7 @@ class Starter:
     def _own(self, environment: Mapping[str, str]) -> dict[str, str]:
         """What workers of this probe have beside an environment that they share with those of others."""
         own = {MARKER: self.marker}
-        if self._stays:
+        if self._stays and not (self.probe.launch and self.probe.launch.shows):
             own |= visible_devices(self.probe.devices, environment) or self.node.visible
         return own
 

@@ -16,6 +16,7 @@ from gpuipc_doctor import node_name
 from gpuipc_doctor.allocators import open_allocator
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.api.allocator import Allocator
+from gpuipc_doctor.api.gpu import BackendUnavailable
 from gpuipc_doctor.api.ledger import NOISE_BYTES
 from gpuipc_doctor.backends import Backend, open_backend
 from gpuipc_doctor.backends.device import DriverGpu
@@ -88,7 +89,13 @@ class Worker:
         return tuple(self._open(device) for device in self._assignment.devices)
 
     def _open(self, device: Device) -> DriverGpu:
-        gpu = self._backend(device.backend).gpu(device)
+        backend = self._backend(device.backend)
+        try:
+            gpu = backend.gpu(device)
+        except BackendUnavailable:
+            if not self._assignment.ranks or device == self._own_device:
+                raise
+            return backend.hidden(device)  # by a launcher that binds GPUs: it is another rank's
         check = getattr(loader.module(Path(self._assignment.check_file)), "CHECK", None)
         # Asked here, too: in a prolog nobody has asked before, and an administrator can change the mode.
         if check and check.requires and (lacking := check.requires - gpu.capabilities):
@@ -101,7 +108,12 @@ class Worker:
 
     @property
     def gpu(self) -> DriverGpu:
-        return self.gpus[self._assignment.place % len(self.gpus)]
+        return self.gpus[self._assignment.devices.index(self._own_device)]
+
+    @property
+    def _own_device(self) -> Device:
+        devices = self._assignment.devices
+        return devices[self._assignment.place % len(devices)]
 
     def begin(self) -> None:
         """Have it be the probe's turn, and the devices at rest, before a role begins: the first looks."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpuipc_doctor.api import Context
-from gpuipc_doctor.model import MemoryShare, Tier, subject_label
+from gpuipc_doctor.model import Launch, MemoryShare, MpiStack, Tier, subject_label
 from tests.checks.judging import gpu
 
 DEVICES = tuple(gpu(index, backend) for backend in ("cuda", "hip") for index in range(2))
@@ -16,6 +16,34 @@ DEVICES = tuple(gpu(index, backend) for backend in ("cuda", "hip") for index in 
 def test_a_pair_stays_within_a_backend() -> None:
     labels = [(a.label, b.label) for a, b in Context(DEVICES).pairs]
     assert labels == [("cuda:0", "cuda:1"), ("cuda:1", "cuda:0"), ("hip:0", "hip:1"), ("hip:1", "hip:0")]
+
+
+def shown(*ranks: str) -> Context:
+    """Four devices, and what a launcher shows of them to each rank, by their numbers."""
+    by_rank = tuple(frozenset(f"cuda:{number}" for number in numbers) for numbers in ranks)
+    launch = Launch(("mpiexec",), shows=by_rank)
+    return Context(tuple(map(gpu, range(4))), mpi=MpiStack("mpich", "5.0.2", "/libmpi.so", launch))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "pairs", "alone"),
+    [
+        ((), ["01", "02", "03", "12", "13", "23"], "0123"),
+        (("0", "1"), ["01"], ""),
+        (("3", "1"), ["31"], ""),
+        (("2", "2"), [], "2"),
+        (("01", "23"), ["02", "03", "12", "13"], ""),
+        (("0", ""), [], ""),
+    ],
+)
+def test_ranks_are_on_devices_that_the_launcher_shows_them(
+    ranks: tuple[str, ...], pairs: list[str], alone: str
+) -> None:
+    context = shown(*ranks)
+    assert [f"{a.index}{b.index}" for a, b in context.rank_pairs] == pairs
+    assert context.mpi is not None
+    fit = [device for device in context.devices if context.mpi.launch.can_use([device])]
+    assert "".join(str(device.index) for device in fit) == alone
 
 
 def pairs_of(count: int, tier: Tier = Tier.ACCEPTANCE) -> list[str]:

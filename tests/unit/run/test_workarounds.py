@@ -13,6 +13,7 @@ from gpuipc_doctor.api import Check, Context, Finding, Probe, ProbeOutcome
 from gpuipc_doctor.knownissues import KnownIssue
 from gpuipc_doctor.knownissues import Workaround as Remedy
 from gpuipc_doctor.model import (
+    Calls,
     CheckInfo,
     Device,
     Ending,
@@ -42,6 +43,7 @@ from tests.sample_reports import gpus
 class Leaky(Check):
     id = "leaky"
     title = "leaky"
+    needs_mpi = True
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
         return []
@@ -186,6 +188,22 @@ def test_only_what_is_right_for_the_version_is_tried() -> None:
     number = Remedy("a", {"A": "0"}, Range("mpich", "3.4", fixed="4.2.0"))
     word = Remedy("a", {"A": "disabled"}, Range("mpich", "4.2.0"))
     assert tried(issue(number, word), Relation.CONFIRMED) == [({"A": "disabled"}, "")]
+
+
+@pytest.mark.parametrize(("made", "offered"), [("MPI_Init_thread", ["IPC"]), ("dlopen libmpi", [])])
+def test_settings_of_messages_are_offered_once_mpi_was_initialised(made: str, offered: list[str]) -> None:
+    log = ResultLog()
+    log.announce(CheckInfo("leaky", "leaky", Tier.ACCEPTANCE))
+    hung = outcome(Ending.HUNG)
+    role = replace(hung.roles["rank 0"], calls=(Calls(made, 1, 0.1),))
+    probe = Probe("", {}, launch=LAUNCH)
+    kept = PlannedProbe(1, Leaky(), Path(__file__), probe)
+    log.keep(kept, replace(hung, roles={"rank 0": role}), [Finding.fail("hung", "hung")])
+    join = Join("x", "x", Relation.NEW, "", checks=("leaky",), subjects=("node",))
+    facts, known = [Fact("mpich", "4.3.2", "here")], issue(Remedy("a", {"SIGNATURE": "1"}))
+    of = workarounds.candidates([known], [join], facts, [Workaround({"IPC": "off"}, "")])
+    [failure] = workarounds.worth_trying(log)
+    assert [next(iter(one.env)) for one in of(failure)] == ["SIGNATURE", *offered]
 
 
 def test_neither_what_is_set_nor_what_takes_gpus_away_is_tried(

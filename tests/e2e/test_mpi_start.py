@@ -1,0 +1,131 @@
+"""Ranks that do not start are reported once; a launcher that binds GPUs to ranks is planned with."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Command, evidence
+from tests.e2e.test_mpi_checks import LIBRARIES
+
+pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("resting")]
+
+RANK = "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"
+OPEN_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+Findings = dict[tuple[str, str], dict[str, Any]]
+
+
+@pytest.fixture
+def bound(doctor: Command, tmp_path: Path) -> Callable[..., tuple[Findings, int]]:
+    """Run checks whose two ranks get ``by_rank`` as the value of a variable from a wrapper in the launcher.
+
+    Returns the last finding by check and subject, and the exit code.
+    """
+
+    def run(
+        library: str, node: str, variable: str, by_rank: tuple[str, str], *checks: str
+    ) -> tuple[Findings, int]:
+        prefix = Path(os.environ["GPUIPC_TEST_MPI"], library)
+        wrapper = tmp_path / "bind"
+        first, second = by_rank
+        wrapper.write_text(
+            f'#!/bin/sh\ncase {RANK} in 0) n="{first}";; *) n="{second}";; esac\n'
+            f'export {variable}="$n"\nexec "$@"\n'
+        )
+        wrapper.chmod(0o755)
+        config = tmp_path / "site.yaml"
+        config.write_text(
+            f"mpi:\n  launcher: {prefix}/bin/mpiexec -n {{ranks}} {wrapper}\nmemory: {{most_gib: 0.3}}\n"
+            "options:\n  mpi-small-message: {sizes: [0, 1, 256, 65536]}\n"
+        )
+        ended = doctor(
+            *("check", *checks, "--simulate", node, "--mpi-lib", str(prefix / LIBRARIES[library])),
+            *("--config", str(config), "--no-workarounds", "--json"),
+            env={**os.environ, **OPEN_MPI, "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"},
+        )
+        assert ended.stderr == ""
+        results = json.loads(ended.stdout)["results"]
+        found = {(one["check"], " > ".join(one["devices"])): one["finding"] for one in results}
+        return found, ended.returncode
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("library", "node", "variable", "by_rank", "pair"),
+    [
+        ("mpich50", "healthy-hip", "ROCR_VISIBLE_DEVICES", ("0", "1"), "hip:0 > hip:1"),
+        ("openmpi", "healthy-cuda", "CUDA_VISIBLE_DEVICES", ("1", "0"), "cuda:1 > cuda:0"),
+        pytest.param(
+            *("mpich43", "healthy-hip", "HIP_VISIBLE_DEVICES", ("1", "0"), "hip:1 > hip:0"),
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            *("mpich50", "healthy-both", "ROCR_VISIBLE_DEVICES", ("1", "0"), "hip:1 > hip:0"),
+            marks=pytest.mark.full,
+        ),
+    ],
+)
+def test_a_gpu_for_each_rank_is_tested_as_the_pair_that_the_launcher_makes(
+    bound: Any, library: str, node: str, variable: str, by_rank: tuple[str, str], pair: str
+) -> None:
+    checks = ("mpi-small-message", "mpi-stale-buffer", "mpi-first-touch", "mpi-cache-growth")
+    found, code = bound(library, node, variable, by_rank, *checks)
+    assert found["mpi-start", ""]["key"] == "bound"
+    for check in checks:
+        assert found[check, pair]["status"] in ("PASS", "WARN"), found[check, pair]
+    for label in pair.split(" > "):
+        skipped = found["mpi-small-message", label]
+        assert (skipped["status"], skipped["key"]) == ("SKIP", "hidden-by-launcher")
+        assert skipped["summary"].startswith("the launcher shows each rank one GPU: rank 0 ")
+        assert "cray-mpich-gpu-binding-hides-peers" in skipped["remedy"]
+    assert code == 0
+
+
+def test_one_gpu_for_both_ranks_is_tested_alone(bound: Any) -> None:
+    found, code = bound("mpich50", "healthy-cuda", "CUDA_VISIBLE_DEVICES", ("1", "1"), "mpi-small-message")
+    assert found["mpi-small-message", "cuda:1"]["status"] == "PASS"
+    assert found["mpi-small-message", "cuda:0"]["status"] == "SKIP"
+    assert ("mpi-small-message", "cuda:0 > cuda:1") not in found
+    assert code == 0
+
+
+def test_a_rank_without_a_gpu_is_an_error_of_the_launcher(bound: Any) -> None:
+    found, code = bound("mpich50", "healthy-hip", "ROCR_VISIBLE_DEVICES", ("0", "9"), "mpi-small-message")
+    blind = found["mpi-start", ""]
+    assert (blind["status"], blind["key"]) == ("ERROR", "shows-no-gpu")
+    assert blind["summary"].startswith("the launcher shows rank 1 none of the GPUs")
+    others = [one for (check, _), one in found.items() if check == "mpi-small-message"]
+    assert {one["status"] for one in others} == {"SKIP"}
+    assert code == 3  # no probe ran
+
+
+def test_a_launcher_that_shows_all_gpus_in_another_order_binds_none(bound: Any) -> None:
+    orders = ("1,0", "0,1")
+    found, code = bound("mpich50", "healthy-cuda", "CUDA_VISIBLE_DEVICES", orders, "mpi-small-message")
+    assert found["mpi-start", ""]["key"] == "started"
+    subjects = {subject for check, subject in found if check == "mpi-small-message"}
+    assert subjects == {"cuda:0", "cuda:1", "cuda:0 > cuda:1"}
+    assert code == 0
+
+
+def test_mpi_without_a_provider_is_reported_once_with_the_librarys_words(doctor: Command) -> None:
+    library = Path(os.environ["GPUIPC_TEST_MPI"], "mpich50/lib/libmpi.so.12")
+    checks = ("mpi-small-message", "mpi-cache-growth", "mpi-stale-buffer", "mpi-first-touch")
+    ended = doctor(
+        *("check", *checks, "--simulate", "healthy-cuda", "--mpi-lib", str(library), "--json"),
+        env={**os.environ, "FI_PROVIDER": "nonexistent", "MPIR_CVAR_CH4_NETMOD": "ofi"},
+    )
+    results = json.loads(ended.stdout)["results"]
+    (failed,) = (one["finding"] for one in results if one["finding"]["status"] == "FAIL")
+    assert "MPI_Init_thread #1 ended the ranks: OFI call getinfo failed" in failed["summary"]
+    assert not [line for line in evidence(failed) if line.startswith("Tried ")]
+    others = [one["finding"] for one in results if one["check"] in checks]
+    assert {(one["status"], one["remedy"]) for one in others} == {("SKIP", "see what mpi-start says")}
+    assert ended.returncode == 12
