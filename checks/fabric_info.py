@@ -3,8 +3,9 @@
 An adapter that the kernel has and libfabric does not offer is lost to every MPI; what stands against it is
 read where libfabric reads it: a retry handler that does not run, an address that the fabric manager has not
 set. HPE calls ``fi_info`` the first tool for that (shs-docs,
-troubleshoot/cassini/RDMA_interface_troubleshooting.md). Where the site config says ``fabric: cxi`` or
-``verbs``, the kernel must list an adapter of it, and of verbs one whose port is active.
+troubleshoot/cassini/RDMA_interface_troubleshooting.md). Where the site config names a fabric
+that takes an adapter (``cxi``, ``verbs``, ``efa``, ``opa``), the kernel must list one, and of all but cxi one
+whose port is active.
 
 Options: ``status_dir``, where HPE's ``cxi_healthcheck --status_dir`` leaves its results; they are told, never
 repeated.
@@ -28,11 +29,18 @@ from gpuipc_doctor.api import (
     Worker,
 )
 
-WHAT_IT_IS = {"cxi": "HPE Slingshot", "verbs": "InfiniBand or RoCE"}
+WHAT_IT_IS = {
+    "cxi": "HPE Slingshot",
+    "verbs": "InfiniBand or RoCE",
+    "efa": "AWS EFA",
+    "opa": "Omni-Path",
+}
 
 SEEK = {
     "cxi": "see whether `lspci -d 17db:` shows it, its driver cxi_ss1 is loaded, and what dmesg says",
     "verbs": "see whether lspci shows it, its driver (mlx5_ib, …) is loaded, and what dmesg says",
+    "efa": "see whether `lspci -d 1d0f:` shows it, its driver efa is loaded, and what dmesg says",
+    "opa": "see whether lspci shows it, its driver hfi1 is loaded, and what dmesg says",
 }
 """Where to look for an adapter that the kernel does not list."""
 
@@ -126,7 +134,7 @@ def unlike_stated(seen: Json, stated: Json) -> Iterator[Finding]:
             where=where,
             fabric=name,
         )
-    if name not in ("verbs", "tcp"):  # of cxi each adapter is looked for
+    if name not in OFFERED_AS:  # of cxi each adapter is looked for
         return
     offers = {
         "fi_info": [one["provider"] for one in seen.get("interfaces", ())],
@@ -149,7 +157,12 @@ def unlike_stated(seen: Json, stated: Json) -> Iterator[Finding]:
         )
 
 
-OFFERED_AS = {"verbs": ("verbs", "rc_", "ud_", "dc_"), "tcp": ("tcp",)}
+OFFERED_AS = {
+    "verbs": ("verbs", "rc_", "ud_", "dc_"),
+    "efa": ("efa", "srd"),
+    "opa": ("opx", "psm2"),
+    "tcp": ("tcp",),
+}
 """How the words begin by which libfabric and UCX (src/uct/ib) offer a fabric."""
 
 
@@ -160,8 +173,8 @@ def summary(seen: Json, known: list[str], stated: Json = None) -> str:
     parts = parts or [line.partition(" (")[0] for line in known]
     if count := len(seen["adapters"]):
         parts.append(f"{count} adapter{'s' * (count != 1)}, all offered")
-    if stated and stated[0] == "verbs":
-        parts.append(f"verbs on {', '.join(stated[2])}")
+    if stated and stated[0] != "cxi" and stated[2]:
+        parts.append(f"{stated[0]} on {', '.join(stated[2])}")
     return ", ".join(parts) or "nothing that tells its version"
 
 

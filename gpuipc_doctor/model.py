@@ -377,7 +377,7 @@ class FabricStack:
     """What the site adds to the environment of whoever uses them."""
     stated: StatedFabric | None = None
     adapters: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By fabric (``cxi``, ``verbs``), those that the kernel lists."""
+    """By fabric (``cxi``, ``verbs``, ``efa``, ``opa``), those that the kernel lists."""
 
 
 class AtRest(NamedTuple):

@@ -86,8 +86,8 @@ def _lines(
     yield ""
     here = fabric_devices.adapters(Path(node.root))
     fabric = next((name for name, found in here.items() if found), "")
-    yield f"# The network between nodes, by {' and '.join(fabric_devices.LISTED.values())}."
-    yield f"fabric: {fabric}" if fabric else "# fabric: none of cxi and verbs was found; tcp, or none"
+    yield f"# The network between nodes, by {fabric_devices.CXI} and {fabric_devices.VERBS}."
+    yield f"fabric: {fabric}" if fabric else "# fabric: no adapter was found; tcp, or none"
     yield ""
     yield from _mpi(mpi)
 

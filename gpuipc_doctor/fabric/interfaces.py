@@ -14,6 +14,9 @@ from dataclasses import dataclass
 HARDWARE = ("cxi", "efa", "opx", "psm2", "verbs;ofi_rxm")
 """Providers of adapters that MPI libraries choose before any other; psm3 also runs over plain Ethernet."""
 
+OF_FABRIC = {"opx": "opa", "psm2": "opa"}
+"""By provider, the fabric of another name."""
+
 HOST = ("tcp", "shm")
 """Those that are left without such an adapter, or where a site says tcp."""
 
@@ -72,8 +75,12 @@ def routes(interfaces: list[Interface], *, across: bool, stated: str | None = No
     its nodes have, and then no other's.
     """
     providers = {one.provider for one in interfaces if one.kind == "FI_EP_RDM"}
-    adapters = [name for name in HARDWARE if name in providers and stated in (None, name.partition(";")[0])]
-    if adapters or stated in ("cxi", "verbs"):
+    adapters = [
+        name
+        for name in HARDWARE
+        if name in providers and stated in (None, OF_FABRIC.get(name, name.partition(";")[0]))
+    ]
+    if adapters or stated not in (None, "tcp"):
         return adapters[:1]
     return [name for name in HOST if _offers(name, providers) and not (across and name == "shm")]
 

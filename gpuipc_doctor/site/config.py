@@ -97,7 +97,7 @@ class NodeConfig:
 
     gpus: ExpectedGpus = ExpectedGpus()
     fabric: Said | None = None
-    """``cxi``, ``verbs``, ``tcp`` or ``none``, where the site says it."""
+    """``cxi``, ``verbs``, ``efa``, ``opa``, ``tcp`` or ``none``, where the site says it."""
     modules: tuple[Said, ...] = ()
     """For the ranks, loaded in this order."""
     environment: Mapping[str, Said] = field(default_factory=dict)

@@ -155,7 +155,7 @@ def test_the_providers_are_told_where_there_are_any() -> None:
 
 # -- the fabric that the site states --------------------------------------------------------------------
 
-NONE_LISTED: dict[str, tuple[str, ...]] = {"cxi": (), "verbs": ()}
+NONE_LISTED: dict[str, tuple[str, ...]] = {"cxi": (), "verbs": (), "efa": (), "opa": ()}
 
 
 def planned(name: str, facts: tuple[Fact, ...] = (), **listed: tuple[str, ...]) -> list[Probe | Finding]:
@@ -165,7 +165,12 @@ def planned(name: str, facts: tuple[Fact, ...] = (), **listed: tuple[str, ...]) 
 
 @pytest.mark.parametrize(
     ("stated", "what", "sought"),
-    [("cxi", "HPE Slingshot", "cxi_ss1"), ("verbs", "InfiniBand or RoCE", "mlx5_ib")],
+    [
+        ("cxi", "HPE Slingshot", "cxi_ss1"),
+        ("verbs", "InfiniBand or RoCE", "mlx5_ib"),
+        ("efa", "AWS EFA", "driver efa"),
+        ("opa", "Omni-Path", "driver hfi1"),
+    ],
 )
 def test_a_stated_fabric_without_an_adapter_fails(stated: str, what: str, sought: str) -> None:
     [fail, skip] = planned(stated)
@@ -230,6 +235,10 @@ def test_ports_of_which_none_is_active_fail() -> None:
         (["tcp", "x.yaml:3", None], {"interfaces": [OVER_TCP]}, True),
         (["tcp", "x.yaml:3", None], {"interfaces": [OVER_VERBS]}, False),
         (["cxi", "x.yaml:3", ["cxi0"]], {"interfaces": [OVER_TCP]}, True),
+        (["efa", "x.yaml:3", ["efa_0"]], {"interfaces": [OVER_VERBS | {"provider": "efa"}]}, True),
+        (["efa", "x.yaml:3", ["efa_0"]], {"interfaces": [OVER_TCP]}, False),
+        (["opa", "x.yaml:3", ["hfi1_0"]], {"interfaces": [OVER_VERBS | {"provider": "psm2"}]}, True),
+        (["opa", "x.yaml:3", ["hfi1_0"]], {"interfaces": [OVER_VERBS]}, False),
     ],
 )
 def test_a_stated_fabric_that_no_library_offers_is_pointed_out(

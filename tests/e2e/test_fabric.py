@@ -103,6 +103,23 @@ def test_a_stated_fabric_that_is_not_here_fails_and_nothing_is_sent_over_another
     assert sentences.evidence(fails[0]) == ("the kernel lists cxi0, cxi1 (cxi)",)
 
 
+@pytest.mark.parametrize(
+    ("fabric", "adapter", "says"),
+    [
+        ("efa", "efa_0", "efa on efa_0"),
+        ("opa", "hfi1_0", "opa on hfi1_0"),
+    ],
+)
+def test_a_stated_fabric_of_another_vendor(fabric: str, adapter: str, says: str, tmp_path: Path) -> None:
+    node = tmp_path / "node.yaml"
+    state = f"/sys/class/infiniband/{adapter}/ports/1/state"
+    node.write_text(
+        f"extends: healthy-single\ndescription: A node with {adapter}.\nfiles: {{{state}: '4: ACTIVE'}}\n"
+    )
+    status, said, _ = stated(fabric, str(node), tmp_path)["fabric-info"]
+    assert (status, said) == (Status.PASS, says)
+
+
 def test_over_tcp_where_the_site_says_so_whatever_adapter_is_here(tmp_path: Path) -> None:
     assert stated("cxi", "cxi-healthy", tmp_path)["fabric-small-message libfabric"][:2] == (
         Status.PASS,

@@ -94,6 +94,10 @@ def rdm(*providers: str) -> list[Interface]:
         (("tcp", "shm", "cxi", "verbs;ofi_rxm"), True, "tcp", ["tcp"]),
         (("tcp", "shm", "cxi", "verbs;ofi_rxm"), True, "verbs", ["verbs;ofi_rxm"]),
         (("tcp", "shm", "verbs;ofi_rxm"), True, "cxi", []),
+        (("tcp", "shm", "efa", "verbs;ofi_rxm"), True, "efa", ["efa"]),
+        (("tcp", "shm", "psm2", "verbs;ofi_rxm"), True, "opa", ["psm2"]),
+        (("tcp", "shm", "psm2", "opx"), False, "opa", ["opx"]),
+        (("tcp", "shm", "verbs;ofi_rxm"), True, "efa", []),
     ],
 )
 def test_what_an_mpi_would_send_through_or_the_site_says(
