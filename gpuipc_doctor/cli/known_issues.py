@@ -1,4 +1,4 @@
-"""``gpuipc-doctor known-issues``: what is known, in full or for programs, new ones, and wrong files."""
+"""``gpuipc-doctor known-issues``: the database, in full or for programs, and mistakes in its files."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import click
 
 from gpuipc_doctor import knownissues
 from gpuipc_doctor.api.loader import LoadedCheck
-from gpuipc_doctor.cli import issue_draft, options
+from gpuipc_doctor.cli import options
 from gpuipc_doctor.cli.issue_content import markdown, page
 from gpuipc_doctor.cli.stdio import say
 from gpuipc_doctor.inventory import variables
-from gpuipc_doctor.knownissues import KnownIssue, osv
+from gpuipc_doctor.knownissues import KnownIssue
 from gpuipc_doctor.present.terminal import table
 from gpuipc_doctor.present.text import counted
 from gpuipc_doctor.run import check_files
@@ -72,43 +72,6 @@ def lint(files: tuple[Path, ...], config_file: Path | None) -> None:
     if mistakes:
         raise SystemExit(2)
     click.echo(f"{counted(len(paths), 'file')} without a mistake")
-
-
-@command.command()
-@_with_config
-@click.option(
-    "--format", "format_", type=click.Choice(["json"]), default="json", help="JSON, in OSV's words."
-)
-def export(config_file: Path | None, format_: str) -> None:
-    """Print the whole database for another program."""
-    assert format_ == "json"
-    dirs = options.site_config(config_file).known_issues_dirs
-    click.echo(_json(osv.document(knownissues.load(dirs), knownissues.edition(dirs))))
-
-
-@command.command()
-@click.argument("directory", type=options.FilePath(exists=True, file_okay=False), metavar="DIRECTORY")
-@_with_config
-def add(directory: Path, config_file: Path | None) -> None:
-    """Ask for a known issue and draft it as DIRECTORY/ID.yaml.
-
-    DIRECTORY is one of those that `known_issues_dirs` of the site's config names. The line of a log that is
-    given becomes the entry's signature and the sample against which that is tested.
-    """
-    entry = issue_draft.ask()
-    path = directory / f"{Path(str(entry['id'])).name}.yaml"
-    if path.exists():
-        raise click.UsageError(f"{path} is there already")
-    path.write_text(issue_draft.dump(entry), encoding="utf-8")
-    mistakes = find_mistakes([path], _check_ids(options.site_config(config_file)))
-    for mistake in mistakes:
-        say(str(mistake))
-    click.echo(
-        f"{path} is drafted; {'mend what is named above' if mistakes else 'look it through'}, then run"
-    )
-    click.echo(f"gpuipc-doctor known-issues lint {path}")
-    if mistakes:
-        raise SystemExit(2)
 
 
 def find_mistakes(paths: Sequence[Path], check_ids: Collection[str]) -> tuple[Mistake, ...]:

@@ -1,68 +1,120 @@
-"""A diagnosis as JSON for programs.
-
-``diagnosis.schema.json`` describes the document (JSON Schema, draft 2020-12); any change of what may stand
-in it raises the number at the end of `SCHEMA`.
-"""
+"""A diagnosis as JSON for programs; ``diagnosis.schema.json`` describes it."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
-from typing import Any
+from typing import Literal, TypedDict
 
-from gpuipc_doctor.diagnose.diagnosis import Diagnosis, Recognised
+from gpuipc_doctor.diagnose.diagnosis import Diagnosis, LogRead, Recognised
+from gpuipc_doctor.diagnose.exits import MEANINGS
 from gpuipc_doctor.diagnose.occurrences import Occurrences, Place
-from gpuipc_doctor.model import Json
+from gpuipc_doctor.model import Fact, Json, Relation
+from gpuipc_doctor.report import documents
 
 SCHEMA = "gpuipc-doctor/diagnosis/2"
+"""Any change of what may stand in the document raises the number."""
+
+
+class LogLine(TypedDict):
+    log: str
+    line: int
+    time: str
+    host: str
+    rank: str
+    text: str
+
+
+class LogLines(TypedDict):
+    count: int
+    at_least: bool
+    first: LogLine
+    last: LogLine
+    hosts: tuple[str, ...]
+    ranks: tuple[str, ...]
+
+
+KnownIssue = TypedDict(
+    "KnownIssue",
+    {
+        "issue": str,
+        "title": str,
+        "component": str,
+        "class": str,
+        "confidence": Literal["high", "medium", "low"],
+        "relation": Relation,
+        "reason": str,
+        "checks": tuple[str, ...],
+        "remedy": str,
+        "references": list[str],
+        "lines": LogLines,
+        "signatures": list[LogLines],
+    },
+)
+
+
+class Document(TypedDict):
+    """The edition is that of the database of known issues; `Diagnosis` explains the rest."""
+
+    known_issues: str
+    exit_code: int
+    interrupted: bool
+    logs: tuple[LogRead, ...]
+    facts: tuple[Fact, ...]
+    recognised: list[KnownIssue]
+    unknown: list[LogLines]
+    unknown_beyond: int
+
+
+def schema() -> Json:
+    about = "What gpuipc-doctor diagnose --json prints."
+    codes = documents.codes(MEANINGS)
+    return documents.schema(SCHEMA, Document, about, known_issues=str, exit_code=codes)
 
 
 def dumps(diagnosis: Diagnosis, *, exit_code: int, edition: str) -> str:
     """``diagnosis``, made with this edition of the known issues, as JSON in ASCII, ending in a newline."""
-    document = {
-        "schema": SCHEMA,
+    document: Document = {
         "known_issues": edition,
         "exit_code": exit_code,
         "interrupted": diagnosis.interrupted,
-        "logs": [asdict(log) for log in diagnosis.logs],
-        "facts": [asdict(fact) for fact in diagnosis.facts],
-        "recognised": [_recognised(one) for one in diagnosis.recognised],
-        "unknown": [_occurrences(one) for one in diagnosis.unknown],
+        "logs": diagnosis.logs,
+        "facts": diagnosis.facts,
+        "recognised": [_known_issue(one) for one in diagnosis.recognised],
+        "unknown": [_lines(one) for one in diagnosis.unknown],
         "unknown_beyond": diagnosis.unknown_beyond,
     }
-    return json.dumps(_encodable(document), indent=2) + "\n"
+    return documents.dumps({"schema": SCHEMA, **document})
 
 
-def _recognised(one: Recognised) -> Json:
+def _known_issue(one: Recognised) -> KnownIssue:
     issue = one.issue
     return {
         "issue": issue.id,
         "title": issue.title,
         "component": issue.component,
         "class": issue.kind,
-        "confidence": one.confidence.label,
-        "relation": one.relation.value,
+        "confidence": one.confidence.label,  # type: ignore[typeddict-item]
+        "relation": one.relation,
         "reason": one.reason,
-        "checks": list(issue.checks),
+        "checks": issue.checks,
         "remedy": one.remedy,
         "references": [reference.url for reference in issue.references],
-        "lines": _occurrences(one.lines),
-        "signatures": [_occurrences(lines) for lines in one.signatures],
+        "lines": _lines(one.lines),
+        "signatures": [_lines(lines) for lines in one.signatures],
     }
 
 
-def _occurrences(lines: Occurrences) -> Json:
+def _lines(lines: Occurrences) -> LogLines:
     return {
         "count": lines.count,
         "at_least": lines.at_least,
-        "first": _place(lines.first),
-        "last": _place(lines.last),
-        "hosts": list(lines.hosts),
-        "ranks": list(lines.ranks),
+        "first": _line(lines.first),
+        "last": _line(lines.last),
+        "hosts": lines.hosts,
+        "ranks": lines.ranks,
     }
 
 
-def _place(place: Place) -> Json:
+def _line(place: Place) -> LogLine:
     return {
         "log": place.log,
         "line": place.line,
@@ -71,12 +123,3 @@ def _place(place: Place) -> Json:
         "rank": place.rank,
         "text": place.excerpt,
     }
-
-
-def _encodable(value: Any) -> Json:
-    """``value`` with a question mark for each byte of a file's name that is no text."""
-    if isinstance(value, dict):
-        return {key: _encodable(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_encodable(item) for item in value]
-    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value

@@ -163,6 +163,7 @@ def test_colours_are_for_the_words_only(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_document_is_as_its_schema_says(monkeypatch: pytest.MonkeyPatch) -> None:
     Draft202012Validator.check_schema(SCHEMA)
+    schemas.check(diagnosis_json, "diagnosis")
     diagnosis = diagnosed(*SEEDS, "none", monkeypatch=monkeypatch)
     told = json.loads(diagnosis_json.dumps(diagnosis, exit_code=12, edition=EDITION))
     assert [error.message for error in Draft202012Validator(SCHEMA).iter_errors(told)] == []
