@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpuipc_doctor.model import Launch
-from gpuipc_doctor.mpi import elf, slurm, verbosity
+from gpuipc_doctor.mpi import elf, flux, slurm, verbosity
 from gpuipc_doctor.mpi.identity import Identity
 from gpuipc_doctor.site.launcher import literal, words
 
@@ -130,8 +130,8 @@ def find_launcher(
 ) -> Launcher:
     """How to start ranks under ``library``, on the nodes named ``hosts`` where that matters.
 
-    The site's template, else ``srun`` within a Slurm allocation if it can, else the ``mpiexec`` of the
-    library, else the one on PATH.
+    The site's template, else ``flux run`` within a Flux instance, else ``srun`` within a Slurm allocation if
+    it can, else the ``mpiexec`` of the library, else the one on PATH.
 
     ``added``: what launcher and ranks have beside the tool's environment; ``environment`` holds it, too. The
     command keeps ``{ranks}`` open. On several nodes each gets one rank. Raises `NotFound`, also where
@@ -145,15 +145,12 @@ def find_launcher(
                 "put {nodes} where the command says on how many nodes ranks start, as in srun -N{nodes}",
             )
         launch = _from_template(template, env, nodes)
-        first, *others = launch.command
-        if hosts and Path(first).name != "srun":
-            raise NotFound(
-                f"mpi.launcher of the site config, {first}, cannot be told on which nodes to start ranks",
-                "run it where no template is needed: with srun, or the mpiexec of the library",
-            )
         if hosts:
-            launch = replace(launch, command=(first, "-w", ",".join(hosts), *others))
+            launch = replace(launch, command=_on_hosts(launch.command, hosts))
         return Launcher(launch, "mpi.launcher of the site config")
+    if program := flux.program(environment):
+        command = (*flux.command(program, nodes, hosts, identity), "-n{ranks}")
+        return Launcher(Launch(command, env, nodes), flux.SOURCE)
     if nodes > (has := int(environment.get("SLURM_JOB_NUM_NODES", nodes))):
         raise NotFound(
             f"ranks on {nodes} nodes were asked for, but this Slurm allocation has {has}",
@@ -192,6 +189,8 @@ def find_plain_launcher(
     """How to start one process on each node that knows of no MPI. Raises `NotFound`."""
     if template and "{nodes}" in template and not hosts:
         return _from_template(template, {}, nodes)
+    if program := flux.program(environment):
+        return Launch((*flux.command(program, nodes, hosts), "-n{ranks}"), {}, nodes)
     srun = shutil.which("srun", path=environment.get("PATH"))
     if srun and int(environment.get("SLURM_JOB_NUM_NODES", 0)) >= nodes:
         command = (srun, *_SRUN, "--mpi=none", f"-N{nodes}", *(("-w", ",".join(hosts)) if hosts else ()))
@@ -199,6 +198,19 @@ def find_plain_launcher(
     raise NotFound(
         f"nothing starts processes on {nodes} nodes: no MPI's launcher, no Slurm allocation of so many",
         f"run it in one: salloc -N{nodes}, or give the command as mpi.launcher in the site config",
+    )
+
+
+def _on_hosts(command: tuple[str, ...], hosts: Sequence[str]) -> tuple[str, ...]:
+    """A site's launcher on these nodes alone. Raises `NotFound` for one that cannot be told nodes."""
+    first, *others = command
+    if Path(first).name == "srun":
+        return (first, "-w", ",".join(hosts), *others)
+    if Path(first).name == "flux" and "run" in others:
+        return flux.on_hosts(command, hosts)
+    raise NotFound(
+        f"mpi.launcher of the site config, {first}, cannot be told on which nodes to start ranks",
+        "run it where no template is needed: with srun, flux run, or the mpiexec of the library",
     )
 
 

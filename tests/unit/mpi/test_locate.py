@@ -274,10 +274,49 @@ def test_srun_of_a_template_is_told_the_nodes_and_no_other_launcher_is() -> None
         MPICH, "/opt/libmpi.so", "srun -N{nodes} -n{ranks}", {"PATH": ""}, nodes=2, hosts=("n1", "n2")
     ).launch
     assert launch.command == ("srun", "-w", "n1,n2", "-N2", "-n{ranks}")
-    with pytest.raises(NotFound, match="flux, cannot be told on which nodes to start ranks"):
+    with pytest.raises(NotFound, match="aprun, cannot be told on which nodes to start ranks"):
         find_launcher(
-            MPICH, "/opt/libmpi.so", "flux run -N{nodes} -n{ranks}", {"PATH": ""}, nodes=2, hosts=("n1", "n2")
+            MPICH, "/opt/libmpi.so", "aprun -N{nodes} -n{ranks}", {"PATH": ""}, nodes=2, hosts=("n1", "n2")
         )
+
+
+def test_flux_of_a_template_is_told_the_nodes() -> None:
+    template = "flux run -o spindle.level=off --nodes={nodes} --ntasks={ranks}"
+    launch = find_launcher(MPICH, "/opt/libmpi.so", template, {}, nodes=2, hosts=("n1", "n2")).launch
+    assert launch.command[:3] == ("flux", "run", "--requires=host:n1,n2")
+    assert launch.command[3:] == ("-o", "spindle.level=off", "--nodes=2", "--ntasks={ranks}")
+
+
+@pytest.mark.parametrize(
+    ("identity", "words"), [(MPICH, ()), (OPEN_MPI_4, ()), (OPEN_MPI_5, ("-o", "pmi=pmix")), (INTEL, ())]
+)
+def test_within_a_flux_instance_it_is_flux_run(
+    tmp_path: Path, identity: Identity, words: tuple[str, ...]
+) -> None:
+    library = plant(tmp_path / "mpi/lib/libmpi.so.12")
+    plant(tmp_path / "mpi/bin/mpiexec")
+    flux = plant(tmp_path / "flux")
+    plant(tmp_path / "srun")
+    environment = {"PATH": str(tmp_path), "FLUX_URI": "local:///run/flux/local", "SLURM_JOB_ID": "17"}
+    found = find_launcher(identity, str(library), "", environment, nodes=2, hosts=("n1", "n2"))
+    assert "not tried on Flux" in found.source
+    start = (str(flux), "run", "--requires=host:n1,n2", "-o", "exit-on-error", "-o", "gpu-affinity=off")
+    assert found.launch.command == (*start, *words, "-N2", "-n{ranks}")
+    assert found.launch.nodes == 2
+
+
+@pytest.mark.parametrize(
+    "lacking",
+    [{"PATH": ""}, {"FLUX_URI": None}, {"FLUX_JOB_ID": "fuzzybunny"}],
+    ids=["program", "uri", "task"],
+)
+def test_elsewhere_flux_starts_no_ranks(tmp_path: Path, lacking: dict[str, str | None]) -> None:
+    """A task of a Flux job would wait for the resources that its own job holds."""
+    library, mpiexec = plant(tmp_path / "mpi/lib/libmpi.so.12"), plant(tmp_path / "mpi/bin/mpiexec")
+    plant(tmp_path / "flux")
+    given = {"PATH": str(tmp_path), "FLUX_URI": "local:///run/flux/local", **lacking}
+    environment = {name: value for name, value in given.items() if value is not None}
+    assert find_launcher(MPICH, str(library), "", environment).launch.command[0] == str(mpiexec)
 
 
 def test_what_the_site_gives_ranks_is_in_their_environment() -> None:
@@ -297,6 +336,12 @@ def test_processes_that_know_of_no_mpi_start_by_the_site_or_by_srun(tmp_path: Pa
     launch = locate.find_plain_launcher("", environment, 2, ("n1", "n2"))
     assert (launch.command[0], launch.command[-1], launch.nodes) == (str(srun), "-n{ranks}", 2)
     assert {"--mpi=none", "-N2", "n1,n2"} <= set(launch.command)
+    plant(tmp_path / "flux")
+    by_flux = locate.find_plain_launcher("", {**environment, "FLUX_URI": "local:///run/flux/local"}, 2)
+    assert by_flux.command[1:] == (
+        *("run", "-o", "exit-on-error", "-o", "gpu-affinity=off", "-o", "pmi=off"),
+        *("-N2", "-n{ranks}"),
+    )
     for lacking in ({**environment, "SLURM_JOB_NUM_NODES": "1"}, {"PATH": str(tmp_path)}):
         with pytest.raises(NotFound) as absent:
             locate.find_plain_launcher("", lacking, 2)
