@@ -35,6 +35,7 @@ from gpuipc_doctor.api import (
     Worker,
     difference,
     figures,
+    judge_processes,
     measurements,
     misplaced,
     out_of_line,
@@ -135,6 +136,7 @@ class MpiSmallMessage(Check):
         latencies = [Latency(*each) for each in first["latencies"]]
         if odd := list(out_of_line(latencies)):
             bad.append(Finding.warn("out-of-line", "a size is out of line with its neighbours", *odd))
+        bad += judge_processes(done)
         yield from bad or [
             Finding.ok(
                 "right",

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from gpuipc_doctor.api.gpu import Memory
 from gpuipc_doctor.api.patterns import unlike_pattern, write_pattern, write_zeros
+from gpuipc_doctor.api.process_ledger import watched
 from gpuipc_doctor.api.worker import Worker
 from gpuipc_doctor.model import Evidence, Measurement
 
@@ -39,19 +40,23 @@ def time_there_and_back(w: Worker, memory: Memory, sizes: list[int]) -> tuple[li
 
     times: dict[int, list[float]] = {size: [] for size in sizes}
     wrong: dict[int, str] = {}
-    for number, size in enumerate(sizes * PASSES):
-        if w.mpi.rank == 0:
-            write_pattern(memory, size, number)
-        else:
-            write_zeros(memory, size)
-        partner, rounds = 1 - w.mpi.rank, LARGE_ROUNDS if size >= LARGE else ROUNDS
-        with w.step(f"time {size} B, device to device"):
-            w.mpi.ping_pong(memory.address, size, partner, min(WARM_UP, rounds))
-            times[size] += w.mpi.ping_pong(memory.address, size, partner, rounds)
-        if change := unlike_pattern(memory, size, number):
-            wrong.setdefault(
-                size, f"{size} B, device to device, there and back, at rank {w.mpi.rank}: {change}"
-            )
+    for what, rounds, group in (
+        ("small message", ROUNDS, [size for size in sizes if size < LARGE]),
+        ("large message", LARGE_ROUNDS, [size for size in sizes if size >= LARGE]),
+    ):
+        warm_up = min(WARM_UP, rounds)
+        for number, size in watched(w, what, enumerate(group * PASSES), times=warm_up + rounds):
+            if w.mpi.rank == 0:
+                write_pattern(memory, size, number)
+            else:
+                write_zeros(memory, size)
+            with w.step(f"time {size} B, device to device"):
+                w.mpi.ping_pong(memory.address, size, 1 - w.mpi.rank, warm_up)
+                times[size] += w.mpi.ping_pong(memory.address, size, 1 - w.mpi.rank, rounds)
+            if change := unlike_pattern(memory, size, number):
+                wrong.setdefault(
+                    size, f"{size} B, device to device, there and back, at rank {w.mpi.rank}: {change}"
+                )
     return [Latency(size, min(each), median(each)) for size, each in times.items()], list(wrong.values())
 
 

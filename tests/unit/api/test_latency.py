@@ -25,6 +25,7 @@ from gpuipc_doctor.api.latency import (
     record_bandwidth,
     time_there_and_back,
 )
+from gpuipc_doctor.model import Json
 from gpuipc_doctor.report import sentences
 
 SIZES = [0, 8, LARGE]
@@ -52,6 +53,10 @@ class Rank:
         self.mpi, self.rank, self.memory = self, rank, memory
         self._out, self._into = out, into
         self.rounds: list[tuple[int, int]] = []
+        self.records: dict[str, Json] = {}
+
+    def record(self, **facts: Json) -> None:
+        self.records |= facts
 
     @contextmanager
     def step(self, _: str) -> Iterator[None]:
@@ -92,9 +97,13 @@ def test_what_arrives_is_right_and_its_times_are_kept_by_size() -> None:
     assert wrong == []
     assert [(one.size, one.fastest) for one in latencies] == [(size, 1e-6) for size in SIZES]
     assert [round(one.median * 1e6) for one in latencies] == [ROUNDS // 2 + 1] * 2 + [LARGE_ROUNDS // 2 + 1]
-    small, large = [WARM_UP, ROUNDS], [LARGE_ROUNDS, LARGE_ROUNDS]
-    in_a_pass = [(size, rounds) for size in SIZES for rounds in (large if size == LARGE else small)]
-    assert ranks[0].rounds == in_a_pass * PASSES
+    small = [(size, rounds) for size in SIZES if size < LARGE for rounds in (WARM_UP, ROUNDS)]
+    assert ranks[0].rounds == [*small * PASSES, *[(LARGE, LARGE_ROUNDS)] * 2 * PASSES]
+    watched = {what: samples["times"] for what, samples in ranks[0].records.items()}
+    assert watched == {
+        "after each small message": WARM_UP + ROUNDS,
+        "after each large message": 2 * LARGE_ROUNDS,
+    }
 
 
 def test_what_is_wrong_is_told_once_for_each_size_by_the_rank_that_reads_it() -> None:
