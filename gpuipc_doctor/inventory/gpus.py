@@ -169,6 +169,23 @@ def _amd(tree: Tree) -> Iterator[ListedGpu]:
         yield ListedGpu("hip", index, frozenset(numbers), f"GPU-{serial:016x}" if serial else "", pci, name)
 
 
+_INTEL = "0x8086"
+
+_DISPLAYS = ("0x03", "0x12")
+"""How the PCI class of a display controller begins, and of a processing accelerator."""
+
+
+def of_intel(root: str) -> list[str]:
+    """Intel's GPUs on the PCI bus, which no backend is for, by vendor and device: ``8086:0bd5``."""
+    tree = Tree(Path(root))
+    return [
+        ":".join(_text(tree, f"{place}/{name}").strip().removeprefix("0x") for name in ("vendor", "device"))
+        for place in tree.glob("/sys/bus/pci/devices/*")
+        if _text(tree, f"{place}/vendor").strip() == _INTEL
+        and _text(tree, f"{place}/class").startswith(_DISPLAYS)
+    ]
+
+
 def _text(tree: Tree, name: str) -> str:
     """Empty where it cannot be read: a GPU that leaves the bus takes its files with it."""
     try:

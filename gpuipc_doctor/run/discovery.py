@@ -11,7 +11,7 @@ from pathlib import Path
 from gpuipc_doctor import inventory, node_name
 from gpuipc_doctor.fabric import devices as fabric_devices
 from gpuipc_doctor.fabric import programs as fabric_programs
-from gpuipc_doctor.inventory.gpus import JobGpus
+from gpuipc_doctor.inventory.gpus import JobGpus, of_intel
 from gpuipc_doctor.model import (
     CheckInfo,
     Device,
@@ -60,6 +60,7 @@ class Discovery:
         """The devices to test, and what drivers and libraries say of themselves."""
         if self.job is None:
             devices, facts, unlisted = self._ask_drivers(self.planner.request.backends, self._survey())
+            self._tell(_DRIVERS, *expectations.of_other_gpus(self._intel(devices)))
             self._settle(gpus_of(devices, self.node.root, unlisted, os.environ))
             expected, backends = self.planner.config.node.gpus, self.planner.request.backends
             if len(backends) > 1:
@@ -118,7 +119,7 @@ class Discovery:
         found = [record for outcome in answers for record in outcome.records.values()]
         devices = [device_from_json(data) for record in found for data in record.get("devices", ())]
         devices.sort(key=lambda device: (device.backend, device.index))
-        self._keep(info, asked, ended, unsurprising=self._unsurprising({one.backend for one in devices}))
+        self._keep(info, asked, ended, unsurprising=self._unsurprising(devices))
         facts = [Fact(*fact) for record in found for fact in record.get("facts", ())]
         facts += [
             Fact(f"{outcome.params['backend']}-driver", None, sentences.summary(blame.conclude(outcome)))
@@ -133,13 +134,18 @@ class Discovery:
         }
         return tuple(devices), (*facts, *inventory.learned(answers)), unlisted
 
-    def _unsurprising(self, here: Collection[str]) -> Collection[str]:
+    def _unsurprising(self, devices: Collection[Device]) -> Collection[str]:
         """The backends of which it is no news that they, or some of their devices, are not to be seen."""
         if self.job is not None:
             return self.job.backends  # that the node's other GPUs are hidden is as it should be
         # One vendor's driver is enough; the absence of the other's is no news.
-        asked_all = self.planner.request.backend == "auto" and here
-        return set(self.planner.request.backends) - set(here) if asked_all else ()
+        asked_all = self.planner.request.backend == "auto" and (devices or self._intel(devices))
+        here = {device.backend for device in devices}
+        return set(self.planner.request.backends) - here if asked_all else ()
+
+    def _intel(self, devices: Collection[Device]) -> list[str]:
+        """Intel's GPUs on a node without a device that can be tested."""
+        return [] if devices else of_intel(self.node.root)
 
     def mpi(self, devices: tuple[Device, ...]) -> MpiStack | None:
         """The MPI that the selected checks need, looked at by the check `planner.MPI_DISCOVERY`.

@@ -64,6 +64,16 @@ def of_types(types: Sequence[NodeType], node: NodeGpus, environment: Mapping[str
     )
 
 
+def of_other_gpus(intel: Sequence[str]) -> Iterator[Finding]:
+    """That the node's GPUs are of a vendor that is not supported."""
+    if intel:
+        yield Finding.skip(
+            "not-supported",
+            "{gpus} found: not supported, only NVIDIA and AMD GPUs are",
+            gpus=[f"{count} × Intel GPU ({id_})" for id_, count in Counter(intel).items()],
+        )
+
+
 def of_gpus_of(
     backend: str, expected: ExpectedGpus, devices: Sequence[Device], environment: Mapping[str, str]
 ) -> Iterator[Finding]:

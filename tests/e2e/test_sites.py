@@ -167,3 +167,38 @@ def test_a_loop_of_layers_is_one_line_before_anything_runs(doctor: Command, site
         f"gpuipc-doctor: {site}:1: extends: './site.yaml' leads back here; "
         "one of the files on the way must extend another, or none\n"
     )
+
+
+AURORA = """
+description: A node with Intel's GPUs, and without a driver of NVIDIA's or AMD's.
+devices: []
+files:
+  /sys/bus/pci/devices/0000:18:00.0/vendor: "0x8086\n"
+  /sys/bus/pci/devices/0000:18:00.0/device: "0x0bd5\n"
+  /sys/bus/pci/devices/0000:18:00.0/class: "0x038000\n"
+  /sys/bus/pci/devices/0000:42:00.0/vendor: "0x8086\n"
+  /sys/bus/pci/devices/0000:42:00.0/device: "0x0bd5\n"
+  /sys/bus/pci/devices/0000:42:00.0/class: "0x038000\n"
+  /sys/bus/pci/devices/0000:00:1f.0/vendor: "0x8086\n"
+  /sys/bus/pci/devices/0000:00:1f.0/class: "0x060100\n"
+"""
+
+
+@pytest.mark.cuda
+@pytest.mark.hip
+def test_intels_gpus_are_named_and_no_other_vendors_driver_is_asked_for(
+    doctor: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "aurora.yaml").write_text(AURORA)
+    ended = doctor("check", "driver-init", "--simulate", tmp_path / "aurora.yaml", "--json")
+    assert ended.returncode == 3
+    [finding] = results(ended, "driver-init")
+    assert (finding["status"], finding["summary"], finding["remedy"]) == (
+        "SKIP",
+        "2 × Intel GPU (8086:0bd5) found: not supported, only NVIDIA and AMD GPUs are",
+        "",
+    )
+    with_nvidia = AURORA.replace("devices: []", "extends: healthy-single")
+    (tmp_path / "aurora.yaml").write_text(with_nvidia)
+    ended = doctor("check", "driver-init", "--simulate", tmp_path / "aurora.yaml", "--json")
+    assert {one["status"] for one in results(ended, "driver-init")} == {"PASS"}
