@@ -28,6 +28,7 @@ COMMANDS = {
     "explain": ("explain", "Explain a check, a known issue, or how memory is shared."),
     "fleet": ("fleet", "Run checks on many nodes: which are bad, which differ, which did not answer."),
     "inventory": ("inventory", "Show which drivers and libraries this node has, and where that was read."),
+    "job": ("job", "Find out which rank of a running job waits for which."),
     "known-issues": ("known_issues", "Look at the database of known-bad versions."),
     "list": ("list", "List the checks."),
     "memory": ("memory", "Show who holds how much device memory, and what grows."),

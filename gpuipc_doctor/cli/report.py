@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
-from gpuipc_doctor.cli import formats, options, saved
+from gpuipc_doctor.cli import options, saved
+from gpuipc_doctor.cli.stdio import has_color
+from gpuipc_doctor.model import Report
+
+FORMATS = ("matrix", "html", "junit", "prometheus")
 
 
 @click.command()
 @click.argument("file", type=options.FilePath())
-@formats.options(
-    ("matrix", "html", "junit", "prometheus"),
-    "For a terminal, a ticket or a browser, CI, or the textfile collector of Prometheus' node_exporter.",
-    json="",
+@click.option(
+    "--format",
+    "form",
+    type=options.Choice(FORMATS),
+    default="matrix",
+    show_default=True,
+    help="For a terminal, a ticket or a browser, CI, or the textfile collector of Prometheus' node_exporter.",
 )
 def command(file: Path, form: str) -> None:
     """Print a saved report once more.
@@ -22,6 +31,17 @@ def command(file: Path, form: str) -> None:
     FILE is what `gpuipc-doctor check --output FILE` wrote. The exit code says whether it could be read, not
     what is in it.
     """
-    from gpuipc_doctor.report import node_content, node_exports
+    click.echo(_text(saved.report(file), form), nl=False)
 
-    click.echo(formats.text(saved.report(file), form, node_content, node_exports), nl=False)
+
+def _text(report: Report, form: str) -> str:
+    if form == "matrix":
+        from gpuipc_doctor.report import node_content
+
+        return node_content.screen(report, width=shutil.get_terminal_size().columns, color=has_color())
+    if form == "html" and find_spec("jinja2") is None:
+        raise click.UsageError("--format html needs jinja2: pip install 'gpuipc-doctor[html]'")
+    from gpuipc_doctor.report import node_exports
+
+    text: str = getattr(node_exports, form)(report)
+    return text

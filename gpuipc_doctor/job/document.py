@@ -1,0 +1,148 @@
+"""The document of a job: what each rank was seen to do, and the verdict.
+
+It holds nothing of an environment beyond listed names, and nothing of a command line beyond the program.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from enum import Enum
+
+Stack = tuple[str, ...]
+"""Frames, innermost first: ``function (file)``, or ``[file]`` where the function has no name."""
+
+
+_MPI_LIBRARY = re.compile(r"/libmpi(ch)?(_\w+)?[\w.-]*\.so")
+_DRIVER_LIBRARY = re.compile(r"/lib(cuda|amdhip64|hsa-runtime64)\.so")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thread:
+    """One thread at one look."""
+
+    tid: int
+    name: str
+    state: str
+    """The kernel's letter: R running, S sleeping, D uninterruptible, T stopped, t traced, Z zombie."""
+    busy: float = 0.0
+    """Part of one processor that it used since the look before, 0 to 1."""
+    wchan: str = ""
+    """The kernel function in which it sleeps; empty where it runs, or where that may not be read."""
+    syscall: str = ""
+    """The number of the system call, ``running``, or nothing where that may not be read."""
+    kernel: Stack = ()
+    native: tuple[Stack, ...] = ()
+    """Sampled stacks of a thread that runs."""
+    approximate: tuple[Stack, ...] = ()
+    """Stacks in which frames of earlier calls may be left over; their first frames are exact."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """One process at one look."""
+
+    pid: int
+    parent: int
+    uid: int
+    program: str
+    rank: int | None = None
+    size: int | None = None
+    """Ranks of the job, where the launcher says it."""
+    threads: tuple[Thread, ...] = ()
+    python: tuple[str, ...] = ()
+    """Python frames of the main thread, innermost first."""
+    libraries: tuple[str, ...] = ()
+    """Paths of the mapped shared libraries."""
+    settings: dict[str, str] = field(default_factory=dict)
+    descriptors: int | None = None
+    mappings: int | None = None
+    resident: int | None = None
+    """Bytes of host memory."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """What could not be read, and why: ``{"environ": "Permission denied"}``."""
+
+    @property
+    def main(self) -> Thread | None:
+        return next((thread for thread in self.threads if thread.tid == self.pid), None)
+
+    @property
+    def has_mpi(self) -> bool:
+        return any(_MPI_LIBRARY.search(path) for path in self.libraries)
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether a GPU driver's user-space library is mapped."""
+        return any(_DRIVER_LIBRARY.search(path) for path in self.libraries)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """All processes of the job on one host at one time, in seconds since the epoch."""
+
+    at: float
+    host: str
+    processes: tuple[Process, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """One rank, and what it did at every look."""
+
+    rank: int
+    host: str
+    pid: int
+    program: str
+    doing: str
+    """The value of an `activity.Kind`."""
+    operation: str
+    path: Stack
+    """Where it was at every look, outermost frame first."""
+    settings: dict[str, str] = field(default_factory=dict)
+
+
+class Cause(Enum):
+    """Why a job stands still, or that it does not."""
+
+    KERNEL = "kernel"
+    HOST_LATE = "host-late"
+    RANK_ENDED = "rank-ended"
+    STOPPED = "stopped"
+    DEVICE_BUSY = "device-busy"
+    MESSAGE_LOST = "message-lost"
+    MISMATCH = "collective-mismatch"
+    ALL_WAIT = "all-wait"
+    FINALIZE = "finalize"
+    RUNS = "runs"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """``blamed`` ranks are waited for by ``waiting`` ranks; either may be empty."""
+
+    cause: Cause
+    blamed: tuple[int, ...] = ()
+    waiting: tuple[int, ...] = ()
+    operation: str = ""
+    """What the blamed ranks are in; if no rank is blamed, what the waiting ranks are in."""
+    waits_in: str = ""
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobReport:
+    """What ``gpuipc-doctor job`` saw and concluded."""
+
+    schema: int = 1
+    taken: float
+    """Seconds since the epoch."""
+    seconds: float
+    """From the first look to the last."""
+    looks: int
+    size: int | None
+    """Ranks of the job, as far as its launcher says it."""
+    ranks: tuple[Rank, ...]
+    verdict: Verdict
+    unable: dict[str, str] = field(default_factory=dict)
+    """What could not be seen, and why."""

@@ -1,0 +1,112 @@
+"""The content of a job: the verdict, where the ranks are, and what could not be seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gpuipc_doctor.job.document import Cause, JobReport, Rank
+from gpuipc_doctor.job.folding import Branch, fold, ranges
+from gpuipc_doctor.present.blocks import Block, Entry, Group, Item, Lines, Parts, do
+
+COLUMNS = 10
+"""For the ranks, before the way that they share."""
+
+DEEPEST = 20
+"""Columns of the deepest branch; those below it are not indented further."""
+
+_WAY = " > "
+
+_SENTENCES = {
+    Cause.KERNEL: "{blamed} {is_} stuck in the kernel, in {operation}",
+    Cause.HOST_LATE: "{waiting} {wait} in {waits_in} for {blamed}, outside MPI in {operation}",
+    Cause.RANK_ENDED: "{waiting} {wait} in {waits_in} for {blamed}, which {has} ended",
+    Cause.STOPPED: "{blamed} {is_} stopped by a signal or a debugger",
+    Cause.DEVICE_BUSY: "{blamed} {wait} for the GPU in {operation}",
+    Cause.MESSAGE_LOST: "{blamed} {wait} in {operation} for a message that no rank sends",
+    Cause.MISMATCH: "{waiting} are in different collectives: {operation}",
+    Cause.ALL_WAIT: "every rank waits in MPI for another one: {waits_in}",
+    Cause.FINALIZE: "every rank waits in MPI_Finalize",
+    Cause.RUNS: "nothing is stuck",
+    Cause.UNKNOWN: "cannot tell",
+}
+
+_WAITING_BLAMED = (Cause.DEVICE_BUSY, Cause.MESSAGE_LOST)
+"""Where the blamed ranks are those that wait."""
+
+_REMEDIES = {
+    Cause.KERNEL: "look at dmesg of that node; a process in state D cannot be killed",
+    Cause.HOST_LATE: "look at what the late rank does there; it may only be slow, so look again",
+    Cause.RANK_ENDED: "look in the job's output for its last words, and in dmesg for the OOM killer",
+    Cause.STOPPED: "send it SIGCONT, or end the debugger",
+    Cause.DEVICE_BUSY: "see whether the GPU is busy (nvidia-smi, rocm-smi); a kernel may not end",
+    Cause.MESSAGE_LOST: "compare its tag, communicator and source with the sends",
+    Cause.MISMATCH: "call collectives in the same order on all ranks of a communicator",
+    Cause.ALL_WAIT: "look for a cycle of sends and receives; or run gpuipc-doctor check --all on a free node",
+    Cause.FINALIZE: "look for requests that were never completed",
+}
+
+
+def sentence(report: JobReport) -> str:
+    """The verdict in one sentence."""
+    verdict = report.verdict
+    one = len(verdict.blamed) == 1
+    subject = verdict.blamed if verdict.cause in _WAITING_BLAMED else verdict.waiting
+    return _SENTENCES[verdict.cause].format(
+        blamed=_ranks(verdict.blamed),
+        waiting=_ranks(verdict.waiting),
+        wait="waits" if len(subject) == 1 else "wait",
+        is_="is" if one else "are",
+        has="has" if one else "have",
+        operation=verdict.operation or "a place that could not be seen",
+        waits_in=verdict.waits_in or verdict.operation,
+    )
+
+
+def blocks(report: JobReport) -> Iterator[Block]:
+    """The verdict, then where the ranks are, then what could not be seen."""
+    hosts = ",".join(sorted({rank.host for rank in report.ranks}))
+    yield Parts(
+        (
+            f"{len(report.ranks)} of {report.size} ranks" if report.size else f"{len(report.ranks)} ranks",
+            f"on {hosts}",
+            f"{report.looks} looks in {report.seconds:.1f} s",
+            "no process was stopped",
+        )
+    )
+    found = [
+        *map(Item, report.verdict.reasons),
+        *(Item(f"rank {rank.rank}: {rank.host}, pid {rank.pid} ({rank.program})") for rank in _odd(report)),
+    ]
+    if remedy := _REMEDIES.get(report.verdict.cause):
+        found.append(do(remedy))
+    yield Entry(status(report), sentence(report), tuple(found), columns=7)
+    paths = {rank.rank: rank.path or (rank.doing,) for rank in report.ranks}
+    yield Group((Lines(("where the ranks are at every look",)), *map(_tree, fold(paths))))
+    if report.unable:
+        yield Lines(tuple(f"not seen: {what}: {why}" for what, why in sorted(report.unable.items())))
+
+
+def status(report: JobReport) -> str:
+    """FAIL for a verdict, PASS where nothing is stuck, ERROR where it cannot be told."""
+    return {Cause.RUNS: "PASS", Cause.UNKNOWN: "ERROR"}.get(report.verdict.cause, "FAIL")
+
+
+def _odd(report: JobReport) -> Sequence[Rank]:
+    """The blamed ranks, as far as they are few."""
+    return [rank for rank in report.ranks if rank.rank in report.verdict.blamed][:8]
+
+
+def _tree(branch: Branch) -> Entry:
+    """A branch with all below it; ranks that go on alike share a line."""
+    return Entry(ranges(branch.ranks), _WAY.join(branch.frames), tuple(_below(branch, 0)), "-", COLUMNS)
+
+
+def _below(branch: Branch, depth: int) -> Iterator[Item]:
+    for below in branch.branches:
+        yield Item(f"{ranges(below.ranks)}: {_WAY.join(below.frames)}", depth=depth)
+        yield from _below(below, min(depth + 2, DEEPEST))
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    noun = "rank" if len(numbers) == 1 else "ranks"
+    return f"{noun} {ranges(numbers)}"

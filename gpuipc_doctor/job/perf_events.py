@@ -1,0 +1,100 @@
+"""Samples of running threads by ``perf_event_open`` itself, for nodes without perf(1).
+
+The kernel copies the instruction pointer, the stack pointer and part of the stack; nothing stops. The layouts
+are those of include/uapi/linux/perf_event.h; what a user may sample, perf_event_open(2) says. The frames are
+found as in `code`, so they are approximate.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import platform
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+
+from gpuipc_doctor.job.code import Code
+from gpuipc_doctor.job.document import Stack
+from gpuipc_doctor.job.sampling import FREQUENCY_HZ, only_user_space
+
+STACK_BYTES = 16 << 10
+BATCH = 2
+"""Threads sampled at a time: each needs a buffer, of which a user may lock 516 KiB
+(``kernel.perf_event_mlock_kb``)."""
+
+_PAGES = 64
+_SYSCALL = {"x86_64": 298, "aarch64": 241}
+_SP_REGISTER = {"x86_64": 7, "aarch64": 31}
+_TYPE_SOFTWARE, _CPU_CLOCK = 1, 0
+_SAMPLE = 1 << 0 | 1 << 1 | 1 << 12 | 1 << 13
+"""IP, thread, user registers, user stack."""
+_EXCLUDE_KERNEL, _FREQUENCY = 1 << 5, 1 << 10
+"""Flags: leave out what is done in the kernel; the period is a frequency."""
+_ATTRIBUTES = struct.Struct("<IIQQQQQIIQQQQIiQIHH")
+_HEADER, _RECORD_SAMPLE = struct.Struct("<IHH"), 9
+_HEAD_AT = 1024
+"""Of ``data_head`` and ``data_tail`` in the first page."""
+
+
+def sample(threads: Sequence[tuple[int, int]], seconds: float) -> Iterator[tuple[int, Stack]]:
+    """Yield thread and stack of each sample of these threads, which are (pid, tid).
+
+    ``seconds``: for each `BATCH` of threads. Raises `OSError` where the kernel does not allow it.
+    """
+    for first in range(0, len(threads), BATCH):
+        with ExitStack() as stack:
+            opened = [(pid, stack.enter_context(_Event(tid))) for pid, tid in threads[first : first + BATCH]]
+            time.sleep(seconds)
+            for pid, event in opened:
+                code = Code(pid)
+                for tid, counter, words in event.samples():
+                    yield tid, code.frames(counter, words)
+
+
+class _Event:
+    """The clock of one thread, and the ring of pages into which its samples go."""
+
+    def __init__(self, tid: int) -> None:
+        machine = platform.machine()
+        if machine not in _SYSCALL:
+            raise OSError(f"sampling is not known for {machine}")
+        flags = _FREQUENCY | (_EXCLUDE_KERNEL if only_user_space() else 0)
+        attributes = _ATTRIBUTES.pack(
+            *(_TYPE_SOFTWARE, _ATTRIBUTES.size, _CPU_CLOCK, FREQUENCY_HZ, _SAMPLE, 0, flags, 0, 0, 0, 0, 0),
+            *(1 << _SP_REGISTER[machine], STACK_BYTES, 0, 0, 0, 0, 0),
+        )
+        import ctypes
+
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._file = libc.syscall(_SYSCALL[machine], attributes, tid, -1, -1, 8)  # PERF_FLAG_FD_CLOEXEC
+        if self._file < 0:
+            code = ctypes.get_errno()
+            raise OSError(code, f"perf_event_open: {os.strerror(code)}")
+
+    def __enter__(self) -> _Event:
+        self._ring = mmap.mmap(self._file, (1 + _PAGES) * mmap.PAGESIZE)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ring.close()
+        os.close(self._file)
+
+    def samples(self) -> Iterator[tuple[int, int, bytes]]:
+        """Thread, instruction pointer and copied stack of each sample so far; the ring is not overwritten."""
+        (head,) = struct.unpack_from("<Q", self._ring, _HEAD_AT)
+        data, at = memoryview(self._ring)[mmap.PAGESIZE :], 0
+        try:
+            while at + _HEADER.size <= head:
+                kind, _, size = _HEADER.unpack_from(data, at)
+                if kind == _RECORD_SAMPLE:
+                    counter, _, tid, abi = struct.unpack_from("<QIIQ", data, at + _HEADER.size)
+                    begin = at + _HEADER.size + 24 + (8 if abi else 0)
+                    (copied,) = struct.unpack_from("<Q", data, begin)
+                    if copied:
+                        (valid,) = struct.unpack_from("<Q", data, begin + 8 + copied)
+                        yield tid, counter, bytes(data[begin + 8 : begin + 8 + min(valid, copied)])
+                at += size
+        finally:
+            data.release()

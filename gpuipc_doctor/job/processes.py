@@ -1,0 +1,140 @@
+"""One passive look at processes: ``/proc`` alone, which stops and wakes nothing.
+
+What each file tells: Linux, Documentation/filesystems/proc.rst. ``syscall``, ``stack`` and ``environ`` need
+the right to trace the process (ptrace(2), "Ptrace access mode checking"), though nothing is traced.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from gpuipc_doctor.job.document import Process, Thread
+from gpuipc_doctor.supervise.rank import RANK_VARIABLES
+from gpuipc_doctor.supervise.tree import PROC
+
+RANKS = (*RANK_VARIABLES, "RANK")
+"""Where launchers say which rank a process is; the last one is torchrun's."""
+
+SIZES = ("PMIX_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_NTASKS",
+         "FLUX_JOB_SIZE", "WORLD_SIZE")  # fmt: skip
+"""Where they say how many there are."""
+
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_LARGEST = 4 << 20
+"""Bytes of one file of ``/proc`` that are read: a process may have 65,530 mappings."""
+
+
+class Gone(Exception):
+    """The process has ended."""
+
+
+class Reader:
+    """Reads one process, and keeps what could not be read and why."""
+
+    def __init__(self, pid: int) -> None:
+        self._directory = PROC / str(pid)
+        self.refused: dict[str, str] = {}
+
+    def text(self, name: str) -> str:
+        """A file's text; empty where it may not be read. Raises `Gone`."""
+        return self.raw(name).decode(errors="replace")
+
+    def raw(self, name: str) -> bytes:
+        try:
+            with (self._directory / name).open("rb") as file:
+                return file.read(_LARGEST)
+        except (FileNotFoundError, ProcessLookupError):
+            raise Gone from None
+        except OSError as error:
+            self.refused[name.rpartition("/")[2]] = error.strerror or str(error)
+            return b""
+
+    def count(self, name: str) -> int | None:
+        """Entries of a directory; None where it may not be read."""
+        try:
+            return len(os.listdir(self._directory / name))  # noqa: PTH208 - names are not needed as paths
+        except (FileNotFoundError, ProcessLookupError):
+            raise Gone from None
+        except OSError as error:
+            self.refused[name] = error.strerror or str(error)
+            return None
+
+
+def environment(reader: Reader) -> Mapping[str, str]:
+    """The process's environment as it was when the process started. Never goes into a document as it is."""
+    pairs = (pair.partition("=") for pair in reader.text("environ").split("\0"))
+    return {name: value for name, separator, value in pairs if separator}
+
+
+def read_process(pid: int, used_s: Callable[[int, float], float], names: frozenset[str]) -> Process | None:
+    """The process at this moment; None where it has ended.
+
+    ``used_s``: gives the part of a processor that a thread has used since the look before, by its id and the
+    seconds of processor time that it has had so far. ``names``: the variables of the environment to keep.
+    """
+    reader = Reader(pid)
+    with suppress(Gone):
+        stat = _Stat(reader.text("stat"))
+        environ = environment(reader)
+        threads = tuple(_threads(pid, reader, used_s))
+        return Process(
+            pid=pid,
+            parent=stat.parent,
+            uid=(PROC / str(pid)).stat().st_uid,
+            program=stat.name,
+            rank=_number(environ, RANKS),
+            size=_number(environ, SIZES),
+            threads=threads,
+            libraries=tuple(sorted(_libraries(reader))),
+            settings={name: environ[name] for name in sorted(names & environ.keys())},
+            descriptors=reader.count("fd"),
+            mappings=reader.raw("maps").count(b"\n") or None,
+            resident=stat.resident_bytes,
+            refused=reader.refused,
+        )
+    return None
+
+
+class _Stat:
+    """The fields of ``/proc/PID/stat`` that are used here. A name may hold spaces and brackets."""
+
+    def __init__(self, text: str) -> None:
+        self.name, _, rest = text.partition("(")[2].rpartition(")")
+        fields = rest.split()
+        self.state = fields[0]
+        self.parent = int(fields[1])
+        self.used_s = (int(fields[11]) + int(fields[12])) * _TICK_S
+        self.resident_bytes = int(fields[21]) * _PAGE_BYTES
+
+
+def _threads(pid: int, reader: Reader, used_s: Callable[[int, float], float]) -> Iterator[Thread]:
+    for entry in os.listdir(PROC / str(pid) / "task"):  # noqa: PTH208 - names are not needed as paths
+        with suppress(Gone):
+            here = f"task/{entry}"
+            stat = _Stat(reader.text(f"{here}/stat"))
+            wchan = reader.text(f"{here}/wchan")
+            stack = reader.text(f"{here}/stack").splitlines()
+            yield Thread(
+                tid=int(entry),
+                name=stat.name,
+                state=stat.state,
+                busy=used_s(int(entry), stat.used_s),
+                wchan="" if wchan == "0" else wchan,
+                syscall=reader.text(f"{here}/syscall").split(" ")[0].strip(),
+                kernel=tuple(line.split("] ")[-1].partition("+")[0] for line in stack),
+            )
+
+
+def _libraries(reader: Reader) -> set[str]:
+    lines = reader.text("maps").splitlines()
+    paths = {line.split(maxsplit=5)[-1].removesuffix(" (deleted)") for line in lines if "/" in line}
+    return {path for path in paths if ".so" in Path(path).name}
+
+
+def _number(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:
+    values = (environ[name] for name in names if name in environ)
+    return next((int(value) for value in values if value.isdecimal()), None)

@@ -1,0 +1,66 @@
+"""Python frames of a process by ``py-spy dump --nonblocking``, which reads memory and stops nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from gpuipc_doctor.job.document import Process, Stack
+
+LIMIT_S = 5.0
+MAX_FRAMES = 60
+
+_IN_PYTHON = "python"
+
+
+class NotRead(Exception):
+    """Why there are no Python frames, in one line."""
+
+
+def dump(process: Process) -> Stack:
+    """The frames of the main thread, innermost first; empty for a program that is not Python.
+
+    A frame is ``function (file.py:line)``. Raises `NotRead`.
+    """
+    if not _is_python(process):
+        return ()
+    program = _py_spy()
+    try:
+        done = subprocess.run(
+            [program, "dump", "--nonblocking", "--json", "--pid", str(process.pid)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            timeout=LIMIT_S,
+            errors="replace",
+        )
+    except subprocess.TimeoutExpired:
+        raise NotRead(f"py-spy did not answer within {LIMIT_S:g} s") from None
+    except OSError as error:
+        raise NotRead(f"py-spy cannot be started: {error.strerror}") from None
+    if done.returncode:
+        words = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise NotRead(f"py-spy: {words[0][:200]}")
+    try:
+        threads = json.loads(done.stdout)
+        main = next((one for one in threads if one["os_thread_id"] in (process.pid, None)), threads[0])
+        frames = [f"{one['name']} ({Path(one['filename']).name}:{one['line']})" for one in main["frames"]]
+    except (ValueError, LookupError, TypeError) as error:
+        raise NotRead(f"py-spy printed no stack that can be read: {error!r}") from None
+    return tuple(frames[:MAX_FRAMES])
+
+
+def _is_python(process: Process) -> bool:
+    names = (process.program, *(Path(library).name for library in process.libraries))
+    return any(name.startswith((_IN_PYTHON, f"lib{_IN_PYTHON}")) for name in names)
+
+
+def _py_spy() -> str:
+    beside = Path(sys.executable).parent / "py-spy"
+    found = str(beside) if beside.exists() else shutil.which("py-spy")
+    if found is None:
+        raise NotRead("py-spy is not installed; pip install 'gpuipc-doctor[stacks]' brings it")
+    return found

@@ -1,0 +1,175 @@
+"""Which processes make up the job: by pid, Slurm job, user or GPU, with all that their launcher started."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuipc_doctor.job.processes import RANKS, Gone, Reader, environment
+from gpuipc_doctor.supervise.marker import MARKER
+from gpuipc_doctor.supervise.tree import Process, processes
+
+LAUNCHERS = re.compile(
+    r"mpiexec|mpirun|hydra_|pmi_proxy|orted|orterun|prte|srun|slurmstepd|flux-shell|torchrun|aprun|palsd?"
+)
+"""Programs whose descendants are one job. The kernel cuts a name after 15 characters."""
+
+DEVICE_FILES = re.compile(r"/dev/(nvidia\d+|kfd|dri/renderD\d+)$")
+
+
+class NoSuchJob(Exception):
+    """There is no such process, job, user or GPU here; the text is one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user asked for. With nothing, every rank and every process that has a GPU open."""
+
+    pids: tuple[int, ...] = ()
+    slurm: str = ""
+    """``JOBID`` or ``JOBID.STEP``."""
+    user: str = ""
+    gpu_pids: tuple[int, ...] | None = None
+    """The processes that use the GPU asked for."""
+
+
+def select(request: Request) -> tuple[int, ...]:
+    """The pids of the job, in ascending order. Raises `NoSuchJob`."""
+    everyone = processes()
+    ours = _family(os.getpid(), everyone)
+    if request.pids:
+        found = _by_pid(request.pids, everyone)
+    elif request.slurm:
+        found = _matching(everyone, lambda pid: _is_of_slurm(pid, request.slurm))
+    elif request.gpu_pids is not None:
+        found = {pid for pid in request.gpu_pids if pid in everyone}
+    else:
+        found = _matching(everyone, lambda pid: _is_work(pid, _uid(request.user)))
+    found = _complete(found, everyone) - ours - _probes(found)
+    if not found:
+        raise NoSuchJob(_absence(request))
+    return tuple(sorted(found))
+
+
+def _by_pid(pids: Iterable[int], everyone: Mapping[int, Process]) -> set[int]:
+    """These processes with all below their launcher. A pid of 1 or of a zombie is no job."""
+    found: set[int] = set()
+    for pid in pids:
+        if pid not in everyone:
+            raise NoSuchJob(
+                f"no process {pid} in this pid namespace; in a container, run this where the job runs"
+            )
+        if pid in (1, os.getpid()):
+            raise NoSuchJob(f"process {pid} ({everyone[pid].name}) is no job; name a rank or its launcher")
+        if everyone[pid].state == "Z":
+            raise NoSuchJob(f"process {pid} ({everyone[pid].name}) has ended and waits for its parent")
+        found.add(_launcher(pid, everyone))
+    return found
+
+
+def _launcher(pid: int, everyone: Mapping[int, Process]) -> int:
+    """The topmost launcher above a process, else the process itself."""
+    top, above = pid, pid
+    while (above := everyone[above].parent) in everyone and above != 1:
+        if LAUNCHERS.match(everyone[above].name):
+            top = above
+    return top
+
+
+def _complete(found: set[int], everyone: Mapping[int, Process]) -> set[int]:
+    """These processes and all that descend from them."""
+    children: dict[int, list[int]] = {}
+    for process in everyone.values():
+        children.setdefault(process.parent, []).append(process.pid)
+    complete, frontier = set(found), list(found)
+    while frontier:
+        frontier = [child for pid in frontier for child in children.get(pid, ()) if child not in complete]
+        complete.update(frontier)
+    return complete
+
+
+def _family(pid: int, everyone: Mapping[int, Process]) -> set[int]:
+    """A process and those that it was started from, as the shell of this command."""
+    family = set[int]()
+    while pid in everyone:
+        family.add(pid)
+        pid = everyone[pid].parent
+    return family
+
+
+def _matching(everyone: Mapping[int, Process], belongs: Callable[[int], bool]) -> set[int]:
+    found = set()
+    for pid in everyone:
+        with suppress(Gone):
+            if belongs(pid):
+                found.add(pid)
+    return found
+
+
+def _is_of_slurm(pid: int, job: str) -> bool:
+    """By the control group that slurmd made, else by Slurm's own variables."""
+    number, _, step = job.partition(".")
+    reader = Reader(pid)
+    group = reader.text("cgroup")
+    if re.search(rf"/job_{number}/" + (rf"step_{step}(?:/|$)" if step else ""), group, re.MULTILINE):
+        return True
+    environ = environment(reader)
+    return environ.get("SLURM_JOB_ID") == number and (not step or environ.get("SLURM_STEP_ID") == step)
+
+
+def _is_work(pid: int, uid: int | None) -> bool:
+    """Whether it is a rank, or has a GPU open, and belongs to that user where one is given."""
+    reader = Reader(pid)
+    if uid is not None and _owner(pid) != uid:
+        return False
+    return bool(environment(reader).keys() & set(RANKS)) or _has_gpu(pid)
+
+
+def _has_gpu(pid: int) -> bool:
+    with suppress(OSError):
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                if DEVICE_FILES.match(os.readlink(entry.path)):  # noqa: PTH115 - of thousands
+                    return True
+    return False
+
+
+def _probes(found: Iterable[int]) -> set[int]:
+    """Workers of a check that runs at this moment: they are no user's job."""
+    carrying = set()
+    for pid in found:
+        with suppress(Gone):
+            if MARKER in environment(Reader(pid)):
+                carrying.add(pid)
+    return carrying
+
+
+def _owner(pid: int) -> int:
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid
+    except FileNotFoundError:
+        raise Gone from None
+
+
+def _uid(user: str) -> int | None:
+    if not user:
+        return None
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        raise NoSuchJob(f"no user {user!r} on this node") from None
+
+
+def _absence(request: Request) -> str:
+    if request.slurm:
+        return f"no process of Slurm job {request.slurm} on this node"
+    if request.user:
+        return f"{request.user} has no rank here and no process with a GPU open"
+    if request.gpu_pids is not None:
+        return "no process uses that GPU"
+    return "no rank of a job here, and no process with a GPU open; name one with --pid"

@@ -1,0 +1,29 @@
+"""The stack of a thread that sleeps in a system call, read from its memory without stopping it.
+
+``/proc/PID/task/TID/syscall`` has the stack pointer of a thread that sleeps, and its stack does not change
+until the call returns. Reading it needs the right to trace the process, but traces nothing (proc(5)).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from gpuipc_doctor.job.code import Code
+from gpuipc_doctor.job.document import Stack
+
+DEPTH_BYTES = 32 << 10
+"""Of the stack that is read, from the stack pointer on."""
+
+
+def stack(pid: int, tid: int) -> Stack:
+    """The frames, innermost first; empty for a thread that runs. Raises `OSError` if it may not be read."""
+    syscall = Path(f"/proc/{pid}/task/{tid}/syscall")
+    before = syscall.read_text()
+    fields = before.split()
+    if len(fields) < 3:
+        return ()
+    pointer, counter = int(fields[-2], 16), int(fields[-1], 16)
+    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+        words = os.pread(memory.fileno(), DEPTH_BYTES, pointer)
+    return Code(pid).frames(counter, words) if syscall.read_text() == before else ()

@@ -1,0 +1,178 @@
+"""Real jobs that hang under real MPI libraries, as `gpuipc-doctor job` sees them; none is stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from msgspec import json
+
+from gpuipc_doctor.job.document import Cause, JobReport
+from gpuipc_doctor.job.sampling import shutil as sampling_shutil
+from gpuipc_doctor.supervise import tree
+from tests.e2e.conftest import RESTING, Command
+from tests.e2e.test_ranks import launch
+from tests.waiting import until
+
+PLANTED = Path(__file__).parent.parent / "fixtures/jobs/planted.py"
+
+SECRET = "correct-horse-battery-staple"
+
+
+@contextmanager
+def job(library: str, kind: str, ranks: int, log: Path, **environment: str) -> Iterator[int]:
+    """A job with a planted fault; yields the launcher's pid once every rank has come to the fault."""
+    started = launch(library)
+    command = [word.format(ranks=ranks) for word in started.command]
+    with log.open("w") as output:
+        launcher = subprocess.Popen(
+            [*command, sys.executable, str(PLANTED), kind, f"--password={SECRET}"],
+            env={**os.environ, **started.env, **environment, "DATABASE_PASSWORD": SECRET},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        until(f"{ranks} ranks are ready", lambda: log.read_text().count("ready") == ranks)
+        yield launcher.pid
+    finally:
+        processes = tree.descendants(launcher.pid)
+        for pid in (launcher.pid, *(process.pid for process in processes)):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        launcher.wait()
+        until(
+            "the ranks have ended", lambda: not [p for p in processes if Path(f"/proc/{p.pid}/fd").exists()]
+        )
+
+
+@contextmanager
+def nothing_is_stopped(launcher: int) -> Iterator[None]:
+    """Assert all the time that no process below the launcher is traced, or stopped."""
+    broken, over = [], threading.Event()
+
+    def watch() -> None:
+        while not over.is_set():
+            for process in tree.descendants(launcher):
+                with suppress(OSError):
+                    status = Path(f"/proc/{process.pid}/status").read_text()
+                    if "TracerPid:\t0\n" not in status or process.state in "Tt":
+                        broken.append(status)
+            over.wait(0.005)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+    assert not broken
+
+
+def examined(doctor: Command, launcher: int) -> JobReport:
+    ended = doctor("job", "--pid", str(launcher), "--json")
+    assert SECRET not in ended.stdout
+    report = json.decode(ended.stdout, type=JobReport)
+    assert ended.returncode == {Cause.RUNS: 0, Cause.UNKNOWN: 11}.get(report.verdict.cause, 12)
+    return report
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("library", "kind", "ranks", "cause", "blamed"),
+    [
+        ("impi", "lost-message", 3, Cause.MESSAGE_LOST, (1,)),
+        ("openmpi", "one-late", 4, Cause.HOST_LATE, (3,)),
+        ("mpich50", "one-computes", 3, Cause.HOST_LATE, (0,)),
+        ("mpich43", "most-late", 4, Cause.HOST_LATE, (1, 2, 3)),
+        ("openmpi", "one-in-c", 3, Cause.HOST_LATE, (1,)),
+        ("mpich43", "mismatch", 3, Cause.MISMATCH, ()),
+        ("impi", "cycle", 3, Cause.ALL_WAIT, ()),
+        ("mpich50", "late-in-finalize", 3, Cause.HOST_LATE, (0,)),
+        ("mpich43", "iterate", 3, Cause.RUNS, ()),
+        ("openmpi", "compute", 2, Cause.RUNS, ()),
+    ],
+)
+def test_planted_fault_is_found_without_stopping_the_job(
+    doctor: Command,
+    tmp_path: Path,
+    library: str,
+    kind: str,
+    ranks: int,
+    cause: Cause,
+    blamed: tuple[int, ...],
+) -> None:
+    with job(library, kind, ranks, tmp_path / "log") as launcher, nothing_is_stopped(launcher):
+        report = examined(doctor, launcher)
+    assert (report.verdict.cause, report.verdict.blamed) == (cause, blamed), report
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("library", ["impi", "openmpi"])
+def test_ranks_that_sleep_while_they_wait_are_seen_to_wait(
+    doctor: Command, tmp_path: Path, library: str
+) -> None:
+    with job(library, "one-late", 3, tmp_path / "log", **RESTING) as launcher:
+        report = examined(doctor, launcher)
+    assert (report.verdict.cause, report.verdict.blamed) == (Cause.HOST_LATE, (2,)), report
+
+
+@pytest.mark.mpi
+def test_stopped_rank_is_blamed(doctor: Command, tmp_path: Path) -> None:
+    with job("mpich50", "stopped", 3, tmp_path / "log") as launcher:
+        report = examined(doctor, launcher)
+    assert (report.verdict.cause, report.verdict.blamed) == (Cause.STOPPED, (1,)), report
+
+
+@pytest.mark.mpi
+def test_job_is_seen_without_perf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpuipc_doctor.job.examination import examine
+    from gpuipc_doctor.job.looking import Watcher, look_repeatedly
+    from gpuipc_doctor.job.selection import Request, select
+
+    monkeypatch.setattr(sampling_shutil, "which", lambda name: None)
+    with job("mpich43", "lost-message", 3, tmp_path / "log") as launcher, nothing_is_stopped(launcher):
+        watcher = Watcher(select(Request(pids=(launcher,))), tmp_path)
+        report = examine(look_repeatedly(watcher), watcher.unable)
+    assert (report.verdict.cause, report.verdict.blamed) == (Cause.MESSAGE_LOST, (1,)), report
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--pid", "4194303"], 3, "no process 4194303"),
+        (["--pid", "1"], 3, "is no job"),
+        (["--pid", "0"], 2, "0 is not in the range"),
+        (["--user", "nobody-of-that-name"], 3, "no user"),
+        (["--slurm", "12;rm"], 2, "is no JOBID"),
+        (["--slurm", "4294967295"], 3, "no process of Slurm job 4294967295"),
+        (["--pid", "2", "--slurm", "1"], 2, "exclude each other"),
+    ],
+)
+def test_job_that_is_not_there_is_one_line(
+    doctor: Command, arguments: list[str], code: int, words: str
+) -> None:
+    ended = doctor("job", *arguments)
+    assert (ended.returncode, ended.stdout) == (code, "")
+    assert words in ended.stderr.splitlines()[-1]
+
+
+def test_zombie_is_no_job(doctor: Command) -> None:
+    child = subprocess.Popen(["true"])
+    until(
+        "it has ended",
+        lambda: Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z",
+    )
+    ended = doctor("job", "--pid", str(child.pid))
+    child.wait()
+    assert ended.returncode == 3
+    assert "has ended" in ended.stderr
