@@ -40,15 +40,29 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Drilled:
-    """What became of an expectation: findings that were there, that were not, and that nobody expected."""
+    """What became of an expectation: findings that were there, that were not, and that were not expected."""
 
     caught: tuple[str, ...]
     missed: tuple[str, ...]
     invented: tuple[str, ...]
+    let_off: tuple[str, ...] = ()
+    """Unexpected findings that follow from the fault."""
+    given_up: tuple[str, ...] = ()
+    """Checks with an expected finding that did not run, because others had hung: to be run alone."""
 
     @property
     def good(self) -> bool:
-        return not self.missed and not self.invented
+        return not (self.missed or self.invented or self.given_up)
+
+    def with_rerun(self, alone: Drilled) -> Drilled:
+        """Together with what became of the checks that were given up."""
+        return Drilled(
+            (*self.caught, *alone.caught),
+            (*self.missed, *alone.missed),
+            (*self.invented, *alone.invented),
+            (*self.let_off, *alone.let_off),
+            alone.given_up,
+        )
 
 
 def of_the_profile(report: Report) -> Report:
@@ -78,22 +92,30 @@ def rows(report: Report) -> list[Row]:
 def judge(expectation: Expectation, found: Sequence[Row], exit_code: int) -> Drilled:
     """Hold what a run found against what it must find.
 
-    A finding is caught when some row answers to it. It is not missed where its check was not run because
+    A finding is caught when some row answers to it. Its check was given up where it did not run because
     others had hung in a call that has a fault, and FAILed: beside load another one may be the last. A
-    complaint (WARN, ERROR, FAIL) that answers to no finding is invented, unless it `follows` from a fault. A
-    wrong exit code counts as missed: a script would not learn what was found.
+    complaint (WARN, ERROR, FAIL) that answers to no finding is invented, or let off if it `follows` from a
+    fault. A wrong exit code counts as missed: a script would not learn what was found.
     """
     blamed = {row.call for row in found if row.status is Status.FAIL} & expectation.faulted
-    given_up = {row.check for row in found if row.key == "given-up" and row.call in blamed}
-    caught, missed = list[str](), list[str]()
+    not_run = {row.check for row in found if row.key == "given-up" and row.call in blamed}
+    caught, missed, given_up = list[str](), list[str](), dict[str, None]()
     for expected in expectation.findings:
         if any(_answers(row, expected) for row in found):
             caught.append(_in_words(expected))
-        elif expected.check not in given_up:
+        elif expected.check in not_run:
+            given_up[expected.check] = None
+        else:
             missed.append(_in_words(expected))
     if exit_code != expectation.exit_code:
         missed.append(f"exit {expectation.exit_code} (it was {exit_code})")
-    return Drilled(tuple(caught), tuple(missed), tuple(map(str, invented(expectation, found))))
+    return Drilled(
+        tuple(caught),
+        tuple(missed),
+        tuple(map(str, invented(expectation, found))),
+        tuple(str(row) for row in found if follows(row, expectation)),
+        tuple(given_up),
+    )
 
 
 def invented(expectation: Expectation, found: Iterable[Row]) -> Iterator[Row]:

@@ -18,8 +18,10 @@ NAMESPACE = ("unshare", "--mount", "--propagation", "private", "sh", "-c")
 READ_ONLY_PROC = "mount --bind /proc /proc && mount -o remount,bind,ro /proc"
 NO_DEV_NULL = "mount -t tmpfs none /dev && mknod /dev/urandom c 1 9"
 READ_ONLY = (
-    "mount -o remount,bind,ro / && for d in /tmp /var/tmp /dev/shm; do mount -t tmpfs -o ro none $d; done"
+    "mount -o remount,bind,ro / && for d in /tmp /var/tmp /dev/shm;"
+    " do mount --bind $d $d && mount -o remount,bind,ro $d || exit 99; done"
 )
+"""Nothing is hidden: the clone and its virtual environment may lie below one of them."""
 
 pytestmark = [
     pytest.mark.cuda,

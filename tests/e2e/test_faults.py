@@ -7,6 +7,7 @@ import os
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,12 @@ another signal, of another vendor. What ends a probe is judged by the engine, fo
 
 DRILLED = ("hang-ipc-open", "leak-on-open")
 """Nodes that the README drills with the checks that meet their faults, as test_readme.py sees."""
+
+MOST_LET_OFF = {"error-then-hang": 14, "sticky-error": 8}
+"""By profile, the most findings that it does not state and that blame the call with the fault, in a run of
+the checks that make the call, on one device. Of 62 profiles 51 had none, 8 had one, and one had two."""
+
+ELSEWHERE_LET_OFF = 3
 
 COPIES = ("mapping-snapshot",)
 """Nodes that copy memory at each opening, which checks with nothing to find there do hundreds of times."""
@@ -124,9 +131,16 @@ def find(stated: Profile, backend: str, directory: Path, *checks: str) -> None:
         command += ["--config", str(config)]
     report, code = check(*command)
     assert report.simulated == stated.name
-    verdict = drill.judge(stated.expect[backend], drill.rows(report), code)
+    expected = stated.expect[backend]
+    verdict = drill.judge(expected, drill.rows(report), code)
     assert verdict.missed == ()
     assert verdict.invented == ()
+    if "--device" in checks:
+        assert len(verdict.let_off) <= MOST_LET_OFF.get(stated.name, ELSEWHERE_LET_OFF), verdict.let_off
+    for given_up in verdict.given_up:
+        assert checks != (given_up,)
+        alone = replace(stated, expect={backend: expected.of(given_up)})
+        find(alone, backend, directory, given_up)
 
 
 def check(*arguments: str) -> tuple[Report, int]:

@@ -78,6 +78,53 @@ def test_what_the_real_mpi_library_is_does_not_count(monkeypatch: pytest.MonkeyP
     assert invoke("--mpi-lib", sys.executable, "healthy-cuda").exit_code == 0
 
 
+def by_check(monkeypatch: pytest.MonkeyPatch, everything: Report, alone: Report) -> list[str | None]:
+    """Runs of all checks and of one alone come to these; which were asked for."""
+    asked: list[str | None] = []
+
+    def run(
+        _name: str, _stated: object, _on: str, _mpi: str | None, check: str | None
+    ) -> tuple[Report, float]:
+        asked.append(check)
+        return (alone if check else everything), 1.0
+
+    monkeypatch.setattr(drill, "_run", run)
+    return asked
+
+
+CALL = {"call": "cuMemImportFromShareableHandle"}
+HUNG = ReportResult("ipc-new", Finding.fail("hung", "{call} hung", **CALL))
+GIVEN_UP = ReportResult("ipc-vmm", Finding.skip("given-up", "it had hung in {call}", **CALL))
+FOUND_ALONE = ReportResult("ipc-vmm", Finding.fail("hung", "{call} #1 hung", **CALL))
+
+
+def test_a_check_that_was_given_up_is_run_alone_and_what_follows_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    others = replace(HEALTHY, results=(HUNG, GIVEN_UP))
+    asked = by_check(monkeypatch, others, replace(HEALTHY, results=(FOUND_ALONE,)))
+    ran = invoke("vmm-hang-import")
+    assert asked == [None, "ipc-vmm"]
+    assert ran.exit_code == 0, ran.output
+    assert "caught 1, let off" in ran.output
+    assert "LET OFF   vmm-hang-import on cuda: ipc-new FAIL: cuMemImportFromShareableHandle" in ran.output
+    assert ran.output.splitlines()[-2:] == [
+        "1 finding let off: no profile states it, a fault explains it",
+        "1 drill in 2 s: 1 as stated, 0 not",
+    ]
+
+
+@pytest.mark.parametrize("alone", [(GIVEN_UP, HUNG), HEALTHY.results])
+def test_a_check_that_never_ran_or_finds_nothing_alone_has_not_caught_it(
+    monkeypatch: pytest.MonkeyPatch, alone: tuple[ReportResult, ...]
+) -> None:
+    by_check(monkeypatch, replace(HEALTHY, results=(HUNG, GIVEN_UP)), replace(HEALTHY, results=alone))
+    ran = invoke("vmm-hang-import")
+    assert ran.exit_code == 12
+    assert "nothing invented" not in ran.output
+    assert "MISSED    vmm-hang-import on cuda: ipc-vmm" in ran.output
+
+
 def test_ctrl_c_ends_the_drill_with_what_was_learned() -> None:
     ran = invoke("healthy-cuda", "hang-init", "healthy-both")
     assert ran.exit_code == 130

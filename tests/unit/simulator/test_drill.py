@@ -99,7 +99,9 @@ def test_who_blames_just_the_call_that_has_a_fault_invents_nothing(
 ) -> None:
     expectation = replace(FAULTY, faulted=frozenset({"cuIpcOpenMemHandle"}))
     row = Row(check, "", status, "it hung", call=call)
-    assert bool(judge(expectation, [FOUND, row], 12).invented) is invented
+    verdict = judge(expectation, [FOUND, row], 12)
+    assert bool(verdict.invented) is invented
+    assert bool(verdict.let_off) is not invented
 
 
 GIVEN_UP = Row("ipc-reopen", "", Status.SKIP, "it had hung", key="given-up", call="cuIpcOpenMemHandle")
@@ -117,12 +119,14 @@ HUNG = Row("ipc-new", "", Status.FAIL, "cuIpcOpenMemHandle #1 hung", call="cuIpc
     ],
     ids=["given up", "nobody hung", "for another call", "for another reason", "another check"],
 )
-def test_what_was_not_run_for_others_had_hung_is_neither_caught_nor_missed(
-    row: Row, other: Row, missed: int
-) -> None:
+def test_what_was_not_run_for_others_had_hung_is_to_be_run_alone(row: Row, other: Row, missed: int) -> None:
     hung = replace(FAULTY, faulted=frozenset({"cuIpcOpenMemHandle"}))
     verdict = judge(hung, [other, row], 12)
     assert (verdict.caught, len(verdict.missed), verdict.invented) == ((), missed, ())
+    assert verdict.given_up == (() if missed else ("ipc-reopen",))
+    assert not verdict.good
+    assert verdict.with_rerun(judge(hung, [FOUND], 12)).good != bool(missed)
+    assert not verdict.with_rerun(judge(hung, [FINE], 12)).good
 
 
 def test_a_key_tells_findings_apart() -> None:
