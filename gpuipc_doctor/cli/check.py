@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 from errno import EPERM
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpuipc_doctor.cli import bindings, options
+from gpuipc_doctor.cli import bindings, formats, options
 from gpuipc_doctor.cli.output import OutputFile
 from gpuipc_doctor.cli.progress import Silent, progress
-from gpuipc_doctor.cli.stdio import has_color, say
+from gpuipc_doctor.cli.stdio import say
 from gpuipc_doctor.model import Exit, Report, Tier
 from gpuipc_doctor.present.terminal import COLUMNS, table
 from gpuipc_doctor.present.text import wrap
@@ -256,10 +255,10 @@ def _text(report: Report, exit_code: int, *, as_json: bool, exit_style: str) -> 
         return report_json.dumps(report, exit_code=exit_code)
     from gpuipc_doctor.report import node_content
 
-    width = shutil.get_terminal_size().columns
+    page = formats.page()
     if exit_style == "nagios":
-        return node_content.nagios(report, width=width)
-    return node_content.screen(report, width=width, color=has_color(), exit_code=exit_code)
+        return node_content.nagios(report, width=page["width"])
+    return node_content.screen(report, exit_code=exit_code, **page)
 
 
 def _preview(preview: Preview) -> str:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 
 import click
 
 from gpuipc_doctor import knownissues
-from gpuipc_doctor.cli import options, saved
-from gpuipc_doctor.cli.stdio import has_color, say
+from gpuipc_doctor.cli import formats, options, saved
+from gpuipc_doctor.cli.stdio import say
 from gpuipc_doctor.diagnose import diagnosis_content
 from gpuipc_doctor.diagnose.diagnosis import Recognised
 from gpuipc_doctor.diagnose.examination import Examination
@@ -59,12 +58,11 @@ def command(
     examination = Examination(issues)
     for skipped in examination.index.skipped:
         say(f"not looked for: {skipped}")
-    width = shutil.get_terminal_size().columns
-    color = has_color()
+    page = formats.page()
 
     def news(one: Recognised) -> None:
         if follow and not as_json:
-            click.echo(terminal.screen([diagnosis_content.entry(one)], width=width, color=color))
+            click.echo(terminal.screen([diagnosis_content.entry(one)], **page))
 
     diagnosis = diagnose(files or (STDIN,), examination, known=known, follow=follow, say=say, news=news)
     exit_code = code(diagnosis, strict=strict)
@@ -74,7 +72,5 @@ def command(
         edition = knownissues.edition(dirs)
         click.echo(diagnosis_json.dumps(diagnosis, exit_code=exit_code, edition=edition), nl=False)
     else:
-        click.echo(
-            diagnosis_content.screen(diagnosis, width=width, color=color, exit_code=exit_code), nl=False
-        )
+        click.echo(diagnosis_content.screen(diagnosis, exit_code=exit_code, **page), nl=False)
     raise SystemExit(exit_code)

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from gpuipc_doctor.cli import options
-from gpuipc_doctor.cli.stdio import has_color
+from gpuipc_doctor.cli import formats, options
 from gpuipc_doctor.present.text import counted, sanitise
 
 if TYPE_CHECKING:
-    from gpuipc_doctor.fleet.fold import Fleet
     from gpuipc_doctor.fleet.summary import NodeReport
-
-FORMATS = ("screen", "nodeset", "html", "junit", "markdown", "prometheus")
 
 SHOWN_FOREIGN = 8
 """Files that only look like node reports."""
@@ -28,39 +22,30 @@ _DIRECTORY = options.FilePath(exists=True, file_okay=False)
 
 @click.command()
 @click.argument("directory", type=_DIRECTORY, metavar="DIR")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, with every node.")
-@click.option(
-    "--format",
-    "form",
-    type=options.Choice(FORMATS),
-    default="screen",
-    show_default=True,
-    help="For a terminal; as pass, fail and unknown sets for `--exclude` and `scontrol`; for a browser, CI, "
+@formats.options(
+    ("screen", "nodeset", "html", "junit", "markdown", "prometheus"),
+    "For a terminal; as pass, fail and unknown sets for `--exclude` and `scontrol`; for a browser, CI, "
     "a ticket, or the textfile collector of Prometheus' node_exporter.",
+    json="Print JSON, with every node.",
 )
 @click.pass_context
-def report(ctx: click.Context, *, directory: Path, as_json: bool, form: str) -> None:
+def report(ctx: click.Context, *, directory: Path, form: str) -> None:
     """Say what the node reports in DIR say together.
 
     The exit code is that of a node: 12 where one fails, 11 where one has no report or could not tell.
     """
-    ctx.exit(tell(directory, (), form="json" if as_json else form))
+    ctx.exit(tell(directory, (), form=form))
 
 
 @click.command()
 @click.argument("before", type=_DIRECTORY, metavar="DIR1")
 @click.argument("after", type=_DIRECTORY, metavar="DIR2")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option(
-    "--format",
-    "form",
-    type=options.Choice(["screen", "markdown", "nodeset"]),
-    default="screen",
-    show_default=True,
-    help="For a terminal, for a ticket, or as sets of nodes by what became of them.",
+@formats.options(
+    ("screen", "markdown", "nodeset"),
+    "For a terminal, for a ticket, or as sets of nodes by what became of them.",
 )
 @click.pass_context
-def compare(ctx: click.Context, *, before: Path, after: Path, as_json: bool, form: str) -> None:
+def compare(ctx: click.Context, *, before: Path, after: Path, form: str) -> None:
     """Say what has changed on the nodes from DIR1 to DIR2, such as before and after an upgrade.
 
     The exit code is 0 when nothing is worse, 10 when something is slower or newly a WARN, 11 when a node, or
@@ -69,28 +54,20 @@ def compare(ctx: click.Context, *, before: Path, after: Path, as_json: bool, for
     from gpuipc_doctor.fleet import changes, changes_content
 
     found = changes.compare(_reports(before), _reports(after))
-    if as_json:
-        text = changes_content.dumps(found)
-    elif form == "markdown":
-        text = changes_content.ticket(found)
-    elif form == "nodeset":
-        text = "".join(f"{name}: {found.folder.fold(nodes)}\n" for name, nodes in found.nodes.items())
-    else:
-        text = changes_content.screen(found, width=_width(), color=has_color())
-    click.echo(text, nl=False)
+    click.echo(formats.text(found, form, changes_content), nl=False)
     ctx.exit(found.exit_code)
 
 
 def tell(into: Path, wanted: Sequence[str], *, form: str = "screen") -> int:
     """Print the fleet of a directory; nodes of ``wanted`` that left nothing there have given no report."""
-    from gpuipc_doctor.fleet import fold
+    from gpuipc_doctor.fleet import fleet_content, fleet_exports, fold
     from gpuipc_doctor.fleet.summary import State, silent
 
     reports = _reports(into)
     there = {one.node for one in reports}
     reports += [silent(node, State.NO_ANSWER, "it was not asked") for node in wanted if node not in there]
     fleet = fold.fold(reports)
-    click.echo(_text(fleet, form), nl=False)
+    click.echo(formats.text(fleet, form, fleet_content, fleet_exports), nl=False)
     return fleet.exit_code
 
 
@@ -111,24 +88,3 @@ def _reports(directory: Path) -> list[NodeReport]:
             f"{directory} has no node reports; `fleet check` and `check --output` write them"
         )
     return reports
-
-
-def _text(fleet: Fleet, form: str) -> str:
-    from gpuipc_doctor.fleet import fleet_content, fleet_exports
-
-    if form == "screen":
-        return fleet_content.screen(fleet, width=_width(), color=has_color())
-    if form == "markdown":
-        return fleet_content.ticket(fleet)
-    if form == "json":
-        return fleet_exports.dumps(fleet)
-    if form == "nodeset":
-        return "".join(f"{name}: {fleet.folder.fold(nodes)}\n" for name, nodes in fleet.sets.items())
-    if form == "html" and find_spec("jinja2") is None:
-        raise click.UsageError("--format html needs jinja2: pip install 'gpuipc-doctor[html]'")
-    text: str = getattr(fleet_exports, form)(fleet)
-    return text
-
-
-def _width() -> int:
-    return shutil.get_terminal_size().columns

@@ -66,6 +66,11 @@ class Document:
     slow: tuple[Slow, ...]
 
 
+def nodeset(changes: Changes) -> str:
+    """The sets of nodes, a line each."""
+    return "".join(f"{name}: {changes.folder.fold(nodes)}\n" for name, nodes in changes.nodes.items())
+
+
 def schema() -> Json:
     about = "What has changed from one run over a fleet to another."
     sets = TypedDict("Sets", {"lost": str, "new": str, **{turn.value: str for turn in Turn}})  # type: ignore[misc]

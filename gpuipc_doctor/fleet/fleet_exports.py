@@ -43,6 +43,11 @@ class Document:
     slow: tuple[Slow, ...]
 
 
+def nodeset(fleet: Fleet) -> str:
+    """The sets of nodes, a line each."""
+    return "".join(f"{name}: {fleet.folder.fold(nodes)}\n" for name, nodes in fleet.sets.items())
+
+
 def schema() -> Json:
     return documents.schema(SCHEMA, Document, "What the node reports of a fleet say together.")
 

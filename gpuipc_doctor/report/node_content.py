@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, takewhile
 
 from gpuipc_doctor.log_lines import most_telling
-from gpuipc_doctor.model import Report, Result, RoleOutcome, Status
+from gpuipc_doctor.model import EvidenceKind, Report, Result, RoleOutcome, Status
 from gpuipc_doctor.present import terminal
 from gpuipc_doctor.present.blocks import (
     EMPTY,
@@ -265,8 +265,12 @@ def _said(result: Result) -> str:
 
 def evidence(paragraph: Paragraph, told: Container[str]) -> list[str]:
     """Its lines, without the known issues that an entry above has described."""
-    titles = {join.title for join in paragraph.joins if join.issue in told}
-    return [line for line in sentences.evidence(paragraph.finding) if line not in titles]
+    items = paragraph.finding.evidence
+    return [
+        sentences.line(item)
+        for item in items
+        if item.kind is not EvidenceKind.ISSUE or str(item.values.get("issue")) not in told
+    ]
 
 
 def remedy(paragraph: Paragraph, told: Container[str]) -> str:
@@ -277,12 +281,14 @@ def remedy(paragraph: Paragraph, told: Container[str]) -> str:
 
 def known_issues(paragraph: Paragraph, told: Container[str]) -> Iterator[Item]:
     """Its known issues, without what the finding says already."""
-    said = _said(paragraph.results[0])
+    finding = paragraph.finding
     for join in paragraph.joins:
         head = f"Known issue {join.issue} {join.relation.value.upper()}"
         if join.issue in told:
             yield Item(f"{head}, see above.")
             continue
-        news = "; ".join(text for text in (join.title, join.reason) if text not in said)
+        title = "" if join.issue in finding.issues else join.title
+        reason = "" if join.reason == finding.values.get("reason") else join.reason
+        news = "; ".join(filter(None, (title, reason)))
         yield Item(f"{head}: {news}" if news else head)
-        yield do("" if join.remedy == paragraph.finding.remedy else join.remedy)
+        yield do("" if join.remedy == finding.remedy else join.remedy)
