@@ -8,7 +8,7 @@ import click
 
 from gpuipc_doctor.cli import formats, options, saved
 from gpuipc_doctor.comparison import compare, comparison_content
-from gpuipc_doctor.comparison.compare import TOLERANCE
+from gpuipc_doctor.comparison.comparison import TOLERANCE
 
 
 @click.command()

@@ -6,7 +6,6 @@ text and add nothing.
 
 from __future__ import annotations
 
-from gpuipc_doctor.comparison.compare import compare
-from gpuipc_doctor.comparison.comparison import Comparison
+from gpuipc_doctor.comparison.comparison import Comparison, compare
 
 __all__ = ["Comparison", "compare"]

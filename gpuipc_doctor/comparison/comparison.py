@@ -1,14 +1,22 @@
-"""The values that a comparison of two reports consists of, and what it exits with."""
+"""Two reports become a comparison: the values of which it consists, and its exit code."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
 
+from gpuipc_doctor.comparison import check_changes, devices, inventory_changes, speed
 from gpuipc_doctor.comparison.check_changes import CheckChange, Turn
 from gpuipc_doctor.comparison.devices import Fate, Match
 from gpuipc_doctor.comparison.inventory_changes import Change
 from gpuipc_doctor.comparison.speed import Pace, Speeds
-from gpuipc_doctor.model import Exit, Relation, Status, Tier
+from gpuipc_doctor.model import Exit, Join, Relation, Report, Result, Status, Tier
+from gpuipc_doctor.report import digest
+
+TOLERANCE = 0.10
+"""A change of speed up to this part is nobody's news."""
+
 
 MEANINGS = {
     Exit.OK: "nothing is worse, slower or no longer tested",
@@ -74,3 +82,85 @@ class Comparison:
         if self.turned(Turn.NO_LONGER_TESTED) or any(match.fate is Fate.GONE for match in self.devices):
             return Exit.ERROR
         return Exit.WARN if worse or self.speeds.of(Pace.SLOWER) else Exit.OK
+
+
+def compare(before: Report, after: Report, tolerance: float = TOLERANCE) -> Comparison:
+    """What has changed from one report to the other."""
+    matches = devices.match(before.devices, after.devices)
+    old = _relabelled(before.results, devices.labels_now(matches))
+    return Comparison(
+        before=_side(before),
+        after=_side(after),
+        notes=tuple(_notes(before, after)),
+        inventory=tuple(inventory_changes.changes(before.inventory, after.inventory)),
+        devices=matches,
+        verdicts=tuple(check_changes.verdicts(old, after.results)),
+        issues=tuple(_issues(before.joins, after.joins)),
+        speeds=speed.compare(old, after.results, tolerance),
+        tolerance=tolerance,
+    )
+
+
+def _side(report: Report) -> Side:
+    return Side(
+        host=report.host,
+        started=report.started,
+        tier=report.tier,
+        tool_version=report.tool_version,
+        simulated=report.simulated,
+        interrupted=report.interrupted,
+        probes_run=report.probes_run,
+        nothing_tested=report.nothing_tested,
+        repetitions=digest.repetitions(report),
+    )
+
+
+def _relabelled(results: Sequence[Result], now: dict[str, str | None]) -> list[Result]:
+    """Results under the labels that their devices have now, less those of devices that are gone."""
+    relabelled = []
+    for result in results:
+        labels = [now.get(label, label) for label in result.devices]
+        if None not in labels:
+            relabelled.append(replace(result, devices=tuple(filter(None, labels))))
+    return relabelled
+
+
+def _notes(before: Report, after: Report) -> Iterator[str]:
+    if before.host != after.host:
+        yield f"these are two nodes: {before.host} and {after.host}"
+    for name, report in (("before", before), ("after", after)):
+        if report.interrupted:
+            yield f"{name} was interrupted, so some checks did not run"
+        if report.nothing_tested:
+            yield f"{name} has tested nothing: no probe ran on a GPU"
+        if any(not result.finding.key for result in report.results):
+            yield f"{name} has findings without keys: whether a check fails otherwise cannot be told"
+    if before.tier is not after.tier:
+        yield f"the tiers differ: {before.tier.label} and {after.tier.label}"
+    if before.tool_version != after.tool_version:
+        yield (
+            f"the versions of gpuipc-doctor differ ({before.tool_version}, {after.tool_version}), "
+            "and with them may what the checks do"
+        )
+    if before.known_issues and after.known_issues and before.known_issues != after.known_issues:
+        yield (
+            f"the editions of the known issues differ ({before.known_issues}, {after.known_issues}), "
+            "and with them may what is recognised"
+        )
+    if _is_earlier(after.started, before.started):
+        yield f"after is the older one: {after.started}, before {before.started}"
+
+
+def _is_earlier(one: str, other: str) -> bool:
+    try:
+        return datetime.fromisoformat(one) < datetime.fromisoformat(other)
+    except (ValueError, TypeError):  # no time, or one without an offset
+        return False
+
+
+def _issues(before: Sequence[Join], after: Sequence[Join]) -> Iterator[IssueChange]:
+    was, now = ({join.issue: join for join in joins} for joins in (before, after))
+    for issue, join in {**was, **now}.items():
+        old, new = (joins[issue].relation if issue in joins else None for joins in (was, now))
+        if old is not new:
+            yield IssueChange(issue, join.title, old, new)

@@ -20,6 +20,9 @@ MOST_ROWS = 20
 
 NOT_RUN = "-"
 
+DESCRIBED = (Turn.WORSE, Turn.NO_LONGER_TESTED, Turn.FAILS_OTHERWISE)
+"""Each of these changes has an entry with its finding."""
+
 SCHEMA = "gpuipc-doctor/comparison/3"
 """Any change of what may stand in the document raises the number; ``comparison.schema.json`` describes it."""
 
@@ -142,7 +145,7 @@ def _device(device: Device | None) -> str:
     return f"{device.name}, {device.uuid}" if device else NOT_RUN
 
 
-_ROWS = (Turn.WORSE, Turn.NO_LONGER_TESTED, Turn.FAILS_OTHERWISE, Turn.SAME, Turn.BETTER, Turn.NEWLY_TESTED)
+_ROWS = (*DESCRIBED, Turn.SAME, Turn.BETTER, Turn.NEWLY_TESTED)
 
 
 def _checks(comparison: Comparison) -> Iterator[tuple[str, ...]]:
@@ -150,12 +153,12 @@ def _checks(comparison: Comparison) -> Iterator[tuple[str, ...]]:
     for turn in _ROWS:
         for verdict in comparison.turned(turn):
             if turn is not Turn.SAME or verdict.after in (Status.FAIL, Status.ERROR):
-                was, now = (status.value if status else NOT_RUN for status in (verdict.before, verdict.after))
-                yield verdict.check, fold_subjects(verdict.subjects) or "node", was, now, turn.value
+                changed = statuses(verdict.before, verdict.after)
+                yield verdict.check, fold_subjects(verdict.subjects) or "node", *changed, turn.value
 
 
 def _entries(comparison: Comparison) -> Iterator[Entry]:
-    for turn in (Turn.WORSE, Turn.NO_LONGER_TESTED, Turn.FAILS_OTHERWISE):
+    for turn in DESCRIBED:
         for verdict in comparison.turned(turn):
             if verdict.after and verdict.finding:
                 finding = verdict.finding
@@ -165,8 +168,15 @@ def _entries(comparison: Comparison) -> Iterator[Entry]:
 
 def _title(verdict: CheckChange) -> str:
     where = fold_subjects(verdict.subjects)
-    was = f"was {verdict.before.value}" if verdict.before else "had not run"
-    return f"{verdict.check} on {where}, {was}" if where else f"{verdict.check}, {was}"
+    return f"{verdict.check}{f' on {where}' if where else ''}, {was(verdict.before)}"
+
+
+def was(before: Status | None) -> str:
+    return f"was {before.value}" if before else "had not run"
+
+
+def statuses(before: Status | None, after: Status | None) -> tuple[str, str]:
+    return before.value if before else NOT_RUN, after.value if after else NOT_RUN
 
 
 # -- speed ----------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from gpuipc_doctor.comparison.check_changes import Turn
+from gpuipc_doctor.comparison.comparison_content import DESCRIBED, NOT_RUN, statuses, was
 from gpuipc_doctor.fleet.changes import MEANINGS, Changes, Move, Pace, Shift
 from gpuipc_doctor.fleet.fold import Slow
 from gpuipc_doctor.fleet.summary import State
@@ -15,11 +16,6 @@ from gpuipc_doctor.present import markdown, terminal
 from gpuipc_doctor.present.blocks import Block, Closing, Entry, Item, Lines, Table, do, table
 from gpuipc_doctor.present.text import shorten
 from gpuipc_doctor.report import documents
-
-NOT_RUN = "-"
-
-TOLD = (Turn.WORSE, Turn.NO_LONGER_TESTED, Turn.FAILS_OTHERWISE)
-"""Of these there is a paragraph."""
 
 LONGEST_VALUE = 60
 """Columns of a fact's value."""
@@ -131,7 +127,10 @@ def _blocks(changes: Changes) -> Iterator[Block]:
     )
     yield from table(
         ("finding", "before", "after", "", "on"),
-        ((_name(move), *_statuses(move), move.turn.value, brief(move.nodes)) for move in changes.moves),
+        (
+            (_name(move), *statuses(move.before, move.after), move.turn.value, brief(move.nodes))
+            for move in changes.moves
+        ),
     )
     yield from _entries(changes)
     yield from table(
@@ -189,20 +188,14 @@ def _name(move: Move) -> str:
     return f"{move.check}.{move.key}" if move.key else move.check
 
 
-def _statuses(move: Move) -> tuple[str, str]:
-    before, after = (status.value if status else NOT_RUN for status in (move.before, move.after))
-    return before, after
-
-
 def _value(value: str) -> str:
     return shorten(value, LONGEST_VALUE) or "not found"
 
 
 def _entries(changes: Changes) -> Iterator[Entry]:
     for move in changes.moves:
-        if move.turn in TOLD and move.after and move.says:
-            was = f"was {move.before.value}" if move.before else "had not run"
-            title = f"{_name(move)} on {changes.folder.brief(move.nodes)}, {was}"
+        if move.turn in DESCRIBED and move.after and move.says:
+            title = f"{_name(move)} on {changes.folder.brief(move.nodes)}, {was(move.before)}"
             said = Item(f"{move.nodes[0]}: {move.says}", hang=0)
             yield Entry(move.after.value, title, (said, do(move.remedy)))
     for silence in changes.lost:

@@ -84,7 +84,7 @@ def _matrix(fleet: Fleet) -> Iterator[Block]:
         columns.append(Column("", tuple((group.status.value, group.status.value) for group in shown)))
     names = tuple(fleet.folder.fold(group.nodes) for group in shown)
     entries = tuple(_group(group, name) for group, name in zip(shown, names, strict=True))
-    yield Grid("nodes", names, tuple(columns), entries)
+    yield Grid("nodes", names, tuple(columns), entries=entries)
     if more:
         number = sum(len(group.nodes) for group in more)
         yield Lines((f"… and {counted(number, 'node')} in {counted(len(more), 'more group')}",))

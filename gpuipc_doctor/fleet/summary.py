@@ -13,9 +13,9 @@ from datetime import datetime, timedelta
 
 import msgspec  # noqa: TID253 - who imports a module of the fleet reads node reports
 
-from gpuipc_doctor.model import Relation, Report, Result, Status
+from gpuipc_doctor.model import Json, Relation, Report, Result, Status
 from gpuipc_doctor.present.text import fold_subjects
-from gpuipc_doctor.report import digest, sentences
+from gpuipc_doctor.report import digest, documents, sentences
 
 SCHEMA = "gpuipc-doctor/node/1"
 
@@ -213,6 +213,10 @@ def _figures(report: Report) -> dict[str, Figure]:
             values.setdefault(name, []).append(one.value)
             shape[name] = (one.unit, one.more_is_better)
     return {name: Figure(median(each), *shape[name]) for name, each in values.items()}
+
+
+def schema() -> Json:
+    return documents.schema(SCHEMA, NodeReport, "What one node of a fleet answered.")
 
 
 class BadSummary(ValueError):

@@ -70,8 +70,10 @@ class Grid:
     corner: str
     names: tuple[str, ...]
     columns: tuple[Column, ...]
-    narrow: tuple[Column, ...] | tuple[Entry, ...]
-    """The same in less width: other columns, or an entry for each row."""
+    folded: tuple[Column, ...] = ()
+    """Fewer columns with the same content, for a narrow page."""
+    entries: tuple[Entry, ...] = ()
+    """An entry for each row, in place of columns that do not fit side by side."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,15 +170,12 @@ def _grid(grid: Grid, page: Page) -> Iterator[str]:
         shorten(sanitise(name), max(page.width // 3, page.width - wanted))
         for name in (grid.corner, *grid.names)
     ]
-    line_up, room = list(grid.columns), page.width - max(map(columns, names))
-    if any(isinstance(one, Entry) for one in grid.narrow):
-        if wanted > page.width - _NAMES_AND_COUNTS:
-            for entry in grid.narrow:
-                assert isinstance(entry, Entry)
-                yield from _entry(entry, page)
-            return
-    elif wanted > room:
-        line_up = [one for one in grid.narrow if isinstance(one, Column)]
+    if grid.entries and wanted > page.width - _NAMES_AND_COUNTS:
+        for entry in grid.entries:
+            yield from _entry(entry, page)
+        return
+    room = page.width - max(map(columns, names))
+    line_up = grid.folded if grid.folded and wanted > room else grid.columns
     for number, block in enumerate(_break(line_up, room)):
         if number:
             yield ""

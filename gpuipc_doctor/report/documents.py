@@ -103,7 +103,8 @@ def schema(name: str, kind: type, about: str, **head: Any) -> Json:
     """The JSON Schema (draft 2020-12) of documents with ``schema``, ``head`` and the fields of ``kind``."""
     import msgspec
 
-    fields = {"schema": Literal[name], **head, **get_type_hints(kind), **head}
+    own: dict[str, Any] = {"schema": Literal[name], **head}
+    fields = {**own, **get_type_hints(kind), **own}
     document = msgspec.defstruct("Document", list(fields.items()))
     _, definitions = msgspec.json.schema_components([document], ref_template="#/$defs/{name}")
     for title, described in definitions.items():

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from gpuipc_doctor.comparison import speed
-from gpuipc_doctor.comparison.compare import TOLERANCE
+from gpuipc_doctor.comparison.comparison import TOLERANCE
 from gpuipc_doctor.comparison.speed import CONTROL, Pace
 from gpuipc_doctor.model import Calls, Ending, Finding, Measurement, Result, RoleOutcome
 

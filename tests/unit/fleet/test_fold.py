@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 
 from gpuipc_doctor.cli.main import cli
 from gpuipc_doctor.fleet import directory, fleet_content, fleet_exports, fold, nodeset, summary
@@ -24,7 +25,7 @@ from gpuipc_doctor.model import Relation, Status
 from gpuipc_doctor.present.blocks import do
 from gpuipc_doctor.report import report_json
 from gpuipc_doctor.site import hosts
-from tests import golden
+from tests import golden, schemas
 from tests.sample_fleets import BAD, HEALTHY, a_fleet, named, timed
 from tests.sample_reports import gpus, healthy, seed_002
 
@@ -120,6 +121,13 @@ def test_nodes_whose_reports_say_otherwise_of_a_known_issue_are_told_apart() -> 
 def test_a_remedy_of_its_own_is_told_beside_that_of_a_known_issue() -> None:
     told = tuple(msgspec.structs.replace(one, remedy="drain it") for one in BAD.findings)
     assert judged(named(BAD, "n1", findings=told))[0][2] == [KNOWN.remedy, "drain it"]
+
+
+def test_a_summary_is_as_its_schema_says() -> None:
+    schemas.check(summary, "summary")
+    Draft202012Validator.check_schema(summary.schema())
+    for report in a_fleet():
+        Draft202012Validator(summary.schema()).validate(json.loads(summary.dumps(report)))
 
 
 def test_a_summary_from_before_known_issues_were_told_is_read() -> None:
