@@ -9,12 +9,18 @@ from gpuipc_doctor.api import (
     BackendUnavailable,
     Check,
     Context,
+    Device,
     Finding,
     Probe,
     ProbeOutcome,
     Tier,
     Worker,
 )
+
+DESCRIPTION = ("backend", "index", "uuid", "pci", "name", "total_bytes")
+"""By which a device is told from others, and planned with."""
+
+REINSTALL = "reinstall the driver; see dmesg for errors of the GPU"
 
 
 class DriverInit(Check):
@@ -34,6 +40,9 @@ class DriverInit(Check):
             names = [device["name"] for device in seen["devices"]]
             counts = [f"{names.count(name)} × {name}" for name in dict.fromkeys(names)]
             yield Finding.ok("initialised", "{devices}", devices=counts)
+            yield from misdescribed(
+                [Device(**{name: device[name] for name in DESCRIPTION}) for device in seen["devices"]]
+            )
             told = [*names, *(value for _, value, _ in seen["facts"] if value)]
             yield from not_text([text for text in told if "\N{REPLACEMENT CHARACTER}" in text])
             yield from missing(len(names), seen["on_bus"], seen["hiding"])
@@ -42,13 +51,49 @@ class DriverInit(Check):
             yield conclude("unavailable", "{reason}", remedy=seen["remedy"], reason=seen["unavailable"])
 
 
+def misdescribed(devices: list[Device]) -> Iterable[Finding]:
+    """Judge whether devices have sizes and identities that can be; others are not tested."""
+    for device in devices:
+        if not device.has_credible_size:
+            yield Finding.fail(
+                "wrong-size",
+                "the driver reports {total:bytes} of memory for {device}; not tested",
+                remedy=REINSTALL,
+                device=device.label,
+                total=device.total_bytes,
+            )
+    for identity, alike in same(devices, "identity").items():
+        yield Finding.fail(
+            "same-identity",
+            "the driver reports one identity for {devices}: {identity}; not tested",
+            remedy=REINSTALL,
+            devices=[device.label for device in alike],
+            identity=identity,
+        )
+    for pci, alike in same(devices, "pci").items():
+        if len({device.identity for device in alike}) == len(alike):
+            yield Finding.warn(
+                "same-pci-address",
+                "the driver reports one PCI address for {devices}: {pci}",
+                remedy="partitions of one GPU may have; otherwise reinstall the driver",
+                devices=[device.label for device in alike],
+                pci=pci,
+            )
+
+
+def same(devices: list[Device], what: str) -> dict[str, list[Device]]:
+    """The devices that have one identity or PCI address, by that."""
+    alike: dict[str, list[Device]] = {}
+    for device in devices:
+        alike.setdefault(getattr(device, what), []).append(device)
+    return {value: found for value, found in alike.items() if value and len(found) > 1}
+
+
 def not_text(texts: list[str]) -> Iterable[Finding]:
     """Warn of names and versions that held bytes which stand for no character."""
     if texts:
         says = "the driver returned text that is not UTF-8: {texts}"
-        yield Finding.warn(
-            "not-text", says, remedy="reinstall the driver; see dmesg for errors of the GPU", texts=texts
-        )
+        yield Finding.warn("not-text", says, remedy=REINSTALL, texts=texts)
 
 
 def missing(here: int, on_bus: int, hiding: list[str]) -> Iterable[Finding]:

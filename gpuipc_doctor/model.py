@@ -72,6 +72,15 @@ class Device:
         """``cuda:0``: what the matrix and the command line call this device."""
         return f"{self.backend}:{self.index}"
 
+    @property
+    def identity(self) -> str:
+        """By what processes find it, however they number it: its uuid, or else its PCI address."""
+        return self.uuid or self.pci
+
+    @property
+    def has_credible_size(self) -> bool:
+        return 0 < self.total_bytes < 2**50
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryShare:

@@ -4,8 +4,8 @@ A role function keeps a `Ledger` of a device; what it entered reaches ``judge`` 
 believed only after it was seen to move, what is not back at once is looked for again, and what grows counts
 only beyond its control.
 
-Where the driver counts the memory of all processes together, a change by a size of ours is ours and any other
-is not: then somebody else uses the device, and nobody can tell.
+Where the driver counts the memory of all processes together, a change by a size of ours is ours, and so is a
+loss that repeats when the same is done again. Whose any other change is cannot be told.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ SETTLE_S = 2.0
 PATIENCE_S = 8.0
 """What is not back by then is lost; after one loss a role waits for `SETTLE_S` only."""
 
+LAG_S = 1.0
+"""Seconds for a counter to show what was allocated: some are refreshed at intervals."""
+
 TRIES = 3
 """How often something is watched again where others allocated or freed at the same moment."""
 
@@ -49,7 +52,8 @@ TRIES = 3
 class Ledger:
     """The used memory of one device, as one role watches it, and what it entered of that so far.
 
-    Opening it allocates `ODD_BYTES` and looks whether the counter rises by as much; so one role at a time.
+    Opening it allocates `ODD_BYTES` and waits for the counter to rise by as much; so one role at a time. A
+    counter that lags is waited for from then on, by as long as it took.
     """
 
     def __init__(self, w: Worker, gpu: Gpu | None = None) -> None:
@@ -59,16 +63,35 @@ class Ledger:
         self._entries: dict[str, Json] = {}
         self._loops: dict[str, Json] = {}
         self._patience_s = PATIENCE_S
+        self._lag_s = 0.0
         self._still, self._since = self._gpu.memory_used(), w.clock()
         with w.step("see whether used memory rises by what is allocated"):
             while len(self._rises) < TRIES and not _follows(self._rises):
-                before = self.mark()
-                with self._gpu.alloc(ODD_BYTES):
-                    self._rises.append([before, self._gpu.memory_used()])
+                self._see_rise()
         self._record()
+
+    def _see_rise(self) -> None:
+        """Note by how much the counter rises, and how long it takes to rise and to fall again.
+
+        It falls a whole interval after it was seen to rise, if it is refreshed at intervals.
+        """
+        before = self.mark()
+
+        def seconds_until(more: int) -> float:
+            began = self._w.clock()
+            self._w.wait_until(lambda: abs(self._beyond(before) - more) <= NOISE_BYTES, LAG_S)
+            return self._w.clock() - began
+
+        with self._gpu.alloc(ODD_BYTES):
+            rises_at_once = abs(self._beyond(before) - ODD_BYTES) <= NOISE_BYTES
+            lag_s = 0.0 if rises_at_once else seconds_until(ODD_BYTES)
+            self._rises.append([before, self._gpu.memory_used()])
+        if not rises_at_once and _follows(self._rises):
+            self._lag_s = 1.25 * max(lag_s, seconds_until(0))
 
     def mark(self) -> int:
         """Used memory in bytes, once it stands still. What is as at the last mark has stood since then."""
+        self._wait_out_lag()
 
         def is_quiet() -> bool:
             now = self._gpu.memory_used()
@@ -81,30 +104,50 @@ class Ledger:
 
     def used(self) -> int:
         """Used memory in bytes, as it is at this moment."""
+        self._wait_out_lag()
         return self._gpu.memory_used()
 
     def watch(self, end: str, act: Callable[[], object]) -> None:
         """Do something that leaves used memory as it was, and note after its ``end`` what is missing.
 
-        Where less is used than before, memory of others came back meanwhile, and what is ours cannot be told
-        from it: then it is done again.
+        Where some is missing, it is done once more, to see whether that repeats. Where less is used than
+        before, memory of others came back meanwhile, and what is ours cannot be told from it: then it is done
+        again, too.
         """
         for _ in range(TRIES):
             before = self.mark()
             act()
             self.enter(end, before)
-            if self._beyond(before) >= -NOISE_BYTES:
+            missing = self._entries[end]["missing"]
+            if missing > NOISE_BYTES:
+                before = self.mark()
+                act()
+                self._entries[end]["repeated"] = self._missing_after_wait(before)
+                self._record()
+            if missing >= -NOISE_BYTES:
                 break
 
     def enter(self, end: str, mark: int) -> None:
         """Wait for used memory to come back to its mark after ``end``, and note what is missing."""
         began = self._w.clock()
+        missing = self._missing_after_wait(mark)
+        holders = [] if abs(missing) <= NOISE_BYTES else self._gpu.memory_holders()
+        self._entries[end] = {
+            "missing": missing,
+            "waited_s": self._w.clock() - began - self._lag_s,
+            "holders": holders,
+        }
+        self._record()
+
+    def _missing_after_wait(self, mark: int) -> int:
+        self._wait_out_lag()
         if not self._w.wait_until(lambda: self._beyond(mark) <= NOISE_BYTES, self._patience_s):
             self._patience_s = SETTLE_S
-        waited, missing = self._w.clock() - began, self._beyond(mark)
-        holders = [] if abs(missing) <= NOISE_BYTES else self._gpu.memory_holders()
-        self._entries[end] = {"missing": missing, "waited_s": waited, "holders": holders}
-        self._record()
+        return self._beyond(mark)
+
+    def _wait_out_lag(self) -> None:
+        if self._lag_s:
+            self._w.wait_until(lambda: False, self._lag_s)
 
     def enter_loop(
         self, what: str, rounds: Iterable[int], used: Sequence[int], control: Sequence[int]
@@ -162,6 +205,8 @@ class Entry:
     waited_s: float = 0.0
     holders: Sequence[Mapping[str, Json]] = ()
     """Who held memory of the device then: see `Gpu.memory_holders`."""
+    repeated: int | None = None
+    """What was missing when the same was done once more; None where it was not."""
 
     @property
     def is_back(self) -> bool:
@@ -172,7 +217,7 @@ class Entry:
         if self.is_back:
             return self.late()
         pieces = round(self.missing / size)
-        if not 0 < pieces <= most or abs(self.missing - pieces * size) > NOISE_BYTES:
+        if not self.repeats and (not 0 < pieces <= most or abs(self.missing - pieces * size) > NOISE_BYTES):
             return self.somebody_elses()
         return Finding.fail(
             "not-returned",
@@ -182,10 +227,22 @@ class Entry:
                 size=size,
                 waited=round(self.waited_s),
             ),
+            *self._repetition(),
             *holders(self.holders),
             missing=self.missing,
             end=self.end,
         )
+
+    @property
+    def repeats(self) -> bool:
+        """Whether as much was lost again."""
+        lost = self.repeated if self.repeated is not None else 0
+        return lost > NOISE_BYTES and abs(lost - self.missing) <= NOISE_BYTES
+
+    def _repetition(self) -> list[Evidence]:
+        if self.repeated is None:
+            return []
+        return [Evidence.seen("done once more, it changed by {repeated:mib}", repeated=self.repeated)]
 
     def trust(self, found: Finding | None) -> Finding | None:
         """What was found in used memory; but if it outlived its process, that it is somebody else's doing."""
@@ -204,13 +261,14 @@ class Entry:
         )
 
     def somebody_elses(self) -> Finding:
-        """Say that nobody can tell: what is missing, or too much, was nothing of ours."""
+        """Say that it cannot be told whose a change is that is no multiple of ours."""
         return Finding.error(
-            "others-use-device",
-            "used device memory changed by {missing:mib} across the probe, which is nothing of ours",
+            "unexplained-change",
+            "used device memory changed by {missing:mib}, and it cannot be told whose that is",
             Evidence.seen("seen after {end}", end=self.end),
+            *self._repetition(),
             *holders(self.holders),
-            remedy="another process allocates or frees on this device; run the check on an idle one",
+            remedy="run the check on an idle device: what changes there too is the driver's",
             missing=self.missing,
         )
 

@@ -81,7 +81,7 @@ class DriverBuffer(Scoped, DeviceMemory):
 
     def ipc_handle(self, offset: int = 0) -> bytes:
         self._contexts.enter()
-        return self._driver.handle_bytes(self._driver.call("ipc-get", self.address + offset))
+        return self._driver.handle_bytes("ipc-get", self._driver.call("ipc-get", self.address + offset))
 
     def free(self) -> None:
         self._leave()

@@ -236,13 +236,13 @@ class CudaDriver(Driver):
 
     def export_fabric(self, memory: Any) -> bytes:
         handle = self.call("vmm-export", memory, self._handle_type(HandleType.FABRIC), 0)
-        return bytes(handle) if isinstance(handle, bytes) else self.handle_bytes(handle)
+        return bytes(handle) if isinstance(handle, bytes) else self.handle_bytes("vmm-export", handle)
 
     def import_fabric(self, handle: bytes) -> Any:
         return self.call("vmm-import", hostmemory.address_of(handle), self._handle_type(HandleType.FABRIC))
 
     def export_pointer(self, address: int) -> bytes:
-        return self.handle_bytes(self.call("pool-export-pointer", address))
+        return self.handle_bytes("pool-export-pointer", self.call("pool-export-pointer", address))
 
     def import_pointer(self, pool: Any, data: bytes) -> int:
         shared = self.api.CUmemPoolPtrExportData()

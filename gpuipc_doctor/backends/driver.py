@@ -203,8 +203,13 @@ class Driver(ABC):
         """A call that fills a buffer of characters, such as the device's name."""
         return bytes(self.call(operation, 256, ordinal)).partition(b"\0")[0].decode(errors="replace")
 
-    def handle_bytes(self, handle: Any) -> bytes:
-        return hostmemory.peek(self.address_of(handle), HANDLE_BYTES)
+    def handle_bytes(self, operation: str, handle: Any) -> bytes:
+        """The bytes of a handle that this operation made; `DriverError` where all of them are 0."""
+        data = hostmemory.peek(self.address_of(handle), HANDLE_BYTES)
+        if not any(data):
+            name = self.calls[operation]
+            raise DriverError(DriverFault(name, 0, NO_RESULT), self._made[name])
+        return data
 
     def handle_from(self, data: bytes) -> Any:
         if len(data) != HANDLE_BYTES:

@@ -225,7 +225,7 @@ class HipDriver(Driver):
             self.call("pool-export-pointer", shared, address)
         else:
             shared = self.call("pool-export-pointer", address)
-        return self.handle_bytes(shared)
+        return self.handle_bytes("pool-export-pointer", shared)
 
     def import_pointer(self, pool: Any, data: bytes) -> int:
         shared = self.api.hipMemPoolPtrExportData()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -119,6 +120,7 @@ class Discovery:
         found = [record for outcome in answers for record in outcome.records.values()]
         devices = [device_from_json(data) for record in found for data in record.get("devices", ())]
         devices.sort(key=lambda device: (device.backend, device.index))
+        devices = _testable(devices)
         self._keep(info, asked, ended, unsurprising=self._unsurprising(devices))
         facts = [Fact(*fact) for record in found for fact in record.get("facts", ())]
         facts += [
@@ -342,6 +344,12 @@ def gpus_of(
 def asks_foreign(tier: Tier) -> bool:
     """Whether libraries and programs that the environment chooses may run: never in a prolog, as root."""
     return tier > Tier.PROLOG
+
+
+def _testable(devices: Sequence[Device]) -> list[Device]:
+    """The devices that can be planned with: of several that have one identity processes find none."""
+    identities = Counter(device.identity for device in devices if device.identity)
+    return [device for device in devices if device.has_credible_size and identities[device.identity] < 2]
 
 
 def _absent(key: str, absent: locate.NotFound) -> Finding:

@@ -9,12 +9,25 @@ from gpuipc_doctor.model import Status, Tier
 from gpuipc_doctor.report import sentences
 from tests.checks.judging import GOOD, check, conclude, statuses
 
-TWO_H200 = [{"name": "NVIDIA H200"}, {"name": "NVIDIA H200"}]
+TWO_H200 = [
+    {
+        "backend": "cuda",
+        "index": index,
+        "uuid": f"GPU-{index}",
+        "pci": f"0000:{index}:00.0",
+        "name": "NVIDIA H200",
+        "total_bytes": 139 << 30,
+    }
+    for index in range(2)
+]
 
 
-def initialised(on_bus: int, hiding: Json = (), driver: str = "580.159.04") -> list[Finding]:
+def initialised(
+    on_bus: int = 2, hiding: Json = (), driver: str = "580.159.04", **of_each: Json
+) -> list[Finding]:
     facts = [["nvidia-driver", driver, "NVML"], ["cuda-driver", None, "not found"]]
-    seen = {"devices": TWO_H200, "on_bus": on_bus, "hiding": hiding, "facts": facts}
+    devices = [{**device, **of_each} for device in TWO_H200]
+    seen = {"devices": devices, "on_bus": on_bus, "hiding": hiding, "facts": facts}
     return conclude("driver-init", {"driver": seen}, (), "cuda", backend="cuda", required=False)
 
 
@@ -38,6 +51,34 @@ def test_text_that_is_not_utf_8_is_a_warning_about_the_driver() -> None:
     passes, garbled = initialised(on_bus=2, driver="\N{REPLACEMENT CHARACTER}80.159.04")
     assert passes.status is Status.PASS
     assert (garbled.status, garbled.key) == (Status.WARN, "not-text")
+
+
+@pytest.mark.parametrize("total", [0, -1, 1 << 50, 2**64 - 1])
+def test_a_size_that_cannot_be_fails_for_each_device(total: int) -> None:
+    _, *wrong = initialised(total_bytes=total)
+    assert [(finding.status, finding.key) for finding in wrong] == [(Status.FAIL, "wrong-size")] * 2
+    assert [finding.values["device"] for finding in wrong] == ["cuda:0", "cuda:1"]
+
+
+@pytest.mark.parametrize(
+    ("of_each", "status", "key"),
+    [
+        ({"uuid": "GPU-0"}, Status.FAIL, "same-identity"),
+        ({"uuid": "GPU-0", "pci": "0000:01:00.0"}, Status.FAIL, "same-identity"),
+        ({"uuid": "", "pci": "0000:01:00.0"}, Status.FAIL, "same-identity"),
+        ({"pci": "0000:01:00.0"}, Status.WARN, "same-pci-address"),  # partitions of one GPU
+    ],
+)
+def test_devices_that_look_alike_are_named(of_each: dict[str, Json], status: Status, key: str) -> None:
+    _, alike = initialised(**of_each)
+    assert (alike.status, alike.key) == (status, key)
+    assert sentences.summary(alike).startswith("the driver reports one ")
+    assert "cuda:0, cuda:1" in sentences.summary(alike)
+
+
+@pytest.mark.parametrize("of_each", [{}, {"uuid": ""}, {"uuid": "", "pci": ""}])
+def test_devices_without_a_uuid_are_no_devices_of_one_uuid(of_each: dict[str, Json]) -> None:
+    assert statuses(initialised(**of_each)) == GOOD
 
 
 def test_a_gpu_on_the_bus_that_the_driver_does_not_list_is_a_warning() -> None:

@@ -26,7 +26,7 @@ def data(missing: int = 0, exporter: Json = (), importer: Json = (), wrong: Json
         ({"importer": SOME}, Status.FAIL, "later-writes-unseen"),
         ({"exporter": SOME}, Status.FAIL, "writes-lost"),
         ({"missing": 2 * NBYTES}, Status.FAIL, "not-returned"),
-        ({"missing": 3 * NBYTES}, Status.ERROR, "others-use-device"),
+        ({"missing": 3 * NBYTES}, Status.ERROR, "unexplained-change"),
     ],
 )
 def test_data_and_memory(seen: dict[str, Json], status: Status, key: str) -> None:

@@ -43,7 +43,7 @@ def release(
         ({}, Status.PASS, "returned"),
         ({"missing": NBYTES}, Status.FAIL, "not-returned"),
         ({"missing": ROUNDS * NBYTES}, Status.FAIL, "not-returned"),
-        ({"missing": 17 * MIB}, Status.ERROR, "others-use-device"),
+        ({"missing": 17 * MIB}, Status.ERROR, "unexplained-change"),
         ({"each": 64 << 10}, Status.FAIL, "grows"),
         ({"each": 64 << 10, "missing": ROUNDS << 16}, Status.FAIL, "grows"),
         ({"each": NBYTES // 3}, Status.FAIL, "grows"),

@@ -314,6 +314,18 @@ int sim_alloc(uint64_t *address, size_t bytes)
     return allocate(address, bytes, OWN);
 }
 
+/* For the fault `lag`: what was used when this process's counter was last refreshed. */
+static uint64_t refreshed(const struct fault *lag, int device, uint64_t used)
+{
+    static uint64_t shown[MAX_DEVICES], interval[MAX_DEVICES];
+    uint64_t now = 1 + now_ms() / lag->ms;
+    if (interval[device] != now) {
+        interval[device] = now;
+        shown[device] = used;
+    }
+    return shown[device];
+}
+
 int sim_memory_info(size_t *free, size_t *total)
 {
     struct context *context;
@@ -323,6 +335,9 @@ int sim_memory_info(size_t *free, size_t *total)
     state_lock();
     uint64_t used = state_used(context->device), memory = node()->device[context->device].memory;
     state_unlock();
+    const struct fault *lag = node_fault(CALL_mem_info, LAG, context->device);
+    if (lag)
+        used = refreshed(lag, context->device, used);
     const struct fault *coarse = node_fault(CALL_mem_info, COARSE, context->device);
     if (coarse)
         used -= used % coarse->bytes;

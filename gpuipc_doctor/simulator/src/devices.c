@@ -227,7 +227,7 @@ int sim_device_memory(size_t *bytes, int device)
         return INVALID_DEVICE;
     if (!bytes)
         return INVALID_VALUE;
-    *bytes = seen(device)->memory;
+    *bytes = fault_asks(MISSTATE) ? fault_bytes(MISSTATE) : seen(device)->memory;
     return SUCCESS;
 }
 

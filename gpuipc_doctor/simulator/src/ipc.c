@@ -104,6 +104,8 @@ int sim_ipc_get(struct ipc_handle *out, uint64_t address)
         (uint64_t)block->context->ordinal << 32 | (uint64_t)block->device,
         interior,
     }};
+    if (fault_asks(BLANK))
+        *out = (struct ipc_handle){0};
     return SUCCESS;
 }
 

@@ -84,7 +84,7 @@ static const char *const effects[EFFECTS + 1] = {"error",  "hang",    "hang-igno
                                       "skip",   "snapshot", "lose-writes",     "accept", "renumber", "latest",
                                       "leak-descriptor", "wrap", "corrupt-from", "stale-part", "end-another",
                                       "end-block", "end-count", "wipe", "sticky", "leak-addresses", "leak-thread",
-                                      "leak-host", NULL};
+                                      "leak-host", "lag", "blank", "misstate", NULL};
 
 static int device_number(int backend, int64_t index)
 {

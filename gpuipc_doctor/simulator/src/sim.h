@@ -96,6 +96,9 @@ enum fault_effect { /* in the order of node.c's words */
     LEAK_ADDRESSES,
     LEAK_THREAD,
     LEAK_HOST,
+    LAG,
+    BLANK,
+    MISSTATE,
     EFFECTS,
 };
 
@@ -175,6 +178,7 @@ void state_unlock(void);
 
 /* With the lock held: */
 uint64_t state_used(int device); /* bytes that are not free, whoever has them */
+uint64_t now_ms(void);           /* of the monotonic clock */
 struct segment *segment_create(int device, uint64_t bytes, uint64_t address); /* NULL: errno says why */
 struct segment *segment_find(uint64_t serial);
 /* The live segment that this exporter now has where a stale handle's was, or NULL. */

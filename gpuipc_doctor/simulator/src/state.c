@@ -205,7 +205,7 @@ static void path_of_last_at(char *path, size_t bytes, const struct segment *segm
              (unsigned long long)segment->address);
 }
 
-static uint64_t now_ms(void)
+uint64_t now_ms(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
