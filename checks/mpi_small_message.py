@@ -59,6 +59,13 @@ MODES = ("blocking", "non-blocking")
 ACROSS, REST = "between nodes", "the rest"
 """Names of probes."""
 
+MOST_FAILED = 9
+"""Messages that may fail one by one: more than two sizes in all four ways from device to device.
+
+After as many, each way and each size that has failed is left out at once, for the last time: a hang that
+comes by count, whichever message it is, would else take 36 probes, each of a deadline.
+"""
+
 SHOWN = 8
 """Wrong messages that a finding describes."""
 
@@ -106,6 +113,8 @@ class MpiSmallMessage(Check):
         if failed.blamed and (message := failed.records[failed.blamed].get("message")):
             role = failed.roles[failed.blamed]
             ending = f"{' or '.join(failed.suspects)} {role.ending.value} in {role.operation or 'no call'}"
+            if len(failed.params["failed"]) >= MOST_FAILED:
+                return
             params = {**failed.params, "failed": [*failed.params["failed"], [message, ending]]}
             name = f"{ACROSS}, {REST}" if failed.probe.startswith(ACROSS) else REST
             yield Probe(name, ROLES, failed.devices, params, launch=failed.launch)
@@ -158,15 +167,17 @@ def mapped(failed: Failed) -> Iterator[Evidence]:
     for way, ending in dict.fromkeys((message.way, ending) for message, ending in failed):
         sizes = [message.size for message, other in failed if (message.way, other) == (way, ending)]
         values = {"way": way, "sizes": [f"{size} B" for size in sizes], "ending": ending}
-        if len(sizes) < ENOUGH:
+        if len(sizes) < ENOUGH and len(failed) < MOST_FAILED:
             yield Evidence.seen("{way}: {sizes}: {ending}", **values)
         else:
             yield Evidence.seen("{way}: {sizes}, and no more sizes tried: {ending}", **values)
 
 
 def given_up(message: Message, failed: Failed) -> bool:
-    """Whether a message has failed, or enough others of its way."""
+    """Whether a message has failed, or enough others of its way; after many failures, any of its size."""
     sizes = [other.size for other, _ in failed if other.way == message.way]
+    if len(failed) >= MOST_FAILED:
+        return bool(sizes) or message.size in [other.size for other, _ in failed]
     return message.size in sizes or len(sizes) >= ENOUGH
 
 

@@ -26,6 +26,9 @@ CANNOT_WRITE = os.EX_IOERR
 PROCESS_EXIT = "process exit"
 """The operation that is armed last, and stays so."""
 
+MPI_PREFIX = "MPI_"
+"""How the operations begin that are MPI calls."""
+
 _line = json.JSONEncoder(separators=(",", ":")).encode
 """Made once: `json.dumps` makes an encoder each time that it is told how to separate."""
 
@@ -113,6 +116,16 @@ class Progress:
     _ahead: float = 0.0
     """Seconds that the writer's clock is ahead of ours."""
     _offset: int = 0
+
+    @property
+    def is_in_mpi(self) -> bool:
+        """Whether an MPI call is armed."""
+        return self.operation.startswith(MPI_PREFIX)
+
+    @property
+    def mpi_calls(self) -> int:
+        """How many MPI calls have been armed."""
+        return sum(count for name, count in self.occurrences.items() if name.startswith(MPI_PREFIX))
 
     def read(self) -> None:
         """Follow the file; a line that is not complete yet waits for the next call."""

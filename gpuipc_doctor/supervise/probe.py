@@ -225,19 +225,25 @@ class Execution:
             return None
         return (min(silent, key=self._stuck_order), Ending.HUNG) if silent else None
 
-    def _stuck_order(self, role: RunningRole) -> tuple[bool, int, float]:
-        """One in an operation first; of ranks, which all do the same, the one that has got least far."""
-        calls = sum(role.progress.occurrences.values()) if self._probe.launch else 0
-        return not role.progress.operation, calls, role.progress.last_at
+    def _stuck_order(self, role: RunningRole) -> tuple[bool, bool, int, float]:
+        """A role in an operation first; of ranks the one in a driver call, which waits for no other rank.
+
+        Of ranks in MPI calls the one that has made fewest: all make as many, but copies differ.
+        """
+        progress, is_rank = role.progress, self._probe.launch is not None
+        calls = progress.mpi_calls if is_rank else 0
+        return not progress.operation, is_rank and progress.is_in_mpi, calls, progress.last_at
 
     def _suspects(self, hung: RunningRole) -> list[RunningRole]:
-        """Ranks that have come as far as this one, in the same call: nobody can tell who keeps the others."""
-        call, calls = hung.progress.operation, hung.progress.occurrences
-        if not (self._probe.launch and call):
+        """The ranks in as many MPI calls as this one: which of them keeps the others cannot be told."""
+        if not (self._probe.launch and hung.progress.is_in_mpi):
             return [hung]
-        living = [role for role in self._roles.values() if role.ending is None]
         return likeliest_first(
-            role for role in living if role.progress.operation == call and role.progress.occurrences == calls
+            role
+            for role in self._roles.values()
+            if role.ending is None
+            and role.progress.is_in_mpi
+            and role.progress.mpi_calls == hung.progress.mpi_calls
         )
 
     def _stalled(self, now: float) -> RunningRole | None:

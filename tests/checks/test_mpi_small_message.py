@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 
-from gpuipc_doctor.api import Finding, Json, ProbeOutcome
+from gpuipc_doctor.api import Finding, Json, ProbeOutcome, loader
 from gpuipc_doctor.model import Ending, Launch, RoleOutcome, Status
 from gpuipc_doctor.report import sentences
 from tests.checks.judging import GOOD, ONE, TWO, check, conclude, gpu, plan, statuses
+
+SMALL = loader.module(loader.built_in_dir() / "mpi_small_message.py")
+Message, given_up = SMALL.Message, SMALL.given_up
 
 LATENCIES = {0: 1.3, 8: 9.0, 64: 9.5, 1024: 10.0, 65536: 14.0}
 HUNG = [[16, "device", "device", "blocking", 0], "rank 1 hung in MPI_Recv"]
@@ -118,6 +122,33 @@ def test_a_way_in_which_enough_sizes_failed_is_given_up_and_the_map_says_so() ->
     way = "device to device, blocking, rank 0 to rank 1"
     assert two == f"{way}: 8 B, 16 B: rank 1 hung in MPI_Recv"
     assert more == f"{way}: 8 B, 16 B, 32 B, and no more sizes tried: rank 1 hung in MPI_Recv"
+
+
+def failures_by_count() -> int:
+    """How many probes follow up a hang that comes by count, at whichever message is sent then."""
+    small = check("mpi-small-message")
+    (probe,) = plan("mpi-small-message", gpu(0))
+    for number in itertools.count():
+        failed = [(Message(*message), ending) for message, ending in probe.params["failed"]]
+        left = [one for one in SMALL.messages(probe.params["sizes"]) if not given_up(one, failed)]
+        role = RoleOutcome("rank 0", Ending.HUNG, operation="MPI_Send", records={"message": left[20]})
+        hung = ProbeOutcome("", (gpu(0),), probe.params, {"rank 0": role}, "rank 0", 1.0)
+        if not (more := list(small.again(hung))):
+            return number
+        (probe,) = more
+    raise AssertionError
+
+
+def test_a_hang_that_comes_by_count_is_followed_up_a_few_times() -> None:
+    assert failures_by_count() == 9
+
+
+def test_after_many_failures_each_way_and_size_that_failed_is_left_out() -> None:
+    many = [(Message(size, "device", "host", "blocking", 0), "hung") for size in range(9)]
+    assert not given_up(Message(9, "device", "host", "blocking", 0), many[:2])
+    assert given_up(Message(9, "device", "host", "blocking", 0), many)
+    assert given_up(Message(3, "host", "device", "blocking", 0), many)
+    assert not given_up(Message(9, "host", "device", "blocking", 0), many)
 
 
 @pytest.mark.parametrize(("us", "status"), [(190.0, Status.PASS), (210.0, Status.WARN)])

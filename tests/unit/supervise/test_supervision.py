@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -268,6 +269,37 @@ def test_a_rank_is_not_hung_while_the_other_waits_for_a_processor(
     overdue = execution._overdue(104.0)
     assert overdue
     assert overdue[1] is Ending.HUNG
+
+
+SEND_20, RECV_20 = {"MPI_Send": 20}, {"MPI_Recv": 20}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "suspects"),
+    [
+        (("MPI_Recv", RECV_20), ("MPI_Send", {**SEND_20, "cuMemcpyDtoH": 30}), {"rank 0", "rank 1"}),
+        (("MPI_Recv", {**RECV_20, "cuMemcpyDtoH": 30}), ("MPI_Send", {"MPI_Send": 19}), {"rank 1"}),
+        (("MPI_Barrier", {"MPI_Barrier": 3}), ("MPI_Send", {"MPI_Send": 2, "cuMemAlloc": 9}), {"rank 1"}),
+        (("MPI_Recv", {"MPI_Recv": 5}), ("cuMemcpyHtoD", {"MPI_Send": 7, "cuMemcpyHtoD": 9}), {"rank 1"}),
+        (("cuMemcpyHtoD", {"cuMemcpyHtoD": 50}), ("MPI_Recv", {"MPI_Recv": 1}), {"rank 0"}),
+    ],
+)
+def test_the_rank_to_blame_is_in_a_driver_call_or_has_made_fewest_mpi_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: Any, second: Any, suspects: set[str]
+) -> None:
+    monkeypatch.setattr(tree, "timeslices_of", lambda pid: tree.Timeslices())
+    probe = Probe("probe", {"rank 0": id, "rank 1": id}, deadline_s=2.0, launch=Launch(("mpiexec",)))
+    execution = Execution(
+        probe, tmp_path, tmp_path, node=Node(), marker="", limits=Limits(), stems=Stems(tmp_path, "")
+    )
+    for name, pid, (operation, made) in (("rank 0", 7, first), ("rank 1", 8, second)):
+        progress = Progress(tmp_path / name, started=True, operation=operation, occurrences=made)
+        progress.last_at = 100.0 + pid
+        files = RoleFiles(tmp_path, name)
+        execution._roles[name] = RunningRole(SimpleNamespace(pid=pid), files, progress, 99.0)  # type: ignore[arg-type]
+    overdue = execution._overdue(120.0)
+    assert overdue
+    assert {role.files.role for role in execution._suspects(overdue[0])} == suspects
 
 
 def test_a_process_without_a_processor_is_seen_to_wait_unless_it_gives_its_turns_away() -> None:
