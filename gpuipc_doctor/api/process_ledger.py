@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,8 +21,9 @@ from gpuipc_doctor.model import Evidence, Finding, Json, ProbeOutcome
 
 Round = TypeVar("Round")
 
-FEWEST_SAMPLES = 4
-"""In the last third of a loop: fewer are no slope."""
+FEWEST_RISES, RISING = 4, 0.1
+"""How often a figure must rise in the last third of a loop, and in which part of its rounds. A jump or two
+are no loss with each repetition, such as the 64 MiB of addresses that the C library reserves for a thread."""
 
 _ARENAS_BYTES = 5 << 19
 """Host memory over the last third of a loop that says nothing: two of the interpreter's arenas of 1 MiB.
@@ -128,7 +130,8 @@ def _lost(samples: Mapping[str, Json]) -> dict[str, float]:
 
 
 def _growth(samples: Sequence[int], noise: int) -> float:
-    if len(samples) < FEWEST_SAMPLES:
+    rises = sum(later > earlier for earlier, later in pairwise(samples))
+    if rises < max(FEWEST_RISES, RISING * len(samples)):
         return 0.0
     growth = slope(range(len(samples)), samples)
     return growth.estimate if growth.low > noise / len(samples) else 0.0

@@ -54,6 +54,9 @@ def test_a_loss_with_every_third_repetition_is_found(
         {},
         {"addresses": lambda number: 300 * GIB * (number > 40)},  # a driver's reservation, on an H200
         {"addresses": lambda number: 300 * GIB * (number > 50)},
+        {"addresses": lambda number: 64 * MIB * (number > 48) + 64 * MIB * (number > 56)},
+        {"addresses": lambda number: 64 * MIB * (number > 50) + 4096 * (number > 45) + 4096 * (number > 57)},
+        {"descriptors": lambda number: (number > 48) + (number > 53) + (number > 58)},
         {"host": lambda number: min(number, 30) * MIB},  # what the first calls set up
         {"host": lambda number: MIB * (number > 45) + MIB * (number > 55)},  # the interpreter's own arenas
         {"descriptors": lambda number: 40 + number % 3},
@@ -100,7 +103,7 @@ def opened() -> Iterator[list[int]]:
 def test_the_rounds_of_a_loop_are_watched_in_this_process(opened: list[int]) -> None:
     records: dict[str, Json] = {}
     w: Any = SimpleNamespace(record=records.update)
-    for number in watched(w, "open", range(12)):
+    for number in watched(w, "open", range(15)):
         opened.append(os.open("/dev/null", os.O_RDONLY))
         assert len(opened) == number + 1
     (finding,) = judge_processes(outcome({"importer": records}, ONE, ""))

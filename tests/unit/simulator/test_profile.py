@@ -51,7 +51,7 @@ def test_every_profile_of_the_package_follows_the_schema() -> None:
         read(profile.file_of(name), schema)
 
 
-@pytest.mark.parametrize("name", profile.names())
+@pytest.mark.parametrize("name", sorted({*profile.names()} - {"one-uuid", "one-pci-address"}))
 def test_devices_of_a_node_are_told_apart(name: str) -> None:
     devices = profile.load(name).devices
     assert len({device.uuid for device in devices}) == len(devices)
