@@ -18,6 +18,9 @@ from gpuipc_doctor.supervise.rank import COMPLAINT
 FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGXCPU")
 """Signals that say nothing of a driver: somebody, or a limit of the system, ends processes here."""
 
+PLENTY = 0.25
+"""Part of a device's memory that is far more than the share of it that checks may take."""
+
 TELLING_RECORDS = ("control", "wrong", "refused")
 """What a role records in words and what speaks for or against its failure; others only say where it ran."""
 
@@ -40,7 +43,7 @@ def conclude(outcome: ProbeOutcome) -> Finding:
         case Ending.DRIVER_ERROR:
             assert role.fault is not None
             fault = {"error": role.fault.name, "code": role.fault.code}
-            if role.fault.name in OUT_OF_MEMORY:
+            if role.fault.name in OUT_OF_MEMORY and not (free := _plenty(role)):
                 return Finding.error(
                     "out-of-memory",
                     f"{_CALL} returned {{error}} ({{code}}): too little device memory is free to test with",
@@ -50,6 +53,9 @@ def conclude(outcome: ProbeOutcome) -> Finding:
                     **_of(role),
                     **fault,
                 )
+            if role.fault.name in OUT_OF_MEMORY:
+                says = "returned {error} ({code}) with {free:mib} of device memory free"
+                return _during(role, "returned-error", says, so_far, free=free, **fault)
             return _during(role, "returned-error", "returned {error} ({code})", so_far, **fault)
         case Ending.CRASHED if outcome.launch and (aborted := _who_aborted(outcome)):
             role, said = aborted
@@ -120,6 +126,12 @@ def _stopped(outcome: ProbeOutcome) -> Finding:
         remedy="run this check alone, or with a larger --budget, to see whether it hangs",
         **_of(role),
     )
+
+
+def _plenty(role: RoleOutcome) -> int:
+    """Free bytes of the role's fullest device, where that is far more than a probe may take; else 0."""
+    memory = role.records.get("memory", [])
+    return min((free for free, _ in memory), default=0) * all(free > PLENTY * total for free, total in memory)
 
 
 def _during(

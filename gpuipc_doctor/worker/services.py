@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NoReturn
@@ -16,7 +16,7 @@ from gpuipc_doctor import node_name
 from gpuipc_doctor.allocators import open_allocator
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.api.allocator import Allocator
-from gpuipc_doctor.api.gpu import BackendUnavailable
+from gpuipc_doctor.api.gpu import BackendUnavailable, DriverError
 from gpuipc_doctor.api.ledger import NOISE_BYTES
 from gpuipc_doctor.backends import Backend, open_backend
 from gpuipc_doctor.backends.device import DriverGpu
@@ -153,9 +153,11 @@ class Worker:
         return [(self._backend(device.backend), device) for device in self._assignment.devices]
 
     def record_holders(self) -> None:
-        """After a call that found no memory: note who has it."""
+        """After a call that found no memory: note how much is free, and who has the rest."""
         with self._journal.aside():
             held = [holder for gpu in self.gpus for holder in gpu.memory_holders()]
+            with suppress(DriverError):
+                self.record(memory=[gpu.memory_info() for gpu in self.gpus])
         self.record(holders=held)
 
     def host_memory(self, nbytes: int) -> HostMemory:
