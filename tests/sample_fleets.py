@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from gpuipc_doctor.fleet import summary
-from gpuipc_doctor.fleet.summary import Figure, Known, NodeReport, State, Told
+from gpuipc_doctor.fleet.summary import Figure, FindingSummary, MatchedIssue, NodeReport, State
 from gpuipc_doctor.model import Relation, Status
 from tests import golden
 
@@ -86,7 +86,7 @@ def upgraded() -> list[NodeReport]:
 _words = st.sampled_from(["", "a", "ipc-reopen", "<b>|", "\x1b[31m", "nid 1", "µs", "[1-"])
 _statuses = st.sampled_from([status.value for status in Status])
 _tolds = st.builds(
-    Told,
+    FindingSummary,
     _words,
     _words,
     st.sampled_from(["SKIP", "WARN", "ERROR", "FAIL"]),
@@ -96,7 +96,7 @@ _tolds = st.builds(
     _words,
     st.lists(_words, max_size=2).map(tuple),
 )
-_known = st.builds(Known, _words, st.sampled_from(Relation), _words, _words, _words)
+_known = st.builds(MatchedIssue, _words, st.sampled_from(Relation), _words, _words, _words)
 _figures = st.builds(Figure, st.floats(-1e300, 1e300), _words, st.booleans())
 _reported = st.builds(
     NodeReport,

@@ -14,7 +14,7 @@ from gpuipc_doctor.model import Status
 from gpuipc_doctor.present.text import counted
 
 if TYPE_CHECKING:
-    from gpuipc_doctor.fleet.ask import Way
+    from gpuipc_doctor.fleet.ask import LaunchOptions
     from gpuipc_doctor.fleet.summary import NodeReport
 
 
@@ -127,7 +127,7 @@ class _Progress:
         click.echo(f"\r{line[:100]:<100}", nl=self._done == self._total, err=True)
 
 
-def _ask(nodes: Sequence[str], way: Way, into: Path) -> None:
+def _ask(nodes: Sequence[str], way: LaunchOptions, into: Path) -> None:
     from gpuipc_doctor.fleet import ask, tree
 
     if not nodes:

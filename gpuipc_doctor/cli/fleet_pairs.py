@@ -63,9 +63,9 @@ def command(
 
 
 def _verdict(wanted: Sequence[str], found: Blame) -> dict[str, str]:
-    from gpuipc_doctor.fleet.nodeset import Folder
+    from gpuipc_doctor.fleet.nodeset import NodeSetFormatter
 
-    folder = Folder(wanted)
+    folder = NodeSetFormatter(wanted)
 
     def joined(pairs: Sequence[tuple[str, str]]) -> str:
         return ", ".join(f"{one} - {other}" for one, other in pairs)

@@ -15,7 +15,7 @@ import click
 from gpuipc_doctor.cli import options
 
 if TYPE_CHECKING:
-    from gpuipc_doctor.fleet.ask import Shipped, Via, Way
+    from gpuipc_doctor.fleet.ask import LaunchOptions, Shipped, Via
     from gpuipc_doctor.run.request import Request
     from gpuipc_doctor.site.config import SiteConfig
 
@@ -75,7 +75,7 @@ class Reach:
     launch_options: tuple[str, ...]
     tool: str | None
 
-    def way(self, *command: str, adds: Sequence[str] = (), shipped: Shipped | None = None) -> Way:
+    def way(self, *command: str, adds: Sequence[str] = (), shipped: Shipped | None = None) -> LaunchOptions:
         """How to have every node run `check` so: with the tool that is there, or with one that is sent.
 
         ``adds``: what each target adds to it. Raises `click.UsageError` here for what each node would refuse,
@@ -92,7 +92,7 @@ class Reach:
             site = options.site_config(read.params["config_file"])
             _look_up(check.request_of(read, site), site)
         via, in_allocation = ask.Via(_via(self.via)), "SLURM_JOB_ID" in os.environ
-        return ask.Way(
+        return ask.LaunchOptions(
             via=via,
             command=(*([] if shipped else _tool(self.tool)), "check", *command),
             fanout=self.fanout,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from pathlib import Path
 
 import click
 
-from gpuipc_doctor.cli import options
-from gpuipc_doctor.cli.stdio import has_color
+from gpuipc_doctor.cli import formats, options
 from gpuipc_doctor.model import Exit
 
 
@@ -69,6 +67,5 @@ def command(
     if as_json:
         click.echo(document)
     else:
-        width = shutil.get_terminal_size().columns
-        click.echo(screen(job_content.blocks(report), width=width, color=has_color()), nl=False)
+        click.echo(screen(job_content.blocks(report), **formats.page()), nl=False)
     ctx.exit({Cause.RUNS: Exit.OK, Cause.UNKNOWN: Exit.ERROR}.get(report.verdict.cause, Exit.FAIL))

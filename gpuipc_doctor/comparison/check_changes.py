@@ -16,7 +16,7 @@ TESTED = {Status.PASS, Status.WARN, Status.FAIL}
 """Statuses that say something of the node; the others say that nothing is known."""
 
 
-class Turn(enum.Enum):
+class ChangeKind(enum.Enum):
     """What became of a check on a subject."""
 
     WORSE = "worse"
@@ -35,7 +35,7 @@ class CheckChange:
     subjects: tuple[Subject, ...]
     before: Status | None
     after: Status | None
-    turn: Turn
+    turn: ChangeKind
     finding: Finding | None
     """The finding behind it: the later one, where there is one."""
 
@@ -49,7 +49,7 @@ def verdicts(before: Sequence[Result], after: Sequence[Result]) -> list[CheckCha
     groups: dict[object, list[CheckChange]] = {}
     for place in dict.fromkeys((*new, *old)):
         one = _verdict(place, old.get(place, ()), new.get(place, ()))
-        says = one.finding.identity if one.finding and one.turn is not Turn.SAME else None
+        says = one.finding.identity if one.finding and one.turn is not ChangeKind.SAME else None
         groups.setdefault((one.check, one.before, one.after, one.turn, says), []).append(one)
     return [_together(group) for group in groups.values()]
 
@@ -78,26 +78,28 @@ def _not_skipped(results: Sequence[Result]) -> Sequence[Result]:
     return [result for result in results if result.finding.status is not Status.SKIP] or results
 
 
-def turn_of(was: Status | None, now: Status | None) -> Turn:
+def turn_of(was: Status | None, now: Status | None) -> ChangeKind:
     """What became of a check by its worst status, of which None says that it has not run."""
     if was is now:
-        return Turn.SAME
+        return ChangeKind.SAME
     if now in (Status.FAIL, Status.WARN) and was is not Status.FAIL:
-        return Turn.WORSE
+        return ChangeKind.WORSE
     if now in TESTED:
-        return Turn.BETTER if was in TESTED else Turn.NEWLY_TESTED
-    return Turn.NO_LONGER_TESTED if was in TESTED or now is Status.ERROR else Turn.SAME
+        return ChangeKind.BETTER if was in TESTED else ChangeKind.NEWLY_TESTED
+    return ChangeKind.NO_LONGER_TESTED if was in TESTED or now is Status.ERROR else ChangeKind.SAME
 
 
-def _turn_of_failures(before: Sequence[Result], after: Sequence[Result]) -> Turn:
+def _turn_of_failures(before: Sequence[Result], after: Sequence[Result]) -> ChangeKind:
     """A check that has failed before has got worse where it fails in a probe that did not."""
     failed = {result.probe for result in before if result.finding.status is Status.FAIL}
     was_fine = {result.probe for result in before if result.finding.status in TESTED} - failed
     if any(result.probe in was_fine for result in after if result.finding.status is Status.FAIL):
-        return Turn.WORSE
+        return ChangeKind.WORSE
     if _are_without_keys(before) or _are_without_keys(after):
-        return Turn.SAME  # of sentences, nobody can tell
-    return Turn.SAME if _failures(before).keys() == _failures(after).keys() else Turn.FAILS_OTHERWISE
+        return ChangeKind.SAME  # of sentences, nobody can tell
+    return (
+        ChangeKind.SAME if _failures(before).keys() == _failures(after).keys() else ChangeKind.FAILS_OTHERWISE
+    )
 
 
 def _are_without_keys(results: Sequence[Result]) -> bool:

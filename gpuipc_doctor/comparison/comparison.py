@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from gpuipc_doctor.comparison import check_changes, devices, inventory_changes, speed
-from gpuipc_doctor.comparison.check_changes import CheckChange, Turn
-from gpuipc_doctor.comparison.devices import Fate, Match
+from gpuipc_doctor.comparison.check_changes import ChangeKind, CheckChange
+from gpuipc_doctor.comparison.devices import DeviceChange, Match
 from gpuipc_doctor.comparison.inventory_changes import Change
-from gpuipc_doctor.comparison.speed import Pace, Speeds
+from gpuipc_doctor.comparison.speed import Speeds, SpeedVerdict
 from gpuipc_doctor.model import Exit, Join, Relation, Report, Result, Status, Tier
 from gpuipc_doctor.report import digest
 
@@ -69,19 +69,21 @@ class Comparison:
     speeds: Speeds
     tolerance: float
 
-    def turned(self, turn: Turn) -> list[CheckChange]:
+    def turned(self, turn: ChangeKind) -> list[CheckChange]:
         return [verdict for verdict in self.verdicts if verdict.turn is turn]
 
     @property
     def exit_code(self) -> Exit:
-        worse = {verdict.after for verdict in self.turned(Turn.WORSE)}
+        worse = {verdict.after for verdict in self.turned(ChangeKind.WORSE)}
         if Status.FAIL in worse:
             return Exit.FAIL
         if self.before.nothing_tested or self.after.nothing_tested:
             return Exit.NOTHING
-        if self.turned(Turn.NO_LONGER_TESTED) or any(match.fate is Fate.GONE for match in self.devices):
+        if self.turned(ChangeKind.NO_LONGER_TESTED) or any(
+            match.fate is DeviceChange.GONE for match in self.devices
+        ):
             return Exit.ERROR
-        return Exit.WARN if worse or self.speeds.of(Pace.SLOWER) else Exit.OK
+        return Exit.WARN if worse or self.speeds.of(SpeedVerdict.SLOWER) else Exit.OK
 
 
 def compare(before: Report, after: Report, tolerance: float = TOLERANCE) -> Comparison:

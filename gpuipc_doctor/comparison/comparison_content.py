@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from gpuipc_doctor.comparison.check_changes import CheckChange, Turn
+from gpuipc_doctor.comparison.check_changes import ChangeKind, CheckChange
 from gpuipc_doctor.comparison.comparison import MEANINGS, Comparison, Side
-from gpuipc_doctor.comparison.devices import Fate, Match
-from gpuipc_doctor.comparison.speed import DOUBT, Pace, Speed
+from gpuipc_doctor.comparison.devices import DeviceChange, Match
+from gpuipc_doctor.comparison.speed import DOUBT, Speed, SpeedVerdict
 from gpuipc_doctor.model import Device, Json, Status
 from gpuipc_doctor.present import markdown, terminal
 from gpuipc_doctor.present.blocks import Block, Closing, Entry, Item, Lines, Table, do, table
@@ -20,7 +20,7 @@ MOST_ROWS = 20
 
 NOT_RUN = "-"
 
-DESCRIBED = (Turn.WORSE, Turn.NO_LONGER_TESTED, Turn.FAILS_OTHERWISE)
+DESCRIBED = (ChangeKind.WORSE, ChangeKind.NO_LONGER_TESTED, ChangeKind.FAILS_OTHERWISE)
 """Each of these changes has an entry with its finding."""
 
 SCHEMA = "gpuipc-doctor/comparison/3"
@@ -79,7 +79,7 @@ def _blocks(comparison: Comparison) -> Iterator[Block]:
             for change in comparison.issues
         ),
     )
-    for pace in (Pace.SLOWER, Pace.FASTER):
+    for pace in (SpeedVerdict.SLOWER, SpeedVerdict.FASTER):
         rows = list(_speeds(comparison.speeds.of(pace)))
         yield from table((pace.value, "in", "before", "after", "ratio (bounds)"), rows[:MOST_ROWS])
         if len(rows) > MOST_ROWS:
@@ -89,12 +89,12 @@ def _blocks(comparison: Comparison) -> Iterator[Block]:
 
 def _totals(comparison: Comparison) -> list[str]:
     """How much has changed, the worst first."""
-    turns = Counter({turn: sum(len(v.subjects) for v in comparison.turned(turn)) for turn in Turn})
+    turns = Counter({turn: sum(len(v.subjects) for v in comparison.turned(turn)) for turn in ChangeKind})
     issues = len(comparison.issues)
-    words = [f"{turns[turn]} {turn.value}" for turn in Turn if turns[turn]]
+    words = [f"{turns[turn]} {turn.value}" for turn in ChangeKind if turns[turn]]
     words += [
         f"{len(found)} {pace.value}"
-        for pace in (Pace.SLOWER, Pace.FASTER)
+        for pace in (SpeedVerdict.SLOWER, SpeedVerdict.FASTER)
         if (found := comparison.speeds.of(pace))
     ]
     words += [f"{counted(issues, 'known issue')} changed"] if issues else []
@@ -133,7 +133,7 @@ def _devices(comparison: Comparison) -> Iterator[tuple[str, ...]]:
         comparison.after.simulated,
     )
     for match in comparison.devices:
-        if match.fate is not Fate.SAME and (same_node or match.fate is not Fate.REPLACED):
+        if match.fate is not DeviceChange.SAME and (same_node or match.fate is not DeviceChange.REPLACED):
             yield _label(match), _device(match.before), _device(match.after), match.fate.value
 
 
@@ -145,14 +145,14 @@ def _device(device: Device | None) -> str:
     return f"{device.name}, {device.uuid}" if device else NOT_RUN
 
 
-_ROWS = (*DESCRIBED, Turn.SAME, Turn.BETTER, Turn.NEWLY_TESTED)
+_ROWS = (*DESCRIBED, ChangeKind.SAME, ChangeKind.BETTER, ChangeKind.NEWLY_TESTED)
 
 
 def _checks(comparison: Comparison) -> Iterator[tuple[str, ...]]:
     """What has changed, the worst first, and what is as bad as it was."""
     for turn in _ROWS:
         for verdict in comparison.turned(turn):
-            if turn is not Turn.SAME or verdict.after in (Status.FAIL, Status.ERROR):
+            if turn is not ChangeKind.SAME or verdict.after in (Status.FAIL, Status.ERROR):
                 changed = statuses(verdict.before, verdict.after)
                 yield verdict.check, fold_subjects(verdict.subjects) or "node", *changed, turn.value
 
@@ -226,10 +226,12 @@ def _on_speed(comparison: Comparison) -> Iterator[str]:
     if control.samples == (1, 1):
         yield f"Speed: one sample each, cannot tell; run both with --repeat {speeds.needed} or more."
         return
-    told = [speed for speed in speeds.all if speed.pace is not Pace.TOO_FEW]
+    told = [speed for speed in speeds.all if speed.pace is not SpeedVerdict.TOO_FEW]
     few = len(speeds.all) - len(told)
     if told:
-        found = ", ".join(f"{len(speeds.of(pace))} {pace.value}" for pace in (Pace.SLOWER, Pace.FASTER))
+        found = ", ".join(
+            f"{len(speeds.of(pace))} {pace.value}" for pace in (SpeedVerdict.SLOWER, SpeedVerdict.FASTER)
+        )
         yield (
             f"Speed: {len(told)} quantities compared: {found}. What is within "
             f"{100 * comparison.tolerance:g} % counts as no difference; all bounds hold together with "

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from gpuipc_doctor.model import Device
 
 
-class Fate(enum.Enum):
+class DeviceChange(enum.Enum):
     """What became of a device between two reports."""
 
     SAME = "same"
@@ -26,7 +26,7 @@ class Match:
 
     before: Device | None
     after: Device | None
-    fate: Fate
+    fate: DeviceChange
 
 
 def match(before: Sequence[Device], after: Sequence[Device]) -> tuple[Match, ...]:
@@ -59,15 +59,15 @@ def _in_order(
     found = set(partners.values())
     for device in after:
         if device not in found:
-            yield Match(None, device, Fate.NEW)
+            yield Match(None, device, DeviceChange.NEW)
 
 
-def _fate(before: Device, after: Device | None) -> Fate:
+def _fate(before: Device, after: Device | None) -> DeviceChange:
     if after is None:
-        return Fate.GONE
+        return DeviceChange.GONE
     if before.uuid != after.uuid:
-        return Fate.REPLACED
-    return Fate.SAME if before.label == after.label else Fate.RENUMBERED
+        return DeviceChange.REPLACED
+    return DeviceChange.SAME if before.label == after.label else DeviceChange.RENUMBERED
 
 
 def labels_now(matches: Sequence[Match]) -> dict[str, str | None]:

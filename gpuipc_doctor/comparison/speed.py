@@ -32,7 +32,7 @@ _SMALLEST, _LARGEST = 1e-15, 1e18
 """Of nothing there is no ratio, and nothing that a node does is beyond these."""
 
 
-class Pace(enum.Enum):
+class SpeedVerdict(enum.Enum):
     SLOWER = "slower"
     FASTER = "faster"
     SAME = "no difference"
@@ -61,7 +61,7 @@ class Speed:
     samples: tuple[int, int]
     ratio: Ratio | None
     """None where the samples are too few."""
-    pace: Pace
+    pace: SpeedVerdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Speeds:
     needed: int = 0
     """Samples a side with which so many quantities can be compared."""
 
-    def of(self, pace: Pace) -> list[Speed]:
+    def of(self, pace: SpeedVerdict) -> list[Speed]:
         return [speed for speed in self.all if speed.pace is pace]
 
 
@@ -120,14 +120,14 @@ def _speed(
     limits: tuple[float, float] | None,
 ) -> Speed:
     was, now = median(before), median(after)
-    pace = Pace.TOO_FEW
+    pace = SpeedVerdict.TOO_FEW
     if found and limits:
         cost = found.inverse if quantity.more_is_better else found
         if quantity.unit == "s" and abs(now - was) < LEAST_S:
-            pace = Pace.SAME
+            pace = SpeedVerdict.SAME
         else:
             slower, faster = cost.low > limits[0], cost.high < limits[1]
-            pace = Pace.SLOWER if slower else Pace.FASTER if faster else Pace.SAME
+            pace = SpeedVerdict.SLOWER if slower else SpeedVerdict.FASTER if faster else SpeedVerdict.SAME
     return Speed(quantity, was, now, (len(before), len(after)), found, pace)
 
 

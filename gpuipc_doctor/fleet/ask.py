@@ -73,7 +73,7 @@ class Shipped:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class LaunchOptions:
     """How to reach the nodes. Times in seconds; ``options`` are for `srun` or `ssh` as they stand."""
 
     via: Via
@@ -141,7 +141,7 @@ class Listener(Protocol):
     def finished(self, report: NodeReport, full: bytes) -> None: ...
 
 
-def ask(targets: Sequence[Target], way: Way, listener: Listener) -> None:
+def ask(targets: Sequence[Target], way: LaunchOptions, listener: Listener) -> None:
     """Ask all of them, a node one thing at a time; returns when each has answered or will not.
 
     Ctrl-C ends what runs, as srun and ssh end it on the nodes, and is raised.
@@ -149,7 +149,7 @@ def ask(targets: Sequence[Target], way: Way, listener: Listener) -> None:
     asyncio.run(_ask_all(targets, way, listener))
 
 
-async def _ask_all(targets: Sequence[Target], way: Way, listener: Listener) -> None:
+async def _ask_all(targets: Sequence[Target], way: LaunchOptions, listener: Listener) -> None:
     places = asyncio.Semaphore(way.fanout)
     busy = {node: asyncio.Lock() for target in targets for node in target.uses}
     ends = time.monotonic() + way.budget_s
@@ -169,7 +169,7 @@ async def _ask_all(targets: Sequence[Target], way: Way, listener: Listener) -> N
     await asyncio.gather(*map(ask_one, targets))
 
 
-async def _ask_one(target: Target, way: Way) -> tuple[NodeReport, bytes]:
+async def _ask_one(target: Target, way: LaunchOptions) -> tuple[NodeReport, bytes]:
     words, node = way.words(target), target.name
     try:
         with way.stdin().open("rb") as sent:

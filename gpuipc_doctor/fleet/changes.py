@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from gpuipc_doctor.comparison.check_changes import Turn, turn_of
+from gpuipc_doctor.comparison.check_changes import ChangeKind, turn_of
 from gpuipc_doctor.fleet import fold
-from gpuipc_doctor.fleet.fold import Fleet, Silence, Slow
-from gpuipc_doctor.fleet.nodeset import Folder
-from gpuipc_doctor.fleet.summary import NodeReport, State, Told
+from gpuipc_doctor.fleet.fold import Fleet, MissingReports, Outlier
+from gpuipc_doctor.fleet.nodeset import NodeSetFormatter
+from gpuipc_doctor.fleet.summary import FindingSummary, NodeReport, State
 from gpuipc_doctor.model import Exit, Status
 
 NOT_ASKED = "it is not among those that were asked"
@@ -32,7 +32,7 @@ MEANINGS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class CheckTransition:
     """What became of a check on some nodes, as the first of them says it.
 
     ``key`` names the finding, the later one if there is one.
@@ -42,14 +42,14 @@ class Move:
     key: str
     before: Status | None
     after: Status | None
-    turn: Turn
+    turn: ChangeKind
     nodes: tuple[str, ...]
     says: str
     remedy: str
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ChangedValue:
     """Values of a fact on some nodes; empty: not found."""
 
     before: str
@@ -58,15 +58,15 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Shift:
+class FactChange:
     """A fact that has changed on some nodes; the changes first, then what is the same, each by its nodes."""
 
     name: str
-    changes: tuple[Row, ...]
+    changes: tuple[ChangedValue, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class SpeedChange:
     """A figure that is not what it was: its medians, and the median of what it has changed by on each node.
 
     ``ratio`` is after by before, turned round where more is better: above 1 is slower.
@@ -92,18 +92,18 @@ class Changes:
     after: Fleet
     both: int
     """Nodes that have answered both times."""
-    moves: tuple[Move, ...]
-    lost: tuple[Silence, ...]
+    moves: tuple[CheckTransition, ...]
+    lost: tuple[MissingReports, ...]
     """Nodes that have answered before and not after, by why they have not."""
     new: tuple[str, ...]
     """Nodes that have answered after and not before."""
-    shifts: tuple[Shift, ...]
-    paces: tuple[Pace, ...]
-    slow: tuple[Slow, ...]
+    shifts: tuple[FactChange, ...]
+    paces: tuple[SpeedChange, ...]
+    slow: tuple[Outlier, ...]
     """Figures of single nodes that stand out among their peers' and did not."""
-    folder: Folder
+    folder: NodeSetFormatter
 
-    def turned(self, turn: Turn) -> list[Move]:
+    def turned(self, turn: ChangeKind) -> list[CheckTransition]:
         return [move for move in self.moves if move.turn is turn]
 
     @property
@@ -112,22 +112,22 @@ class Changes:
         lost = {node for silence in self.lost for node in silence.nodes}
         left = {one.node for one in self.after.answered} - set(self.new)
         sets = {"lost": tuple(sorted(lost)), "new": self.new}
-        for turn in Turn:
-            if turn is not Turn.SAME:
+        for turn in ChangeKind:
+            if turn is not ChangeKind.SAME:
                 turned = {node for move in self.turned(turn) for node in move.nodes} & left
                 sets[turn.value] = tuple(sorted(turned))
                 left -= turned
-        sets[Turn.SAME.value] = tuple(sorted(left))
+        sets[ChangeKind.SAME.value] = tuple(sorted(left))
         return sets
 
     @property
     def exit_code(self) -> Exit:
-        worse = {move.after for move in self.turned(Turn.WORSE)}
+        worse = {move.after for move in self.turned(ChangeKind.WORSE)}
         if Status.FAIL in worse:
             return Exit.FAIL
         if not self.both:
             return Exit.NOTHING
-        if self.lost or self.turned(Turn.NO_LONGER_TESTED):
+        if self.lost or self.turned(ChangeKind.NO_LONGER_TESTED):
             return Exit.ERROR
         slower = self.slow or any(pace.is_slower for pace in self.paces)
         return Exit.WARN if worse or slower else Exit.OK
@@ -150,22 +150,22 @@ def compare(before: Iterable[NodeReport], after: Iterable[NodeReport]) -> Change
         tuple(_shifts(pairs)),
         tuple(sorted(_paces(pairs), key=lambda pace: -pace.ratio)),
         tuple(one for one in now.slow if (one.name, one.node) not in slow_before),
-        Folder(sorted({one.node for fleet in (was, now) for one in fleet.reports})),
+        NodeSetFormatter(sorted({one.node for fleet in (was, now) for one in fleet.reports})),
     )
 
 
-def _weight(move: Move) -> tuple[object, ...]:
+def _weight(move: CheckTransition) -> tuple[object, ...]:
     severity = move.after.severity if move.after else 0
-    return list(Turn).index(move.turn), -severity, -len(move.nodes), move.check, move.key
+    return list(ChangeKind).index(move.turn), -severity, -len(move.nodes), move.check, move.key
 
 
 _Pairs = Sequence[tuple[NodeReport, NodeReport]]
 
 
-def _moves(pairs: Iterable[tuple[NodeReport | None, NodeReport]]) -> Iterator[Move]:
+def _moves(pairs: Iterable[tuple[NodeReport | None, NodeReport]]) -> Iterator[CheckTransition]:
     """What has changed, and what is as bad as it was."""
-    groups: dict[tuple[str, str, Status | None, Status | None, Turn], list[str]] = defaultdict(list)
-    examples: dict[object, Told | None] = {}
+    groups: dict[tuple[str, str, Status | None, Status | None, ChangeKind], list[str]] = defaultdict(list)
+    examples: dict[object, FindingSummary | None] = {}
     for was, now in pairs:
         old = was.checks if was else {}
         for check in dict.fromkeys((*now.checks, *old)):
@@ -180,7 +180,7 @@ def _moves(pairs: Iterable[tuple[NodeReport | None, NodeReport]]) -> Iterator[Mo
             found = _found(now, check, after)
             turn = turn_of(before, after)
             if before is after is Status.FAIL and known.keys() != found.keys():
-                turn = Turn.FAILS_OTHERWISE
+                turn = ChangeKind.FAILS_OTHERWISE
             for key, told in _telling(known, found, turn).items():
                 group = (check, key, before, after, turn)
                 groups[group].append(now.node)
@@ -189,10 +189,10 @@ def _moves(pairs: Iterable[tuple[NodeReport | None, NodeReport]]) -> Iterator[Mo
         check, _, before, after, turn = group
         told = examples[group]
         said = (told.says, told.remedy) if told else ("", "")
-        yield Move(check, told.key if told else "", before, after, turn, tuple(nodes), *said)
+        yield CheckTransition(check, told.key if told else "", before, after, turn, tuple(nodes), *said)
 
 
-def _found(report: NodeReport | None, check: str, status: Status | None) -> dict[str, Told]:
+def _found(report: NodeReport | None, check: str, status: Status | None) -> dict[str, FindingSummary]:
     """The findings behind the worst status of a check, by their keys."""
     if report is None or status is None:
         return {}
@@ -203,24 +203,26 @@ def _found(report: NodeReport | None, check: str, status: Status | None) -> dict
     }
 
 
-def _telling(known: dict[str, Told], found: dict[str, Told], turn: Turn) -> dict[str, Told | None]:
+def _telling(
+    known: dict[str, FindingSummary], found: dict[str, FindingSummary], turn: ChangeKind
+) -> dict[str, FindingSummary | None]:
     """What a change is told by: of what is found now that which is new, else what is there no more."""
     fresh = {key: told for key, told in found.items() if key not in known}
-    gone = turn in (Turn.BETTER, Turn.NEWLY_TESTED)
+    gone = turn in (ChangeKind.BETTER, ChangeKind.NEWLY_TESTED)
     return {**((known if gone else fresh) or found or known)} or {"": None}
 
 
-def _lost(nodes: Iterable[str], after: Iterable[NodeReport]) -> Iterator[Silence]:
+def _lost(nodes: Iterable[str], after: Iterable[NodeReport]) -> Iterator[MissingReports]:
     there = {one.node: one for one in after}
     by_state: dict[State, list[str]] = defaultdict(list)
     for node in nodes:
         by_state[there[node].state if node in there else State.NO_ANSWER].append(node)
     for state, those in sorted(by_state.items(), key=lambda item: -len(item[1])):
         first = there.get(those[0])
-        yield Silence(state, first.reason if first else NOT_ASKED, tuple(those))
+        yield MissingReports(state, first.reason if first else NOT_ASKED, tuple(those))
 
 
-def _shifts(pairs: _Pairs) -> Iterator[Shift]:
+def _shifts(pairs: _Pairs) -> Iterator[FactChange]:
     names = sorted({name for pair in pairs for one in pair for name in one.facts} - fold.OF_A_NODE)
     for name in names:
         rows: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -230,10 +232,10 @@ def _shifts(pairs: _Pairs) -> Iterator[Shift]:
         is_each_nodes_own = len(rows) >= max(len(pairs), 3)
         if any(before != after for before, after in rows) and not is_each_nodes_own:
             ordered = sorted(rows.items(), key=lambda row: (row[0][0] == row[0][1], -len(row[1]), row[0]))
-            yield Shift(name, tuple(Row(*values, tuple(nodes)) for values, nodes in ordered))
+            yield FactChange(name, tuple(ChangedValue(*values, tuple(nodes)) for values, nodes in ordered))
 
 
-def _paces(pairs: _Pairs) -> Iterator[Pace]:
+def _paces(pairs: _Pairs) -> Iterator[SpeedChange]:
     """Figures that have changed on most nodes; a node that stands out alone is the other fold's to tell."""
     figures: dict[str, list[tuple[float, float]]] = defaultdict(list)
     kinds = {}
@@ -248,4 +250,4 @@ def _paces(pairs: _Pairs) -> Iterator[Pace]:
         ratio = median(old / new if is_turned else new / old for old, new in values)
         if len(values) >= fold.FEWEST and not 1 / fold.FACTOR < ratio < fold.FACTOR:
             old, new = (median(side) for side in zip(*values, strict=True))
-            yield Pace(name, kinds[name].unit, old, new, ratio, len(values))
+            yield SpeedChange(name, kinds[name].unit, old, new, ratio, len(values))

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypedDict
 
-from gpuipc_doctor.comparison.check_changes import Turn
+from gpuipc_doctor.comparison.check_changes import ChangeKind
 from gpuipc_doctor.comparison.comparison_content import DESCRIBED, NOT_RUN, statuses, was
-from gpuipc_doctor.fleet.changes import MEANINGS, Changes, Move, Pace, Shift
-from gpuipc_doctor.fleet.fold import Slow
+from gpuipc_doctor.fleet.changes import MEANINGS, Changes, CheckTransition, FactChange, SpeedChange
+from gpuipc_doctor.fleet.fold import Outlier
 from gpuipc_doctor.fleet.summary import State
 from gpuipc_doctor.model import Exit, Json, Status
 from gpuipc_doctor.present import markdown, terminal
@@ -53,13 +53,13 @@ class Document:
     after: Side
     nodes: dict[str, str]
     """By what became of them."""
-    findings: tuple[Move, ...]
+    findings: tuple[CheckTransition, ...]
     lost: tuple[Lost, ...]
-    facts: tuple[Shift, ...]
+    facts: tuple[FactChange, ...]
     drift: dict[str, tuple[str, ...]]
     """The facts that are not the same everywhere, of both sides."""
-    figures: tuple[Pace, ...]
-    slow: tuple[Slow, ...]
+    figures: tuple[SpeedChange, ...]
+    slow: tuple[Outlier, ...]
 
 
 def nodeset(changes: Changes) -> str:
@@ -69,7 +69,7 @@ def nodeset(changes: Changes) -> str:
 
 def schema() -> Json:
     about = "What has changed from one run over a fleet to another."
-    sets = TypedDict("Sets", {"lost": str, "new": str, **{turn.value: str for turn in Turn}})  # type: ignore[misc]
+    sets = TypedDict("Sets", {"lost": str, "new": str, **{turn.value: str for turn in ChangeKind}})  # type: ignore[misc]
     return documents.schema(SCHEMA, Document, about, exit_code=documents.codes(MEANINGS), nodes=sets)
 
 
@@ -184,7 +184,7 @@ def _sides(changes: Changes) -> Table:
     )
 
 
-def _name(move: Move) -> str:
+def _name(move: CheckTransition) -> str:
     return f"{move.check}.{move.key}" if move.key else move.check
 
 

@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gpuipc_doctor.fleet.fold import Cause, Drift, Fleet, Group, Held, Problem, Silence, Slow
-from gpuipc_doctor.fleet.summary import Known, State
+from gpuipc_doctor.fleet.fold import (
+    Drift,
+    FactValue,
+    Fleet,
+    Group,
+    IssueOnNodes,
+    MissingReports,
+    Outlier,
+    Problem,
+)
+from gpuipc_doctor.fleet.summary import MatchedIssue, State
 from gpuipc_doctor.model import Status
 from gpuipc_doctor.present import blocks, markdown, terminal
 from gpuipc_doctor.present.blocks import (
@@ -96,7 +105,7 @@ def _group(group: Group, nodes: str) -> Entry:
     return _entry(group.status.value, title, hang=2)
 
 
-def _problem(fleet: Fleet, one: Judged) -> Entry:
+def _problem(fleet: Fleet, one: ExplainedProblem) -> Entry:
     problem = one.problem
     place = f" ({problem.where})" if problem.where else ""
     items = [Item(f"{problem.example}{place}: {problem.says}", hang=0)]
@@ -106,7 +115,7 @@ def _problem(fleet: Fleet, one: Judged) -> Entry:
     return _entry(problem.status.value, where, *items, *one.known_issues, do(one.remedy))
 
 
-def _silence(fleet: Fleet, silence: Silence) -> Entry:
+def _silence(fleet: Fleet, silence: MissingReports) -> Entry:
     said = f"{silence.nodes[0]}: {silence.reason}" if silence.reason else ""
     return _entry(Status.ERROR.value, silence.about(fleet.folder.brief(silence.nodes)), Item(said))
 
@@ -127,14 +136,14 @@ def _drift(fleet: Fleet, drift: Drift) -> str:
     return f"{drift.name}: {'; '.join(told)}"
 
 
-def known_bad(held: Held) -> str:
+def known_bad(held: FactValue) -> str:
     """The known issues of a version, in words; empty without any."""
     issues = held.known_bad
     more = f" and {len(issues) - SHOWN_ISSUES} more" if len(issues) > SHOWN_ISSUES else ""
     return f", known bad ({', '.join(issues[:SHOWN_ISSUES])}{more})" if issues else ""
 
 
-def _slow(slow: Sequence[Slow]) -> Iterator[Block]:
+def _slow(slow: Sequence[Outlier]) -> Iterator[Block]:
     for one in slow[:SHOWN_SLOW]:
         text = (
             f"{one.node}, {one.name}: {one.value:.3g} {one.unit}; the median of {one.peers} nodes with the "
@@ -207,7 +216,7 @@ def _ticket(fleet: Fleet) -> Iterator[Block]:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class ExplainedProblem:
     """A problem, its known issues, and the remedy that is none of theirs."""
 
     problem: Problem
@@ -215,17 +224,19 @@ class Judged:
     remedy: str
 
 
-def judged(fleet: Fleet) -> Iterator[Judged]:
+def judged(fleet: Fleet) -> Iterator[ExplainedProblem]:
     """Each problem, in their order."""
     told: set[tuple[str, str]] = set()
     for problem in fleet.problems:
         causes = problem.known_issues
         items = tuple(item for cause in causes for item in _cause(fleet, problem, cause, told))
         is_told = any((cause.issue, problem.remedy) in told for cause in causes)
-        yield Judged(problem, items, "" if is_told else problem.remedy)
+        yield ExplainedProblem(problem, items, "" if is_told else problem.remedy)
 
 
-def _cause(fleet: Fleet, problem: Problem, cause: Cause, told: set[tuple[str, str]]) -> tuple[Item, Item]:
+def _cause(
+    fleet: Fleet, problem: Problem, cause: IssueOnNodes, told: set[tuple[str, str]]
+) -> tuple[Item, Item]:
     """``told``: known issues with the texts that an entry above has; this entry's are added."""
     before = {text for issue, text in told if issue == cause.issue}
     told.update((cause.issue, text) for text in (cause.title, cause.reason, cause.remedy))
@@ -235,5 +246,5 @@ def _cause(fleet: Fleet, problem: Problem, cause: Cause, told: set[tuple[str, st
     return Item(head(cause) + on + ending), do("" if cause.remedy in before else cause.remedy)
 
 
-def head(known: Cause | Known) -> str:
+def head(known: IssueOnNodes | MatchedIssue) -> str:
     return f"Known issue {known.issue} {known.relation.value.upper()}"

@@ -9,7 +9,7 @@ from typing import TypedDict, cast
 from xml.etree import ElementTree
 
 from gpuipc_doctor.fleet.fleet_content import head, judged, known_bad
-from gpuipc_doctor.fleet.fold import COMPLAINTS, Drift, Fleet, Group, Problem, Silence, Slow
+from gpuipc_doctor.fleet.fold import COMPLAINTS, Drift, Fleet, Group, MissingReports, Outlier, Problem
 from gpuipc_doctor.fleet.summary import NodeReport, State
 from gpuipc_doctor.model import Exit, Json, Status
 from gpuipc_doctor.present.html import page
@@ -38,9 +38,9 @@ class Document:
     simulated: str
     groups: tuple[Group, ...]
     findings: tuple[Problem, ...]
-    silent: tuple[Silence, ...]
+    silent: tuple[MissingReports, ...]
     drift: tuple[Drift, ...]
-    slow: tuple[Slow, ...]
+    slow: tuple[Outlier, ...]
 
 
 def nodeset(fleet: Fleet) -> str:

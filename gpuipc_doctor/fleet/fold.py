@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
 
-from gpuipc_doctor.fleet.nodeset import Folder
-from gpuipc_doctor.fleet.summary import Figure, Known, NodeReport, State, Told
+from gpuipc_doctor.fleet.nodeset import NodeSetFormatter
+from gpuipc_doctor.fleet.summary import Figure, FindingSummary, MatchedIssue, NodeReport, State
 from gpuipc_doctor.model import Exit, Relation, Status
 
 OF_A_NODE = frozenset({"hostname", "gpu-uuid", "boot-id"})
@@ -42,7 +42,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class IssueOnNodes:
     """A known issue that belongs to a finding, with the nodes whose reports say so in the same words."""
 
     issue: str
@@ -65,11 +65,11 @@ class Problem:
     where: str
     says: str
     remedy: str
-    known_issues: tuple[Cause, ...] = ()
+    known_issues: tuple[IssueOnNodes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Silence:
+class MissingReports:
     """Nodes without a report for the same kind of reason; ``reason`` is that of the first, in words."""
 
     state: State
@@ -86,7 +86,7 @@ class Silence:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class FactValue:
     """A value of a fact (empty: not found), and the known issues of a version that is bad."""
 
     value: str
@@ -99,11 +99,11 @@ class Drift:
     """A fact that is not the same everywhere; the most common value first."""
 
     name: str
-    values: tuple[Held, ...]
+    values: tuple[FactValue, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Slow:
+class Outlier:
     """A figure of a node that stands out among its peers', for the worse."""
 
     name: str
@@ -121,10 +121,10 @@ class Fleet:
     reports: Sequence[NodeReport]
     groups: tuple[Group, ...]
     problems: tuple[Problem, ...]
-    silences: tuple[Silence, ...]
+    silences: tuple[MissingReports, ...]
     drifts: tuple[Drift, ...]
-    slow: tuple[Slow, ...]
-    folder: Folder
+    slow: tuple[Outlier, ...]
+    folder: NodeSetFormatter
 
     @cached_property
     def answered(self) -> list[NodeReport]:
@@ -180,7 +180,7 @@ def fold(reports: Iterable[NodeReport]) -> Fleet:
         tuple(_silences(known)),
         tuple(_drifts(answered)),
         tuple(_slow(answered)),
-        Folder([one.node for one in known]),
+        NodeSetFormatter([one.node for one in known]),
     )
 
 
@@ -195,7 +195,7 @@ def _groups(reports: Iterable[NodeReport]) -> Iterator[Group]:
 
 def _problems(reports: Iterable[NodeReport]) -> Iterator[Problem]:
     """By check and key, not by each difference in words: a fleet has more of those than a reader has time."""
-    found: dict[tuple[str, str, str], list[tuple[NodeReport, Told]]] = defaultdict(list)
+    found: dict[tuple[str, str, str], list[tuple[NodeReport, FindingSummary]]] = defaultdict(list)
     for one in reports:
         for told in one.findings:
             if told.status != Status.SKIP.value:
@@ -208,24 +208,24 @@ def _problems(reports: Iterable[NodeReport]) -> Iterator[Problem]:
         )
 
 
-def _causes(places: Iterable[tuple[NodeReport, Told]]) -> Iterator[Cause]:
+def _causes(places: Iterable[tuple[NodeReport, FindingSummary]]) -> Iterator[IssueOnNodes]:
     """Those of most nodes first."""
-    nodes: dict[Known, dict[str, None]] = defaultdict(dict)
+    nodes: dict[MatchedIssue, dict[str, None]] = defaultdict(dict)
     for one, told in places:
         for known in one.known:
             if known.issue in told.issues:
                 nodes[known][one.node] = None
     for known, those in sorted(nodes.items(), key=lambda item: -len(item[1])):
-        yield Cause(known.issue, known.relation, known.title, known.reason, known.remedy, tuple(those))
+        yield IssueOnNodes(known.issue, known.relation, known.title, known.reason, known.remedy, tuple(those))
 
 
-def _silences(reports: Iterable[NodeReport]) -> Iterator[Silence]:
+def _silences(reports: Iterable[NodeReport]) -> Iterator[MissingReports]:
     silent: dict[State, list[NodeReport]] = defaultdict(list)
     for one in reports:
         if one.state is not State.REPORTED:
             silent[one.state].append(one)
     for state, those in sorted(silent.items(), key=lambda item: -len(item[1])):
-        yield Silence(state, those[0].reason, tuple(one.node for one in those))
+        yield MissingReports(state, those[0].reason, tuple(one.node for one in those))
 
 
 def _drifts(reports: Sequence[NodeReport]) -> Iterator[Drift]:
@@ -240,13 +240,13 @@ def _drifts(reports: Sequence[NodeReport]) -> Iterator[Drift]:
             yield Drift(name, tuple(replace(e, known_bad=_issues(name, e.nodes, bad)) for e in held))
 
 
-def _held(values: Iterable[tuple[str, str]]) -> tuple[Held, ...]:
+def _held(values: Iterable[tuple[str, str]]) -> tuple[FactValue, ...]:
     """From nodes with their values: the most common value first."""
     nodes: dict[str, list[str]] = defaultdict(list)
     for node, value in values:
         nodes[value].append(node)
     commonest = sorted(nodes.items(), key=lambda item: (-len(item[1]), item[0]))
-    return tuple(Held(value, tuple(those)) for value, those in commonest)
+    return tuple(FactValue(value, tuple(those)) for value, those in commonest)
 
 
 def _issues(
@@ -257,7 +257,7 @@ def _issues(
     return tuple(sorted(frozenset.intersection(*of_each)))
 
 
-def _slow(reports: Sequence[NodeReport]) -> Iterator[Slow]:
+def _slow(reports: Sequence[NodeReport]) -> Iterator[Outlier]:
     """Nodes that stand out among those with the same GPUs, by median and median absolute deviation."""
     peers: dict[tuple[str, str], list[tuple[str, Figure]]] = defaultdict(list)
     for one in reports:
@@ -272,7 +272,7 @@ def _slow(reports: Sequence[NodeReport]) -> Iterator[Slow]:
         spread = PER_DEVIATION * median(abs(value - middle) for value in values)
         for node, figure in figures:
             if _is_worse(figure, middle, spread):
-                yield Slow(name, node, figure.value, middle, figure.unit, len(figures))
+                yield Outlier(name, node, figure.value, middle, figure.unit, len(figures))
 
 
 def _is_worse(figure: Figure, middle: float, spread: float) -> bool:

@@ -13,7 +13,7 @@ LONGEST = 160
 """Characters of a set in a sentence."""
 
 
-class Folder:
+class NodeSetFormatter:
     """Folds subsets of one set of nodes; what most of them share is folded as all but the others."""
 
     def __init__(self, nodes: Sequence[str]) -> None:

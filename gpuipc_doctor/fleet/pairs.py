@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gpuipc_doctor.fleet.ask import Target, Way, ask
+from gpuipc_doctor.fleet.ask import LaunchOptions, Target, ask
 from gpuipc_doctor.fleet.partners import Blame, Outcome, Pair, Run, blame, next_round
 from gpuipc_doctor.fleet.summary import NodeReport, State
 from gpuipc_doctor.model import Report, Status
@@ -53,7 +53,7 @@ class _Round:
 
 
 def try_all(
-    nodes: Sequence[str], way: Way, progress: Callable[[int, int], None], *, across: bool = False
+    nodes: Sequence[str], way: LaunchOptions, progress: Callable[[int, int], None], *, across: bool = False
 ) -> tuple[Blame, Rounds]:
     """Run the rounds that are needed; ``progress`` is told of each run that ends."""
     told = Rounds()

@@ -38,7 +38,7 @@ class State(enum.Enum):
     NO_ANSWER = "no report"
 
 
-class Known(msgspec.Struct, frozen=True):
+class MatchedIssue(msgspec.Struct, frozen=True):
     """A known issue that has something to do with a finding, as the node's report joins the two."""
 
     issue: str
@@ -48,7 +48,7 @@ class Known(msgspec.Struct, frozen=True):
     remedy: str
 
 
-class Told(msgspec.Struct, frozen=True):
+class FindingSummary(msgspec.Struct, frozen=True):
     """One finding that is not PASS, on all subjects of the node where it is the same.
 
     ``issues``: of the known issues that belong to it; summaries written before there were any have none.
@@ -89,9 +89,9 @@ class NodeReport(msgspec.Struct, frozen=True):
     devices: dict[str, int] = {}
     facts: dict[str, tuple[str, ...]] = {}
     checks: dict[str, str] = {}
-    findings: tuple[Told, ...] = ()
+    findings: tuple[FindingSummary, ...] = ()
     figures: dict[str, Figure] = {}
-    known: tuple[Known, ...] = ()
+    known: tuple[MatchedIssue, ...] = ()
     """The known issues that its findings name."""
     bad: dict[str, tuple[str, ...]] = {}
     """Of each component whose version is among those known to be bad, the issues."""
@@ -175,14 +175,14 @@ def _state(report: Report) -> tuple[State, str]:
     return State.REPORTED, ""
 
 
-def _told(report: Report) -> Iterator[Told]:
+def _told(report: Report) -> Iterator[FindingSummary]:
     groups: dict[tuple[str, tuple[str, ...]], list[Result]] = {}
     for result in report.results:
         if result.finding.status is not Status.PASS:
             groups.setdefault((result.check, result.finding.identity), []).append(result)
     for (check, identity), results in groups.items():
         finding = results[0].finding
-        yield Told(
+        yield FindingSummary(
             check,
             finding.key,
             finding.status.value,
@@ -194,11 +194,11 @@ def _told(report: Report) -> Iterator[Told]:
         )
 
 
-def _known(report: Report, issues: Container[str]) -> Iterator[Known]:
+def _known(report: Report, issues: Container[str]) -> Iterator[MatchedIssue]:
     for join in report.joins:
         if join.issue in issues:
             texts = (text[:MAX_TEXT] for text in (join.title, join.reason, join.remedy))
-            yield Known(join.issue, join.relation, *texts)
+            yield MatchedIssue(join.issue, join.relation, *texts)
 
 
 def _figures(report: Report) -> dict[str, Figure]:

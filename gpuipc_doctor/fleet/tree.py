@@ -20,7 +20,16 @@ from ClusterShell.NodeSet import NodeSet, NodeSetException
 from ClusterShell.Task import Task, TimeoutError, task_self  # noqa: A004 - so it is called there
 from ClusterShell.Topology import TopologyError, TopologyParser
 
-from gpuipc_doctor.fleet.ask import MAX_ANSWER, MAX_WORDS, NOT_ASKED, Listener, Target, Via, Way, answer
+from gpuipc_doctor.fleet.ask import (
+    MAX_ANSWER,
+    MAX_WORDS,
+    NOT_ASKED,
+    LaunchOptions,
+    Listener,
+    Target,
+    Via,
+    answer,
+)
 from gpuipc_doctor.fleet.summary import State, clocked, silent
 
 
@@ -43,13 +52,13 @@ def is_laid_out() -> bool:
     return False
 
 
-def ask(nodes: Sequence[str], way: Way, listener: Listener) -> None:
+def ask(nodes: Sequence[str], way: LaunchOptions, listener: Listener) -> None:
     """Ask all of them; returns when each has answered or will not. Ctrl-C ends what runs, and is raised."""
     task = task_self()
     task.set_info("fanout", way.fanout)
     task.set_info("connect_timeout", math.ceil(way.patience_s))
     task.set_info("ssh_options", shlex.join(["-oBatchMode=yes", *way.options]))
-    told = _Told(listener)
+    told = _Answers(listener)
     names = NodeSet.fromlist(list(nodes))
     task.shell(
         way.line(Target("", "")),
@@ -73,7 +82,7 @@ def ask(nodes: Sequence[str], way: Way, listener: Listener) -> None:
             listener.finished(silent(node, state, late), b"")
 
 
-class _Told(EventHandler):  # type: ignore[misc]
+class _Answers(EventHandler):  # type: ignore[misc]
     """Puts together what comes back, line by line."""
 
     def __init__(self, listener: Listener) -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from gpuipc_doctor.comparison import compare, comparison_content
-from gpuipc_doctor.comparison.check_changes import Turn
-from gpuipc_doctor.comparison.devices import Fate
+from gpuipc_doctor.comparison.check_changes import ChangeKind
+from gpuipc_doctor.comparison.devices import DeviceChange
 from gpuipc_doctor.model import (
     Calls,
     Device,
@@ -52,39 +52,41 @@ def ended(status: Status | None) -> Report:
 @pytest.mark.parametrize(
     ("before", "after", "turn", "code"),
     [
-        (PASS, PASS, Turn.SAME, Exit.OK),
-        (PASS, WARN, Turn.WORSE, Exit.WARN),
-        (PASS, FAIL, Turn.WORSE, Exit.FAIL),
-        (PASS, ERROR, Turn.NO_LONGER_TESTED, Exit.ERROR),
-        (PASS, SKIP, Turn.NO_LONGER_TESTED, Exit.ERROR),
-        (PASS, None, Turn.NO_LONGER_TESTED, Exit.ERROR),
-        (WARN, PASS, Turn.BETTER, Exit.OK),
-        (WARN, FAIL, Turn.WORSE, Exit.FAIL),
-        (WARN, SKIP, Turn.NO_LONGER_TESTED, Exit.ERROR),
-        (FAIL, PASS, Turn.BETTER, Exit.OK),
-        (FAIL, WARN, Turn.BETTER, Exit.OK),
-        (FAIL, FAIL, Turn.SAME, Exit.OK),
-        (FAIL, SKIP, Turn.NO_LONGER_TESTED, Exit.ERROR),
-        (FAIL, ERROR, Turn.NO_LONGER_TESTED, Exit.ERROR),
-        (ERROR, PASS, Turn.NEWLY_TESTED, Exit.OK),
-        (ERROR, WARN, Turn.WORSE, Exit.WARN),
-        (ERROR, FAIL, Turn.WORSE, Exit.FAIL),
-        (ERROR, ERROR, Turn.SAME, Exit.OK),
-        (ERROR, SKIP, Turn.SAME, Exit.OK),
-        (SKIP, PASS, Turn.NEWLY_TESTED, Exit.OK),
-        (SKIP, FAIL, Turn.WORSE, Exit.FAIL),
-        (SKIP, ERROR, Turn.NO_LONGER_TESTED, Exit.ERROR),
-        (None, PASS, Turn.NEWLY_TESTED, Exit.OK),
-        (None, FAIL, Turn.WORSE, Exit.FAIL),
-        (None, SKIP, Turn.SAME, Exit.OK),
+        (PASS, PASS, ChangeKind.SAME, Exit.OK),
+        (PASS, WARN, ChangeKind.WORSE, Exit.WARN),
+        (PASS, FAIL, ChangeKind.WORSE, Exit.FAIL),
+        (PASS, ERROR, ChangeKind.NO_LONGER_TESTED, Exit.ERROR),
+        (PASS, SKIP, ChangeKind.NO_LONGER_TESTED, Exit.ERROR),
+        (PASS, None, ChangeKind.NO_LONGER_TESTED, Exit.ERROR),
+        (WARN, PASS, ChangeKind.BETTER, Exit.OK),
+        (WARN, FAIL, ChangeKind.WORSE, Exit.FAIL),
+        (WARN, SKIP, ChangeKind.NO_LONGER_TESTED, Exit.ERROR),
+        (FAIL, PASS, ChangeKind.BETTER, Exit.OK),
+        (FAIL, WARN, ChangeKind.BETTER, Exit.OK),
+        (FAIL, FAIL, ChangeKind.SAME, Exit.OK),
+        (FAIL, SKIP, ChangeKind.NO_LONGER_TESTED, Exit.ERROR),
+        (FAIL, ERROR, ChangeKind.NO_LONGER_TESTED, Exit.ERROR),
+        (ERROR, PASS, ChangeKind.NEWLY_TESTED, Exit.OK),
+        (ERROR, WARN, ChangeKind.WORSE, Exit.WARN),
+        (ERROR, FAIL, ChangeKind.WORSE, Exit.FAIL),
+        (ERROR, ERROR, ChangeKind.SAME, Exit.OK),
+        (ERROR, SKIP, ChangeKind.SAME, Exit.OK),
+        (SKIP, PASS, ChangeKind.NEWLY_TESTED, Exit.OK),
+        (SKIP, FAIL, ChangeKind.WORSE, Exit.FAIL),
+        (SKIP, ERROR, ChangeKind.NO_LONGER_TESTED, Exit.ERROR),
+        (None, PASS, ChangeKind.NEWLY_TESTED, Exit.OK),
+        (None, FAIL, ChangeKind.WORSE, Exit.FAIL),
+        (None, SKIP, ChangeKind.SAME, Exit.OK),
     ],
 )
-def test_what_became_of_a_check(before: Status | None, after: Status | None, turn: Turn, code: Exit) -> None:
+def test_what_became_of_a_check(
+    before: Status | None, after: Status | None, turn: ChangeKind, code: Exit
+) -> None:
     found = compare(ended(before), ended(after))
     [verdict] = [v for v in found.verdicts if v.check == "known-versions"]
     assert verdict.turn is turn
     assert found.exit_code is code
-    assert {v.turn for v in found.verdicts if v.check != "known-versions"} == {Turn.SAME}
+    assert {v.turn for v in found.verdicts if v.check != "known-versions"} == {ChangeKind.SAME}
 
 
 def fails_in(*probes: str, occurrence: int = 4, seconds: float = 0.7) -> Report:
@@ -102,42 +104,42 @@ def fails_in(*probes: str, occurrence: int = 4, seconds: float = 0.7) -> Report:
 @pytest.mark.parametrize(
     ("before", "after", "turn"),
     [
-        (fails_in("destroy-context"), fails_in("destroy-context"), Turn.SAME),
+        (fails_in("destroy-context"), fails_in("destroy-context"), ChangeKind.SAME),
         (
             fails_in("destroy-context"),
             fails_in("destroy-context", seconds=0.9),
-            Turn.SAME,
+            ChangeKind.SAME,
         ),
         (
             fails_in("destroy-context"),
             fails_in("destroy-context", occurrence=2),
-            Turn.FAILS_OTHERWISE,
+            ChangeKind.FAILS_OTHERWISE,
         ),
         (
             fails_in("destroy-context", "primary-reset"),
             fails_in("destroy-context"),
-            Turn.FAILS_OTHERWISE,
+            ChangeKind.FAILS_OTHERWISE,
         ),
-        (fails_in("destroy-context"), fails_in("destroy-context", "primary-reset"), Turn.WORSE),
-        (fails_in("destroy-context"), fails_in("primary-reset"), Turn.WORSE),
+        (fails_in("destroy-context"), fails_in("destroy-context", "primary-reset"), ChangeKind.WORSE),
+        (fails_in("destroy-context"), fails_in("primary-reset"), ChangeKind.WORSE),
     ],
 )
-def test_what_became_of_a_check_that_fails(before: Report, after: Report, turn: Turn) -> None:
+def test_what_became_of_a_check_that_fails(before: Report, after: Report, turn: ChangeKind) -> None:
     found = compare(before, after)
     [verdict] = [v for v in found.verdicts if v.after is FAIL]
     assert verdict.turn is turn
-    assert found.exit_code is (Exit.FAIL if turn is Turn.WORSE else Exit.OK)
+    assert found.exit_code is (Exit.FAIL if turn is ChangeKind.WORSE else Exit.OK)
 
 
 def test_of_a_report_without_keys_nobody_can_tell_how_a_check_failed() -> None:
     text = (Path(__file__).parents[2] / "golden/report-1.json").read_text(encoding="utf-8")
     before = report_json.loads(text)
-    assert {v.turn for v in compare(before, before).verdicts} == {Turn.SAME}
+    assert {v.turn for v in compare(before, before).verdicts} == {ChangeKind.SAME}
     failed = fails_in("destroy-context", "reset-primary")
     after = replaced(before, *(r for r in failed.results if r.finding.status is FAIL))
     found = compare(before, after)
     [verdict] = [v for v in found.verdicts if v.check == "ipc-reopen"]
-    assert verdict.turn is Turn.SAME
+    assert verdict.turn is ChangeKind.SAME
     assert any(note.startswith("before has findings without keys") for note in found.notes)
 
 
@@ -148,7 +150,7 @@ def test_what_was_skipped_beside_what_was_not_changes_nothing() -> None:
     )
     assert compare(base, partly).exit_code is Exit.OK
     assert compare(partly, base).exit_code is Exit.OK
-    assert {verdict.turn for verdict in compare(base, partly).verdicts} == {Turn.SAME}
+    assert {verdict.turn for verdict in compare(base, partly).verdicts} == {ChangeKind.SAME}
 
 
 def test_of_several_failures_the_new_one_is_told() -> None:
@@ -156,7 +158,7 @@ def test_of_several_failures_the_new_one_is_told() -> None:
     after = replaced(
         before, Result("ipc-reopen", Finding.fail("hung", "it hung"), ("cuda:0",), "primary-reset")
     )
-    [verdict] = compare(before, after).turned(Turn.WORSE)
+    [verdict] = compare(before, after).turned(ChangeKind.WORSE)
     assert verdict.finding is not None
     assert sentences.summary(verdict.finding) == "it hung"
 
@@ -184,7 +186,7 @@ def test_exit_codes_of_runs_that_lack_something(before: Report, after: Report, c
 # -- devices --------------------------------------------------------------------------------------------
 
 
-def fates(before: list[Device], after: list[Device]) -> dict[str, Fate]:
+def fates(before: list[Device], after: list[Device]) -> dict[str, DeviceChange]:
     found = compare(healthy(before), healthy(after)).devices
     return {(match.before or match.after).label: match.fate for match in found if match.before or match.after}
 
@@ -192,14 +194,17 @@ def fates(before: list[Device], after: list[Device]) -> dict[str, Fate]:
 def test_devices_that_came_and_went() -> None:
     zero, one = NODE
     other = replace(one, uuid="GPU-other")
-    assert fates([zero, one], [zero, one]) == {"cuda:0": Fate.SAME, "cuda:1": Fate.SAME}
-    assert fates([zero, one], [zero, other]) == {"cuda:0": Fate.SAME, "cuda:1": Fate.REPLACED}
-    assert fates([zero, one], [zero]) == {"cuda:0": Fate.SAME, "cuda:1": Fate.GONE}
-    assert fates([zero], [zero, one]) == {"cuda:0": Fate.SAME, "cuda:1": Fate.NEW}
+    assert fates([zero, one], [zero, one]) == {"cuda:0": DeviceChange.SAME, "cuda:1": DeviceChange.SAME}
+    assert fates([zero, one], [zero, other]) == {"cuda:0": DeviceChange.SAME, "cuda:1": DeviceChange.REPLACED}
+    assert fates([zero, one], [zero]) == {"cuda:0": DeviceChange.SAME, "cuda:1": DeviceChange.GONE}
+    assert fates([zero], [zero, one]) == {"cuda:0": DeviceChange.SAME, "cuda:1": DeviceChange.NEW}
     swapped = [replace(one, index=0), replace(zero, index=1)]
-    assert fates([zero, one], swapped) == {"cuda:0": Fate.RENUMBERED, "cuda:1": Fate.RENUMBERED}
+    assert fates([zero, one], swapped) == {
+        "cuda:0": DeviceChange.RENUMBERED,
+        "cuda:1": DeviceChange.RENUMBERED,
+    }
     alike = [zero, replace(one, uuid=zero.uuid)]
-    assert fates(alike, alike) == {"cuda:0": Fate.SAME, "cuda:1": Fate.SAME}
+    assert fates(alike, alike) == {"cuda:0": DeviceChange.SAME, "cuda:1": DeviceChange.SAME}
 
 
 def test_a_gpu_keeps_its_results_when_it_is_renumbered() -> None:
@@ -210,10 +215,10 @@ def test_a_gpu_keeps_its_results_when_it_is_renumbered() -> None:
     renumbered = healthy([replace(one, index=0), replace(zero, index=1)])
     after = replaced(renumbered, Result("ipc-stale", stale, ("cuda:0",)))
     found = compare(without_pairs(before), without_pairs(after))
-    assert {verdict.turn for verdict in found.verdicts} == {Turn.SAME}
+    assert {verdict.turn for verdict in found.verdicts} == {ChangeKind.SAME}
     assert found.exit_code is Exit.OK
     pairs = compare(before, after)  # of which only neighbours are tested, and in one direction
-    assert {subject for v in pairs.turned(Turn.NEWLY_TESTED) for subject in v.subjects} == {
+    assert {subject for v in pairs.turned(ChangeKind.NEWLY_TESTED) for subject in v.subjects} == {
         ("cuda:0", "cuda:1")
     }
 
@@ -225,7 +230,7 @@ def without_pairs(report: Report) -> Report:
 def test_a_gpu_that_has_gone_is_told_once() -> None:
     after = healthy(NODE[:1])
     found = compare(replaced(healthy(NODE)), replaced(after, inventory=healthy(NODE).inventory))
-    assert [match.fate for match in found.devices] == [Fate.SAME, Fate.GONE]
+    assert [match.fate for match in found.devices] == [DeviceChange.SAME, DeviceChange.GONE]
     gone = [v for v in found.verdicts if ("cuda:1",) in v.subjects]
     assert gone == []
 
@@ -266,16 +271,16 @@ def test_a_simulated_report_is_marked_everywhere() -> None:
 def test_the_same_report_twice_has_not_changed() -> None:
     found = compare(seed_002(), seed_002())
     assert found.exit_code is Exit.OK
-    assert {verdict.turn for verdict in found.verdicts} == {Turn.SAME}
+    assert {verdict.turn for verdict in found.verdicts} == {ChangeKind.SAME}
     assert (found.notes, found.inventory, found.issues) == ((), (), ())
-    assert {match.fate for match in found.devices} == {Fate.SAME}
+    assert {match.fate for match in found.devices} == {DeviceChange.SAME}
 
 
 @PROPERTY
 @given(reports)
 def test_no_report_is_worse_than_itself(any_report: Report) -> None:
     found = compare(any_report, any_report)
-    assert {verdict.turn for verdict in found.verdicts} <= {Turn.SAME}
+    assert {verdict.turn for verdict in found.verdicts} <= {ChangeKind.SAME}
     assert found.exit_code in (Exit.OK, Exit.NOTHING)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from gpuipc_doctor.comparison import speed
 from gpuipc_doctor.comparison.comparison import TOLERANCE
-from gpuipc_doctor.comparison.speed import CONTROL, Pace
+from gpuipc_doctor.comparison.speed import CONTROL, SpeedVerdict
 from gpuipc_doctor.model import Calls, Ending, Finding, Measurement, Result, RoleOutcome
 
 CALLS = {"cuInit": 0.6, "cuCtxCreate": 0.08, "cuIpcOpenMemHandle": 120e-6, "cuMemcpyDtoH": 4e-3}
@@ -60,9 +60,9 @@ def noises(rng: random.Random) -> Iterator[tuple[str, Noise]]:
     yield "two speeds", lambda: rng.choice([1.0, 1.6]) * rng.uniform(1, 1.02)
 
 
-def found(before: list[Result], after: list[Result]) -> set[tuple[str, Pace]]:
+def found(before: list[Result], after: list[Result]) -> set[tuple[str, SpeedVerdict]]:
     speeds = speed.compare(before, after, TOLERANCE)
-    return {(s.quantity.name, s.pace) for s in speeds.all if s.pace is not Pace.SAME}
+    return {(s.quantity.name, s.pace) for s in speeds.all if s.pace is not SpeedVerdict.SAME}
 
 
 @pytest.mark.parametrize("kind", [kind for kind, _ in noises(random.Random(0))])
@@ -81,8 +81,8 @@ def test_without_bounds_it_would() -> None:
     assert sum(not 1 / (1 + TOLERANCE) < s.after / s.before < 1 + TOLERANCE for s in speeds.all) > 10
 
 
-@pytest.mark.parametrize(("factor", "pace"), [(1.5, Pace.SLOWER), (0.5, Pace.FASTER)])
-def test_one_call_that_changed_is_found_among_many(factor: float, pace: Pace) -> None:
+@pytest.mark.parametrize(("factor", "pace"), [(1.5, SpeedVerdict.SLOWER), (0.5, SpeedVerdict.FASTER)])
+def test_one_call_that_changed_is_found_among_many(factor: float, pace: SpeedVerdict) -> None:
     rng = random.Random(factor)
     noise = dict(noises(rng))["little"]
     changed = run(noise, slower={"cuIpcOpenMemHandle": factor})
@@ -101,7 +101,7 @@ def test_less_bandwidth_is_slower() -> None:
         )
         for r in run(noise)
     ]
-    assert found(run(noise), halved) == {("bandwidth", Pace.SLOWER)}
+    assert found(run(noise), halved) == {("bandwidth", SpeedVerdict.SLOWER)}
 
 
 def test_a_busy_node_is_no_slow_driver() -> None:
@@ -111,7 +111,7 @@ def test_a_busy_node_is_no_slow_driver() -> None:
     assert found(run(noise), busy) == set()
     assert found(busy, run(noise)) == set()
     slow_too = run(noise, load=1.8, slower={"cuInit": 2.0})
-    assert found(run(noise), slow_too) == {("cuInit", Pace.SLOWER)}
+    assert found(run(noise), slow_too) == {("cuInit", SpeedVerdict.SLOWER)}
 
 
 def test_a_few_microseconds_are_nothing() -> None:
@@ -129,10 +129,10 @@ def test_with_too_few_samples_there_is_no_verdict(before: int, after: int) -> No
     speeds = speed.compare(
         run(noise, repetitions=before), run(noise, repetitions=after, slower={"cuInit": 9.0}), TOLERANCE
     )
-    assert {s.pace for s in speeds.all} == {Pace.TOO_FEW}
+    assert {s.pace for s in speeds.all} == {SpeedVerdict.TOO_FEW}
     enough = speeds.needed
     again = run(noise, repetitions=enough), run(noise, repetitions=enough, slower={"cuInit": 9.0})
-    assert found(*again) == {("cuInit", Pace.SLOWER)}
+    assert found(*again) == {("cuInit", SpeedVerdict.SLOWER)}
 
 
 def test_what_did_not_complete_says_nothing_of_speed() -> None:
@@ -151,7 +151,7 @@ def test_what_was_not_repeated_is_left_out() -> None:
     speeds = speed.compare([*run(still), once], [*run(still), once], TOLERANCE)
     assert {s.quantity.check for s in speeds.all} == set(CHECKS)
     assert speeds.control is not None
-    assert (speeds.control.quantity.name, speeds.control.pace) == (CONTROL, Pace.SAME)
+    assert (speeds.control.quantity.name, speeds.control.pace) == (CONTROL, SpeedVerdict.SAME)
 
 
 def test_a_repetition_that_lacks_a_probe_does_not_count() -> None:
@@ -165,4 +165,4 @@ def test_a_repetition_that_lacks_a_probe_does_not_count() -> None:
     partly = [r for r in other if r.repetition <= 8]
     speeds = speed.compare([*one, *other], [*one, *partly], TOLERANCE)
     assert {s.samples for s in speeds.all if s.quantity.name == "cuInit"} == {(10, 8)}
-    assert {s.pace for s in speeds.all} == {Pace.SAME}
+    assert {s.pace for s in speeds.all} == {SpeedVerdict.SAME}

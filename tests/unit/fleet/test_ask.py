@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.fleet.ask import NOT_ASKED, Target, Via, Way, ask
+from gpuipc_doctor.fleet.ask import NOT_ASKED, LaunchOptions, Target, Via, ask
 from gpuipc_doctor.fleet.summary import NodeReport, State
 
 
-class Told:
+class FindingSummary:
     """Keeps what comes, and does ``then`` when a name has come."""
 
     def __init__(self, expected: int = 0, release: Path | None = None) -> None:
@@ -44,22 +44,22 @@ def test_a_pair_that_hangs_holds_up_nobody(node: Path) -> None:
     release = node / "release"
     command = f"case $0$1 in n1n2) until [ -e {release} ]; do sleep 0.01; done ;; esac; echo said >&2; exit 3"
     targets = [pair("n1", "n2"), pair("n3", "n4"), pair("n5", "n6"), pair("n3", "n5"), pair("n1", "n6")]
-    told = Told(3, release)
-    ask(targets, Way(Via.SSH, ("sh", "-c", command), fanout=2), told)
+    told = FindingSummary(3, release)
+    ask(targets, LaunchOptions(Via.SSH, ("sh", "-c", command), fanout=2), told)
     assert list(told.reports)[3:] == ["n1+n2", "n1+n6"]
     assert {(one.state, one.reason) for one in told.reports.values()} == {(State.NO_ANSWER, "said")}
 
 
 def test_who_does_not_answer_has_a_deadline(node: Path) -> None:
-    told = Told()
-    way = Way(Via.SSH, ("sleep", "4711"), deadline_s=0.3)
+    told = FindingSummary()
+    way = LaunchOptions(Via.SSH, ("sleep", "4711"), deadline_s=0.3)
     ask([Target.of_node("n1")], way, told)
     assert told.reports["n1"].state is State.DEADLINE
 
 
 def test_the_budget_of_all_ends_who_is_asked_and_leaves_out_the_rest(node: Path) -> None:
-    told = Told()
-    way = Way(Via.SSH, ("sleep", "4711"), fanout=1, budget_s=0.3)
+    told = FindingSummary()
+    way = LaunchOptions(Via.SSH, ("sleep", "4711"), fanout=1, budget_s=0.3)
     ask([Target.of_node("n1"), Target.of_node("n2")], way, told)
     assert [one.state for one in told.reports.values()] == [State.DEADLINE, State.NO_ANSWER]
     assert told.reports["n2"].reason == NOT_ASKED
@@ -69,8 +69,8 @@ def test_what_ssh_leaves_behind_does_not_hold_the_answer(node: Path, monkeypatch
     """A master of ControlPersist has the standard error of the first ssh."""
     monkeypatch.setattr("gpuipc_doctor.fleet.ask.GRACE_S", 0.1)
     command = f"until [ -e {node}/release ]; do sleep 0.01; done & echo said >&2; exit 3"
-    told = Told()
-    ask([Target.of_node("n1")], Way(Via.SSH, ("sh", "-c", command)), told)
+    told = FindingSummary()
+    ask([Target.of_node("n1")], LaunchOptions(Via.SSH, ("sh", "-c", command)), told)
     (node / "release").touch()
     assert told.reports["n1"].reason == "said"
 
@@ -80,7 +80,7 @@ def test_an_answer_without_an_end_is_cut_and_costs_no_memory(node: Path) -> None
     import resource
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    told = Told()
-    ask([Target.of_node("n1")], Way(Via.SSH, ("head", "-c", str(2 << 30), "/dev/zero")), told)
+    told = FindingSummary()
+    ask([Target.of_node("n1")], LaunchOptions(Via.SSH, ("head", "-c", str(2 << 30), "/dev/zero")), told)
     assert told.reports["n1"].reason == "its answer is longer than 64 MiB"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10

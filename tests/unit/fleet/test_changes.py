@@ -11,9 +11,9 @@ from hypothesis import given
 from jsonschema import Draft202012Validator
 
 from gpuipc_doctor.cli.main import cli
-from gpuipc_doctor.comparison.check_changes import Turn
+from gpuipc_doctor.comparison.check_changes import ChangeKind
 from gpuipc_doctor.fleet import changes, changes_content, directory, summary
-from gpuipc_doctor.fleet.summary import Figure, NodeReport, State, Told
+from gpuipc_doctor.fleet.summary import Figure, FindingSummary, NodeReport, State
 from gpuipc_doctor.model import Exit, Status
 from tests import golden, schemas
 from tests.sample_fleets import a_fleet, fleets, named, timed, upgraded
@@ -39,9 +39,9 @@ def test_who_got_worse_better_or_lost() -> None:
         "new": ("nid0037", "nid0041"),
     }
     assert found.exit_code is Exit.FAIL
-    [worse] = [move for move in found.turned(Turn.WORSE) if move.after is Status.FAIL]
+    [worse] = [move for move in found.turned(ChangeKind.WORSE) if move.after is Status.FAIL]
     assert (worse.check, worse.nodes) == ("ipc-reopen", ("nid0003", "nid0004"))
-    [still] = [move for move in found.turned(Turn.SAME) if move.after is Status.FAIL]
+    [still] = [move for move in found.turned(ChangeKind.SAME) if move.after is Status.FAIL]
     assert still.nodes == ("nid0036",)
     [_, driver] = found.shifts
     assert [len(row.nodes) for row in driver.changes] == [29, 2, 1, 1, 1, 1]
@@ -54,7 +54,7 @@ def test_figures_that_have_changed_everywhere() -> None:
 
 def one(status: Status | None, key: str = "", **more: object) -> NodeReport:
     checks = {"other": "PASS"} | ({"ipc-stale": status.value} if status else {})
-    told = Told("ipc-stale", key, status.value, (key,), "", key, "") if status and key else None
+    told = FindingSummary("ipc-stale", key, status.value, (key,), "", key, "") if status and key else None
     return NodeReport(
         "n1",
         State.REPORTED,
@@ -116,8 +116,8 @@ def test_the_schema_is_a_schema_and_knows_every_word() -> None:
     schemas.check(changes_content, "changes")
     definitions = SCHEMA["$defs"]
     assert definitions["State"]["enum"] == sorted(state.value for state in State)
-    assert definitions["Turn"]["enum"] == sorted(turn.value for turn in Turn)
-    assert set(definitions["Sets"]["properties"]) == {"lost", "new", *(turn.value for turn in Turn)}
+    assert definitions["ChangeKind"]["enum"] == sorted(turn.value for turn in ChangeKind)
+    assert set(definitions["Sets"]["properties"]) == {"lost", "new", *(turn.value for turn in ChangeKind)}
     assert SCHEMA["properties"]["schema"]["enum"] == [changes_content.SCHEMA]
     assert set(SCHEMA["properties"]["exit_code"]["enum"]) == set(changes.MEANINGS) - {1, 2}
 
@@ -140,7 +140,7 @@ def test_a_fleet_is_the_same_as_itself(reports: list[NodeReport]) -> None:
     found = changes.compare(reports, reports)
     assert found.exit_code in (Exit.OK, Exit.NOTHING)
     assert (found.shifts, found.paces, found.slow, found.lost, found.new) == ((),) * 5
-    assert {move.turn for move in found.moves} <= {Turn.SAME}
+    assert {move.turn for move in found.moves} <= {ChangeKind.SAME}
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from jsonschema import Draft202012Validator
 
 from gpuipc_doctor.cli.main import cli
 from gpuipc_doctor.fleet import directory, fleet_content, fleet_exports, fold, nodeset, summary
-from gpuipc_doctor.fleet.ask import MAX_ANSWER, Target, Via, Way, answer
+from gpuipc_doctor.fleet.ask import MAX_ANSWER, LaunchOptions, Target, Via, answer
 from gpuipc_doctor.fleet.summary import Figure, NodeReport, State
 from gpuipc_doctor.model import Relation, Status
 from gpuipc_doctor.present.blocks import do
@@ -235,10 +235,13 @@ def test_a_fail_is_an_answer_however_the_run_ended() -> None:
 
 def test_a_command_for_each_way() -> None:
     command = ("gpuipc-doctor", "check", "a b")
-    job = Way(Via.SLURM, command, deadline_s=61).words(Target.of_node("n1"))
+    job = LaunchOptions(Via.SLURM, command, deadline_s=61).words(Target.of_node("n1"))
     assert job[:4] == ["srun", "--immediate=30", "--time=2", "-w"]
-    assert Way(Via.SLURM, command, in_allocation=True).words(Target.of_node("n1"))[1] == "--overlap"
-    assert Way(Via.SSH, command).words(Target.of_node("n1"))[-1] == "timeout 600 gpuipc-doctor check 'a b'"
+    assert LaunchOptions(Via.SLURM, command, in_allocation=True).words(Target.of_node("n1"))[1] == "--overlap"
+    assert (
+        LaunchOptions(Via.SSH, command).words(Target.of_node("n1"))[-1]
+        == "timeout 600 gpuipc-doctor check 'a b'"
+    )
 
 
 def test_what_else_lies_in_the_directory_is_told(tmp_path: Path) -> None:
@@ -302,7 +305,7 @@ def test_what_no_node_need_be_asked_is_one_line(tmp_path: Path, arguments: list[
     "names", [["n1", "n2", "n3"], ["x1c0s0b0n0", "x1c0s0b0n1", "x1c0s1b0n0", "x1c0s1b0n1"]]
 )
 def test_a_set_is_folded_and_comes_back(names: list[str]) -> None:
-    folder = nodeset.Folder(names)
+    folder = nodeset.NodeSetFormatter(names)
     for subset in (names, names[:-1], names[:1]):
         assert sorted(hosts.expand(folder.fold(subset))) == subset
 
