@@ -4,6 +4,8 @@ The importer frees before the owner does, as both vendors demand. Memory whose p
 taken until both ends have destroyed the pool and every descriptor of it is closed (measured on an H200,
 driver 580.159.04), so it is then that memory must be back. Two pointers are exported before the first is
 imported, so that a wrong one shows; in the end the owner is killed with a pointer open.
+
+Many small pools, one after the other, must leave nothing behind in either process or on the device.
 """
 
 from __future__ import annotations
@@ -28,12 +30,20 @@ from gpuipc_doctor.api import (
     exchange_as_exporter,
     exchange_as_importer,
     judge_exchange,
+    judge_processes,
     pattern,
+    watched,
 )
 
 NBYTES = ODD_BYTES
 GLANCE = 64 << 10
 POINTERS = 2
+
+MANY = "many pools"
+"""Name of a probe."""
+
+SMALL, ROUNDS = 2 << 20, range(1, 65)
+"""Bytes that each of many pools has allocated; numbers of those pools."""
 
 HARMS = frozenset({"kills an importer"})
 """Or an exporter: where the memory of killed processes does not come back, it is the same."""
@@ -50,8 +60,13 @@ class IpcPool(Check):
             yield Probe("data", roles, devices, exclusive=True)
             roles = {"exporter": share_and_die, "importer": outlive}
             yield Probe("exporter gone", roles, devices, harms=HARMS)
+            roles = {"exporter": share_many, "importer": attach_many}
+            yield Probe(MANY, roles, devices, exclusive=True)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
+        if done.probe == MANY:
+            yield from judge_many(done)
+            return
         bad, wrong = [], done.records["importer"]["wrong"]
         if wrong:
             bad.append(Finding.fail("wrong-data", "a pointer imported from a pool shows wrong data", *wrong))
@@ -62,6 +77,14 @@ class IpcPool(Check):
         bad += [*judge_exchange(done), *watched.judge(NBYTES, POINTERS)]
         says = "right both ways, and again; memory came back"
         yield from bad or [Finding.ok("right", says, *watched.evidence())]
+
+
+def judge_many(done: ProbeOutcome) -> Iterable[Finding]:
+    """Judge what pools cost that are shared and destroyed one after the other."""
+    ledger = account(done.records["exporter"])
+    says = "{rounds} pools shared and destroyed; nothing was lost"
+    passed = Finding.ok("returned", says, *ledger.evidence(), rounds=len(ROUNDS))
+    yield from [*ledger.judge(SMALL, len(ROUNDS)), *judge_processes(done)] or [passed]
 
 
 def share(w: Worker) -> None:
@@ -144,6 +167,42 @@ def outlive(w: Worker) -> None:
     stream.synchronize()
     pool.destroy()
     w.record(wrong=wrong)
+
+
+def share_many(w: Worker) -> None:
+    """Share one small pool after the other; the controls: pools that are not shared, and no pools."""
+    w.peer.recv()  # the importer has made its context
+    ledger, stream = Ledger(w), w.gpu.create_stream()
+
+    def use_pool(*, shared: bool) -> int:
+        pool = w.gpu.create_shared_pool()
+        memory = pool.alloc(SMALL, stream)
+        stream.synchronize()
+        if shared:
+            offer(w, pool, [memory])
+            w.peer.recv()  # the importer has destroyed its pool
+        memory.free(stream)
+        stream.synchronize()
+        pool.destroy()
+        return ledger.used()
+
+    use_pool(shared=True)  # for what the first one costs
+    sharing = [use_pool(shared=True) for _ in watched(w, "shared pool", ROUNDS)]
+    w.peer.send(None)
+    alone = [use_pool(shared=False) for _ in watched(w, "pool", ROUNDS)]
+    ledger.enter_loop("shared pool", ROUNDS, sharing, alone)
+    ledger.enter_loop("pool", ROUNDS, alone, [ledger.used() for _ in ROUNDS])
+
+
+def attach_many(w: Worker) -> None:
+    stream = w.gpu.create_stream()
+    w.peer.send("ready")
+    for (pointer,) in watched(w, "imported pool", iter(w.peer.recv, None)):
+        pool = import_pool(w)
+        pool.import_pointer(pointer, SMALL).free(stream)
+        stream.synchronize()
+        pool.destroy()
+        w.peer.send("destroyed")
 
 
 CHECK = IpcPool()

@@ -6,7 +6,7 @@ import pytest
 
 from gpuipc_doctor.api import Finding, Json
 from gpuipc_doctor.model import Status
-from tests.checks.judging import GOOD, MIB, conclude, gpu, ledger, plan, statuses
+from tests.checks.judging import GOOD, MIB, conclude, each_round, gpu, ledger, plan, statuses
 
 NBYTES = 37 * MIB
 SOME = ["pointer 1, turn 2 of 5: 1 B wrong"]
@@ -45,4 +45,31 @@ def test_what_a_pointer_shows_when_its_exporter_is_gone() -> None:
 
 
 def test_memory_is_watched_with_the_device_to_itself() -> None:
-    assert [probe.exclusive for probe in plan("ipc-pool", gpu(0))] == [True, False]
+    assert [probe.exclusive for probe in plan("ipc-pool", gpu(0))] == [True, False, True]
+
+
+def many(each: int = 0, alone: int = 0, descriptors: int = 0) -> list[Finding]:
+    """What many pools left that were shared, or were not, with each of them."""
+    rounds, idle = range(1, 65), [600 * MIB] * 64
+    shared, own = ([600 * MIB + lost * number for number in rounds] for lost in (each + alone, alone))
+    loops = {
+        "shared pool": {"rounds": [*rounds], "used": shared, "control": own},
+        "pool": {"rounds": [*rounds], "used": own, "control": idle},
+    }
+    importer = each_round("imported pool", descriptors=descriptors.__mul__)
+    records = {"exporter": ledger(loops=loops), "importer": importer}
+    return conclude("ipc-pool", records, probe="many pools")
+
+
+@pytest.mark.parametrize(
+    ("lost", "status", "key", "what"),
+    [
+        ({}, Status.PASS, "returned", None),
+        ({"each": 2 * MIB}, Status.FAIL, "grows", "shared pool"),
+        ({"alone": 2 * MIB}, Status.FAIL, "grows", "pool"),
+        ({"descriptors": 1}, Status.FAIL, "descriptors-left", "imported pool"),
+    ],
+)
+def test_what_many_pools_leave(lost: dict[str, int], status: Status, key: str, what: str | None) -> None:
+    (finding,) = many(**lost)
+    assert (finding.status, finding.key, finding.values.get("what")) == (status, key, what)
