@@ -6,16 +6,20 @@ keep IPC handles or mappings of freed buffers then lose about one large buffer e
 devices it shows whose memory it is. The controls: as many iterations without a message, in the same ranks;
 buffers of one size; and this MPI's own switch that turns IPC off.
 
-What counts is how the last third of the iterations goes. Where memory still grows then, small buffers follow,
-as many as the share of memory has room for: a cache counts buffers, of whatever size. One that gives large
-ones up for small ones and levels off has a bound, and it is known how many buffers it keeps: a warning. Else
-it is a failure, unless somebody has set the bound to more than were sent. Intel MPI's own bound, 256, is more
-than are sent, and 17 buffers of 8 GiB fill an H200.
+Only the last third of the iterations counts. If memory still grows then, small buffers follow, as many as the
+share of memory has room for, and then a few large ones: a cache counts buffers, of whatever size. They are
+allocated before the first buffer is freed, so no address is used twice: a library without any bound, such as
+Open MPI's smcuda, also releases a mapping if a later buffer has its address. A cache that releases large
+buffers for such small ones and levels off has a bound, and the number of buffers that it keeps is known: a
+warning; in the soak tier only if that bound was passed twice. Growth that was seen to stop is a warning, too.
+Else it is a failure, unless the bound was set to more buffers than were sent. Intel MPI's own bound, 256, is
+more than are sent, and 17 buffers of 8 GiB fill an H200.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from os import environ
 
 from gpuipc_doctor.api import (
     Buffer,
@@ -41,6 +45,7 @@ from gpuipc_doctor.api import (
     interval,
     ledger_in_turn,
     record_bandwidth,
+    share_no_address,
 )
 
 BASE, STEP, SMALL = 4 << 20, 2 << 20, 2 << 20
@@ -57,11 +62,15 @@ TELLING = 180 << 20
 """Bytes of the fewest buffers. In less room some are equal, in the driver's blocks of 2 MiB, and come to lie
 over earlier ones: then nothing kept is no answer."""
 
-MANY = 192
-"""Small buffers at most. A cache of more is as bad as one without a bound: 192 of 1 GiB fill most GPUs."""
+MANY = {False: 192, True: 384}
+"""Small buffers at most, by whether the tier is soak, in which a bound must be passed twice. A cache of more
+buffers is as bad as one without a bound: 192 of 1 GiB fill most GPUs."""
 
-FOR_LARGE, FOR_SMALL = 0.7, 0.25
-"""Parts of the share, for both may come to be held at once. The rest is for what stays."""
+LATE = 3
+"""Large buffers after the small ones."""
+
+FOR_LARGE, FOR_SMALL, FOR_LATE = {False: 0.6, True: 0.3}, {False: 0.2, True: 0.5}, 0.06
+"""Parts of the share, by whether the tier is soak: all may be held at once. The rest is for what stays."""
 
 SAME, SOAK = 128, 400
 """Iterations with buffers of one size, and in the soak tier, which decides over what grows a little. Drivers
@@ -77,14 +86,22 @@ class MpiCacheGrowth(Check):
     def probes(self, ctx: Context) -> Iterable[Probe]:
         assert ctx.mpi is not None
         roles, soak = {"sender": iterate, "receiver": iterate}, ctx.tier is Tier.SOAK
-        bound = {"bounded_by": ctx.mpi.cache_bound, "bounded_to": ctx.mpi.cache_buffers}
+        common: dict[str, Json] = {
+            "bounded_by": ctx.mpi.cache_bound,
+            "bounded_to": ctx.mpi.cache_buffers,
+            "in_bytes": ctx.mpi.cache_in_bytes,
+            "decides": soak,
+        }
         for devices in ctx.a_pair_or_device_of_each_backend:
-            room = ctx.room(devices)
-            sizes = growing_sizes(FOR_LARGE * room, BASE, STEP, MOST)
-            small = how_many(FOR_SMALL * room * len(devices) / 2, SMALL, MANY)
-            grow: dict[str, Json] = {**bound, "sizes": sizes, "small": small, "room": room}
-            sizes = equal_sizes(room, BASE, 2 * BASE, SOAK if soak else SAME)
-            same: dict[str, Json] = {**bound, "sizes": sizes, "small": 0, "decides": soak}
+            room, of_each_rank = ctx.room(devices), ctx.room(devices) * len(devices) / 2
+            large = FOR_LARGE[soak] * room
+            small = how_many(FOR_SMALL[soak] * of_each_rank, SMALL, MANY[soak])
+            blocks = max(1, int(FOR_LATE * of_each_rank / LATE / SMALL))
+            late = [blocks * SMALL] * LATE if small else []
+            growing = {"sizes": growing_sizes(large, BASE, STEP, MOST), "small": small, "late": late}
+            grow: dict[str, Json] = {**common, **growing, "large": large, "room": room}
+            equal = equal_sizes(room, BASE, 2 * BASE, SOAK if soak else SAME)
+            same: dict[str, Json] = {**common, "sizes": equal, "small": 0}
             planned = [("growing", grow, {}), ("one size", same, {}), ("IPC off", grow, ctx.mpi.ipc_off)]
             for name, params, env in planned if ctx.mpi.ipc_off else planned[:2]:
                 launch = ctx.mpi.with_env(env)
@@ -94,18 +111,19 @@ class MpiCacheGrowth(Check):
         if unsure := blind(done):
             yield unsure
             return
-        seen = freed(done)
+        seen = measured(done)
         found = [judge_growth(done, place, *each) for place, each in enumerate(seen.items())]
         yield from [finding for finding in found if finding] or [judge_plateau(done, seen)]
 
     def series(self, done: ProbeOutcome) -> Iterable[Series]:
-        seen, shared = freed(done), len(done.devices) == 1
+        seen, shared = measured(done), len(done.devices) == 1
         lines = [
             Line("device of both ranks" if shared else f"{role}'s device", each.since_the_first)
             for role, each in seen.items()
         ]
         at = tuple(range(1, len(lines[0].values) + 1))
-        sizes = (*done.params["sizes"], *[SMALL] * len(at))[: len(at)]
+        followed = [SMALL] * done.params["small"] + done.params.get("late", [])
+        sizes = (*next(iter(seen.values())).sizes, *followed)[: len(at)]
         title = f"{done.probe}: used since the first iteration"
         yield Series(title, "iteration", at, (*lines, Line("buffer, freed each time", sizes)))
 
@@ -113,20 +131,28 @@ class MpiCacheGrowth(Check):
 # -- judging ----------------------------------------------------------------------------------------------
 
 
-def freed(done: ProbeOutcome) -> dict[str, BufferGrowth]:
-    """What became of the memory of each device, by the rank whose it is; of one device both see the same."""
-    ranks = list(done.records.items())[: len(done.devices)]
-    return {
-        role: BufferGrowth(done.params["sizes"], told["used"], told["control"], told.get("small", []), SMALL)
-        for role, told in ranks
-    }
+def measured(done: ProbeOutcome) -> dict[str, BufferGrowth]:
+    """The growth of used memory of each device, by the rank that uses it; both see the same of one device."""
+    ranks, small = list(done.records.items())[: len(done.devices)], done.params["small"]
+    are_apart = all(
+        share_no_address(record["follow"], record["freed"])
+        for record in done.records.values()
+        if "follow" in record
+    )
+    found = {}
+    for role, record in ranks:
+        then = record.get("then", [])
+        found[role] = BufferGrowth(
+            record["sizes"], record["used"], record["control"], then[:small], SMALL, then[small:], are_apart
+        )
+    return found
 
 
 def judge_plateau(done: ProbeOutcome, seen: dict[str, BufferGrowth]) -> Finding:
     """Judge whether buffers that left no growth were such as a library keeps."""
     evidence = [each.plateau(role, account(done.records[role]).block) for role, each in seen.items()]
-    room = sum(done.params["sizes"])
-    least = TELLING / FOR_LARGE / 2**20
+    room = sum(next(iter(seen.values())).sizes)
+    least = TELLING / FOR_LARGE[False] / 2**20
     if room < TELLING:
         return Finding.skip(
             "share-too-small",
@@ -136,6 +162,16 @@ def judge_plateau(done: ProbeOutcome, seen: dict[str, BufferGrowth]) -> Finding:
             room=room,
             variant=done.probe,
         )
+    if limit := next(iter(done.records.values())).get("not_reached"):
+        return Finding.skip(
+            "limit-not-reached",
+            "no message larger than {variable}={limit} fits into the share of memory ({variant})",
+            *evidence,
+            remedy="let checks use more device memory: memory in the site config",
+            variable=done.params["bounded_by"],
+            limit=limit,
+            variant=done.probe,
+        )
     return Finding.ok("levels-off", "memory comes back ({variant})", *evidence, variant=done.probe)
 
 
@@ -143,27 +179,46 @@ def judge_growth(done: ProbeOutcome, place: int, role: str, seen: BufferGrowth) 
     """Judge how the memory used on the device of this place, which is this role's, went."""
     if not seen.grows:
         return None
-    growth, params, sent = seen.growth, done.params, len(seen.then)
+    growth, params, decides = seen.growth, done.params, done.params["decides"]
+    sent, followed = len(seen.small), len(seen.small) + len(seen.late)
     where = f"on the {role}'s device" if len(done.devices) > 1 else "on the device of both ranks"
     values: dict[str, Json] = {"where": where, "growth": growth.estimate, "variant": done.probe}
     rate, held = interval(growth, len(seen.used)), held_by(done, place, growth)
-    variable, most = params["bounded_by"], params["bounded_to"] or 0
-    remedy = f"if that is a cache, {variable} bounds it: set it to what your memory has room for"
-    remedy = remedy if variable else ""
-    all_sent = sent >= params["small"]
-    if all_sent and (buffers := seen.bound):
-        values |= {"buffers": buffers, "sent": sent, "each": SMALL}
-        filled = done.devices[place].total_bytes / buffers / 2**30
+    remedy, most = bounded_by(params), params["bounded_to"] or 0
+    all_sent = followed == params["small"] + len(params.get("late", []))
+    bound = seen.bound if all_sent else None
+    if bound and (not decides or sent >= 2 * bound):
+        values |= {"buffers": bound, "sent": sent, "each": SMALL}
+        filled = done.devices[place].total_bytes / bound / 2**30
         return Finding.warn(
             "keeps-many",
             "about {buffers:round} freed buffers are kept {where} ({variant}), and then no more",
-            Evidence.seen("{sent} of {each:mib} took the place of the large ones", **values),
-            f"{buffers:.0f} of {filled:.1f} GiB would fill this device",
+            Evidence.seen(
+                "{sent} of {each:mib} displaced the large ones; no address was used twice", **values
+            ),
+            f"{bound:.0f} of {filled:.1f} GiB would fill this device",
             *held,
             remedy=remedy,
             **values,
         )
-    if not seen.are_kept and not params.get("decides"):
+    if all_sent and seen.stops:
+        return Finding.warn(
+            "stops",
+            "used memory {where} grew by {more:mib} and then no more ({variant})",
+            Evidence.seen(
+                "{growth:mib} each iteration at first; {sent} more buffers of {each:mib} and {late} of "
+                "{large:mib} added nothing, and nothing was released",
+                sent=sent,
+                each=SMALL,
+                late=len(seen.late),
+                large=params["late"][-1],
+                **values,
+            ),
+            *held,
+            more=seen.since_the_first[-1],
+            **values,
+        )
+    if not seen.is_large and not decides:
         return Finding.warn(
             "grows-a-little",
             "used memory {where} grows by {growth:bytes} with each message ({variant})",
@@ -175,15 +230,17 @@ def judge_growth(done: ProbeOutcome, place: int, role: str, seen: BufferGrowth) 
     values["buffers"] = seen.at_least
     if all_sent and most >= seen.at_least:
         says = "at least {buffers:round} freed buffers are kept {where} ({variant}): {variable} is {most}"
-        told = {"variable": variable, "most": most, **values}
+        told = {"variable": params["bounded_by"], "most": most, **values}
         return Finding.warn("keeps-many", says, rate, *held, remedy=remedy, **told)
     says = "it did not level off in {times} iterations: at least {buffers:round} freed buffers are kept"
+    if bound:
+        says = "a bound of {bound:round} buffers, if that is one, was not passed twice in {times} iterations"
     full = "at this rate this device is full after {left:round} more iterations"
     return Finding.fail(
         "grows",
         "used memory {where} grows by {growth:mib} each iteration ({variant})",
         rate,
-        Evidence.seen(says, times=len(seen.used) + sent, buffers=seen.at_least),
+        Evidence.seen(says, times=len(seen.used) + followed, buffers=seen.at_least, bound=bound),
         Evidence.seen(full, left=done.records[role]["free"] / growth.estimate),
         *held,
         remedy=remedy,
@@ -191,48 +248,84 @@ def judge_growth(done: ProbeOutcome, place: int, role: str, seen: BufferGrowth) 
     )
 
 
+def bounded_by(params: Mapping[str, Json]) -> str:
+    """What to do where a variable bounds the library's cache."""
+    variable = params["bounded_by"]
+    if not variable:
+        return ""
+    if params["in_bytes"]:
+        return f"if that is a cache, {variable} bounds it, in bytes: more than the largest message has"
+    return f"if that is a cache, {variable} bounds it: set it to what your memory has room for"
+
+
 # -- the ranks --------------------------------------------------------------------------------------------
 
 
 def iterate(w: Worker) -> None:
-    sizes, stay, ledger = w.params["sizes"], list[Buffer](), ledger_in_turn(w)
-    quietly = large_ones(w, sizes[: len(sizes) // 3], stay)
-    control, _ = send_and_free(w, ledger, quietly, stay, communicates=False)
-    used, held = send_and_free(w, ledger, large_ones(w, sizes, stay), stay)
-    w.record(used=used, control=control, held=held, free=w.gpu.memory_info()[0])
-    if w.mpi.any_says(BufferGrowth(sizes, used, control).grows) and w.params["small"]:
-        more = range(len(stay), w.params["small"])
-        stay += [w.gpu.alloc(SMALL) for _ in more]  # before any is freed: so none has another's address
-        small = one_by_one(w, ledger, stay, used[0] + w.params["room"])
-        w.record(small=send_and_free(w, ledger, small, stay)[0])
+    ledger, freed, sizes = ledger_in_turn(w), list[tuple[int, int]](), beyond_the_limit(w)
+    follow = [w.gpu.alloc(nbytes) for nbytes in [SMALL] * w.params["small"] + w.params.get("late", [])]
+    alive = follow[:]
+    quietly = large_ones(w, sizes[: len(sizes) // 3], alive, freed)
+    control, _ = send_and_free(w, ledger, quietly, alive, communicates=False)
+    used, held = send_and_free(w, ledger, large_ones(w, sizes, alive, freed), alive)
+    w.record(sizes=sizes, used=used, control=control, held=held, free=w.gpu.memory_info()[0])
+    if w.mpi.any_says(BufferGrowth(sizes, used, control).grows) and follow:
+        w.record(follow=[(buffer.address, buffer.nbytes) for buffer in follow], freed=freed)
+        more = one_by_one(w, ledger, alive, follow, used[0] + w.params["room"])
+        w.record(then=send_and_free(w, ledger, more, alive)[0])
     record_bandwidth(w, sizes[-1])
     w.mpi.finalize()
 
 
-def large_ones(w: Worker, sizes: Sequence[int], stay: list[Buffer]) -> Iterator[Buffer]:
-    """A buffer of each size; where they grow, with a small one each that stays."""
+def beyond_the_limit(w: Worker) -> list[int]:
+    """The planned sizes; if the cache is bounded in bytes here, larger ones than that bound, if they fit.
+
+    Open MPI's smcuda never closes the mapping of a message that is larger than its limit.
+    """
+    planned: list[int] = w.params["sizes"]
+    limit = environ.get(w.params["bounded_by"], "")
+    if not w.params["in_bytes"] or "large" not in w.params or not limit.isdecimal():
+        return planned
+    first = max(BASE, int(limit) + STEP)
+    larger = growing_sizes(w.params["large"], first, STEP, MOST)
+    if larger[0] == first:
+        return larger
+    w.record(not_reached=int(limit))
+    return planned
+
+
+def large_ones(
+    w: Worker, sizes: Sequence[int], alive: list[Buffer], freed: list[tuple[int, int]]
+) -> Iterator[Buffer]:
+    """A buffer of each size; where they grow, with a small one each that stays alive."""
     for nbytes in sizes:
         large = w.gpu.alloc(nbytes)
+        freed.append((large.address, nbytes))
         if sizes[0] < sizes[-1]:
-            stay.append(w.gpu.alloc(SMALL))
+            alive.append(w.gpu.alloc(SMALL))
         yield large
 
 
-def one_by_one(w: Worker, ledger: Ledger, waiting: list[Buffer], most: int) -> Iterator[Buffer]:
-    """The buffers that wait, in both ranks as long as neither's device has more in use than ``most``."""
-    while waiting and not w.mpi.any_says(ledger.used() > most):
-        yield waiting.pop()
+def one_by_one(
+    w: Worker, ledger: Ledger, alive: list[Buffer], follow: list[Buffer], most: int
+) -> Iterator[Buffer]:
+    """The buffers that follow, in both ranks as long as neither's device has more in use than ``most``."""
+    for buffer in follow:
+        if w.mpi.any_says(ledger.used() > most):
+            return
+        alive.remove(buffer)
+        yield buffer
 
 
 def send_and_free(
     w: Worker,
     ledger: Ledger,
     buffers: Iterable[Buffer],
-    small: Sequence[Buffer],
+    alive: Sequence[Buffer],
     *,
     communicates: bool = True,
 ) -> tuple[list[int], list[list[int | None]]]:
-    """Send each buffer, and free it: by iteration, used memory without the ``small`` ones, of ranks here.
+    """Send each buffer, and free it: by iteration, used memory without what is ``alive`` of ranks here.
 
     And by device, what this process holds of it.
     """
@@ -246,9 +339,11 @@ def send_and_free(
                 w.mpi.recv(buffer.address, buffer.nbytes, partner)
             w.mpi.barrier()
         w.mpi.barrier()
-        used.append(ledger.used() - SMALL * len(small) * ranks)
+        ours = sum(one.nbytes for one in alive)
+        used.append(ledger.used() - ours * ranks)
         for series, each in zip(held, w.gpus, strict=True):
-            series.append(each.memory_of_this_process())
+            theirs = each.memory_of_this_process()
+            series.append(theirs if theirs is None or each is not w.gpu else theirs - ours)
     return used, held
 
 

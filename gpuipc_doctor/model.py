@@ -343,6 +343,8 @@ class MpiStack:
     cache_bound: str = ""
     cache_buffers: int | None = None
     """The number of buffers to which that variable is set; None where it is not."""
+    cache_in_bytes: bool = False
+    """Whether that variable counts bytes."""
     workarounds: tuple[Workaround, ...] = ()
     edges: tuple[int, ...] = ()
     louder: Mapping[str, str] = field(default_factory=dict)

@@ -7,7 +7,14 @@ workers, ``judge`` is pure and sees completed probes only; what did not complete
 from gpuipc_doctor.api.allocator import Allocator, Block, Stream, give_back, use_once
 from gpuipc_doctor.api.allocator import probe as allocator_probe
 from gpuipc_doctor.api.allowance import Bounded, share, share_of_free
-from gpuipc_doctor.api.buffer_growth import BufferGrowth, equal_sizes, growing_sizes, held_by, how_many
+from gpuipc_doctor.api.buffer_growth import (
+    BufferGrowth,
+    equal_sizes,
+    growing_sizes,
+    held_by,
+    how_many,
+    share_no_address,
+)
 from gpuipc_doctor.api.check import Check, Context, Control
 from gpuipc_doctor.api.exchange import exchange_as_exporter, exchange_as_importer, judge_exchange
 from gpuipc_doctor.api.gpu import (
@@ -183,6 +190,7 @@ __all__ = [
     "read_unless_pattern",
     "record_bandwidth",
     "share",
+    "share_no_address",
     "share_of_free",
     "slope",
     "time_there_and_back",

@@ -1,23 +1,20 @@
-"""Whether memory that is freed comes back: used memory, as one buffer after the other is freed.
-
-Which sizes they have, when all may come to be held together, is planned here, too.
-"""
+"""Growth of used memory as buffers are sent and freed, and the sizes of these buffers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, combinations, pairwise, product
 
 from gpuipc_doctor.api.ledger import NOISE_BYTES
-from gpuipc_doctor.api.trend import Slope, last_third, lasting, slope, smallest_found
+from gpuipc_doctor.api.trend import BLOCK_BYTES, Slope, last_third, lasting, slope, smallest_found
 from gpuipc_doctor.model import Evidence, EvidenceKind, ProbeOutcome
 
 FEWEST = 12
 """Buffers: a third of them is enough for a slope."""
 
 KEPT = 0.25
-"""Growth by more than this fraction of a buffer each time is that of buffers which are kept."""
+"""Growth by this fraction of a buffer each time is that of buffers which are kept."""
 
 
 def growing_sizes(room: float, first: int, step: int, most: int) -> list[int]:
@@ -43,17 +40,23 @@ def how_many(room: float, size: int, most: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class BufferGrowth:
-    """Used memory after each of these buffers was freed, and of as many that nobody has a reason to keep.
+    """Used memory in bytes after each of these buffers was sent and freed; in the control none was sent.
 
-    What counts is how the last third goes: by then, a cache that has a bound is full. ``then`` is used memory
-    after each of those that followed, which all have a size of ``each``: a cache counts buffers.
+    Only the last third counts: by then, a cache that has a bound is full. If used memory still grows, small
+    buffers follow, because a cache counts buffers, and then a few large ones.
     """
 
     sizes: Sequence[int]
     used: Sequence[float]
     control: Sequence[float]
-    then: Sequence[float] = ()
+    small: Sequence[float] = ()
+    """Used memory after each small buffer."""
     each: int = 1
+    """Bytes of a small buffer."""
+    late: Sequence[float] = ()
+    """Used memory after each of the large buffers at the end."""
+    apart: bool = False
+    """Whether the small and late buffers share no address with a buffer that was freed before them."""
 
     @property
     def growth(self) -> Slope:
@@ -66,17 +69,17 @@ class BufferGrowth:
 
         Two blocks of a driver's own, where they come worst, are a slope of up to 1.2 times what they come to.
         """
-        noise = 1.25 * NOISE_BYTES / len(last_third(self.used))
-        return max(slope(range(len(self.control)), self.control).high, noise)
+        return max(self._without_messages, 1.25 * NOISE_BYTES / len(last_third(self.used)))
 
     @property
     def grows(self) -> bool:
         return self.growth.low > self.unsuspicious
 
     @property
-    def are_kept(self) -> bool:
-        """Whether it grows as if the buffers were kept, and not a little for each."""
-        return self.grows and self.growth.low > KEPT * self._mean
+    def is_large(self) -> bool:
+        """Whether each message costs a driver's block or more, or a good part of its buffer."""
+        least = min(BLOCK_BYTES, KEPT * self._mean)
+        return self.grows and self.growth.low >= max(self._without_messages, 0.0) + least
 
     @property
     def beyond_the_first(self) -> float:
@@ -86,30 +89,34 @@ class BufferGrowth:
     @property
     def since_the_first(self) -> tuple[float, ...]:
         """Bytes in use beyond what was after the first buffer, after each."""
-        return tuple(used - self.used[0] for used in (*self.used, *self.then))
+        return tuple(used - self.used[0] for used in (*self.used, *self.small, *self.late))
 
     @property
     def at_least(self) -> float:
-        """How many buffers are kept, where used memory went like ``then``.
-
-        Some may have been given up for those that lie over them now. What else is lost counts as large ones.
-        """
-        went = [self.used[-1], *self.then]
+        """The number of buffers that are kept at least. What else is lost counts as large buffers."""
+        went = [self.used[-1], *self.small]
         rises = sum(max(0.0, after - before) for before, after in pairwise(went))
-        small = min(rises / self.each, len(self.then))
+        small = min(rises / self.each, len(self.small))
         return small + max(0.0, (went[-1] - self.used[0] - small * self.each) / self._mean)
 
     @property
     def bound(self) -> float | None:
-        """How many are kept, where the first ones were given up for the later ones until it levelled off.
+        """The number of buffers that a cache keeps; None if it was not seen to have a bound.
 
-        That is a cache with a bound. What keeps some and gives up none is not known to be one.
+        It has one if the small buffers made it release large ones until used memory levelled off. A library
+        without a bound also releases a mapping if a later buffer has its address, so no small buffer may lie
+        where a freed one was.
         """
-        if not self.then or self.then[-1] >= self.used[-1] - NOISE_BYTES:
+        if not self.apart or not self._levels_off or self.small[-1] >= self.used[-1] - NOISE_BYTES:
             return None
-        if BufferGrowth([self.each] * len(self.then), self.then, self.control).grows:
-            return None
-        return (self.beyond_the_first + self.then[-1] - self.used[-1] + self.sizes[0]) / self.each
+        return (self.beyond_the_first + self.small[-1] - self.used[-1] + self.sizes[0]) / self.each
+
+    @property
+    def stops(self) -> bool:
+        """Whether growth was seen to stop, with small and with large buffers, though nothing was released."""
+        if not self.is_large or not self.apart or not self.late or not self._levels_off:
+            return False
+        return self.late[-1] - self.small[-1] < len(self.late) * self.growth.low / 2
 
     def plateau(self, whose: str, block: int) -> Evidence:
         """What was seen where nothing is kept, and which growth would have been, counted in such blocks."""
@@ -121,6 +128,19 @@ class BufferGrowth:
             more=self.beyond_the_first,
             least=smallest_found(range(len(last)), last, self.unsuspicious, block),
         )
+
+    @property
+    def _levels_off(self) -> bool:
+        """Whether nothing is kept of the last third of the small buffers.
+
+        In a saw tooth, used memory falls now and then, but each buffer between is kept.
+        """
+        last = last_third(self.small)
+        return len(last) > 1 and sum(max(0.0, b - a) for a, b in pairwise(last)) <= NOISE_BYTES
+
+    @property
+    def _without_messages(self) -> float:
+        return slope(range(len(self.control)), self.control).high
 
     @property
     def _mean(self) -> float:
@@ -140,3 +160,9 @@ def held_by(done: ProbeOutcome, place: int, growth: Slope) -> list[Evidence]:
         if is_told and (theirs := lasting(held)).low > growth.low / 2:
             found.append(Evidence(EvidenceKind.HOLDER, says, {"role": role, "growth": theirs.estimate}))
     return found
+
+
+def share_no_address(buffers: Sequence[Sequence[int]], freed: Sequence[Sequence[int]]) -> bool:
+    """Whether none of ``buffers`` overlaps another or one of ``freed``: ``(address, bytes)`` each."""
+    pairs = chain(combinations(buffers, 2), product(buffers, freed))
+    return not any(a < b + b_bytes and b < a + a_bytes for (a, a_bytes), (b, b_bytes) in pairs)

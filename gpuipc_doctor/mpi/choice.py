@@ -54,7 +54,7 @@ def stack(
     able = frozenset(backend for backend, verdict in aware.items() if verdict.able)
     some = next(iter(able or aware))
     ucx = facts["ucx"]["version"] if aware[some].via == "ucx" and facts["ucx"] else ""
-    cache_bound, cache_buffers = families.cache_bound(facts, some)
+    cache_bound, cache_buffers, cache_in_bytes = families.cache_bound(facts, some)
     return MpiStack(
         family=identity.family,
         version=identity.version,
@@ -67,6 +67,7 @@ def stack(
         ipc_off=families.ipc_off(facts, some),
         cache_bound=cache_bound,
         cache_buffers=cache_buffers,
+        cache_in_bytes=cache_in_bytes,
         workarounds=tuple(Workaround(s.env, s.cost) for s in families.switches(facts, some)),
         edges=families.edges(facts, some),
         louder=verbosity.raised(identity.family, over_ucx=bool(ucx), environment=environment),

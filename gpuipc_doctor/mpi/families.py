@@ -87,17 +87,18 @@ def ipc_off(seen: Mapping[str, Json], backend: str) -> Mapping[str, str]:
     return next((switch.env for switch in switches(seen, backend) if switch.no_ipc), {})
 
 
-def cache_bound(seen: Mapping[str, Json], backend: str) -> tuple[str, int | None]:
+def cache_bound(seen: Mapping[str, Json], backend: str) -> tuple[str, int | None, bool]:
     """The variable that bounds its cache of mappings of others' memory; empty when none is known.
 
-    And to how many buffers it is set here; None where it is not set, or counts bytes.
+    The number of buffers to which it is set; None if it is not set, or counts bytes. Whether it counts bytes.
     """
     facts, ucx = Facts(seen, backend), seen["ucx"] or {}
     bound = bounding(facts, gpu_aware(seen, backend).via, ucx.get("version", ""))
     if bound is None:
-        return "", None
+        return "", None, False
     value = facts.environment.get(bound.variable, "")
-    return bound.variable, int(value) if value.isdecimal() and not bound.in_bytes else None
+    buffers = int(value) if value.isdecimal() and not bound.in_bytes else None
+    return bound.variable, buffers, bound.in_bytes
 
 
 def edges(seen: Mapping[str, Json], backend: str) -> tuple[int, ...]:

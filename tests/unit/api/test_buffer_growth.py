@@ -8,7 +8,7 @@ from itertools import accumulate, product
 
 import pytest
 
-from gpuipc_doctor.api import BufferGrowth, equal_sizes, growing_sizes, held_by, how_many
+from gpuipc_doctor.api import BufferGrowth, equal_sizes, growing_sizes, held_by, how_many, share_no_address
 from gpuipc_doctor.api.buffer_growth import FEWEST
 from gpuipc_doctor.api.trend import lasting
 from gpuipc_doctor.model import EvidenceKind
@@ -21,8 +21,8 @@ ALL_KEPT = BufferGrowth(SIZES, list(accumulate(SIZES)), QUIET)
 END = sum(SIZES)
 
 
-def followed_by(then: list[float]) -> BufferGrowth:
-    return replace(ALL_KEPT, then=then, each=2 * MIB)
+def followed_by(small: list[float], late: list[float] | None = None, *, apart: bool = True) -> BufferGrowth:
+    return replace(ALL_KEPT, small=small, each=2 * MIB, late=late or [], apart=apart)
 
 
 def with_small(number: int, first: float = END, each: float = 2 * MIB) -> list[float]:
@@ -31,7 +31,7 @@ def with_small(number: int, first: float = END, each: float = 2 * MIB) -> list[f
 
 def test_buffers_that_grow_and_are_all_kept_are_counted() -> None:
     assert ALL_KEPT.grows
-    assert ALL_KEPT.are_kept
+    assert ALL_KEPT.is_large
     assert ALL_KEPT.at_least == pytest.approx(24, abs=1)
     assert followed_by(with_small(99)).at_least == pytest.approx(24 + 99, abs=1)
 
@@ -54,10 +54,68 @@ def test_a_cache_that_gave_the_large_ones_up_for_small_ones_is_as_large_as_what_
         assert followed_by(gone).bound == pytest.approx(kept)
 
 
+def test_a_release_for_a_buffer_at_an_address_used_before_proves_no_bound() -> None:
+    gone = [used if n <= 8 else 2.0 * MIB * 16 for n, used in enumerate(with_small(99))]
+    assert followed_by(gone, apart=False).bound is None
+
+
+@pytest.mark.parametrize("period", [2, 3, 5, 16, 33])
+@pytest.mark.parametrize("given_up", [1, 2, 3, 40])
+def test_a_saw_tooth_has_no_bound_and_does_not_stop(period: int, given_up: int) -> None:
+    """Each buffer is kept, and every few of them one that lay beneath is released: Open MPI's smcuda."""
+    tooth = [END + 2.0 * MIB * (n - n // period * given_up) for n in range(1, 129)]
+    growth = followed_by(tooth, [tooth[-1] + 30.0 * MIB * n for n in range(1, 4)])
+    assert growth.bound is None
+    assert not growth.stops
+
+
 @pytest.mark.parametrize("more", [0, 2 * MIB, 40 * MIB, -4 * MIB])
 def test_what_gives_nothing_up_is_not_known_to_be_a_cache(more: int) -> None:
     """Small buffers may not go by IPC at all, or a bound in bytes may not be reached."""
     assert followed_by([END + more] * 99).bound is None
+
+
+@pytest.mark.parametrize(
+    ("late", "stops"),
+    [
+        ([0, 0, 0], True),
+        ([0, 2, 2], True),
+        ([30, 60, 90], False),  # small messages do not go by IPC, and large ones are kept
+        ([4, 8, 12], False),
+        ([], False),
+    ],
+)
+def test_growth_stops_if_neither_small_nor_large_buffers_is_large_any_more(
+    late: list[int], stops: bool
+) -> None:
+    growing = replace(ALL_KEPT, used=[4.0 * MIB * n for n in range(24)])
+    flat = [growing.used[-1]] * 99
+    ended = [flat[-1] + each * MIB for each in late]
+    assert replace(growing, small=flat, late=ended, apart=True).stops is stops
+    assert not replace(growing, small=flat, late=ended, apart=False).stops
+
+
+def test_a_little_growth_is_not_said_to_stop_by_so_few_buffers() -> None:
+    slow = replace(ALL_KEPT, used=[1.0 * MIB * n for n in range(24)])
+    assert slow.grows
+    assert not replace(slow, small=[24.0 * MIB] * 99, late=[24.0 * MIB] * 3, apart=True).stops
+
+
+@pytest.mark.parametrize(
+    ("buffers", "freed", "apart"),
+    [
+        ([(0, 10), (10, 10)], [(20, 5)], True),
+        ([(0, 10), (9, 10)], [], False),
+        ([(0, 10)], [(5, 1)], False),
+        ([(5, 1)], [(0, 10)], False),
+        ([(50, 10)], [(0, 100), (10, 10)], False),
+        ([(100, 10)], [(0, 100), (10, 10)], True),  # what was freed may have lain over each other
+    ],
+)
+def test_buffers_are_apart_if_no_address_was_used_twice(
+    buffers: list[tuple[int, int]], freed: list[tuple[int, int]], apart: bool
+) -> None:
+    assert share_no_address(buffers, freed) is apart
 
 
 def test_what_still_grows_has_no_bound_that_is_known() -> None:
@@ -69,13 +127,23 @@ def test_growth_as_in_the_control_is_none() -> None:
     assert not BufferGrowth(SIZES, [8.0 * MIB * n for n in range(24)], control).grows
     assert not BufferGrowth(
         SIZES, [40.0 * MIB * n for n in range(24)], [40.0 * MIB * n for n in range(8)]
-    ).are_kept
+    ).is_large
 
 
-@pytest.mark.parametrize(("each", "are_kept"), [(27 * MIB // 4, False), (27 * MIB // 4 + 1, True)])
-def test_a_quarter_of_each_is_a_little(each: int, are_kept: bool) -> None:
-    freed = BufferGrowth(SIZES, [float(each * n) for n in range(24)], QUIET)
-    assert (freed.grows, freed.are_kept) == (True, are_kept)
+@pytest.mark.parametrize(
+    ("each", "of", "is_large"),
+    [
+        (2 * MIB - 1, 27 * MIB, False),
+        (2 * MIB, 27 * MIB, True),
+        (MIB - 1, 4 * MIB, False),
+        (MIB, 4 * MIB, True),  # a quarter of each
+    ],
+)
+def test_a_block_of_the_drivers_or_a_quarter_of_each_buffer_is_no_little(
+    each: int, of: int, is_large: bool
+) -> None:
+    growth = BufferGrowth([of] * 24, [float(each * n) for n in range(24)], QUIET)
+    assert (growth.grows, growth.is_large) == (True, is_large)
 
 
 def test_buffers_grow_as_far_as_there_is_room_and_are_never_too_few_to_tell_by() -> None:

@@ -363,22 +363,22 @@ def test_every_row_says_where_it_is_from_and_leaves_nothing_open() -> None:
 @pytest.mark.parametrize(
     ("text", "facts", "bound"),
     [
-        (INTEL, {"environment": {}}, ("I_MPI_OFFLOAD_CACHE_MAX_SIZE", None)),
+        (INTEL, {"environment": {}}, ("I_MPI_OFFLOAD_CACHE_MAX_SIZE", None, False)),
         (
             INTEL,
             {"environment": {"I_MPI_OFFLOAD_CACHE_MAX_SIZE": "64"}},
-            ("I_MPI_OFFLOAD_CACHE_MAX_SIZE", 64),
+            ("I_MPI_OFFLOAD_CACHE_MAX_SIZE", 64, False),
         ),
         (
             INTEL,
             {"environment": {"I_MPI_OFFLOAD_CACHE_MAX_SIZE": "inf"}},
-            ("I_MPI_OFFLOAD_CACHE_MAX_SIZE", None),
+            ("I_MPI_OFFLOAD_CACHE_MAX_SIZE", None, False),
         ),
-        (MVAPICH_4, {}, ("", None)),
+        (MVAPICH_4, {}, ("", None, False)),
     ],
 )
 def test_what_bounds_its_cache_and_to_how_many_buffers(
-    text: str, facts: dict[str, Any], bound: tuple[str, int | None]
+    text: str, facts: dict[str, Any], bound: tuple[str, int | None, bool]
 ) -> None:
     assert families.cache_bound(seen(text, **facts), "cuda") == bound
 
@@ -386,4 +386,4 @@ def test_what_bounds_its_cache_and_to_how_many_buffers(
 def test_a_bound_in_bytes_is_no_number_of_buffers() -> None:
     name = "OMPI_MCA_rcache_rgpusm_rcache_size_limit"
     facts = {"environment": {name: "1073741824"}, "ucx": None}
-    assert families.cache_bound(seen(OPEN_MPI_5, **facts), "cuda")[1] is None
+    assert families.cache_bound(seen(OPEN_MPI_5, **facts), "cuda") == (name, None, True)
