@@ -82,6 +82,7 @@ class MpiCacheGrowth(Check):
     title = "MPI gives the memory of freed buffers back"
     requires = frozenset({"multi-process"})
     needs_mpi = True
+    curable_warnings = frozenset({"keeps-many", "grows-a-little"})
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
         assert ctx.mpi is not None

@@ -131,12 +131,13 @@ class BufferGrowth:
 
     @property
     def _levels_off(self) -> bool:
-        """Whether nothing is kept of the last third of the small buffers.
+        """Whether used memory stood still over the last third of the small buffers.
 
-        In a saw tooth, used memory falls now and then, but each buffer between is kept.
+        In a saw tooth it falls now and then, but each buffer between is kept.
         """
         last = last_third(self.small)
-        return len(last) > 1 and sum(max(0.0, b - a) for a, b in pairwise(last)) <= NOISE_BYTES
+        rises = sum(max(0.0, after - before) for before, after in pairwise(last))
+        return len(last) > 1 and max(rises, last[0] - last[-1]) <= NOISE_BYTES
 
     @property
     def _without_messages(self) -> float:

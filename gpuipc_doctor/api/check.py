@@ -152,6 +152,8 @@ class Check(ABC):
     """The check that this one is a control of, if it is one."""
     options: ClassVar[Mapping[str, Json]] = {}
     """The options that a site config may give: by name, the JSON Schema of the value."""
+    curable_warnings: ClassVar[frozenset[str]] = frozenset()
+    """Keys of its warnings for which workarounds are tried as for a failure."""
     needs_allocators: ClassVar[bool] = False
     """Whether there must be allocators for a device; where no array library is installed, it is a SKIP."""
 

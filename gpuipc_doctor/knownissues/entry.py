@@ -125,23 +125,28 @@ class KnownIssue:
         return result.check in self.detected_by or result.key in self.detected_by
 
     def contradicted_by(self, finding: Finding) -> str:
-        """What the evidence says against this issue being the cause; empty where it says nothing.
+        """What the evidence says against this issue being the cause; empty if it says nothing.
 
-        A setting that cures it was tried and did not help; or what is not to be affected failed as well.
+        A setting that cures it was tried and did not help; or a control failed as well.
         """
-        ours = [workaround.env for workaround in self.workarounds if workaround.env]
+        cures = [workaround.env for workaround in self.workarounds if workaround.env]
         trials = [
             (item.values.get("env"), item.values.get("outcome"))
             for item in finding.evidence
-            if item.kind is EvidenceKind.TRIAL and item.values.get("env") in ours
+            if item.kind is EvidenceKind.TRIAL and item.values.get("env") in cures
         ]
         if any(outcome == Trial.HELPS.value for _, outcome in trials):
             return ""
         for env, outcome in trials:
             if outcome == Trial.DOES_NOT_HELP.value and isinstance(env, dict):
-                return f"but {' '.join(f'{name}={value}' for name, value in env.items())} does not help"
-        if any(item.kind is EvidenceKind.CONTROL and item.values.get("failed") for item in finding.evidence):
-            return "but the control failed, too"
+                return f"but {_in_words(env)} does not help"
+        for item in finding.evidence:
+            if item.kind is EvidenceKind.CONTROL and item.values.get("failed"):
+                env = item.values.get("env")
+                if env is None:
+                    return "but the control failed, too"
+                if any(cure.items() <= env.items() for cure in cures):
+                    return f"but with {_in_words(env)} it is the same"
         return ""
 
     def recognises(self, result: Result, facts: Iterable[Fact]) -> Confidence | None:
@@ -215,6 +220,10 @@ class KnownIssue:
         if cures := [one.fixed for one in self.affected if one.lacks_cure(version)]:
             return f"{what} is older than {cures[0]}, which mends this; since when it was there nobody said"
         return f"nobody has said whether {what} is affected; known to be bad: {self.bad_versions}"
+
+
+def _in_words(env: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in env.items())
 
 
 _NVIDIA = frozenset(

@@ -107,13 +107,20 @@ def _join(
 ) -> Iterator[Join]:
     verdict, reason, facts, concerned = _judge(issue, facts, parts)
     asked = [r for r in results if issue.is_looked_for_by(r) and _is_on(r, concerned)]
-    failed = [result for result in asked if result.finding.status is Status.FAIL]
-    against = [said for result in failed if (said := issue.contradicted_by(result.finding))]
-    failed = [result for result in failed if not issue.contradicted_by(result.finding)]
     least = Confidence.LOW if verdict is Verdict.BAD else Confidence.MEDIUM
-    telling = [result for result in failed if (issue.recognises(result, facts) or 0) >= least]
+    against, failed, telling = list[str](), list[Result](), list[Result]()
+    for result in asked:
+        if result.finding.status not in (Status.WARN, Status.FAIL):
+            continue
+        if contradiction := issue.contradicted_by(result.finding):
+            against.append(contradiction)
+            continue
+        if result.finding.status is Status.FAIL:
+            failed.append(result)
+        if (issue.recognises(result, facts) or 0) >= least:
+            telling.append(result)
     if verdict is Verdict.BAD:
-        guilty = telling if issue.signatures else failed
+        guilty = telling if issue.signatures else failed  # a warning shows an issue only by a signature
         relation = Relation.CONFIRMED if guilty else Relation.LATENT
         speaking = guilty or asked
         if not guilty and asked:

@@ -1,8 +1,9 @@
-"""Say of what failed whether its control failed, too: a check may leave out what another one tests."""
+"""Say of each failure whether its control failed: another check, or a probe with more settings."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from itertools import permutations
 
 from gpuipc_doctor.api import Check
 from gpuipc_doctor.model import Evidence, EvidenceKind, Status
@@ -29,6 +30,28 @@ def attach(log: ResultLog, checks: Iterable[Check]) -> None:
             if failure.failed and found & {Status.PASS, Status.FAIL}:
                 says = control.wrong if Status.FAIL in found else control.right
                 failure.attach(Evidence(EvidenceKind.CONTROL, says, {"check": check.id}))
+
+
+def attach_settings(log: ResultLog) -> None:
+    """Attach to findings that two probes of a check share the settings of one of them, such as IPC off."""
+    found = [entry for entry in log.to_cure() if entry.planned.probe.launch]
+    for plain, control in permutations(found, 2):
+        if plain.planned.place == control.planned.place and _identities(plain) & _identities(control):
+            settings = dict(_environment(control).items() - _environment(plain).items())
+            if settings and _environment(plain).items() <= _environment(control).items():
+                values = {"env": settings, "failed": True, "probe": control.planned.probe.name}
+                for entry in (plain, control):
+                    says = "the same with {env:env} ({probe})"
+                    entry.attach(Evidence(EvidenceKind.CONTROL, says, values))
+
+
+def _identities(entry: Entry) -> set[tuple[str, Status]]:
+    return {(finding.key, finding.status) for finding in entry.to_cure}
+
+
+def _environment(entry: Entry) -> Mapping[str, str]:
+    launch = entry.planned.probe.launch
+    return launch.env if launch else {}
 
 
 def _reach(entry: Entry) -> int:

@@ -253,6 +253,7 @@ def run(
             in_ranks = run.log.loaded_in_ranks()
             facts = choice.in_use(facts, mpi, in_ranks)
             stack = () if in_ranks is None else choice.messages_went_through(facts, mpi)
+            controls.attach_settings(run.log)
             run.look_again(mpi, facts, devices)
         controls.attach(run.log, run.planner.checks)
     results = run.log.results()

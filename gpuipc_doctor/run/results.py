@@ -41,15 +41,26 @@ class Entry:
         return any(finding.status is Status.FAIL for finding in self.findings)
 
     @property
+    def to_cure(self) -> list[Finding]:
+        """The findings for which workarounds are tried: failures, and what `Check.curable_warnings` names."""
+        warnings = self.planned.check.curable_warnings
+        return [
+            finding
+            for finding in self.findings
+            if finding.status is Status.FAIL or (finding.status is Status.WARN and finding.key in warnings)
+        ]
+
+    @property
     def tried(self) -> list[Json]:
         """The settings under which it was run again, to see whether they help."""
         evidence = (item for finding in self.findings for item in finding.evidence)
         return [item.values["env"] for item in evidence if item.kind is EvidenceKind.TRIAL]
 
     def attach(self, item: Evidence) -> None:
-        """Add to what its failing findings say."""
+        """Add to what its failures and curable warnings say."""
+        said = self.to_cure
         self.findings = [
-            replace(finding, evidence=(*finding.evidence, item)) if finding.status is Status.FAIL else finding
+            replace(finding, evidence=(*finding.evidence, item)) if finding in said else finding
             for finding in self.findings
         ]
 
@@ -143,9 +154,12 @@ class ResultLog:
 
     def failures(self) -> list[Entry]:
         """The probes that were run and failed, in the order in which a report tells of them."""
-        return sorted(
-            (entry for entry in self._entries.values() if entry.outcome and entry.failed), key=self._place
-        )
+        return [entry for entry in self.to_cure() if entry.failed]
+
+    def to_cure(self) -> list[Entry]:
+        """The probes that were run and failed or have a curable warning, in the order of the report."""
+        found = [entry for entry in self._entries.values() if entry.outcome and entry.to_cure]
+        return sorted(found, key=self._place)
 
     def results(self) -> tuple[Result, ...]:
         """All, in the order of the checks and devices, and as the site wishes to see them."""

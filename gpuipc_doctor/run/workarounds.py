@@ -28,8 +28,6 @@ from gpuipc_doctor.run.schedule import Ended, NotRun, Schedule
 MPI_INIT = "MPI_Init_thread"
 """The operation with which MPI begins in a rank."""
 
-GOOD = {Status.PASS, Status.WARN}
-
 _TAKES_NO_DEVICE_POINTERS = (
     {"MPICH_GPU_SUPPORT_ENABLED": "0"},
     {"MPIR_CVAR_ENABLE_GPU": "0"},
@@ -42,15 +40,15 @@ Candidates = Callable[[Entry], Sequence[Workaround]]
 
 
 def worth_trying(log: ResultLog) -> list[Entry]:
-    """Of the launched probes that failed, the first of each check and kind of failure.
+    """Of the launched probes to cure, the first of each check and kind of finding.
 
     The later ones follow from it, on other devices as well: what helps against one helps against all. A probe
     that follows up another tells of that one's failure whatever becomes of its own, so nothing could help it.
     """
     first: dict[object, Entry] = {}
-    for entry in log.failures():
+    for entry in log.to_cure():
         if entry.planned.probe.launch and entry.planned.follows is None:
-            keys = frozenset(one.identity for one in entry.findings if one.status is Status.FAIL)
+            keys = frozenset(finding.identity for finding in entry.to_cure)
             first.setdefault((entry.planned.check.id, keys), entry)
     return list(first.values())
 
@@ -130,13 +128,14 @@ def _told(failure: Entry, workaround: Workaround, ended: Ended) -> Evidence:
         return trial(Trial.NOT_TRIED, "Not tried: {env:env} ({why})", why=found(ended.finding))
     assert failure.outcome is not None
     findings = conclusions.conclude(failure.planned, ended)
-    if not ended.stopped and all(finding.status in GOOD for finding in findings):
+    bad = {Status.FAIL} if failure.failed else {Status.FAIL, Status.WARN}
+    if not ended.stopped and all(finding.status in {Status.PASS, Status.WARN} - bad for finding in findings):
         price, says = _price(failure.outcome, ended)
         return trial(Trial.HELPS, f"Tried {{env:env}}: helps{says}{{cost:aside}}", **price)
     if failure.outcome.completed and not ended.completed and not ended.stopped:
         says = "Tried {env:env}: makes it worse: {found}{cost:aside}"
         return trial(Trial.WORSE, says, found=found(findings[0]))
-    if ended.stopped or not any(finding.status is Status.FAIL for finding in findings):
+    if ended.stopped or not any(finding.status in bad for finding in findings):
         says = "Tried {env:env}: not known to help: {found}{cost:aside}"
         return trial(Trial.UNKNOWN, says, found=found(findings[0]))
     return trial(Trial.DOES_NOT_HELP, "Tried {env:env}: does not help{cost:aside}")

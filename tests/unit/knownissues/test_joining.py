@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpuipc_doctor import knownissues
 from gpuipc_doctor.knownissues import KnownIssue, Workaround
 from gpuipc_doctor.knownissues.conditions import Need
+from gpuipc_doctor.knownissues.signatures import Confidence, Signature
 from gpuipc_doctor.model import (
     Device,
     Evidence,
@@ -42,6 +45,11 @@ def tried(env: dict[str, str], outcome: Trial) -> Evidence:
     return Evidence(EvidenceKind.TRIAL, "Tried {env:env}", {"env": env, "outcome": outcome.value})
 
 
+def alike(env: dict[str, str]) -> Evidence:
+    """Another probe of the check found the same with these settings."""
+    return Evidence(EvidenceKind.CONTROL, "the same with {env:env}", {"env": env, "failed": True})
+
+
 def joined(*evidence: Evidence, known: KnownIssue | None = None, key: str = "stale") -> Join:
     result = Result("mpi-stale-buffer", Finding.fail(key, "stale bytes", *evidence))
     [join] = knownissues.join([known or issue()], FACTS, [result])
@@ -63,6 +71,9 @@ OTHER = {"C": "1"}
         ([tried(OTHER, Trial.DOES_NOT_HELP)], Relation.CONFIRMED),
         ([Evidence(EvidenceKind.CONTROL, "with IPC off", {"failed": True})], Relation.LATENT),
         ([Evidence(EvidenceKind.CONTROL, "with IPC off", {"failed": False})], Relation.CONFIRMED),
+        ([alike({"A": "1", "C": "1"})], Relation.LATENT),
+        ([alike({"C": "1"})], Relation.CONFIRMED),
+        ([alike({"A": "1"}), tried({"A": "1"}, Trial.HELPS)], Relation.CONFIRMED),
     ],
 )
 def test_what_contradicts_an_issue_does_not_confirm_it(evidence: list[Evidence], relation: Relation) -> None:
@@ -78,6 +89,38 @@ def test_an_issue_may_name_the_key_of_what_shows_it() -> None:
     assert known.checks == ("mpi-stale-buffer",)
     assert joined(known=known).relation is Relation.CONFIRMED
     assert joined(known=known, key="guard").relation is Relation.LATENT
+
+
+GROWTH = "used memory on .{1,40} gr(ows|ew) by [0-9.]+ (MiB|B)|freed buffers are kept on "
+GROWING = {"where": "on the sender's device"}
+KEPT = Finding.warn("keeps-many", "about 16 freed buffers are kept {where}", **GROWING)
+GROWS = Finding.fail("grows", "used memory {where} grows by 57 MiB each iteration", **GROWING)
+
+
+def seen(*results: Result, signature: str = GROWTH) -> Join:
+    known = replace(issue("mpi-cache-growth"), signatures=(Signature((signature,), Confidence.MEDIUM),))
+    [join] = knownissues.join([known], FACTS, results)
+    return join
+
+
+@pytest.mark.parametrize(
+    ("finding", "signature", "relation"),
+    [
+        (KEPT, GROWTH, Relation.CONFIRMED),
+        (GROWS, GROWTH, Relation.CONFIRMED),
+        (KEPT, "another symptom", Relation.LATENT),
+        (Finding.ok("levels-off", "16 freed buffers are kept on paper"), GROWTH, Relation.LATENT),
+    ],
+)
+def test_a_warning_with_the_signature_shows_the_issue(
+    finding: Finding, signature: str, relation: Relation
+) -> None:
+    assert seen(Result("mpi-cache-growth", finding), signature=signature).relation is relation
+
+
+def test_a_warning_shows_no_issue_without_a_signature() -> None:
+    [join] = knownissues.join([issue("mpi-cache-growth")], FACTS, [Result("mpi-cache-growth", KEPT)])
+    assert join.relation is Relation.LATENT
 
 
 NVIDIA = Device("cuda", 0, "GPU-0", "0000:01:00.0", "H200", 1)

@@ -68,3 +68,29 @@ def test_between_nodes_is_another_way_than_within_one() -> None:
     assert attached(FAIL, (PASS, None), launch=ACROSS) == []
     assert attached(FAIL, (PASS, None), (FAIL, ACROSS)) == ["right without (the-control)"]
     assert attached(FAIL, (PASS, None), (FAIL, ACROSS), launch=ACROSS) == ["wrong without, too (the-control)"]
+
+
+def with_settings(first: Finding, second: Finding, env: dict[str, str]) -> list[list[str]]:
+    """The evidence of two probes of a check, of which the second ran with more settings."""
+    log = ResultLog()
+    log.announce(CheckInfo("tested", "tested", Tier.ACCEPTANCE))
+    for number, (finding, name, more) in enumerate([(first, "growing", {}), (second, "IPC off", env)]):
+        launch = Launch(("mpiexec",), {"BASE": "1", **more})
+        planned = PlannedProbe(number, Tested(), Path("x.py"), Probe(name, {}, launch=launch))
+        log.keep(planned, ProbeOutcome("", (), {}, {}, None, 0.1), [finding])
+    controls.attach_settings(log)
+    return [list(sentences.evidence(result.finding)) for result in log.results()]
+
+
+def test_a_probe_of_the_check_that_failed_alike_with_more_settings_is_a_control_of_it() -> None:
+    said = "the same with IPC=0 (IPC off)"
+    assert with_settings(FAIL, FAIL, {"IPC": "0"}) == [[said], [said]]
+
+
+@pytest.mark.parametrize(
+    ("second", "env"), [(PASS, {"IPC": "0"}), (FAIL, {}), (Finding.fail("other", "other"), {"IPC": "0"})]
+)
+def test_a_probe_that_ended_otherwise_or_had_no_more_settings_says_nothing(
+    second: Finding, env: dict[str, str]
+) -> None:
+    assert with_settings(FAIL, second, env) == [[], []]

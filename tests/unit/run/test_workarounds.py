@@ -44,14 +44,14 @@ class Leaky(Check):
     id = "leaky"
     title = "leaky"
     needs_mpi = True
+    curable_warnings = frozenset({"keeps"})
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
         return []
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
-        yield (
-            Finding.fail("leaks", "leaks") if done.records["rank 0"]["leaks"] else Finding.ok("fine", "fine")
-        )
+        found = {True: LEAKS, "a little": KEEPS, False: Finding.ok("fine", "fine")}
+        yield found[done.records["rank 0"]["leaks"]]
 
 
 def outcome(ending: Ending = Ending.COMPLETED, **records: Json) -> ProbeOutcome:
@@ -77,6 +77,7 @@ class Stage:
 
 LAUNCH = Launch(("mpiexec", "-n", "{ranks}"), {"X": "unset", "Y": "1"})
 LEAKS = Finding.fail("leaks", "leaks", "by 52 MiB")
+KEEPS = Finding.warn("keeps", "keeps 16 buffers")
 
 
 def failed(*devices: Device, launch: Launch | None = LAUNCH, finding: Finding = LEAKS) -> ResultLog:
@@ -139,6 +140,29 @@ def test_what_became_of_a_workaround(answer: ProbeOutcome | NotRun, says: str, o
     trial = finding.evidence[-1]
     assert trial.kind is EvidenceKind.TRIAL
     assert (trial.values["env"], trial.values["outcome"]) == ({"X": "1"}, outcome.value)
+
+
+@pytest.mark.parametrize(
+    ("leaks", "after_fail", "after_warning"),
+    [
+        (False, Trial.HELPS, Trial.HELPS),
+        ("a little", Trial.HELPS, Trial.DOES_NOT_HELP),
+        (True, Trial.DOES_NOT_HELP, Trial.DOES_NOT_HELP),
+    ],
+)
+def test_a_curable_warning_is_cured_by_a_pass_only(
+    leaks: Json, after_fail: Trial, after_warning: Trial
+) -> None:
+    for finding, became in ((LEAKS, after_fail), (KEEPS, after_warning)):
+        [found] = after(
+            failed(finding=finding), Stage({"1": outcome(leaks=leaks)}), Workaround({"X": "1"}, "")
+        )
+        assert found.evidence[-1].values["outcome"] == became.value
+
+
+def test_no_workaround_is_tried_on_another_warning() -> None:
+    [found] = after(failed(finding=Finding.warn("slow", "slow")), Stage({}), Workaround({"X": "1"}, ""))
+    assert found.evidence == ()
 
 
 def test_a_failure_that_no_launcher_started_is_left_alone() -> None:
