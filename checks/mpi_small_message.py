@@ -48,8 +48,8 @@ from gpuipc_doctor.api import (
 
 TIMED = (0, 1, 8, 16, 64, 256, 1024, 4096, 16384, 65536, *LARGE_MESSAGES)
 
-GUARD = 64
-"""Bytes behind each message that nobody may touch."""
+GUARD, PAGE = 64, 4096
+"""Bytes behind each message that must stay as they were: at least so many, to the end of their page."""
 
 PLACES = (("device", "device"), ("host", "device"), ("device", "host"))
 """Where the message comes from, and where it goes."""
@@ -186,8 +186,9 @@ def exchange(w: Worker) -> None:
     safe = [message for message in messages(sizes) if not given_up(message, failed)]
     timed = [size for size in TIMED if size <= sizes[-1]]
     wrong: list[str] = []
-    with w.gpu.alloc(sizes[-1] + GUARD) as device:
-        places = {"device": device, "host": w.host_memory(sizes[-1] + GUARD)}
+    room = sizes[-1] + guarded(sizes[-1])
+    with w.gpu.alloc(room) as device:
+        places = {"device": device, "host": w.host_memory(room)}
         w.record(node=w.mpi.node)  # MPI is initialised; what fails before is no message's fault
         for message in safe:
             w.record(message=message)
@@ -204,6 +205,11 @@ def exchange(w: Worker) -> None:
     w.mpi.finalize()
 
 
+def guarded(size: int) -> int:
+    """Bytes that are guarded behind a message of this size."""
+    return GUARD + -(size + GUARD) % PAGE
+
+
 def messages(sizes: Sequence[int]) -> Iterator[Message]:
     for size, (source, target), mode, sender in product(sizes, PLACES, MODES, (0, 1)):
         yield Message(size, source, target, mode, sender)
@@ -214,7 +220,7 @@ def deliver(w: Worker, message: Message, places: dict[str, Memory]) -> list[str]
     size, source, target, mode, sender = message
     is_sender = w.mpi.rank == sender
     memory = places[source if is_sender else target]
-    key, guard = (size, sender, MODES.index(mode)), pattern(GUARD, 0)
+    key, guard = (size, sender, MODES.index(mode)), pattern(guarded(size), 0)
     if is_sender:
         write_pattern(memory, size, *key)
     else:
@@ -224,7 +230,7 @@ def deliver(w: Worker, message: Message, places: dict[str, Memory]) -> list[str]
     if is_sender:
         return []
     wrong = unlike_pattern(memory, size, *key)
-    if not wrong and (behind := memory.read(GUARD, size)) != guard:
+    if not wrong and (behind := memory.read(len(guard), size)) != guard:
         sent = pattern(size, *key)
         wrong = difference(sent + behind, sent + guard)
     return [f"{message}: {wrong}"] if wrong else []

@@ -300,6 +300,8 @@ class Launch:
     nodes: int = 1
     preload: tuple[str, ...] = ()
     """Libraries that the ranks load first, and the launcher does not."""
+    ends_badly: bool = False
+    """Whether it was seen not to end with its ranks, or not with exit code 0; that is reported once."""
     shows: tuple[frozenset[str], ...] = ()
     """By rank, the labels of the devices that the launcher shows it; empty where each rank sees them all."""
 
@@ -507,6 +509,18 @@ class RoleOutcome:
 
 
 @dataclass(frozen=True, slots=True)
+class LauncherEnd:
+    """How an MPI launcher ended whose ranks had all ended with exit code 0, where not so itself.
+
+    ``exit_code`` is None where it had not ended after ``waited_s`` seconds.
+    """
+
+    exit_code: int | None
+    waited_s: float
+    log_tail: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ProbeOutcome:
     """How a probe ended: every role's outcome, and which of them is to blame when it did not complete."""
 
@@ -522,6 +536,7 @@ class ProbeOutcome:
     """Why we ended the probe before it was done (``budget``, ``interrupted``); empty otherwise."""
     launch: Launch | None = None
     """As the probe had it."""
+    launcher: LauncherEnd | None = None
 
     @property
     def completed(self) -> bool:

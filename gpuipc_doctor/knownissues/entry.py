@@ -30,6 +30,18 @@ class Workaround:
     """Known issues that this workaround brings about."""
 
 
+_VENDORS = {"CUDA": ("nvidia-driver", "cuda-driver"), "ROC": ("amdgpu", "hip-driver")}
+"""What stands in names of variables about one vendor's GPUs, and the facts of its drivers."""
+
+
+def _is_of_another_vendor(env: Mapping[str, str], facts: Iterable[Fact]) -> bool:
+    """Whether every variable is about GPUs of a vendor whose driver was not found, but another's was."""
+    found = {fact.name for fact in facts if fact.value}
+    here = {word for word, drivers in _VENDORS.items() if not found.isdisjoint(drivers)}
+    others = _VENDORS.keys() - here
+    return bool(env and here) and all(any(word in name for word in others) for name in env)
+
+
 @dataclass(frozen=True, slots=True)
 class Reference:
     type: str
@@ -182,8 +194,11 @@ class KnownIssue:
 
     def _fitting(self, facts: Iterable[Fact]) -> Iterator[tuple[Workaround, bool]]:
         """The workarounds that are not wrong for the version found, and whether each is known to be right."""
+        facts = tuple(facts)
         versions = [fact.value for fact in facts if fact.name == self.component and fact.value is not None]
         for workaround in self.harmless_first:
+            if _is_of_another_vendor(workaround.env, facts):
+                continue
             when = workaround.when
             right = any_of(when.judge(v) for v in versions) if when and versions else Verdict.UNKNOWN
             if when is None or right is not Verdict.FINE:

@@ -89,10 +89,20 @@ def in_use(
     return found if in_ranks is None else loaded.of_those(found, in_ranks)
 
 
-def at_stake(facts: Iterable[Fact], stack: MpiStack) -> tuple[Fact, ...]:
-    """Of the facts `in_use`, those of which faults are to be expected: no MPI that gets no device memory."""
-    found = in_use(facts, stack)
-    return found if stack.has_gpu_path else tuple(fact for fact in found if fact.name not in COMPONENTS)
+def at_stake(
+    facts: Iterable[Fact], stack: MpiStack | None, in_ranks: Collection[str] | None = None
+) -> tuple[Fact, ...]:
+    """Of the facts `in_use`, those whose faults can show: of nothing that gets no device memory.
+
+    Without a ``stack``, libfabric is left out where the inventory has no MPI that could load it.
+    """
+    if stack is None:
+        facts = tuple(facts)
+        has_user = any(fact.name in COMPONENTS - {"ucx"} and fact.value for fact in facts)
+        return facts if has_user else tuple(fact for fact in facts if fact.name != "libfabric")
+    found = in_use(facts, stack, in_ranks)
+    without = COMPONENTS | {"libfabric"}
+    return found if stack.has_gpu_path else tuple(fact for fact in found if fact.name not in without)
 
 
 def messages_went_through(facts: Iterable[Fact], stack: MpiStack) -> tuple[Fact, ...]:

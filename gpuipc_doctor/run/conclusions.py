@@ -9,7 +9,9 @@ from gpuipc_doctor.supervise import blame
 
 def conclude(planned: PlannedProbe, outcome: ProbeOutcome) -> list[Finding]:
     """At least one finding."""
-    return judge(planned, outcome) if outcome.completed else [blame.conclude(outcome)]
+    if not outcome.completed:
+        return [blame.conclude(outcome)]
+    return [*judge(planned, outcome), *blame.of_launcher(outcome)]
 
 
 def judge(planned: PlannedProbe, outcome: ProbeOutcome) -> list[Finding]:

@@ -215,7 +215,9 @@ class Discovery:
         shows = tuple(frozenset(record.get("shown", ())) for record in records)
         is_bound = any(labels != {device.label for device in devices} for labels in shows)
         starts = all("mpi" in record for record in records) or not all(shows)
-        return replace(mpi, starts=starts, launch=replace(mpi.launch, shows=shows if is_bound else ()))
+        ends_badly = isinstance(one, ProbeOutcome) and one.launcher is not None
+        launch = replace(mpi.launch, shows=shows if is_bound else (), ends_badly=ends_badly)
+        return replace(mpi, starts=starts, launch=launch)
 
     def _launch(
         self, seen: Mapping[str, Json], setting: RankSetting, nodes: int, hosts: Sequence[str] = ()

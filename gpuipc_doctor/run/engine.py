@@ -104,7 +104,7 @@ class Run:
 
     def lay_out(self, stock: Stock, devices: tuple[Device, ...], mpi: MpiStack | None) -> Plan:
         """What to run where these devices are, on this MPI."""
-        facts = choice.at_stake(stock.facts, mpi) if mpi else stock.facts
+        facts = choice.at_stake(stock.facts, mpi, self.log.loaded_in_ranks())
         matches = knownissues.match_versions(self.issues, facts, devices)
         unexpected = expectations.of_versions(
             self.planner.config, stock.facts, surveyed=self.request.job_gpus is None

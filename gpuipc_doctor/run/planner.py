@@ -358,6 +358,13 @@ def select(request: Request, config: SiteConfig) -> list[LoadedCheck | BrokenChe
     ]
 
 
+_BRINGS_ALLOCATORS = {
+    "cuda": "`pip install 'gpuipc-doctor[cuda12]'` brings CuPy, `pip install torch` PyTorch",
+    "hip": "install PyTorch for ROCm, or CuPy for ROCm, of the node's ROCm version",
+}
+"""By backend. On a simulated node no allocator is looked for."""
+
+
 def _unfit(check: Check, device: Device, context: Context) -> Finding | None:
     """Why a check cannot run on a device, if so."""
     mpi = context.mpi
@@ -380,8 +387,7 @@ def _unfit(check: Check, device: Device, context: Context) -> Finding | None:
         return Finding.skip(
             "no-allocator",
             "neither CuPy nor PyTorch was found for GPUs of this kind",
-            remedy="a simulated node has neither; elsewhere pip install 'gpuipc-doctor[cuda12]' brings CuPy "
-            "for NVIDIA's",
+            remedy=_BRINGS_ALLOCATORS[device.backend],
         )
     return None
 

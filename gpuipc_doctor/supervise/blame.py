@@ -7,7 +7,7 @@ while nothing was armed, or for want of memory that others hold: ERROR, for then
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from gpuipc_doctor.api.gpu import OUT_OF_MEMORY
 from gpuipc_doctor.api.ledger import holders
@@ -49,7 +49,7 @@ def conclude(outcome: ProbeOutcome) -> Finding:
                     f"{_CALL} returned {{error}} ({{code}}): too little device memory is free to test with",
                     *holders(role.records.get("holders", ())),
                     *so_far,
-                    remedy="see who holds the memory (nvidia-smi, rocm-smi), end it, run again",
+                    remedy=f"see who holds the memory ({_memory_tool(outcome)}), end it, run again",
                     **_of(role),
                     **fault,
                 )
@@ -107,10 +107,36 @@ def conclude(outcome: ProbeOutcome) -> Finding:
             return Finding.error("check-failed", says, *so_far, role=role.role, exception=first)
 
 
+def of_launcher(outcome: ProbeOutcome) -> Iterator[Finding]:
+    """What is wrong with a launcher whose ranks have all ended well: it did not end so itself."""
+    if outcome.launcher is None or outcome.launch is None:
+        return
+    launcher, values = outcome.launcher, {"launcher": outcome.launch.command[0]}
+    evidence = [line for line in launcher.log_tail if line.strip()][-3:]
+    remedy = "run `{launcher} -n 2 true` by hand; jobs of this launcher end as it does".format(**values)
+    if launcher.exit_code is None:
+        says = "the launcher, {launcher}, had not ended {waited:s} after its ranks"
+        yield Finding.fail(
+            "launcher-hung", says, *evidence, remedy=remedy, waited=launcher.waited_s, **values
+        )
+    else:
+        says = "the launcher, {launcher}, ended with exit code {exit_code} although its ranks ended with 0"
+        yield Finding.warn(
+            "launcher-exited", says, *evidence, remedy=remedy, exit_code=launcher.exit_code, **values
+        )
+
+
 def _who_aborted(outcome: ProbeOutcome) -> tuple[RoleOutcome, str] | None:
     """The rank whose MPI library ended all of them, and its reason; any may be the first to be gone."""
     roles = sorted(outcome.roles.values(), key=lambda role: role.role != outcome.blamed)
     return next(((role, said) for role in roles if (said := reason_of_abort(role.log_tail))), None)
+
+
+def _memory_tool(outcome: ProbeOutcome) -> str:
+    """The vendor's program that lists who uses a GPU."""
+    tools = {"cuda": "nvidia-smi", "hip": "rocm-smi"}
+    backends = dict.fromkeys(device.backend for device in outcome.devices) or tools
+    return ", ".join(tools[backend] for backend in backends)
 
 
 def _stopped(outcome: ProbeOutcome) -> Finding:

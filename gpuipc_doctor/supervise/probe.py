@@ -14,12 +14,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuipc_doctor.model import Ending, Node, Probe, ProbeOutcome, RoleOutcome
+from gpuipc_doctor.model import Ending, LauncherEnd, Node, Probe, ProbeOutcome, RoleOutcome
 from gpuipc_doctor.supervise import evidence, leftovers, logs, tree
 from gpuipc_doctor.supervise.assignment import RoleFiles, RoleResult
 from gpuipc_doctor.supervise.inbox import Inbox, Listener
 from gpuipc_doctor.supervise.orders import Order
-from gpuipc_doctor.supervise.role import RunningRole
+from gpuipc_doctor.supervise.role import LaunchedProcess, RunningRole
 from gpuipc_doctor.supervise.start import LAUNCHER_LOG, Starter
 from gpuipc_doctor.supervise.stems import Stems
 from gpuipc_doctor.supervise.turn import Turn, announce
@@ -95,6 +95,7 @@ class Execution:
         self._roles: dict[str, RunningRole] = {}
         self._culprit: RunningRole | None = None
         self._stopped = ""
+        self._launcher: LauncherEnd | None = None
         self._began = 0.0
         first = RoleFiles(directory, next(iter(probe.roles)))
         self._inbox = Inbox(first.inbox, listener) if listener else None
@@ -126,6 +127,7 @@ class Execution:
             logs=str(self._directory),
             stopped=self._stopped,
             launch=self._probe.launch,
+            launcher=self._launcher,
         )
 
     def _start(self, until: float, stop: threading.Event) -> None:
@@ -279,8 +281,7 @@ class Execution:
             return [process for process in among if tree.carries(process.pid, self._marker)]
 
         if all(role.ending is Ending.COMPLETED for role in self._roles.values()):
-            for role in self._roles.values():  # a launcher that is told to end calls that a bad termination
-                role.process.collect(self._limits.settle_s)
+            self._await_launcher()
         grace_s = self._limits.launcher_s if self._probe.launch else self._limits.grace_s
         if remaining := tree.end(left, grace_s=grace_s, limit_s=self._limits.kill_s):
             views = {process.pid: evidence.kernel_view(process.pid) for process in remaining}
@@ -299,6 +300,19 @@ class Execution:
             if role.ending is None:
                 role.ending = Ending.STOPPED
                 role.result = RoleResult.read(role.files.result)
+
+    def _await_launcher(self) -> None:
+        """Let the launcher end by itself; one that is ended from outside calls that a bad termination."""
+        launch, began = self._probe.launch, time.monotonic()
+        is_known = launch is None or launch.ends_badly
+        limit_s = self._limits.settle_s if is_known else max(self._probe.deadline_s, self._limits.launcher_s)
+        for role in self._roles.values():
+            role.process.collect(max(began + limit_s - time.monotonic(), 0.0))
+        process = next(iter(self._roles.values())).process
+        all_well = all(role.process.returncode == 0 for role in self._roles.values())
+        if not is_known and all_well and isinstance(process, LaunchedProcess) and process.launcher_code != 0:
+            tail = evidence.log_tail(self._directory / LAUNCHER_LOG)
+            self._launcher = LauncherEnd(process.launcher_code, limit_s, tail)
 
     def _outcome(self, name: str, role: RunningRole) -> RoleOutcome:
         assert role.ending is not None

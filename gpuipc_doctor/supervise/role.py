@@ -130,6 +130,11 @@ class LaunchedProcess:
             self._launcher.collect(limit_s)
         self.poll()
 
+    @property
+    def launcher_code(self) -> int | None:
+        """The launcher's exit code; None while it runs."""
+        return self._launcher.returncode if self._launcher else None
+
 
 def _read(path: os.PathLike[str]) -> str:
     try:

@@ -124,6 +124,14 @@ def test_a_way_in_which_enough_sizes_failed_is_given_up_and_the_map_says_so() ->
     assert more == f"{way}: 8 B, 16 B, 32 B, and no more sizes tried: rank 1 hung in MPI_Recv"
 
 
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 4031, 4032, 4033, 4096, 65536])
+def test_what_is_guarded_behind_a_message_reaches_to_the_end_of_a_page(size: int) -> None:
+    guarded = SMALL.guarded(size)
+    assert guarded >= 64
+    assert (size + guarded) % 4096 == 0
+    assert guarded < 64 + 4096
+
+
 def failures_by_count() -> int:
     """How many probes follow up a hang that comes by count, at whichever message is sent then."""
     small = check("mpi-small-message")

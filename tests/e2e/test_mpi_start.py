@@ -129,3 +129,34 @@ def test_mpi_without_a_provider_is_reported_once_with_the_librarys_words(doctor:
     others = [one["finding"] for one in results if one["check"] in checks]
     assert {(one["status"], one["remedy"]) for one in others} == {("SKIP", "see what mpi-start says")}
     assert ended.returncode == 12
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "words"),
+    [
+        ("exit 1", "WARN", "ended with exit code 1 although its ranks ended with 0"),
+        ("sleep 1000", "FAIL", "had not ended 5 s after its ranks"),
+        ("true", "PASS", "two ranks started"),
+    ],
+)
+def test_a_launcher_that_ends_badly_after_good_ranks_is_reported_once(
+    doctor: Command, tmp_path: Path, end: str, status: str, words: str
+) -> None:
+    prefix = Path(os.environ["GPUIPC_TEST_MPI"], "mpich50")
+    launcher = tmp_path / "launcher"
+    launcher.write_text(f'#!/bin/sh\n{prefix}/bin/mpiexec "$@" || exit\n{end}\n')
+    launcher.chmod(0o755)
+    config = tmp_path / "site.yaml"
+    config.write_text(
+        f"mpi:\n  launcher: {launcher} -n {{ranks}}\noptions:\n  mpi-small-message: {{sizes: [1, 256]}}\n"
+    )
+    ended = doctor(
+        *("check", "mpi-small-message", "--simulate", "healthy-cuda", "--device", "0", "--deadline", "5"),
+        *("--mpi-lib", str(prefix / LIBRARIES["mpich50"]), "--config", str(config), "--json"),
+    )
+    results = json.loads(ended.stdout)["results"]
+    told = [one["finding"] for one in results if one["check"] == "mpi-start"]
+    assert told[-1]["status"] == status
+    assert words in told[-1]["summary"]
+    others = [one["finding"]["status"] for one in results if one["check"] == "mpi-small-message"]
+    assert others == ["PASS"]

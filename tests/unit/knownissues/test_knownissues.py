@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gpuipc_doctor import inventory, knownissues
 from gpuipc_doctor.cli.issue_content import page
 from gpuipc_doctor.cli.known_issues import command
-from gpuipc_doctor.knownissues import SCHEMA, Confidence, KnownIssue, database
+from gpuipc_doctor.knownissues import SCHEMA, Confidence, KnownIssue, Workaround, database
 from gpuipc_doctor.knownissues.conditions import Need
 from gpuipc_doctor.model import (
     Device,
@@ -604,3 +604,19 @@ def test_a_condition_is_told_without_a_regular_expression(need: Need, words: str
 def test_a_condition_that_cannot_be_told_has_words_of_its_own(tmp_path: Path) -> None:
     text = GOOD + '    needs: [{fact: gpu-model, matches: "GB[23]00"}]\n'
     assert lint(tmp_path, text) == ["0.yaml:14: say in 'says' what 'GB[23]00' asks for"]
+
+
+@pytest.mark.parametrize(
+    ("driver", "offered"),
+    [
+        ("cuda-driver", ["FI_MR_CUDA_CACHE_MONITOR_ENABLED", "FI_X"]),
+        ("amdgpu", ["FI_MR_ROCR_CACHE_MONITOR_ENABLED", "FI_X"]),
+        ("linux", ["FI_MR_CUDA_CACHE_MONITOR_ENABLED", "FI_MR_ROCR_CACHE_MONITOR_ENABLED", "FI_X"]),
+    ],
+)
+def test_a_variable_of_another_vendor_is_not_offered(driver: str, offered: list[str]) -> None:
+    names = ("FI_MR_CUDA_CACHE_MONITOR_ENABLED", "FI_MR_ROCR_CACHE_MONITOR_ENABLED", "FI_X")
+    ways = tuple(Workaround(f"set {name}=0", {name: "0"}) for name in names)
+    issue = KnownIssue("x", "x", "libfabric", "leak", "open", "it leaks", (), workarounds=ways)
+    facts = [Fact("libfabric", "1.17.0", "/usr/lib"), Fact(driver, "6", "here")]
+    assert [next(iter(one.env)) for one in issue.settings(facts)] == offered

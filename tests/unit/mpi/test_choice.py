@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from gpuipc_doctor.model import Fact, Launch, MpiStack
 from gpuipc_doctor.mpi import loaded
@@ -46,6 +47,22 @@ def test_a_library_that_no_rank_had_loaded_took_no_part() -> None:
     assert "libfabric" not in {fact.name for fact in in_use(node, stack, [])}
     facts = in_use(node, stack, ["/usr/lib/libfabric.so.1.25.0"])
     assert [fact.name for fact in messages_went_through(facts, stack)] == ["mpich", "libfabric"]
+
+
+def test_a_libfabric_that_nothing_loads_for_device_memory_is_expected_to_have_no_fault() -> None:
+    fabric = Fact("libfabric", "1.17.0", "/usr/lib")
+    taking = MpiStack("mpich", "5.0.2", "/mpich/libmpi.so.12", Launch(()), has_gpu_path=True)
+
+    def names(*arguments: Any) -> set[str]:
+        return {fact.name for fact in at_stake((*NODE, fabric), *arguments)}
+
+    assert "libfabric" in names(taking)
+    assert "libfabric" in names(taking, ["/usr/lib/libfabric.so.1"])
+    assert "libfabric" not in names(taking, [])
+    assert "libfabric" not in names(replace(taking, has_gpu_path=False))
+    assert "libfabric" in names(None)  # Open MPI is on the node and was not asked
+    without_mpi = [Fact("openmpi", None, "no ompi_info"), fabric]
+    assert [fact.name for fact in at_stake(without_mpi, None)] == ["openmpi"]
 
 
 def test_a_library_of_the_same_name_in_another_place_is_another(tmp_path: Path) -> None:
