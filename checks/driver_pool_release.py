@@ -29,9 +29,11 @@ from gpuipc_doctor.api import (
     account,
     difference,
     holders,
+    judge_processes,
     pattern,
     share,
     share_of_free,
+    watched,
 )
 
 NBYTES = 96 << 20
@@ -47,6 +49,8 @@ LEAST = 32 << 20
 
 ROUNDS = range(1, 49)
 """Of allocating, freeing and trimming."""
+
+WHAT = "allocation that is freed and trimmed"
 
 CHECKED = 1 << 20
 """Bytes of each allocation that are written and read in those rounds."""
@@ -79,6 +83,7 @@ class DriverPoolRelease(Check):
         else:
             nbytes = seen["nbytes"]
             bad = [*judge_memory(seen), *account(seen).judge(nbytes, PIECES), *judge_trimmed(seen)]
+            bad += judge_processes(done)
             yield from bad or judge_threshold(seen)
 
     def series(self, done: ProbeOutcome) -> Iterable[Series]:
@@ -175,9 +180,9 @@ def give_back(w: Worker) -> None:
         if not pool.reserved:
             ledger.enter("the pool was trimmed", before)
 
-    growing = [use(w, ledger, pool, stream, nbytes, number, wrong) for number in ROUNDS]
+    growing = [use(w, ledger, pool, stream, nbytes, number, wrong) for number in watched(w, WHAT, ROUNDS)]
     control = [ledger.used() for _ in ROUNDS]
-    ledger.enter_loop("allocation that is freed and trimmed", ROUNDS, growing, control)
+    ledger.enter_loop(WHAT, ROUNDS, growing, control)
     with w.step("destroy the pool"):
         pool.destroy()
         ledger.enter("the pool was destroyed", before)
