@@ -6,6 +6,7 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from hypothesis import settings
@@ -56,9 +57,26 @@ def pytest_configure() -> None:
             signal.signal(number, usual)
 
 
+FULL_TURN = "GPUIPC_FULL_TURN"
+"""Variable, ``3/7``: with ``-m ''``, of the tests marked `full` only those of the fourth seventh run."""
+
+
 @pytest.hookimpl(tryfirst=True)  # the group becomes part of the name next
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of tests that start MPI's ranks or Slurm's daemons, many both, those of a file run in one worker."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests marked `full` that are not in turn.
+
+    Of tests that start MPI's ranks or Slurm's daemons, many both, those of a file run in one worker.
+    """
+    if in_turn := os.environ.get(FULL_TURN):
+        turn, _, turns = in_turn.partition("/")
+        # By the name, so that a test keeps its turn whatever tests are added.
+        waiting = [
+            item
+            for item in items
+            if item.get_closest_marker("full") and crc32(item.nodeid.encode()) % int(turns) != int(turn)
+        ]
+        config.hook.pytest_deselected(items=waiting)
+        items[:] = [item for item in items if item not in set(waiting)]
     for item in items:
         many = item.get_closest_marker("mpi") or item.get_closest_marker("slurm")
         if many and not item.get_closest_marker("xdist_group"):

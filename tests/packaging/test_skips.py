@@ -1,15 +1,19 @@
-"""CI must not skip unseen: the hooks of tests/conftest.py, tried on small suites of their own."""
+"""CI must not skip unseen, and takes turns: the hooks of tests/conftest.py, tried on suites of their own."""
 
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
-CONFTEST = Path(__file__).parents[1] / "conftest.py"
+ROOT = Path(__file__).parents[2]
+CONFTEST = ROOT / "tests/conftest.py"
 
 MARKERS = """
     [pytest]
     markers =
         cuda: needs cuda-bindings
+        full: one of the many crosses
         gpu: needs a real GPU
 """
 
@@ -81,3 +85,73 @@ def test_a_mark_skips_with_the_reason(suite: pytest.Pytester, monkeypatch: pytes
     result = suite.runpytest_subprocess("-rs")
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["*needs cuda-bindings"])
+
+
+TURNS = """
+    import pytest
+
+    def test_runs_always():
+        pass
+
+    @pytest.mark.full
+    @pytest.mark.parametrize("number", range(70))
+    def test_takes_turns(number):
+        pass
+
+    class TestMore:
+        pytestmark = pytest.mark.full
+
+        def test_takes_turns_too(self):
+            pass
+"""
+
+
+def names(suite: pytest.Pytester, *arguments: str) -> list[str]:
+    listed = suite.runpytest("--collect-only", "-q", *arguments)
+    return [line for line in listed.outlines if "::" in line]
+
+
+def test_each_full_test_has_one_turn_of_seven_and_keeps_it(
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite.makepyfile(TURNS)
+    turns = []
+    for turn in range(7):
+        monkeypatch.setenv("GPUIPC_FULL_TURN", f"{turn}/7")
+        turns.append(names(suite, "-m", ""))
+    always = [name for name in turns[0] if name.endswith("runs_always")]
+    assert all(always[0] in turn for turn in turns)
+    taken = [name for turn in turns for name in turn if name not in always]
+    assert (len(taken), len(set(taken))) == (71, 71)
+    assert all(len(turn) > 3 for turn in turns)
+    suite.makepyfile(TURNS.replace("test_runs_always", "test_runs_more").replace("range(70)", "range(7, 70)"))
+    monkeypatch.setenv("GPUIPC_FULL_TURN", "3/7")
+    assert {name for name in names(suite, "-m", "") if "[" in name} < set(turns[3])
+    monkeypatch.delenv("GPUIPC_FULL_TURN")
+    assert len(names(suite, "-m", "")) == 65
+    assert len(names(suite, "-m", "not full")) == 1
+
+
+def turn_of(clone: Path) -> int:
+    """What ``.ci/run`` says there."""
+    function = re.search(r"^turn\(\) \{\n.*?^\}\n", (ROOT / ".ci/run").read_text(), re.MULTILINE | re.DOTALL)
+    assert function
+    said = subprocess.check_output(["bash", "-c", f"{function[0]}turn"], cwd=clone, text=True)
+    turn, turns = said.split("/")
+    assert int(turns) == 7
+    return int(turn)
+
+
+def test_ci_takes_the_next_turn_with_each_commit_and_any_in_a_shallow_clone(tmp_path: Path) -> None:
+    origin = tmp_path / "origin"
+    git = ["git", "-c", "user.name=x", "-c", "user.email=x@example.org", "-C", str(origin)]
+    subprocess.check_call(["git", "init", "-q", str(origin)])
+    seen = []
+    for number in range(8):
+        subprocess.check_call([*git, "commit", "-q", "--allow-empty", "-m", str(number)])
+        seen.append(turn_of(origin))
+    assert seen == [1, 2, 3, 4, 5, 6, 0, 1]
+    shallow = tmp_path / "shallow"
+    subprocess.check_call(["git", "clone", "-q", "--depth=1", origin.as_uri(), str(shallow)])
+    head = subprocess.check_output(["git", "-C", str(origin), "rev-parse", "--short=7", "HEAD"], text=True)
+    assert turn_of(shallow) == int(head, 16) % 7
