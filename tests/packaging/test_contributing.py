@@ -115,7 +115,37 @@ def test_a_drill_ends_green_once_what_the_check_says_is_written(tree: Tree, node
         profile.write_text(stated)
 
 
-def test_the_tests_of_checks_and_of_profiles_stay_green(tree: Tree) -> None:
-    """Of `make test`, what knows of each check: the rest runs here, where the new check is not."""
-    ran = tree.run("pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "tests/checks", "tests/unit/api")
+ALL_CHECKS = re.compile(r"check_files\.load|loader\.load\(\)|callers\(|finding_keys|judging")
+"""What a test says that looks at all checks, or at one by its file."""
+
+
+def knowing_of_checks() -> list[str]:
+    """The unit tests that a new check can redden: those of the checks, and those that look at all checks."""
+    files = sorted((REPOSITORY / "tests").glob("unit/**/test_*.py"))
+    names = [str(file.relative_to(REPOSITORY)) for file in files if ALL_CHECKS.search(file.read_text())]
+    assert {"tests/unit/inventory/test_sharing.py", "tests/unit/run/test_check_files.py"} <= set(names)
+    return ["tests/checks", "tests/unit/api", *names]
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        pytest.param(knowing_of_checks(), id="those that know of checks"),
+        pytest.param(["tests/checks", "tests/unit"], id="all of units", marks=pytest.mark.full),
+    ],
+)
+def test_the_tests_stay_green(tree: Tree, tests: list[str]) -> None:
+    """Of `make test`, what a new check can redden: the rest runs here, where the new check is not."""
+    ran = tree.run("pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *tests)
+    assert ran.returncode == 0, ran.stdout
+
+
+@pytest.mark.full
+def test_the_screens_are_drawn_with_the_new_row(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    screens = ("pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "tests/e2e/test_readme.py")
+    monkeypatch.setenv("GPUIPC_UPDATE_GOLDEN", "1")
+    tree.run(*screens)
+    monkeypatch.delenv("GPUIPC_UPDATE_GOLDEN")
+    assert "ipc-write-back" in (tree.root / "README.md").read_text()
+    ran = tree.run(*screens)
     assert ran.returncode == 0, ran.stdout

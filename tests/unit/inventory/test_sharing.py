@@ -168,14 +168,23 @@ NODE = (
 )
 
 
+SHOWN = [
+    one
+    for one in CHECKS
+    if one.id
+    in ("allocator-ipc", "ipc-fabric", "ipc-handles", "ipc-pool", "ipc-reopen", "ipc-vmm", "ipc-vmm-release")
+]
+"""Some, so that what is expected does not change with each new check."""
+
+
 def test_a_node_as_a_user_reads_it() -> None:
-    text = page(NODE, CHECKS) + "\n"
+    text = page(NODE, SHOWN) + "\n"
     assert all(len(line) <= 80 for line in text.splitlines() if "https://" not in line)
     golden.check("sharing/node.txt", text)
 
 
 def test_a_program_reads_the_same() -> None:
-    told = json.loads(document(NODE, CHECKS, "healthy-both"))
+    told = json.loads(document(NODE, SHOWN, "healthy-both"))
     assert told["simulated"] == "healthy-both"
     assert [fact["name"] for fact in told["node"]] == list(sharing.DECISIVE)
     assert told["checks"]["file descriptor"] == ["ipc-vmm", "ipc-vmm-release"]
