@@ -53,6 +53,7 @@ CONFORMANCE = if test -e .venv-other/.ready; then .venv-other/bin/python $(PYTES
 
 # GPUIPC_FULL_TURN=3/7, as CI counts it: of what `make test` leaves out, the fourth seventh runs, too.
 FULL = $(if $(GPUIPC_FULL_TURN),-m '')
+test-all: .prefix/openmpi-smcuda/.ready
 test-all: FULL := -m '' --hypothesis-profile=full
 test-all: export GPUIPC_FULL_TURN :=
 test-all: MUTATIONS := $(BIN)/python -m tests.mutations
@@ -119,3 +120,7 @@ machine:
 $(MPI_PREFIXES): pyproject.toml .venv/.pip
 	{ $(BIN)/python $(INSTALL) --ignore-installed --no-deps --prefix $(@D) $(PACKAGE) \
 	  && touch $@; } $(OR_GO_WITHOUT)
+
+# Debian's Open MPI 4.1.4 with CUDA and without UCX, whose btl/smcuda keeps freed buffers: half an hour on two cores.
+.prefix/openmpi-smcuda/.ready: tests/build_openmpi_smcuda.sh .venv/.pip
+	{ bash $< $(@D) $(BIN)/python && touch $@; } $(OR_GO_WITHOUT)
