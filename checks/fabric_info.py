@@ -84,6 +84,7 @@ class FabricInfo(Check):
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         seen, programs = done.records["fabric"], done.params["programs"]
         told = [
+            *broken(seen["broken"], programs),
             *problems(seen, programs),
             *unlike_stated(seen, done.params["stated"]),
             *health(seen, done.params["status_dir"]),
@@ -189,6 +190,29 @@ def in_words(adapter: Json) -> str:
 WORDS = {"link": "link", "speed": "speed", "retries": "link layer retry", "loopback": "loopback"}
 
 
+def broken(failed: Json, programs: Json) -> Iterator[Finding]:
+    """What kept the programs from saying what libfabric and UCX offer."""
+    for program, bad in failed.items():
+        file, via = programs[program]
+        values = {"program": program, "ended": bad["ended"], "said": bad["said"]}
+        if bad["ended"] in ("crashed", "failed"):
+            yield Finding.fail(
+                "program-failed",
+                "{program} {ended}: {said}",
+                f"{program}: {file} ({via})",
+                remedy=f"run `{file}` by hand; reinstall the library that it belongs to, or take it off PATH",
+                **values,
+            )
+        else:
+            yield Finding.error(
+                "program-unusable",
+                "{program} cannot start: {said}" if bad["ended"] == "cannot start" else "{program}: {said}",
+                f"{program}: {file} ({via})",
+                remedy=f"see `ldd {file}` and LD_LIBRARY_PATH, or load its module",
+                **values,
+            )
+
+
 def problems(seen: Json, programs: Json) -> Iterator[Finding]:
     offered = {one["domain"]: one["state"] for one in seen.get("interfaces", ()) if one["provider"] == "cxi"}
     for adapter in seen["adapters"]:
@@ -237,7 +261,15 @@ def problems(seen: Json, programs: Json) -> Iterator[Finding]:
             "its module (HPE's known issue 2874751, on RHEL)",
             directory=str(PurePath(file).parent),
         )
-    if seen["adapters"] and "interfaces" not in seen:
+    if seen.get("interfaces") == [] and not seen["adapters"]:
+        yield Finding.warn(
+            "offers-nothing",
+            "libfabric offers no provider: {program} found no data",
+            remedy="look at FI_PROVIDER and FI_PROVIDER_PATH, and at what fi_info prints under "
+            "FI_LOG_LEVEL=warn",
+            program=file or "fi_info",
+        )
+    if seen["adapters"] and "interfaces" not in seen and "fi_info" not in seen["broken"]:
         yield Finding.warn(
             "cannot-ask",
             "there are adapters, and no fi_info to ask whether libfabric offers them",

@@ -101,7 +101,9 @@ class FabricSmallMessage(Check):
                     yield probe(named("UCX", where), devices, in_device, launch)
 
     def again(self, failed: ProbeOutcome) -> Iterable[Probe]:
-        if failed.blamed and (message := failed.records[failed.blamed].get("message")):
+        if not failed.blamed or failed.roles[failed.blamed].ending.value != "hung":
+            return
+        if message := failed.records[failed.blamed].get("message"):
             ended = {"route": message[0], "size": message[1], "ended": "hung", "said": failed.blamed}
             params = {**failed.params, "failed": [*failed.params["failed"], ended]}
             name = failed.probe if failed.probe.endswith(REST) else f"{failed.probe}, {REST}"
@@ -114,6 +116,15 @@ class FabricSmallMessage(Check):
             return
         program = PurePath(done.params["program"]).name
         tries = [*done.params["failed"], *done.records[CLIENT]["tries"]]
+        if unstarted := [one["said"] for one in tries if one["ended"] == "cannot start"]:
+            yield Finding.error(
+                "cannot-start",
+                "{program} cannot start: {said}",
+                remedy=f"see `ldd {done.params['program']}` and LD_LIBRARY_PATH, or load its module",
+                program=program,
+                said=unstarted[0],
+            )
+            return
         unable = [one["said"] for one in tries if one["ended"] == "unable"]
         if unable or not tries:
             yield Finding.skip(
@@ -207,6 +218,8 @@ def exchange(w: Worker) -> None:
     for route in routes(w):
         for size in w.params["sizes"]:
             bad = [one for one in (*failed, *tries) if one["route"] == route and one["ended"] != "right"]
+            if any(one["ended"] == "cannot start" for one in bad):
+                break
             if len(bad) >= ENOUGH or size in [one["size"] for one in bad]:
                 continue
             w.record(message=[route, size])

@@ -5,6 +5,7 @@ They carry the worker's marker in their environment, so whatever becomes of the 
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import socket
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -26,6 +27,9 @@ Armed = Callable[[str], AbstractContextManager[None]]
 
 _MAX_BYTES = 1 << 18
 """Of what a program prints, that is read; its end, where it is more."""
+
+_SHOWN = 200
+"""Characters of output that cannot be read which are shown."""
 
 _POLL_S = 0.005
 
@@ -65,14 +69,26 @@ class Fabric:
             "ports": devices.ports(self._root),
             "health": healthcheck.results(Path(results)) if results else [],
         }
+        broken: dict[str, Json] = {}
         if fi_info := programs.get("fi_info"):
             told["libfabric"] = _version("libfabric", self._run([fi_info, "--version"])[1])
-            told["interfaces"] = [asdict(one) for one in self._offered(fi_info)]
+            code, text = self._run([fi_info, "-v"])
+            offered = [asdict(one) for one in interfaces.offered(text)]
+            if code != errno.ENODATA and (bad := exchange.failure(code, text) or _silent(text, offered)):
+                broken["fi_info"] = bad
+            else:
+                told["interfaces"] = offered
         if ucx_info := programs.get("ucx_info"):
-            told["ucx"] = _version("Library version", self._run([ucx_info, "-v"])[1])
-            if transports:  # for which UCX opens every device
-                told["transports"] = interfaces.transports(self._run([ucx_info, "-d"])[1])
-        return told
+            code, text = self._run([ucx_info, "-v"])
+            told["ucx"] = _version("Library version", text)
+            bad = exchange.failure(code, text) or _silent(text, told["ucx"])
+            if transports and not bad:  # for which UCX opens every device
+                code, text = self._run([ucx_info, "-d"])
+                told["transports"] = interfaces.transports(text)
+                bad = exchange.failure(code, text) or _silent(text, told["transports"])
+            if bad:
+                broken["ucx_info"] = bad
+        return {**told, "broken": broken}
 
     def routes(self, fi_info: str | None, *, across: bool, stated: str | None) -> list[str]:
         offered = self._offered(fi_info) if fi_info else []
@@ -91,15 +107,16 @@ class Fabric:
             for name, value in exchange.transports(program, route, stated).items()
             if name not in os.environ
         }
-        ours, theirs = self._end(exchange.command(program, route, nbytes, rounds), chosen)
+        ours, theirs = self._end(exchange.command(program, route, nbytes, rounds), chosen, rounds)
         self._other().send(ours)
         return {**exchange.of_both(ours, theirs or self._other().recv()), "chosen": chosen}
 
     def _end(
-        self, command: Sequence[str], env: Mapping[str, str]
+        self, command: Sequence[str], env: Mapping[str, str], rounds: int
     ) -> tuple[dict[str, Json], dict[str, Json] | None]:
         """How our end of it ended, and how the other's, where that was first."""
         program, serves, port = command[0], self._place == 0, 0
+        judge = partial(exchange.judge, rounds=rounds, has_result=exchange.has_result(program, serves=serves))
         if serves:
             port = _free_port()
             command = [*command, *exchange.serve(program, port)]
@@ -108,13 +125,18 @@ class Fabric:
         else:
             return exchange.nobody_listens(), None
         with self._armed(Path(program).name), tempfile.TemporaryFile() as output:
-            process = self._start(command, output, env)
+            try:
+                process = self._start(command, output, env)
+            except OSError as error:
+                if serves:
+                    self._other().send(None)
+                return judge(*_not_executed(error)), None
             if serves:
                 while not (listens := _listens(port)) and process.poll() is None:
                     time.sleep(_LISTENS_EVERY_S)
                 self._other().send({"host": self._host, "port": port} if listens else None)
             theirs = self._watch(process)
-            return exchange.judge(process.wait(), _text(output)), theirs
+            return judge(process.wait(), _text(output)), theirs
 
     def _watch(self, process: subprocess.Popen[bytes]) -> dict[str, Json] | None:
         """Until the program has ended. One whose other end has gone wrong may wait for it for ever."""
@@ -133,7 +155,10 @@ class Fabric:
     def _run(self, command: Sequence[str]) -> tuple[int, str]:
         """A program's exit code, negative for a signal, and what it printed."""
         with self._armed(Path(command[0]).name), tempfile.TemporaryFile() as output:
-            process = self._start(command, output)
+            try:
+                process = self._start(command, output)
+            except OSError as error:
+                return _not_executed(error)
             return process.wait(), _text(output)
 
     def _start(
@@ -162,10 +187,23 @@ def _text(output: IO[bytes]) -> str:
     return output.read().decode(errors="replace")
 
 
+def _not_executed(error: OSError) -> tuple[int, str]:
+    """What a shell would make of a program that the kernel does not execute: exit code and words."""
+    return exchange.CANNOT_EXECUTE, error.strerror or str(error)
+
+
+def _silent(text: str, found: object) -> dict[str, Json] | None:
+    """How a program that reported success was of no use, where nothing was found in its output."""
+    if found:
+        return None
+    said = " ".join(text.split())[:_SHOWN] or "it printed nothing"
+    return {"ended": "silent", "said": f"exit code 0, but nothing that can be read: {said}"}
+
+
 def _version(word: str, text: str) -> str:
-    """``libfabric: 2.2.0-impi_2021.17.2``, ``# Library version: 1.22.0``."""
+    """``libfabric: 2.2.0-impi_2021.17.2``, ``# Library version: 1.22.0``, not ``libfabric:PID:…`` of logs."""
     lines = (line.lstrip("# ") for line in text.splitlines())
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(f"{word}:")), "")
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(f"{word}: ")), "")
 
 
 def _free_port() -> int:

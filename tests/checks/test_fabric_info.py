@@ -37,6 +37,7 @@ def told(
         "adapters": adapters,
         "ports": {},
         "health": [],
+        "broken": {},
         **seen,
     }
     params = {"programs": programs, "known": [], "status_dir": None, "stated": stated}
@@ -88,7 +89,7 @@ def test_programs_outside_path_are_pointed_out() -> None:
 
 
 def test_without_fi_info_nothing_is_concluded_of_adapters() -> None:
-    record = {"adapters": [ADAPTER], "ports": {}, "health": []}
+    record = {"adapters": [ADAPTER], "ports": {}, "health": [], "broken": {}}
     params = {"programs": {}, "known": [], "status_dir": None, "stated": None}
     [finding] = conclude("fabric-info", {"fabric": record}, (), **params)
     assert (finding.status, finding.key) == (Status.WARN, "cannot-ask")
@@ -106,7 +107,7 @@ def test_what_hpes_check_found_is_told_and_what_passed_is_not() -> None:
 
 
 def test_a_directory_without_results_is_named() -> None:
-    record = {"adapters": [], "ports": {}, "health": []}
+    record = {"adapters": [], "ports": {}, "health": [], "broken": {}}
     params = {"programs": {}, "known": [], "status_dir": "/var/cxi", "stated": None}
     [finding] = conclude("fabric-info", {"fabric": record}, (), **params)
     assert (finding.status, finding.key) == (Status.WARN, "no-results")

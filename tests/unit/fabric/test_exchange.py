@@ -17,7 +17,7 @@ PERFTEST = """\
 +--------------+--------------+------------------------------+---------------------+-----------------------+
 |    Stage     | # iterations | 50.0%ile | average | overall |  average |  overall |  average  |  overall  |
 +--------------+--------------+----------+---------+---------+----------+----------+-----------+-----------+
-Final:                   100      4.151     4.699     4.699        0.00       0.00         213         213
+Final:                    10      4.151     4.699     4.699        0.00       0.00         213         213
 """
 NO_ROCM = """\
 |    Stage     | # iterations | 50.0%ile | average | overall |  average |  overall |  average  |  overall  |
@@ -32,8 +32,8 @@ PSM2 = "\nfi_pingpong:26476 terminated with signal 11 at PC=7f9a50c85487 SP=7ffc
     ("code", "text", "told"),
     [
         (0, PINGPONG, {"ended": "right", "said": "", "us": 4740.55}),
+        (0, f"libfabric:1:core: a warning\n{PINGPONG}", {"ended": "right", "said": "", "us": 4740.55}),
         (0, PERFTEST, {"ended": "right", "said": "", "us": 4.699}),
-        (0, "Waiting for connection...\n", {"ended": "right", "said": "", "us": None}),
         (
             255,
             "Error at iteration=1 size=16 byte=8\n",
@@ -43,15 +43,63 @@ PSM2 = "\nfi_pingpong:26476 terminated with signal 11 at PC=7f9a50c85487 SP=7ffc
         (-13, "", {"ended": "failed", "said": "SIGPIPE"}),
         (1, PSM2, {"ended": "crashed", "said": "SIGSEGV"}),
         (1, REFUSED, {"ended": "failed", "said": f"exit code 1: {REFUSED.strip()}"}),
-        (3, "", {"ended": "failed", "said": "exit code 3: it said nothing"}),
+        (3, "", {"ended": "failed", "said": "exit code 3: it printed nothing"}),
     ],
 )
 def test_how_a_program_ended(code: int, text: str, told: dict[str, object]) -> None:
-    assert exchange.judge(code, text) == told
+    assert exchange.judge(code, text, 10) == told
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Waiting for connection...\n",
+        PINGPONG.splitlines()[0],
+        PINGPONG.replace("10      =10 ", "9       =9  "),
+        PINGPONG.replace("=10", "8"),
+        PINGPONG.replace("4740.55", "nan"),
+        PINGPONG.replace("4740.55", "-1.00"),
+        PINGPONG[: PINGPONG.index("4740")],
+        PERFTEST.replace("4.699", "inf"),
+        PERFTEST.replace("  10 ", "   5 "),
+    ],
+)
+def test_exit_code_0_without_a_result_is_a_failure(text: str) -> None:
+    told = exchange.judge(0, text, 10)
+    assert told["ended"] == "failed"
+    assert told["said"].startswith("exit code 0, but no result for 10 messages: ")
+
+
+def test_only_the_end_of_ucx_perftest_that_waits_prints_no_result() -> None:
+    ends = [(name, serves) for name in ("fi_pingpong", "ucx_perftest") for serves in (True, False)]
+    silent = [end for end in ends if not exchange.has_result(f"/bin/{end[0]}", serves=end[1])]
+    assert silent == [("ucx_perftest", True)]
+    assert exchange.judge(0, "Waiting for connection...\n", 10, has_result=False)["ended"] == "right"
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (
+            127,
+            "fi_pingpong: error while loading shared libraries: libfabric.so.1: cannot open\n",
+        ),
+        (127, "fi_pingpong: symbol lookup error: undefined symbol: fi_x\n"),
+        (127, "sh: 1: exec: fi_pingpong: not found\n"),
+        (126, "Exec format error"),
+        (126, "Permission denied"),
+        (1, "fi_pingpong: /lib/libc.so.6: version `GLIBC_2.38' not found (required by fi_pingpong)\n"),
+    ],
+)
+def test_a_program_that_cannot_start_is_reported_with_its_words(code: int, text: str) -> None:
+    cannot_start = {"ended": "cannot start", "said": text.strip()}
+    assert exchange.judge(code, text, 10) == cannot_start
+    assert exchange.of_both(exchange.nobody_listens(), cannot_start)["ended"] == "cannot start"
 
 
 def test_memory_that_a_build_does_not_know_is_no_failure() -> None:
-    told = exchange.judge(255, NO_ROCM)
+    told = exchange.judge(255, NO_ROCM, 10)
     assert told["ended"] == "unable"
     assert told["said"] == (
         "exit code 255: Unsupported memory types rocm<->rocm | Failed to run test: Unsupported operation"
@@ -60,7 +108,7 @@ def test_memory_that_a_build_does_not_know_is_no_failure() -> None:
 
 def test_a_line_of_ucxs_log_loses_its_head_whatever_the_length_of_a_process_id() -> None:
     log = "[1795358814.885] [vm:775  :0]  perftest_run.c:363 UCX  ERROR Failed to run test: No such device\n"
-    assert exchange.judge(255, log)["said"] == "exit code 255: Failed to run test: No such device"
+    assert exchange.judge(255, log, 10)["said"] == "exit code 255: Failed to run test: No such device"
 
 
 @pytest.mark.parametrize(
@@ -84,9 +132,9 @@ def test_ucx_is_told_the_fabric_that_the_site_states(
 def test_of_both_ends_the_one_that_tells_more() -> None:
     crashed, failed = {"ended": "crashed", "said": "SIGSEGV"}, {"ended": "failed", "said": "exit code 1"}
     assert exchange.of_both(crashed, failed) == exchange.of_both(failed, crashed) == crashed
-    wrote_to_nobody = exchange.judge(-signal.SIGPIPE, "")
+    wrote_to_nobody = exchange.judge(-signal.SIGPIPE, "", 10)
     assert exchange.of_both(wrote_to_nobody, crashed) == exchange.of_both(crashed, wrote_to_nobody) == crashed
-    server, client = exchange.judge(0, ""), exchange.judge(0, PINGPONG)
+    server, client = exchange.judge(0, "", 10, has_result=False), exchange.judge(0, PINGPONG, 10)
     assert exchange.of_both(server, client) == exchange.of_both(client, server) == client
 
 
