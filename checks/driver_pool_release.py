@@ -33,7 +33,9 @@ from gpuipc_doctor.api import (
     pattern,
     share,
     share_of_free,
+    unlike_pattern,
     watched,
+    write_pattern,
 )
 
 NBYTES = 96 << 20
@@ -166,11 +168,11 @@ def give_back(w: Worker) -> None:
     with w.step("trim while half of the memory is allocated"):
         kept, freed = (pool.alloc(nbytes, stream) for _ in range(2))
         stream.synchronize()
-        kept.write(pattern(CHECKED, 0))
+        write_pattern(kept, nbytes, 0)
         freed.free(stream)
         stream.synchronize()
         pool.trim()
-        wrong = [difference(kept.read(CHECKED), pattern(CHECKED, 0))]
+        wrong = [unlike_pattern(kept, nbytes, 0)]
         kept.free(stream)
         stream.synchronize()
 

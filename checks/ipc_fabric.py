@@ -18,15 +18,16 @@ from gpuipc_doctor.api import (
     Probe,
     ProbeOutcome,
     Worker,
-    differences,
     exchange_as_exporter,
     exchange_as_importer,
     judge_exchange,
     misplaced,
-    pattern,
+    write_pattern,
+    wrong_pattern,
 )
 
-NBYTES = 4 << 20
+NBYTES = 20 << 20
+"""Of the memory, before it is rounded up to the device's granule."""
 
 
 class IpcFabric(Check):
@@ -57,7 +58,7 @@ class IpcFabric(Check):
         if refused := importer["refused"]:
             yield not_in_domain(refused)
         elif not bad:
-            yield Finding.ok("right", "{nbytes:mib} right both ways, and again", nbytes=NBYTES)
+            yield Finding.ok("right", "{nbytes:mib} verified both ways", nbytes=exporter["nbytes"])
 
 
 def judge_refusal(refused: str, channels: list[str]) -> Finding:
@@ -91,8 +92,9 @@ def not_in_domain(refused: str) -> Finding:
 
 def create(w: Worker) -> PhysicalMemory | str:
     """Memory that a fabric handle can be made of, or the driver's refusal."""
+    granule = w.gpu.fabric_granule
     try:
-        return w.gpu.create_fabric(NBYTES)
+        return w.gpu.create_fabric(-(-NBYTES // granule) * granule)
     except DriverError as error:
         if error.is_not_permitted:
             return str(error)
@@ -104,29 +106,31 @@ def export(w: Worker) -> None:
     memory = create(w)
     if isinstance(memory, str):
         w.record(refused=memory, channels=w.gpu.fabric_channels, exchanged=[])
-        w.peer.send(b"")
+        w.peer.send(None)
         return
+    nbytes = memory.nbytes
     with memory, memory.map() as mapping:
-        mapping.write(pattern(NBYTES))
+        write_pattern(mapping, nbytes)
         handle = memory.export_fabric()
         step = w.step("import it in the process that made it")
-        with step, w.gpu.import_fabric(handle, NBYTES) as own, own.map() as again:
-            wrong = differences("in the process that made it", again.read(), pattern(NBYTES))
-        w.record(refused="", wrong=wrong, exchanged=[])
-        w.peer.send(handle)
+        with step, w.gpu.import_fabric(handle, nbytes) as own, own.map() as again:
+            wrong = wrong_pattern("in the process that made it", again, nbytes)
+        w.record(refused="", wrong=wrong, exchanged=[], nbytes=nbytes)
+        w.peer.send([handle, nbytes])
         if w.peer.recv() == "mapped":
-            w.record(exchanged=exchange_as_exporter(w, mapping, NBYTES))
+            w.record(exchanged=exchange_as_exporter(w, mapping, nbytes))
             w.peer.recv()  # the importer has unmapped
 
 
 def attach(w: Worker) -> None:
     w.record(node=w.node)
-    handle = w.peer.recv()
-    if not handle:
+    shared = w.peer.recv()
+    if not shared:
         w.record(refused="", wrong=[], exchanged=[])
         return
+    handle, nbytes = shared
     try:
-        memory = w.gpu.import_fabric(handle, NBYTES)
+        memory = w.gpu.import_fabric(handle, nbytes)
     except DriverError as error:
         if not (w.params["across"] and error.is_not_permitted):
             raise
@@ -135,8 +139,8 @@ def attach(w: Worker) -> None:
         return
     with memory, memory.map() as mapping:
         w.peer.send("mapped")
-        wrong = differences("in another process", mapping.read(), pattern(NBYTES))
-        w.record(refused="", wrong=wrong, exchanged=exchange_as_importer(w, mapping, NBYTES))
+        wrong = wrong_pattern("in another process", mapping, nbytes)
+        w.record(refused="", wrong=wrong, exchanged=exchange_as_importer(w, mapping, nbytes))
     w.peer.send("unmapped")
 
 

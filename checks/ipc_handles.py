@@ -1,9 +1,10 @@
 """Export segments in every way and see that each handle leads where it must, and only there.
 
 Two segments have two handles; opened, each shows its own data, then and when it changes, sub-allocations of
-one block included; the handle of an interior pointer leads where this vendor documents; memory of kinds that
-cannot be shared is refused; and opening in a second context of the process does what this vendor documents.
-What a vendor leaves open is recorded and not judged.
+one block included, also after another mapping was closed: one of the same handle, or of another segment; the
+handle of an interior pointer leads where this vendor documents; memory of kinds that cannot be shared is
+refused; and opening in a second context of the process does what this vendor documents. What a vendor leaves
+open is recorded and not judged.
 
 Where a handle is given out that should not be, an application opens it: a kind of memory that should be
 refused, or a second handle of one segment. What it meets then is judged. Right data both ways harms nobody;
@@ -15,7 +16,6 @@ Memory of VMM has a probe of its own: where its export was not refused, nodes ha
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
 from itertools import combinations
 
 from gpuipc_doctor.api import (
@@ -27,6 +27,7 @@ from gpuipc_doctor.api import (
     Probe,
     ProbeOutcome,
     Worker,
+    closing_order,
     differences,
     exchange_as_exporter,
     exchange_as_importer,
@@ -35,8 +36,8 @@ from gpuipc_doctor.api import (
     unless_refused,
 )
 
-SIZES = (1000, 1000, 2 << 20)
-"""Bytes of the segments: two that the driver places in one block, and one with a block of its own."""
+SIZES = (1000, 1000, 1000, 64 << 10, 12 << 20, 2 << 20)
+"""Bytes of the segments: four that the driver places in one block, and two with a block each."""
 
 INTERIOR = 512
 """Offset, in bytes, of the interior pointer that is exported."""
@@ -67,9 +68,9 @@ class IpcHandles(Check):
             yield from [*judge_answers(answers, useless)] or [Finding.ok("vmm-refused", says)]
             return
         answers = answers | importer["answers"]
-        says = "{segments} segments and {rules} rules as documented"
+        says = "{segments} segments and {rules} rules as documented, {nbytes:mib} verified both ways"
         yield from [*judge_segments(done), *judge_answers(answers, useless)] or [
-            Finding.ok("as-documented", says, segments=len(SIZES), rules=len(answers))
+            Finding.ok("as-documented", says, segments=len(SIZES), rules=len(answers), nbytes=sum(SIZES))
         ]
 
 
@@ -109,8 +110,8 @@ def export(w: Worker) -> None:
     handles, again = ([buffer.ipc_handle() for buffer in buffers] for _ in range(2))
     w.peer.send([*handles, buffers[-1].ipc_handle(INTERIOR)])
     exchanged = []
-    for n, buffer in enumerate(buffers if w.peer.recv() == "all right" else []):
-        exchanged += exchange_as_exporter(w, buffer, buffer.nbytes, f"segment {n + 1}")
+    for n in closing_order(len(SIZES)) if w.peer.recv() == "all right" else []:
+        exchanged += exchange_as_exporter(w, buffers[n], SIZES[n], f"segment {n + 1}")
 
     pairs = combinations(enumerate(handles, 1), 2)
     collisions = [f"segments {n} and {m}" for (n, one), (m, other) in pairs if one == other]
@@ -165,26 +166,28 @@ def share(w: Worker, what: str, memory: Buffer, handle: bytes, nbytes: int) -> l
 def follow(w: Worker) -> None:
     first_context = w.gpu.create_context()
     *handles, interior = w.peer.recv()
-    segments = list(enumerate(zip(handles, SIZES, strict=True)))
-    wrong, exchanged = [], []
-    with ExitStack() as held:
-        mappings = []
-        for n, (handle, nbytes) in segments:
-            with w.step(f"open segment {n + 1}, {nbytes} B"):
-                mappings.append(held.enter_context(w.gpu.open_ipc(handle)))
-        for n, (mapping, nbytes) in enumerate(zip(mappings, SIZES, strict=True)):
-            data = mapping.read(min(nbytes, mapping.nbytes))
-            wrong += differences(f"segment {n + 1}", data, pattern(nbytes, n))
-
+    wrong, exchanged, mappings = [], [], []
     with w.step("open an interior pointer's handle"), w.gpu.open_ipc(interior) as mapping:
         lands = landing(mapping.read(min(4096, mapping.nbytes)))
     if lands == "nowhere":
         wrong.append("an interior pointer's handle shows neither its own nor its segment's first bytes")
 
+    for n, (handle, nbytes) in enumerate(zip(handles, SIZES, strict=True)):
+        with w.step(f"open segment {n + 1}, {nbytes} B"):
+            mappings.append(w.gpu.open_ipc(handle))
+    with w.step("open segment 1 again and close it once"):
+        w.gpu.open_ipc(handles[0]).close()
+    for n, (mapping, nbytes) in enumerate(zip(mappings, SIZES, strict=True)):
+        with w.step(f"read segment {n + 1}, after segment 1 was opened twice and closed once"):
+            data = mapping.read(min(nbytes, mapping.nbytes))
+        wrong += differences(f"segment {n + 1}", data, pattern(nbytes, n))
+
     w.peer.send("some wrong" if wrong else "all right")  # nothing is written where other memory may be
-    for n, (handle, nbytes) in [] if wrong else segments:
-        with w.step(f"exchange data in segment {n + 1}"), w.gpu.open_ipc(handle) as mapping:
-            exchanged += exchange_as_importer(w, mapping, nbytes, f"segment {n + 1}")
+    for n in closing_order(len(SIZES)):
+        with w.step(f"exchange data in segment {n + 1}, with some of the others closed"):
+            if not wrong:
+                exchanged += exchange_as_importer(w, mappings[n], SIZES[n], f"segment {n + 1}")
+            mappings[n].close()
     use_strays(w)
 
     with w.step("open in one context"), w.gpu.open_ipc(handles[-1]):

@@ -38,7 +38,7 @@ class IpcPeer(Check):
         exchanged = list(judge_exchange(done))
         yield from exchanged
         if not (wrong or exchanged):
-            yield Finding.ok("right", "{nbytes:mib} right both ways, and again", nbytes=NBYTES)
+            yield Finding.ok("right", "{nbytes:mib} verified both ways", nbytes=NBYTES)
 
 
 def export(w: Worker) -> None:

@@ -2,8 +2,9 @@
 
 The importer frees before the owner does, as both vendors demand. Memory whose pointer was exported may stay
 taken until both ends have destroyed the pool and every descriptor of it is closed (measured on an H200,
-driver 580.159.04), so it is then that memory must be back. Two pointers are exported before the first is
-imported, so that a wrong one shows; in the end the owner is killed with a pointer open.
+driver 580.159.04), so it is then that memory must be back. All pointers are imported before the first is
+read, so that a wrong one shows, and freed one by one while data is exchanged through the others; in the end
+the exporter is killed with a pointer open.
 
 Many small pools, one after the other, must leave nothing behind in either process or on the device.
 """
@@ -26,17 +27,17 @@ from gpuipc_doctor.api import (
     ProbeOutcome,
     Worker,
     account,
-    differences,
+    closing_order,
     exchange_as_exporter,
     exchange_as_importer,
     judge_exchange,
     judge_processes,
-    pattern,
     watched,
+    write_pattern,
+    wrong_pattern,
 )
 
 NBYTES = ODD_BYTES
-GLANCE = 64 << 10
 POINTERS = 2
 
 MANY = "many pools"
@@ -75,8 +76,8 @@ class IpcPool(Check):
             return
         watched = account(done.records["exporter"])
         bad += [*judge_exchange(done), *watched.judge(NBYTES, POINTERS)]
-        says = "right both ways, and again; memory came back"
-        yield from bad or [Finding.ok("right", says, *watched.evidence())]
+        says = "{nbytes:mib} verified both ways; memory came back"
+        yield from bad or [Finding.ok("right", says, *watched.evidence(), nbytes=POINTERS * NBYTES)]
 
 
 def judge_many(done: ProbeOutcome) -> Iterable[Finding]:
@@ -101,10 +102,10 @@ def share_once(w: Worker, exchanged: list[str]) -> None:
     memories = [pool.alloc(NBYTES, stream) for _ in range(POINTERS)]
     stream.synchronize()
     for n, memory in enumerate(memories):
-        memory.write(pattern(GLANCE, n))
+        write_pattern(memory, NBYTES, n)
     offer(w, pool, memories)
-    for n, memory in enumerate(memories):
-        exchanged += exchange_as_exporter(w, memory, GLANCE, f"pointer {n + 1}")
+    for n in closing_order(POINTERS):
+        exchanged += exchange_as_exporter(w, memories[n], NBYTES, f"pointer {n + 1}")
     w.peer.recv()  # the importer has freed them, and destroyed its pool
     for memory in memories:
         memory.free(stream)
@@ -126,11 +127,12 @@ def attach(w: Worker) -> None:
         pool = import_pool(w)
         memories = [pool.import_pointer(pointer, NBYTES) for pointer in pointers]
         for n, memory in enumerate(memories):
-            wrong += differences(f"pointer {n + 1}", memory.read(GLANCE), pattern(GLANCE, n))
-            exchanged += exchange_as_importer(w, memory, GLANCE, f"pointer {n + 1}")
-        for memory in memories:
-            memory.free(stream)
-        stream.synchronize()
+            wrong += wrong_pattern(f"pointer {n + 1}", memory, NBYTES, n)
+        for n in closing_order(POINTERS):
+            with w.step(f"exchange data by pointer {n + 1}, with some of the others freed"):
+                exchanged += exchange_as_importer(w, memories[n], NBYTES, f"pointer {n + 1}")
+                memories[n].free(stream)
+                stream.synchronize()
         pool.destroy()
         w.peer.send("destroyed")
     w.record(wrong=wrong, exchanged=exchanged)
@@ -149,7 +151,7 @@ def share_and_die(w: Worker) -> None:
     pool, stream = w.gpu.create_shared_pool(), w.gpu.create_stream()
     memory = pool.alloc(NBYTES, stream)
     stream.synchronize()
-    memory.write(pattern(GLANCE))
+    write_pattern(memory, NBYTES)
     offer(w, pool, [memory])
     w.peer.recv()  # the importer has it open
     w.die()
@@ -162,7 +164,7 @@ def outlive(w: Worker) -> None:
     w.peer.send("open")
     w.peer.wait_gone()
     with w.step("read what the killed exporter shared"):
-        wrong = differences("after the exporter was killed", memory.read(GLANCE), pattern(GLANCE))
+        wrong = wrong_pattern("after the exporter was killed", memory, NBYTES)
     memory.free(stream)
     stream.synchronize()
     pool.destroy()

@@ -33,9 +33,6 @@ SIZES = (146064, 226656, 154909264)
 GLANCE = 1 << 20
 """Bytes of each segment that are verified when it is first opened; when it is opened again, all are."""
 
-EXCHANGED = 64 << 10
-"""Bytes of each segment that both write in turn."""
-
 SEGMENTS = {"control": (1, 2), "tested": (1, 2, 3)}
 """Numbers of the segments of each set, from 1; the control leaves out the one that takes time to verify."""
 
@@ -67,9 +64,10 @@ class IpcReopen(Check):
         if not (importer["wrong"] or exchanged):
             yield Finding.ok(
                 "reopened",
-                "{segments} segments opened again ({variant})",
+                "{segments} segments reopened ({variant}), {nbytes:mib} verified",
                 Evidence.control(importer["control"]),
                 segments=len(SEGMENTS["tested"]),
+                nbytes=sum(SIZES[number - 1] for number in SEGMENTS["tested"]),
                 variant=done.probe,
             )
 
@@ -86,7 +84,9 @@ def export(w: Worker) -> None:
         w.peer.send(segments)
     exchanged = []
     for buffer in buffers:
-        exchanged += exchange_as_exporter(w, buffer, EXCHANGED, f"segment of {buffer.nbytes} B")
+        exchanged += exchange_as_exporter(
+            w, buffer, buffer.nbytes, f"segment of {buffer.nbytes} B", whole=False
+        )
     w.record(exchanged=exchanged)
     w.peer.recv()  # the importer has closed everything
     for buffer in buffers:
@@ -129,7 +129,7 @@ def open_all(
             if unlike := unlike_pattern(mapping, verified, *key(which, number)):
                 wrong.append(f"{step} {number}: {unlike}")
             if exchanged is not None:
-                exchanged += exchange_as_importer(w, mapping, EXCHANGED, f"segment of {nbytes} B")
+                exchanged += exchange_as_importer(w, mapping, nbytes, f"segment of {nbytes} B", whole=False)
     return wrong
 
 

@@ -1,10 +1,11 @@
-"""Free shared memory, allocate anew over the same address, and see that nobody is shown the old data.
+"""Free shared memory, allocate over the same address, and see that no mapping shows the old data.
 
-The importer has the old segment still open, or has closed it; the new segment is as large, larger or
-smaller. The new handle must open and show the new data, then and when it changes. A cache that keeps
-mappings beyond the exporter's free (MPICH before its pull request 7862, UCX's IPC cache) lives from what is
-tested here: with a stale mapping open, some drivers refuse a new one that overlaps it, and a new handle that
-equals the old one cannot be told from it. Where no address comes again nothing is tested, so that is counted.
+The importer has the old segment still open, or has closed it; the new segment is as large, larger or smaller,
+or both are small and lie in a block that lives on, since a neighbour in it stays open. The new handle must
+open and show the new data, then and when it changes. A cache that keeps mappings beyond the exporter's free
+(MPICH before its pull request 7862, UCX's IPC cache) lives from what is tested here: with a stale mapping
+open, some drivers refuse a new one that overlaps it, and a new handle that equals the old one cannot be told
+from it. Where no address comes again nothing is tested, so that is counted.
 """
 
 from __future__ import annotations
@@ -27,19 +28,29 @@ from gpuipc_doctor.api import (
     pattern,
     unlike_pattern,
     write_pattern,
+    wrong_pattern,
 )
 
 OLD = 8 << 20
-NEW_SIZES = {"same size": OLD, "larger": 12 << 20, "smaller": 4 << 20}
-"""Bytes of the freed segment, and of those allocated after it."""
+SIZES = {
+    "same size": (OLD, OLD),
+    "larger": (OLD, 12 << 20),
+    "smaller": (OLD, 4 << 20),
+    "4 KiB": (4096, 4096),
+    "64 KiB": (64 << 10, 64 << 10),
+}
+"""Bytes of the freed segment, and of that allocated after it."""
+
+NEIGHBOUR, STAYS = 4096, -1
+"""Bytes of a segment that lives on, in the block of the small ones, and its number in place of a round's."""
 
 MAPPING = ("closed", "open")
 """What the importer has done with the old mapping by then."""
 
-ROUNDS = [(mapping, name) for mapping in MAPPING for name in NEW_SIZES]
+ROUNDS = [(mapping, name) for mapping in MAPPING for name in SIZES]
 
-PAGE, EXCHANGED = 4096, 64 << 10
-"""Bytes that tell old data from new, and of each new segment that both write in turn."""
+PAGE = 4096
+"""Bytes that tell old data from new."""
 
 
 class IpcStale(Check):
@@ -77,8 +88,11 @@ class IpcStale(Check):
         if not (stale or wrong or importer["overlap"] or exchanged):
             says = "{reused} of {rounds} rounds got the old address"
             how_often = Evidence.measured(says, reused=sum(reused), rounds=len(reused))
+            nbytes = sum(SIZES[name][1] for _, name in ROUNDS)
             yield (
-                Finding.ok("new-data", "new handles show new data", how_often)
+                Finding.ok(
+                    "new-data", "{nbytes:mib} of new segments verified both ways", how_often, nbytes=nbytes
+                )
                 if any(reused)
                 else Finding.skip("no-reuse", "no address was reused, so nothing was tested", how_often)
             )
@@ -86,24 +100,29 @@ class IpcStale(Check):
 
 def recycle(w: Worker) -> None:
     reused, same_handles, exchanged = [], [], []
+    neighbour = w.gpu.alloc(NEIGHBOUR)
+    write_pattern(neighbour, NEIGHBOUR, STAYS)
+    w.peer.send(neighbour.ipc_handle())
     for number, (mapping, name) in enumerate(ROUNDS):
-        what = new_segment(mapping, name)
-        old = w.gpu.alloc(OLD)
-        write_pattern(old, OLD, number, 0)
+        what, (old_nbytes, new_nbytes) = new_segment(mapping, name), SIZES[name]
+        old = w.gpu.alloc(old_nbytes)
+        write_pattern(old, old_nbytes, number, 0)
         old_handle, old_address = old.ipc_handle(), old.address
         w.peer.send(old_handle)
         w.peer.recv()  # opened, and closed again or not
         old.free()
-        with w.gpu.alloc(NEW_SIZES[name]) as new:
-            write_pattern(new, new.nbytes, number, 1)
+        with w.gpu.alloc(new_nbytes) as new:
+            write_pattern(new, new_nbytes, number, 1)
             reused.append(new.address == old_address)
             handle = new.ipc_handle()
             if handle == old_handle:
                 same_handles.append(what)
             w.peer.send(handle)
             if w.peer.recv() == "right":
-                exchanged += exchange_as_exporter(w, new, EXCHANGED, what)
+                exchanged += exchange_as_exporter(w, new, new_nbytes, what)
             w.peer.recv()  # both closed
+    w.peer.recv()  # the neighbour is closed
+    neighbour.free()
     w.record(
         reused=reused,
         same_handles=same_handles,
@@ -114,10 +133,11 @@ def recycle(w: Worker) -> None:
 
 def look(w: Worker) -> None:
     old_wrong, new_wrong, overlap, exchanged = [], [], [], []
+    neighbour = w.gpu.open_ipc(w.peer.recv())
     for number, (mapping, name) in enumerate(ROUNDS):
-        what = new_segment(mapping, name)
+        what, (old_nbytes, new_nbytes) = new_segment(mapping, name), SIZES[name]
         old = w.gpu.open_ipc(w.peer.recv())
-        wrong = unlike_pattern(old, OLD, number, 0)
+        wrong = unlike_pattern(old, old_nbytes, number, 0)
         old_wrong.append(wrong and f"first segment of round {number + 1}: {wrong}")
         if mapping == "closed":
             old.close()
@@ -127,10 +147,10 @@ def look(w: Worker) -> None:
         with w.step(f"open the {what}"):
             try:
                 with w.gpu.open_ipc(handle) as new:
-                    wrong = mistaken(new, NEW_SIZES[name], number)
+                    wrong = mistaken(new, new_nbytes, number)
                     w.peer.send("mistaken" if wrong else "right")
                     if not wrong:
-                        exchanged += exchange_as_importer(w, new, EXCHANGED, what)
+                        exchanged += exchange_as_importer(w, new, new_nbytes, what)
             except DriverError as error:
                 if not error.is_already_mapped:
                     raise
@@ -138,7 +158,11 @@ def look(w: Worker) -> None:
                 w.peer.send("refused")
         new_wrong.append(wrong and f"{what}: {wrong}")
         old.close()
+        with w.step(f"round {number + 1}: read the neighbour, whose block the closed segments may share"):
+            old_wrong += wrong_pattern(f"neighbour of the {what}", neighbour, NEIGHBOUR, STAYS)
         w.peer.send("closed")
+    neighbour.close()
+    w.peer.send("neighbour closed")
     w.record(old=old_wrong, new=new_wrong, overlap=overlap, exchanged=exchanged)
 
 

@@ -1,44 +1,48 @@
 """Share physical memory by descriptor, as NCCL, UCX and PyTorch do: `cuMemCreate`, export, import, map.
 
 A descriptor goes to the other process in a message (``SCM_RIGHTS``) or is fetched by it (``pidfd_getfd``),
-which an environment may refuse where a driver would not mind. Two segments of one size are exported before
-the first is imported, so that a wrong one shows. Then the ends of things: a context that is made anew,
-which legacy handles did not survive on some drivers, with the control of contexts that are kept; an
-exporter that gave everything back, and one that was killed. What a loop leaves behind is
-`ipc-vmm-release`'s question.
+which an environment may refuse although the driver supports it. Segments of one size are all imported before
+the first is read, so that a wrong one shows, and unmapped one by one while data is exchanged through the
+others. Then the ends of things: a context that is re-created, which legacy handles did not survive on some
+drivers, with the control of contexts that are kept; an exporter that released everything, and one that was
+killed; an importer that was killed. What a loop leaves behind is `ipc-vmm-release`'s question.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from gpuipc_doctor.api import (
+    ODD_BYTES,
     Check,
     Context,
     Finding,
+    Json,
+    Ledger,
+    PhysicalMemory,
     Probe,
     ProbeOutcome,
     VmmMapping,
     Worker,
-    differences,
+    account,
+    closing_order,
     exchange_as_exporter,
     exchange_as_importer,
     judge_exchange,
-    pattern,
+    write_pattern,
+    wrong_pattern,
 )
 
-NBYTES = 4 << 20
-"""A multiple of every known device's granule."""
-
-GLANCE = 64 << 10
-"""Bytes that are written and read again where only which memory it is matters."""
+NBYTES = 20 << 20
+"""Of each segment, before it is rounded up to the device's granule."""
 
 HARMS = frozenset({"kills an importer"})
 """Or an exporter: where the memory of killed processes does not come back, it is the same."""
 
-ROUTES = ("SCM_RIGHTS", "pidfd_getfd")
+ROUTES = ("SCM_RIGHTS", "pidfd_getfd", "SCM_RIGHTS")
+"""How the descriptors of the segments are passed."""
 CASES = ("with both contexts kept", "in the importer's new context", "from the exporter's new context")
 
 
@@ -49,28 +53,35 @@ class IpcVmm(Check):
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
         for devices in ctx.subjects:
-            for name, (export, attach) in PROCEDURES.items():
-                harms = HARMS if name == "exporter gone" else frozenset()
-                yield Probe(name, {"exporter": export, "importer": attach}, devices, harms=harms)
+            for name, (export, attach, _) in PROCEDURES.items():
+                roles = {"exporter": export, "importer": attach}
+                harms = HARMS if name.endswith("gone") else frozenset()
+                yield Probe(name, roles, devices, harms=harms, exclusive=name == "importer gone")
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
-        yield from JUDGES[done.probe](done)
+        judge = PROCEDURES[done.probe][-1]
+        yield from judge(done)
 
 
 # -- data, by each route ----------------------------------------------------------------------------------
 
 
 def export(w: Worker) -> None:
-    memories = [w.gpu.create_physical(NBYTES) for _ in ROUTES]
+    nbytes = round_up(NBYTES, w.gpu.granule)
+    memories = [w.gpu.create_physical(nbytes) for _ in ROUTES]
     mappings = [memory.map() for memory in memories]
-    exchanged = []
     for n, mapping in enumerate(mappings):
-        mapping.write(pattern(NBYTES, n))
-    for memory, mapping, route in zip(memories, mappings, ROUTES, strict=True):
+        write_pattern(mapping, nbytes, n)
+    w.peer.send(nbytes)
+    arrived = []
+    for memory in memories:
         descriptor = memory.export_descriptor()
-        if w.peer.send_descriptor(descriptor):
-            exchanged += exchange_as_exporter(w, mapping, NBYTES, route)
+        arrived.append(w.peer.send_descriptor(descriptor))
         os.close(descriptor)
+        w.peer.recv()  # importing while another is exported is `ipc-concurrent`'s question
+    exchanged = []
+    for n in filter(arrived.__getitem__, closing_order(len(ROUTES))):
+        exchanged += exchange_as_exporter(w, mappings[n], nbytes, segment(n))
     w.record(exchanged=exchanged)
     w.peer.recv()  # the importer has unmapped
     for mapping, memory in zip(mappings, memories, strict=True):
@@ -79,45 +90,65 @@ def export(w: Worker) -> None:
 
 
 def attach(w: Worker) -> None:
-    wrong, exchanged, refused = [], [], ""
+    nbytes, refused = w.peer.recv(), ""
+    wrong, exchanged = [], []
+    imports: dict[int, tuple[PhysicalMemory, VmmMapping]] = {}
     for n, route in enumerate(ROUTES):
         try:
             descriptor = w.peer.fetch_descriptor() if route == "pidfd_getfd" else w.peer.recv_descriptor()
         except OSError as error:
             refused = error.strerror or str(error)
-            continue
-        with imported(w, f"import what came by {route}", descriptor) as mapping:
-            wrong += differences(route, mapping.read(), pattern(NBYTES, n))
-            exchanged += exchange_as_importer(w, mapping, NBYTES, route)
-        os.close(descriptor)
-    w.record(wrong=wrong, exchanged=exchanged, refused=refused)
+        else:
+            with w.step(f"import {segment(n)}"):
+                memory = w.gpu.import_descriptor(descriptor, nbytes)
+                imports[n] = memory, memory.map()
+            os.close(descriptor)
+        w.peer.send("imported or refused")
+    for n, (_, mapping) in imports.items():
+        wrong += wrong_pattern(segment(n), mapping, nbytes, n)
+    for n in filter(imports.__contains__, closing_order(len(ROUTES))):
+        memory, mapping = imports[n]
+        with w.step(f"exchange data in {segment(n)}, with some of the others unmapped"):
+            exchanged += exchange_as_importer(w, mapping, nbytes, segment(n))
+            mapping.unmap()
+            memory.release()
+    w.record(wrong=wrong, exchanged=exchanged, refused=refused, verified=nbytes * len(imports))
     w.peer.send("unmapped")
 
 
+def segment(n: int) -> str:
+    return f"segment {n + 1}, by {ROUTES[n]}"
+
+
+def round_up(nbytes: int, granule: int) -> int:
+    return -(-nbytes // granule) * granule
+
+
 @contextmanager
-def imported(w: Worker, step: str, descriptor: int) -> Iterator[VmmMapping]:
-    with w.step(step), w.gpu.import_descriptor(descriptor, NBYTES) as memory, memory.map() as mapping:
+def imported(w: Worker, step: str, descriptor: int, nbytes: int) -> Iterator[VmmMapping]:
+    with w.step(step), w.gpu.import_descriptor(descriptor, nbytes) as memory, memory.map() as mapping:
         yield mapping
 
 
 def judge_data(done: ProbeOutcome) -> Iterable[Finding]:
     importer = done.records["importer"]
-    bad = [*judge_wrong(done), *judge_exchange(done)]
+    bad = [*judge_wrong(importer), *judge_exchange(done)]
     yield from bad
     if importer["refused"]:
         yield Finding.warn(
             "pidfd-refused",
-            "this environment refuses pidfd_getfd ({reason}); by SCM_RIGHTS memory is shared all the same",
+            "this environment refuses pidfd_getfd ({reason}); memory can be shared by SCM_RIGHTS",
             remedy="UCX and PyTorch's expandable segments need it: allow it in the container's seccomp "
             "profile, or set kernel.yama.ptrace_scope to 0",
             reason=importer["refused"],
         )
     elif not bad:
-        yield Finding.ok("right", "{nbytes:mib} right both ways, and again, by each route", nbytes=NBYTES)
+        says = "{nbytes:mib} verified both ways, by each route"
+        yield Finding.ok("right", says, nbytes=importer["verified"])
 
 
-def judge_wrong(done: ProbeOutcome) -> Iterable[Finding]:
-    if wrong := done.records["importer"]["wrong"]:
+def judge_wrong(record: Mapping[str, Json]) -> Iterable[Finding]:
+    if wrong := record["wrong"]:
         yield Finding.fail("wrong-data", "an imported descriptor shows wrong data", *wrong)
 
 
@@ -126,8 +157,9 @@ def judge_wrong(done: ProbeOutcome) -> Iterable[Finding]:
 
 def export_anew(w: Worker) -> None:
     context = w.gpu.create_context()
-    with w.gpu.create_physical(NBYTES) as memory, memory.map() as mapping:
-        mapping.write(pattern(GLANCE))
+    with w.gpu.create_physical(w.gpu.granule) as memory, memory.map() as mapping:
+        write_pattern(mapping, memory.nbytes)
+        w.peer.send(memory.nbytes)
         for case in CASES:
             if "exporter's" in case:
                 context.destroy()
@@ -140,21 +172,21 @@ def export_anew(w: Worker) -> None:
 
 
 def attach_anew(w: Worker) -> None:
-    context, wrong = w.gpu.create_context(), []
+    context, nbytes, wrong = w.gpu.create_context(), w.peer.recv(), []
     for case in CASES:
         if "importer's" in case:
             context.destroy()
             context = w.gpu.create_context()
         descriptor = w.peer.recv_descriptor()
-        with imported(w, f"import {case}", descriptor) as mapping:
-            wrong += differences(case, mapping.read(GLANCE), pattern(GLANCE))
+        with imported(w, f"import {case}", descriptor, nbytes) as mapping:
+            wrong += wrong_pattern(case, mapping, nbytes)
         os.close(descriptor)
     w.record(wrong=wrong)
     w.peer.send("looked")
 
 
 def judge_contexts(done: ProbeOutcome) -> Iterable[Finding]:
-    bad = list(judge_wrong(done))
+    bad = list(judge_wrong(done.records["importer"]))
     says = "imported again after the context of either end was made anew"
     yield from bad or [Finding.ok("imports-again", says)]
 
@@ -163,45 +195,80 @@ def judge_contexts(done: ProbeOutcome) -> Iterable[Finding]:
 
 
 def export_and_die(w: Worker) -> None:
-    with w.gpu.create_physical(NBYTES) as memory, memory.map() as mapping:
-        mapping.write(pattern(GLANCE))
-        descriptor = memory.export_descriptor()
-        w.peer.send_descriptor(descriptor)
-        os.close(descriptor)
-    w.peer.send("given back")
+    with w.gpu.create_physical(w.gpu.granule) as memory, memory.map() as mapping:
+        write_pattern(mapping, memory.nbytes)
+        share(w, memory)
+    w.peer.send("released")
     w.peer.recv()  # the importer has it mapped
     w.die()
 
 
+def share(w: Worker, memory: PhysicalMemory) -> None:
+    """Send the importer the size of the memory and a descriptor, which is closed here."""
+    w.peer.send(memory.nbytes)
+    descriptor = memory.export_descriptor()
+    w.peer.send_descriptor(descriptor)
+    os.close(descriptor)
+
+
 def outlive(w: Worker) -> None:
-    descriptor, wrong = w.peer.recv_descriptor(), []
-    w.peer.recv()  # the exporter has given everything back
-    with w.step("import what the exporter gave back"):
-        memory = w.gpu.import_descriptor(descriptor, NBYTES)
+    nbytes, descriptor, wrong = w.peer.recv(), w.peer.recv_descriptor(), []
+    w.peer.recv()  # the exporter has released everything
+    with w.step("import what the exporter released"):
+        memory = w.gpu.import_descriptor(descriptor, nbytes)
         mapping = memory.map()
-    wrong += differences("given back by the exporter", mapping.read(GLANCE), pattern(GLANCE))
+    wrong += wrong_pattern("released by the exporter", mapping, nbytes)
     w.peer.send("mapped")
     w.peer.wait_gone()
-    wrong += differences("open when the exporter was killed", mapping.read(GLANCE), pattern(GLANCE))
+    wrong += wrong_pattern("mapped when the exporter was killed", mapping, nbytes)
     mapping.unmap()
     memory.release()
-    with imported(w, "import after the exporter was killed", descriptor) as mapping:
-        wrong += differences("imported afterwards", mapping.read(GLANCE), pattern(GLANCE))
+    with imported(w, "import after the exporter was killed", descriptor, nbytes) as mapping:
+        wrong += wrong_pattern("imported afterwards", mapping, nbytes)
     os.close(descriptor)
     w.record(wrong=wrong)
 
 
 def judge_gone(done: ProbeOutcome) -> Iterable[Finding]:
-    bad = list(judge_wrong(done))
+    bad = list(judge_wrong(done.records["importer"]))
     says = "memory outlived its exporter while a descriptor was open"
     yield from bad or [Finding.ok("outlives", says)]
 
 
+# -- an importer that is gone -----------------------------------------------------------------------------
+
+
+def share_and_watch(w: Worker) -> None:
+    ledger = Ledger(w)
+    before = ledger.mark()
+    with w.gpu.create_physical(round_up(ODD_BYTES, w.gpu.granule)) as memory, memory.map() as mapping:
+        share(w, memory)
+        w.peer.wait_gone()
+        lost = wrong_pattern("written by the importer that was killed", mapping, memory.nbytes)
+        w.record(wrong=lost, nbytes=memory.nbytes)
+    ledger.enter("the importer was killed with it mapped", before)
+
+
+def write_and_die(w: Worker) -> None:
+    nbytes, descriptor = w.peer.recv(), w.peer.recv_descriptor()
+    with w.step("import and write"):
+        write_pattern(w.gpu.import_descriptor(descriptor, nbytes).map(), nbytes)
+    w.die()
+
+
+def judge_killed(done: ProbeOutcome) -> Iterable[Finding]:
+    exporter = done.records["exporter"]
+    bad, watched = list(judge_wrong(exporter)), account(exporter)
+    bad += watched.judge(exporter["nbytes"])
+    says = "memory came back after its importer was killed"
+    yield from bad or [Finding.ok("returned", says, *watched.evidence())]
+
+
 PROCEDURES = {
-    "data": (export, attach),
-    "contexts": (export_anew, attach_anew),
-    "exporter gone": (export_and_die, outlive),
+    "data": (export, attach, judge_data),
+    "contexts": (export_anew, attach_anew, judge_contexts),
+    "exporter gone": (export_and_die, outlive, judge_gone),
+    "importer gone": (share_and_watch, write_and_die, judge_killed),
 }
-JUDGES = {"data": judge_data, "contexts": judge_contexts, "exporter gone": judge_gone}
 
 CHECK = IpcVmm()

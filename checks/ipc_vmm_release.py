@@ -2,7 +2,8 @@
 
 One loop of creating, exporting, importing, mapping and releasing, watched from both ends: used memory of each
 end's device, and what each process has. The control is as long a loop in which nothing is imported. The
-importer first sees that its descriptors and addresses rise while something is open.
+importer first sees that its descriptors and addresses rise while something is open. Each import is looked at,
+since one may show wrong data after many others.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from gpuipc_doctor.api import (
     figures_of_process,
     judge_processes,
     watched,
+    write_glances,
+    wrong_glances,
 )
 
 ROUNDS = 160
@@ -53,6 +56,9 @@ class IpcVmmRelease(Check):
         exporter, importer = (done.records[role] for role in ("exporter", "importer"))
         found = [finding for each in accounts(done) for finding in each.judge(exporter["nbytes"], ROUNDS)]
         found += [*judge_figures(importer["open"], exporter["nbytes"]), *judge_processes(done)]
+        if wrong := importer["wrong"]:
+            says = "an imported descriptor shows wrong data"
+            found.append(Finding.fail("wrong-data", says, *wrong[:3], times=len(wrong)))
         if not found:
             evidence = [item for each in accounts(done) for item in each.evidence()]
             says = "nothing was left of {rounds} imports"
@@ -101,7 +107,9 @@ def share_rounds(w: Worker, ledger: Ledger, nbytes: int, what: str, rounds: int)
     used = []
     w.peer.send([what, nbytes, rounds])
     for number in watched(w, "export", range(1, rounds + 1)):
-        with w.step(f"{what}, round {number} of {rounds}"), w.gpu.create_physical(nbytes) as memory:
+        step = w.step(f"{what}, round {number} of {rounds}")
+        with step, w.gpu.create_physical(nbytes) as memory, memory.map() as mapping:
+            write_glances(mapping, nbytes, number)
             descriptor = memory.export_descriptor()
             if what == IMPORT:
                 w.peer.send_descriptor(descriptor)
@@ -113,7 +121,7 @@ def share_rounds(w: Worker, ledger: Ledger, nbytes: int, what: str, rounds: int)
 
 
 def attach(w: Worker) -> None:
-    ledger, used = Ledger(w), dict[str, list[int]]()
+    ledger, used, wrong = Ledger(w), dict[str, list[int]](), list[str]()
     w.peer.send("ready")
     while told := w.peer.recv():
         what, nbytes, rounds = told
@@ -121,21 +129,24 @@ def attach(w: Worker) -> None:
         for number in watched(w, what, range(1, rounds + 1)):
             with w.step(f"{what}, round {number} of {rounds}"):
                 if what == IMPORT:
-                    import_one(w, nbytes)
+                    wrong += import_one(w, nbytes, number)
             if number in SAMPLED:
                 used[what].append(ledger.used())
             w.peer.send("released")
     ledger.enter_loop(IMPORT, SAMPLED, used[IMPORT], used[LOOK_ON])
+    w.record(wrong=wrong)
 
 
-def import_one(w: Worker, nbytes: int) -> None:
-    """Import and map what the exporter passes, and record what that changed of this process."""
+def import_one(w: Worker, nbytes: int, number: int) -> list[str]:
+    """Import and map what the exporter passes, record what that changes of this process; the wrong data."""
     without = figures_of_process()
     descriptor = w.peer.recv_descriptor()
-    with w.gpu.import_descriptor(descriptor, nbytes) as memory, memory.map():
+    with w.gpu.import_descriptor(descriptor, nbytes) as memory, memory.map() as mapping:
         while_open = figures_of_process()
+        wrong = wrong_glances(f"import {number}", mapping, nbytes, number)
     os.close(descriptor)
     w.record(open={name: while_open[name] - without[name] for name in ("descriptors", "addresses")})
+    return wrong
 
 
 CHECK = IpcVmmRelease()

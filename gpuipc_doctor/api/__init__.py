@@ -16,7 +16,12 @@ from gpuipc_doctor.api.buffer_growth import (
     share_no_address,
 )
 from gpuipc_doctor.api.check import Check, Context, Control
-from gpuipc_doctor.api.exchange import exchange_as_exporter, exchange_as_importer, judge_exchange
+from gpuipc_doctor.api.exchange import (
+    closing_order,
+    exchange_as_exporter,
+    exchange_as_importer,
+    judge_exchange,
+)
 from gpuipc_doctor.api.gpu import (
     REUSES,
     BackendUnavailable,
@@ -62,6 +67,7 @@ from gpuipc_doctor.api.patterns import (
     BOUNDARIES,
     difference,
     differences,
+    glanced_at,
     mib,
     pattern,
     read_unless_pattern,
@@ -70,6 +76,7 @@ from gpuipc_doctor.api.patterns import (
     write_pattern,
     write_zeros,
     wrong_glances,
+    wrong_pattern,
 )
 from gpuipc_doctor.api.placement import misplaced
 from gpuipc_doctor.api.process_ledger import figures_of_process, judge_processes, watched
@@ -163,6 +170,7 @@ __all__ = [
     "allocator_probe",
     "begin_when_asked",
     "blind",
+    "closing_order",
     "difference",
     "differences",
     "equal_sizes",
@@ -171,6 +179,7 @@ __all__ = [
     "figures",
     "figures_of_process",
     "give_back",
+    "glanced_at",
     "growing_sizes",
     "held_by",
     "holders",
@@ -202,4 +211,5 @@ __all__ = [
     "write_pattern",
     "write_zeros",
     "wrong_glances",
+    "wrong_pattern",
 ]

@@ -1,8 +1,8 @@
 """Both ends of a mapping write in turn, and each must read what the other wrote last.
 
-A mapping that is right when it is opened may be a copy: it never shows what its owner writes later, or what
-is written through it arrives nowhere. So whoever opens memory exchanges data through it, in both directions
-and again.
+A mapping that is correct when it is opened may be a copy, or be one from some offset on: it never shows what
+the exporter writes later, or what is written through it is lost. So each importer exchanges data through its
+mapping: all of it in both directions once, and then where a segment is looked at (`write_glances`).
 """
 
 from __future__ import annotations
@@ -10,42 +10,58 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpuipc_doctor.api.gpu import Memory
-from gpuipc_doctor.api.patterns import difference, pattern
+from gpuipc_doctor.api.patterns import write_glances, write_pattern, wrong_glances, wrong_pattern
 from gpuipc_doctor.api.worker import Worker
 from gpuipc_doctor.model import Finding, ProbeOutcome
 
-TURNS = 5
-"""The importer writes in the first, when it has looked at what was there, and in every other; so also in the
-last, and whoever owns the memory has read for the last time when its part returns."""
+TURNS, WHOLE_TURNS = 5, 2
+"""The importer writes in the first turn, when it has looked at what was there, and in every other; so also in
+the last, and the exporter has read for the last time when its part returns. In the whole turns, one in each
+direction, all of the memory is written and verified."""
 
 
-def exchange_as_exporter(w: Worker, memory: Memory, nbytes: int, what: str = "") -> list[str]:
-    """The owner's part, over the first ``nbytes`` bytes; what it reads wrong.
+def closing_order(count: int) -> list[int]:
+    """In which order so many mappings, numbered from 0, exchange data and are closed.
 
-    ``what`` names the memory, in the data that is written and in what is returned.
+    Every second one goes first. Then some that were opened before it and some that were opened after it are
+    used after it was closed, which shows what closing one does to another.
     """
-    return list(_exchange(w, memory, nbytes, what, writes_in=1))
+    return [*range(1, count, 2), *range(0, count, 2)]
+
+
+def exchange_as_exporter(
+    w: Worker, memory: Memory, nbytes: int, what: str = "", *, whole: bool = True
+) -> list[str]:
+    """The exporter's part, over the first ``nbytes`` bytes; what it reads wrong.
+
+    ``what`` names the memory, in the data that is written and in what is returned. Unless ``whole``, the two
+    whole turns write and read no more than the others. The importer says the same.
+    """
+    return list(_exchange(w, memory, nbytes, what, writes_in=1, whole=whole))
 
 
 def exchange_as_importer(
-    w: Worker, memory: Memory, nbytes: int, what: str = "", *, offset: int = 0
+    w: Worker, memory: Memory, nbytes: int, what: str = "", *, whole: bool = True, offset: int = 0
 ) -> list[str]:
-    """The part of who has it open, over ``nbytes`` bytes from ``offset`` on; what it reads wrong."""
-    return list(_exchange(w, memory, nbytes, what, writes_in=0, offset=offset))
+    """The importer's part, over ``nbytes`` bytes from ``offset`` on; what it reads wrong."""
+    return list(_exchange(w, memory, nbytes, what, writes_in=0, whole=whole, offset=offset))
 
 
 def _exchange(
-    w: Worker, memory: Memory, nbytes: int, what: str, *, writes_in: int, offset: int = 0
+    w: Worker, memory: Memory, nbytes: int, what: str, *, writes_in: int, whole: bool, offset: int = 0
 ) -> Iterator[str]:
     for turn in range(TURNS):
-        expected = pattern(nbytes, *what.encode(), -1 - turn)  # checks write under keys from 0 on
+        key = (*what.encode(), -1 - turn)  # checks write under keys from 0 on
+        write, find_wrong = (
+            (write_pattern, wrong_pattern) if whole and turn < WHOLE_TURNS else (write_glances, wrong_glances)
+        )
         if turn % 2 == writes_in:
-            memory.write(expected, offset)
+            write(memory, nbytes, *key, offset=offset)
             w.peer.send("written")
         else:
             w.peer.recv()
-            if wrong := difference(memory.read(nbytes, offset), expected):
-                yield f"{what}{', ' if what else ''}turn {turn + 1} of {TURNS}: {wrong}"
+            where = f"{what}{', ' if what else ''}turn {turn + 1} of {TURNS}"
+            yield from find_wrong(where, memory, nbytes, *key, offset=offset)
 
 
 def judge_exchange(done: ProbeOutcome) -> Iterator[Finding]:

@@ -18,7 +18,8 @@ SPAN = 16 * PAGE
 """Bytes of it that are compared as a number where something is wrong. Most of much memory may be right."""
 
 GLANCE = 16 << 10
-"""Bytes that are written and read at each end of a segment, and on both sides of the boundaries in it."""
+"""Bytes that are written and read at each end of a segment, and around each power of two in it: so around the
+first edge of every page size, and where an offset needs one more bit."""
 
 BOUNDARIES = (2 << 30, 4 << 30)
 """Bytes from which on an offset does not fit into 31 and into 32 bits."""
@@ -36,11 +37,11 @@ def pattern(nbytes: int, *key: int) -> bytes:
     return b"".join([block] * whole + [block[:rest]])  # every byte of a large one is written once
 
 
-def write_pattern(memory: Memory, nbytes: int, *key: int) -> None:
-    """Write a `pattern` to the first ``nbytes`` bytes, in pieces."""
+def write_pattern(memory: Memory, nbytes: int, *key: int, offset: int = 0) -> None:
+    """Write a `pattern` to ``nbytes`` bytes from ``offset`` on, in pieces."""
     piece = pattern(min(nbytes, PIECE), *key)
-    for offset in range(0, nbytes, PIECE):
-        memory.write(piece[: nbytes - offset], offset)
+    for at in range(0, nbytes, PIECE):
+        memory.write(piece[: nbytes - at], offset + at)
 
 
 def write_zeros(memory: Memory, nbytes: int) -> None:
@@ -50,16 +51,22 @@ def write_zeros(memory: Memory, nbytes: int) -> None:
         memory.write(piece[: nbytes - offset], offset)
 
 
-def unlike_pattern(memory: Memory, nbytes: int, *key: int) -> str:
-    """The `difference` of the first ``nbytes`` bytes, read in pieces, from a `pattern`."""
+def unlike_pattern(memory: Memory, nbytes: int, *key: int, offset: int = 0) -> str:
+    """The `difference` of ``nbytes`` bytes from ``offset`` on, read in pieces, from a `pattern`."""
     piece = pattern(min(nbytes, PIECE), *key)
     wrong = _Wrong()
-    for offset in range(0, nbytes, PIECE):
-        expected = piece[: nbytes - offset]
-        found = memory.read(len(expected), offset)
+    for at in range(0, nbytes, PIECE):
+        expected = piece[: nbytes - at]
+        found = memory.read(len(expected), offset + at)
         if found != expected:
-            wrong.count(found, expected, offset)
+            wrong.count(found, expected, at)
     return wrong.in_words(nbytes)
+
+
+def wrong_pattern(what: str, memory: Memory, nbytes: int, *key: int, offset: int = 0) -> list[str]:
+    """What `unlike_pattern` finds, behind ``what`` it is of, for a list of all that is wrong; or nothing."""
+    wrong = unlike_pattern(memory, nbytes, *key, offset=offset)
+    return [f"{what}: {wrong}"] if wrong else []
 
 
 def read_unless_pattern(memory: Memory, nbytes: int, *key: int) -> bytes | None:
@@ -135,26 +142,32 @@ def differences(what: str, found: bytes, expected: bytes) -> list[str]:
     return [f"{what}: {wrong}"] if wrong else []
 
 
-def write_glances(memory: Memory, nbytes: int, *key: int) -> None:
-    """Write where a segment of so many bytes is looked at; what is written differs by offset, too."""
-    for offset, length in _glances(nbytes):
-        memory.write(pattern(length, *key, offset), offset)
+def write_glances(memory: Memory, nbytes: int, *key: int, offset: int = 0) -> None:
+    """Write where a segment of so many bytes, from ``offset`` on, is looked at; by offset, data differ."""
+    for at, length in _glances(nbytes):
+        memory.write(pattern(length, *key, at), offset + at)
 
 
-def wrong_glances(what: str, memory: Memory, nbytes: int, *key: int) -> list[str]:
+def wrong_glances(what: str, memory: Memory, nbytes: int, *key: int, offset: int = 0) -> list[str]:
     """The `differences` of what `write_glances` wrote from what is there now."""
     return [
         wrong
-        for offset, length in _glances(nbytes)
+        for at, length in _glances(nbytes)
         for wrong in differences(
-            f"{what}, at {offset}", memory.read(length, offset), pattern(length, *key, offset)
+            f"{what}, at {at}", memory.read(length, offset + at), pattern(length, *key, at)
         )
     ]
+
+
+def glanced_at(nbytes: int) -> int:
+    """How many bytes `write_glances` writes of a segment of so many."""
+    return sum(length for _, length in _glances(nbytes))
 
 
 def _glances(nbytes: int) -> list[tuple[int, int]]:
     """(offset, bytes) of what is looked at in a segment."""
     if nbytes <= 2 * GLANCE:
         return [(0, nbytes)]
-    inner = [boundary - GLANCE // 2 for boundary in BOUNDARIES if boundary < nbytes]
+    powers = (1 << bits for bits in range(GLANCE.bit_length(), nbytes.bit_length()))
+    inner = [power - GLANCE // 2 for power in powers if power + GLANCE // 2 <= nbytes - GLANCE]
     return [(offset, GLANCE) for offset in (0, *inner, nbytes - GLANCE)]

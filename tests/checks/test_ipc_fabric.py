@@ -23,6 +23,7 @@ def fabric(
     nodes: tuple[str, ...] = (),
 ) -> list[Finding]:
     exporting = {"refused": refused, "channels": channels, "wrong": list(own), "exchanged": exporter}
+    exporting["nbytes"] = 20 << 20
     records = {
         "exporter": exporting,
         "importer": {"refused": elsewhere, "wrong": list(other), "exchanged": importer},

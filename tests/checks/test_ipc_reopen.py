@@ -17,7 +17,7 @@ def test_reopen_passes_when_nothing_is_wrong_and_says_that_the_control_was_made(
     }
     (finding,) = conclude("ipc-reopen", records, probe="reset-primary")
     assert finding.status is Status.PASS
-    assert sentences.summary(finding) == "3 segments opened again (reset-primary)"
+    assert sentences.summary(finding) == "3 segments reopened (reset-primary), 148 MiB verified"
     assert sentences.evidence(finding) == ("with the context kept, fine",)
 
 

@@ -6,14 +6,14 @@ import pytest
 
 from gpuipc_doctor.api import Finding, Json
 from gpuipc_doctor.model import Status
-from tests.checks.judging import GOOD, conclude, gpu, plan, statuses
+from tests.checks.judging import GOOD, MIB, conclude, gpu, ledger, plan, statuses
 
 WRONG = ["SCM_RIGHTS: 1 B wrong"]
 SOME = ["turn 2 of 5: 1 B wrong"]
 
 
 def data(exporter: Json = (), importer: Json = (), wrong: Json = (), refused: str = "") -> list[Finding]:
-    told = {"wrong": wrong, "exchanged": importer, "refused": refused}
+    told = {"wrong": wrong, "exchanged": importer, "refused": refused, "verified": 60 * MIB}
     return conclude("ipc-vmm", {"exporter": {"exchanged": exporter}, "importer": told}, probe="data")
 
 
@@ -45,9 +45,22 @@ def test_what_a_later_import_shows(probe: str) -> None:
     assert [finding.key for finding in after("1 B wrong")] == ["wrong-data"]
 
 
+@pytest.mark.parametrize(
+    ("missing", "wrong", "keys"),
+    [(0, [], ["returned"]), (38 * MIB, [], ["not-returned"]), (0, WRONG, ["wrong-data"])],
+)
+def test_an_importer_that_was_killed_leaves_its_data_and_no_memory(
+    missing: int, wrong: Json, keys: list[str]
+) -> None:
+    told = ledger({"the importer was killed with it mapped": missing})
+    exporter = {**told, "wrong": wrong, "nbytes": 38 * MIB}
+    found = conclude("ipc-vmm", {"exporter": exporter, "importer": {}}, probe="importer gone")
+    assert [finding.key for finding in found] == keys
+
+
 def test_each_device_and_pair_is_probed_and_the_database_may_forbid_it() -> None:
     planned = plan("ipc-vmm", gpu(0), gpu(1))
     assert {probe.subject for probe in planned} == {"cuda:0", "cuda:1", "cuda:0 > cuda:1"}
-    assert {probe.name for probe in planned} == {"data", "contexts", "exporter gone"}
+    assert {probe.name for probe in planned} == {"data", "contexts", "exporter gone", "importer gone"}
     harmful = {probe.name for probe in planned if probe.harms}
-    assert harmful == {"exporter gone"}
+    assert harmful == {"exporter gone", "importer gone"}

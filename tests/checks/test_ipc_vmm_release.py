@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from gpuipc_doctor.api import Finding
@@ -23,6 +25,7 @@ def release(
     missing: int = 0,
     each: int = 0,
     at_importer: int = 0,
+    wrong: Sequence[str] = (),
     descriptors: int = 0,
     addresses: int = 0,
     open_descriptors: int = 1,
@@ -32,7 +35,7 @@ def release(
     lost = each_round("import", ROUNDS, descriptors=descriptors.__mul__, addresses=addresses.__mul__)
     opened = {"descriptors": open_descriptors, "addresses": open_addresses}
     exporter = {"nbytes": NBYTES, **ledger({"many imports": missing}, loop(each))}
-    importer = {"open": opened, **lost, **ledger(loops=loop(at_importer), device="cuda:1")}
+    importer = {"open": opened, "wrong": wrong, **lost, **ledger(loops=loop(at_importer), device="cuda:1")}
     devices = TWO if pair else ONE
     return conclude("ipc-vmm-release", {"exporter": exporter, "importer": importer}, devices)
 
@@ -49,6 +52,7 @@ def release(
         ({"each": NBYTES // 3}, Status.FAIL, "grows"),
         ({"at_importer": MIB}, Status.PASS, "returned"),  # of one device the exporter sees the same
         ({"at_importer": MIB, "pair": True}, Status.FAIL, "grows"),
+        ({"wrong": ["import 33: 1 B wrong"]}, Status.FAIL, "wrong-data"),
         ({"descriptors": 1}, Status.FAIL, "descriptors-left"),
         ({"addresses": NBYTES}, Status.FAIL, "addresses-left"),
         ({"open_descriptors": 0}, Status.ERROR, "process-does-not-follow"),

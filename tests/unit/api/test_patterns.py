@@ -13,6 +13,7 @@ from gpuipc_doctor.api.patterns import (
     PIECE,
     difference,
     differences,
+    glanced_at,
     pattern,
     read_unless_pattern,
     unlike_pattern,
@@ -81,19 +82,25 @@ class Sparse:
         return self.parts[offset][:nbytes]
 
 
+def edges(first: int, last: int) -> list[int]:
+    """Where glances around these powers of two begin."""
+    return [(1 << bits) - GLANCE // 2 for bits in range(first, last + 1)]
+
+
 @pytest.mark.parametrize(
     ("nbytes", "offsets"),
     [
         (1, [0]),
         (2 * GLANCE, [0]),
-        (4 << 20, [0, (4 << 20) - GLANCE]),
-        ((2 << 30) + (2 << 20), [0, (2 << 30) - GLANCE // 2, (2 << 30) + (2 << 20) - GLANCE]),
+        (4 << 20, [0, *edges(15, 21), (4 << 20) - GLANCE]),
+        ((2 << 30) + (2 << 20), [0, *edges(15, 31), (2 << 30) + (2 << 20) - GLANCE]),
     ],
 )
-def test_a_segment_is_looked_at_at_its_ends_and_across_boundaries(nbytes: int, offsets: list[int]) -> None:
+def test_a_segment_is_looked_at_at_its_ends_and_across_powers_of_two(nbytes: int, offsets: list[int]) -> None:
     memory: Any = Sparse()
     write_glances(memory, nbytes, 1)
     assert list(memory.parts) == offsets
+    assert glanced_at(nbytes) == sum(map(len, memory.parts.values()))
     assert wrong_glances("it", memory, nbytes, 1) == []
     lines = wrong_glances("it", memory, nbytes, 2)
     assert [line.partition(":")[0] for line in lines] == [f"it, at {offset}" for offset in offsets]
