@@ -3,6 +3,7 @@
 # make test-again  what failed the last time, alone, and what did not come to run after it
 # make test-all  the same with the full crosses: every check on every fault, on each driver and MPI library;
 #              then every check and the api are broken in one place after the other, and tests must notice
+# make test-amd  the conformance suite on ROCm 6 and 7, over the emulated kernel driver (tests/kfd)
 # make lint    ruff, mypy, import-linter
 # make format  ruff's formatter and its safe cures
 # make zipapp  dist/gpuipc-doctor.pyz: one file for nodes without the package
@@ -36,7 +37,7 @@ OR_GO_WITHOUT = || { test "$$GPUIPC_REQUIRE" != all && echo "make: going without
 
 MPI_PREFIXES := $(patsubst %,.prefix/%/.ready,impi mpich43 mpich50 openmpi ucx)
 
-.PHONY: demo test test-all test-again compiled lint format zipapp clean machine
+.PHONY: demo test test-all test-amd test-again compiled lint format zipapp clean machine
 
 # The real MPI library whose ranks a simulated node is tested with, in a share of memory that takes seconds.
 DEMO_MPI := .prefix/mpich43
@@ -61,6 +62,18 @@ test test-all: lint compiled .venv-other/.ready $(MPI_PREFIXES)
 	$(WITH_MPI); $(BIN)/python $(PYTEST) $(FULL)
 	$(CONFORMANCE)
 	$(MUTATIONS)
+
+# AMD's runtimes of later Debian releases, where the mirror of this machine's apt has them; half a minute each.
+AMD_RUNTIMES := rocm-6 rocm-7
+.prefix/rocm-6/.ready: SUITES := forky
+.prefix/rocm-7/.ready: SUITES := unstable experimental
+.prefix/rocm-%/.ready:
+	sh tests/kfd/root.sh $(@D) libamdhip64-$* $(SUITES)
+	touch $@
+
+test-amd: compiled $(AMD_RUNTIMES:%=.prefix/%/.ready)
+	export GPUIPC_TEST_AMD=$(shell echo $(AMD_RUNTIMES) | tr ' ' ,); \
+	    $(BIN)/python $(PYTEST) tests/conformance tests/kfd -k 'rocm or kfd'
 
 # What all workers import, so that not each of them compiles it: in a fresh clone that was 10 of 37 s.
 compiled: .venv/.ready

@@ -190,9 +190,9 @@ def follow(w: Worker) -> None:
             mappings[n].close()
     use_strays(w)
 
-    with w.step("open in one context"), w.gpu.open_ipc(handles[-1]):
+    with w.step("open in one context"), w.gpu.open_ipc(handles[-1]) as first:
         second_context = w.gpu.create_context()
-        opens = open_again(w, handles[-1])
+        opens = open_again(w, handles[-1], first.address)
         second_context.destroy()
         first_context.make_current()
     answers = answer(w, "export-interior-pointer", lands) | answer(w, "open-in-second-context", opens)
@@ -228,14 +228,14 @@ def use(w: Worker, what: str, handle: bytes, nbytes: int) -> list[str]:
     return useless
 
 
-def open_again(w: Worker, handle: bytes) -> str:
-    """What opening in this context does while another context of the process has the segment open."""
+def open_again(w: Worker, handle: bytes, address: int) -> str:
+    """What opening does here while another context of the process has the segment open at an address."""
     with w.step("open in a second context"):
         mapping = unless_refused(lambda: w.gpu.open_ipc(handle))
         if isinstance(mapping, DriverError):
             return "refused"
         mapping.close()
-    return "counted"
+    return "counted" if mapping.address == address else "separate"
 
 
 def answer(w: Worker, case: str, seen: str) -> Answers:

@@ -15,6 +15,7 @@ class DeviceContexts:
         self.ordinal = ordinal
         self.latest: DriverContext | None = None
         """The one that was current last and still exists."""
+        self._is_first = True
 
     def create(self) -> DriverContext:
         """A new context, current."""
@@ -35,6 +36,9 @@ class DeviceContexts:
     def _begin(self, handle: Any, *, primary: bool) -> DriverContext:
         context = DriverContext(self, handle, primary=primary)
         context.make_current()
+        if self._is_first:
+            self._is_first = False
+            self.driver.take_working_memory()
         return context
 
 

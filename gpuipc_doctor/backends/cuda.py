@@ -75,6 +75,7 @@ class CudaDriver(Driver):
         "copy-from-device": "cuMemcpyDtoH",
         "copy-on-device": "cuMemcpyDtoDAsync",
         "stream-create": "cuStreamCreate",
+        "stream-destroy": "cuStreamDestroy",
         "stream-sync": "cuStreamSynchronize",
         "stream-query": "cuStreamQuery",
         "stream-wait-event": "cuStreamWaitEvent",

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from gpuipc_doctor.backends import rules, unexportable, vmm
 from gpuipc_doctor.backends.buffers import DriverBuffer, DriverMapping, allocation_of
 from gpuipc_doctor.backends.contexts import DeviceContexts, DriverContext
-from gpuipc_doctor.backends.driver import LAZY_ENABLE_PEER_ACCESS, Driver, HandleType
+from gpuipc_doctor.backends.driver import Driver, HandleType
 from gpuipc_doctor.backends.pools import DriverImportedPool, DriverPool
 from gpuipc_doctor.backends.streams import DriverStream
 from gpuipc_doctor.backends.vmm import DriverPhysicalMemory
@@ -69,7 +69,7 @@ class DriverGpu:
     def open_ipc(self, handle: bytes) -> DriverMapping:
         self.contexts.enter()
         driver = self.driver
-        address = driver.number("ipc-open", driver.handle_from(handle), LAZY_ENABLE_PEER_ACCESS)
+        address = driver.number("ipc-open", driver.handle_from(handle), driver.open_flags)
         return DriverMapping(self.contexts, address, None, partial(driver.call, "ipc-close", address))
 
     def allocation_of(self, address: int) -> tuple[int, int]:
@@ -132,4 +132,4 @@ class DriverGpu:
         return self.driver.memory_holders(self.device.uuid)
 
     def expects(self, case: str) -> str:
-        return rules.expects(self.driver.backend, case)
+        return rules.expects(self.driver.backend, case, self.driver.generation)

@@ -27,6 +27,9 @@ NO_RESULT = "success without a result"
 NO_TEXT = "text that is not UTF-8"
 """What stands in place of an error's name where a call succeeds and its answer cannot be one."""
 
+NON_BLOCKING = 1
+"""``CU_STREAM_NON_BLOCKING``, ``hipStreamNonBlocking``: independent of the default stream."""
+
 
 class HandleType(IntEnum):
     """How memory may be exported: ``CU_MEM_HANDLE_TYPE_*`` and ``hipMemHandleType*``."""
@@ -198,6 +201,19 @@ class Driver(ABC):
     def versions(self) -> list[Fact]: ...
 
     # What they do alike
+
+    @property
+    def generation(self) -> int:
+        """The runtime's major version where what it does depends on it (`rules`); else 0."""
+        return 0
+
+    @property
+    def open_flags(self) -> int:
+        """The flags that opening an IPC handle demands."""
+        return LAZY_ENABLE_PEER_ACCESS
+
+    def take_working_memory(self) -> None:  # noqa: B027  # most drivers take theirs with the context
+        """Make the driver take the memory of the current device that it keeps until this process exits."""
 
     def text(self, operation: str, ordinal: int) -> str:
         """A call that fills a buffer of characters, such as the device's name."""

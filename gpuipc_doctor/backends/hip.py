@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from functools import cached_property
 from inspect import signature
 from typing import Any
 
 from gpuipc_doctor.api.gpu import HANDLE_BYTES, DriverError
 from gpuipc_doctor.backends import hostmemory
 from gpuipc_doctor.backends.absence import NO_DEVICE, Vendor
-from gpuipc_doctor.backends.driver import Driver, HandleType
+from gpuipc_doctor.backends.driver import LAZY_ENABLE_PEER_ACCESS, NON_BLOCKING, Driver, HandleType
 from gpuipc_doctor.model import Fact, Json
 
 AMD = Vendor(
@@ -63,6 +64,7 @@ class HipDriver(Driver):
         "copy-from-device": "hipMemcpyDtoH",
         "copy-on-device": "hipMemcpyDtoDAsync",
         "stream-create": "hipStreamCreateWithFlags",
+        "stream-destroy": "hipStreamDestroy",
         "stream-sync": "hipStreamSynchronize",
         "stream-query": "hipStreamQuery",
         "stream-wait-event": "hipStreamWaitEvent",
@@ -116,6 +118,25 @@ class HipDriver(Driver):
         from hip import hip
 
         return hip
+
+    @cached_property
+    def release(self) -> tuple[int, int]:
+        """Major and minor version of the runtime; 0.0 where it does not say."""
+        number = int(self.call("runtime-version"))
+        return number // 10_000_000, number // 100_000 % 100
+
+    @property
+    def generation(self) -> int:
+        return self.release[0]
+
+    @property
+    def open_flags(self) -> int:
+        # Before ROCm 6 the flag is refused with hipErrorInvalidValue (seen on 5.2.3 and 5.7.1).
+        return 0 if 0 < self.generation < 6 else LAZY_ENABLE_PEER_ACCESS
+
+    def take_working_memory(self) -> None:
+        # ROCr reserves scratch memory (140 MiB on gfx90a) with a process's first queue, and a stream has one.
+        self.call("stream-destroy", self.call("stream-create", NON_BLOCKING))
 
     def address_of(self, struct: Any) -> int:
         return int(struct.as_c_void_p().value)
@@ -210,8 +231,13 @@ class HipDriver(Driver):
 
     def import_descriptor(self, operation: str, descriptor: int) -> Any:
         # The number itself takes the place of an address: rocclr/device/rocm/rocdevice.cpp casts it back.
+        # Before ROCm 7.1 hipMemImportFromShareableHandle reads it there (ROCm/rocm-systems#11020): 6.4.3
+        # crashes on a number, 7.2.4 returns hipErrorInvalidValue for an address.
         flags = (0,) if operation == "pool-import" else ()
-        return self.call(operation, descriptor, self._handle_type(HandleType.DESCRIPTOR), *flags)
+        is_read = operation == "vmm-import" and (0, 0) < self.release < (7, 1)
+        number = descriptor.to_bytes(4, sys.byteorder)
+        shared = hostmemory.address_of(number) if is_read else descriptor
+        return self.call(operation, shared, self._handle_type(HandleType.DESCRIPTOR), *flags)
 
     def export_fabric(self, memory: Any) -> bytes:
         return self._export("vmm-export", memory, HandleType.FABRIC, HANDLE_BYTES)

@@ -6,9 +6,7 @@ from typing import Any
 
 from gpuipc_doctor.api.gpu import DriverError, Memory
 from gpuipc_doctor.backends.contexts import DeviceContexts
-
-NON_BLOCKING = 1
-"""``CU_STREAM_NON_BLOCKING``, ``hipStreamNonBlocking``: independent of the default stream."""
+from gpuipc_doctor.backends.driver import NON_BLOCKING
 
 DISABLE_TIMING = 2
 """``CU_EVENT_DISABLE_TIMING`` and ``hipEventDisableTiming``."""

@@ -153,7 +153,9 @@ def _export(row: Row, symbol: Symbol) -> str:
     arguments = row.arguments
     device = "device" if "device" in arguments and "int device" in row.parameters else "-1"
     handle = "&handle" if "struct ipc_handle handle" in row.parameters else "NULL"
-    file = "(int)(intptr_t)shared" if "void *shared" in row.parameters else "-1"
+    file = "-1"
+    if "void *shared" in row.parameters:
+        file = "descriptor_in(shared)" if row.call == "vmm-import" else "(int)(intptr_t)shared"
     return (
         f"EXPORT int {symbol.name}({row.parameters})\n{{\n"
         f"    int code = call_begin(CALL_{_constant(row.call)}, {device}, {handle}, {file});\n"

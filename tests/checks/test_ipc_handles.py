@@ -75,7 +75,14 @@ HANDLES = loader.module(loader.built_in_dir() / "ipc_handles.py")
 def test_an_opening_that_is_refused_while_another_context_has_it_open_is_told() -> None:
     w = MagicMock()
     w.gpu.open_ipc.side_effect = DriverError(DriverFault("call", 1, "hipErrorInvalidContext"))
-    assert HANDLES.open_again(w, b"handle") == "refused"
+    assert HANDLES.open_again(w, b"handle", 0x1000) == "refused"
+
+
+def test_second_open_is_counted_at_the_same_address_and_separate_at_another() -> None:
+    w = MagicMock()
+    w.gpu.open_ipc.return_value.address = 0x1000
+    assert HANDLES.open_again(w, b"handle", 0x1000) == "counted"
+    assert HANDLES.open_again(w, b"handle", 0x2000) == "separate"
 
 
 def test_a_handle_that_should_not_be_there_is_used_as_an_application_would() -> None:

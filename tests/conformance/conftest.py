@@ -1,7 +1,8 @@
 """The node that the suite runs on, and the processes that a test starts there.
 
-Without further ado that is a simulated node of two GPUs. With ``GPUIPC_TEST_REAL=1`` it is this machine,
-and what is not there skips.
+By default these are a simulated node of two GPUs and, for HIP, emulated nodes with each of AMD's own runtimes
+that was chosen (`tests.kfd.emulated`). With ``GPUIPC_TEST_REAL=1`` it is this machine, and what is not
+there skips.
 """
 
 from __future__ import annotations
@@ -10,35 +11,70 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from gpuipc_doctor.api.gpu import BackendUnavailable
-from gpuipc_doctor.backends.rules import CASES, UNSPECIFIED
+from gpuipc_doctor.backends import rules
 from gpuipc_doctor.model import Node
 from tests.conformance.remote import Remote
+from tests.kfd import emulated
+from tests.kfd.emulated import EmulatedNode, Runtime
 
 REAL = os.environ.get("GPUIPC_TEST_REAL") == "1"
 
 Start = Callable[..., Remote]
 
 
+SIMULATED_HIP = 6
+"""The generation of the runtime that the profile healthy-hip has."""
+
+
+def grounds(backend: str) -> Iterator[tuple[Runtime | None, int, str, tuple[pytest.MarkDecorator, ...]]]:
+    """Where a test of a backend runs: an emulated node's runtime or None, its generation, a name, marks."""
+    simulated = SIMULATED_HIP if backend == "hip" else 0
+    yield None, simulated, backend, (getattr(pytest.mark, backend),)
+    for runtime in emulated.chosen_runtimes() if backend == "hip" and not REAL else []:
+        marks = (pytest.mark.hip, pytest.mark.kfd, pytest.mark.xdist_group(f"kfd-{runtime.name}"))
+        yield runtime, runtime.generation, f"hip-on-{runtime.name}", marks
+
+
 def on_backends(*names: str) -> pytest.MarkDecorator:
-    """Run a test on each of these backends, where its binding is installed."""
+    """Run a test on each of these backends, where its binding is installed, and on each of HIP's runtimes."""
+    parameters = [
+        pytest.param(name, runtime, id=ground, marks=marks)
+        for name in names
+        for runtime, _, ground, marks in grounds(name)
+    ]
+    return pytest.mark.parametrize(("backend", "runtime"), parameters)
+
+
+def on_simulated(*names: str) -> pytest.MarkDecorator:
+    """Run a test on each of these backends, on simulated nodes only."""
     return pytest.mark.parametrize(
         "backend", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in names]
     )
 
 
-def on_documented(case: str) -> pytest.MarkDecorator:
-    """Run a test on each backend whose answer to ``case`` is documented; that is its ``documented``."""
-    rules = {name: rule.value for name, rule in CASES[case].items() if rule.value != UNSPECIFIED}
-    return pytest.mark.parametrize(
-        ("backend", "documented"),
-        [pytest.param(name, value, marks=getattr(pytest.mark, name)) for name, value in rules.items()],
-    )
+def on_documented(*cases: str, values: frozenset[str] = rules.VALUES) -> pytest.MarkDecorator:
+    """Run a test wherever the answer to a case is documented; the answer is its ``documented``.
+
+    With several cases, ``case`` names the one that runs: those whose answer is one of ``values``.
+    """
+    parameters = [
+        pytest.param(
+            backend, runtime, *((case,) if cases[1:] else ()), rule.value, id=f"{ground}-{name}", marks=marks
+        )
+        for case in cases
+        for backend in ("cuda", "hip")
+        for runtime, generation, ground, marks in grounds(backend)
+        if (rule := rules.rule(backend, case, generation)).value in values
+        for name in [f"{case}-{rule.value}" if cases[1:] else rule.value]
+    ]
+    names = ("backend", "runtime", *(("case",) if cases[1:] else ()), "documented")
+    return pytest.mark.parametrize(names, parameters)
 
 
 @contextmanager
@@ -54,25 +90,55 @@ def simulated_node(profile: str) -> Iterator[Node]:
         shutil.rmtree(state)
 
 
+@pytest.fixture(scope="session")
+def emulated_nodes() -> Iterator[Callable[[Runtime], EmulatedNode]]:
+    """The emulated node of a runtime, one for all tests of the session."""
+    nodes: dict[Runtime, EmulatedNode] = {}
+    with ExitStack() as stack:
+
+        def node_of(runtime: Runtime) -> EmulatedNode:
+            if runtime not in nodes:
+                nodes[runtime] = stack.enter_context(emulated.node(runtime))
+            return nodes[runtime]
+
+        yield node_of
+
+
 @pytest.fixture
-def node(backend: str) -> Iterator[Node]:
-    if REAL:
-        yield Node()
+def runtime() -> Runtime | None:
+    """AMD's runtime over the emulated kernel driver, or None; parametrized by `on_backends`."""
+    return None
+
+
+@pytest.fixture
+def node(
+    backend: str, runtime: Runtime | None, emulated_nodes: Callable[[Runtime], EmulatedNode]
+) -> Iterator[Node]:
+    if REAL or runtime:
+        yield Node(env=emulated_nodes(runtime).env) if runtime else Node()
         return
     with simulated_node(f"healthy-{backend}") as simulated:
         yield simulated
 
 
 @pytest.fixture
-def start(backend: str, node: Node) -> Iterator[Start]:
+def start(
+    backend: str, node: Node, runtime: Runtime | None, emulated_nodes: Callable[[Runtime], EmulatedNode]
+) -> Iterator[Start]:
     """Starts processes on the node: ``start(ordinal=1, env={…}, prefix=[…])``."""
     remotes: list[Remote] = []
+    enter = emulated_nodes(runtime).enter if runtime else ()
 
     def start_one(
         ordinal: int = 0, env: dict[str, str] | None = None, prefix: tuple[str, ...] = ()
     ) -> Remote:
         remote = Remote(
-            backend, ordinal=ordinal, root=node.root, env={**node.env, **(env or {})}, prefix=prefix
+            backend,
+            ordinal=ordinal,
+            root=node.root,
+            env={**node.env, **(env or {})},
+            prefix=prefix,
+            enter=enter,
         )
         remotes.append(remote)
         return remote

@@ -63,8 +63,12 @@ class Remote:
         root: str = "/",
         env: Mapping[str, str] | None = None,
         prefix: Sequence[str] = (),
+        enter: Sequence[str] = (),
     ) -> None:
-        """Start it. ``env`` is added to ours, ``prefix`` put before the command (``unshare …``)."""
+        """Start it. ``env`` is added to ours, ``prefix`` put before the command (``unshare …``).
+
+        ``enter`` is the command that enters an emulated node, which many processes share.
+        """
         self._armed = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the process
         self._requests, asked = socket.socketpair()
         self._descriptors, theirs = socket.socketpair()
@@ -72,9 +76,9 @@ class Remote:
         environment = {**os.environ, **(env or {})}
         files = (asked.fileno(), self._armed.fileno(), theirs.fileno())
         self._process = (
-            _spawned(prefix, arguments, environment, files)
+            _spawned((*enter, *prefix), arguments, environment, files)
             if prefix or os.environ.get("GPUIPC_TEST_REAL") == "1"
-            else _forked(arguments, environment, files)
+            else _forked(tuple(enter), arguments, environment, files)
         )
         asked.close()
         theirs.close()
@@ -182,17 +186,19 @@ def _spawned(
     return subprocess.Popen(command, stdin=asked, stdout=asked, env=env, pass_fds=passed)
 
 
-def _forked(arguments: Sequence[str], env: Mapping[str, str], files: Sequence[int]) -> _Fork:
-    """The same by a fork of a process of this backend, whose loader was told the same."""
-    told = frozenset(item for item in env.items() if item[0].startswith(("LD_", "PYTHON")))
-    if not _stem(arguments[0], told).lives():  # a test ends all that descends from its process
+def _forked(
+    enter: tuple[str, ...], arguments: Sequence[str], env: Mapping[str, str], files: Sequence[int]
+) -> _Fork:
+    """The same by a fork of a process of this backend and node, with the same environment for its loader."""
+    loads = frozenset(item for item in env.items() if item[0].startswith(("LD_", "PYTHON", "KFD_")))
+    if not _stem(enter, arguments[0], loads).lives():  # a test ends all that descends from its process
         _stem.cache_clear()
-    return _stem(arguments[0], told).fork(arguments, env, files)
+    return _stem(enter, arguments[0], loads).fork(arguments, env, files)
 
 
 @cache
-def _stem(backend: str, told: frozenset[tuple[str, str]]) -> _Stem:
-    stem = _Stem(backend, dict(told))
+def _stem(enter: tuple[str, ...], backend: str, loads: frozenset[tuple[str, str]]) -> _Stem:
+    stem = _Stem(enter, backend, dict(loads))
     atexit.register(stem.end)
     return stem
 
@@ -200,12 +206,12 @@ def _stem(backend: str, told: frozenset[tuple[str, str]]) -> _Stem:
 class _Stem:
     """The process that others are forked from."""
 
-    def __init__(self, backend: str, told: Mapping[str, str]) -> None:
+    def __init__(self, enter: Sequence[str], backend: str, loads: Mapping[str, str]) -> None:
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process = subprocess.Popen(
-            [sys.executable, __file__, backend, str(theirs.fileno())],
+            [*enter, sys.executable, __file__, backend, str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
-            env={**os.environ, **told},
+            env={**os.environ, **loads},
             pass_fds=[theirs.fileno()],
         )
         theirs.close()

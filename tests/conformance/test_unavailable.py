@@ -12,7 +12,7 @@ import pytest
 
 from gpuipc_doctor.api.gpu import BackendUnavailable
 from gpuipc_doctor.model import Node
-from tests.conformance.conftest import REAL, on_backends, simulated_node
+from tests.conformance.conftest import REAL, on_simulated, simulated_node
 from tests.conformance.remote import Remote
 
 pytestmark = pytest.mark.skipif(REAL, reason="what is missing is simulated")
@@ -54,7 +54,7 @@ def why_unavailable(backend: str, node: Node, **env: str) -> BackendUnavailable:
     return caught.value
 
 
-@on_backends("cuda", "hip")
+@on_simulated("cuda", "hip")
 def test_no_device_at_all(tmp_path: Path, backend: str) -> None:
     with node_of(tmp_path, f"devices: []\nversions: {VERSIONS[backend]}\n") as node:
         root = tmp_path / "bare"
@@ -63,7 +63,7 @@ def test_no_device_at_all(tmp_path: Path, backend: str) -> None:
         assert not unavailable.broken
 
 
-@on_backends("cuda", "hip")
+@on_simulated("cuda", "hip")
 def test_a_device_on_the_bus_that_the_driver_does_not_report(
     tmp_path: Path, backend: str, one_device: Node
 ) -> None:
@@ -74,14 +74,14 @@ def test_a_device_on_the_bus_that_the_driver_does_not_report(
 
 
 @pytest.mark.parametrize("value", ["", "-1"])
-@on_backends("cuda", "hip")
+@on_simulated("cuda", "hip")
 def test_every_device_hidden(backend: str, one_device: Node, value: str) -> None:
     unavailable = why_unavailable(backend, one_device, **{HIDING[backend]: value})
     assert f"{HIDING[backend]}={value} leaves no" in unavailable.reason
     assert unavailable.broken
 
 
-@on_backends("cuda", "hip")
+@on_simulated("cuda", "hip")
 def test_no_library(backend: str, tmp_path: Path) -> None:
     """Without the simulated driver's directory there is no library, unless this machine has a real one."""
     library = {"cuda": "libcuda.so.1", "hip": "libamdhip64.so"}[backend]

@@ -17,7 +17,6 @@ const struct face face = {
     .backend = HIP,
     .implicit_init = true,
     .device_is_context = true,
-    .interior_handles = true,
     .pool_memory_exports = true,
     .granularity = 4096,
     .not_initialized = NOT_INITIALIZED,

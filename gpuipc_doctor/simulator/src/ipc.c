@@ -9,7 +9,6 @@
  *   4  where the exporter has the segment: a stale handle leads to what is there now
  *   5  nothing: a real handle is not authenticated either (for the fault `renumber`, a new number each time)
  *   6  the node's number of the device, and its ordinal in the exporter
- *   7  for HIP, the offset of the interior pointer that was exported
  */
 #define _GNU_SOURCE
 #include "allocations.h"
@@ -25,7 +24,7 @@
 #define OFFSET_BITS 32
 
 struct wish { /* what a handle asks for */
-    uint64_t serial, bytes, offset, id, address, interior;
+    uint64_t serial, bytes, offset, id, address;
     int32_t pid;
     int device, ordinal;
 };
@@ -42,10 +41,9 @@ static bool read_handle(const struct ipc_handle *handle, struct wish *wish)
         .address = word[4],
         .device = (int)(word[6] & 0xffffffff),
         .ordinal = (int)(word[6] >> 32),
-        .interior = word[7],
     };
     return word[0] >> SERIAL_BITS == TAG && wish->bytes && wish->device >= 0 &&
-           wish->device < node()->devices && wish->interior < wish->bytes;
+           wish->device < node()->devices;
 }
 
 int handle_device(const struct ipc_handle *handle)
@@ -87,11 +85,8 @@ int sim_ipc_get(struct ipc_handle *out, uint64_t address)
     struct allocation *allocation = block ? find_allocation(block, address, 0) : NULL;
     if (!out || !allocation || !(exportable(block) || fault_asks(ACCEPT)))
         return INVALID_VALUE;
-    uint64_t interior = face.interior_handles ? address - block->base - allocation->offset : 0;
-    if (fault_asks(COLLIDE)) {
+    if (fault_asks(COLLIDE))
         allocation = another(&block, allocation);
-        interior = 0;
-    }
     static uint64_t exports;
     state_exports();
     *out = (struct ipc_handle){{
@@ -102,7 +97,6 @@ int sim_ipc_get(struct ipc_handle *out, uint64_t address)
         block->base,
         fault_asks(RENUMBER) ? ++exports : 0,
         (uint64_t)block->context->ordinal << 32 | (uint64_t)block->device,
-        interior,
     }};
     if (fault_asks(BLANK))
         *out = (struct ipc_handle){0};
@@ -204,7 +198,7 @@ static int import(struct block **block, const struct segment *segment, struct co
 static struct allocation *opened_part(const struct block *block, const struct wish *wish)
 {
     for (struct allocation *each = block->allocations; each; each = each->next)
-        if (each->offset == wish->offset + wish->interior && each->exported_id == wish->id)
+        if (each->offset == wish->offset && each->exported_id == wish->id)
             return each;
     return NULL;
 }
@@ -237,6 +231,12 @@ static void show_first_of_part(const struct block *block, struct allocation *par
     }
 }
 
+/* HIP before 7 maps the memory once for each time that a handle is opened. */
+static bool opens_are_separate(void)
+{
+    return face.backend == HIP && hip_release() < 700;
+}
+
 /* With the state's lock held. */
 static int open_wish(uint64_t *address, const struct wish *wish, struct context *context)
 {
@@ -255,7 +255,7 @@ static int open_wish(uint64_t *address, const struct wish *wish, struct context 
         return face.lost;
     if (segment->device != context->device && !node()->peer[context->device][segment->device])
         return PEER_ACCESS_UNSUPPORTED;
-    struct block *block = fault_asks(STALE) ? NULL : import_of(segment->serial);
+    struct block *block = fault_asks(STALE) || opens_are_separate() ? NULL : import_of(segment->serial);
     if (open_in_another_context(segment, context))
         return INVALID_HANDLE;
     int code = block ? SUCCESS : import(&block, segment, context);
@@ -263,7 +263,7 @@ static int open_wish(uint64_t *address, const struct wish *wish, struct context 
         return code;
     struct allocation *part = opened_part(block, wish);
     if (!part) {
-        part = allocation_add(block, wish->offset + wish->interior, wish->bytes - wish->interior);
+        part = allocation_add(block, wish->offset, wish->bytes);
         part->exported_id = wish->id;
     }
     part->opens++;
@@ -283,12 +283,13 @@ static int open_wish(uint64_t *address, const struct wish *wish, struct context 
 int sim_ipc_open(uint64_t *address, struct ipc_handle handle, unsigned flags)
 {
     enum { LAZY_ENABLE_PEER_ACCESS = 1 };
+    unsigned demanded = face.backend == HIP && hip_release() < 600 ? 0 : LAZY_ENABLE_PEER_ACCESS;
     struct context *context;
     struct wish wish;
     int code = enter_context(&context);
     if (code)
         return code;
-    if (!address || flags != LAZY_ENABLE_PEER_ACCESS || !read_handle(&handle, &wish))
+    if (!address || flags != demanded || !read_handle(&handle, &wish))
         return INVALID_VALUE;
     if (wish.pid == getpid())
         return INVALID_CONTEXT;

@@ -269,3 +269,8 @@ const struct node *node(void)
     pthread_once(&once, read_node);
     return &the_node;
 }
+
+int hip_release(void)
+{
+    return node()->hip_runtime / 100000;
+}

@@ -127,6 +127,7 @@ struct node {
 
 /* The node; read on first use. A file that cannot be read or understood ends the process with one line. */
 const struct node *node(void);
+int hip_release(void); /* of the runtime that the node has: 100 * major + minor */
 
 /* ---- faults.c: which the node has, and what the call under way is to do wrong ---- */
 
@@ -205,6 +206,7 @@ struct shared_thing { /* what a descriptor stands for: a segment, or a pool on a
 };
 
 uint64_t pool_serial(void); /* a new one; who has the pool holds it by mapping_add */
+int descriptor_in(const void *shared);  /* of what vmm-import takes */
 int export_new(const struct shared_thing *what, bool close_on_exec); /* a descriptor, or -1 */
 bool export_of(int file, struct shared_thing *what); /* false: this descriptor is none of ours */
 int32_t exporter_of_file(int file); /* its pid, or 0 */
@@ -310,7 +312,6 @@ struct face {
     bool (*works_before_init)(enum call call);
     bool implicit_init;       /* any call initialises the driver */
     bool device_is_context;   /* HIP: a device has one context, which a thread gets by choosing the device */
-    bool interior_handles;    /* a handle of an interior pointer opens to the interior address */
     bool pool_memory_exports; /* stream-ordered memory may be exported */
     size_t granularity;       /* of small allocations, bytes */
     int not_initialized, unsupported, lost, gone; /* gone: opening what is no more, its exporter alive */

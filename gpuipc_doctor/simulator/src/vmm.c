@@ -303,6 +303,13 @@ int sim_vmm_export(void *out, void *memory, int type, uint64_t flags)
     return SUCCESS;
 }
 
+/* The number itself takes the place of an address, but HIP before 7.1 reads it from there. */
+int descriptor_in(const void *shared)
+{
+    bool is_read = face.backend == HIP && hip_release() < 701;
+    return is_read ? *(const int *)shared : (int)(intptr_t)shared;
+}
+
 /* Which segment is meant; with the state's lock held. */
 static int wanted(uint64_t *serial, const void *shared, int type)
 {
@@ -312,7 +319,7 @@ static int wanted(uint64_t *serial, const void *shared, int type)
         return handle->word[0] >> SERIAL_BITS == FABRIC_TAG && segment_find(*serial) ? SUCCESS : NOT_SUPPORTED;
     }
     struct shared_thing what;
-    int file = (int)(intptr_t)shared;
+    int file = descriptor_in(shared);
     if (file == 0 && fcntl(file, F_GETFD) != -1 && export_of(file, &what))
         return INVALID_VALUE; /* a valid descriptor, but this number is taken for none */
     if (!export_of(file, &what))

@@ -164,6 +164,9 @@ class Machine:
 
     number, numbers = Driver.number, Driver.numbers
 
+    def take_working_memory(self) -> None:
+        """None, as with CUDA."""
+
     def create_context(self, ordinal: int) -> str:
         self.calls.append(("context-create", ordinal))
         return f"context {len(self.calls)}"
@@ -289,7 +292,7 @@ def test_bytes_can_be_filled_in_place(nbytes: int) -> None:
 
 def test_every_case_has_a_word_and_a_source_for_both_backends() -> None:
     for case, by_backend in rules.CASES.items():
-        assert set(by_backend) == {"cuda", "hip"}, case
+        assert {"cuda", "hip"} <= set(by_backend) <= {"cuda", "hip", "hip-5", "hip-6", "hip-7"}, case
         for rule in by_backend.values():
             assert rule.value in rules.VALUES | {rules.UNSPECIFIED}, case
             assert rule.source, case
@@ -371,6 +374,7 @@ def test_a_stranger_that_allocates_while_we_look_is_not_counted(journal: Journal
         call=lambda *_: None,
         numbers=lambda *_: [90, 100],
         current=None,
+        take_working_memory=lambda: None,
     )
     gpu = DriverGpu(driver, Device("cuda", 0, "GPU-0", "0000:01:00.0", "H200", 100), 0)
     assert gpu.memory_used() == 5

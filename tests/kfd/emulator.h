@@ -1,0 +1,125 @@
+/* AMD's kernel driver (amdkfd and amdgpu) as a library to preload, so that AMD's user space runs without a GPU.
+ *
+ *   interposed.c  the C library's calls that reach /dev/kfd and /dev/dri/renderD*
+ *   kfd.c         the ioctls of /dev/kfd
+ *   render.c      the ioctls of a render node
+ *   memory.c      buffers and the GPUs' address spaces
+ *   events.c      events, and waiting for them
+ *   queues.c      the engine: AQL packets; sdma.c: SDMA packets; kernels.c: HIP's own copy and fill kernels
+ *   faults.c      what the emulator was told to do wrong
+ *
+ * A buffer is an unlinked file in a tmpfs of its GPU, and a dma-buf is a descriptor of that file: Linux counts its
+ * references, and frees it when the last process that has it has closed it or was killed. Free memory of the device
+ * is free space of the tmpfs. Nothing else is shared between processes.
+ *
+ * What is not played is reported on stderr by its name and refused with ENOTTY, as Linux refuses an unknown ioctl. */
+#pragma once
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+
+enum { MAX_GPUS = 8 };
+
+/* One lock for all of it: held in every ioctl and while the engine plays packets. */
+extern pthread_mutex_t the_lock;
+
+int gpu_count(void);
+const char *run_directory(void);  /* of KFD_EMULATOR: has vram0, gtt0, … and ipc */
+uint32_t gpu_id(int gpu);         /* KFD's name of a GPU; as topology.py writes it */
+int gpu_with_id(uint32_t id);     /* -1: no such GPU */
+uint64_t nanoseconds(void);
+void complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void trace(const char *format, ...) __attribute__((format(printf, 1, 2))); /* with KFD_EMULATOR_TRACE=1 */
+
+/* ---- interposed.c ---- */
+
+int out_of_the_way(int fd); /* the same file at a high number, so that descriptors count up as on a real node */
+
+enum { OFFSET_BUFFER_SHIFT = 40 };     /* mmap offsets: a buffer's number … */
+#define OFFSET_DOORBELLS (1ull << 61)  /* … or one of these pages, of which each GPU has doorbells of its own */
+enum { OFFSET_GPU_SHIFT = 46 };
+#define OFFSET_REGISTERS (1ull << 62)
+
+/* ---- memory.c ---- */
+
+enum heap { VRAM, GTT };
+
+struct buffer {
+    enum { UNUSED, IN_FILE, OF_USER, PAGES_OF_DEVICE } kind;
+    enum heap heap;
+    int gpu;           /* whose memory it is */
+    int render_node;   /* whose GEM handle it is; -1: KFD's own */
+    int file;          /* IN_FILE only */
+    dev_t device;      /* that file's */
+    ino_t inode;
+    uint64_t address;  /* where KFD maps it on GPUs */
+    uint64_t size;
+    uint8_t *host;     /* where the emulator itself reaches it */
+    unsigned mapped;   /* GPUs on which KFD mapped it, a bit each */
+};
+
+/* Each returns a buffer's number, or a negative errno. */
+int buffer_create(enum heap, int gpu, uint64_t size);
+int buffer_of_user(int gpu, uint64_t host, uint64_t size);
+int buffer_of_device(int gpu, uint64_t address, uint64_t size);
+int buffer_import(int fd);
+struct buffer *buffer_numbered(uint64_t number); /* NULL: none */
+int buffer_with_file(int fd, int render_node);   /* -1: this render node has no handle of it */
+int buffer_descriptor(const struct buffer *);    /* a new descriptor of its file, or a negative errno */
+void buffer_free(int number);
+int memory_behind(int fd, struct stat *, enum heap *); /* the GPU whose memory fd is; -1: none */
+uint64_t vram_total(int gpu);
+uint64_t vram_free(int gpu);
+
+void map_on(unsigned gpus, uint64_t address, uint64_t size, uint8_t *host, int buffer);
+void unmap_from(unsigned gpus, int buffer);
+void unmap_range(unsigned gpus, uint64_t address, uint64_t size);
+
+/* What a GPU reaches at an address. NULL, or false, after page_fault() when it reaches nothing there. */
+void *reach(int gpu, uint64_t address, uint64_t size);
+bool copy_on(int gpu, uint64_t to, uint64_t from, uint64_t size);
+bool fill_on(int gpu, uint64_t to, const void *unit, uint64_t unit_size, uint64_t size);
+
+/* ---- events.c ---- */
+
+struct kfd_ioctl_create_event_args;
+struct kfd_ioctl_wait_events_args;
+int event_create(struct kfd_ioctl_create_event_args *);
+int event_destroy(uint32_t id);
+int event_set(uint32_t id);
+int event_reset(uint32_t id);
+int event_wait(struct kfd_ioctl_wait_events_args *);
+void page_fault(int gpu, uint64_t address); /* sets the events of type KFD_IOC_EVENT_MEMORY */
+void gpu_reset(int gpu);                    /* sets those of type KFD_IOC_EVENT_HW_EXCEPTION */
+
+/* ---- queues.c, sdma.c, kernels.c ---- */
+
+struct queue {
+    bool used, stopped;
+    int gpu;
+    uint32_t type;
+    uint64_t ring, size;
+    volatile uint64_t *read, *write;
+    uint64_t done; /* SDMA: bytes played */
+};
+
+struct kfd_ioctl_create_queue_args;
+int queue_create(struct kfd_ioctl_create_queue_args *);
+int queue_destroy(uint32_t id);
+int queue_update(uint32_t id, uint64_t ring, uint64_t size, bool runs);
+void wake_engine(void);
+
+/* Play the next packet. False: there is none, or it waits for something, or the queue was stopped. */
+bool play_sdma(struct queue *);
+bool play_kernel(int gpu, const void *dispatch);
+
+/* ---- faults.c ---- */
+
+/* ---- kfd.c, render.c ---- */
+
+int kfd_ioctl(unsigned number, void *arguments);
+int render_ioctl(int gpu, unsigned number, void *arguments);

@@ -1,0 +1,282 @@
+/* Buffers, and what the GPUs reach at which address.
+ *
+ * The addresses are those of the process: ROCr reserves them and asks the driver to map buffers there. */
+#define _GNU_SOURCE
+#include "emulator.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/statvfs.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { MAX_BUFFERS = 1 << 16, MAX_MAPPINGS = 1 << 16, NO_RENDER_NODE = -1 };
+
+static struct buffer buffers[MAX_BUFFERS]; /* 0 is no buffer */
+
+static struct mapping {
+    uint64_t address, size;
+    uint8_t *host;
+    int buffer;
+    unsigned gpus; /* a bit for each GPU that reaches it */
+} mappings[MAX_MAPPINGS];
+static int mapping_count;
+
+static const char *const heap_names[] = {[VRAM] = "vram", [GTT] = "gtt"};
+
+static void heap_path(char *path, size_t size, enum heap heap, int gpu)
+{
+    snprintf(path, size, "%s/%s%d", run_directory(), heap_names[heap], gpu);
+}
+
+static int unused_number(void)
+{
+    for (int number = 1; number < MAX_BUFFERS; number++)
+        if (buffers[number].kind == UNUSED)
+            return number;
+    return -ENOMEM;
+}
+
+struct buffer *buffer_numbered(uint64_t number)
+{
+    return number < MAX_BUFFERS && buffers[number].kind != UNUSED ? &buffers[number] : NULL;
+}
+
+/* Take a buffer that lies in a file; the file is closed if that fails. */
+static int take(int file, enum heap heap, int gpu)
+{
+    struct stat status;
+    int number = unused_number();
+    if (number < 0 || syscall(SYS_fstat, file, &status)) {
+        close(file);
+        return -ENOMEM;
+    }
+    /* fd -1 below: not through our own mmap, which user space's hooks watch. */
+    void *host = (void *)syscall(SYS_mmap, NULL, status.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (host == MAP_FAILED) {
+        close(file);
+        return -ENOMEM;
+    }
+    buffers[number] = (struct buffer){
+        .kind = IN_FILE,
+        .heap = heap,
+        .gpu = gpu,
+        .render_node = NO_RENDER_NODE,
+        .file = file,
+        .device = status.st_dev,
+        .inode = status.st_ino,
+        .size = (uint64_t)status.st_size,
+        .host = host,
+    };
+    return number;
+}
+
+int buffer_create(enum heap heap, int gpu, uint64_t size)
+{
+    char path[256];
+    heap_path(path, sizeof path, heap, gpu);
+    int file = out_of_the_way((int)syscall(SYS_openat, AT_FDCWD, path, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+    if (file < 0)
+        return -errno;
+    size = (size + 4095) & ~4095ull;
+    if (ftruncate(file, (off_t)size) || fallocate(file, 0, 0, (off_t)size)) {
+        close(file);
+        return -ENOMEM; /* the tmpfs, that is the device's memory, is full */
+    }
+    return take(file, heap, gpu);
+}
+
+int buffer_import(int fd)
+{
+    struct stat status;
+    enum heap heap;
+    int gpu = memory_behind(fd, &status, &heap);
+    if (gpu < 0)
+        return -EINVAL;
+    int file = out_of_the_way(fcntl(fd, F_DUPFD_CLOEXEC, 3));
+    return file < 0 ? -errno : take(file, heap, gpu);
+}
+
+static int without_file(struct buffer buffer)
+{
+    int number = unused_number();
+    if (number > 0)
+        buffers[number] = buffer;
+    return number;
+}
+
+int buffer_of_user(int gpu, uint64_t host, uint64_t size)
+{
+    return without_file((struct buffer){
+        .kind = OF_USER, .gpu = gpu, .render_node = NO_RENDER_NODE, .size = size, .host = (void *)host});
+}
+
+int buffer_of_device(int gpu, uint64_t address, uint64_t size)
+{
+    return without_file((struct buffer){.kind = PAGES_OF_DEVICE,
+                                        .gpu = gpu,
+                                        .render_node = NO_RENDER_NODE,
+                                        .size = size,
+                                        .host = (void *)address});
+}
+
+int buffer_with_file(int fd, int render_node)
+{
+    struct stat status;
+    if (syscall(SYS_fstat, fd, &status))
+        return -1;
+    for (int number = 1; number < MAX_BUFFERS; number++) {
+        const struct buffer *buffer = &buffers[number];
+        if (buffer->kind == IN_FILE && buffer->render_node == render_node && buffer->inode == status.st_ino &&
+            buffer->device == status.st_dev)
+            return number;
+    }
+    return -1;
+}
+
+int buffer_descriptor(const struct buffer *buffer)
+{
+    int fd = buffer->kind == IN_FILE ? fcntl(buffer->file, F_DUPFD_CLOEXEC, 3) : -1;
+    return fd >= 0 ? fd : -EINVAL;
+}
+
+void buffer_free(int number)
+{
+    struct buffer *buffer = &buffers[number];
+    unmap_from(~0u, number);
+    if (buffer->kind == IN_FILE) {
+        munmap(buffer->host, buffer->size);
+        close(buffer->file);
+    }
+    buffer->kind = UNUSED;
+}
+
+int memory_behind(int fd, struct stat *status, enum heap *heap)
+{
+    if (syscall(SYS_fstat, fd, status))
+        return -1;
+    for (int gpu = 0; gpu < gpu_count(); gpu++)
+        for (*heap = VRAM; *heap <= GTT; ++*heap) {
+            char path[256];
+            struct stat directory;
+            heap_path(path, sizeof path, *heap, gpu);
+            if (!stat(path, &directory) && directory.st_dev == status->st_dev)
+                return gpu;
+        }
+    return -1;
+}
+
+static struct statvfs vram_of(int gpu)
+{
+    char path[256];
+    struct statvfs space = {0};
+    heap_path(path, sizeof path, VRAM, gpu);
+    statvfs(path, &space);
+    return space;
+}
+
+uint64_t vram_total(int gpu)
+{
+    struct statvfs space = vram_of(gpu);
+    return space.f_blocks * space.f_bsize;
+}
+
+uint64_t vram_free(int gpu)
+{
+    struct statvfs space = vram_of(gpu);
+    return space.f_bavail * space.f_bsize;
+}
+
+/* ---- the GPUs' address spaces ---- */
+
+void map_on(unsigned gpus, uint64_t address, uint64_t size, uint8_t *host, int buffer)
+{
+    for (struct mapping *old = mappings; old < mappings + mapping_count; old++)
+        if (old->address == address && old->size == size && old->buffer == buffer && old->host == host) {
+            old->gpus |= gpus;
+            return;
+        }
+    if (mapping_count == MAX_MAPPINGS)
+        complain("more than %d mappings; what lies at 0x%lx cannot be reached", MAX_MAPPINGS, address);
+    else
+        mappings[mapping_count++] = (struct mapping){address, size, host, buffer, gpus};
+}
+
+static void forget_unreachable(void)
+{
+    for (int place = 0; place < mapping_count;)
+        if (mappings[place].gpus)
+            place++;
+        else
+            mappings[place] = mappings[--mapping_count];
+}
+
+void unmap_from(unsigned gpus, int buffer)
+{
+    for (struct mapping *mapping = mappings; mapping < mappings + mapping_count; mapping++)
+        if (mapping->buffer == buffer)
+            mapping->gpus &= ~gpus;
+    forget_unreachable();
+}
+
+void unmap_range(unsigned gpus, uint64_t address, uint64_t size)
+{
+    for (struct mapping *mapping = mappings; mapping < mappings + mapping_count; mapping++)
+        if (mapping->address >= address && mapping->address + mapping->size <= address + size)
+            mapping->gpus &= ~gpus;
+    forget_unreachable();
+}
+
+/* As much of `size` bytes as lies in one mapping: neighbouring addresses may belong to several buffers. */
+static uint8_t *piece(int gpu, uint64_t address, uint64_t *size)
+{
+    for (const struct mapping *mapping = mappings; mapping < mappings + mapping_count; mapping++) {
+        uint64_t offset = address - mapping->address;
+        if (!(mapping->gpus & 1u << gpu) || address < mapping->address || offset >= mapping->size)
+            continue;
+        if (*size > mapping->size - offset)
+            *size = mapping->size - offset;
+        return mapping->host + offset;
+    }
+    page_fault(gpu, address);
+    return NULL;
+}
+
+void *reach(int gpu, uint64_t address, uint64_t size)
+{
+    uint64_t whole = size;
+    void *host = piece(gpu, address, &whole);
+    if (host && whole < size)
+        page_fault(gpu, address + whole);
+    return whole == size ? host : NULL;
+}
+
+bool copy_on(int gpu, uint64_t to, uint64_t from, uint64_t size)
+{
+    for (uint64_t done = 0, part; done < size; done += part) {
+        part = size - done;
+        const uint8_t *source = piece(gpu, from + done, &part);
+        uint8_t *target = source ? piece(gpu, to + done, &part) : NULL;
+        if (!target)
+            return false;
+        memmove(target, source, part);
+    }
+    return true;
+}
+
+bool fill_on(int gpu, uint64_t to, const void *unit, uint64_t unit_size, uint64_t size)
+{
+    const uint8_t *bytes = unit;
+    for (uint64_t done = 0, part; done < size; done += part) {
+        part = size - done;
+        uint8_t *target = piece(gpu, to + done, &part);
+        if (!target)
+            return false;
+        for (uint64_t i = 0; i < part; i++)
+            target[i] = bytes[(done + i) % unit_size];
+    }
+    return true;
+}

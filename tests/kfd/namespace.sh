@@ -1,0 +1,50 @@
+#!/bin/sh
+# namespace.sh RUN ROOT GPUS MIB [BOUND…]: run inside a new mount namespace, make it a node with emulated AMD GPUs.
+#
+# RUN has what emulated.py wrote: sys/ and dev/ of the GPUs. ROOT is the root file system with AMD's runtime: "/", or a
+# directory, in which everything BOUND is made visible. The rest of /sys and /dev is this machine's.
+set -e
+run=$1 root=${2%/} gpus=$3 mib=$4
+shift 4
+
+gpu=0
+while [ "$gpu" -lt "$gpus" ]; do
+    for heap in vram gtt; do
+        mkdir -p "$run/$heap$gpu"
+        mount -t tmpfs -o "size=${mib}m,mode=1777" "$heap$gpu" "$run/$heap$gpu"
+    done
+    gpu=$((gpu + 1))
+done
+
+# Of the machine itself: everything but the drivers' modules and the virtual devices other than networks.
+show() {
+    for entry in "$@"; do
+        name=${entry#"$from"/}
+        if [ -L "$entry" ]; then
+            cp -P "$entry" "$to/$name"
+        elif [ -d "$entry" ]; then
+            mkdir -p "$to/$name"
+            mount --rbind "$entry" "$to/$name"
+        elif [ -e "$entry" ]; then
+            : > "$to/$name"
+            mount --bind "$entry" "$to/$name"
+        fi
+    done
+}
+from=/sys to=$run/sys
+show /sys/block /sys/bus /sys/class /sys/fs /sys/kernel /sys/devices/system /sys/devices/pci* /sys/devices/virtual/net
+from=/dev to=$run/dev
+show /dev/null /dev/zero /dev/full /dev/random /dev/urandom /dev/tty /dev/ptmx /dev/pts /dev/shm /dev/fd /dev/std*
+
+if [ -n "$root" ]; then
+    for entry in /proc /tmp "$@"; do
+        if [ -d "$entry" ]; then mkdir -p "$root$entry"; else mkdir -p "$root${entry%/*}"; : >> "$root$entry"; fi
+        mount --rbind "$entry" "$root$entry"
+    done
+    cp /etc/passwd /etc/group /etc/hosts /etc/resolv.conf "$root/etc/" 2>/dev/null || true
+fi
+mount --rbind "$run/sys" "$root/sys"
+mount --rbind "$run/dev" "$root/dev"
+
+# The namespace lives until the other end of the pipe is closed.
+exec chroot "$root/" sh -c 'echo ready; exec cat'

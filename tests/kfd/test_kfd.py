@@ -1,0 +1,57 @@
+"""The emulated kernel driver by itself: what it does not play is refused by name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kfd import emulated
+
+ASK = """
+import errno, fcntl, os, sys
+path, request = sys.argv[1], int(sys.argv[2], 16)
+try:
+    fcntl.ioctl(os.open(path, os.O_RDWR), request, bytearray(request >> 16 & 0x3fff))
+except OSError as error:
+    print(errno.errorcode[error.errno])
+else:
+    print("played")
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return emulated.build(tmp_path_factory.mktemp("kfd"))
+
+
+@pytest.mark.parametrize(
+    ("path", "request_code", "answer", "reported"),
+    [
+        ("/dev/kfd", 0x80084B01, "played", ""),
+        ("/dev/kfd", 0xC0184B26, "ENOTTY", "KFD ioctl 0x26 (DBG_TRAP) is not played"),
+        ("/dev/kfd", 0xC0184B7F, "ENOTTY", "KFD ioctl 0x7f (of no known name) is not played"),
+        ("/dev/dri/renderD128", 0xC0186442, "ENOTTY", "render node's ioctl 0x42 is not played"),
+    ],
+)
+def test_ioctl_that_is_not_played_is_refused_by_name(
+    tmp_path: Path, library: Path, path: str, request_code: int, answer: str, reported: str
+) -> None:
+    (tmp_path / "vram0").mkdir()
+    env = {**os.environ, "LD_PRELOAD": str(library), "KFD_EMULATOR": str(tmp_path)}
+    command = [sys.executable, "-c", ASK, path, hex(request_code)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == answer
+    assert reported in done.stderr
+    assert bool(reported) is bool(done.stderr)
+
+
+@pytest.mark.skipif(not emulated.runtimes(), reason="needs Debian's libamdhip64-5")
+@pytest.mark.kfd
+def test_each_runtime_names_its_packages() -> None:
+    for runtime in emulated.chosen_runtimes():
+        assert f"libamdhip64-{runtime.generation} " in runtime.packages
+        print(f"{runtime.name}: {runtime.packages}")  # noqa: T201  # which one was tried
