@@ -38,9 +38,7 @@ def command(
       11  it cannot be told
       12  something is stuck
     """
-    from msgspec import json
-
-    from gpuipc_doctor.job import job_content
+    from gpuipc_doctor.job import document, job_content
     from gpuipc_doctor.job.document import Cause
     from gpuipc_doctor.job.examination import examine
     from gpuipc_doctor.job.looking import Watcher, look_repeatedly
@@ -60,12 +58,12 @@ def command(
     with tempfile.TemporaryDirectory(prefix="gpuipc-doctor-job-") as scratch:
         watcher = Watcher(chosen, Path(scratch))
         report = examine(look_repeatedly(watcher), watcher.unable)
-    document = json.format(json.encode(report), indent=2).decode()
+    text = document.dumps(report)
     if save:
         with options.blaming("--save", f"cannot write {save}"):
-            save.write_text(f"{document}\n", encoding="utf-8")
+            save.write_text(text, encoding="utf-8")
     if as_json:
-        click.echo(document)
+        click.echo(text, nl=False)
     else:
         click.echo(screen(job_content.blocks(report), **formats.page()), nl=False)
     ctx.exit({Cause.RUNS: Exit.OK, Cause.UNKNOWN: Exit.ERROR}.get(report.verdict.cause, Exit.FAIL))

@@ -9,6 +9,12 @@ import re
 from dataclasses import dataclass, field
 from enum import Enum
 
+from gpuipc_doctor.model import Json
+from gpuipc_doctor.report import documents
+
+SCHEMA = "gpuipc-doctor/job/1"
+"""Any change of what may stand in the document raises the number; ``job.schema.json`` describes it."""
+
 Stack = tuple[str, ...]
 """Frames, innermost first: ``function (file)``, or ``[file]`` where the function has no name."""
 
@@ -134,7 +140,6 @@ class Verdict:
 class JobReport:
     """What ``gpuipc-doctor job`` saw and concluded."""
 
-    schema: int = 1
     taken: float
     """Seconds since the epoch."""
     seconds: float
@@ -146,3 +151,12 @@ class JobReport:
     verdict: Verdict
     unable: dict[str, str] = field(default_factory=dict)
     """What could not be seen, and why."""
+
+
+def schema() -> Json:
+    return documents.schema(SCHEMA, JobReport, "Which rank of a running job waits for which.")
+
+
+def dumps(report: JobReport) -> str:
+    """The JSON document, ending in a newline."""
+    return documents.dumps({"schema": SCHEMA, **documents.encode(report)})
