@@ -117,6 +117,9 @@ class _Mark:
     beside: str = ""
     """The text to find it in: a file, from the library's own directory; without it, the library's name."""
 
+    in_name: str = ""
+    """Expression for the library's name, where that file is not found."""
+
 
 _NUMBERS = r"[0-9]+(?:\.[0-9]+)+"
 _IN_PC = r"(?m)^Version:\s*([0-9]\S*)"
@@ -128,7 +131,8 @@ _MARKS = (
     _Mark("cuda-runtime", "libcudart.so.*", r"\.so\.([0-9]+\.[0-9]+\.[0-9]+)$"),
     _Mark("gdrcopy", "libgdrapi.so.*", rf"\.so\.({_NUMBERS})$"),
     _Mark("nccl", "libnccl.so.*", r"\.so\.([0-9]+\.[0-9]+\.[0-9]+)$"),
-    _Mark("rocm", "libamdhip64.so.*", r"^([0-9]\S*)", "../.info/version"),
+    # Distributions' packages lack that file: libamdhip64.so.7.2.53211 is HIP 7.2, a part of ROCm 7.2.
+    _Mark("rocm", "libamdhip64.so.*", r"^([0-9]\S*)", "../.info/version", r"\.so\.([0-9]+\.[0-9]+)\."),
     # HPE installs each version in a directory of its name.
     _Mark("cray-mpich", "libmpi*.so.12", rf"/cray/pe/mpich/({_NUMBERS})/"),
     _Mark("mpich", "libmpi.so.12", _IN_PC, "pkgconfig/mpich.pc"),
@@ -169,5 +173,6 @@ def _told(tree: Tree, mark: _Mark, library: Library) -> Fact:
     try:
         stated = re.search(mark.version, tree.text(file))
     except OSError:
-        return Fact(mark.fact, None, f"no {file}")
+        named = re.search(mark.in_name, real) if mark.in_name else None
+        return Fact(mark.fact, named[1], library.source) if named else Fact(mark.fact, None, f"no {file}")
     return Fact(mark.fact, shown(stated[1]) if stated else None, file if stated else f"not stated in {file}")

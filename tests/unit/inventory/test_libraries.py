@@ -111,6 +111,18 @@ def test_rocm_is_that_of_the_library_and_not_of_the_default_link(tmp_path: Path)
     assert fact(tmp_path, "rocm", LD_LIBRARY_PATH="/opt/rocm-6.4.3/lib") == ["7.2.4-93", "6.4.3-128"]
 
 
+def test_rocm_of_a_distribution_is_in_the_name_of_its_library(tmp_path: Path) -> None:
+    """Debian's libamdhip64-7 has no /opt/rocm, and no .info/version beside its library."""
+    plant(tmp_path, "/usr/lib64/libamdhip64.so.7.2.53211", "")
+    (tmp_path / "usr/lib64/libamdhip64.so.7").symlink_to("libamdhip64.so.7.2.53211")
+    assert fact(tmp_path, "rocm") == ["7.2"]
+
+
+def test_rocm_without_a_version_beside_its_library_or_in_its_name_is_unknown(tmp_path: Path) -> None:
+    plant(tmp_path, "/usr/lib64/libamdhip64.so.7", "")
+    assert fact(tmp_path, "rocm") == [None]
+
+
 def test_a_libfabric_of_hpe_is_not_upstreams(tmp_path: Path) -> None:
     directory = "/opt/cray/libfabric/1.15.2.0/lib64"
     plant(tmp_path, f"{directory}/libfabric.so.1", "")
