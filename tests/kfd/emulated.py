@@ -13,13 +13,12 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -83,7 +82,6 @@ class EmulatedNode:
     runtime: Runtime
     enter: tuple[str, ...]
     env: dict[str, str]
-    run: Path = field(repr=False)
 
 
 def build(directory: Path) -> Path:
@@ -124,43 +122,38 @@ def namespace() -> tuple[str, ...]:
 @contextmanager
 def node(runtime: Runtime, gpus: int = GPUS, mib: int = MIB) -> Iterator[EmulatedNode]:
     """A node that lives as long as the block; its GPUs are nobody else's."""
-    run = Path(tempfile.mkdtemp(prefix="kfd-"))
-    (run / "ipc").mkdir(mode=0o777)
-    topology.write(run, gpus, mib, os.cpu_count() or 1)
-    build(run)
-    libraries = run / "lib"
-    libraries.mkdir()
-    below_root = Path("/") / runtime.library.relative_to(runtime.root)
-    (libraries / "libamdhip64.so").symlink_to(below_root)
-    script = [
-        "sh",
-        str(HERE / "namespace.sh"),
-        str(run),
-        str(runtime.root),
-        str(gpus),
-        str(mib),
-        *_bound(runtime),
-    ]
-    with subprocess.Popen(
-        [*namespace(), "--propagation", "private", *script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as holder:
+    with tempfile.TemporaryDirectory(prefix="kfd-", ignore_cleanup_errors=True) as directory:
+        run = Path(directory)
+        (run / "ipc").mkdir()
+        (run / "lib").mkdir()
+        (run / "lib/libamdhip64.so").symlink_to(Path("/") / runtime.library.relative_to(runtime.root))
+        topology.write(run, gpus, mib, os.cpu_count() or 1)
+        build(run)
+        env = {
+            "KFD_EMULATOR": directory,
+            "LD_PRELOAD": str(run / DRIVER),
+            "LD_LIBRARY_PATH": str(run / "lib"),
+            "ROCM_PATH": directory,
+        }
+        arguments = map(str, (run, runtime.root, gpus, mib, *_bound(runtime)))
+        with _namespace_of("sh", str(HERE / "namespace.sh"), *arguments) as enter:
+            yield EmulatedNode(runtime, enter, env)
+
+
+@contextmanager
+def _namespace_of(*script: str) -> Iterator[tuple[str, ...]]:
+    """The command that enters the mount namespace which a script makes; it ends with the block."""
+    command = [*namespace(), "--propagation", "private", *script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdin is not None
         assert holder.stdout is not None
         try:
             if holder.stdout.readline() != b"ready\n":
-                raise OSError(f"{HERE / 'namespace.sh'} failed; what it said is on stderr")
-            user = ("--user", "--preserve-credentials") if "--user" in namespace() else ()
-            enter = ("nsenter", f"--target={holder.pid}", *user, "--mount", "--root", f"--wdns={REPOSITORY}")
-            env = {
-                "KFD_EMULATOR": str(run),
-                "LD_PRELOAD": str(run / DRIVER),
-                "LD_LIBRARY_PATH": str(libraries),
-                "ROCM_PATH": str(run),
-            }
-            yield EmulatedNode(runtime, enter, env, run)
+                raise OSError(f"{script[1]} failed; what it said is on stderr")
+            user = ("--user", "--preserve-credentials") if "--user" in command else ()
+            yield ("nsenter", f"--target={holder.pid}", *user, "--mount", "--root", f"--wdns={REPOSITORY}")
         finally:
             holder.stdin.close()
-    shutil.rmtree(run, ignore_errors=True)
 
 
 def _bound(runtime: Runtime) -> list[str]:

@@ -51,6 +51,17 @@ def test_ioctl_that_is_not_played_is_refused_by_name(
 
 @pytest.mark.skipif(not emulated.runtimes(), reason="needs Debian's libamdhip64-5")
 @pytest.mark.kfd
+def test_node_leaves_nothing_and_hands_on_the_exit_code(tmp_path: Path) -> None:
+    (runtime, *_) = emulated.chosen_runtimes()
+    command = [sys.executable, "-m", "tests.kfd.emulated", runtime.name, "--gpus", "1", "--"]
+    command += ["sh", "-c", "test -e /dev/kfd && test -e /dev/dri/renderD128 && exit 7"]
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    assert subprocess.run(command, env=env, cwd=emulated.REPOSITORY, check=False).returncode == 7
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not emulated.runtimes(), reason="needs Debian's libamdhip64-5")
+@pytest.mark.kfd
 def test_each_runtime_names_its_packages() -> None:
     for runtime in emulated.chosen_runtimes():
         assert f"libamdhip64-{runtime.generation} " in runtime.packages
