@@ -6,7 +6,6 @@
  *   memory.c      buffers and the GPUs' address spaces
  *   events.c      events, and waiting for them
  *   queues.c      the engine: AQL packets; sdma.c: SDMA packets; kernels.c: HIP's own copy and fill kernels
- *   faults.c      what the emulator was told to do wrong
  *
  * A buffer is an unlinked file in a tmpfs of its GPU, and a dma-buf is a descriptor of that file: Linux counts its
  * references, and frees it when the last process that has it has closed it or was killed. Free memory of the device
@@ -94,7 +93,6 @@ int event_set(uint32_t id);
 int event_reset(uint32_t id);
 int event_wait(struct kfd_ioctl_wait_events_args *);
 void page_fault(int gpu, uint64_t address); /* sets the events of type KFD_IOC_EVENT_MEMORY */
-void gpu_reset(int gpu);                    /* sets those of type KFD_IOC_EVENT_HW_EXCEPTION */
 
 /* ---- queues.c, sdma.c, kernels.c ---- */
 
@@ -116,8 +114,6 @@ void wake_engine(void);
 /* Play the next packet. False: there is none, or it waits for something, or the queue was stopped. */
 bool play_sdma(struct queue *);
 bool play_kernel(int gpu, const void *dispatch);
-
-/* ---- faults.c ---- */
 
 /* ---- kfd.c, render.c ---- */
 

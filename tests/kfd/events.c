@@ -15,10 +15,7 @@ static struct event {
     uint32_t type;
     int waiters;
     uint64_t age; /* how often it was set, from 1 */
-    union {
-        struct kfd_hsa_memory_exception_data fault;
-        struct kfd_hsa_hw_exception_data reset;
-    };
+    struct kfd_hsa_memory_exception_data fault;
 } events[MAX_EVENTS]; /* 0 is no event */
 
 /* KFD_MMAP_TYPE_EVENTS of kfd_priv.h. User space with a GPU of its own memory provides the page itself, but gives a
@@ -96,20 +93,6 @@ void page_fault(int gpu, uint64_t address)
         }
 }
 
-void gpu_reset(int gpu)
-{
-    for (uint32_t id = SIGNALS; id < MAX_EVENTS; id++)
-        if (events[id].used && events[id].type == KFD_IOC_EVENT_HW_EXCEPTION) {
-            events[id].reset = (struct kfd_hsa_hw_exception_data){
-                .reset_type = KFD_HW_EXCEPTION_WHOLE_GPU_RESET,
-                .reset_cause = KFD_HW_EXCEPTION_GPU_HANG,
-                .memory_lost = 1,
-                .gpu_id = gpu_id(gpu),
-            };
-            event_set(id);
-        }
-}
-
 /* How a wait goes on with one of its events. */
 struct waited {
     uint64_t age; /* of the event when the wait began, or what user space had seen */
@@ -133,10 +116,9 @@ static void hand_over(struct kfd_event_data *wanted)
     if (event->type == KFD_IOC_EVENT_SIGNAL) {
         if (*last_age(wanted))
             *last_age(wanted) = event->age;
-    } else if (event->type == KFD_IOC_EVENT_MEMORY)
+    } else if (event->type == KFD_IOC_EVENT_MEMORY) {
         wanted->memory_exception_data = event->fault;
-    else if (event->type == KFD_IOC_EVENT_HW_EXCEPTION)
-        wanted->hw_exception_data = event->reset;
+    }
 }
 
 /* How many of the events have come; negative: one of them is gone. */

@@ -54,7 +54,7 @@ static int take(int file, enum heap heap, int gpu)
         close(file);
         return -ENOMEM;
     }
-    /* fd -1 below: not through our own mmap, which user space's hooks watch. */
+    /* By the system call: the emulator's own mappings are nothing for the hooks of user space to see. */
     void *host = (void *)syscall(SYS_mmap, NULL, status.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (host == MAP_FAILED) {
         close(file);
