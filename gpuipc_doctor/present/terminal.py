@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from gpuipc_doctor.present.blocks import (
     Block,
-    Cell,
     Chain,
     Closing,
     Column,
@@ -130,12 +129,10 @@ def table(rows: Sequence[Sequence[str]], titles: Sequence[str], *, wrapped: int)
 
 def ruled(rows: Sequence[Sequence[Sequence[str]]], titles: Sequence[str]) -> str:
     """A table with a rule below its titles; a cell is a list of lines."""
-    widths = [
-        max(len(title) + _GAP, *(columns(line) for row in rows for line in row[n]), 0)
-        for n, title in enumerate(titles)
-    ]
-    cells = [[[title] for title in titles], [["-" * width] for width in widths], *rows]
-    return "\n".join(line for row in cells for line in _row(row, widths))
+    from tabulate import tabulate
+
+    cells = [["\n".join(lines) for lines in row] for row in rows]
+    return tabulate(cells, titles, "simple", disable_numparse=True)
 
 
 def _row(cells: Sequence[Sequence[str]], widths: Sequence[int], page: Page | None = None) -> Iterator[str]:
@@ -183,16 +180,13 @@ def _grid(grid: Grid, page: Page) -> Iterator[str]:
 
 
 def _cells(names: Sequence[str], line_up: Sequence[Column], page: Page) -> Iterator[str]:
-    width = max(map(columns, names))
-    for number, name in enumerate(names):
-        cells: Iterable[Cell] = (
-            one.cells[number - 1] if number else (sanitise(one.title), "") for one in line_up
-        )
-        filled = (
-            " " * (_width(one) - columns(text)) + page.paint(text, look)
-            for one, (text, look) in zip(line_up, cells, strict=True)
-        )
-        yield (name + " " * (width - columns(name)) + "".join(filled)).rstrip()
+    from tabulate import tabulate
+
+    titles = (names[0], *(sanitise(column.title) for column in line_up))  # tabulate pads headers: a row
+    rows = [(name, *(page.paint(*one.cells[n]) for one in line_up)) for n, name in enumerate(names[1:])]
+    aligned = ("left", *("right" for _ in line_up))
+    drawn = tabulate([titles, *rows], tablefmt="plain", colalign=aligned, disable_numparse=True)
+    yield from (line.rstrip() for line in drawn.splitlines())
 
 
 def _width(column: Column) -> int:
