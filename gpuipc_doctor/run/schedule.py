@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -206,8 +207,8 @@ class Schedule:
             says = "interrupted before this probe ran"
             return NotRun(Finding.skip("interrupted", says), "interrupted")
         if time.monotonic() > until:
-            says = "budget; run `gpuipc-doctor check {check} --budget {seconds:round}`"
-            more_s = 2 * self._budget_s
+            says = "budget; run `gpuipc-doctor check {check} --budget {seconds}`"
+            more_s = max(1, math.ceil(2 * self._budget_s))
             return NotRun(Finding.skip("budget", says, check=planned.check.id, seconds=more_s), "budget")
         if self.session.unkillable:
             says = "no GPU probe may run beside a process that cannot be killed: {process}"

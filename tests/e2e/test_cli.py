@@ -298,7 +298,11 @@ def test_the_budget_turns_the_rest_into_skips(doctor: Command) -> None:
     ended = doctor("check", "--all", "--simulate", "healthy-single", "--budget", "0.05", "--json")
     results = json.loads(ended.stdout)["results"]
     assert ended.returncode == 3
-    assert any("budget" in r["finding"]["summary"] for r in results if r["finding"]["status"] == "SKIP")
+    skipped = [r for r in results if r["finding"]["key"] == "budget"]
+    assert skipped
+    for r in skipped:
+        says = f"budget; run `gpuipc-doctor check {r['check']} --budget 1`"  # 0 would be refused
+        assert r["finding"]["summary"] == says
 
 
 def test_a_report_is_told_as_that_where_a_config_or_a_log_is_asked_for(

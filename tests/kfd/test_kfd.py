@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.kfd import emulated
+from tests.waiting import LIMIT_S
 
 ASK = """
 import errno, fcntl, os, sys
@@ -66,3 +68,17 @@ def test_each_runtime_names_its_packages() -> None:
     for runtime in emulated.chosen_runtimes():
         assert f"libamdhip64-{runtime.generation} " in runtime.packages
         print(f"{runtime.name}: {runtime.packages}")  # noqa: T201  # which one was tried
+
+
+@pytest.mark.skipif(not emulated.runtimes(), reason="needs Debian's libamdhip64-5")
+@pytest.mark.kfd
+def test_advice_on_a_node_that_is_not_simulated_is_about_its_own_gpus() -> None:
+    asked = ("check", "allocator-growth", "mpi-gpu-aware", "known-versions", "--backend", "hip", "--json")
+    with emulated.node(emulated.chosen_runtimes()[0]) as node:
+        command = [*node.enter, sys.executable, "-m", "gpuipc_doctor", *asked]
+        env = {**os.environ, **node.env}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    found = [result["finding"] for result in json.loads(done.stdout)["results"]]
+    assert "no-allocator" in {finding["key"] for finding in found}
+    said = "\n".join(finding["summary"] + finding["remedy"] for finding in found).lower()
+    assert [word for word in ("simulated", "cuda", "nvidia") if word in said] == []
