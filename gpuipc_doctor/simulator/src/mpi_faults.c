@@ -73,6 +73,12 @@ struct fault {
     unsigned nth, from, every, until, calls_made;
 };
 
+/* What faults do to one message. */
+struct asked {
+    unsigned effects;
+    uint64_t behind; /* bytes between its end and the one that corrupt-guard changes */
+};
+
 enum { MAX_FAULTS = 16, MAX_LINE = 512 };
 static struct fault faults[MAX_FAULTS];
 static int fault_count;
@@ -374,14 +380,16 @@ static bool concerns(const struct fault *fault, enum call call, const void *buff
 }
 
 /* What the faults do before the real call; returns the effects on what it delivers. */
-static unsigned before(enum call call, const void *buffer, uint64_t bytes)
+static struct asked before(enum call call, const void *buffer, uint64_t bytes)
 {
-    unsigned asked = 0;
+    struct asked asked = {0};
     for (struct fault *fault = faults; fault < faults + fault_count; fault++) {
         if (!concerns(fault, call, buffer, bytes) || !occurs(fault))
             continue;
         happen(fault, buffer, bytes);
-        asked |= fault->effect;
+        asked.effects |= fault->effect;
+        if (fault->effect == CORRUPT_GUARD)
+            asked.behind = fault->bytes;
     }
     return asked;
 }
@@ -410,14 +418,14 @@ static void deliver_the_last(unsigned char *buffer, uint64_t bytes, bool again)
     last[i].data = data;
 }
 
-static void after(unsigned asked, unsigned char *buffer, uint64_t bytes)
+static void after(struct asked asked, unsigned char *buffer, uint64_t bytes)
 {
     if (bytes && messages_are_kept)
-        deliver_the_last(buffer, bytes, asked & STALE);
-    if (bytes && asked & CORRUPT_BYTE)
+        deliver_the_last(buffer, bytes, asked.effects & STALE);
+    if (bytes && asked.effects & CORRUPT_BYTE)
         buffer[bytes / 2] += 0x10; /* done twice, it is not undone */
-    if (asked & CORRUPT_GUARD)
-        buffer[bytes] ^= 0xff;
+    if (asked.effects & CORRUPT_GUARD)
+        buffer[bytes + asked.behind] ^= 0xff;
 }
 
 /* ---- the calls ---- */
@@ -443,7 +451,7 @@ static struct posted {
     uint64_t request; /* 0: this entry is free */
     void *buffer;
     uint64_t bytes;
-    unsigned asked;
+    struct asked asked;
 } posted[MAX_POSTED];
 
 static uint64_t request_at(const void *requests, int number)
@@ -504,7 +512,7 @@ EXPORT int MPI_Isend_c(const void *buffer, int64_t count, handle type, int to, i
 EXPORT int MPI_Recv_c(void *buffer, int64_t count, handle type, int from, int tag, handle comm, void *status)
 {
     uint64_t bytes = bytes_of(count, type);
-    unsigned asked = before(RECV, buffer, bytes);
+    struct asked asked = before(RECV, buffer, bytes);
     int code = CALL(MPI_Recv, recv, type, from, tag, comm, status);
     if (!code)
         after(asked, buffer, bytes);
