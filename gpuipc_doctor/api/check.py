@@ -49,6 +49,8 @@ class Context:
     """This check's ``options`` of the site config."""
     tier: Tier = Tier.ACCEPTANCE
     """How long the run may take."""
+    harmful: frozenset[str] = frozenset()
+    """Steps (`Probe.harms`) that must not be done on this node, for checks that can leave out some."""
     memory: MemoryShare = field(default_factory=MemoryShare)
     """How much device memory a check may come to hold on one device."""
 

@@ -206,6 +206,10 @@ class Worker(Protocol):
 
     @property
     def params(self) -> Mapping[str, Json]: ...
+    @property
+    def deadline_s(self) -> float:
+        """Seconds that a single operation may take."""
+
     def discover(self, backend: str) -> dict[str, Json]:
         """Initialise a backend's driver: its ``devices`` and ``facts``, as JSON.
 

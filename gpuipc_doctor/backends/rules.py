@@ -129,6 +129,10 @@ CASES: dict[str, dict[str, Rule]] = {
         "cuda": Rule("refused", f"{CUDA_MEM}; seen on H200, driver 580.159.04, 2026-11-23: INVALID_HANDLE"),
         "hip": Rule("succeeds", f"hipCtxCreate hands out the one context of the device: {HIP_CONTEXT}"),
     },
+    "open-over-stale-part": {  # small allocations of one segment, the first freed while it is open
+        "cuda": Rule("refused", "seen on H100, driver 580.159.04, 2026-11-23: CUDA_ERROR_ALREADY_MAPPED"),
+        "hip": _none(f"freeing before the importer closed is undefined behaviour: {HIP_HEADER}"),
+    },
     "open-flags-zero": {
         "cuda": Rule("refused", H200 + ": CUDA_ERROR_INVALID_VALUE"),
         "hip": Rule("refused", f"hipIpcOpenMemHandle, hipErrorInvalidValue: {HIP_MEMORY}"),

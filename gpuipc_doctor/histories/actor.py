@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-from gpuipc_doctor.api.gpu import DriverError, Gpu, GpuContext
+from gpuipc_doctor.api.gpu import DriverError, Gpu, GpuContext, GpuStream, Memory
+from gpuipc_doctor.api.process_ledger import figures_of_process
 from gpuipc_doctor.api.worker import Child
 from gpuipc_doctor.histories.contents import PIECE, contents, first_difference, stamp_at
-from gpuipc_doctor.histories.model import FIRST_CONTEXT
+from gpuipc_doctor.histories.model import FIRST_CONTEXT, NO_CONTEXT
 
 FULL_BYTES = 256 << 10
 """Memory up to this size is read in full each time; of larger memory, both ends and the middle are."""
 
 GLANCE = 16 << 10
 """Bytes that are read at each of those places."""
+
+
+RESTED = 0
+"""Where an answer has the figures of a process at rest; no object has this number."""
 
 
 class Order(NamedTuple):
@@ -27,7 +33,7 @@ class Order(NamedTuple):
     nbytes: int
     stamp: int
     handle: bytes = b""
-    """What an ``open`` opens."""
+    """The handle that an ``open`` opens, or the pointer that is imported."""
 
 
 class Answer(NamedTuple):
@@ -35,7 +41,7 @@ class Answer(NamedTuple):
 
     done: int
     made: dict[int, Any]
-    """Object → its handle, of buffers that were exported; process → figures, of a process that rested."""
+    """Object → its handle, of what was exported; `RESTED` → what the process has, by `leaks.NOISE`."""
     compared: int
     """Bytes that were read and compared."""
     what: str = ""
@@ -53,7 +59,11 @@ def act(child: Child) -> None:
     actor = Actor(child.gpus[device], child.progress, primary=primary)
     child.send(None)
     while True:
-        child.send(actor.perform(child.recv()))
+        orders = child.recv()
+        answer = actor.perform(orders, child.descriptors)
+        child.send(answer, actor.descriptors)
+        for descriptor in (*actor.descriptors, *child.descriptors):
+            os.close(descriptor)
 
 
 class Actor:
@@ -67,12 +77,16 @@ class Actor:
         self._current = self._entered = FIRST_CONTEXT
         self._things: dict[int, Any] = {}
         self._context_of: dict[int, int] = {}
-        self._streams: dict[int, Any] = {}
+        self._streams: dict[int, GpuStream] = {}
         self._made: dict[int, Any] = {}
         self._compared = 0
+        self._received: Sequence[int] = ()
+        self.descriptors: list[int] = []
 
-    def perform(self, orders: Sequence[Order]) -> Answer:
+    def perform(self, orders: Sequence[Order], received: Sequence[int]) -> Answer:
+        """``received``: the descriptor that came with an import. What is exported is in ``descriptors``."""
         self._made, self._compared = {}, 0
+        self._received, self.descriptors = received, []
         for number, order in enumerate(orders):
             self._progress(number)
             try:
@@ -91,14 +105,15 @@ class Actor:
             self._contexts[context].make_current()
             self._entered = context
 
-    def _add(self, order: Order, thing: Any) -> Any:
+    def _add(self, order: Order, thing: Any, context: int = NO_CONTEXT) -> Any:
         self._things[order.makes] = thing
-        self._context_of[order.makes] = self._current
+        self._context_of[order.makes] = context
         return thing
 
     def _get(self, number: int) -> Any:
-        """An object, with its context current."""
-        self._enter(self._context_of[number])
+        """An object, with its context current, or the process's where it has none."""
+        context = self._context_of[number]
+        self._enter(self._current if context == NO_CONTEXT else context)
         return self._things[number]
 
     def _take(self, number: int) -> Any:
@@ -110,7 +125,7 @@ class Actor:
 
     def _allocate(self, order: Order) -> None:
         self._enter(self._current)
-        buffer = self._add(order, self._gpu.alloc(order.nbytes))
+        buffer = self._add(order, self._gpu.alloc(order.nbytes), self._current)
         self._made[order.makes] = buffer.ipc_handle()
 
     def _export(self, order: Order) -> None:
@@ -118,7 +133,7 @@ class Actor:
 
     def _open(self, order: Order) -> None:
         self._enter(self._current)
-        self._add(order, self._gpu.open_ipc(order.handle))
+        self._add(order, self._gpu.open_ipc(order.handle), self._current)
 
     def _close(self, order: Order) -> None:
         self._take(order.on).close()
@@ -150,13 +165,72 @@ class Actor:
                 self._compared += length
 
     def _copy(self, order: Order) -> None:
-        to, source = self._get(order.on), self._get(order.of)
-        context = self._context_of[order.on]
-        if context not in self._streams:
-            self._streams[context] = self._gpu.create_stream()
-        stream = self._streams[context]
-        stream.copy(to, Sized(source.address, order.nbytes))
+        source, to = self._get(order.of), self._get(order.on)
+        if self._context_of[order.on] == NO_CONTEXT:
+            self._get(order.of)
+        stream = self._stream()
+        stream.copy(to, cast(Memory, Sized(source.address, order.nbytes)))
         stream.synchronize()
+
+    def _stream(self) -> GpuStream:
+        """Of the context that is current."""
+        if self._entered not in self._streams:
+            self._streams[self._entered] = self._gpu.create_stream()
+        return self._streams[self._entered]
+
+    # -- physical memory ----------------------------------------------------------------------------------
+
+    def _create(self, order: Order) -> None:
+        self._add(order, self._gpu.create_physical(order.nbytes))
+
+    def _export_descriptor(self, order: Order) -> None:
+        self.descriptors.append(self._get(order.on).export_descriptor())
+
+    def _import(self, order: Order) -> None:
+        self._enter(self._current)
+        self._add(order, self._gpu.import_descriptor(self._received[0], order.nbytes))
+
+    def _map(self, order: Order) -> None:
+        self._add(order, self._get(order.on).map())
+
+    def _unmap(self, order: Order) -> None:
+        self._take(order.on).unmap()
+
+    def _release(self, order: Order) -> None:
+        self._take(order.on).release()
+
+    # -- pools --------------------------------------------------------------------------------------------
+
+    def _create_pool(self, order: Order) -> None:
+        self._enter(self._current)
+        self._add(order, self._gpu.create_shared_pool())
+
+    def _import_pool(self, order: Order) -> None:
+        pool = self._add(order, self._gpu.import_pool(self._received[0]))
+        if order.stamp:  # it is of another device
+            pool.give_access()
+
+    def _allocate_from_pool(self, order: Order) -> None:
+        pool, stream = self._get(order.on), self._stream()
+        self._add(order, pool.alloc(order.nbytes, stream))
+        stream.synchronize()
+
+    def _export_pointer(self, order: Order) -> None:
+        self._made[order.on] = self._get(order.on).export_pointer()
+
+    def _import_pointer(self, order: Order) -> None:
+        self._add(order, self._get(order.of).import_pointer(order.handle, order.nbytes))
+
+    def _free_to_pool(self, order: Order) -> None:
+        memory, stream = self._take(order.on), self._stream()
+        memory.free(stream)
+        stream.synchronize()
+
+    def _trim(self, order: Order) -> None:
+        self._get(order.on).trim()
+
+    def _destroy_pool(self, order: Order) -> None:
+        self._take(order.on).destroy()
 
     # -- contexts -----------------------------------------------------------------------------------------
 
@@ -183,7 +257,8 @@ class Actor:
         self._current = self._entered = FIRST_CONTEXT
 
     def _rest(self, order: Order) -> None:
-        pass
+        free, total = self._gpu.memory_info()
+        self._made[RESTED] = {**figures_of_process(), "device": total - free}
 
 
 class Sized(NamedTuple):

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from gpuipc_doctor.histories.crew import Crew, Start, perform
+from gpuipc_doctor.histories import leaks
+from gpuipc_doctor.histories.crew import Crew, Failed, Start, perform
 from gpuipc_doctor.histories.generator import Generator
-from gpuipc_doctor.histories.model import Expected, Model
+from gpuipc_doctor.histories.leaks import repeated
+from gpuipc_doctor.histories.model import Expected, Model, legal
 from gpuipc_doctor.histories.operations import Disagreement, History, Operation
 from gpuipc_doctor.histories.shrink import renumber, shrink
 
-SHRINK_S = 20.0
+SHRINK_S = 10.0
 """The most time for finding the shortest history, after one failed."""
+
+LOOP = 40
+"""Repetitions of the failing epoch, where it does not fail alone: what fails from the 33rd import on."""
+
+HANG_FRACTION = 0.4
+"""Part of the usual limit that a driver call may take in a replay of a history that hung."""
+
+Rests = list[tuple[int, dict[str, int]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +34,7 @@ class Bench:
     start: Start
     clock: Callable[[], float]
     limit_s: float
-    """The longest that one driver call may take."""
+    """The longest that a driver call may take."""
     step: Callable[[str], AbstractContextManager[None]]
 
 
@@ -40,6 +51,8 @@ class Explored:
     elapsed_s: float = 0.0
     done: dict[str, int] = field(default_factory=dict)
     """Operation → how often it was performed."""
+    dismissed: list[str] = field(default_factory=list)
+    """Figures that rose once, and not when the epoch was repeated."""
     first: Disagreement | None = None
     history: History | None = None
     """What failed, in full."""
@@ -49,80 +62,158 @@ class Explored:
     """Of the shortest."""
 
 
-def replay(bench: Bench, history: History) -> tuple[Disagreement | None, Sequence[Operation]]:
+def replay(
+    bench: Bench, history: History, rests: Rests | None = None
+) -> tuple[Disagreement | None, Sequence[Operation]]:
     """Perform a history in fresh processes. What is not legal any more, since it was shrunk, is left out.
 
-    Returns the disagreement, if any, and the legal operations, up to the one that disagreed.
+    Returns the disagreement, if any, and the legal operations, up to the one that disagreed. What processes
+    had when they rested is added to ``rests``.
     """
-    model, performed = Model(history), list[Operation]()
+    unrolled = repeated(history) if history.times > 1 else history
+    model, performed = Model(unrolled), list[Operation]()
 
-    def legal() -> Iterator[tuple[int, Operation, Expected]]:
-        for operation in history.operations:
+    def expected() -> Iterator[tuple[int, Operation, Expected]]:
+        for operation in unrolled.operations:
             if not model.illegal(operation):
                 performed.append(operation)
                 yield len(performed) - 1, operation, model.apply(operation)
 
-    crew = Crew(bench.start, history.processes, bench.limit_s)
-    disagreement = perform(crew, legal())
-    if disagreement:
-        crew.kill()
-        return disagreement, performed[: disagreement.at + 1]
-    crew.end()
+    crew = Crew(bench.start, unrolled.processes, bench.limit_s)
+    with bench.step("replay a history in fresh processes"):
+        disagreement = perform(crew, expected())
+        if rests is not None:
+            rests += crew.rests
+        if disagreement:
+            crew.kill()
+            return disagreement, performed[: disagreement.at + 1]
+        crew.end()
     return None, performed
+
+
+def replay_leak(bench: Bench, history: History, name: str) -> Disagreement | None:
+    """Repeat a history in fresh processes, and see whether a figure grows each time."""
+    rests = Rests()
+    found, _ = replay(bench, history, rests)
+    process, growth = leaks.growth(rests, name, history.times)
+    if found or not process:
+        return None
+    much = f"{growth / 1024:.0f} KiB" if name in leaks.BYTES else f"{growth:.0f}"
+    says = f"{leaks.WORDS[name]} of process {process} grow by {much} with each of {history.times} repetitions"
+    return Disagreement(len(history.operations) - 1, "leak", "", name, "", says)
+
+
+def replay_once(bench: Bench, history: History) -> Explored:
+    """What becomes of one history in fresh processes; of a repeated one, whether a figure grows, too."""
+    explored, began = Explored(history.seed or 0, len(history.operations) * history.times), bench.clock()
+    explored.again, performed = replay(bench, history)
+    if explored.again is None and history.times >= leaks.TRIED:
+        found = (replay_leak(bench, history, name) for name in leaks.NOISE)
+        explored.again = next(filter(None, found), None)
+    explored.operations, explored.elapsed_s = len(performed), bench.clock() - began
+    explored.done = dict(Counter(operation.do for operation in performed))
+    if explored.again:
+        explored.first, explored.history, explored.shortest = explored.again, history, history
+    return explored
 
 
 def explore(bench: Bench, generator: Generator, operations: int, time_s: float) -> Explored:
     """Perform ``operations`` random operations, or what is possible in ``time_s`` seconds."""
-    explored = Explored(generator.seed, operations)
-    began = bench.clock()
-    performed: list[Operation] = []
-    epoch_at = 0
-
-    def generated() -> Iterator[tuple[int, Operation, Expected]]:
-        nonlocal epoch_at
-        while len(performed) < operations and bench.clock() - began < time_s:
-            epoch_at = len(performed)
-            with bench.step(f"operations from {epoch_at + 1} on"):
-                for operation, expected in generator.epoch():
-                    performed.append(operation)
-                    yield len(performed) - 1, operation, expected
-
-    crew = Crew(bench.start, generator.plans, bench.limit_s)
-    explored.first = perform(crew, generated())
-    explored.operations, explored.compared = crew.performed, crew.compared
-    explored.elapsed_s = bench.clock() - began
-    for operation in performed[: crew.performed]:
-        explored.done[operation.do] = explored.done.get(operation.do, 0) + 1
-    if explored.first is None:
-        crew.end()
-        return explored
-    crew.kill()
-    whole = History(
-        generator.backend,
-        dict(generator.plans),
-        tuple(performed[: explored.first.at + 1]),
-        seed=generator.seed,
-    )
-    explored.history = whole
-    _shorten(bench, explored, whole, epoch_at)
-    return explored
+    exploration = _Exploration(bench, generator, Explored(generator.seed, operations))
+    exploration.run(time_s)
+    return exploration.explored
 
 
-def _shorten(bench: Bench, explored: Explored, whole: History, epoch_at: int) -> None:
-    """See whether it fails again, and what the shortest is that does."""
-    assert explored.first is not None
-    kind, until = explored.first.kind, bench.clock() + SHRINK_S
+class _Exploration:
+    """A random history, epoch by epoch."""
 
-    def fails(operations: Sequence[Operation]) -> Sequence[Operation] | None:
-        with bench.step("shorten the history that failed"):
-            found, performed = replay(bench, whole.of(operations))
-        return performed if found and found.kind == kind else None
+    def __init__(self, bench: Bench, generator: Generator, explored: Explored) -> None:
+        self.explored = explored
+        self._bench = bench
+        self._generator = generator
+        self._crew = Crew(bench.start, generator.plans, bench.limit_s)
+        self._performed: list[Operation] = []
+        self._epoch_at = 0
+        self._watch = leaks.Watch()
 
-    for candidate in (whole.operations[epoch_at:], whole.operations):
-        if (failing := fails(candidate)) is not None:
+    def run(self, time_s: float) -> None:
+        began = self._bench.clock()
+        explored, crew = self.explored, self._crew
+        explored.first = first = perform(crew, self._generate(began + time_s))
+        explored.operations, explored.compared = crew.performed, crew.compared
+        explored.elapsed_s = self._bench.clock() - began
+        explored.done = dict(Counter(operation.do for operation in self._performed[: crew.performed]))
+        if first is None:
+            crew.end()
+        else:
+            crew.kill()
+            explored.history = self._history(0 if first.what != "leak" else self._epoch_at, first)
+            _shorten(self._bench, explored, explored.history, [self._history(self._epoch_at, first)])
+
+    def _generate(self, until: float) -> Iterator[tuple[int, Operation, Expected]]:
+        while len(self._performed) < self.explored.wanted and self._bench.clock() < until:
+            self._epoch_at = len(self._performed)
+            self._crew.rests.clear()
+            with self._bench.step(f"operations from {self._epoch_at + 1} on"):
+                for operation, expected in self._generator.epoch():
+                    self._performed.append(operation)
+                    yield len(self._performed) - 1, operation, expected
+                self._crew.flush()
+            self._look_for_leaks()
+
+    def _look_for_leaks(self) -> None:
+        """Repeat the epoch in fresh processes where a figure has risen; each figure once in a run."""
+        for name in self._watch.risen(self._crew.rests):
+            if name not in self.explored.dismissed:
+                epoch = replace(self._history(self._epoch_at), times=leaks.TRIED)
+                if found := replay_leak(self._bench, epoch, name):
+                    raise Failed(found)
+                self.explored.dismissed.append(name)
+
+    def _history(self, begin: int, failed: Disagreement | None = None) -> History:
+        """What was performed from there on, up to the operation that failed."""
+        generator = self._generator
+        plans, end = dict(generator.plans), len(self._performed)
+        if failed and failed.what != "leak":
+            end = failed.at + 1
+        whole = History(generator.backend, plans, seed=generator.seed, peers=generator.peers)
+        return whole.of(self._performed[begin:end])
+
+
+def _shorten(bench: Bench, explored: Explored, whole: History, epochs: Sequence[History]) -> None:
+    """See whether it fails again in fresh processes, and what the shortest is that does."""
+    first, until = explored.first, bench.clock() + SHRINK_S
+    assert first is not None
+    if first.what == "hang":
+        bench = replace(bench, limit_s=bench.limit_s * HANG_FRACTION)
+    if first.what == "leak":
+        candidates = [replace(epoch, times=leaks.TRIED) for epoch in epochs]
+    else:
+        candidates = [*epochs, *(replace(epoch, times=LOOP) for epoch in epochs), whole]
+    for candidate in candidates:
+
+        def fails(operations: Sequence[Operation], like: History = candidate) -> Sequence[Operation] | None:
+            return _fails(bench, like.of(operations), first)
+
+        if (failing := fails(candidate.operations)) is not None:
             shortest = shrink(failing, fails, lambda: bench.clock() < until)
-            explored.shortest = renumber(whole.of(shortest))
-            explored.again, _ = replay(bench, explored.shortest)
-            if explored.again is None:
-                explored.shortest = None
+            history = renumber(candidate.of(shortest))
+            if first.what == "leak":
+                history = replace(history, times=leaks.CERTAIN)
+                explored.again = replay_leak(bench, history, first.name)
+            else:
+                explored.again, _ = replay(bench, history)
+            explored.shortest = history if explored.again else None
             return
+
+
+def _fails(bench: Bench, history: History, first: Disagreement) -> Sequence[Operation] | None:
+    """The operations that are needed where a replay disagrees as it did first."""
+    if not history.operations:
+        return None
+    if first.what == "leak":
+        return legal(history) if replay_leak(bench, history, first.name) else None
+    found, performed = replay(bench, history)
+    if found is None or found.kind != first.kind:
+        return None
+    return performed if history.times == 1 else legal(history)

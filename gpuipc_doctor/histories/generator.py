@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from random import Random
 
-from gpuipc_doctor.histories.model import FIRST_CONTEXT, NOTHING, USABLE, Expected, Model, Thing
+from gpuipc_doctor.histories.model import FIRST_CONTEXT, GRANULE, NOTHING, USABLE, Expected, Model, Thing
 from gpuipc_doctor.histories.operations import History, Operation, ProcessPlan
 
 SMALL = (256, 512, 4096, 65536)
@@ -28,12 +29,24 @@ WEIGHTS = {
     "write": 10.0,
     "read": 14.0,
     "copy": 3.0,
-    "end-context": 0.4,
+    "end-context": 1.2,
     "create-context": 0.4,
     "use-context": 0.6,
-    "kill": 0.15,
+    "kill": 0.3,
     "share": 4.0,
     "recycle": 2.0,
+    "create": 2.0,
+    "import": 5.0,
+    "map": 5.0,
+    "unmap": 3.0,
+    "release": 2.0,
+    "create-pool": 0.7,
+    "import-pool": 2.0,
+    "allocate-from-pool": 5.0,
+    "import-pointer": 6.0,
+    "free-to-pool": 4.0,
+    "trim": 0.7,
+    "destroy-pool": 0.5,
 }
 """How often each is chosen before an epoch makes its own weights of them.
 
@@ -45,9 +58,52 @@ get a new buffer of the same size. A fault that needs a small segment to be reus
 SWARM = (0.0, 0.5, 1.0, 1.0, 3.0)
 """Factors of which each epoch has one for each weight (swarm testing: Groce et al., ISSTA 2012)."""
 
-CONTEXTS = frozenset({"end-context", "create-context", "use-context"})
-HARMFUL = {"kill": "kills an importer"}
-"""Operation → the words of `model.Probe.harms` for it."""
+FAMILIES: dict[str, frozenset[str]] = {
+    "contexts": frozenset({"end-context", "create-context", "use-context"}),
+    "legacy-ipc": frozenset({"export", "open", "close", "free-open", "share", "recycle"}),
+    "vmm-ipc": frozenset({"create", "import", "map", "unmap", "release"}),
+    "pool-ipc": frozenset(
+        {
+            "create-pool",
+            "import-pool",
+            "allocate-from-pool",
+            "import-pointer",
+            "free-to-pool",
+            "trim",
+            "destroy-pool",
+        }
+    ),
+}
+"""Capability → the operations that need it."""
+
+FOCUS = 0.6
+"""How often an epoch has one way of sharing memory only, so that its objects meet each other often."""
+
+GIVING_BACK = (
+    ("close", "mapping"),
+    ("free", "buffer"),
+    ("unmap", "view"),
+    ("release", "physical"),
+    ("free-to-pool", "imported-memory"),
+    ("destroy-pool", "imported-pool"),
+    ("free-to-pool", "pool-memory"),
+    ("destroy-pool", "pool"),
+)
+"""How each kind of object ends, in an order in which all of them can."""
+
+HARMFUL = {"kills an importer": frozenset({"kill"}), "exports VMM memory": FAMILIES["vmm-ipc"]}
+"""Words of `model.Probe.harms` → the operations that do so."""
+
+
+def harmful(harms: Iterable[str]) -> frozenset[str]:
+    """The operations that must be left out where these steps harm a device."""
+    return frozenset(chain.from_iterable(HARMFUL.get(harm, ()) for harm in harms))
+
+
+def unavailable(capabilities: Container[str]) -> frozenset[str]:
+    """The operations of families that a device does not have."""
+    lacking = (family for family in FAMILIES if family not in capabilities)
+    return frozenset(chain.from_iterable(FAMILIES[family] for family in lacking))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +135,12 @@ class Generator:
     limits: Limits = Limits()
     without: frozenset[str] = frozenset()
     """Operations that are left out."""
+    peers: tuple[tuple[int, int], ...] = ()
     plans: dict[int, ProcessPlan] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.random = Random(self.seed)
-        self.model = Model(History(self.backend, self.plans))
+        self.model = Model(History(self.backend, self.plans, peers=self.peers))
         self._numbers = 0
         self._crew: list[int] = []
         self._latest = 0
@@ -108,11 +165,27 @@ class Generator:
         weights = {
             do: weight * random.choice(SWARM) for do, weight in WEIGHTS.items() if do not in self.without
         }
-        weights["allocate"], weights["open"] = WEIGHTS["allocate"], WEIGHTS["open"]
-        if random.random() < 0.25:  # a phase that frees what is open elsewhere, as registration caches do
+        ways = [way for way in ("legacy-ipc", "vmm-ipc", "pool-ipc") if not FAMILIES[way] <= self.without]
+        if random.random() < FOCUS:
+            chosen = random.choice(ways)
+            for do in set().union(*(FAMILIES[way] for way in ways if way != chosen)):
+                weights.pop(do, None)
+        for do in {
+            "allocate",
+            "open",
+            "create",
+            "import",
+            "map",
+            "create-pool",
+            "import-pool",
+        } & weights.keys():
+            weights[do] = WEIGHTS[do]
+        if (
+            "free-open" in weights and random.random() < 0.25
+        ):  # a phase that frees what is open elsewhere, as registration caches do
             weights["free-open"] = 4.0
         if random.random() < 0.7:
-            weights["kill"] = 0.0
+            weights.pop("kill", None)
         kinds = [SMALL, SMALL, SMALL + ODD, ODD, SMALL + LARGE, LARGE]
         sizes = tuple(random.sample(kind := random.choice(kinds), min(len(kind), random.randint(1, 4))))
         return Epoch(
@@ -171,8 +244,7 @@ class Generator:
 
     def _allocate(self, epoch: Epoch, nbytes: int = 0) -> Iterator[Operation]:
         nbytes = nbytes or self.random.choice(epoch.sizes)
-        live = {thing.storage.number: thing.storage.nbytes for thing in self.model.things.values()}
-        if sum(live.values()) + nbytes <= self.limits.room and len(self.model.things) < self.limits.objects:
+        if self._room_for(nbytes):
             yield from self._try("allocate", self._process(), makes=self._number(), nbytes=nbytes)
 
     def _export(self, epoch: Epoch) -> Iterator[Operation]:
@@ -182,9 +254,7 @@ class Generator:
     def _open(self, epoch: Epoch) -> Iterator[Operation]:
         buffers = self.model.of_kind("buffer")
         if buffers and len(self.model.things) < self.limits.objects:
-            buffer = self.random.choice(buffers)
-            importer = self.random.choice([number for number in self._crew if number != buffer.by])
-            yield from self._try("open", importer, on=buffer.number, makes=self._number())
+            yield from self._elsewhere("open", self.random.choice(buffers))
 
     def _close(self, epoch: Epoch) -> Iterator[Operation]:
         if mapping := self._pick("mapping"):
@@ -229,6 +299,73 @@ class Generator:
     def _kill(self, epoch: Epoch) -> Iterator[Operation]:
         yield from self._try("kill", max(self._crew))  # mostly the same one, or none lives long enough
 
+    def _room_for(self, nbytes: int) -> bool:
+        live = {thing.storage.number: thing.storage.nbytes for thing in self.model.things.values()}
+        return (
+            sum(live.values()) + nbytes <= self.limits.room and len(self.model.things) < self.limits.objects
+        )
+
+    def _create(self, epoch: Epoch) -> Iterator[Operation]:
+        nbytes = GRANULE * self.random.choice((1, 1, 1, 2, 4))
+        if self._room_for(nbytes):
+            yield from self._try("create", self._process(), makes=self._number(), nbytes=nbytes)
+
+    def _import(self, epoch: Epoch) -> Iterator[Operation]:
+        if memory := self._pick("physical"):
+            yield from self._elsewhere("import", memory)
+
+    def _map(self, epoch: Epoch) -> Iterator[Operation]:
+        if (memory := self._pick("physical")) and len(self.model.things) < self.limits.objects:
+            yield from self._try("map", memory.by, on=memory.number, makes=self._number())
+
+    def _unmap(self, epoch: Epoch) -> Iterator[Operation]:
+        if view := self._pick("view"):
+            yield from self._try("unmap", view.by, on=view.number)
+
+    def _release(self, epoch: Epoch) -> Iterator[Operation]:
+        if memory := self._pick("physical"):
+            yield from self._try("release", memory.by, on=memory.number)
+
+    def _create_pool(self, epoch: Epoch) -> Iterator[Operation]:
+        if len(self.model.of_kind("pool")) < 2:
+            yield from self._try("create-pool", self._process(), makes=self._number())
+
+    def _import_pool(self, epoch: Epoch) -> Iterator[Operation]:
+        if pool := self._pick("pool"):
+            yield from self._elsewhere("import-pool", pool)
+
+    def _allocate_from_pool(self, epoch: Epoch) -> Iterator[Operation]:
+        nbytes = self.random.choice(epoch.sizes)
+        if (pool := self._pick("pool")) and self._room_for(nbytes):
+            number = self._number()
+            yield from self._try("allocate-from-pool", pool.by, on=pool.number, makes=number, nbytes=nbytes)
+
+    def _import_pointer(self, epoch: Epoch) -> Iterator[Operation]:
+        if pool := self._pick("imported-pool"):
+            memories = [memory for memory in self.model.of_kind("pool-memory") if memory.pool is pool.storage]
+            if memories:
+                memory, number = self.random.choice(memories), self._number()
+                yield from self._try(
+                    "import-pointer", pool.by, on=memory.number, of=pool.number, makes=number
+                )
+
+    def _free_to_pool(self, epoch: Epoch) -> Iterator[Operation]:
+        if memory := self._pick("pool-memory", "imported-memory"):
+            yield from self._try("free-to-pool", memory.by, on=memory.number)
+
+    def _trim(self, epoch: Epoch) -> Iterator[Operation]:
+        if pool := self._pick("pool"):
+            yield from self._try("trim", pool.by, on=pool.number)
+
+    def _destroy_pool(self, epoch: Epoch) -> Iterator[Operation]:
+        if pool := self._pick("pool", "imported-pool"):
+            yield from self._try("destroy-pool", pool.by, on=pool.number)
+
+    def _elsewhere(self, do: str, thing: Thing) -> Iterator[Operation]:
+        """Something that a process does with another's object."""
+        others = [number for number in self._crew if number != thing.by]
+        yield from self._try(do, self.random.choice(others), on=thing.number, makes=self._number())
+
     # -- macros -------------------------------------------------------------------------------------------
 
     def _share(self, epoch: Epoch, nbytes: int = 0, users: tuple[int, ...] = ()) -> Iterator[Operation]:
@@ -270,7 +407,7 @@ class Generator:
 
     def _give_back(self) -> Iterator[Operation]:
         """Close everything, then free everything, each in random order; end contexts beyond the first."""
-        for do, kind in (("close", "mapping"), ("free", "buffer")):
+        for do, kind in GIVING_BACK:
             things = self.model.of_kind(kind)
             self.random.shuffle(things)
             for thing in sorted(things, key=lambda thing: thing.by):

@@ -52,6 +52,14 @@ RULES: dict[str, dict[str, Ruling]] = {
         "cuda": Ruling(DECLARED, f"{CUDA_MEM}: undefined, before cuIpcCloseMemHandle has been called"),
         "hip": Ruling(ILLEGAL, f"{HIP_IPC}: undefined, before hipIpcCloseMemHandle has been called"),
     },
+    "open small memory beside a stale mapping of small memory": {
+        "cuda": Ruling(
+            ILLEGAL,
+            "seen on an H100, driver 580.159.04, 2026-11-23: CUDA_ERROR_ALREADY_MAPPED (208), where the new "
+            "buffer has the freed one's place in a segment that is still open",
+        ),
+        "hip": Ruling(ILLEGAL, f"{HIP_IPC}: undefined, as what is freed while it is open"),
+    },
     "use a mapping of freed memory": {
         "cuda": Ruling(ILLEGAL, f"{CUDA_MEM}: undefined; it may be closed ({H200})"),
         "hip": Ruling(ILLEGAL, HIP_IPC),

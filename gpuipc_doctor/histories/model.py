@@ -11,6 +11,9 @@ from gpuipc_doctor.histories.operations import History, Operation, ProcessPlan
 FIRST_CONTEXT = 0
 """Number of the context that a process has from its start."""
 
+NO_CONTEXT = -1
+"""Of objects that outlive the context in which they were made."""
+
 
 @dataclass(slots=True, eq=False)
 class Storage:
@@ -29,13 +32,20 @@ class Storage:
 
 @dataclass(slots=True, eq=False)
 class Thing:
-    """An object of one process: ``buffer`` or ``mapping``, ``physical``, ``view``, ``pool`` …"""
+    """An object of one process.
+
+    ``kind``: ``buffer``, or another's as a ``mapping``; ``physical`` memory, own or imported, and a
+    ``view`` of it; ``pool``, or another's as an ``imported-pool``; ``pool-memory``, or another's as
+    ``imported-memory``.
+    """
 
     number: int
     kind: str
     by: int
     storage: Storage
     context: int = FIRST_CONTEXT
+    pool: Storage | None = None
+    """Of memory in a pool: what stands for that pool."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +67,11 @@ class Expected(NamedTuple):
 
 NOTHING = Expected(0, 0)
 
+GRANULE = 2 << 20
+"""Bytes of which physical memory is a multiple; CUDA and HIP alike."""
+
+POOLED = {"pool", "imported-pool", "pool-memory", "imported-memory"}
+
 USABLE = {"buffer", "mapping", "view", "pool-memory", "imported-memory"}
 """Kinds of objects that have an address."""
 
@@ -67,6 +82,7 @@ class Model:
     def __init__(self, history: History) -> None:
         self.backend = history.backend
         self.plans = history.processes
+        self.peers = set(history.peers)
         self.processes: dict[int, Process] = {}
         self.ended: set[int] = set()
         self.things: dict[int, Thing] = {}
@@ -110,11 +126,22 @@ class Model:
     def _add(self, operation: Operation, kind: str, storage: Storage, process: Process) -> None:
         self.things[operation.makes] = Thing(operation.makes, kind, operation.by, storage, process.current)
 
+    def _add_shared(
+        self, operation: Operation, kind: str, storage: Storage, pool: Storage | None = None
+    ) -> None:
+        number = operation.makes
+        self.things[number] = Thing(number, kind, operation.by, storage, NO_CONTEXT, pool)
+
+    def _reaches(self, operation: Operation, storage: Storage) -> bool:
+        """Whether the process's device is the memory's, or has peer access to it."""
+        device = self.plans[operation.by].device
+        return device == storage.device or (storage.device, device) in self.peers
+
     def _end_things(self, things: list[Thing]) -> None:
         """Objects that go without being closed or freed, and the memory that goes with them."""
         for thing in things:
             del self.things[thing.number]
-            if thing.kind in ("buffer", "pool-memory"):
+            if thing.kind in ("buffer", "pool", "pool-memory"):
                 thing.storage.freed = True
 
     # -- buffers and legacy handles -----------------------------------------------------------------------
@@ -138,6 +165,10 @@ class Model:
             return f"there is no buffer {operation.on}"
         if buffer.by == operation.by:
             return "a process opens no handle of its own"
+        if not self._reaches(operation, buffer.storage):
+            return "its device cannot reach the memory"
+        if self._beside_stale(operation, buffer):
+            return "it may lie where freed memory lay that is still open"
         if not self.allows("open an exporter's memory in a second context"):
             process = self.processes.get(operation.by)
             current = process.current if process else FIRST_CONTEXT
@@ -151,6 +182,19 @@ class Model:
             if elsewhere:
                 return f"memory of process {buffer.by} is open in another context of process {operation.by}"
         return ""
+
+    def _beside_stale(self, operation: Operation, buffer: Thing) -> bool:
+        """Whether the process still has freed memory of the same exporter open, and both are small."""
+        if self.allows("open small memory beside a stale mapping of small memory"):
+            return False
+        return buffer.storage.nbytes < GRANULE and any(
+            one.by == operation.by
+            and one.kind == "mapping"
+            and one.storage.freed
+            and one.storage.owner == buffer.by
+            and one.storage.nbytes < GRANULE
+            for one in self.things.values()
+        )
 
     def _open(self, operation: Operation, process: Process) -> None:
         self._add(operation, "mapping", self.things[operation.on].storage, process)
@@ -207,7 +251,8 @@ class Model:
         if source is None or source.by != operation.by or source.kind not in USABLE or source.storage.freed:
             return f"process {operation.by} has no memory {operation.of}"
         to = self.things[operation.on]
-        if source.storage is to.storage or source.context != to.context:
+        contexts = {to.context, source.context} - {NO_CONTEXT}
+        if source.storage is to.storage or len(contexts) > 1:
             return "it copies between two memories of one context"
         return "" if source.storage.nbytes == to.storage.nbytes else "sizes differ"
 
@@ -215,6 +260,133 @@ class Model:
         storage = self.things[operation.on].storage
         storage.stamp = self.things[operation.of].storage.stamp
         return Expected(0, storage.nbytes)
+
+    # -- physical memory ----------------------------------------------------------------------------------
+
+    def _may_create(self, operation: Operation) -> str:
+        granules, rest = divmod(operation.nbytes, GRANULE)
+        return "" if operation.makes and granules > 0 and not rest else "physical memory is whole granules"
+
+    def _create(self, operation: Operation, process: Process) -> None:
+        storage = Storage(operation.makes, operation.by, process.plan.device, operation.nbytes)
+        self._add_shared(operation, "physical", storage)
+
+    def _may_import(self, operation: Operation) -> str:
+        memory = self.things.get(operation.on)
+        if memory is None or memory.kind != "physical" or memory.number != memory.storage.number:
+            return f"there is no exportable memory {operation.on}"
+        if memory.by == operation.by or not operation.makes:
+            return "a process imports no memory of its own"
+        return "" if self._reaches(operation, memory.storage) else "its device cannot reach the memory"
+
+    def _import(self, operation: Operation, process: Process) -> Expected:
+        storage = self.things[operation.on].storage
+        self._add_shared(operation, "physical", storage)
+        return Expected(0, storage.nbytes)
+
+    def _may_map(self, operation: Operation) -> str:
+        has = self._own(operation, "physical") and operation.makes
+        return "" if has else _no_such(operation, "physical memory")
+
+    def _map(self, operation: Operation, process: Process) -> Expected:
+        storage = self.things[operation.on].storage
+        self._add_shared(operation, "view", storage)
+        return Expected(0, storage.nbytes)
+
+    def _may_unmap(self, operation: Operation) -> str:
+        return "" if self._own(operation, "view") else _no_such(operation, "view")
+
+    def _may_release(self, operation: Operation) -> str:
+        return "" if self._own(operation, "physical") else _no_such(operation, "physical memory")
+
+    def _unmap(self, operation: Operation, process: Process) -> None:
+        del self.things[operation.on]
+
+    _release = _unmap
+
+    # -- pools --------------------------------------------------------------------------------------------
+
+    # Whether pool memory and its streams outlive a context, no source says: such a process has one context.
+
+    def _one_context(self, operation: Operation) -> bool:
+        process = self.processes.get(operation.by)
+        return process is None or process.contexts == [FIRST_CONTEXT]
+
+    def _has_pool(self, operation: Operation) -> bool:
+        return any(thing.by == operation.by and thing.kind in POOLED for thing in self.things.values())
+
+    def _may_create_pool(self, operation: Operation) -> str:
+        return (
+            ""
+            if operation.makes and self._one_context(operation)
+            else "it makes no pool, or has two contexts"
+        )
+
+    def _create_pool(self, operation: Operation, process: Process) -> None:
+        self._add_shared(operation, "pool", Storage(operation.makes, operation.by, process.plan.device, 0))
+
+    def _may_import_pool(self, operation: Operation) -> str:
+        pool = self.things.get(operation.on)
+        if pool is None or pool.kind != "pool" or pool.by == operation.by or not operation.makes:
+            return f"no other process has a pool {operation.on}"
+        if not self._one_context(operation):
+            return f"process {operation.by} has two contexts"
+        if any(other.by == operation.by for other in self.others_of(pool)):
+            return "it is imported already"
+        return "" if self._reaches(operation, pool.storage) else "its device cannot reach the memory"
+
+    def _import_pool(self, operation: Operation, process: Process) -> Expected:
+        storage = self.things[operation.on].storage
+        self._add_shared(operation, "imported-pool", storage)
+        return Expected(int(storage.device != process.plan.device), 0)
+
+    def _may_allocate_from_pool(self, operation: Operation) -> str:
+        has = self._own(operation, "pool") and operation.makes and operation.nbytes > 0
+        return "" if has else _no_such(operation, "pool")
+
+    def _allocate_from_pool(self, operation: Operation, process: Process) -> None:
+        storage = Storage(operation.makes, operation.by, process.plan.device, operation.nbytes)
+        self._add_shared(operation, "pool-memory", storage, self.things[operation.on].storage)
+
+    def _may_import_pointer(self, operation: Operation) -> str:
+        memory, pool = self.things.get(operation.on), self.things.get(operation.of)
+        if memory is None or memory.kind != "pool-memory" or not operation.makes:
+            return f"there is no pool memory {operation.on}"
+        if pool is None or (pool.by, pool.kind, pool.storage) != (operation.by, "imported-pool", memory.pool):
+            return f"process {operation.by} has not imported its pool"
+        if any(other.by == operation.by for other in self.others_of(memory)):
+            return "it is imported already"
+        return ""
+
+    def _import_pointer(self, operation: Operation, process: Process) -> Expected:
+        storage = self.things[operation.on].storage
+        self._add_shared(operation, "imported-memory", storage, self.things[operation.of].storage)
+        return Expected(0, storage.nbytes)
+
+    def _may_free_to_pool(self, operation: Operation) -> str:
+        if not (memory := self._own(operation, "pool-memory", "imported-memory")):
+            return _no_such(operation, "pool memory")
+        imported = memory.kind == "pool-memory" and self.others_of(memory)
+        return "another process has it imported" if imported else ""
+
+    def _free_to_pool(self, operation: Operation, process: Process) -> None:
+        self._end_things([self.things[operation.on]])
+
+    def _may_trim(self, operation: Operation) -> str:
+        return "" if self._own(operation, "pool") else _no_such(operation, "pool")
+
+    def _trim(self, operation: Operation, process: Process) -> None:
+        """What is free goes back to the device."""
+
+    def _may_destroy_pool(self, operation: Operation) -> str:
+        if not (pool := self._own(operation, "pool", "imported-pool")):
+            return _no_such(operation, "pool")
+        if any(thing.by == pool.by and thing.pool is pool.storage for thing in self.things.values()):
+            return "memory of it is still allocated"
+        return "another process has it imported" if pool.kind == "pool" and self.others_of(pool) else ""
+
+    def _destroy_pool(self, operation: Operation, process: Process) -> None:
+        self._end_things([self.things[operation.on]])
 
     # -- contexts -----------------------------------------------------------------------------------------
 
@@ -229,6 +401,8 @@ class Model:
         process = self.processes.get(operation.by)
         if process is None or operation.on not in process.contexts:
             return f"process {operation.by} has no context {operation.on}"
+        if self._has_pool(operation):
+            return "it has a pool"
         ending = self._in_context(operation.by, operation.on)
         ends = self.allows("destroy a context ends what lives in it")
         if ends and any(thing.kind == "buffer" and self.others_of(thing) for thing in ending):
@@ -247,7 +421,9 @@ class Model:
         process.current = FIRST_CONTEXT
 
     def _may_create_context(self, operation: Operation) -> str:
-        return "" if operation.makes else "it makes no context"
+        return (
+            "it has a pool" if self._has_pool(operation) else "" if operation.makes else "it makes no context"
+        )
 
     def _create_context(self, operation: Operation, process: Process) -> None:
         process.contexts.append(operation.makes)
@@ -269,7 +445,7 @@ class Model:
         if self.allows("end a process whose memory is open elsewhere"):
             return ""
         own = (thing for thing in self.things.values() if thing.by == operation.by)
-        shared = any(thing.kind == "buffer" and self.others_of(thing) for thing in own)
+        shared = any(other.by != operation.by for thing in own for other in self.others_of(thing))
         return "its memory is open in another process" if shared else ""
 
     def _kill(self, operation: Operation, process: Process) -> None:
@@ -284,6 +460,16 @@ class Model:
 
     def _rest(self, operation: Operation, process: Process) -> None:
         """Look at what the process has of descriptors, threads and memory. Nothing is allocated anywhere."""
+
+
+def legal(history: History) -> list[Operation]:
+    """The operations that are legal when what is not has been left out."""
+    model, kept = Model(history), list[Operation]()
+    for operation in history.operations:
+        if not model.illegal(operation):
+            model.apply(operation)
+            kept.append(operation)
+    return kept
 
 
 def _no_such(operation: Operation, what: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 VERSION = 1
 """Version of the format of history files."""
@@ -48,13 +48,17 @@ class History:
     version: int = VERSION
     seed: int | None = None
     """Of the generator; None where the history was not generated."""
+    peers: tuple[tuple[int, int], ...] = ()
+    """(device of memory, device that reaches it): places among the history's devices."""
+    times: int = 1
+    """How often the operations are performed, each time with other objects."""
 
     def of(self, operations: Iterable[Operation]) -> History:
         """A history of the same processes with other operations."""
         chosen = tuple(operations)
         used = {operation.by for operation in chosen}
         processes = {number: plan for number, plan in self.processes.items() if number in used}
-        return History(self.backend, processes, chosen, self.version, self.seed)
+        return replace(self, processes=processes, operations=chosen)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from gpuipc_doctor.histories.explore import Explored
+from gpuipc_doctor.histories.leaks import WORDS
 from gpuipc_doctor.histories.operations import History, Operation, ProcessPlan
 from gpuipc_doctor.histories.steps import steps
 from gpuipc_doctor.model import Evidence, Finding, Json
@@ -34,6 +35,8 @@ def history_to_json(history: History) -> Json:
         "version": history.version,
         "backend": history.backend,
         "seed": history.seed,
+        "times": history.times,
+        "peers": [list(pair) for pair in history.peers],
         "processes": {str(number): asdict(plan) for number, plan in history.processes.items()},
         "operations": [
             {name: value for name, value in asdict(operation).items() if value}
@@ -50,11 +53,13 @@ def history_from_json(data: Json) -> History:
         tuple(Operation(**operation) for operation in data["operations"]),
         data["version"],
         data["seed"],
+        tuple((memory, device) for memory, device in data["peers"]),
+        data["times"],
     )
 
 
-def judge(explored: Json) -> Iterator[Finding]:
-    """Findings about what `to_json` made of an exploration."""
+def judge(explored: Json, left_out: Sequence[str]) -> Iterator[Finding]:
+    """Findings about what `to_json` made of an exploration. ``left_out``: operations that may harm here."""
     figures = {name: explored[name] for name in ("operations", "wanted", "compared", "seed", "elapsed_s")}
     first, again = explored["first"], explored["again"]
     if first is None:
@@ -65,7 +70,12 @@ def judge(explored: Json) -> Iterator[Finding]:
             else "{operations} operations, {compared:mib} compared"
         )
         done = ", ".join(f"{times} × {do}" for do, times in sorted(explored["done"].items()))
-        yield Finding.ok("as-modelled", says, Evidence.measured(done), **figures)
+        evidence = [Evidence.measured(done)]
+        if left_out:
+            evidence.append(
+                Evidence.seen("left out, since it may harm this node: {left_out}", left_out=left_out)
+            )
+        yield Finding.ok("as-modelled", says, *evidence, **figures)
         return
     if again is None:
         yield Finding.warn(
@@ -80,9 +90,11 @@ def judge(explored: Json) -> Iterator[Finding]:
     history = history_from_json(explored["shortest"])
     broken = {operation.do for operation in history.operations} & DECLARED
     numbered = steps(history)
+    if history.times > 1:
+        numbered = [*numbered, f"repeated {history.times} times, each time with other objects"]
     evidence = [
         *(Evidence.seen(step) for step in numbered),
-        Evidence.seen(f"step {len(numbered)}: {again['says']}"),
+        Evidence.seen(again["says"]),
     ]
     if broken:
         evidence.append(
@@ -94,8 +106,8 @@ def judge(explored: Json) -> Iterator[Finding]:
         *evidence,
         remedy="replay it: gpuipc-doctor replay FILE, with the history from the JSON report",
         step=again["do"],
-        steps=len(numbered),
-        name=again["name"],
+        steps=len(history.operations),
+        name=WORDS.get(again["name"], again["name"]),
         call=again["call"],
         history=explored["shortest"],
         **figures,
@@ -107,5 +119,5 @@ _SAYS = {
     "data": "memory shows wrong data after {steps} legal operations",
     "crash": "{call} ended its process ({name}) at the last of {steps} legal operations",
     "hang": "{call} hung at the last of {steps} legal operations",
-    "leak": "{name} leaks in a history of {steps} legal operations",
+    "leak": "{name} grow with each repetition of {steps} legal operations",
 }

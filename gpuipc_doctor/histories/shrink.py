@@ -17,7 +17,7 @@ Fails = Callable[[Sequence[Operation]], Sequence[Operation] | None]
 
 def shrink(failing: Sequence[Operation], fails: Fails, more: Callable[[], bool]) -> list[Operation]:
     """The shortest that was found while ``more`` said that there is time for another try."""
-    shortest = list(failing)
+    shortest = _without_objects(_smaller(list(failing), fails, more), fails, more)
     size = max(len(shortest) // 2, 1)
     while more():
         before = len(shortest)
@@ -28,6 +28,21 @@ def shrink(failing: Sequence[Operation], fails: Fails, more: Callable[[], bool])
             break
     shortest = _without_parts(_fewer_objects(shortest, fails, more), 1, fails, more)
     return _smaller(shortest, fails, more)
+
+
+def _without_objects(operations: list[Operation], fails: Fails, more: Callable[[], bool]) -> list[Operation]:
+    """Leave out objects, half of them, then a quarter …; what is done with them is not legal then."""
+    objects = [operation.makes for operation in operations if operation.makes]
+    size = len(objects) // 2
+    while size and more():
+        for begin in reversed(range(0, len(objects), size)):
+            tried = set(objects[begin : begin + size])
+            kept = [operation for operation in operations if operation.makes not in tried]
+            if len(kept) < len(operations) and more() and (shorter := fails(kept)) is not None:
+                operations = list(shorter)
+        objects = [operation.makes for operation in operations if operation.makes]
+        size = min(size, len(objects)) // 2
+    return operations
 
 
 def _without_parts(
@@ -66,7 +81,8 @@ def _with_object(operation: Operation, old: int, new: int) -> Operation:
 
 def _smaller(operations: list[Operation], fails: Fails, more: Callable[[], bool]) -> list[Operation]:
     """All allocations at once of the smallest size, else one after the other."""
-    large = [at for at, operation in enumerate(operations) if operation.nbytes > SMALLEST]
+    sized = ("allocate", "allocate-from-pool")
+    large = [at for at, one in enumerate(operations) if one.do in sized and one.nbytes > SMALLEST]
     for places in (large, *([at] for at in large)):
         if places and more():
             tried = list(operations)

@@ -109,6 +109,9 @@ class Run:
         unexpected = expectations.of_versions(
             self.planner.config, stock.facts, surveyed=self.request.job_gpus is None
         )
+        harms = (
+            () if self.request.accept_harm else tuple(knownissues.harms(self.issues, stock.facts, devices))
+        )
         context = Context(
             devices,
             stock.facts,
@@ -118,8 +121,8 @@ class Run:
             across=self.discovery.across(mpi),
             settings=stock.settings,
             unexpected=tuple(unexpected),
+            harmful=frozenset(harm.step for harm in harms),
         )
-        harms = () if self.request.accept_harm else knownissues.harms(self.issues, stock.facts, devices)
         harmful = {(harm.step, harm.device): _left_out(harm) for harm in harms}
         return self.planner.lay_out(context, already=self.log.checks, harmful=harmful)
 

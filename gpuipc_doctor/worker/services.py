@@ -84,6 +84,10 @@ class Worker:
     def params(self) -> Mapping[str, Json]:
         return self._assignment.params
 
+    @property
+    def deadline_s(self) -> float:
+        return self._assignment.deadline_s
+
     @cached_property
     def gpus(self) -> tuple[DriverGpu, ...]:
         return tuple(self._open(device) for device in self._assignment.devices)

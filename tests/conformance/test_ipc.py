@@ -202,6 +202,22 @@ def test_open_another_in_context_2_while_one_is_open_in_context_1(
     importer.gpu.open_ipc(buffers[1].ipc_handle())
 
 
+@on_documented("open-over-stale-part")
+def test_open_what_lies_where_freed_memory_is_still_open(
+    exporter: Remote, importer: Remote, documented: str
+) -> None:
+    """open a small buffer in the place of a freed one of the same segment that is open: ALREADY_MAPPED"""
+    assert documented == "refused"
+    _, old = exporter.gpu.alloc(4096), exporter.gpu.alloc(4096)
+    stale = importer.gpu.open_ipc(old.ipc_handle())
+    old.free()
+    new = exporter.gpu.alloc(256)
+    with refused("CUDA_ERROR_ALREADY_MAPPED"):
+        importer.gpu.open_ipc(new.ipc_handle())
+    stale.close()
+    importer.gpu.open_ipc(new.ipc_handle())
+
+
 @on_documented("open-flags-zero")
 def test_open_with_flags_0(backend: str, exporter: Remote, importer: Remote, documented: str) -> None:
     """open with flags 0 (not LAZY_ENABLE_PEER_ACCESS): INVALID_VALUE"""

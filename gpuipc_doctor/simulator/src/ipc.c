@@ -237,6 +237,16 @@ static bool opens_are_separate(void)
     return face.backend == HIP && hip_release() < 700;
 }
 
+/* Whether freed memory lies in its way in the segment that is still open here: so an H100 answers. */
+static bool stale_part_in_the_way(const struct block *block, const struct wish *wish)
+{
+    for (const struct allocation *each = block->allocations; each; each = each->next)
+        if (each->opens && each->exported_id < wish->id && each->offset < wish->offset + wish->bytes &&
+            wish->offset < each->offset + each->bytes)
+            return true;
+    return false;
+}
+
 /* With the state's lock held. */
 static int open_wish(uint64_t *address, const struct wish *wish, struct context *context)
 {
@@ -258,6 +268,8 @@ static int open_wish(uint64_t *address, const struct wish *wish, struct context 
     struct block *block = fault_asks(STALE) || opens_are_separate() ? NULL : import_of(segment->serial);
     if (open_in_another_context(segment, context))
         return INVALID_HANDLE;
+    if (block && stale_part_in_the_way(block, wish))
+        return ALREADY_MAPPED;
     int code = block ? SUCCESS : import(&block, segment, context);
     if (code)
         return code;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gpuipc_doctor.histories.model import NO_CONTEXT
 from gpuipc_doctor.histories.operations import Operation
 
 
@@ -14,6 +15,8 @@ class Cell:
     owner: tuple[int, int]
     stamp: int = 0
     users: int = 1
+    outlives_owner: bool = False
+    """Physical memory: handles, mappings and processes come and go."""
     owned: bool = True
 
 
@@ -33,15 +36,21 @@ class TrivialDriver:
         by, on = operation.by, operation.on
         current = self.contexts.setdefault(by, 0)
         match operation.do:
-            case "allocate":
-                cell = Cell((by, operation.makes))
+            case "allocate" | "create" | "create-pool" | "allocate-from-pool":
+                cell = Cell((by, operation.makes), outlives_owner=operation.do == "create")
+                current = current if operation.do == "allocate" else NO_CONTEXT
                 self.memory.add(cell)
                 self.pointers[by, operation.makes] = cell, current
-            case "open":
+            case "open" | "import" | "import-pool" | "import-pointer":
                 (cell,) = {cell for cell in self.memory if cell.owned and cell.owner[1] == on}
                 cell.users += 1
+                current = current if operation.do == "open" else NO_CONTEXT
                 self.pointers[by, operation.makes] = cell, current
-            case "close" | "free" | "free-open":
+            case "map":
+                cell, _ = self.pointers[by, on]
+                cell.users += 1
+                self.pointers[by, operation.makes] = cell, NO_CONTEXT
+            case "close" | "free" | "free-open" | "unmap" | "release" | "free-to-pool" | "destroy-pool":
                 self._drop(by, on)
             case "write":
                 self._live(by, on).stamp = operation.stamp
@@ -69,7 +78,7 @@ class TrivialDriver:
 
     def _drop(self, by: int, number: int) -> None:
         cell, _ = self.pointers.pop((by, number))
-        cell.owned = cell.owned and cell.owner != (by, number)
+        cell.owned = cell.owned and (cell.outlives_owner or cell.owner != (by, number))
         cell.users -= 1
         if not cell.users:
             self.memory.remove(cell)

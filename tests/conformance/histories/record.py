@@ -1,0 +1,126 @@
+"""Record what a driver answers to 50 random histories, a few undefined-but-answered operations among them.
+
+    python -m tests.conformance.histories.record cuda OUT.json [SEED…]
+
+It uses the driver that is there: a real one, or under `simulated` a simulated one. The recording of a real
+H100 or H200 lies beside this file, and `test_recorded.py` holds the simulated driver to it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from random import Random
+
+from gpuipc_doctor.backends import open_backend
+from gpuipc_doctor.histories.crew import Crew, Failed
+from gpuipc_doctor.histories.generator import Generator, Limits, unavailable
+from gpuipc_doctor.histories.model import NOTHING, Model, Thing
+from gpuipc_doctor.histories.operations import Operation
+from gpuipc_doctor.model import Device, Json
+from gpuipc_doctor.supervise.assignment import Assignment
+from gpuipc_doctor.worker import children, stem
+
+SEEDS = range(1, 51)
+EPOCHS = 2
+PROVOKED = 0.05
+"""How often an operation is followed by one that the driver must refuse."""
+
+LIMIT_S = 20.0
+
+
+def provocations(model: Model) -> Iterator[Operation]:
+    """Operations that are not legal now, and which every driver of the vendor refuses with one code."""
+    buffers = [thing for thing in model.of_kind("buffer") if not thing.storage.freed]
+    for buffer in buffers:
+        yield Operation("open", buffer.by, on=buffer.number, makes=_NEVER)  # a handle of its own
+        for process in model.processes.values():
+            if process.number != buffer.by and _open_elsewhere(
+                model, process.number, process.current, buffer
+            ):
+                yield Operation("open", process.number, on=buffer.number, makes=_NEVER)
+
+
+_NEVER = 1 << 30
+"""Number of an object that is never made."""
+
+
+def _open_elsewhere(model: Model, by: int, current: int, buffer: Thing) -> bool:
+    """Whether memory of this exporter is open in another context of the process."""
+    return any(
+        mapping.by == by and mapping.context != current and mapping.storage.owner == buffer.by
+        for mapping in model.of_kind("mapping")
+    )
+
+
+def record(device: Device, seed: int) -> list[Json]:
+    """The answers to one history: ``[legal operations, refused operation, answer]``, in order.
+
+    The first number is how many legal operations succeeded before the refused one. Where a legal one fails,
+    the answer says how, and the recording ends.
+    """
+    without = unavailable(device.capabilities) | {"kill"}
+    generator = Generator(device.backend, 1, seed, Limits(room=32 << 20), without)
+    crew = Crew(lambda act: children.start(act, assignment(device)), generator.plans, LIMIT_S)
+    random, answers, done = Random(seed), list[Json](), 0
+    try:
+        for _ in range(EPOCHS):
+            for operation, expected in generator.epoch():
+                crew.add(done, operation, expected)
+                done += 1
+                if random.random() < PROVOKED and (possible := list(provocations(generator.model))):
+                    provoked = random.choice(possible)
+                    crew.flush()
+                    answers.append([done, provoked.do, _answer(crew, provoked)])
+        crew.flush()
+    except Failed as failed:
+        crew.kill()
+        return [*answers, [failed.disagreement.at, failed.disagreement.do, failed.disagreement.says]]
+    crew.end()
+    return [*answers, [done, "", ""]]
+
+
+def _answer(crew: Crew, operation: Operation) -> str:
+    try:
+        crew.add(0, operation, NOTHING)
+        crew.flush()
+    except Failed as failed:
+        return failed.disagreement.name or failed.disagreement.says
+    return "success"
+
+
+def main(backend: str, out: str, *seeds: str) -> None:
+    stem.load([backend])
+    device = first_device(backend)
+    began = time.monotonic()
+    answers = {str(seed): record(device, seed) for seed in map(int, seeds or map(str, SEEDS))}
+    recording = {"device": device.name, "backend": backend, "answers": answers}
+    Path(out).write_text(json.dumps(recording, indent=1) + "\n")
+    operations = sum(one[-1][0] for one in answers.values())
+    sys.stdout.write(f"{len(answers)} histories, {operations} operations, {time.monotonic() - began:.1f} s\n")
+
+
+def assignment(*devices: Device) -> Assignment:
+    """What a process that is started needs to know."""
+    return Assignment("", "", 0, devices, {}, LIMIT_S, "/", 0, waits_for_turn=False, starter=True)
+
+
+@cache
+def first_device(backend: str) -> Device:
+    """The first device, asked for in a process of its own: this one must not load a driver."""
+
+    def describe(child: children.Child) -> None:
+        child.send(open_backend(backend, child.armed).devices()[0])
+
+    child = children.start(describe, assignment())
+    found: Device = child.recv(60.0)
+    child.kill()
+    return found
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
