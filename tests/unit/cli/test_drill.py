@@ -232,11 +232,11 @@ def test_a_backend_without_its_binding_is_left_out_and_named(monkeypatch: pytest
 
 
 def test_one_check_alone_is_held_to_what_is_stated_of_it() -> None:
-    ran = invoke("--check", "ipc-stale", "already-mapped", "handle-collision")
+    ran = invoke("--check", "ipc-stale", "already-mapped", "vmm-wrong-byte")
     assert ran.exit_code == 0
     rows = [" ".join(line.split()) for line in ran.output.splitlines()]
     assert "already-mapped cuda ipc-stale FAIL caught 1 1.2" in rows
-    assert "handle-collision cuda nothing nothing invented 1.2" in rows
+    assert "vmm-wrong-byte cuda nothing nothing invented 1.2" in rows
 
 
 def test_what_a_check_says_and_no_profile_states_is_written_where_that_is_asked(
