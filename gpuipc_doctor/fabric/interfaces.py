@@ -33,9 +33,9 @@ class Interface:
 
 
 def offered(text: str) -> list[Interface]:
-    """The interfaces in what ``fi_info`` or ``fi_info -v`` printed."""
+    """The interfaces in what ``fi_info`` or ``fi_info -v`` printed; without a provider's name it is none."""
     verbose = text.startswith("---") or "\nfi_info:" in f"\n{text}"
-    return list(_verbose(text) if verbose else _brief(text))
+    return [one for one in (_verbose(text) if verbose else _brief(text)) if one.provider]
 
 
 def _brief(text: str) -> Iterator[Interface]:

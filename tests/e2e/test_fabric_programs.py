@@ -52,6 +52,7 @@ def run(doctor: Command, tmp_path: Path) -> Run:
         (ENODATA, "WARN", "libfabric offers no provider"),
         ("exit 0", "ERROR", "fi_info: exit code 0, but nothing that can be read: it printed nothing"),
         ("echo Kauderwelsch", "ERROR", "nothing that can be read: Kauderwelsch"),
+        ("echo provider:", "ERROR", "nothing that can be read: provider:"),
         (f"{GOOD_INFO}; exit 1", "FAIL", "fi_info failed: exit code 1"),
         (LOADER, "ERROR", "error while loading shared libraries"),
         (b"\x7fELF nonsense", "ERROR", "fi_info cannot start: Exec format error"),
