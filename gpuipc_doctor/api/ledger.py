@@ -262,10 +262,12 @@ class Entry:
 
     def somebody_elses(self) -> Finding:
         """Say that it cannot be told whose a change is that is no multiple of ours."""
+        once = self.repeated is None and self.missing > 0
+        says = "seen once, after {end}, which the check does not repeat" if once else "seen after {end}"
         return Finding.error(
             "unexplained-change",
             "used device memory changed by {missing:mib}, and it cannot be told whose that is",
-            Evidence.seen("seen after {end}", end=self.end),
+            Evidence.seen(says, end=self.end),
             *self._repetition(),
             *holders(self.holders),
             remedy="run the check on an idle device: what changes there too is the driver's",

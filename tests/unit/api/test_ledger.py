@@ -190,6 +190,20 @@ def test_a_loss_of_an_odd_size_is_ours_where_it_repeats(losses: list[int], statu
     assert any("process 4711 (train)" in line for line in sentences.evidence(finding))
 
 
+def test_a_loss_of_an_odd_size_after_a_process_ended_cannot_be_told_and_shows_the_holders() -> None:
+    device = Device()
+    w, ledger = opened(device)
+    before = ledger.mark()
+    device.allocated += 21 * MIB
+    ledger.enter("the importer was killed with it open", before)
+    (finding,) = account(w.records).judge(ODD_BYTES)
+    assert (finding.status, finding.key) == (Status.ERROR, "unexplained-change")
+    assert "it cannot be told whose that is" in sentences.summary(finding)
+    once, *held_by = sentences.evidence(finding)
+    assert once == "seen once, after the importer was killed with it open, which the check does not repeat"
+    assert any("process 4711 (train)" in line for line in held_by)
+
+
 def test_a_mark_is_made_when_used_memory_stands_still() -> None:
     _, ledger = opened(Device(lambda now: int(500 * MIB - min(now, 1.0) * 400 * MIB)))
     assert ledger.mark() == 100 * MIB
