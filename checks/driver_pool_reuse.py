@@ -13,6 +13,7 @@ https://rocm.docs.amd.com/projects/HIP/en/latest/.doxygen/docBin/html/group___st
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import product
 
 from gpuipc_doctor.api import (
     REUSES,
@@ -27,9 +28,11 @@ from gpuipc_doctor.api import (
     ProbeOutcome,
     Worker,
     difference,
+    judge_processes,
     pattern,
     share,
     share_of_free,
+    watched,
 )
 
 SHARED = 2 << 20
@@ -81,7 +84,9 @@ class DriverPoolReuse(Check):
                 *dict.fromkeys(strayed),
                 times=len(strayed),
             )
-        if not wrong and not strayed:
+        lost = list(judge_processes(done))
+        yield from lost
+        if not (wrong or strayed or lost):
             given = sum(one["given"] for one in tries)
             yield Finding.ok(
                 "reused-as-allowed",
@@ -129,19 +134,18 @@ def reuse(w: Worker) -> None:
         streams[0].synchronize()
 
     tries = []
-    for name, (cases, with_event) in CASES.items():
+    for name, number in watched(w, "pool shared by two streams", product(CASES, range(TIMES))):
+        cases, with_event = CASES[name]
         pool = w.gpu.create_pool()
         pool.hold(room)
         pool.reuse(*cases)
-        for number in range(TIMES):
-            expected = [pattern(nbytes, number, stream) for stream in range(2)]
-            for source, data in zip(sources, expected, strict=True):
-                source.write(data)
-            with w.step(f"{name}, {number + 1} of {TIMES}"):
-                seen = hand_over(pool, streams, sources, results, [ballasts] * copies, with_event)
-            wrong = [difference(result.read(), data) for result, data in zip(results, expected, strict=True)]
-            tries.append({"case": name, "wrong": wrong, **seen})
-            pool.trim()
+        expected = [pattern(nbytes, number, stream) for stream in range(2)]
+        for source, data in zip(sources, expected, strict=True):
+            source.write(data)
+        with w.step(f"{name}, {number + 1} of {TIMES}"):
+            seen = hand_over(pool, streams, sources, results, [ballasts] * copies, with_event)
+        wrong = [difference(result.read(), data) for result, data in zip(results, expected, strict=True)]
+        tries.append({"case": name, "wrong": wrong, **seen})
         pool.destroy()
     w.record(tries=tries)
 

@@ -43,9 +43,11 @@ from gpuipc_doctor.api import (
     held_by,
     how_many,
     interval,
+    judge_processes,
     ledger_in_turn,
     record_bandwidth,
     share_no_address,
+    watched,
 )
 
 BASE, STEP, SMALL = 4 << 20, 2 << 20, 2 << 20
@@ -114,7 +116,8 @@ class MpiCacheGrowth(Check):
             return
         seen = measured(done)
         found = [judge_growth(done, place, *each) for place, each in enumerate(seen.items())]
-        yield from [finding for finding in found if finding] or [judge_plateau(done, seen)]
+        bad = [finding for finding in found if finding] or list(judge_processes(done))
+        yield from bad or [judge_plateau(done, seen)]
 
     def series(self, done: ProbeOutcome) -> Iterable[Series]:
         seen, shared = measured(done), len(done.devices) == 1
@@ -268,7 +271,10 @@ def iterate(w: Worker) -> None:
     alive = follow[:]
     quietly = large_ones(w, sizes[: len(sizes) // 3], alive, freed)
     control, _ = send_and_free(w, ledger, quietly, alive, communicates=False)
-    used, held = send_and_free(w, ledger, large_ones(w, sizes, alive, freed), alive)
+    buffers = large_ones(w, sizes, alive, freed)
+    if sizes[0] == sizes[-1]:  # else small ones stay, which take addresses
+        buffers = watched(w, "sent and freed buffer", buffers)
+    used, held = send_and_free(w, ledger, buffers, alive)
     w.record(sizes=sizes, used=used, control=control, held=held, free=w.gpu.memory_info()[0])
     if w.mpi.any_says(BufferGrowth(sizes, used, control).grows) and follow:
         w.record(follow=[(buffer.address, buffer.nbytes) for buffer in follow], freed=freed)

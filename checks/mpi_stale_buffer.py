@@ -22,9 +22,11 @@ from gpuipc_doctor.api import (
     ProbeOutcome,
     Worker,
     difference,
+    judge_processes,
     pattern,
     read_unless_pattern,
     record_bandwidth,
+    watched,
     write_pattern,
     write_zeros,
 )
@@ -83,7 +85,9 @@ class MpiStaleBuffer(Check):
             yield Finding.fail(
                 "wrong-data", says, *wrong[:SHOWN], how_often, count=len(wrong), messages=messages
             )
-        if not (stale or wrong):
+        lost = list(judge_processes(done))
+        yield from lost
+        if not (stale or wrong or lost):
             yield (
                 Finding.ok("right", "{messages} messages right", how_often, messages=messages)
                 if all(reused)
@@ -101,7 +105,7 @@ def exchange(w: Worker) -> None:
     reused = 0
     stale: list[str] = []
     wrong: list[str] = []
-    for number, nbytes in enumerate(ROUNDS):
+    for number, nbytes in watched(w, "new buffer, sent both ways", enumerate(ROUNDS)):
         with w.gpu.alloc(nbytes) as buffer, w.step(describe(number)):
             reused += overlaps(past, buffer.address, nbytes)
             past.append((buffer.address, nbytes))

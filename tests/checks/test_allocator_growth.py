@@ -9,11 +9,16 @@ import pytest
 from gpuipc_doctor.api import Finding, Json
 from gpuipc_doctor.model import Status
 from gpuipc_doctor.report import sentences
-from tests.checks.judging import MIB, ONE, conclude, drawn, ledger, statuses
+from tests.checks.judging import MIB, ONE, conclude, drawn, each_round, ledger, statuses
 
 
 def growth(
-    used: Sequence[float], others: int = 0, live: float = 200.0, moves: bool = True, waited_s: float = 0.1
+    used: Sequence[float],
+    others: int = 0,
+    live: float = 200.0,
+    moves: bool = True,
+    waited_s: float = 0.1,
+    **left: Json,
 ) -> list[Finding]:
     """``used``: MiB in each round, then when all is freed, and twice after giving back."""
     samples = {
@@ -31,6 +36,7 @@ def growth(
         "cached": used[-3] * MIB,
         "kept": max(used[-2:]) * MIB,
         **ledger(moves=moves),
+        **left,
     }
     onlooker = ledger({"the program ended": {"missing": others * MIB, "waited_s": waited_s}})
     records: dict[str, dict[str, Json]] = {"program": program, "onlooker": onlooker}
@@ -40,6 +46,18 @@ def growth(
 def test_how_much_is_held_is_the_most_of_the_later_rounds() -> None:
     (finding,) = growth([200, *[700] * 5, *[500] * 7, *[600] * 7, 600, 0, 0])
     assert sentences.summary(finding) == "MemoryPool: levels off at 3.0 times what is allocated"
+
+
+@pytest.mark.parametrize(
+    ("figure", "status"),
+    [("descriptors", Status.FAIL), ("threads", Status.WARN), ("addresses", Status.PASS)],
+)
+def test_a_process_that_loses_with_each_round_is_found_but_for_addresses_of_a_cache(
+    figure: str, status: Status
+) -> None:
+    left = each_round("round", 120, **{figure: lambda number: number})
+    (finding,) = growth([*LEVEL, 600, 0, 0], **left)
+    assert finding.status is status
 
 
 CLIMBING = [200 + 20 * n for n in range(20)]

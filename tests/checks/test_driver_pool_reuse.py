@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from gpuipc_doctor.api import Finding
+from gpuipc_doctor.api import Finding, Json
 from gpuipc_doctor.model import Status
 from gpuipc_doctor.report import sentences
-from tests.checks.judging import GOOD, conclude, statuses
+from tests.checks.judging import GOOD, conclude, each_round, statuses
 
 
-def reuse(case: str, given: bool = False, busy: bool = True, wrong: str = "") -> list[Finding]:
+def reuse(case: str, given: bool = False, busy: bool = True, wrong: str = "", **left: Json) -> list[Finding]:
     tries = [{"case": case, "given": given, "busy": busy, "wrong": ["", wrong]}] * 4
-    return conclude("driver-pool-reuse", {"allocator": {"tries": tries}})
+    return conclude("driver-pool-reuse", {"allocator": {"tries": tries, **left}})
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,12 @@ def test_wrong_data_fails_whoever_was_given_the_memory() -> None:
     (finding,) = reuse("all reuse allowed", wrong="3 B wrong")
     assert finding.status is Status.FAIL
     assert sentences.evidence(finding) == ("all reuse allowed, second stream, in 4 of 4 tries: 3 B wrong",)
+
+
+def test_right_data_fail_if_the_process_loses_a_descriptor_with_each_pool() -> None:
+    left = each_round("pool", 32, descriptors=lambda number: number)
+    (finding,) = reuse("all reuse allowed", **left)
+    assert (finding.status, finding.key) == (Status.FAIL, "descriptors-left")
 
 
 def test_a_stream_that_was_never_busy_shows_no_race_and_that_is_said() -> None:

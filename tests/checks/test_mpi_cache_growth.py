@@ -7,7 +7,7 @@ import pytest
 from gpuipc_doctor.api import Context, Device, Finding, Json, MpiStack, Probe
 from gpuipc_doctor.model import Launch, Status, Tier
 from gpuipc_doctor.report import sentences
-from tests.checks.judging import MIB, ONE, TWO, check, conclude, drawn, gpu, ledger, plan
+from tests.checks.judging import MIB, ONE, TWO, check, conclude, drawn, each_round, gpu, ledger, plan
 
 SIZES = [(4 + 2 * number) * MIB for number in range(33)]
 MEAN = 36 * MIB
@@ -267,6 +267,12 @@ def test_buffers_that_nobody_would_keep_prove_nothing() -> None:
 
 def test_a_long_run_decides_over_what_grows_a_little() -> None:
     assert growth(grows_by(MIB // 2), decides=True).status is Status.FAIL
+
+
+def test_level_memory_fails_if_a_rank_loses_a_descriptor_with_each_buffer() -> None:
+    left = each_round("buffer", 128, descriptors=lambda number: number)
+    assert growth({**FLAT, **left}).key == "descriptors-left"
+    assert growth({**LEAK, **left}).key == "grows"
 
 
 def test_what_grows_as_fast_without_messages_is_not_theirs() -> None:

@@ -9,14 +9,19 @@ import pytest
 from gpuipc_doctor.api import Finding, Json, loader, pattern
 from gpuipc_doctor.model import Status
 from gpuipc_doctor.report import sentences
-from tests.checks.judging import conclude, gpu, plan
+from tests.checks.judging import conclude, each_round, gpu, plan
 
 
 def stale_buffer(
-    reused: int = 63, stale: Sequence[str] = (), wrong: Sequence[str] = (), to: int = 1
+    reused: int = 63, stale: Sequence[str] = (), wrong: Sequence[str] = (), to: int = 1, **left: Json
 ) -> list[Finding]:
     records: dict[str, dict[str, Json]] = {
-        "rank 0": {"reused": reused, "stale": stale if to == 0 else [], "wrong": wrong if to == 0 else []},
+        "rank 0": {
+            "reused": reused,
+            "stale": stale if to == 0 else [],
+            "wrong": wrong if to == 0 else [],
+            **left,
+        },
         "rank 1": {"reused": 60, "stale": stale if to == 1 else [], "wrong": wrong if to == 1 else []},
     }
     return conclude("mpi-stale-buffer", records)
@@ -28,6 +33,11 @@ def test_right_messages_from_addresses_that_came_again_pass_and_say_how_many() -
     assert sentences.evidence(finding) == (
         "at an address used before: 63 of rank 0's buffers, 60 of rank 1's",
     )
+
+
+def test_right_messages_fail_if_a_rank_loses_a_descriptor_with_each() -> None:
+    (finding,) = stale_buffer(**each_round("buffer", descriptors=lambda number: number))
+    assert (finding.status, finding.key) == (Status.FAIL, "descriptors-left")
 
 
 def test_right_messages_prove_nothing_when_no_address_came_again() -> None:

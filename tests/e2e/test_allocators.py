@@ -111,6 +111,7 @@ def test_healthy_allocators_pass(healthy: Results) -> None:
             "leaks",
             [("growth", ALL, "used memory grows by"), ("pressure", ALL, "did not come back")],
         ),
+        ("leaves descriptors open", [("growth", ALL, "program: open descriptors grow by")]),
         ("hands out twice", [("pressure", ALL, "blocks lost their data")]),
     ],
 )
