@@ -266,7 +266,7 @@ static int open_wish(uint64_t *address, const struct wish *wish, struct context 
     if (segment->device != context->device && !node()->peer[context->device][segment->device])
         return PEER_ACCESS_UNSUPPORTED;
     struct block *block = fault_asks(STALE) || opens_are_separate() ? NULL : import_of(segment->serial);
-    if (open_in_another_context(segment, context))
+    if ((block && block->context != context) || open_in_another_context(segment, context))
         return INVALID_HANDLE;
     if (block && stale_part_in_the_way(block, wish))
         return ALREADY_MAPPED;
