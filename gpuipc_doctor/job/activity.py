@@ -63,8 +63,6 @@ _MPI4PY = re.compile(r"^__pyx_pw_6mpi4py_3MPI_\d+[A-Za-z]+_\d+([A-Za-z]\w*)$")
 
 _MPI_LIBRARY = re.compile(r"libmpi[\w.+-]*\.so|libmpich\.so|libmpi_\w+\.so")
 
-_C_LIBRARY = re.compile(r"[(\[](libc\.|libc-|libpthread|ld-|linux-vdso)")
-
 _LIBRARY = re.compile(
     r"[(\[](libmpi|libpmpi|lib(open-)?(pal|rte)|libpmix|libuc[pstm]|libfabric|libpsm|libibverbs|libcuda|libcudart"
     r"|libamdhip|libhsa|libc\.|libc-|libpthread|ld-|linux-vdso|MPI\.)"
@@ -155,8 +153,8 @@ def _calls(looks: Iterable[Process], tid: int) -> set[Call | None]:
 
 
 def _is_telling(stack: Stack) -> bool:
-    """Whether it reaches beyond the C library: else it was cut off, and the caller is not known."""
-    return any(not _C_LIBRARY.search(frame) for frame in stack)
+    """Whether it holds a waiting call or reaches the program: else it was cut off below the caller."""
+    return _first_call(stack) is not None or any(not _LIBRARY.search(frame) for frame in stack)
 
 
 def _of_libraries(stack: Stack) -> Iterator[str]:

@@ -75,6 +75,11 @@ def test_rank_whose_calls_differ_moves_on() -> None:
     assert activity([process(IN_RECEIVE), process(COMPUTING)]).kind is Kind.MOVES
 
 
+def test_stack_that_ends_within_a_transport_says_nothing() -> None:
+    cut = ("__sched_yield (libc.so.6)", "opal_progress (libopen-pal.so.80)")
+    assert activity([process(IN_RECEIVE), process(cut)]).kind is Kind.RECEIVES
+
+
 def test_running_rank_without_a_stack_cannot_be_told() -> None:
     assert activity([process(), process()]).kind is Kind.UNKNOWN
 
