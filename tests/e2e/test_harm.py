@@ -13,7 +13,12 @@ from gpuipc_doctor.site.config import SiteConfig
 from tests.conformance.conftest import simulated_node
 
 VMM = {("ipc-handles", "VMM memory")}
-KILLS = {("ipc-pool", "exporter gone"), ("ipc-release", "kill"), ("ipc-vmm", "exporter gone")}
+KILLS = {
+    ("ipc-pool", "exporter gone"),
+    ("ipc-release", "kill"),
+    ("ipc-vmm", "exporter gone"),
+    ("ipc-vmm", "importer gone"),
+}
 
 
 @pytest.mark.hip

@@ -55,6 +55,7 @@ def test_it_is_the_environments_doing_and_not_the_drivers(device: str, code: int
         "data": ("WARN", "pidfd-refused"),
         "contexts": ("PASS", "imports-again"),
         "exporter gone": ("PASS", "outlives"),
+        "importer gone": ("PASS", "returned"),
     }
     assert os.strerror(code) in ended.stdout
     assert "this environment refuses pidfd_getfd" in ended.stdout

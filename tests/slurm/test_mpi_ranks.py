@@ -41,14 +41,16 @@ def check(node: str, *options: str, library: str = "mpich50") -> list[str]:
     ]
 
 
-def findings(ended: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
-    """What mpi-small-message found, each with its probe's name and its roles."""
+def findings(
+    ended: subprocess.CompletedProcess[str], check: str = "mpi-small-message"
+) -> list[dict[str, Any]]:
+    """The findings of a check, each with its probe's name and its roles."""
     assert ended.stdout, ended
     results = json.loads(ended.stdout)["results"]
     found = [
         {**result["finding"], "probe": result["probe"], "roles": result["roles"]}
         for result in results
-        if result["check"] == "mpi-small-message"
+        if result["check"] == check
     ]
     for finding in found:
         if finding["key"] == "out-of-line":  # a latency is a busy machine's here, and the messages are right
@@ -144,7 +146,7 @@ exec unshare -m sh -c 'mount -t tmpfs none {logs} && exec "$@"' sh "$@"
 def test_ranks_that_srun_does_not_tell_of_each_other_are_explained(slurm: Slurm) -> None:
     cluster = slurm()
     ended = cluster.run("salloc", "-n2", *check("healthy-single"), env={"SLURM_MPI_TYPE": "none"})
-    (finding,) = findings(ended)
+    (finding,) = findings(ended, "mpi-start")
     assert finding["status"] == "ERROR"
     assert "srun did not tell the 2 ranks of MPICH" in finding["summary"]
     assert finding["remedy"].startswith("set SLURM_MPI_TYPE to the interface that the library speaks")
