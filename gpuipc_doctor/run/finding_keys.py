@@ -10,7 +10,7 @@ from pathlib import Path
 
 _KEY = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
-_OF_ALL_CHECKS = ("api", "histories", "run", "supervise")
+_OF_ALL_CHECKS = ("api", "run", "supervise")
 """Packages that conclude for any check: what its helpers find, and how probes end."""
 
 
