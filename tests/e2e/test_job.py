@@ -45,6 +45,7 @@ def job(library: str, kind: str, ranks: int, log: Path, **environment: str) -> I
         yield launcher.pid
     finally:
         processes = tree.descendants(launcher.pid)
+        shared = {path for process in processes for path in shared_memory(process.pid)}
         for pid in (launcher.pid, *(process.pid for process in processes)):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -52,6 +53,16 @@ def job(library: str, kind: str, ranks: int, log: Path, **environment: str) -> I
         until(
             "the ranks have ended", lambda: not [p for p in processes if Path(f"/proc/{p.pid}/fd").exists()]
         )
+        for path in shared:  # ranks that are killed leave it
+            path.unlink(missing_ok=True)
+
+
+def shared_memory(pid: int) -> set[Path]:
+    """The files below /dev/shm that a process has mapped."""
+    with suppress(OSError):
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+        return {Path(line.split(maxsplit=5)[-1]) for line in lines if " /dev/shm/" in line}
+    return set()
 
 
 @contextmanager
