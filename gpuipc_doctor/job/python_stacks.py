@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 from gpuipc_doctor.job.document import Process, Stack
+from gpuipc_doctor.supervise.evidence import find_program
 
 LIMIT_S = 5.0
 MAX_FRAMES = 60
-
-_IN_PYTHON = "python"
 
 
 class NotRead(Exception):
@@ -27,7 +24,9 @@ def dump(process: Process) -> Stack:
     """
     if not _is_python(process):
         return ()
-    program = _py_spy()
+    program = find_program("py-spy")
+    if program is None:
+        raise NotRead("py-spy is not installed; PyPI's package py-spy brings it")
     try:
         done = subprocess.run(
             [program, "dump", "--nonblocking", "--json", "--pid", str(process.pid)],
@@ -55,12 +54,4 @@ def dump(process: Process) -> Stack:
 
 def _is_python(process: Process) -> bool:
     names = (process.program, *(Path(library).name for library in process.libraries))
-    return any(name.startswith((_IN_PYTHON, f"lib{_IN_PYTHON}")) for name in names)
-
-
-def _py_spy() -> str:
-    beside = Path(sys.executable).parent / "py-spy"
-    found = str(beside) if beside.exists() else shutil.which("py-spy")
-    if found is None:
-        raise NotRead("py-spy is not installed; pip install 'gpuipc-doctor[stacks]' brings it")
-    return found
+    return any(name.startswith(("python", "libpython")) for name in names)

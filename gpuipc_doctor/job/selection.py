@@ -1,4 +1,4 @@
-"""Which processes make up the job: by pid, Slurm job, user or GPU, with all that their launcher started."""
+"""Which processes make up the job: by pid, Slurm job or user, with all that their launcher started."""
 
 from __future__ import annotations
 
@@ -34,8 +34,6 @@ class Request:
     slurm: str = ""
     """``JOBID`` or ``JOBID.STEP``."""
     user: str = ""
-    gpu_pids: tuple[int, ...] | None = None
-    """The processes that use the GPU asked for."""
 
 
 def select(request: Request) -> tuple[int, ...]:
@@ -46,8 +44,6 @@ def select(request: Request) -> tuple[int, ...]:
         found = _by_pid(request.pids, everyone)
     elif request.slurm:
         found = _matching(everyone, lambda pid: _is_of_slurm(pid, request.slurm))
-    elif request.gpu_pids is not None:
-        found = {pid for pid in request.gpu_pids if pid in everyone}
     else:
         found = _matching(everyone, lambda pid: _is_work(pid, _uid(request.user)))
     found = _complete(found, everyone) - ours - _probes(found)
@@ -170,6 +166,4 @@ def _absence(request: Request) -> str:
         return f"no process of Slurm job {request.slurm} on this node"
     if request.user:
         return f"{request.user} has no rank here and no process with a GPU open"
-    if request.gpu_pids is not None:
-        return "no process uses that GPU"
     return "no rank of a job here, and no process with a GPU open; name one with --pid"

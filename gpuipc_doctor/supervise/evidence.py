@@ -64,7 +64,7 @@ def native_stack(pid: int, save_to: Path, until: float) -> tuple[str, ...]:
     """
     with save_to.open("w") as record:
         for name, arguments, parse in TOOLS:
-            program = _find(name)
+            program = find_program(name)
             if program is None:
                 record.write(f"{name}: not installed\n")
                 continue
@@ -77,7 +77,8 @@ def native_stack(pid: int, save_to: Path, until: float) -> tuple[str, ...]:
     return ()
 
 
-def _find(program: str) -> str | None:
+def find_program(program: str) -> str | None:
+    """The path of a program beside this Python, else on PATH; None if it is not installed."""
     beside = Path(sys.executable).parent / program
     return str(beside) if beside.exists() else shutil.which(program)
 
