@@ -237,9 +237,12 @@ static bool opens_are_separate(void)
     return face.backend == HIP && hip_release() < 700;
 }
 
-/* Whether freed memory lies in its way in the segment that is still open here: so an H100 answers. */
+/* Whether freed memory lies in its way in the segment that is still open here: so an H100 answers. Of HIP it is
+ * not known. */
 static bool stale_part_in_the_way(const struct block *block, const struct wish *wish)
 {
+    if (face.backend != CUDA)
+        return false;
     for (const struct allocation *each = block->allocations; each; each = each->next)
         if (each->opens && each->exported_id < wish->id && each->offset < wish->offset + wish->bytes &&
             wish->offset < each->offset + each->bytes)
