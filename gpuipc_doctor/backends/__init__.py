@@ -99,7 +99,7 @@ class Backend:
 
     def is_seen_from_outside(self, device: Device) -> bool:
         """Whether somebody tells of a device's memory without the driver."""
-        return self.driver.memory_used(device.uuid) is not None
+        return self.driver.process_memory.used(device.uuid) is not None
 
     def memory_used_from_outside(self, device: Device) -> int:
         """Bytes in use on a device, as a process finds that does nothing with it; comparable with its like.
@@ -110,7 +110,7 @@ class Backend:
         if not self.is_seen_from_outside(device):
             return self.gpu(device).memory_used()
         return without_strangers(
-            driver, device, lambda: driver.memory_used(device.uuid) or 0, has_context=False
+            driver, device, lambda: driver.process_memory.used(device.uuid) or 0, has_context=False
         )
 
     def versions(self) -> list[Fact]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import uuid
 from functools import cached_property
-from importlib import import_module
 from typing import Any
 
 from gpuipc_doctor.api.gpu import BackendUnavailable, DriverError
 from gpuipc_doctor.backends import hostmemory
 from gpuipc_doctor.backends.absence import Vendor
 from gpuipc_doctor.backends.driver import Driver, HandleType
-from gpuipc_doctor.backends.nvml import Nvml
-from gpuipc_doctor.model import Fact, Json
+from gpuipc_doctor.backends.nvml import ProcessMemory
+from gpuipc_doctor.model import Fact
+from gpuipc_doctor.nvml import Nvml
 
 NVIDIA = Vendor(
     gpu="NVIDIA GPU",
@@ -250,21 +250,12 @@ class CudaDriver(Driver):
         hostmemory.poke(self.address_of(shared), data)
         return self.number("pool-import-pointer", pool, shared)
 
-    def memory_of_this_process(self, uuid: str) -> int | None:
-        return self._nvml.memory_of_this_process(uuid)
-
-    def memory_used(self, uuid: str) -> int | None:
-        return self._nvml.memory_used(uuid)
-
-    def memory_of_strangers(self, uuid: str, *, has_context: bool) -> int:
-        return self._nvml.memory_of_strangers(uuid, has_context=has_context)
-
-    def memory_holders(self, uuid: str) -> list[dict[str, Json]]:
-        return self._nvml.holders(uuid)
-
     @cached_property
-    def _nvml(self) -> Nvml:
-        return Nvml(self.arm)
+    def process_memory(self) -> ProcessMemory:
+        try:
+            return ProcessMemory(Nvml(self.arm))
+        except (OSError, DriverError):  # a node or a container may be without
+            return ProcessMemory()
 
     def versions(self) -> list[Fact]:
         number = int(self.call("driver-version"))
@@ -275,20 +266,6 @@ class CudaDriver(Driver):
         """The driver package's version, which the CUDA driver API does not tell; NVML does."""
         source = "nvmlSystemGetDriverVersion"
         try:
-            pynvml = import_module("pynvml")
-        except ImportError:
-            return Fact("nvidia-driver", None, f"{source}: nvidia-ml-py is not installed")
-        try:
-            with self.arm("nvmlInit"):
-                pynvml.nvmlInit()
-            try:
-                with self.arm(source):
-                    version = pynvml.nvmlSystemGetDriverVersion()
-            finally:
-                with self.arm("nvmlShutdown"):
-                    pynvml.nvmlShutdown()
-        except UnicodeDecodeError as error:
-            version = error.object.decode(errors="replace")
-        except pynvml.NVMLError as error:
+            return Fact("nvidia-driver", Nvml(self.arm).driver_version(), source)
+        except (OSError, DriverError) as error:
             return Fact("nvidia-driver", None, f"{source}: {error}")
-        return Fact("nvidia-driver", version if isinstance(version, str) else version.decode(), source)

@@ -20,7 +20,7 @@ _SETTLING = 5
 
 def without_strangers(driver: Driver, device: Device, read: Callable[[], int], *, has_context: bool) -> int:
     """What is read of used memory, less what processes hold of it that are none of this run's."""
-    of_strangers = partial(driver.memory_of_strangers, device.uuid, has_context=has_context)
+    of_strangers = partial(driver.process_memory.of_strangers, device.uuid, has_context=has_context)
     strangers = of_strangers()
     for _ in range(_SETTLING):
         used = read()
@@ -126,10 +126,10 @@ class DriverGpu:
         return without_strangers(self.driver, self.device, used, has_context=True)
 
     def memory_of_this_process(self) -> int | None:
-        return self.driver.memory_of_this_process(self.device.uuid)
+        return self.driver.process_memory.of_this_process(self.device.uuid)
 
     def memory_holders(self) -> list[dict[str, Json]]:
-        return self.driver.memory_holders(self.device.uuid)
+        return self.driver.process_memory.holders(self.device.uuid)
 
     def expects(self, case: str) -> str:
         return rules.expects(self.driver.backend, case, self.driver.generation)

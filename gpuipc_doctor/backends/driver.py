@@ -11,13 +11,15 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
 from enum import IntEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 from gpuipc_doctor.api.gpu import HANDLE_BYTES, Arm, DriverError
 from gpuipc_doctor.backends import hostmemory
 from gpuipc_doctor.backends.absence import Absence, Vendor
-from gpuipc_doctor.model import DriverFault, Fact, Json
+from gpuipc_doctor.backends.nvml import ProcessMemory
+from gpuipc_doctor.model import DriverFault, Fact
 
 LAZY_ENABLE_PEER_ACCESS = 1
 """``CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`` and ``hipIpcMemLazyEnablePeerAccess``, which opening demands."""
@@ -179,28 +181,14 @@ class Driver(ABC):
     def set_pool_attribute(self, pool: Any, name: str, value: int) -> None: ...
 
     @abstractmethod
-    def memory_of_this_process(self, uuid: str) -> int | None:
-        """Bytes of the device that this process holds; None where nobody tells."""
-
-    @abstractmethod
-    def memory_used(self, uuid: str) -> int | None:
-        """Bytes of the device that are in use; None where nobody tells a process that has no context."""
-
-    @abstractmethod
-    def memory_of_strangers(self, uuid: str, *, has_context: bool) -> int:
-        """Bytes of the device that processes hold which are none of this run's; 0 where nobody tells.
-
-        ``has_context``: this process has one there, so that who tells of processes must tell of it.
-        """
-
-    @abstractmethod
-    def memory_holders(self, uuid: str) -> list[dict[str, Json]]:
-        """Who holds memory of the device, as `api.Gpu.memory_holders` says; nobody, where nobody tells."""
-
-    @abstractmethod
     def versions(self) -> list[Fact]: ...
 
     # What they do alike
+
+    @cached_property
+    def process_memory(self) -> ProcessMemory:
+        """What can be learned, without a context, of who holds memory of the devices."""
+        return ProcessMemory()
 
     @property
     def generation(self) -> int:

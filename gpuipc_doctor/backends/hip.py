@@ -11,7 +11,7 @@ from gpuipc_doctor.api.gpu import HANDLE_BYTES, DriverError
 from gpuipc_doctor.backends import hostmemory
 from gpuipc_doctor.backends.absence import NO_DEVICE, Vendor
 from gpuipc_doctor.backends.driver import LAZY_ENABLE_PEER_ACCESS, NON_BLOCKING, Driver, HandleType
-from gpuipc_doctor.model import Fact, Json
+from gpuipc_doctor.model import Fact
 
 AMD = Vendor(
     gpu="AMD GPU",
@@ -42,6 +42,8 @@ class HipDriver(Driver):
     vendor = AMD
     # A HIP context is its device: creating takes a reference, destroying drops it (rules.HIP_CONTEXT).
     contexts_own_memory = False
+    # `process_memory` stays empty: AMD's management library is not asked, for no AMD GPU was at hand to see
+    # what it tells.
     calls = {  # noqa: RUF012  # a constant; ClassVar is on the base
         "init": "hipInit",
         "device-count": "hipGetDeviceCount",
@@ -257,18 +259,6 @@ class HipDriver(Driver):
         shared = self.api.hipMemPoolPtrExportData()
         hostmemory.poke(self.address_of(shared), data)
         return self.number("pool-import-pointer", pool, shared)
-
-    def memory_of_this_process(self, uuid: str) -> int | None:
-        return None  # AMD's management library is not asked: no AMD GPU was at hand to see what it tells
-
-    def memory_used(self, uuid: str) -> int | None:
-        return None
-
-    def memory_of_strangers(self, uuid: str, *, has_context: bool) -> int:
-        return 0
-
-    def memory_holders(self, uuid: str) -> list[dict[str, Json]]:
-        return []
 
     def versions(self) -> list[Fact]:
         return [

@@ -1,57 +1,49 @@
-"""What NVML, NVIDIA's management library, says of the memory of single processes; the driver tells of all."""
+"""What NVML says of the memory of single processes, where the driver tells of all together."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from functools import cached_property
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gpuipc_doctor.api.gpu import Arm
+from gpuipc_doctor.api.gpu import DriverError
 from gpuipc_doctor.model import Json
+from gpuipc_doctor.nvml import Nvml
 from gpuipc_doctor.supervise.marker import MARKER, carried
 from gpuipc_doctor.supervise.tree import name_of
 
-if TYPE_CHECKING:
-    import ctypes
-
-_LIBRARY = "libnvidia-ml.so.1"
-_CALL = "nvmlDeviceGetComputeRunningProcesses_v3"
-_NOT_AVAILABLE = 2**64 - 1
-_MOST_PROCESSES = 256
 _MPS_SERVER = "nvidia-cuda-mps"
 """How the name of the process begins that holds memory for the clients of MPS, ours among them."""
 
 
-class Nvml:
-    """NVML in this process, loaded by the first question; a node or a container may be without."""
+class ProcessMemory:
+    """Whose the memory of GPUs is, as far as NVML tells; without one, nothing is told."""
 
-    def __init__(self, arm: Arm) -> None:
-        self._arm = arm
-        self._handles: dict[str, ctypes.c_void_p] = {}
+    def __init__(self, nvml: Nvml | None = None) -> None:
+        self._nvml = nvml
+        self._handles: dict[str, Any] = {}
 
-    def memory_of_this_process(self, uuid: str) -> int | None:
+    def of_this_process(self, uuid: str) -> int | None:
         """Bytes that this process holds of a GPU.
 
         None where NVML does not tell: in a container it may know the process by another number.
         """
         return self._held(uuid).get(os.getpid())
 
-    def memory_used(self, uuid: str) -> int | None:
+    def used(self, uuid: str) -> int | None:
         """Bytes of a GPU that are in use, by all processes together; None where NVML does not tell."""
-        import ctypes
+        with suppress(DriverError):
+            if self._nvml:
+                return self._nvml.memory(self._gpu(self._nvml, uuid))[1]
+        return None
 
-        memory = (ctypes.c_ulonglong * 3)()  # nvmlMemory_t: total, free, used
-        gpu = self._gpu(uuid)
-        if gpu is None or self._library is None:
-            return None
-        with self._arm("nvmlDeviceGetMemoryInfo"):
-            failed = self._library.nvmlDeviceGetMemoryInfo(gpu, memory)
-        return None if failed else memory[2]
+    def of_strangers(self, uuid: str, *, has_context: bool) -> int:
+        """Bytes that processes hold of a GPU which are none of this run's; 0 where NVML does not tell.
 
-    def memory_of_strangers(self, uuid: str, *, has_context: bool) -> int:
-        """Bytes that processes hold of a GPU which are none of this run's; 0 where NVML does not tell."""
+        ``has_context``: this process has one there, so NVML must tell of it if it is to be believed.
+        """
         held = self._held(uuid)
         if has_context and os.getpid() not in held:  # nor does it know others by the numbers they have here
             return 0
@@ -70,65 +62,20 @@ class Nvml:
             if nbytes
         ]
 
-    def _held(self, uuid: str) -> dict[int, int]:
-        """Bytes of a GPU by process, as far as NVML tells."""
-        import ctypes
-
-        if self._library is None:
-            return {}
-        gpu, count = self._gpu(uuid), ctypes.c_uint(_MOST_PROCESSES)
-        found = self._list_of_processes()
-        with self._arm(_CALL):
-            if gpu is None or getattr(self._library, _CALL)(gpu, ctypes.byref(count), found):
-                return {}
+    def _held(self, uuid: str) -> Counter[int]:
+        """Bytes of a GPU by process."""
         held: Counter[int] = Counter()
-        for process in found[: count.value]:
-            if process.bytes != _NOT_AVAILABLE:
-                held[process.pid] += process.bytes
+        with suppress(DriverError):
+            found = self._nvml.processes(self._gpu(self._nvml, uuid)) if self._nvml else None
+            for pid, nbytes in found or ():
+                if nbytes is not None:
+                    held[pid] += nbytes
         return held
 
-    def _gpu(self, uuid: str) -> ctypes.c_void_p | None:
-        """NVML's handle of a GPU; None where it has none to give."""
-        import ctypes
-
-        if self._library is None:
-            return None
+    def _gpu(self, nvml: Nvml, uuid: str) -> Any:
         if uuid not in self._handles:
-            gpu = ctypes.c_void_p()
-            with self._arm("nvmlDeviceGetHandleByUUID"):
-                unknown = self._library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(gpu))
-            if unknown:
-                return None
-            self._handles[uuid] = gpu
+            self._handles[uuid] = nvml.by_uuid(uuid)
         return self._handles[uuid]
-
-    @cached_property
-    def _list_of_processes(self) -> Any:
-        """The type of an array of ``nvmlProcessInfo_v2_t`` (nvml.h)."""
-        import ctypes
-
-        class Process(ctypes.Structure):
-            _fields_ = (
-                ("pid", ctypes.c_uint),
-                ("bytes", ctypes.c_ulonglong),
-                ("gpu_instance", ctypes.c_uint),
-                ("compute_instance", ctypes.c_uint),
-            )
-
-        return Process * _MOST_PROCESSES
-
-    @cached_property
-    def _library(self) -> ctypes.CDLL | None:
-        """The library, initialised; None where that fails."""
-        import ctypes
-
-        try:
-            with self._arm("nvmlInit_v2"):
-                library: Any = ctypes.CDLL(_LIBRARY)
-                failed = library.nvmlInit_v2() or not hasattr(library, _CALL)
-        except (OSError, AttributeError):
-            return None
-        return None if failed else library
 
 
 def is_stranger(pid: int) -> bool:

@@ -7,14 +7,45 @@ from pathlib import Path
 from typing import Protocol
 
 from gpuipc_doctor.api import DriverError, Worker
-from gpuipc_doctor.memory.nvml import DRIVER_NOT_LOADED, Nvml
 from gpuipc_doctor.memory.sysfs import Amdgpu
-from gpuipc_doctor.memory.usage import GpuUse, Sample
+from gpuipc_doctor.memory.usage import GpuUse, ProcessUse, Sample
+from gpuipc_doctor.nvml import DRIVER_NOT_LOADED, Nvml
+from gpuipc_doctor.supervise.tree import name_of
 
 
 class Source(Protocol):
     def read(self) -> list[GpuUse]:
         """Every GPU of one vendor as it is now."""
+
+
+class Nvidia:
+    """NVIDIA's GPUs, which NVML numbers as `nvidia-smi` does."""
+
+    def __init__(self, nvml: Nvml) -> None:
+        self._nvml = nvml
+
+    def read(self) -> list[GpuUse]:
+        """Every GPU as it is now. Raises the last `DriverError` when not one could be read."""
+        gpus, failed = [], None
+        for index in range(self._nvml.count()):
+            try:
+                gpus.append(self._gpu(index))
+            except DriverError as error:
+                failed = error
+                gpus.append(GpuUse(f"nvidia:{index}", "", "", trouble=str(error)))
+        if failed and all(gpu.trouble for gpu in gpus):
+            raise failed
+        return gpus
+
+    def _gpu(self, index: int) -> GpuUse:
+        nvml, device = self._nvml, self._nvml.by_index(index)
+        name, pci = nvml.name(device), nvml.pci(device)
+        total, used = nvml.memory(device)
+        held = nvml.processes(device)
+        processes = (
+            None if held is None else tuple(ProcessUse(pid, name_of(pid), nbytes) for pid, nbytes in held)
+        )
+        return GpuUse(f"nvidia:{index}", pci, name, used, total, processes)
 
 
 def sample(w: Worker) -> None:
@@ -38,7 +69,7 @@ def _sources(w: Worker) -> tuple[list[Source], list[str]]:
     absent: list[str] = []
     if "cuda" in w.params["backends"]:
         try:
-            nvml = Nvml(w)
+            nvidia = Nvidia(Nvml(w.armed))
         except OSError as error:
             absent.append(f"NVIDIA: {error}")
         except DriverError as error:
@@ -46,8 +77,8 @@ def _sources(w: Worker) -> tuple[list[Source], list[str]]:
                 raise
             absent.append(f"NVIDIA: {error}")
         else:
-            if nvml.read():
-                sources.append(nvml)
+            if nvidia.read():
+                sources.append(nvidia)
             else:
                 absent.append("NVIDIA: NVML counts no GPU")
     if "hip" in w.params["backends"]:

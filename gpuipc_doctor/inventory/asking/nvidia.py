@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-from gpuipc_doctor.api import Worker
-from gpuipc_doctor.inventory.asking.recording import Told, load, record
+from gpuipc_doctor.api import DriverError, Worker
+from gpuipc_doctor.inventory.asking.recording import Told, record
 from gpuipc_doctor.inventory.files import models
-from gpuipc_doctor.inventory.tree import Tree
+from gpuipc_doctor.inventory.tree import Tree, shown
+from gpuipc_doctor.nvml import Nvml
 
 
 def nvidia(w: Worker) -> None:
@@ -44,42 +44,30 @@ _MODES: Mapping[str, tuple[str, int, Mapping[int, str]]] = {
 
 
 def _modes(w: Worker) -> Iterator[Told]:
-    import ctypes
-
-    name = "libnvidia-ml.so.1"
-    nvml = load(w, name, _MODES)
-    if nvml is None:
-        return
-
-    def call(function: str, *arguments: Any) -> str:
-        """What went wrong, or nothing."""
-        try:
-            entry = getattr(nvml, function)
-        except AttributeError:
-            return f"{name} has no {function}"
-        with w.armed(function):
-            code = entry(*arguments)
-        nvml.nvmlErrorString.restype = ctypes.c_char_p
-        return f"{function}: {nvml.nvmlErrorString(code).decode(errors='replace')}" if code else ""
-
-    count = ctypes.c_uint()
-    if wrong := call("nvmlInit_v2") or call("nvmlDeviceGetCount_v2", ctypes.byref(count)):
-        yield from ((fact, None, wrong) for fact in _MODES)
+    try:
+        nvml = Nvml(w.armed)
+        devices = [nvml.by_index(index) for index in range(nvml.count())]
+    except (OSError, DriverError) as error:
+        yield from ((fact, None, _why(error)) for fact in _MODES)
         return
     for fact, (function, numbers, words) in _MODES.items():
         modes: dict[str, list[str]] = {}
-        wrong = ""
-        for index in range(count.value):
-            device = ctypes.c_void_p()
-            given = [ctypes.c_uint() for _ in range(numbers)]
-            wrong = call("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(device))
-            wrong = wrong or call(function, device, *map(ctypes.byref, given))
-            if not wrong:
-                modes.setdefault(words.get(given[0].value, str(given[0].value)), []).append(str(index))
+        wrong = f"{function}: no GPU"
+        for index, device in enumerate(devices):
+            try:
+                mode = nvml.numbers(function, device, give=numbers)[0]
+            except DriverError as error:
+                wrong = _why(error)
+            else:
+                modes.setdefault(words.get(mode, str(mode)), []).append(str(index))
         if len(modes) == 1:
             yield fact, next(iter(modes)), function
         elif modes:
             parts = (f"{mode} on {', '.join(indices)}" for mode, indices in modes.items())
             yield fact, "; ".join(parts), function
         else:
-            yield fact, None, wrong or f"{function}: no GPU"
+            yield fact, None, wrong
+
+
+def _why(error: OSError | DriverError) -> str:
+    return f"{error.fault.call}: {error.fault.name}" if isinstance(error, DriverError) else shown(str(error))

@@ -1,4 +1,4 @@
-/* libnvidia-ml.so.1: what the inventory and nvidia-ml-py need. It looks on; it takes no part. */
+/* libnvidia-ml.so.1: what the tool and nvidia-ml-py need. It looks on; it takes no part. */
 #include "sim.h"
 
 #include <ctype.h>

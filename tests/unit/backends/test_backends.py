@@ -307,7 +307,7 @@ def test_an_unknown_case_is_an_error() -> None:
 
 
 def test_importing_the_backends_loads_no_binding() -> None:
-    heavy = ("cuda.bindings", "hip", "ctypes", "pynvml")
+    heavy = ("cuda.bindings", "hip", "ctypes")
     code = f"import sys, gpuipc_doctor.backends; print([m for m in {heavy} if m in sys.modules])"
     listed = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
     assert listed.stdout.strip() == "[]"
@@ -370,7 +370,7 @@ def test_a_stranger_that_allocates_while_we_look_is_not_counted(journal: Journal
     """He is asked about before and after the device is, until nothing has changed in between."""
     held = iter([0, 5, 5])
     driver = SimpleNamespace(
-        memory_of_strangers=lambda uuid, has_context: next(held),
+        process_memory=SimpleNamespace(of_strangers=lambda uuid, has_context: next(held)),
         call=lambda *_: None,
         numbers=lambda *_: [90, 100],
         current=None,

@@ -1,0 +1,137 @@
+"""NVML, NVIDIA's management library: it makes no context and so takes no device memory.
+
+Any of its calls can hang, so it is for workers only. The calls and what they answer:
+https://docs.nvidia.com/deploy/nvml-api/. The structures are nvml.h's.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from gpuipc_doctor.api.gpu import Arm, DriverError
+from gpuipc_doctor.model import DriverFault
+
+LIBRARY = "libnvidia-ml.so.1"
+
+DRIVER_NOT_LOADED = 9
+"""``NVML_ERROR_DRIVER_NOT_LOADED``: the library is installed, and no GPU of NVIDIA's."""
+
+_INSUFFICIENT_SIZE, _FUNCTION_NOT_FOUND = 7, 13
+_NOT_AVAILABLE = 2**64 - 1
+"""``NVML_VALUE_NOT_AVAILABLE`` as bytes of a process: with MIG, or where the driver does not count them."""
+
+_MEMORY = struct.Struct("=5Q")  # of nvmlMemory_v2_t the version (and a gap), total, reserved, free, used
+_MEMORY_VERSION = 40 | 2 << 24
+_PLAIN_MEMORY = struct.Struct("=3Q")  # of nvmlMemory_t: total, free, used
+_PROCESS = struct.Struct("=I4xQII")  # of nvmlProcessInfo_t, version 2 and 3: pid, bytes, MIG instances
+_PCI_BYTES, _PCI_TEXT = 68, 36  # of nvmlPciInfo_t, version 3: its size, and where its busId is
+_TEXT_BYTES = 96
+_PROCESSES = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2")
+
+
+class Nvml:
+    """NVML, initialised. Raises `OSError` where there is none, and `DriverError` where a call of it fails."""
+
+    def __init__(self, arm: Arm) -> None:
+        import ctypes
+
+        self._arm = arm
+        with arm(f"load {LIBRARY}"):
+            self._library = ctypes.CDLL(LIBRARY)
+        self._call("nvmlInit_v2")
+
+    def driver_version(self) -> str:
+        """The version of the driver package, which the CUDA driver API does not tell."""
+        return self._text("nvmlSystemGetDriverVersion")
+
+    def count(self) -> int:
+        return self.numbers("nvmlDeviceGetCount_v2")[0]
+
+    def by_index(self, index: int) -> Any:
+        return self._handle("nvmlDeviceGetHandleByIndex_v2", index)
+
+    def by_uuid(self, uuid: str) -> Any:
+        return self._handle("nvmlDeviceGetHandleByUUID", uuid.encode())
+
+    def name(self, device: Any) -> str:
+        return self._text("nvmlDeviceGetName", device)
+
+    def pci(self, device: Any) -> str:
+        """``0000:01:00.0``."""
+        import ctypes
+
+        pci = ctypes.create_string_buffer(_PCI_BYTES)
+        self._call("nvmlDeviceGetPciInfo_v3", device, pci)
+        return pci.raw[_PCI_TEXT:].partition(b"\0")[0].decode("ascii", "replace").lower()[-12:]
+
+    def memory(self, device: Any) -> tuple[int, int]:
+        """Total bytes and those in use, without what the driver reserves for itself where it tells that."""
+        import ctypes
+
+        if self._has("nvmlDeviceGetMemoryInfo_v2"):
+            memory = ctypes.create_string_buffer(_MEMORY.size)
+            struct.pack_into("=I", memory, 0, _MEMORY_VERSION)
+            self._call("nvmlDeviceGetMemoryInfo_v2", device, memory)
+            _, total, _, _, used = _MEMORY.unpack(memory)
+        else:
+            memory = ctypes.create_string_buffer(_PLAIN_MEMORY.size)
+            self._call("nvmlDeviceGetMemoryInfo", device, memory)
+            total, _, used = _PLAIN_MEMORY.unpack(memory)
+        return total, used
+
+    def processes(self, device: Any) -> list[tuple[int, int | None]] | None:
+        """The processes with a context on the GPU, and their bytes; None where this driver does not tell."""
+        import ctypes
+
+        function = next(filter(self._has, _PROCESSES), "")
+        room = 32
+        while function:
+            count, found = ctypes.c_uint(room), ctypes.create_string_buffer(room * _PROCESS.size)
+            try:
+                self._call(function, device, ctypes.byref(count), found)
+            except DriverError as error:
+                if error.fault.code != _INSUFFICIENT_SIZE or count.value <= room:
+                    return None
+                room = 2 * count.value
+            else:
+                rows = _PROCESS.iter_unpack(found.raw[: count.value * _PROCESS.size])
+                return [(pid, None if used == _NOT_AVAILABLE else used) for pid, used, _, _ in rows]
+        return None
+
+    def numbers(self, function: str, *arguments: Any, give: int = 1) -> list[int]:
+        """What a call answers that gives so many unsigned numbers."""
+        import ctypes
+
+        given = [ctypes.c_uint() for _ in range(give)]
+        self._call(function, *arguments, *map(ctypes.byref, given))
+        return [number.value for number in given]
+
+    def _handle(self, function: str, name: int | bytes) -> Any:
+        import ctypes
+
+        device = ctypes.c_void_p()
+        self._call(function, name, ctypes.byref(device))
+        return device
+
+    def _text(self, function: str, *arguments: Any) -> str:
+        import ctypes
+
+        text = ctypes.create_string_buffer(_TEXT_BYTES)
+        self._call(function, *arguments, text, _TEXT_BYTES)
+        return text.value.decode(errors="replace")
+
+    def _has(self, function: str) -> bool:
+        return hasattr(self._library, function)
+
+    def _call(self, function: str, *arguments: Any) -> None:
+        if not self._has(function):
+            raise DriverError(DriverFault(function, _FUNCTION_NOT_FOUND, f"not in {LIBRARY}"))
+        with self._arm(function):
+            code = getattr(self._library, function)(*arguments)
+        if code:
+            import ctypes
+
+            self._library.nvmlErrorString.restype = ctypes.c_char_p
+            name = self._library.nvmlErrorString(code).decode(errors="replace")
+            raise DriverError(DriverFault(function, code, name))
