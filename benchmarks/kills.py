@@ -40,7 +40,7 @@ from benchmarks.reliability import (
     torn,
 )
 from gpuipc_doctor.supervise import tree
-from gpuipc_doctor.supervise.marker import carried
+from gpuipc_doctor.supervise.tree import carried
 
 IPC_CHECKS = ["ipc-handles", "ipc-reopen"]
 MPI_CHECKS = ["mpi-first-touch"]

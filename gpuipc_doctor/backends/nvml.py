@@ -11,8 +11,8 @@ from typing import Any
 from gpuipc_doctor.api.gpu import DriverError
 from gpuipc_doctor.model import Json
 from gpuipc_doctor.nvml import Nvml
-from gpuipc_doctor.supervise.marker import MARKER, carried
-from gpuipc_doctor.supervise.tree import name_of
+from gpuipc_doctor.supervise.keeper import MARKER
+from gpuipc_doctor.supervise.tree import carried, name_of
 
 _MPS_SERVER = "nvidia-cuda-mps"
 """How the name of the process begins that holds memory for the clients of MPS, ours among them."""

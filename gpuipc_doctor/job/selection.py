@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuipc_doctor.job.processes import RANKS, Gone, Reader, environment
-from gpuipc_doctor.supervise.marker import MARKER
+from gpuipc_doctor.supervise.keeper import MARKER
 from gpuipc_doctor.supervise.tree import Process, processes
 
 LAUNCHERS = re.compile(

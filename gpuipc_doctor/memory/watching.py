@@ -11,9 +11,9 @@ from gpuipc_doctor.memory import sampling
 from gpuipc_doctor.memory.usage import Sample
 from gpuipc_doctor.model import Finding, Node, Probe
 from gpuipc_doctor.supervise import blame
-from gpuipc_doctor.supervise.interrupts import interruptible
 from gpuipc_doctor.supervise.probe import Limits
 from gpuipc_doctor.supervise.session import Session
+from gpuipc_doctor.supervise.tree import interruptible
 
 DEADLINE_S = 10.0
 """For one sample, of milliseconds on a healthy node."""

@@ -20,8 +20,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NoReturn
 
-from gpuipc_doctor.supervise import priority, tree
-from gpuipc_doctor.supervise.interrupts import INTERRUPTS
+from gpuipc_doctor.supervise import tree
+from gpuipc_doctor.supervise.tree import INTERRUPTS
 
 if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembered answer
     from gpuipc_doctor.model import Json
@@ -256,7 +256,7 @@ def _start(work: Work, libc: ctypes.CDLL) -> int:
         if os.getppid() != parent:
             os._exit(1)
         os.setsid()
-        priority.carry_over()
+        tree.carry_priority()
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number in (signal.SIGALRM, *INTERRUPTS):
             signal.signal(number, signal.SIG_DFL)

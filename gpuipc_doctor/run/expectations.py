@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpuipc_doctor.model import Device, Fact, Finding, Unexpected
 from gpuipc_doctor.site.config import ExpectedGpus, NodeGpus, NodeType, SiteConfig
-from gpuipc_doctor.supervise.footprint import hides_gpus
+from gpuipc_doctor.supervise.start import hides_gpus
 from gpuipc_doctor.versions import Verdict
 
 

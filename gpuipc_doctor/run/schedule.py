@@ -15,10 +15,10 @@ from typing import Protocol
 from gpuipc_doctor.model import Device, Ending, Finding, ProbeOutcome, Result
 from gpuipc_doctor.run.planner import PlannedProbe
 from gpuipc_doctor.run.quiet import QuietDevices
-from gpuipc_doctor.supervise.interrupts import interruptible
+from gpuipc_doctor.supervise.assignment import Turn
 from gpuipc_doctor.supervise.session import Session
 from gpuipc_doctor.supervise.start import imports
-from gpuipc_doctor.supervise.turn import Turn
+from gpuipc_doctor.supervise.tree import interruptible
 
 HANGS_BEFORE_GIVING_UP = 2
 """So many hangs in the same call on one device, and its other probes are not run: each costs a deadline."""

@@ -1,4 +1,4 @@
-"""What a supervisor and a worker tell each other, as files in the probe's private directory.
+"""What a supervisor and its workers tell each other: files in the probe's directory, and orders to stems.
 
 There is no result pipe that a runaway writer could fill and no message that is lost when its writer dies:
 the `Assignment` is there before the worker starts, the `RoleResult` appears whole or not at all.
@@ -7,67 +7,40 @@ the `Assignment` is there before the worker starts, the `RoleResult` appears who
 from __future__ import annotations
 
 import json
+import os
+import select
+import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from gpuipc_doctor.model import Device, DriverFault, Ending, Json
+from gpuipc_doctor.model import AtRest, Device, DriverFault, Ending, Json
+from gpuipc_doctor.supervise.rank import write_whole
 
 
-@dataclass(frozen=True, slots=True)
 class RoleFiles:
     """The files of one role, ``<role>.…`` in the probe's directory."""
 
-    directory: Path
-    role: str
+    def __init__(self, directory: Path, role: str) -> None:
+        def file(kind: str) -> Path:
+            return directory / f"{role}.{kind}"
 
-    def _file(self, kind: str) -> Path:
-        return self.directory / f"{self.role}.{kind}"
-
-    @property
-    def assignment(self) -> Path:
-        return self._file("assignment.json")
-
-    @property
-    def result(self) -> Path:
-        return self._file("result.json")
-
-    @property
-    def journal(self) -> Path:
-        return self._file("journal")
-
-    @property
-    def inbox(self) -> Path:
+        self.directory, self.role = directory, role
+        self.assignment = file("assignment.json")
+        self.result = file("result.json")
+        self.journal = file("journal")
+        self.inbox = file("inbox")
         """The pipe through which the role tells things while it runs, if somebody listens."""
-        return self._file("inbox")
-
-    @property
-    def turn(self) -> Path:
+        self.turn = directory / "turn"
         """There once it is the probe's turn, where that is waited for: one for all roles."""
-        return self.directory / "turn"
-
-    @property
-    def pid(self) -> Path:
+        self.pid = file("pid")
         """Written by whoever starts the worker of a rank, as is ``exit_status``."""
-        return self._file("pid")
-
-    @property
-    def exit_status(self) -> Path:
-        return self._file("exit-status")
-
-    @property
-    def python_stack(self) -> Path:
-        return self._file("python-stack")
-
-    @property
-    def native_stack(self) -> Path:
-        return self._file("native-stack")
-
-    @property
-    def log(self) -> Path:
+        self.exit_status = file("exit-status")
+        self.python_stack = file("python-stack")
+        self.native_stack = file("native-stack")
+        self.log = file("log")
         """Standard output and standard error of the worker and of all that it started."""
-        return self._file("log")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +49,7 @@ class Assignment:
 
     ``place`` is the role's number among the probe's roles, from 0; ``root`` is the node's (see `model.Node`);
     ``ranks`` is the number of MPI ranks, 0 when no launcher started this worker. ``waits_for_turn``: it
-    makes no context before the probe's turn (see `turn`). ``starter``: it starts processes of its own.
+    makes no context before the probe's turn (see `Turn`). ``starter``: it starts processes of its own.
     """
 
     check_file: str
@@ -116,17 +89,7 @@ class RoleResult:
     """`time.monotonic` seconds of the node that it ran on."""
 
     def write(self, path: Path) -> None:
-        fault = asdict(self.fault) if self.fault else None
-        draft = path.with_suffix(".draft")
-        data = {
-            "ending": self.ending.name,
-            "fault": fault,
-            "exception": self.exception,
-            "occurrence": self.occurrence,
-            "at": self.at,
-        }
-        draft.write_text(json.dumps(data))
-        draft.replace(path)
+        write_whole(path, json.dumps({**asdict(self), "ending": self.ending.name}))
 
     @classmethod
     def read(cls, path: Path) -> RoleResult | None:
@@ -136,7 +99,7 @@ class RoleResult:
         except FileNotFoundError:
             return None
         fault = DriverFault(**data["fault"]) if data["fault"] else None
-        return cls(Ending[data["ending"]], fault, data["exception"], data["occurrence"], data["at"])
+        return cls(**{**data, "ending": Ending[data["ending"]], "fault": fault})
 
 
 def device_to_json(device: Device) -> Json:
@@ -146,3 +109,118 @@ def device_to_json(device: Device) -> Json:
 def device_from_json(data: Json) -> Device:
     words = {name: frozenset(data[name]) for name in ("capabilities", "peers")}
     return Device(**{**data, **words})
+
+
+# -- while it runs --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Turn:
+    """The turn of a probe that has its devices to itself; until it comes, its workers start and initialise
+    the driver, which takes nothing of a device.
+
+    Between who knows which devices are free, and the supervisor of a probe, whose thread is another.
+    ``at_rest``: how the probe's devices are at rest, once its turn has come. ``given_up``: it will not come,
+    and the probe is to end as it stands.
+    """
+
+    at_rest: Sequence[AtRest] | None = None
+    given_up: bool = False
+
+
+def announce(path: Path, at_rest: Sequence[AtRest]) -> None:
+    """Have the roles learn that their turn has come."""
+    write_whole(path, json.dumps(at_rest))
+
+
+def announced(path: Path) -> list[AtRest] | None:
+    """How the devices are at rest; None as long as the turn has not come."""
+    try:
+        return [AtRest(*each) for each in json.loads(path.read_text())]
+    except FileNotFoundError:
+        return None
+
+
+Listener = Callable[[Json], None]
+
+
+class Inbox:
+    """What a role tells while it runs: JSON lines through a named pipe, each handed to ``listener``.
+
+    A check needs none of this, for what a role found out is in its journal when it has ended. It is for a
+    probe that goes on until somebody has seen enough.
+    """
+
+    def __init__(self, path: Path, listener: Listener) -> None:
+        os.mkfifo(path, 0o600)
+        # For writing, too: without a writer it would be at its end, and never wait.
+        self._pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._listener = listener
+        self._unread = b""
+
+    def wait(self, limit_s: float) -> bool:
+        """Wait until something is told or the time is over, and hand on what there is; says whether."""
+        if not select.select([self._pipe], [], [], limit_s)[0]:
+            return False
+        *lines, self._unread = (self._unread + os.read(self._pipe, 1 << 20)).split(b"\n")
+        for line in lines:
+            self._listener(json.loads(line))
+        return True
+
+    def close(self) -> None:
+        os.close(self._pipe)
+
+
+# -- orders to stems ------------------------------------------------------------------------------------
+
+GO = b"go"
+"""What a worker that has told its process number waits for."""
+
+MOST_BYTES = 1 << 16
+"""Of one message."""
+
+_MOST_FILES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    files: Mapping[str, int] = field(default_factory=dict, kw_only=True)
+    """Descriptors that go with it, which are the fork's own then."""
+
+    def send(self, to: socket.socket) -> None:
+        text = json.dumps({**asdict(self), "files": list(self.files)})
+        socket.send_fds(to, [text.encode()], list(self.files.values()))
+
+    def close(self) -> None:
+        for fd in self.files.values():
+            os.close(fd)
+
+
+@dataclass(frozen=True, slots=True)
+class Order(_Order):
+    """What a worker is to be: its role, its marker, and what its environment has beside the stem's.
+
+    ``files``: its log, a socket to its supervisor, and one to each peer, ``peer 1`` and so on.
+    """
+
+    directory: str
+    role: str
+    marker: str
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class StemOrder(_Order):
+    """What a stem is to import. ``files``: its log, and the socket from which it takes orders."""
+
+    imports: Sequence[str]
+
+
+def receive_order(stream: socket.socket) -> Order | StemOrder | None:
+    """The next order; None at the end."""
+    data, fds, _, _ = socket.recv_fds(stream, MOST_BYTES, _MOST_FILES, socket.MSG_CMSG_CLOEXEC)
+    if not data:
+        return None
+    told = json.loads(data)
+    told["files"] = dict(zip(told["files"], fds, strict=True))
+    return StemOrder(**told) if "imports" in told else Order(**told)

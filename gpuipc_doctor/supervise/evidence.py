@@ -7,12 +7,16 @@ comes second, and only when the process is about to be ended anyway. Every helpe
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 from gpuipc_doctor.log_lines import most_telling
@@ -139,6 +143,9 @@ TOOLS: tuple[Tool, ...] = (
 )
 
 
+# -- what it printed ------------------------------------------------------------------------------------
+
+
 def log_tail(*files: Path, lines: int = 10, telling: int = 5, nbytes: int = 65536) -> tuple[str, ...]:
     """The end of the first of these logs that holds anything; they may be of any size.
 
@@ -151,3 +158,53 @@ def log_tail(*files: Path, lines: int = 10, telling: int = 5, nbytes: int = 6553
             if text := log.read().decode(errors="replace").splitlines():
                 return (*most_telling(text[:-lines], telling), *text[-lines:])
     return ()
+
+
+MAX_LOG_BYTES = 64 << 20
+"""A log that has grown beyond it loses its middle."""
+
+KEPT_LOG_BYTES = 8 << 20
+"""What then stays of each end."""
+
+_LOG_EVERY_S = 0.2
+
+
+@contextmanager
+def bounded_logs(directory: Path) -> Iterator[None]:
+    """Until the block is left, and when it is, see that no log in the directory is too large.
+
+    Workers and launchers may print without end, into the node's memory.
+    Whoever writes a log must append (``O_APPEND``), so that he goes on at its new end. Ranks on other nodes
+    write through a file system that may learn of that end late: for theirs the bound is a rough one.
+    """
+    over = threading.Event()
+
+    def watch() -> None:
+        last = False
+        while not last:
+            last = over.wait(_LOG_EVERY_S)
+            with contextlib.suppress(OSError):
+                for log in directory.glob("*.log"):
+                    if log.stat().st_size > MAX_LOG_BYTES:
+                        _leave_out_the_middle(log)
+
+    with ThreadPoolExecutor(1) as thread:  # not the supervisor's own, which is busy while it takes evidence
+        watching = thread.submit(watch)
+        try:
+            yield
+        finally:
+            over.set()
+    watching.result()
+
+
+def _leave_out_the_middle(log: Path) -> None:
+    with log.open("rb+", buffering=0) as file:
+        file.seek(-KEPT_LOG_BYTES, os.SEEK_END)
+        end = b""
+        for _ in range(8):  # it may grow faster than it is read; else the last words are in time
+            if not (more := file.read(KEPT_LOG_BYTES)):
+                break
+            end = (end + more)[-KEPT_LOG_BYTES:]
+        file.truncate(KEPT_LOG_BYTES)
+    with log.open("ab") as file:
+        file.write(b"\ngpuipc-doctor: the middle of this log is left out\n" + end)

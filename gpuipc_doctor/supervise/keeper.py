@@ -16,7 +16,15 @@ import os
 import signal
 import sys
 import time
-from types import ModuleType
+from collections.abc import Iterator
+
+MARKER = "GPUIPC_DOCTOR_PROBE"
+"""The variable by which a process is known for a run's; its value is ``<run>/<probe>``."""
+
+NAME = "gpuipc-keeper"
+"""What `ps` and ``/proc`` call it, and no other: who ends all that a run has left leaves it to its work."""
+
+DONE = b"done"
 
 GRACE_S = 0.3
 """Between TERM and KILL: a launcher may have ranks to end on other nodes."""
@@ -25,11 +33,17 @@ ROUNDS, PAUSE_S = 500, 0.02
 
 PR_SET_NAME = 15
 
-NAME = "gpuipc-keeper"
-"""What `ps` and ``/proc`` call it (tree.KEEPER): who ends all that a run has left leaves it to its work."""
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - looked at, and files removed that were made by ranks of ours
 
+TICK_S = 0.02
+"""By so much a file may seem older than it is: its time is that of the kernel's last tick."""
 
-DONE = b"done"
+SEGMENTS = (
+    *("mpich_shm_*", "sm_segment.*", "vader_segment.*", "Intel_MPI_*", "psm*_shm*", "ucx_shm_*"),
+    "[0-9]*:[0-9]*:[0-9]*",
+)
+"""What MPICH, Open MPI 5 and 4, Intel MPI, PSM, UCX and libfabric's shm provider call their shared memory,
+which ranks leave behind when they crash or are killed before their library unlinks it."""
 
 
 def main() -> None:
@@ -42,7 +56,7 @@ def main() -> None:
     marker, *directories = sys.stdin.buffer.read().split(b"\0")
     if DONE in directories[-1:]:
         return
-    wanted = b"GPUIPC_DOCTOR_PROBE=" + marker + b"/"
+    wanted = f"{MARKER}=".encode() + marker + b"/"
     if kill_all(wanted, signal.SIGTERM):
         time.sleep(GRACE_S)
     for _ in range(ROUNDS):
@@ -57,20 +71,7 @@ def main() -> None:
             if not os.path.lexists(directory):
                 break
             time.sleep(PAUSE_S)
-    beside("leftovers").remove(since=began)
-
-
-def beside(name: str) -> ModuleType:
-    """A module of this directory, which is on no path here."""
-    import importlib.util
-    from pathlib import Path
-
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    remove_abandoned(since=began)
 
 
 def take_name() -> None:
@@ -86,16 +87,49 @@ def take_name() -> None:
 def kill_all(wanted: bytes, number: int = signal.SIGKILL) -> int:
     """Send this signal to every process whose environment holds ``wanted``; returns how many there were."""
     found = 0
-    for entry in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208 - see `take_name`
-        try:
-            with open(f"/proc/{entry}/environ", "rb") as file:  # noqa: PTH123 - see `take_name`
-                environment = file.read().split(b"\0")
-            if any(variable.startswith(wanted) for variable in environment):
-                found += 1
-                os.kill(int(entry), number)
-        except OSError:
-            continue
+    for pid, environment in _of_processes("environ"):
+        if any(variable.startswith(wanted) for variable in environment.split(b"\0")):
+            found += 1
+            with contextlib.suppress(OSError):
+                os.kill(pid, number)
     return found
+
+
+def remove_abandoned(since: float) -> None:
+    """Remove what is `abandoned`."""
+    for path in abandoned(since):
+        with contextlib.suppress(OSError):
+            os.unlink(path)  # noqa: PTH108 - see `take_name`
+
+
+def abandoned(since: float) -> set[str]:
+    """Such files of this user, made at or after ``since`` (`time.time()`), that no process maps."""
+    candidates = set(_made(since))
+    if candidates:
+        for _, maps in _of_processes("maps"):  # as far as we may look
+            for line in maps.decode(errors="replace").splitlines():
+                if f" {SHARED_MEMORY}/" in line:
+                    path = line[line.index(f" {SHARED_MEMORY}/") + 1 :]
+                    candidates.discard(path.removesuffix(" (deleted)"))
+    return candidates
+
+
+def _made(since: float) -> Iterator[str]:
+    from fnmatch import fnmatchcase
+
+    for name in os.listdir(SHARED_MEMORY) if os.path.isdir(SHARED_MEMORY) else ():  # noqa: PTH112, PTH208
+        if any(fnmatchcase(name, segment) for segment in SEGMENTS):
+            with contextlib.suppress(OSError):
+                status = os.stat(path := f"{SHARED_MEMORY}/{name}")  # noqa: PTH116
+                if status.st_uid == os.geteuid() and status.st_ctime >= since - TICK_S:
+                    yield path
+
+
+def _of_processes(file: str) -> Iterator[tuple[int, bytes]]:
+    """Each process, and what this file of it in ``/proc`` holds."""
+    for entry in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208 - see `take_name`
+        with contextlib.suppress(OSError), open(f"/proc/{entry}/{file}", "rb") as opened:  # noqa: PTH123
+            yield int(entry), opened.read()
 
 
 if __name__ == "__main__":

@@ -11,18 +11,15 @@ import signal
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 
 from gpuipc_doctor.model import Ending, LauncherEnd, Node, Probe, ProbeOutcome, RoleOutcome
-from gpuipc_doctor.supervise import evidence, leftovers, logs, tree
-from gpuipc_doctor.supervise.assignment import RoleFiles, RoleResult
-from gpuipc_doctor.supervise.inbox import Inbox, Listener
-from gpuipc_doctor.supervise.orders import Order
+from gpuipc_doctor.supervise import evidence, keeper, tree
+from gpuipc_doctor.supervise.assignment import Inbox, Listener, Order, RoleFiles, RoleResult, Turn, announce
 from gpuipc_doctor.supervise.role import LaunchedProcess, RunningRole
 from gpuipc_doctor.supervise.start import LAUNCHER_LOG, Starter
 from gpuipc_doctor.supervise.stems import Stems
-from gpuipc_doctor.supervise.turn import Turn, announce
 
 TICK_S = 0.005
 SLOW_TICK_S, SLOW_AFTER_S = 0.02, 1.0
@@ -64,46 +61,36 @@ _WORST_FIRST = (
 """Of roles that ended in the same tick the first in this order is to blame: a signal before an exception."""
 
 
+@dataclass
 class Execution:
-    """The state of one probe while it runs."""
+    """The state of one probe while it runs. ``temporary``: see `Starter`."""
 
-    def __init__(
-        self,
-        probe: Probe,
-        check_file: Path,
-        directory: Path,
-        *,
-        node: Node,
-        marker: str,
-        limits: Limits,
-        stems: Stems,
-        turn: Turn | None = None,
-        listener: Listener | None = None,
-        temporary: Path | None = None,
-    ) -> None:
-        self.unkillable = ""
-        self._probe = probe
-        self._check_file = check_file
-        self._directory = directory
-        self._node = node
-        self._marker = marker
-        self._limits = limits
-        self._stems = stems
-        self._turn = turn
-        self._waits_for_turn = turn is not None
-        self._temporary = temporary
-        self._roles: dict[str, RunningRole] = {}
-        self._culprit: RunningRole | None = None
-        self._stopped = ""
-        self._launcher: LauncherEnd | None = None
-        self._began = 0.0
-        first = RoleFiles(directory, next(iter(probe.roles)))
+    probe: Probe
+    check_file: Path
+    directory: Path
+    node: Node
+    marker: str
+    limits: Limits
+    stems: Stems
+    turn: Turn | None = None
+    listener: InitVar[Listener | None] = None
+    temporary: Path | None = None
+    unkillable: str = ""
+    _roles: dict[str, RunningRole] = field(default_factory=dict)
+    _culprit: RunningRole | None = None
+    _stopped: str = ""
+    _launcher: LauncherEnd | None = None
+    _began: float = 0.0
+
+    def __post_init__(self, listener: Listener | None) -> None:
+        first = RoleFiles(self.directory, next(iter(self.probe.roles)))
         self._inbox = Inbox(first.inbox, listener) if listener else None
         self._turn_file = first.turn
+        self._waits_for_turn = self.turn is not None
 
     def run(self, until: float, stop: threading.Event) -> ProbeOutcome:
         self._began, started_on = time.monotonic(), time.time()
-        with logs.bounded(self._directory):
+        with evidence.bounded_logs(self.directory):
             try:
                 self._take_turn()
                 self._start(until, stop)
@@ -114,47 +101,47 @@ class Execution:
                 self._end_tree()
                 if self._inbox:
                     self._inbox.close()
-                if self._probe.launch or self._probe.together:
-                    leftovers.remove(since=started_on)
+                if self.probe.launch or self.probe.together:
+                    keeper.remove_abandoned(since=started_on)
         return ProbeOutcome(
-            probe=self._probe.name,
-            devices=self._probe.devices,
-            params=self._probe.params,
+            probe=self.probe.name,
+            devices=self.probe.devices,
+            params=self.probe.params,
             roles={name: self._outcome(name, role) for name, role in self._roles.items()},
             blamed=next((name for name, role in self._roles.items() if role is self._culprit), None),
             elapsed_s=time.monotonic() - self._began,
-            deadline_s=self._probe.deadline_s,
-            logs=str(self._directory),
+            deadline_s=self.probe.deadline_s,
+            logs=str(self.directory),
             stopped=self._stopped,
-            launch=self._probe.launch,
+            launch=self.probe.launch,
             launcher=self._launcher,
         )
 
     def _start(self, until: float, stop: threading.Event) -> None:
-        ready_by = time.monotonic() + self._limits.start_up_s
+        ready_by = time.monotonic() + self.limits.start_up_s
 
         def fork(imports: set[str], environment: Mapping[str, str], order: Order) -> int | None:
-            stem = self._stems.of(imports, environment)
+            stem = self.stems.of(imports, environment)
             return stem.fork(order, ready_by, lambda: self._is_given_up(stop) or time.monotonic() > until)
 
         self._roles = Starter(
-            self._probe,
-            self._check_file,
-            self._directory,
-            self._node,
-            self._marker,
+            self.probe,
+            self.check_file,
+            self.directory,
+            self.node,
+            self.marker,
             fork,
-            waits_for_turn=self._turn is not None,
-            temporary=self._temporary,
+            waits_for_turn=self.turn is not None,
+            temporary=self.temporary,
         ).start()
 
     def _is_given_up(self, stop: threading.Event) -> bool:
-        return stop.is_set() or (self._turn is not None and self._turn.given_up)
+        return stop.is_set() or (self.turn is not None and self.turn.given_up)
 
     def _take_turn(self) -> None:
         """Pass the turn on once it has come: from then on the probe's time counts, and its roles' clocks."""
-        if self._turn and self._waits_for_turn and self._turn.at_rest is not None:
-            announce(self._turn_file, self._turn.at_rest)
+        if self.turn and self._waits_for_turn and self.turn.at_rest is not None:
+            announce(self._turn_file, self.turn.at_rest)
             self._waits_for_turn = False
             self._began = time.monotonic()
             for role in self._roles.values():
@@ -200,7 +187,7 @@ class Execution:
 
     def _settle(self) -> None:
         """Let the roles that lost their partner end by themselves, then blame the first that went wrong."""
-        until = time.monotonic() + self._limits.settle_s
+        until = time.monotonic() + self.limits.settle_s
         while time.monotonic() < until and any(role.ending is None for role in self._roles.values()):
             time.sleep(TICK_S)
             for role in self._roles.values():
@@ -213,15 +200,15 @@ class Execution:
         for role in living:
             role.progress.read()
         for role in living:
-            if not role.progress.started and now - role.started_at > self._limits.start_up_s:
+            if not role.progress.started and now - role.started_at > self.limits.start_up_s:
                 return role, Ending.NOT_STARTED
         busy = [role for role in living if not role.progress.waiting]
         if not self._waits_for_turn:  # then somebody should be at work
             busy = busy or living
         started = [role for role in busy if role.progress.started]
-        allowed_s = self._probe.deadline_s
+        allowed_s = self.probe.deadline_s
         silent = [role for role in started if role.silent_for(now, allowed_s) > allowed_s]
-        if (self._probe.launch or self._probe.together) and len(silent) < len(started):
+        if (self.probe.launch or self.probe.together) and len(silent) < len(started):
             # Ranks spin while they wait for each other: one that has a processor is not to hang because the
             # other had none. On two busy cores a message of 16 MiB took over two seconds.
             return None
@@ -232,13 +219,13 @@ class Execution:
 
         Of ranks in MPI calls the one that has made fewest: all make as many, but copies differ.
         """
-        progress, is_rank = role.progress, self._probe.launch is not None
+        progress, is_rank = role.progress, self.probe.launch is not None
         calls = progress.mpi_calls if is_rank else 0
         return not progress.operation, is_rank and progress.is_in_mpi, calls, progress.last_at
 
     def _suspects(self, hung: RunningRole) -> list[RunningRole]:
         """The ranks in as many MPI calls as this one: which of them keeps the others cannot be told."""
-        if not (self._probe.launch and hung.progress.is_in_mpi):
+        if not (self.probe.launch and hung.progress.is_in_mpi):
             return [hung]
         return likeliest_first(
             role
@@ -277,13 +264,13 @@ class Execution:
     def _end_tree(self) -> None:
         def left() -> list[tree.Process]:
             # Of ranks that srun starts, those on this node are not ours, but Slurm's.
-            among = tree.processes().values() if self._probe.launch else tree.descendants(os.getpid())
-            return [process for process in among if tree.carries(process.pid, self._marker)]
+            among = tree.processes().values() if self.probe.launch else tree.descendants(os.getpid())
+            return [process for process in among if tree.carries(process.pid, self.marker)]
 
         if all(role.ending is Ending.COMPLETED for role in self._roles.values()):
             self._await_launcher()
-        grace_s = self._limits.launcher_s if self._probe.launch else self._limits.grace_s
-        if remaining := tree.end(left, grace_s=grace_s, limit_s=self._limits.kill_s):
+        grace_s = self.limits.launcher_s if self.probe.launch else self.limits.grace_s
+        if remaining := tree.end(left, grace_s=grace_s, limit_s=self.limits.kill_s):
             views = {process.pid: evidence.kernel_view(process.pid) for process in remaining}
             every_line = tuple(line for view in views.values() for line in view)
             self.unkillable = "; ".join(every_line)
@@ -303,15 +290,15 @@ class Execution:
 
     def _await_launcher(self) -> None:
         """Let the launcher end by itself; one that is ended from outside calls that a bad termination."""
-        launch, began = self._probe.launch, time.monotonic()
+        launch, began = self.probe.launch, time.monotonic()
         is_known = launch is None or launch.ends_badly
-        limit_s = self._limits.settle_s if is_known else max(self._probe.deadline_s, self._limits.launcher_s)
+        limit_s = self.limits.settle_s if is_known else max(self.probe.deadline_s, self.limits.launcher_s)
         for role in self._roles.values():
             role.process.collect(max(began + limit_s - time.monotonic(), 0.0))
         process = next(iter(self._roles.values())).process
         all_well = all(role.process.returncode == 0 for role in self._roles.values())
         if not is_known and all_well and isinstance(process, LaunchedProcess) and process.launcher_code != 0:
-            tail = evidence.log_tail(self._directory / LAUNCHER_LOG)
+            tail = evidence.log_tail(self.directory / LAUNCHER_LOG)
             self._launcher = LauncherEnd(process.launcher_code, limit_s, tail)
 
     def _outcome(self, name: str, role: RunningRole) -> RoleOutcome:
@@ -346,7 +333,7 @@ class Execution:
     def _logs(self, role: RunningRole) -> list[Path]:
         """Where to look for a role's last words: in its launcher's where it has none, unless we ended it."""
         ended_by_us = role.ending in (Ending.HUNG, Ending.STOPPED)
-        return [role.files.log] if ended_by_us else [role.files.log, self._directory / LAUNCHER_LOG]
+        return [role.files.log] if ended_by_us else [role.files.log, self.directory / LAUNCHER_LOG]
 
 
 def likeliest_first(ranks: Iterable[RunningRole]) -> list[RunningRole]:

@@ -41,7 +41,7 @@ def main(directory: Path) -> int:
             "share; name one with --keep-logs, or as TMPDIR"
         )
     role = plan["roles"][int(own)]
-    # A second process of the same rank ends here. Appending: see `logs`.
+    # A second process of the same rank ends here. Appending: see `evidence.bounded_logs`.
     log = os.open(directory / f"{role}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
     worker = subprocess.Popen(
         [*plan["command"], role],
@@ -51,9 +51,9 @@ def main(directory: Path) -> int:
         stderr=subprocess.STDOUT,
         close_fds=False,  # the launcher's channels are for the worker
     )
-    _write(directory / f"{role}.pid", f"{worker.pid} {boot_id()}")
+    write_whole(directory / f"{role}.pid", f"{worker.pid} {boot_id()}")
     code = worker.wait()
-    _write(directory / f"{role}.exit-status", str(code))
+    write_whole(directory / f"{role}.exit-status", str(code))
     return code if code >= 0 else 128 - code
 
 
@@ -68,7 +68,8 @@ def complain(text: str) -> int:
     return 1
 
 
-def _write(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
+    """Whoever reads the file finds all of it, or none."""
     draft = path.with_suffix(".draft")
     draft.write_text(text)
     draft.replace(path)

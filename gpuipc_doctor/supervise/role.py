@@ -8,7 +8,6 @@ import signal
 import subprocess
 import time
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from gpuipc_doctor.model import Ending
 from gpuipc_doctor.supervise import tree
@@ -17,28 +16,6 @@ from gpuipc_doctor.supervise.journal import CANNOT_WRITE, PROCESS_EXIT, Progress
 from gpuipc_doctor.supervise.rank import boot_id
 
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM)
-
-
-class WorkerProcess(Protocol):
-    """A worker's process, whoever started it."""
-
-    @property
-    def pid(self) -> int:
-        """0 as long as it is not known, and where it is another node's."""
-
-    @property
-    def returncode(self) -> int | None:
-        """As of `subprocess.Popen`; None when it has not ended, or nobody can say how it did."""
-
-    @property
-    def is_elsewhere(self) -> bool:
-        """Whether it runs on another node."""
-
-    def poll(self) -> bool:
-        """Whether it has ended."""
-
-    def collect(self, limit_s: float) -> None:
-        """Wait for the end of a process that was killed, so that no zombie stays."""
 
 
 class ChildProcess:
@@ -150,6 +127,15 @@ def _exists(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+WorkerProcess = ChildProcess | ForkedProcess | LaunchedProcess
+"""A worker's process, whoever started it.
+
+``pid`` is 0 as long as it is not known, and where it is another node's (``is_elsewhere``). ``returncode`` is
+as of `subprocess.Popen`; None when it has not ended, or nobody can say how it did. ``poll`` says whether it
+has ended; ``collect`` waits for the end of one that was killed, so that no zombie stays.
+"""
 
 
 @dataclass

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from gpuipc_doctor.site.trust import untrusted
-from gpuipc_doctor.supervise.cleanup import Keeper
+from gpuipc_doctor.supervise import keeper
 
 PLACES = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))  # noqa: S108 - private directories are made there
 
@@ -72,16 +75,63 @@ def _lacks(place: Path, room_bytes: int) -> str:
     return "has no inodes left" if is_counted and status.f_favail < ROOM_INODES else ""
 
 
+class Keeper:
+    """Has `keeper` clean up after this process, should it be killed: end all processes that carry a marker,
+    and remove the directories that it is told of.
+
+    It has its name when this returns. Whoever kills it before that has killed us before there was anything
+    to clean up.
+    """
+
+    def __init__(self, marker: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", keeper.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        named: BinaryIO = self._process.stdout  # type: ignore[assignment]  # a pipe, by construction
+        with named:
+            named.read(1)
+        self._tell(marker.encode() + b"\0")
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def remove(self, directory: Path) -> None:
+        """A directory that must not outlive us is there now."""
+        self._tell(os.fsencode(directory) + b"\0")
+
+    def dismiss(self) -> None:
+        """Nothing is left to clean up."""
+        self._tell(keeper.DONE)
+        with suppress(BrokenPipeError):
+            self._pipe.close()
+        self._process.wait()
+
+    @property
+    def _pipe(self) -> BinaryIO:
+        pipe: BinaryIO = self._process.stdin  # type: ignore[assignment]  # a pipe, by construction
+        return pipe
+
+    def _tell(self, text: bytes) -> None:
+        with suppress(BrokenPipeError):  # somebody may have killed it
+            self._pipe.write(text)
+            self._pipe.flush()
+
+
 @contextmanager
 def directory(places: Iterable[Path], room_bytes: int = ROOM_BYTES) -> Iterator[Path]:
     """Such a directory, until the block is left or this process is gone."""
-    keeper = Keeper(secrets.token_hex(8))
+    cleaner = Keeper(secrets.token_hex(8))
     try:
         made = make(places, room_bytes)
-        keeper.remove(made)
+        cleaner.remove(made)
         try:
             yield made
         finally:
             shutil.rmtree(made, ignore_errors=True)
     finally:
-        keeper.dismiss()
+        cleaner.dismiss()

@@ -20,12 +20,10 @@ from pathlib import Path
 
 from gpuipc_doctor.model import Node, Probe, ProbeOutcome
 from gpuipc_doctor.supervise import scratch, tree
-from gpuipc_doctor.supervise.cleanup import Keeper
-from gpuipc_doctor.supervise.inbox import Listener
+from gpuipc_doctor.supervise.assignment import Listener, Turn
 from gpuipc_doctor.supervise.probe import Execution, Limits
 from gpuipc_doctor.supervise.start import environment_with
 from gpuipc_doctor.supervise.stems import Stem, Stems
-from gpuipc_doctor.supervise.turn import Turn
 
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
 
@@ -51,7 +49,7 @@ class Session:
     def __enter__(self) -> Session:
         self._adopted_orphans = _adopt_orphans(True)
         self._not_ours = {process.pid for process in tree.descendants(os.getpid())}
-        self._keeper = Keeper(self._id)
+        self._keeper = scratch.Keeper(self._id)
         self._not_ours.add(self._keeper.pid)
         try:
             self._directory = self._keep_logs or self._own_directory()

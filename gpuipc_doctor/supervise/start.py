@@ -14,13 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpuipc_doctor.model import Launch, Node, Probe
-from gpuipc_doctor.supervise import priority, rank
-from gpuipc_doctor.supervise.assignment import Assignment, RoleFiles
-from gpuipc_doctor.supervise.footprint import one_queue, visible_devices
+from gpuipc_doctor.model import Device, Launch, Node, Probe
+from gpuipc_doctor.supervise import rank, tree
+from gpuipc_doctor.supervise.assignment import Assignment, Order, RoleFiles
 from gpuipc_doctor.supervise.journal import Progress
-from gpuipc_doctor.supervise.marker import MARKER
-from gpuipc_doctor.supervise.orders import Order
+from gpuipc_doctor.supervise.keeper import MARKER
 from gpuipc_doctor.supervise.role import (
     ChildProcess,
     ForkedProcess,
@@ -106,7 +104,7 @@ class Starter:
         if role not in self.probe.concurrent:
             own |= one_queue(self.probe.devices, environment)
         fds = {f"peer {number}": peer.fileno() for number, peer in enumerate(peers, 1)}
-        with files.log.open("ab") as log:  # appending: see `logs`
+        with files.log.open("ab") as log:  # appending: see `evidence.bounded_logs`
             own_fds = {"log": log.fileno(), **fds}
             order = Order(str(self.directory), role, self.marker, own, files=own_fds)
             pid = self.fork(imports(self.probe), environment, order)
@@ -185,7 +183,7 @@ class Starter:
 def _popen(
     command: list[str], log: Path, directory: Path, environment: Mapping[str, str], fds: tuple[int, ...] = ()
 ) -> ChildProcess:
-    with log.open("ab") as output:  # appending: see `logs`
+    with log.open("ab") as output:  # appending: see `evidence.bounded_logs`
         process = subprocess.Popen(
             command,
             cwd=directory,  # private: nothing in it shadows a module
@@ -196,9 +194,52 @@ def _popen(
             pass_fds=fds,
             start_new_session=True,
         )
-    priority.carry_over(process.pid)
+    tree.carry_priority(process.pid)
     return ChildProcess(process)
 
 
 def _running(process: WorkerProcess, files: RoleFiles, *, same_clock: bool = True) -> RunningRole:
     return RunningRole(process, files, Progress(files.journal, same_clock), time.monotonic())
+
+
+# -- what its driver sees and makes ---------------------------------------------------------------------
+#
+# A start costs by what the driver makes: so the GPUs which the probe is about, and of the queues between host
+# and GPU the one which a single stream uses. On an H200 (driver 580.159.04) a process with a context takes
+# 0.09 s of a driver that serves one process at a time, and 0.21 s with the eight queues that a context has by
+# default.
+#
+# NVIDIA GPUs are named by uuid, which stays right whatever the user's own CUDA_VISIBLE_DEVICES had
+# renumbered. HIP numbers devices after ROCR_VISIBLE_DEVICES has been applied, so there an index within the
+# user's own HIP_VISIBLE_DEVICES is passed on. What HIP's GPU_MAX_HW_QUEUES would save was not tried.
+# Sources: CUDA C++ Programming Guide, "CUDA Environment Variables"; ROCm documentation, "GPU isolation
+# techniques".
+
+_HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
+
+def hides_gpus(environment: Mapping[str, str]) -> bool:
+    """Whether who starts the tool, a batch system for one, chose among the node's GPUs."""
+    return any(name in environment for name in _HIDING)
+
+
+def visible_devices(devices: Sequence[Device], environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables to set for a worker that needs ``devices``, which are all of one backend."""
+    if not devices:
+        return {}
+    if devices[0].backend == "cuda":
+        return {"CUDA_VISIBLE_DEVICES": ",".join(device.uuid for device in devices)}
+    chosen = environment.get("HIP_VISIBLE_DEVICES")
+    numbers = chosen.split(",") if chosen else None
+    return {
+        "HIP_VISIBLE_DEVICES": ",".join(
+            numbers[device.index] if numbers else str(device.index) for device in devices
+        )
+    }
+
+
+def one_queue(devices: Sequence[Device], environment: Mapping[str, str]) -> dict[str, str]:
+    """The variable to set for a worker whose streams need not run at the same time, unless the user has."""
+    name = "CUDA_DEVICE_MAX_CONNECTIONS"
+    chosen = name in environment or all(device.backend != "cuda" for device in devices)
+    return {} if chosen else {name: "1"}

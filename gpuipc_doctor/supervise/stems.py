@@ -22,9 +22,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from gpuipc_doctor.supervise import priority
-from gpuipc_doctor.supervise.marker import MARKER, with_room
-from gpuipc_doctor.supervise.orders import GO, MOST_BYTES, Order, StemOrder
+from gpuipc_doctor.supervise import tree
+from gpuipc_doctor.supervise.assignment import GO, MOST_BYTES, Order, StemOrder
+from gpuipc_doctor.supervise.keeper import MARKER
 from gpuipc_doctor.supervise.role import ChildProcess, ForkedProcess, WorkerProcess
 
 FORK_LIMIT_S = 10.0
@@ -131,7 +131,7 @@ class Stems:
 
     def __init__(self, directory: Path, run: str) -> None:
         self._directory = directory
-        self._marker = with_room(f"{run}/stem")
+        self._marker = tree.with_room(f"{run}/stem")
         self._lock = threading.Lock()
         self._stems: dict[tuple[tuple[str, ...], frozenset[tuple[str, str]]], Stem] = {}
         # A process is killed with the thread that started it, so with one that lives as long as this.
@@ -166,7 +166,7 @@ class Stems:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
-        priority.carry_over(process.pid)
+        tree.carry_priority(process.pid)
         return Stem(ours, log, ChildProcess(process))
 
     def close(self, limit_s: float) -> None:

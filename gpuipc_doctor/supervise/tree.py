@@ -11,16 +11,21 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from gpuipc_doctor.supervise.marker import carried
+from gpuipc_doctor.supervise import keeper
+from gpuipc_doctor.supervise.keeper import MARKER
 
-KEEPER = "gpuipc-keeper"
-"""The name of the process that ends what a killed supervisor had started, and of no other (see `keeper`)."""
+KEEPER = keeper.NAME
+"""The name of the process that ends what a killed supervisor had started, and of no other."""
 
 PROC = Path("/proc")
+
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What ends a run from outside."""
 
 
 class Process(NamedTuple):
@@ -170,3 +175,59 @@ def name_of(pid: int) -> str:
         return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
     except OSError:
         return ""
+
+
+def carry_priority(pid: int | None = None) -> None:
+    """Have the session that ``pid`` leads, or that we lead, scheduled by our niceness, if we may go first.
+
+    Linux schedules sessions as groups, and the niceness of a process counts within its group alone; that of
+    a new session's group is 0 (sched(7), "The autogroup feature"). It takes root, and where the kernel does
+    not group sessions there is no such file.
+    """
+    if (niceness := os.getpriority(os.PRIO_PROCESS, 0)) < 0:
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{pid or 'self'}/autogroup").write_text(str(niceness))
+
+
+@contextmanager
+def interruptible(interrupt: Callable[[], None]) -> Iterator[None]:
+    """Have Ctrl-C, SIGTERM and a lost terminal call ``interrupt`` and do no more."""
+    before = {number: signal.signal(number, lambda *_: interrupt()) for number in INTERRUPTS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# -- whose it is ----------------------------------------------------------------------------------------
+
+_ROOM = 40
+"""Bytes that a process which is to `carry` other markers later needs for them from its start."""
+
+
+def carried(environ: bytes) -> str:
+    """The marker in what ``/proc/PID/environ`` holds; empty where there is none."""
+    name = f"{MARKER}=".encode()
+    found = (variable for variable in environ.split(b"\0") if variable.startswith(name))
+    return next(found, name).removeprefix(name).decode(errors="replace")
+
+
+def with_room(marker: str) -> str:
+    """The marker to start a process with that will `carry` others."""
+    return marker.ljust(_ROOM, ".")
+
+
+def carry(marker: str) -> None:
+    """Have ``/proc/PID/environ`` show this marker for this process, and for those that it forks.
+
+    The kernel shows the memory in which the environment was when the process started, whatever `os.environ`
+    has become; so it is overwritten there, in the room that `with_room` made. Before `os.environ` is changed.
+    """
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    libc.getenv.restype = ctypes.c_void_p
+    value = marker.encode().ljust(_ROOM, b"\0")
+    assert len(value) == _ROOM
+    ctypes.memmove(libc.getenv(MARKER.encode()), value, _ROOM)

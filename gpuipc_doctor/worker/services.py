@@ -21,9 +21,8 @@ from gpuipc_doctor.api.ledger import NOISE_BYTES
 from gpuipc_doctor.backends import Backend, open_backend
 from gpuipc_doctor.backends.device import DriverGpu
 from gpuipc_doctor.model import AtRest, Device, Json
-from gpuipc_doctor.supervise.assignment import Assignment, RoleFiles, device_to_json
+from gpuipc_doctor.supervise.assignment import Assignment, RoleFiles, announced, device_to_json
 from gpuipc_doctor.supervise.journal import Journal
-from gpuipc_doctor.supervise.turn import announced
 from gpuipc_doctor.worker import children
 from gpuipc_doctor.worker.peer import Peer
 from gpuipc_doctor.worker.stack_timer import StackTimer

@@ -21,9 +21,10 @@ from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 
-from gpuipc_doctor.supervise import priority
-from gpuipc_doctor.supervise.marker import MARKER, carried, carry
-from gpuipc_doctor.supervise.orders import GO, Order, StemOrder, receive_order
+from gpuipc_doctor.supervise import tree
+from gpuipc_doctor.supervise.assignment import GO, Order, StemOrder, receive_order
+from gpuipc_doctor.supervise.keeper import MARKER
+from gpuipc_doctor.supervise.tree import carried, carry
 from gpuipc_doctor.worker import process, running
 
 BINDINGS = {
@@ -126,7 +127,7 @@ def _fork() -> int:
 def _become_child(order: Order | StemOrder, between: int, supervisor: int) -> None:
     """Make this fork what a process is that the supervisor has started by itself."""
     os.setsid()
-    priority.carry_over()
+    tree.carry_priority()
     log = order.files["log"]
     for standard in (1, 2):
         os.dup2(log, standard)

@@ -12,7 +12,7 @@ import pytest
 
 from gpuipc_doctor.prolog import isolation
 from gpuipc_doctor.supervise import tree
-from gpuipc_doctor.supervise.marker import MARKER
+from gpuipc_doctor.supervise.keeper import MARKER
 from tests.waiting import LIMIT_S
 
 MODULES = (

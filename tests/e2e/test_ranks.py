@@ -14,7 +14,7 @@ import pytest
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.model import Ending, Launch, Node, Probe, ProbeOutcome, Status
 from gpuipc_doctor.report import sentences
-from gpuipc_doctor.supervise import blame, leftovers, tree
+from gpuipc_doctor.supervise import blame, keeper, tree
 from gpuipc_doctor.supervise.probe import Limits
 from gpuipc_doctor.supervise.session import Session
 from tests.waiting import LIMIT_S, until
@@ -123,7 +123,7 @@ def test_a_rank_that_crashes_is_blamed_and_leaves_nothing(
 ) -> None:
     started = time.time()
     outcome = run(session, mpi, roles, "crash", "wait_for_it")
-    until("nothing is left", lambda: not leftovers.abandoned(started))  # other tests' ranks crash, too
+    until("nothing is left", lambda: not keeper.abandoned(started))  # other tests' ranks crash, too
     assert outcome.blamed == "rank 0"
     assert outcome.roles["rank 0"].signal == "SIGSEGV"
 

@@ -22,7 +22,7 @@ from gpuipc_doctor.backends.device import DriverGpu
 from gpuipc_doctor.backends.driver import Driver
 from gpuipc_doctor.backends.hip import HipDriver
 from gpuipc_doctor.model import Device, DriverFault
-from gpuipc_doctor.supervise.marker import MARKER
+from gpuipc_doctor.supervise.keeper import MARKER
 
 
 class Result(IntEnum):

@@ -18,7 +18,7 @@ BUDGET_S = 0.6
 HEAD = """
 import errno, os, signal, subprocess, sys, time
 from gpuipc_doctor.prolog import guard
-from gpuipc_doctor.supervise import priority, tree
+from gpuipc_doctor.supervise import tree
 
 def answer_for(kind, what, kept, channel):
     channel.answer(5, f"{kind}: {what}; kept {kept}")
@@ -146,7 +146,7 @@ def test_all_that_it_starts_goes_first_in_a_session_of_its_own() -> None:
     _, line, _ = run("""
 def work(channel):
     worker = subprocess.Popen(["sleep", "60"], start_new_session=True)
-    priority.carry_over(worker.pid)
+    tree.carry_priority(worker.pid)
     told = [open(f"/proc/{pid}/autogroup").read().split()[-1] for pid in ("self", worker.pid)]
     channel.answer(0, " ".join(told))
 """)

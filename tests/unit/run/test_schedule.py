@@ -16,8 +16,8 @@ from gpuipc_doctor.cli.progress import Silent
 from gpuipc_doctor.model import AtRest, Ending, Launch, RoleOutcome
 from gpuipc_doctor.run import schedule
 from gpuipc_doctor.run.planner import PlannedProbe
+from gpuipc_doctor.supervise.assignment import Turn
 from gpuipc_doctor.supervise.session import Session
-from gpuipc_doctor.supervise.turn import Turn
 from tests.checks.judging import gpu
 from tests.waiting import LIMIT_S, until
 

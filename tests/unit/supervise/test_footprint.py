@@ -8,9 +8,9 @@ from pathlib import Path
 
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.model import Node, Probe
-from gpuipc_doctor.supervise.footprint import one_queue, visible_devices
 from gpuipc_doctor.supervise.probe import Limits
 from gpuipc_doctor.supervise.session import Session
+from gpuipc_doctor.supervise.start import one_queue, visible_devices
 from tests.checks.judging import gpu
 
 FILE = Path(__file__).parents[2] / "fixtures" / "misbehaving.py"

@@ -21,15 +21,14 @@ import pytest
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.model import Ending, Launch, Node, Probe, ProbeOutcome, Status
 from gpuipc_doctor.report import sentences
-from gpuipc_doctor.supervise import blame, evidence, keeper, leftovers, logs, tree
-from gpuipc_doctor.supervise.assignment import RoleFiles, RoleResult
+from gpuipc_doctor.supervise import blame, evidence, keeper, tree
+from gpuipc_doctor.supervise.assignment import RoleFiles, RoleResult, Turn
 from gpuipc_doctor.supervise.journal import Progress
 from gpuipc_doctor.supervise.probe import Execution, Limits, first_wrong, likeliest_first
 from gpuipc_doctor.supervise.rank import boot_id
 from gpuipc_doctor.supervise.role import LaunchedProcess, RunningRole
 from gpuipc_doctor.supervise.session import Session
 from gpuipc_doctor.supervise.stems import Stems
-from gpuipc_doctor.supervise.turn import Turn
 from tests.waiting import LIMIT_S, LOAD_S, until
 
 FILE = Path(__file__).parents[2] / "fixtures" / "misbehaving.py"
@@ -446,9 +445,9 @@ def test_ten_megabytes_on_standard_error_do_no_harm(session: Session, roles: Mod
 def test_of_a_flood_on_standard_error_both_ends_are_kept(
     session: Session, roles: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "MAX_BYTES", 1 << 20)
-    monkeypatch.setattr(logs, "KEPT_BYTES", 1 << 16)
-    monkeypatch.setattr(logs, "EVERY_S", 0.05)
+    monkeypatch.setattr(evidence, "MAX_LOG_BYTES", 1 << 20)
+    monkeypatch.setattr(evidence, "KEPT_LOG_BYTES", 1 << 16)
+    monkeypatch.setattr(evidence, "_LOG_EVERY_S", 0.05)
     outcome = run(session, roles, "flood", deadline_s=20.0)
     assert outcome.completed
     assert outcome.records["flood"]["most"] < 32 << 20
@@ -465,7 +464,7 @@ def test_logs_that_cannot_be_looked_at_for_a_while_end_nothing(
         raise OSError(116, "Stale file handle")
 
     monkeypatch.setattr(Path, "glob", stale)
-    with logs.bounded(tmp_path):
+    with evidence.bounded_logs(tmp_path):
         pass
 
 
@@ -678,7 +677,7 @@ def test_shared_memory_of_ranks_goes_with_a_supervisor_that_was_killed(name: str
         assert process.stdin
         assert process.stdout
         process.stdout.read(1)  # it keeps watch
-        left = leftovers.SHARED_MEMORY / name
+        left = Path(keeper.SHARED_MEMORY) / name
         try:
             left.write_bytes(b"of a rank")
             process.stdin.write(b"no-such-run\0")
