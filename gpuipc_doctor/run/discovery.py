@@ -37,7 +37,7 @@ from gpuipc_doctor.run.planner import PlannedProbe, Planner
 from gpuipc_doctor.run.results import ResultLog
 from gpuipc_doctor.run.schedule import Ended, NotRun, Schedule
 from gpuipc_doctor.site import hosts
-from gpuipc_doctor.site.config import NodeGpus
+from gpuipc_doctor.site.config import NodeGpus, SiteConfig
 from gpuipc_doctor.supervise import blame
 from gpuipc_doctor.supervise.assignment import device_from_json
 
@@ -47,9 +47,31 @@ _DRIVERS = CheckInfo(planner.DISCOVERY, "the job's GPUs are found", Tier.PROLOG)
 _MPI = CheckInfo(planner.MPI_DISCOVERY, "the MPI library takes device pointers", Tier.ACCEPTANCE)
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The devices to test, what drivers and libraries say of themselves, and the config of this node."""
+
+    devices: tuple[Device, ...]
+    facts: tuple[Fact, ...]
+    site: SiteConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Stacks:
+    """What the selected checks send through, as far as they ask: MPI, the fabric's programs, and how
+    processes, which need not be MPI's, start on several nodes."""
+
+    mpi: MpiStack | None
+    fabric: FabricStack
+    across: Launch | None
+
+
 @dataclass
 class Discovery:
-    """``job``: in front of a job, its GPUs by the kernel's list."""
+    """Finds out what is here: first `drivers`, then with what they found `stacks`.
+
+    ``job``: in front of a job, its GPUs by the kernel's list.
+    """
 
     node: Node
     job: JobGpus | None
@@ -57,21 +79,20 @@ class Discovery:
     schedule: Schedule
     log: ResultLog
 
-    def drivers(self) -> tuple[tuple[Device, ...], tuple[Fact, ...]]:
-        """The devices to test, and what drivers and libraries say of themselves."""
+    def drivers(self) -> Found:
         if self.job is None:
             devices, facts, unlisted = self._ask_drivers(self.planner.request.backends, self._survey())
             self._tell(_DRIVERS, *expectations.of_other_gpus(self._intel(devices)))
-            self._settle(gpus_of(devices, self.node.root, unlisted, os.environ))
-            expected, backends = self.planner.config.node.gpus, self.planner.request.backends
+            site = self._settled(gpus_of(devices, self.node.root, unlisted, os.environ))
+            expected, backends = site.node.gpus, self.planner.request.backends
             if len(backends) > 1:
                 differences = expectations.of_gpus(expected, devices, os.environ)
             else:
                 differences = expectations.of_gpus_of(backends[0], expected, devices, os.environ)
             self._tell(_DRIVERS, *differences)
-            return devices, facts
+            return Found(devices, facts, site)
         devices, facts, missing = self._of_job(self.job)
-        self._settle(gpus_of(self.job.of_node, self.node.root))
+        site = self._settled(gpus_of(self.job.of_node, self.node.root))
         if self.job.unknown:
             ids = ", ".join(self.job.unknown)
             says = "this node has no GPU {ids}; it lists {known}"
@@ -79,11 +100,13 @@ class Discovery:
         if missing:
             says = "the driver does not show {gpus}"
             self._tell(_DRIVERS, Finding.error("gpu-not-shown", says, gpus=list(missing)))
-        return devices, facts
+        return Found(devices, facts, site)
 
-    def _settle(self, gpus: NodeGpus) -> None:
-        types = self.planner.settle(node_name.short(), gpus)
-        self._tell(_DRIVERS, *expectations.of_types(types, gpus, os.environ))
+    def _settled(self, gpus: NodeGpus) -> SiteConfig:
+        """The site's config of this node's type, where it has types."""
+        config, host = self.planner.config, node_name.short()
+        self._tell(_DRIVERS, *expectations.of_types(config.types_of(host, gpus), gpus, os.environ))
+        return config.of_node(host, gpus)
 
     def _of_job(self, job: JobGpus) -> tuple[tuple[Device, ...], tuple[Fact, ...], tuple[str, ...]]:
         """A job's GPUs, what a driver says if it is asked, and the GPUs that it does not show.
@@ -149,16 +172,23 @@ class Discovery:
         """Intel's GPUs on a node without a device that can be tested."""
         return [] if devices else of_intel(self.node.root)
 
-    def mpi(self, devices: tuple[Device, ...]) -> MpiStack | None:
+    def stacks(self, devices: tuple[Device, ...], site: SiteConfig, *, start_ranks: bool) -> Stacks:
+        """``start_ranks``: also see whether ranks start, and what the launcher shows each."""
+        mpi = self.mpi(devices, site)
+        if mpi and start_ranks:
+            mpi = self._started(mpi, devices)
+        return Stacks(mpi, self._fabric(mpi, site), self._across(mpi, site))
+
+    def mpi(self, devices: tuple[Device, ...], site: SiteConfig) -> MpiStack | None:
         """The MPI that the selected checks need, looked at by the check `planner.MPI_DISCOVERY`.
 
         None when none of them needs one, and when there is none; its results then say why. A simulated
         node has no MPI of its own: one must be named for it.
         """
-        request, config = self.planner.request, self.planner.config
+        request = self.planner.request
         if not devices or not self.planner.asks_for_mpi:
             return None
-        named = request.mpi_lib or config.mpi.library
+        named = request.mpi_lib or site.mpi.library
         if self.node.simulated and not named:
             says = "a simulated node has no MPI; name one with --mpi-lib"
             remedy = "--mpi-lib FILE; `pip install mpich` brings one without GPU support, which will do here"
@@ -166,13 +196,13 @@ class Discovery:
             return None
         backends = {device.backend: None for device in devices}
         try:
-            setting = ranks.setting(config.node, backends, os.environ, self.node.root)
+            setting = ranks.setting(site.node, backends, os.environ, self.node.root)
         except locate.NotFound as absent:
             self._tell(_MPI, _absent("unlike-the-site", absent))
             return None
         environment = setting.of(os.environ)
         try:
-            library = locate.find_library(request.mpi_lib, config.mpi.library, environment)
+            library = locate.find_library(request.mpi_lib, site.mpi.library, environment)
         except locate.NotFound as absent:
             self._tell(_MPI, _absent("no-library", absent))
             return None
@@ -191,14 +221,16 @@ class Discovery:
             (one.records["mpi"] for one in ended.values() if isinstance(one, ProbeOutcome) and one.completed),
             {},
         )
-        launch = self._launch(seen, setting, 1) if "facts" in seen else None
+        launch = self._launch(seen, setting, site.mpi.launcher, 1) if "facts" in seen else None
         if launch is None:
             return None
-        across = self._launch(seen, setting, request.nodes, self._hosts) if request.nodes > 1 else None
+        across = None
+        if request.nodes > 1:
+            across = self._launch(seen, setting, site.mpi.launcher, request.nodes, self._hosts)
         stack = choice.stack(seen, backends, launch, environment, simulated=bool(self.node.simulated))
         return replace(stack, across=across)
 
-    def ranks(self, mpi: MpiStack, devices: tuple[Device, ...]) -> MpiStack:
+    def _started(self, mpi: MpiStack, devices: tuple[Device, ...]) -> MpiStack:
         """The MPI with what is known once ranks have started, by the check `planner.MPI_START`.
 
         That is whether they do, and which devices the launcher shows each.
@@ -220,11 +252,15 @@ class Discovery:
         return replace(mpi, starts=starts, launch=launch)
 
     def _launch(
-        self, seen: Mapping[str, Json], setting: RankSetting, nodes: int, hosts: Sequence[str] = ()
+        self,
+        seen: Mapping[str, Json],
+        setting: RankSetting,
+        template: str,
+        nodes: int,
+        hosts: Sequence[str] = (),
     ) -> Launch | None:
         """How to start ranks on so many nodes; where that cannot be done, that is reported."""
         try:
-            template = self.planner.config.mpi.launcher
             found = choice.launcher(seen, template, setting, os.environ, nodes, hosts)
         except locate.NotFound as absent:
             self._tell(_MPI, _absent("no-launcher", absent))
@@ -241,7 +277,7 @@ class Discovery:
             self._tell(_MPI, refused)
         return found.launch
 
-    def fabric(self, mpi: MpiStack | None) -> FabricStack:
+    def _fabric(self, mpi: MpiStack | None, site: SiteConfig) -> FabricStack:
         """What there is to test libfabric and UCX with, where a selected check asks; nothing is run for it.
 
         A simulated node has the programs that it lends, and those of the MPI that is named for it. Where the
@@ -250,18 +286,17 @@ class Discovery:
         request, simulated = self.planner.request, bool(self.node.simulated)
         if not self.planner.asks_for_fabric:
             return FabricStack()
-        config = self.planner.config
         here = FabricStack(
-            stated=StatedFabric(said.value, said.where) if (said := config.node.fabric) else None,
+            stated=StatedFabric(said.value, said.where) if (said := site.node.fabric) else None,
             adapters=fabric_devices.adapters(Path(self.node.root)),
         )
         if not asks_foreign(request.tier) or (here.stated and here.stated.name == "none"):
             return here
         try:
-            env = ranks.setting(config.node, (), os.environ, self.node.root).environment
+            env = ranks.setting(site.node, (), os.environ, self.node.root).environment
         except locate.NotFound as absent:
             return replace(here, why_not=str(absent))
-        library = mpi.library if mpi else request.mpi_lib or config.mpi.library
+        library = mpi.library if mpi else request.mpi_lib or site.mpi.library
         path = self.node.env.get("PATH", "")
         if library or not simulated:
             path = os.pathsep.join(filter(None, (path, {**os.environ, **env}.get("PATH"))))
@@ -269,7 +304,7 @@ class Discovery:
         why_not = "" if programs or not simulated else "a simulated node has none; name an MPI with --mpi-lib"
         return replace(here, programs=programs, why_not=why_not, env=env)
 
-    def across(self, mpi: MpiStack | None) -> Launch | None:
+    def _across(self, mpi: MpiStack | None, site: SiteConfig) -> Launch | None:
         """How processes start on several nodes, where a selected check asks; they need not be MPI's."""
         request = self.planner.request
         if request.nodes == 1 or not self.planner.goes_across:
@@ -277,9 +312,7 @@ class Discovery:
         if mpi and mpi.across:
             return mpi.across
         try:
-            return locate.find_plain_launcher(
-                self.planner.config.mpi.launcher, os.environ, request.nodes, self._hosts
-            )
+            return locate.find_plain_launcher(site.mpi.launcher, os.environ, request.nodes, self._hosts)
         except locate.NotFound as absent:
             for check in (check for check in self.planner.checks if check.across):
                 self._tell(CheckInfo(check.id, check.title, check.tier), _absent("no-launcher", absent))

@@ -30,7 +30,7 @@ from gpuipc_doctor.model import (
 )
 from gpuipc_doctor.mpi import choice
 from gpuipc_doctor.run import conclusions, controls, expectations, planner, reruns, workarounds
-from gpuipc_doctor.run.discovery import Discovery, asks_foreign
+from gpuipc_doctor.run.discovery import Discovery, Found, Stacks, asks_foreign
 from gpuipc_doctor.run.planner import Plan, PlannedProbe, Planner, TooManyFollowUps
 from gpuipc_doctor.run.preview import Preview, of_ranks
 from gpuipc_doctor.run.request import Request
@@ -78,8 +78,8 @@ class Run:
     def request(self) -> Request:
         return self.planner.request
 
-    def take_stock(self, asked: Sequence[Fact]) -> Stock:
-        """The whole inventory, of which ``asked`` is what workers were told.
+    def take_stock(self, found: Found) -> Stock:
+        """The whole inventory, with what workers were told.
 
         Of the environment it tells the variables that matter, and those that known issues ask for, as the
         user has set them: what a simulated node adds is for its workers.
@@ -88,11 +88,11 @@ class Run:
         known = variables.load()
         of_ranks = (
             environment.SetVariable(name, said.value, said.where)
-            for name, said in self.planner.config.node.environment.items()
+            for name, said in found.site.node.environment.items()
         )
         environ = environment.read(node.root, os.environ, of_ranks)
         facts = inventory.merged(
-            asked,
+            found.facts,
             (*inventory.of_modules(node.root), *self.on_disk.result()),
             foreign=asks_foreign(self.request.tier) and node.root == "/",
             surveyed=self.request.job_gpus is None,
@@ -102,9 +102,9 @@ class Run:
         names = {*known, *(need.fact.removeprefix("env:") for need in needs)}
         return Stock((*facts, *environment.facts(environ, sorted(names))), settings)
 
-    def lay_out(self, stock: Stock, devices: tuple[Device, ...], mpi: MpiStack | None) -> Plan:
-        """What to run where these devices are, on this MPI."""
-        facts = choice.at_stake(stock.facts, mpi, self.log.loaded_in_ranks())
+    def lay_out(self, stock: Stock, devices: tuple[Device, ...], stacks: Stacks) -> Plan:
+        """What to run where these devices are, through these stacks."""
+        facts = choice.at_stake(stock.facts, stacks.mpi, self.log.loaded_in_ranks())
         matches = knownissues.match_versions(self.issues, facts, devices)
         unexpected = expectations.of_versions(
             self.planner.config, stock.facts, surveyed=self.request.job_gpus is None
@@ -116,9 +116,9 @@ class Run:
             devices,
             stock.facts,
             matches,
-            mpi,
-            fabric=self.discovery.fabric(mpi),
-            across=self.discovery.across(mpi),
+            stacks.mpi,
+            fabric=stacks.fabric,
+            across=stacks.across,
             settings=stock.settings,
             unexpected=tuple(unexpected),
             harmful=frozenset(harm.step for harm in harms),
@@ -190,9 +190,9 @@ def _left_out(harm: Harm) -> Finding:
 def take_stock(request: Request, config: SiteConfig, node: Node, watcher: Watcher) -> Stock:
     """The inventory alone, as a report has it: what files say of the node, its drivers and its libraries."""
     with _started(request, config, node, watcher) as run:
-        _, facts = run.discovery.drivers()
+        found = run.discovery.drivers()
         run.issues = knownissues.load(config.known_issues_dirs)
-        return run.take_stock(facts)
+        return run.take_stock(found)
 
 
 def look_around(
@@ -200,21 +200,20 @@ def look_around(
 ) -> tuple[tuple[Device, ...], Stock, MpiStack | None]:
     """The devices, the inventory and the MPI that are here, if one is that checks could run on."""
     with _started(request, config, node, watcher) as run:
-        devices, facts = run.discovery.drivers()
-        return devices, run.take_stock(facts), run.discovery.mpi(devices)
+        found = run.discovery.drivers()
+        return found.devices, run.take_stock(found), run.discovery.mpi(found.devices, found.site)
 
 
 def dry_run(request: Request, config: SiteConfig, node: Node, watcher: Watcher) -> Preview:
     """What `run` would do, after finding out what is here and nothing else."""
     with _started(request, config, node, watcher) as run:
-        devices, facts = run.discovery.drivers()
+        found = run.discovery.drivers()
         run.issues = knownissues.load(config.known_issues_dirs)
-        if devices:
-            devices = request.select_devices(devices)
-        mpi = run.discovery.mpi(devices)
-        plan = run.lay_out(run.take_stock(facts), devices, mpi)
+        devices = request.select_devices(found.devices) if found.devices else ()
+        stacks = run.discovery.stacks(devices, found.site, start_ranks=False)
+        plan = run.lay_out(run.take_stock(found), devices, stacks)
         plan = replace(plan, concluded=(*run.log.results(), *plan.concluded))
-        told = of_ranks(run.planner.config.node, mpi, devices) if run.planner.asks_for_mpi else ()
+        told = of_ranks(found.site.node, stacks.mpi, devices) if run.planner.asks_for_mpi else ()
         return Preview(plan, tuple(told))
 
 
@@ -242,17 +241,15 @@ def run(
         numbering = aside.submit(knownissues.edition, config.known_issues_dirs)
         if request.tier > Tier.PROLOG:
             resources.enter_context(_drivers_kept_open(run.schedule.session, request.backends))
-        devices, asked = run.discovery.drivers()
+        found = run.discovery.drivers()
         run.issues, edition = loading.result(), numbering.result()
-        if devices:  # without any, what was found out about the drivers is the answer
-            devices = request.select_devices(devices)
-        stock = run.take_stock(asked)
-        if mpi := run.discovery.mpi(devices):
-            mpi = run.discovery.ranks(mpi, devices)
-        layout = run.lay_out(stock, devices, mpi)
-        run.execute(layout, devices)
+        # Without any device, what was found out about the drivers is the answer.
+        devices = request.select_devices(found.devices) if found.devices else ()
+        stock = run.take_stock(found)
+        stacks = run.discovery.stacks(devices, found.site, start_ranks=True)
+        run.execute(run.lay_out(stock, devices, stacks), devices)
         facts, stack = stock.facts, tuple[Fact, ...]()
-        if mpi:
+        if mpi := stacks.mpi:
             in_ranks = run.log.loaded_in_ranks()
             facts = choice.in_use(facts, mpi, in_ranks)
             stack = () if in_ranks is None else choice.messages_went_through(facts, mpi)

@@ -28,7 +28,7 @@ from gpuipc_doctor.model import (
 )
 from gpuipc_doctor.run import check_files
 from gpuipc_doctor.run.request import NothingToSend, Request, UnknownName
-from gpuipc_doctor.site.config import NodeGpus, NodeType, SiteConfig, bad_options
+from gpuipc_doctor.site.config import SiteConfig, bad_options
 from gpuipc_doctor.site.yamlfile import BadFile
 
 DISCOVERY = "driver-init"
@@ -112,12 +112,6 @@ class Planner:
             raise BadFile(bad)
         if self.request.nodes > 1 and not (self.asks_for_mpi or self.goes_across):
             raise NothingToSend
-
-    def settle(self, host: str, gpus: NodeGpus) -> Sequence[NodeType]:
-        """Apply what the site says of this node's type. Returns all types that fit."""
-        types = self.config.types_of(host, gpus)
-        self.config = self.config.of_node(host, gpus)
-        return types
 
     @property
     def checks(self) -> tuple[Check, ...]:
