@@ -190,7 +190,7 @@ def _told(report: Report) -> Iterator[FindingSummary]:
             fold_subjects(result.devices for result in results),
             sentences.summary(finding)[:MAX_TEXT],
             finding.remedy[:MAX_TEXT],
-            tuple(join.issue for join in digest.joins_of(report, results)),
+            tuple(join.issue for join in digest.joins_of(report.joins, results)),
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from gpuipc_doctor.inventory.gpus import JobGpus
 from gpuipc_doctor.model import (
@@ -10,11 +10,11 @@ from gpuipc_doctor.model import (
     Ending,
     EvidenceKind,
     Finding,
+    Join,
     Relation,
     Report,
     Result,
     Status,
-    Tier,
 )
 from gpuipc_doctor.present.text import counted, fold_devices
 from gpuipc_doctor.prolog.decision import Concern, Kind
@@ -23,11 +23,8 @@ from gpuipc_doctor.report import digest, sentences
 
 def concerns(report: Report) -> list[Concern]:
     """All that speaks against the node, or against knowing it, each in words."""
-    found = [
-        Concern(kind, _text(kind, paragraph, report))
-        for paragraph in digest.paragraphs(report)
-        if (kind := _kind(paragraph.results))
-    ]
+    results = (result for of_check in digest.by_check(report).values() for result in of_check)
+    found = of_results(results, report.devices, report.joins)
     if report.interrupted:
         found.append(Concern(Kind.ERROR, "ERROR was interrupted before all was tested"))
     if not found and not report.probes_run:
@@ -51,20 +48,15 @@ def _has_tested(result: Result) -> bool:
     return result.finding.status not in (Status.SKIP, Status.ERROR)
 
 
-def known_bad(results: Sequence[Result], devices: tuple[Device, ...]) -> list[Concern]:
-    """What speaks against the node by some of its results, of ``devices`` as the kernel lists them."""
-    so_far = Report(
-        host="",
-        started="",
-        elapsed_s=0.0,
-        tier=Tier.PROLOG,
-        tool_version="",
-        devices=devices,
-        inventory=(),
-        checks=(),
-        results=tuple(results),
-    )
-    return [one for one in concerns(so_far) if one.kind.is_known_bad]
+def of_results(
+    results: Iterable[Result], devices: Sequence[Device], joins: Sequence[Join] = ()
+) -> list[Concern]:
+    """What single results say, of these devices; ``joins``: the known issues that may explain it."""
+    return [
+        Concern(kind, _text(kind, group, devices, joins))
+        for group in digest.grouped(results)
+        if (kind := _kind(group))
+    ]
 
 
 def came_to_an_end(report: Report) -> bool:
@@ -104,18 +96,17 @@ def _kind(results: Sequence[Result]) -> Kind | None:
     return {Status.FAIL: Kind.FAIL, Status.ERROR: Kind.ERROR}.get(results[0].finding.status)
 
 
-def _text(kind: Kind, paragraph: digest.Paragraph, report: Report) -> str:
+def _text(kind: Kind, group: Sequence[Result], devices: Iterable[Device], joins: Sequence[Join]) -> str:
     """``FAIL ipc-reopen on cuda:0 GPU-8f3a… and 3 more [nvidia-ipc-reopen]: importer: …``"""
-    labels = {label for result in paragraph.results for label in result.devices}
-    devices = [device for device in report.devices if device.label in labels]
-    issues = [join.issue for join in paragraph.joins if join.relation is not Relation.LATENT]
+    labels = {label for result in group for label in result.devices}
+    issues = [join.issue for join in digest.joins_of(joins, group) if join.relation is not Relation.LATENT]
     parts = (
         kind.word,
-        ", ".join(paragraph.checks),
-        _where(devices),
+        ", ".join(dict.fromkeys(result.check for result in group)),
+        _where([device for device in devices if device.label in labels]),
         f"[{', '.join(issues)}]" if issues else "",
     )
-    said = (*_holder(paragraph.finding), sentences.summary(paragraph.finding, brief=True))
+    said = (*_holder(group[0].finding), sentences.summary(group[0].finding, brief=True))
     return f"{' '.join(filter(None, parts))}: {'; '.join(said)}"
 
 

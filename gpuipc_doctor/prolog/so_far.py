@@ -93,7 +93,8 @@ class SoFar:
     def _keep(self) -> None:
         from gpuipc_doctor.prolog import concerns
 
-        bad = (*self._known.bad, *concerns.known_bad(self._results, self._devices))
+        found = concerns.of_results(self._results, self._devices)
+        bad = (*self._known.bad, *(one for one in found if one.kind.is_known_bad))
         rows = [*map(log.row, self._results), *(_row(key, text) for key, text in self._running.items())]
         known = self._known._replace(bad=bad, results=tuple(rows))
         self._channel.keep(known.written(), known.answers)

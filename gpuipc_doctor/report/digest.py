@@ -93,21 +93,19 @@ class Paragraph:
 def paragraphs(report: Report) -> list[Paragraph]:
     """One paragraph for each thing that is not PASS, worst first, then in the order of the checks."""
     checks = by_check(report)
-    groups = _group(result for results in checks.values() for result in results)
-    groups.sort(key=lambda group: -group[0].finding.status.severity)
     return [
         Paragraph(
             group,
             passed_beside=_passed_beside(group, checks),
-            joins=joins_of(report, group),
+            joins=joins_of(report.joins, group),
         )
-        for group in groups
+        for group in grouped(result for results in checks.values() for result in results)
     ]
 
 
-def joins_of(report: Report, group: Sequence[Result]) -> tuple[Join, ...]:
+def joins_of(joins: Iterable[Join], group: Sequence[Result]) -> tuple[Join, ...]:
     """The known issues that explain results with one and the same finding, or that it names."""
-    return tuple(join for join in report.joins if _belongs(join, group))
+    return tuple(join for join in joins if _belongs(join, group))
 
 
 def loose_joins(report: Report, shown: Sequence[Paragraph]) -> list[Join]:
@@ -118,8 +116,11 @@ def loose_joins(report: Report, shown: Sequence[Paragraph]) -> list[Join]:
     ]
 
 
-def _group(results: Iterable[Result]) -> list[tuple[Result, ...]]:
-    """First the same finding of one probe on many subjects, then of many probes on the same subjects."""
+def grouped(results: Iterable[Result]) -> list[tuple[Result, ...]]:
+    """What is not PASS, together where it is the same, worst first.
+
+    First the same finding of one probe on many subjects, then of many probes on the same subjects.
+    """
     on_subjects: dict[object, list[Result]] = {}
     for result in results:
         if result.finding.status is not Status.PASS:
@@ -129,7 +130,8 @@ def _group(results: Iterable[Result]) -> list[tuple[Result, ...]]:
     for group in on_subjects.values():
         subjects = frozenset(result.devices for result in group)
         of_probes.setdefault((subjects, group[0].finding.identity), []).extend(group)
-    return [tuple(group) for group in of_probes.values()]
+    groups = [tuple(group) for group in of_probes.values()]
+    return sorted(groups, key=lambda group: -group[0].finding.status.severity)
 
 
 def _passed_beside(group: Sequence[Result], checks: Mapping[str, Sequence[Result]]) -> tuple[str, ...]:
