@@ -22,6 +22,8 @@ from gpuipc_doctor.site.private import NotOurs
 
 if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembered answer
     from gpuipc_doctor.model import Json
+    from gpuipc_doctor.site.layers import Layers
+    from gpuipc_doctor.site.yamlfile import Document
 
 FILE, DRAFT = Path("state.json"), Path("state.json.draft")
 
@@ -101,25 +103,21 @@ class Lookup(NamedTuple):
     state: State = NOTHING
     complaint: str = ""
     """Why what is there cannot be used."""
-
-    def is_of(self, config: Path | None) -> bool:
-        """Whether the config still is what it was when this was looked up."""
-        with contextlib.suppress(*_NO_CONFIG):
-            _, contents = _read_config(config)
-            return self.identity.get("config") == identity.of_config(contents)
-        return False
+    documents: tuple[Document, ...] = ()
+    """The files of the config, as they were read."""
 
 
 def look_up(config: Path | None, gpus: str) -> Lookup:
     """Whether these GPUs have passed so recently that they need not be tested."""
     try:
-        said, contents = _read_config(config)
+        layers, contents = _read_config(config)
+        said = layers.data
         policy = PrologConfig.read(said.get("prolog", {}))
         fresh_for_s = float(policy.fresh_for_s)
         node = identity.identity(contents) | identity.of_site(_files(said, policy))
     except _NO_CONFIG:
         return Lookup("not used: the config has no section `prolog` that is in order")
-    found = Lookup("", 0.0, policy, node)
+    found = Lookup("", 0.0, policy, node, documents=layers.documents)
     try:
         state = read(Path(policy.state_dir))
     except Unusable as reason:
@@ -137,27 +135,25 @@ _NO_CONFIG = (OSError, KeyError, TypeError, ValueError, AttributeError)
 """What comes of reading a config that nobody has checked."""
 
 
-def _read_config(config: Path | None) -> tuple[Mapping[str, Json], dict[str, bytes]]:
-    """What the config and the files beneath it say, and each one's content by its path.
+def _read_config(config: Path | None) -> tuple[Layers, dict[str, bytes]]:
+    """The config and the files beneath it, and each one's content by its path.
 
     No config says nothing. No shipped site is looked for: what drains nodes, a file of the site's own names.
     Raises some of `_NO_CONFIG`.
     """
     from gpuipc_doctor.site.layers import Layers, lineage
-    from gpuipc_doctor.site.yamlfile import BadFile, Document, parse
+    from gpuipc_doctor.site.yamlfile import BadFile, parse
 
     contents: dict[str, bytes] = {}
 
     def unchecked(file: Path) -> Document:
-        file = file.absolute()
-        contents[str(file)] = file.read_bytes()
-        return parse(file, contents[str(file)], None)
+        content = contents[str(file.absolute())] = file.read_bytes()
+        return parse(file, content, None)
 
     try:
-        said = Layers(tuple(lineage(config, unchecked))).data
+        return Layers(tuple(lineage(config, unchecked))), contents
     except BadFile as bad:
         raise ValueError(str(bad)) from None
-    return said, contents
 
 
 def _files(said: Mapping[str, Json], policy: PrologConfig) -> Iterator[Path]:

@@ -244,14 +244,14 @@ class SiteConfig:
         return able or fitting[-1:]
 
 
-def load(path: Path | None = None, match: Find = lambda: None) -> SiteConfig:
+def load(path: Path | None = None, match: Find = lambda: None, known: Iterable[Document] = ()) -> SiteConfig:
     """Read a site config and what lies beneath it. Raises `BadFile` with every mistake in them.
 
-    ``path``: the file of ``--config``; ``match``: see `layers.lineage`. Directories in a file are relative to
-    it. To root, a file or directory that others can write is a mistake, too: whoever can write it decides
-    what root runs.
+    ``path``: the file of ``--config``; ``match``: see `layers.lineage`; ``known``: files that have been read
+    already, against no schema. Directories in a file are relative to it. To root, a file or directory that
+    others can write is a mistake, too: whoever can write it decides what root runs.
     """
-    found, mistakes = examine(path, match)
+    found, mistakes = examine(path, match, known)
     if mistakes:
         raise BadFile(mistakes)
     data = found.data
@@ -349,13 +349,16 @@ def of_nodes(found: Layers) -> Iterator[NodeConfig]:
 # -- mistakes -------------------------------------------------------------------------------------------
 
 
-def examine(path: Path | None = None, match: Find = lambda: None) -> tuple[Layers, list[Mistake]]:
+def examine(
+    path: Path | None = None, match: Find = lambda: None, known: Iterable[Document] = ()
+) -> tuple[Layers, list[Mistake]]:
     """What of a site config and of the files beneath it is in order, and every mistake in them."""
     mistakes: list[Mistake] = []
     documents: list[Document] = []
+    by_path = {document.path: document for document in known}
 
     def examined(file: Path) -> Document:
-        document, wrong = _examine(file)
+        document, wrong = _examine(file, by_path.get(file))
         mistakes.extend(wrong)
         if document is None:
             raise BadFile(())
@@ -368,8 +371,8 @@ def examine(path: Path | None = None, match: Find = lambda: None) -> tuple[Layer
     return Layers(tuple(documents)), mistakes
 
 
-def _examine(path: Path) -> tuple[Document | None, list[Mistake]]:
-    """What of one file is in order, None where nothing is, and every mistake in it."""
+def _examine(path: Path, known: Document | None) -> tuple[Document | None, list[Mistake]]:
+    """What of one file is in order, None where nothing is, and every mistake in it. ``known``: see `load`."""
     if wrong_name := layers.nameless(path):
         return None, [Mistake(path, 0, wrong_name)]
     if os.path.isdir(path):  # noqa: PTH112 - it raises nothing, whoever may not look
@@ -377,8 +380,9 @@ def _examine(path: Path) -> tuple[Document | None, list[Mistake]]:
     # Whoever can write a shipped file can write the program that reads it.
     if path.parent != layers.shipped() and (reason := untrusted(path)):
         return None, [Mistake(path, 0, reason)]
+    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
     try:
-        document = read(path, json.loads(SCHEMA.read_text(encoding="utf-8")))
+        document = known if known and not violations(known, schema) else read(path, schema)
         wrong: tuple[Mistake, ...] = ()
     except BadFile as bad:
         if bad.sound is None:

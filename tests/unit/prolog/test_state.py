@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from gpuipc_doctor.prolog import identity, state
 from gpuipc_doctor.prolog.state import ALL, NOTHING, State, Unusable
 from gpuipc_doctor.site import layers
+from gpuipc_doctor.site.config import load
 
 NODE = {"boot": "b", "driver": "d", "GPUs": "g", "config": "c"}
 
@@ -197,6 +198,8 @@ def test_whoever_finds_another_one_writing_lets_it(place: Path) -> None:
 
 CONFIG = "prolog:\n  fresh_for_s: 600\n  state_dir: state\n"
 
+WHOLE = CONFIG + "  on_fail: drain\n  on_error: log\n  on_budget: log\n  on_unkillable: drain\n"
+
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
@@ -231,21 +234,21 @@ def test_what_another_config_or_tool_has_left_there_is_not_believed(
 def test_what_was_looked_up_is_of_the_bytes_that_were_read(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody edits it between two looks at it."""
+    """Somebody edits it while it is looked at: what is tested, too, is what was read."""
     as_read = identity.identity
+    config.write_text(WHOLE)
 
     def edited(contents: dict[str, bytes]) -> dict[str, str]:
-        config.write_text(CONFIG.replace("600", "604800"))
+        config.write_text(WHOLE.replace("600", "604800"))
         return as_read(contents)
 
     monkeypatch.setattr(identity, "identity", edited)
     found = state.look_up(config, "")
     assert found.policy.fresh_for_s == 600
-    assert not found.is_of(config)
-    config.write_text(CONFIG)
-    assert found.is_of(config)
-    config.unlink()
-    assert not found.is_of(config)
+    assert load(config, known=found.documents).prolog.fresh_for_s == 600
+    assert found.identity["config"] == identity.of_config({str(config): WHOLE.encode()})
+    config.write_text("prolog: {fresh_for_s: no number}")
+    assert load(config, known=found.documents).prolog.fresh_for_s == 600
 
 
 def test_a_place_that_others_can_write_is_not_believed(config: Path, tmp_path: Path) -> None:
@@ -273,15 +276,14 @@ def test_a_config_that_is_wrong_is_no_answer(config: Path, text: str) -> None:
 
 def test_the_files_beneath_a_config_count(config: Path, tmp_path: Path) -> None:
     base = tmp_path / "base.yaml"
-    base.write_text("cluster: lake\nhosts: nid[0001-0128]\ngpus: {count: 4}\n" + CONFIG)
+    base.write_text("cluster: lake\nhosts: nid[0001-0128]\ngpus: {count: 4}\n" + WHOLE)
     config.write_text("extends: ./base.yaml\ntier: soak\n")
     remember(config)
     found = state.look_up(config, "")
     assert (found.why_not, found.policy.fresh_for_s) == ("", 600)
-    assert found.is_of(config)
     base.write_text(base.read_text().replace("4", "8"))
     assert state.look_up(config, "").why_not == "not used: since the last pass another config"
-    assert not found.is_of(config)
+    assert load(config, known=found.documents).node.gpus.count == 4
     base.write_text("extends: ./config.yaml\n".replace("config.yaml", config.name))
     assert "no section `prolog` that is in order" in state.look_up(config, "").why_not
 
