@@ -76,7 +76,7 @@ class Fabric(Protocol):
         """What they, ``/sys`` and the files in the directory ``results`` say of the fabric.
 
         ``libfabric`` and ``ucx``: versions; ``interfaces`` and ``transports``: see `fabric.interfaces`;
-        ``adapters``: see `fabric.cxi`; ``ports``: see `fabric.devices`; ``health``: see `fabric.healthcheck`.
+        ``adapters`` and ``ports``: see `fabric.devices`; ``health``: see `fabric.healthcheck`.
         ``programs``: name → file. ``transports``: whether UCX is asked for them.
         """
 

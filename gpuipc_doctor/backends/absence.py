@@ -12,12 +12,10 @@ from pathlib import Path
 
 from gpuipc_doctor.api.gpu import Arm, BackendUnavailable
 from gpuipc_doctor.model import DriverFault
+from gpuipc_doctor.node_files import gpus_on_bus
 
 NO_DEVICE = 100
 """``CUDA_ERROR_NO_DEVICE`` and ``hipErrorNoDevice``."""
-
-_PCI_CLASSES = ("0x03", "0x12")
-"""Display controllers and processing accelerators; AMD's MI200 and MI300 are of the second class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +57,7 @@ class Absence:
 
     def on_bus(self) -> int:
         """How many such GPUs the PCI bus lists."""
-        return sum(
-            _read(device / "vendor") == self.vendor.pci_vendor
-            and _read(device / "class").startswith(_PCI_CLASSES)
-            for device in (self.root / "sys/bus/pci/devices").glob("*")
-        )
+        return len(gpus_on_bus(self.root, self.vendor.pci_vendor))
 
     def hiding(self) -> list[str]:
         """The variables that hide devices from this process, as ``NAME=value``."""
@@ -126,10 +120,3 @@ class Absence:
 
     def _unavailable(self, reason: str, remedy: str) -> BackendUnavailable:
         return BackendUnavailable(reason, remedy, broken=self.node_has_gpu())
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""

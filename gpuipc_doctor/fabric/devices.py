@@ -1,13 +1,22 @@
-"""The network adapters that the kernel lists by fabric, whoever made them.
+"""The network adapters that the kernel lists by fabric, and why libfabric would leave one of HPE's out.
 
-The files: Linux, Documentation/ABI/stable/sysfs-class-infiniband; of HPE's adapters see `cxi`. Those of EFA
-and Omni-Path are listed beside those of verbs: drivers/infiniband/hw/efa registers ``efa_0`` for devices of
-Amazon, drivers/infiniband/hw/hfi1 ``hfi1_0`` for Intel's 24f0 and 24f1 and for Cornelis'. udev may rename.
+The files: Linux, Documentation/ABI/stable/sysfs-class-infiniband. Those of EFA and Omni-Path are listed
+beside those of verbs: drivers/infiniband/hw/efa registers ``efa_0`` for devices of Amazon,
+drivers/infiniband/hw/hfi1 ``hfi1_0`` for Intel's 24f0 and 24f1 and for Cornelis'. udev may rename.
+
+HPE's: its driver (shs-cxi-driver, drivers/net/ethernet/hpe/ss1/cass_sysfs.c and cass_sbl.c) and its users
+(shs-libcxi, src/devinfo.c and utils/cxi_stat.c). The conditions under which libfabric leaves an adapter out:
+libfabric, prov/cxi/src/cxip_if.c (cxip_query_if_list, netdev_ama_check, netdev_link). Read, and never tried:
+there was no such adapter.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+
+from gpuipc_doctor.node_files import quietly
 
 CXI, VERBS = "/sys/class/cxi", "/sys/class/infiniband"
 """Where the kernel lists HPE's adapters, and those of all other fabrics."""
@@ -29,7 +38,7 @@ def adapters(root: Path) -> dict[str, tuple[str, ...]]:
 
 def _fabric(adapter: Path) -> str:
     """The fabric of an adapter that is listed with those of verbs."""
-    vendor, device = (_read(adapter / "device" / name) for name in ("vendor", "device"))
+    vendor, device = (quietly(adapter / "device" / name) for name in ("vendor", "device"))
     if vendor == _AMAZON or adapter.name.startswith("efa"):
         return "efa"
     is_intels = vendor == _INTEL and device in _OMNI_PATH
@@ -40,14 +49,69 @@ def ports(root: Path) -> dict[str, str]:
     """The state of each port of verbs: ``{"mlx5_0/1": "ACTIVE"}``. What cannot be read is left out."""
     found = {}
     for file in sorted((root / "sys/class/infiniband").glob("*/ports/*/state")):
-        if text := _read(file):
+        if text := quietly(file):
             found[f"{file.parents[2].name}/{file.parent.name}"] = text.rpartition(":")[2].strip()
     return found
 
 
-def _read(file: Path) -> str:
-    """Empty where it cannot be read."""
-    try:
-        return file.read_text(errors="replace").strip()
-    except OSError:
-        return ""
+# -- HPE's ----------------------------------------------------------------------------------------------
+
+_NO_EVENT_QUEUE = "0"
+"""``C_EQ_NONE`` (cassini_user_defs.h): the retry handler has no event queue, for none runs."""
+
+_TEMPORARY = "3"
+"""``NET_ADDR_SET`` (linux/netdevice.h): the address was set, as the fabric manager does."""
+
+
+@dataclass(frozen=True, slots=True)
+class CxiAdapter:
+    """One of ``/sys/class/cxi``. What cannot be read is empty."""
+
+    name: str
+    link: str
+    """``up``, ``down`` or what else the driver says."""
+    speed: str
+    retries: str
+    """Of the link layer: ``on`` or ``off``."""
+    loopback: str
+    interface: str
+    """Its network interface, ``hsn0``."""
+    left_out: str
+    """Why libfabric offers it to nobody, in words; empty where nothing speaks against it."""
+
+
+def cxi_adapters(root: Path) -> list[CxiAdapter]:
+    """HPE's adapters of the node whose files stand below ``root``, in order."""
+    found = sorted((root / "sys/class/cxi").glob("cxi*"), key=lambda path: (len(path.name), path.name))
+    return [_adapter(root, path) for path in found]
+
+
+def _adapter(root: Path, path: Path) -> CxiAdapter:
+    device, port = path / "device", path / "device/port"
+    second = (device / "port/0").is_dir()  # of the 400 Gbit/s generation
+    interface = next((one.name for one in sorted((device / "net").glob("*"))), "")
+    return CxiAdapter(
+        path.name,
+        link=_line(port / ("0/link/state" if second else "link")),
+        speed=_line(port / ("0/link/speed" if second else "speed")),
+        retries=_line(port / ("0/llr/state" if second else "link_layer_retry")),
+        loopback=_line(port / ("0/link/config/loopback" if second else "loopback")),
+        interface=interface,
+        left_out=next(_against(root, path, interface), ""),
+    )
+
+
+def _against(root: Path, path: Path, interface: str) -> Iterator[str]:
+    if _line(path / "device/properties/pct_eq") == _NO_EVENT_QUEUE:
+        yield f"its retry handler is not running (systemctl status cxi_rh@{path.name})"
+    if not interface:
+        yield "it has no network interface"
+        return
+    net = root / "sys/class/net" / interface
+    first = _line(net / "address").partition(":")[0]
+    if first and (_line(net / "addr_assign_type") != _TEMPORARY or int(first, 16) & 3 != 2):
+        yield f"{interface} has no address of the fabric manager (AMA): {_line(net / 'address')}"
+
+
+def _line(file: Path) -> str:
+    return quietly(file).partition("\n")[0].strip()

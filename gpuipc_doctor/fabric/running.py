@@ -19,7 +19,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import IO, Protocol
 
-from gpuipc_doctor.fabric import cxi, devices, exchange, healthcheck, interfaces
+from gpuipc_doctor.fabric import devices, exchange, healthcheck, interfaces
 from gpuipc_doctor.fabric.programs import environment
 from gpuipc_doctor.model import Json
 
@@ -65,7 +65,7 @@ class Fabric:
 
     def look(self, programs: Mapping[str, str], results: str | None, *, transports: bool) -> dict[str, Json]:
         told: dict[str, Json] = {
-            "adapters": [asdict(adapter) for adapter in cxi.adapters(self._root)],
+            "adapters": [asdict(adapter) for adapter in devices.cxi_adapters(self._root)],
             "ports": devices.ports(self._root),
             "health": healthcheck.results(Path(results)) if results else [],
         }

@@ -13,8 +13,8 @@ from gpuipc_doctor.inventory import files, libraries
 from gpuipc_doctor.inventory.libraries import Libraries
 from gpuipc_doctor.inventory.names import NAMES
 from gpuipc_doctor.inventory.surveys import LOOKED_FOR, LOOKED_FOR_FOREIGN
-from gpuipc_doctor.inventory.tree import Tree
 from gpuipc_doctor.model import Fact, ProbeOutcome
+from gpuipc_doctor.node_files import Tree
 from gpuipc_doctor.report import sentences
 
 __all__ = ["CHECK", "NAMES", "SURVEYS", "learned", "merged", "of_modules", "on_disk"]

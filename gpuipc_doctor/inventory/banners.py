@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from gpuipc_doctor.inventory.tree import shown
+from gpuipc_doctor.node_files import shown
 
 
 def nccl(number: int) -> str:

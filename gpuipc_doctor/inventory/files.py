@@ -9,8 +9,8 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from gpuipc_doctor.inventory.tree import Tree, shown
 from gpuipc_doctor.model import Fact
+from gpuipc_doctor.node_files import Tree, shown
 
 
 def facts(tree: Tree, environ: Mapping[str, str]) -> Iterator[Fact]:
@@ -162,7 +162,7 @@ def _iommu(tree: Tree) -> Fact:
     units = [unit.rpartition("/")[2] for unit in tree.glob(f"{where}/*")]
     if not units:
         return Fact("iommu", "off", f"nothing in {where}")
-    types = {_quietly(tree, file) for file in tree.glob("/sys/kernel/iommu_groups/*/type")}
+    types = {tree.line(file) for file in tree.glob("/sys/kernel/iommu_groups/*/type")}
     if types == {"identity"}:
         mode = "passthrough"
     else:
@@ -227,7 +227,7 @@ def _namespaces(tree: Tree) -> Fact:
 
 def _amd_models(tree: Tree) -> Fact:
     where = "/sys/bus/pci/devices/*/product_name"
-    return models("gpu-model", (_quietly(tree, file) for file in tree.glob(where)), where)
+    return models("gpu-model", (tree.line(file) for file in tree.glob(where)), where)
 
 
 def models(name: str, found: Iterable[str], where: str) -> Fact:
@@ -253,7 +253,7 @@ def _imex_daemon(tree: Tree) -> Fact:
     if not tree.exists(driver):
         return Fact("imex-daemon", None, f"no {driver}")
     for file in tree.glob("/proc/[0-9]*/comm"):
-        if _quietly(tree, file) == name:
+        if tree.line(file) == name:
             return Fact("imex-daemon", "runs", file)
     return Fact("imex-daemon", None, f"no process {name} in /proc; from a container the node's is not seen")
 
@@ -262,14 +262,6 @@ def _cxi_devices(tree: Tree) -> Fact:
     where = "/sys/class/cxi"
     names = [device.rpartition("/")[2] for device in tree.glob(f"{where}/cxi*")]
     return Fact("cxi-devices", ", ".join(names), where) if names else Fact("cxi-devices", None, f"no {where}")
-
-
-def _quietly(tree: Tree, file: str) -> str:
-    """The first line of one of many files; empty when it has gone since they were listed."""
-    try:
-        return _first_line(tree.text(file))
-    except OSError:
-        return ""
 
 
 # -- Python packages ------------------------------------------------------------------------------------

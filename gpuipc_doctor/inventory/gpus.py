@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpuipc_doctor.api.gpu import CAPABILITIES
-from gpuipc_doctor.inventory.tree import Tree, shown
 from gpuipc_doctor.model import Device
+from gpuipc_doctor.node_files import Tree, gpus_on_bus, quietly, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ def _is_split(tree: Tree) -> bool:
 def _nvidia(tree: Tree) -> Iterator[ListedGpu]:
     split = _is_split(tree)
     for index, file in enumerate(tree.glob("/proc/driver/nvidia/gpus/*/information")):
-        said = {name: shown(value) for name, value in _NVIDIA.findall(_text(tree, file))}
+        said = {name: shown(value) for name, value in _NVIDIA.findall(quietly(tree.path(file)))}
         minor = said.get("Device Minor", "")
         # Of a GPU that nothing has initialised since boot, the driver writes "GPU-????????-…".
         uuid = said.get("GPU UUID", "")
@@ -156,7 +156,7 @@ def _amd(tree: Tree) -> Iterator[ListedGpu]:
     files = tree.glob("/sys/class/kfd/kfd/topology/nodes/*/properties")
     nodes = []
     for file in sorted(files, key=lambda name: int(name.split("/")[-2])):
-        said = {name: int(value) for name, value in _KFD.findall(_text(tree, file))}
+        said = {name: int(value) for name, value in _KFD.findall(quietly(tree.path(file)))}
         if said.get("simd_count"):  # the other nodes are CPUs
             nodes.append(said)
     for index, said in enumerate(nodes):
@@ -165,30 +165,16 @@ def _amd(tree: Tree) -> Iterator[ListedGpu]:
         pci = f"{domain:04x}:{bus:02x}:{slot >> 3:02x}.{slot & 7:x}"
         serial = said.get("unique_id", 0)
         numbers = {index, said.get("drm_render_minor", index)}
-        name = shown(_text(tree, f"/sys/bus/pci/devices/{pci}/product_name"))
+        name = shown(tree.line(f"/sys/bus/pci/devices/{pci}/product_name"))
         yield ListedGpu("hip", index, frozenset(numbers), f"GPU-{serial:016x}" if serial else "", pci, name)
 
 
 _INTEL = "0x8086"
 
-_DISPLAYS = ("0x03", "0x12")
-"""How the PCI class of a display controller begins, and of a processing accelerator."""
-
 
 def of_intel(root: str) -> list[str]:
     """Intel's GPUs on the PCI bus, which no backend is for, by vendor and device: ``8086:0bd5``."""
-    tree = Tree(Path(root))
     return [
-        ":".join(_text(tree, f"{place}/{name}").strip().removeprefix("0x") for name in ("vendor", "device"))
-        for place in tree.glob("/sys/bus/pci/devices/*")
-        if _text(tree, f"{place}/vendor").strip() == _INTEL
-        and _text(tree, f"{place}/class").startswith(_DISPLAYS)
+        ":".join(quietly(device / name).removeprefix("0x") for name in ("vendor", "device"))
+        for device in gpus_on_bus(Path(root), _INTEL)
     ]
-
-
-def _text(tree: Tree, name: str) -> str:
-    """Empty where it cannot be read: a GPU that leaves the bus takes its files with it."""
-    try:
-        return tree.text(name)
-    except OSError:
-        return ""

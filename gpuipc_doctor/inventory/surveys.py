@@ -22,7 +22,7 @@ from gpuipc_doctor.inventory.asking.programs import (
     version,
 )
 from gpuipc_doctor.inventory.libraries import Libraries
-from gpuipc_doctor.inventory.tree import Tree
+from gpuipc_doctor.node_files import Tree
 
 DEADLINE_S = 5.0
 """For each call of a driver or a library, and for each program that is run."""

@@ -13,11 +13,10 @@ from pathlib import Path
 
 from gpuipc_doctor.api import Worker
 from gpuipc_doctor.memory.usage import GpuUse, ProcessUse
+from gpuipc_doctor.node_files import gpus_on_bus, quietly
 from gpuipc_doctor.supervise.tree import name_of
 
 VENDOR = "0x1002"
-CLASSES = ("0x03", "0x12")
-"""Display controllers and processing accelerators."""
 
 
 class Amdgpu:
@@ -26,11 +25,7 @@ class Amdgpu:
     def __init__(self, w: Worker, root: Path) -> None:
         self._worker = w
         self._root = root
-        self._devices = [
-            device
-            for device in sorted((root / "sys/bus/pci/devices").glob("*"))
-            if self._text(device / "vendor") == VENDOR and self._text(device / "class").startswith(CLASSES)
-        ]
+        self._devices = gpus_on_bus(root, VENDOR, self._text)
         self._numbers = dict(self._topology())
 
     def read(self) -> list[GpuUse]:
@@ -75,7 +70,4 @@ class Amdgpu:
     def _text(self, file: Path) -> str:
         """What the file says; nothing when it cannot be read."""
         with self._worker.armed(f"read {file}"):
-            try:
-                return file.read_text(errors="replace").strip()
-            except OSError:
-                return ""
+            return quietly(file)

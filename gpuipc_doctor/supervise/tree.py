@@ -171,10 +171,9 @@ def reap_orphans() -> None:
 
 def name_of(pid: int) -> str:
     """Its command's name; empty when it has ended, or is in another pid namespace than this one."""
-    try:
-        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
-    except OSError:
-        return ""
+    with contextlib.suppress(OSError):
+        return _read(pid, "comm").strip()
+    return ""
 
 
 def carry_priority(pid: int | None = None) -> None:

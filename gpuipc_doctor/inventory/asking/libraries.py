@@ -10,8 +10,8 @@ from typing import Any
 from gpuipc_doctor.api import Worker
 from gpuipc_doctor.inventory import banners
 from gpuipc_doctor.inventory.asking.recording import Told, load, record
-from gpuipc_doctor.inventory.tree import shown
 from gpuipc_doctor.mpi.identity import identify
+from gpuipc_doctor.node_files import shown
 
 MPI_FACTS = ("mpich", "cray-mpich", "openmpi", "intel-mpi", "mvapich", "other-mpi")
 

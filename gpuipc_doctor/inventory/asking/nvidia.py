@@ -9,7 +9,7 @@ from pathlib import Path
 from gpuipc_doctor.api import DriverError, Worker
 from gpuipc_doctor.inventory.asking.recording import Told, record
 from gpuipc_doctor.inventory.files import models
-from gpuipc_doctor.inventory.tree import Tree, shown
+from gpuipc_doctor.node_files import Tree, shown
 from gpuipc_doctor.nvml import Nvml
 
 

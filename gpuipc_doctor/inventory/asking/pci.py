@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gpuipc_doctor.api import Worker
 from gpuipc_doctor.inventory.asking.recording import record
-from gpuipc_doctor.inventory.tree import Tree
+from gpuipc_doctor.node_files import Tree
 
 _ACS = 0x000D
 _REDIRECT = 0x0C
@@ -20,7 +20,7 @@ def bridges(w: Worker) -> None:
     have, redirect, short = 0, [], False
     for file in tree.glob(where):
         device = file.split("/")[-2]
-        if not _line(tree, f"/sys/bus/pci/devices/{device}/class").startswith("0x0604"):
+        if not tree.line(f"/sys/bus/pci/devices/{device}/class").startswith("0x0604"):
             continue
         with w.armed(f"read {file}"):
             try:
@@ -51,10 +51,3 @@ def acs_control(space: bytes) -> int | None:
             return int.from_bytes(space[at + 6 : at + 8], "little")
         at, seen = header >> 20, seen + 1
     return None
-
-
-def _line(tree: Tree, file: str) -> str:
-    try:
-        return tree.text(file).partition("\n")[0]
-    except OSError:
-        return ""

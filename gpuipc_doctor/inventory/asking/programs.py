@@ -9,7 +9,7 @@ from pathlib import Path
 from gpuipc_doctor.api import Worker
 from gpuipc_doctor.inventory import banners
 from gpuipc_doctor.inventory.asking.recording import record
-from gpuipc_doctor.inventory.tree import shown
+from gpuipc_doctor.node_files import shown
 
 PROGRAMS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
     "slurm": (("scontrol", "srun", "slurmd"), ("--version",), r"slurm(?:-wlm)? (\S+)"),

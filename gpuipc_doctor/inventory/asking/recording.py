@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gpuipc_doctor.api import Worker
-from gpuipc_doctor.inventory.tree import shown
+from gpuipc_doctor.node_files import shown
 
 Told = tuple[str, str | None, str]
 """Name, value and source of a fact."""

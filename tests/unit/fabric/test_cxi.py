@@ -1,4 +1,4 @@
-"""HPE's adapters, as files say that they are. The files are those of a simulated node: see `fabric.cxi`."""
+"""HPE's adapters, as files say that they are: those of a simulated node (see `fabric.devices`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.fabric.cxi import Adapter, adapters
+from gpuipc_doctor.fabric.devices import CxiAdapter, cxi_adapters
 
 HEALTHY = {
     "sys/class/cxi/cxi0/device/properties/pct_eq": "1",
@@ -20,15 +20,15 @@ HEALTHY = {
 }
 
 
-def read(root: Path, files: dict[str, str]) -> list[Adapter]:
+def read(root: Path, files: dict[str, str]) -> list[CxiAdapter]:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(f"{text}\n")
-    return adapters(root)
+    return cxi_adapters(root)
 
 
 def test_a_healthy_one(tmp_path: Path) -> None:
-    assert read(tmp_path, HEALTHY) == [Adapter("cxi0", "up", "BS_200G", "on", "off", "hsn0", "")]
+    assert read(tmp_path, HEALTHY) == [CxiAdapter("cxi0", "up", "BS_200G", "on", "off", "hsn0", "")]
 
 
 def test_one_of_the_next_generation(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_one_of_the_next_generation(tmp_path: Path) -> None:
         f"{port}/0/llr/state": "on",
         f"{port}/0/link/config/loopback": "off",
     }
-    assert read(tmp_path, others | second) == [Adapter("cxi0", "up", "CK_400G", "on", "off", "hsn0", "")]
+    assert read(tmp_path, others | second) == [CxiAdapter("cxi0", "up", "CK_400G", "on", "off", "hsn0", "")]
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,8 @@ def test_without_a_network_interface(tmp_path: Path) -> None:
 def test_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     for number in (10, 2, 0):
         (tmp_path / f"sys/class/cxi/cxi{number}/device").mkdir(parents=True)
-    assert [one.name for one in adapters(tmp_path)] == ["cxi0", "cxi2", "cxi10"]
+    assert [one.name for one in cxi_adapters(tmp_path)] == ["cxi0", "cxi2", "cxi10"]
 
 
 def test_no_such_adapter(tmp_path: Path) -> None:
-    assert adapters(tmp_path) == []
+    assert cxi_adapters(tmp_path) == []

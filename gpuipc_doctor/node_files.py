@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +40,13 @@ class Tree:
     def text(self, name: str) -> str:
         return self.raw(name).decode(errors="replace")
 
+    def line(self, name: str) -> str:
+        """The first line of a file; empty where it cannot be read."""
+        try:
+            return self.text(name).partition("\n")[0]
+        except OSError:
+            return ""
+
     def glob(self, pattern: str) -> Iterator[str]:
         """The node's files that match, in order; what cannot be listed matches nothing."""
         try:
@@ -52,6 +59,27 @@ class Tree:
         real = self.path(name).resolve()
         root = self.root.resolve()
         return f"/{real.relative_to(root)}" if real.is_relative_to(root) else name
+
+
+def quietly(file: Path) -> str:
+    """What a file says, less white space around it; empty where it cannot be read."""
+    try:
+        return file.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+_DISPLAYS = ("0x03", "0x12")
+"""How the PCI class begins of display controllers, and of processing accelerators such as AMD's MI300."""
+
+
+def gpus_on_bus(root: Path, vendor: str, read: Callable[[Path], str] = quietly) -> list[Path]:
+    """The directories of a vendor's GPUs below ``root``, by their addresses on the PCI bus."""
+    return [
+        device
+        for device in sorted((root / "sys/bus/pci/devices").glob("*"))
+        if read(device / "vendor") == vendor and read(device / "class").startswith(_DISPLAYS)
+    ]
 
 
 def shown(text: str) -> str:
