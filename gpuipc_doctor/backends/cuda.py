@@ -115,13 +115,30 @@ class CudaDriver(Driver):
         "vmm-import": "cuMemImportFromShareableHandle",
         "driver-version": "cuDriverGetVersion",
     }
-    pool_attributes = {  # noqa: RUF012  # likewise
-        "release-threshold": "CU_MEMPOOL_ATTR_RELEASE_THRESHOLD",
-        "reserved": "CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT",
-        "used": "CU_MEMPOOL_ATTR_USED_MEM_CURRENT",
-        "event-dependencies": "CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES",
-        "opportunistic": "CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC",
-        "internal-dependencies": "CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES",
+    names = {  # noqa: RUF012  # likewise
+        "pool-properties": "CUmemPoolProps",
+        "memory-properties": "CUmemAllocationProp",
+        "access": "CUmemAccessDesc",
+        "pointer-data": "CUmemPoolPtrExportData",
+        "handle-type": "CUmemAllocationHandleType",
+        "pinned": "CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED",
+        "on-device": "CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE",
+        "read-write": "CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE",
+        "minimum": "CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM",
+        "release-threshold": "CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD",
+        "reserved": "CUmemPool_attribute.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT",
+        "used": "CUmemPool_attribute.CU_MEMPOOL_ATTR_USED_MEM_CURRENT",
+        "event-dependencies": "CUmemPool_attribute.CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES",
+        "opportunistic": "CUmemPool_attribute.CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC",
+        "internal-dependencies": "CUmemPool_attribute.CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES",
+    }
+    attribute = "CUdevice_attribute.CU_DEVICE_ATTRIBUTE_{}"
+    unknown_attribute = "CUDA_ERROR_INVALID_VALUE"
+    unexportable = {  # noqa: RUF012  # likewise
+        "async-pool": "MEMORY_POOLS_SUPPORTED",
+        "managed": "MANAGED_MEMORY",
+        "pinned-host": "CAN_MAP_HOST_MEMORY",
+        "vmm": "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
     }
 
     def _import_binding(self) -> Any:
@@ -154,101 +171,50 @@ class CudaDriver(Driver):
         kind = "MIG" if " MIG " in self.text("device-name", ordinal) else "GPU"
         return f"{kind}-{value}"
 
-    def _attribute(self, name: str, ordinal: int) -> int:
-        """An attribute of a device; 0 where the driver is too old to know it."""
-        attribute = getattr(self.api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
-        try:
-            return int(self.call("device-attribute", attribute, ordinal))
-        except DriverError as error:
-            if error.fault.name == "CUDA_ERROR_INVALID_VALUE":
-                return 0
-            raise
-
     def capabilities(self, ordinal: int) -> frozenset[str]:
         words = {"contexts"}
         # cuIpcGetMemHandle is "restricted to devices with support for unified addressing":
         # https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
-        if self._attribute("UNIFIED_ADDRESSING", ordinal):
+        if self.attribute_of(ordinal, "UNIFIED_ADDRESSING"):
             words.add("legacy-ipc")
-        if self._attribute("COMPUTE_MODE", ordinal) == int(self.api.CUcomputemode.CU_COMPUTEMODE_DEFAULT):
+        if self.attribute_of(ordinal, "COMPUTE_MODE") == int(self.api.CUcomputemode.CU_COMPUTEMODE_DEFAULT):
             words.add("multi-process")
-        if self._attribute("MEMORY_POOLS_SUPPORTED", ordinal):
+        if self.attribute_of(ordinal, "MEMORY_POOLS_SUPPORTED"):
             words.add("memory-pools")
-        if self._attribute("HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED", ordinal):
+        if self.attribute_of(ordinal, "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"):
             words.add("vmm-ipc")
-        if self._attribute("MEMPOOL_SUPPORTED_HANDLE_TYPES", ordinal) & HandleType.DESCRIPTOR:
+        if self.attribute_of(ordinal, "MEMPOOL_SUPPORTED_HANDLE_TYPES") & HandleType.DESCRIPTOR:
             words.add("pool-ipc")
-        if self._attribute("HANDLE_TYPE_FABRIC_SUPPORTED", ordinal):
+        if self.attribute_of(ordinal, "HANDLE_TYPE_FABRIC_SUPPORTED"):
             words.add("fabric-handles")
         return frozenset(words)
 
-    def unexportable_kinds(self, ordinal: int) -> tuple[str, ...]:
-        needs = {
-            "async-pool": "MEMORY_POOLS_SUPPORTED",
-            "managed": "MANAGED_MEMORY",
-            "pinned-host": "CAN_MAP_HOST_MEMORY",
-            "vmm": "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
-        }
-        return tuple(kind for kind, name in needs.items() if self._attribute(name, ordinal))
-
-    def create_pool(self, ordinal: int, handle_type: HandleType) -> Any:
-        properties = self.api.CUmemPoolProps()
-        properties.allocType = self.api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-        properties.location.type = self.api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        properties.handleTypes = self._handle_type(handle_type)
-        properties.location.id = ordinal
-        return self.call("pool-create", properties)
-
     def pool_attribute(self, pool: Any, name: str) -> int:
-        return int(self.call("pool-get", pool, self._pool_attribute(name)))
+        return int(self.call("pool-get", pool, self.named(name)))
 
     def set_pool_attribute(self, pool: Any, name: str, value: int) -> None:
         typed = self.api.cuuint64_t(value) if name == "release-threshold" else value
-        self.call("pool-set", pool, self._pool_attribute(name), typed)
-
-    def _pool_attribute(self, name: str) -> Any:
-        return getattr(self.api.CUmemPool_attribute, self.pool_attributes[name])
-
-    def vmm_request(self, ordinal: int, handle_type: HandleType) -> tuple[Any, Any]:
-        request = self.api.CUmemAllocationProp()
-        request.requestedHandleTypes = self._handle_type(handle_type)
-        request.type = self.api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-        request.location.type = self.api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        request.location.id = ordinal
-        granularity = self.api.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-        return request, granularity
+        self.call("pool-set", pool, self.named(name), typed)
 
     def access(self, ordinal: int) -> Any:
-        access = self.api.CUmemAccessDesc()
-        access.location.type = self.api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        access.location.id = ordinal
-        access.flags = self.api.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-        return [access]
+        return [super().access(ordinal)]
 
-    def _handle_type(self, handle_type: HandleType) -> Any:
-        return self.api.CUmemAllocationHandleType(int(handle_type))
+    def ask_for_handles(self, request: Any, handle_type: HandleType) -> None:
+        request.requestedHandleTypes = self.handle_type(handle_type)
 
     def export_descriptor(self, operation: str, thing: Any) -> int:
-        return int(self.call(operation, thing, self._handle_type(HandleType.DESCRIPTOR), 0))
+        return int(self.call(operation, thing, self.handle_type(HandleType.DESCRIPTOR), 0))
 
     def import_descriptor(self, operation: str, descriptor: int) -> Any:
         flags = (0,) if operation == "pool-import" else ()
-        return self.call(operation, descriptor, self._handle_type(HandleType.DESCRIPTOR), *flags)
+        return self.call(operation, descriptor, self.handle_type(HandleType.DESCRIPTOR), *flags)
 
     def export_fabric(self, memory: Any) -> bytes:
-        handle = self.call("vmm-export", memory, self._handle_type(HandleType.FABRIC), 0)
+        handle = self.call("vmm-export", memory, self.handle_type(HandleType.FABRIC), 0)
         return bytes(handle) if isinstance(handle, bytes) else self.handle_bytes("vmm-export", handle)
-
-    def import_fabric(self, handle: bytes) -> Any:
-        return self.call("vmm-import", hostmemory.address_of(handle), self._handle_type(HandleType.FABRIC))
 
     def export_pointer(self, address: int) -> bytes:
         return self.handle_bytes("pool-export-pointer", self.call("pool-export-pointer", address))
-
-    def import_pointer(self, pool: Any, data: bytes) -> int:
-        shared = self.api.CUmemPoolPtrExportData()
-        hostmemory.poke(self.address_of(shared), data)
-        return self.number("pool-import-pointer", pool, shared)
 
     @cached_property
     def process_memory(self) -> ProcessMemory:

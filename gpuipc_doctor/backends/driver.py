@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from enum import IntEnum
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -48,8 +49,14 @@ class Driver(ABC):
     vendor: ClassVar[Vendor]
     calls: ClassVar[Mapping[str, str]]
     """Operation → name of the C function, which is also the name in the binding and in the journal."""
-    pool_attributes: ClassVar[Mapping[str, str]]
-    """What `gpu.Pool` knows of a pool → the vendor's name of the attribute."""
+    names: ClassVar[Mapping[str, str]]
+    """Structure, constant, type, or what `gpu.Pool` knows of a pool → the vendor's name in the binding."""
+    attribute: ClassVar[str]
+    """The name in the binding of a device's attribute, which stands for ``{}``."""
+    unknown_attribute: ClassVar[str]
+    """The error of a driver that is too old to know an attribute."""
+    unexportable: ClassVar[Mapping[str, str]]
+    """Kind of memory that legacy IPC must refuse → the attribute of devices that have such memory."""
     contexts_own_memory: ClassVar[bool]
     """Whether destroying a context frees the memory and closes the mappings that live in it."""
 
@@ -137,19 +144,8 @@ class Driver(ABC):
     def capabilities(self, ordinal: int) -> frozenset[str]: ...
 
     @abstractmethod
-    def unexportable_kinds(self, ordinal: int) -> tuple[str, ...]: ...
-
-    @abstractmethod
-    def vmm_request(self, ordinal: int, handle_type: HandleType) -> tuple[Any, Any]:
-        """The properties of memory on this device, and the flag that asks for their minimum granularity."""
-
-    @abstractmethod
-    def access(self, ordinal: int) -> Any:
-        """The one description that lets a device read and write, as setting access takes it."""
-
-    @abstractmethod
-    def create_pool(self, ordinal: int, handle_type: HandleType) -> Any:
-        """Create a pool of stream-ordered memory on the device with this ordinal."""
+    def ask_for_handles(self, request: Any, handle_type: HandleType) -> None:
+        """Set in the properties of memory how it may be exported."""
 
     @abstractmethod
     def export_descriptor(self, operation: str, thing: Any) -> int:
@@ -164,18 +160,12 @@ class Driver(ABC):
         """The `HANDLE_BYTES` bytes of a fabric handle."""
 
     @abstractmethod
-    def import_fabric(self, handle: bytes) -> Any: ...
-
-    @abstractmethod
     def export_pointer(self, address: int) -> bytes:
         """The `HANDLE_BYTES` bytes by which another process finds this memory in the imported pool."""
 
     @abstractmethod
-    def import_pointer(self, pool: Any, data: bytes) -> int: ...
-
-    @abstractmethod
     def pool_attribute(self, pool: Any, name: str) -> int:
-        """An attribute of a pool, by a name of ``pool_attributes``."""
+        """An attribute of a pool, by its name in ``names``."""
 
     @abstractmethod
     def set_pool_attribute(self, pool: Any, name: str, value: int) -> None: ...
@@ -199,6 +189,61 @@ class Driver(ABC):
     def open_flags(self) -> int:
         """The flags that opening an IPC handle demands."""
         return LAZY_ENABLE_PEER_ACCESS
+
+    def named(self, what: str) -> Any:
+        """The structure, constant or type of the binding, by its name in ``names``."""
+        return attrgetter(self.names[what])(self.api)
+
+    def attribute_of(self, ordinal: int, name: str) -> int:
+        """An attribute of a device; 0 where the driver is too old to know it."""
+        attribute = attrgetter(self.attribute.format(name))(self.api)
+        try:
+            return int(self.call("device-attribute", attribute, ordinal))
+        except DriverError as error:
+            if error.fault.name == self.unknown_attribute:
+                return 0
+            raise
+
+    def unexportable_kinds(self, ordinal: int) -> tuple[str, ...]:
+        return tuple(kind for kind, name in self.unexportable.items() if self.attribute_of(ordinal, name))
+
+    def handle_type(self, handle_type: HandleType) -> Any:
+        """As the binding has it."""
+        return self.named("handle-type")(int(handle_type))
+
+    def create_pool(self, ordinal: int, handle_type: HandleType) -> Any:
+        """Create a pool of stream-ordered memory on the device with this ordinal."""
+        properties = self.named("pool-properties")()
+        properties.allocType = self.named("pinned")
+        properties.handleTypes = self.handle_type(handle_type)
+        properties.location.type = self.named("on-device")
+        properties.location.id = ordinal
+        return self.call("pool-create", properties)
+
+    def vmm_request(self, ordinal: int, handle_type: HandleType) -> tuple[Any, Any]:
+        """The properties of memory on this device, and the flag that asks for their minimum granularity."""
+        request = self.named("memory-properties")()
+        request.type = self.named("pinned")
+        self.ask_for_handles(request, handle_type)
+        request.location.type = self.named("on-device")
+        request.location.id = ordinal
+        return request, self.named("minimum")
+
+    def access(self, ordinal: int) -> Any:
+        """The one description that lets a device read and write, as setting access takes it."""
+        access = self.named("access")()
+        access.location.type = self.named("on-device")
+        access.location.id = ordinal
+        access.flags = self.named("read-write")
+        return access
+
+    def import_fabric(self, handle: bytes) -> Any:
+        return self.call("vmm-import", hostmemory.address_of(handle), self.handle_type(HandleType.FABRIC))
+
+    def import_pointer(self, pool: Any, data: bytes) -> int:
+        shared = self.named("pointer-data")()
+        hostmemory.poke(self.address_of(shared), data)
+        return self.number("pool-import-pointer", pool, shared)
 
     def take_working_memory(self) -> None:  # noqa: B027  # most drivers take theirs with the context
         """Make the driver take the memory of the current device that it keeps until this process exits."""

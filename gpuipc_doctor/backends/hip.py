@@ -7,7 +7,7 @@ from functools import cached_property
 from inspect import signature
 from typing import Any
 
-from gpuipc_doctor.api.gpu import HANDLE_BYTES, DriverError
+from gpuipc_doctor.api.gpu import HANDLE_BYTES
 from gpuipc_doctor.backends import hostmemory
 from gpuipc_doctor.backends.absence import NO_DEVICE, Vendor
 from gpuipc_doctor.backends.driver import LAZY_ENABLE_PEER_ACCESS, NON_BLOCKING, Driver, HandleType
@@ -107,13 +107,30 @@ class HipDriver(Driver):
         "driver-version": "hipDriverGetVersion",
         "runtime-version": "hipRuntimeGetVersion",
     }
-    pool_attributes = {  # noqa: RUF012  # likewise
-        "release-threshold": "hipMemPoolAttrReleaseThreshold",
-        "reserved": "hipMemPoolAttrReservedMemCurrent",
-        "used": "hipMemPoolAttrUsedMemCurrent",
-        "event-dependencies": "hipMemPoolReuseFollowEventDependencies",
-        "opportunistic": "hipMemPoolReuseAllowOpportunistic",
-        "internal-dependencies": "hipMemPoolReuseAllowInternalDependencies",
+    names = {  # noqa: RUF012  # likewise
+        "pool-properties": "hipMemPoolProps",
+        "memory-properties": "hipMemAllocationProp",
+        "access": "hipMemAccessDesc",
+        "pointer-data": "hipMemPoolPtrExportData",
+        "handle-type": "hipMemAllocationHandleType",
+        "pinned": "hipMemAllocationType.hipMemAllocationTypePinned",
+        "on-device": "hipMemLocationType.hipMemLocationTypeDevice",
+        "read-write": "hipMemAccessFlags.hipMemAccessFlagsProtReadWrite",
+        "minimum": "hipMemAllocationGranularity_flags.hipMemAllocationGranularityMinimum",
+        "release-threshold": "hipMemPoolAttr.hipMemPoolAttrReleaseThreshold",
+        "reserved": "hipMemPoolAttr.hipMemPoolAttrReservedMemCurrent",
+        "used": "hipMemPoolAttr.hipMemPoolAttrUsedMemCurrent",
+        "event-dependencies": "hipMemPoolAttr.hipMemPoolReuseFollowEventDependencies",
+        "opportunistic": "hipMemPoolAttr.hipMemPoolReuseAllowOpportunistic",
+        "internal-dependencies": "hipMemPoolAttr.hipMemPoolReuseAllowInternalDependencies",
+    }
+    attribute = "hipDeviceAttribute_t.hipDeviceAttribute{}"
+    unknown_attribute = "hipErrorInvalidValue"
+    unexportable = {  # noqa: RUF012  # likewise
+        "async-pool": "MemoryPoolsSupported",
+        "managed": "ManagedMemory",
+        "pinned-host": "CanMapHostMemory",
+        "vmm": "VirtualMemoryManagementSupported",
     }
 
     def _import_binding(self) -> Any:
@@ -158,74 +175,33 @@ class HipDriver(Driver):
     def capabilities(self, ordinal: int) -> frozenset[str]:
         # HIP's context calls are deprecated: a later binding may do without them.
         contexts = {"contexts"} if hasattr(self.api, "hipCtxCreate") else set()
-        pools = {"memory-pools"} if self._attribute("MemoryPoolsSupported", ordinal) else set()
+        pools = {"memory-pools"} if self.attribute_of(ordinal, "MemoryPoolsSupported") else set()
         # There is no attribute for VMM memory by descriptor: what has VMM has that.
-        vmm = {"vmm-ipc"} if self._attribute("VirtualMemoryManagementSupported", ordinal) else set()
-        shared = self._attribute("MemoryPoolSupportedHandleTypes", ordinal) & HandleType.DESCRIPTOR
+        vmm = {"vmm-ipc"} if self.attribute_of(ordinal, "VirtualMemoryManagementSupported") else set()
+        shared = self.attribute_of(ordinal, "MemoryPoolSupportedHandleTypes") & HandleType.DESCRIPTOR
         pools |= {"pool-ipc"} if shared else set()
         return frozenset({"legacy-ipc", "multi-process"} | contexts | pools | vmm)
 
-    def _attribute(self, name: str, ordinal: int) -> int:
-        """An attribute of a device; 0 where the runtime is too old to know it."""
-        attribute = getattr(self.api.hipDeviceAttribute_t, f"hipDeviceAttribute{name}")
-        try:
-            return int(self.call("device-attribute", attribute, ordinal))
-        except DriverError as error:
-            if error.fault.name == "hipErrorInvalidValue":
-                return 0
-            raise
-
-    def unexportable_kinds(self, ordinal: int) -> tuple[str, ...]:
-        needs = {
-            "async-pool": "MemoryPoolsSupported",
-            "managed": "ManagedMemory",
-            "pinned-host": "CanMapHostMemory",
-            "vmm": "VirtualMemoryManagementSupported",
-        }
-        return tuple(kind for kind, name in needs.items() if self._attribute(name, ordinal))
-
-    def create_pool(self, ordinal: int, handle_type: HandleType) -> Any:
-        properties = self.api.hipMemPoolProps()
-        properties.allocType = self.api.hipMemAllocationType.hipMemAllocationTypePinned
-        properties.location.type = self.api.hipMemLocationType.hipMemLocationTypeDevice
-        properties.handleTypes = self._handle_type(handle_type)
-        properties.location.id = ordinal
-        return self.call("pool-create", properties)
-
     def pool_attribute(self, pool: Any, name: str) -> int:
         value = bytearray(8)
-        self.call("pool-get", pool, self._pool_attribute(name), value)
+        self.call("pool-get", pool, self.named(name), value)
         return int.from_bytes(value, sys.byteorder)
 
     def set_pool_attribute(self, pool: Any, name: str, value: int) -> None:
-        self.call("pool-set", pool, self._pool_attribute(name), value.to_bytes(8, sys.byteorder))
+        self.call(
+            "pool-set",
+            pool,
+            self.named(name),
+            value.to_bytes(8, sys.byteorder),
+        )
 
-    def _pool_attribute(self, name: str) -> Any:
-        return getattr(self.api.hipMemPoolAttr, self.pool_attributes[name])
-
-    def vmm_request(self, ordinal: int, handle_type: HandleType) -> tuple[Any, Any]:
-        request = self.api.hipMemAllocationProp()
-        request.type = self.api.hipMemAllocationType.hipMemAllocationTypePinned
+    def ask_for_handles(self, request: Any, handle_type: HandleType) -> None:
         # The second field, requestedHandleType, is in a union without a name, which hip-python leaves out.
         hostmemory.poke(self.address_of(request) + 4, int(handle_type).to_bytes(4, sys.byteorder))
-        request.location.type = self.api.hipMemLocationType.hipMemLocationTypeDevice
-        request.location.id = ordinal
-        granularity = self.api.hipMemAllocationGranularity_flags.hipMemAllocationGranularityMinimum
-        return request, granularity
-
-    def access(self, ordinal: int) -> Any:
-        access = self.api.hipMemAccessDesc()
-        access.location.type = self.api.hipMemLocationType.hipMemLocationTypeDevice
-        access.location.id = ordinal
-        access.flags = self.api.hipMemAccessFlags.hipMemAccessFlagsProtReadWrite
-        return access
-
-    def _handle_type(self, handle_type: HandleType) -> Any:
-        return self.api.hipMemAllocationHandleType(int(handle_type))
 
     def _export(self, operation: str, thing: Any, handle_type: HandleType, nbytes: int) -> bytes:
         handle = bytearray(nbytes)
-        self.call(operation, handle, thing, self._handle_type(handle_type), 0)
+        self.call(operation, handle, thing, self.handle_type(handle_type), 0)
         return bytes(handle)
 
     def export_descriptor(self, operation: str, thing: Any) -> int:
@@ -239,26 +215,18 @@ class HipDriver(Driver):
         is_read = operation == "vmm-import" and (0, 0) < self.release < (7, 1)
         number = descriptor.to_bytes(4, sys.byteorder)
         shared = hostmemory.address_of(number) if is_read else descriptor
-        return self.call(operation, shared, self._handle_type(HandleType.DESCRIPTOR), *flags)
+        return self.call(operation, shared, self.handle_type(HandleType.DESCRIPTOR), *flags)
 
     def export_fabric(self, memory: Any) -> bytes:
         return self._export("vmm-export", memory, HandleType.FABRIC, HANDLE_BYTES)
 
-    def import_fabric(self, handle: bytes) -> Any:
-        return self.call("vmm-import", hostmemory.address_of(handle), self._handle_type(HandleType.FABRIC))
-
     def export_pointer(self, address: int) -> bytes:
         if "export_data" in signature(self.api.hipMemPoolExportPointer).parameters:  # hip-python 7.2
-            shared = self.api.hipMemPoolPtrExportData()
+            shared = self.named("pointer-data")()
             self.call("pool-export-pointer", shared, address)
         else:
             shared = self.call("pool-export-pointer", address)
         return self.handle_bytes("pool-export-pointer", shared)
-
-    def import_pointer(self, pool: Any, data: bytes) -> int:
-        shared = self.api.hipMemPoolPtrExportData()
-        hostmemory.poke(self.address_of(shared), data)
-        return self.number("pool-import-pointer", pool, shared)
 
     def versions(self) -> list[Fact]:
         return [
