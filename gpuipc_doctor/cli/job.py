@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import click
@@ -45,6 +44,7 @@ def command(
     from gpuipc_doctor.job.selection import NoSuchJob, Request, select
     from gpuipc_doctor.present.terminal import screen
     from gpuipc_doctor.present.text import sanitise
+    from gpuipc_doctor.supervise import scratch
 
     if sum(map(bool, (pids, slurm, user))) > 1:
         raise click.UsageError("--pid, --slurm and --user exclude each other", ctx)
@@ -55,8 +55,8 @@ def command(
     except NoSuchJob as absent:
         click.echo(f"gpuipc-doctor: {sanitise(str(absent))}", err=True)
         ctx.exit(Exit.NOTHING)
-    with tempfile.TemporaryDirectory(prefix="gpuipc-doctor-job-") as scratch:
-        watcher = Watcher(chosen, Path(scratch))
+    with scratch.directory(scratch.usual()) as place:
+        watcher = Watcher(chosen, place)
         report = examine(look_repeatedly(watcher), watcher.unable)
     text = document.dumps(report)
     if save:

@@ -13,12 +13,13 @@ import os
 import re
 import shlex
 import shutil
-import stat
 import subprocess
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+from gpuipc_doctor.site.trust import changeable
 
 SOURCES = Path(__file__).with_name("src")
 
@@ -226,20 +227,15 @@ def _private(directory: Path) -> Path:
     """The directory, made if need be; refused when another user could put a library into it."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for path in (directory, *directory.parents):
-            info = path.stat()
-            # A user's home may be writable for his own group; root trusts no group.
-            writable = info.st_mode & (0o022 if path == directory or os.geteuid() == 0 else 0o002)
-            sticky = info.st_mode & stat.S_ISVTX and path != directory
-            if info.st_uid not in (0, os.geteuid()) or (writable and not sticky):
-                raise SimulatorUnavailable(
-                    f"{directory}: others can write to {path}; make it yours alone (chmod go-w),"
-                    " or set XDG_CACHE_HOME"
-                )
     except OSError as error:
         raise SimulatorUnavailable(
             f"{directory}: {error.strerror}; set XDG_CACHE_HOME to a directory that you can write to"
         ) from error
+    if found := changeable(directory):
+        raise SimulatorUnavailable(
+            f"{directory}: others can write to {found.path}; make it yours alone (chmod go-w),"
+            " or set XDG_CACHE_HOME"
+        )
     return directory
 
 

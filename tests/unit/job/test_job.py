@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import tracemalloc
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuipc_doctor.cli.main import cli
 from gpuipc_doctor.job.activity import Activity, Kind, activity, mpi_function
 from gpuipc_doctor.job.document import Cause, Process, Stack, Thread
 from gpuipc_doctor.job.folding import Branch, fold
@@ -200,3 +204,24 @@ def test_perf_script_output_becomes_stacks_without_kernel_frames() -> None:
         (16547, ("__sched_yield (libc.so.6)", "[libmpi.so.12]", "PMPI_Barrier (libmpi.so.12)")),
         (99, ("main (app)",)),
     ]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has to be careful: needs root")
+def test_samples_of_root_are_in_no_directory_of_a_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Seen(Exception):
+        pass
+
+    def watch(_: object, place: Path) -> None:
+        raise Seen(place)
+
+    os.chown(tmp_path, 12345, -1)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("gpuipc_doctor.job.selection.select", lambda request: request)
+    monkeypatch.setattr("gpuipc_doctor.job.looking.Watcher", watch)
+    ended = CliRunner().invoke(cli, ["job"])
+    assert isinstance(ended.exception, Seen), ended.output
+    (place,) = ended.exception.args
+    assert tmp_path not in place.parents
+    assert not place.exists()
