@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpuipc_doctor.model import Json
+from gpuipc_doctor.supervise.tree import signal_name
 
 RIGHT = "right"
 
@@ -112,7 +113,7 @@ def failure(returncode: int, text: str) -> dict[str, Json] | None:
     told = _TOLD_SIGNAL.search(text)
     if number := -returncode if returncode < 0 else int(told[1] or told[2]) if told else 0:
         # To write to who is gone is no crash: the other end has one, or has failed.
-        return {"ended": "failed" if number == signal.SIGPIPE else "crashed", "said": _signal(number)}
+        return {"ended": "failed" if number == signal.SIGPIPE else "crashed", "said": signal_name(number)}
     if returncode:
         ended = "unable" if any(word in text for word in _NO_SUCH_MEMORY) else "failed"
         return {"ended": ended, "said": f"exit code {returncode}: {_end(lines)}"}
@@ -167,10 +168,3 @@ def _number(text: str = "") -> float:
         return number if math.isfinite(number := float(text)) else -1.0
     except ValueError:
         return -1.0
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -108,7 +108,7 @@ def _judge(one: SetVariable, variable: Variable, versions: Mapping[str, list[str
         says = f"{variable.does}; whether {_what(*unsure[0])} has it is not known"
         return _setting(one, Effect.UNKNOWN, says)
     libraries = " and ".join(dict.fromkeys(_what(form, version) for form, version in here))
-    ranges = ", ".join(dict.fromkeys(f"{form.library} {_span(form)}" for form in variable.forms))
+    ranges = ", ".join(dict.fromkeys(f"{form.library} {form.versions}" for form in variable.forms))
     says = f"{libraries} does not know it ({ranges})"
     return _setting(one, Effect.DEAD, says, variable.instead)
 
@@ -119,11 +119,6 @@ def _setting(one: SetVariable, effect: Effect, says: str, instead: str = "") -> 
 
 def _what(form: Form, version: str) -> str:
     return f"{form.library} {version}"
-
-
-def _span(form: Form) -> str:
-    """The versions that have a form, as `Range` says it: ``4.3.0 to before 5.1.0a1``."""
-    return str(form.versions)
 
 
 # -- near misses ----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What `awareness.survey` saw of an MPI library, in the terms in which the tables ask."""
+"""What `survey.survey` saw of an MPI library, in the terms in which the tables ask."""
 
 from __future__ import annotations
 

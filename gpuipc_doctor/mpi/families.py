@@ -1,4 +1,4 @@
-"""What follows for an MPI library from what `awareness.survey` saw of it. Pure functions of those facts."""
+"""What follows for an MPI library from what `survey.survey` saw of it. Pure functions of those facts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Awareness:
 
 
 def gpu_aware(seen: Mapping[str, Json], backend: str) -> Awareness:
-    """Judge what `awareness.survey` saw, for the devices of one backend.
+    """Judge what `survey.survey` saw, for the devices of one backend.
 
     Of several ways, the one that needs least is told: settings rather than another build.
     """

@@ -1,7 +1,7 @@
 """Which MPI library to use and how to start ranks under it: looked up, never loaded.
 
 Runs in the supervising process, which loads no MPI. What the library is, only a worker can say
-(`awareness.survey`); the launcher that suits it is found after that.
+(`survey.survey`); the launcher that suits it is found after that.
 """
 
 from __future__ import annotations

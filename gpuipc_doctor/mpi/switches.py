@@ -21,10 +21,10 @@ class Switch:
     """
 
     family: str
-    via: str
     env: Mapping[str, str]
     cost: str
     source: str
+    via: str = "own"
     no_ipc: bool = False
     backends: tuple[str, ...] = ("cuda", "hip")
     introduced: str = ""
@@ -37,15 +37,14 @@ _VIA_HOST = "device memory goes through the host"
 SWITCHES: tuple[Switch, ...] = (
     Switch(
         "*",
-        "ucx",
         {"UCX_CUDA_IPC_CACHE": "n"},
         _MAPS_ANEW,
         "H200: cures the growth with MPICH 5.0.2 and Open MPI 5.0.11 over UCX 1.22.0",
+        via="ucx",
         backends=("cuda",),
     ),
     Switch(
         "*",
-        "ucx",
         # Open MPI takes UCX up only with transports of a list, in which cuda_ipc may be the only one here.
         {
             "UCX_TLS": "^{ucx_ipc}",
@@ -54,11 +53,11 @@ SWITCHES: tuple[Switch, ...] = (
         },
         _VIA_HOST,
         "https://openucx.readthedocs.io/en/master/faq.html (UCX_TLS)",
+        via="ucx",
         no_ipc=True,
     ),
     Switch(
         "mpich",
-        "own",
         {"MPIR_CVAR_CH4_IPC_GPU_HANDLE_CACHE": "0"},
         _MAPS_ANEW,
         "MPICH CHANGES and src/mpid/ch4/shm/ipc/gpu/gpu_post.c: a number up to 4.1",
@@ -67,7 +66,6 @@ SWITCHES: tuple[Switch, ...] = (
     ),
     Switch(
         "mpich",
-        "own",
         {"MPIR_CVAR_CH4_IPC_GPU_HANDLE_CACHE": "disabled"},
         _MAPS_ANEW,
         "MPI_T of 4.3.2 and 5.0.2: generic, specialized or disabled; a word from 4.2.0 on",
@@ -76,7 +74,6 @@ SWITCHES: tuple[Switch, ...] = (
     ),
     Switch(
         "mpich",
-        "own",
         {"MPIR_CVAR_CH4_IPC_GPU_CACHE_SIZE": "disabled"},
         _MAPS_ANEW,
         "MPI_T of 4.3.2 and 5.0.2: unlimited, limited or disabled",
@@ -85,7 +82,6 @@ SWITCHES: tuple[Switch, ...] = (
     ),
     Switch(
         "mpich",
-        "own",
         {"MPIR_CVAR_CH4_IPC_GPU_CACHE_SIZE": "0"},
         _MAPS_ANEW,
         "https://github.com/pmodels/mpich/pull/7862: a number of entries",
@@ -93,7 +89,6 @@ SWITCHES: tuple[Switch, ...] = (
     ),
     Switch(
         "mpich",
-        "own",
         {"MPIR_CVAR_CH4_IPC_GPU_P2P_THRESHOLD": "1000000000"},
         _VIA_HOST,
         "MPI_T of 4.3.2 and 5.0.2: messages of so many bytes and more go through IPC",
@@ -102,7 +97,6 @@ SWITCHES: tuple[Switch, ...] = (
     ),
     Switch(
         "cray-mpich",
-        "own",
         {"MPICH_GPU_IPC_ENABLED": "0"},
         _VIA_HOST,
         "https://cpe.ext.hpe.com/docs/latest/mpt/mpich/intro_mpi.html; eth-cscs/alps-gh200-reproducers",
@@ -110,7 +104,6 @@ SWITCHES: tuple[Switch, ...] = (
     ),
     Switch(
         "openmpi",
-        "own",
         {"OMPI_MCA_btl_smcuda_use_cuda_ipc": "0"},
         _VIA_HOST,
         "https://docs.open-mpi.org/en/v5.0.x/tuning-apps/networking/cuda.html",
@@ -119,7 +112,6 @@ SWITCHES: tuple[Switch, ...] = (
     ),
     Switch(
         "intel-mpi",
-        "own",
         {"I_MPI_OFFLOAD_CACHE_MAX_SIZE": "1"},
         "every buffer but the last one sent is mapped anew",
         "MPI_T of 2021.17 (MPIR_CVAR_GPU_CACHE_MAX_SIZE, 256 by default); on a simulated node 1 holds the "
@@ -128,7 +120,6 @@ SWITCHES: tuple[Switch, ...] = (
     ),
     Switch(
         "intel-mpi",
-        "own",
         {"I_MPI_OFFLOAD_IPC": "0"},
         _VIA_HOST,
         "Intel MPI developer reference, What's New in 2021.8; MPI_T of 2021.17 (MPIR_CVAR_GPU_ENABLE_IPC)",
@@ -137,7 +128,6 @@ SWITCHES: tuple[Switch, ...] = (
     ),
     Switch(
         "mvapich",
-        "own",
         {"MV2_CUDA_ENABLE_IPC_CACHE": "0"},
         _MAPS_ANEW,
         "MVAPICH2, src/mpid/ch3/channels/mrail/src/gen2/ibv_cuda_util.c",
@@ -146,7 +136,6 @@ SWITCHES: tuple[Switch, ...] = (
     ),
     Switch(
         "mvapich",
-        "own",
         {"MV2_CUDA_IPC": "0"},
         _VIA_HOST,
         "MVAPICH2, src/mpid/ch3/channels/mrail/src/gen2/ibv_param.h",
@@ -166,8 +155,8 @@ class Bound:
     """
 
     family: str
-    via: str
     variable: str
+    via: str = "own"
     introduced: str = ""
     fixed: str = ""
     backends: tuple[str, ...] = ("cuda", "hip")
@@ -175,20 +164,19 @@ class Bound:
 
 
 BOUNDS = (
-    Bound("*", "ucx", "UCX_CUDA_IPC_CACHE_MAX_REGIONS", introduced="1.21", backends=("cuda",)),
-    Bound("mpich", "own", "MPIR_CVAR_CH4_IPC_GPU_MAX_CACHE_ENTRIES", introduced="4.3.0", fixed="5.1.0a1"),
-    Bound("mpich", "own", "MPIR_CVAR_CH4_IPC_GPU_CACHE_SIZE", introduced="5.1.0a1"),
-    Bound("cray-mpich", "own", "MPICH_GPU_IPC_CACHE_MAX_SIZE"),
+    Bound("*", "UCX_CUDA_IPC_CACHE_MAX_REGIONS", via="ucx", introduced="1.21", backends=("cuda",)),
+    Bound("mpich", "MPIR_CVAR_CH4_IPC_GPU_MAX_CACHE_ENTRIES", introduced="4.3.0", fixed="5.1.0a1"),
+    Bound("mpich", "MPIR_CVAR_CH4_IPC_GPU_CACHE_SIZE", introduced="5.1.0a1"),
+    Bound("cray-mpich", "MPICH_GPU_IPC_CACHE_MAX_SIZE"),
     Bound(
         "openmpi",
-        "own",
         "OMPI_MCA_rcache_rgpusm_rcache_size_limit",
         introduced="2.1.0",
         backends=("cuda",),
         in_bytes=True,
     ),
-    Bound("intel-mpi", "own", "I_MPI_OFFLOAD_CACHE_MAX_SIZE", introduced="2021.17"),
-    Bound("mvapich", "own", "MV2_CUDA_IPC_MAX_CACHE_ENTRIES", fixed="3.0a", backends=("cuda",)),
+    Bound("intel-mpi", "I_MPI_OFFLOAD_CACHE_MAX_SIZE", introduced="2021.17"),
+    Bound("mvapich", "MV2_CUDA_IPC_MAX_CACHE_ENTRIES", fixed="3.0a", backends=("cuda",)),
 )
 """From the sources and tags of each, and the developer references of Intel and HPE."""
 

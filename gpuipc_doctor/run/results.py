@@ -20,7 +20,6 @@ from gpuipc_doctor.model import (
     Series,
     Status,
 )
-from gpuipc_doctor.run import suppression
 from gpuipc_doctor.run.planner import PlannedProbe
 from gpuipc_doctor.site.config import Waiver
 
@@ -169,7 +168,7 @@ class ResultLog:
         return tuple(map(self._as_wished, found))
 
     def _as_wished(self, result: Result) -> Result:
-        return suppression.apply(result, self.suppressed, date.today())
+        return suppress(result, self.suppressed, date.today())
 
     def _place(self, entry: Entry) -> tuple[object, ...]:
         planned = entry.planned
@@ -179,3 +178,28 @@ class ResultLog:
 
 def _blamed_first(outcome: ProbeOutcome) -> tuple[RoleOutcome, ...]:
     return tuple(sorted(outcome.roles.values(), key=lambda role: role.role != outcome.blamed))
+
+
+def suppress(result: Result, suppressed: Mapping[str, Waiver], today: date) -> Result:
+    """The result as the site wishes to see it: what it suppresses is a SKIP, never silently gone.
+
+    After the last day of that it is as it is, and says so.
+    """
+    finding, wish = result.finding, suppressed.get(result.key)
+    if wish is None or finding.status in (Status.PASS, Status.SKIP):
+        return result
+    values = {"where": wish.where, "reason": wish.reason}
+    if wish.has_expired(today):
+        says = "counts again: it was suppressed until {until} at {where}: {reason}"
+        ended = Evidence(EvidenceKind.SEEN, says, {"until": str(wish.until), **values})
+        return replace(result, finding=replace(finding, evidence=(*finding.evidence, ended)))
+    skipped = Finding.skip(
+        "suppressed",
+        "{status} {key} is suppressed at {where}: {reason}",
+        Evidence(EvidenceKind.SEEN, finding.says, finding.values),
+        *finding.evidence,
+        status=finding.status.value,
+        key=result.key,
+        **values,
+    )
+    return replace(result, finding=skipped)

@@ -7,7 +7,6 @@ passive first; end the whole tree; say for each role how it ended, and which of 
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -316,7 +315,7 @@ class Execution:
             occurrence=(role.result.occurrence if role.result else 0)
             or role.progress.occurrences.get(operation, 0),
             step=role.progress.step if bad else "",
-            signal=_signal_name(-code) if code is not None and code < 0 else "",
+            signal=tree.signal_name(-code) if code is not None and code < 0 else "",
             exit_code=code if code is not None and code >= 0 else None,
             fault=fault,
             exception=role.result.exception if role.result else "",
@@ -363,10 +362,3 @@ def first_wrong(roles: Iterable[RunningRole]) -> RunningRole:
         return role.is_casualty, int(at / TICK_S), rank, at
 
     return min(wrong, key=order)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -162,6 +162,14 @@ def signal_all(targets: list[Process], number: signal.Signals) -> None:
             os.kill(process.pid, number)
 
 
+def signal_name(number: int) -> str:
+    """``SIGKILL``."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def reap_orphans() -> None:
     """Collect ended processes that the kernel made our children. Only when no worker is left to wait for."""
     with contextlib.suppress(ChildProcessError):

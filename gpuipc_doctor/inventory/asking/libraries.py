@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 from typing import Any
 
 from gpuipc_doctor.api import Worker
 from gpuipc_doctor.inventory import banners
 from gpuipc_doctor.inventory.asking.recording import Told, load, record
 from gpuipc_doctor.mpi.identity import identify
+from gpuipc_doctor.mpi.loaded import mapped_files
 from gpuipc_doctor.node_files import shown
 
 MPI_FACTS = ("mpich", "cray-mpich", "openmpi", "intel-mpi", "mvapich", "other-mpi")
@@ -46,7 +46,7 @@ def mpi4py(w: Worker) -> None:
         return
     with w.armed("MPI_Get_library_version"):
         text = MPI.Get_library_version()
-    files = [file for file in _mapped() if "/libmpi" in file]
+    files = [file for file in sorted(mapped_files()) if "/libmpi" in file]
     record(w, _mpi_fact(text, f"{', '.join(files)} (mpi4py)"))
     _companions(w)
 
@@ -61,18 +61,11 @@ def _mpi_fact(text: str, where: str) -> Told:
 
 def _companions(w: Worker) -> None:
     """The UCX and libfabric that an MPI library has brought along, which are its own more often than not."""
-    for file in _mapped():
+    for file in sorted(mapped_files()):
         if re.search(r"/libucp\.so", file):
             _ask_ucx(w, file)
         elif re.search(r"/libfabric\.so", file):
             _ask_libfabric(w, file)
-
-
-def _mapped() -> list[str]:
-    """The libraries in this process."""
-    lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
-    fields = (line.split(None, 5) for line in lines)
-    return list(dict.fromkeys(field[5] for field in fields if len(field) == 6 and ".so" in field[5]))
 
 
 def ucx(w: Worker) -> None:

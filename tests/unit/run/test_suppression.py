@@ -9,7 +9,7 @@ import pytest
 from gpuipc_doctor.api import Finding
 from gpuipc_doctor.model import Result, Status
 from gpuipc_doctor.report import sentences
-from gpuipc_doctor.run import suppression
+from gpuipc_doctor.run.results import suppress
 from gpuipc_doctor.site.config import Waiver
 
 LEAKS = Result("ipc-release", Finding.fail("leaks", "{lost:mib} are lost", "seen", lost=2**20), ("cuda:0",))
@@ -17,7 +17,7 @@ TODAY = date(2026, 11, 22)
 
 
 def wished(result: Result, key: str = "ipc-release.leaks", until: date | None = None) -> Result:
-    return suppression.apply(result, {key: Waiver("ticket 4711", "site.yaml:9", until)}, TODAY)
+    return suppress(result, {key: Waiver("ticket 4711", "site.yaml:9", until)}, TODAY)
 
 
 @pytest.mark.parametrize("until", [None, TODAY])
