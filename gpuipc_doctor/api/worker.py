@@ -219,7 +219,7 @@ class Worker(Protocol):
 
     def mpi_facts(self, library: str | None, backends: Sequence[str]) -> dict[str, Json]:
         """Load an MPI library (the one that mpi4py finds, when None) without initialising it: see
-        `mpi.awareness.report`. Raises `BackendUnavailable`."""
+        `mpi.survey.report`. Raises `BackendUnavailable`."""
 
     def step(self, text: str) -> AbstractContextManager[None]:
         """Say in the check's own words what follows; a failure inside names it beside the driver call."""

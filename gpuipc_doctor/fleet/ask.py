@@ -261,8 +261,6 @@ def _state(code: int, words: str, via: Via) -> State:
         return State.UNREACHABLE
     if via is Via.SSH and code == 124:
         return State.DEADLINE
-    if (
-        via is Via.SLURM and "srun: error" in words and "Exited with exit code" not in words
-    ):  # it exits with 233, among other codes
+    if via is Via.SLURM and "srun: error" in words and _ENDED not in words:  # it exits with 233, among others
         return State.NOT_LAUNCHED
     return State.KILLED if code < 0 or code > 128 else State.NO_ANSWER

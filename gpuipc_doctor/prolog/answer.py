@@ -163,13 +163,13 @@ def _explain(
 ) -> None:
     from gpuipc_doctor.site.layers import SITE_FILE
 
-    account = decision.Account(
-        config=str(asked.config or (SITE_FILE if SITE_FILE.exists() else "none, so the defaults hold")),
-        gpus=asked.gpus or "all of the node",
-        budget=budget,
-        memory=remembered,
-    )
-    channel.answer(decided.exit_code, decision.explain(decided, policy, account))
+    went_by = {
+        "config": str(asked.config or (SITE_FILE if SITE_FILE.exists() else "none, so the defaults hold")),
+        "GPUs": asked.gpus or "all of the node",
+        "budget": budget,
+        "memory": remembered,
+    }
+    channel.answer(decided.exit_code, decision.explain(decided, policy, went_by))
 
 
 # -- what others see of a decision ----------------------------------------------------------------------

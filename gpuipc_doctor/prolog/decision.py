@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpuipc_doctor.present.text import counted, sanitise, wrap
@@ -132,23 +132,12 @@ def _action(kind: Kind, policy: PrologConfig) -> Action:
 # -- explained ------------------------------------------------------------------------------------------
 
 
-class Account(NamedTuple):
-    """What a run of the prolog went by, in words."""
-
-    config: str
-    budget: str
-    memory: str
-    gpus: str
-
-
-def explain(decided: Decision, policy: PrologConfig, account: Account) -> str:
+def explain(decided: Decision, policy: PrologConfig, went_by: Mapping[str, str]) -> str:
     """What ``--explain-decision`` prints: what was known, what the policy says to it, and what follows;
-    several lines, the first of which is the one that the prolog prints."""
+    several lines, the first of which is the one that the prolog prints. ``went_by``: what a run went by, by
+    its name."""
     rows = [
-        ("config", account.config),
-        ("GPUs", account.gpus),
-        ("budget", account.budget),
-        ("memory", account.memory),
+        *went_by.items(),
         *(
             (f"on_{one.concern.kind.value}", f"{one.action.value}, because of: {one.concern.text}")
             for one in decided.weighed

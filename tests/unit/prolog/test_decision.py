@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gpuipc_doctor.api import holders
 from gpuipc_doctor.model import Ending, Finding, Report, Result, RoleOutcome
 from gpuipc_doctor.prolog import answer, concerns, decision
-from gpuipc_doctor.prolog.decision import MAX_LINE, Account, Concern, Decision, Kind
+from gpuipc_doctor.prolog.decision import MAX_LINE, Concern, Decision, Kind
 from gpuipc_doctor.site.policy import Action, Breaker, PrologConfig
 from tests import golden
 from tests.sample_reports import FAULT, PROPERTY, gpus, healthy, replaced, reports, seed_002
@@ -174,12 +174,12 @@ def test_there_is_an_answer_before_anything_is_imported_to_ask_the_breaker(
 
 
 def test_explanations() -> None:
-    account = Account(
-        "site.yaml",
-        "8 s from the start of the process; the checks took 2.1 s",
-        "not used: fresh_for_s is 0",
-        "0,1",
-    )
+    went_by = {
+        "config": "site.yaml",
+        "GPUs": "0,1",
+        "budget": "8 s from the start of the process; the checks took 2.1 s",
+        "memory": "not used: fresh_for_s is 0",
+    }
     bounded = POLICY._replace(on_budget=Action.IGNORE, breaker=Breaker("/shared", 10, 86400.0, 0.05))
     cases = {
         "pass": (POLICY, decided(healthy(gpus(4)))),
@@ -189,7 +189,7 @@ def test_explanations() -> None:
         "unkillable": (POLICY, decided(UNKILLABLE)),
     }
     texts = (
-        f"--- {name}\n{decision.explain(case, policy, account)}\n" for name, (policy, case) in cases.items()
+        f"--- {name}\n{decision.explain(case, policy, went_by)}\n" for name, (policy, case) in cases.items()
     )
     golden.check("prolog/explanations.txt", "".join(texts))
 
