@@ -69,17 +69,18 @@ def ask(nodes: Sequence[str], way: LaunchOptions, listener: Listener) -> None:
         stdin=False,
         tree=True,
     )
-    late = f"no answer within {way.deadline_s:g} s"
+    late = unasked = f"no answer within {min(way.deadline_s, way.budget_s):g} s"
     try:
         task.resume(None if math.isinf(way.budget_s) else way.budget_s)
     except TimeoutError:
-        late = NOT_ASKED
+        unasked = NOT_ASKED
     finally:
         task.abort(kill=True)
     for node in nodes:
-        if node not in told.ended:
-            state = State.DEADLINE if node in told.begun else State.NO_ANSWER
-            listener.finished(silent(node, state, late), b"")
+        if node in told.begun - told.ended:
+            listener.finished(silent(node, State.DEADLINE, late), b"")
+        elif node not in told.ended:
+            listener.finished(silent(node, State.NO_ANSWER, unasked), b"")
 
 
 class _Answers(EventHandler):  # type: ignore[misc]

@@ -11,6 +11,8 @@ from ClusterShell.Task import Task
 
 from gpuipc_doctor.cli.main import cli
 from gpuipc_doctor.fleet import tree
+from gpuipc_doctor.fleet.ask import NOT_ASKED, LaunchOptions, Via
+from gpuipc_doctor.fleet.summary import NodeReport, State
 
 HERE = socket.gethostname().partition(".")[0]
 
@@ -43,3 +45,25 @@ def test_a_topology_that_cannot_be_read_is_one_line(topology: Path, tmp_path: Pa
     ended = CliRunner().invoke(cli, command)
     assert (ended.exit_code, f"Error: {topology}: " in ended.output) == (2, True), ended.output
     assert len(ended.output.rpartition("Error: ")[2].splitlines()) == 1
+
+
+def test_the_budget_of_all_is_no_reason_of_a_node_that_was_asked(
+    topology: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\nexec sleep 4711\n")
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    reasons: dict[str, tuple[State, str]] = {}
+
+    class Told:
+        def started(self, name: str) -> None: ...
+
+        def finished(self, report: NodeReport, full: bytes) -> None:
+            reasons[report.node] = report.state, report.reason
+
+    tree.ask(["n1", "n2"], LaunchOptions(Via.SSH, ("true",), fanout=1, budget_s=0.4), Told())
+    assert reasons == {
+        "n1": (State.DEADLINE, "no answer within 0.4 s"),
+        "n2": (State.NO_ANSWER, NOT_ASKED),
+    }
