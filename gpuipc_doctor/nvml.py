@@ -66,7 +66,7 @@ class Nvml:
         return pci.raw[_PCI_TEXT:].partition(b"\0")[0].decode("ascii", "replace").lower()[-12:]
 
     def memory(self, device: Any) -> tuple[int, int]:
-        """Total bytes and those in use, without what the driver reserves for itself where it tells that."""
+        """Total bytes and those in use, without what the driver reserves for itself where it reports that."""
         import ctypes
 
         if self._has("nvmlDeviceGetMemoryInfo_v2"):
@@ -81,7 +81,7 @@ class Nvml:
         return total, used
 
     def processes(self, device: Any) -> list[tuple[int, int | None]] | None:
-        """The processes with a context on the GPU, and their bytes; None where this driver does not tell."""
+        """The processes with a context on the GPU, and their bytes; None where this driver lists none."""
         import ctypes
 
         function = next(filter(self._has, _PROCESSES), "")

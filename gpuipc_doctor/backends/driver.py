@@ -177,7 +177,7 @@ class Driver(ABC):
 
     @cached_property
     def process_memory(self) -> ProcessMemory:
-        """What can be learned, without a context, of who holds memory of the devices."""
+        """The memory of the devices by process, which takes no context; empty where nothing reports it."""
         return ProcessMemory()
 
     @property

@@ -1,4 +1,4 @@
-"""What NVML says of the memory of single processes, where the driver tells of all together."""
+"""The memory of GPUs by process, from NVML; the driver reports the sum of all processes only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MPS_SERVER = "nvidia-cuda-mps"
 
 
 class ProcessMemory:
-    """Whose the memory of GPUs is, as far as NVML tells; without one, nothing is told."""
+    """The memory of GPUs by process, as far as NVML reports it; without NVML, nothing is known."""
 
     def __init__(self, nvml: Nvml | None = None) -> None:
         self._nvml = nvml
@@ -28,21 +28,21 @@ class ProcessMemory:
     def of_this_process(self, uuid: str) -> int | None:
         """Bytes that this process holds of a GPU.
 
-        None where NVML does not tell: in a container it may know the process by another number.
+        None where NVML does not report it: in a container it may know the process by another number.
         """
         return self._held(uuid).get(os.getpid())
 
     def used(self, uuid: str) -> int | None:
-        """Bytes of a GPU that are in use, by all processes together; None where NVML does not tell."""
+        """Bytes of a GPU that are in use, by all processes together; None where NVML does not report it."""
         with suppress(DriverError):
             if self._nvml:
                 return self._nvml.memory(self._gpu(self._nvml, uuid))[1]
         return None
 
     def of_strangers(self, uuid: str, *, has_context: bool) -> int:
-        """Bytes that processes hold of a GPU which are none of this run's; 0 where NVML does not tell.
+        """Bytes that processes hold of a GPU which are none of this run's; 0 where NVML does not report them.
 
-        ``has_context``: this process has one there, so NVML must tell of it if it is to be believed.
+        ``has_context``: this process has one there, so NVML must list it if its list is to be believed.
         """
         held = self._held(uuid)
         if has_context and os.getpid() not in held:  # nor does it know others by the numbers they have here

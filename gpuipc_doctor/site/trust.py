@@ -21,7 +21,7 @@ def untrusted(path: Path) -> str:
 
 
 class Changeable(NamedTuple):
-    """What another user can change: its owner can, or where that is nobody else, whom its mode lets write."""
+    """A path that another user can change: ``owner`` is that user, 0 where the mode lets others write it."""
 
     path: Path
     owner: int

@@ -116,10 +116,10 @@ def device_from_json(data: Json) -> Device:
 
 @dataclass
 class Turn:
-    """The turn of a probe that has its devices to itself; until it comes, its workers start and initialise
-    the driver, which takes nothing of a device.
+    """The turn of a probe that has its devices to itself.
 
-    Between who knows which devices are free, and the supervisor of a probe, whose thread is another.
+    Until it comes, the probe's workers start and initialise the driver, which takes nothing of a device. The
+    scheduler, which knows which devices are free, sets it; the probe's supervisor reads it in another thread.
     ``at_rest``: how the probe's devices are at rest, once its turn has come. ``given_up``: it will not come,
     and the probe is to end as it stands.
     """
