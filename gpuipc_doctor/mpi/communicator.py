@@ -6,6 +6,7 @@ Imported in ranks only: importing mpi4py's MPI module loads the MPI library.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
@@ -19,6 +20,31 @@ Request = Any
 """An operation under way; goes to `Communicator.wait` and nowhere else."""
 
 
+_ABSENT = re.compile(r"\S*libmpi[^/\s]*: cannot open shared object file: No such file")
+
+
+def load_mpi4py(arm: Arm) -> Any:
+    """mpi4py's MPI module, which loads its library and initialises nothing. Raises `BackendUnavailable`."""
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = mpi4py.rc.finalize = False
+        with arm("dlopen libmpi"):
+            from mpi4py import MPI
+    except ImportError as error:
+        raise BackendUnavailable(
+            f"mpi4py cannot be loaded: {error}", 'pip install "gpuipc-doctor[mpi]"'
+        ) from error
+    except RuntimeError as error:  # mpi4py's wheels look for the MPI library when they are imported
+        # It lists every place where there is none; what matters is one that is there and does not load.
+        tried = [line for line in str(error).splitlines()[1:] if not _ABSENT.match(line)]
+        raise BackendUnavailable(
+            ": ".join(["mpi4py finds no MPI library", *tried]),
+            "load your MPI's module, or name it with --mpi-lib",
+        ) from error
+    return MPI
+
+
 class Communicator:
     """``MPI_COMM_WORLD`` of a job that should have ``ranks`` ranks. Addresses may be the host's or a GPU's.
 
@@ -28,7 +54,7 @@ class Communicator:
 
     def __init__(self, ranks: int, arm: Arm) -> None:
         self._arm = arm
-        self._api = self._load()
+        self._api = load_mpi4py(arm)
         library = self.library_version().splitlines()[0]
         # MPICH ends the process, rather than return an error, when it is initialised under this launcher.
         if "OMPI_COMM_WORLD_SIZE" in os.environ and "Open MPI" not in library:
@@ -45,23 +71,6 @@ class Communicator:
             )
         if self.size != ranks:
             raise _mismatch(f"it started {ranks} ranks, each sees {self.size}; the launcher", library)
-
-    def _load(self) -> Any:
-        try:
-            import mpi4py
-
-            mpi4py.rc.initialize = mpi4py.rc.finalize = False
-            with self._arm("dlopen libmpi"):
-                from mpi4py import MPI
-        except ImportError as error:
-            raise BackendUnavailable(
-                f"mpi4py cannot be loaded: {error}", 'pip install "gpuipc-doctor[mpi]"'
-            ) from error
-        except RuntimeError as error:  # mpi4py's wheels look for the MPI library when they are imported
-            raise BackendUnavailable(
-                f"mpi4py finds no MPI library: {error}", "load your MPI's module, or name it with --mpi-lib"
-            ) from error
-        return MPI
 
     def library_version(self) -> str:
         text: str = self._api.Get_library_version()

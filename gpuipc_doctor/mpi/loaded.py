@@ -1,4 +1,4 @@
-"""Which shared libraries a process has loaded: what else lies on the node's disk takes no part in it."""
+"""Which shared libraries a process has loaded: what else is on the node's disk takes no part in it."""
 
 from __future__ import annotations
 

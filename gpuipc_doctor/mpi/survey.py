@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gpuipc_doctor.api.gpu import Arm, BackendUnavailable
 from gpuipc_doctor.model import Json
 from gpuipc_doctor.mpi import elf, families, locate
+from gpuipc_doctor.mpi.communicator import load_mpi4py
 from gpuipc_doctor.mpi.facts import EDGES, ENVIRONMENT, VARIABLES
 from gpuipc_doctor.mpi.loaded import mapped_files
 
@@ -28,8 +29,6 @@ _MAX_VERSION_TEXT = 8192
 
 _MPI_LIBRARY = re.compile(r"libmpi(ch)?(_(?!gtl|usempi)\w+)?\.so")
 """``libmpi.so.40``, ``libmpich.so.12``, ``libmpi_gnu_91.so.12``; not a GPU transport library or Fortran's."""
-
-_ABSENT = re.compile(r"\S*libmpi[^/\s]*: cannot open shared object file: No such file")
 
 
 def survey(library: str | None, arm: Arm) -> dict[str, Json]:
@@ -81,23 +80,7 @@ def report(library: str | None, backends: Sequence[str], arm: Arm) -> dict[str, 
 
 def _found_by_mpi4py(arm: Arm) -> str:
     """Import mpi4py's MPI module, which loads its library and initialises nothing; the library's path."""
-    try:
-        import mpi4py
-
-        mpi4py.rc.initialize = mpi4py.rc.finalize = False
-        with arm("dlopen libmpi"):
-            from mpi4py import MPI  # noqa: F401
-    except ImportError as error:
-        raise BackendUnavailable(
-            f"mpi4py cannot be loaded: {error}", 'pip install "gpuipc-doctor[mpi]"'
-        ) from error
-    except RuntimeError as error:
-        # It tells of every place where there is none; what matters is one that is there and does not load.
-        tried = [line for line in str(error).splitlines()[1:] if not _ABSENT.match(line)]
-        raise BackendUnavailable(
-            ": ".join(["mpi4py finds no MPI library", *tried]),
-            "load your MPI's module, or name it with --mpi-lib",
-        ) from error
+    load_mpi4py(arm)
     for path in sorted(mapped_files()):
         if _MPI_LIBRARY.match(Path(path).name):
             return path
