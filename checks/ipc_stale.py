@@ -42,8 +42,8 @@ SIZES = {
 """Bytes of the freed segment, and of that allocated after it."""
 
 PARTS = ("4 KiB", "64 KiB")
-"""Of a block that lives on. A driver may refuse one that lies where a freed one is still open: an H100 does,
-and AMD calls it undefined."""
+"""Of a block that lives on. A driver may refuse one that lies where a freed one is still open (AMD calls it
+undefined), and may give it the freed one's handle: an H100 does."""
 
 NEIGHBOUR, STAYS = 4096, -1
 """Bytes of a segment that lives on, in the block of the small ones, and its number in place of a round's."""
@@ -119,7 +119,7 @@ def recycle(w: Worker) -> None:
             write_pattern(new, new_nbytes, number, 1)
             reused.append(new.address == old_address)
             handle = new.ipc_handle()
-            if handle == old_handle:
+            if handle == old_handle and name not in PARTS:
                 same_handles.append(what)
             w.peer.send(handle)
             if w.peer.recv() == "right":

@@ -80,6 +80,10 @@ CASES: dict[str, dict[str, Rule]] = {
         "cuda": Rule("differs", H200),
         "hip": _none("no source compares handles"),
     },
+    "export-part-after-reuse": {  # the same with small allocations, in a segment that lives on
+        "cuda": Rule("same", "seen on H100, driver 580.159.04, 2026-11-24"),
+        "hip": _none("no source compares handles"),
+    },
     "export-interior-pointer": {
         "cuda": Rule("base", H200),
         "hip": Rule("interior", f"IpcCreate stores the offset, IpcBuffer adds it: {ROCCLR_DEVICE}"),
@@ -129,7 +133,7 @@ CASES: dict[str, dict[str, Rule]] = {
         "cuda": Rule("refused", f"{CUDA_MEM}; seen on H200, driver 580.159.04, 2026-11-23: INVALID_HANDLE"),
         "hip": Rule("succeeds", f"hipCtxCreate hands out the one context of the device: {HIP_CONTEXT}"),
     },
-    "open-over-stale-part": {  # small allocations of one segment, the first freed while it is open
+    "open-over-stale-part": {  # small allocations of one segment and of two sizes, the first freed while open
         "cuda": Rule("refused", "seen on H100, driver 580.159.04, 2026-11-23: CUDA_ERROR_ALREADY_MAPPED"),
         "hip": _none(f"freeing before the importer closed is undefined behaviour: {HIP_HEADER}"),
     },

@@ -116,6 +116,21 @@ def test_export_the_same_address_again(exporter: Remote, documented: str) -> Non
     assert new.ipc_handle() != handle
 
 
+@on_documented("export-part-after-reuse")
+def test_export_the_same_part_again(exporter: Remote, importer: Remote, documented: str) -> None:
+    """the same with a small buffer in a segment that lives on: the old bytes, which open beside the freed"""
+    assert documented == "same"
+    _, old = exporter.gpu.alloc(4096), exporter.gpu.alloc(4096)
+    address, handle = old.address, old.ipc_handle()
+    importer.gpu.open_ipc(handle)
+    old.free()
+    new = exporter.gpu.alloc(4096)
+    assert new.address == address
+    assert new.ipc_handle() == handle
+    new.write(pattern(4096, 3))
+    assert importer.gpu.open_ipc(handle).read() == pattern(4096, 3)
+
+
 # Opening
 
 
@@ -206,7 +221,7 @@ def test_open_another_in_context_2_while_one_is_open_in_context_1(
 def test_open_what_lies_where_freed_memory_is_still_open(
     exporter: Remote, importer: Remote, documented: str
 ) -> None:
-    """open a small buffer in the place of a freed one of the same segment that is open: ALREADY_MAPPED"""
+    """open a small buffer in the place of a freed larger one of its segment that is open: ALREADY_MAPPED"""
     assert documented == "refused"
     _, old = exporter.gpu.alloc(4096), exporter.gpu.alloc(4096)
     stale = importer.gpu.open_ipc(old.ipc_handle())

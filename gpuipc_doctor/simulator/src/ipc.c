@@ -4,8 +4,8 @@
  *   0  tag and the segment's serial number
  *   1  the exporter's pid (there on a real GPU, too)
  *   2  the allocation's bytes
- *   3  the allocation: its offset in the segment, and its number above that; small allocations of one
- *      segment differ in this word only
+ *   3  the allocation: its offset in the segment, and, of HIP, its number above that. So an H100 gives a small
+ *      allocation the handle of a freed one that had its size and its place in a segment that lives on
  *   4  where the exporter has the segment: a stale handle leads to what is there now
  *   5  nothing: a real handle is not authenticated either (for the fault `renumber`, a new number each time)
  *   6  the node's number of the device, and its ordinal in the exporter
@@ -93,7 +93,7 @@ int sim_ipc_get(struct ipc_handle *out, uint64_t address)
         TAG << SERIAL_BITS | block->serial,
         (uint64_t)getpid(),
         allocation->bytes,
-        allocation->id << OFFSET_BITS | allocation->offset,
+        (face.backend == CUDA ? 0 : allocation->id) << OFFSET_BITS | allocation->offset,
         block->base,
         fault_asks(RENUMBER) ? ++exports : 0,
         (uint64_t)block->context->ordinal << 32 | (uint64_t)block->device,
@@ -206,7 +206,7 @@ static struct allocation *opened_part(const struct block *block, const struct wi
 /* For the fault `stale-part`: what small parts of segments held when something was first opened there. */
 static struct seen {
     struct seen *next;
-    uint64_t serial, offset, bytes, id;
+    uint64_t serial, offset, bytes;
     unsigned char *data;
 } *seen;
 
@@ -222,10 +222,10 @@ static void show_first_of_part(const struct block *block, struct allocation *par
         keep_snapshot(block, part);
         if (!(each = malloc(sizeof *each)))
             abort();
-        *each = (struct seen){seen, block->serial, part->offset, part->bytes, part->exported_id, part->snapshot};
+        *each = (struct seen){seen, block->serial, part->offset, part->bytes, part->snapshot};
         seen = each;
         part->snapshot = NULL;
-    } else if (each->id != part->exported_id && fault_asks(STALE_PART)) {
+    } else if (part->opens == 1 && fault_asks(STALE_PART)) {
         keep_snapshot(block, part);
         memcpy(part->snapshot, each->data, part->bytes);
     }
@@ -237,15 +237,15 @@ static bool opens_are_separate(void)
     return face.backend == HIP && hip_release() < 700;
 }
 
-/* Whether freed memory lies in its way in the segment that is still open here: so an H100 answers. Of HIP it is
- * not known. */
+/* Whether freed memory of another size or place lies in its way in the segment that is still open here: so an
+ * H100 answers. Of HIP it is not known. */
 static bool stale_part_in_the_way(const struct block *block, const struct wish *wish)
 {
     if (face.backend != CUDA)
         return false;
     for (const struct allocation *each = block->allocations; each; each = each->next)
-        if (each->opens && each->exported_id < wish->id && each->offset < wish->offset + wish->bytes &&
-            wish->offset < each->offset + each->bytes)
+        if (each->opens && !(each->offset == wish->offset && each->bytes == wish->bytes) &&
+            each->offset < wish->offset + wish->bytes && wish->offset < each->offset + each->bytes)
             return true;
     return false;
 }
