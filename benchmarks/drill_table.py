@@ -1,4 +1,4 @@
-"""Every fault on every driver, by the checks that meet it: what was caught, missed, invented; in Markdown.
+"""The drill as a table in Markdown: every fault on every driver, by the checks that meet it, and each outcome.
 
     python benchmarks/drill_table.py --log FILE [--mpi-lib FILE] [--backend cuda|hip] [PROFILE]...
 
@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from gpuipc_doctor.model import Report
 from gpuipc_doctor.report import exits, report_json
 from gpuipc_doctor.simulator import drill, profile
 from gpuipc_doctor.simulator.profile import Profile
+
+OUTCOMES = ("caught", "missed", "given_up", "invented", "let_off")
 
 
 def main() -> None:
@@ -50,6 +53,8 @@ def main() -> None:
         told[one.name, backend] = outcome(one, backend, callers, options.mpi_lib)
         with options.log.open("a") as log:
             log.write(json.dumps(told[one.name, backend]) + "\n")
+    total = {key: sum(len(one[key]) for one in told.values()) for key in OUTCOMES}
+    print(f"{len(told)} kinds: {', '.join(f'{total[key]} {in_words(key)}' for key in OUTCOMES)}\n")
     print("| kind | CUDA | s | HIP | s |\n|---|---|---|---|---|")
     for name in sorted({name for name, _ in told}):
         print(f"| {name} | {cells(told.get((name, 'cuda')))} | {cells(told.get((name, 'hip')))} |")
@@ -73,12 +78,11 @@ def outcome(
         started = time.monotonic()
         report = check(*arguments, "--config", config.name)
     found = drill.judge(expected, drill.rows(report), exits.code(drill.of_the_profile(report)))
-    counted = {"caught": found.caught, "missed": found.missed, "invented": found.invented}
     return {
         "kind": [stated.name, backend],
         "s": time.monotonic() - started,
         "load": os.getloadavg()[0],
-        **counted,
+        **asdict(found),
     }
 
 
@@ -90,8 +94,12 @@ def check(*arguments: str) -> Report:
 def cells(one: Mapping[str, Any] | None) -> str:
     if not one:
         return "| "
-    parts = [f"{len(one[key])} {key}" for key in ("caught", "missed", "invented") if one[key]]
+    parts = [f"{len(one[key])} {in_words(key)}" for key in OUTCOMES if one[key]]
     return f"{', '.join(parts) or 'nothing invented'} | {one['s']:.1f}"
+
+
+def in_words(outcome: str) -> str:
+    return outcome.replace("_", " ")
 
 
 if __name__ == "__main__":
