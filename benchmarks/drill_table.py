@@ -1,4 +1,4 @@
-"""The drill as a table in Markdown: every fault on every driver, by the checks that meet it, and each outcome.
+"""Every fault on every driver, by the checks that meet it, and what came of it; in Markdown.
 
     python benchmarks/drill_table.py --log FILE [--mpi-lib FILE] [--backend cuda|hip] [PROFILE]...
 
