@@ -78,7 +78,8 @@ def _is_of_this_node(found: Layers) -> bool | None:
 
 def _absent(found: Layers) -> list[str]:
     """What ranks could not have on this node."""
-    return [line for node in config.of_nodes(found) for line in ranks.missing(node, os.environ)]
+    absent = (line for node in config.of_nodes(found) for line in ranks.missing(node, os.environ))
+    return list(dict.fromkeys(absent))
 
 
 def _mistakes(found: Layers, wrong: Iterable[Mistake]) -> list[str]:
@@ -94,7 +95,7 @@ def _mistakes(found: Layers, wrong: Iterable[Mistake]) -> list[str]:
             said += map(str, config.unknown_checks(document, checks))
         options = {id_: item.check.options for id_, item in checks.items()}
         said += map(str, config.bad_options(document, options))
-        suppressed = {name.partition(".")[0] for name in document.data.get("suppressed", {})}
+        suppressed = {str(name).partition(".")[0] for name in document.written("suppressed")}
         keys = {id_: finding_keys.of_check(checks[id_].file) for id_ in suppressed & checks.keys()}
         said += map(str, config.unknown_keys(document, keys))
         issues = config.directories(document, "known_issues_dirs")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,6 +78,13 @@ def missing(site: NodeConfig, environment: Mapping[str, str]) -> Iterator[str]:
             modules.find_program(environment)
         except NotFound as absent:
             yield f"{site.modules[0].where}: modules: {absent.reason}; {absent.remedy}"
+    else:  # else the modules may bring them
+        if (library := site.mpi.library) and not Path(library).is_file():
+            yield f"{site.mpi.library_where}: mpi.library: there is no file {library}; correct the path"
+        for program in site.mpi.launcher.split()[:1]:
+            if not shutil.which(program, path=environment.get("PATH")):
+                where = f"{site.mpi.where}: mpi.launcher"
+                yield f"{where}: there is no program {program}; add its directory to PATH, or write its path"
     for said in site.preload.values():
         if "$" in said.value and site.modules:
             continue  # the modules may set it

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 SCHEMA = Path(__file__).with_name("config.schema.json")
 
 _BUDGET_S = {Tier.PROLOG: policy.BUDGET_S, Tier.ACCEPTANCE: 300.0, Tier.SOAK: 3600.0}
+
+_CHECK_ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+"""As the schema has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +65,12 @@ class MpiConfig:
     """Command that starts ranks, with ``{ranks}`` and, where wanted, ``{nodes} {ranks_per_node} {env}``."""
     where: str = ""
     """``file:line`` of the command."""
+    library_where: str = ""
 
     def over(self, site: MpiConfig) -> MpiConfig:
         """This, and what the site says of all nodes where this says nothing."""
-        own = self if self.launcher else site
-        return MpiConfig(self.library or site.library, own.launcher, own.where)
+        library, command = self if self.library else site, self if self.launcher else site
+        return MpiConfig(library.library, command.launcher, command.where, library.library_where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +336,11 @@ def _node(found: Layers, *within: Key) -> NodeConfig:
             backend: Said(said["library"], where("preload", backend), said["why"])
             for backend, said in data.get("preload", {}).items()
         },
-        mpi=MpiConfig(**mpi, where=where("mpi", "launcher") if "launcher" in mpi else ""),
+        mpi=MpiConfig(
+            **mpi,
+            where=where("mpi", "launcher") if "launcher" in mpi else "",
+            library_where=where("mpi", "library") if "library" in mpi else "",
+        ),
     )
 
 
@@ -342,8 +351,8 @@ def _node_type(found: Layers, name: str) -> NodeType:
 
 def of_nodes(found: Layers) -> Iterator[NodeConfig]:
     """What a config says of all nodes, and of each type of them."""
-    yield _node(found)
-    yield from (_node(found, "node_types", name) for name in found.data.get("node_types", {}))
+    yield (every := _node(found))
+    yield from (_node(found, "node_types", name).over(every) for name in found.data.get("node_types", {}))
 
 
 # -- mistakes -------------------------------------------------------------------------------------------
@@ -393,19 +402,20 @@ def _examine(path: Path, known: Document | None) -> tuple[Document | None, list[
 
 
 def unknown_checks(document: Document, check_ids: Collection[str]) -> tuple[Mistake, ...]:
-    """Each check that a site config names and that does not exist."""
-    named: list[tuple[tuple[str | int, ...], str]] = [
-        ((key, id_), id_) for key in ("disabled", "options") for id_ in document.data.get(key, {})
+    """Each check that a site config names and that does not exist; also where what it says of it is wrong."""
+    named: list[tuple[tuple[Key, ...], str]] = [
+        ((section, name), name.partition(".")[0])
+        for section in ("disabled", "options", "suppressed")
+        for name in document.written(section)
+        if isinstance(name, str)
     ]
-    named += [(("suppressed", key), key.partition(".")[0]) for key in document.data.get("suppressed", {})]
-    prolog = enumerate(document.data.get("prolog", {}).get("checks", ()))
-    named += [(("prolog", "checks", number), id_) for number, id_ in prolog]
+    named += [(("prolog", "checks", key), id_) for key, id_ in document.written("prolog", "checks").items()]
     return tuple(
         document.mistake(
             f"{'.'.join(map(str, keys[:-1]))}: there is no check {id_!r}{did_you_mean(id_, check_ids)}", *keys
         )
         for keys, id_ in named
-        if id_ not in check_ids
+        if id_ not in check_ids and _CHECK_ID.fullmatch(id_)  # else the schema refuses it
     )
 
 
@@ -420,8 +430,8 @@ def bad_options(document: Document, options: Mapping[str, Mapping[str, Json]]) -
 
 def unknown_keys(document: Document, keys: Mapping[str, Collection[str]]) -> Iterator[Mistake]:
     """Each suppressed finding that its check never has. ``keys``: of the findings, by check."""
-    for name in document.data.get("suppressed", {}):
-        check, _, key = name.partition(".")
+    for name in document.written("suppressed"):
+        check, _, key = str(name).partition(".")
         if check in keys and key not in keys[check]:
             text = f"suppressed: {check} has no finding {key!r}{did_you_mean(key, keys[check])}"
             yield document.mistake(text, "suppressed", name)

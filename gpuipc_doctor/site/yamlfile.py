@@ -85,6 +85,10 @@ class Document:
             keys = keys[:-1]
         return self._marks[keys].line
 
+    def written(self, *keys: Key) -> dict[Key, str]:
+        """Each key within this key path, and how its value is written; of what breaks the schema, too."""
+        return {path[-1]: mark.written for path, mark in self._marks.items() if path and path[:-1] == keys}
+
     def mistake(self, text: str, *keys: Key) -> Mistake:
         """A mistake that only the reader of the document can see, at the line of this key path."""
         return Mistake(self.path, self.line(*keys), text)

@@ -166,6 +166,51 @@ def test_what_is_absent_here_is_a_note_where_a_file_names_no_nodes(directory: Pa
     )
 
 
+def test_an_mpi_that_is_absent_here_is_a_note(directory: Path) -> None:
+    write(directory / "elsewhere.yaml", "mpi: {library: /none/libmpi.so, launcher: 'nosuchrun -n {ranks}'}\n")
+    ended = run("validate", "elsewhere.yaml")
+    assert (ended.exit_code, ended.stderr) == (0, "")
+    note = "  note, if it is meant for this node: elsewhere.yaml:1: mpi"
+    assert ended.stdout.splitlines() == [
+        "elsewhere.yaml: fine",
+        f"{note}.library: there is no file /none/libmpi.so; correct the path",
+        f"{note}.launcher: there is no program nosuchrun; add its directory to PATH, or write its path",
+    ]
+
+
+TWICE_WRONG = """\
+disabled: {ipc-reopn: "", Bad_Name: x}
+suppressed:
+  ipc-reopen.hagn: ""
+  ipc-stal.overlap: 3
+options: {ipc-handls: 4, ipc-handles: {siezs: 3}}
+prolog: {checks: [ipc-reopn, 5, ipc-stal]}
+"""
+
+
+def test_one_mistake_in_an_entry_hides_no_other(directory: Path) -> None:
+    write(directory / "wrong.yaml", TWICE_WRONG)
+    ended = run("validate", "wrong.yaml")
+    assert ended.exit_code == 2
+    said = [line.removeprefix("gpuipc-doctor: wrong.yaml:") for line in ended.stderr.splitlines()]
+    for mistake in (
+        "1: disabled.ipc-reopn must not be empty",
+        "1: disabled: there is no check 'ipc-reopn'; did you mean 'ipc-reopen'?",
+        "1: disabled: key 'Bad_Name' is not the id of a check",
+        "3: suppressed.ipc-reopen.hagn must not be empty",
+        "4: suppressed.ipc-stal.overlap must be text; quote it: '3'",
+        "4: suppressed: there is no check 'ipc-stal'; did you mean 'ipc-stale'?",
+        "5: options.ipc-handls must be a mapping (key: value), not 4",
+        "5: options: there is no check 'ipc-handls'; did you mean 'ipc-handles'?",
+        "5: options.ipc-handles: unknown key 'siezs'",
+        "6: prolog.checks[1] must be text; quote it: '5'",
+        "6: prolog.checks: there is no check 'ipc-reopn'; did you mean 'ipc-reopen'?",
+        "6: prolog.checks: there is no check 'ipc-stal'; did you mean 'ipc-stale'?",
+    ):
+        assert mistake in said
+    assert any(line.startswith("3: suppressed: ipc-reopen has no finding 'hagn'") for line in said)
+
+
 @pytest.mark.parametrize("name", layers.names())
 def test_a_shipped_site_is_fine_on_any_machine(name: str) -> None:
     ended = run("validate", name)

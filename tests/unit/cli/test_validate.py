@@ -141,7 +141,10 @@ def test_every_key_that_a_profile_expects_may_be_suppressed() -> None:
         ('tier: "\\x1b"\nteir: x', ["holds the control character", "unknown key 'teir'"]),
         ("mpi: {launcher: 'mpiexec -n 2 x={env}'}", ["{ranks} is missing", "{env} must be a word"]),
         ("mpi: {launcher: mpiexec, library: 5}", ["quote it: '5'", "{ranks} is missing"]),
-        ("prolog: {on_fail: x, checks: [ipc-reopne]}", ["'x' is not known", *["is missing"] * 3]),
+        (
+            "prolog: {on_fail: x, checks: [ipc-reopne]}",
+            ["'x' is not known", *["is missing"] * 3, "there is no check 'ipc-reopne'"],
+        ),
         ("checks_dirs: [none]\noptions: {ipc-reopen: {rounds: 3}}", ["No such file", "unknown key 'rounds'"]),
         ("suppressed: {ipc-reopen.hang: x, ipc-reopen.hung: }", ["not empty", "has no finding 'hang'"]),
         ("options: {mpi-small-message: 5, fabric-info: {a: 1}}", ["must be a mapping", "unknown key 'a'"]),
