@@ -56,12 +56,13 @@ ANY_MPI_CALL: Mapping[str, str | int] = {
     "log": "warn",
     "variable": "-",
     "value": "-",
+    "overlapped": 0,
 }
 """Where an MPI fault strikes unless it says otherwise: in each rank, at messages of any size, in any memory,
 whatever the environment. ``nth``, ``from``, ``every`` and ``until`` count the calls that fit the rest, in one
-process, from 1. A leak that ``keeps`` so many buffers is a cache: it gives up the one not used for longest. A
-``variable`` with this ``value`` cures it; at level ``log`` of libfabric's log it says
-why."""
+process, from 1. A leak that ``keeps`` so many buffers is a cache: it gives up the one not used for longest,
+and with ``overlapped`` also those that a later buffer overlaps. A ``variable`` with this ``value`` cures it;
+at level ``log`` of libfabric's log it says why."""
 
 ANY_MESSAGE: Mapping[str, str | int] = {"min": 0, "max": 2**63 - 1}
 """Where a fault of the fabric strikes unless it says otherwise: at messages of any size."""
@@ -71,6 +72,13 @@ _DELIVER = ("copy", "copy-from-device", *_IMPORTS)
 _TELL = ("device-name", "device-pci", "nvml-driver-version", "nvml-device-name", "nvml-device-uuid")
 _END = ("ipc-close", "vmm-unmap", "pool-free", "mem-free")
 _WORKS_AT = {
+    "accept": ("ipc-get",),
+    "blank": ("ipc-get",),
+    "coarse": ("mem-info",),
+    "lag": ("mem-info",),
+    "late": ("exit",),
+    "misstate": ("device-memory",),
+    "renumber": ("ipc-get",),
     "corrupt-byte": (*_DELIVER, *_TELL),
     "corrupt-page": (*_DELIVER, "pool-reuse"),
     "corrupt-from": (*_IMPORTS, "pool-trim"),
@@ -335,6 +343,10 @@ class _Reader:
             if fault["call"] not in calls and fault["call"] in vocabulary.calls():
                 text = f"{fault['do']!r} does nothing at {fault['call']!r}, only at {', '.join(calls)}"
                 self._complain(text, "faults", number, "do")
+            backends = vocabulary.calls().get(fault["call"])
+            if backends and fault["backend"] not in ("any", *backends):
+                text = f"{fault['backend']} has no call {fault['call']!r}, only {', '.join(backends)} has"
+                self._complain(text, "faults", number, "call")
             if "error" in stated:
                 error = fault.pop("error")
                 self._known("error", error, vocabulary.errors(), number)
@@ -381,7 +393,7 @@ class _Reader:
 
 
 def _mpi_fault(stated: Json) -> Mapping[str, str | int]:
-    fault = {**ANY_MPI_CALL, **_with_sizes(stated)}
+    fault = {**ANY_MPI_CALL, **_with_sizes(stated), "overlapped": int(stated.get("overlapped", False))}
     if "cured-by" in stated:
         fault["variable"], _, fault["value"] = stated["cured-by"].partition("=")
         del fault["cured-by"]

@@ -70,6 +70,7 @@ struct fault {
     uint64_t min, max, bytes;
     struct kept *kept;
     unsigned keeps; /* buffers, after which the one not used for longest is given up; 0: all */
+    int overlapped; /* whether a buffer is also given up once a later one lies over it */
     unsigned nth, from, every, until, calls_made;
 };
 
@@ -107,10 +108,11 @@ static void read_fault(const char *line)
     struct fault *fault = &faults[fault_count];
     int read = sscanf(line,
                       "fault call=%31s do=%31s memory=%31s rank=%d min=%lu max=%lu bytes=%lu keeps=%u nth=%u "
-                      "from=%u every=%u until=%u log=%31s variable=%63s value=%63s",
+                      "from=%u every=%u until=%u log=%31s variable=%63s value=%63s overlapped=%d",
                       call, effect, memory, &fault->rank, &fault->min, &fault->max, &fault->bytes,
-                      &fault->keeps, &fault->nth, &fault->from, &fault->every, &fault->until, level, variable, value);
-    if (read != 15)
+                      &fault->keeps, &fault->nth, &fault->from, &fault->every, &fault->until, level, variable, value,
+                      &fault->overlapped);
+    if (read != 16)
         refuse(line, "not a fault");
     if (fault->keeps && !(fault->kept = calloc(fault->keeps, sizeof *fault->kept)))
         refuse(line, "no memory");
@@ -229,18 +231,37 @@ static void *leak(uint64_t bytes)
     return lost;
 }
 
+static void give_up(struct kept *kept)
+{
+    if (kept->lost && !ask_driver("cuMemFree_v2", "hipFree", kept->lost, 0, 0))
+        refuse("leak", "this rank's driver takes no memory back");
+    *kept = (struct kept){0};
+}
+
+/* As Open MPI's smcuda, which notices that freed memory was allocated again. */
+static void give_up_overlapped(const struct fault *fault, const void *buffer, uint64_t bytes)
+{
+    for (struct kept *kept = fault->kept; kept < fault->kept + fault->keeps; kept++) {
+        bool is_same = kept->buffer == buffer && kept->bytes == bytes;
+        if (!is_same && (uintptr_t)kept->buffer < (uintptr_t)buffer + bytes &&
+            (uintptr_t)buffer < (uintptr_t)kept->buffer + kept->bytes)
+            give_up(kept);
+    }
+}
+
 /* Have this buffer in the cache, most recently used first. A buffer that is there costs nothing again. */
 static void keep(const struct fault *fault, const void *buffer, uint64_t bytes)
 {
     struct kept *cache = fault->kept, used = {buffer, bytes, NULL};
     unsigned at = 0, last = fault->keeps - 1;
+    if (fault->overlapped)
+        give_up_overlapped(fault, buffer, bytes);
     while (at < last && (cache[at].buffer != buffer || cache[at].bytes != bytes))
         at++;
     if (cache[at].buffer == buffer && cache[at].bytes == bytes) {
         used = cache[at];
     } else {
-        if (cache[at].lost && !ask_driver("cuMemFree_v2", "hipFree", cache[at].lost, 0, 0))
-            refuse("leak", "this rank's driver takes no memory back");
+        give_up(&cache[at]);
         used.lost = leak(fault->bytes ? fault->bytes : bytes);
     }
     memmove(cache + 1, cache, at * sizeof *cache);

@@ -98,6 +98,28 @@ def test_a_path_extends_a_file_beside_it(tmp_path: Path) -> None:
             "7: 'corrupt-byte' does nothing at 'pool-reuse', only at copy, ",
         ),
         (
+            ONE_GPU + "faults: [{call: mem-info, do: misstate, bytes: 1 GiB}]\n",
+            "7: 'misstate' does nothing at 'mem-info', only at device-memory",
+        ),
+        (
+            ONE_GPU + "faults: [{call: vmm-export, do: blank}]\n",
+            "7: 'blank' does nothing at 'vmm-export', only at ipc-get",
+        ),
+        (
+            ONE_GPU + "faults: [{call: ipc-open, do: lag, ms: 20}]\n",
+            "7: 'lag' does nothing at 'ipc-open', only at mem-info",
+        ),
+        (
+            ONE_GPU + "faults: [{call: ipc-open, do: late, ms: 20}]\n",
+            "7: 'late' does nothing at 'ipc-open', only at exit",
+        ),
+        (
+            ONE_GPU + "faults: [{call: runtime-version, backend: cuda, do: hang}]\n",
+            "7: cuda has no call 'runtime-version', only hip has",
+        ),
+        (ONE_GPU.replace("Tesla V100", "V" * 300), "3: devices[0].name: "),
+        (ONE_GPU.replace("460.32.03", "4" * 70 + ".1.1"), "5: versions.nvidia-driver: "),
+        (
             ONE_GPU + "mpi-faults: [{call: MPI_Send, do: leak}]\n",
             "7: mpi-faults[0]: key 'bytes' is missing",
         ),
@@ -198,9 +220,9 @@ def test_faults_of_mpi_are_read_by_a_library_of_their_own(tmp_path: Path) -> Non
     assert loaded.needs_mpi
     assert node.mpi_faults_file(loaded).splitlines() == [
         "fault call=MPI_Recv do=hang memory=device rank=1 min=16 max=16 bytes=0 keeps=0 nth=0 from=0 every=0 "
-        "until=0 log=info variable=- value=-",
+        "until=0 log=info variable=- value=- overlapped=0",
         f"fault call=MPI_Send do=leak memory=any rank=-1 min=1048576 max={2**63 - 1} bytes=2048 "
-        "keeps=0 nth=0 from=3 every=0 until=0 log=warn variable=UCX_TLS value=%5Ecuda_ipc",
+        "keeps=0 nth=0 from=3 every=0 until=0 log=warn variable=UCX_TLS value=%5Ecuda_ipc overlapped=0",
     ]
     assert "MPI" not in node.driver_file(loaded)
 
