@@ -33,6 +33,7 @@ COMMANDS = {
     "list": ("list", "List the checks."),
     "memory": ("memory", "Show who holds how much device memory, and what grows."),
     "prolog": ("prolog", "Test this node in front of a job: one line, one exit code, in time."),
+    "replay": ("replay", "Perform a history of memory operations again, or print it as a C program."),
     "report": ("report", "Print a saved report once more, for people, CI or Prometheus."),
 }
 """Command name → (module below ``gpuipc_doctor.cli`` that defines ``command``, its one-line help)."""

@@ -1,0 +1,129 @@
+"""Random legal histories of several processes' memory, against a model of what each must see.
+
+Processes allocate, export, open (twice, too), close, write, read, copy and free, share physical memory and
+pools by descriptor, end their contexts and are killed, in random order. Every operation must succeed, every
+read must show what was written last, and nothing may be left. Where the driver disagrees with the model,
+fresh processes repeat the history, and the shortest that still fails is reported as numbered steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import permutations
+from typing import ClassVar
+
+from gpuipc_doctor.api import (
+    NOISE_BYTES,
+    Check,
+    Context,
+    Device,
+    Finding,
+    Probe,
+    ProbeOutcome,
+    Tier,
+    Worker,
+    account,
+    look_on,
+)
+from gpuipc_doctor.histories import results
+from gpuipc_doctor.histories.explore import Bench, explore, replay_once
+from gpuipc_doctor.histories.generator import Generator, Limits, harmful, unavailable
+
+SEED, OPERATIONS, TIME_S = 27, 1500, 20.0
+"""In the acceptance tier every node performs the same operations: 5 s on an H200. A node that takes longer
+than ``TIME_S`` has performed fewer, and the PASS says so."""
+
+SOAK_S = 600.0
+
+LIMIT = 0.5
+"""Part of the deadline that an operation may take: the role that waits for it must not be late itself."""
+
+ROOM = 64 << 20
+"""The most bytes that are allocated on a device at a time."""
+
+
+class IpcHistories(Check):
+    id = "ipc-histories"
+    title = "random legal histories of shared memory"
+    requires = frozenset({"legacy-ipc", "multi-process"})
+    options: ClassVar = {
+        "seed": {"type": "integer", "minimum": 0},
+        "operations": {"type": "integer", "minimum": 1},
+        "seconds": {"type": "number", "exclusiveMinimum": 0},
+        "history": {"type": "object"},  # of a history file: `gpuipc-doctor replay`
+    }
+
+    def probes(self, ctx: Context) -> Iterable[Probe | Finding]:
+        soak = ctx.tier is Tier.SOAK
+        history = ctx.options.get("history")
+        places = (
+            1 + max((plan["device"] for plan in history["processes"].values()), default=0) if history else 1
+        )
+        fitting = [devices for devices in crews(ctx.devices) if len(devices) >= places]
+        if not fitting:
+            says = "the history needs {places} devices that reach each other's memory"
+            yield Finding.error("too-few-devices", says, places=places)
+        for devices in fitting[:1] if history else fitting:
+            params = {
+                "seed": ctx.options.get("seed", None if soak else SEED),
+                "operations": ctx.options.get("operations", 10**9 if soak else OPERATIONS),
+                "time_s": ctx.options.get("seconds", SOAK_S if soak else TIME_S),
+                "room": min(ctx.room(devices), ROOM),
+                "backend": devices[0].backend,
+                "devices": len(devices),
+                "peers": reachable(devices),
+                "history": history,
+                "left_out": sorted(harmful(ctx.harmful)),
+                "without": sorted(harmful(ctx.harmful) | unavailable(devices[0].capabilities)),
+            }
+            roles = {"watch": look_on, "crew": perform}
+            yield Probe("", roles, devices, params, exclusive=True, starters=frozenset({"crew"}))
+
+    def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
+        findings = list(results.judge(done.records["crew"]["explored"], done.params["left_out"]))
+        yield from findings
+        entry = account(done.records["watch"]).entries[-1]
+        if entry.missing > NOISE_BYTES and findings[0].key != "leak":
+            says = "{missing:mib} of device memory did not come back after the processes of the history ended"
+            remedy = "run ipc-release, which says after which end memory is missing"
+            yield Finding.warn("not-returned", says, remedy=remedy, missing=entry.missing)
+
+
+def crews(devices: Sequence[Device]) -> list[tuple[Device, ...]]:
+    """Devices two by two, so that each is tested once; alone where none is left that reaches its memory."""
+    chosen, left = list[tuple[Device, ...]](), list(devices)
+    while left:
+        device = left.pop(0)
+        partner = next((other for other in left if len(reachable((device, other))) == 2), None)
+        if partner:
+            left.remove(partner)
+        chosen.append((device, partner) if partner else (device,))
+    return chosen
+
+
+def reachable(devices: Sequence[Device]) -> list[tuple[int, int]]:
+    """(place of a device, place of one that reaches its memory)."""
+    return [(a, b) for a, b in permutations(range(len(devices)), 2) if devices[a].label in devices[b].peers]
+
+
+def perform(w: Worker) -> None:
+    w.peer.recv()  # its device is at rest and watched
+    bench = Bench(w.start, w.clock, LIMIT * w.deadline_s, w.step)
+    params = w.params
+    if params["history"]:
+        history = results.history_from_json(params["history"])
+        w.record(explored=results.to_json(replay_once(bench, history)))
+        return
+    generator = Generator(
+        params["backend"],
+        params["devices"],
+        params["seed"] if params["seed"] is not None else results.random_seed(),
+        Limits(room=params["room"]),
+        frozenset(params["without"]),
+        tuple((memory, device) for memory, device in params["peers"]),
+    )
+    explored = explore(bench, generator, params["operations"], params["time_s"])
+    w.record(explored=results.to_json(explored))
+
+
+CHECK = IpcHistories()

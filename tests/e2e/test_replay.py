@@ -1,0 +1,103 @@
+"""`gpuipc-doctor replay`, and the C programs that it prints, on simulated drivers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gpuipc_doctor.cli.main import cli
+from gpuipc_doctor.histories import c_program, documents
+from gpuipc_doctor.simulator.node import prepare
+
+REOPEN = {
+    "version": 1,
+    "backend": "cuda",
+    "processes": {"1": {}, "2": {"primary": False}},
+    "operations": [
+        {"do": "allocate", "by": 1, "makes": 1, "nbytes": 4096},
+        {"do": "open", "by": 2, "on": 1, "makes": 2},
+        {"do": "end-context", "by": 2},
+        {"do": "open", "by": 2, "on": 1, "makes": 3},
+    ],
+}
+WRITTEN = {
+    **REOPEN,
+    "operations": [
+        {"do": "allocate", "by": 1, "makes": 1, "nbytes": 70000},
+        {"do": "open", "by": 2, "on": 1, "makes": 2},
+        {"do": "write", "by": 2, "on": 2, "stamp": 5},
+        {"do": "read", "by": 1, "on": 1},
+    ],
+}
+FAULTS = [  # history, profile, failing step, what the program prints
+    (REOPEN, "nvidia-460.32.03", 4, "returned 400"),
+    (WRITTEN, "mapping-loses-writes", 4, "wrong data"),
+]
+
+
+def replayed(history: object, tmp_path: Path, *arguments: str) -> tuple[int, str]:
+    file = tmp_path / "history.json"
+    file.write_text(json.dumps(history))
+    result = CliRunner().invoke(cli, ["replay", str(file), *arguments])
+    return result.exit_code, result.output
+
+
+@pytest.mark.cuda
+def test_replay_fails_where_the_driver_has_the_fault_and_passes_elsewhere(tmp_path: Path) -> None:
+    code, text = replayed(REOPEN, tmp_path, "--simulate", "nvidia-460.32.03")
+    assert code == 12
+    assert "4. process 2 opens the IPC handle of buffer 1" in text
+    assert replayed(REOPEN, tmp_path, "--simulate", "healthy-cuda")[0] == 0
+
+
+@pytest.mark.hip
+def test_replay_of_another_vendors_history_cannot_tell(tmp_path: Path) -> None:
+    assert replayed(REOPEN, tmp_path, "--simulate", "healthy-hip")[0] == 11
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"version": 9}, "version 9"),
+        ({"backend": "metal"}, "no backend 'metal'"),
+        ({"operations": [{"do": "fly", "by": 1}]}, "step 1: no operation 'fly'"),
+        ({"operations": [{"do": "read", "by": 1, "on": 7}]}, "step 1 (read) is not legal on cuda"),
+        ({"operations": 3}, "no history"),
+        ({"results": []}, "a report without a history"),
+    ],
+)
+def test_bad_file_is_one_line_and_exit_code_2(change: dict[str, object], says: str, tmp_path: Path) -> None:
+    code, text = replayed({**REOPEN, **change}, tmp_path)
+    assert code == 2
+    assert says in text
+
+
+def test_steps_are_printed_without_a_replay(tmp_path: Path) -> None:
+    code, text = replayed(REOPEN, tmp_path, "--format", "steps")
+    assert (code, len(text.splitlines())) == (0, 4)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@pytest.mark.parametrize(
+    ("history", "profile", "step", "says"), FAULTS, ids=lambda it: it if isinstance(it, str) else ""
+)
+def test_c_program_fails_at_the_same_step_and_passes_on_a_healthy_driver(
+    history: object, profile: str, step: int, says: str, tmp_path: Path
+) -> None:
+    source, program = tmp_path / "history.c", tmp_path / "history"
+    source.write_text(c_program.source(documents.parse(json.dumps(history).encode())))
+    assert len(source.read_text().splitlines()) <= 150
+    subprocess.run(["cc", "-Wall", "-Werror", "-o", program, source, "-ldl"], check=True)
+    for node, code, last in ((profile, 1, f"step {step} failed"), ("healthy-cuda", 0, "all steps succeeded")):
+        directory = tmp_path / node
+        directory.mkdir()
+        environment = {**os.environ, **prepare(node, directory).env}
+        done = subprocess.run([program], env=environment, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout.splitlines()[-1]) == (code, last), done.stdout
+        assert (says in done.stdout) is bool(code)
