@@ -8,7 +8,7 @@ fresh processes repeat the history, and the shortest that still fails is reporte
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import permutations
 from typing import ClassVar
 
@@ -17,7 +17,9 @@ from gpuipc_doctor.api import (
     Check,
     Context,
     Device,
+    Evidence,
     Finding,
+    Json,
     Probe,
     ProbeOutcome,
     Tier,
@@ -27,7 +29,9 @@ from gpuipc_doctor.api import (
 )
 from gpuipc_doctor.histories import results
 from gpuipc_doctor.histories.explore import Bench, explore, replay_once
-from gpuipc_doctor.histories.generator import Generator, Limits, harmful, unavailable
+from gpuipc_doctor.histories.generator import DECLARED, Generator, Limits, harmful, unavailable
+from gpuipc_doctor.histories.leaks import WORDS
+from gpuipc_doctor.histories.steps import steps
 
 SEED, OPERATIONS, TIME_S = 27, 1500, 20.0
 """In the acceptance tier every node performs the same operations: 5 s on an H200. A node that takes longer
@@ -40,6 +44,20 @@ LIMIT = 0.5
 
 ROOM = 64 << 20
 """The most bytes that are allocated on a device at a time."""
+
+UNBOUNDED = 10**9
+"""Operations of a run that ends by time."""
+
+SAYS = {
+    "error": "{call} returned {name} at the last of {steps} legal operations",
+    "data": "memory shows wrong data after {steps} legal operations",
+    "crash": "{call} ended its process ({name}) at the last of {steps} legal operations",
+    "hang": "{call} hung at the last of {steps} legal operations",
+    "leak": "{name} grow with each repetition of {steps} legal operations",
+}
+LEFT_OUT = "left out, since it may harm this node: {left_out}"
+BREAKS_A_RULE = Evidence.seen("the history frees memory that is open elsewhere, which no vendor promises")
+REPLAY = "replay it from the JSON report: gpuipc-doctor replay FILE"
 
 
 class IpcHistories(Check):
@@ -66,7 +84,7 @@ class IpcHistories(Check):
         for devices in fitting[:1] if history else fitting:
             params = {
                 "seed": ctx.options.get("seed", None if soak else SEED),
-                "operations": ctx.options.get("operations", 10**9 if soak else OPERATIONS),
+                "operations": ctx.options.get("operations", UNBOUNDED if soak else OPERATIONS),
                 "time_s": ctx.options.get("seconds", SOAK_S if soak else TIME_S),
                 "room": min(ctx.room(devices), ROOM),
                 "backend": devices[0].backend,
@@ -80,13 +98,55 @@ class IpcHistories(Check):
             yield Probe("", roles, devices, params, exclusive=True, starters=frozenset({"crew"}))
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
-        findings = list(results.judge(done.records["crew"]["explored"], done.params["left_out"]))
+        findings = list(conclude(done.records["crew"]["explored"], done.params["left_out"]))
         yield from findings
         entry = account(done.records["watch"]).entries[-1]
         if entry.missing > NOISE_BYTES and findings[0].key != "leak":
             says = "{missing:mib} of device memory did not come back after the processes of the history ended"
             remedy = "run ipc-release, which says after which end memory is missing"
             yield Finding.warn("not-returned", says, remedy=remedy, missing=entry.missing)
+
+
+def conclude(explored: Json, left_out: Sequence[str]) -> Iterator[Finding]:
+    """Findings about what `results.to_json` made of an exploration. ``left_out``: see `harmful`."""
+    figures = {name: explored[name] for name in ("operations", "wanted", "compared", "seed", "elapsed_s")}
+    again = explored["again"]
+    if explored["first"] is None:
+        enough = explored["operations"] >= explored["wanted"] or explored["wanted"] == UNBOUNDED
+        yield Finding.ok(
+            "as-modelled",
+            "{operations} operations, {compared:mib} compared"
+            if enough
+            else "{operations} of {wanted} operations in {elapsed_s:.1f} s, {compared:mib} compared",
+            ", ".join(f"{times} × {do}" for do, times in sorted(explored["done"].items())),
+            *([Evidence.seen(LEFT_OUT, left_out=left_out)] if left_out else []),
+            **figures,
+        )
+    elif again is None:
+        yield Finding.warn(
+            "seen-once",
+            "{says}; replayed in fresh processes, it did not",
+            remedy=REPLAY,
+            says=explored["first"]["says"],
+            history=explored["history"],
+            **figures,
+        )
+    else:
+        history = results.history_from_json(explored["shortest"])
+        yield Finding.fail(
+            again["what"],
+            SAYS[again["what"]],
+            *(Evidence.seen(step) for step in steps(history)),
+            Evidence.seen(again["says"]),
+            *([BREAKS_A_RULE] if DECLARED & {operation.do for operation in history.operations} else []),
+            remedy=REPLAY,
+            step=again["do"],
+            steps=len(history.operations),
+            name=WORDS.get(again["name"], again["name"]),
+            call=again["call"],
+            history=explored["shortest"],
+            **figures,
+        )
 
 
 def crews(devices: Sequence[Device]) -> list[tuple[Device, ...]]:

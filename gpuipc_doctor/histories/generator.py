@@ -91,6 +91,9 @@ GIVING_BACK = (
 )
 """How each kind of object ends, in an order in which all of them can."""
 
+DECLARED = frozenset({"free-open"})
+"""Operations by which the application, too, breaks a rule."""
+
 HARMFUL = {"kills an importer": frozenset({"kill"}), "exports VMM memory": FAMILIES["vmm-ipc"]}
 """Words of `model.Probe.harms` → the operations that do so."""
 

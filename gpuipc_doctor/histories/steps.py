@@ -58,7 +58,9 @@ def step(operation: Operation, *, primary: bool) -> str:
 
 def steps(history: History) -> Sequence[str]:
     """``1. process 1 allocates …``, in order."""
-    return [
+    numbered = [
         f"{number}. {step(operation, primary=history.processes[operation.by].primary)}"
         for number, operation in enumerate(history.operations, 1)
     ]
+    again = f"repeated {history.times} times, each time with other objects"
+    return [*numbered, again] if history.times > 1 else numbered
