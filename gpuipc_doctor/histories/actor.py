@@ -181,14 +181,19 @@ class Actor:
     # -- physical memory ----------------------------------------------------------------------------------
 
     def _create(self, order: Order) -> None:
-        self._add(order, self._gpu.create_physical(order.nbytes))
+        self._add(order, self._gpu.create_physical(self._granules(order.nbytes)))
+
+    def _granules(self, nbytes: int) -> int:
+        """Bytes of physical memory in which so many find place: where a granule is more than `GRANULE`."""
+        granule = self._gpu.granule
+        return -(-nbytes // granule) * granule
 
     def _export_descriptor(self, order: Order) -> None:
         self.descriptors.append(self._get(order.on).export_descriptor())
 
     def _import(self, order: Order) -> None:
         self._enter(self._current)
-        self._add(order, self._gpu.import_descriptor(self._received[0], order.nbytes))
+        self._add(order, self._gpu.import_descriptor(self._received[0], self._granules(order.nbytes)))
 
     def _map(self, order: Order) -> None:
         self._add(order, self._get(order.on).map())
@@ -271,4 +276,5 @@ class Sized(NamedTuple):
 def _difference(found: bytes, expected: bytes, offset: int) -> str:
     at = first_difference(found, expected)
     shown, wanted = (stamp_at(data, at, offset) for data in (found, expected))
-    return f"from byte {offset + at} on it shows {shown or 'foreign data'} instead of {wanted}"
+    other = f": contents {shown} instead of {wanted}" if shown and wanted and shown != wanted else ""
+    return f"the memory is wrong from byte {offset + at} on{other}"

@@ -41,10 +41,6 @@ def source(history: History) -> str:
     """The program. Raises `NotInC`."""
     operations = [operation for operation in history.operations if operation.do != "rest"]
     cases = [line for number, one in enumerate(operations) for line in _case(history, number, one)]
-    names = [
-        f'    "{step(operation, primary=history.processes[operation.by].primary)}",'
-        for operation in operations
-    ]
     things = max([0, *(max(one.makes, one.on, one.of) for one in operations)]) + 1
     values = {
         "library": LIBRARIES[history.backend],
@@ -63,7 +59,6 @@ def source(history: History) -> str:
             str(int(number not in history.processes or history.processes[number].primary))
             for number in range(max(history.processes, default=0) + 1)
         ),
-        "names": "\n".join(names),
         "cases": "\n".join(cases),
     }
     text = _PROGRAM
@@ -106,7 +101,8 @@ def _case(history: History, number: int, operation: Operation) -> Iterator[str]:
     }
     if operation.do not in lines:
         raise NotInC(f"step {number + 1} ({operation.do}) has no C: programs are of legacy IPC handles only")
-    yield f"    case {number}: {lines[operation.do]} break;"
+    says = f"{number + 1}. {step(operation, primary=history.processes[operation.by].primary)}"
+    yield f'    case {number}: puts("{says}"); {lines[operation.do]} break;'
 
 
 def _shown(history: History, at: int) -> int:
@@ -137,9 +133,6 @@ enum { STEPS = @steps@, THINGS = @things@, PROCESSES = @processes@, TIMES = @tim
 struct handle { char bytes[64]; };
 static const int by[] = { @by@ }, killed[] = { @killed@ };
 static const int devices[] = { @devices@ }, primary[] = { @primary@ };
-static const char *name[] = {
-@names@
-};
 
 /* shared by all processes: what was exported, and sizes */
 static struct shared { struct handle handle[THINGS]; uint64_t size[THINGS]; } *shared;
@@ -154,7 +147,7 @@ static int where[THINGS], current, device, me;
 #define call(symbol, ...) do { \\
     int (*function)() = (int (*)())dlsym(library, symbol); \\
     int code = function ? function(__VA_ARGS__) : -1; \\
-    if (code) { printf("    %s returned %d\\n", symbol, code); fflush(stdout); _exit(1); } } while (0)
+    if (code) { printf("    %s returned %d\\n", symbol, code); _exit(1); } } while (0)
 @symbols@
 
 static void enter(int number) { set(context[number]); }
@@ -186,11 +179,11 @@ __attribute__((unused)) static void fill(int number, uint32_t stamp)
 
 __attribute__((unused)) static void compare(int number, uint32_t stamp)
 {
-    uint32_t *data = calloc(size[number] + 4, 1);
+    unsigned char *data = calloc(size[number], 1);
     to_host(data, at[number], size[number]);
-    for (uint64_t i = 0; stamp && i < size[number] / 4; i++)
-        if (data[i] != word(i, stamp)) {
-            printf("    wrong data from byte %lu on\\n", (unsigned long)i * 4); fflush(stdout); _exit(1);
+    for (uint64_t i = 0; stamp && i < size[number]; i++)
+        if (data[i] != (unsigned char)(word(i / 4, stamp) >> i % 4 * 8)) {
+            printf("    wrong data from byte %lu on\\n", (unsigned long)i); _exit(1);
         }
     free(data);
 }
@@ -208,7 +201,7 @@ static void serve(int orders, int answers)
     while (read(orders, &step, sizeof step) == sizeof step) {
         if (!started++) {
             library = dlopen("@library@", RTLD_NOW);
-            if (!library) { puts("    no @library@"); fflush(stdout); _exit(2); }
+            if (!library) { puts("    no @library@"); _exit(2); }
             init(0); begin();
         }
         take(step);
@@ -221,6 +214,7 @@ int main(void)
 {
     int orders[PROCESSES][2], answers[PROCESSES][2], pid[PROCESSES], answer;
     signal(SIGPIPE, SIG_IGN);
+    setlinebuf(stdout);
     shared = mmap(0, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     for (int p = 0; p < PROCESSES; p++) {
         if (pipe(orders[p]) || pipe(answers[p])) return 2;
@@ -235,8 +229,6 @@ int main(void)
     for (int round = 0; round < TIMES; round++)
         for (int step = 0; step < STEPS; step++) {
             int p = by[step], status;
-            printf("%d. %s\\n", step + 1, name[step]);
-            fflush(stdout);
             if (write(orders[p][1], &step, sizeof step) != sizeof step) return 1;
             if (read(answers[p][0], &answer, sizeof answer) == sizeof answer) continue;
             waitpid(pid[p], &status, 0);

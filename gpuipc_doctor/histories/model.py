@@ -399,7 +399,7 @@ class Model:
 
     def _may_end_context(self, operation: Operation) -> str:
         process = self.processes.get(operation.by)
-        if process is None or operation.on not in process.contexts:
+        if operation.on not in (process.contexts if process else [FIRST_CONTEXT]):
             return f"process {operation.by} has no context {operation.on}"
         if self._has_pool(operation):
             return "it has a pool"

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,13 @@ _line = json.JSONEncoder(separators=(",", ":")).encode
 """Made once: `json.dumps` makes an encoder each time that it is told how to separate."""
 
 
+def add(returned: dict[str, Calls], calls: Calls) -> None:
+    """Add calls to those of the same operation."""
+    so_far = returned.get(calls.operation, Calls(calls.operation, 0, 0.0))
+    count, seconds = so_far.count + calls.count, so_far.seconds + calls.seconds
+    returned[calls.operation] = Calls(calls.operation, count, seconds)
+
+
 class Journal:
     """The worker's side."""
 
@@ -40,6 +47,7 @@ class Journal:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._calls: Counter[str] = Counter()
         self._latest: dict[str, Json] = {}
+        self._returned: dict[str, Calls] = {}
 
     def _write(self, event: str, **fields: Json) -> None:
         data = _line({"event": event, "at": time.monotonic(), **fields}).encode() + b"\n"
@@ -74,6 +82,15 @@ class Journal:
 
     def record(self, facts: dict[str, Json]) -> None:
         self._write("record", facts=facts)
+
+    def add_returned(self, calls: Calls) -> None:
+        """Count calls that returned in a process which this role started."""
+        add(self._returned, calls)
+
+    def tell_returned(self) -> None:
+        """Write down what `add_returned` counted."""
+        for calls in self._returned.values():
+            self._write("returned", **asdict(calls))
 
     def begin_anew(self) -> None:
         """Forget what was written, so that a worker that goes on and on does not fill the disk."""
@@ -159,10 +176,10 @@ class Progress:
                 self._armed_at = at
             case "disarmed":
                 if self.operation:
-                    so_far = self.returned.get(self.operation, Calls(self.operation, 0, 0.0))
-                    seconds = so_far.seconds + at - self._armed_at
-                    self.returned[self.operation] = Calls(self.operation, so_far.count + 1, seconds)
+                    add(self.returned, Calls(self.operation, 1, at - self._armed_at))
                 self.operation = ""
+            case "returned":
+                add(self.returned, Calls(line["operation"], line["count"], line["seconds"]))
             case "step":
                 self.step = line["text"]
             case "waiting" | "resumed":

@@ -21,7 +21,7 @@ from typing import NoReturn
 from gpuipc_doctor.api.worker import ChildGone, ChildHangs
 from gpuipc_doctor.backends import open_backend
 from gpuipc_doctor.backends.device import DriverGpu
-from gpuipc_doctor.model import Json
+from gpuipc_doctor.model import Calls, Json
 from gpuipc_doctor.supervise.assignment import Assignment
 from gpuipc_doctor.supervise.journal import PROCESS_EXIT
 from gpuipc_doctor.worker import process
@@ -41,6 +41,7 @@ class Child:
         self._channel = channel
         self._call = call
         self._assignment = assignment
+        self._returned: dict[str, list[float]] = {}
         self.descriptors: list[int] = []
 
     @cached_property
@@ -57,7 +58,11 @@ class Child:
         """Name the driver call under way where the parent can read it. No journal: a call takes 5 µs."""
         name = operation.encode()[: CALL_BYTES - 1]
         self._call[: len(name) + 1] = name + b"\0"
+        began = time.perf_counter()
         yield
+        returned = self._returned.setdefault(operation, [0, 0.0])
+        returned[0] += 1
+        returned[1] += time.perf_counter() - began
 
     def progress(self, number: int) -> None:
         self._call[CALL_BYTES:] = number.to_bytes(4, "little")
@@ -70,14 +75,18 @@ class Child:
         return pickle.loads(data)  # noqa: S301 - written by a process of ours
 
     def send(self, value: Json, descriptors: Sequence[int] = ()) -> None:
-        _send(self._channel, value, descriptors)
+        _send(self._channel, (value, self._returned), descriptors)
+        self._returned = {}
 
 
 class ChildProcess:
     """A child as the role that started it sees it; implements ``api.ChildProcess``."""
 
-    def __init__(self, pid: int, channel: socket.socket, call: mmap.mmap) -> None:
+    def __init__(
+        self, pid: int, channel: socket.socket, call: mmap.mmap, returned: Callable[[Calls], None]
+    ) -> None:
         self.pid = pid
+        self._returned = returned
         self.descriptors: list[int] = []
         self._channel = channel
         self._call = call
@@ -106,7 +115,10 @@ class ChildProcess:
             data = b""
         if not data:
             raise ChildGone(self._reap())
-        return pickle.loads(data)  # noqa: S301 - written by a process of ours
+        value, returned = pickle.loads(data)  # noqa: S301 - written by a process of ours
+        for operation, (count, seconds) in returned.items():
+            self._returned(Calls(operation, count, seconds))
+        return value
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -133,8 +145,13 @@ class ChildProcess:
         return signal.Signals(-self._ended).name if self._ended < 0 else f"exit {self._ended}"
 
 
-def start(act: Callable[[Child], None], assignment: Assignment) -> ChildProcess:
-    """Fork a process that calls ``act`` and then exits. This process must have loaded no driver."""
+def start(
+    act: Callable[[Child], None], assignment: Assignment, returned: Callable[[Calls], None] = lambda _: None
+) -> ChildProcess:
+    """Fork a process that calls ``act`` and then exits. This process must have loaded no driver.
+
+    ``returned`` gets the driver calls that the child has made, with each message.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     call = mmap.mmap(-1, CALL_BYTES + 4)
     for end in (ours, theirs):
@@ -143,7 +160,7 @@ def start(act: Callable[[Child], None], assignment: Assignment) -> ChildProcess:
     if pid == 0:
         _be_child(theirs, call, act, assignment)
     theirs.close()
-    return ChildProcess(pid, ours, call)
+    return ChildProcess(pid, ours, call, returned)
 
 
 def _be_child(

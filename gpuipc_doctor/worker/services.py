@@ -189,7 +189,8 @@ class Worker:
         return survey.report(library, backends, self.armed)
 
     def finish(self) -> None:
-        """What a rank owes its job when its role function has returned."""
+        """What a role owes its job and its report when its function has returned."""
+        self._journal.tell_returned()
         if "mpi" in vars(self):
             self.mpi.finalize()
 
@@ -219,7 +220,7 @@ class Worker:
     def start(self, act: Callable[[children.Child], None]) -> children.ChildProcess:
         if not self._assignment.starter or self._backends:
             raise RuntimeError(f"role {self.role} cannot start a process: it is no starter, or has a driver")
-        return children.start(act, self._assignment)
+        return children.start(act, self._assignment, self._journal.add_returned)
 
     def _backend(self, name: str) -> Backend:
         if name not in self._backends:

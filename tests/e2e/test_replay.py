@@ -35,9 +35,45 @@ WRITTEN = {
         {"do": "read", "by": 1, "on": 1},
     ],
 }
+OTHER_CLOSED = {
+    **REOPEN,
+    "processes": {"1": {}, "2": {}, "3": {"primary": False}},
+    "operations": [
+        {"do": "allocate", "by": 1, "makes": 1, "nbytes": 256},
+        {"do": "open", "by": 2, "on": 1, "makes": 2},
+        {"do": "allocate", "by": 3, "makes": 3, "nbytes": 4096},
+        {"do": "open", "by": 2, "on": 3, "makes": 4},
+        {"do": "close", "by": 2, "on": 2},
+        {"do": "read", "by": 2, "on": 4},
+    ],
+}
+STALE = {
+    **REOPEN,
+    "operations": [
+        {"do": "allocate", "by": 1, "makes": 1, "nbytes": 2 << 20},
+        {"do": "open", "by": 2, "on": 1, "makes": 2},
+        {"do": "free-open", "by": 1, "on": 1},
+        {"do": "allocate", "by": 1, "makes": 3, "nbytes": 4096},
+        {"do": "write", "by": 1, "on": 3, "stamp": 1},
+        {"do": "open", "by": 2, "on": 3, "makes": 4},
+        {"do": "read", "by": 2, "on": 4},
+    ],
+}
+THIRD = {
+    **REOPEN,
+    "operations": [
+        *({"do": "allocate", "by": 1, "makes": number, "nbytes": 1} for number in (1, 2, 3)),
+        {"do": "write", "by": 1, "on": 3, "stamp": 1},
+        {"do": "open", "by": 2, "on": 3, "makes": 4},
+        {"do": "read", "by": 2, "on": 4},
+    ],
+}
 FAULTS = [  # history, profile, failing step, what the program prints
     (REOPEN, "nvidia-460.32.03", 4, "returned 400"),
     (WRITTEN, "mapping-loses-writes", 4, "wrong data"),
+    (OTHER_CLOSED, "close-ends-another", 6, "cuMemcpyDtoH_v2 returned 1"),
+    (STALE, "stale-data", 7, "wrong data"),
+    (THIRD, "third-in-block-wrong", 6, "wrong data"),
 ]
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from gpuipc_doctor.api.worker import ChildGone, ChildHangs
+from gpuipc_doctor.model import Calls
 from gpuipc_doctor.supervise.assignment import Assignment
 from gpuipc_doctor.worker import children
 from gpuipc_doctor.worker.children import Child, ChildProcess
@@ -19,11 +20,17 @@ LIMIT_S = 30.0
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[[Callable[[Child], None]], ChildProcess]]:
+def returned() -> list[Calls]:
+    """The driver calls that children say they have made."""
+    return []
+
+
+@pytest.fixture
+def start(returned: list[Calls]) -> Iterator[Callable[[Callable[[Child], None]], ChildProcess]]:
     started = list[ChildProcess]()
 
     def one(act: Callable[[Child], None]) -> ChildProcess:
-        started.append(children.start(act, ASSIGNMENT))
+        started.append(children.start(act, ASSIGNMENT, returned.append))
         return started[-1]
 
     yield one
@@ -44,6 +51,22 @@ def test_child_answers_and_ends_as_programs_do(start: Start) -> None:
     child.send({"of": b"\0bytes"})
     assert child.recv(LIMIT_S) == {"of": b"\0bytes"}
     assert child.end(LIMIT_S) == "exit 0"
+
+
+def test_calls_that_returned_come_with_the_next_message(start: Start, returned: list[Calls]) -> None:
+    def call(child: Child) -> None:
+        for _ in range(3):
+            with child.armed("cuMemAlloc"):
+                pass
+        echo(child)
+
+    child = start(call)
+    for _ in range(2):
+        child.send(None)
+        child.recv(LIMIT_S)
+    (calls,) = returned
+    assert (calls.operation, calls.count) == ("cuMemAlloc", 3)
+    assert calls.seconds > 0
 
 
 def test_descriptor_reaches_the_child_and_comes_back(start: Start) -> None:
