@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.model import Relation, Report, RoleOutcome
+from gpuipc_doctor.model import Relation, Report, RoleOutcome, Status
 from gpuipc_doctor.report import exits, sentences
 from gpuipc_doctor.simulator import drill, profile
 from gpuipc_doctor.simulator.profile import Profile
@@ -95,6 +95,17 @@ def test_a_fault_of_mpi_is_found_and_nothing_else(name: str, library: str, backe
         assert CXI_ISSUE in {join.issue for join in report.joins if join.relation is Relation.UNKNOWN}
         for result in told:
             assert any(line.endswith("cxil_map() failed: -22") for line in result.roles[0].log_tail)
+
+
+@pytest.mark.full
+def test_a_bound_is_claimed_in_soak_after_it_was_passed_twice() -> None:
+    report, _ = check(
+        *("mpi-cache-growth", "--tier", "soak", "--simulate", "mpi-bounded-cache", "--backend", "cuda"),
+        *("--mpi-lib", path_of("mpich43"), "--config", SMALL_SHARE, "--no-workarounds"),
+    )
+    [growing] = [result.finding for result in report.results if result.probe == "growing"]
+    assert (growing.status, growing.key) == (Status.WARN, "keeps-many")
+    assert growing.values["sent"] >= 2 * 16
 
 
 def holds(stated: Profile, backend: str, report: Report) -> None:
