@@ -136,9 +136,10 @@ def judge_threshold(seen: Json) -> Iterable[Finding]:
     if not unheld and held >= nbytes:
         yield Finding.ok(
             "returned",
-            "memory came back at the release threshold, by trimming and by destroying",
+            "memory came back at the threshold, by trimming and by destroying; {verified:mib} verified",
             *account(seen).evidence(),
             "trimmed while half of it was allocated, a pool kept what was allocated",
+            verified=nbytes + len(ROUNDS) * CHECKED,
         )
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count, takewhile
 
 from gpuipc_doctor.api import (
     BOUNDARIES,
@@ -30,6 +31,8 @@ from gpuipc_doctor.api import (
     Tier,
     Worker,
     glanced_at,
+    judge_processes,
+    watched,
     write_glances,
     write_pattern,
     wrong_glances,
@@ -41,7 +44,7 @@ IMPORTERS = ("importer-1", "importer-2", "importer-3")
 NEEDS = {"handles": "legacy-ipc", "descriptors": "vmm-ipc"}
 """How memory is shared, and what a device must be able to do for it."""
 
-SIZES, ROUNDS = (1, 4 << 20), 8
+SIZES, ROUNDS = (1, 4 << 20), 16
 """Bytes of the segments of the rounds in turn; for descriptors, the next multiple of the device's granule."""
 
 LARGE, LARGE_ROUNDS = tuple(boundary + (2 << 20) for boundary in BOUNDARIES), 2
@@ -83,12 +86,16 @@ class IpcConcurrent(Check):
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         wrong = [f"{role}: {one}" for role in WITNESSES for one in done.records[role]["wrong"]]
         lost, exports = done.records["exporter"]["lost"], done.records["exporter"]["exports"]
+        left = list(judge_processes(done))
+        yield from left
         if wrong:
             says = "memory shows wrong data where several attach while its owner exports"
             yield Finding.fail("wrong-data", says, *wrong[:3], times=len(wrong))
         elif lost:
             says = "wrong data reached the memory's owner through one of several mappings of it"
             yield Finding.fail("writes-lost", says, *lost[:3], times=len(lost))
+        elif left:
+            return
         elif not exports:
             says = "nothing was exported while others attached, so nothing was tested"
             yield Finding.skip("not-concurrent", says, remedy="run it again, beside less load")
@@ -124,16 +131,16 @@ def evidence(exports: int, *, large: bool) -> Iterable[Evidence]:
 
 def export(w: Worker) -> None:
     newcomer, *importers = w.peers
-    lost, exports, verified, done = [], 0, 0, 0
+    lost, exports, verified = [], 0, 0
     hear(importers)  # they have made their contexts
     newcomer.send("start")
-    while done < w.params["rounds"] or not newcomer.has_news():
-        nbytes = w.params["sizes"][done % len(w.params["sizes"])]
-        with w.step(f"round {done + 1}"), segment(w, nbytes) as (memory, export_it):
-            exports += share(w, importers, done, memory, export_it)
-            lost += exchange(w, importers, done, memory)
+    rounds = takewhile(lambda done: done < w.params["rounds"] or not newcomer.has_news(), count())
+    for number in watched(w, "segment that three attach to", rounds):
+        nbytes = w.params["sizes"][number % len(w.params["sizes"])]
+        with w.step(f"round {number + 1}"), segment(w, nbytes) as (memory, export_it):
+            exports += share(w, importers, number, memory, export_it)
+            lost += exchange(w, importers, number, memory)
             verified += memory.nbytes if w.params["whole"] else glanced_at(memory.nbytes)
-        done += 1
     newcomer.recv()
     tell(importers, None)
     w.record(lost=lost, exports=exports, verified=verified)
@@ -225,8 +232,7 @@ def attach(w: Worker) -> None:
     wrong: list[str] = []
     w.gpu.memory_info()
     w.peer.send("ready")
-    while told := w.peer.recv():
-        number, nbytes = told
+    for number, nbytes in watched(w, "segment attached to", iter(w.peer.recv, None)):
         with w.step(f"round {number + 1}"), attached(w, nbytes) as memory:
             wrong += wrong_in(w, memory, nbytes, number, 0)
             w.peer.send("looked")

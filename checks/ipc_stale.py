@@ -25,8 +25,10 @@ from gpuipc_doctor.api import (
     exchange_as_exporter,
     exchange_as_importer,
     judge_exchange,
+    judge_processes,
     pattern,
     unlike_pattern,
+    watched,
     write_pattern,
     wrong_pattern,
 )
@@ -51,7 +53,7 @@ NEIGHBOUR, STAYS = 4096, -1
 MAPPING = ("closed", "open")
 """What the importer has done with the old mapping by then."""
 
-ROUNDS = [(mapping, name) for mapping in MAPPING for name in SIZES]
+ROUNDS = [(mapping, name) for _ in range(2) for mapping in MAPPING for name in SIZES]
 
 PAGE = 4096
 """Bytes that tell old data from new."""
@@ -83,7 +85,7 @@ class IpcStale(Check):
                 *importer["overlap"],
                 remedy="MPI: limit or switch off its cache of IPC mappings, so that none outlives its memory",
             )
-        exchanged = list(judge_exchange(done))
+        exchanged = [*judge_exchange(done), *judge_processes(done)]
         yield from exchanged
         if exporter["same_handles"] and exporter["expected"] == "differs":
             yield Finding.warn(
@@ -107,7 +109,7 @@ def recycle(w: Worker) -> None:
     neighbour = w.gpu.alloc(NEIGHBOUR)
     write_pattern(neighbour, NEIGHBOUR, STAYS)
     w.peer.send(neighbour.ipc_handle())
-    for number, (mapping, name) in enumerate(ROUNDS):
+    for number, (mapping, name) in watched(w, "segment over a freed one", enumerate(ROUNDS)):
         what, (old_nbytes, new_nbytes) = new_segment(mapping, name), SIZES[name]
         old = w.gpu.alloc(old_nbytes)
         write_pattern(old, old_nbytes, number, 0)
@@ -138,7 +140,7 @@ def recycle(w: Worker) -> None:
 def look(w: Worker) -> None:
     old_wrong, new_wrong, overlap, exchanged = [], [], [], []
     neighbour = w.gpu.open_ipc(w.peer.recv())
-    for number, (mapping, name) in enumerate(ROUNDS):
+    for number, (mapping, name) in watched(w, "segment over a freed one", enumerate(ROUNDS)):
         what, (old_nbytes, new_nbytes) = new_segment(mapping, name), SIZES[name]
         old = w.gpu.open_ipc(w.peer.recv())
         wrong = unlike_pattern(old, old_nbytes, number, 0)

@@ -25,6 +25,7 @@ from gpuipc_doctor.api import (
     Worker,
     account,
     figures_of_process,
+    glanced_at,
     judge_processes,
     watched,
     write_glances,
@@ -61,8 +62,9 @@ class IpcVmmRelease(Check):
             found.append(Finding.fail("wrong-data", says, *wrong[:3], times=len(wrong)))
         if not found:
             evidence = [item for each in accounts(done) for item in each.evidence()]
-            says = "nothing was left of {rounds} imports"
-            found.append(Finding.ok("returned", says, *evidence, rounds=ROUNDS))
+            says = "nothing was left of {rounds} imports, {verified:mib} verified"
+            verified = ROUNDS * glanced_at(exporter["nbytes"])
+            found.append(Finding.ok("returned", says, *evidence, rounds=ROUNDS, verified=verified))
         yield from found
 
     def series(self, done: ProbeOutcome) -> Iterable[Series]:
