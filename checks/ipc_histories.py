@@ -118,7 +118,7 @@ def conclude(explored: Json, left_out: Sequence[str]) -> Iterator[Finding]:
             "as-modelled",
             "{operations} operations, {compared:mib} compared"
             if enough
-            else "{operations} of {wanted} operations in {elapsed_s:.1f} s, {compared:mib} compared",
+            else "{operations} of {wanted} operations in {elapsed_s:round} s, {compared:mib} compared",
             ", ".join(f"{times} × {do}" for do, times in sorted(explored["done"].items())),
             *([Evidence.seen(LEFT_OUT, left_out=left_out)] if left_out else []),
             **figures,

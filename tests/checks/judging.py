@@ -7,6 +7,7 @@ on simulated faults.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,6 +24,7 @@ from gpuipc_doctor.api import (
     loader,
 )
 from gpuipc_doctor.model import Ending, Launch, RoleOutcome, Status
+from gpuipc_doctor.report.sentences import evidence, summary
 
 MIB = 1 << 20
 GOOD = [Status.PASS]
@@ -46,7 +48,13 @@ ONE, TWO = (gpu(0),), (gpu(0), gpu(1))
 def conclude(
     id_: str, records: Records, devices: tuple[Device, ...] = ONE, probe: str = "", **params: Json
 ) -> list[Finding]:
-    return list(check(id_).judge(outcome(records, devices, probe, **params)))
+    findings = list(check(id_).judge(outcome(records, devices, probe, **params)))
+    for finding in findings:
+        left_open = [
+            one for one in (summary(finding), *evidence(finding)) if re.search(r"\{[a-z_]+\b[^{}]*\}", one)
+        ]
+        assert not left_open, f"a sentence has a value that it cannot fill in: {left_open}"
+    return findings
 
 
 def drawn(
