@@ -16,6 +16,7 @@ LIBRARIES = {"cuda": "libcuda.so.1", "hip": "libamdhip64.so"}
 
 CALLS = {  # what the program calls it → CUDA's symbol, HIP's symbol
     "init": ("cuInit", "hipInit"),
+    "count": ("cuDeviceGetCount", "hipGetDeviceCount"),
     "retain": ("cuDevicePrimaryCtxRetain", "hipDevicePrimaryCtxRetain"),
     "reset": ("cuDevicePrimaryCtxReset_v2", "hipDevicePrimaryCtxReset"),
     "create": ("cuCtxCreate_v2", "hipCtxCreate"),  # CUDA 13's header calls another by the name without _v2
@@ -69,7 +70,7 @@ def source(history: History) -> str:
 
 def _symbols(backend: str, used: str) -> str:
     """A macro for each call that the program makes: it names the call where it fails."""
-    always = ("init", "retain", "reset", "create", "destroy", "set", "sync", "to_device", "to_host")
+    always = ("init", "count", "retain", "reset", "create", "destroy", "set", "sync", "to_device", "to_host")
     return "\n".join(
         f'#define {name}(...) call("{symbols[backend == "hip"]}", __VA_ARGS__)'
         for name, symbols in CALLS.items()
@@ -202,7 +203,9 @@ static void serve(int orders, int answers)
         if (!started++) {
             library = dlopen("@library@", RTLD_NOW);
             if (!library) { puts("    no @library@"); _exit(2); }
-            init(0); begin();
+            int devices_here; init(0); count(&devices_here);
+            if (device >= devices_here) { printf("    needs %d GPUs\\n", device + 1); _exit(2); }
+            begin();
         }
         take(step);
         if (write(answers, &step, sizeof step) != sizeof step) _exit(2);

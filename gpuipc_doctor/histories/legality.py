@@ -56,7 +56,7 @@ RULES: dict[str, dict[str, Ruling]] = {
         "cuda": Ruling(
             ILLEGAL,
             "seen on an H100, driver 580.159.04, 2026-11-23: CUDA_ERROR_ALREADY_MAPPED (208), where the new "
-            "buffer has the freed one's place in a segment that is still open",
+            "buffer has the freed one's place, and another size, in a segment that is still open",
         ),
         "hip": Ruling(ILLEGAL, f"{HIP_IPC}: undefined, as what is freed while it is open"),
     },

@@ -119,21 +119,42 @@ def test_steps_are_printed_without_a_replay(tmp_path: Path) -> None:
     assert (code, len(text.splitlines())) == (0, 4)
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+compiles = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+
+
+@compiles
 @pytest.mark.parametrize(
     ("history", "profile", "step", "says"), FAULTS, ids=lambda it: it if isinstance(it, str) else ""
 )
 def test_c_program_fails_at_the_same_step_and_passes_on_a_healthy_driver(
     history: object, profile: str, step: int, says: str, tmp_path: Path
 ) -> None:
+    program = compiled(history, tmp_path)
+    for node, code, last in ((profile, 1, f"step {step} failed"), ("healthy-cuda", 0, "all steps succeeded")):
+        done = ran(program, node, tmp_path)
+        assert (done.returncode, done.stdout.splitlines()[-1]) == (code, last), done.stdout
+        assert (says in done.stdout) is bool(code)
+
+
+@compiles
+def test_c_program_says_how_many_gpus_it_needs(tmp_path: Path) -> None:
+    allocate = {"do": "allocate", "by": 1, "makes": 1, "nbytes": 4096}
+    program = compiled({**REOPEN, "processes": {"1": {"device": 1}}, "operations": [allocate]}, tmp_path)
+    done = ran(program, "healthy-single", tmp_path)
+    assert (done.returncode, "needs 2 GPUs" in done.stdout) == (2, True), done.stdout
+    assert ran(program, "healthy-cuda", tmp_path).returncode == 0
+
+
+def compiled(history: object, tmp_path: Path) -> Path:
     source, program = tmp_path / "history.c", tmp_path / "history"
     source.write_text(c_program.source(documents.parse(json.dumps(history).encode())))
     assert len(source.read_text().splitlines()) <= 150
     subprocess.run(["cc", "-Wall", "-Werror", "-o", program, source, "-ldl"], check=True)
-    for node, code, last in ((profile, 1, f"step {step} failed"), ("healthy-cuda", 0, "all steps succeeded")):
-        directory = tmp_path / node
-        directory.mkdir()
-        environment = {**os.environ, **prepare(node, directory).env}
-        done = subprocess.run([program], env=environment, capture_output=True, text=True, timeout=60)
-        assert (done.returncode, done.stdout.splitlines()[-1]) == (code, last), done.stdout
-        assert (says in done.stdout) is bool(code)
+    return program
+
+
+def ran(program: Path, node: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    directory = tmp_path / node
+    directory.mkdir()
+    environment = {**os.environ, **prepare(node, directory).env}
+    return subprocess.run([program], env=environment, capture_output=True, text=True, timeout=60)
