@@ -183,9 +183,11 @@ def give_back(w: Worker) -> None:
         if not pool.reserved:
             ledger.enter("the pool was trimmed", before)
 
-    growing = [use(w, ledger, pool, stream, nbytes, number, wrong) for number in watched(w, WHAT, ROUNDS)]
-    control = [ledger.used() for _ in ROUNDS]
-    ledger.enter_loop(WHAT, ROUNDS, growing, control)
+    sampled = ledger.sampled(ROUNDS)
+    growing = ledger.used_after(
+        sampled, watched(w, WHAT, ROUNDS), lambda number: use(w, pool, stream, nbytes, number, wrong)
+    )
+    ledger.enter_loop(WHAT, sampled, growing, [ledger.used() for _ in sampled])
     with w.step("destroy the pool"):
         pool.destroy()
         ledger.enter("the pool was destroyed", before)
@@ -197,10 +199,8 @@ def allocate_and_free(pool: Pool, stream: GpuStream, nbytes: int) -> None:
     stream.synchronize()
 
 
-def use(
-    w: Worker, ledger: Ledger, pool: Pool, stream: GpuStream, nbytes: int, number: int, wrong: list[str]
-) -> int:
-    """One round, whose wrong data is added to ``wrong``; the bytes in use on the device after it."""
+def use(w: Worker, pool: Pool, stream: GpuStream, nbytes: int, number: int, wrong: list[str]) -> None:
+    """One round, whose wrong data is added to ``wrong``."""
     with w.step(f"allocate, free and trim, round {number} of {max(ROUNDS)}"):
         memory = pool.alloc(nbytes, stream)
         stream.synchronize()
@@ -209,7 +209,6 @@ def use(
         memory.free(stream)
         stream.synchronize()
         pool.trim()
-        return ledger.used()
 
 
 CHECK = DriverPoolRelease()

@@ -176,7 +176,7 @@ def share_many(w: Worker) -> None:
     w.peer.recv()  # the importer has made its context
     ledger, stream = Ledger(w), w.gpu.create_stream()
 
-    def use_pool(*, shared: bool) -> int:
+    def use_pool(*, shared: bool) -> None:
         pool = w.gpu.create_shared_pool()
         memory = pool.alloc(SMALL, stream)
         stream.synchronize()
@@ -186,14 +186,14 @@ def share_many(w: Worker) -> None:
         memory.free(stream)
         stream.synchronize()
         pool.destroy()
-        return ledger.used()
 
     use_pool(shared=True)  # for what the first one costs
-    sharing = [use_pool(shared=True) for _ in watched(w, "shared pool", ROUNDS)]
+    sampled = ledger.sampled(ROUNDS)
+    shared = ledger.used_after(sampled, watched(w, "shared pool", ROUNDS), lambda _: use_pool(shared=True))
     w.peer.send(None)
-    alone = [use_pool(shared=False) for _ in watched(w, "pool", ROUNDS)]
-    ledger.enter_loop("shared pool", ROUNDS, sharing, alone)
-    ledger.enter_loop("pool", ROUNDS, alone, [ledger.used() for _ in ROUNDS])
+    alone = ledger.used_after(sampled, watched(w, "pool", ROUNDS), lambda _: use_pool(shared=False))
+    ledger.enter_loop("shared pool", sampled, shared, alone)
+    ledger.enter_loop("pool", sampled, alone, [ledger.used() for _ in sampled])
 
 
 def attach_many(w: Worker) -> None:

@@ -122,18 +122,20 @@ def freed_first(w: Worker) -> None:
 def many_times(w: Worker, ledger: Ledger) -> None:
     buffers = [w.gpu.alloc(NBYTES) for _ in range(SEGMENTS)]
     ask(w, "open and close in a loop", *buffers, written=GLANCE)
-    ledger.enter_loop("open and close", SAMPLED, watch_loop(w, ledger), watch_loop(w, ledger))
+    opening, control = watch_loop(w, ledger), watch_loop(w, ledger)
+    ledger.enter_loop("open and close", ledger.sampled(SAMPLED), opening, control)
     w.peer.recv()  # the loop is over
     for buffer in buffers:
         buffer.free()
 
 
 def watch_loop(w: Worker, ledger: Ledger) -> list[int]:
-    """Used memory, in bytes, after each of the `SAMPLED` rounds of the importer's loop."""
+    """Used memory, in bytes, after those `SAMPLED` rounds of the importer's loop that are read here."""
     samples = []
-    for _ in SAMPLED:
+    for number in SAMPLED:
         w.peer.recv()  # so many rounds are over
-        samples.append(ledger.used())
+        if number in ledger.sampled(SAMPLED):
+            samples.append(ledger.used())
         w.peer.send("go on")
     return samples
 
@@ -196,7 +198,7 @@ def open_many_times(w: Worker, ledger: Ledger, wrong: list[str], handles: Sequen
     segments = cycle(enumerate(handles, 1))
     opening = repeat(w, ledger, "open and close", lambda: glance(w, wrong, *next(segments)))
     control = repeat(w, ledger, "only ask for the free memory", w.gpu.memory_info)
-    ledger.enter_loop("open and close", SAMPLED, opening, control)
+    ledger.enter_loop("open and close", ledger.sampled(SAMPLED), opening, control)
 
 
 def repeat(w: Worker, ledger: Ledger, what: str, call: Callable[[], object]) -> list[int]:
@@ -206,8 +208,9 @@ def repeat(w: Worker, ledger: Ledger, what: str, call: Callable[[], object]) -> 
         with w.step(f"{what}, round {done} of {OPENS}"):
             call()
         if done in SAMPLED:
-            samples.append(ledger.used())
-            w.peer.send(done)
+            w.peer.send(done)  # the exporter reads it at the same time
+            if done in ledger.sampled(SAMPLED):
+                samples.append(ledger.used())
             w.peer.recv()
     return samples
 

@@ -99,7 +99,7 @@ def share(w: Worker) -> None:
     loop(IMPORT, WARM_UP)
     ledger.watch("many imports", lambda: loop(IMPORT))
     ledger.watch("as many rounds without an import", lambda: loop(LOOK_ON))
-    ledger.enter_loop(IMPORT, SAMPLED, used[IMPORT], used[LOOK_ON])
+    ledger.enter_loop(IMPORT, ledger.sampled(SAMPLED), used[IMPORT], used[LOOK_ON])
     w.peer.send(None)
     w.record(nbytes=nbytes)
 
@@ -117,7 +117,7 @@ def share_rounds(w: Worker, ledger: Ledger, nbytes: int, what: str, rounds: int)
                 w.peer.send_descriptor(descriptor)
             w.peer.recv()  # the importer has released it
             os.close(descriptor)
-        if number in SAMPLED:
+        if number in ledger.sampled(SAMPLED):
             used.append(ledger.used())
     return used
 
@@ -132,10 +132,10 @@ def attach(w: Worker) -> None:
             with w.step(f"{what}, round {number} of {rounds}"):
                 if what == IMPORT:
                     wrong += import_one(w, nbytes, number)
-            if number in SAMPLED:
+            if number in ledger.sampled(SAMPLED):
                 used[what].append(ledger.used())
             w.peer.send("released")
-    ledger.enter_loop(IMPORT, SAMPLED, used[IMPORT], used[LOOK_ON])
+    ledger.enter_loop(IMPORT, ledger.sampled(SAMPLED), used[IMPORT], used[LOOK_ON])
     w.record(wrong=wrong)
 
 

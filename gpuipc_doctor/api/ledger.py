@@ -66,28 +66,35 @@ class Ledger:
         self._lag_s = 0.0
         self._still, self._since = self._gpu.memory_used(), w.clock()
         with w.step("see whether used memory rises by what is allocated"):
-            while len(self._rises) < TRIES and not _follows(self._rises):
-                self._see_rise()
+            while len(self._rises) < TRIES and not self._see_rise():
+                pass
         self._record()
 
-    def _see_rise(self) -> None:
-        """Note by how much the counter rises, and how long it takes to rise and to fall again.
+    def _see_rise(self) -> bool:
+        """Note by how much the counter rises, and how long it takes to rise and to fall; whether it is clear.
 
-        It falls a whole interval after it was seen to rise, if it is refreshed at intervals.
+        A counter that is refreshed at intervals takes a whole one if it was seen to change just before, else
+        a part of one. Where only one of the two changes took time, a refresh came just before the other was
+        looked for: then both are timed again.
         """
         before = self.mark()
 
         def seconds_until(more: int) -> float:
+            if self._stands_at(before + more):
+                return 0.0
             began = self._w.clock()
-            self._w.wait_until(lambda: abs(self._beyond(before) - more) <= NOISE_BYTES, LAG_S)
-            return self._w.clock() - began
+            changed = self._w.wait_until(lambda: self._stands_at(before + more), LAG_S)
+            return self._w.clock() - began if changed else 0.0
 
         with self._gpu.alloc(ODD_BYTES):
-            rises_at_once = abs(self._beyond(before) - ODD_BYTES) <= NOISE_BYTES
-            lag_s = 0.0 if rises_at_once else seconds_until(ODD_BYTES)
+            rise_s = seconds_until(ODD_BYTES)
             self._rises.append([before, self._gpu.memory_used()])
-        if not rises_at_once and _follows(self._rises):
-            self._lag_s = 1.25 * max(lag_s, seconds_until(0))
+        fall_s = seconds_until(0)
+        self._lag_s = max(self._lag_s, 1.25 * max(rise_s, fall_s))
+        return _follows(self._rises) and bool(rise_s) == bool(fall_s)
+
+    def _stands_at(self, used: int) -> bool:
+        return abs(self._beyond(used)) <= NOISE_BYTES
 
     def mark(self) -> int:
         """Used memory in bytes, once it stands still. What is as at the last mark has stood since then."""
@@ -106,6 +113,19 @@ class Ledger:
         """Used memory in bytes, as it is at this moment."""
         self._wait_out_lag()
         return self._gpu.memory_used()
+
+    def sampled(self, rounds: range) -> range:
+        """The rounds of a loop to read used memory after: every fourth where each reading must wait."""
+        return rounds[3::4] if self._lag_s else rounds
+
+    def used_after(self, sampled: range, rounds: Iterable[int], act: Callable[[int], object]) -> list[int]:
+        """Used memory, in bytes, after those rounds of an act that are sampled."""
+        used = []
+        for number in rounds:
+            act(number)
+            if number in sampled:
+                used.append(self.used())
+        return used
 
     def watch(self, end: str, act: Callable[[], object]) -> None:
         """Do something that leaves used memory as it was, and note after its ``end`` what is missing.

@@ -136,6 +136,30 @@ class Lagging(Device):
 
 
 @pytest.mark.parametrize("interval_s", [0.02, 0.05, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize("phase", [percent / 100 for percent in range(0, 100, 4)])
+def test_a_counter_that_lags_is_exact_though_it_was_refreshed_during_an_allocation(
+    interval_s: float, phase: float
+) -> None:
+    device = Lagging(interval_s)
+    device.now, enter = phase * interval_s, device.alloc
+
+    @contextmanager
+    def slowly(nbytes: int) -> Iterator[None]:
+        with enter(nbytes):
+            device.now += 0.004
+            yield
+        device.now += 0.004
+
+    device.alloc = slowly  # type: ignore[method-assign]
+    _, ledger = opened(device)
+    before = ledger.used()
+    for _ in range(8):
+        device.allocated += MIB
+        device.now += 0.003
+    assert ledger.used() == before + 8 * MIB
+
+
+@pytest.mark.parametrize("interval_s", [0.02, 0.05, 0.1, 0.5, 0.9])
 @pytest.mark.parametrize("kept", [0, ODD_BYTES])
 def test_a_counter_that_lags_is_waited_for_and_then_believed(interval_s: float, kept: int) -> None:
     device = Lagging(interval_s)
