@@ -70,24 +70,28 @@ class Fabric:
             "health": healthcheck.results(Path(results)) if results else [],
         }
         broken: dict[str, Json] = {}
-        if fi_info := programs.get("fi_info"):
-            told["libfabric"] = _version("libfabric", self._run([fi_info, "--version"])[1])
-            code, text = self._run([fi_info, "-v"])
-            offered = [asdict(one) for one in interfaces.offered(text)]
-            if code != errno.ENODATA and (bad := exchange.failure(code, text) or _silent(text, offered)):
-                broken["fi_info"] = bad
+
+        def offered(text: str) -> Json:
+            return [asdict(one) for one in interfaces.offered(text)]
+
+        def ask(key: str, program: str, option: str, read: Callable[[str], Json], nothing: int = 0) -> None:
+            """Note what a program says; where there is nothing to say, it exits with ``nothing``."""
+            code, text = self._run([programs[program], option])
+            found = read(text)
+            if (not code or code != nothing) and (
+                bad := exchange.failure(code, text) or _silent(text, found)
+            ):
+                broken[program] = bad
             else:
-                told["interfaces"] = offered
-        if ucx_info := programs.get("ucx_info"):
-            code, text = self._run([ucx_info, "-v"])
-            told["ucx"] = _version("Library version", text)
-            bad = exchange.failure(code, text) or _silent(text, told["ucx"])
-            if transports and not bad:  # for which UCX opens every device
-                code, text = self._run([ucx_info, "-d"])
-                told["transports"] = interfaces.transports(text)
-                bad = exchange.failure(code, text) or _silent(text, told["transports"])
-            if bad:
-                broken["ucx_info"] = bad
+                told[key] = found
+
+        if "fi_info" in programs:
+            ask("libfabric", "fi_info", "--version", partial(_version, "libfabric"))
+            ask("interfaces", "fi_info", "-v", offered, nothing=errno.ENODATA)
+        if "ucx_info" in programs:
+            ask("ucx", "ucx_info", "-v", partial(_version, "Library version"))
+            if transports and "ucx_info" not in broken:  # for which UCX opens every device
+                ask("transports", "ucx_info", "-d", interfaces.transports)
         return {**told, "broken": broken}
 
     def routes(self, fi_info: str | None, *, across: bool, stated: str | None) -> list[str]:

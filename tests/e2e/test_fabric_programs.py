@@ -13,7 +13,8 @@ import pytest
 from tests.e2e.conftest import Command
 
 ROW = "provider: tcp\n    domain: lo\n    version: 1.0\n    type: FI_EP_RDM\n    protocol: FI_PROTO_XNET\n"
-ENODATA = 'echo "fi_getinfo: -61 (No data available)" >&2; exit 61'
+VERSION = '[ "$1" = -v ] || exec echo "libfabric: 2.1.0"'
+ENODATA = f'{VERSION}; echo "fi_getinfo: -61 (No data available)" >&2; exit 61'
 LOADER = 'echo "$0: error while loading shared libraries: libfabric.so.1: cannot open" >&2; exit 127'
 CRASH = "kill -SEGV $$"
 GOOD_INFO = f'case "$1" in --version) echo "libfabric: 2.1.0";; *) printf "{ROW}";; esac'.replace("\n", "\\n")
@@ -57,6 +58,9 @@ def run(doctor: Command, tmp_path: Path) -> Run:
         (LOADER, "ERROR", "error while loading shared libraries"),
         (b"\x7fELF nonsense", "ERROR", "fi_info cannot start: Exec format error"),
         (r"printf '\377\376\377'", "ERROR", "nothing that can be read"),
+        (f"[ $1 = -v ] || kill -SEGV $$; {GOOD_INFO}", "FAIL", "fi_info crashed: SIGSEGV"),
+        (f"[ $1 = -v ] || exit 3; {GOOD_INFO}", "FAIL", "fi_info failed: exit code 3"),
+        (f"[ $1 = -v ] || exec echo 2.1; {GOOD_INFO}", "ERROR", "nothing that can be read: 2.1"),
     ],
 )
 def test_fi_info_that_is_of_no_use_is_no_pass(
