@@ -202,14 +202,14 @@ class Execution:
             if not role.progress.started and now - role.started_at > self.limits.start_up_s:
                 return role, Ending.NOT_STARTED
         busy = [role for role in living if not role.progress.waiting]
-        if not self._waits_for_turn:  # then somebody should be at work
-            busy = busy or living
-        started = [role for role in busy if role.progress.started]
+        all_wait = not busy and not self._waits_for_turn  # then somebody should be at work
+        started = [role for role in (living if all_wait else busy) if role.progress.started]
         allowed_s = self.probe.deadline_s
         silent = [role for role in started if role.silent_for(now, allowed_s) > allowed_s]
-        if (self.probe.launch or self.probe.together) and len(silent) < len(started):
-            # Ranks spin while they wait for each other: one that has a processor is not to hang because the
-            # other had none. On two busy cores a message of 16 MiB took over two seconds.
+        if (all_wait or self.probe.launch or self.probe.together) and len(silent) < len(started):
+            # Roles that all wait may have a message under way. Ranks spin while they wait for each other: one
+            # that has a processor is not to hang because the other had none. On two busy cores a message of
+            # 16 MiB took over two seconds.
             return None
         return (min(silent, key=self._stuck_order), Ending.HUNG) if silent else None
 

@@ -270,6 +270,24 @@ def test_a_rank_is_not_hung_while_the_other_waits_for_a_processor(
     assert overdue[1] is Ending.HUNG
 
 
+def test_a_role_that_waits_long_is_not_hung_while_a_message_is_under_way_between_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tree, "timeslices_of", lambda pid: tree.Timeslices())
+    probe = Probe("probe", dict.fromkeys(("exporter", "importer", "spare"), id), deadline_s=2.0)
+    execution = Execution(
+        probe, tmp_path, tmp_path, node=Node(), marker="", limits=Limits(), stems=Stems(tmp_path, "")
+    )
+    for name, last_at in (("exporter", 109.0), ("importer", 109.0), ("spare", 100.0)):
+        progress = Progress(tmp_path / name, started=True, waiting=True, last_at=last_at)
+        role = RunningRole(SimpleNamespace(pid=7), RoleFiles(tmp_path, name), progress, 99.0)  # type: ignore[arg-type]
+        execution._roles[name] = role
+    assert execution._overdue(110.0) is None
+    overdue = execution._overdue(112.0)
+    assert overdue
+    assert overdue[1] is Ending.HUNG
+
+
 SEND_20, RECV_20 = {"MPI_Send": 20}, {"MPI_Recv": 20}
 
 
