@@ -2,8 +2,9 @@
 
 Five ends of a mapping: the importer closes it; the exporter frees first and the importer closes later; the
 importer has opened and closed it many times; it exits with it open; it is killed with it open. After each,
-and after the exporter's free, as much memory must be in use as before it. The many times must not creep, and
-each time the handle must lead to its own segment; the control is as long a loop that opens nothing.
+and after the exporter's free, as much memory must be in use as before it. Where it is not, the same is done
+once more; a spare importer repeats an exit or a kill. The many times must not creep, and each time the handle
+must lead to its own segment; the control is as long a loop that opens nothing.
 
 The segment is memory of the exporter's device, so it must come back there, wherever the importer's context
 was. What an open and close costs may be kept on either device, so over a pair both are watched for creep.
@@ -22,8 +23,10 @@ from gpuipc_doctor.api import (
     Check,
     Context,
     Finding,
+    Gpu,
     IpcMapping,
     Ledger,
+    Peer,
     Probe,
     ProbeOutcome,
     Series,
@@ -48,6 +51,8 @@ SAMPLED = range(8, OPENS + 1, 8)
 GLANCE = 4096
 """Bytes that are looked at in each round of the loop."""
 
+IMPORTERS = ("importer", "spare importer")
+
 HARMS = frozenset({"kills an importer"})
 
 
@@ -58,13 +63,12 @@ class IpcRelease(Check):
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
         for devices in ctx.subjects:
-            roles = {"exporter": watch_close, "importer": do_as_asked}
-            yield Probe("close and exit", roles, devices, exclusive=True)
-            roles = {"exporter": watch_kill, "importer": do_as_asked}
-            yield Probe("kill", roles, devices, exclusive=True, harms=HARMS)
+            importers = dict.fromkeys(IMPORTERS, do_as_asked)
+            yield Probe("close and exit", {"exporter": watch_close, **importers}, devices, exclusive=True)
+            yield Probe("kill", {"exporter": watch_kill, **importers}, devices, exclusive=True, harms=HARMS)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
-        wrong = done.records["importer"]["wrong"]
+        wrong = [line for record in done.records.values() for line in record.get("wrong", ())]
         found = [finding for each in accounts(done) for finding in each.judge(NBYTES, SEGMENTS)]
         found += judge_processes(done)
         if wrong:
@@ -92,7 +96,7 @@ def accounts(done: ProbeOutcome) -> list[Account]:
 def watch_close(w: Worker) -> None:
     ledger = Ledger(w)
     before_importer = ledger.mark()
-    ask(w, "make a context")
+    ask(w.peer, "make a context")
     context = ledger.mark() - before_importer
 
     ledger.watch("the importer closed it", lambda: closed_first(w))
@@ -100,28 +104,24 @@ def watch_close(w: Worker) -> None:
     ledger.watch("the importer had opened and closed it many times", lambda: many_times(w, ledger))
 
     before = ledger.mark() - context  # which goes along
-    with w.gpu.alloc(NBYTES) as buffer:
-        ask(w, "open", buffer)
-        w.peer.send(("exit", []))
-        w.peer.wait_gone()
-    ledger.enter("the importer exited with it open", before)
+    end_importer(w, ledger, before, "exit", "the importer exited with it open")
 
 
 def closed_first(w: Worker) -> None:
     with w.gpu.alloc(NBYTES) as buffer:
-        ask(w, "open", buffer)
-        ask(w, "close")
+        ask(w.peer, "open", buffer)
+        ask(w.peer, "close")
 
 
 def freed_first(w: Worker) -> None:
     with w.gpu.alloc(NBYTES) as buffer:
-        ask(w, "open", buffer)
-    ask(w, "close")
+        ask(w.peer, "open", buffer)
+    ask(w.peer, "close")
 
 
 def many_times(w: Worker, ledger: Ledger) -> None:
     buffers = [w.gpu.alloc(NBYTES) for _ in range(SEGMENTS)]
-    ask(w, "open and close in a loop", *buffers, written=GLANCE)
+    ask(w.peer, "open and close in a loop", *buffers, written=GLANCE)
     opening, control = watch_loop(w, ledger), watch_loop(w, ledger)
     ledger.enter_loop("open and close", ledger.sampled(SAMPLED), opening, control)
     w.peer.recv()  # the loop is over
@@ -142,37 +142,48 @@ def watch_loop(w: Worker, ledger: Ledger) -> list[int]:
 
 def watch_kill(w: Worker) -> None:
     ledger = Ledger(w)
-    before = ledger.mark()
-    with w.gpu.alloc(NBYTES) as buffer:
-        ask(w, "open", buffer)
-        w.peer.send(("die", []))
-        w.peer.wait_gone()
-    ledger.enter("the importer was killed with it open", before)
+    end_importer(w, ledger, ledger.mark(), "die", "the importer was killed with it open")
 
 
-def ask(w: Worker, act: str, *buffers: Buffer, written: int = NBYTES) -> None:
-    """Have the importer do something with these segments, and wait until it has, or begins with its loop.
+def end_importer(w: Worker, ledger: Ledger, before: int, how: str, end: str) -> None:
+    """Have the importer end with a segment open, and the spare one, too, if memory is missing then."""
+
+    def end_one(importer: Peer) -> None:
+        with w.gpu.alloc(NBYTES) as buffer:
+            ask(importer, "open", buffer)
+            importer.send((how, []))
+            importer.wait_gone()
+
+    importer, spare = w.peers
+    end_one(importer)
+    if not ledger.enter(end, before, lambda: end_one(spare)):
+        spare.send(("exit", []))
+
+
+def ask(importer: Peer, act: str, *buffers: Buffer, written: int = NBYTES) -> None:
+    """Have an importer do something with these segments, and wait until it has, or begins with its loop.
 
     So many bytes of each are ``written`` for it to see.
     """
     for number, buffer in enumerate(buffers, 1):
         write_pattern(buffer, written, number)
-    w.peer.send((act, [buffer.ipc_handle() for buffer in buffers]))
-    w.peer.recv()
+    importer.send((act, [buffer.ipc_handle() for buffer in buffers]))
+    importer.recv()
 
 
-# -- the importer -----------------------------------------------------------------------------------------
+# -- the importers ----------------------------------------------------------------------------------------
 
 
 def do_as_asked(w: Worker) -> None:
-    gpu, wrong = w.gpu, list[str]()  # its driver initialises while the exporter's does
+    gpu, wrong = w.gpus[-1], list[str]()  # its driver initialises while the exporter's does
     while True:
+        w.record(wrong=wrong)
         act, handles = w.peer.recv()
         match act:
             case "make a context":
                 ledger = Ledger(w, gpu)
             case "open":
-                mapping = open_segment(w, wrong, handles[0])
+                mapping = open_segment(gpu, wrong, handles[0])
             case "close":
                 mapping.close()
             case "open and close in a loop":
@@ -182,13 +193,12 @@ def do_as_asked(w: Worker) -> None:
                 return
             case "die":
                 w.die()
-        w.record(wrong=wrong)
         w.peer.send("done")
 
 
-def open_segment(w: Worker, wrong: list[str], handle: bytes) -> IpcMapping:
+def open_segment(gpu: Gpu, wrong: list[str], handle: bytes) -> IpcMapping:
     """Open a segment, and note what is wrong with its data."""
-    mapping = w.gpu.open_ipc(handle)
+    mapping = gpu.open_ipc(handle)
     if unlike := unlike_pattern(mapping, NBYTES, 1):
         wrong.append(f"opened to be closed later: {unlike}")
     return mapping

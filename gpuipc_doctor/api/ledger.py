@@ -137,27 +137,32 @@ class Ledger:
         for _ in range(TRIES):
             before = self.mark()
             act()
-            self.enter(end, before)
-            missing = self._entries[end]["missing"]
-            if missing > NOISE_BYTES:
-                before = self.mark()
-                act()
-                self._entries[end]["repeated"] = self._missing_after_wait(before)
-                self._record()
-            if missing >= -NOISE_BYTES:
+            self.enter(end, before, act)
+            if self._entries[end]["missing"] >= -NOISE_BYTES:
                 break
 
-    def enter(self, end: str, mark: int) -> None:
-        """Wait for used memory to come back to its mark after ``end``, and note what is missing."""
+    def enter(self, end: str, mark: int, again: Callable[[], object] | None = None) -> bool:
+        """Wait for used memory to come back to its mark after ``end``, and note what is missing.
+
+        Where some is missing, ``again`` repeats what ended, to see whether as much is lost by it. Returns
+        whether it was called.
+        """
         began = self._w.clock()
         missing = self._missing_after_wait(mark)
         holders = [] if abs(missing) <= NOISE_BYTES else self._gpu.memory_holders()
-        self._entries[end] = {
+        entry = self._entries[end] = {
             "missing": missing,
             "waited_s": self._w.clock() - began - self._lag_s,
             "holders": holders,
         }
         self._record()
+        if again is None or missing <= NOISE_BYTES:
+            return False
+        mark = self.mark()
+        again()
+        entry["repeated"] = self._missing_after_wait(mark)
+        self._record()
+        return True
 
     def _missing_after_wait(self, mark: int) -> int:
         self._wait_out_lag()

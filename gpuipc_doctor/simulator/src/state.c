@@ -261,11 +261,13 @@ static const struct fault *exit_fault(enum fault_effect effect, const struct seg
 /* What the faults at `exit` do to a segment that a process had when it ended. */
 static void mark_by_exit(struct segment *segment)
 {
-    const struct fault *late = exit_fault(LATE, segment);
+    const struct fault *late = exit_fault(LATE, segment), *leak = exit_fault(LEAK, segment);
     if (exit_fault(KEEP, segment))
         segment->kept = true;
     if (late)
         segment->until = now_ms() + late->ms;
+    if (leak)
+        shared->leaked[segment->device] += leak->bytes;
 }
 
 /* Each step may be repeated, so it does not matter where a process that does this is killed. */

@@ -214,6 +214,25 @@ def test_a_loss_of_an_odd_size_is_ours_where_it_repeats(losses: list[int], statu
     assert any("process 4711 (train)" in line for line in sentences.evidence(finding))
 
 
+@pytest.mark.parametrize(
+    ("losses", "status"), [([21, 21], Status.FAIL), ([21, 0], Status.ERROR), ([0], None)]
+)
+def test_the_end_of_a_process_is_repeated_by_a_spare_one_where_memory_is_missing(
+    losses: list[int], status: Status | None
+) -> None:
+    device, ends = Device(), iter(losses)
+    w, ledger = opened(device)
+
+    def end_one() -> None:
+        device.allocated += next(ends) * MIB
+
+    before = ledger.mark()
+    end_one()
+    assert ledger.enter("the importer was killed", before, end_one) is (len(losses) > 1)
+    assert [finding.status for finding in account(w.records).judge(ODD_BYTES)] == ([status] if status else [])
+    assert list(ends) == []
+
+
 def test_a_loss_of_an_odd_size_after_a_process_ended_cannot_be_told_and_shows_the_holders() -> None:
     device = Device()
     w, ledger = opened(device)
