@@ -142,6 +142,7 @@ log or in what a check saw, and never because of a version. *Any* means that ver
 """
 
 _SEEN = {
+    "hardware": "The GPU, its memory, its driver or a link failed",
     "corruption": "Wrong results",
     "crash": "A crash",
     "hang": "A hang",
@@ -150,6 +151,7 @@ _SEEN = {
     "perf": "It is slow",
     "config": "Something is set up wrongly",
     "limitation": "Something that cannot be done",
+    "elsewhere": "A fault outside of the GPU",
     "probe-harms": "A node that a probe of gpuipc-doctor would harm",
 }
 

@@ -28,6 +28,11 @@ class Recognised:
     signatures: tuple[Occurrences, ...]
     """The lines of each expression, in the order of their appearance."""
 
+    def rank(self, log: int) -> tuple[bool, int, int, int, int]:
+        """Its order in a diagnosis: hints last, then severity, then the first line of the ``log``-th log."""
+        is_hint = self.confidence is Confidence.LOW
+        return is_hint, self.issue.severity, log, self.lines.first.line, -self.confidence
+
 
 @dataclass(frozen=True, slots=True)
 class LogRead:
@@ -42,7 +47,7 @@ class LogRead:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What the logs say, surest first."""
+    """What the logs say, gravest first."""
 
     logs: tuple[LogRead, ...]
     facts: tuple[Fact, ...]

@@ -1,4 +1,4 @@
-"""The content of a diagnosis: known issues, surest first; why; what to do; then unexplained errors."""
+"""The content of a diagnosis: known issues, gravest first; why; what to do; then unexplained errors."""
 
 from __future__ import annotations
 

@@ -90,6 +90,7 @@ class Examination:
         """``known``: facts of the node that are known otherwise; they win over what logs tell."""
         names = {fact.name for fact in known}
         facts = (*known, *(fact for fact in self._facts.all() if fact.name not in names))
+        order = {log.name: number for number, log in enumerate(logs)}
         recognised: list[Recognised] = []
         explained: set[int] = set()
         for number, issue in enumerate(self.index.issues):
@@ -101,7 +102,7 @@ class Examination:
             if may_concern(issue, facts) and (one := self._recognise(number, signatures, facts)):
                 recognised.append(one)
                 explained.update(part for numbers in signatures.values() for part in numbers)
-        recognised.sort(key=lambda one: (-one.confidence, one.relation is Relation.NEW, -one.lines.count))
+        recognised.sort(key=lambda one: one.rank(order.get(one.lines.first.log, 0)))
         unknown = tuple(self._groups.unexplained(explained))
         return Diagnosis(tuple(logs), facts, tuple(recognised), unknown, self._groups.beyond, interrupted)
 

@@ -62,6 +62,22 @@ class Suppression:
         return today <= self.until
 
 
+KINDS = (
+    "hardware",
+    "elsewhere",
+    "corruption",
+    "crash",
+    "hang",
+    "error",
+    "leak",
+    "config",
+    "limitation",
+    "perf",
+    "probe-harms",
+)
+"""What an issue can be, the gravest first: a GPU or a link that failed, then a node that killed the job."""
+
+
 @dataclass(frozen=True, slots=True)
 class KnownIssue:
     """One entry of the database, in the words of its file; ``schema.json`` says what each may hold."""
@@ -70,7 +86,7 @@ class KnownIssue:
     title: str
     component: str
     kind: str
-    """The file's ``class``: leak, hang, crash, corruption, error, perf, limitation, config or probe-harms."""
+    """The file's ``class``, one of `KINDS`."""
     status: str
     symptom: str
     references: tuple[Reference, ...]
@@ -102,6 +118,11 @@ class KnownIssue:
     suppression: Suppression | None = None
     where: str = ""
     """``file:line``."""
+
+    @property
+    def severity(self) -> int:
+        """The place in `KINDS`: 0 is the gravest."""
+        return KINDS.index(self.kind)
 
     @property
     def bad_versions(self) -> str:

@@ -123,8 +123,10 @@ LOGS = {
     },
     "hipIpcGetMemHandle failed: invalid argument": set(),
     "cudaIpcGetMemHandle failed: invalid argument": {"cuda-ipc-async-memory"},
+    "NVRM: Xid (PCI:0000:c1:00): 119, pid=77, name=python, Timeout waiting for RPC from GSP!": {
+        "nvidia-gsp-timeout"
+    },
     # Too common to mean anything alone.
-    "NVRM: Xid (PCI:0000:c1:00): 119, pid=77, name=python, Timeout waiting for RPC from GSP!": set(),
     "NVRM: GPU0 GSP_LOCKDOWN_NOTICE": set(),
     "#5 ompi_errhandler_request_invoke () from libmpi.so.40": set(),
     "cudaErrorMemoryAllocation: out of memory": set(),
