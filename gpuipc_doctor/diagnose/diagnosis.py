@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from gpuipc_doctor.diagnose.occurrences import Occurrences
 from gpuipc_doctor.knownissues import Confidence, KnownIssue
+from gpuipc_doctor.knownissues.entry import Lookalike
 from gpuipc_doctor.model import Fact, Relation
 
 
@@ -27,6 +28,8 @@ class Recognised:
     """All lines of all signatures."""
     signatures: tuple[Occurrences, ...]
     """The lines of each expression, in the order of their appearance."""
+    lookalikes: tuple[Lookalike, ...] = ()
+    """Other issues of the same diagnosis that leave the same lines."""
 
     def rank(self, log: int) -> tuple[bool, int, int, int, int]:
         """Its order in a diagnosis: hints last, then severity, then the first line of the ``log``-th log."""

@@ -61,7 +61,9 @@ def entry(one: Recognised) -> Entry:
     if len(one.signatures) > SIGNATURES:
         items.append(Item(f"… and {len(one.signatures) - SIGNATURES} more with --json", hang=0))
     checks = f"gpuipc-doctor check {' '.join(issue.checks)}" if issue.checks else ""
-    items += [Item(_why(one), "Why: "), Item(checks, "Check: "), do(one.remedy)]
+    items += [Item(_why(one), "Why: ")]
+    items += [Item(f"{other.id}; to decide: {other.decide}", "Or: ") for other in one.lookalikes]
+    items += [Item(checks, "Check: "), do(one.remedy)]
     items.append(Item(f"gpuipc-doctor known-issues show {issue.id}", "More: "))
     about = f"{issue.id} · {one.confidence.label} confidence, {_RELATION[one.relation]}"
     return Entry(word, about, tuple(items), look, columns=7)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from operator import attrgetter
 
 from gpuipc_doctor.diagnose.diagnosis import Diagnosis, LogRead, Recognised
@@ -15,6 +16,7 @@ from gpuipc_doctor.diagnose.occurrences import Place, Sighting, Tally
 from gpuipc_doctor.diagnose.origin import Writers
 from gpuipc_doctor.diagnose.scanner import Hit, Scanner, spanned
 from gpuipc_doctor.knownissues import Confidence, KnownIssue, Signature, may_concern
+from gpuipc_doctor.knownissues.entry import Lookalike
 from gpuipc_doctor.model import Fact, Relation
 from gpuipc_doctor.versions import Verdict
 
@@ -103,6 +105,7 @@ class Examination:
                 recognised.append(one)
                 explained.update(part for numbers in signatures.values() for part in numbers)
         recognised.sort(key=lambda one: one.rank(order.get(one.lines.first.log, 0)))
+        recognised = [replace(one, lookalikes=tuple(_lookalikes(one, recognised))) for one in recognised]
         unknown = tuple(self._groups.unexplained(explained))
         return Diagnosis(tuple(logs), facts, tuple(recognised), unknown, self._groups.beyond, interrupted)
 
@@ -133,6 +136,17 @@ class Examination:
             self._of_issue[number].occurrences(),
             tuple(self._of_part[part].occurrences() for part in parts),
         )
+
+
+def _lookalikes(one: Recognised, recognised: Iterable[Recognised]) -> Iterator[Lookalike]:
+    """The other recognised issues that leave the same lines; either of two names the other."""
+    named = {lookalike.id: lookalike for lookalike in one.issue.resembles}
+    for other in recognised:
+        if lookalike := named.get(other.issue.id):
+            yield lookalike
+        for lookalike in other.issue.resembles:
+            if lookalike.id == one.issue.id:
+                yield Lookalike(other.issue.id, lookalike.decide)
 
 
 class LogExamination:

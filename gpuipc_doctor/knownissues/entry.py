@@ -49,6 +49,15 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True)
+class Lookalike:
+    """Another issue that leaves the same lines."""
+
+    id: str
+    decide: str
+    """What to look at to tell the two apart: a command, a variable, a word of the log."""
+
+
+@dataclass(frozen=True, slots=True)
 class Suppression:
     """A site's decision to hear nothing of an issue that its versions alone suggest, until a day."""
 
@@ -105,6 +114,8 @@ class KnownIssue:
     detected_by: tuple[str, ...] = ()
     """Checks, or keys of their findings."""
     workarounds: tuple[Workaround, ...] = ()
+    resembles: tuple[Lookalike, ...] = ()
+    """One of two that resemble each other names the other."""
     trigger: str = ""
     also: tuple[str, ...] = ()
     evidence: str = ""

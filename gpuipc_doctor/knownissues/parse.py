@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuipc_doctor.knownissues.conditions import ENV, Need
-from gpuipc_doctor.knownissues.entry import KnownIssue, Reference, Suppression, Workaround
+from gpuipc_doctor.knownissues.entry import KnownIssue, Lookalike, Reference, Suppression, Workaround
 from gpuipc_doctor.knownissues.signatures import NOT_PUBLIC, Confidence, Signature, Source
 from gpuipc_doctor.model import Json
 from gpuipc_doctor.near_miss import did_you_mean
@@ -104,11 +104,18 @@ def merge(documents: Sequence[Document]) -> tuple[tuple[KnownIssue, ...], list[M
                 text = f"there is no known issue {id_!r}{did_you_mean(id_, issues)}"
                 mistakes.append(document.mistake(text, "suppress", number, "id"))
     for one in entries:
-        for number, workaround in enumerate(one.issue.workarounds):
-            for id_ in workaround.conflicts:
-                if id_ not in issues:
-                    text = f"there is no known issue {id_!r}{did_you_mean(id_, issues)}"
-                    mistakes.append(one.mistake(text, "workarounds", number, "conflicts"))
+        named: list[tuple[str, tuple[Key, ...]]] = [
+            *((lookalike.id, ("resembles", n, "id")) for n, lookalike in enumerate(one.issue.resembles)),
+            *(
+                (id_, ("workarounds", n, "conflicts"))
+                for n, workaround in enumerate(one.issue.workarounds)
+                for id_ in workaround.conflicts
+            ),
+        ]
+        for id_, keys in named:
+            if id_ not in issues:
+                text = f"there is no known issue {id_!r}{did_you_mean(id_, issues)}"
+                mistakes.append(one.mistake(text, *keys))
     return tuple(issues.values()), mistakes
 
 
@@ -131,6 +138,7 @@ def _issue(data: Json, where: str) -> KnownIssue:
         sharing=tuple(data.get("sharing", ())),
         detected_by=tuple(data.get("detected_by", ())),
         workarounds=tuple(_workaround(component, entry) for entry in data.get("workarounds", ())),
+        resembles=tuple(Lookalike(**entry) for entry in data.get("resembles", ())),
         references=tuple(Reference(**entry) for entry in data["references"]),
         evidence=data.get("evidence", ""),
         inferred=tuple(data.get("inferred", ())),

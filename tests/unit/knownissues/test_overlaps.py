@@ -1,0 +1,72 @@
+"""Every signature against the samples of all other entries: high confidence is for one issue alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from gpuipc_doctor import knownissues
+from gpuipc_doctor.diagnose.diagnosis_content import screen
+from gpuipc_doctor.diagnose.examination import Examination
+from gpuipc_doctor.diagnose.readers import diagnose
+from gpuipc_doctor.knownissues import Confidence, KnownIssue, Signature
+
+ISSUES = [issue for issue in knownissues.load() if not issue.withdrawn]
+Part = tuple[KnownIssue, Signature]
+
+
+def overlaps(issues: Iterable[KnownIssue]) -> Iterator[tuple[Part, Part]]:
+    """An entry's signature, and that of another in whose sample it is found."""
+    signatures = [(issue, signature) for issue in issues for signature in issue.signatures]
+    for finder in signatures:
+        for sampled in signatures:
+            if finder[0] is not sampled[0] and sampled[1].sample and finder[1].found_in(sampled[1].sample):
+                yield finder, sampled
+
+
+def too_sure(issues: Iterable[KnownIssue]) -> list[str]:
+    return sorted(
+        f"{issue.id} is sure of {signature.match}, and {other.id} leaves it also"
+        for pair in overlaps(issues)
+        for (issue, signature), (other, _) in (pair, pair[::-1])
+        if signature.confidence is Confidence.HIGH
+    )
+
+
+def undecided(issues: Iterable[KnownIssue]) -> set[tuple[str, str]]:
+    """Pairs that leave the same lines, of which neither says how to tell them apart."""
+    return {
+        (min(one.id, other.id), max(one.id, other.id))
+        for (one, _), (other, _) in overlaps(issues)
+        if other.id not in {lookalike.id for lookalike in one.resembles}
+        and one.id not in {lookalike.id for lookalike in other.resembles}
+    }
+
+
+def test_high_confidence_is_for_lines_that_no_other_entry_leaves() -> None:
+    assert too_sure(ISSUES) == []
+
+
+def test_of_two_that_leave_the_same_lines_one_says_what_decides() -> None:
+    assert undecided(ISSUES) == set()
+
+
+def test_an_entry_that_claims_anothers_lines_is_found() -> None:
+    first = next(issue for issue in ISSUES if issue.id == "nvidia-gpu-lost")
+    copy = replace(first, id="copy")
+    assert undecided([first, copy]) == {("copy", "nvidia-gpu-lost")}
+    assert any(text.startswith("copy is sure of") for text in too_sure([first, copy]))
+    assert any(text.startswith("nvidia-gpu-lost is sure of") for text in too_sure([first, copy]))
+
+
+def test_both_of_two_that_fit_are_shown_with_what_decides(tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    line = "UCX  ERROR cuIpcOpenMemHandle() failed: invalid device context"
+    log.write_text(f"UCX  INFO  Version 1.21.0 (loaded)\ncuda_ipc_cache.c:284  {line}\n", encoding="utf-8")
+    diagnosis = diagnose([str(log)], Examination(ISSUES))
+    shown = {one.issue.id: one.lookalikes for one in diagnosis.recognised}
+    ((one,), (other,)) = shown["cuda-ipc-api-rules"], shown["ucx-same-process-other-gpu"]
+    assert (one.id, other.id) == ("ucx-same-process-other-gpu", "cuda-ipc-api-rules")
+    page = screen(diagnosis, width=120, exit_code=12)
+    assert page.count("; to decide: UCX in the line, and two GPUs in one process") == 2
