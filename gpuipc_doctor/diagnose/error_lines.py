@@ -11,12 +11,18 @@ MOST_GROUPS = 1000
 
 PATTERNS = (
     # Most telling first. The GPU or the machine went wrong:
-    r"NVRM: Xid|\bXid \(PCI",
-    r"Memory access fault by GPU",
+    r"NVRM: Xid|\bS?Xid \(PCI",
+    r"\bNVRM: .*(?:[Ff]ail|[Ee]rror|[Tt]imed out|[Tt]imeout|fallen off)|PCIe Bus Error: severity=Uncorrect",
+    r"Memory access fault by GPU|HW Exception by GPU|HSA exception",
     r"\bamdgpu\b.*(?:\*ERROR\*|timeout|page fault|GPU reset)",
     r"kernel BUG at|BUG: |general protection fault|blocked for more than \d+ seconds",
     # a process was ended:
     r"[Ss]egmentation fault|SIGSEGV|SIGBUS|SIGABRT|SIGILL|[Bb]us error|core dumped|double free or corruption",
+    # glibc's malloc.c and fortify; Open MPI's stacktrace.c; the C++ runtime; the dynamic linker
+    r"\b(?:free|malloc|realloc|munmap_chunk)\(\): [a-z]|corrupted (?:size vs\. prev_size|double-linked list)",
+    r"stack smashing detected|terminate called (?:after throwing|without an active)",
+    r"\bSignal: [A-Z][\w ]+\(\d+\)",
+    r"error while loading shared libraries|symbol lookup error|undefined symbol: ",
     r"[Oo]ut [Oo]f [Mm]emory|oom-kill|OOM Killed",
     r"[Aa]ssert(?:ion)?\b.{0,300}\bfailed|Assertion failed|__assert_fail|MPIR_Assert_fail",
     r"\b[Ll]eaked \d+ |LEAK SUMMARY",
@@ -24,14 +30,24 @@ PATTERNS = (
     r"\b(?:CUDA_ERROR_|HSA_STATUS_ERROR|MPI_ERR_|NVML_ERROR_|UCS_ERR_)",
     r"\b(?:cuda|hip|nccl)(?:Error[A-Z]|SystemError|InternalError|UnhandledCudaError|RemoteError)\w*",
     r"\b(?:CUDA|HIP|[Cc]uda|NCCL|RCCL) (?:error|failure)\b",
-    r"\b[NR]CCL WARN\b",
+    r"\b[NR]CCL WARN\b|\bNCCL (?:error|operations have failed)",
+    # PyTorch's ProcessGroupNCCL.cpp and CUDAException.cpp
+    r"Watchdog caught collective operation timeout|watchdog (?:got stuck|thread terminated)",
+    r"an illegal memory access was encountered|unspecified launch failure|device-side assert triggered",
+    # NVSHMEM's error macros, NIXL's status codes
+    r"\bnon-zero status: -?\d|\bNIXL_ERR_[A-Z]",
+    r"\bibv_\w+\b.{0,60}\bfailed\b|[Ff]ailed to modify QP",
     r"\bUCX +(?:ERROR|FATAL)\b",
     r"\bGTL DEBUG: \d+\)",
     r"[Ff]atal error in (?:internal_|P?MPI)|\bMPI_ABORT\b|\bAbort\(\d+\)",
     # something else says so:
     r"\b(?:srun|slurmstepd|slurmd|mpiexec|mpirun|prte|prterun): (?:fatal|error):",
-    r"<critical>|<warn>.*(?:[Ff]ail|[Ee]rror|[Uu]nable|[Cc]annot)",
+    r"<critical>|<warn>.*(?:[Ff]ail|\b[Ee]rr(?:or)?\b|[Uu]nable|[Cc]annot)",
     r"\b(?:RuntimeError|OSError|MemoryError|torch\.\w*Error)\b",
+    r"\b(?:Assertion|Value|Import|Attribute|Connection|Timeout|BrokenPipe|Permission|Key|Type|Index)Error: ",
+    r"\b\w+Exception: ",
+    r"No space left on device|Cannot allocate memory|Connection (?:refused|reset by peer|timed out)",
+    r"\bLustreError: |\bI/O error\b",
     r"has lost communication with a remote daemon",
     r"\bFATAL\b|\b[Ff]atal(?: (?:error|signal|exception)|:)",
     r"\b(?:[Nn]ot permitted|Permission denied)\b",

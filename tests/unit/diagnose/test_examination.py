@@ -224,12 +224,47 @@ def test_an_issue_of_the_other_vendor_is_not_one_of_this_node(there: list[str], 
 @pytest.mark.parametrize(
     "line",
     [
+        "n1:1:2 [0] NCCL INFO NET/Plugin: Failed to find ncclCollNetPlugin_v8 symbol.",
+        "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  570.158.01  Release Build",
+        "libfabric:22:1700000000::core:core:fi_getinfo_():1400<info> err: 5",
+        "# Out of bounds values : 0 OK",
+        "mlx5_core 0000:ab:00.0 mlx5_5: Port: 1 Link ACTIVE",
+        "Call ncclGetErrorString for the text; free() is not called",
+        "0 errors, 0 failures, timeout=1800 s, status: 0",
+        "Signal handlers are installed",
+    ],
+)
+def test_a_quiet_line_is_not_shown_as_trouble(line: str) -> None:
+    assert examine({"a": f"ready\n{line}\ndone\n"}).unknown == ()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
         "========= Leaked 4096 bytes at 0x7f0a26800000",
         "ERR:  mh is not mapped yet",
         "UCX  WARN  cannot pin, falling back to a copy",
         "pidfd: Operation not permitted",
         "#2  __assert_fail_base () from libc.so.6",
         "PRTE has lost communication with a remote daemon.",
+        "[E ProcessGroupNCCL.cpp:563] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1)",
+        "[rank7]: ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress",
+        "[n1:2214] Signal: Aborted (6)",
+        "./a.out: error while loading shared libraries: libucp.so.0: cannot open shared object file",
+        "/src/host/init/init.cu:989: non-zero status: 7 nvshmem detect topo failed",
+        "libfabric:22:1700000000::core:core:fi_getinfo_():1400<warn> err: 5",
+        "free(): corrupted unsorted chunks",
+        "malloc(): invalid size (unsorted)",
+        "munmap_chunk(): invalid pointer",
+        "corrupted size vs. prev_size",
+        "*** stack smashing detected ***: terminated",
+        "terminate called after throwing an instance of 'c10::Error'",
+        "HW Exception by GPU node-2 (Agent handle: 0x1) reason :GPU Hang",
+        "NVRM: GPU6 _kgspIsHeartbeatTimedOut: Heartbeat timed out, currentTimeMs 8",
+        "Failed to modify QP to RTR: Connection timed out",
+        "E0717 nixl_agent.cpp:359] createBackend: status NIXL_ERR_BACKEND",
+        "CUDA kernel: an illegal memory access was encountered",
+        "ValueError: world size must be at least 2",
     ],
 )
 def test_trouble_that_nobody_knows_is_shown(line: str) -> None:
