@@ -14,8 +14,8 @@ from gpuipc_doctor.model import Fact, Relation
 class Recognised:
     """A known issue whose signature is in the logs.
 
-    ``confidence`` is that of the ``signature``, one step up where the version is known to be bad, one step
-    down where it is known to be fine; LOW is a hint, no more.
+    ``confidence`` is that of the ``signature``, one step up where the version is known to be bad, and
+    LOW where it is known to be fine; LOW is a hint, no more.
     """
 
     issue: KnownIssue

@@ -118,7 +118,7 @@ class Examination:
         possible = [one for one in signatures if one.applies(facts) is Verdict.UNKNOWN]
         if applying:
             worth = max(one.confidence for one in applying)
-            steps = {Verdict.BAD: 1, Verdict.FINE: -1}.get(verdict, 0)
+            steps = {Verdict.BAD: 1, Verdict.FINE: -Confidence.HIGH}.get(verdict, 0)
         elif possible:
             worth, steps = Confidence.LOW, 0
             needs = dict.fromkeys(str(need) for one in possible for need in one.needs)

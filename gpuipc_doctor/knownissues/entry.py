@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date
 
@@ -28,6 +29,21 @@ class Workaround:
     """The address of who says so."""
     conflicts: tuple[str, ...] = ()
     """Known issues that this workaround brings about."""
+
+
+_UPGRADE = re.compile(r"use ([A-Za-z ]+?) (\d[\d.]*) or newer")
+
+
+def _is_done(workaround: Workaround, component: str, versions: Collection[str]) -> bool:
+    """Whether it is an upgrade of the component to a version that all those found have already."""
+    upgrade = _UPGRADE.match(workaround.do)
+    if not upgrade or upgrade[1].lower().replace(" ", "-") not in (
+        component,
+        component.replace("mpi", "-mpi"),
+    ):
+        return False
+    older = Range(component, introduced="0", fixed=upgrade[2])
+    return bool(versions) and all(older.judge(version) is Verdict.FINE for version in versions)
 
 
 _VENDORS = {"CUDA": ("nvidia-driver", "cuda-driver"), "ROC": ("amdgpu", "hip-driver")}
@@ -229,7 +245,7 @@ class KnownIssue:
         facts = tuple(facts)
         versions = [fact.value for fact in facts if fact.name == self.component and fact.value is not None]
         for workaround in self.harmless_first:
-            if _is_of_another_vendor(workaround.env, facts):
+            if _is_of_another_vendor(workaround.env, facts) or _is_done(workaround, self.component, versions):
                 continue
             when = workaround.when
             right = any_of(when.judge(v) for v in versions) if when and versions else Verdict.UNKNOWN

@@ -79,7 +79,7 @@ BAD = Range("nccl", introduced="2.0", fixed="3.0")
     ("written", "version", "confidence", "relation"),
     [
         (Confidence.HIGH, "2.5", Confidence.HIGH, Relation.CONFIRMED),
-        (Confidence.HIGH, "3.1", Confidence.MEDIUM, Relation.NEW),
+        (Confidence.HIGH, "3.1", Confidence.LOW, Relation.NEW),
         (Confidence.HIGH, None, Confidence.HIGH, Relation.UNKNOWN),
         (Confidence.MEDIUM, "2.5", Confidence.HIGH, Relation.CONFIRMED),
         (Confidence.MEDIUM, "3.1", Confidence.LOW, Relation.NEW),
@@ -95,6 +95,27 @@ def test_the_version_moves_the_confidence(
     banner = f"nid1:1:1 [0] NCCL INFO NCCL version {version}+cuda12.4\n" if version else ""
     (found,) = examine({"a": banner + "the handle is gone\n"}, one).recognised
     assert (found.confidence, found.relation) == (confidence, relation)
+
+
+@pytest.mark.parametrize(
+    ("component", "update", "version", "offered"),
+    [
+        ("ucx", "use UCX 1.12.1 or newer", "1.18.1", False),
+        ("ucx", "use UCX 1.12.1 or newer", "1.12.0", True),
+        ("ucx", "use UCX 1.12.1 or newer", None, True),
+        ("ucx", "use gdrcopy 1.4 or newer", "1.18.1", True),
+        ("openmpi", "use Open MPI 4.1.4 or newer", "5.0.6", False),
+        ("cray-mpich", "use Cray MPICH 8.1.30 or newer", "9.0.1", False),
+        ("openmpi", "use Open MPI 4.1.7, 5.0.6 or newer", "5.0.1", True),
+    ],
+)
+def test_an_update_that_the_node_has_is_not_advised(
+    component: str, update: str, version: str | None, offered: bool
+) -> None:
+    known = [Fact(component, version, "inventory")] if version else []
+    one = replace(issue(GONE), component=component, workarounds=(Workaround(update),))
+    (found,) = examine({"a": "the handle is gone"}, one, known=known).recognised
+    assert bool(found.remedy) is offered
 
 
 def test_what_is_known_of_the_node_wins_over_what_logs_tell() -> None:
