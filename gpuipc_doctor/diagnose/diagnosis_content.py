@@ -9,7 +9,7 @@ from gpuipc_doctor.diagnose.occurrences import MOST, Occurrences
 from gpuipc_doctor.knownissues import Confidence
 from gpuipc_doctor.model import Relation
 from gpuipc_doctor.present import terminal
-from gpuipc_doctor.present.blocks import Block, Closing, Entry, Group, Item, Lines, Parts, do
+from gpuipc_doctor.present.blocks import Block, Closing, Entry, Group, Item, Lines, Parts, do, table
 from gpuipc_doctor.present.text import counted, sanitise, shorten
 
 # How much of each is shown; --json has the rest.
@@ -17,6 +17,7 @@ SIGNATURES = 4
 UNKNOWN = 10
 NAMES = 6
 LINE_COLUMNS = 240
+DO_COLUMNS = 60
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
@@ -43,12 +44,20 @@ def screen(diagnosis: Diagnosis, *, width: int, color: bool = False, exit_code: 
 
 def _blocks(diagnosis: Diagnosis, exit_code: int) -> Iterator[Block]:
     yield Group(tuple(_head(diagnosis)))
+    if len(diagnosis.recognised) > 1:
+        yield from table(("class", "issue", "do first"), map(_row, diagnosis.recognised))
     yield from map(entry, diagnosis.recognised)
     if diagnosis.unknown:
         yield _unknown(diagnosis)
     if any(one.relation is Relation.UNKNOWN for one in diagnosis.recognised):
         yield Lines((_TELL,), hang=0)
     yield Closing(_totals(diagnosis), f"exit {exit_code}")
+
+
+def _row(one: Recognised) -> tuple[str, ...]:
+    """An issue in a line of the summary."""
+    maybe = "maybe " * (one.confidence is Confidence.LOW)
+    return f"{maybe}{one.issue.kind}", one.issue.id, shorten(one.remedy.partition("; or ")[0], DO_COLUMNS)
 
 
 def entry(one: Recognised) -> Entry:

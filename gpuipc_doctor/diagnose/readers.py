@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from gpuipc_doctor.diagnose.decompress import Unreadable
 from gpuipc_doctor.diagnose.diagnosis import Diagnosis, LogRead, Recognised
 from gpuipc_doctor.diagnose.examination import Examination
-from gpuipc_doctor.diagnose.sources import Log
+from gpuipc_doctor.diagnose.sources import Log, expanded
 from gpuipc_doctor.model import Fact
 
 _PAUSE_S = 0.1
@@ -36,7 +36,7 @@ def diagnose(
     ``say`` gets one line for each log that cannot be read, when that is found out; ``news`` each known
     issue that is recognised while logs that may never end are being read.
     """
-    readers = [_Reader(path, examination, follow, say) for path in dict.fromkeys(paths)]
+    readers = [_Reader(path, examination, follow, say) for path in dict.fromkeys(expanded(paths, say))]
     interrupted = False
     with _one_interrupt():
         try:

@@ -5,11 +5,13 @@ What is wrong with a log is a `Unreadable`, one line; what could be read before 
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
 import select
 import stat
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 from gpuipc_doctor.diagnose.decompress import Unreadable, decompressed, is_compressed
@@ -24,7 +26,54 @@ _SAMPLE = 1 << 13
 """Bytes at a log's beginning that tell text from other things."""
 _LEAST = 6
 """Bytes by which each compressed format is known, if no more come for a while."""
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _CONTROL = bytes(byte for byte in range(32) if byte not in b"\a\b\t\n\v\f\r\x1b")
+
+
+MOST_FILES = 4096
+"""Files of one directory, the newest, that are read."""
+
+
+def expanded(paths: Iterable[str], say: Callable[[str], None]) -> Iterator[str]:
+    """The paths; for a directory, the logs below it, newest first, without what is no text and without links.
+
+    ``say`` gets a line for each directory of more than `MOST_FILES`.
+    """
+    for path in paths:
+        if path in ("", STDIN) or not Path(path).is_dir():
+            yield path
+            continue
+        logs = [log for _, log in sorted(_logs_below(path))]
+        if len(logs) > MOST_FILES:
+            say(f"{path}: has {len(logs)} logs; the newest {MOST_FILES} are read")
+        yield from logs[:MOST_FILES]
+
+
+def _logs_below(directory: str) -> Iterator[tuple[float, str]]:
+    """Each log and its age, as a number that is smaller for newer ones."""
+    for at, _, names in os.walk(directory):
+        for name in names:
+            file = Path(at, name)
+            try:
+                status = file.lstat()
+            except OSError:
+                continue  # removed meanwhile
+            if stat.S_ISREG(status.st_mode) and _may_be_log(file):
+                yield -status.st_mtime, str(file)
+
+
+def _may_be_log(file: Path) -> bool:
+    """Whether it begins with text or compressed data; a file that cannot be opened may."""
+    try:
+        with file.open("rb") as opened:
+            sample = opened.read(_SAMPLE)
+        if not is_compressed(sample) and not sample.startswith(_UTF_16):
+            _check(sample)
+    except Unreadable:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 class Log:
@@ -56,6 +105,9 @@ class Log:
         sample = yield from _sample(raw)
         if is_compressed(sample):
             raw = decompressed(sample, raw)
+            sample = yield from _sample(raw)
+        if sample.startswith(_UTF_16):
+            raw = _as_utf_8(sample, raw)
             sample = yield from _sample(raw)
         _check(sample)
         yield sample
@@ -158,6 +210,15 @@ def _sample(blocks: Blocks) -> Generator[bytes | None, None, bytes]:
     return sample
 
 
+def _as_utf_8(begin: bytes, rest: Blocks) -> Blocks:
+    """A log in UTF-16, as Windows' tools write it."""
+    decoder = codecs.getincrementaldecoder("utf-16")("replace")
+    for block in chain((begin,), rest):
+        if block is None:
+            decoder.reset()
+        yield None if block is None else decoder.decode(block).encode("utf-8", "replace")
+
+
 def _check(begin: bytes) -> None:
     """Raises `Unreadable` for what is no text: a library holds every message that it could ever print.
 
@@ -166,7 +227,5 @@ def _check(begin: bytes) -> None:
     sample = begin[:_SAMPLE]
     if written := re.match(rb'\s*\{\s*"schema":\s*"(gpuipc-doctor/[a-z/0-9-]+)"', sample):
         raise Unreadable(f"is what gpuipc-doctor itself wrote ({written[1].decode()}), and no log")
-    if sample.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise Unreadable("is UTF-16; make it UTF-8 first, with iconv -f UTF-16 -t UTF-8")
     if (len(sample) - len(sample.translate(None, _CONTROL))) * 16 > len(sample):
         raise Unreadable("is no text and no compressed text, and was not looked at")

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from gpuipc_doctor.diagnose import sources
 from gpuipc_doctor.diagnose.decompress import Unreadable
 from gpuipc_doctor.diagnose.scanner import BLOCK
-from gpuipc_doctor.diagnose.sources import Log
+from gpuipc_doctor.diagnose.sources import STDIN, Log
 
 TEXT = "".join(f"line {n} of a log, {n * 7919 % 10007}\n" for n in range(20_000)).encode()
 
@@ -96,12 +97,50 @@ def test_a_bomb_is_read_a_block_at_a_time(tmp_path: Path) -> None:
     [
         (Path(sys.executable).read_bytes()[:200_000], "is no text and no compressed text"),
         (gzip.compress(os.urandom(20_000)), "is no text and no compressed text"),
-        ("Fehler".encode("utf-16"), "is UTF-16; make it UTF-8 first"),
     ],
-    ids=["a program", "compressed noise", "UTF-16"],
+    ids=["a program", "compressed noise"],
 )
 def test_what_is_no_text_is_refused(tmp_path: Path, data: bytes, said: str) -> None:
     assert read(written(tmp_path, data))[1].startswith(said)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf_16_is_read_as_utf_8(tmp_path: Path, encoding: str) -> None:
+    text = "Größe µ 𝄞 NVRM: Xid\r\n" * 40_000  # a character of four bytes on the edge of a block
+    data = ("\ufeff" + text).encode(encoding)
+    assert read(written(tmp_path, data)) == (text.encode(), "")
+    assert read(written(tmp_path, data[:-1]))[0] == text.encode()[:-1]  # cut off within a character
+
+
+def test_a_directory_is_its_logs_newest_first(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    names = ["old.log", "deep/new.log.gz", "deep/newest"]
+    for age, name in enumerate(names):
+        data = gzip.compress(TEXT) if name.endswith("gz") else TEXT
+        (tmp_path / name).write_bytes(data)
+        os.utime(tmp_path / name, (1000 + age, 1000 + age))
+    (tmp_path / "core").write_bytes(os.urandom(5000))
+    (tmp_path / "link.log").symlink_to(tmp_path / "old.log")
+    (tmp_path / "loop").symlink_to(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    said: list[str] = []
+    assert list(sources.expanded([str(tmp_path), STDIN, "", "none"], said.append)) == [
+        *(str(tmp_path / name) for name in reversed(names)),
+        STDIN,
+        "",
+        "none",
+    ]
+    assert said == []
+
+
+def test_of_very_many_files_the_newest_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "MOST_FILES", 2)
+    for age in range(3):
+        (tmp_path / str(age)).write_bytes(TEXT)
+        os.utime(tmp_path / str(age), (1000 + age, 1000 + age))
+    said: list[str] = []
+    assert list(sources.expanded([str(tmp_path)], said.append)) == [f"{tmp_path}/2", f"{tmp_path}/1"]
+    assert said == [f"{tmp_path}: has 3 logs; the newest 2 are read"]
 
 
 def test_text_in_strange_encodings_and_colours_is_text(tmp_path: Path) -> None:
