@@ -58,7 +58,7 @@ class Diagnosis:
     unknown: tuple[Occurrences, ...]
     """Lines that tell of an error that nothing recognised explains; most telling kind first."""
     unknown_beyond: int = 0
-    """Such lines of still other kinds, of which only the number is known."""
+    """At least so many such lines of still other kinds."""
     interrupted: bool = False
 
     @property

@@ -103,7 +103,9 @@ def _unknown(diagnosis: Diagnosis) -> Entry:
     if kinds > UNKNOWN:
         items.append(Item(f"… and {kinds - UNKNOWN} more kinds with --json", hang=0, depth=1))
     if diagnosis.unknown_beyond:
-        items.append(Item(f"… and {diagnosis.unknown_beyond} lines of still other kinds", hang=0, depth=1))
+        items.append(
+            Item(f"… and at least {diagnosis.unknown_beyond} lines of still other kinds", hang=0, depth=1)
+        )
     about = f"lines that tell of errors, of no known issue: {counted(kinds, 'kind')}, most telling first"
     return Entry("OTHER", about, tuple(items), gap=1, hang=1)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator
 
 from gpuipc_doctor.diagnose.occurrences import Occurrences, Sighting, Tally
 
-MOST_GROUPS = 1000
-"""Kinds of lines that are told apart; what comes after as many is only counted."""
+MOST_GROUPS = 250
+"""Kinds of lines of one pattern that are remembered; the pattern is then no longer looked for."""
 
 PATTERNS = (
     # Most telling first. The GPU or the machine went wrong:
@@ -37,7 +38,7 @@ PATTERNS = (
     # NVSHMEM's error macros, NIXL's status codes
     r"\bnon-zero status: -?\d|\bNIXL_ERR_[A-Z]",
     r"\bibv_\w+\b.{0,60}\bfailed\b|[Ff]ailed to modify QP",
-    r"\bUCX +(?:ERROR|FATAL)\b",
+    r"\bUCX\s+(?:ERROR|FATAL)\b",
     r"\bGTL DEBUG: \d+\)",
     r"[Ff]atal error in (?:internal_|P?MPI)|\bMPI_ABORT\b|\bAbort\(\d+\)",
     # something else says so:
@@ -61,16 +62,22 @@ class ErrorLines:
 
     def __init__(self) -> None:
         self._groups: dict[bytes, tuple[Tally, int, set[int]]] = {}
+        self._kinds: Counter[int] = Counter()
         self.beyond = 0
-        """Lines of further kinds, which are not remembered."""
+        """At least so many lines of further kinds, which are not remembered."""
+
+    def is_full(self, rank: int) -> bool:
+        """Whether no further kind of this pattern is remembered."""
+        return self._kinds[rank] >= MOST_GROUPS
 
     def add(self, seen: Sighting, rank: int, known: Collection[int]) -> None:
         """``rank`` is the number of the line's pattern, ``known`` the signatures' patterns in the line."""
         group = self._groups.get(seen.kind)
         if group is None:
-            if len(self._groups) >= MOST_GROUPS:
+            if self.is_full(rank):
                 self.beyond += seen.lines
                 return
+            self._kinds[rank] += 1
             group = self._groups[seen.kind] = (Tally(seen.first), rank, set())
         group[0].add(seen)
         group[2].update(known)

@@ -62,6 +62,10 @@ class Examination:
         if told is not None:
             self._groups.add(seen, told, parts)
 
+    def is_flood(self, pattern: int) -> bool:
+        """Whether telling lines of this pattern are of too many kinds to remember more of them."""
+        return self._groups.is_full(pattern)
+
     def lose_count(self, part: int) -> None:
         """There may be more lines of a part from here on than are counted."""
         self._of_part[part].lose_count()
@@ -158,6 +162,8 @@ class LogExamination:
         self._index = examination.index
         self._scanner = Scanner(self._index.patterns)
         self._seen: Counter[int] = Counter()
+        self._resting: set[int] = set()
+        """Telling patterns of which there is a flood."""
 
     @property
     def lines(self) -> int:
@@ -176,6 +182,9 @@ class LogExamination:
             parts = [number for number, _ in hit.matches if self._is_news(number)]
             told = [number for number, _ in hit.matches if self._index.is_error_line(number)]
             self._examination.count(seen, parts, told[0] if told else None)
+            if told and told[0] not in self._resting and self._examination.is_flood(told[0]):
+                self._resting.add(told[0])
+                self._scanner.rest(told[0])
             for number, match in hit.matches:
                 if fact := self._index.fact(number):
                     self._examination.learn(fact, match[1], seen.first)
