@@ -29,7 +29,6 @@ from gpuipc_doctor.api import (
     account,
     difference,
     holders,
-    judge_processes,
     pattern,
     share,
     share_of_free,
@@ -85,7 +84,6 @@ class DriverPoolRelease(Check):
         else:
             nbytes = seen["nbytes"]
             bad = [*judge_memory(seen), *account(seen).judge(nbytes, PIECES), *judge_trimmed(seen)]
-            bad += judge_processes(done)
             yield from bad or judge_threshold(seen)
 
     def series(self, done: ProbeOutcome) -> Iterable[Series]:

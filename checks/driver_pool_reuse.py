@@ -28,7 +28,6 @@ from gpuipc_doctor.api import (
     ProbeOutcome,
     Worker,
     difference,
-    judge_processes,
     pattern,
     share,
     share_of_free,
@@ -84,9 +83,7 @@ class DriverPoolReuse(Check):
                 *dict.fromkeys(strayed),
                 times=len(strayed),
             )
-        lost = list(judge_processes(done))
-        yield from lost
-        if not (wrong or strayed or lost):
+        if not (wrong or strayed):
             given = sum(one["given"] for one in tries)
             yield Finding.ok(
                 "reused-as-allowed",

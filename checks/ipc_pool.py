@@ -31,7 +31,6 @@ from gpuipc_doctor.api import (
     exchange_as_exporter,
     exchange_as_importer,
     judge_exchange,
-    judge_processes,
     watched,
     write_pattern,
     wrong_pattern,
@@ -85,7 +84,7 @@ def judge_many(done: ProbeOutcome) -> Iterable[Finding]:
     ledger = account(done.records["exporter"])
     says = "{rounds} pools shared and destroyed; nothing was lost"
     passed = Finding.ok("returned", says, *ledger.evidence(), rounds=len(ROUNDS))
-    yield from [*ledger.judge(SMALL, len(ROUNDS)), *judge_processes(done)] or [passed]
+    yield from ledger.judge(SMALL, len(ROUNDS)) or [passed]
 
 
 def share(w: Worker) -> None:

@@ -33,7 +33,6 @@ from gpuipc_doctor.api import (
     Worker,
     account,
     differences,
-    judge_processes,
     pattern,
     unlike_pattern,
     watched,
@@ -70,7 +69,6 @@ class IpcRelease(Check):
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         wrong = [line for record in done.records.values() for line in record.get("wrong", ())]
         found = [finding for each in accounts(done) for finding in each.judge(NBYTES, SEGMENTS)]
-        found += judge_processes(done)
         if wrong:
             first = wrong[:3]
             found.append(Finding.fail("wrong-data", "the importer saw wrong data", *first, times=len(wrong)))

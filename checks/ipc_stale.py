@@ -25,7 +25,6 @@ from gpuipc_doctor.api import (
     exchange_as_exporter,
     exchange_as_importer,
     judge_exchange,
-    judge_processes,
     pattern,
     unlike_pattern,
     watched,
@@ -85,7 +84,7 @@ class IpcStale(Check):
                 *importer["overlap"],
                 remedy="MPI: limit or switch off its cache of IPC mappings, so that none outlives its memory",
             )
-        exchanged = [*judge_exchange(done), *judge_processes(done)]
+        exchanged = list(judge_exchange(done))
         yield from exchanged
         if exporter["same_handles"] and exporter["expected"] == "differs":
             yield Finding.warn(

@@ -26,7 +26,6 @@ from gpuipc_doctor.api import (
     account,
     figures_of_process,
     glanced_at,
-    judge_processes,
     watched,
     write_glances,
     wrong_glances,
@@ -56,7 +55,7 @@ class IpcVmmRelease(Check):
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         exporter, importer = (done.records[role] for role in ("exporter", "importer"))
         found = [finding for each in accounts(done) for finding in each.judge(exporter["nbytes"], ROUNDS)]
-        found += [*judge_figures(importer["open"], exporter["nbytes"]), *judge_processes(done)]
+        found += judge_figures(importer["open"], exporter["nbytes"])
         if wrong := importer["wrong"]:
             says = "an imported descriptor shows wrong data"
             found.append(Finding.fail("wrong-data", says, *wrong[:3], times=len(wrong)))

@@ -43,7 +43,6 @@ from gpuipc_doctor.api import (
     held_by,
     how_many,
     interval,
-    judge_processes,
     ledger_in_turn,
     record_bandwidth,
     share_no_address,
@@ -85,6 +84,7 @@ class MpiCacheGrowth(Check):
     requires = frozenset({"multi-process"})
     needs_mpi = True
     curable_warnings = frozenset({"keeps-many", "grows-a-little"})
+    explains_losses = curable_warnings | {"grows", "stops"}
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
         assert ctx.mpi is not None
@@ -116,8 +116,7 @@ class MpiCacheGrowth(Check):
             return
         seen = measured(done)
         found = [judge_growth(done, place, *each) for place, each in enumerate(seen.items())]
-        bad = [finding for finding in found if finding] or list(judge_processes(done))
-        yield from bad or [judge_plateau(done, seen)]
+        yield from filter(None, found) if any(found) else [judge_plateau(done, seen)]
 
     def series(self, done: ProbeOutcome) -> Iterable[Series]:
         seen, shared = measured(done), len(done.devices) == 1

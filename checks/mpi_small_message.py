@@ -35,7 +35,6 @@ from gpuipc_doctor.api import (
     Worker,
     difference,
     figures,
-    judge_processes,
     measurements,
     misplaced,
     out_of_line,
@@ -145,7 +144,6 @@ class MpiSmallMessage(Check):
         latencies = [Latency(*each) for each in first["latencies"]]
         if odd := list(out_of_line(latencies)):
             bad.append(Finding.warn("out-of-line", "a size is out of line with its neighbours", *odd))
-        bad += judge_processes(done)
         yield from bad or [
             Finding.ok(
                 "right",

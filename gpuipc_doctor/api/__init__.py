@@ -79,7 +79,7 @@ from gpuipc_doctor.api.patterns import (
     wrong_pattern,
 )
 from gpuipc_doctor.api.placement import misplaced
-from gpuipc_doctor.api.process_ledger import figures_of_process, judge_processes, watched
+from gpuipc_doctor.api.process_ledger import figures_of_process, watched
 from gpuipc_doctor.api.samples import MemorySamples
 from gpuipc_doctor.api.samples import series as memory_series
 from gpuipc_doctor.api.trend import Slope, lasting, slope
@@ -186,7 +186,6 @@ __all__ = [
     "how_many",
     "interval",
     "judge_exchange",
-    "judge_processes",
     "lasting",
     "ledger_in_turn",
     "look_on",

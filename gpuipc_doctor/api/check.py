@@ -156,6 +156,8 @@ class Check(ABC):
     """The options that a site config may give: by name, the JSON Schema of the value."""
     curable_warnings: ClassVar[frozenset[str]] = frozenset()
     """Keys of its warnings for which workarounds are tried as for a failure."""
+    explains_losses: ClassVar[frozenset[str]] = frozenset()
+    """Keys of its findings that also explain what processes lose: what is kept of others costs them that."""
     needs_allocators: ClassVar[bool] = False
     """Whether there must be allocators for a device; where no array library is installed, it is a SKIP."""
 

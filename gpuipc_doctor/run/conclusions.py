@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from gpuipc_doctor.model import Finding, ProbeOutcome, Series
+from gpuipc_doctor.api import Check
+from gpuipc_doctor.api.process_ledger import judge_processes
+from gpuipc_doctor.model import Finding, ProbeOutcome, Series, Status
 from gpuipc_doctor.run.planner import PlannedProbe, TooManyFollowUps
 from gpuipc_doctor.supervise import blame
 
@@ -17,12 +19,21 @@ def conclude(planned: PlannedProbe, outcome: ProbeOutcome) -> list[Finding]:
 def judge(planned: PlannedProbe, outcome: ProbeOutcome) -> list[Finding]:
     """The check's own conclusions. A check that fails to conclude is an ERROR, never silence."""
     try:
-        findings = list(planned.check.judge(outcome))
-        if strangers := [one for one in findings if not isinstance(one, Finding)]:
-            raise TypeError(f"{strangers[0]!r} is no Finding")
+        findings = found_by(planned.check, outcome)
     except (Exception, SystemExit) as error:
         return [planned.mistake("judging failed", error)]
     return findings or [Finding.error("says-nothing", "the check concluded nothing", str(planned.file))]
+
+
+def found_by(check: Check, done: ProbeOutcome) -> list[Finding]:
+    """What a check finds, and what processes lost with each repetition: beside a loss nothing is a PASS."""
+    findings = list(check.judge(done))
+    if strangers := [one for one in findings if not isinstance(one, Finding)]:
+        raise TypeError(f"{strangers[0]!r} is no Finding")
+    if check.explains_losses & {finding.key for finding in findings}:
+        return findings
+    lost = list(judge_processes(done))
+    return [finding for finding in findings if not lost or finding.status is not Status.PASS] + lost
 
 
 def recorded(planned: PlannedProbe, outcome: ProbeOutcome) -> tuple[tuple[Series, ...], list[Finding]]:

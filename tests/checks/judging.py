@@ -25,6 +25,7 @@ from gpuipc_doctor.api import (
 )
 from gpuipc_doctor.model import Ending, Launch, RoleOutcome, Status
 from gpuipc_doctor.report.sentences import evidence, summary
+from gpuipc_doctor.run.conclusions import found_by
 
 MIB = 1 << 20
 GOOD = [Status.PASS]
@@ -48,7 +49,7 @@ ONE, TWO = (gpu(0),), (gpu(0), gpu(1))
 def conclude(
     id_: str, records: Records, devices: tuple[Device, ...] = ONE, probe: str = "", **params: Json
 ) -> list[Finding]:
-    findings = list(check(id_).judge(outcome(records, devices, probe, **params)))
+    findings = found_by(check(id_), outcome(records, devices, probe, **params))
     for finding in findings:
         left_open = [
             one for one in (summary(finding), *evidence(finding)) if re.search(r"\{[a-z_]+\b[^{}]*\}", one)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -9,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gpuipc_doctor.api import judge_processes, watched
-from gpuipc_doctor.api.process_ledger import figures_of_process
+from gpuipc_doctor.api import watched
+from gpuipc_doctor.api.process_ledger import figures_of_process, judge_processes
 from gpuipc_doctor.model import Finding, Json, Status
 from gpuipc_doctor.report import sentences
 from tests.checks.judging import MIB, ONE, each_round, outcome
@@ -48,9 +49,28 @@ def test_a_loss_with_every_third_repetition_is_found(
     assert (finding.status, finding.values["growth"]) == (status, pytest.approx(each / 3, rel=0.15))
 
 
+def test_a_loss_with_every_twentieth_repetition_of_many_is_found() -> None:
+    records = {"importer": each_round("open", 256, descriptors=lambda number: number // 20)}
+    (finding,) = judge_processes(outcome(records, ONE, ""))
+    assert finding.values["growth"] == pytest.approx(0.05, rel=0.2)
+
+
+@pytest.mark.parametrize("phase", range(3))
+@pytest.mark.parametrize("rounds", [16, 20, 256])
+def test_what_malloc_gives_out_with_every_third_repetition_and_is_not_freed_is_found(
+    rounds: int, phase: int
+) -> None:
+    lost = each_round("open", rounds, times=3, heap=lambda number: (65 << 10) * ((3 * number + phase) // 3))
+    (finding,) = judge_processes(outcome({"importer": lost}, ONE, ""))
+    assert (finding.key, finding.status) == ("host-memory-left", Status.WARN)
+    assert finding.values["growth"] == pytest.approx((65 << 10) / 3, rel=0.01)
+
+
 @pytest.mark.parametrize(
     "healthy",
     [
+        {"heap": lambda number: 12 * 1024 * number},
+        {"heap": lambda number: 8 * MIB * (number % 7 == 0)},
         {},
         {"addresses": lambda number: 300 * GIB * (number > 40)},  # a driver's reservation, on an H200
         {"addresses": lambda number: 300 * GIB * (number > 50)},
@@ -108,6 +128,21 @@ def test_the_rounds_of_a_loop_are_watched_in_this_process(opened: list[int]) -> 
         assert len(opened) == number + 1
     (finding,) = judge_processes(outcome({"importer": records}, ONE, ""))
     assert (finding.key, finding.values["growth"]) == ("descriptors-left", 1)
+
+
+def test_figures_that_may_grow_are_not_noted(opened: list[int]) -> None:
+    records: dict[str, Json] = {}
+    w: Any = SimpleNamespace(record=records.update)
+    for _ in watched(w, "open", range(15), but={"descriptors"}):
+        opened.append(os.open("/dev/null", os.O_RDONLY))
+    assert list(judge_processes(outcome({"importer": records}, ONE, ""))) == []
+
+
+def test_small_memory_of_the_c_library_is_counted() -> None:
+    before, kept = figures_of_process()["heap"], []
+    for _ in range(64):
+        kept.append(ctypes.create_string_buffer(64 << 10))
+    assert figures_of_process()["heap"] - before == pytest.approx(64 * (64 << 10), rel=0.02)
 
 
 def test_the_figures_are_those_of_this_process() -> None:

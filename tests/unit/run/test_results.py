@@ -23,6 +23,7 @@ from gpuipc_doctor.run.results import ResultLog
 from gpuipc_doctor.run.schedule import Schedule
 from gpuipc_doctor.site.config import SiteConfig
 from gpuipc_doctor.supervise import blame
+from tests.checks.judging import each_round
 
 FILE = Path(__file__).parents[2] / "fixtures" / "misbehaving.py"
 
@@ -93,6 +94,30 @@ def test_a_judge_that_says_nothing_of_use_is_an_error(said: list[Any]) -> None:
 
     [finding] = judge(planned(Mumbling()), outcome())
     assert finding.status is Status.ERROR
+
+
+LOSES = each_round("open", descriptors=lambda number: number)
+
+
+@pytest.mark.parametrize(
+    ("says", "keys"),
+    [
+        (Finding.ok("fine", "fine"), ["descriptors-left"]),
+        (Finding.warn("odd", "odd"), ["odd", "descriptors-left"]),
+        (Finding.fail("keeps", "mappings are kept"), ["keeps"]),
+    ],
+)
+def test_what_a_process_loses_is_found_whatever_the_check_says_unless_that_explains_it(
+    says: Finding, keys: list[str]
+) -> None:
+    class Fine(Odd):
+        explains_losses = frozenset({"keeps"})
+
+        def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
+            yield says
+
+    lost = replace(outcome(), roles={"importer": RoleOutcome("importer", Ending.COMPLETED, records=LOSES)})
+    assert [finding.key for finding in judge(planned(Fine()), lost)] == keys
 
 
 def test_a_probe_that_cannot_be_started_is_an_error() -> None:
