@@ -161,8 +161,10 @@ def _lost(samples: Mapping[str, Json]) -> dict[str, float]:
     if lost["threads"]:
         lost |= {"addresses": 0, "host": 0}  # their stacks and arenas
     else:
-        arenas = growth("host", _ARENAS_BYTES / len(samples["host"]))
-        lost |= {"addresses": growth("addresses"), "host": max(arenas, growth("heap", _HEAP_BYTES * times))}
+        lost |= {"addresses": growth("addresses"), "host": 0}
+        if host := samples.get("host"):  # not where it may grow
+            arenas = growth("host", _ARENAS_BYTES / len(host))
+            lost["host"] = max(arenas, growth("heap", _HEAP_BYTES * times))
     return {name: round(each, 2) for name, each in lost.items()}
 
 

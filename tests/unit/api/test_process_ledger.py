@@ -138,6 +138,15 @@ def test_figures_that_may_grow_are_not_noted(opened: list[int]) -> None:
     assert list(judge_processes(outcome({"importer": records}, ONE, ""))) == []
 
 
+@pytest.mark.parametrize("rounds", [0, 1, 2])
+def test_a_loop_of_few_or_no_rounds_says_nothing(rounds: int) -> None:
+    records: dict[str, Json] = {}
+    w: Any = SimpleNamespace(record=records.update)
+    for _ in watched(w, "open", range(rounds)):
+        pass
+    assert list(judge_processes(outcome({"importer": records}, ONE, ""))) == []
+
+
 def test_small_memory_of_the_c_library_is_counted() -> None:
     before, kept = figures_of_process()["heap"], []
     for _ in range(64):
