@@ -7,11 +7,11 @@ devices it shows whose memory it is. The controls: as many iterations without a 
 buffers of one size; and this MPI's own switch that turns IPC off.
 
 Only the last third of the iterations counts. If memory still grows then, small buffers follow, as many as the
-share of memory has room for, and then a few large ones: a cache counts buffers, of whatever size. They are
+share of memory has room for, and then a large one: most caches count buffers, of whatever size. They are
 allocated before the first buffer is freed, so no address is used twice: a library without any bound, such as
-Open MPI's smcuda, also releases a mapping if a later buffer has its address. A cache that releases large
-buffers for such small ones and levels off has a bound, and the number of buffers that it keeps is known: a
-warning; in the soak tier only if that bound was passed twice. Growth that was seen to stop is a warning, too.
+Open MPI's smcuda, also releases a mapping if a later buffer has its address. A cache that releases buffers
+for small ones and levels off has a bound, in bytes if the large one adds nothing: a warning; in the soak tier
+only if that bound was passed twice. Growth that was seen to stop is a warning, too.
 Else it is a failure, unless the bound was set to more buffers than were sent. Intel MPI's own bound, 256, is
 more than are sent, and 17 buffers of 8 GiB fill an H200.
 """
@@ -50,7 +50,7 @@ from gpuipc_doctor.api import (
 )
 
 BASE, STEP, SMALL = 4 << 20, 2 << 20, 2 << 20
-"""Bytes of the first large buffer, how much each is larger than the last, and of a small one.
+"""Bytes of the first large buffer, how much each is larger than the last, and of a small one: one block.
 
 The small ones that stay must keep the freed ranges apart: with blocks shared among them, a later large buffer
 fits over earlier ones, and a library that notices gives the old ones up (Intel MPI 2021.17.2 does).
@@ -67,11 +67,9 @@ MANY = {False: 192, True: 384}
 """Small buffers at most, by whether the tier is soak, in which a bound must be passed twice. A cache of more
 buffers is as bad as one without a bound: 192 of 1 GiB fill most GPUs."""
 
-LATE = 3
-"""Large buffers after the small ones."""
-
-FOR_LARGE, FOR_SMALL, FOR_LATE = {False: 0.6, True: 0.3}, {False: 0.2, True: 0.5}, 0.06
-"""Parts of the share, by whether the tier is soak: all may be held at once. The rest is for what stays."""
+FOR_LARGE = {False: 0.6, True: 0.3}
+"""Part of the share, by whether the tier is soak. The rest is for the buffers that follow and for what stays:
+all may be held at once."""
 
 SAME, SOAK = 128, 400
 """Iterations with buffers of one size, and in the soak tier, which decides over what grows a little. Drivers
@@ -96,13 +94,14 @@ class MpiCacheGrowth(Check):
             "decides": soak,
         }
         for devices in ctx.a_pair_or_device_of_each_backend:
-            room, of_each_rank = ctx.room(devices), ctx.room(devices) * len(devices) / 2
+            room = ctx.room(devices)
             large = FOR_LARGE[soak] * room
-            small = how_many(FOR_SMALL[soak] * of_each_rank, SMALL, MANY[soak])
-            blocks = max(1, int(FOR_LATE * of_each_rank / LATE / SMALL))
-            late = [blocks * SMALL] * LATE if small else []
-            growing = {"sizes": growing_sizes(large, BASE, STEP, MOST), "small": small, "late": late}
-            grow: dict[str, Json] = {**common, **growing, "large": large, "room": room}
+            sizes = growing_sizes(large, BASE, STEP, MOST)
+            blocks = [-(-nbytes // SMALL) * SMALL for nbytes in sizes]
+            stay = SMALL * (len(sizes) + len(sizes) // 3)
+            rest = (room - sum(blocks)) * len(devices) / 2 - stay - blocks[-1]
+            small = how_many(rest, SMALL, MANY[soak])
+            grow: dict[str, Json] = {**common, "sizes": sizes, "small": small, "large": large, "room": room}
             equal = equal_sizes(room, BASE, 2 * BASE, SOAK if soak else SAME)
             same: dict[str, Json] = {**common, "sizes": equal, "small": 0}
             planned = [("growing", grow, {}), ("one size", same, {}), ("IPC off", grow, ctx.mpi.ipc_off)]
@@ -125,8 +124,8 @@ class MpiCacheGrowth(Check):
             for role, each in seen.items()
         ]
         at = tuple(range(1, len(lines[0].values) + 1))
-        followed = [SMALL] * done.params["small"] + done.params.get("late", [])
-        sizes = (*next(iter(seen.values())).sizes, *followed)[: len(at)]
+        sizes = next(iter(seen.values())).sizes
+        sizes = (*sizes, *[SMALL] * done.params["small"], sizes[-1])[: len(at)]
         title = f"{done.probe}: used since the first iteration"
         yield Series(title, "iteration", at, (*lines, Line("buffer, freed each time", sizes)))
 
@@ -155,7 +154,7 @@ def judge_plateau(done: ProbeOutcome, seen: dict[str, BufferGrowth]) -> Finding:
     """Judge whether buffers that left no growth were such as a library keeps."""
     evidence = [each.plateau(role, account(done.records[role]).block) for role, each in seen.items()]
     room = sum(next(iter(seen.values())).sizes)
-    least = TELLING / FOR_LARGE[False] / 2**20
+    least = TELLING / FOR_LARGE[done.params["decides"]] / 2**20
     if room < TELLING:
         return Finding.skip(
             "share-too-small",
@@ -188,18 +187,20 @@ def judge_growth(done: ProbeOutcome, place: int, role: str, seen: BufferGrowth) 
     values: dict[str, Json] = {"where": where, "growth": growth.estimate, "variant": done.probe}
     rate, held = interval(growth, len(seen.used)), held_by(done, place, growth)
     remedy, most = bounded_by(params), params["bounded_to"] or 0
-    all_sent = followed == params["small"] + len(params.get("late", []))
+    all_sent = not params["small"] or followed > params["small"]
     bound = seen.bound if all_sent else None
-    if bound and (not decides or sent >= 2 * bound):
-        values |= {"buffers": bound, "sent": sent, "each": SMALL}
-        filled = done.devices[place].total_bytes / bound / 2**30
+    kept = "{bound:mib} of freed buffers" if seen.counts_bytes else "{buffers:round} freed buffers"
+    if bound and seen.was_passed(bound, 2 if decides else 1):
+        values |= {"bound": bound, "buffers": bound / SMALL, "sent": sent, "each": SMALL}
+        filled = done.devices[place].total_bytes * SMALL / bound / 2**30
+        reach = f"{bound / SMALL:.0f} of {filled:.1f} GiB would fill this device"
         return Finding.warn(
             "keeps-many",
-            "about {buffers:round} freed buffers are kept {where} ({variant}), and then no more",
+            f"about {kept} are kept {{where}} ({{variant}}), and then no more",
             Evidence.seen(
                 "{sent} of {each:mib} displaced the large ones; no address was used twice", **values
             ),
-            f"{bound:.0f} of {filled:.1f} GiB would fill this device",
+            *([] if seen.counts_bytes else [reach]),
             *held,
             remedy=remedy,
             **values,
@@ -209,12 +210,11 @@ def judge_growth(done: ProbeOutcome, place: int, role: str, seen: BufferGrowth) 
             "stops",
             "used memory {where} grew by {more:mib} and then no more ({variant})",
             Evidence.seen(
-                "{growth:mib} each iteration at first; {sent} more buffers of {each:mib} and {late} of "
+                "{growth:mib} each iteration at first; {sent} more buffers of {each:mib} and one of "
                 "{large:mib} added nothing, and nothing was released",
                 sent=sent,
                 each=SMALL,
-                late=len(seen.late),
-                large=params["late"][-1],
+                large=seen.sizes[-1],
                 **values,
             ),
             *held,
@@ -231,19 +231,25 @@ def judge_growth(done: ProbeOutcome, place: int, role: str, seen: BufferGrowth) 
             **values,
         )
     values["buffers"] = seen.at_least
-    if all_sent and most >= seen.at_least:
+    if all_sent and most >= seen.at_least > (len(seen.used) + sent) / 2:
         says = "at least {buffers:round} freed buffers are kept {where} ({variant}): {variable} is {most}"
         told = {"variable": params["bounded_by"], "most": most, **values}
         return Finding.warn("keeps-many", says, rate, *held, remedy=remedy, **told)
     says = "it did not level off in {times} iterations: at least {buffers:round} freed buffers are kept"
     if bound:
-        says = "a bound of {bound:round} buffers, if that is one, was not passed twice in {times} iterations"
+        often = "twice" if decides else "once"
+        says = f"a bound of {kept}, if that is one, was not passed {often} in {{times}} iterations"
     full = "at this rate this device is full after {left:round} more iterations"
     return Finding.fail(
         "grows",
         "used memory {where} grows by {growth:mib} each iteration ({variant})",
         rate,
-        Evidence.seen(says, times=len(seen.used) + followed, buffers=seen.at_least, bound=bound),
+        Evidence.seen(
+            says,
+            times=len(seen.used) + followed,
+            buffers=bound / SMALL if bound else seen.at_least,
+            bound=bound,
+        ),
         Evidence.seen(full, left=done.records[role]["free"] / growth.estimate),
         *held,
         remedy=remedy,
@@ -266,7 +272,8 @@ def bounded_by(params: Mapping[str, Json]) -> str:
 
 def iterate(w: Worker) -> None:
     ledger, freed, sizes = ledger_in_turn(w), list[tuple[int, int]](), beyond_the_limit(w)
-    follow = [w.gpu.alloc(nbytes) for nbytes in [SMALL] * w.params["small"] + w.params.get("late", [])]
+    small = [SMALL] * w.params["small"]
+    follow = [w.gpu.alloc(nbytes) for nbytes in (*small, *(sizes[-1:] if small else []))]
     alive = follow[:]
     quietly = large_ones(w, sizes[: len(sizes) // 3], alive, freed)
     control, _ = send_and_free(w, ledger, quietly, alive, communicates=False)

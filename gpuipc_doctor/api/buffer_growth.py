@@ -43,7 +43,7 @@ class BufferGrowth:
     """Used memory in bytes after each of these buffers was sent and freed; in the control none was sent.
 
     Only the last third counts: by then, a cache that has a bound is full. If used memory still grows, small
-    buffers follow, because a cache counts buffers, and then a few large ones.
+    buffers follow, because a cache counts buffers, and then a large one.
     """
 
     sizes: Sequence[int]
@@ -52,9 +52,9 @@ class BufferGrowth:
     small: Sequence[float] = ()
     """Used memory after each small buffer."""
     each: int = 1
-    """Bytes of a small buffer."""
+    """Bytes of a small buffer; a driver takes as many for a smaller one."""
     late: Sequence[float] = ()
-    """Used memory after each of the large buffers at the end."""
+    """Used memory after the large buffer at the end."""
     apart: bool = False
     """Whether the small and late buffers share no address with a buffer that was freed before them."""
 
@@ -92,31 +92,42 @@ class BufferGrowth:
         return tuple(used - self.used[0] for used in (*self.used, *self.small, *self.late))
 
     @property
-    def at_least(self) -> float:
-        """The number of buffers that are kept at least. What else is lost counts as large buffers."""
+    def at_least(self) -> int:
+        """The fewest buffers that held what was used at most: small ones as it rose, and the largest ones."""
         went = [self.used[-1], *self.small]
+        went = went[: went.index(max(went)) + 1]
         rises = sum(max(0.0, after - before) for before, after in pairwise(went))
-        small = min(rises / self.each, len(self.small))
-        return small + max(0.0, (went[-1] - self.used[0] - small * self.each) / self._mean)
+        small = min(round(rises / self.each), len(self.small))
+        large = self._since_before_the_first(went[-1]) - small * self.each + NOISE_BYTES
+        return small + sum(total <= large for total in accumulate(reversed(self.sizes)))
 
     @property
     def bound(self) -> float | None:
-        """The number of buffers that a cache keeps; None if it was not seen to have a bound.
+        """Bytes that a cache keeps; None if it was not seen to have a bound.
 
-        It has one if the small buffers made it release large ones until used memory levelled off. A library
-        without a bound also releases a mapping if a later buffer has its address, so no small buffer may lie
-        where a freed one was.
+        It has one if it released buffers for small ones until used memory levelled off. A library without a
+        bound also releases a mapping if a later buffer has its address, so no small buffer may lie where a
+        freed one was.
         """
-        if not self.apart or not self._levels_off or self.small[-1] >= self.used[-1] - NOISE_BYTES:
-            return None
-        return (self.beyond_the_first + self.small[-1] - self.used[-1] + self.sizes[0]) / self.each
+        return self._since_before_the_first(self._level) if self._levels_off and self._releases else None
+
+    @property
+    def counts_bytes(self) -> bool:
+        """Whether a cache that stayed full had no room for the large buffer, but gave up others for it."""
+        stayed_full = self._level - min(last_third(self.small), default=0) <= NOISE_BYTES
+        return stayed_full and bool(self.late) and self.late[-1] < self._level + KEPT * self.sizes[-1]
 
     @property
     def stops(self) -> bool:
         """Whether growth was seen to stop, with small and with large buffers, though nothing was released."""
-        if not self.is_large or not self.apart or not self.late or not self._levels_off:
+        if not self.is_large or not self.late or not self._levels_off or self._releases:
             return False
-        return self.late[-1] - self.small[-1] < len(self.late) * self.growth.low / 2
+        return self.late[-1] - self._level < self.growth.low / 2
+
+    def was_passed(self, bound: float, times: int) -> bool:
+        """Whether enough was sent to fill a cache with this bound so often: small buffers, or bytes."""
+        sent = len(self.small) * self.each + (sum(self.sizes) if self.counts_bytes else 0)
+        return sent >= times * bound
 
     def plateau(self, whose: str, block: int) -> Evidence:
         """What was seen where nothing is kept, and which growth would have been, counted in such blocks."""
@@ -131,13 +142,28 @@ class BufferGrowth:
 
     @property
     def _levels_off(self) -> bool:
-        """Whether used memory stood still over the last third of the small buffers.
+        """Whether both halves of the last third of the small buffers went as high and as low.
 
-        In a saw tooth it falls now and then, but each buffer between is kept.
+        A cache that is emptied when it is full goes in saw teeth; so does a leak, but these rise.
         """
         last = last_third(self.small)
-        rises = sum(max(0.0, after - before) for before, after in pairwise(last))
-        return len(last) > 1 and max(rises, last[0] - last[-1]) <= NOISE_BYTES
+        first, second = last[: len(last) // 2], last[len(last) // 2 :]
+        noise = min(NOISE_BYTES, self.each * len(last) / 4)
+        return self.apart and len(last) > 1 and all(abs(of(second) - of(first)) <= noise for of in (max, min))
+
+    @property
+    def _level(self) -> float:
+        """Used memory at most over the last third of the small buffers."""
+        return max(last_third(self.small), default=0)
+
+    @property
+    def _releases(self) -> bool:
+        went = [self.used[-1], *self.small]
+        return any(most - now > NOISE_BYTES for most, now in zip(accumulate(went, max), went, strict=True))
+
+    def _since_before_the_first(self, used: float) -> float:
+        """Bytes in use beyond what was before the first buffer, if that was kept, in a driver's blocks."""
+        return used - self.used[0] + -(-self.sizes[0] // self.each) * self.each
 
     @property
     def _without_messages(self) -> float:
