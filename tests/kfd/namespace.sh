@@ -34,7 +34,10 @@ show() {
 from=/sys to=$run/sys
 show /sys/block /sys/bus /sys/class /sys/fs /sys/kernel /sys/devices/system /sys/devices/pci* /sys/devices/virtual/net
 from=/dev to=$run/dev
-show /dev/null /dev/zero /dev/full /dev/random /dev/urandom /dev/tty /dev/ptmx /dev/pts /dev/shm /dev/fd /dev/std*
+show /dev/null /dev/zero /dev/full /dev/random /dev/urandom /dev/tty /dev/ptmx /dev/pts /dev/fd /dev/std*
+# AMD's runtime leaves a semaphore and segments there, and processes of other nodes would share them.
+mkdir "$to/shm"
+mount -t tmpfs -o mode=1777 shm "$to/shm"
 
 if [ -n "$root" ]; then
     for entry in /proc /tmp "$@"; do

@@ -64,6 +64,16 @@ def test_node_leaves_nothing_and_hands_on_the_exit_code(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not emulated.runtimes(), reason="needs Debian's libamdhip64-5")
 @pytest.mark.kfd
+def test_node_has_shared_memory_of_its_own() -> None:
+    with emulated.node(emulated.chosen_runtimes()[0], gpus=1) as node:
+        name = f"gpuipc-test-{os.getpid()}"
+        command = [*node.enter, "sh", "-c", f"ls -A /dev/shm && > /dev/shm/{name}"]
+        assert subprocess.run(command, capture_output=True, check=True).stdout == b""
+        assert not Path("/dev/shm", name).exists()
+
+
+@pytest.mark.skipif(not emulated.runtimes(), reason="needs Debian's libamdhip64-5")
+@pytest.mark.kfd
 def test_each_runtime_names_its_packages() -> None:
     for runtime in emulated.chosen_runtimes():
         assert f"libamdhip64-{runtime.generation} " in runtime.packages
