@@ -4,7 +4,7 @@ Started as ``python -I -S keeper.py`` with a pipe on standard input that its sup
 an empty line when it is ready. Through the pipe come, each with a NUL behind it, the run's marker and the
 directories as they are made, for a command line is everybody's to read; and in the end `DONE` when the
 supervisor has cleaned up itself. Where that is missing the supervisor is gone (kill -9, out of memory): every
-process with the marker is then killed, and the directories and what ranks left in shared memory are removed.
+process with the marker is then killed, and the directories and what was left in shared memory are removed.
 Uses the standard library alone, and what of it takes long to import only when there is something to end: it
 starts with every run, in milliseconds.
 """
@@ -33,17 +33,20 @@ ROUNDS, PAUSE_S = 500, 0.02
 
 PR_SET_NAME = 15
 
-SHARED_MEMORY = "/dev/shm"  # noqa: S108 - looked at, and files removed that were made by ranks of ours
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - looked at, and files removed that processes of ours made
 
 TICK_S = 0.02
 """By so much a file may seem older than it is: its time is that of the kernel's last tick."""
 
 SEGMENTS = (
     *("mpich_shm_*", "sm_segment.*", "vader_segment.*", "Intel_MPI_*", "psm*_shm*", "ucx_shm_*"),
-    "[0-9]*:[0-9]*:[0-9]*",
+    *("[0-9]*:[0-9]*:[0-9]*", "0x" + "[0-9a-f]" * 12),
 )
-"""What MPICH, Open MPI 5 and 4, Intel MPI, PSM, UCX and libfabric's shm provider call their shared memory,
-which ranks leave behind when they crash or are killed before their library unlinks it."""
+"""Names of shared memory of MPICH, Open MPI 5 and 4, Intel MPI, PSM, UCX, libfabric's shm provider and HIP.
+
+Ranks leave it behind when they crash or are killed before their library unlinks it; HIP 7.2 leaves some for
+each pool that a process shares, under an address of that process (seen over an emulated kernel driver).
+"""
 
 
 def main() -> None:

@@ -100,8 +100,7 @@ class Execution:
                 self._end_tree()
                 if self._inbox:
                     self._inbox.close()
-                if self.probe.launch or self.probe.together:
-                    keeper.remove_abandoned(since=started_on)
+                keeper.remove_abandoned(since=started_on)
         return ProbeOutcome(
             probe=self.probe.name,
             devices=self.probe.devices,

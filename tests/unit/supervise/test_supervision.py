@@ -688,7 +688,17 @@ def test_a_rank_that_nobody_has_reaped_yet_has_ended(tmp_path: Path, how: str, c
         assert process.returncode == code
 
 
-@pytest.mark.parametrize("name", [f"mpich_shm_{uuid.uuid4()}", f"{1 << 23}:0:0"], ids=["mpich", "libfabric"])
+def test_a_role_leaves_no_shared_memory(session: Session, roles: ModuleType) -> None:
+    outcome = run(session, roles, "leave_shared_memory")
+    assert outcome.completed
+    assert not Path(outcome.records["leave_shared_memory"]["left"]).exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [f"mpich_shm_{uuid.uuid4()}", f"{1 << 23}:0:0", f"0x{uuid.uuid4().hex[:12]}"],
+    ids=["mpich", "libfabric", "hip"],
+)
 def test_shared_memory_of_ranks_goes_with_a_supervisor_that_was_killed(name: str) -> None:
     command = [sys.executable, "-I", "-S", keeper.__file__]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
