@@ -105,9 +105,8 @@ def share(w: Worker) -> None:
 
 def share_rounds(w: Worker, ledger: Ledger, nbytes: int, what: str, rounds: int) -> list[int]:
     """Have each round's memory imported, or not; used memory after those that are sampled."""
-    used = []
-    w.peer.send([what, nbytes, rounds])
-    for number in watched(w, "export", range(1, rounds + 1)):
+
+    def share_one(number: int) -> None:
         step = w.step(f"{what}, round {number} of {rounds}")
         with step, w.gpu.create_physical(nbytes) as memory, memory.map() as mapping:
             write_glances(mapping, nbytes, number)
@@ -116,9 +115,9 @@ def share_rounds(w: Worker, ledger: Ledger, nbytes: int, what: str, rounds: int)
                 w.peer.send_descriptor(descriptor)
             w.peer.recv()  # the importer has released it
             os.close(descriptor)
-        if number in ledger.sampled(SAMPLED):
-            used.append(ledger.used())
-    return used
+
+    w.peer.send([what, nbytes, rounds])
+    return ledger.used_after(ledger.sampled(SAMPLED), watched(w, "export", range(1, rounds + 1)), share_one)
 
 
 def attach(w: Worker) -> None:

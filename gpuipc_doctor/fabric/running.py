@@ -74,13 +74,13 @@ class Fabric:
         def offered(text: str) -> Json:
             return [asdict(one) for one in interfaces.offered(text)]
 
-        def ask(key: str, program: str, option: str, read: Callable[[str], Json], nothing: int = 0) -> None:
+        def ask(
+            key: str, program: str, option: str, read: Callable[[str], Json], nothing: int | None = None
+        ) -> None:
             """Note what a program says; where there is nothing to say, it exits with ``nothing``."""
             code, text = self._run([programs[program], option])
             found = read(text)
-            if (not code or code != nothing) and (
-                bad := exchange.failure(code, text) or _silent(text, found)
-            ):
+            if code != nothing and (bad := exchange.failure(code, text) or _silent(text, found)):
                 broken[program] = bad
             else:
                 told[key] = found
