@@ -162,8 +162,6 @@ class LogExamination:
         self._index = examination.index
         self._scanner = Scanner(self._index.patterns)
         self._seen: Counter[int] = Counter()
-        self._resting: set[int] = set()
-        """Telling patterns of which there is a flood."""
 
     @property
     def lines(self) -> int:
@@ -182,8 +180,7 @@ class LogExamination:
             parts = [number for number, _ in hit.matches if self._is_news(number)]
             told = [number for number, _ in hit.matches if self._index.is_error_line(number)]
             self._examination.count(seen, parts, told[0] if told else None)
-            if told and told[0] not in self._resting and self._examination.is_flood(told[0]):
-                self._resting.add(told[0])
+            if told and self._examination.is_flood(told[0]):
                 self._scanner.rest(told[0])
             for number, match in hit.matches:
                 if fact := self._index.fact(number):

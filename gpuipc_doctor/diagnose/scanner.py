@@ -156,6 +156,8 @@ class _Memory:
 
     def rest(self, number: int) -> None:
         """Look for this pattern no more."""
+        if number in self._resting:
+            return
         self._resting.add(number)
         for pair, form in self._form_of.items():
             if form and number in form.numbers:

@@ -13,10 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuipc_doctor import inventory, knownissues
+from gpuipc_doctor.cli import issue_content
 from gpuipc_doctor.cli.issue_content import page
 from gpuipc_doctor.cli.known_issues import command
 from gpuipc_doctor.knownissues import SCHEMA, Confidence, KnownIssue, Workaround, database
 from gpuipc_doctor.knownissues.conditions import Need
+from gpuipc_doctor.knownissues.entry import KINDS
 from gpuipc_doctor.model import (
     Device,
     DriverFault,
@@ -232,6 +234,11 @@ def test_a_join_claims_no_more_than_it_knows(version: str | None, results: list[
     else:
         assert (join.relation is Relation.CONFIRMED) == (bad and failed)
         assert (join.relation is Relation.LATENT) == (bad and not failed)
+
+
+def test_each_class_of_the_schema_has_a_severity_and_a_chapter() -> None:
+    classes = json.loads(SCHEMA.read_text())["$defs"]["issue"]["properties"]["class"]["enum"]
+    assert sorted(classes) == sorted(KINDS) == sorted(issue_content._SEEN)
 
 
 def test_each_component_is_a_name_of_the_inventory() -> None:
