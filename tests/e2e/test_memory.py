@@ -111,7 +111,7 @@ def test_on_a_terminal_the_table_is_drawn_again_in_its_place() -> None:
 
 
 @pytest.mark.cuda
-def test_the_screen_of_the_readme_is_what_it_shows() -> None:
+def test_the_documented_screen_is_what_it_shows() -> None:
     """Two applications on the node that the command has made; one of them takes 1 MiB five times a second."""
     with watching_on_a_terminal() as (watching, screen):
         read_until(screen, lambda text: "139.00 GiB" in text)
@@ -128,15 +128,15 @@ def test_the_screen_of_the_readme_is_what_it_shows() -> None:
     for pattern, instead in PASSING:
         last = pattern.sub(instead, last)
     shown = "".join(f"    {line}".rstrip() + "\n" for line in last.splitlines())
-    text = README.read_text()
+    text = PAGE.read_text()
     (written,) = SHOWN.findall(text)
     if shown != written and os.environ.get("GPUIPC_UPDATE_GOLDEN") == "1":
-        README.write_text(text.replace(written, shown))
-        pytest.fail("README.md was updated; look at it with git diff", pytrace=False)
+        PAGE.write_text(text.replace(written, shown))
+        pytest.fail("docs/memory.md was updated; look at it with git diff", pytrace=False)
     assert shown == written
 
 
-README = Path(__file__).parent.parent.parent / "README.md"
+PAGE = Path(__file__).parent.parent.parent / "docs/memory.md"
 
 SHOWN = re.compile(r"^    SIMULATED \(profile healthy-cuda\).*\n(?:    .*\n|\n(?=    ))*", re.MULTILINE)
 
@@ -146,7 +146,7 @@ PASSING = (
     (re.compile(r"\d+ solve *  "), f"{'41377 solve':13}  "),
     (re.compile(r"\+\S+ [MG]iB"), "+300 MiB"),
 )
-"""What differs from run to run, and what stands for it in the README."""
+"""What differs from run to run, and its replacement in the page."""
 
 APPLICATION = """
 import ctypes, sys, time

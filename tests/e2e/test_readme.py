@@ -1,4 +1,4 @@
-"""The README's screens are what the commands print; GPUIPC_UPDATE_GOLDEN=1 draws them anew."""
+"""The screens of README.md and docs/ are what the commands print; GPUIPC_UPDATE_GOLDEN=1 redraws them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,15 @@ import pytest
 from gpuipc_doctor.comparison import comparison
 from gpuipc_doctor.model import Exit
 from gpuipc_doctor.report import exits
+from tests.e2e.test_acceptance import matches
 from tests.waiting import LIMIT_S
 
-README = Path(__file__).parent.parent.parent / "README.md"
+REPOSITORY = Path(__file__).parent.parent.parent
+TYPED_ELSEWHERE = {"acceptance.md"}  # by test_acceptance.py
+PAGES = [
+    REPOSITORY / "README.md",
+    *(page for page in sorted((REPOSITORY / "docs").glob("*.md")) if page.name not in TYPED_ELSEWHERE),
+]
 
 BLOCK = re.compile(r"```console\n\$ gpuipc-doctor (?P<arguments>.*)\n(?P<screen>(?:.*\n)*?)```")
 
@@ -27,15 +33,15 @@ PASSING = (
     (re.compile(r"((?:caught|invented).* {2,})\d+\.\d$", re.MULTILINE), r"\g<1>2.0"),
     (re.compile(r"drills in \d+ s"), "drills in 30 s"),
 )
-"""What differs from run to run, and what stands for it in the README."""
+"""What differs from run to run, and its replacement in the pages."""
 
 
-def screens() -> list[tuple[str, str]]:
-    return [(match["arguments"], match["screen"]) for match in BLOCK.finditer(README.read_text())]
+def screens() -> list[tuple[Path, str]]:
+    return [(page, match["arguments"]) for page in PAGES for match in BLOCK.finditer(page.read_text())]
 
 
 REPORTS = {"before.json": "nvidia-450.102.04", "after.json": "nvidia-460.32.03"}
-"""The reports that the README's commands find where they run, and the node that each is of."""
+"""The reports that the pages' commands read, and the profile of each."""
 
 
 @pytest.fixture(scope="module")
@@ -63,26 +69,62 @@ def printed(arguments: str, directory: Path) -> str:
 
 
 @pytest.mark.xdist_group("readme")
-@pytest.mark.parametrize("arguments", [arguments for arguments, _ in screens()])
-def test_a_screen_of_the_readme_is_what_the_command_prints(
-    arguments: str, commands: Callable[[str], str]
+@pytest.mark.parametrize(
+    ("page", "arguments"), [pytest.param(*found, id=f"{found[0].name}: {found[1]}") for found in screens()]
+)
+def test_a_screen_is_what_the_command_prints(
+    page: Path, arguments: str, commands: Callable[[str], str]
 ) -> None:
-    shown = dict(screens())[arguments]
+    """A line ``…`` stands for left-out lines; a screen without one is compared as a whole."""
+    text = page.read_text()
+    [shown] = [match["screen"] for match in BLOCK.finditer(text) if match["arguments"] == arguments]
     now = commands(arguments)
+    if "…\n" in shown:
+        assert matches(shown.splitlines(), now), now
+        return
     if now != shown and os.environ.get("GPUIPC_UPDATE_GOLDEN") == "1":
-        text = README.read_text()
-        README.write_text(
+        page.write_text(
             text.replace(f"$ gpuipc-doctor {arguments}\n{shown}```", f"$ gpuipc-doctor {arguments}\n{now}```")
         )
-        pytest.fail("README.md was updated; look at it with git diff", pytrace=False)
+        pytest.fail(f"{page.name} was updated; look at it with git diff", pytrace=False)
     assert now == shown
 
 
-@pytest.mark.parametrize("meanings", [exits.MEANINGS, comparison.MEANINGS])
-def test_the_exit_codes_of_the_readme_are_those_of_the_program(meanings: dict[Exit, str]) -> None:
+@pytest.mark.parametrize(
+    ("page", "meanings"),
+    [
+        ("README.md", exits.MEANINGS),
+        ("docs/commands.md", exits.MEANINGS),
+        ("docs/upgrade.md", comparison.MEANINGS),
+    ],
+)
+def test_the_exit_codes_of_a_page_are_those_of_the_program(page: str, meanings: dict[Exit, str]) -> None:
     rows = [f"| {code:d} | {meaning} |" for code, meaning in meanings.items()]
     table = "\n".join(["| code | meaning |", "|---|---|", *rows, ""])
-    assert f"\n{table}\n" in README.read_text()
+    assert f"\n{table}\n" in (REPOSITORY / page).read_text()
+
+
+LINK = re.compile(r"\]\((?P<file>[^)#:]*)(?:#(?P<anchor>[^)]*))?\)")
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page, and those that the page sets itself."""
+    headings = re.findall(r"^#+ (.*)", page.read_text(), re.MULTILINE)
+    slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return slugs | set(re.findall(r'<a (?:id|name)="([^"]+)"', page.read_text()))
+
+
+@pytest.mark.parametrize("page", [*PAGES, REPOSITORY / "docs/acceptance.md"], ids=lambda page: page.name)
+def test_every_link_to_a_file_leads_to_it_and_to_its_heading(page: Path) -> None:
+    for link in LINK.finditer(page.read_text()):
+        target = page.parent / link["file"] if link["file"] else page
+        assert target.exists(), link[0]
+        if link["anchor"] and target.suffix == ".md":
+            assert link["anchor"] in anchors(target), link[0]
+
+
+def test_the_readme_fits_on_a_few_screens() -> None:
+    assert len((REPOSITORY / "README.md").read_text().splitlines()) <= 200
 
 
 LOOKED_AT = "ipc-reopen --device cuda:0"
@@ -108,7 +150,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_the_acceptance_script(tmp_path: Path, before: Path, profile: str, code: int, says: str) -> None:
     """With a wrapper in its way that makes `check` look at a simulated node, at few checks, and once."""
-    [script] = re.findall(r"```bash\n(.*?)```", README.read_text(), flags=re.DOTALL)
+    [script] = re.findall(r"```bash\n(.*?)```", (REPOSITORY / "docs/upgrade.md").read_text(), flags=re.DOTALL)
     doctor = f"{sys.executable} -m gpuipc_doctor.cli.main"
     (tmp_path / "gpuipc-doctor").write_text(
         "#!/bin/bash\n"

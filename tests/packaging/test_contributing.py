@@ -156,6 +156,6 @@ def test_the_screens_are_drawn_with_the_new_row(tree: Tree, monkeypatch: pytest.
     monkeypatch.setenv("GPUIPC_UPDATE_GOLDEN", "1")
     tree.run(*screens)
     monkeypatch.delenv("GPUIPC_UPDATE_GOLDEN")
-    assert "ipc-write-back" in (tree.root / "README.md").read_text()
+    assert "ipc-write-back" in (tree.root / "docs/checks.md").read_text()
     ran = tree.run(*screens)
     assert ran.returncode == 0, ran.stdout

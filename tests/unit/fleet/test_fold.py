@@ -35,13 +35,13 @@ def test_the_screen() -> None:
     golden.check("fleet/forty-120.txt", fleet_content.screen(fold.fold(a_fleet()), width=120))
 
 
-def test_the_screen_of_the_readme() -> None:
-    path = Path(__file__).parents[3] / "README.md"
-    readme, now = path.read_text(), fleet_content.screen(fold.fold(a_fleet()))
-    [shown] = re.findall(r"```text\n(40 nodes(?:.*\n)*?)```", readme)
+def test_the_documented_screen() -> None:
+    path = Path(__file__).parents[3] / "docs/fleet.md"
+    page, now = path.read_text(), fleet_content.screen(fold.fold(a_fleet()))
+    [shown] = re.findall(r"```text\n(40 nodes(?:.*\n)*?)```", page)
     if now != shown and os.environ.get("GPUIPC_UPDATE_GOLDEN") == "1":
-        path.write_text(readme.replace(shown, now))
-        pytest.fail("README.md was updated; look at it with git diff", pytrace=False)
+        path.write_text(page.replace(shown, now))
+        pytest.fail("docs/fleet.md was updated; look at it with git diff", pytrace=False)
     assert now == shown
 
 

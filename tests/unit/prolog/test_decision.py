@@ -109,8 +109,8 @@ def test_by_default_what_is_bad_for_certain_drains_and_nothing_else() -> None:
     assert [decided(report).exit_code for report in reports] == [12, 12, 0, 0, 0, 0, 0]
 
 
-def test_the_table_of_the_readme_is_that_of_the_program() -> None:
-    text = (Path(__file__).parents[3] / "README.md").read_text()
+def test_the_documented_policy_is_that_of_the_program() -> None:
+    text = (Path(__file__).parents[3] / "docs/slurm.md").read_text()
     rows = re.findall(r"^\| .* \| `on_(\w+)` \| (\w+) \| (\d+) \|$", text, flags=re.MULTILINE)
     by_default = {kind: decision.decide([Concern(kind, "")], POLICY).action for kind in Kind}
     assert sorted(rows) == sorted(

@@ -1,4 +1,4 @@
-"""The README's way from `pip install` to a drained node, followed line by line under a real Slurm."""
+"""The way of docs/slurm.md from `pip install` to a drained node, followed line by line under a real Slurm."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 REPOSITORY = Path(__file__).parents[2]
-README = REPOSITORY / "README.md"
+PAGE = REPOSITORY / "docs/slurm.md"
 
 COMMANDS = re.compile(r"(?:^    \S.*\n)+", re.MULTILINE)
 FILE = re.compile(r"```(?:yaml|text)\n((?:.*\n)*?)```\n")
@@ -28,9 +28,7 @@ SCREEN = re.compile(r"```console\n((?:.*\n)*?)```\n")
 
 
 def section() -> str:
-    (found,) = re.findall(
-        r"^## In front of every job\n(.*?)^## ", README.read_text(), re.MULTILINE | re.DOTALL
-    )
+    (found,) = re.findall(r"^## Set it up with Slurm\n(.*?)^## ", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     return str(found)
 
 
@@ -59,7 +57,7 @@ def source(tmp_path: Path) -> Path:
     return copy
 
 
-def test_the_readme_leads_from_pip_install_to_a_drained_node(
+def test_the_page_leads_from_pip_install_to_a_drained_node(
     slurm: Callable[..., Cluster], source: Path
 ) -> None:
     cluster = slurm()
@@ -75,7 +73,7 @@ def test_the_readme_leads_from_pip_install_to_a_drained_node(
     # This version instead of the one on PyPI, CuPy's 100 MB less, and not compiled what is never imported.
     instead = f"--no-compile {source} 'cuda-bindings==12.9.*'"
     for line in install.splitlines():
-        do(line.replace("'gpuipc-doctor[cuda12]'", instead))
+        do(line.replace("'.[cuda12]'", instead))
     do(f"cat > /etc/gpuipc-doctor/site.yaml <<'END'\n{config}END")
     for line in look.splitlines():
         do(line)
@@ -90,8 +88,8 @@ def test_the_readme_leads_from_pip_install_to_a_drained_node(
     for screen in (shadow, real):
         shown = "".join(map(typed, re.findall(r"^\$ (.*)", screen, re.MULTILINE)))
         if shown != screen and os.environ.get("GPUIPC_UPDATE_GOLDEN") == "1":
-            README.write_text(README.read_text().replace(screen, shown))
-            pytest.fail("README.md was updated; look at it with git diff", pytrace=False)
+            PAGE.write_text(PAGE.read_text().replace(screen, shown))
+            pytest.fail("docs/slurm.md was updated; look at it with git diff", pytrace=False)
         assert of_us(shown) == of_us(screen)
     for line in repair.splitlines():
         ended = cluster.run("sh", "-c", line)
