@@ -101,6 +101,7 @@ class SimulatedDevice:
     """One GPU of the simulated node.
 
     ``memory``, ``held`` (by another process, all along) and ``granule`` (of physical memory) are bytes.
+    Allocations take ``addresses`` bytes of addresses before they take freed ones; 0: as many as there are.
     """
 
     backend: str
@@ -111,6 +112,7 @@ class SimulatedDevice:
     memory: int
     held: int
     granule: int
+    addresses: int
     arch: str
     imex: int
     """Whether fabric handles are permitted, as where the node has an IMEX channel."""
@@ -308,6 +310,7 @@ class _Reader:
                     memory=memory,
                     held=held,
                     granule=parse_size(entry.get("granule", "2 MiB")),
+                    addresses=parse_size(entry.get("addresses", "0 B")),
                     arch=entry.get("arch", _ARCH[backend]),
                     imex=int(entry.get("imex", False)),
                 )

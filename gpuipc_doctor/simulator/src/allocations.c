@@ -37,9 +37,10 @@ static void reserve_arena(void)
 }
 
 /* A hole of just this size, so that memory allocated anew lies where equal memory was freed; else above all
- * that is there; else, when no addresses are left there, wherever they fit. So went what was seen on real
- * GPUs: of buffers that grow a little each time with a small one behind them, each has addresses of its own. */
-static uint64_t place(uint64_t bytes, bool imported)
+ * that is there, within the first `many` bytes; else in the first hole that is large enough; else above all, again.
+ * So went what was seen on real GPUs: of buffers that grow a little each time with a small one behind them, each has
+ * addresses of its own, and small buffers that follow come to lie over freed ones. */
+static uint64_t place(uint64_t bytes, bool imported, uint64_t many)
 {
     if (!arena_end)
         reserve_arena();
@@ -54,17 +55,13 @@ static uint64_t place(uint64_t bytes, bool imported)
             return top;
         top = round_up(block->base + block->bytes, GRANULE);
     }
-    return top + bytes <= end ? top : fitting;
-}
-
-uint64_t place_own(uint64_t bytes)
-{
-    return place(bytes, false);
+    bool is_above = top + bytes <= end && (top + bytes <= begin + many || !fitting);
+    return is_above ? top : fitting;
 }
 
 uint64_t place_imported(uint64_t bytes)
 {
-    return place(bytes, true);
+    return place(bytes, true, UINT64_MAX / 2);
 }
 
 bool map_at(uint64_t base, uint64_t bytes, int file)
@@ -155,7 +152,8 @@ struct allocation *allocation_at(const struct block *block, uint64_t address)
 
 int block_new(struct block **block, struct context *context, uint64_t bytes, enum kind kind)
 {
-    uint64_t base = place_own(bytes);
+    uint64_t addresses = node()->device[context->device].addresses;
+    uint64_t base = place(bytes, false, addresses ? addresses : UINT64_MAX / 2);
     if (!base)
         return OUT_OF_MEMORY;
     state_lock();

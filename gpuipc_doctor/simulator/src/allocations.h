@@ -67,7 +67,6 @@ struct allocation *find_allocation(const struct block *block, uint64_t address, 
 /* The allocation that begins at this address, or NULL. */
 struct allocation *allocation_at(const struct block *block, uint64_t address);
 
-uint64_t place_own(uint64_t bytes);      /* free addresses, or 0 */
 uint64_t place_imported(uint64_t bytes); /* from a part of the address space where no own memory lies */
 bool map_at(uint64_t base, uint64_t bytes, int file);
 void unmap_at(uint64_t base, uint64_t bytes);

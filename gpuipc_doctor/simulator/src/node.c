@@ -141,6 +141,8 @@ static void read_device(const char *key, const char *value, void *record)
         device->held = (uint64_t)number(key, value);
     else if (IS("granule"))
         device->granule = (uint64_t)number(key, value);
+    else if (IS("addresses"))
+        device->addresses = (uint64_t)number(key, value);
     else if (IS("imex"))
         device->imex = number(key, value);
     else if (IS("arch"))

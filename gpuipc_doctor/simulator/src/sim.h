@@ -47,6 +47,7 @@ struct device {
     char arch[32];
     uint64_t memory, held; /* bytes */
     uint64_t granule;      /* of physical memory, bytes */
+    uint64_t addresses;    /* bytes that allocations take before freed ones; 0: all */
     bool imex;             /* fabric handles are permitted: there is an IMEX channel */
 };
 
