@@ -45,6 +45,11 @@ SHOWN = {("cuda", "hip"): "healthy-both", ("cuda",): "healthy-cuda", ("hip",): "
     help="Probe only this device: cuda:0, a uuid, or an index if one driver is here. May be repeated.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of the matrix.")
+@click.option(
+    "--summary",
+    is_flag=True,
+    help="Print the summary that `fleet` folds, after the JSON report on ERROR, on FAIL or with --json.",
+)
 @click.option("--output", type=options.FilePath(), metavar="FILE", help="Write the JSON report there, too.")
 @options.seconds("--deadline", "For each single operation.")
 @options.seconds("--budget", "For the whole run.")
@@ -100,6 +105,7 @@ def command(
     simulate: str | None,
     config_file: Path | None,
     as_json: bool,
+    summary: bool,
     output: Path | None,
     keep_logs: Path | None,
     plots: Path | None,
@@ -131,7 +137,11 @@ def command(
             report = engine.run(request, config, node, watcher)
         exit_code = exits.code(report, strict=strict, style="nagios" if exit_style == "nagios" else "default")
         written = _write(report, file, exit_code)
-        click.echo(_text(report, exit_code, as_json=as_json, exit_style=exit_style), nl=False)
+        if summary:
+            click.echo(_summary(report, exit_code, full=as_json), nl=False)
+        else:
+            click.echo(_text(report, exit_code, as_json=as_json, exit_style=exit_style), nl=False)
+        as_json = as_json or summary
         if all_checks and not as_json and exit_style == "default" and (shown := _could_be_shown(report)):
             click.echo(f"no GPU here: see what it does with `gpuipc-doctor check --all --simulate {shown}`")
         if not as_json and (names := options.resembling(config, node, report.devices)):
@@ -259,6 +269,21 @@ def _text(report: Report, exit_code: int, *, as_json: bool, exit_style: str) -> 
     if exit_style == "nagios":
         return node_content.nagios(report, width=page["width"])
     return node_content.screen(report, exit_code=exit_code, **page)
+
+
+def _summary(report: Report, exit_code: int, *, full: bool) -> str:
+    """The summary, after the full report if that is needed, a line each: a cut answer has no summary."""
+    import msgspec
+
+    from gpuipc_doctor.fleet import summary
+    from gpuipc_doctor.report import report_json
+
+    found = summary.of(report, "", exit_code)
+    lines = [summary.dumps(found)]
+    if full or not found.is_well:
+        text = report_json.dumps(report, exit_code=exit_code).encode()
+        lines.insert(0, msgspec.json.format(text, indent=-1) + b"\n")
+    return b"".join(lines).decode()
 
 
 def _preview(preview: Preview) -> str:

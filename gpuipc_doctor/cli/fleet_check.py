@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 @click.option(
     "--python", default="", metavar="PATH", help="With --ship, the Python there that has the bindings."
 )
+@click.option(
+    "--full", is_flag=True, help="Have the full report of healthy nodes, too, not their summary only."
+)
 @click.option("--resume", is_flag=True, help="Ask only those of whom DIR has no report.")
 @click.argument("check_options", nargs=-1, type=click.UNPROCESSED, metavar="[-- CHECK OPTIONS]...")
 @click.pass_context
@@ -48,6 +51,7 @@ def command(
     ship: Path | None,
     ship_to: str,
     python: str,
+    full: bool,
     resume: bool,
     check_options: tuple[str, ...],
     **reaching: Any,
@@ -64,7 +68,7 @@ def command(
 
     reach = fleet_reach.Reach(**reaching)
     shipped = Shipped(ship, ship_to, python) if ship else None
-    way = reach.way(*(check_options or ("--all",)), "--json", shipped=shipped)
+    way = reach.way(*(check_options or ("--all",)), "--summary", *["--json"] * full, shipped=shipped)
     wanted = reach.wanted()
     try:
         with directory.ours(into):

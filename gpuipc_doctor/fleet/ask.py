@@ -21,13 +21,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
-from gpuipc_doctor.fleet.summary import NodeReport, State, clocked, of, silent
+from gpuipc_doctor.fleet.summary import BadSummary, NodeReport, State, clocked, loads, named, of, silent
 from gpuipc_doctor.model import Exit
 from gpuipc_doctor.report import report_json
 from gpuipc_doctor.report.documents import BadDocument
 
 MAX_ANSWER = 64 << 20
 """Bytes of a report; what is longer is none."""
+
+SHOWN_OUTPUT = 120
+"""Characters of the first line of an output that is not a report."""
 
 MAX_WORDS = 8 << 10
 """Bytes of what a launcher says that are kept."""
@@ -36,6 +39,9 @@ GRACE_S = 5.0
 """Between TERM, at which srun cancels its step or job, and KILL; and for the last words of what has ended."""
 
 NOT_ASKED = "it was not asked: the budget for all nodes was spent"
+
+SUMMARY_BEGINS = b'{"node":'
+"""The first field of a summary, which is one line."""
 
 _MISSING = re.compile(r"not found|No such file or directory|No module named")
 
@@ -78,7 +84,7 @@ class LaunchOptions:
 
     via: Via
     command: tuple[str, ...]
-    """What runs on the node and prints a JSON report."""
+    """What runs on the node and prints a JSON report, a summary, or the one before the other."""
     fanout: int = 64
     deadline_s: float = 600.0
     budget_s: float = math.inf
@@ -184,7 +190,7 @@ async def _ask_one(target: Target, way: LaunchOptions) -> tuple[NodeReport, byte
             await _within(GRACE_S, channel.closed)  # what ssh has left behind may hold it open for ever
             code, said = transport.get_returncode() or 0, channel.said.decode(errors="replace")
             report, full = answer(node, bytes(channel.told), code, said, way.via)
-            return clocked(report, datetime.now().astimezone()), full
+            return clocked(report, channel.arrived), full
         return silent(node, State.DEADLINE, f"no answer within {way.deadline_s:g} s"), b""
     finally:
         await asyncio.shield(_end(transport, channel))
@@ -196,12 +202,14 @@ class _Channel(asyncio.SubprocessProtocol):
     def __init__(self) -> None:
         self.told, self.said = bytearray(), bytearray()
         self.exited, self.closed = asyncio.Event(), asyncio.Event()
+        self.arrived = datetime.now().astimezone()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.SubprocessTransport)
         self._transport = transport
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
+        self.arrived = datetime.now().astimezone()
         kept, most = (self.told, MAX_ANSWER) if fd == 1 else (self.said, MAX_WORDS)
         kept += data[: most - len(kept)]
         if len(self.told) >= MAX_ANSWER:
@@ -234,15 +242,30 @@ def answer(node: str, data: bytes, code: int, said: str, via: Via) -> tuple[Node
     words = " ".join(said.split())
     if len(data) >= MAX_ANSWER:
         return silent(node, State.NO_ANSWER, f"its answer is longer than {MAX_ANSWER >> 20} MiB"), b""
-    if data.lstrip().startswith(b"{"):
+    begin = _line_start(data, b"{")
+    if begin >= 0:
+        end = _line_start(data, SUMMARY_BEGINS)
         try:
-            report = report_json.loads(data.decode(errors="replace"))
-        except BadDocument as error:
+            if end >= 0:
+                line = data[end:].partition(b"\n")[0]
+                return named(loads(line), node), data[begin:end]
+            return of(report_json.loads(data[begin:].decode(errors="replace")), node, code), data[begin:]
+        except (BadDocument, BadSummary) as error:
+            if not data.rstrip().endswith(b"}"):
+                return silent(node, State.NO_ANSWER, f"its answer was cut after {len(data)} bytes"), b""
             return silent(node, State.OTHER_VERSION, str(error)), b""
-        return of(report, node, code), data
     if code == Exit.USAGE and (refusal := _refusal(said)):
         return silent(node, State.REFUSED, refusal), b""
-    return silent(node, _state(code, words, via), words or f"exit code {code}, and nothing was printed"), b""
+    reason = words or f"exit code {code}, and nothing was printed"
+    if printed := data.strip():
+        first = printed.partition(b"\n")[0].decode(errors="replace")[:SHOWN_OUTPUT]
+        reason = f"its output is not a report: {first!r}" + f"; {words}" * bool(words)
+    return silent(node, _state(code, words, via), reason), b""
+
+
+def _line_start(data: bytes, prefix: bytes) -> int:
+    """Where the first line with a prefix begins, -1 without one: login banners may stand before it."""
+    return 0 if data.startswith(prefix) else data.find(b"\n" + prefix) + 1 or -1
 
 
 def _refusal(said: str) -> str:

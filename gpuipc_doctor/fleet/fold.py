@@ -156,9 +156,9 @@ class Fleet:
     def sets(self) -> dict[str, tuple[str, ...]]:
         """Each node in one of them: whom to give to jobs, whom to take out, of whom nothing is known."""
         return {
-            "pass": self.nodes(Status.PASS, Status.WARN, Status.SKIP),
+            "pass": self.nodes(Status.PASS, Status.WARN),
             "fail": self.nodes(Status.FAIL),
-            "unknown": self.nodes(Status.ERROR),
+            "unknown": self.nodes(Status.ERROR, Status.SKIP),
         }
 
     @property

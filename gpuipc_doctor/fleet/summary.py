@@ -98,12 +98,16 @@ class NodeReport(msgspec.Struct, frozen=True):
 
     @property
     def status(self) -> Status:
-        """The worst of its checks; ERROR where there is none to go by."""
-        if self.state is not State.REPORTED:
+        """The worst status of the tested checks: SKIP where all were skipped, ERROR where there is none."""
+        if self.state is not State.REPORTED or not self.checks:
             return Status.ERROR
-        return max(
-            (Status(one) for one in self.checks.values()), key=lambda s: s.severity, default=Status.ERROR
-        )
+        tested = {Status(one) for one in self.checks.values()} - {Status.SKIP}
+        return max(tested, key=lambda status: status.severity, default=Status.SKIP)
+
+    @property
+    def is_well(self) -> bool:
+        """Whether the summary is all that the head needs: the node passed, with WARN or SKIP at worst."""
+        return self.status not in (Status.ERROR, Status.FAIL)
 
     @property
     def likeness(self) -> tuple[object, ...]:
@@ -150,6 +154,11 @@ def _bad(report: Report) -> dict[str, tuple[str, ...]]:
         if join.component and join.relation in (Relation.CONFIRMED, Relation.LATENT):
             found[join.component] = (*found.get(join.component, ()), join.issue)
     return found
+
+
+def named(report: NodeReport, node: str) -> NodeReport:
+    """The same report as that of ``node``: a node's own summary leaves its name to the head."""
+    return msgspec.structs.replace(report, node=node)
 
 
 def clocked(report: NodeReport, now: datetime) -> NodeReport:

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from gpuipc_doctor.fleet import summary
 from gpuipc_doctor.present.text import columns
+from gpuipc_doctor.report import report_json
 from gpuipc_doctor.supervise import tree
 from tests.e2e.conftest import Command
 from tests.waiting import LIMIT_S, until
@@ -434,3 +436,18 @@ def test_plots_of_checks_that_watch_nothing_say_so(doctor: Command, tmp_path: Pa
     assert ended.returncode == 0
     assert "nothing, for no check that ran watches memory over time" in ended.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    ("profile", "options", "full"),
+    [("healthy-cuda", [], False), ("healthy-cuda", ["--json"], True), ("nvidia-460.32.03", [], True)],
+)
+def test_summary_is_one_line_and_has_the_full_report_before_it_where_it_is_needed(
+    doctor: Command, profile: str, options: list[str], full: bool
+) -> None:
+    ended = doctor("check", "ipc-reopen", "--backend", "cuda", "--simulate", profile, "--summary", *options)
+    *before, last = ended.stdout.splitlines()
+    found = summary.loads(last.encode())
+    assert (found.exit_code, found.node, "ipc-reopen" in found.checks) == (ended.returncode, "", True)
+    assert [report_json.loads(line).host for line in before] == [found.host] * full

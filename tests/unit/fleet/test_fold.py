@@ -189,7 +189,10 @@ EXITED = "srun: error: n1: task 0: Exited with exit code 2"
         (b"", 1, f"gpuipc-doctor: no place\n{EXITED}", Via.SLURM, State.NO_ANSWER, "no place"),
         (b"", 2, "sh: 1: Syntax error", Via.SSH, State.NO_ANSWER, "sh: 1: Syntax error"),
         (b'{"schema": "gpuipc-doctor/report/9"}', 0, "", Via.SSH, State.OTHER_VERSION, "another version"),
-        (b"{", 0, "", Via.SSH, State.OTHER_VERSION, "not JSON"),
+        (b"{}", 0, "", Via.SSH, State.OTHER_VERSION, "is not a report"),
+        (b"{", 0, "", Via.SSH, State.NO_ANSWER, "cut after 1 bytes"),
+        (summary.dumps(HEALTHY)[:-9], 0, "", Via.SSH, State.NO_ANSWER, "its answer was cut after"),
+        (b"Welcome to nid0001\n", 0, "", Via.SSH, State.NO_ANSWER, "not a report: 'Welcome to nid0001'"),
         (b"x" * MAX_ANSWER, 0, "", Via.SSH, State.NO_ANSWER, "longer than 64 MiB"),
     ],
 )
@@ -203,6 +206,42 @@ def test_what_is_no_answer_says_why(
     assert found.status is Status.ERROR
 
 
+BANNER = b"Lmod: loading cuda/12\n"
+
+
+@pytest.mark.parametrize("banner", [b"", BANNER])
+@pytest.mark.parametrize(
+    "sent", [summary.dumps(named(HEALTHY, "")), b'{\n  "x": 1\n}\n' + summary.dumps(HEALTHY)]
+)
+def test_a_summary_is_taken_as_the_node_made_it(banner: bytes, sent: bytes) -> None:
+    found, full = answer("n1", banner + sent, 0, "", Via.SLURM)
+    assert found == named(HEALTHY, "n1")
+    assert full + summary.dumps(HEALTHY) in (summary.dumps(HEALTHY), sent)
+
+
+def test_a_banner_before_a_full_report_is_skipped() -> None:
+    data = report_json.dumps(seed_002()).encode()
+    assert answer("n1", BANNER + data, 12, "", Via.SSH) == answer("n1", data, 12, "", Via.SSH)
+
+
+@pytest.mark.parametrize(
+    ("checks", "status", "where"),
+    [
+        ({"a": "PASS", "b": "SKIP"}, Status.PASS, "pass"),
+        ({"a": "WARN", "b": "SKIP"}, Status.WARN, "pass"),
+        ({"a": "SKIP"}, Status.SKIP, "unknown"),
+        ({"a": "ERROR", "b": "SKIP"}, Status.ERROR, "unknown"),
+        ({"a": "FAIL", "b": "SKIP"}, Status.FAIL, "fail"),
+    ],
+)
+def test_status_of_a_node_is_the_worst_of_its_tested_checks(
+    checks: dict[str, str], status: Status, where: str
+) -> None:
+    found = named(HEALTHY, "n1", checks=checks)
+    assert found.status is status
+    assert fold.fold([found]).sets[where] == ("n1",)
+
+
 def test_an_answer_is_kept_whole_and_summed_up() -> None:
     data = report_json.dumps(seed_002()).encode()
     found, full = answer("n1", data, 12, "", Via.SSH)
@@ -214,7 +253,7 @@ def test_an_answer_is_kept_whole_and_summed_up() -> None:
     ("changes", "state", "status"),
     [
         ({"probes_run": 0}, State.UNTESTED, Status.ERROR),
-        ({"probes_run": 0, "needs_gpu": False}, State.REPORTED, Status.SKIP),
+        ({"probes_run": 0, "needs_gpu": False}, State.REPORTED, Status.PASS),
         ({"interrupted": True}, State.KILLED, Status.ERROR),
     ],
 )
