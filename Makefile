@@ -7,6 +7,7 @@
 # make lint    ruff, mypy, import-linter
 # make format  ruff's formatter and its safe cures
 # make zipapp  dist/gpuipc-doctor.pyz: one file for nodes without the package
+# make docs    build/docs/html: the documentation as a site; build/docs/man: the manual page
 # make clean   remove what these set up
 #
 # PYTHON=/path/to/python3.12 chooses the interpreter of a fresh set-up. With one that is built without optimisation,
@@ -37,7 +38,7 @@ OR_GO_WITHOUT = || { test "$$GPUIPC_REQUIRE" != all && echo "make: going without
 
 MPI_PREFIXES := $(patsubst %,.prefix/%/.ready,impi mpich43 mpich50 openmpi ucx)
 
-.PHONY: demo test test-all test-amd test-again compiled lint format zipapp clean machine
+.PHONY: demo test test-all test-amd test-again compiled lint format zipapp docs clean machine
 
 # The real MPI library whose ranks a simulated node is tested with, in a share of memory that takes seconds.
 DEMO_MPI := .prefix/mpich43
@@ -92,6 +93,12 @@ lint: .venv/.ready
 
 zipapp: .venv/.ready
 	$(BIN)/python ship/build.py dist/gpuipc-doctor.pyz
+
+SPHINX := sphinx-build --quiet --fail-on-warning --nitpicky -d build/docs/doctrees docs
+
+docs: .venv/.ready
+	$(BIN)/$(SPHINX) -b html build/docs/html
+	$(BIN)/$(SPHINX) -b man build/docs/man
 
 format: .venv/.ready
 	$(BIN)/ruff check --fix

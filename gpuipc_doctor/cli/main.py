@@ -35,6 +35,7 @@ COMMANDS = {
     "prolog": ("prolog", "Test this node in front of a job: one line, one exit code, in time."),
     "replay": ("replay", "Perform a history of memory operations again, or print it as a C program."),
     "report": ("report", "Print a saved report once more, for people, CI or Prometheus."),
+    "schema": ("schema", "Print the JSON Schema of a report or a file."),
 }
 """Command name → (module below ``gpuipc_doctor.cli`` that defines ``command``, its one-line help)."""
 

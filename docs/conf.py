@@ -1,0 +1,118 @@
+"""Sphinx: the pages of this directory, and pages generated from the checks, their drills and the commands."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections import defaultdict
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+from gpuipc_doctor import __version__
+from gpuipc_doctor.api import loader
+from gpuipc_doctor.api.loader import LoadedCheck
+from gpuipc_doctor.cli.main import COMMANDS
+from gpuipc_doctor.cli.schema import schemas
+from gpuipc_doctor.run import check_files
+from gpuipc_doctor.simulator import profile
+
+REPOSITORY = Path(__file__).parent.parent
+
+project = "gpuipc-doctor"
+author = copyright = "The gpuipc-doctor authors"  # noqa: A001 (Sphinx's name)
+version = release = __version__
+extensions = ["myst_parser", "sphinx_click"]
+myst_enable_extensions = ["attrs_inline"]
+myst_heading_anchors = 3
+html_theme = "furo"
+html_title = f"gpuipc-doctor {__version__}"
+html_copy_source = html_show_sphinx = False
+highlight_language = "none"
+man_pages = [("generated/commands", "gpuipc-doctor", "diagnose GPU IPC and GPU-aware MPI", [author], 1)]
+
+GENERATED = Path(__file__).parent / "generated"
+PAGES = {
+    "CONTRIBUTING.md": "generated/contributing.md",
+    "benchmarks/README.md": "generated/measurements.md",
+    "benchmarks/drill.md": "generated/drill.md",
+    "tests/conformance/cuda-vmm-semantics-h200.md": "generated/cuda-vmm-semantics-h200.md",
+}
+"""Pages outside this directory → their names on the site."""
+
+
+def generate(_: Sphinx) -> None:
+    """Write the generated pages. A page that would not change is left alone."""
+    pages = {name.removeprefix("generated/"): (REPOSITORY / file).read_text() for file, name in PAGES.items()}
+    caught = drilled_faults()
+    checks = [item for item in check_files.load() if isinstance(item, LoadedCheck)]
+    pages |= {f"check-{item.check.id}.md": check_page(item, caught[item.check.id]) for item in checks}
+    pages["commands.rst"] = commands_page()
+    pages["schemas.md"] = "# Schemas\n\n`gpuipc-doctor schema NAME` prints a schema.\n" + "".join(
+        f"\n## {name}\n\n```{{literalinclude}} /../{file.relative_to(REPOSITORY)}\n:language: json\n```\n"
+        for name, file in schemas().items()
+    )
+    GENERATED.mkdir(exist_ok=True)
+    for name, text in pages.items():
+        page = GENERATED / name
+        if not page.exists() or page.read_text() != text:
+            page.write_text(text)
+
+
+def drilled_faults() -> dict[str, list[tuple[str, str]]]:
+    """Check id → the profiles whose faults it must catch, each with its description."""
+    caught: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for name in profile.names():
+        simulated = profile.load(name)
+        expected = {check for stated in simulated.expect.values() for check in stated.checks}
+        for check in sorted(expected):
+            caught[check].append((name, simulated.description))
+    return caught
+
+
+def check_page(item: LoadedCheck, faults: list[tuple[str, str]]) -> str:
+    rows = "".join(f"| `{name}` | {escaped(text)} |\n" for name, text in faults)
+    table = f"| profile | fault |\n|---|---|\n{rows}" if rows else "No simulated fault of its own.\n"
+    return (
+        f"# {item.check.id}\n\n{item.check.title}. First tier: {item.check.tier.label}.\n\n"
+        f"{inspect.getdoc(loader.module(item.file))}\n\n"
+        f"## Faults that it catches\n\n`gpuipc-doctor drill PROFILE` shows each.\n\n{table}"
+    )
+
+
+def escaped(text: str) -> str:
+    return re.sub(r"([|<>*_\[\]])", r"\\\1", " ".join(text.split()))
+
+
+def commands_page() -> str:
+    title = "Commands reference"
+    sections = [f"{title}\n{'=' * len(title)}\n"]
+    for name, (module, _) in COMMANDS.items():
+        options = f"   :prog: gpuipc-doctor {name}\n   :nested: full\n"
+        sections.append(f".. click:: gpuipc_doctor.cli.{module}:command\n{options}")
+    return "\n".join(sections)
+
+
+def adapt(_: Sphinx, page: str, source: list[str]) -> None:
+    """Links between files of the repository become links between pages; HTML anchors become MyST's."""
+    text = re.sub(r'<a id="([^"]+)"></a>\[', r"[]{#\1}[", source[0])
+    outside = next((Path(file).parent for file, name in PAGES.items() if name == f"{page}.md"), Path("docs"))
+
+    def on_site(link: re.Match[str]) -> str:
+        file, anchor = link["file"], link["anchor"] or ""
+        target = (REPOSITORY / outside / file).resolve()
+        if not file or not target.exists() or page.startswith("generated/check"):
+            return link[0]
+        inside = str(target.relative_to(REPOSITORY))
+        if inside in PAGES:
+            return f"](/{PAGES[inside]}{anchor})"
+        if target.is_relative_to(REPOSITORY / "docs"):
+            return f"](/{target.relative_to(REPOSITORY / 'docs')}{anchor})"
+        return f"](/../{inside})"
+
+    source[0] = re.sub(r"\]\((?P<file>[^)#:\s]*)(?P<anchor>#[^)]*)?\)", on_site, text)
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("builder-inited", generate)
+    app.connect("source-read", adapt)
