@@ -36,6 +36,10 @@ PAGES = {
     "CONTRIBUTING.md": "generated/contributing.md",
     "benchmarks/README.md": "generated/measurements.md",
     "benchmarks/drill.md": "generated/drill.md",
+    "benchmarks/histories.md": "generated/histories.md",
+    "benchmarks/growth_smcuda.md": "generated/growth-smcuda.md",
+    "benchmarks/diagnose_speed.md": "generated/diagnose-speed.md",
+    "benchmarks/unseen_logs.md": "generated/unseen-logs.md",
     "tests/conformance/cuda-vmm-semantics-h200.md": "generated/cuda-vmm-semantics-h200.md",
 }
 """Pages outside this directory → their names on the site."""

@@ -114,7 +114,11 @@ def anchors(page: Path) -> set[str]:
     return slugs | set(re.findall(r'<a (?:id|name)="([^"]+)"', page.read_text()))
 
 
-@pytest.mark.parametrize("page", [*PAGES, REPOSITORY / "docs/acceptance.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [*PAGES, REPOSITORY / "docs/acceptance.md", REPOSITORY / "benchmarks/README.md"],
+    ids=lambda page: page.name,
+)
 def test_every_link_to_a_file_leads_to_it_and_to_its_heading(page: Path) -> None:
     for link in LINK.finditer(page.read_text()):
         target = page.parent / link["file"] if link["file"] else page
@@ -123,8 +127,9 @@ def test_every_link_to_a_file_leads_to_it_and_to_its_heading(page: Path) -> None
             assert link["anchor"] in anchors(target), link[0]
 
 
-def test_the_readme_fits_on_a_few_screens() -> None:
-    assert len((REPOSITORY / "README.md").read_text().splitlines()) <= 200
+@pytest.mark.parametrize("page", ["README.md", "benchmarks/README.md"])
+def test_a_front_page_has_at_most_200_lines(page: str) -> None:
+    assert len((REPOSITORY / page).read_text().splitlines()) <= 200
 
 
 LOOKED_AT = "ipc-reopen --device cuda:0"
