@@ -26,12 +26,9 @@ from gpuipc_doctor.versions import BEGINNING, ORDERS, Range
 if TYPE_CHECKING:
     from gpuipc_doctor.model import Device
 
-SCHEMA = Path(__file__).with_name("config.schema.json")
+_SCHEMA = Path(__file__).with_name("config.schema.json")
 
 _BUDGET_S = {Tier.PROLOG: policy.BUDGET_S, Tier.ACCEPTANCE: 300.0, Tier.SOAK: 3600.0}
-
-_CHECK_ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
-"""As the schema has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,6 +377,12 @@ def examine(
     return Layers(tuple(documents)), mistakes
 
 
+def schema() -> dict[str, Json]:
+    """The JSON Schema of a site file."""
+    content: dict[str, Json] = json.loads(_SCHEMA.read_text(encoding="utf-8"))
+    return content
+
+
 def _examine(path: Path, known: Document | None) -> tuple[Document | None, list[Mistake]]:
     """What of one file is in order, None where nothing is, and every mistake in it. ``known``: see `load`."""
     if wrong_name := layers.nameless(path):
@@ -389,9 +392,9 @@ def _examine(path: Path, known: Document | None) -> tuple[Document | None, list[
     # Whoever can write a shipped file can write the program that reads it.
     if path.parent != layers.shipped() and (reason := untrusted(path)):
         return None, [Mistake(path, 0, reason)]
-    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    form = schema()
     try:
-        document = known if known and not violations(known, schema) else read(path, schema)
+        document = known if known and not violations(known, form) else read(path, form)
         wrong: tuple[Mistake, ...] = ()
     except BadFile as bad:
         if bad.sound is None:
@@ -410,12 +413,13 @@ def unknown_checks(document: Document, check_ids: Collection[str]) -> tuple[Mist
         if isinstance(name, str)
     ]
     named += [(("prolog", "checks", key), id_) for key, id_ in document.written("prolog", "checks").items()]
+    pattern: str = schema()["$defs"]["check"]["pattern"]
     return tuple(
         document.mistake(
             f"{'.'.join(map(str, keys[:-1]))}: there is no check {id_!r}{did_you_mean(id_, check_ids)}", *keys
         )
         for keys, id_ in named
-        if id_ not in check_ids and _CHECK_ID.fullmatch(id_)  # else the schema refuses it
+        if id_ not in check_ids and re.fullmatch(pattern, id_)  # else the schema refuses it
     )
 
 

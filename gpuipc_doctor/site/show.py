@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuipc_doctor.present.text import sanitise
-from gpuipc_doctor.site import layers
+from gpuipc_doctor.site import config, layers
 from gpuipc_doctor.site.layers import Layers
 
 if TYPE_CHECKING:
     from gpuipc_doctor.model import Json
-
-_SCHEMA = Path(__file__).with_name("config.schema.json")
 
 
 def rendered(found: Layers, *, origin: bool) -> str:
@@ -24,7 +20,7 @@ def rendered(found: Layers, *, origin: bool) -> str:
     head = f"# from the top: {' over '.join(files)}"
     if not files:
         return "# no file says anything, so the defaults hold; --all shows them\n"
-    order = json.loads(_SCHEMA.read_text(encoding="utf-8"))["properties"]
+    order = config.schema()["properties"]
     lines = [line for key in order if key in found.data for line in _section(found, key, origin=origin)]
     return shown("\n".join([head, *lines]))
 

@@ -1,10 +1,11 @@
 """Read a YAML file that a person wrote, and name every mistake in it by file and line.
 
-The text is taken apart into YAML's events and put together again here, because that gives every value its
-line and leaves nothing to construct: a document is made of mappings with text as keys, lists, text,
-numbers, true, false and null. Tags and aliases are refused, so a file can neither name a Python object
-nor grow beyond its own size. Plain words are read as in YAML 1.2: ``yes``, ``off``, ``12:30`` and
-``2026-11-20`` are text.
+The text is taken apart into YAML's events and put together again here. `yaml.compose` would do that too, but
+it loses where an alias stands and which tags were written, and its C version overflows the stack on a file of
+a million brackets. So every value has its line, and nothing is left to construct: a document is made of
+mappings with text as keys, lists, text, numbers, true, false and null. Tags and aliases are refused, so a
+file can neither name a Python object nor grow beyond its own size. Plain words are read as in YAML 1.2:
+``yes``, ``off``, ``12:30`` and ``2026-11-20`` are text.
 """
 
 from __future__ import annotations

@@ -78,6 +78,7 @@ def mistakes(tmp_path: Path, text: str | bytes) -> list[str]:
         ("id: !!python/none x\n", "x.yaml:1: tag 'tag:yaml.org,2002:python/none' is not supported here"),
         ("id: a\n---\nid: b\n", "x.yaml:2: a second document begins; write one document per file"),
         ("anything: " + "[" * 40 + "]" * 40, "x.yaml:1: is nested deeper than 32 levels"),
+        ("[" * (4 << 20), "x.yaml:1: is nested deeper than 32 levels"),
         ("id: a\nclass: \x1b[31m\n", "x.yaml:2: holds the control character '\\x1b'"),
         ('id: a\nanything: "\\e[31m"\n', "x.yaml:2: holds the control character '\\x1b'"),
         (b"id: a\nclass: \xff\n", "x.yaml:2: is not UTF-8 text; save the file as UTF-8"),
