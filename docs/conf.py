@@ -34,6 +34,7 @@ man_pages = [("generated/commands", "gpuipc-doctor", "diagnose GPU IPC and GPU-a
 GENERATED = Path(__file__).parent / "generated"
 PAGES = {
     "CONTRIBUTING.md": "generated/contributing.md",
+    "SECURITY.md": "generated/security.md",
     "benchmarks/README.md": "generated/measurements.md",
     "benchmarks/drill.md": "generated/drill.md",
     "benchmarks/histories.md": "generated/histories.md",

@@ -116,7 +116,7 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize(
     "page",
-    [*PAGES, REPOSITORY / "docs/acceptance.md", REPOSITORY / "benchmarks/README.md"],
+    [*PAGES, *(REPOSITORY / name for name in ("docs/acceptance.md", "benchmarks/README.md", "SECURITY.md"))],
     ids=lambda page: page.name,
 )
 def test_every_link_to_a_file_leads_to_it_and_to_its_heading(page: Path) -> None:
