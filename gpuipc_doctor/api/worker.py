@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import NoReturn, Protocol
@@ -9,6 +10,17 @@ from typing import NoReturn, Protocol
 from gpuipc_doctor.api.allocator import Allocator
 from gpuipc_doctor.api.gpu import Gpu, Memory
 from gpuipc_doctor.model import AtRest, Json
+
+
+class TellingRecord(enum.Enum):
+    """Names of records that speak for or against a role's failure: their text becomes evidence of it.
+
+    All other records only say where the role ran.
+    """
+
+    CONTROL = "control"
+    WRONG = "wrong"
+    REFUSED = "refused"
 
 
 class Peer(Protocol):
@@ -228,7 +240,7 @@ class Worker(Protocol):
         """Blame what ends this process inside the block on ``operation``. GPU calls arm themselves."""
 
     def record(self, **facts: Json) -> None:
-        """Keep facts for ``judge``; they survive a later crash of this worker."""
+        """Keep facts for ``judge``; they survive a later crash of this worker. See `TellingRecord`."""
 
     def tell(self, news: Json) -> None:
         """Tell whoever listens to this probe, now. For one that goes on and on: its journal begins anew."""

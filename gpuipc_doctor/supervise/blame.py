@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from gpuipc_doctor.api.gpu import OUT_OF_MEMORY
 from gpuipc_doctor.api.ledger import holders
+from gpuipc_doctor.api.worker import TellingRecord
 from gpuipc_doctor.log_lines import reason_of_abort
 from gpuipc_doctor.model import Ending, Evidence, EvidenceKind, Finding, Json, ProbeOutcome, RoleOutcome
 from gpuipc_doctor.supervise.rank import COMPLAINT
@@ -20,9 +21,6 @@ FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGXCPU")
 
 PLENTY = 0.25
 """Part of a device's memory that is far more than the share of it that checks may take."""
-
-TELLING_RECORDS = ("control", "wrong", "refused")
-"""What a role records in words and what speaks for or against its failure; others only say where it ran."""
 
 _BANNER = re.compile(r"^-{20,}\n\s*(.+?)\n\s*(?:\n|-{20,}$)", re.MULTILINE | re.DOTALL)
 """The first paragraph of what stands between rules."""
@@ -211,11 +209,11 @@ def _so_far(outcome: ProbeOutcome) -> tuple[Evidence, ...]:
     """What the roles had seen by then: often the control that makes the failure telling."""
     return tuple(
         Evidence(
-            EvidenceKind.CONTROL if name == "control" else EvidenceKind.BEFORE,
+            EvidenceKind.CONTROL if name is TellingRecord.CONTROL else EvidenceKind.BEFORE,
             "before that, {role}: {name}: {said}",
-            {"role": role.role, "name": name, "said": said},
+            {"role": role.role, "name": name.value, "said": said},
         )
         for role in outcome.roles.values()
-        for name in TELLING_RECORDS
-        if (said := role.records.get(name)) and isinstance(said, str)
+        for name in TellingRecord
+        if (said := role.records.get(name.value)) and isinstance(said, str)
     )
