@@ -43,8 +43,9 @@ def a_fleet() -> list[NodeReport]:
     reports = [named(HEALTHY, f"nid{n:04}") for n in range(35)]
     reports[7] = named(HEALTHY, "nid0007", facts=OTHER_DRIVER)
     reports += [named(BAD, f"nid{n:04}") for n in (35, 36)]
-    silence = "ssh: connect to host nid0037 port 22: No route to host"
-    reports += [summary.silent(f"nid{n:04}", State.UNREACHABLE, silence) for n in (37, 38)]
+    silence = "ssh: connect to host {} port 22: No route to host"
+    silent = ("nid0037", "nid0038")
+    reports += [summary.silent(node, State.UNREACHABLE, silence.format(node)) for node in silent]
     reports += [summary.silent("nid0039", State.DEADLINE, "no answer within 600 s")]
     return reports
 

@@ -15,7 +15,7 @@ from gpuipc_doctor.comparison.check_changes import ChangeKind, turn_of
 from gpuipc_doctor.fleet import fold
 from gpuipc_doctor.fleet.fold import Fleet, MissingReports, Outlier
 from gpuipc_doctor.fleet.nodeset import NodeSetFormatter
-from gpuipc_doctor.fleet.summary import FindingSummary, NodeReport, State
+from gpuipc_doctor.fleet.summary import FindingSummary, NodeReport, State, silent
 from gpuipc_doctor.model import Exit, Status
 
 NOT_ASKED = "it is not among those that were asked"
@@ -214,12 +214,7 @@ def _telling(
 
 def _lost(nodes: Iterable[str], after: Iterable[NodeReport]) -> Iterator[MissingReports]:
     there = {one.node: one for one in after}
-    by_state: dict[State, list[str]] = defaultdict(list)
-    for node in nodes:
-        by_state[there[node].state if node in there else State.NO_ANSWER].append(node)
-    for state, those in sorted(by_state.items(), key=lambda item: -len(item[1])):
-        first = there.get(those[0])
-        yield MissingReports(state, first.reason if first else NOT_ASKED, tuple(those))
+    return fold.silences(there.get(node) or silent(node, State.NO_ANSWER, NOT_ASKED) for node in nodes)
 
 
 def _shifts(pairs: _Pairs) -> Iterator[FactChange]:

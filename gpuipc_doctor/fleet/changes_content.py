@@ -21,7 +21,7 @@ LONGEST_VALUE = 60
 """Columns of a fact's value."""
 
 
-SCHEMA = "gpuipc-doctor/fleet-changes/1"
+SCHEMA = "gpuipc-doctor/fleet-changes/2"
 """Any change of what may stand in the document raises the number; ``changes.schema.json`` describes it."""
 
 

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from gpuipc_doctor.fleet.nodeset import NAME
-from gpuipc_doctor.fleet.summary import BadSummary, NodeReport, dumps, loads, of
+from gpuipc_doctor.fleet.summary import BadSummary, NodeReport, State, dumps, loads, of, silent
 from gpuipc_doctor.report import exits, report_json
-from gpuipc_doctor.report.documents import BadDocument
+from gpuipc_doctor.report.documents import BadDocument, ForeignDocument
 from gpuipc_doctor.site import bounded
 from gpuipc_doctor.site.bounded import Unreadable
 
@@ -61,37 +62,63 @@ def forget_silent(directory: Path, reports: Iterable[NodeReport]) -> None:
 
 
 def read(directory: Path) -> tuple[list[NodeReport], list[Foreign]]:
-    """The node reports, by their summaries, else by the full ones; and what only looks like one: torn, of
-    another version, of a node told elsewhere."""
+    """The node reports, by their summaries, else by the full ones; and the files that are not reports.
+
+    A node of which only a damaged file is there has a report that says so. A node with reports under its
+    short and its full name has the newer one.
+    """
     reports: dict[str, NodeReport] = {}
+    damaged: dict[str, str] = {}
     foreign = []
     with os.scandir(directory) as entries:
         names = sorted(one.name for one in entries if one.name.endswith(FULL) and one.name[0] != ".")
-    for name in (name for name in names if name.endswith(SUMMARY)):
-        path, node = f"{directory}/{name}", name.removesuffix(SUMMARY)
-        try:
-            one = loads(_bytes(path))
-        except (BadSummary, OSError) as error:
-            foreign.append(Foreign(Path(path), str(error)))
+    for name in sorted(names, key=lambda name: not name.endswith(SUMMARY)):
+        is_summary = name.endswith(SUMMARY)
+        node = name.removesuffix(SUMMARY if is_summary else FULL)
+        if node in reports:
             continue
-        if one.node != node:
-            foreign.append(Foreign(Path(path), f"is the report of {one.node[:80]}"))
-        else:
-            reports[node] = one
-    for name in names:
-        node = name.removesuffix(FULL)
-        if not name.endswith(SUMMARY) and node not in reports:
-            try:
-                reports[node] = _summed_up(directory / name, node)
-            except (BadSummary, Unreadable, BadDocument) as error:
-                foreign.append(Foreign(directory / name, str(error)))
+        if not NAME.fullmatch(node):
+            foreign.append(Foreign(directory / name, "its name is not that of a node"))
+            continue
+        try:
+            reports[node] = (
+                _summary(f"{directory}/{name}", node) if is_summary else _full(directory / name, node)
+            )
+        except ForeignDocument as error:
+            foreign.append(Foreign(directory / name, str(error)))
+        except (BadSummary, Unreadable, BadDocument, OSError) as error:
+            damaged[node] = f"{name}: {error}"
+    for node, reason in damaged.items():
+        reports.setdefault(node, silent(node, State.UNREADABLE, reason))
+    for older, newer in list(_same_nodes(reports)):
+        del reports[older]
+        foreign.append(
+            Foreign(directory / f"{older}{FULL}", f"is older than the report of {newer}, which counts")
+        )
     return list(reports.values()), foreign
 
 
-def _summed_up(path: Path, node: str) -> NodeReport:
-    """The summary of a full report, such as `check --output` writes. Raises what speaks against it."""
-    if not NAME.fullmatch(node):
-        raise BadSummary("its name is no node's")
+def _same_nodes(reports: Mapping[str, NodeReport]) -> Iterator[tuple[str, str]]:
+    """Of each node that has answered under its short and its full name, the older name and the newer."""
+    for name in reports:
+        short, dot, _ = name.partition(".")
+        both = [reports[name], reports[short]] if dot and short in reports else []
+        with suppress(ValueError):
+            times = {datetime.fromisoformat(one.started).astimezone(): one.node for one in both}
+            if len(times) == 2:
+                yield times[min(times)], times[max(times)]
+
+
+def _summary(path: str, node: str) -> NodeReport:
+    """Raises `BadSummary`, `OSError`."""
+    found = loads(_bytes(path))
+    if found.node != node:
+        raise BadSummary(f"is the report of {found.node[:80]}")
+    return found
+
+
+def _full(path: Path, node: str) -> NodeReport:
+    """The summary of a full report, such as `check --output` writes. Raises `Unreadable`, `BadDocument`."""
     report = report_json.loads(bounded.read(path, MAX_FULL).decode(errors="replace"))
     return of(report, node, exits.code(report))
 

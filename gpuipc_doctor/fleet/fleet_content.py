@@ -33,7 +33,7 @@ from gpuipc_doctor.present.blocks import (
 )
 from gpuipc_doctor.present.text import counted, shorten
 
-SHOWN_GROUPS, SHOWN_DRIFTS, SHOWN_SLOW = 12, 12, 12
+SHOWN_GROUPS, SHOWN_SILENCES, SHOWN_DRIFTS, SHOWN_SLOW = 12, 12, 12, 12
 """More of them are counted; the JSON has all."""
 
 SHOWN_ISSUES = 3
@@ -54,7 +54,10 @@ def _screen(fleet: Fleet) -> Iterator[Block]:
     yield blocks.Group(tuple(_header(fleet)))
     yield blocks.Group(tuple(_matrix(fleet)))
     yield from (_problem(fleet, one) for one in judged(fleet))
-    yield from (_silence(fleet, one) for one in fleet.silences)
+    yield from (_silence(fleet, one) for one in fleet.silences[:SHOWN_SILENCES])
+    if more := fleet.silences[SHOWN_SILENCES:]:
+        nodes = counted(sum(len(one.nodes) for one in more), "more node")
+        yield Lines((f"… and {nodes} without a report, for {counted(len(more), 'other reason')}",))
     yield blocks.Group(tuple(_drifts(fleet)))
     yield blocks.Group(tuple(_slow(fleet.slow)))
     yield Closing(words or ["no nodes"], f"exit {fleet.exit_code}", worst.value)
@@ -117,7 +120,8 @@ def _problem(fleet: Fleet, one: ExplainedProblem) -> Entry:
 
 def _silence(fleet: Fleet, silence: MissingReports) -> Entry:
     said = f"{silence.nodes[0]}: {silence.reason}" if silence.reason else ""
-    return _entry(Status.ERROR.value, silence.about(fleet.folder.brief(silence.nodes)), Item(said))
+    where = fleet.folder.brief(silence.nodes)
+    return _entry(Status.ERROR.value, silence.about(where), Item(said), do(silence.remedy))
 
 
 def _drifts(fleet: Fleet) -> Iterator[Block]:
@@ -189,7 +193,7 @@ def _ticket(fleet: Fleet) -> Iterator[Block]:
         yield _entry(problem.status.value, title, said, *one.known_issues, do(one.remedy))
     for silence in fleet.silences:
         said = Item(f"{silence.nodes[0]}: {silence.reason}")
-        yield _entry(Status.ERROR.value, silence.about(brief(silence.nodes)), said)
+        yield _entry(Status.ERROR.value, silence.about(brief(silence.nodes)), said, do(silence.remedy))
     yield from table(
         ("fact", "value", "nodes", ""),
         (

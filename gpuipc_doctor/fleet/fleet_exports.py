@@ -9,7 +9,16 @@ from typing import TypedDict, cast
 from xml.etree import ElementTree
 
 from gpuipc_doctor.fleet.fleet_content import head, judged, known_bad
-from gpuipc_doctor.fleet.fold import COMPLAINTS, Drift, Fleet, Group, MissingReports, Outlier, Problem
+from gpuipc_doctor.fleet.fold import (
+    COMPLAINTS,
+    REMEDIES,
+    Drift,
+    Fleet,
+    Group,
+    MissingReports,
+    Outlier,
+    Problem,
+)
 from gpuipc_doctor.fleet.summary import NodeReport, State
 from gpuipc_doctor.model import Exit, Json, Status
 from gpuipc_doctor.present.html import page
@@ -18,7 +27,7 @@ from gpuipc_doctor.present.metrics import SEVERITIES, Metric, exposition, moment
 from gpuipc_doctor.present.text import counted
 from gpuipc_doctor.report import documents
 
-SCHEMA = "gpuipc-doctor/fleet/2"
+SCHEMA = "gpuipc-doctor/fleet/3"
 """Any change of what may stand in the document raises the number; ``fleet.schema.json`` describes it."""
 
 
@@ -126,7 +135,7 @@ def _findings(fleet: Fleet) -> Iterator[dict[str, object]]:
         )
     for silence in fleet.silences:
         kind = "no report: " * (silence.state not in (State.UNTESTED, State.REFUSED)) + silence.state.value
-        error = {"status": Status.ERROR.value, "key": "", "known_issues": (), "remedy": ""}
+        error = {"status": Status.ERROR.value, "key": "", "known_issues": (), "remedy": silence.remedy}
         yield finding(silence.nodes, title=kind, says=silence.reason, **error)
 
 
@@ -155,7 +164,8 @@ def junit(fleet: Fleet) -> str:
 
 def _case(report: NodeReport) -> ElementTree.Element:
     if report.state is not State.REPORTED:
-        return case("node", report.node, report.elapsed_s, report.status, report.state.value, [report.reason])
+        lines = [report.reason, f"Do: {REMEDIES[report.state].format(node=report.node)}"]
+        return case("node", report.node, report.elapsed_s, report.status, report.state.value, lines)
     told = [one for one in report.findings if one.status == report.status.value]
     issues = {issue for one in told for issue in one.issues}
     known = [one for one in report.known if one.issue in issues]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,23 @@ OUTLYING = 5.0
 FACTOR = 1.25
 
 COMPLAINTS = frozenset({Status.WARN.value, Status.ERROR.value, Status.FAIL.value})
+
+REMEDIES = {
+    State.UNREACHABLE: "run `ssh -oBatchMode=yes {node} true`; if it does not answer, look at its console",
+    State.NOT_LAUNCHED: "run `scontrol show node {node}`; for busy nodes raise --patience",
+    State.DEADLINE: "look at the console and the kernel log of {node}, or raise --deadline",
+    State.KILLED: "look for `Out of memory` in the kernel log of {node}",
+    State.NO_TOOL: "name the tool on the nodes with --tool, or send it with --ship and --python",
+    State.REFUSED: "correct what that line names, after `--` or in the site config of the node",
+    State.OTHER_VERSION: "install the same version on the node and here",
+    State.UNTESTED: "check driver and bindings on {node}; a Slurm job may need --launch-option=--gres=gpu:N",
+    State.UNREADABLE: "ask again with `fleet check --resume`",
+    State.NO_ANSWER: "ask again with `fleet check --resume`, or run `gpuipc-doctor check --all` on {node}",
+}
+"""What to do about nodes without a report; ``node`` is the first of them."""
+
+_FIGURE = re.compile(r"\b\d[\d.:]{3,}")
+"""Job ids, addresses, times, sizes; an exit code or a port is shorter."""
 
 FEWEST = 5
 """With fewer nodes there is no fleet to stand out from."""
@@ -70,11 +88,12 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class MissingReports:
-    """Nodes without a report for the same kind of reason; ``reason`` is that of the first, in words."""
+    """Nodes without a report for the same reason, in the words of the first."""
 
     state: State
     reason: str
     nodes: tuple[str, ...]
+    remedy: str
 
     def about(self, nodes: str) -> str:
         """What is to be told of a set of nodes."""
@@ -177,7 +196,7 @@ def fold(reports: Iterable[NodeReport]) -> Fleet:
         known,
         tuple(sorted(_groups(known), key=lambda g: (-g.status.severity, len(g.nodes), g.nodes))),
         tuple(sorted(_problems(answered), key=lambda p: (-p.status.severity, -len(p.nodes), p.check))),
-        tuple(_silences(known)),
+        tuple(silences(known)),
         tuple(_drifts(answered)),
         tuple(_slow(answered)),
         NodeSetFormatter([one.node for one in known]),
@@ -219,13 +238,21 @@ def _causes(places: Iterable[tuple[NodeReport, FindingSummary]]) -> Iterator[Iss
         yield IssueOnNodes(known.issue, known.relation, known.title, known.reason, known.remedy, tuple(those))
 
 
-def _silences(reports: Iterable[NodeReport]) -> Iterator[MissingReports]:
-    silent: dict[State, list[NodeReport]] = defaultdict(list)
+def silences(reports: Iterable[NodeReport]) -> Iterator[MissingReports]:
+    """Nodes without a report, by state and cause, most nodes first."""
+    silent: dict[tuple[State, str], list[NodeReport]] = defaultdict(list)
     for one in reports:
         if one.state is not State.REPORTED:
-            silent[one.state].append(one)
-    for state, those in sorted(silent.items(), key=lambda item: -len(item[1])):
-        yield MissingReports(state, those[0].reason, tuple(one.node for one in those))
+            silent[one.state, _cause(one)].append(one)
+    for (state, _), those in sorted(silent.items(), key=lambda item: -len(item[1])):
+        nodes = tuple(one.node for one in those)
+        yield MissingReports(state, those[0].reason, nodes, REMEDIES[state].format(node=nodes[0]))
+
+
+def _cause(report: NodeReport) -> str:
+    """The reason without the names of the node and without figures."""
+    bare = report.reason.replace(report.node, "").replace(report.node.partition(".")[0], "")
+    return _FIGURE.sub("", bare)
 
 
 def _drifts(reports: Sequence[NodeReport]) -> Iterator[Drift]:

@@ -35,6 +35,8 @@ class State(enum.Enum):
     REFUSED = "command refused"
     OTHER_VERSION = "other version of the tool"
     UNTESTED = "nothing was tested"
+    UNREADABLE = "unreadable"
+    """There is a file of its answer, and it is damaged."""
     NO_ANSWER = "no report"
 
 

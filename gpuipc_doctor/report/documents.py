@@ -26,6 +26,10 @@ class BadDocument(ValueError):
     """A text is no document of this kind and version; ``str()`` is one line that says where and why."""
 
 
+class ForeignDocument(BadDocument):
+    """A text is a whole document, of something else."""
+
+
 def dumps(document: Any, fold: Fold | None = None) -> str:
     """A JSON document in ASCII, ending in a newline."""
     return json.dumps(encode(document, fold), indent=2, allow_nan=False) + "\n"

@@ -14,7 +14,7 @@ from typing import Any
 
 from gpuipc_doctor.model import Json, Report, Result, Status
 from gpuipc_doctor.report import digest, documents, exits
-from gpuipc_doctor.report.documents import BadDocument
+from gpuipc_doctor.report.documents import BadDocument, ForeignDocument
 
 SCHEMA = "gpuipc-doctor/report/2"
 EARLIER = "gpuipc-doctor/report/1"
@@ -69,7 +69,8 @@ def loads(text: str | bytes) -> Report:
     elif found != SCHEMA:
         is_report = isinstance(found, str) and found.startswith(SCHEMA.rpartition("/")[0])
         what = "report is of another version of gpuipc-doctor" if is_report else "is not a report"
-        raise BadDocument(f'this {what}: "schema" is {json.dumps(found)[:80]}, not "{SCHEMA}"')
+        kind = BadDocument if is_report else ForeignDocument
+        raise kind(f'this {what}: "schema" is {json.dumps(found)[:80]}, not "{SCHEMA}"')
     report = documents.load(Report, document, ("schema", *HEAD))
     labels = [device.label for device in report.devices]
     for label in (*labels, *(label for result in report.results for label in result.devices)):

@@ -88,4 +88,7 @@ def test_a_node_without_a_report_is_an_error_that_says_why() -> None:
     cases = ElementTree.fromstring(fleet_exports.junit(fold.fold(a_fleet())))[0].findall("testcase")
     [silent] = [case for case in cases if case.attrib["name"] == "nid0039"]
     [error] = silent
-    assert (error.attrib["message"], error.text) == ("deadline", "no answer within 600 s")
+    assert (error.attrib["message"], error.text) == (
+        "deadline",
+        "no answer within 600 s\nDo: look at the console and the kernel log of nid0039, or raise --deadline",
+    )

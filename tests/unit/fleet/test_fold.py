@@ -289,9 +289,56 @@ def test_what_else_lies_in_the_directory_is_told(tmp_path: Path) -> None:
     (tmp_path / "n4.summary.json").write_bytes(summary.dumps(named(HEALTHY, "n4"))[:100])
     (tmp_path / "n5.summary.json").write_bytes(b'{"node": "n5", "state": "reported", "schema": "other"}')
     os.mkfifo(tmp_path / "n6.summary.json")
+    (tmp_path / "package.json").write_text('{"name": "x"}')
     reports, foreign = directory.read(tmp_path)
-    assert [one.node for one in reports] == ["n1"]
-    assert [one.path.name[:2] for one in foreign] == ["n2", "n4", "n5", "n6"]
+    assert [one.path.name for one in foreign] == ["package.json"]
+    assert {one.node: one.state for one in reports} == {
+        "n1": State.REPORTED,
+        **dict.fromkeys(["n2", "n4", "n5", "n6"], State.UNREADABLE),
+    }
+    assert fold.fold(reports).sets["unknown"] == ("n2", "n4", "n5", "n6")
+
+
+@pytest.mark.parametrize("form", ["screen", "html", "junit", "markdown", "nodeset", "prometheus", "json"])
+def test_a_damaged_report_is_in_every_format(tmp_path: Path, form: str) -> None:
+    directory.save(tmp_path, named(HEALTHY, "n1"))
+    (tmp_path / "n4.json").write_text(report_json.dumps(seed_002())[:999])
+    option = ["--json"] if form == "json" else ["--format", form]
+    ended = CliRunner().invoke(cli, ["fleet", "report", str(tmp_path), *option])
+    assert (ended.exit_code, "n4" in ended.stdout, ended.stderr) == (11, True, "")
+
+
+@pytest.mark.parametrize("newer", ["n1", "n1.site"])
+def test_the_newer_report_counts_of_a_node_with_two_names(tmp_path: Path, newer: str) -> None:
+    for node in ("n1", "n1.site"):
+        started = "2026-11-21T08:00:00+01:00" if node == newer else HEALTHY.started
+        directory.save(tmp_path, named(HEALTHY if node == newer else BAD, node, started=started))
+    directory.save(tmp_path, named(HEALTHY, "n1.other"))
+    reports, foreign = directory.read(tmp_path)
+    assert (newer in [one.node for one in reports], fold.fold(reports).sets["fail"]) == (True, ())
+    assert f"older than the report of {newer}" in foreign[0].reason
+
+
+def test_nodes_without_a_report_are_grouped_by_state_and_cause() -> None:
+    causes = {
+        "ssh: connect to host {node} port 22: No route to host": "abc",
+        "ssh: connect to host {node} port 22: Connection refused": "de",
+        "{node}: Permission denied (publickey); job 1234{node}": "f",
+    }
+    reports = [
+        summary.silent(f"nid{name}", State.UNREACHABLE, reason.format(node=f"nid{name}"))
+        for reason, names in causes.items()
+        for name in names
+    ]
+    fleet = fold.fold(reports)
+    assert [len(one.nodes) for one in fleet.silences] == [3, 2, 1]
+    screen = fleet_content.screen(fleet, width=100)
+    assert [screen.count(words) for words in ("No route", "refused", "denied", "Do: run `ssh")] == [
+        1,
+        1,
+        1,
+        3,
+    ]
 
 
 @given(st.binary(max_size=200))
@@ -388,18 +435,19 @@ def reported(place: Path) -> Result:
 
 
 def test_a_directory_of_foreign_and_torn_files(tmp_path: Path) -> None:
-    """A line for each, of many for some; and what there is besides is told."""
+    """A line for each foreign file, of many for some; a node for each torn one."""
     directory.save(tmp_path, named(HEALTHY, "n1"))
     for number in range(20):
         (tmp_path / f"m{number:02}.summary.json").write_bytes(summary.dumps(HEALTHY)[: 10 * number])
+        (tmp_path / f"package{number:02}.json").write_text("{}")
     for name in ("holiday.jpg", ".n7.json.4711", "n8.json"):
         (tmp_path / name).write_bytes(b"\xff")
     ended = reported(tmp_path)
     lines = ended.stderr.splitlines()
-    assert (ended.exit_code, len(lines)) == (0, 9)
-    assert lines[0].startswith("gpuipc-doctor: m00.summary.json: ")
-    assert lines[-1] == "gpuipc-doctor: and 13 more files of that kind"
-    assert "1 PASS" in ended.stdout
+    assert (ended.exit_code, len(lines)) == (11, 9)
+    assert lines[0].startswith("gpuipc-doctor: package00.json: ")
+    assert lines[-1] == "gpuipc-doctor: and 12 more files of that kind"
+    assert "21 ERROR · 1 PASS" in ended.stdout
 
 
 def test_full_reports_are_folded_where_no_summary_lies_beside_them(tmp_path: Path) -> None:
@@ -418,9 +466,8 @@ def test_full_reports_are_folded_where_no_summary_lies_beside_them(tmp_path: Pat
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("n1.json", "{", "n1.json: this is not JSON"),
         ("n1.json", '{"schema": "gpuipc-doctor/fleet/2"}', "n1.json: "),
-        ("n[1-2].json", report_json.dumps(healthy(gpus(1))), "n[1-2].json: its name is no node's"),
+        ("n[1-2].json", report_json.dumps(healthy(gpus(1))), "n[1-2].json: its name is not that of a node"),
     ],
 )
 def test_json_that_is_no_report_is_told_in_a_line(tmp_path: Path, name: str, text: str, says: str) -> None:
@@ -432,7 +479,6 @@ def test_json_that_is_no_report_is_told_in_a_line(tmp_path: Path, name: str, tex
 
 
 def test_a_directory_without_a_report(tmp_path: Path) -> None:
-    (tmp_path / "n1.summary.json").touch()
     ended = reported(tmp_path)
     assert (ended.exit_code, "has no node reports" in ended.stderr) == (2, True)
     assert reported(tmp_path / "nowhere").exit_code == 2
