@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuipc_doctor.cli import fleet_reach, fleet_report, options
-from gpuipc_doctor.model import Status
+from gpuipc_doctor.cli.stdio import say
+from gpuipc_doctor.model import Exit, Status
 from gpuipc_doctor.present.text import counted
 
 if TYPE_CHECKING:
@@ -79,21 +81,40 @@ def command(
                 raise click.UsageError(f"{into} has {reports} already; name a new directory, or --resume")
             if not resume:
                 directory.forget_silent(into, known)
-            left = [node for node in wanted if node not in done]
-            _ask(left, way, into)
+            progress = _Progress(into, [node for node in wanted if node not in done])
+            try:
+                _ask(progress.nodes, way, progress)
+                interrupted = False
+            except KeyboardInterrupt:
+                interrupted = True
     except (directory.InUse, BadTopology) as error:
         raise click.UsageError(str(error)) from None
     except OSError as error:
         raise click.UsageError(f"{error.filename or into}: {error.strerror or error}") from None
-    ctx.exit(fleet_report.tell(into, wanted))
+    reason = "the run was interrupted before its answer" if interrupted else "it was not asked"
+    code = fleet_report.tell(into, wanted, reason=reason, unsaved=progress.unsaved)
+    if interrupted:
+        say(f"interrupted; the nodes without a report are asked by: {_resuming(sys.argv[1:])}")
+        code = Exit.INTERRUPTED
+    ctx.exit(code or (Exit.INTERNAL if progress.unsaved else Exit.OK))
+
+
+def _resuming(words: Sequence[str]) -> str:
+    """The command line of this run with ``--resume``."""
+    behind = words.index("check") + 1
+    resume = () if "--resume" in words else ("--resume",)
+    return shlex.join(["gpuipc-doctor", *words[:behind], *resume, *words[behind:]])
 
 
 class _Progress:
     """Saves each report as it comes, and says on a terminal how far it is."""
 
-    def __init__(self, into: Path, total: int) -> None:
+    def __init__(self, into: Path, nodes: Sequence[str]) -> None:
         self._into = into
-        self._total = total
+        self.nodes = nodes
+        self._total = len(nodes)
+        self.unsaved: list[NodeReport] = []
+        """The reports for which the directory had no room."""
         self._running: dict[str, float] = {}
         self._done = self._bad = self._silent = 0
         self._shows = sys.stderr.isatty()
@@ -108,7 +129,12 @@ class _Progress:
         from gpuipc_doctor.fleet import directory
         from gpuipc_doctor.fleet.summary import State
 
-        directory.save(self._into, report, full)
+        try:
+            directory.save(self._into, report, full)
+        except OSError as error:
+            if not self.unsaved:
+                say(f"{self._into}: {error.strerror or error}: reports are shown and not kept from here on")
+            self.unsaved.append(report)
         self._running.pop(report.node, None)
         self._done += 1
         if report.state is not State.REPORTED:
@@ -131,12 +157,11 @@ class _Progress:
         click.echo(f"\r{line[:100]:<100}", nl=self._done == self._total, err=True)
 
 
-def _ask(nodes: Sequence[str], way: LaunchOptions, into: Path) -> None:
+def _ask(nodes: Sequence[str], way: LaunchOptions, progress: _Progress) -> None:
     from gpuipc_doctor.fleet import ask, tree
 
     if not nodes:
         return
-    progress = _Progress(into, len(nodes))
     if way.via is ask.Via.SSH and not way.shipped and tree.is_laid_out():
         tree.ask(nodes, way, progress)
     else:

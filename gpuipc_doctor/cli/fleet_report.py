@@ -58,20 +58,30 @@ def compare(ctx: click.Context, *, before: Path, after: Path, form: str) -> None
     ctx.exit(found.exit_code)
 
 
-def tell(into: Path, wanted: Sequence[str], *, form: str = "screen") -> int:
-    """Print the fleet of a directory; nodes of ``wanted`` that left nothing there have given no report."""
+def tell(
+    into: Path,
+    wanted: Sequence[str],
+    *,
+    form: str = "screen",
+    reason: str = "",
+    unsaved: Sequence[NodeReport] = (),
+) -> int:
+    """Print the fleet of a directory and of ``unsaved``; returns the exit code.
+
+    Nodes of ``wanted`` that are in neither have given no report, for this reason.
+    """
     from gpuipc_doctor.fleet import fleet_content, fleet_exports, fold
     from gpuipc_doctor.fleet.summary import State, silent
 
-    reports = _reports(into)
-    there = {one.node for one in reports}
-    reports += [silent(node, State.NO_ANSWER, "it was not asked") for node in wanted if node not in there]
+    there = {one.node: one for one in (*_reports(into, or_none=bool(wanted)), *unsaved)}
+    asked = [silent(node, State.NO_ANSWER, reason) for node in wanted if node not in there]
+    reports = [*there.values(), *asked]
     fleet = fold.fold(reports)
     click.echo(formats.text(fleet, form, fleet_content, fleet_exports), nl=False)
     return fleet.exit_code
 
 
-def _reports(directory: Path) -> list[NodeReport]:
+def _reports(directory: Path, *, or_none: bool = False) -> list[NodeReport]:
     """The node reports there; of what is none, a line each on standard error. Raises `click.UsageError`."""
     from gpuipc_doctor.fleet import directory as place
 
@@ -83,7 +93,7 @@ def _reports(directory: Path) -> list[NodeReport]:
         click.echo(f"gpuipc-doctor: {sanitise(f'{one.path.name}: {one.reason}')}", err=True)
     if (more := len(foreign) - SHOWN_FOREIGN) > 0:
         click.echo(f"gpuipc-doctor: and {counted(more, 'more file')} of that kind", err=True)
-    if not reports:
+    if not reports and not or_none:
         raise click.UsageError(
             f"{directory} has no node reports; `fleet check` and `check --output` write them"
         )

@@ -42,7 +42,7 @@ class Foreign:
 
 
 def save(directory: Path, summary: NodeReport, full: bytes = b"") -> None:
-    """The full report first: whoever sees a summary finds what it is of."""
+    """The full report first: whoever sees a summary finds what it is of. Raises `OSError`."""
     if full:
         _put(directory / f"{summary.node}{FULL}", full)
     _put(directory / f"{summary.node}{SUMMARY}", dumps(summary))
@@ -50,8 +50,12 @@ def save(directory: Path, summary: NodeReport, full: bytes = b"") -> None:
 
 def _put(path: Path, data: bytes) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_bytes(data)
-    draft.replace(path)
+    try:
+        draft.write_bytes(data)
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def forget_silent(directory: Path, reports: Iterable[NodeReport]) -> None:

@@ -105,14 +105,20 @@ def test_ctrl_c_leaves_what_is_known_and_no_step(slurm: Slurm, tmp_path: Path) -
     into = tmp_path / "out"
     command = fleet(into, "--tool", str(tool(cluster.directory, special)), "-w", "n[1-2]")
     running = subprocess.Popen(
-        cluster._inside(tuple(command)), env=cluster.environment, stdout=subprocess.PIPE, text=True
+        cluster._inside(tuple(command)),
+        env=cluster.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     until("the first has answered", (into / "n1.summary.json").exists)
     until("the other runs", lambda: "sleep 4711" in cluster.processes())
     [pid] = cluster.ask("pgrep", "-f", "gpuipc_doctor fleet check").split()
     cluster.run("kill", "-INT", pid)
-    running.communicate(timeout=LIMIT_S)
+    shown, said = running.communicate(timeout=LIMIT_S)
     assert running.returncode == 130
+    assert "no report from n2" in shown
+    assert f"gpuipc-doctor fleet check --resume --into {into}" in said
     until("no step is left", lambda: not cluster.left())
     assert told(into)["nodes"]["pass"] == "n1"  # type: ignore[index]
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from gpuipc_doctor.fleet import summary
 from gpuipc_doctor.fleet.ask import NOT_ASKED, LaunchOptions, Target, Via, ask
 from gpuipc_doctor.fleet.summary import NodeReport, State
+from tests.sample_fleets import HEALTHY, named
+from tests.waiting import LIMIT_S, until
 
 
 class FindingSummary:
@@ -48,6 +54,44 @@ def test_a_pair_that_hangs_holds_up_nobody(node: Path) -> None:
     ask(targets, LaunchOptions(Via.SSH, ("sh", "-c", command), fanout=2), told)
     assert list(told.reports)[3:] == ["n1+n2", "n1+n6"]
     assert {(one.state, one.reason) for one in told.reports.values()} == {(State.NO_ANSWER, "said")}
+
+
+ANSWER = named(HEALTHY, "")
+COMMAND = ("fleet", "check", "--via", "ssh", "-w", "n[1-3]", "--into", "out")
+
+
+def _doctor(node: Path, script: str) -> subprocess.Popen[str]:
+    """`fleet check` of three nodes of which each runs the script, with $1 the node."""
+    (node / "answer").write_bytes(summary.dumps(ANSWER))
+    (node / "ssh").write_text(
+        '#!/bin/sh\nwhile [ "$1" != -- ]; do node=$1; shift; done\nset -- $node\n' + script
+    )
+    command = [sys.executable, "-m", "gpuipc_doctor", *COMMAND]
+    return subprocess.Popen(command, cwd=node, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_run_shows_what_is_known_and_how_to_resume(node: Path, number: int) -> None:
+    with _doctor(node, "[ $1 = n1 ] || exec sleep 4711; exec cat answer") as running:
+        until("n1 has answered", (node / "out/n1.summary.json").exists)
+        running.send_signal(number)
+        shown, said = running.communicate(timeout=LIMIT_S)
+    assert running.returncode == 130
+    assert "no report from n[2-3]" in shown
+    assert "2 ERROR · 1 PASS" in shown
+    assert said.endswith("gpuipc-doctor fleet check --resume --via ssh -w 'n[1-3]' --into out\n")
+
+
+def test_a_directory_without_room_is_reported_and_asking_goes_on(node: Path) -> None:
+    """A directory in place of the file of n2 stands for a full disk: no rename succeeds."""
+    with _doctor(node, "[ $1 != n2 ] || mkdir out/n2.summary.json; exec cat answer") as running:
+        shown, said = running.communicate(timeout=LIMIT_S)
+    assert (running.returncode, "3 PASS" in shown) == (1, True), shown
+    assert "out: Is a directory: reports are shown and not kept from here on" in said
+    assert sorted(path.name for path in (node / "out").iterdir()) == [
+        ".lock",
+        *(f"n{number}.summary.json" for number in (1, 2, 3)),
+    ]
 
 
 def test_who_does_not_answer_has_a_deadline(node: Path) -> None:
