@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gpuipc_doctor.fleet.fold import (
@@ -33,8 +34,14 @@ from gpuipc_doctor.present.blocks import (
 )
 from gpuipc_doctor.present.text import counted, shorten
 
-SHOWN_GROUPS, SHOWN_SILENCES, SHOWN_DRIFTS, SHOWN_SLOW = 12, 12, 12, 12
-"""More of them are counted; the JSON has all."""
+SHOWN = 12
+"""Groups, findings, reasons, facts or figures at most; more of them are counted, and the JSON has all."""
+
+MAX_LINES = 60
+"""Lines of the screen before its last, whatever the fleet looks like."""
+
+SHARE = 0.5
+"""Each section may have this part of the lines that those before it have left."""
 
 SHOWN_ISSUES = 3
 """Of one version."""
@@ -44,23 +51,44 @@ SHORT = {"PASS": "pass", "SKIP": "skip", "WARN": "WARN", "ERROR": "ERR", "FAIL":
 
 def screen(fleet: Fleet, *, width: int = 80, color: bool = False) -> str:
     """The screen, in lines of at most ``width`` columns, ending in a newline."""
-    return terminal.screen(_screen(fleet), width=width, color=color)
+    return terminal.screen(_screen(fleet, width), width=width, color=color)
 
 
-def _screen(fleet: Fleet) -> Iterator[Block]:
+def _screen(fleet: Fleet, width: int) -> Iterator[Block]:
     counts = [(status, len(fleet.nodes(status))) for status in reversed(Status)]
     words = [f"{count} {status.value}" for status, count in counts if count]
     worst = next((status for status, count in counts if count), Status.SKIP)
-    yield blocks.Group(tuple(_header(fleet)))
-    yield blocks.Group(tuple(_matrix(fleet)))
-    yield from (_problem(fleet, one) for one in judged(fleet))
-    yield from (_silence(fleet, one) for one in fleet.silences[:SHOWN_SILENCES])
-    if more := fleet.silences[SHOWN_SILENCES:]:
-        nodes = counted(sum(len(one.nodes) for one in more), "more node")
-        yield Lines((f"… and {nodes} without a report, for {counted(len(more), 'other reason')}",))
-    yield blocks.Group(tuple(_drifts(fleet)))
-    yield blocks.Group(tuple(_slow(fleet.slow)))
+    head = blocks.Group(tuple(_header(fleet)))
+    yield head
+    hint = Lines(("`fleet report DIR` with --format html or markdown, or --json, shows the rest",))
+    left = MAX_LINES - _height([head], width) - _height([hint], width)
+    is_cut = False
+    for section in (_matrix, _problems, _silence_entries, _drifts, _slow):
+        for shown in range(SHOWN, -1, -1):
+            drawn, is_whole = section(fleet, shown)
+            if (height := _height(drawn, width)) <= SHARE * left:
+                break
+        yield from drawn
+        left -= height
+        is_cut |= not is_whole
+    if is_cut:
+        yield hint
     yield Closing(words or ["no nodes"], f"exit {fleet.exit_code}", worst.value)
+
+
+def _height(drawn: Sequence[Block], width: int) -> int:
+    """Lines of blocks, and the empty ones behind them."""
+    return sum(terminal.screen([block], width=width).count("\n") + 1 for block in drawn)
+
+
+Section = tuple[list[Block], bool]
+"""Blocks, and whether nothing is left out."""
+
+
+def _cut(drawn: Iterable[Block], rest: str, *, apart: bool = True) -> Section:
+    """Blocks with a line for the rest, if there is one; ``apart``: with empty lines between them."""
+    entries = [*drawn, *([Lines((f"… and {rest}",))] if rest else [])]
+    return entries if apart or not entries else [blocks.Group(tuple(entries))], not rest
 
 
 def _entry(word: str, title: str, *items: Item, hang: int = 0) -> Entry:
@@ -69,7 +97,7 @@ def _entry(word: str, title: str, *items: Item, hang: int = 0) -> Entry:
 
 def _header(fleet: Fleet) -> Iterator[Block]:
     if simulated := fleet.simulated:
-        yield Notice(f"SIMULATED: no real GPU was tested on {fleet.folder.fold(simulated)}", "WARN")
+        yield Notice(f"SIMULATED: no real GPU was tested on {fleet.folder.brief(simulated)}", "WARN")
     answered = fleet.answered
     parts = [counted(len(fleet.reports), "node"), counted(len(answered), "report")]
     if answered:
@@ -80,14 +108,12 @@ def _header(fleet: Fleet) -> Iterator[Block]:
     yield Parts(tuple(parts))
 
 
-def _matrix(fleet: Fleet) -> Iterator[Block]:
+def _matrix(fleet: Fleet, most: int) -> Section:
     """Rows are groups of nodes with the same answer, worst first; columns the checks that are not PASS
     there."""
     groups = [group for group in fleet.groups if group.state is State.REPORTED]
-    shown, more = groups[:SHOWN_GROUPS], groups[SHOWN_GROUPS:]
+    shown, more = groups[:most], groups[most:]
     telling = fleet.telling_checks
-    if not shown:
-        return
     columns = [Column("", tuple((str(len(group.nodes)), "") for group in shown))]
     for check in telling:
         statuses = [group.checks.get(check, "") for group in shown]
@@ -95,17 +121,24 @@ def _matrix(fleet: Fleet) -> Iterator[Block]:
     if not telling:
         columns.append(Column("", tuple((group.status.value, group.status.value) for group in shown)))
     names = tuple(fleet.folder.fold(group.nodes) for group in shown)
-    entries = tuple(_group(group, name) for group, name in zip(shown, names, strict=True))
-    yield Grid("nodes", names, tuple(columns), entries=entries)
-    if more:
-        number = sum(len(group.nodes) for group in more)
-        yield Lines((f"… and {counted(number, 'node')} in {counted(len(more), 'more group')}",))
+    entries = tuple(_group(group, fleet.folder.brief(group.nodes)) for group in shown)
+    rows = [Grid("nodes", names, tuple(columns), entries=entries)] if shown else []
+    number = counted(sum(len(group.nodes) for group in more), "node")
+    return _cut(rows, f"{number} in {counted(len(more), 'more group')}" if more else "", apart=False)
 
 
 def _group(group: Group, nodes: str) -> Entry:
     bad = [check for check, status in group.checks.items() if status not in ("PASS", "SKIP")]
     title = f"{nodes} ({len(group.nodes)}): {', '.join(bad) or 'all passed'}"
     return _entry(group.status.value, title, hang=2)
+
+
+def _problems(fleet: Fleet, most: int) -> Section:
+    found = list(judged(fleet))
+    more = Counter(one.problem.status.value for one in found[most:])
+    rest = ", ".join(f"{number} {status}" for status, number in more.items())
+    what = f"{counted(len(found) - most, 'more finding')} ({rest})" if rest else ""
+    return _cut((_problem(fleet, one) for one in found[:most]), what)
 
 
 def _problem(fleet: Fleet, one: ExplainedProblem) -> Entry:
@@ -118,17 +151,23 @@ def _problem(fleet: Fleet, one: ExplainedProblem) -> Entry:
     return _entry(problem.status.value, where, *items, *one.known_issues, do(one.remedy))
 
 
+def _silence_entries(fleet: Fleet, most: int) -> Section:
+    more = fleet.silences[most:]
+    nodes = counted(sum(len(one.nodes) for one in more), "more node")
+    what = f"{nodes} without a report, for {counted(len(more), 'other reason')}" if more else ""
+    return _cut((_silence(fleet, one) for one in fleet.silences[:most]), what)
+
+
 def _silence(fleet: Fleet, silence: MissingReports) -> Entry:
     said = f"{silence.nodes[0]}: {silence.reason}" if silence.reason else ""
     where = fleet.folder.brief(silence.nodes)
     return _entry(Status.ERROR.value, silence.about(where), Item(said), do(silence.remedy))
 
 
-def _drifts(fleet: Fleet) -> Iterator[Block]:
-    yield from (_entry("DRIFT", _drift(fleet, drift)) for drift in fleet.drifts[:SHOWN_DRIFTS])
-    if len(fleet.drifts) > SHOWN_DRIFTS:
-        more = counted(len(fleet.drifts) - SHOWN_DRIFTS, "more fact")
-        yield Lines((f"… and {more} not the same everywhere",))
+def _drifts(fleet: Fleet, most: int) -> Section:
+    more = len(fleet.drifts) - most
+    what = f"{counted(more, 'more fact')} not the same everywhere" if more > 0 else ""
+    return _cut((_entry("DRIFT", _drift(fleet, one)) for one in fleet.drifts[:most]), what, apart=False)
 
 
 def _drift(fleet: Fleet, drift: Drift) -> str:
@@ -147,15 +186,18 @@ def known_bad(held: FactValue) -> str:
     return f", known bad ({', '.join(issues[:SHOWN_ISSUES])}{more})" if issues else ""
 
 
-def _slow(slow: Sequence[Outlier]) -> Iterator[Block]:
-    for one in slow[:SHOWN_SLOW]:
-        text = (
-            f"{one.node}, {one.name}: {one.value:.3g} {one.unit}; the median of {one.peers} nodes with the "
-            f"same GPUs is {one.median:.3g} {one.unit}"
-        )
-        yield _entry("SLOW", text)
-    if len(slow) > SHOWN_SLOW:
-        yield Lines((f"… and {counted(len(slow) - SHOWN_SLOW, 'more figure')} out of line",))
+def _slow(fleet: Fleet, most: int) -> Section:
+    more = len(fleet.slow) - most
+    what = f"{counted(more, 'more figure')} out of line" if more > 0 else ""
+    return _cut((_outlier(one) for one in fleet.slow[:most]), what, apart=False)
+
+
+def _outlier(one: Outlier) -> Entry:
+    text = (
+        f"{one.node}, {one.name}: {one.value:.3g} {one.unit}; the median of {one.peers} nodes with the "
+        f"same GPUs is {one.median:.3g} {one.unit}"
+    )
+    return _entry("SLOW", text)
 
 
 # -- a ticket -----------------------------------------------------------------------------------------------

@@ -59,6 +59,49 @@ def test_the_bad_the_different_and_the_silent() -> None:
     assert known_bad == {"460.32.03": ("nvidia-ipc-reopen",)}
 
 
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("checks", [1, 30])
+def test_a_screen_has_at_most_60_lines_however_bad_the_fleet(width: int, checks: int) -> None:
+    """Each node has findings, facts and a group of its own, in long sentences; each silent one its reason."""
+    words = "word " * 80
+    reports = []
+    for number in range(200):
+        node, told = f"rack{number}-node{number}", []
+        for check in range(checks):
+            changes = {
+                "key": f"k{number}",
+                "identity": ("FAIL", f"k{number}"),
+                "says": words,
+                "remedy": words,
+            }
+            told.append(
+                msgspec.structs.replace(BAD.findings[0], check=f"check-{check}", status="FAIL", **changes)
+            )
+        every = {f"check-{check}": "FAIL" for check in range(checks)}
+        facts = {f"env:V{fact}": (f"{number % 3} {words}",) for fact in range(50)}
+        figures = {
+            f"f{fact}": Figure(1 + 9 * (number == fact), "µs", more_is_better=False) for fact in range(50)
+        }
+        changed = {"checks": every, "findings": tuple(told), "facts": facts, "figures": figures}
+        reports.append(named(HEALTHY, node, **changed, simulated="x" if number % 2 else ""))
+        letters = f"{number:08b}".translate({48: "a", 49: "b"})
+        reports.append(summary.silent(f"silent{number}", State.NO_ANSWER, f"{letters} {words}"))
+    fleet = fold.fold(reports)
+    *before, last = fleet_content.screen(fleet, width=width).splitlines()
+    assert len(before) <= 60, len(before)
+    assert last.startswith("200 FAIL · 200 ERROR")
+    shown = " ".join(" ".join(before).split())
+    for what in (
+        "more groups",
+        "more findings",
+        "other reasons",
+        "more facts",
+        "more figures",
+        "shows the rest",
+    ):
+        assert what in shown
+
+
 def test_the_slow() -> None:
     fleet = fold.fold(timed(a_fleet(), nid0009=9.5))
     assert [(one.node, one.peers) for one in fleet.slow] == [("nid0009", 37)]
