@@ -54,6 +54,8 @@ def ours(name: str) -> bool:
 
 
 def main() -> None:
+    if sys.version_info < (3, 10):  # noqa: UP036 - a user may start the file with any Python
+        sys.exit(f"gpuipc-doctor: needs Python 3.10 or newer; {sys.executable} is {sys.version.split()[0]}")
     archive = sys.argv[0]
     directory = unpacked(archive)
     atexit.register(shutil.rmtree, directory, ignore_errors=True)

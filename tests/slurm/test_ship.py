@@ -112,3 +112,32 @@ def test_ssh_sends_it(sshd: list[str], pyz: Path, python: Path, tmp_path: Path) 
     assert refused.returncode == 11, refused
     [silent] = told(tmp_path / "none")["silent"]  # type: ignore[misc]
     assert (silent["state"], "No such file or directory" in silent["reason"]) == ("tool missing", True)
+
+
+@pytest.mark.parametrize(
+    ("named", "says"),
+    [
+        ("/nowhere/python3", "/nowhere/python3 was not found; name a Python 3.10 or newer of this node"),
+        ("{}/python", "{}/python is not Python 3.10 or newer (Python 3.9.18); name another one"),
+    ],
+)
+def test_a_named_python_that_cannot_be_used_is_reported_and_no_other_is_taken(
+    tmp_path: Path, named: str, says: str
+) -> None:
+    """A Python 3.9 is a script here that says so and ends like one."""
+    old = tmp_path / "python"
+    old.write_text('#!/bin/sh\n[ "$1" != -V ] || exec echo Python 3.9.18\nexit 1\n')
+    old.chmod(0o755)
+    file = tmp_path / "gpuipc-doctor.pyz"
+    file.write_bytes((REPOSITORY / "ship/header.sh").read_bytes())
+    environment = {**os.environ, "GPUIPC_DOCTOR_PYTHON": named.format(tmp_path)}
+    command = ["sh", str(file), "--once", "check"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (127, f"gpuipc-doctor: {says.format(tmp_path)}\n")
+    assert not file.exists()
+
+
+def test_the_file_started_by_an_older_python_says_which_it_needs() -> None:
+    older = "import runpy, sys; sys.version_info = (3, 9, 18); runpy.run_path('ship', run_name='__main__')"
+    ended = subprocess.run([sys.executable, "-c", older], cwd=REPOSITORY, capture_output=True, text=True)
+    assert (ended.returncode, "needs Python 3.10 or newer" in ended.stderr) == (1, True), ended
