@@ -114,7 +114,10 @@ def html(fleet: Fleet) -> str:
             for one in fleet.drifts
         ],
         slow=fleet.slow,
-        all=[(one.node, one.status.value, _what(one)) for one in fleet.reports],
+        all=[
+            (one.node, one.status.value, _what(one))
+            for one in sorted(fleet.reports, key=lambda one: -one.status.severity)
+        ],
     )
 
 
@@ -142,7 +145,7 @@ def _findings(fleet: Fleet) -> Iterator[dict[str, object]]:
 def _what(report: NodeReport) -> str:
     """What is wrong with a node, in a few words."""
     if report.state is not State.REPORTED:
-        return str(report.state.value)
+        return f"{report.state.value}: {report.reason}"
     return ", ".join(check for check, status in report.checks.items() if status in COMPLAINTS)
 
 

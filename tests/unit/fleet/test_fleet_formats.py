@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -11,12 +14,13 @@ from jsonschema import Draft202012Validator
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpuipc_doctor.fleet import fleet_content, fleet_exports, fold
+from gpuipc_doctor.fleet import fleet_content, fleet_exports, fold, summary
 from gpuipc_doctor.fleet.summary import NodeReport, State
 from gpuipc_doctor.model import Relation, Status
 from tests import golden, schemas
 from tests.sample_fleets import HEALTHY, a_fleet, fleets, named, timed
 from tests.sample_reports import PROPERTY
+from tests.waiting import LIMIT_S
 
 SCHEMA = schemas.beside(fleet_exports, "fleet")
 
@@ -92,3 +96,43 @@ def test_a_node_without_a_report_is_an_error_that_says_why() -> None:
         "deadline",
         "no answer within 600 s\nDo: look at the console and the kernel log of nid0039, or raise --deadline",
     )
+
+
+@pytest.mark.browser
+def test_a_page_is_sorted_by_severity_with_the_keyboard(tmp_path: Path) -> None:
+    """In Chromium: the nodes with the same answer and all nodes, by Enter on a header."""
+    browser = shutil.which("chromium")
+    assert browser
+    press = """<script>
+for (const table of ["groups", "all"]) for (const times of table === "all" ? [1, 2] : [1]) {
+  const head = [...document.querySelectorAll(`#${table} th`)].find(one => one.textContent === "worst");
+  head.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter" }));
+  const seen = [...document.querySelectorAll(`#${table} .mark:first-child`)].map(one => one.classList[1]);
+  document.body.append(`${table} ${head.ariaSort} ${head.tabIndex} ${[...new Set(seen)]};`);
+}
+</script>"""
+    (tmp_path / "page.html").write_text(fleet_exports.html(fold.fold(a_fleet())) + press)
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={tmp_path}/profile",
+        "--dump-dom",
+    ]
+    command = [browser, *options, f"file://{tmp_path}/page.html"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S).stdout
+    assert "all ascending 0 FAIL,ERROR,PASS;all descending 0 PASS,ERROR,FAIL;" in shown
+    assert "groups ascending 0 FAIL,PASS" in shown or "groups ascending 0 FAIL,WARN" in shown
+
+
+def test_a_page_of_ten_thousand_nodes_is_small_and_has_every_reason() -> None:
+    reports = [named(HEALTHY, f"nid{number:06}") for number in range(9_700)]
+    for number in range(9_700, 10_000):
+        reports.append(
+            summary.silent(f"nid{number:06}", State.UNREACHABLE, f"ssh: no route, code {number % 7}")
+        )
+    page = fleet_exports.html(fold.fold(reports))
+    assert len(page.encode()) < 2 << 20
+    assert page.count("not reachable: ssh: no route") >= 300
+    nodes = page[page.index('id="all"') :]
+    assert nodes.index("nid009700") < nodes.index("nid000000")
