@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from gpuipc_doctor.fleet.pairs import Rounds
     from gpuipc_doctor.fleet.partners import Blame
 
+UNTRIED = "most links between switches, for neighbours were paired first; add --across"
+"""What a run without ``--across`` leaves open."""
+
 SHOWN_PAIRS = 8
 """Of pairs that failed, and of those that gave no answer."""
 
@@ -56,7 +59,9 @@ def command(
     if way.via is Via.SLURM:
         wanted = slurm.in_order(wanted)
     found, told = try_all(wanted, way, _say_progress, across=across)
-    click.echo(_pairs_as_json(wanted, found, told) if as_json else _pairs_as_text(wanted, found, told))
+    untried = "" if across else UNTRIED
+    shown = _pairs_as_json if as_json else _pairs_as_text
+    click.echo(shown(wanted, found, told, untried))
     if found.nodes or found.pairs:
         ctx.exit(Exit.FAIL)
     ctx.exit(Exit.ERROR if found.unclear or found.silent else Exit.OK)
@@ -79,12 +84,12 @@ def _verdict(wanted: Sequence[str], found: Blame) -> dict[str, str]:
     }
 
 
-def _pairs_as_json(wanted: Sequence[str], found: Blame, told: Rounds) -> str:
+def _pairs_as_json(wanted: Sequence[str], found: Blame, told: Rounds, untried: str) -> str:
     counts = {"nodes": len(wanted), "rounds": len(told.runs), "runs": sum(map(len, told.runs))}
-    return json.dumps({**counts, **_verdict(wanted, found)}, indent=2)
+    return json.dumps({**counts, **_verdict(wanted, found), "not tried": untried}, indent=2)
 
 
-def _pairs_as_text(wanted: Sequence[str], found: Blame, told: Rounds) -> str:
+def _pairs_as_text(wanted: Sequence[str], found: Blame, told: Rounds, untried: str) -> str:
     runs = sum(map(len, told.runs))
     lines = [f"{len(wanted)} nodes, {counted(runs, 'run')} between two in {counted(len(told.runs), 'round')}"]
     verdict = {what: which for what, which in _verdict(wanted, found).items() if which}
@@ -95,6 +100,8 @@ def _pairs_as_text(wanted: Sequence[str], found: Blame, told: Rounds) -> str:
     lines += [
         f"{one} - {other}: no answer: {why}" for (one, other), why in list(told.silent.items())[:SHOWN_PAIRS]
     ]
+    if untried:
+        lines.append(f"not tried: {untried}")
     return "\n".join(map(sanitise, lines))
 
 

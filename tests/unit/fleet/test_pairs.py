@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from gpuipc_doctor.fleet.pairs import outcome_of
-from gpuipc_doctor.fleet.partners import Outcome
+from gpuipc_doctor.cli import fleet_pairs
+from gpuipc_doctor.fleet.pairs import Rounds, outcome_of
+from gpuipc_doctor.fleet.partners import Blame, Outcome
 from gpuipc_doctor.model import Finding, Report, Result, Status, Tier
 
 ACROSS = {
@@ -47,3 +50,12 @@ def report(**told: Status) -> Report:
 )
 def test_what_counts_is_what_went_between_the_two_nodes(told: dict[str, Status], outcome: Outcome) -> None:
     assert outcome_of(report(**told)) is outcome
+
+
+@pytest.mark.parametrize("shown", [fleet_pairs._pairs_as_text, fleet_pairs._pairs_as_json])
+def test_pairs_of_neighbours_say_that_links_between_switches_were_not_tried(
+    shown: Callable[[list[str], Blame, Rounds, str], str],
+) -> None:
+    open_links = "links between switches"
+    assert open_links in shown(["n1", "n2"], Blame(), Rounds(), fleet_pairs.UNTRIED)
+    assert open_links not in shown(["n1", "n2"], Blame(), Rounds(), "")
