@@ -14,6 +14,10 @@ class Unreadable(Exception):
     """Why a log, or the rest of it, cannot be read. ``str()`` is one line that begins with a verb."""
 
 
+class NoText(Unreadable):
+    """A file of a kind that no log has."""
+
+
 def is_compressed(sample: bytes) -> bool:
     return sample.startswith(tuple(_FORMATS))
 
@@ -21,7 +25,7 @@ def is_compressed(sample: bytes) -> bool:
 def decompressed(begin: bytes, rest: Iterable[bytes | None]) -> Iterator[bytes]:
     """What ``begin`` and ``rest`` hold. Raises `Unreadable`, after all that could be decompressed."""
     name, open_ = next(found for magic, found in _FORMATS.items() if begin.startswith(magic))
-    file, damaged = open_(_Raw(begin, rest))
+    file, damaged = open_(RawBlocks(begin, rest))
     try:
         while block := file.read1(BLOCK):
             yield block
@@ -31,7 +35,7 @@ def decompressed(begin: bytes, rest: Iterable[bytes | None]) -> Iterator[bytes]:
         raise Unreadable(f"has damaged {name} data; what is before that was looked at ({error})") from None
 
 
-class _Raw(io.RawIOBase):
+class RawBlocks(io.RawIOBase):
     """Blocks as the file that the decompressors want."""
 
     def __init__(self, begin: bytes, rest: Iterable[bytes | None]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from gpuipc_doctor.diagnose.decompress import Unreadable
 from gpuipc_doctor.diagnose.diagnosis import Diagnosis, LogRead, Recognised
 from gpuipc_doctor.diagnose.examination import Examination
-from gpuipc_doctor.diagnose.sources import Log, expanded
+from gpuipc_doctor.diagnose.sources import Log, Pieces, expanded
 from gpuipc_doctor.model import Fact
 
 _PAUSE_S = 0.1
@@ -98,11 +98,11 @@ class _Reader:
         self._say = say
         self._bytes = 0
         self._lines = 0
-        """Of earlier files of this name."""
+        """Of earlier files of this name, or of the archive."""
         self._trouble = ""
         self._name = path or '""'
         self._log: Log | None = None
-        self._blocks: Iterator[bytes | None] = iter(())
+        self._blocks: Pieces = iter(())
         try:
             self._log = Log(path, follow=follow)
         except Unreadable as trouble:
@@ -129,10 +129,10 @@ class _Reader:
             self._fail(trouble)
             self.ended = True
             return False
-        if block is None:
+        if block is None or isinstance(block, str):
             self.flush()
             self._lines += self._reading.lines
-            self._reading = self._examination.log(self._name)
+            self._reading = self._examination.log(f"{self._name}:{block}" if block else self._name)
             return True
         self._bytes += len(block)
         self._reading.feed(block)

@@ -14,13 +14,16 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
-from gpuipc_doctor.diagnose.decompress import Unreadable, decompressed, is_compressed
+from gpuipc_doctor.diagnose import archives
+from gpuipc_doctor.diagnose.decompress import NoText, Unreadable, decompressed, is_compressed
 from gpuipc_doctor.diagnose.scanner import BLOCK
 
 STDIN = "-"
 
 Blocks = Iterator[bytes | None]
 """What a log yields: bytes; none of them when nothing has come yet; None when it begins anew."""
+Pieces = Iterator[bytes | str | None]
+"""Blocks and, before those of each file of an archive, its name."""
 
 _SAMPLE = 1 << 13
 """Bytes at a log's beginning that tell text from other things."""
@@ -67,7 +70,8 @@ def _may_be_log(file: Path) -> bool:
     try:
         with file.open("rb") as opened:
             sample = opened.read(_SAMPLE)
-        if not is_compressed(sample) and not sample.startswith(_UTF_16):
+        known = is_compressed(sample) or archives.is_tar(sample) or archives.is_zip(sample)
+        if not known and not sample.startswith(_UTF_16):
             _check(sample)
     except Unreadable:
         return False
@@ -99,19 +103,45 @@ class Log:
         if self._path != STDIN:
             os.close(self._fd)
 
-    def blocks(self) -> Blocks:
+    def blocks(self) -> Pieces:
         """Raises `Unreadable`, at the beginning or later."""
         raw = self._raw()
         sample = yield from _sample(raw)
+        if archives.is_zip(sample):
+            yield from self._zip()
+            return
         if is_compressed(sample):
             raw = decompressed(sample, raw)
             sample = yield from _sample(raw)
-        if sample.startswith(_UTF_16):
-            raw = _as_utf_8(sample, raw)
-            sample = yield from _sample(raw)
-        _check(sample)
-        yield sample
-        yield from raw
+        if archives.is_tar(sample):
+            yield from self._files(archives.tar_members(sample, raw))
+        else:
+            yield from _text(sample, raw)
+
+    def _zip(self) -> Pieces:
+        if not self._regular:
+            raise Unreadable("is a zip archive, which can be read from a file only; name the file")
+        with os.fdopen(os.dup(self._fd), "rb") as file:
+            yield from self._files(archives.zip_members(file))
+
+    def _files(self, members: Iterable[archives.Member]) -> Pieces:
+        """The files of an archive, without those that are no text."""
+        for name, blocks in members:
+            raw: Blocks = blocks
+            try:
+                sample = yield from _sample(raw)
+                if is_compressed(sample):
+                    raw = decompressed(sample, raw)
+                    sample = yield from _sample(raw)
+                text = _text(sample, raw)
+                first = next(text, b"")
+                yield name
+                yield first
+                yield from text
+            except NoText:
+                continue
+            except Unreadable as trouble:
+                self.notes.append(f"{name} {trouble}")
 
     def _raw(self) -> Blocks:
         if self._follow:
@@ -210,6 +240,16 @@ def _sample(blocks: Blocks) -> Generator[bytes | None, None, bytes]:
     return sample
 
 
+def _text(sample: bytes, rest: Blocks) -> Blocks:
+    """A log's blocks in UTF-8. Raises `NoText`."""
+    if sample.startswith(_UTF_16):
+        rest = _as_utf_8(sample, rest)
+        sample = yield from _sample(rest)
+    _check(sample)
+    yield sample
+    yield from rest
+
+
 def _as_utf_8(begin: bytes, rest: Blocks) -> Blocks:
     """A log in UTF-16, as Windows' tools write it."""
     decoder = codecs.getincrementaldecoder("utf-16")("replace")
@@ -220,12 +260,12 @@ def _as_utf_8(begin: bytes, rest: Blocks) -> Blocks:
 
 
 def _check(begin: bytes) -> None:
-    """Raises `Unreadable` for what is no text: a library holds every message that it could ever print.
+    """Raises `NoText` for what is no text: a library holds every message that it could ever print.
 
     Nor is a report of ours a log: its words for what was not found are not errors.
     """
     sample = begin[:_SAMPLE]
     if written := re.match(rb'\s*\{\s*"schema":\s*"(gpuipc-doctor/[a-z/0-9-]+)"', sample):
-        raise Unreadable(f"is what gpuipc-doctor itself wrote ({written[1].decode()}), and no log")
+        raise NoText(f"is what gpuipc-doctor itself wrote ({written[1].decode()}), and no log")
     if (len(sample) - len(sample.translate(None, _CONTROL))) * 16 > len(sample):
-        raise Unreadable("is no text and no compressed text, and was not looked at")
+        raise NoText("is no text and no compressed text, and was not looked at")
