@@ -255,7 +255,9 @@ def answer(node: str, data: bytes, code: int, said: str, via: Via) -> tuple[Node
                 return silent(node, State.NO_ANSWER, f"its answer was cut after {len(data)} bytes"), b""
             return silent(node, State.OTHER_VERSION, str(error)), b""
     if code == Exit.USAGE and (refusal := _refusal(said)):
-        return silent(node, State.REFUSED, refusal), b""
+        # The option is ours, not the user's: a tool from before summaries does not know it.
+        state = State.OTHER_VERSION if "--summary" in refusal else State.REFUSED
+        return silent(node, state, refusal), b""
     reason = words or f"exit code {code}, and nothing was printed"
     if printed := data.strip():
         first = printed.partition(b"\n")[0].decode(errors="replace")[:SHOWN_OUTPUT]

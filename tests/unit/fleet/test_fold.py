@@ -230,6 +230,7 @@ EXITED = "srun: error: n1: task 0: Exited with exit code 2"
         (b"", 2, USAGE, Via.SSH, State.REFUSED, "--mpi-lib: there is no file /mpi.so; name the library"),
         (b"", 2, f"{USAGE}\n{EXITED}", Via.SLURM, State.REFUSED, "--mpi-lib: there is no file /mpi.so"),
         (b"", 1, f"gpuipc-doctor: no place\n{EXITED}", Via.SLURM, State.NO_ANSWER, "no place"),
+        (b"", 2, "Error: No such option: --summary", Via.SSH, State.OTHER_VERSION, "--summary"),
         (b"", 2, "sh: 1: Syntax error", Via.SSH, State.NO_ANSWER, "sh: 1: Syntax error"),
         (b'{"schema": "gpuipc-doctor/report/9"}', 0, "", Via.SSH, State.OTHER_VERSION, "another version"),
         (b"{}", 0, "", Via.SSH, State.OTHER_VERSION, "is not a report"),
