@@ -203,9 +203,9 @@ def _outside(looks: Sequence[Process], main: Thread) -> Activity:
     busy = sum(look.main.busy for look in looks if look.main) / len(looks)
     python, path = _stable_python(looks), _path(looks, main)
     where = python[0] if python else next(iter(path[-1:]), "")
+    if None not in _calls(looks, main.tid):
+        return Activity(Kind.UNKNOWN, "", path, "no native stack of its main thread reaches the program")
     if main.state == "R" or busy > 0.5:
-        if not _stacks(looks, main.tid):
-            return Activity(Kind.UNKNOWN, "", path, "it runs, and its native stack could not be had")
         return Activity(Kind.COMPUTES, where, path, "it runs, and is in no call of MPI or of the driver")
     return Activity(Kind.SLEEPS, where or main.wchan, path, f"it sleeps in {main.wchan or 'a system call'}")
 

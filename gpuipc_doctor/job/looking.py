@@ -100,7 +100,7 @@ def _runs(thread: Thread) -> bool:
 
 
 def look_repeatedly(watcher: Watcher) -> list[Look]:
-    """`LOOKS` looks, `BETWEEN_S` apart, and up to `MORE` as long as a rank that runs was never sampled.
+    """`LOOKS` looks, `BETWEEN_S` apart, and up to `MORE` as long as a rank has no stack.
 
     On a node with more ranks than processors a rank that waits runs seldom.
     """
@@ -112,7 +112,7 @@ def look_repeatedly(watcher: Watcher) -> list[Look]:
 
 
 def _is_unsampled(looks: Sequence[Look]) -> bool:
-    """Whether a main thread that runs has no stack at any look."""
+    """Whether a main thread that runs or sleeps has no stack at any look."""
     sampled = {
         thread.tid
         for look in looks
@@ -121,7 +121,7 @@ def _is_unsampled(looks: Sequence[Look]) -> bool:
         if thread.native or thread.approximate
     }
     ranks = (process for process in looks[-1].processes if is_candidate(process))
-    return any(rank.main and rank.main.state == "R" and rank.pid not in sampled for rank in ranks)
+    return any(rank.main and rank.main.state in "RS" and rank.pid not in sampled for rank in ranks)
 
 
 def is_candidate(process: Process) -> bool:

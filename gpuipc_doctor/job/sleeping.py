@@ -7,6 +7,7 @@ until the call returns. Reading it needs the right to trace the process, but tra
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 from gpuipc_doctor.job.code import Code
@@ -16,8 +17,21 @@ DEPTH_BYTES = 32 << 10
 """Of the stack that is read, from the stack pointer on."""
 
 
+ATTEMPTS, BETWEEN_S = 8, 0.001
+"""A rank that yields the processor with short sleeps wakes during half of the readings."""
+
+
 def stack(pid: int, tid: int) -> Stack:
     """The frames, innermost first; empty for a thread that runs. Raises `OSError` if it may not be read."""
+    for _ in range(ATTEMPTS):
+        if frames := _stack(pid, tid):
+            return frames
+        time.sleep(BETWEEN_S)
+    return ()
+
+
+def _stack(pid: int, tid: int) -> Stack:
+    """As `stack`, but empty also if the thread woke in the meantime."""
     syscall = Path(f"/proc/{pid}/task/{tid}/syscall")
     before = syscall.read_text()
     fields = before.split()

@@ -84,8 +84,13 @@ def test_stack_that_ends_within_a_transport_says_nothing() -> None:
     assert activity([process(IN_RECEIVE), process(cut)]).kind is Kind.RECEIVES
 
 
-def test_running_rank_without_a_stack_cannot_be_told() -> None:
-    assert activity([process(), process()]).kind is Kind.UNKNOWN
+@pytest.mark.parametrize("state", ["R", "S"])
+@pytest.mark.parametrize("native", [(), (("__sched_yield (libc.so.6)",),)])
+def test_rank_without_a_stack_that_reaches_the_program_cannot_be_told(
+    state: str, native: tuple[Stack, ...]
+) -> None:
+    """A rank that sleeps between two polls of MPI wakes while its stack is read."""
+    assert activity([process(*native, state=state)] * 2).kind is Kind.UNKNOWN
 
 
 def test_sleeping_rank_with_remains_of_mpi_further_out_sleeps_outside() -> None:
