@@ -37,6 +37,7 @@ def command(
       11  it cannot be told
       12  something is stuck
     """
+    from gpuipc_doctor.inventory import variables
     from gpuipc_doctor.job import document, job_content
     from gpuipc_doctor.job.document import Cause
     from gpuipc_doctor.job.examination import examine
@@ -56,7 +57,7 @@ def command(
         click.echo(f"gpuipc-doctor: {sanitise(str(absent))}", err=True)
         ctx.exit(Exit.NOTHING)
     with scratch.directory(scratch.usual()) as place:
-        watcher = Watcher(chosen, place)
+        watcher = Watcher(chosen, place, frozenset(variables.load()))
         report = examine(look_repeatedly(watcher), watcher.unable)
     text = document.dumps(report)
     if save:

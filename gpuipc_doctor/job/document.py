@@ -52,6 +52,8 @@ class Process:
     parent: int
     uid: int
     program: str
+    started: int = 0
+    """Clock ticks from the node's boot: tells a process from a later one with its pid."""
     rank: int | None = None
     size: int | None = None
     """Ranks of the job, where the launcher says it."""

@@ -38,6 +38,7 @@ class Watcher:
     unable: dict[str, str] = field(default_factory=dict)
     """The means that this node lacks, and why: ``{"sampling": "perf is not installed"}``."""
     _used: dict[int, tuple[float, float]] = field(default_factory=dict)
+    _started: dict[int, int] = field(default_factory=dict)
 
     def look(self) -> Look:
         """One look. Processes that have ended since are missing in it."""
@@ -51,7 +52,11 @@ class Watcher:
         return Look(at=began, host=node_name.short(), processes=tuple(seen))
 
     def _read(self, pid: int) -> Process | None:
-        return read_process(pid, self._busy, self.variables)
+        """The process; None where it has ended, even if a later one has its pid."""
+        process = read_process(pid, self._busy, self.variables)
+        if process and process.started == self._started.setdefault(pid, process.started):
+            return process
+        return None
 
     def _busy(self, tid: int, used_s: float) -> float:
         """The part of a processor that a thread used since the last look."""

@@ -77,13 +77,14 @@ def read_process(pid: int, used_s: Callable[[int, float], float], names: frozens
     seconds of processor time that it has had so far. ``names``: the variables of the environment to keep.
     """
     reader = Reader(pid)
-    with suppress(Gone):
+    with suppress(Gone, FileNotFoundError, ProcessLookupError):
         stat = _Stat(reader.text("stat"))
         environ = environment(reader)
         threads = tuple(_threads(pid, reader, used_s))
         return Process(
             pid=pid,
             parent=stat.parent,
+            started=stat.started_ticks,
             uid=(PROC / str(pid)).stat().st_uid,
             program=stat.name,
             rank=_number(environ, RANKS),
@@ -108,6 +109,7 @@ class _Stat:
         self.state = fields[0]
         self.parent = int(fields[1])
         self.used_s = (int(fields[11]) + int(fields[12])) * _TICK_S
+        self.started_ticks = int(fields[19])
         self.resident_bytes = int(fields[21]) * _PAGE_BYTES
 
 

@@ -23,7 +23,7 @@ DEVICE_FILES = re.compile(r"/dev/(nvidia\d+|kfd|dri/renderD\d+)$")
 
 
 class NoSuchJob(Exception):
-    """There is no such process, job, user or GPU here; the text is one line."""
+    """There is no such process, job or user here; the text is one line."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,8 +132,9 @@ def test_planted_fault_is_found_without_stopping_the_job(
 def test_ranks_that_sleep_while_they_wait_are_seen_to_wait(
     doctor: Command, tmp_path: Path, library: str
 ) -> None:
-    with job(library, "one-late", 3, tmp_path / "log", **RESTING) as launcher:
+    with job(library, "one-late", 3, tmp_path / "log", **RESTING, I_MPI_OFFLOAD="0") as launcher:
         report = examined(doctor, launcher)
+    assert [rank.settings["I_MPI_OFFLOAD"] for rank in report.ranks] == ["0"] * 3
     assert (report.verdict.cause, report.verdict.blamed) == (Cause.HOST_LATE, (2,)), report
 
 
