@@ -142,12 +142,13 @@ def _calls(looks: Iterable[Process], tid: int) -> set[Call | None]:
     """The waiting calls in which a thread was seen; None stands for a stack without one.
 
     Of an exact stack it is the outermost call. Of an approximate one, only the frames before those of another
-    library are looked at: further out, frames of earlier calls may be left over.
+    library are looked at: further out, frames of earlier calls may be left over. Some are nearer (Open MPI's
+    MPI_Comm_dup in MPI_Allreduce), so approximate stacks count only without exact ones.
     """
     seen = [thread for look in looks for thread in look.threads if thread.tid == tid]
     exact = {_first_call(reversed(stack)) for thread in seen for stack in filter(_is_telling, thread.native)}
     rough = [stack for thread in seen for stack in filter(_is_telling, thread.approximate)]
-    calls = exact | {_first_call(_of_libraries(stack)) for stack in rough}
+    calls = exact or {_first_call(_of_libraries(stack)) for stack in rough}
     named = calls - {_UNNAMED}
     return named if any(call and call[0].is_in_mpi for call in named) else calls
 

@@ -103,6 +103,12 @@ def test_rank_that_sleeps_inside_mpi_waits_in_mpi() -> None:
     assert activity([process(state="S", approximate=asleep)]).kind is Kind.RECEIVES
 
 
+def test_remains_of_an_earlier_call_do_not_contradict_a_sampled_stack() -> None:
+    remains = ("clock_nanosleep (libc.so.6)", "PMPI_Comm_dup (libmpi.so.40)", "PMPI_Allreduce (libmpi.so.40)")
+    seen = activity([process(IN_ALLREDUCE), process(state="S", approximate=remains)])
+    assert (seen.kind, seen.operation) == (Kind.COLLECTIVE, "MPI_Allreduce")
+
+
 def test_thread_in_state_d_at_every_look_is_stuck_in_the_kernel() -> None:
     stuck = process(state="D", wchan="fuse_wait")
     seen = activity([stuck, stuck])
