@@ -13,6 +13,7 @@ const struct face face = {
     .initialized = sim_initialized,
     .works_before_init = works_before_init,
     .backend = CUDA,
+    .pool_adds_dependencies = true,
     .granularity = 512, /* bytes; two allocations of 1000 lie 1024 apart on the H200 */
     .not_initialized = NOT_INITIALIZED,
     .unsupported = NOT_SUPPORTED,

@@ -3,8 +3,10 @@
  * Each allocation has a block of its own, of whole granules. As documented for CU_MEMPOOL_ATTR_* (cuda.h) and
  * hipMemPoolAttr: a freed block goes to its own stream without further ado; to another stream that is ordered
  * after the free by an event if REUSE_FOLLOW_EVENT_DEPENDENCIES is set; to any stream if its free is complete and
- * REUSE_ALLOW_OPPORTUNISTIC is set, or, with a dependency put in, if REUSE_ALLOW_INTERNAL_DEPENDENCIES is. Beyond its release threshold a pool gives up what is free at the next
- * synchronisation of a stream, an event or a context.
+ * REUSE_ALLOW_OPPORTUNISTIC is set, or, with a dependency put in, if REUSE_ALLOW_INTERNAL_DEPENDENCIES is. AMD's
+ * runtime records that last attribute and never acts on it (MemoryPool::AllocateMemory of hip_mempool_impl.cpp).
+ * Beyond its release threshold a pool gives up what is free at the next synchronisation of a stream, an event or a
+ * context.
  */
 #include "allocations.h"
 
@@ -209,9 +211,10 @@ static bool may_reuse(const struct block *block, void *stream, bool *by_event)
     if ((follows && (!*by_event || allowed[REUSE_FOLLOW_EVENT_DEPENDENCIES])) || fault_asks(COLLIDE) ||
         (allowed[REUSE_ALLOW_OPPORTUNISTIC] && moment_is_over(block->freed)))
         return true;
-    if (allowed[REUSE_ALLOW_INTERNAL_DEPENDENCIES])
+    bool waits = face.pool_adds_dependencies && allowed[REUSE_ALLOW_INTERNAL_DEPENDENCIES];
+    if (waits)
         stream_waits_for(stream, block->freed);
-    return allowed[REUSE_ALLOW_INTERNAL_DEPENDENCIES];
+    return waits;
 }
 
 static struct block *reusable(const struct pool *pool, uint64_t bytes, void *stream, bool *by_event)

@@ -311,10 +311,11 @@ struct face {
     enum backend backend;
     bool (*initialized)(void);
     bool (*works_before_init)(enum call call);
-    bool implicit_init;       /* any call initialises the driver */
-    bool device_is_context;   /* HIP: a device has one context, which a thread gets by choosing the device */
-    bool pool_memory_exports; /* stream-ordered memory may be exported */
-    size_t granularity;       /* of small allocations, bytes */
+    bool implicit_init;          /* any call initialises the driver */
+    bool device_is_context;      /* HIP: a device has one context, which a thread gets by choosing the device */
+    bool pool_memory_exports;    /* stream-ordered memory may be exported */
+    bool pool_adds_dependencies; /* REUSE_ALLOW_INTERNAL_DEPENDENCIES has an effect */
+    size_t granularity;          /* of small allocations, bytes */
     int not_initialized, unsupported, lost, gone; /* gone: opening what is no more, its exporter alive */
     int exporter_gone;
     int not_permitted; /* fabric handles without an IMEX channel */

@@ -1,0 +1,37 @@
+"""Where a release of AMD's runtime does not do what a test of this suite asks of every driver.
+
+Vendors document different answers to the cases of `gpuipc_doctor.backends.rules`. These departures were each
+seen on one release, Debian's build over the emulated kernel driver, and not on a GPU. A reason gives the
+observation, and says if the cause is only inferred or is not known.
+"""
+
+from __future__ import annotations
+
+_LEAKS_EXPORTS = "ROCm 7.2.4 does not release exported memory when it is freed (ROCm/hip#3886)"
+_VM_HEAP = (
+    "ROCm 7.2.4 takes a pool's memory from a heap of virtual memory and keeps it there (EnableVmHeap of "
+    "hip_mempool_impl.hpp); with DEBUG_HIP_MEM_POOL_VMHEAP=0 the test passes"
+)
+_KEEPS_IMPORTS = "ROCm 6.4.3 issues no FREE_MEMORY_OF_GPU for VMM memory that it imported by IMPORT_DMABUF"
+_NEEDS_EXPORTER = (
+    "ROCm {} returns OutOfMemory for the pointer of a pool whose exporter is gone; cause not known"
+)
+
+SEEN = {
+    ("hip-6", "test_a_descriptor_alone_pins_memory"): _KEEPS_IMPORTS,
+    ("hip-6", "test_many_rounds_leave_nothing"): _KEEPS_IMPORTS,
+    ("hip-6", "test_anothers_gpus_memory"): (
+        "ROCm 6.4.3 reads imported VMM memory with the exporter's GPU, which has a page fault: the importer "
+        "had granted access to its own GPU only; that it is the same on a real GPU is inferred"
+    ),
+    ("hip-6", "test_the_exporter_is_gone"): _NEEDS_EXPORTER.format("6.4.3"),
+    ("hip-7", "test_export_memory_of_another_kind"): (
+        "ROCm 7.2.4 as Debian builds it aborts in IPCCreate of runtime.cpp: an assertion about the offset of "
+        "VMM memory comes before the error is read, which a build without assertions would return"
+    ),
+    ("hip-7", "test_the_exporter_is_gone"): _NEEDS_EXPORTER.format("7.2.4"),
+    ("hip-7", "test_importer_killed_with_mappings_open"): _LEAKS_EXPORTS,
+    ("hip-7", "test_without_a_threshold_memory_goes_back_at_the_next_synchronisation"): _VM_HEAP,
+    ("hip-7", "test_up_to_its_threshold_a_pool_holds_memory_until_it_is_trimmed"): _VM_HEAP,
+}
+"""Generation and test → what was seen, in which release."""
