@@ -28,7 +28,9 @@ def add(file: Path, expected: Sequence[Expected]) -> None:
     if not found:
         raise NoPlace(f"{file}: has no 'expect' with a list of 'findings' in lines of their own to add to")
     lines = "".join(
-        f"    - {{check: {one.check}, status: {one.status.value}, key: {one.key}}}\n" for one in expected
+        f"    - {{check: {one.check}, status: {one.status.value}, key: {one.key}"
+        f"{one.backend and f', backend: {one.backend}'}}}\n"
+        for one in expected
     )
     text = text[: found.end()] + lines + text[found.end() :]
     if any(one.status is Status.FAIL for one in expected):

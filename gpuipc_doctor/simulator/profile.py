@@ -123,7 +123,7 @@ class Expected:
     """One finding that must be there: its check and status, its probe when given, words in its text.
 
     ``subject``: what it must speak of, where that matters: a ``pair`` of devices, a ``device``, the ``node``.
-    ``key``: that of the finding.
+    ``key``: that of the finding. ``backend``: the only one on which it is expected; empty: all.
     """
 
     check: str
@@ -132,10 +132,12 @@ class Expected:
     mentions: tuple[str, ...] = ()
     subject: str = ""
     key: str = ""
+    backend: str = ""
 
     def __str__(self) -> str:
         where = self.subject and f"on a {self.subject}"
-        return " ".join(filter(None, (self.check, self.probe, self.status.value, self.key, where)))
+        on = self.backend and f"on {self.backend}"
+        return " ".join(filter(None, (self.check, self.probe, self.status.value, self.key, where, on)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,17 +369,25 @@ class _Reader:
         if stated is None:
             return {}
         calls = [vocabulary.calls().get(fault["call"], {}) for fault in self._data.get("faults", [])]
+        backends = stated.get("backends", sorted(present))
+        for number, entry in enumerate(stated.get("findings", [])):
+            if "backend" in entry and entry["backend"] not in backends:
+                says = f"it is not run on {entry['backend']}, only on {', '.join(backends)}"
+                self._complain(says, "expect", "findings", number, "backend")
         return {
             backend: Expectation(
                 stated["exit"],
-                tuple(self._expected(stated, vocabulary.of_vendor(backend))),
+                tuple(self._expected(stated, backend)),
                 frozenset(names[backend] for names in calls if backend in names),
             )
-            for backend in stated.get("backends", sorted(present))
+            for backend in backends
         }
 
-    def _expected(self, stated: Json, words: Mapping[str, str]) -> Iterator[Expected]:
+    def _expected(self, stated: Json, backend: str) -> Iterator[Expected]:
+        words = vocabulary.of_vendor(backend)
         for number, entry in enumerate(stated.get("findings", [])):
+            if entry.get("backend", backend) != backend:
+                continue
             mentions = []
             for place, text in enumerate(entry.get("mentions", [])):
                 try:
@@ -392,6 +402,7 @@ class _Reader:
                 tuple(mentions),
                 entry.get("subject", ""),
                 entry.get("key", ""),
+                entry.get("backend", ""),
             )
 
 

@@ -258,6 +258,28 @@ def test_what_a_check_says_and_no_profile_states_is_written_where_that_is_asked(
     assert invoke("--check", "ipc-new", str(path)).exit_code == 0
 
 
+def test_what_a_check_says_on_one_backend_is_written_with_that_backend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "faulty.yaml"
+    path.write_text(
+        "description: A fault.\nextends: healthy-both\nexpect:\n  exit: 12\n  findings:\n"
+        "    - {check: ipc-reopen, status: FAIL}\n"
+    )
+    status = {"cuda": Finding.fail("lost", "lost"), "hip": Finding.warn("odd", "odd")}
+    monkeypatch.setattr(
+        drill,
+        "_run",
+        lambda _, __, on, *___: (replace(HEALTHY, results=(ReportResult("ipc-new", status[on]),)), 1.0),
+    )
+    ran = CliRunner().invoke(drill.command, ["--check", "ipc-new", "--update", str(path)])
+    assert ran.exit_code == 0, ran.output
+    assert path.read_text().endswith(
+        "    - {check: ipc-new, status: FAIL, key: lost, backend: cuda}\n"
+        "    - {check: ipc-new, status: WARN, key: odd, backend: hip}\n"
+    )
+
+
 def test_update_asks_for_a_check() -> None:
     ran = invoke("--update", "already-mapped")
     assert ran.exit_code == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,15 @@ def test_a_warning_leaves_the_exit_code(tmp_path: Path) -> None:
     file.write_text(TEXT)
     expectations.add(file, [Expected("ipc-write-back", Status.WARN, key="odd")])
     assert "exit: 0\n" in file.read_text()
+
+
+def test_finding_of_one_backend_is_added_with_it(tmp_path: Path) -> None:
+    file = tmp_path / "faulty.yaml"
+    file.write_text(TEXT.replace("healthy-single", "healthy-both"))
+    expectations.add(file, [new := replace(NEW, backend="hip")])
+    stated = profile.load(str(file)).expect
+    assert stated["hip"].findings[1:] == (new,)
+    assert stated["cuda"].findings[1:] == ()
 
 
 @pytest.mark.parametrize("name", ["healthy-both", "healthy-single", "slow-driver"])

@@ -140,6 +140,10 @@ def test_a_path_extends_a_file_beside_it(tmp_path: Path) -> None:
             "7: unknown word in '{ipc-opn}'",
         ),
         (
+            ONE_GPU + "expect: {exit: 12, findings: [{check: a, status: FAIL, backend: hip}]}\n",
+            "7: it is not run on hip, only on cuda",
+        ),
+        (
             ONE_GPU + "files: {/proc/../etc/passwd: x}\n",
             "7: files: key '/proc/../etc/passwd' is not a plain path",
         ),
@@ -175,6 +179,13 @@ def test_mentions_are_in_the_words_of_the_vendor(tmp_path: Path) -> None:
     expect = profile.load(write(tmp_path, text)).expect
     assert expect["cuda"].findings[0].mentions == ("cuIpcOpenMemHandle CUDA_ERROR_MAP_FAILED",)
     assert expect["hip"].findings[0].mentions == ("hipIpcOpenMemHandle hipErrorMapFailed",)
+
+
+def test_finding_of_one_backend_is_not_expected_on_the_other(tmp_path: Path) -> None:
+    found = "{check: a, status: FAIL}, {check: b, status: WARN, backend: hip}"
+    text = f"{ONE_GPU}expect: {{exit: 12, backends: [cuda, hip], findings: [{found}]}}\n"
+    expect = profile.load(write(tmp_path, text)).expect
+    assert {on: expect[on].checks for on in expect} == {"cuda": ("a",), "hip": ("a", "b")}
 
 
 def test_calls_have_the_names_that_users_know() -> None:
