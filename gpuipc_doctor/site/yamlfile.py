@@ -30,6 +30,8 @@ MAX_BYTES = 4 << 20
 MAX_DEPTH = 32
 """Deepest nesting, so that neither this reader nor the schema runs out of stack."""
 
+_TOO_DEEP = f"is nested deeper than {MAX_DEPTH} levels"
+
 _UNSHOWABLE = r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 """What YAML forbids in a file. Escapes (``"\\x1b"``) are held to it too: values end up on terminals."""
 
@@ -263,7 +265,7 @@ class _Builder:
 
         line = line or event.start_mark.line + 1
         if len(path) > MAX_DEPTH:
-            self._refuse(line, f"is nested deeper than {MAX_DEPTH} levels")
+            self._refuse(line, _TOO_DEEP)
         self._marks[path] = _Mark(line, getattr(event, "value", ""))
         if not self._vet(event, line):
             self.unread.add(path)
@@ -345,6 +347,8 @@ def _syntax(error: Any, text: str) -> tuple[int, str]:
     written = text.splitlines()[line : line + 1]
     if written and re.match(r" *\t", written[0]):
         return line + 1, "is indented with a tab; YAML wants spaces"
+    if error.problem == "exceeded maximum nesting depth":  # libyaml 0.2.6 counts, too, and reads ahead of us
+        return line + 1, _TOO_DEEP
     said = " ".join(f"{error.problem or ''} {error.context or ''}".split())
     return line + 1, f"is not YAML: {said}"
 
