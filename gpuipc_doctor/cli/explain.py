@@ -1,5 +1,4 @@
-"""``gpuipc-doctor explain``: what a check does, in the words of its own file; what a known issue is; how the
-stacks of this node share device memory."""
+"""``gpuipc-doctor explain``: what a check does, in the words of its own file, or what a known issue is."""
 
 from __future__ import annotations
 
@@ -14,53 +13,37 @@ import click
 from gpuipc_doctor import knownissues
 from gpuipc_doctor.api import Check, loader
 from gpuipc_doctor.api.loader import LoadedCheck
-from gpuipc_doctor.cli import explain_sharing, options
+from gpuipc_doctor.cli import options
 from gpuipc_doctor.cli.issue_content import page
-from gpuipc_doctor.cli.progress import progress
 from gpuipc_doctor.knownissues import KnownIssue
 from gpuipc_doctor.present.terminal import COLUMNS
 from gpuipc_doctor.present.text import wrap
-from gpuipc_doctor.run import check_files, engine
-from gpuipc_doctor.run.request import Request, UnknownName
-
-SHARING = "sharing"
+from gpuipc_doctor.run import check_files
+from gpuipc_doctor.run.request import UnknownName
 
 _ITEM = r" *(?:[-*]|\d+\.) +"
 """What an item of a list begins with."""
 
 
 @click.command()
-@click.argument("id_", metavar="CHECK|ISSUE|sharing")
+@click.argument("id_", metavar="CHECK|ISSUE")
 @options.config("With a site's own checks and known issues.")
-@click.option("--simulate", metavar="PROFILE", help="For sharing: the stacks of a simulated node.")
-@click.option("--json", "as_json", is_flag=True, help="For sharing: print JSON.")
-def command(id_: str, config_file: Path | None, simulate: str | None, as_json: bool) -> None:
-    """Explain a check, a known issue, or how memory is shared.
+def command(id_: str, config_file: Path | None) -> None:
+    """Explain a check or a known issue.
 
     A check: what it does, what it needs, which known issues it detects. A known issue: who is affected, how
-    it shows, what to do at what price, who says so. The word "sharing": how the stacks of this node (NCCL,
-    UCX, PyTorch, MPI) pass device memory between processes, by version and setting, and which check tries it.
+    it shows, what to do at what price, who says so.
     """
     config = options.site_config(config_file)
-    checks = {
-        item.check.id: item for item in check_files.load(config.checks_dirs) if isinstance(item, LoadedCheck)
-    }
-    if id_ != SHARING and (as_json or simulate is not None):
-        option = "--json" if as_json else "--simulate"
-        raise click.UsageError(f"{option} is for `explain {SHARING}`; {id_} is the same on every node")
+    loaded = (item for item in check_files.load(config.checks_dirs) if isinstance(item, LoadedCheck))
+    checks = {item.check.id: item for item in loaded}
     issues = {issue.id: issue for issue in knownissues.load(config.known_issues_dirs)}
-    if id_ == SHARING:
-        with options.node(simulate) as node, progress() as watcher:
-            stock = engine.take_stock(Request(), config, node, watcher)
-        tell = explain_sharing.document if as_json else explain_sharing.page
-        click.echo(tell(stock.facts, [item.check for item in checks.values()], node.simulated))
-    elif id_ in checks:
+    if id_ in checks:
         click.echo(_check_page(checks[id_], issues.values()))
     elif id_ in issues:
         click.echo(page(issues[id_]))
     else:
-        known = [*checks, SHARING, *get_close_matches(id_, issues)]
-        raise UnknownName("check or known issue", id_, known)
+        raise UnknownName("check or known issue", id_, [*checks, *get_close_matches(id_, issues)])
 
 
 def _check_page(item: LoadedCheck, issues: Iterable[KnownIssue]) -> str:

@@ -25,7 +25,7 @@ COMMANDS = {
     "config": ("config", "Look at site configs, and put them to use."),
     "diagnose": ("diagnose", "Find known issues in logs and stacks."),
     "drill": ("drill", "Show on simulated faults what the checks catch."),
-    "explain": ("explain", "Explain a check, a known issue, or how memory is shared."),
+    "explain": ("explain", "Explain a check or a known issue."),
     "fleet": ("fleet", "Run checks on many nodes: which are bad, which differ, which did not answer."),
     "inventory": ("inventory", "Show which drivers and libraries this node has, and where that was read."),
     "job": ("job", "Find out which rank of a running job waits for which."),

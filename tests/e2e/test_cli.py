@@ -105,26 +105,9 @@ def test_every_mistake_in_a_file_says_who_found_it(doctor: Command, tmp_path: Pa
 
 
 def test_help_says_that_explain_knows_issues_too(doctor: Command) -> None:
-    said = "Explain a check, a known issue, or how memory is shared.\n"
+    said = "Explain a check or a known issue.\n"
     assert f"explain       {said}" in doctor("--help").stdout
     assert said in doctor("explain", "--help").stdout
-
-
-def test_explain_sharing_speaks_of_the_node_that_is_named(doctor: Command) -> None:
-    ran = doctor("explain", "sharing", "--simulate", "healthy-imex")
-    assert ran.stdout.startswith("SIMULATED (profile healthy-imex)\n")
-    assert "  imex-channels  channel0 (/dev/nvidia-caps-imex-channels)\n" in ran.stdout
-    told = json.loads(doctor("explain", "sharing", "--simulate", "nvidia-460.32.03", "--json").stdout)
-    assert told["simulated"] == "nvidia-460.32.03"
-    assert told["stacks"] == []
-    assert told["checks"]["pool"] == ["ipc-pool"]
-
-
-@pytest.mark.parametrize("option", [["--json"], ["--simulate", "healthy-both"]])
-def test_what_is_for_explain_sharing_is_refused_for_others(doctor: Command, option: list[str]) -> None:
-    ran = doctor("explain", "ipc-peer", *option)
-    assert ran.returncode == 2
-    assert f"{option[0]} is for `explain sharing`; ipc-peer is the same on every node" in ran.stderr
 
 
 def test_an_unknown_device_names_those_that_are_there(doctor: Command) -> None:
