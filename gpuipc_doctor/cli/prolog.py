@@ -33,8 +33,7 @@ class Forgiving(click.Command):
 @click.command(cls=Forgiving)
 @options.config("Site config; without it /etc/gpuipc-doctor/site.yaml, else the defaults.")
 @options.seconds("--budget", "From the start of this process.  [default: the config's, or 8]")
-@click.option("--explain-decision", is_flag=True, help="Say how it is decided, and leave no trace of it.")
-def command(*, config_file: Path | None, budget: float | None, explain_decision: bool) -> None:
+def command(*, config_file: Path | None, budget: float | None) -> None:
     """Test this node in front of a job.
 
     Runs the checks of the prolog tier on the job's GPUs (SLURM_JOB_GPUS, else all), prints one line and
@@ -46,4 +45,4 @@ def command(*, config_file: Path | None, budget: float | None, explain_decision:
     TMPDIR or terminal. A mistake on its command line or in the config is said, and exits with 0.
     """
     isolation.isolate()
-    answer.run(config_file, budget, explain=explain_decision)
+    answer.run(config_file, budget)

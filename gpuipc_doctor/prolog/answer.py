@@ -25,8 +25,6 @@ from gpuipc_doctor.site.policy import BUDGET_S, Action, PrologConfig
 if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembered answer
     from gpuipc_doctor.model import Json
 
-HOSTNAME = Path("/proc/sys/kernel/hostname")
-
 
 class Invocation(NamedTuple):
     """What a run of the prolog is asked to do, by its command line and by the batch system."""
@@ -36,21 +34,18 @@ class Invocation(NamedTuple):
     config: Path | None = None
     budget_s: float | None = None
     """None leaves it to the config."""
-    explain: bool = False
-    """Say how it is decided, and leave no trace of it."""
     gpus: str = ""
     """The job's, as ``SLURM_JOB_GPUS`` has them; empty for all."""
     job: str = ""
     """The job's id, for the log."""
 
 
-def run(config: Path | None, budget_s: float | None = None, *, explain: bool = False) -> NoReturn:
+def run(config: Path | None, budget_s: float | None = None) -> NoReturn:
     """Test this node in front of the job that the batch system's variables name, and exit."""
     asked = Invocation(
         guard.started_at(),
         config,
         budget_s,
-        explain,
         gpus=os.environ.get("SLURM_JOB_GPUS", ""),
         job=os.environ.get("SLURM_JOB_ID", ""),
     )
@@ -68,22 +63,13 @@ def answer(asked: Invocation, channel: Channel) -> None:
         _test(asked, lookup, channel)
         return
     text = f"PASS {lookup.age_s:.0f} s ago, and boot, driver, GPUs and config are the same"
-    decided = decision.decide([], lookup.policy, text)
-    if asked.explain:
-        used = f"used: passed {lookup.age_s:.0f} s ago"
-        _explain(asked, lookup.policy, decided, used, "not needed", channel)
-    else:
-        _conclude(asked, lookup.policy, decided, channel)
+    _conclude(asked, lookup.policy, decision.decide([], lookup.policy, text), channel)
 
 
 def answer_for_lost(asked: Invocation, kind: str, what: str, kept: Json, channel: Channel) -> None:
     """Answer for a child that did not (see `guard.AnswerFor`); what was known by then counts."""
     known = Known.read(kept) if kept else Known()
-    decided = known.decide(Kind(kind), what)
-    if asked.explain:
-        channel.answer(decided.exit_code, decided.line)
-    else:
-        _conclude(asked, known.policy, decided, channel, known.results)
+    _conclude(asked, known.policy, known.decide(Kind(kind), what), channel, known.results)
 
 
 def _test(asked: Invocation, lookup: Lookup, channel: Channel) -> None:
@@ -111,22 +97,16 @@ def _test(asked: Invocation, lookup: Lookup, channel: Channel) -> None:
             missing = tuple(concerns.missing(job, here.gpus_before_job))
             known = so_far.SoFar(channel, Known(policy, is_patient, missing), job.devices)
             tested = state.named(asked.gpus) if asked.gpus else [state.ALL, *job.ids]
-            _remember(asked, lookup, channel, lambda before: before.begun(tested))
+            _remember(lookup, channel, lambda before: before.begun(tested))
             report = run_checks.run_checks(site, node, asked.gpus, limits, known)
     except (BadFile, UnknownName) as mistake:
         _refuse(str(mistake), channel)
         return
     found = [*missing, *concerns.concerns(report)]
     decided = decision.decide(found, policy, concerns.passed(report))
-    if asked.explain:
-        used = (
-            f"{limits.budget_s:g} s from the start of the process; the checks took {report.elapsed_s:.1f} s"
-        )
-        _explain(asked, policy, decided, lookup.why_not, used, channel)
-        return
     rows = tuple(map(log.row, report.results))
     devices = {device.label: device.uuid for device in report.devices}
-    _conclude(asked, policy, decided, channel, rows, devices)
+    _conclude(asked, policy, decided, channel, rows, devices, memory=lookup.why_not)
     if concerns.came_to_an_end(report):
         channel.doing("it remembered the result")
         has_passed = not decided.weighed
@@ -135,12 +115,10 @@ def _test(asked: Invocation, lookup: Lookup, channel: Channel) -> None:
             ended = before.finished(tested)
             return ended.passed(tested, identity.now()) if has_passed else ended
 
-        _remember(asked, lookup, channel, after)
+        _remember(lookup, channel, after)
 
 
-def _remember(asked: Invocation, lookup: Lookup, channel: Channel, change: Callable[[State], State]) -> None:
-    if asked.explain:
-        return
+def _remember(lookup: Lookup, channel: Channel, change: Callable[[State], State]) -> None:
     try:
         state.update(Path(lookup.policy.state_dir), lambda before: change(before.of(lookup.identity)))
     except state.Unusable as reason:
@@ -158,20 +136,6 @@ def _refuse(mistakes: str, channel: Channel) -> None:
     log.tell_syslog(line, drains=False)
 
 
-def _explain(
-    asked: Invocation, policy: PrologConfig, decided: Decision, remembered: str, budget: str, channel: Channel
-) -> None:
-    from gpuipc_doctor.site.layers import SITE_FILE
-
-    went_by = {
-        "config": str(asked.config or (SITE_FILE if SITE_FILE.exists() else "none, so the defaults hold")),
-        "GPUs": asked.gpus or "all of the node",
-        "budget": budget,
-        "memory": remembered,
-    }
-    channel.answer(decided.exit_code, decision.explain(decided, policy, went_by))
-
-
 # -- what others see of a decision ----------------------------------------------------------------------
 
 
@@ -182,25 +146,21 @@ def _conclude(
     channel: Channel,
     results: Iterable[Json] = (),
     devices: Mapping[str, str] | None = None,
+    memory: str = "",
 ) -> None:
-    """Ask the breaker, answer, and write down what was answered: what goes wrong there changes nothing."""
-    host = HOSTNAME.read_text().strip()
-    if decided.exit_code and policy.breaker.is_set:
-        channel.doing("the breaker was asked")
-        unanswered = decision.withhold(decided, "the breaker did not answer")
-        channel.answer(unanswered.exit_code, unanswered.line)
-        from gpuipc_doctor.prolog import breaker  # not before there is an answer: this, too, can hang
+    """Answer, and write down what was answered: what goes wrong there changes nothing.
 
-        if refusal := breaker.refusal(policy.breaker, host):
-            decided = decision.withhold(decided, refusal)
+    ``memory``: why no pass that is remembered was the answer.
+    """
     channel.answer(decided.exit_code, decided.line)
     channel.doing("it wrote the log")
     if policy.log:
         entry = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "host": host,
+            "host": decision.host(),
             "job": asked.job,
             "gpus": asked.gpus,
+            "memory": memory,
             **decided.written(),
             "results": list(results),
             "devices": dict(devices or {}),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpuipc_doctor.present.text import counted, sanitise, wrap
+from gpuipc_doctor import __version__
+from gpuipc_doctor.present.text import counted, sanitise
 from gpuipc_doctor.site.policy import Action, PrologConfig
 
 if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembered answer
@@ -14,9 +16,6 @@ if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembe
 
 MAX_LINE = 200
 """Characters of the line; a drain reason is read in one row of ``sinfo -R``."""
-
-WIDTH, INDENT = 80, 15
-"""Columns of an explanation, and of the names in it."""
 
 
 class Kind(enum.Enum):
@@ -116,58 +115,26 @@ def decide(found: Iterable[Concern], policy: PrologConfig, otherwise: str = "") 
             text = f"nothing that counts: the policy ignores {counted(len(weighed), 'result')}"
     mark = f"SIMULATED ({policy.simulate})" if policy.simulate else ""
     decided = Decision(text, tuple(weighed), mark=mark)
-    return withhold(decided, "shadow mode is on") if policy.shadow and decided.exit_code else decided
+    if not decided.exit_code:
+        return decided
+    if policy.shadow:
+        return decided._replace(withheld="shadow mode is on")
+    if place(host()) >= policy.share:
+        return decided._replace(withheld=f"this node is not in the share of {policy.share:g} that may")
+    return decided
 
 
-def withhold(decided: Decision, why: str) -> Decision:
-    """The decision not to drain, although the policy asks for it."""
-    return decided._replace(withheld=why)
+def host() -> str:
+    return os.uname().nodename
+
+
+def place(node: str) -> float:
+    """Number from 0 to 1, by a node's name and the tool's version: another release meets other nodes."""
+    import zlib
+
+    return zlib.crc32(f"{node} {__version__}".encode()) / 2**32
 
 
 def _action(kind: Kind, policy: PrologConfig) -> Action:
     action: Action = getattr(policy, f"on_{kind.value}")
     return action
-
-
-# -- explained ------------------------------------------------------------------------------------------
-
-
-def explain(decided: Decision, policy: PrologConfig, went_by: Mapping[str, str]) -> str:
-    """What ``--explain-decision`` prints: what was known, what the policy says to it, and what follows;
-    several lines, the first of which is the one that the prolog prints. ``went_by``: what a run went by, by
-    its name."""
-    rows = [
-        *went_by.items(),
-        *(
-            (f"on_{one.concern.kind.value}", f"{one.action.value}, because of: {one.concern.text}")
-            for one in decided.weighed
-        ),
-        ("shadow", "on" if policy.shadow else "off"),
-        ("breaker", _bounds(policy) or "none"),
-        ("decision", _outcome(decided, policy)),
-    ]
-    lines = [decided.line]
-    for name, text in rows:
-        lines += wrap(sanitise(text), WIDTH, first=f"{name:<{INDENT}}", rest=" " * INDENT)
-    return "\n".join([*lines, "(Explained only: nothing was logged, remembered or counted.)"])
-
-
-def _bounds(policy: PrologConfig) -> str:
-    bounds = []
-    if policy.breaker.share < 1:
-        bounds.append(f"a share of {policy.breaker.share:g} of the nodes may drain")
-    if policy.breaker.directory:
-        breaker = policy.breaker
-        bounds.append(
-            f"{breaker.max_drains} nodes may drain within {breaker.within_s:g} s ({breaker.directory})"
-        )
-    return "; ".join(bounds)
-
-
-def _outcome(decided: Decision, policy: PrologConfig) -> str:
-    if decided.exit_code:
-        asked_first = "; the breaker is asked first" if _bounds(policy) else ""
-        return f"drain: exit code {decided.exit_code}{asked_first}"
-    if decided.withheld:
-        return f"the job starts: exit code 0, because {decided.withheld}"
-    return "the job starts: exit code 0"

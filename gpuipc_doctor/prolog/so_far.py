@@ -44,9 +44,7 @@ class Known(NamedTuple):
 
     @property
     def answers(self) -> Answers:
-        """`decide` by kind, for when there is nobody to do it; none drains that a breaker should let."""
-        if self.policy.breaker.is_set:
-            return {}
+        """`decide` by kind, for when there is nobody to do it."""
         decided = {kind: self.decide(kind, "") for kind in (Kind.UNKILLABLE, Kind.ERROR, Kind.BUDGET)}
         return {
             kind.value: (one.exit_code, one.line if one.weighed[0].concern in self.bad else "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembered answer
@@ -32,23 +33,6 @@ class Action(enum.Enum):
     IGNORE = "ignore"
 
 
-class Breaker(NamedTuple):
-    """Bounds how many nodes a bad release can drain; the defaults bound nothing.
-
-    ``directory``: shared by all nodes; in any ``within_s`` seconds ``max_drains`` of them may
-    drain. ``share``: the part of the nodes that may drain at all.
-    """
-
-    directory: str = ""
-    max_drains: int = 0
-    within_s: float = 86400.0
-    share: float = 1.0
-
-    @property
-    def is_set(self) -> bool:
-        return bool(self.directory) or self.share < 1
-
-
 class PrologConfig(NamedTuple):
     """The site config's section ``prolog``; without one, the defaults. All times are seconds."""
 
@@ -74,7 +58,7 @@ class PrologConfig(NamedTuple):
     log_max_bytes: int = LOG_MAX_BYTES
     """The log is renamed to ``….1`` before it grows beyond."""
     syslog: bool = True
-    breaker: Breaker = Breaker()
+    breaker: Mapping[str, float] = MappingProxyType({})
     simulate: str = ""
     """The profile of the simulated node that is tested instead of this one."""
 
@@ -85,19 +69,20 @@ class PrologConfig(NamedTuple):
             **section,
             **{key: Action(section[key]) for key in section if key.startswith("on_")},
             "checks": tuple(section.get("checks", ())),
-            "breaker": Breaker(**section.get("breaker", {})),
         }
         return cls(**values)
 
     def written(self) -> dict[str, Json]:
         """As a section that `read` takes."""
-        values = {**self._asdict(), "breaker": self.breaker._asdict()}
+        values = {**self._asdict(), "breaker": dict(self.breaker)}
         return {name: value.value if isinstance(value, Action) else value for name, value in values.items()}
+
+    @property
+    def share(self) -> float:
+        """The part of the nodes that may drain at all: bounds how many a bad release can drain."""
+        return self.breaker.get("share", 1.0)
 
 
 def anchored(section: Mapping[str, Json], base: Path) -> dict[str, Json]:
     """The section ``prolog`` with the paths that are relative to its file, in ``base``, as absolute ones."""
-    said = {**section, **{key: str(base / section[key]) for key in ("state_dir", "log") if key in section}}
-    if "directory" in said.get("breaker", {}):
-        said["breaker"] = {**said["breaker"], "directory": str(base / said["breaker"]["directory"])}
-    return said
+    return {**section, **{key: str(base / section[key]) for key in ("state_dir", "log") if key in section}}

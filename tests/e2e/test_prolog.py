@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests import golden
 from tests.e2e.test_faults import left_in_shared_memory, ours_in_shared_memory
 from tests.waiting import LIMIT_S, LOAD_S
 
@@ -283,38 +282,6 @@ def test_a_log_that_cannot_be_written_changes_nothing(site: Site, log: str) -> N
     assert (code, "FAIL ipc-reopen" in line) == (12, True)
     assert "gpuipc-doctor: not logged: " in said
     assert not (site.directory / "target").exists()
-
-
-@pytest.mark.cuda
-def test_no_more_nodes_drain_than_the_breaker_lets(site: Site) -> None:
-    slots = site.directory / "slots"
-    slots.mkdir(mode=0o755)
-    bounded = {"breaker": {"directory": str(slots), "max_drains": 1, "within_s": 604800}}
-    fails = {"checks": ["ipc-reopen"]}
-    site.write("nvidia-460.32.03", {**fails, **bounded})
-    assert [site.prolog(*AMPLE, gpus="0")[0] for _ in range(2)] == [
-        12,
-        12,
-    ]  # the same node needs no second slot
-    (slot,) = slots.iterdir()
-    slot.unlink()
-    slot.symlink_to("another-node")
-    code, line, _ = site.prolog(*AMPLE, gpus="0")
-    assert (code, "would drain, but 1 node has been drained" in line) == (0, True)
-    site.write("nvidia-460.32.03", {**fails, "breaker": {"directory": "nowhere", "max_drains": 1}})
-    code, line, _ = site.prolog(*AMPLE, gpus="0")
-    assert (code, "nowhere cannot be used: No such file" in line) == (0, True)
-
-
-@pytest.mark.cuda
-def test_an_explanation_shows_how_it_was_decided_and_leaves_no_trace(site: Site) -> None:
-    site.write("nvidia-460.32.03", {**FRESH, "shadow": True, "breaker": {"share": 0.5}})
-    code, text, said = site.prolog(*AMPLE, "--explain-decision", gpus="0")
-    assert (code, said) == (0, "")
-    took = text[text.index("the checks took ") :].partition(" s\n")[0] + " s"
-    text = text.replace(took, "the checks took 1.2 s")
-    golden.check("prolog/explain-shadow.txt", text)
-    assert [path.name for path in site.directory.iterdir()] == ["site.yaml"]
 
 
 # -- hangs and slowness ---------------------------------------------------------------------------------

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -15,9 +13,9 @@ from hypothesis import strategies as st
 
 from gpuipc_doctor.api import holders
 from gpuipc_doctor.model import Ending, Finding, Report, Result, RoleOutcome
-from gpuipc_doctor.prolog import answer, concerns, decision
+from gpuipc_doctor.prolog import concerns, decision
 from gpuipc_doctor.prolog.decision import MAX_LINE, Concern, Decision, Kind
-from gpuipc_doctor.site.policy import Action, Breaker, PrologConfig
+from gpuipc_doctor.site.policy import Action, PrologConfig
 from tests import golden
 from tests.sample_reports import FAULT, PROPERTY, gpus, healthy, replaced, reports, seed_002
 
@@ -142,9 +140,7 @@ def test_lines() -> None:
         "fail": decided(FAIL),
         "fail, a known issue on four GPUs": decided(seed_002()),
         "fail, in shadow mode": decided(FAIL, POLICY._replace(shadow=True)),
-        "fail, and the breaker is open": decision.withhold(
-            decided(FAIL), "10 nodes have been drained within 86400 s"
-        ),
+        "fail, not in the share": decided(FAIL, POLICY._replace(breaker={"share": 0.0})),
         "fail, ignored": decided(FAIL, POLICY._replace(on_fail=Action.IGNORE)),
         "unkillable": decided(UNKILLABLE),
         "budget, in a call": decided(BUDGET),
@@ -159,39 +155,18 @@ def test_lines() -> None:
     golden.check("prolog/lines.txt", "".join(rows))
 
 
-def test_there_is_an_answer_before_anything_is_imported_to_ask_the_breaker(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    answers = []
-    channel = SimpleNamespace(doing=lambda what: None, answer=lambda code, line: answers.append((code, line)))
-    monkeypatch.delattr("gpuipc_doctor.prolog.breaker", raising=False)
-    monkeypatch.setitem(sys.modules, "gpuipc_doctor.prolog.breaker", None)
-    policy = POLICY._replace(breaker=Breaker("/shared", 10))
-    decision_made = decision.decide([Concern(Kind.FAIL, "FAIL it is bad")], policy)
-    with pytest.raises(ImportError):
-        answer._conclude(answer.Invocation(0.0), policy, decision_made, channel)
-    assert answers == [(0, "gpuipc-doctor: would drain, but the breaker did not answer: FAIL it is bad")]
+def test_about_the_stated_share_of_the_nodes_may_drain() -> None:
+    may = [decision.place(f"node{number:04}") < 0.1 for number in range(2000)]
+    assert 120 < sum(may) < 280
+    assert all(0 <= decision.place(f"node{number:04}") < 1 for number in range(10))
 
 
-def test_explanations() -> None:
-    went_by = {
-        "config": "site.yaml",
-        "GPUs": "0,1",
-        "budget": "8 s from the start of the process; the checks took 2.1 s",
-        "memory": "not used: fresh_for_s is 0",
-    }
-    bounded = POLICY._replace(on_budget=Action.IGNORE, breaker=Breaker("/shared", 10, 86400.0, 0.05))
-    cases = {
-        "pass": (POLICY, decided(healthy(gpus(4)))),
-        "drained": (bounded, decided(FAIL, bounded)),
-        "ignored": (bounded, decided(BUDGET, bounded)),
-        "logged": (POLICY, decided(ERROR)),
-        "unkillable": (POLICY, decided(UNKILLABLE)),
-    }
-    texts = (
-        f"--- {name}\n{decision.explain(case, policy, went_by)}\n" for name, (policy, case) in cases.items()
-    )
-    golden.check("prolog/explanations.txt", "".join(texts))
+def test_only_a_drain_is_withheld_from_a_node_outside_of_the_share() -> None:
+    nobody = DRAIN_ALL._replace(breaker={"share": 0.0})
+    assert [decided(FAIL, nobody).exit_code, decided(FAIL, DRAIN_ALL).exit_code] == [0, 12]
+    assert decided(healthy(gpus(1)), nobody).withheld == ""
+    assert decided(FAIL, nobody._replace(on_fail=Action.LOG)).withheld == ""
+    assert decided(FAIL, nobody._replace(shadow=True)).withheld == "shadow mode is on"
 
 
 @PROPERTY
@@ -206,7 +181,13 @@ def test_the_line_is_one_printable_line_of_bounded_length(
 
 
 @given(
-    st.builds(PrologConfig, *[st.sampled_from(Action)] * len(Kind), shadow=st.booleans(), simulate=st.text())
+    st.builds(
+        PrologConfig,
+        *[st.sampled_from(Action)] * len(Kind),
+        shadow=st.booleans(),
+        breaker=st.just({}) | st.builds(dict, share=st.floats(0, 1)),
+        simulate=st.text(),
+    )
 )
 def test_a_policy_survives_its_way_to_another_process(policy: PrologConfig) -> None:
     assert PrologConfig.read(policy.written()) == policy

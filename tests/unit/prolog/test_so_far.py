@@ -11,7 +11,7 @@ from gpuipc_doctor.model import Ending, Finding, Json, Result, RoleOutcome
 from gpuipc_doctor.prolog.decision import Concern, Kind
 from gpuipc_doctor.prolog.guard import Answers, Channel
 from gpuipc_doctor.prolog.so_far import Known, SoFar
-from gpuipc_doctor.site.policy import Action, Breaker, PrologConfig
+from gpuipc_doctor.site.policy import Action, PrologConfig
 
 BAD = Known(bad=(Concern(Kind.FAIL, "FAIL it is bad"),))
 
@@ -51,8 +51,12 @@ def test_what_cannot_be_killed_is_held_against_a_node_once_there_was_time_enough
     assert known.answers["unkillable"] == (code, "")
 
 
-def test_nobody_drains_whom_the_breaker_should_have_been_asked_about() -> None:
-    assert BAD._replace(policy=PrologConfig(breaker=Breaker(share=0.5))).answers == {}
+def test_nobody_drains_who_is_not_in_the_share() -> None:
+    answers = BAD._replace(policy=PrologConfig(breaker={"share": 0.0})).answers
+    assert [code for code, _ in answers.values()] == [0, 0, 0]
+    assert (
+        "would drain, but this node is not in the share of 0 that may: FAIL it is bad" in answers["error"][1]
+    )
 
 
 def test_results_are_kept_as_they_come_and_so_is_what_still_runs() -> None:

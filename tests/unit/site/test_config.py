@@ -14,7 +14,7 @@ from gpuipc_doctor.cli.config import command
 from gpuipc_doctor.model import MemoryShare, Tier
 from gpuipc_doctor.site import config
 from gpuipc_doctor.site.config import SiteConfig, Waiver
-from gpuipc_doctor.site.policy import Action, Breaker, PrologConfig
+from gpuipc_doctor.site.policy import Action, PrologConfig
 from gpuipc_doctor.site.yamlfile import BadFile
 
 GENERIC = Path(str(site_configs.__file__)).with_name("generic.yaml")
@@ -77,7 +77,7 @@ def test_what_a_site_says(tmp_path: Path) -> None:
         "  log: /var/log/ours\n"
         "  log_max_bytes: 65536\n"
         "  syslog: false\n"
-        "  breaker: {directory: shared, max_drains: 3, within_s: 60, share: 0.5}\n"
+        "  breaker: {share: 0.5}\n"
         "  simulate: healthy-cuda\n"
         "options:\n"
         "  ipc-release: {rounds: 3}\n",
@@ -102,7 +102,7 @@ def test_what_a_site_says(tmp_path: Path) -> None:
             log="/var/log/ours",
             log_max_bytes=65536,
             syslog=False,
-            breaker=Breaker(str(tmp_path / "shared"), 3, 60, 0.5),
+            breaker={"share": 0.5},
             simulate="healthy-cuda",
         ),
         tier=Tier.PROLOG,
@@ -139,7 +139,7 @@ def test_an_empty_mapping_is_the_defaults(tmp_path: Path) -> None:
         (f"prolog: {{{POLICIES}, shadow: 1}}\n", ["x.yaml:1: prolog.shadow must be true or false, not 1"]),
         (
             f"prolog: {{{POLICIES}, breaker: {{max_drains: 3}}}}\n",
-            ["x.yaml:1: prolog.breaker: max_drains needs directory"],
+            ["x.yaml:1: prolog.breaker: unknown key 'max_drains'"],
         ),
         ("disabled: {ipc-peer: {reason: x}}\n", ["x.yaml:1: disabled.ipc-peer: key 'until' is missing"]),
         (
