@@ -153,6 +153,11 @@ def _calls(looks: Iterable[Process], tid: int) -> set[Call | None]:
     return named if any(call and call[0].is_in_mpi for call in named) else calls
 
 
+def is_seen(looks: Iterable[Process], tid: int) -> bool:
+    """Whether a stack of this thread tells what it does."""
+    return bool(_calls(looks, tid))
+
+
 def _is_telling(stack: Stack) -> bool:
     """Whether it holds a waiting call or reaches the program: else it was cut off below the caller."""
     return _first_call(stack) is not None or any(not _LIBRARY.search(frame) for frame in stack)

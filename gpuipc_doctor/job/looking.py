@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from gpuipc_doctor import node_name
 from gpuipc_doctor.job import perf_events, python_stacks, sampling, sleeping
+from gpuipc_doctor.job.activity import is_seen
 from gpuipc_doctor.job.document import Look, Process, Stack, Thread
 from gpuipc_doctor.job.processes import read_process
 
@@ -20,10 +21,8 @@ MORE = 4
 BETWEEN_S = 1.2
 """Seconds from one look to the next. A program whose iterations take longer than all looks seems to wait."""
 
-SAMPLE_S = 0.4
-
-BUSY = 0.05
-"""Part of a processor from which a thread counts as running."""
+BUSY = sampling.ENOUGH_S / sampling.MOST_S
+"""Part of a processor from which a thread counts as running: what a sample needs."""
 
 
 @dataclass(slots=True)
@@ -76,16 +75,16 @@ class Watcher:
         """Sample the threads that run: by perf(1), else by the system call behind it."""
         if not ranks:
             return Samples()
+        running = [(rank.pid, thread.tid) for rank in ranks for thread in rank.threads if _runs(thread)]
         with suppress(sampling.NotInstalled):
             try:
-                return Samples(exact=sampling.sample([rank.pid for rank in ranks], SAMPLE_S, self.scratch))
+                return Samples(exact=sampling.sample([rank.pid for rank in ranks], running, self.scratch))
             except sampling.NotSampled as reason:
                 self.unable.setdefault("sampled stacks", str(reason))
                 return Samples()
-        busy = [(rank.pid, thread.tid) for rank in ranks for thread in rank.threads if _runs(thread)]
         found: dict[int, list[Stack]] = defaultdict(list)
         try:
-            for tid, stack in perf_events.sample(busy, SAMPLE_S):
+            for tid, stack in perf_events.sample(running):
                 found[tid].append(stack)
         except OSError as error:
             self.unable.setdefault("sampled stacks", error.strerror or str(error))
@@ -117,16 +116,16 @@ def look_repeatedly(watcher: Watcher) -> list[Look]:
 
 
 def _is_unsampled(looks: Sequence[Look]) -> bool:
-    """Whether a main thread that runs or sleeps has no stack at any look."""
-    sampled = {
-        thread.tid
-        for look in looks
-        for process in look.processes
-        for thread in process.threads
-        if thread.native or thread.approximate
-    }
-    ranks = (process for process in looks[-1].processes if is_candidate(process))
-    return any(rank.main and rank.main.state in "RS" and rank.pid not in sampled for rank in ranks)
+    """Whether a main thread that runs or sleeps has at no look a stack that tells what it does."""
+    ranks = [process for process in looks[-1].processes if is_candidate(process)]
+    return any(
+        rank.main and rank.main.state in "RS" and not is_seen(_of(rank.pid, looks), rank.pid)
+        for rank in ranks
+    )
+
+
+def _of(pid: int, looks: Iterable[Look]) -> list[Process]:
+    return [process for look in looks for process in look.processes if process.pid == pid]
 
 
 def is_candidate(process: Process) -> bool:

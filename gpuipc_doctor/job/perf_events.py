@@ -11,13 +11,12 @@ import mmap
 import os
 import platform
 import struct
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
 from gpuipc_doctor.job.code import Code
 from gpuipc_doctor.job.document import Stack
-from gpuipc_doctor.job.sampling import FREQUENCY_HZ, only_user_space
+from gpuipc_doctor.job.sampling import FREQUENCY_HZ, MOST_S, only_user_space, wait_for_use
 
 STACK_BYTES = 16 << 10
 BATCH = 2
@@ -38,15 +37,16 @@ _HEAD_AT = 1024
 """Of ``data_head`` and ``data_tail`` in the first page."""
 
 
-def sample(threads: Sequence[tuple[int, int]], seconds: float) -> Iterator[tuple[int, Stack]]:
-    """Yield thread and stack of each sample of these threads, which are (pid, tid).
+def sample(threads: Sequence[tuple[int, int]], most_s: float = MOST_S) -> Iterator[tuple[int, Stack]]:
+    """Yield thread and stack of each sample of these threads, which are (pid, tid), a `BATCH` at a time.
 
-    ``seconds``: for each `BATCH` of threads. Raises `OSError` where the kernel does not allow it.
+    Raises `OSError` where the kernel does not allow it.
     """
     for first in range(0, len(threads), BATCH):
+        batch = threads[first : first + BATCH]
         with ExitStack() as stack:
-            opened = [(pid, stack.enter_context(_Event(tid))) for pid, tid in threads[first : first + BATCH]]
-            time.sleep(seconds)
+            opened = [(pid, stack.enter_context(_Event(tid))) for pid, tid in batch]
+            wait_for_use(batch, most_s)
             for pid, event in opened:
                 code = Code(pid)
                 for tid, counter, words in event.samples():

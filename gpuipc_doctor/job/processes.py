@@ -100,6 +100,12 @@ def read_process(pid: int, used_s: Callable[[int, float], float], names: frozens
     return None
 
 
+def used_s(pid: int, tid: int) -> float:
+    """Seconds of processor time that a thread has had. Raises `Gone`."""
+    text = Reader(pid).text(f"task/{tid}/stat")
+    return _Stat(text).used_s if text else 0.0
+
+
 class _Stat:
     """The fields of ``/proc/PID/stat`` that are used here. A name may hold spaces and brackets."""
 
