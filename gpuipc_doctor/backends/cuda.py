@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from gpuipc_doctor.api.gpu import BackendUnavailable, DriverError
-from gpuipc_doctor.backends import hostmemory
+from gpuipc_doctor.backends import calls, hostmemory
 from gpuipc_doctor.backends.absence import Vendor
 from gpuipc_doctor.backends.driver import Driver, HandleType
 from gpuipc_doctor.backends.nvml import ProcessMemory
@@ -52,70 +52,8 @@ class CudaDriver(Driver):
     backend = "cuda"
     vendor = NVIDIA
     contexts_own_memory = True
-    calls = {  # noqa: RUF012  # a constant; ClassVar is on the base
-        "init": "cuInit",
-        "device-count": "cuDeviceGetCount",
-        "device-name": "cuDeviceGetName",
-        "device-pci": "cuDeviceGetPCIBusId",
-        "device-uuid": "cuDeviceGetUuid",
-        "device-uuid-mig": "cuDeviceGetUuid_v2",
-        "device-memory": "cuDeviceTotalMem",
-        "device-attribute": "cuDeviceGetAttribute",
-        "can-access": "cuDeviceCanAccessPeer",
-        "context-create": "cuCtxCreate",
-        "context-destroy": "cuCtxDestroy",
-        "context-set": "cuCtxSetCurrent",
-        "primary-retain": "cuDevicePrimaryCtxRetain",
-        "primary-reset": "cuDevicePrimaryCtxReset",
-        "mem-alloc": "cuMemAlloc",
-        "mem-free": "cuMemFree",
-        "mem-info": "cuMemGetInfo",
-        "address-range": "cuMemGetAddressRange",
-        "copy-to-device": "cuMemcpyHtoD",
-        "copy-from-device": "cuMemcpyDtoH",
-        "copy-on-device": "cuMemcpyDtoDAsync",
-        "stream-create": "cuStreamCreate",
-        "stream-destroy": "cuStreamDestroy",
-        "stream-sync": "cuStreamSynchronize",
-        "stream-query": "cuStreamQuery",
-        "stream-wait-event": "cuStreamWaitEvent",
-        "event-create": "cuEventCreate",
-        "event-record": "cuEventRecord",
-        "ipc-get": "cuIpcGetMemHandle",
-        "ipc-open": "cuIpcOpenMemHandle",
-        "ipc-close": "cuIpcCloseMemHandle",
-        "pool-alloc": "cuMemAllocAsync",
-        "pool-free": "cuMemFreeAsync",
-        "pool-create": "cuMemPoolCreate",
-        "pool-destroy": "cuMemPoolDestroy",
-        "pool-alloc-from": "cuMemAllocFromPoolAsync",
-        "pool-trim": "cuMemPoolTrimTo",
-        "pool-get": "cuMemPoolGetAttribute",
-        "pool-set": "cuMemPoolSetAttribute",
-        "pool-set-access": "cuMemPoolSetAccess",
-        "pool-export": "cuMemPoolExportToShareableHandle",
-        "pool-import": "cuMemPoolImportFromShareableHandle",
-        "pool-export-pointer": "cuMemPoolExportPointer",
-        "pool-import-pointer": "cuMemPoolImportPointer",
-        "managed-alloc": "cuMemAllocManaged",
-        "host-alloc": "cuMemHostAlloc",
-        "host-free": "cuMemFreeHost",
-        "vmm-granularity": "cuMemGetAllocationGranularity",
-        "vmm-create": "cuMemCreate",
-        "vmm-reserve": "cuMemAddressReserve",
-        "vmm-map": "cuMemMap",
-        "vmm-unmap": "cuMemUnmap",
-        "vmm-release": "cuMemRelease",
-        "vmm-free": "cuMemAddressFree",
-        "vmm-set-access": "cuMemSetAccess",
-        "vmm-get-access": "cuMemGetAccess",
-        "vmm-retain": "cuMemRetainAllocationHandle",
-        "vmm-properties": "cuMemGetAllocationPropertiesFromHandle",
-        "vmm-export": "cuMemExportToShareableHandle",
-        "vmm-import": "cuMemImportFromShareableHandle",
-        "driver-version": "cuDriverGetVersion",
-    }
-    names = {  # noqa: RUF012  # likewise
+    calls = calls.CUDA | {"device-uuid-mig": "cuDeviceGetUuid_v2"}
+    names = {  # noqa: RUF012  # a constant; ClassVar is on the base
         "pool-properties": "CUmemPoolProps",
         "memory-properties": "CUmemAllocationProp",
         "access": "CUmemAccessDesc",

@@ -8,7 +8,7 @@ from inspect import signature
 from typing import Any
 
 from gpuipc_doctor.api.gpu import HANDLE_BYTES
-from gpuipc_doctor.backends import hostmemory
+from gpuipc_doctor.backends import calls, hostmemory
 from gpuipc_doctor.backends.absence import NO_DEVICE, Vendor
 from gpuipc_doctor.backends.driver import LAZY_ENABLE_PEER_ACCESS, NON_BLOCKING, Driver, HandleType
 from gpuipc_doctor.model import Fact
@@ -44,70 +44,8 @@ class HipDriver(Driver):
     contexts_own_memory = False
     # `process_memory` stays empty: AMD's management library is not asked, for no AMD GPU was at hand to see
     # what it tells.
-    calls = {  # noqa: RUF012  # a constant; ClassVar is on the base
-        "init": "hipInit",
-        "device-count": "hipGetDeviceCount",
-        "device-name": "hipDeviceGetName",
-        "device-pci": "hipDeviceGetPCIBusId",
-        "device-uuid": "hipDeviceGetUuid",
-        "device-memory": "hipDeviceTotalMem",
-        "device-attribute": "hipDeviceGetAttribute",
-        "can-access": "hipDeviceCanAccessPeer",
-        "context-create": "hipCtxCreate",
-        "context-destroy": "hipCtxDestroy",
-        "context-set": "hipCtxSetCurrent",
-        "primary-retain": "hipDevicePrimaryCtxRetain",
-        "primary-reset": "hipDevicePrimaryCtxReset",
-        "mem-alloc": "hipMalloc",
-        "mem-free": "hipFree",
-        "mem-info": "hipMemGetInfo",
-        "address-range": "hipMemGetAddressRange",
-        "copy-to-device": "hipMemcpyHtoD",
-        "copy-from-device": "hipMemcpyDtoH",
-        "copy-on-device": "hipMemcpyDtoDAsync",
-        "stream-create": "hipStreamCreateWithFlags",
-        "stream-destroy": "hipStreamDestroy",
-        "stream-sync": "hipStreamSynchronize",
-        "stream-query": "hipStreamQuery",
-        "stream-wait-event": "hipStreamWaitEvent",
-        "event-create": "hipEventCreateWithFlags",
-        "event-record": "hipEventRecord",
-        "ipc-get": "hipIpcGetMemHandle",
-        "ipc-open": "hipIpcOpenMemHandle",
-        "ipc-close": "hipIpcCloseMemHandle",
-        "pool-alloc": "hipMallocAsync",
-        "pool-free": "hipFreeAsync",
-        "pool-create": "hipMemPoolCreate",
-        "pool-destroy": "hipMemPoolDestroy",
-        "pool-alloc-from": "hipMallocFromPoolAsync",
-        "pool-trim": "hipMemPoolTrimTo",
-        "pool-get": "hipMemPoolGetAttribute",
-        "pool-set": "hipMemPoolSetAttribute",
-        "pool-set-access": "hipMemPoolSetAccess",
-        "pool-export": "hipMemPoolExportToShareableHandle",
-        "pool-import": "hipMemPoolImportFromShareableHandle",
-        "pool-export-pointer": "hipMemPoolExportPointer",
-        "pool-import-pointer": "hipMemPoolImportPointer",
-        "managed-alloc": "hipMallocManaged",
-        "host-alloc": "hipHostMalloc",
-        "host-free": "hipHostFree",
-        "vmm-granularity": "hipMemGetAllocationGranularity",
-        "vmm-create": "hipMemCreate",
-        "vmm-reserve": "hipMemAddressReserve",
-        "vmm-map": "hipMemMap",
-        "vmm-unmap": "hipMemUnmap",
-        "vmm-release": "hipMemRelease",
-        "vmm-free": "hipMemAddressFree",
-        "vmm-set-access": "hipMemSetAccess",
-        "vmm-get-access": "hipMemGetAccess",
-        "vmm-retain": "hipMemRetainAllocationHandle",
-        "vmm-properties": "hipMemGetAllocationPropertiesFromHandle",
-        "vmm-export": "hipMemExportToShareableHandle",
-        "vmm-import": "hipMemImportFromShareableHandle",
-        "driver-version": "hipDriverGetVersion",
-        "runtime-version": "hipRuntimeGetVersion",
-    }
-    names = {  # noqa: RUF012  # likewise
+    calls = calls.HIP | {"runtime-version": "hipRuntimeGetVersion"}
+    names = {  # noqa: RUF012  # a constant; ClassVar is on the base
         "pool-properties": "hipMemPoolProps",
         "memory-properties": "hipMemAllocationProp",
         "access": "hipMemAccessDesc",

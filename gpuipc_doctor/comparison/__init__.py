@@ -7,5 +7,3 @@ text and add nothing.
 from __future__ import annotations
 
 from gpuipc_doctor.comparison.comparison import Comparison, compare
-
-__all__ = ["Comparison", "compare"]

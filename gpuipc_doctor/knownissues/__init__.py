@@ -5,22 +5,3 @@ from gpuipc_doctor.knownissues.entry import KnownIssue, Suppression, Workaround,
 from gpuipc_doctor.knownissues.joining import Harm, harms, join, match_versions
 from gpuipc_doctor.knownissues.parse import SCHEMA
 from gpuipc_doctor.knownissues.signatures import Confidence, Signature
-
-__all__ = [
-    "SCHEMA",
-    "SHIPPED",
-    "Confidence",
-    "Harm",
-    "KnownIssue",
-    "Signature",
-    "Suppression",
-    "Workaround",
-    "edition",
-    "files",
-    "harms",
-    "join",
-    "lint",
-    "load",
-    "match_versions",
-    "may_concern",
-]

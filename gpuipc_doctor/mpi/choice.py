@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from gpuipc_doctor.model import Fact, Json, Launch, MpiStack, Workaround
 from gpuipc_doctor.mpi import families, loaded, locate, verbosity
+from gpuipc_doctor.mpi.identity import identify
 from gpuipc_doctor.mpi.ranks import RankSetting
 
 COMPONENTS = frozenset({"mpich", "cray-mpich", "openmpi", "intel-mpi", "mvapich", "ucx"})
@@ -24,7 +25,7 @@ def launcher(
     """How ranks start under the library of which ``seen`` is the survey. Raises `locate.NotFound`."""
     facts = seen["facts"]
     found = locate.find_launcher(
-        families.identify(facts["version_text"]),
+        identify(facts["version_text"]),
         facts["library"],
         template,
         setting.of(environment),
@@ -48,7 +49,7 @@ def stack(
     Simulated device memory is the host's, so on a simulated node an MPI that knows of no GPU takes it, too.
     """
     facts = seen["facts"]
-    identity = families.identify(facts["version_text"])
+    identity = identify(facts["version_text"])
     aware = {backend: families.gpu_aware(facts, backend) for backend in sorted(backends)}
     unable = [verdict for verdict in aware.values() if not verdict.able]
     able = frozenset(backend for backend, verdict in aware.items() if verdict.able)

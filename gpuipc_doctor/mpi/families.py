@@ -7,22 +7,9 @@ from dataclasses import dataclass
 
 from gpuipc_doctor.model import Json
 from gpuipc_doctor.mpi.facts import Facts
-from gpuipc_doctor.mpi.identity import UNKNOWN, Identity, identify
+from gpuipc_doctor.mpi.identity import UNKNOWN
 from gpuipc_doctor.mpi.switches import Switch, bounding, suitable
 from gpuipc_doctor.mpi.transports import ROUTES, Condition, Route
-
-__all__ = [
-    "UNKNOWN",
-    "Awareness",
-    "Identity",
-    "Switch",
-    "cache_bound",
-    "edges",
-    "gpu_aware",
-    "identify",
-    "ipc_off",
-    "switches",
-]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from gpuipc_doctor.model import Json
 from gpuipc_doctor.mpi import elf, families, locate
 from gpuipc_doctor.mpi.communicator import load_mpi4py
 from gpuipc_doctor.mpi.facts import EDGES, ENVIRONMENT, VARIABLES
+from gpuipc_doctor.mpi.identity import identify
 from gpuipc_doctor.mpi.loaded import mapped_files
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def survey(library: str | None, arm: Arm) -> dict[str, Json]:
     path = _path_of(mpi, path)
     with arm("MPI_Get_library_version"):
         version_text = _library_version(mpi)
-    if families.identify(version_text).family == "openmpi":
+    if identify(version_text).family == "openmpi":
         os.environ.update({**locate.opal_prefix(path), **os.environ})  # as its own mpiexec would
     with arm("MPI_T_init_thread"):
         variables = _control_variables(mpi)
@@ -73,7 +74,7 @@ def report(library: str | None, backends: Sequence[str], arm: Arm) -> dict[str, 
     seen = survey(library, arm)
     return {
         "facts": seen,
-        "mpi": families.identify(seen["version_text"]).title,
+        "mpi": identify(seen["version_text"]).title,
         "aware": {backend: asdict(families.gpu_aware(seen, backend)) for backend in backends},
     }
 

@@ -27,6 +27,7 @@ if __name__ != "__main__":
 
     from gpuipc_doctor.model import Node
     from gpuipc_doctor.mpi import families
+    from gpuipc_doctor.mpi.identity import identify
     from gpuipc_doctor.mpi.locate import find_launcher
     from gpuipc_doctor.simulator.node import prepare
 
@@ -66,7 +67,7 @@ if __name__ != "__main__":
     @every_library
     def test_each_says_who_it_is_and_alone_takes_no_device_pointers(name: str) -> None:
         seen = survey(path_of(name))
-        assert families.identify(seen["version_text"]).title == LIBRARIES[name][1]
+        assert identify(seen["version_text"]).title == LIBRARIES[name][1]
         assert not families.gpu_aware(seen, "cuda").able
         assert not families.gpu_aware(seen, "hip").able
 
@@ -145,7 +146,7 @@ if __name__ != "__main__":
     def test_ranks_start_under_the_launcher_that_is_found(name: str) -> None:
         """More of them than this machine may have cores, as root or not."""
         seen = survey(path_of(name))
-        found = find_launcher(families.identify(seen["version_text"]), seen["library"], "", os.environ)
+        found = find_launcher(identify(seen["version_text"]), seen["library"], "", os.environ)
         command = [part.format(ranks=4) for part in found.launch.command]
         ended = subprocess.run(
             [*command, sys.executable, __file__, "rank"],

@@ -12,6 +12,7 @@ import pytest
 
 from gpuipc_doctor.mpi import families
 from gpuipc_doctor.mpi.facts import Facts
+from gpuipc_doctor.mpi.identity import identify
 from gpuipc_doctor.mpi.switches import SWITCHES
 from gpuipc_doctor.mpi.transports import ROUTES
 
@@ -76,7 +77,7 @@ def seen(version_text: str, **facts: Any) -> dict[str, Any]:
     ],
 )
 def test_a_library_is_known_by_what_it_says(text: str, family: str, version: str, title: str) -> None:
-    identity = families.identify(text)
+    identity = identify(text)
     assert (identity.family, identity.version, identity.title) == (family, version, title)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuipc_doctor.mpi import locate
-from gpuipc_doctor.mpi.families import Identity
+from gpuipc_doctor.mpi.identity import Identity
 from gpuipc_doctor.mpi.locate import Library, NotFound, find_launcher, find_library
 from gpuipc_doctor.site.launcher import mistakes
 
