@@ -6,14 +6,15 @@ keep IPC handles or mappings of freed buffers then lose about one large buffer e
 devices it shows whose memory it is. The controls: as many iterations without a message, in the same ranks;
 buffers of one size; and this MPI's own switch that turns IPC off.
 
-Only the last third of the iterations counts. If memory still grows then, small buffers follow, as many as the
-share of memory has room for, and then a large one: most caches count buffers, of whatever size. They are
-allocated before the first buffer is freed, so no address is used twice: a library without any bound, such as
-Open MPI's smcuda, also releases a mapping if a later buffer has its address. A cache that releases buffers
-for small ones and levels off has a bound, in bytes if the large one adds nothing: a warning; in the soak tier
-only if that bound was passed twice. Growth that was seen to stop is a warning, too.
-Else it is a failure, unless the bound was set to more buffers than were sent. Intel MPI's own bound, 256, is
-more than are sent, and 17 buffers of 8 GiB fill an H200.
+Only the last third of the iterations counts. If more is in use than at first, small buffers follow, as many
+as the share of memory has room for, and then a large one: most caches count buffers, of whatever size. They
+are allocated before the first buffer is freed, so no address is used twice: a library without any bound,
+such as Open MPI's smcuda, also releases a mapping if a later buffer has its address. A cache that releases
+buffers for small ones and levels off has a bound, in bytes if the large one adds nothing: a warning; in the
+soak tier only if that bound was passed twice. Growth that was seen to stop is a warning, too. The small
+buffers also show a library that loses few of its buffers, or a little with each, beside a cache or without
+one. Else it is a failure, unless the bound was set to more buffers than were sent. Intel MPI's own bound,
+256, is more than are sent, and 17 buffers of 8 GiB fill an H200.
 """
 
 from __future__ import annotations
@@ -70,6 +71,9 @@ buffers is as bad as one without a bound: 192 of 1 GiB fill most GPUs."""
 FOR_LARGE = {False: 0.6, True: 0.3}
 """Part of the share, by whether the tier is soak. The rest is for the buffers that follow and for what stays:
 all may be held at once."""
+
+TOO_FEW = 24
+"""Buffers that tell no leak from a cache if all are kept and none can follow."""
 
 SAME, SOAK = 128, 400
 """Iterations with buffers of one size, and in the soak tier, which decides over what grows a little. Drivers
@@ -145,7 +149,14 @@ def measured(done: ProbeOutcome) -> dict[str, BufferGrowth]:
     for role, record in ranks:
         then = record.get("then", [])
         found[role] = BufferGrowth(
-            record["sizes"], record["used"], record["control"], then[:small], SMALL, then[small:], are_apart
+            record["sizes"],
+            record["used"],
+            record["control"],
+            then[:small],
+            SMALL,
+            then[small:],
+            are_apart,
+            max(1.0, record["seconds"] / record["seconds_control"]),
         )
     return found
 
@@ -180,7 +191,7 @@ def judge_plateau(done: ProbeOutcome, seen: dict[str, BufferGrowth]) -> Finding:
 def judge_growth(done: ProbeOutcome, place: int, role: str, seen: BufferGrowth) -> Finding | None:
     """Judge how the memory used on the device of this place, which is this role's, went."""
     if not seen.grows:
-        return None
+        return judge_creep(done, role, seen) if seen.creep else None
     growth, params, decides = seen.growth, done.params, done.params["decides"]
     sent, followed = len(seen.small), len(seen.small) + len(seen.late)
     where = f"on the {role}'s device" if len(done.devices) > 1 else "on the device of both ranks"
@@ -205,6 +216,8 @@ def judge_growth(done: ProbeOutcome, place: int, role: str, seen: BufferGrowth) 
             remedy=remedy,
             **values,
         )
+    if seen.apart and seen.releases and 0 < seen.creep < SMALL / 4:
+        return judge_creep(done, role, seen)
     if all_sent and seen.stops:
         return Finding.warn(
             "stops",
@@ -228,6 +241,16 @@ def judge_growth(done: ProbeOutcome, place: int, role: str, seen: BufferGrowth) 
             rate,
             Evidence.control("without messages it does not"),
             remedy="check mpi-cache-growth --tier soak sends more of them, and decides",
+            **values,
+        )
+    if not params["small"] and seen.is_large and seen.sizes[0] < seen.sizes[-1] and len(seen.used) < TOO_FEW:
+        return Finding.error(
+            "too-few-to-tell",
+            "cannot tell a cache from a leak by {times} buffers: all are kept {where} ({variant})",
+            rate,
+            *held,
+            remedy="let checks have 1024 MiB of the device: memory in the site config",
+            times=len(seen.used),
             **values,
         )
     values["buffers"] = seen.at_least
@@ -257,6 +280,32 @@ def judge_growth(done: ProbeOutcome, place: int, role: str, seen: BufferGrowth) 
     )
 
 
+def judge_creep(done: ProbeOutcome, role: str, seen: BufferGrowth) -> Finding:
+    """Judge growth that the small buffers have shown, of few of the buffers or a little with each."""
+    where = f"on the {role}'s device" if len(done.devices) > 1 else "on the device of both ranks"
+    each = seen.beyond_the_first / (len(seen.used) - 1)
+    is_large = not seen.grows and each >= SMALL
+    values: dict[str, Json] = {
+        "where": where,
+        "growth": each if is_large else seen.creep,
+        "variant": done.probe,
+    }
+    rose = Evidence.seen(
+        "{sent} small buffers of {each:mib} followed: at their end, each raised it by {creep:bytes} for good",
+        sent=len(seen.small),
+        each=SMALL,
+        creep=seen.creep,
+    )
+    if is_large:
+        says = "used memory {where} grows by {growth:mib} each iteration ({variant})"
+        return Finding.fail("grows", says, rose, remedy=bounded_by(done.params), **values)
+    says = "used memory {where} grows by {growth:bytes} with each message ({variant})"
+    if done.params["decides"]:
+        return Finding.fail("grows", says, rose, remedy=bounded_by(done.params), **values)
+    remedy = "check mpi-cache-growth --tier soak sends more of them, and decides"
+    return Finding.warn("grows-a-little", says, rose, remedy=remedy, **values)
+
+
 def bounded_by(params: Mapping[str, Json]) -> str:
     """What to do where a variable bounds the library's cache."""
     variable = params["bounded_by"]
@@ -276,13 +325,16 @@ def iterate(w: Worker) -> None:
     follow = [w.gpu.alloc(nbytes) for nbytes in (*small, *(sizes[-1:] if small else []))]
     alive = follow[:]
     quietly = large_ones(w, sizes[: len(sizes) // 3], alive, freed)
+    quiet = w.clock()
     control, _ = send_and_free(w, ledger, quietly, alive, communicates=False)
     buffers = large_ones(w, sizes, alive, freed)
     if sizes[0] == sizes[-1]:  # else small ones stay, which take addresses
         buffers = watched(w, "sent and freed buffer", buffers)
+    began = w.clock()
     used, held = send_and_free(w, ledger, buffers, alive)
     w.record(sizes=sizes, used=used, control=control, held=held, free=w.gpu.memory_info()[0])
-    if w.mpi.any_says(BufferGrowth(sizes, used, control).grows) and follow:
+    w.record(seconds_control=(began - quiet) / len(control), seconds=(w.clock() - began) / len(used))
+    if follow and (w.params["decides"] or w.mpi.any_says(BufferGrowth(sizes, used, control).may_grow)):
         w.record(follow=[(buffer.address, buffer.nbytes) for buffer in follow], freed=freed)
         more = one_by_one(w, ledger, alive, follow, used[0] + w.params["room"])
         w.record(then=send_and_free(w, ledger, more, alive)[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, combinations, pairwise, product
@@ -15,6 +16,9 @@ FEWEST = 12
 
 KEPT = 0.25
 """Growth by this fraction of a buffer each time is that of buffers which are kept."""
+
+ONCE = 3
+"""Levels of used memory that are not growth yet: a library may set something up, and once more."""
 
 
 def growing_sizes(room: float, first: int, step: int, most: int) -> list[int]:
@@ -57,6 +61,8 @@ class BufferGrowth:
     """Used memory after the large buffer at the end."""
     apart: bool = False
     """Whether the small and late buffers share no address with a buffer that was freed before them."""
+    pace: float = 1.0
+    """How much longer an iteration took with a message than without."""
 
     @property
     def growth(self) -> Slope:
@@ -74,6 +80,24 @@ class BufferGrowth:
     @property
     def grows(self) -> bool:
         return self.growth.low > self.unsuspicious
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether more is in use than after the first buffer: small ones show whether that goes on."""
+        return self.grows or self.beyond_the_first > NOISE_BYTES
+
+    @property
+    def creep(self) -> float:
+        """Bytes by which each small buffer raised used memory for good, beside a cache or none; 0: not seen.
+
+        For a library that loses few of its buffers, or a little with each. What a cache keeps goes up and
+        down and hides that, so the highest and the lowest figures are compared, as far apart as possible.
+        """
+        rises, between = self._rises
+        if min(rises, default=0) <= self._noise or len(self._ends[0]) < self._displaced_after:
+            return 0.0
+        for_good = accumulate(reversed(self.small[self._displaced_after :]), min)
+        return min(rises) / between if len(set(for_good)) > ONCE else 0.0
 
     @property
     def is_large(self) -> bool:
@@ -109,7 +133,7 @@ class BufferGrowth:
         bound also releases a mapping if a later buffer has its address, so no small buffer may lie where a
         freed one was.
         """
-        return self._since_before_the_first(self._level) if self._levels_off and self._releases else None
+        return self._since_before_the_first(self._level) if self._levels_off and self.releases else None
 
     @property
     def counts_bytes(self) -> bool:
@@ -120,7 +144,7 @@ class BufferGrowth:
     @property
     def stops(self) -> bool:
         """Whether growth was seen to stop, with small and with large buffers, though nothing was released."""
-        if not self.is_large or not self.late or not self._levels_off or self._releases:
+        if not self.is_large or not self.late or not self._levels_off or self.releases:
             return False
         return self.late[-1] - self._level < self.growth.low / 2
 
@@ -141,25 +165,55 @@ class BufferGrowth:
         )
 
     @property
+    def releases(self) -> bool:
+        """Whether used memory fell as small buffers were sent."""
+        went = [self.used[-1], *self.small]
+        return any(most - now > NOISE_BYTES for most, now in zip(accumulate(went, max), went, strict=True))
+
+    @property
     def _levels_off(self) -> bool:
-        """Whether both halves of the last third of the small buffers went as high and as low.
+        """Whether used memory went as high and as low at the end as where the large buffers were displaced.
 
         A cache that is emptied when it is full goes in saw teeth; so does a leak, but these rise.
         """
-        last = last_third(self.small)
-        first, second = last[: len(last) // 2], last[len(last) // 2 :]
-        noise = min(NOISE_BYTES, self.each * len(last) / 4)
-        return self.apart and len(last) > 1 and all(abs(of(second) - of(first)) <= noise for of in (max, min))
+        rises, _ = self._rises
+        return self.apart and bool(rises) and all(abs(rise) <= self._noise for rise in rises)
+
+    @property
+    def _displaced_after(self) -> int:
+        """Small buffers after which a cache that counts buffers is full of small ones.
+
+        At most two thirds of them; one third if the large ones have filled it, which are fewer than these.
+        """
+        kept = self._since_before_the_first(max(last_third(self.small))) / self.each
+        return min(max(FEWEST, math.ceil(kept)), (2 if self.grows else 1) * len(self.small) // 3)
+
+    @property
+    def _ends(self) -> tuple[Sequence[float], Sequence[float]]:
+        """The first and the last figures since then: of a third each, or of as many as a cache may have."""
+        if len(self.small) < FEWEST:
+            return (), ()
+        then = self.small[self._displaced_after :]
+        part = min(max(self._displaced_after, len(then) // 3), len(then) // 2)
+        return then[:part], then[-part:]
+
+    @property
+    def _rises(self) -> tuple[tuple[float, ...], int]:
+        """By how much the highest and lowest figures rose from end to end, and the buffers between."""
+        first, last = self._ends
+        if not first:
+            return (), 1
+        between = len(self.small) - self._displaced_after - len(last)
+        return tuple(of(last) - of(first) for of in (max, min)), between
+
+    @property
+    def _noise(self) -> float:
+        return min(NOISE_BYTES, self.each * len(self._ends[0]) / 2)
 
     @property
     def _level(self) -> float:
-        """Used memory at most over the last third of the small buffers."""
-        return max(last_third(self.small), default=0)
-
-    @property
-    def _releases(self) -> bool:
-        went = [self.used[-1], *self.small]
-        return any(most - now > NOISE_BYTES for most, now in zip(accumulate(went, max), went, strict=True))
+        """Used memory at most once a cache is full of small buffers."""
+        return max(self._ends[0], default=0)
 
     def _since_before_the_first(self, used: float) -> float:
         """Bytes in use beyond what was before the first buffer, if that was kept, in a driver's blocks."""
@@ -167,7 +221,9 @@ class BufferGrowth:
 
     @property
     def _without_messages(self) -> float:
-        return slope(range(len(self.control)), self.control).high
+        """Bytes each time by the control; what certainly grows there grows with time."""
+        control = slope(range(len(self.control)), self.control)
+        return control.high * self.pace if control.low > 0 else control.high
 
     @property
     def _mean(self) -> float:

@@ -33,7 +33,7 @@ def memory(
     without = [600 * MIB + number * control for number in range(14)]
     recorded = {
         **{"sizes": sizes, "used": used, "control": without, "held": held or nobody_tells},
-        **{"free": 100 << 30, **ledger(moves=moves)},
+        **{"free": 100 << 30, "seconds": 0.1, "seconds_control": 0.1, **ledger(moves=moves)},
     }
     if small is None:
         return recorded
@@ -63,12 +63,45 @@ def emptied(buffers: int, left: int = 0) -> Cache:
     return lambda sent: sent if len(sent) <= buffers else sent[-1 - left :]
 
 
-def followed(cache: Cache, sizes: list[int], small: int) -> dict[str, Json]:
+def nothing(_: list[int]) -> list[int]:
+    return []
+
+
+def lost(one_in: int, of: Cache = nothing, first: int = 0) -> Cache:
+    """Beside what a cache keeps, it never gives up one buffer of so many, from the ``first`` on."""
+    for_ever, cached, number = list[int](), list[int](), 0
+
+    def keep(sent: list[int]) -> list[int]:
+        nonlocal cached, number
+        number += 1
+        if number > first and number % one_in == 0:
+            for_ever.append(sent[-1])
+        else:
+            cached = of([*cached, sent[-1]])
+        return [*for_ever, *cached]
+
+    return keep
+
+
+def in_slots(number: int) -> Cache:
+    """Each buffer has the place of one of so many, as a hash of its address says."""
+    slots, count = dict[int, int](), 0
+
+    def keep(sent: list[int]) -> list[int]:
+        nonlocal count
+        count += 1
+        slots[count * 7919 % number] = sent[-1]
+        return list(slots.values())
+
+    return keep
+
+
+def followed(cache: Cache, sizes: list[int], small: int, leak: int = 0) -> dict[str, Json]:
     """What is recorded of a cache: large buffers were sent, small ones, and a large one."""
     kept, used = list[int](), list[int]()
-    for nbytes in sizes + [2 * MIB] * small + (sizes[-1:] if small else []):
+    for number, nbytes in enumerate(sizes + [2 * MIB] * small + (sizes[-1:] if small else []), 1):
         kept = cache([*kept, -(-nbytes // (2 * MIB)) * 2 * MIB])
-        used.append(sum(kept))
+        used.append(sum(kept) + number * leak // (2 * MIB) * 2 * MIB)
     return memory(used[: len(sizes)], small=used[len(sizes) :], sizes=sizes)
 
 
@@ -150,14 +183,17 @@ def test_a_cache_that_small_buffers_fill_is_a_warning_with_its_bound(buffers: in
     assert growth(keeps(buffers)).remedy == ""
 
 
-def followed_as_planned(cache: Cache, tier: Tier, most_gib: float) -> Finding:
-    """What is said of a cache of the sender, with the buffers planned for this share of two devices."""
+def followed_as_planned(
+    cache: Cache, tier: Tier, most_gib: float, devices: tuple[Device, ...] = TWO, leak: int = 0
+) -> Finding:
+    """What is said of a cache of the sender, with the buffers planned for this share of the devices."""
     stack = MpiStack("mpich", "5.0.2", "/opt/libmpi.so", Launch(("mpiexec", "-n", "{ranks}")))
-    context = Context(TWO, mpi=stack, tier=tier, memory=MemoryShare(most_gib=most_gib))
+    context = Context(devices, mpi=stack, tier=tier, memory=MemoryShare(most_gib=most_gib))
     planned = check("mpi-cache-growth").probes(context)
     params = next(probe.params for probe in planned if isinstance(probe, Probe) and probe.name == "growing")
-    sent = followed(cache, params["sizes"], params["small"])
-    return growth(sent, followed(lambda _: [], params["sizes"], params["small"]), **params)
+    sent = followed(cache, params["sizes"], params["small"], leak)
+    received = followed(nothing, params["sizes"], params["small"]) if len(devices) > 1 else sent
+    return growth(sent, received, devices, **params)
 
 
 NO_BOUND = newest(10**6)
@@ -194,6 +230,68 @@ def test_a_bound_is_claimed_of_a_cache_that_has_one_and_was_passed(
         assert (finding.status is Status.FAIL) is (bool(says) and not claimed)
         text = " ".join((sentences.summary(finding), *sentences.evidence(finding)))
         assert f"{says} " in text, text
+
+
+KIB = 1024
+ACCEPTANCE, SOAK = Tier.ACCEPTANCE, Tier.SOAK
+
+
+@pytest.mark.parametrize(
+    ("cache", "leak", "tier", "most_gib", "status", "says"),
+    [
+        (lambda: lost(16), 0, ACCEPTANCE, 2, Status.FAIL, "grows by"),
+        (lambda: lost(16), 0, SOAK, 2, Status.FAIL, "grows by"),
+        (lambda: lost(16), 0, SOAK, 0.3, Status.FAIL, "grows by"),
+        (lambda: lost(3), 0, ACCEPTANCE, 0.3, Status.FAIL, "grows by"),
+        (lambda: lost(2), 0, ACCEPTANCE, 0.3, Status.FAIL, "grows by"),
+        (lambda: lost(1, first=30), 0, ACCEPTANCE, 2, Status.FAIL, "grows by"),
+        (lambda: lost(16, emptied(16)), 0, ACCEPTANCE, 2, Status.FAIL, "grows by"),
+        (lambda: lost(16, emptied(16)), 0, SOAK, 2, Status.FAIL, "grows by"),
+        (lambda: lost(16, newest(16)), 0, ACCEPTANCE, 2, Status.FAIL, "grows by"),
+        (lambda: lost(16, newest(16)), 0, SOAK, 2, Status.FAIL, "grows by"),
+        (lambda: newest(16), 64 * KIB, ACCEPTANCE, 2, Status.WARN, "grows by"),
+        (lambda: newest(16), 64 * KIB, SOAK, 2, Status.FAIL, "grows by"),
+        (lambda: newest(16), 16 * KIB, ACCEPTANCE, 2, Status.WARN, "about 16 freed buffers"),
+        (lambda: nothing, 64 * KIB, SOAK, 2, Status.FAIL, "grows by"),
+        (lambda: in_slots(16), 0, ACCEPTANCE, 2, Status.WARN, "about 16 freed buffers"),
+        (lambda: in_slots(16), 0, SOAK, 0.3, Status.WARN, "about 16 freed buffers"),
+        (lambda: newest(2), 0, ACCEPTANCE, 0.3, Status.WARN, "about 2 freed buffers"),
+        (
+            lambda: lambda sent: [] if len(sent) > 2 else sent,
+            0,
+            ACCEPTANCE,
+            2,
+            Status.PASS,
+            "memory comes back",
+        ),
+    ],
+)
+def test_neighbours_of_an_unbounded_cache(
+    cache: Callable[[], Cache], leak: int, tier: Tier, most_gib: float, status: Status, says: str
+) -> None:
+    """Some of the buffers are lost, or a little with each, beside a cache or none."""
+    finding = followed_as_planned(cache(), tier, most_gib, leak=leak)
+    assert finding.status is status, sentences.summary(finding)
+    assert says in sentences.summary(finding)
+
+
+@pytest.mark.parametrize("cache", [newest(16), NO_BOUND])
+def test_without_room_for_small_buffers_a_cache_is_not_told_from_a_leak(cache: Cache) -> None:
+    finding = followed_as_planned(cache, Tier.ACCEPTANCE, 0.3, ONE)
+    assert (finding.status, finding.key) == (Status.ERROR, "too-few-to-tell")
+    assert sentences.summary(finding) == (
+        "cannot tell a cache from a leak by 12 buffers: all are kept on the device of both ranks (growing)"
+    )
+    assert finding.remedy == "let checks have 1024 MiB of the device: memory in the site config"
+    assert followed_as_planned(newest(16), Tier.ACCEPTANCE, 1, ONE).key == "keeps-many"
+    assert followed_as_planned(NO_BOUND, Tier.ACCEPTANCE, 1, ONE).key == "grows"
+
+
+def test_what_grows_with_time_grows_without_messages() -> None:
+    """An iteration with a message takes ten times as long as one without, and so costs ten times as much."""
+    grows = grows_by(4 * MIB, control=420 * KIB)
+    assert growth(grows).status is Status.FAIL
+    assert growth({**grows, "seconds": 1.0}).status is Status.PASS
 
 
 @pytest.mark.parametrize(("buffers", "decides"), [(96, True), (97, True), (128, False)])
