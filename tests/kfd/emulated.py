@@ -70,9 +70,15 @@ def runtimes() -> list[Runtime]:
 
 
 def chosen_runtimes() -> list[Runtime]:
-    """This machine's own, and those named in ``GPUIPC_TEST_AMD``: ``rocm-6,rocm-7``."""
-    names = os.environ.get("GPUIPC_TEST_AMD", "").split(",")
-    return [runtime for runtime in runtimes() if runtime.root == Path("/") or runtime.name in names]
+    """This machine's own, and those named in ``GPUIPC_TEST_AMD``: ``rocm-6,rocm-7``.
+
+    Raises `LookupError` if one of these is not there.
+    """
+    named = set(filter(None, os.environ.get("GPUIPC_TEST_AMD", "").split(",")))
+    found = runtimes()
+    if absent := named - {runtime.name for runtime in found}:
+        raise LookupError(f"GPUIPC_TEST_AMD names {', '.join(sorted(absent))}: not found below .prefix")
+    return [runtime for runtime in found if runtime.root == Path("/") or runtime.name in named]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +112,13 @@ def build(directory: Path) -> Path:
 
 
 @cache
+def _driver() -> bytes:
+    """The emulated driver, compiled once by each process of ours."""
+    with tempfile.TemporaryDirectory(prefix="kfd-") as directory:
+        return build(Path(directory)).read_bytes()
+
+
+@cache
 def namespace() -> tuple[str, ...]:
     """The command that makes a mount namespace here; raises `OSError` that says why none can be made."""
     refusals = []
@@ -128,7 +141,7 @@ def node(runtime: Runtime, gpus: int = GPUS, mib: int = MIB) -> Iterator[Emulate
         (run / "lib").mkdir()
         (run / "lib/libamdhip64.so").symlink_to(Path("/") / runtime.library.relative_to(runtime.root))
         topology.write(run, gpus, mib, os.cpu_count() or 1)
-        build(run)
+        (run / DRIVER).write_bytes(_driver())
         env = {
             "KFD_EMULATOR": directory,
             "LD_PRELOAD": str(run / DRIVER),
@@ -160,15 +173,53 @@ def _bound(runtime: Runtime) -> list[str]:
     """What of this machine another root file system needs: this repository, and the Python that runs here."""
     if runtime.root == Path("/"):
         return []
-    python = Path(sys.executable).resolve()
-    release = f"python3.{sys.version_info.minor}"
-    installed = [python, Path("/usr/lib") / release] if sys.base_prefix == "/usr" else [Path(sys.base_prefix)]
+    installed = [Path(sys.base_prefix)]
+    if sys.base_prefix == "/usr":  # whose python3, which an environment refers to, is another release there
+        installed = [*_links(Path(sys.executable)), Path(f"/usr/lib/python3.{sys.version_info.minor}")]
     places = [REPOSITORY, (REPOSITORY / ".prefix").resolve(), Path(tempfile.gettempdir()), *installed]
-    return sorted({str(place) for place in places if place.exists() and place != Path("/tmp")})
+    outside = {place for place in places if place.exists() and REPOSITORY not in place.parents}
+    return sorted(map(str, outside - {Path("/tmp")}))
+
+
+def _links(path: Path) -> Iterator[Path]:
+    """The files that a path leads to, by one symbolic link after the other."""
+    while path.is_symlink():
+        path = path.parent / path.readlink()
+        yield path
+
+
+TOLD = """
+import ctypes
+hip, number = ctypes.CDLL("libamdhip64.so"), ctypes.c_int()
+for call in ("hipRuntimeGetVersion", "hipDriverGetVersion"):
+    if error := getattr(hip, call)(ctypes.byref(number)):
+        raise SystemExit(f"{call} returned {error}")
+    print(number.value)
+"""
+
+
+def versions(runtime: Runtime) -> str:
+    """One line: the exact versions, as packages and as the runtime itself tells them on an emulated node.
+
+    A version of HIP is ``major · 10,000,000 + minor · 100,000 + patch``, as HIP's reference says.
+    """
+    with node(runtime, gpus=1) as emulated:
+        command = [*emulated.enter, sys.executable, "-c", TOLD]
+        environment = {**os.environ, **emulated.env}
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    hip, driver = (
+        f"{number // 10**7}.{number // 10**5 % 100}.{number % 10**5}"
+        for number in map(int, done.stdout.split())
+    )
+    return f"{runtime.name}: {runtime.packages}; it reports HIP {hip}, driver {driver}"
 
 
 def main() -> None:
-    """Run a command on an emulated node."""
+    """Run a command on an emulated node; without one, print the exact versions of the runtimes."""
+    if not sys.argv[1:]:
+        for runtime in chosen_runtimes():
+            sys.stdout.write(versions(runtime) + "\n")
+        return
     parser = argparse.ArgumentParser(prog="python -m tests.kfd.emulated", description=main.__doc__)
     parser.add_argument("runtime", choices=[runtime.name for runtime in runtimes()])
     parser.add_argument("--gpus", type=int, default=GPUS)
