@@ -48,8 +48,10 @@ def command(
     """Find known issues in logs and stacks, and say what to do about them.
 
     Reads what MPI libraries, libfabric, UCX, NCCL, Slurm and the kernel print, and what gdb says of a
-    process; also compressed with gzip, xz, bzip2 or zstd, in tar and zip archives, and UTF-16. Of a
-    directory, reads the logs below it, newest first. Without FILE, and for -, reads standard input.
+    process; also compressed with gzip, xz, bzip2 or zstd, in tar and zip archives, UTF-16, and JSON
+    of systemd's journal and of containers. Compares the dumps of PyTorch's Flight Recorder, and logs
+    whose names differ in figures only. Of a directory, reads the logs below it, newest first. Without
+    FILE, and for -, reads standard input.
     """
     if not files and sys.stdin.isatty():
         raise click.UsageError("name a log, or pipe one in")

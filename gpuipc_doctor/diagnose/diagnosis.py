@@ -38,6 +38,28 @@ class Recognised:
 
 
 @dataclass(frozen=True, slots=True)
+class Difference:
+    """What sets some ranks apart from the others."""
+
+    says: str
+    ranks: tuple[str, ...]
+    """``rank 17 (nid000004)``; the log's name where nothing tells the rank."""
+    log: str
+    """That of the first of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankFiles:
+    """Logs of one rank each."""
+
+    alike: int
+    """So many of them say the same."""
+    issues: tuple[str, ...]
+    """The ids that these have."""
+    differences: tuple[Difference, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LogRead:
     """What was read of one log. ``trouble`` says why there is no more; ``notes`` what one should know."""
 
@@ -60,6 +82,9 @@ class Diagnosis:
     unknown_beyond: int = 0
     """At least so many such lines of still other kinds."""
     interrupted: bool = False
+    rank_files: tuple[RankFiles, ...] = ()
+    flights: tuple[Difference, ...] = ()
+    """Where PyTorch's Flight Recorder shows ranks apart, or a collective that did not end."""
 
     @property
     def found(self) -> tuple[Recognised, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gpuipc_doctor.diagnose.diagnosis import Diagnosis, Recognised
+from gpuipc_doctor.diagnose.diagnosis import Diagnosis, RankFiles, Recognised
 from gpuipc_doctor.diagnose.occurrences import MOST, Occurrences
 from gpuipc_doctor.knownissues import Confidence
 from gpuipc_doctor.model import Relation
@@ -47,6 +47,10 @@ def _blocks(diagnosis: Diagnosis, exit_code: int) -> Iterator[Block]:
     if len(diagnosis.recognised) > 1:
         yield from table(("class", "issue", "do first"), map(_row, diagnosis.recognised))
     yield from map(entry, diagnosis.recognised)
+    if diagnosis.flights:
+        items = tuple(Item(f"{_names('rank', one.ranks)}: {one.says}") for one in diagnosis.flights)
+        yield Entry("RANKS", "in PyTorch's Flight Recorder", items, "WARN", columns=7)
+    yield from map(_rank_files, diagnosis.rank_files)
     if diagnosis.unknown:
         yield _unknown(diagnosis)
     if any(one.relation is Relation.UNKNOWN for one in diagnosis.recognised):
@@ -93,6 +97,19 @@ def _head(diagnosis: Diagnosis) -> Iterator[Block]:
     if diagnosis.facts:
         told = (f"{fact.name.removeprefix('env:')} {fact.value}" for fact in diagnosis.facts if fact.value)
         yield Lines((f"known of the node: {', '.join(told)}",))
+
+
+def _rank_files(one: RankFiles) -> Entry:
+    """``the same on 510 ranks; rank 17 (nid000004) differs``."""
+    alike = f"the same on {counted(one.alike, 'rank')}"
+    some = [
+        f"{_names('', seen.ranks).strip()} differ{'s' * (len(seen.ranks) == 1)}" for seen in one.differences
+    ]
+    items = [Item(", ".join(one.issues), "Same: ")]
+    items += [
+        Item(f"{said}: {seen.says}; see {seen.log}") for said, seen in zip(some, one.differences, strict=True)
+    ]
+    return Entry("RANKS", "; ".join([alike, *some[:NAMES]]), tuple(items[: UNKNOWN + 1]), "-", columns=7)
 
 
 def _unknown(diagnosis: Diagnosis) -> Entry:
@@ -142,7 +159,7 @@ def _names(word: str, names: Sequence[str]) -> str:
     if not names:
         return ""
     more = f" and {len(names) - NAMES}{'+' * (len(names) == MOST)} more" if len(names) > NAMES else ""
-    return f"{word}{'s' * (len(names) > 1)} {', '.join(names[:NAMES])}{more}"
+    return f"{word}{'s' * (len(names) > 1 and bool(word))} {', '.join(names[:NAMES])}{more}"
 
 
 def _size(number: int) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
-from gpuipc_doctor.diagnose.diagnosis import Diagnosis, LogRead, Recognised
+from gpuipc_doctor.diagnose.diagnosis import Diagnosis, Difference, LogRead, RankFiles, Recognised
 from gpuipc_doctor.diagnose.exits import MEANINGS
 from gpuipc_doctor.diagnose.occurrences import Occurrences, Place
+from gpuipc_doctor.knownissues.entry import Lookalike
 from gpuipc_doctor.model import Fact, Json, Relation
 from gpuipc_doctor.report import documents
 
-SCHEMA = "gpuipc-doctor/diagnosis/2"
+SCHEMA = "gpuipc-doctor/diagnosis/3"
 """Any change of what may stand in the document raises the number."""
 
 
@@ -46,6 +47,7 @@ KnownIssue = TypedDict(
         "remedy": str,
         "references": list[str],
         "lines": LogLines,
+        "lookalikes": tuple[Lookalike, ...],
         "signatures": list[LogLines],
     },
 )
@@ -62,6 +64,8 @@ class Document(TypedDict):
     recognised: list[KnownIssue]
     unknown: list[LogLines]
     unknown_beyond: int
+    rank_files: tuple[RankFiles, ...]
+    flights: tuple[Difference, ...]
 
 
 def schema() -> Json:
@@ -81,6 +85,8 @@ def dumps(diagnosis: Diagnosis, *, exit_code: int, edition: str) -> str:
         "recognised": [_known_issue(one) for one in diagnosis.recognised],
         "unknown": [_lines(one) for one in diagnosis.unknown],
         "unknown_beyond": diagnosis.unknown_beyond,
+        "rank_files": diagnosis.rank_files,
+        "flights": diagnosis.flights,
     }
     return documents.dumps({"schema": SCHEMA, **document})
 
@@ -99,6 +105,7 @@ def _known_issue(one: Recognised) -> KnownIssue:
         "remedy": one.remedy,
         "references": [reference.url for reference in issue.references],
         "lines": _lines(one.lines),
+        "lookalikes": one.lookalikes,
         "signatures": [_lines(lines) for lines in one.signatures],
     }
 

@@ -82,8 +82,12 @@ class ErrorLines:
         group[0].add(seen)
         group[2].update(known)
 
-    def unexplained(self, explained: Collection[int]) -> Iterator[Occurrences]:
-        """Lines without a pattern of ``explained``, most telling first, then in the order of appearance."""
-        left = [(rank, tally) for tally, rank, known in self._groups.values() if known.isdisjoint(explained)]
-        for _, tally in sorted(left, key=lambda one: one[0]):
-            yield tally.occurrences()
+    def unexplained(self, explained: Collection[int]) -> Iterator[tuple[bytes, Occurrences]]:
+        """Kinds of lines without a pattern of ``explained``, most telling first, then as they appeared."""
+        left = [
+            (rank, kind, tally)
+            for kind, (tally, rank, known) in self._groups.items()
+            if known.isdisjoint(explained)
+        ]
+        for _, kind, tally in sorted(left, key=lambda one: one[0]):
+            yield kind, tally.occurrences()

@@ -9,11 +9,13 @@ from operator import attrgetter
 
 from gpuipc_doctor.diagnose.diagnosis import Diagnosis, LogRead, Recognised
 from gpuipc_doctor.diagnose.error_lines import ErrorLines
+from gpuipc_doctor.diagnose.flight_recorder import Dump, differences
 from gpuipc_doctor.diagnose.index import Index
 from gpuipc_doctor.diagnose.literals import bare
 from gpuipc_doctor.diagnose.log_facts import Facts
 from gpuipc_doctor.diagnose.occurrences import Place, Sighting, Tally
 from gpuipc_doctor.diagnose.origin import Writers
+from gpuipc_doctor.diagnose.rank_files import LogSummary, compare
 from gpuipc_doctor.diagnose.scanner import Hit, Scanner, spanned
 from gpuipc_doctor.knownissues import Confidence, KnownIssue, Signature, may_concern
 from gpuipc_doctor.knownissues.entry import Lookalike
@@ -25,6 +27,9 @@ MANY = 1000
 
 The names of libfabric's functions are in stacks, and in every line of its debug log.
 """
+
+MOST_LOGS = 1 << 14
+"""Logs that are compared with each other."""
 
 _RELATIONS = {
     Verdict.BAD: Relation.CONFIRMED,
@@ -45,9 +50,13 @@ class Examination:
         self._facts = Facts()
         self._groups = ErrorLines()
         self._writers = Writers()
+        self._logs: list[LogSummary] = []
 
     def log(self, name: str) -> LogExamination:
-        return LogExamination(name, self)
+        summary = LogSummary(name)
+        if len(self._logs) < MOST_LOGS:
+            self._logs.append(summary)
+        return LogExamination(summary, self)
 
     def count(self, seen: Sighting, parts: Sequence[int], told: int | None) -> None:
         """Count lines with parts of signatures, or with the telling words number ``told``."""
@@ -91,7 +100,11 @@ class Examination:
         return Sighting(kind, 1 + len(hit.again), first, last, hosts, ranks)
 
     def conclude(
-        self, logs: Sequence[LogRead], known: Sequence[Fact] = (), interrupted: bool = False
+        self,
+        logs: Sequence[LogRead],
+        known: Sequence[Fact] = (),
+        interrupted: bool = False,
+        dumps: Iterable[Dump] = (),
     ) -> Diagnosis:
         """``known``: facts of the node that are known otherwise; they win over what logs tell."""
         names = {fact.name for fact in known}
@@ -110,8 +123,19 @@ class Examination:
                 explained.update(part for numbers in signatures.values() for part in numbers)
         recognised.sort(key=lambda one: one.rank(order.get(one.lines.first.log, 0)))
         recognised = [replace(one, lookalikes=tuple(_lookalikes(one, recognised))) for one in recognised]
-        unknown = tuple(self._groups.unexplained(explained))
-        return Diagnosis(tuple(logs), facts, tuple(recognised), unknown, self._groups.beyond, interrupted)
+        unknown = dict(self._groups.unexplained(explained))
+        ids = {number: issue.id for number, issue in enumerate(self.index.issues)}
+        there = {one.issue.id for one in recognised}
+        return Diagnosis(
+            tuple(logs),
+            facts,
+            tuple(recognised),
+            tuple(unknown.values()),
+            self._groups.beyond,
+            interrupted,
+            tuple(compare(self._logs, {n: id_ for n, id_ in ids.items() if id_ in there}, unknown.keys())),
+            tuple(differences(dumps)),
+        )
 
     def _recognise(
         self, number: int, signatures: dict[Signature, tuple[int, ...]], facts: Sequence[Fact]
@@ -156,8 +180,8 @@ def _lookalikes(one: Recognised, recognised: Iterable[Recognised]) -> Iterator[L
 class LogExamination:
     """The examination of one log: the parts of a signature count together when they are in the same one."""
 
-    def __init__(self, name: str, examination: Examination) -> None:
-        self._name = name
+    def __init__(self, summary: LogSummary, examination: Examination) -> None:
+        self._summary = summary
         self._examination = examination
         self._index = examination.index
         self._scanner = Scanner(self._index.patterns)
@@ -176,12 +200,15 @@ class LogExamination:
 
     def _add(self, hits: Iterable[Hit]) -> None:
         for hit in hits:
-            seen = self._examination.sighting(self._name, hit)
+            seen = self._examination.sighting(self._summary.name, hit)
+            self._summary.saw(seen.hosts, seen.ranks)
             parts = [number for number, _ in hit.matches if self._is_news(number)]
             told = [number for number, _ in hit.matches if self._index.is_error_line(number)]
             self._examination.count(seen, parts, told[0] if told else None)
-            if told and self._examination.is_flood(told[0]):
-                self._scanner.rest(told[0])
+            if told:
+                self._summary.add(seen.kind, seen.first.excerpt)
+                if self._examination.is_flood(told[0]):
+                    self._scanner.rest(told[0])
             for number, match in hit.matches:
                 if fact := self._index.fact(number):
                     self._examination.learn(fact, match[1], seen.first)
@@ -199,6 +226,7 @@ class LogExamination:
         complete = all(self._seen[one] for one in part.numbers)
         if complete and begins:
             self._examination.complete.add((part.issue, part.signature))
+            self._summary.issues.add(part.issue)
             self._scanner.wake([one for one in part.numbers if self._index.parts[one].counts])
         if not part.counts and begins:
             self._scanner.rest(number)

@@ -27,4 +27,5 @@ def code(diagnosis: Diagnosis, *, strict: bool = False) -> int:
         return Exit.ERROR
     if not any(log.bytes for log in diagnosis.logs):
         return Exit.NOTHING
-    return Exit.WARN if strict and (diagnosis.hints or diagnosis.unknown) else Exit.OK
+    unexplained = diagnosis.hints or diagnosis.unknown or diagnosis.flights
+    return Exit.WARN if strict and unexplained else Exit.OK

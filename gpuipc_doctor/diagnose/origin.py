@@ -25,7 +25,7 @@ _TIMES = (
 )
 _HOSTS = (
     rf"\[({_NAME}):\d+(?::\d+)?\]",  # Open MPI, UCX
-    rf"({_NAME}):\d+:\d+ \[\d+\] (?:NCCL|RCCL)",
+    rf"({_NAME}):\d+:\d+ \[\d+\] (?:\S+:\d+ )?(?:NCCL|RCCL)",
     rf"libfabric:[^<\n]{{0,120}}<\w+> ({_NAME}): ",  # the cxi provider
     rf"(?:srun|slurmstepd): error: ({_NAME}): task",
     rf"slurmstepd-({_NAME}):",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from gpuipc_doctor.diagnose.decompress import Unreadable
 from gpuipc_doctor.diagnose.diagnosis import Diagnosis, LogRead, Recognised
 from gpuipc_doctor.diagnose.examination import Examination
+from gpuipc_doctor.diagnose.flight_recorder import Dump
 from gpuipc_doctor.diagnose.sources import Log, Pieces, expanded
 from gpuipc_doctor.model import Fact
 
@@ -48,7 +49,8 @@ def diagnose(
             interrupted = True
         for reader in readers:
             reader.finish()
-        return examination.conclude([reader.result() for reader in readers], known, interrupted)
+        dumps = [dump for reader in readers for dump in reader.dumps]
+        return examination.conclude([reader.result() for reader in readers], known, interrupted, dumps)
 
 
 @contextlib.contextmanager
@@ -151,6 +153,10 @@ class _Reader:
     def result(self) -> LogRead:
         notes = tuple(self._log.notes) if self._log else ()
         return LogRead(self._name, self._lines + self._reading.lines, self._bytes, self._trouble, notes)
+
+    @property
+    def dumps(self) -> list[Dump]:
+        return self._log.dumps if self._log else []
 
     def _fail(self, trouble: Unreadable) -> None:
         self._trouble = str(trouble)

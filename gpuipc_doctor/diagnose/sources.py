@@ -14,8 +14,10 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
-from gpuipc_doctor.diagnose import archives
+from gpuipc_doctor.diagnose import archives, flight_recorder, pickles, records
 from gpuipc_doctor.diagnose.decompress import NoText, Unreadable, decompressed, is_compressed
+from gpuipc_doctor.diagnose.flight_recorder import Dump
+from gpuipc_doctor.diagnose.rank_files import rank_in
 from gpuipc_doctor.diagnose.scanner import BLOCK
 
 STDIN = "-"
@@ -25,6 +27,8 @@ Blocks = Iterator[bytes | None]
 Pieces = Iterator[bytes | str | None]
 """Blocks and, before those of each file of an archive, its name."""
 
+LARGEST_PICKLE = 1 << 28
+"""Bytes."""
 _SAMPLE = 1 << 13
 """Bytes at a log's beginning that tell text from other things."""
 _LEAST = 6
@@ -70,7 +74,9 @@ def _may_be_log(file: Path) -> bool:
     try:
         with file.open("rb") as opened:
             sample = opened.read(_SAMPLE)
-        known = is_compressed(sample) or archives.is_tar(sample) or archives.is_zip(sample)
+        known = any(
+            test(sample) for test in (is_compressed, archives.is_tar, archives.is_zip, pickles.is_pickle)
+        )
         if not known and not sample.startswith(_UTF_16):
             _check(sample)
     except Unreadable:
@@ -92,6 +98,8 @@ class Log:
         self.name = "standard input" if path == STDIN else path
         self.notes: list[str] = []
         """What a reader of the results should know."""
+        self.dumps: list[Dump] = []
+        """PyTorch's Flight Recorder, as far as read."""
         self._path = path
         self._fd = 0 if path == STDIN else _open(path)
         status = os.fstat(self._fd)
@@ -116,7 +124,30 @@ class Log:
         if archives.is_tar(sample):
             yield from self._files(archives.tar_members(sample, raw))
         else:
-            yield from _text(sample, raw)
+            yield from self._lines(self.name, sample, raw)
+
+    def _lines(self, name: str, sample: bytes, rest: Blocks) -> Blocks:
+        """The lines of a log that has begun with ``sample``, in UTF-8. Raises `NoText` for what has none."""
+        if pickles.is_pickle(sample):
+            if not self._takes(name, pickles.plain(_whole(sample, rest))):
+                raise NoText("is a pickle and no dump of PyTorch's Flight Recorder, and was not looked at")
+            yield records.TAKEN
+            return
+        if sample.startswith(_UTF_16):
+            rest = _as_utf_8(sample, rest)
+            sample = yield from _sample(rest)
+        _check(sample)
+        sample = sample.removeprefix(codecs.BOM_UTF8)
+        text: Blocks = chain((sample,), rest)
+        if records.is_json(sample):
+            text = records.lines(text, lambda value: self._takes(name, value))
+        yield from text
+
+    def _takes(self, name: str, value: object) -> bool:
+        """Whether this is a dump of the Flight Recorder, which has no lines."""
+        if dump := flight_recorder.dump(value, name, rank_in(name)):
+            self.dumps.append(dump)
+        return dump is not None
 
     def _zip(self) -> Pieces:
         if not self._regular:
@@ -133,7 +164,7 @@ class Log:
                 if is_compressed(sample):
                     raw = decompressed(sample, raw)
                     sample = yield from _sample(raw)
-                text = _text(sample, raw)
+                text = self._lines(f"{self.name}:{name}", sample, raw)
                 first = next(text, b"")
                 yield name
                 yield first
@@ -240,14 +271,17 @@ def _sample(blocks: Blocks) -> Generator[bytes | None, None, bytes]:
     return sample
 
 
-def _text(sample: bytes, rest: Blocks) -> Blocks:
-    """A log's blocks in UTF-8. Raises `NoText`."""
-    if sample.startswith(_UTF_16):
-        rest = _as_utf_8(sample, rest)
-        sample = yield from _sample(rest)
-    _check(sample)
-    yield sample
-    yield from rest
+def _whole(sample: bytes, rest: Blocks) -> bytes:
+    """All of a log that has to be read at once. Raises `Unreadable` where that is too much."""
+    data = bytearray(sample)
+    for block in rest:
+        if block is None:
+            data.clear()
+        else:
+            data += block
+        if len(data) > LARGEST_PICKLE:
+            raise Unreadable(f"is a pickle of more than {LARGEST_PICKLE} bytes, and was not read")
+    return bytes(data)
 
 
 def _as_utf_8(begin: bytes, rest: Blocks) -> Blocks:

@@ -1,0 +1,99 @@
+"""Logs of one rank each: the same in most of them, and which differ in what."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from gpuipc_doctor.diagnose.diagnosis import Difference, RankFiles
+
+FEWEST = 3
+"""Logs whose names differ in figures only that are taken for those of a job's ranks."""
+MOST_KINDS = 64
+"""Kinds of lines that are remembered of one log."""
+_QUOTED = 2
+_NAMES = (
+    r"rank[._=-]?(\d+)",  # Open MPI's --output-filename, PyTorch's dumps, and what people choose
+    r"attempt_\d+/(\d+)/std(?:out|err)",  # torchrun --log-dir
+)
+
+
+def rank_in(name: str) -> str:
+    """The rank that the name of a file tells; empty where it tells none."""
+    found = [match[1] for pattern in _NAMES for match in re.finditer(pattern, name, re.IGNORECASE)]
+    return str(int(found[-1])) if found else ""
+
+
+@dataclass(slots=True)
+class LogSummary:
+    """What one log holds, without its lines."""
+
+    name: str
+    issues: set[int] = field(default_factory=set)
+    kinds: dict[bytes, str] = field(default_factory=dict)
+    """Kinds of lines that tell of errors, each with its first line."""
+    hosts: set[str] = field(default_factory=set)
+    ranks: set[str] = field(default_factory=set)
+
+    def add(self, kind: bytes, line: str) -> None:
+        if len(self.kinds) < MOST_KINDS:
+            self.kinds.setdefault(kind, line)
+
+    def saw(self, hosts: Collection[str], ranks: Collection[str]) -> None:
+        """Two names are enough to know that the log is not one host's or one rank's."""
+        for own, more in ((self.hosts, hosts), (self.ranks, ranks)):
+            if len(own) < 2:
+                own.update(more)
+
+    @property
+    def label(self) -> str:
+        """``rank 17 (nid000004)``; the log's name where nothing tells the rank."""
+        rank = rank_in(self.name) or (next(iter(self.ranks)) if len(self.ranks) == 1 else "")
+        host = next(iter(self.hosts)) if len(self.hosts) == 1 else ""
+        return f"{f'rank {rank}' if rank else self.name}{f' ({host})' if host else ''}"
+
+
+def compare(
+    summaries: Iterable[LogSummary], ids: Mapping[int, str], unknown: Collection[bytes]
+) -> Iterator[RankFiles]:
+    """Each family of logs, for which ``ids`` of issues and ``unknown`` kinds of lines count."""
+    families: defaultdict[str, dict[str, LogSummary]] = defaultdict(dict)
+    for one in summaries:
+        families[re.sub(r"\d+", "0", one.name)][one.name] = one
+    for logs in families.values():
+        if len(logs) >= FEWEST and (found := _of_family(list(logs.values()), ids, frozenset(unknown))):
+            yield found
+
+
+State = tuple[frozenset[str], frozenset[bytes]]
+
+
+def _of_family(logs: list[LogSummary], ids: Mapping[int, str], unknown: frozenset[bytes]) -> RankFiles | None:
+    groups: defaultdict[State, list[LogSummary]] = defaultdict(list)
+    lines: dict[bytes, str] = {}
+    for one in logs:
+        named = frozenset(ids[number] for number in one.issues if number in ids)
+        groups[named, unknown.intersection(one.kinds)].append(one)
+        lines |= one.kinds
+    usual, alike = max(groups.items(), key=lambda group: len(group[1]))
+    others = [(state, some) for state, some in groups.items() if state != usual]
+    if 2 * len(alike) < len(logs) or not (others or any(usual)):
+        return None  # as many contents as logs: nothing is usual
+    differences = tuple(
+        Difference(_beside(state, usual, lines), tuple(one.label for one in some), some[0].name)
+        for state, some in sorted(others, key=lambda group: len(group[1]))
+    )
+    return RankFiles(len(alike), tuple(sorted(usual[0])), differences)
+
+
+def _beside(state: State, usual: State, lines: Mapping[bytes, str]) -> str:
+    parts = []
+    for word, own, others in (("has", state, usual), ("lacks", usual, state)):
+        kinds = sorted(lines[kind].strip() for kind in own[1] - others[1])
+        more = len(kinds) - _QUOTED
+        some = [*sorted(own[0] - others[0]), *(f"“{line}”" for line in kinds[:_QUOTED])]
+        if some:
+            parts.append(f"{word} {', '.join(some)}" + (f" and {more} more" if more > 0 else ""))
+    return "; ".join(parts)

@@ -1,0 +1,190 @@
+"""Logs that are JSON, as lines: systemd's journal, containers' logs, Kubernetes' objects, and loggers'.
+
+A record becomes the line that the program wrote, with the time and the host in front of it; what is no
+record of a message becomes a line of its values. Lines keep their numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime, timezone
+from typing import Any
+
+LONGEST = 1 << 26
+"""Bytes of one document, or of one record, that are taken for JSON; longer ones are read as they stand."""
+DEEPEST = 50
+TAKEN = b"(a dump of PyTorch's Flight Recorder)\n"
+"""The line that stands for a document which was understood otherwise."""
+_LONGEST_VALUE = 1 << 16
+
+_BEGIN = re.compile(rb'(?:\x1e|data: )?\s*(?:\{\s*(?:"|\})|\[\s*(?:\{|\]))')
+"""A document, a record of ``journalctl -o json-seq`` or one of ``-o json-sse``."""
+_NEXT = re.compile(r"\s*(?:\x1e\s*)?(?=\S)")
+_MESSAGES = ("MESSAGE", "log", "message", "msg", "textPayload", "text", "event", "body")
+_TIMES = (
+    *("__REALTIME_TIMESTAMP", "_SOURCE_REALTIME_TIMESTAMP", "time", "timestamp", "@timestamp", "ts"),
+    *("asctime", "lastTimestamp", "eventTime", "firstTimestamp", "finishedAt", "receiveTimestamp"),
+)
+_HOSTS = ("_HOSTNAME", "hostname", "host", "node_name", "nodeName", "node", "pod_name", "pod", "instance")
+_PROGRAMS = ("SYSLOG_IDENTIFIER", "_COMM", "container_name", "reason", "logger", "name")
+_LEVELS = ("level", "levelname", "severity", "lvl")
+_WITHIN = ("kubernetes", "source", "resource", "labels", "fields", "attributes", "involvedObject")
+"""Objects in which a record's host and program may be."""
+
+
+def is_json(sample: bytes) -> bool:
+    """Whether a log that begins so may be JSON: a document shows at its end, a record at that of its line."""
+    return bool(_BEGIN.match(sample))
+
+
+def lines(blocks: Iterable[bytes | None], is_taken: Callable[[Any], bool]) -> Iterator[bytes | None]:
+    """What JSON in UTF-8 says, as lines of text; what turns out not to be JSON as it stands.
+
+    Of a document that ``is_taken`` says it has understood there are no lines.
+    """
+    waiting = bytearray()
+    by_line: bool | None = None
+    for block in blocks:
+        if block is None:
+            yield from _rest(waiting, is_taken)
+            waiting, by_line = bytearray(), None
+            yield None
+            continue
+        waiting += block
+        if by_line is None and b"\n" in block:
+            by_line = _parsed(waiting.partition(b"\n")[0]) is not None
+        if by_line and b"\n" in block:
+            ended, newline, waiting = waiting.rpartition(b"\n")
+            yield b"".join(_line(line, is_taken) for line in (ended + newline).splitlines(keepends=True))
+        elif not block:
+            yield b""
+        if len(waiting) > LONGEST:
+            yield bytes(waiting)
+            yield from blocks
+            return
+    yield from _rest(waiting, is_taken)
+
+
+def _rest(text: bytearray, is_taken: Callable[[Any], bool]) -> Iterator[bytes]:
+    """Documents, one after the other; all as it stands where it is no JSON to the end."""
+    documents = _documents(text.decode("utf-8", "replace"))
+    if documents is None:
+        yield bytes(text)
+    else:
+        for document in documents:
+            if is_taken(document):
+                yield TAKEN
+            else:
+                yield from (line.encode("utf-8", "replace") + b"\n" for line in of_value(document))
+
+
+def _documents(text: str) -> list[Any] | None:
+    decoder, documents, at = json.JSONDecoder(), [], 0
+    while match := _NEXT.match(text, at):
+        try:
+            document, at = decoder.raw_decode(text, match.end())
+        except (ValueError, RecursionError):
+            return None
+        documents.append(document)
+    return documents
+
+
+def _parsed(line: bytearray) -> dict[str, Any] | None:
+    text = bytes(line).strip(b"\x1e \t\r\n").removeprefix(b"data: ")
+    if not text.startswith(b"{") or len(text) > LONGEST:
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _line(line: bytearray, is_taken: Callable[[Any], bool]) -> bytes:
+    """A record as one line: carriage returns part what were several, so that the numbers stay."""
+    record = _parsed(line)
+    if record is None:
+        return bytes(line)
+    if is_taken(record):
+        return TAKEN
+    return "\r".join(of_value(record)).replace("\n", "\r").encode("utf-8", "replace") + b"\n"
+
+
+def of_value(value: Any, depth: int = 0) -> Iterator[str]:
+    """The lines of a record, of a list of them, or of an object that holds some."""
+    if isinstance(value, list):
+        for item in value:
+            yield from of_value(item, depth + 1) if depth < DEEPEST else ()
+    elif isinstance(value, dict):
+        said = _said(value)
+        if said is not None:
+            head = _head(value)
+            yield from (f"{head}{line}" for line in said.splitlines())
+            return
+        own = [
+            f"{name}={_short(item)}" for name, item in value.items() if isinstance(item, str | int | float)
+        ]
+        if own:
+            yield _stamp(value) + " ".join(own)
+        for item in value.values():
+            yield from of_value(item, depth + 1) if depth < DEEPEST else ()
+
+
+def _said(record: dict[str, Any]) -> str | None:
+    """The message; journald writes one that is not UTF-8 as the numbers of its bytes."""
+    for name in _MESSAGES:
+        value = record.get(name)
+        if isinstance(value, str):
+            return value
+        if name == "MESSAGE" and isinstance(value, list):
+            if all(isinstance(byte, int) and 0 <= byte < 256 for byte in value):
+                return bytes(value).decode("utf-8", "replace")
+            return "\n".join(filter(None, (_said({name: one}) for one in value[:1000])))
+    return None
+
+
+def _head(record: dict[str, Any]) -> str:
+    """``2026-11-24T01:02:03.000000+00:00 n17 kernel: ``, as far as the record says it."""
+    around = [record, *(record[name] for name in _WITHIN if isinstance(record.get(name), dict))]
+    around += [inner["labels"] for inner in around[1:] if isinstance(inner.get("labels"), dict)]
+    host = _first(around, _HOSTS)
+    program = _first(around, _PROGRAMS)
+    level = _first([record], _LEVELS)
+    text = _stamp(record)
+    if text and host:
+        text += f"{host} {program or 'log'}: "
+    elif program:
+        text += f"{program}: "
+    return text + (f"{level}: " if level and not level.isdigit() else "")
+
+
+def _first(objects: Iterable[dict[str, Any]], names: Iterable[str]) -> str:
+    names = tuple(names)
+    return next(
+        (
+            value
+            for one in objects
+            for name in names
+            if isinstance(value := one.get(name), str) and re.fullmatch(r"[\w./@-]{1,80}", value)
+        ),
+        "",
+    )
+
+
+def _stamp(record: dict[str, Any]) -> str:
+    """The time as ISO 8601, and a space; systemd counts microseconds, loggers seconds since 1970."""
+    value = next((record[name] for name in _TIMES if record.get(name)), None)
+    if isinstance(value, str) and re.match(r"\d{4}-\d\d-\d\d[T ]\d\d:", value):
+        return value[:40].replace(" ", "T", 1) + " "
+    try:
+        seconds = float(value)  # type: ignore[arg-type]
+        seconds /= next((unit for unit in (1, 1e3, 1e6, 1e9) if 1e8 < seconds / unit < 1e11), 0)
+        return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="microseconds") + " "
+    except (TypeError, ValueError, ZeroDivisionError):
+        return ""
+
+
+def _short(value: object) -> str:
+    return str(value)[:_LONGEST_VALUE].replace("\n", " ")

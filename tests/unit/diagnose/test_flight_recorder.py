@@ -1,0 +1,187 @@
+"""Dumps of PyTorch's Flight Recorder: read without running anything, and compared between ranks."""
+
+import json
+import os
+import pickle
+import struct
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuipc_doctor.diagnose import exits, pickles
+from gpuipc_doctor.diagnose.decompress import Unreadable
+from gpuipc_doctor.diagnose.diagnosis import Diagnosis
+from gpuipc_doctor.diagnose.examination import Examination
+from gpuipc_doctor.diagnose.flight_recorder import Dump, Operation, differences
+from gpuipc_doctor.diagnose.readers import diagnose
+from gpuipc_doctor.model import Exit
+
+FRAMES = [
+    {"name": "all_reduce", "filename": "/x/site-packages/torch/distributed/distributed_c10d.py", "line": 3},
+    {"name": "step", "filename": "/home/u/train.py", "line": 42},
+]
+
+
+def entry(number: int, **changes: Any) -> dict[str, Any]:
+    return {
+        "frames": FRAMES,
+        "process_group": ("0", "default_pg"),
+        "collective_seq_id": number,
+        "profiling_name": "nccl:all_reduce",
+        "input_sizes": [[1024, 8]],
+        "input_dtypes": ["Float"],
+        "state": "completed",
+        "is_p2p": False,
+        **changes,
+    }
+
+
+def recorded(*entries: dict[str, Any]) -> dict[str, Any]:
+    return {"version": "2.5", "pg_config": {"0": {"desc": "default_pg"}}, "entries": list(entries)}
+
+
+HUNG = [
+    recorded(entry(1), entry(2, state="started")),
+    recorded(entry(1)),
+    recorded(entry(1), entry(2, state="started")),
+]
+
+
+def read(dumps: list[dict[str, Any]], tmp_path: Path, protocol: int | None) -> Diagnosis:
+    for rank, dump in enumerate(dumps):
+        data = json.dumps(dump).encode() if protocol is None else pickle.dumps(dump, protocol)
+        (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(data)
+    return diagnose([str(tmp_path)], Examination([]))
+
+
+@pytest.mark.parametrize("protocol", [None, 2, 3, 4, 5])
+def test_rank_that_stopped_early_is_named(protocol: int | None, tmp_path: Path) -> None:
+    diagnosis = read(HUNG, tmp_path, protocol)
+    behind, waiting = diagnosis.flights
+    assert behind.ranks == ("1",)
+    assert behind.says == (
+        "stopped after collective 1 of 0 (default_pg), where the others go on to 2 "
+        "(all_reduce of 1024×8 Float); the last one was called at step (train.py:42)"
+    )
+    assert waiting.ranks == ("0", "2")
+    assert (
+        "collective 2 of 0 (default_pg) (all_reduce of 1024×8 Float) was begun and did not end"
+        in waiting.says
+    )
+    assert not any(log.trouble for log in diagnosis.logs)
+    assert (exits.code(diagnosis), exits.code(diagnosis, strict=True)) == (Exit.OK, Exit.WARN)
+
+
+def test_ranks_in_different_collectives_are_named(tmp_path: Path) -> None:
+    other = entry(2, profiling_name="nccl:broadcast", input_sizes=[[1]], state="scheduled")
+    dumps = [recorded(entry(1), entry(2, state="started")) for _ in range(3)]
+    diagnosis = read([*dumps, recorded(entry(1), other)], tmp_path, 2)
+    (one,) = diagnosis.flights
+    assert one.ranks == ("3",)
+    assert "is broadcast of 1 Float, where the others do all_reduce of 1024×8 Float" in one.says
+
+
+def test_healthy_ranks_have_no_difference(tmp_path: Path) -> None:
+    assert read([recorded(entry(1), entry(2))] * 4, tmp_path, 2).flights == ()
+
+
+def test_uneven_sizes_and_messages_between_two_are_no_difference(tmp_path: Path) -> None:
+    dumps = [
+        recorded(
+            entry(1, profiling_name="nccl:all_to_all", input_sizes=[[rank]]),
+            entry(9, is_p2p=True, profiling_name="nccl:send 0->1", state="started"),
+        )
+        for rank in (1, 2, 3)
+    ]
+    assert read(dumps, tmp_path, 2).flights == ()
+
+
+def test_groups_are_compared_each_by_itself() -> None:
+    def one(rank: str, group: str, number: int) -> Dump:
+        return Dump(f"log{rank}", rank, (Operation(group, number, "all_reduce", "", "completed", ""),))
+
+    assert list(differences([one("0", "tp0", 5), one("1", "tp0", 5), one("2", "tp1", 9)])) == []
+    (found,) = differences([one("0", "tp0", 5), one("1", "tp0", 4), one("10", "tp0", 4)])
+    assert found.ranks == ("1", "10")
+
+
+def test_dumps_in_an_archive_are_read(tmp_path: Path) -> None:
+    (tmp_path / "dumps").mkdir()
+    read(HUNG, tmp_path / "dumps", 2)
+    with tarfile.open(tmp_path / "dumps.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "dumps", "dumps")
+    diagnosis = diagnose([str(tmp_path / "dumps.tar.gz")], Examination([]))
+    assert [one.ranks for one in diagnosis.flights] == [("1",), ("0", "2")]
+
+
+class Hostile:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("executed",)
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_pickle_that_would_execute_is_refused(
+    protocol: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    diagnosis = read([recorded(entry(1)), {"entries": [Hostile()], "version": "2.5"}], tmp_path, protocol)
+    (trouble,) = (log.trouble for log in diagnosis.logs if log.trouble)
+    assert trouble.startswith("is a pickle that would run code when it is loaded (")
+    assert not Path("executed").exists()
+    assert exits.code(diagnosis) == Exit.ERROR
+
+
+def refusal(data: bytes) -> str:
+    with pytest.raises(Unreadable) as refused:
+        pickles.plain(data)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        b"0",
+        b"r\xff\xff\xff\xff",
+        b"a.",
+        b"t.",
+        b"j\xff\xff\xff\x7f.",
+        b"X\xff\xff\xff\x7fabc",
+        b"]]a" * 9,
+        b"(",
+        b"\xff",
+    ],
+)
+def test_damaged_pickle_is_one_line(tail: bytes) -> None:
+    assert "\n" not in refusal(b"\x80\x02" + tail)
+
+
+def test_memo_of_any_number_takes_no_memory() -> None:
+    assert pickles.plain(b"\x80\x02]r" + struct.pack("<I", 2**32 - 1) + b".") == []
+
+
+def test_pickle_without_end_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pickles, "MOST_STEPS", 100)
+    assert "more than 100 steps" in refusal(b"\x80\x02]" + b"]a" * 1000)
+
+
+def test_references_that_multiply_are_not_walked(tmp_path: Path) -> None:
+    bomb: list[Any] = []
+    for _ in range(60):
+        bomb = [bomb, bomb]
+    dump = recorded(entry(1, input_sizes=bomb, frames=bomb), entry(2, process_group=bomb))
+    assert all("[" not in one.says for one in read([dump] * 3, tmp_path, 2).flights)
+
+
+def test_other_pickles_are_named(tmp_path: Path) -> None:
+    log = tmp_path / "state.pkl"
+    log.write_bytes(pickle.dumps({"step": 4711}, 2))
+    diagnosis = diagnose([str(log)], Examination([]))
+    assert "no dump of PyTorch's Flight Recorder" in diagnosis.logs[0].trouble
+
+
+@pytest.mark.parametrize("field", sorted(entry(1)))
+@pytest.mark.parametrize("value", [None, 7, "x", [], [[]], {}, -1.5, [None, {}]], ids=repr)
+def test_fields_of_any_kind_do_no_harm(field: str, value: Any, tmp_path: Path) -> None:
+    read([recorded(entry(1, **{field: value})), recorded(entry(1))], tmp_path, 2)
