@@ -91,10 +91,10 @@ class Reach:
                 raise click.UsageError("--dry-run leaves no report; try it with `check` on one node")
             site = options.site_config(read.params["config_file"])
             _look_up(check.request_of(read, site), site)
-        via, in_allocation = ask.Via(_via(self.via)), "SLURM_JOB_ID" in os.environ
+        via, in_allocation = ask.Via(via_of(self.via)), "SLURM_JOB_ID" in os.environ
         return ask.LaunchOptions(
             via=via,
-            command=(*([] if shipped else _tool(self.tool)), "check", *command),
+            command=(*([] if shipped else tool_of(self.tool)), "check", *command),
             fanout=self.fanout,
             deadline_s=self.deadline,
             budget_s=self.budget or math.inf,
@@ -148,13 +148,13 @@ def _look_up(request: Request, site: SiteConfig) -> None:
         raise click.UsageError(str(error)) from None
 
 
-def _via(asked: str) -> str:
+def via_of(asked: str) -> str:
     if asked != "auto":
         return asked
     return "slurm" if shutil.which("srun") else "ssh"
 
 
-def _tool(path: str | None) -> tuple[str, ...]:
+def tool_of(path: str | None) -> tuple[str, ...]:
     """How the nodes start this tool: as we were, or by the path that was given."""
     return (path,) if path else (sys.executable, "-m", "gpuipc_doctor")
 

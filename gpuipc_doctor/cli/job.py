@@ -1,27 +1,63 @@
-"""``gpuipc-doctor job``: which rank of a running job waits for which. Nothing is stopped."""
+"""``gpuipc-doctor job``: which rank of a running job waits for which. By default nothing is stopped."""
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from gpuipc_doctor.cli import formats, options
+from gpuipc_doctor.cli import fleet_reach, formats, options
 from gpuipc_doctor.model import Exit
+
+if TYPE_CHECKING:
+    from gpuipc_doctor.fleet.ask import LaunchOptions
+    from gpuipc_doctor.job.document import JobReport
+    from gpuipc_doctor.job.selection import Request
+
+_MAX_BYTES = 64 << 20
+"""Of an earlier report."""
 
 
 @click.command()
 @click.option("--pid", "pids", type=click.IntRange(min=1), multiple=True, metavar="PID",
               help="A rank, or the launcher above it; may be repeated.")  # fmt: skip
-@click.option(
-    "--slurm", metavar="JOBID[.STEP]", default="", help="The processes of a Slurm job on this node."
-)
+@click.option("--slurm", metavar="JOBID[.STEP]", default="", help="A Slurm job or step, on all of its nodes.")
 @click.option("--user", metavar="NAME", default="", help="The ranks and GPU programs of this user.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--gpu", metavar="cuda:N", default="",
+              help="The processes that use this GPU, in PCI order, and the jobs they belong to.")  # fmt: skip
+@click.option("-w", "--nodes", metavar="NODES", default="", help="Look on these nodes, a node set.")
+@click.option("--this-node", is_flag=True, help="With --slurm, look on this node only.")
+@click.option("--via", type=click.Choice(["auto", "slurm", "ssh"]), default="auto", show_default=True,
+              help="How to reach the nodes. auto: slurm if srun is found.")  # fmt: skip
+@click.option("--tool", metavar="PATH", help="gpuipc-doctor on the nodes.  [default: this one]")
+@click.option("--launch-option", "launch_options", multiple=True, metavar="OPTION",
+              help="For srun or ssh, as it stands; may be repeated.")  # fmt: skip
+@options.seconds("--deadline", "For each node.", default=180.0, show_default=True)
+@click.option("--since", "since_file", type=options.FilePath(), metavar="FILE",
+              help="Say what has moved since the JSON of an earlier call.")  # fmt: skip
 @click.option("--save", type=options.FilePath(), metavar="FILE", help="Also write the JSON to FILE.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def command(
-    ctx: click.Context, *, pids: tuple[int, ...], slurm: str, user: str, as_json: bool, save: Path | None
+    ctx: click.Context,
+    *,
+    pids: tuple[int, ...],
+    slurm: str,
+    user: str,
+    gpu: str,
+    nodes: str,
+    this_node: bool,
+    via: str,
+    tool: str | None,
+    launch_options: tuple[str, ...],
+    deadline: float,
+    since_file: Path | None,
+    save: Path | None,
+    as_json: bool,
 ) -> None:
     """Find out which rank of a running job waits for which.
 
@@ -33,32 +69,47 @@ def command(
     Exit codes:
       0   nothing is stuck
       2   usage
-      3   no such job on this node
+      3   no such job
       11  it cannot be told
       12  something is stuck
     """
-    from gpuipc_doctor.inventory import variables
+    from dataclasses import replace
+
     from gpuipc_doctor.job import document, job_content
+    from gpuipc_doctor.job import nodes as job_nodes
     from gpuipc_doctor.job.document import Cause
-    from gpuipc_doctor.job.examination import examine
-    from gpuipc_doctor.job.looking import Watcher, look_repeatedly
-    from gpuipc_doctor.job.selection import NoSuchJob, Request, select
+    from gpuipc_doctor.job.progress import since
+    from gpuipc_doctor.job.selection import NoSuchJob, Request, SeveralJobs
     from gpuipc_doctor.present.terminal import screen
     from gpuipc_doctor.present.text import sanitise
-    from gpuipc_doctor.supervise import scratch
 
-    if sum(map(bool, (pids, slurm, user))) > 1:
-        raise click.UsageError("--pid, --slurm and --user exclude each other", ctx)
+    if sum(map(bool, (pids, slurm, user, gpu))) > 1:
+        raise click.UsageError("--pid, --slurm, --user and --gpu exclude each other", ctx)
+    if nodes and pids:
+        raise click.UsageError("a pid is one of this node: leave out -w, or name --slurm or --user", ctx)
     if slurm and not all(part.isdecimal() for part in slurm.split(".", 1)):
         raise click.BadParameter(f"{slurm!r} is no JOBID or JOBID.STEP", ctx, param_hint="--slurm")
+    if gpu and not re.fullmatch(r"(cuda|nvidia|hip|amd):\d+", gpu):
+        raise click.BadParameter(f"{gpu!r} is no GPU such as cuda:0 or hip:1", ctx, param_hint="--gpu")
+    earlier = _earlier(since_file) if since_file else None
+    request = Request(pids, slurm, user)
+    asked = ["--slurm", slurm] * bool(slurm) + ["--user", user] * bool(user) + ["--gpu", gpu] * bool(gpu)
     try:
-        chosen = select(Request(pids, slurm, user))
+        where = _nodes(nodes, slurm, this_node=this_node)
+        if where:
+            way = _way(via, tool, launch_options, deadline, ["job", "--this-node", "--json", *asked])
+            if slurm:
+                way = job_nodes.within_job(way, slurm)
+            report = _of_nodes(where, way)
+        else:
+            report = _of_this_node(request, gpu)
     except NoSuchJob as absent:
         click.echo(f"gpuipc-doctor: {sanitise(str(absent))}", err=True)
         ctx.exit(Exit.NOTHING)
-    with scratch.directory(scratch.usual()) as place:
-        watcher = Watcher(chosen, place, frozenset(variables.load()))
-        report = examine(look_repeatedly(watcher), watcher.unable)
+    except SeveralJobs as several:
+        raise click.UsageError(sanitise(str(several)), ctx) from None
+    if earlier:
+        report = replace(report, since=since(earlier, report))
     text = document.dumps(report)
     if save:
         with options.blaming("--save", f"cannot write {save}"):
@@ -68,3 +119,82 @@ def command(
     else:
         click.echo(screen(job_content.blocks(report), **formats.page()), nl=False)
     ctx.exit({Cause.RUNS: Exit.OK, Cause.UNKNOWN: Exit.ERROR}.get(report.verdict.cause, Exit.FAIL))
+
+
+def _earlier(path: Path) -> JobReport:
+    """The report in a file. Raises `BadFile`."""
+    from gpuipc_doctor.job import document
+    from gpuipc_doctor.report.documents import BadDocument
+    from gpuipc_doctor.site import bounded
+    from gpuipc_doctor.site.yamlfile import BadFile, Mistake
+
+    try:
+        return document.loads(bounded.read(path, _MAX_BYTES))
+    except bounded.Unreadable as reason:
+        raise BadFile([Mistake(path, 0, str(reason))]) from None
+    except BadDocument as bad:
+        raise BadFile([Mistake(path, 0, f"{bad}; write one with `gpuipc-doctor job --save FILE`")]) from None
+
+
+def _nodes(named: str, slurm: str, *, this_node: bool) -> list[str]:
+    """The nodes to ask; none where only this one is to be looked at. Raises `NoSuchJob`."""
+    from gpuipc_doctor import node_name
+    from gpuipc_doctor.fleet.nodeset import NAME
+    from gpuipc_doctor.job import nodes
+    from gpuipc_doctor.site import hosts
+
+    if this_node:
+        return []
+    try:
+        found = hosts.expand(named) if named else nodes.of_slurm_job(slurm) if slurm else []
+    except hosts.BadNodes as error:
+        raise click.BadParameter(str(error), param_hint="-w") from None
+    for node in found:
+        if not NAME.fullmatch(node):
+            raise click.BadParameter(f"{node[:80]!r} is no name of a node", param_hint="-w")
+    return found if named or found != [node_name.short()] else []
+
+
+def _way(
+    via: str, tool: str | None, options_: Sequence[str], deadline_s: float, command: Sequence[str]
+) -> LaunchOptions:
+    from gpuipc_doctor.fleet.ask import LaunchOptions, Via
+
+    return LaunchOptions(
+        via=Via(fleet_reach.via_of(via)),
+        command=(*fleet_reach.tool_of(tool), *command),
+        deadline_s=deadline_s,
+        options=tuple(options_),
+        in_allocation="SLURM_JOB_ID" in os.environ,
+    )
+
+
+def _of_nodes(nodes: Sequence[str], way: LaunchOptions) -> JobReport:
+    """What the nodes report together. Raises `NoSuchJob`."""
+    from gpuipc_doctor.job.merging import merge
+    from gpuipc_doctor.job.nodes import ask
+    from gpuipc_doctor.job.selection import NoSuchJob
+
+    reports, silent = ask(nodes, way)
+    if not reports:
+        why = "; ".join(f"{node}: {reason}" for node, reason in list(silent.items())[:3])
+        raise NoSuchJob(f"no process of the job on these {len(nodes)} nodes{': ' * bool(why)}{why}")
+    return merge(reports, silent)
+
+
+def _of_this_node(request: Request, gpu: str) -> JobReport:
+    """What is seen here. Raises `NoSuchJob` and `SeveralJobs`."""
+    from gpuipc_doctor.inventory import variables
+    from gpuipc_doctor.job import gpu_holders
+    from gpuipc_doctor.job.examination import examine
+    from gpuipc_doctor.job.looking import Watcher, look_repeatedly
+    from gpuipc_doctor.job.selection import Request, select
+    from gpuipc_doctor.supervise import scratch
+
+    if gpu:
+        with options.node(None) as node:
+            request = Request(pids=gpu_holders.pids(gpu, node))
+    chosen = select(request)
+    with scratch.directory(scratch.usual()) as place:
+        watcher = Watcher(chosen, place, frozenset(variables.load()))
+        return examine(look_repeatedly(watcher), watcher.unable)

@@ -106,7 +106,16 @@ class Rank:
     operation: str
     path: Stack
     """Where it was at every look, outermost frame first."""
+    reason: str = ""
+    """What was concluded from."""
     settings: dict[str, str] = field(default_factory=dict)
+    """Values of the variables that libraries of GPUs and MPI read; no other variable is kept."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """Of the loaded libraries, by the inventory's names."""
+    started: int = 0
+    """Clock ticks from the node's boot."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """What could not be read of this process, and why."""
 
 
 class Cause(Enum):
@@ -139,6 +148,30 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A variable, or the version of a loaded library, that is not the same in all ranks."""
+
+    name: str
+    ranks: dict[str, tuple[int, ...]]
+    """By value; an empty one stands for a variable that is not set, or a library that is not loaded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What has moved since an earlier report."""
+
+    earlier: float
+    """When that was taken, in seconds since the epoch."""
+    moved: tuple[int, ...]
+    """Ranks that do something else, or moved on in either report."""
+    still: tuple[int, ...]
+    """Ranks that are where they were."""
+    restarted: tuple[int, ...] = ()
+    """Ranks that are another process now."""
+    gone: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobReport:
     """What ``gpuipc-doctor job`` saw and concluded."""
 
@@ -153,6 +186,8 @@ class JobReport:
     verdict: Verdict
     unable: dict[str, str] = field(default_factory=dict)
     """What could not be seen, and why."""
+    differences: tuple[Difference, ...] = ()
+    since: Progress | None = None
 
 
 def schema() -> Json:
@@ -162,3 +197,11 @@ def schema() -> Json:
 def dumps(report: JobReport) -> str:
     """The JSON document, ending in a newline."""
     return documents.dumps({"schema": SCHEMA, **documents.encode(report)})
+
+
+def loads(text: str | bytes) -> JobReport:
+    """The report that was dumped. Raises `documents.BadDocument`."""
+    document = documents.parse(text)
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        raise documents.BadDocument(f"this is not a document of {SCHEMA}")
+    return documents.load(JobReport, document, ("schema",))

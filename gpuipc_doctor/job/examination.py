@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from gpuipc_doctor.job import loaded
 from gpuipc_doctor.job.activity import Activity, activity
 from gpuipc_doctor.job.document import JobReport, Look, Process, Rank
 from gpuipc_doctor.job.looking import by_rank
+from gpuipc_doctor.job.merging import differences
 from gpuipc_doctor.job.verdict import judge
 
 
@@ -16,16 +18,16 @@ def examine(looks: Sequence[Look], unable: Mapping[str, str]) -> JobReport:
     last = seen[-1]
     activities = {rank: activity([each[rank] for each in seen if rank in each]) for rank in last}
     size = max((process.size for process in last.values() if process.size), default=None)
+    ranks = tuple(_rank(number, last[number], activities[number], looks[-1].host) for number in sorted(last))
     return JobReport(
         taken=looks[0].at,
         seconds=looks[-1].at - looks[0].at,
         looks=len(looks),
         size=size,
-        ranks=tuple(
-            _rank(number, last[number], activities[number], looks[-1].host) for number in sorted(last)
-        ),
+        ranks=ranks,
         verdict=judge(activities, _size_here(size, last)),
         unable={**unable, **_refused(last)},
+        differences=tuple(differences(ranks)),
     )
 
 
@@ -38,7 +40,11 @@ def _rank(number: int, process: Process, doing: Activity, host: str) -> Rank:
         doing=doing.kind.value,
         operation=doing.operation,
         path=doing.path,
+        reason=doing.reason,
         settings=process.settings,
+        versions=loaded.versions(process),
+        started=process.started,
+        refused=process.refused,
     )
 
 

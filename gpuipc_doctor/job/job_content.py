@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 
-from gpuipc_doctor.job.document import Cause, JobReport, Rank
+from gpuipc_doctor.job.document import Cause, Difference, JobReport, Progress, Rank
 from gpuipc_doctor.job.folding import Branch, fold, ranges
 from gpuipc_doctor.present.blocks import Block, Entry, Group, Item, Lines, Parts, do
 
@@ -13,6 +14,8 @@ COLUMNS = 10
 
 DEEPEST = 20
 """Columns of the deepest branch; those below it are not indented further."""
+
+MOST_DIFFERENCES = 10
 
 _WAY = " > "
 
@@ -82,8 +85,27 @@ def blocks(report: JobReport) -> Iterator[Block]:
     yield Entry(status(report), sentence(report), tuple(found), columns=7)
     paths = {rank.rank: rank.path or (rank.doing,) for rank in report.ranks}
     yield Group((Lines(("where the ranks are at every look",)), *map(_tree, fold(paths))))
+    if report.since:
+        yield _progress(report.since)
+    if report.differences:
+        yield Group(
+            (Lines(("differs between ranks",)), *map(_difference, report.differences[:MOST_DIFFERENCES]))
+        )
     if report.unable:
         yield Lines(tuple(f"not seen: {what}: {why}" for what, why in sorted(report.unable.items())))
+
+
+def _progress(progress: Progress) -> Lines:
+    at = datetime.fromtimestamp(progress.earlier).astimezone().isoformat(" ", "seconds")
+    parts = {"moved": progress.moved, "in the same place": progress.still,
+             "restarted": progress.restarted, "gone": progress.gone}  # fmt: skip
+    said = (f"{what}: {_ranks(ranks)}" for what, ranks in parts.items() if ranks)
+    return Lines((f"since {at}", *said))
+
+
+def _difference(difference: Difference) -> Entry:
+    values = (f"{value or 'unset'} on {_ranks(ranks)}" for value, ranks in difference.ranks.items())
+    return Entry(difference.name, "; ".join(values), look="-", columns=COLUMNS)
 
 
 def status(report: JobReport) -> str:

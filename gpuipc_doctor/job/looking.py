@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpuipc_doctor import node_name
-from gpuipc_doctor.job import perf_events, python_stacks, sampling, sleeping
+from gpuipc_doctor.job import perf_events, python_stacks, rights, sampling, sleeping
 from gpuipc_doctor.job.activity import is_seen
 from gpuipc_doctor.job.document import Look, Process, Stack, Thread
 from gpuipc_doctor.job.processes import read_process
@@ -169,7 +169,8 @@ def _with_stacks(process: Process, python: Stack, samples: Samples) -> Process:
         try:
             return tuple(filter(None, [sleeping.stack(process.pid, thread.tid)]))
         except OSError as error:
-            refused["stack of a sleeping thread"] = error.strerror or str(error)
+            denied = isinstance(error, PermissionError)
+            refused["stack of a sleeping thread"] = rights.reason(process.pid) if denied else str(error)
             return ()
 
     threads = [

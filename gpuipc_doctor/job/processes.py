@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from gpuipc_doctor.job import rights
 from gpuipc_doctor.job.document import Process, Thread
 from gpuipc_doctor.supervise.rank import RANK_VARIABLES
 from gpuipc_doctor.supervise.tree import PROC
@@ -36,6 +37,7 @@ class Reader:
     """Reads one process, and keeps what could not be read and why."""
 
     def __init__(self, pid: int) -> None:
+        self._pid = pid
         self._directory = PROC / str(pid)
         self.refused: dict[str, str] = {}
 
@@ -50,7 +52,7 @@ class Reader:
         except (FileNotFoundError, ProcessLookupError):
             raise Gone from None
         except OSError as error:
-            self.refused[name.rpartition("/")[2]] = error.strerror or str(error)
+            self._refuse(name.rpartition("/")[2], error)
             return b""
 
     def count(self, name: str) -> int | None:
@@ -60,8 +62,12 @@ class Reader:
         except (FileNotFoundError, ProcessLookupError):
             raise Gone from None
         except OSError as error:
-            self.refused[name] = error.strerror or str(error)
+            self._refuse(name, error)
             return None
+
+    def _refuse(self, name: str, error: OSError) -> None:
+        denied = isinstance(error, PermissionError)
+        self.refused[name] = rights.reason(self._pid) if denied else error.strerror or str(error)
 
 
 def environment(reader: Reader) -> Mapping[str, str]:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuipc_doctor import node_name
 from gpuipc_doctor.job.processes import RANKS, Gone, Reader, environment
 from gpuipc_doctor.supervise.keeper import MARKER
 from gpuipc_doctor.supervise.tree import Process, processes
@@ -24,6 +25,10 @@ DEVICE_FILES = re.compile(r"/dev/(nvidia\d+|kfd|dri/renderD\d+)$")
 
 class NoSuchJob(Exception):
     """There is no such process, job or user here; the text is one line."""
+
+
+class SeveralJobs(Exception):
+    """The request fits more than one job; the text is one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +48,30 @@ def select(request: Request) -> tuple[int, ...]:
     if request.pids:
         found = _by_pid(request.pids, everyone)
     elif request.slurm:
-        found = _matching(everyone, lambda pid: _is_of_slurm(pid, request.slurm))
+        found = _matching(everyone, lambda pid: _is_of_slurm(pid, request.slurm) and _is_here(pid))
     else:
         found = _matching(everyone, lambda pid: _is_work(pid, _uid(request.user)))
     found = _complete(found, everyone) - ours - _probes(found)
     if not found:
         raise NoSuchJob(_absence(request))
+    if not request.slurm:
+        _refuse_several(found, everyone)
     return tuple(sorted(found))
+
+
+def _refuse_several(found: Iterable[int], everyone: Mapping[int, Process]) -> None:
+    """Raise `SeveralJobs` where two launchers have a rank of the same number."""
+    jobs: dict[int, set[str]] = {}
+    for pid in found:
+        top = _launcher(pid, everyone)
+        with suppress(Gone):
+            environ = environment(Reader(pid))
+            rank = next((environ[name] for name in RANKS if name in environ), None)
+            if top != pid and rank is not None:
+                jobs.setdefault(top, set()).add(rank)
+    if len(jobs) > 1 and sum(map(len, jobs.values())) > len(set().union(*jobs.values())):
+        names = (f"{pid} ({everyone[pid].name}, {len(jobs[pid])} ranks)" for pid in sorted(jobs))
+        raise SeveralJobs(f"{len(jobs)} jobs run here; name one with --pid: {', '.join(names)}")
 
 
 def _by_pid(pids: Iterable[int], everyone: Mapping[int, Process]) -> set[int]:
@@ -116,6 +138,11 @@ def _is_of_slurm(pid: int, job: str) -> bool:
         return True
     environ = environment(reader)
     return environ.get("SLURM_JOB_ID") == number and (not step or environ.get("SLURM_STEP_ID") == step)
+
+
+def _is_here(pid: int) -> bool:
+    """Whether a rank belongs to this node: several slurmd may run on one machine."""
+    return environment(Reader(pid)).get("SLURMD_NODENAME") in (None, node_name.short())
 
 
 def _is_work(pid: int, uid: int | None) -> bool:

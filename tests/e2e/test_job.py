@@ -168,6 +168,11 @@ def test_job_is_seen_without_perf(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (["--slurm", "12;rm"], 2, "is no JOBID"),
         (["--slurm", "4294967295"], 3, "no process of Slurm job 4294967295"),
         (["--pid", "2", "--slurm", "1"], 2, "exclude each other"),
+        (["--gpu", "0"], 2, "is no GPU such as cuda:0"),
+        (["--gpu", "cuda:7"], 3, "NVIDIA"),
+        (["-w", "n1", "--pid", "2"], 2, "leave out -w"),
+        (["-w", "n[1-", "--user", "root"], 2, "names no nodes"),
+        (["--since", "/nowhere"], 2, "/nowhere"),
     ],
 )
 def test_job_that_is_not_there_is_one_line(

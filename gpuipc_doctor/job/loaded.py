@@ -1,0 +1,51 @@
+"""Versions of the libraries that a process has loaded, by the inventory's readers."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from pathlib import Path
+
+from gpuipc_doctor.inventory import libraries
+from gpuipc_doctor.inventory.libraries import Libraries, Library
+from gpuipc_doctor.job.document import Process
+from gpuipc_doctor.model import Fact
+from gpuipc_doctor.node_files import Tree
+
+
+class _Loaded(Libraries):
+    """The libraries of one process, in place of those that a loader would find."""
+
+    def __init__(self, tree: Tree, paths: tuple[str, ...]) -> None:
+        super().__init__(tree, {})
+        self._files = paths
+        self.searched = "the mapped files"
+
+    def matching(self, pattern: str) -> list[Library]:
+        return [
+            Library(path, "loaded")
+            for path in self._files
+            if fnmatchcase(name := Path(path).name, pattern) or fnmatchcase(name, f"{pattern}.*")
+        ]
+
+
+@lru_cache(maxsize=8)
+def facts(paths: tuple[str, ...], root: str = "/") -> tuple[Fact, ...]:
+    """What the names of these files, and what lies beside them, say of their versions."""
+    tree = Tree(Path(root))
+    return tuple(fact for fact in libraries.facts(tree, _Loaded(tree, paths)) if fact.value is not None)
+
+
+def versions(process: Process) -> dict[str, str]:
+    """Version by component. The files of a process in a container are looked at in its own root."""
+    namespaces = [_namespace(pid) for pid in (str(process.pid), "self")]
+    root = "/" if namespaces[0] in ("", namespaces[1]) else f"/proc/{process.pid}/root"
+    return {fact.name: fact.value for fact in facts(process.libraries, root) if fact.value}
+
+
+def _namespace(pid: str) -> str:
+    with suppress(OSError):
+        return os.readlink(f"/proc/{pid}/ns/mnt")  # noqa: PTH115 - it is no path
+    return ""

@@ -1,0 +1,32 @@
+"""What has moved in a job since an earlier report of it."""
+
+from __future__ import annotations
+
+from gpuipc_doctor.job.activity import Kind
+from gpuipc_doctor.job.document import JobReport, Progress, Rank
+
+
+def since(earlier: JobReport, now: JobReport) -> Progress:
+    """Each rank by whether it is the same process in the same place."""
+    before = {rank.rank: rank for rank in earlier.ranks}
+    here = {rank.rank: rank for rank in now.ranks}
+    known = [rank for number, rank in here.items() if number in before]
+    restarted = [rank.rank for rank in known if _identity(before[rank.rank]) != _identity(rank)]
+    same = [rank for rank in known if rank.rank not in restarted]
+    still = [rank.rank for rank in same if _is_still(before[rank.rank], rank)]
+    return Progress(
+        earlier=earlier.taken,
+        moved=tuple(rank.rank for rank in same if rank.rank not in still),
+        still=tuple(still),
+        restarted=tuple(restarted),
+        gone=tuple(sorted(before.keys() - here.keys())),
+    )
+
+
+def _identity(rank: Rank) -> tuple[str, int, int]:
+    return rank.host, rank.pid, rank.started
+
+
+def _is_still(before: Rank, now: Rank) -> bool:
+    moves = Kind.MOVES.value in (before.doing, now.doing)
+    return not moves and (before.doing, before.operation, before.path) == (now.doing, now.operation, now.path)

@@ -1,0 +1,57 @@
+"""Why the kernel does not let a process be read, in words that say what to do."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from contextlib import suppress
+from pathlib import Path
+
+from gpuipc_doctor.supervise.tree import PROC
+
+YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
+
+
+def reason(pid: int) -> str:
+    """The first of ptrace(2)'s conditions ("Ptrace access mode checking") that is not met for us."""
+    try:
+        owner = (PROC / str(pid)).stat().st_uid
+        real = _real_uid(pid)
+        same_users = _namespace(pid, "user") in ("", _namespace(os.getpid(), "user"))
+    except OSError:
+        return "it has ended"
+    if real not in (os.geteuid(), None) and os.geteuid() != 0:
+        return f"it belongs to {_name(real)}; run this as root or as {_name(real)}"
+    if real is not None and owner != real and os.geteuid() != 0:
+        return "it is not dumpable (set-uid, capabilities or PR_SET_DUMPABLE); run this as root"
+    if not same_users:
+        return "it is in a container's user namespace; run this as root of the node"
+    if _yama() > 1 or (_yama() == 1 and os.geteuid() != 0):
+        return f"kernel.yama.ptrace_scope is {_yama()}; run this as root or set it to 0"
+    return "permission denied; run this as root, with CAP_SYS_PTRACE"
+
+
+def _real_uid(pid: int) -> int | None:
+    for line in (PROC / str(pid) / "status").read_text(errors="replace").splitlines():
+        if line.startswith("Uid:"):
+            return int(line.split()[1])
+    return None
+
+
+def _namespace(pid: int, kind: str) -> str:
+    with suppress(OSError):
+        return os.readlink(f"/proc/{pid}/ns/{kind}")  # noqa: PTH115 - it is no path
+    return ""
+
+
+def _yama() -> int:
+    """``kernel.yama.ptrace_scope``: 0 for a kernel without Yama."""
+    with suppress(OSError, ValueError):
+        return int(YAMA.read_text())
+    return 0
+
+
+def _name(uid: int | None) -> str:
+    with suppress(KeyError, TypeError):
+        return pwd.getpwuid(uid).pw_name  # type: ignore[arg-type]
+    return f"uid {uid}"

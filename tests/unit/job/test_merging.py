@@ -1,0 +1,71 @@
+"""Reports of several nodes as one, and what has moved since an earlier one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpuipc_doctor.job import document
+from gpuipc_doctor.job.activity import Kind
+from gpuipc_doctor.job.document import Cause, Difference, JobReport, Rank, Verdict
+from gpuipc_doctor.job.merging import merge
+from gpuipc_doctor.job.progress import since
+
+
+def rank(number: int, host: str, kind: Kind = Kind.COLLECTIVE, **more: object) -> Rank:
+    operation = "MPI_Barrier" if kind is Kind.COLLECTIVE else "nap"
+    fixed = {"pid": 100 + number, "program": "app", "path": ("main", operation), "doing": kind.value}
+    return Rank(rank=number, host=host, operation=operation, **{**fixed, **more})  # type: ignore[arg-type]
+
+
+def report(*ranks: Rank, size: int | None = 4) -> JobReport:
+    runs = Verdict(cause=Cause.RUNS)
+    return JobReport(taken=1.0, seconds=5.0, looks=4, size=size, ranks=ranks, verdict=runs)
+
+
+NAPS = (rank(2, "n2"), rank(3, "n2", Kind.SLEEPS, reason="it sleeps"))
+
+
+def test_verdict_is_on_the_ranks_of_all_nodes() -> None:
+    merged = merge([report(rank(0, "n1"), rank(1, "n1")), report(*NAPS)], {})
+    assert (merged.verdict.cause, merged.verdict.blamed) == (Cause.HOST_LATE, (3,))
+    assert merged.verdict.reasons == ("it sleeps",)
+
+
+def test_absent_rank_has_ended_only_if_every_node_answered() -> None:
+    here = report(rank(0, "n1"), rank(1, "n1"), rank(2, "n1"))
+    assert merge([here], {}).verdict.blamed == (3,)
+    silent = merge([here], {"n2": "no answer within 180 s"})
+    assert silent.verdict.cause is not Cause.RANK_ENDED
+    assert silent.unable == {"n2": "no answer within 180 s"}
+
+
+def test_processes_without_a_rank_are_numbered_over_all_nodes() -> None:
+    merged = merge([report(rank(0, "n1"), size=None), report(rank(0, "n2"), size=None)], {})
+    assert [(one.rank, one.host) for one in merged.ranks] == [(0, "n1"), (1, "n2")]
+
+
+def test_settings_and_versions_that_differ_are_listed() -> None:
+    ranks = [rank(n, "n1", settings={"UCX_TLS": "rc"}, versions={"ucx": "1.17.0"}) for n in range(3)]
+    ranks.append(rank(3, "n2", settings={}, versions={"ucx": "1.18.0"}))
+    assert merge([report(*ranks)], {}).differences == (
+        Difference(name="UCX_TLS", ranks={"rc": (0, 1, 2), "": (3,)}),
+        Difference(name="ucx", ranks={"1.17.0": (0, 1, 2), "1.18.0": (3,)}),
+    )
+
+
+def test_setting_that_every_rank_has_of_its_own_is_no_difference() -> None:
+    ranks = [rank(n, "n1", settings={"CUDA_VISIBLE_DEVICES": str(n)}) for n in range(4)]
+    assert merge([report(*ranks)], {}).differences == ()
+
+
+def test_ranks_are_still_moved_restarted_or_gone() -> None:
+    before = report(*(rank(n, "n1") for n in range(5)))
+    now = report(
+        rank(0, "n1"),
+        rank(1, "n1", path=("main", "other")),
+        rank(2, "n1", pid=7),
+        rank(3, "n1", Kind.MOVES),
+    )
+    seen = since(before, now)
+    assert (seen.still, seen.moved, seen.restarted, seen.gone) == ((0,), (1, 3), (2,), (4,))
+    assert document.loads(document.dumps(replace(now, since=seen))).since == seen
