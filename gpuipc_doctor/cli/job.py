@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,8 @@ _MAX_BYTES = 64 << 20
 @click.option("--tool", metavar="PATH", help="gpuipc-doctor on the nodes.  [default: this one]")
 @click.option("--launch-option", "launch_options", multiple=True, metavar="OPTION",
               help="For srun or ssh, as it stands; may be repeated.")  # fmt: skip
+@click.option("--stacks", is_flag=True,
+              help="Stop each process for up to 2 s at each look, one at a time, for its stack.")  # fmt: skip
 @options.seconds("--deadline", "For each node.", default=180.0, show_default=True)
 @click.option("--since", "since_file", type=options.FilePath(), metavar="FILE",
               help="Say what has moved since the JSON of an earlier call.")  # fmt: skip
@@ -54,6 +57,7 @@ def command(
     via: str,
     tool: str | None,
     launch_options: tuple[str, ...],
+    stacks: bool,
     deadline: float,
     since_file: Path | None,
     save: Path | None,
@@ -61,9 +65,9 @@ def command(
 ) -> None:
     """Find out which rank of a running job waits for which.
 
-    Reads /proc, samples stacks and reads Python frames, several times within five seconds. No process is
-    stopped, traced or signalled. Without an option, every rank on this node and every process that has a GPU
-    open is looked at. Root sees all processes, a user his own.
+    Reads /proc, samples stacks and reads Python frames, several times within five seconds. Without --stacks,
+    no process is stopped, traced or signalled. Without --pid and its like, every rank on this node and every
+    process that has a GPU open is looked at. Root sees all processes, a user his own.
 
     \b
     Exit codes:
@@ -73,8 +77,6 @@ def command(
       11  it cannot be told
       12  something is stuck
     """
-    from dataclasses import replace
-
     from gpuipc_doctor.job import document, job_content
     from gpuipc_doctor.job import nodes as job_nodes
     from gpuipc_doctor.job.document import Cause
@@ -94,6 +96,7 @@ def command(
     earlier = _earlier(since_file) if since_file else None
     request = Request(pids, slurm, user)
     asked = ["--slurm", slurm] * bool(slurm) + ["--user", user] * bool(user) + ["--gpu", gpu] * bool(gpu)
+    asked += ["--stacks"] * stacks
     try:
         where = _nodes(nodes, slurm, this_node=this_node)
         if where:
@@ -102,7 +105,7 @@ def command(
                 way = job_nodes.within_job(way, slurm)
             report = _of_nodes(where, way)
         else:
-            report = _of_this_node(request, gpu)
+            report = _of_this_node(request, gpu, stops=stacks)
     except NoSuchJob as absent:
         click.echo(f"gpuipc-doctor: {sanitise(str(absent))}", err=True)
         ctx.exit(Exit.NOTHING)
@@ -182,7 +185,7 @@ def _of_nodes(nodes: Sequence[str], way: LaunchOptions) -> JobReport:
     return merge(reports, silent)
 
 
-def _of_this_node(request: Request, gpu: str) -> JobReport:
+def _of_this_node(request: Request, gpu: str, *, stops: bool) -> JobReport:
     """What is seen here. Raises `NoSuchJob` and `SeveralJobs`."""
     from gpuipc_doctor.inventory import variables
     from gpuipc_doctor.job import gpu_holders
@@ -196,5 +199,5 @@ def _of_this_node(request: Request, gpu: str) -> JobReport:
             request = Request(pids=gpu_holders.pids(gpu, node))
     chosen = select(request)
     with scratch.directory(scratch.usual()) as place:
-        watcher = Watcher(chosen, place, frozenset(variables.load()))
-        return examine(look_repeatedly(watcher), watcher.unable)
+        watcher = Watcher(chosen, place, frozenset(variables.load()), stops)
+        return replace(examine(look_repeatedly(watcher), watcher.unable), stopped=stops)

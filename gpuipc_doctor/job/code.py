@@ -54,12 +54,21 @@ class Code:
         frames += [self._frame(address, returns=True) for address in addresses]
         return tuple(frame for frame in frames if frame)[:MAX_FRAMES]
 
+    def file(self, address: int) -> str:
+        """The name of the file that an address is in; empty if it is no code."""
+        segment = self._segment(address)
+        return Path(segment.file).name if segment else ""
+
+    def _segment(self, address: int) -> _Segment | None:
+        place = bisect_right(self._segments, address, key=lambda segment: segment.begin) - 1
+        is_code = place >= 0 and address < self._segments[place].end
+        return self._segments[place] if is_code else None
+
     def _frame(self, address: int, *, returns: bool) -> str:
         """``function (file)``, ``[file]`` if the function has no name, nothing if the address is no code."""
-        place = bisect_right(self._segments, address, key=lambda segment: segment.begin) - 1
-        if place < 0 or address >= self._segments[place].end:
+        segment = self._segment(address)
+        if segment is None:
             return ""
-        segment = self._segments[place]
         image = _image(segment.file)
         offset = address - segment.begin + segment.offset
         if image is None or (returns and not image.is_after_call(offset)):

@@ -186,6 +186,8 @@ class JobReport:
     verdict: Verdict
     unable: dict[str, str] = field(default_factory=dict)
     """What could not be seen, and why."""
+    stopped: bool = False
+    """Whether each process was stopped for a moment, for its native stacks."""
     differences: tuple[Difference, ...] = ()
     since: Progress | None = None
 

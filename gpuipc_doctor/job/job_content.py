@@ -73,7 +73,7 @@ def blocks(report: JobReport) -> Iterator[Block]:
             f"{len(report.ranks)} of {report.size} ranks" if report.size else f"{len(report.ranks)} ranks",
             f"on {hosts}",
             f"{report.looks} looks in {report.seconds:.1f} s",
-            "no process was stopped",
+            "each process was stopped for a moment" if report.stopped else "no process was stopped",
         )
     )
     found = [

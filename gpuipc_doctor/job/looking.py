@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpuipc_doctor import node_name
-from gpuipc_doctor.job import perf_events, python_stacks, rights, sampling, sleeping
+from gpuipc_doctor.job import perf_events, python_stacks, rights, sampling, sleeping, stopping
 from gpuipc_doctor.job.activity import is_seen
 from gpuipc_doctor.job.document import Look, Process, Stack, Thread
 from gpuipc_doctor.job.processes import read_process
@@ -34,6 +34,8 @@ class Watcher:
     """A directory for perf's file."""
     variables: frozenset[str] = frozenset()
     """Names of the environment that are kept."""
+    stops: bool = False
+    """Whether each rank is stopped at each look, one after the other, for its native stacks."""
     unable: dict[str, str] = field(default_factory=dict)
     """The means that this node lacks, and why: ``{"sampling": "perf is not installed"}``."""
     _used: dict[int, tuple[float, float]] = field(default_factory=dict)
@@ -48,6 +50,8 @@ class Watcher:
             python = dict(zip([rank.pid for rank in ranks], pool.map(self._python, ranks), strict=True))
             samples = self._sample(ranks)
         seen = [_with_stacks(process, python.get(process.pid, ()), samples) for process in processes]
+        if self.stops:
+            seen = [_stopped(process) if is_candidate(process) else process for process in seen]
         return Look(at=began, host=node_name.short(), processes=tuple(seen))
 
     def _read(self, pid: int) -> Process | None:
@@ -156,6 +160,19 @@ def _does_more(process: Process, other: Process) -> bool:
         other.has_gpu,
         len(other.libraries),
     )
+
+
+def _stopped(process: Process) -> Process:
+    """The process with the native stacks for which it was stopped, in place of samples."""
+    try:
+        found = stopping.stacks(process)
+    except stopping.NotStopped as reason:
+        return replace(process, refused={**process.refused, "native stacks": str(reason)})
+    threads = [
+        replace(thread, native=(found[thread.tid],), approximate=()) if thread.tid in found else thread
+        for thread in process.threads
+    ]
+    return replace(process, threads=tuple(threads))
 
 
 def _with_stacks(process: Process, python: Stack, samples: Samples) -> Process:

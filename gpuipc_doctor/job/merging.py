@@ -30,6 +30,7 @@ def merge(reports: Sequence[JobReport], silent: Mapping[str, str]) -> JobReport:
             },
             **silent,
         },
+        stopped=any(report.stopped for report in reports),
         differences=tuple(differences(ranks)),
     )
 

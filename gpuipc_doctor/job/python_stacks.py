@@ -22,7 +22,7 @@ def dump(process: Process) -> Stack:
 
     A frame is ``function (file.py:line)``. Raises `NotRead`.
     """
-    if not _is_python(process):
+    if not is_python(process):
         return ()
     program = find_program("py-spy")
     if program is None:
@@ -52,6 +52,7 @@ def dump(process: Process) -> Stack:
     return tuple(frames[:MAX_FRAMES])
 
 
-def _is_python(process: Process) -> bool:
+def is_python(process: Process) -> bool:
+    """Whether the interpreter is the program or loaded by it."""
     names = (process.program, *(Path(library).name for library in process.libraries))
     return any(name.startswith(("python", "libpython")) for name in names)

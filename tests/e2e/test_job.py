@@ -139,6 +139,17 @@ def test_ranks_that_sleep_while_they_wait_are_seen_to_wait(
 
 
 @pytest.mark.mpi
+def test_ranks_are_stopped_for_their_stacks_and_go_on(doctor: Command, tmp_path: Path) -> None:
+    with job("impi", "lost-message", 3, tmp_path / "log") as launcher:
+        ended = doctor("job", "--pid", str(launcher), "--stacks", "--json")
+        report = json.decode(ended.stdout, type=JobReport)
+        states = [process.state for process in tree.descendants(launcher)]
+    assert report.stopped
+    assert (report.verdict.cause, report.verdict.blamed) == (Cause.MESSAGE_LOST, (1,)), report
+    assert not {"T", "t"} & {*states}
+
+
+@pytest.mark.mpi
 def test_stopped_rank_is_blamed(doctor: Command, tmp_path: Path) -> None:
     with job("mpich50", "stopped", 3, tmp_path / "log") as launcher:
         report = examined(doctor, launcher)

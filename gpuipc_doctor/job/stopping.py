@@ -1,0 +1,164 @@
+"""Native stacks by tools that stop a process for a moment: py-spy for Python programs, else eu-stack or gdb.
+
+One process is stopped at a time, for `LIMIT_S` at most, and is found afterwards as it was. A stop interrupts
+a system call that waits, and the kernel restarts it, except for some that return EINTR, such as epoll_wait
+(signal(7), "Interruption of system calls and library functions by stop signals").
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from gpuipc_doctor.job.code import Code
+from gpuipc_doctor.job.document import Process, Stack
+from gpuipc_doctor.job.python_stacks import is_python
+from gpuipc_doctor.supervise.evidence import find_program
+from gpuipc_doctor.supervise.tree import PROC
+
+LIMIT_S = 2.0
+"""For which a process is stopped at most."""
+
+MAX_FRAMES = 100
+
+_RESUMED_S = 1.0
+"""Until a process that a tool has left is running again."""
+
+_THREAD = re.compile(r"^(?:TID |Thread .*\((?:LWP|process|Thread [^)]*\(LWP) )(\d+)")
+_FRAME = re.compile(r"^#\d+ +0x([0-9a-f]+)(?: in)? (\S+)")
+_INNERMOST = re.compile(r"^#0 +(\w+) \(.*\)(?: from (\S+))?")
+
+_GDB = ("-nx", "-batch", "-iex", "set auto-load off", "-iex", "set debuginfod enabled off",
+        "-iex", "set pagination off")  # fmt: skip
+"""Nothing that a process or a user brings along is executed by gdb."""
+
+
+class NotStopped(Exception):
+    """Why a process was not stopped, or gave no stack, in one line."""
+
+
+def stacks(process: Process) -> Mapping[int, Stack]:
+    """The stacks by thread, innermost first, of a process that is stopped meanwhile. Raises `NotStopped`."""
+    if why := reason_to_leave(process.pid):
+        raise NotStopped(why)
+    program, command, parse = _tool(process)
+    if program is None:
+        raise NotStopped("neither gdb nor eu-stack is installed")
+    try:
+        text = _run([program, *command])
+    finally:
+        _resume(process.pid)
+    if found := dict(parse(text, process.pid)):
+        return found
+    raise NotStopped(f"{Path(program).name} printed no stack")
+
+
+def reason_to_leave(pid: int) -> str:
+    """Why a process must not be stopped; empty if it may be."""
+    try:
+        status = (PROC / str(pid) / "status").read_text(errors="replace")
+        states = [
+            (task / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+            for task in (PROC / str(pid) / "task").iterdir()
+        ]
+    except (OSError, IndexError):
+        return "it has ended"
+    tracer = re.search(r"^TracerPid:\t(\d+)$", status, re.MULTILINE)
+    if tracer and tracer[1] != "0":
+        return f"it is traced by process {tracer[1]}"
+    if "T" in states or "t" in states:
+        return "it is stopped already"
+    if "D" in states:
+        return "a thread is in state D and would not stop"
+    return ""
+
+
+Parser = Callable[[str, int], Iterator[tuple[int, Stack]]]
+
+
+def _tool(process: Process) -> tuple[str | None, tuple[str, ...], Parser]:
+    pid = str(process.pid)
+    if is_python(process) and (spy := find_program("py-spy")):
+        return spy, ("dump", "--native", "--json", "--pid", pid), _of_py_spy
+    if found := find_program("eu-stack"):
+        return found, ("-p", pid), _of_debugger
+    return find_program("gdb"), (*_GDB, "-p", pid, "-ex", "thread apply all backtrace 60"), _of_debugger
+
+
+def _run(command: list[str]) -> str:
+    """What a tool prints. One that takes longer is killed, at which the kernel detaches it."""
+    try:
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as tool:
+            try:
+                output, errors = tool.communicate(timeout=LIMIT_S)
+            except subprocess.TimeoutExpired:
+                tool.kill()
+                raise NotStopped(f"{Path(command[0]).name} took longer than {LIMIT_S:g} s") from None
+    except OSError as error:
+        raise NotStopped(f"{Path(command[0]).name}: {error.strerror}") from None
+    if tool.returncode:
+        words = errors.decode(errors="replace").split() or [f"exit code {tool.returncode}"]
+        raise NotStopped(f"{Path(command[0]).name}: {' '.join(words)[:200]}")
+    return output.decode(errors="replace")
+
+
+def _resume(pid: int) -> None:
+    """Continue a process that a killed tool has left stopped: the SIGSTOP of its attach may come after it."""
+    end = time.monotonic() + _RESUMED_S
+    while (why := reason_to_leave(pid)) and "D" not in why and time.monotonic() < end:
+        if why == "it is stopped already":
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGCONT)
+        time.sleep(0.02)
+
+
+def _of_py_spy(text: str, pid: int) -> Iterator[tuple[int, Stack]]:
+    """The native frames of each thread, down to the interpreter, which stands for the Python frames."""
+    try:
+        threads = json.loads(text)
+        for thread in threads:
+            frames: list[str] = []
+            for frame in thread["frames"]:
+                if not frame["module"]:
+                    break
+                frames.append(_native(frame["name"], Path(frame["module"]).name))
+            yield int(thread["os_thread_id"] or pid), (*frames[:MAX_FRAMES], "[python]")
+    except (ValueError, LookupError, TypeError) as error:
+        raise NotStopped(f"py-spy printed no stack that can be read: {error!r}") from None
+
+
+def _native(name: str, file: str) -> str:
+    """py-spy names Cython's functions as their sources do: those of mpi4py are MPI's."""
+    if name.startswith("0x"):
+        return f"[{file}]"
+    return f"MPI_{name[:1].upper()}{name[1:]} ({file})" if file.startswith("MPI.") else f"{name} ({file})"
+
+
+def _of_debugger(text: str, pid: int) -> Iterator[tuple[int, Stack]]:
+    """The frames of each thread that eu-stack or gdb prints; inlined functions are left out."""
+    try:
+        code = Code(pid)
+    except OSError:
+        raise NotStopped("it has ended") from None
+    thread, frames = 0, list[str]()
+    for line in [*text.splitlines(), "TID 0"]:
+        if begin := _THREAD.match(line):
+            if frames:
+                yield thread, tuple(frames[:MAX_FRAMES])
+            thread, frames = int(begin[1]), []
+        elif frame := _FRAME.match(line):
+            file = code.file(int(frame[1], 16))
+            name = frame[2].partition("@")[0]
+            if file:
+                frames.append(f"[{file}]" if name == "??" else f"{name} ({file})")
+        elif (innermost := _INNERMOST.match(line)) and innermost[2]:
+            frames.append(f"{innermost[1]} ({Path(innermost[2]).name})")
