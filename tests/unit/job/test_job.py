@@ -224,7 +224,7 @@ def test_samples_of_root_are_in_no_directory_of_a_user(
     class Seen(Exception):
         pass
 
-    def watch(_: object, place: Path, __: object) -> None:
+    def watch(_: object, place: Path, *__: object) -> None:
         raise Seen(place)
 
     os.chown(tmp_path, 12345, -1)
