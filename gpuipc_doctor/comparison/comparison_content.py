@@ -9,7 +9,7 @@ from gpuipc_doctor.comparison.check_changes import ChangeKind, CheckChange
 from gpuipc_doctor.comparison.comparison import MEANINGS, Comparison, Side
 from gpuipc_doctor.comparison.devices import DeviceChange, Match
 from gpuipc_doctor.comparison.speed import DOUBT, Speed, SpeedVerdict
-from gpuipc_doctor.model import Device, Json, Status
+from gpuipc_doctor.model import Device, Status
 from gpuipc_doctor.present import markdown, terminal
 from gpuipc_doctor.present.blocks import Block, Closing, Entry, Item, Lines, Table, do, table
 from gpuipc_doctor.present.text import counted, fold_subjects
@@ -23,19 +23,13 @@ NOT_RUN = "-"
 DESCRIBED = (ChangeKind.WORSE, ChangeKind.NO_LONGER_TESTED, ChangeKind.FAILS_OTHERWISE)
 """Each of these changes has an entry with its finding."""
 
-SCHEMA = "gpuipc-doctor/comparison/3"
-"""Any change of what may stand in the document raises the number; ``comparison.schema.json`` describes it."""
-
-
-def schema() -> Json:
-    about = "What has changed from one report to another."
-    return documents.schema(SCHEMA, Comparison, about, exit_code=documents.codes(MEANINGS))
-
-
-def dumps(comparison: Comparison) -> str:
-    """The JSON document, ending in a newline."""
-    head = {"schema": SCHEMA, "exit_code": comparison.exit_code}
-    return documents.dumps({**head, **documents.encode(comparison)})
+KIND = documents.Kind(
+    "gpuipc-doctor/comparison/3",
+    Comparison,
+    "What has changed from one report to another.",
+    {"exit_code": documents.codes(MEANINGS)},
+)
+schema, dumps = KIND.schema, KIND.dumps
 
 
 def screen(comparison: Comparison, *, width: int = 80, color: bool = False) -> str:

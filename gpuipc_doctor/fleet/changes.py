@@ -92,19 +92,19 @@ class Changes:
     after: Fleet
     both: int
     """Nodes that have answered both times."""
-    moves: tuple[CheckTransition, ...]
+    findings: tuple[CheckTransition, ...]
     lost: tuple[MissingReports, ...]
     """Nodes that have answered before and not after, by why they have not."""
     new: tuple[str, ...]
     """Nodes that have answered after and not before."""
-    shifts: tuple[FactChange, ...]
-    paces: tuple[SpeedChange, ...]
+    facts: tuple[FactChange, ...]
+    figures: tuple[SpeedChange, ...]
     slow: tuple[Outlier, ...]
     """Figures of single nodes that stand out among their peers' and did not."""
     folder: NodeSetFormatter
 
     def turned(self, turn: ChangeKind) -> list[CheckTransition]:
-        return [move for move in self.moves if move.turn is turn]
+        return [move for move in self.findings if move.turn is turn]
 
     @property
     def nodes(self) -> Mapping[str, tuple[str, ...]]:
@@ -129,7 +129,7 @@ class Changes:
             return Exit.NOTHING
         if self.lost or self.turned(ChangeKind.NO_LONGER_TESTED):
             return Exit.ERROR
-        slower = self.slow or any(pace.is_slower for pace in self.paces)
+        slower = self.slow or any(pace.is_slower for pace in self.figures)
         return Exit.WARN if worse or slower else Exit.OK
 
 

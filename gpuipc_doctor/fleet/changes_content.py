@@ -11,7 +11,7 @@ from gpuipc_doctor.comparison.comparison_content import DESCRIBED, NOT_RUN, stat
 from gpuipc_doctor.fleet.changes import MEANINGS, Changes, CheckTransition, FactChange, SpeedChange
 from gpuipc_doctor.fleet.fold import Outlier
 from gpuipc_doctor.fleet.summary import State
-from gpuipc_doctor.model import Exit, Json, Status
+from gpuipc_doctor.model import Status
 from gpuipc_doctor.present import markdown, terminal
 from gpuipc_doctor.present.blocks import Block, Closing, Entry, Item, Lines, Table, do, table
 from gpuipc_doctor.present.text import shorten
@@ -19,10 +19,6 @@ from gpuipc_doctor.report import documents
 
 LONGEST_VALUE = 60
 """Columns of a fact's value."""
-
-
-SCHEMA = "gpuipc-doctor/fleet-changes/2"
-"""Any change of what may stand in the document raises the number; ``changes.schema.json`` describes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +40,9 @@ class Lost:
     nodes: str
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
+class Content:
     """Two runs as JSON; sets of nodes are folded, and their sizes stand beside them."""
 
-    exit_code: Exit
     before: Side
     after: Side
     nodes: dict[str, str]
@@ -67,35 +61,28 @@ def nodeset(changes: Changes) -> str:
     return "".join(f"{name}: {changes.folder.fold(nodes)}\n" for name, nodes in changes.nodes.items())
 
 
-def schema() -> Json:
-    about = "What has changed from one run over a fleet to another."
-    sets = TypedDict("Sets", {"lost": str, "new": str, **{turn.value: str for turn in ChangeKind}})  # type: ignore[misc]
-    return documents.schema(SCHEMA, Document, about, exit_code=documents.codes(MEANINGS), nodes=sets)
+_SETS = TypedDict("Sets", {"lost": str, "new": str, **{turn.value: str for turn in ChangeKind}})  # type: ignore[misc]
+_ABOUT = "What has changed from one run over a fleet to another."
+_HEAD = {"exit_code": documents.codes(MEANINGS), "nodes": _SETS}
+KIND = documents.Kind("gpuipc-doctor/fleet-changes/2", Content, _ABOUT, _HEAD)
+schema = KIND.schema
 
 
 def dumps(changes: Changes) -> str:
     """The JSON document, ending in a newline."""
     fold = changes.folder.fold
-    before, after = (
-        Side(len(fleet.reports), len(fleet.answered), fleet.started, fold(fleet.simulated))
-        for fleet in (changes.before, changes.after)
-    )
-    document = Document(
-        changes.exit_code,
-        before,
-        after,
-        {name: fold(nodes) for name, nodes in changes.nodes.items()},
-        changes.moves,
-        tuple(Lost(one.state, one.reason, fold(one.nodes)) for one in changes.lost),
-        changes.shifts,
-        {
-            side: tuple(drift.name for drift in fleet.drifts)
-            for side, fleet in (("before", changes.before), ("after", changes.after))
+    sides = {"before": changes.before, "after": changes.after}
+    return KIND.dumps(
+        changes,
+        fold,
+        **{
+            name: Side(len(fleet.reports), len(fleet.answered), fleet.started, fold(fleet.simulated))
+            for name, fleet in sides.items()
         },
-        changes.paces,
-        changes.slow,
+        nodes={name: fold(nodes) for name, nodes in changes.nodes.items()},
+        lost=[Lost(one.state, one.reason, fold(one.nodes)) for one in changes.lost],
+        drift={name: [one.name for one in fleet.drift] for name, fleet in sides.items()},
     )
-    return documents.dumps({"schema": SCHEMA, **documents.encode(document, fold)})
 
 
 def screen(changes: Changes, *, width: int = 80, color: bool = False) -> str:
@@ -129,7 +116,7 @@ def _blocks(changes: Changes) -> Iterator[Block]:
         ("finding", "before", "after", "", "on"),
         (
             (_name(move), *statuses(move.before, move.after), move.turn.value, brief(move.nodes))
-            for move in changes.moves
+            for move in changes.findings
         ),
     )
     yield from _entries(changes)
@@ -142,7 +129,7 @@ def _blocks(changes: Changes) -> Iterator[Block]:
                 "unchanged" if row.before == row.after else _value(row.after),
                 brief(row.nodes),
             )
-            for shift in changes.shifts
+            for shift in changes.facts
             for number, row in enumerate(shift.changes)
         ),
     )
@@ -158,7 +145,7 @@ def _blocks(changes: Changes) -> Iterator[Block]:
                 f"{'slower' if pace.is_slower else 'faster'}, {max(pace.ratio, 1 / pace.ratio):.3g} times",
                 f"{pace.nodes} nodes",
             )
-            for pace in changes.paces
+            for pace in changes.figures
         ),
     )
     if changes.slow:
@@ -193,7 +180,7 @@ def _value(value: str) -> str:
 
 
 def _entries(changes: Changes) -> Iterator[Entry]:
-    for move in changes.moves:
+    for move in changes.findings:
         if move.turn in DESCRIBED and move.after and move.says:
             title = f"{_name(move)} on {changes.folder.brief(move.nodes)}, {was(move.before)}"
             said = Item(f"{move.nodes[0]}: {move.says}", hang=0)
@@ -205,7 +192,7 @@ def _entries(changes: Changes) -> Iterator[Entry]:
 
 
 def _drifts(changes: Changes) -> Iterator[str]:
-    before, after = ({drift.name for drift in fleet.drifts} for fleet in (changes.before, changes.after))
+    before, after = ({drift.name for drift in fleet.drift} for fleet in (changes.before, changes.after))
     if names := sorted(after - before):
         yield f"Differs from node to node, and did not before: {', '.join(names)}"
     if names := sorted(before - after):

@@ -152,10 +152,10 @@ def _problem(fleet: Fleet, one: ExplainedProblem) -> Entry:
 
 
 def _silence_entries(fleet: Fleet, most: int) -> Section:
-    more = fleet.silences[most:]
+    more = fleet.silent[most:]
     nodes = counted(sum(len(one.nodes) for one in more), "more node")
     what = f"{nodes} without a report, for {counted(len(more), 'other reason')}" if more else ""
-    return _cut((_silence(fleet, one) for one in fleet.silences[:most]), what)
+    return _cut((_silence(fleet, one) for one in fleet.silent[:most]), what)
 
 
 def _silence(fleet: Fleet, silence: MissingReports) -> Entry:
@@ -165,9 +165,9 @@ def _silence(fleet: Fleet, silence: MissingReports) -> Entry:
 
 
 def _drifts(fleet: Fleet, most: int) -> Section:
-    more = len(fleet.drifts) - most
+    more = len(fleet.drift) - most
     what = f"{counted(more, 'more fact')} not the same everywhere" if more > 0 else ""
-    return _cut((_entry("DRIFT", _drift(fleet, one)) for one in fleet.drifts[:most]), what, apart=False)
+    return _cut((_entry("DRIFT", _drift(fleet, one)) for one in fleet.drift[:most]), what, apart=False)
 
 
 def _drift(fleet: Fleet, drift: Drift) -> str:
@@ -233,7 +233,7 @@ def _ticket(fleet: Fleet) -> Iterator[Block]:
         said = Item(f"{problem.example}: {problem.says}")
         title = f"{problem.check} on {brief(problem.nodes)}"
         yield _entry(problem.status.value, title, said, *one.known_issues, do(one.remedy))
-    for silence in fleet.silences:
+    for silence in fleet.silent:
         said = Item(f"{silence.nodes[0]}: {silence.reason}")
         yield _entry(Status.ERROR.value, silence.about(brief(silence.nodes)), said, do(silence.remedy))
     yield from table(
@@ -245,7 +245,7 @@ def _ticket(fleet: Fleet) -> Iterator[Block]:
                 str(len(held.nodes)),
                 brief(held.nodes),
             )
-            for drift in fleet.drifts
+            for drift in fleet.drift
             for number, held in enumerate(drift.values)
         ),
     )
@@ -273,7 +273,7 @@ class ExplainedProblem:
 def judged(fleet: Fleet) -> Iterator[ExplainedProblem]:
     """Each problem, in their order."""
     told: set[tuple[str, str]] = set()
-    for problem in fleet.problems:
+    for problem in fleet.findings:
         causes = problem.known_issues
         items = tuple(item for cause in causes for item in _cause(fleet, problem, cause, told))
         is_told = any((cause.issue, problem.remedy) in told for cause in causes)

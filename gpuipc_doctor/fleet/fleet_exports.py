@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TypedDict, cast
+from typing import TypedDict
 from xml.etree import ElementTree
 
 from gpuipc_doctor.fleet.fleet_content import head, judged, known_bad
@@ -20,22 +19,17 @@ from gpuipc_doctor.fleet.fold import (
     Problem,
 )
 from gpuipc_doctor.fleet.summary import NodeReport, State
-from gpuipc_doctor.model import Exit, Json, Status
+from gpuipc_doctor.model import Exit, Status
 from gpuipc_doctor.present.html import page
 from gpuipc_doctor.present.junit import case, document
 from gpuipc_doctor.present.metrics import SEVERITIES, Metric, exposition, moment
 from gpuipc_doctor.present.text import counted
 from gpuipc_doctor.report import documents
 
-SCHEMA = "gpuipc-doctor/fleet/3"
-"""Any change of what may stand in the document raises the number; ``fleet.schema.json`` describes it."""
-
-
 Sets = TypedDict("Sets", {"pass": str, "fail": str, "unknown": str})
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
+class Content:
     """A fleet as JSON; sets of nodes are folded, and their sizes stand beside them."""
 
     exit_code: Exit
@@ -57,27 +51,21 @@ def nodeset(fleet: Fleet) -> str:
     return "".join(f"{name}: {fleet.folder.fold(nodes)}\n" for name, nodes in fleet.sets.items())
 
 
-def schema() -> Json:
-    return documents.schema(SCHEMA, Document, "What the node reports of a fleet say together.")
+KIND = documents.Kind("gpuipc-doctor/fleet/3", Content, "What the node reports of a fleet say together.")
+schema = KIND.schema
 
 
 def dumps(fleet: Fleet) -> str:
     """The JSON document, ending in a newline."""
     fold = fleet.folder.fold
-    document = Document(
-        fleet.exit_code,
-        len(fleet.reports),
-        fleet.started,
-        cast(Sets, {name: fold(nodes) for name, nodes in fleet.sets.items()}),
-        {status: len(fleet.nodes(status)) for status in Status},
-        fold(fleet.simulated),
-        fleet.groups,
-        fleet.problems,
-        fleet.silences,
-        fleet.drifts,
-        fleet.slow,
+    return KIND.dumps(
+        fleet,
+        fold,
+        count=len(fleet.reports),
+        nodes={name: fold(nodes) for name, nodes in fleet.sets.items()},
+        totals={status: len(fleet.nodes(status)) for status in Status},
+        simulated=fold(fleet.simulated),
     )
-    return documents.dumps({"schema": SCHEMA, **documents.encode(document, fold)})
 
 
 # -- HTML -------------------------------------------------------------------------------------------------
@@ -111,7 +99,7 @@ def html(fleet: Fleet) -> str:
                 "name": one.name,
                 "rows": [(v.value, fold(v.nodes), len(v.nodes), known_bad(v)) for v in one.values],
             }
-            for one in fleet.drifts
+            for one in fleet.drift
         ],
         slow=fleet.slow,
         all=[
@@ -136,7 +124,7 @@ def _findings(fleet: Fleet) -> Iterator[dict[str, object]]:
             known_issues=one.known_issues,
             remedy=one.remedy,
         )
-    for silence in fleet.silences:
+    for silence in fleet.silent:
         kind = "no report: " * (silence.state not in (State.UNTESTED, State.REFUSED)) + silence.state.value
         error = {"status": Status.ERROR.value, "key": "", "known_issues": (), "remedy": silence.remedy}
         yield finding(silence.nodes, title=kind, says=silence.reason, **error)
@@ -157,7 +145,7 @@ def junit(fleet: Fleet) -> str:
     where = {"timestamp": fleet.started, "hostname": fleet.folder.brief([one.node for one in fleet.reports])}
     facts = [
         (drift.name, f"{held.value or 'not found'} on {fleet.folder.fold(held.nodes)}")
-        for drift in fleet.drifts
+        for drift in fleet.drift
         for held in drift.values
     ]
     elapsed_s = sum(one.elapsed_s for one in fleet.answered)
@@ -216,13 +204,13 @@ def _metrics(fleet: Fleet, simulated: str) -> Iterator[Metric]:
         "Nodes that a finding was made on.",
         [
             ({"check": one.check, "key": one.key, "status": one.status.value}, len(one.nodes))
-            for one in fleet.problems
+            for one in fleet.findings
         ],
     )
     yield (
         "fleet_drift_values",
         "Values of a fact that is not the same everywhere.",
-        [({"fact": drift.name}, len(drift.values)) for drift in fleet.drifts],
+        [({"fact": drift.name}, len(drift.values)) for drift in fleet.drift],
     )
     yield (
         "fleet_node_severity",

@@ -139,9 +139,9 @@ class Fleet:
 
     reports: Sequence[NodeReport]
     groups: tuple[Group, ...]
-    problems: tuple[Problem, ...]
-    silences: tuple[MissingReports, ...]
-    drifts: tuple[Drift, ...]
+    findings: tuple[Problem, ...]
+    silent: tuple[MissingReports, ...]
+    drift: tuple[Drift, ...]
     slow: tuple[Outlier, ...]
     folder: NodeSetFormatter
 

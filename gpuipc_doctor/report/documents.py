@@ -22,6 +22,29 @@ Fold = Callable[[Collection[str]], str]
 """Writes names of nodes as a set."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kind:
+    """The documents of one ``name``: that, what they have at the head, and the fields of ``content``.
+
+    Any change of what may stand in them raises the number at the end of the name.
+    """
+
+    name: str
+    content: type
+    about: str
+    head: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def schema(self) -> Json:
+        return schema(self.name, self.content, self.about, **self.head)
+
+    def dumps(self, value: Any, fold: Fold | None = None, **given: Any) -> str:
+        """The JSON document of a value; what is not ``given`` is the value's attribute of that name."""
+        fields = get_type_hints(self.content)
+        names = (*(name for name in self.head if name not in fields), *fields)
+        told = {name: given[name] if name in given else getattr(value, name) for name in names}
+        return dumps({"schema": self.name, **{name: encode(item, fold) for name, item in told.items()}})
+
+
 class BadDocument(ValueError):
     """A text is no document of this kind and version; ``str()`` is one line that says where and why."""
 

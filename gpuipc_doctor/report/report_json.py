@@ -31,9 +31,8 @@ _LABEL = re.compile(r"[a-z]+:[0-9]{1,9}")
 """A GPU as its backend numbers it."""
 
 
-def schema() -> Json:
-    """The JSON Schema of the document."""
-    return documents.schema(SCHEMA, Report, "Everything that one run learned about one node.", **HEAD)
+KIND = documents.Kind(SCHEMA, Report, "Everything that one run learned about one node.", HEAD)
+schema = KIND.schema
 
 
 def dumps(report: Report, *, exit_code: int | None = None) -> str:
@@ -42,22 +41,19 @@ def dumps(report: Report, *, exit_code: int | None = None) -> str:
     ``exit_code`` is that of the run, by default the code of the default style.
     """
     totals = digest.totals(report)
-    return documents.dumps(
-        {
-            "schema": SCHEMA,
-            "exit_code": exits.code(report) if exit_code is None else exit_code,
-            "totals": {status.value: totals[status] for status in Status},
-            "matrix": {check: _row(results) for check, results in digest.by_check(report).items()},
-            **documents.encode(report),
-        }
+    return KIND.dumps(
+        report,
+        exit_code=exits.code(report) if exit_code is None else exit_code,
+        totals={status: totals[status] for status in Status},
+        matrix={check: _row(results) for check, results in digest.by_check(report).items()},
     )
 
 
-def _row(results: list[Result]) -> dict[str, str]:
+def _row(results: list[Result]) -> dict[str, Status]:
     subjects: dict[str, list[Result]] = {}
     for result in results:
         subjects.setdefault(result.subject, []).append(result)
-    return {subject: status.value for subject, of in subjects.items() if (status := digest.worst(of))}
+    return {subject: status for subject, of in subjects.items() if (status := digest.worst(of))}
 
 
 def loads(text: str | bytes) -> Report:

@@ -43,13 +43,13 @@ def test_who_got_worse_better_or_lost() -> None:
     assert (worse.check, worse.nodes) == ("ipc-reopen", ("nid0003", "nid0004"))
     [still] = [move for move in found.turned(ChangeKind.SAME) if move.after is Status.FAIL]
     assert still.nodes == ("nid0036",)
-    [_, driver] = found.shifts
+    [_, driver] = found.facts
     assert [len(row.nodes) for row in driver.changes] == [29, 2, 1, 1, 1, 1]
 
 
 def test_figures_that_have_changed_everywhere() -> None:
     found = changes.compare(timed(a_fleet()), timed(upgraded(), 2.9))
-    assert [(pace.before, pace.after, pace.is_slower) for pace in found.paces] == [(2.0, 2.9, True)]
+    assert [(pace.before, pace.after, pace.is_slower) for pace in found.figures] == [(2.0, 2.9, True)]
 
 
 def one(status: Status | None, key: str = "", **more: object) -> NodeReport:
@@ -99,7 +99,7 @@ def test_only_one_node_that_got_slower_stands_out() -> None:
 
     before, after = [2.0, 2.1, 2.0, 1.9, 2.0, 2.0], [2.0, 2.1, 2.0, 1.9, 2.0, 9.0]
     found = changes.compare(at(before), at(after))
-    assert ([s.node for s in found.slow], found.paces, found.exit_code) == (["n5"], (), Exit.WARN)
+    assert ([s.node for s in found.slow], found.figures, found.exit_code) == (["n5"], (), Exit.WARN)
     assert changes.compare(at(after), at(after)).exit_code is Exit.OK
 
 
@@ -108,7 +108,7 @@ def test_what_each_node_has_for_itself_is_no_news() -> None:
         facts = [{"boot": (f"{day}-{n}",), "kernel": (str(day),)} for n in range(4)]
         return [named(one(Status.PASS), f"n{n}", facts=each) for n, each in enumerate(facts)]
 
-    assert [shift.name for shift in changes.compare(booted(1), booted(2)).shifts] == ["kernel"]
+    assert [shift.name for shift in changes.compare(booted(1), booted(2)).facts] == ["kernel"]
 
 
 def test_the_schema_is_a_schema_and_knows_every_word() -> None:
@@ -118,7 +118,7 @@ def test_the_schema_is_a_schema_and_knows_every_word() -> None:
     assert definitions["State"]["enum"] == sorted(state.value for state in State)
     assert definitions["ChangeKind"]["enum"] == sorted(turn.value for turn in ChangeKind)
     assert set(definitions["Sets"]["properties"]) == {"lost", "new", *(turn.value for turn in ChangeKind)}
-    assert SCHEMA["properties"]["schema"]["enum"] == [changes_content.SCHEMA]
+    assert SCHEMA["properties"]["schema"]["enum"] == [changes_content.KIND.name]
     assert set(SCHEMA["properties"]["exit_code"]["enum"]) == set(changes.MEANINGS) - {1, 2}
 
 
@@ -139,8 +139,8 @@ def test_any_two_fleets_can_be_compared(before: list[NodeReport], after: list[No
 def test_a_fleet_is_the_same_as_itself(reports: list[NodeReport]) -> None:
     found = changes.compare(reports, reports)
     assert found.exit_code in (Exit.OK, Exit.NOTHING)
-    assert (found.shifts, found.paces, found.slow, found.lost, found.new) == ((),) * 5
-    assert {move.turn for move in found.moves} <= {ChangeKind.SAME}
+    assert (found.facts, found.figures, found.slow, found.lost, found.new) == ((),) * 5
+    assert {move.turn for move in found.findings} <= {ChangeKind.SAME}
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -49,11 +49,11 @@ def test_the_bad_the_different_and_the_silent() -> None:
     fleet = fold.fold(a_fleet())
     assert fleet.nodes(Status.FAIL) == ("nid0035", "nid0036")
     assert sorted(fleet.nodes(Status.ERROR)) == ["nid0037", "nid0038", "nid0039"]
-    assert {one.state: one.nodes for one in fleet.silences} == {
+    assert {one.state: one.nodes for one in fleet.silent} == {
         State.UNREACHABLE: ("nid0037", "nid0038"),
         State.DEADLINE: ("nid0039",),
     }
-    [driver] = [drift for drift in fleet.drifts if drift.name == "nvidia-driver"]
+    [driver] = [drift for drift in fleet.drift if drift.name == "nvidia-driver"]
     assert ("nid0007",) in [held.nodes for held in driver.values]
     known_bad = {held.value: held.known_bad for held in driver.values if held.known_bad}
     assert known_bad == {"460.32.03": ("nvidia-ipc-reopen",)}
@@ -375,7 +375,7 @@ def test_nodes_without_a_report_are_grouped_by_state_and_cause() -> None:
         for name in names
     ]
     fleet = fold.fold(reports)
-    assert [len(one.nodes) for one in fleet.silences] == [3, 2, 1]
+    assert [len(one.nodes) for one in fleet.silent] == [3, 2, 1]
     screen = fleet_content.screen(fleet, width=100)
     assert [screen.count(words) for words in ("No route", "refused", "denied", "Do: run `ssh")] == [
         1,
@@ -465,7 +465,7 @@ def test_clocks_that_differ_are_told() -> None:
     fleet = fold.fold(
         summary.clocked(one, clock.astimezone()) for one, clock in zip(reports, clocks, strict=True)
     )
-    [drift] = fleet.drifts
+    [drift] = fleet.drift
     assert {held.value: held.nodes for held in drift.values} == {
         "as here": ("n0", "n1", "n3"),
         "120 min ahead": ("n2",),
