@@ -8,7 +8,7 @@ fresh processes repeat the history, and the shortest that still fails is reporte
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import permutations
 from typing import ClassVar
 
@@ -26,6 +26,7 @@ from gpuipc_doctor.api import (
     Worker,
     account,
     look_on,
+    look_on_another,
 )
 from gpuipc_doctor.histories import results
 from gpuipc_doctor.histories.explore import Bench, explore, replay_once
@@ -33,11 +34,12 @@ from gpuipc_doctor.histories.generator import DECLARED, Generator, Limits, harmf
 from gpuipc_doctor.histories.leaks import WORDS
 from gpuipc_doctor.histories.steps import steps
 
-SEED, OPERATIONS, TIME_S = 6, 1500, 20.0
-"""In the acceptance tier every node performs the same operations: 5 s on an H200. A node that takes longer
-than ``TIME_S`` has performed fewer, and the PASS says so."""
+SEED, OPERATIONS, OPERATIONS_PER_DEVICE = 6, 1500, 100
+"""In the acceptance tier every node performs the same operations, so many more for each device beyond the
+first: 3.7 s on one H100."""
 
-SOAK_S = 600.0
+TIME_S, SOAK_S = 20.0, 600.0
+"""A node that takes longer has performed fewer operations, and the PASS says so."""
 
 LIMIT = 0.5
 """Part of the deadline that an operation may take: the role that waits for it must not be late itself."""
@@ -78,14 +80,15 @@ class IpcHistories(Check):
         places = (
             1 + max((plan["device"] for plan in history["processes"].values()), default=0) if history else 1
         )
-        fitting = [devices for devices in crews(ctx.devices) if len(devices) >= places]
+        fitting = [devices for devices in groups(ctx.devices) if len(devices) >= places]
         if not fitting:
             says = "the history needs {places} devices that reach each other's memory"
             yield Finding.error("too-few-devices", says, places=places)
         for devices in fitting[:1] if history else fitting:
+            operations = OPERATIONS + OPERATIONS_PER_DEVICE * (len(devices) - 1)
             params = {
                 "seed": ctx.options.get("seed", None if soak else SEED),
-                "operations": ctx.options.get("operations", UNBOUNDED if soak else OPERATIONS),
+                "operations": ctx.options.get("operations", UNBOUNDED if soak else operations),
                 "time_s": ctx.options.get("seconds", SOAK_S if soak else TIME_S),
                 "room": min(ctx.room(devices), ROOM),
                 "backend": devices[0].backend,
@@ -95,21 +98,35 @@ class IpcHistories(Check):
                 "left_out": sorted(harmful(ctx.harmful)),
                 "without": sorted(harmful(ctx.harmful) | unavailable(devices[0].capabilities)),
             }
-            roles = {"watch": look_on, "crew": perform}
-            yield Probe("", roles, devices, params, exclusive=True, starters=frozenset({"crew"}))
+            yield probe(devices, params)
+
+    def replay(self, failed: ProbeOutcome, without: Collection[str] = ()) -> Probe | None:
+        shortest = failed.records["crew"]["explored"]["shortest"]
+        if shortest is None or shortest["operations"][-1]["do"] in without:
+            return None
+        kept = [operation for operation in shortest["operations"] if operation["do"] not in without]
+        return probe(failed.devices, {**failed.params, "history": {**shortest, "operations": kept}})
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
-        findings = list(conclude(done.records["crew"]["explored"], done.params["left_out"]))
+        labels = [device.label for device in done.devices]
+        findings = list(conclude(done.records["crew"]["explored"], done.params["left_out"], labels))
         yield from findings
-        entry = account(done.records["watch"]).entries[-1]
-        if entry.missing > NOISE_BYTES and findings[0].key != "leak":
-            says = "{missing:mib} of device memory did not come back after the processes of the history ended"
-            remedy = "run ipc-release, which says after which end memory is missing"
-            yield Finding.warn("not-returned", says, remedy=remedy, missing=entry.missing)
+        for place, label in enumerate(labels):
+            entry = account(done.records[watcher(place)]).entries[-1]
+            if entry.missing > NOISE_BYTES and findings[0].key != "leak":
+                yield Finding.warn(
+                    "not-returned",
+                    "{missing:mib} of device memory did not come back after the processes ended",
+                    remedy="run ipc-release, which says after which end memory is missing",
+                    missing=entry.missing,
+                ).on([label])
 
 
-def conclude(explored: Json, left_out: Sequence[str]) -> Iterator[Finding]:
-    """Findings about what `results.to_json` made of an exploration. ``left_out``: see `harmful`."""
+def conclude(explored: Json, left_out: Sequence[str], labels: Sequence[str]) -> Iterator[Finding]:
+    """Findings about what `results.to_json` made of an exploration.
+
+    ``left_out``: see `harmful`. ``labels``: of the probe's devices.
+    """
     figures = {name: explored[name] for name in ("operations", "wanted", "compared", "seed", "elapsed_s")}
     again = explored["again"]
     if explored["first"] is None:
@@ -134,6 +151,8 @@ def conclude(explored: Json, left_out: Sequence[str]) -> Iterator[Finding]:
         )
     else:
         history = results.history_from_json(explored["shortest"])
+        places = dict.fromkeys(plan.device for plan in history.processes.values())
+        failing = history.operations[-1].by
         yield Finding.fail(
             again["what"],
             SAYS[again["what"]],
@@ -143,23 +162,36 @@ def conclude(explored: Json, left_out: Sequence[str]) -> Iterator[Finding]:
             remedy=REPLAY,
             step=again["do"],
             steps=len(history.operations),
+            did=[operation.do for operation in history.operations if operation.by == failing],
             name=WORDS.get(again["name"], again["name"]),
             call=again["call"],
             history=explored["shortest"],
             **figures,
-        )
+        ).on(labels[place] for place in places)
 
 
-def crews(devices: Sequence[Device]) -> list[tuple[Device, ...]]:
-    """Devices two by two, so that each is tested once; alone where none is left that reaches its memory."""
-    chosen, left = list[tuple[Device, ...]](), list(devices)
-    while left:
-        device = left.pop(0)
-        partner = next((other for other in left if len(reachable((device, other))) == 2), None)
-        if partner:
-            left.remove(partner)
-        chosen.append((device, partner) if partner else (device,))
-    return chosen
+def probe(devices: tuple[Device, ...], params: Mapping[str, Json]) -> Probe:
+    watchers = {watcher(place): look_on_another for place in range(len(devices))}
+    roles = {**watchers, watcher(0): look_on, "crew": perform}
+    return Probe("", roles, devices, params, exclusive=True, starters=frozenset({"crew"}))
+
+
+def watcher(place: int) -> str:
+    """The role that watches one of the probe's devices: the first role is the first device's."""
+    return "watch" if place == 0 else f"watch-{place + 1}"
+
+
+def groups(devices: Sequence[Device]) -> list[tuple[Device, ...]]:
+    """Devices that reach each other's memory, together: each group is tested by one crew."""
+    found = list[list[Device]]()
+    for device in devices:
+        for group in found:
+            if all(len(reachable((device, other))) == 2 for other in group):
+                group.append(device)
+                break
+        else:
+            found.append([device])
+    return [tuple(group) for group in found]
 
 
 def reachable(devices: Sequence[Device]) -> list[tuple[int, int]]:
@@ -168,7 +200,7 @@ def reachable(devices: Sequence[Device]) -> list[tuple[int, int]]:
 
 
 def perform(w: Worker) -> None:
-    w.peer.recv()  # its device is at rest and watched
+    w.peer.recv()  # the devices are at rest and watched
     bench = Bench(w.start, w.clock, LIMIT * w.deadline_s, w.step)
     params = w.params
     if params["history"]:
@@ -178,7 +210,7 @@ def perform(w: Worker) -> None:
     generator = Generator(
         params["backend"],
         params["devices"],
-        params["seed"] if params["seed"] is not None else results.random_seed(),
+        params["seed"] if params["seed"] is not None else results.seed_of(w.node, w.clock()),
         Limits(room=params["room"]),
         frozenset(params["without"]),
         tuple((memory, device) for memory, device in params["peers"]),

@@ -157,7 +157,7 @@ class EvidenceKind(enum.Enum):
     RERUN = "rerun"
     """What the same probe did when it was run again."""
     TRIAL = "trial"
-    """What became of it under a workaround: ``values["env"]``, and as ``values["outcome"]`` a `Trial`."""
+    """What became of it under a workaround, ``env`` or ``without`` of its values; ``outcome``: a `Trial`."""
     ISSUE = "issue"
     """A known issue that has to do with it; ``values["issue"]`` is its id."""
 
@@ -211,6 +211,7 @@ class Finding:
     (`Result.key`) it is the stable name by which findings are grouped, suppressed, compared and matched.
     ``says`` is the sentence with its ``values`` left open: ``"{missing:mib} did not come back after {end}"``.
     ``evidence`` has the most telling first; ``remedy`` says what to do. A SKIP says its reason.
+    ``devices``: labels of those that it concerns, where these are not all of its probe's.
     """
 
     status: Status
@@ -220,6 +221,7 @@ class Finding:
     evidence: tuple[Evidence, ...] = ()
     remedy: str = ""
     measured: tuple[Measurement, ...] = ()
+    devices: tuple[str, ...] = ()
 
     @property
     def identity(self) -> tuple[str, ...]:
@@ -278,6 +280,10 @@ class Finding:
     ) -> Finding:
         return cls(Status.FAIL, key, says, values, _items(evidence), remedy)
 
+    def on(self, devices: Iterable[str]) -> Finding:
+        """The same finding of these devices alone, by their labels."""
+        return replace(self, devices=tuple(devices))
+
 
 def _items(evidence: Iterable[Evidence | str]) -> tuple[Evidence, ...]:
     """Plain text is what was seen."""
@@ -312,10 +318,15 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Workaround:
-    """Environment that may help, and in words what it costs."""
+    """Environment that may help, or operations to leave out, and in words what it costs.
+
+    ``without`` names operations of a history; who does as ``do`` says has none of these.
+    """
 
     env: Mapping[str, str]
     cost: str
+    without: tuple[str, ...] = ()
+    do: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,8 +419,9 @@ class Probe:
     role's name to a function in the check's file, its own or one of the api's; each runs in a worker of its
     own, all at the same time.
     ``devices`` are the GPUs that every worker of the probe can see, in this order: none for a probe of
-    the node, one for a probe of a device, two for a pair. ``params`` reaches the roles as
-    ``Worker.params``. ``deadline_s`` bounds each single operation, in seconds, not the probe as a whole.
+    the node, one for a probe of a device, two for a pair, more for a group that is tested as a whole.
+    ``params`` reaches the roles as ``Worker.params``. ``deadline_s`` bounds each single operation, in
+    seconds, not the probe as a whole.
     An ``exclusive`` probe has its devices to itself, because it watches what everybody does there. In one of
     roles that are ``together``, as ranks are, they spin while they wait for each other. With
     ``launch`` the roles are the ranks of an MPI job, in order, and talk through `Worker.mpi`. ``imports`` are
@@ -438,12 +450,15 @@ class Probe:
 
     @property
     def subject(self) -> str:
-        return subject_label(self.devices)
+        return subject_label([device.label for device in self.devices])
 
 
-def subject_label(devices: tuple[Device, ...]) -> str:
-    """``node``, ``cuda:0`` or ``cuda:0 > cuda:1`` (exporter's device first)."""
-    return " > ".join(device.label for device in devices) or "node"
+def subject_label(labels: Sequence[str]) -> str:
+    """``node``, ``cuda:0``, ``cuda:0 > cuda:1`` (exporter's device first), or ``cuda:0,1,2`` for a group."""
+    if len(labels) > 2:
+        indices = ",".join(label.rpartition(":")[2] for label in labels)
+        return f"{labels[0].rpartition(':')[0]}:{indices}"
+    return " > ".join(labels) or "node"
 
 
 class Ending(enum.Enum):
@@ -685,7 +700,7 @@ class Result:
     check: str
     finding: Finding
     devices: tuple[str, ...] = ()
-    """Device labels: none for the node, one for a device, two for a pair."""
+    """Device labels: none for the node, one for a device, two for a pair, more for a group."""
     probe: str = ""
     elapsed_s: float = 0.0
     roles: tuple[RoleOutcome, ...] = ()
@@ -705,7 +720,7 @@ class Result:
 
     @property
     def subject(self) -> str:
-        return " > ".join(self.devices) or "node"
+        return subject_label(self.devices)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise, permutations
 from typing import ClassVar
@@ -168,6 +168,10 @@ class Check(ABC):
     def again(self, failed: ProbeOutcome) -> Iterable[Probe]:
         """What else to probe after ``failed`` did not complete, such as what it had not come to yet."""
         return ()
+
+    def replay(self, failed: ProbeOutcome, without: Collection[str] = ()) -> Probe | None:
+        """A short probe of what a completed one found to fail, less these operations; None: it has none."""
+        return None
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         """Conclude from one completed probe. A check that yields nothing is reported as an ERROR."""

@@ -45,6 +45,8 @@ LAG_S = 1.0
 TRIES = 3
 """How often something is watched again where others allocated or freed at the same moment."""
 
+PROGRAM_ENDED = "the program ended"
+
 
 # -- in workers -------------------------------------------------------------------------------------------
 
@@ -200,12 +202,29 @@ def ledger_in_turn(w: Worker) -> Ledger:
 
 
 def look_on(w: Worker) -> None:
-    """Look at used memory, let the partner begin, and see that no more is in use after it has ended."""
+    """Look at used memory, let the partner begin, and see that no more is in use after it has ended.
+
+    The partner is the last role. Roles between do the same on their own devices: `look_on_another`.
+    """
     ledger = Ledger(w)
     before = ledger.mark()
-    w.peer.send("begin")
-    w.peer.wait_gone()
-    ledger.enter("the program ended", before)
+    *others, partner = w.peers
+    for other in others:
+        other.recv()
+    partner.send("begin")
+    partner.wait_gone()
+    for other in others:
+        other.send("ended")
+    ledger.enter(PROGRAM_ENDED, before)
+
+
+def look_on_another(w: Worker) -> None:
+    """As `look_on`, which is the first role, on this role's device."""
+    ledger = Ledger(w)
+    before = ledger.mark()
+    w.peer.send("watching")
+    w.peer.recv()
+    ledger.enter(PROGRAM_ENDED, before)
 
 
 def begin_when_asked(w: Worker) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from errno import EPERM
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 SHOWN = {("cuda", "hip"): "healthy-both", ("cuda",): "healthy-cuda", ("hip",): "healthy-hip"}
 """The simulated node that shows most, by the backends whose bindings are installed."""
+
+HISTORIES, OF_HISTORIES = "ipc-histories", ("seed", "operations")
+"""A check with options of the command line, and these."""
 
 
 @click.command()
@@ -83,6 +87,18 @@ SHOWN = {("cuda", "hip"): "healthy-both", ("cuda",): "healthy-cuda", ("hip",): "
     help="With 2, small messages and fabric handles go between two nodes, too.",
 )
 @click.option("--partner", metavar="NODE", help="Send messages to and from this node only.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Seed of the operations that ipc-histories performs.  [default: fixed; in soak, by host and time]",
+)
+@click.option(
+    "--operations",
+    type=click.IntRange(1),
+    metavar="N",
+    help="How many operations ipc-histories performs.  [default: 1500 and more; in soak, for 10 minutes]",
+)
 @click.option("--no-workarounds", is_flag=True, help="Do not try workarounds on MPI checks that fail.")
 @click.option(
     "--accept-harm", is_flag=True, help="Run also what is known to harm nodes with the versions found."
@@ -119,7 +135,7 @@ def command(
     Name the checks to run (see `gpuipc-doctor list`) or give --all.
     """
     refuse_contradictions(ctx)
-    config = options.site_config(config_file)
+    config = with_options(ctx, options.site_config(config_file))
     if strange := options.not_of_this_node(config):
         say(strange)
     request = request_of(ctx, config)
@@ -157,6 +173,20 @@ def refuse_contradictions(ctx: click.Context) -> None:
         raise click.UsageError("--all runs every check of the tier; leave it out, or the names", ctx)
     if not named and not all_checks:
         raise click.UsageError("name the checks to run, or give --all", ctx)
+    for option in OF_HISTORIES:
+        if ctx.params[option] is not None and named and HISTORIES not in named:
+            raise click.UsageError(f"--{option} is of {HISTORIES}: name that check, too", ctx)
+
+
+def with_options(ctx: click.Context, config: SiteConfig) -> SiteConfig:
+    """The site config with the options of a check that were given on the command line."""
+    given = {option: ctx.params[option] for option in OF_HISTORIES if ctx.params[option] is not None}
+    if not given:
+        return config
+    of_check = {**config.options.get(HISTORIES, {}), **given}
+    if "operations" in given:  # time alone does not end it then
+        of_check.setdefault("seconds", 1e6)
+    return replace(config, options={**config.options, HISTORIES: of_check})
 
 
 def request_of(ctx: click.Context, config: SiteConfig) -> Request:

@@ -197,7 +197,7 @@ def _shorten(bench: Bench, explored: Explored, whole: History, epochs: Sequence[
 
         if (failing := fails(candidate.operations)) is not None:
             shortest = shrink(failing, fails, lambda: bench.clock() < until)
-            history = renumber(candidate.of(shortest))
+            history = _on_one_device(bench, renumber(candidate.of(shortest)), first)
             if first.what == "leak":
                 history = replace(history, times=leaks.CERTAIN)
                 explored.again = replay_leak(bench, history, first.name)
@@ -205,6 +205,17 @@ def _shorten(bench: Bench, explored: Explored, whole: History, epochs: Sequence[
                 explored.again, _ = replay(bench, history)
             explored.shortest = history if explored.again else None
             return
+
+
+def _on_one_device(bench: Bench, history: History, first: Disagreement) -> History:
+    """The same with all processes on one of its devices, where it fails so, too."""
+    devices = dict.fromkeys(plan.device for plan in history.processes.values())
+    for device in devices if len(devices) > 1 else ():
+        plans = {number: replace(plan, device=device) for number, plan in history.processes.items()}
+        on_one = replace(history, processes=plans)
+        if _fails(bench, on_one, first) is not None:
+            return on_one
+    return history
 
 
 def _fails(bench: Bench, history: History, first: Disagreement) -> Sequence[Operation] | None:

@@ -79,6 +79,9 @@ FAMILIES: dict[str, frozenset[str]] = {
 FOCUS = 0.6
 """How often an epoch has one way of sharing memory only, so that its objects meet each other often."""
 
+SAME_CREW = 0.75
+"""How often a process of an earlier epoch takes part, where a new one could."""
+
 GIVING_BACK = (
     ("close", "mapping"),
     ("free", "buffer"),
@@ -115,6 +118,7 @@ class Limits:
 
     room: int = 64 << 20
     processes: int = 3
+    """That take part in an epoch. There is one more for each device beyond the first."""
     objects: int = 24
 
 
@@ -124,7 +128,6 @@ class Epoch:
 
     weights: dict[str, float]
     sizes: tuple[int, ...]
-    crew: int
     operations: int
 
 
@@ -146,6 +149,8 @@ class Generator:
         self.model = Model(History(self.backend, self.plans, peers=self.peers))
         self._numbers = 0
         self._crew: list[int] = []
+        """The processes that take part in the epoch."""
+        self._epochs = 0
         self._latest = 0
         self._expected = NOTHING
 
@@ -156,6 +161,7 @@ class Generator:
 
     def _operations(self) -> Iterator[Operation]:
         epoch = self._plan()
+        self._choose_crew(self.random.randint(2, self.limits.processes))
         for _ in range(epoch.operations):
             yield from self._step(epoch)
         yield from self._look()
@@ -191,9 +197,29 @@ class Generator:
             weights.pop("kill", None)
         kinds = [SMALL, SMALL, SMALL + ODD, ODD, SMALL + LARGE, LARGE]
         sizes = tuple(random.sample(kind := random.choice(kinds), min(len(kind), random.randint(1, 4))))
-        return Epoch(
-            weights, sizes, random.randint(2, self.limits.processes), random.randint(*EPOCH_OPERATIONS)
-        )
+        return Epoch(weights, sizes, random.randint(*EPOCH_OPERATIONS))
+
+    def _choose_crew(self, size: int) -> None:
+        """Processes for an epoch: the first on each device in turn, so that no device waits for its luck."""
+        staff = [number for number in self.plans if number not in self.model.ended]
+        device = self._epochs % self.devices
+        self._epochs += 1
+        here = [number for number in staff if self.plans[number].device == device]
+        self._crew = [self.random.choice(here) if here else self._hire(device)]
+        most = self.limits.processes + self.devices - 1
+        while len(self._crew) < size:
+            others = [number for number in staff if number not in self._crew]
+            full = len(set(staff) | set(self._crew)) >= most
+            if others and (full or self.random.random() < SAME_CREW):
+                self._crew.append(self.random.choice(others))
+            else:
+                self._crew.append(self._hire(self.random.randrange(self.devices)))
+
+    def _hire(self, device: int) -> int:
+        """A process that starts with its first operation."""
+        number = len(self.plans) + 1
+        self.plans[number] = ProcessPlan(device, self.random.random() < 0.5)
+        return number
 
     def _do(self, do: str, by: int, **fields: int) -> Operation:
         operation = Operation(do, by, **fields)
@@ -207,13 +233,10 @@ class Generator:
 
     def _step(self, epoch: Epoch) -> Iterator[Operation]:
         """One operation, or those of a macro; nothing where what was chosen is not possible now."""
-        alive = [number for number in self._crew if number not in self.model.ended]
-        while len(alive) < epoch.crew:
-            number = len(self.plans) + 1
-            kind = self.random.random() < 0.5
-            self.plans[number] = ProcessPlan(self.random.randrange(self.devices), kind)
-            alive.append(number)
-        self._crew = alive
+        self._crew = [
+            self._hire(self.plans[number].device) if number in self.model.ended else number
+            for number in self._crew
+        ]
         (do,) = self.random.choices(list(epoch.weights), list(epoch.weights.values()))
         yield from getattr(self, f"_{do.replace('-', '_')}")(epoch)
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict
+from zlib import crc32
 
 from gpuipc_doctor.histories.explore import Explored
 from gpuipc_doctor.histories.operations import History, Operation, ProcessPlan
 from gpuipc_doctor.model import Json
 
 
-def random_seed() -> int:
+def seed_of(node: str, now: float) -> int:
     """A seed that another node, or another run, does not have."""
-    return int.from_bytes(os.urandom(4), "little")
+    return crc32(f"{node} {now!r}".encode())
 
 
 def to_json(explored: Explored) -> Json:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 
 from gpuipc_doctor.knownissues.conditions import Need
 from gpuipc_doctor.knownissues.signatures import Confidence, Signature
-from gpuipc_doctor.model import EvidenceKind, Fact, Finding, Result, Trial
+from gpuipc_doctor.model import EvidenceKind, Fact, Finding, Json, Result, Trial
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.versions import Range, Verdict, all_of, any_of, parse
 
@@ -29,6 +29,8 @@ class Workaround:
     """The address of who says so."""
     conflicts: tuple[str, ...] = ()
     """Known issues that this workaround brings about."""
+    without: tuple[str, ...] = ()
+    """Operations of histories that a program leaves out which does so."""
 
 
 _UPGRADE = re.compile(r"use ([A-Za-z ]+?) (\d[\d.]*) or newer")
@@ -129,6 +131,8 @@ class KnownIssue:
     """The ways of sharing device memory that this concerns; empty where it is none or all of them."""
     detected_by: tuple[str, ...] = ()
     """Checks, or keys of their findings."""
+    history: tuple[str, ...] = ()
+    """What the process does that fails in a history of ipc-histories: in this order, and the last fails."""
     workarounds: tuple[Workaround, ...] = ()
     resembles: tuple[Lookalike, ...] = ()
     """One of two that resemble each other names the other."""
@@ -182,7 +186,13 @@ class KnownIssue:
 
     def is_looked_for_by(self, result: Result) -> bool:
         """Whether it is one of those that show this issue, which names checks, or keys of their findings."""
-        return result.check in self.detected_by or result.key in self.detected_by
+        named = result.check in self.detected_by or result.key in self.detected_by
+        did = result.finding.values.get("did")
+        return named and (not self.history or not isinstance(did, list) or self._is_history(did))
+
+    def _is_history(self, did: Sequence[Json]) -> bool:
+        left = iter(did)
+        return did[-1:] == [self.history[-1]] and all(operation in left for operation in self.history)
 
     def contradicted_by(self, finding: Finding) -> str:
         """What the evidence says against this issue being the cause; empty if it says nothing.
@@ -190,16 +200,18 @@ class KnownIssue:
         A setting that cures it was tried and did not help; or a control failed as well.
         """
         cures = [workaround.env for workaround in self.workarounds if workaround.env]
+        omissions = [list(workaround.without) for workaround in self.workarounds if workaround.without]
         trials = [
-            (item.values.get("env"), item.values.get("outcome"))
+            (item.values.get("env"), item.values.get("do"), item.values.get("outcome"))
             for item in finding.evidence
-            if item.kind is EvidenceKind.TRIAL and item.values.get("env") in cures
+            if item.kind is EvidenceKind.TRIAL
+            and (item.values.get("env") in cures or item.values.get("without") in omissions)
         ]
-        if any(outcome == Trial.HELPS.value for _, outcome in trials):
+        if any(outcome == Trial.HELPS.value for *_, outcome in trials):
             return ""
-        for env, outcome in trials:
+        for env, do, outcome in trials:
             if outcome == Trial.DOES_NOT_HELP.value and isinstance(env, dict):
-                return f"but {_in_words(env)} does not help"
+                return f"but {do or _in_words(env)} does not help"
         for item in finding.evidence:
             if item.kind is EvidenceKind.CONTROL and item.values.get("failed"):
                 env = item.values.get("env")
@@ -239,6 +251,10 @@ class KnownIssue:
     def settings(self, facts: Iterable[Fact]) -> tuple[Workaround, ...]:
         """The workarounds that are an environment and known to be right for the version found."""
         return tuple(workaround for workaround, right in self._fitting(facts) if right and workaround.env)
+
+    def omissions(self, facts: Iterable[Fact]) -> tuple[Workaround, ...]:
+        """The workarounds that leave out operations, known to be right for the version found."""
+        return tuple(workaround for workaround, right in self._fitting(facts) if right and workaround.without)
 
     def _fitting(self, facts: Iterable[Fact]) -> Iterator[tuple[Workaround, bool]]:
         """The workarounds that are not wrong for the version found, and whether each is known to be right."""

@@ -137,6 +137,7 @@ def _issue(data: Json, where: str) -> KnownIssue:
         harms=tuple(data.get("harms", ())),
         sharing=tuple(data.get("sharing", ())),
         detected_by=tuple(data.get("detected_by", ())),
+        history=tuple(data.get("history", ())),
         workarounds=tuple(_workaround(component, entry) for entry in data.get("workarounds", ())),
         resembles=tuple(Lookalike(**entry) for entry in data.get("resembles", ())),
         references=tuple(Reference(**entry) for entry in data["references"]),
@@ -190,4 +191,5 @@ def _workaround(component: str, data: Json) -> Workaround:
         risk=data.get("risk", ""),
         risk_source=data.get("risk_source", ""),
         conflicts=tuple(data.get("conflicts", ())),
+        without=tuple(data.get("without", ())),
     )

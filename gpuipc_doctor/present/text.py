@@ -146,8 +146,8 @@ def fold_pairs(pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def fold_subjects(subjects: Iterable[Sequence[str]]) -> str:
-    """``cuda:0-3``, ``cuda:0 > cuda:1``: the labels of devices and of pairs; nothing for the node alone."""
+    """``cuda:0-3``, ``cuda:0 > cuda:1``: devices, also those of groups, and pairs; nothing for the node."""
     subjects = list(subjects)
     pairs = fold_pairs((labels[0], labels[1]) for labels in subjects if len(labels) == 2)
-    singles = fold_devices(labels[0] for labels in subjects if len(labels) == 1)
+    singles = fold_devices(label for labels in subjects if len(labels) != 2 for label in labels)
     return "; ".join(filter(None, (singles, pairs)))

@@ -153,11 +153,15 @@ def _matrix(report: Report) -> Iterator[Grid]:
 
 
 def device_columns(checks: Mapping[str, Sequence[Result]], labels: Iterable[str]) -> tuple[Column, ...]:
-    """For each device the worst status of each check on it."""
+    """For each device the worst status of each check on it, and on groups that it is part of."""
     return tuple(
-        Column(label, tuple(_cell(r for r in c if r.devices == (label,)) for c in checks.values()))
+        Column(label, tuple(_cell(r for r in c if _is_of(r, label)) for c in checks.values()))
         for label in labels
     )
+
+
+def _is_of(result: Result, label: str) -> bool:
+    return label in result.devices and len(result.devices) != 2  # pairs have a column of their own
 
 
 def other_columns(checks: Mapping[str, Sequence[Result]]) -> tuple[Column, Column]:

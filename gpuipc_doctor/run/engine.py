@@ -27,6 +27,7 @@ from gpuipc_doctor.model import (
     Report,
     Setting,
     Tier,
+    Workaround,
 )
 from gpuipc_doctor.mpi import choice
 from gpuipc_doctor.run import conclusions, controls, expectations, planner, reruns, workarounds
@@ -137,14 +138,17 @@ class Run:
 
     def look_again(self, mpi: MpiStack, facts: Sequence[Fact], devices: Sequence[Device]) -> None:
         """Run failing MPI probes again: under what may help, to hear more, and under what was heard of."""
-        self._try_what_may_help(mpi, facts, devices)
+        self.try_what_may_help(facts, devices, mpi.workarounds)
         reruns.listen(self.log, self.schedule, self.planner, mpi.louder)
-        self._try_what_may_help(mpi, facts, devices)
+        self.try_what_may_help(facts, devices, mpi.workarounds)
 
-    def _try_what_may_help(self, mpi: MpiStack, facts: Sequence[Fact], devices: Sequence[Device]) -> None:
-        if self.request.workarounds:
+    def try_what_may_help(
+        self, facts: Sequence[Fact], devices: Sequence[Device], built_in: Sequence[Workaround] = ()
+    ) -> None:
+        """Run what failed again under workarounds, where that was not ruled out."""
+        if self.request.workarounds and self.log.to_cure():
             seen = knownissues.join(self.issues, facts, self.log.results(), devices)
-            of = workarounds.candidates(self.issues, seen, facts, mpi.workarounds)
+            of = workarounds.candidates(self.issues, seen, facts, built_in)
             workarounds.try_all(self.log, self.schedule, self.planner, of)
 
     def _take(self, planned: PlannedProbe, ended: Ended) -> Sequence[PlannedProbe]:
@@ -255,6 +259,8 @@ def run(
             stack = () if in_ranks is None else choice.messages_went_through(facts, mpi)
             controls.attach_settings(run.log)
             run.look_again(mpi, facts, devices)
+        else:
+            run.try_what_may_help(facts, devices)
         controls.attach(run.log, run.planner.checks)
     results = run.log.results()
     return Report(

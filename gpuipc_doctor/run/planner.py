@@ -199,11 +199,15 @@ class Planner:
         rounds = (self._again(probes, repetition) for repetition in range(2, self.request.repeat + 1))
         return Plan(tuple(infos), (*probes, *itertools.chain.from_iterable(rounds)), tuple(concluded))
 
-    def rerun(self, planned: PlannedProbe, env: Mapping[str, str]) -> PlannedProbe:
-        """The same ranks under more environment."""
-        launch = planned.probe.launch
-        assert launch is not None
-        probe = replace(planned.probe, launch=replace(launch, env={**launch.env, **env}))
+    def rerun(
+        self, planned: PlannedProbe, env: Mapping[str, str], shorter: Probe | None = None
+    ) -> PlannedProbe:
+        """The same probe, or a shorter one in its place, under more environment."""
+        probe = planned.probe
+        if shorter:
+            probe = replace(shorter, env={**shorter.env, **env}, deadline_s=probe.deadline_s)
+        elif launch := probe.launch:
+            probe = replace(probe, launch=replace(launch, env={**launch.env, **env}))
         return replace(planned, number=next(self._numbers), probe=probe)
 
     def follow_ups(self, planned: PlannedProbe, outcome: ProbeOutcome) -> list[PlannedProbe]:

@@ -51,9 +51,13 @@ class Entry:
 
     @property
     def tried(self) -> list[Json]:
-        """The settings under which it was run again, to see whether they help."""
+        """What was tried to see whether it helps: settings, and operations that are left out."""
         evidence = (item for finding in self.findings for item in finding.evidence)
-        return [item.values["env"] for item in evidence if item.kind is EvidenceKind.TRIAL]
+        return [
+            [item.values["env"], item.values.get("without", [])]
+            for item in evidence
+            if item.kind is EvidenceKind.TRIAL
+        ]
 
     def attach(self, item: Evidence) -> None:
         """Add to what its failures and curable warnings say."""
@@ -69,7 +73,7 @@ class Entry:
             Result(
                 check=planned.check.id,
                 finding=finding,
-                devices=tuple(device.label for device in planned.probe.devices),
+                devices=finding.devices or tuple(device.label for device in planned.probe.devices),
                 probe=planned.probe.name,
                 elapsed_s=outcome.elapsed_s if outcome else 0.0,
                 roles=_blamed_first(outcome) if outcome else (),

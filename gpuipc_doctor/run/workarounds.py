@@ -1,9 +1,13 @@
-"""Run a failing MPI probe again under each setting that may help; say whether it did, and at what price."""
+"""Run what failed again under each workaround that may help; say whether it did, and at what price.
+
+An MPI probe is run again under settings. A check that can repeat just what failed (`Check.replay`) does so
+under settings and without the operations that a workaround leaves out.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from gpuipc_doctor.knownissues import KnownIssue
 from gpuipc_doctor.model import (
@@ -13,6 +17,7 @@ from gpuipc_doctor.model import (
     Finding,
     Join,
     Json,
+    Probe,
     ProbeOutcome,
     Relation,
     Status,
@@ -40,14 +45,15 @@ Candidates = Callable[[Entry], Sequence[Workaround]]
 
 
 def worth_trying(log: ResultLog) -> list[Entry]:
-    """Of the launched probes to cure, the first of each check and kind of finding.
+    """Of the probes to cure that can be run again, the first of each check and kind of finding.
 
     The later ones follow from it, on other devices as well: what helps against one helps against all. A probe
     that follows up another tells of that one's failure whatever becomes of its own, so nothing could help it.
     """
     first: dict[object, Entry] = {}
     for entry in log.to_cure():
-        if entry.planned.probe.launch and entry.planned.follows is None:
+        again = entry.planned.probe.launch or _replay(entry, ())
+        if again and entry.planned.follows is None:
             keys = frozenset(finding.identity for finding in entry.to_cure)
             first.setdefault((entry.planned.check.id, keys), entry)
     return list(first.values())
@@ -66,17 +72,23 @@ def candidates(
     shown.sort(key=lambda join: join.relation is not Relation.CONFIRMED)
 
     def of(failure: Entry) -> list[Workaround]:
-        check, subject = failure.planned.place
-        known = [
-            Workaround(setting.env, setting.cost)
+        check, subjects = failure.planned.check.id, {result.subject for result in failure.results()}
+        concerned = [
+            by_id[join.issue]
             for join in shown
-            if check in join.checks and subject in join.subjects
-            for setting in by_id[join.issue].settings(facts)
+            if check in join.checks and not subjects.isdisjoint(join.subjects)
         ]
-        found: dict[frozenset[tuple[str, str]], Workaround] = {}
-        for workaround in (*known, *(built_in if _failed_in_messages(failure) else ())):
+        known = [Workaround(one.env, one.cost) for issue in concerned for one in issue.settings(facts)]
+        omitted = [
+            Workaround({}, one.cost, one.without, one.do)
+            for issue in concerned
+            for one in issue.omissions(facts)
+            if failure.planned.probe.launch is None
+        ]
+        found: dict[object, Workaround] = {}
+        for workaround in (*known, *omitted, *(built_in if _failed_in_messages(failure) else ())):
             if workaround.env not in _TAKES_NO_DEVICE_POINTERS and not _is_set(workaround.env):
-                found.setdefault(frozenset(workaround.env.items()), workaround)
+                found.setdefault((frozenset(workaround.env.items()), workaround.without), workaround)
         return list(found.values())
 
     return of
@@ -93,7 +105,7 @@ def _failed_in_messages(failure: Entry) -> bool:
 
 def _is_set(env: Mapping[str, str]) -> bool:
     """Whether the probe has failed under these settings already, because the user has made them."""
-    return all(os.environ.get(name) == value for name, value in env.items())
+    return bool(env) and all(os.environ.get(name) == value for name, value in env.items())
 
 
 def try_all(log: ResultLog, schedule: Schedule, planner: Planner, candidates: Candidates) -> None:
@@ -102,10 +114,19 @@ def try_all(log: ResultLog, schedule: Schedule, planner: Planner, candidates: Ca
     What is likeliest to help is tried on every failure before what is less likely; nothing is tried twice.
     """
     for failure, workaround in _in_turn(worth_trying(log), candidates):
-        if workaround.env in failure.tried:
+        if [workaround.env, list(workaround.without)] in failure.tried:
             continue
-        ended = schedule.run_one(planner.rerun(failure.planned, workaround.env))
+        shorter = _replay(failure, workaround.without)
+        if workaround.without and shorter is None:
+            continue
+        ended = schedule.run_one(planner.rerun(failure.planned, workaround.env, shorter))
         failure.attach(_told(failure, workaround, ended))
+
+
+def _replay(failure: Entry, without: Collection[str]) -> Probe | None:
+    """The check's own probe of what failed, less these operations, if it has one."""
+    outcome = failure.outcome
+    return failure.planned.check.replay(outcome, without) if outcome and outcome.completed else None
 
 
 def _in_turn(failures: Sequence[Entry], candidates: Candidates) -> Iterator[tuple[Entry, Workaround]]:
@@ -117,6 +138,10 @@ def _in_turn(failures: Sequence[Entry], candidates: Candidates) -> Iterator[tupl
 def _told(failure: Entry, workaround: Workaround, ended: Ended) -> Evidence:
     """What became of a failure under a workaround."""
     values: dict[str, Json] = {"env": dict(workaround.env), "cost": workaround.cost}
+    tried = "Tried {env:env}"
+    if workaround.without:
+        values |= {"without": list(workaround.without), "do": workaround.do}
+        tried = "Tried a replay without {without}"
 
     def trial(outcome: Trial, says: str, **more: Json) -> Evidence:
         return Evidence(EvidenceKind.TRIAL, says, {**values, **more, "outcome": outcome.value})
@@ -125,20 +150,22 @@ def _told(failure: Entry, workaround: Workaround, ended: Ended) -> Evidence:
         return sentences.summary(one)
 
     if isinstance(ended, NotRun):
-        return trial(Trial.NOT_TRIED, "Not tried: {env:env} ({why})", why=found(ended.finding))
+        return trial(
+            Trial.NOT_TRIED, f"{tried.replace('Tried', 'Not tried:')} ({{why}})", why=found(ended.finding)
+        )
     assert failure.outcome is not None
     findings = conclusions.conclude(failure.planned, ended)
     bad = {Status.FAIL} if failure.failed else {Status.FAIL, Status.WARN}
     if not ended.stopped and all(finding.status in {Status.PASS, Status.WARN} - bad for finding in findings):
         price, says = _price(failure.outcome, ended)
-        return trial(Trial.HELPS, f"Tried {{env:env}}: helps{says}{{cost:aside}}", **price)
+        return trial(Trial.HELPS, f"{tried}: helps{says}{{cost:aside}}", **price)
     if failure.outcome.completed and not ended.completed and not ended.stopped:
-        says = "Tried {env:env}: makes it worse: {found}{cost:aside}"
+        says = f"{tried}: makes it worse: {{found}}{{cost:aside}}"
         return trial(Trial.WORSE, says, found=found(findings[0]))
     if ended.stopped or not any(finding.status in bad for finding in findings):
-        says = "Tried {env:env}: not known to help: {found}{cost:aside}"
+        says = f"{tried}: not known to help: {{found}}{{cost:aside}}"
         return trial(Trial.UNKNOWN, says, found=found(findings[0]))
-    return trial(Trial.DOES_NOT_HELP, "Tried {env:env}: does not help{cost:aside}")
+    return trial(Trial.DOES_NOT_HELP, f"{tried}: does not help{{cost:aside}}")
 
 
 def _price(before: ProbeOutcome, after: ProbeOutcome) -> tuple[dict[str, Json], str]:

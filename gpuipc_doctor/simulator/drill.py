@@ -16,7 +16,7 @@ _OF_WHAT_IS_REAL = {"mpi-gpu-aware", "known-versions"}
 """Checks of what no profile can state where MPI takes part: the library on a simulated node is a real one."""
 
 
-_SUBJECTS = ("node", "device", "pair")
+_SUBJECTS = ("node", "device", "pair", "group")
 """What a finding speaks of, by its number of devices."""
 
 
@@ -81,7 +81,7 @@ def rows(report: Report) -> list[Row]:
             result.probe,
             result.finding.status,
             "\n".join([sentences.summary(result.finding), *sentences.evidence(result.finding)]),
-            _SUBJECTS[len(result.devices)],
+            _SUBJECTS[min(len(result.devices), len(_SUBJECTS) - 1)],
             result.finding.key,
             str(result.finding.values.get("call", "")),
         )

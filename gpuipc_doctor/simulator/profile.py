@@ -122,7 +122,7 @@ class SimulatedDevice:
 class Expected:
     """One finding that must be there: its check and status, its probe when given, words in its text.
 
-    ``subject``: what it must speak of, where that matters: a ``pair`` of devices, a ``device``, the ``node``.
+    ``subject``: what it must speak of, where that matters: ``device``, ``pair``, ``group``, ``node``.
     ``key``: that of the finding. ``backend``: the only one on which it is expected; empty: all.
     """
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from gpuipc_doctor.api import Context, Finding, Json
 from gpuipc_doctor.histories import results
 from gpuipc_doctor.histories.explore import Explored
 from gpuipc_doctor.histories.operations import Disagreement, History, Operation, ProcessPlan
-from gpuipc_doctor.model import Probe, Status
-from tests.checks.judging import MIB, check, conclude, gpu, ledger, plan
+from gpuipc_doctor.model import Probe, Status, Tier
+from tests.checks.judging import MIB, check, conclude, gpu, ledger, outcome, plan
 
 REOPEN = History(
     "cuda",
@@ -25,6 +27,8 @@ REFUSED = Disagreement(
     3, "error", "open", "CUDA_ERROR_INVALID_HANDLE", "cuIpcOpenMemHandle", "it returned 400"
 )
 WELL = Explored(27, 1500, 1556, 10 * MIB, 7.3, {"open": 126})
+
+FAILED = replace(WELL, first=REFUSED, history=REOPEN, shortest=REOPEN, again=REFUSED)
 
 
 def concluded(explored: Explored, missing: int = 0, left_out: Json = ()) -> list[Finding]:
@@ -53,7 +57,7 @@ def test_operations_left_out_are_named() -> None:
 
 
 def test_history_that_fails_again_is_a_failure_with_its_steps() -> None:
-    (finding,) = concluded(replace(WELL, first=REFUSED, history=REOPEN, shortest=REOPEN, again=REFUSED))
+    (finding,) = concluded(FAILED)
     assert (finding.status, finding.key) == (Status.FAIL, "error")
     assert finding.values["steps"] == 4
     assert "3. process 2 destroys its context and creates another" in [item.says for item in finding.evidence]
@@ -70,14 +74,57 @@ def test_memory_that_the_crew_left_is_a_warning() -> None:
     assert [finding.key for finding in concluded(WELL, missing=38 * MIB)] == ["as-modelled", "not-returned"]
 
 
-def test_devices_that_reach_each_other_go_two_by_two() -> None:
+def test_devices_that_reach_each_other_have_one_crew() -> None:
+    reached = [{1, 2}, {0, 2}, {0, 1}, set()]
     devices = [
-        replace(gpu(number), peers=frozenset({f"cuda:{number ^ 1}"} if number < 2 else ()))
-        for number in range(3)
+        replace(gpu(number), peers=frozenset(f"cuda:{other}" for other in others))
+        for number, others in enumerate(reached)
     ]
     probes = plan("ipc-histories", *devices)
-    assert [probe.subject for probe in probes] == ["cuda:0 > cuda:1", "cuda:2"]
+    assert [probe.subject for probe in probes] == ["cuda:0,1,2", "cuda:3"]
     assert all(probe.exclusive and probe.params["seed"] == 6 for probe in probes)
+    assert list(probes[0].roles) == ["watch", "watch-2", "watch-3", "crew"]
+
+
+def test_failure_is_of_the_devices_of_its_shortest_history() -> None:
+    devices = tuple(map(gpu, range(3)))
+    of_crew = {1: ProcessPlan(2), 2: ProcessPlan(1)}
+    other = replace(FAILED, shortest=replace(REOPEN, processes=of_crew))
+    watchers = {role: ledger({"the program ended": 0}) for role in ("watch", "watch-2", "watch-3")}
+    for explored, labels in ((FAILED, ("cuda:0",)), (other, ("cuda:2", "cuda:1"))):
+        crew = {"explored": results.to_json(explored)}
+        (finding,) = conclude("ipc-histories", {**watchers, "crew": crew}, devices, left_out=[])
+        assert finding.devices == labels
+
+
+def test_memory_that_one_device_lost_is_a_warning_of_that_device() -> None:
+    watchers = {"watch": ledger({"the program ended": 0}), "watch-2": ledger({"the program ended": 9 * MIB})}
+    records = {**watchers, "crew": {"explored": results.to_json(WELL)}}
+    _, finding = conclude("ipc-histories", records, (gpu(0), gpu(1)), left_out=[])
+    assert (finding.key, finding.devices) == ("not-returned", ("cuda:1",))
+
+
+def test_replay_is_of_the_shortest_history_without_some_operations() -> None:
+    records = {"watch": ledger({}), "crew": {"explored": results.to_json(FAILED)}}
+    failed = outcome(records, (gpu(0),), "", left_out=[])
+    again = check("ipc-histories").replay(failed, ["end-context"])
+    assert again is not None
+    assert [one["do"] for one in again.params["history"]["operations"]] == ["allocate", "open", "open"]
+    assert check("ipc-histories").replay(failed, ["open"]) is None
+
+
+@pytest.mark.parametrize(
+    ("tier", "operations", "seconds", "seed"),
+    [(Tier.ACCEPTANCE, 1500, 20.0, 6), (Tier.SOAK, 10**9, 600.0, None)],
+)
+def test_each_tier_has_its_work(tier: Tier, operations: int, seconds: float, seed: int | None) -> None:
+    (planned,) = check("ipc-histories").probes(Context((gpu(0),), tier=tier))
+    assert isinstance(planned, Probe)
+    assert [planned.params[name] for name in ("operations", "time_s", "seed")] == [operations, seconds, seed]
+    asked = Context((gpu(0),), tier=tier, options={"seed": 9, "operations": 5})
+    (planned,) = check("ipc-histories").probes(asked)
+    assert isinstance(planned, Probe)
+    assert [planned.params[name] for name in ("operations", "seed")] == [5, 9]
 
 
 def test_harmful_operations_are_left_out() -> None:

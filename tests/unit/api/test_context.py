@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpuipc_doctor.api import Context
-from gpuipc_doctor.model import Launch, MemoryShare, MpiStack, Tier, subject_label
+from gpuipc_doctor.model import Launch, MemoryShare, MpiStack, Probe, Tier
 from tests.checks.judging import gpu
 
 DEVICES = tuple(gpu(index, backend) for backend in ("cuda", "hip") for index in range(2))
@@ -51,7 +51,7 @@ def pairs_of(count: int, tier: Tier = Tier.ACCEPTANCE) -> list[str]:
     devices = tuple(replace(DEVICES[0], index=index) for index in range(count))
     subjects = Context(devices, tier=tier).subjects
     assert subjects[:count] == tuple((device,) for device in devices)
-    return [subject_label(subject) for subject in subjects[count:]]
+    return [Probe("", {}, subject).subject for subject in subjects[count:]]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_of_eight_devices_eight_pairs_are_probed_and_only_a_soak_takes_all() -> 
 
 
 def test_neighbours_are_of_one_backend() -> None:
-    labels = [subject_label(pair) for pair in Context(DEVICES).neighbours]
+    labels = [Probe("", {}, pair).subject for pair in Context(DEVICES).neighbours]
     assert labels == ["cuda:0 > cuda:1", "hip:0 > hip:1"]
 
 
