@@ -77,7 +77,7 @@ def _detection(issue: KnownIssue) -> Iterator[str]:
 
 def _signature(one: Signature) -> Iterator[str]:
     """The sample; the expressions are for programs, which get them as JSON."""
-    said = one.sample.splitlines() or [" … ".join(one.match)]
+    said = one.sample.splitlines() or [" … ".join(one.match) or f"a stack of {' < '.join(one.stack)}"]
     beside = "".join(f"; counts beside {need}" for need in one.needs)
     sure = "" if one.confidence is Confidence.HIGH else f"; {one.confidence.label} confidence"
     *before, last = said

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
 from gpuipc_doctor.diagnose.diagnosis import Diagnosis, LogRead, Recognised
 from gpuipc_doctor.diagnose.error_lines import ErrorLines
@@ -19,6 +19,7 @@ from gpuipc_doctor.diagnose.rank_files import LogSummary, compare
 from gpuipc_doctor.diagnose.scanner import Hit, Scanner, spanned
 from gpuipc_doctor.knownissues import Confidence, KnownIssue, Signature, may_concern
 from gpuipc_doctor.knownissues.entry import Lookalike
+from gpuipc_doctor.knownissues.stacks import Stack, Stacks
 from gpuipc_doctor.model import Fact, Relation
 from gpuipc_doctor.versions import Verdict
 
@@ -30,6 +31,9 @@ The names of libfabric's functions are in stacks, and in every line of its debug
 
 MOST_LOGS = 1 << 14
 """Logs that are compared with each other."""
+
+StackLine = tuple[int, str, tuple[int, ...]]
+"""The number of a line that is a frame, its text, and the parts of signatures in it."""
 
 _RELATIONS = {
     Verdict.BAD: Relation.CONFIRMED,
@@ -98,6 +102,12 @@ class Examination:
             more = self._writers.writers(hit.again, kind)
             hosts, ranks = hosts | more[0], ranks | more[1]
         return Sighting(kind, 1 + len(hit.again), first, last, hosts, ranks)
+
+    def line(self, log: str, number: int, text: str) -> Sighting:
+        """A single line."""
+        kind = bare(text.encode())
+        place = Place(log, number, text, 0, len(text), *self._writers.writer(text, kind))
+        return Sighting(kind, 1, place, place, (), ()).once
 
     def conclude(
         self,
@@ -186,6 +196,9 @@ class LogExamination:
         self._index = examination.index
         self._scanner = Scanner(self._index.patterns)
         self._seen: Counter[int] = Counter()
+        self._stacks: Stacks[StackLine] = Stacks()
+        self._framed: Counter[int] = Counter()
+        """Parts of which stacks were seen."""
 
     @property
     def lines(self) -> int:
@@ -196,14 +209,21 @@ class LogExamination:
 
     def flush(self) -> None:
         """Look at the lines that wait for what follows them."""
-        self._add(self._scanner.flush())
+        self._add(self._scanner.flush(), ended=True)
 
-    def _add(self, hits: Iterable[Hit]) -> None:
+    def _add(self, hits: Iterable[Hit], *, ended: bool = False) -> None:
+        frames: list[tuple[int, bytes | str, tuple[int, ...]]] = []
         for hit in hits:
+            numbers = tuple(number for number, _ in hit.matches)
+            if of_stack := tuple(filter(self._index.is_of_stack, numbers)):
+                frames.append((hit.number, hit.text, of_stack))
+                frames += [(n, text, of_stack) for n, text in zip(hit.numbers, hit.again, strict=True)]
+                if of_stack == numbers:
+                    continue
             seen = self._examination.sighting(self._summary.name, hit)
             self._summary.saw(seen.hosts, seen.ranks)
-            parts = [number for number, _ in hit.matches if self._is_news(number)]
-            told = [number for number, _ in hit.matches if self._index.is_error_line(number)]
+            parts = [number for number in numbers if number not in of_stack and self._is_news(number)]
+            told = [number for number in numbers if self._index.is_error_line(number)]
             self._examination.count(seen, parts, told[0] if told else None)
             if told:
                 self._summary.add(seen.kind, seen.first.excerpt)
@@ -214,6 +234,32 @@ class LogExamination:
                     self._examination.learn(fact, match[1], seen.first)
             for number in parts:
                 self._count(number, seen.lines)
+        self._add_frames(sorted(frames, key=itemgetter(0)), ended)
+
+    def _add_frames(self, frames: Iterable[tuple[int, bytes | str, tuple[int, ...]]], ended: bool) -> None:
+        """Take lines that may be frames, in their order, and look at the stacks that they complete."""
+        for at, line, numbers in frames:
+            text = line if isinstance(line, str) else line.decode("utf-8", "replace")
+            for stack in self._stacks.add(at, text, (at, text, numbers)):
+                self._look_at(stack)
+            for number in numbers:
+                self._seen[number] += 1
+                if self._seen[number] == MANY and not self._framed[number]:
+                    self._scanner.rest(number)  # in the lines of a debug log, not in stacks
+        for stack in self._stacks.end() if ended else ():
+            self._look_at(stack)
+
+    def _look_at(self, stack: Stack[StackLine]) -> None:
+        numbers = {number for (_, _, some), _ in stack.frames for number in some}
+        self._framed.update(numbers)
+        signatures = {self._index.parts[n].numbers: self._index.parts[n] for n in sorted(numbers)}
+        for parts, one in signatures.items():
+            for number, (at, text, _) in zip(parts, stack.lines(one.stack), strict=False):
+                seen = self._examination.line(self._summary.name, at, text)
+                self._summary.saw(seen.hosts, seen.ranks)
+                self._examination.count(seen, [number], None)
+                self._examination.complete.add((one.issue, one.signature))
+                self._summary.issues.add(one.issue)
 
     def _is_news(self, number: int) -> bool:
         """Of a part that does not count, only the first line matters."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gpuipc_doctor.diagnose import error_lines, log_facts
 from gpuipc_doctor.diagnose.literals import fixed_text
 from gpuipc_doctor.diagnose.scanner import Pattern, Patterns
-from gpuipc_doctor.knownissues import KnownIssue
+from gpuipc_doctor.knownissues import KnownIssue, stacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,8 @@ class Part:
     numbers: tuple[int, ...]
     """Of all parts of the signature."""
     counts: bool
+    stack: tuple[str, ...] = ()
+    """Functions of one stack, which the parts of the signature are."""
 
 
 class Index:
@@ -39,6 +41,7 @@ class Index:
         """By an issue's number, its signatures, and the numbers of the parts of each."""
         patterns: list[Pattern] = []
         for issue, signature, texts, unless in self._signatures():
+            stack = self.issues[issue].signatures[signature].stack
             lengths = [min(map(len, fixed_text(text)), default=0) for text in texts]
             if 0 in lengths:
                 says = f"{texts[lengths.index(0)]!r} has no fixed text but figures, white space and a to f"
@@ -48,13 +51,16 @@ class Index:
             numbers = tuple(range(first, first + len(texts)))
             self.signatures.setdefault(issue, {})[signature] = numbers
             for length, text in zip(lengths, texts, strict=True):
-                counts = length == max(lengths)
-                self.parts.append(Part(issue, signature, numbers, counts))
+                counts = length == max(lengths) or bool(stack)
+                self.parts.append(Part(issue, signature, numbers, counts, stack))
                 patterns.append(Pattern(re.compile(text), counts, unless))
         fact_patterns = log_facts.patterns(self._facts_asked_for())
         self._facts = [name for name, _ in fact_patterns]
         patterns += [Pattern(regex, wrapped=True) for _, regex in fact_patterns]
-        self.patterns = Patterns([*patterns, *(Pattern(re.compile(text)) for text in error_lines.PATTERNS)])
+        telling = [Pattern(re.compile(text)) for text in error_lines.PATTERNS]
+        self.patterns = Patterns([*patterns, *telling, Pattern(re.compile(stacks.BEGIN))])
+        self.stack_begin = len(self.patterns.patterns) - 1
+        """The pattern of lines before a stack."""
 
     def is_part(self, number: int) -> bool:
         """Whether a pattern is a signature's."""
@@ -66,7 +72,11 @@ class Index:
         return self._facts[number] if 0 <= number < len(self._facts) else None
 
     def is_error_line(self, number: int) -> bool:
-        return number >= len(self.parts) + len(self._facts)
+        return len(self.parts) + len(self._facts) <= number < self.stack_begin
+
+    def is_of_stack(self, number: int) -> bool:
+        """Whether a pattern's lines are frames of stacks, or stand before one."""
+        return number == self.stack_begin or (self.is_part(number) and bool(self.parts[number].stack))
 
     def _signatures(self) -> Iterator[tuple[int, int, tuple[str, ...], re.Pattern[str] | None]]:
         for issue, entry in enumerate(self.issues):

@@ -226,7 +226,8 @@ class KnownIssue:
         lines = [sentences.summary(result.finding), *sentences.evidence(result.finding)]
         for role in result.roles:
             lines += [str(role.fault or ""), role.exception]
-            lines += [*role.python_stack, *role.native_stack, *role.kernel, *role.log_tail]
+            lines += [f"  {frame}" for frame in (*role.python_stack, *role.native_stack)]
+            lines += [*role.kernel, *role.log_tail]
         text = "\n".join(lines)
         facts = tuple(facts)
         found = (

@@ -125,7 +125,7 @@ def _of_signatures(one: Placed) -> Iterator[Mistake]:
         found = [
             f"{text!r} {objection}"
             for text, pattern in zip(
-                (*signature.match, *[signature.unless] * bool(signature.unless)),
+                (*(signature.match or signature.stack), *[signature.unless] * bool(signature.unless)),
                 (*signature.patterns, *[signature.unless] * bool(signature.unless)),
                 strict=True,
             )

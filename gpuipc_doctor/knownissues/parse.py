@@ -159,8 +159,9 @@ def _need(data: Json) -> Need:
 def _signature(data: Json) -> Signature:
     if isinstance(data, str):
         return Signature((data,))
-    match = data["match"]
+    match = data.get("match", ())
     return Signature(
+        stack=tuple(data.get("stack", ())),
         match=(match,) if isinstance(match, str) else tuple(match),
         confidence=Confidence[data.get("confidence", "high").upper()],
         needs=tuple(map(_need, data.get("needs", ()))),

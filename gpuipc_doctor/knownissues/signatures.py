@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from gpuipc_doctor.knownissues import stacks
 from gpuipc_doctor.knownissues.conditions import Need
 from gpuipc_doctor.model import Fact
 from gpuipc_doctor.versions import Verdict, all_of
@@ -58,15 +59,20 @@ class Signature:
     unless: str = ""
     """Lines that this expression finds are another program's, and do not count."""
     source: Source | None = None
+    stack: tuple[str, ...] = ()
+    """In place of ``match``: functions of one stack, innermost first, with any others between them; ``a|b``,
+    ``a*``."""
 
     @property
     def patterns(self) -> tuple[str, ...]:
         """The regular expressions for `re`, without flags and without anchors to lines."""
-        return tuple(map(spaced, self.match))
+        return tuple(map(stacks.pattern, self.stack)) or tuple(map(spaced, self.match))
 
     def found_in(self, text: str) -> bool:
         if self.unless:
             text = "\n".join(line for line in text.splitlines() if not re.search(self.unless, line))
+        if self.stack:
+            return any(stack.lines(self.stack) for stack in stacks.stacks(text))
         return all(re.search(pattern, text) for pattern in self.patterns)
 
     def applies(self, facts: Iterable[Fact]) -> Verdict:

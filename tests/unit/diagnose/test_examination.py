@@ -301,3 +301,31 @@ def test_a_quiet_line_is_not_shown_as_trouble(line: str) -> None:
 def test_trouble_that_nobody_knows_is_shown(line: str) -> None:
     (shown,) = examine({"a": f"ready\n{line}\ndone\n"}).unknown
     assert shown.first.text == line
+
+
+STACK = Signature(match=(), stack=("cxip_cq_eq_progress", "PMPI_Recv"))
+
+
+@pytest.mark.parametrize("block", [50, 1 << 18])
+@pytest.mark.parametrize("again", [1, 3000])
+def test_a_stack_is_recognised_by_its_functions_in_order(again: int, block: int) -> None:
+    inner, outer = "#0  cxip_cq_eq_progress () at a.c:1\n", "#3  0x00007f12 in PMPI_Recv () from libmpi.so\n"
+    for text, lines in ((inner + outer, 2 * again), (outer + inner.replace("#0", "#9"), 0)):
+        examination = Examination([issue(STACK)])
+        reading = examination.log("job.out")
+        data = (text * again).encode()
+        for at in range(0, len(data), block):
+            reading.feed(data[at : at + block])
+        reading.flush()
+        recognised = examination.conclude([]).recognised
+        assert sum(one.lines.count for one in recognised) == lines
+
+
+def test_names_of_functions_in_a_debug_log_are_no_stack_and_are_looked_for_no_more() -> None:
+    examination = Examination([issue(STACK)])
+    reading = examination.log("job.out")
+    for part in ("cxip_cq_eq_progress", "PMPI_Recv"):
+        reading.feed(f"libfabric:1:1::cxi:cq:{part}():77<debug> event\n".encode() * 3000)
+    reading.flush()
+    assert examination.conclude([]).recognised == ()
+    assert reading._scanner._memory._resting
