@@ -2,7 +2,8 @@
 
 A pool with a release threshold of 0 gives memory back at the next synchronisation; with a larger one it holds
 what was freed, and gives that back when it is trimmed, but nothing that is still allocated; and round after
-round no memory is lost. Control of the loss: as many rounds of a call that allocates nothing.
+round no memory is lost. Control of the loss: as many rounds of a call that allocates nothing. What is missing
+after a trim or a destroyed pool is looked for once more, by another one.
 
 NVIDIA: https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html (cuMemPoolSetAttribute,
 cuMemPoolTrimTo). AMD documents the same in the same words (hipMemPoolSetAttribute, hipMemPoolTrimTo):
@@ -150,8 +151,7 @@ def give_back(w: Worker) -> None:
     ledger = Ledger(w)
     pool, stream = w.gpu.create_pool(), w.gpu.create_stream()
     with w.step("allocate and free once, so that the driver has what it needs"):
-        allocate_and_free(pool, stream, nbytes)
-        pool.trim()
+        trim(pool, stream, nbytes)
     before = ledger.mark()
 
     with w.step("release threshold 0"):
@@ -179,7 +179,7 @@ def give_back(w: Worker) -> None:
         pool.trim()
         w.record(trimmed={"reserved": pool.reserved, "used": pool.used})
         if not pool.reserved:
-            ledger.enter("the pool was trimmed", before)
+            ledger.enter("the pool was trimmed", before, lambda: trim(pool, stream, nbytes))
 
     sampled = ledger.sampled(ROUNDS)
     growing = ledger.used_after(
@@ -188,13 +188,25 @@ def give_back(w: Worker) -> None:
     ledger.enter_loop(WHAT, sampled, growing, [ledger.used() for _ in sampled])
     with w.step("destroy the pool"):
         pool.destroy()
-        ledger.enter("the pool was destroyed", before)
+        ledger.enter("the pool was destroyed", before, lambda: create_and_destroy(w, stream, nbytes))
     w.record(wrong=[one for one in wrong if one])
 
 
 def allocate_and_free(pool: Pool, stream: GpuStream, nbytes: int) -> None:
     pool.alloc(nbytes, stream).free(stream)
     stream.synchronize()
+
+
+def trim(pool: Pool, stream: GpuStream, nbytes: int) -> None:
+    """Trim a pool from which memory was allocated and freed."""
+    allocate_and_free(pool, stream, nbytes)
+    pool.trim()
+
+
+def create_and_destroy(w: Worker, stream: GpuStream, nbytes: int) -> None:
+    pool = w.gpu.create_pool()
+    trim(pool, stream, nbytes)
+    pool.destroy()
 
 
 def use(w: Worker, pool: Pool, stream: GpuStream, nbytes: int, number: int, wrong: list[str]) -> None:

@@ -149,9 +149,10 @@ def _sound(document: Document, validator: Any) -> Document | None:
     """
     if not isinstance(document.data, dict):
         return None
-    data = copy.deepcopy(document.data)
+    data, marks = copy.deepcopy(document.data), dict(document._marks)
     while errors := [error for error in validator.iter_errors(data) if not _is_left_out(error)]:
-        for error in errors:
+        left_out = set[tuple[Key, ...]]()
+        for error in reversed(errors):  # the last item of a list first, so that the others keep their numbers
             path = list(error.absolute_path)
             if error.validator == "additionalProperties":
                 inner = _at(data, path)
@@ -166,9 +167,10 @@ def _sound(document: Document, validator: Any) -> Document | None:
                 (_at(data, path) or {}).pop(error.instance, None)
             elif not path:
                 return None
-            else:
-                _leave_out(data, path)
-    return Document(document.path, data, document._marks)
+            elif tuple(path) not in left_out:
+                left_out.add(tuple(path))
+                marks = _leave_out(data, path, marks)
+    return Document(document.path, data, marks)
 
 
 def _is_left_out(error: Any) -> bool:
@@ -185,18 +187,36 @@ def _at(data: Json, path: Iterable[Key]) -> Json:
     return data
 
 
-def _leave_out(data: Json, path: list[Key]) -> None:
-    """Take away the value at a key path. Within a list that is the mapping that holds it, else the list."""
+def _leave_out(
+    data: Json, path: list[Key], marks: dict[tuple[Key, ...], _Mark]
+) -> dict[tuple[Key, ...], _Mark]:
+    """Take away the value at a key path, or the item or mapping of a list that holds it; the marks then."""
     for place, key in enumerate(path):
-        if isinstance(key, int):
-            listed = _at(data, path[:place])
-            if isinstance(listed, list) and any(isinstance(item, dict) for item in listed):
+        listed = _at(data, path[:place])
+        if isinstance(key, int) and isinstance(listed, list):
+            if any(isinstance(item, dict) for item in listed):
                 listed[key] = None
-                return
-            path = path[:place]
-            break
+                return marks
+            del listed[key]
+            return _renumbered(marks, tuple(path[:place]), key)
     if isinstance(inner := _at(data, path[:-1]), dict):
         inner.pop(path[-1], None)
+    return marks
+
+
+def _renumbered(
+    marks: Mapping[tuple[Key, ...], _Mark], listed: tuple[Key, ...], gone: int
+) -> dict[tuple[Key, ...], _Mark]:
+    """The marks after one item of a list is gone."""
+    place, renumbered = len(listed), dict[tuple[Key, ...], _Mark]()
+    for path, mark in marks.items():
+        number = path[place] if path[:place] == listed and len(path) > place else None
+        if not isinstance(number, int) or number < gone:
+            renumbered[path] = mark
+        elif number > gone:
+            here = (*listed, number - 1, *path[place + 1 :])
+            renumbered[here] = mark
+    return renumbered
 
 
 def _content(path: Path) -> bytes:

@@ -211,6 +211,39 @@ def test_one_mistake_in_an_entry_hides_no_other(directory: Path) -> None:
     assert any(line.startswith("3: suppressed: ipc-reopen has no finding 'hagn'") for line in said)
 
 
+LISTS_TWICE_WRONG = """\
+hosts:
+- 5
+- n[1-
+- ''
+- n[3-
+checks_dirs:
+- 1
+- /none/one
+- 2
+- /none/two
+"""
+
+
+def test_a_bad_item_of_a_list_hides_no_other(directory: Path) -> None:
+    write(directory / "wrong.yaml", LISTS_TWICE_WRONG)
+    ended = run("validate", "wrong.yaml")
+    assert ended.exit_code == 2
+    said = [line.removeprefix("gpuipc-doctor: wrong.yaml:") for line in ended.stderr.splitlines()]
+    for mistake in (
+        "2: hosts[0] must be text; quote it: '5'",
+        "3: hosts: 'n[1-' names no nodes",
+        "4: hosts[2] must not be empty",
+        "5: hosts: 'n[3-' names no nodes",
+        "7: checks_dirs[0] must be text; quote it: '1'",
+        "8: checks_dirs: /none/one: No such file or directory",
+        "9: checks_dirs[2] must be text; quote it: '2'",
+        "10: checks_dirs: /none/two: No such file or directory",
+    ):
+        assert any(line.startswith(mistake) for line in said), (mistake, said)
+    assert len(said) == 8
+
+
 @pytest.mark.parametrize("name", layers.names())
 def test_a_shipped_site_is_fine_on_any_machine(name: str) -> None:
     ended = run("validate", name)
