@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 import click
 
 from gpuipc_doctor.cli import options
+from gpuipc_doctor.cli.stdio import can_redraw
 from gpuipc_doctor.memory import memory_content, watching
 from gpuipc_doctor.memory.history import History
+from gpuipc_doctor.memory.memory_content import Growth
 from gpuipc_doctor.memory.usage import Sample
 from gpuipc_doctor.model import Exit, Node, Status
 from gpuipc_doctor.present.terminal import table
@@ -22,6 +23,8 @@ from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run.request import Request
 
 DEFAULT_INTERVAL_S = 2.0
+
+Show = Callable[[Sample, Growth], None]
 
 
 @click.command()
@@ -58,7 +61,7 @@ def command(
     config = options.site_config(config_file)
     backends = Request(backend=backend).backends
     seconds = (interval or DEFAULT_INTERVAL_S) if watch else 0.0
-    with options.node(simulate) as node, _log(log_file) as file, _screen(node, watch) as screen:
+    with options.node(simulate) as node, _log(log_file) as file, _screen(node, watch) as show:
         history = History()
 
         def listen(sample: Sample) -> None:
@@ -68,7 +71,7 @@ def command(
                     sample, history.growth, host=_host(node), simulated=node.simulated
                 )
                 file.write(f"{line}\n")
-            screen.show(sample, history)
+            show(sample, history.growth)
 
         end = watching.watch(node, backends, seconds, listen, start_up_s=config.start_up_s)
     if end.trouble:
@@ -86,73 +89,50 @@ def _host(node: Node) -> str:
     return (Path(node.root) / "proc/sys/kernel/hostname").read_text().strip()
 
 
-@contextmanager
-def _log(path: Path | None) -> Iterator[IO[str] | None]:
+def _log(path: Path | None) -> AbstractContextManager[IO[str] | None]:
     if path is None:
-        yield None
-        return
+        return nullcontext()
     with options.blaming("--log", f"cannot write {path}"):
-        file = path.open("a", buffering=1, encoding="utf-8")
-    with file:
-        yield file
-
-
-class Screen(Protocol):
-    def show(self, sample: Sample, history: History) -> None: ...
+        return path.open("a", buffering=1, encoding="utf-8")
 
 
 @contextmanager
-def _screen(node: Node, watch: bool) -> Iterator[Screen]:
+def _screen(node: Node, watch: bool) -> Iterator[Show]:
     """A table once; while watching, one that is redrawn on a terminal, and lines elsewhere."""
     heading = f"SIMULATED (profile {node.simulated}): no real GPU was looked at" if node.simulated else ""
-    can_redraw = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-    if watch and can_redraw:
-        with Redrawn(heading) as screen:
-            yield screen
+    if watch and can_redraw(sys.stdout):
+        with _redrawn(heading) as show:
+            yield show
         return
     if heading:
         click.echo(heading)
-    yield Lines() if watch else Once()
+    yield _lines if watch else _once
 
 
-class Once:
-    def show(self, sample: Sample, history: History) -> None:
-        columns = len(memory_content.HEADERS) - 1  # one sample tells nothing of growth
-        rows = [row[:columns] for row in memory_content.rows(sample, history.growth)]
-        click.echo(table(rows, memory_content.HEADERS[:columns], wrapped=1))
+def _once(sample: Sample, growth: Growth) -> None:
+    columns = len(memory_content.HEADERS) - 1  # one sample tells nothing of growth
+    rows = [row[:columns] for row in memory_content.rows(sample, growth)]
+    click.echo(table(rows, memory_content.HEADERS[:columns], wrapped=1))
 
 
-class Lines:
-    def show(self, sample: Sample, history: History) -> None:
-        for line in memory_content.lines(sample, history.growth):
-            click.echo(line)
+def _lines(sample: Sample, growth: Growth) -> None:
+    for line in memory_content.lines(sample, growth):
+        click.echo(line)
 
 
-class Redrawn:
+@contextmanager
+def _redrawn(heading: str) -> Iterator[Show]:
     """The table of the latest sample, in its place; the last one stays."""
+    from rich.live import Live
+    from rich.text import Text
 
-    def __init__(self, heading: str) -> None:
-        from rich.live import Live
+    with Live(auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
 
-        self._heading = heading
-        self._live = Live(auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+        def show(sample: Sample, growth: Growth) -> None:
+            shown = table(list(memory_content.rows(sample, growth)), memory_content.HEADERS, wrapped=1)
+            above = f"{memory_content.time(sample)} · Ctrl-C ends"
+            lines = [*filter(None, [heading]), above, "", *shown.splitlines()]
+            height = shutil.get_terminal_size().lines - 1
+            live.update(Text("\n".join(lines[:height])), refresh=True)
 
-    def show(self, sample: Sample, history: History) -> None:
-        from rich.text import Text
-
-        shown = table(list(memory_content.rows(sample, history.growth)), memory_content.HEADERS, wrapped=1)
-        lines = [
-            *filter(None, [self._heading]),
-            f"{memory_content.time(sample)} · Ctrl-C ends",
-            "",
-            *shown.splitlines(),
-        ]
-        height = shutil.get_terminal_size().lines - 1
-        self._live.update(Text("\n".join(lines[:height])), refresh=True)
-
-    def __enter__(self) -> Redrawn:
-        self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
+        yield show

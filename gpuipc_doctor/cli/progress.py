@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
-from types import TracebackType
-from typing import IO, TYPE_CHECKING, Protocol
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING
 
+from gpuipc_doctor.cli.stdio import can_redraw
 from gpuipc_doctor.model import Result
 from gpuipc_doctor.present.text import sanitise
 from gpuipc_doctor.run.schedule import Watcher
@@ -19,20 +20,26 @@ if TYPE_CHECKING:
 REFRESHES_PER_SECOND = 8
 
 
-class Progress(Watcher, Protocol):
-    """A watcher that shows what it is told until its block is left."""
-
-    def __enter__(self) -> Progress: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
-def progress(stream: IO[str] | None = None) -> Progress:
+@contextmanager
+def progress(stream: IO[str] | None = None) -> Iterator[Watcher]:
     """The display for ``stream`` (default: standard error): silent where it cannot redraw."""
     stream = stream or sys.stderr
-    can_redraw = stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-    return Display(stream) if can_redraw else Silent()
+    if not can_redraw(stream):
+        yield Silent()
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    display = Display()
+    with Live(
+        get_renderable=display.table,
+        console=Console(file=stream),
+        refresh_per_second=REFRESHES_PER_SECOND,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    ):
+        yield display
 
 
 class Silent:
@@ -42,33 +49,16 @@ class Silent:
     def started(self, key: str, text: str, deadline_s: float) -> None: ...
     def finished(self, key: str) -> None: ...
     def concluded(self, result: Result) -> None: ...
-    def __enter__(self) -> Silent:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
 
-class Display:
-    """Counts the probes that are done and has a line for each that runs; gone when the block is left."""
+class Display(Silent):
+    """Counts the probes that are done and has a line for each that runs."""
 
-    def __init__(self, stream: IO[str]) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._total = 0
         self._done = 0
         self._running: dict[str, tuple[str, float, float]] = {}
-        self._live = Live(
-            get_renderable=self._table,
-            console=Console(file=stream),
-            refresh_per_second=REFRESHES_PER_SECOND,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
 
     def planned(self, total: int) -> None:
         with self._lock:
@@ -83,18 +73,7 @@ class Display:
             if self._running.pop(key, None):
                 self._done += 1
 
-    def concluded(self, result: Result) -> None: ...
-
-    def __enter__(self) -> Display:
-        self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.stop()
-
-    def _table(self) -> Table:
+    def table(self) -> Table:
         """The lines as they are now. A probe may outlive its deadline, which is for a single operation."""
         from rich.table import Table
         from rich.text import Text

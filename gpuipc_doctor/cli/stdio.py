@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sys
+from typing import IO
 
 
 def open_standard() -> None:
@@ -36,6 +37,11 @@ def give_up(number: int) -> None:
 def has_color() -> bool:
     """Whether standard output is a terminal whose user has nothing against colours (no-color.org)."""
     return sys.stdout.isatty() and "NO_COLOR" not in os.environ
+
+
+def can_redraw(stream: IO[str]) -> bool:
+    """Whether what was written can be written over."""
+    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def say(text: str) -> None:

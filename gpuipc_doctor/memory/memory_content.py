@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
@@ -86,7 +87,7 @@ def log_line(sample: Sample, growth: Growth, *, host: str, simulated: str) -> st
         "at": datetime.fromtimestamp(sample.at).astimezone().isoformat(timespec="milliseconds"),
         "host": host,
         "simulated": simulated,
-        "gpus": [_gpu(gpu, growth) for gpu in sample.to_json()["gpus"]],
+        "gpus": [_gpu(gpu, growth) for gpu in asdict(sample)["gpus"]],
     }
     return json.dumps(document, separators=(",", ":"))
 

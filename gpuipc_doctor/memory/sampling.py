@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
 
@@ -56,7 +57,7 @@ def sample(w: Worker) -> None:
     sources, absent = _sources(w)
     interval, began = w.params["interval"], time.monotonic()
     while gpus := [gpu for source in sources for gpu in source.read()]:
-        w.tell(Sample(time.time(), tuple(gpus)).to_json())
+        w.tell(asdict(Sample(time.time(), tuple(gpus))))
         if not interval:
             return
         time.sleep(interval - (time.monotonic() - began) % interval)

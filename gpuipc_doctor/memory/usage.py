@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-
-from gpuipc_doctor.model import Json
+from dataclasses import dataclass
 
 Key = tuple[str, int]
 """What grows: a GPU's label and a process id, or 0 for the GPU as a whole."""
@@ -45,13 +43,6 @@ class Sample:
     at: float
     gpus: tuple[GpuUse, ...]
 
-    def to_json(self) -> Json:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Json) -> Sample:
-        return cls(data["at"], tuple(map(_gpu, data["gpus"])))
-
     def used(self) -> Iterator[tuple[Key, int]]:
         """All that is known of who uses how many bytes."""
         for gpu in self.gpus:
@@ -61,9 +52,3 @@ class Sample:
             for process in gpu.processes or ():
                 if process.used is not None:
                     yield (gpu.label, process.pid), process.used
-
-
-def _gpu(data: Json) -> GpuUse:
-    processes = data["processes"]
-    told = None if processes is None else tuple(ProcessUse(**process) for process in processes)
-    return GpuUse(**{**data, "processes": told})

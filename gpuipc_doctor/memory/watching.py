@@ -10,6 +10,7 @@ from pathlib import Path
 from gpuipc_doctor.memory import sampling
 from gpuipc_doctor.memory.usage import Sample
 from gpuipc_doctor.model import Finding, Node, Probe
+from gpuipc_doctor.report import documents
 from gpuipc_doctor.supervise import blame
 from gpuipc_doctor.supervise.probe import Limits
 from gpuipc_doctor.supervise.session import Session
@@ -48,7 +49,7 @@ def watch(
             Path(sampling.__file__),
             probe,
             until=math.inf,
-            listener=lambda news: listener(Sample.from_json(news)),
+            listener=lambda news: listener(documents.load(Sample, news)),
         )
     if outcome.stopped:
         return End()

@@ -12,7 +12,7 @@ from typing import IO
 
 import pytest
 
-from gpuipc_doctor.cli.progress import Display, Silent, progress
+from gpuipc_doctor.cli.progress import Display, progress
 
 
 @pytest.fixture
@@ -60,7 +60,6 @@ def test_probes_that_find_devices_are_not_counted(terminal: tuple[IO[str], int])
 
 def test_many_threads_may_tell(terminal: tuple[IO[str], int]) -> None:
     stream, screen = terminal
-    display = Display(stream)
 
     def run(number: int) -> None:
         for repeat in range(50):
@@ -68,12 +67,12 @@ def test_many_threads_may_tell(terminal: tuple[IO[str], int]) -> None:
             display.finished(f"{number}.{repeat}")
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
-    display.planned(200)
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    with display:
+    with progress(stream) as display:
+        display.planned(200)
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
         shown(screen, "200/200 probes done")
 
 
@@ -90,7 +89,8 @@ def test_a_terminal_that_cannot_redraw_is_left_alone(
     terminal: tuple[IO[str], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", "dumb")
-    assert isinstance(progress(terminal[0]), Silent)
+    with progress(terminal[0]) as display:
+        assert not isinstance(display, Display)
 
 
 def test_without_a_terminal_rich_is_not_imported() -> None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -18,6 +19,7 @@ from gpuipc_doctor.memory.history import History
 from gpuipc_doctor.memory.sysfs import Amdgpu
 from gpuipc_doctor.memory.usage import GpuUse, ProcessUse, Sample
 from gpuipc_doctor.present.terminal import table
+from gpuipc_doctor.report import documents
 from tests import golden
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -91,7 +93,7 @@ def test_the_lines(watched: History) -> None:
 
 
 def test_a_sample_comes_through_json_unchanged() -> None:
-    assert Sample.from_json(json.loads(json.dumps(sample().to_json()))) == sample()
+    assert documents.load(Sample, json.loads(json.dumps(asdict(sample())))) == sample()
 
 
 def test_a_line_of_the_log_is_as_its_schema_says(watched: History) -> None:
