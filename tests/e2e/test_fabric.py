@@ -15,7 +15,7 @@ from gpuipc_doctor.model import Finding, Report, Status
 from gpuipc_doctor.report import exits, sentences
 from gpuipc_doctor.simulator import drill, lending, profile
 from gpuipc_doctor.supervise import tree
-from tests.e2e.test_faults import check
+from tests.e2e.test_faults import check, few_are_let_off
 from tests.e2e.test_mpi_faults import path_of
 
 PREFIXES = Path(os.environ.get("GPUIPC_TEST_MPI", "/nowhere"))
@@ -59,6 +59,7 @@ def found(name: str, *arguments: str) -> Report:
     verdict = drill.judge(stated.expect["cuda"], drill.rows(report), exits.code(drill.of_the_profile(report)))
     assert verdict.invented == ()
     assert verdict.missed == ()
+    few_are_let_off(stated, stated.expect["cuda"], report)
     return report
 
 

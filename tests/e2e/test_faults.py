@@ -47,11 +47,12 @@ another signal, of another vendor. What ends a probe is judged by the engine, fo
 DRILLED = ("hang-ipc-open", "leak-on-open")
 """Nodes that the README drills with the checks that meet their faults, as test_readme.py sees."""
 
-MOST_LET_OFF = {"error-then-hang": 14, "sticky-error": 8}
-"""By profile, the most findings that it does not state and that blame the call with the fault, in a run of
-the checks that make the call, on one device. Of 62 profiles 51 had none, 8 had one, and one had two."""
+CHECKS_LET_OFF = {"error-then-hang": 9, "sticky-error": 6, "out-of-memory-falsely": 4}
+"""By profile, the most checks of which it states nothing and that blame the call with the fault: one more
+than were seen in benchmarks/drill.md, which leaves room for a new check. A call that fails once and then
+hangs meets most."""
 
-ELSEWHERE_LET_OFF = 3
+ELSEWHERE_LET_OFF = 2
 
 COPIES = ("mapping-snapshot",)
 """Nodes that copy memory at each opening, which checks with nothing to find there do hundreds of times."""
@@ -135,12 +136,17 @@ def find(stated: Profile, backend: str, directory: Path, *checks: str) -> None:
     verdict = drill.judge(expected, drill.rows(report), code)
     assert verdict.missed == ()
     assert verdict.invented == ()
-    if "--device" in checks:
-        assert len(verdict.let_off) <= MOST_LET_OFF.get(stated.name, ELSEWHERE_LET_OFF), verdict.let_off
+    few_are_let_off(stated, expected, report)
     for given_up in verdict.given_up:
         assert checks != (given_up,)
         alone = replace(stated, expect={backend: expected.of(given_up)})
         find(alone, backend, directory, given_up)
+
+
+def few_are_let_off(stated: Profile, expected: Expectation, report: Report) -> None:
+    """See that only so many checks complain without being stated, on however many devices."""
+    checks = {row.check for row in drill.rows(report) if drill.follows(row, expected)}
+    assert len(checks) <= CHECKS_LET_OFF.get(stated.name, ELSEWHERE_LET_OFF), checks
 
 
 def check(*arguments: str) -> tuple[Report, int]:
