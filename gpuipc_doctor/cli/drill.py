@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import zip_longest
 
 import click
 
@@ -16,7 +15,7 @@ from gpuipc_doctor.cli import bindings, options
 from gpuipc_doctor.cli.bindings import BINDINGS
 from gpuipc_doctor.cli.progress import progress
 from gpuipc_doctor.model import Exit, Report
-from gpuipc_doctor.present.terminal import MIN_WIDTH, Page
+from gpuipc_doctor.present.terminal import MIN_WIDTH, Page, laid_out
 from gpuipc_doctor.present.text import counted, wrap
 from gpuipc_doctor.report import exits
 from gpuipc_doctor.run import engine
@@ -313,10 +312,7 @@ class _Table:
 
     def _line(self, *cells: str) -> list[str]:
         wrapped = [wrap(cell, width) for cell, width in zip(cells, self._widths, strict=True)]
-        return [
-            "  ".join(f"{part:{width}}" for part, width in zip(parts, self._widths, strict=True)).rstrip()
-            for parts in zip_longest(*wrapped, fillvalue="")
-        ]
+        return list(laid_out(wrapped, self._widths))
 
 
 def _outcome(verdict: drill.Drilled) -> str:

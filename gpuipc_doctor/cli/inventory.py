@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from textwrap import fill
 
 import click
 
@@ -19,7 +18,7 @@ from gpuipc_doctor.comparison.inventory_changes import changes
 from gpuipc_doctor.model import Fact, Json, Node, Setting
 from gpuipc_doctor.present import terminal
 from gpuipc_doctor.present.terminal import COLUMNS
-from gpuipc_doctor.present.text import sanitise
+from gpuipc_doctor.present.text import sanitise, wrap
 from gpuipc_doctor.run import engine
 from gpuipc_doctor.run.request import Request
 
@@ -106,21 +105,9 @@ def _setting(one: Setting) -> Iterator[str]:
     mark = f"{one.effect.value}: " if one.effect.is_mistake else ""
     where = "" if one.where == "environment" else f" ({one.where})"
     yield f"  {sanitise(f'{one.name}={one.value}')}{where}"
-    yield _indented(f"{mark}{one.says}", 6)
+    yield from wrap(sanitise(f"{mark}{one.says}"), COLUMNS, " " * 6, to_copy=True)
     if one.effect.is_mistake and one.instead:
-        yield _indented(f"instead: {one.instead}", 6)
-
-
-def _indented(text: str, columns: int) -> str:
-    indent = " " * columns
-    return fill(
-        sanitise(text),
-        COLUMNS,
-        initial_indent=indent,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+        yield from wrap(sanitise(f"instead: {one.instead}"), COLUMNS, " " * 6, to_copy=True)
 
 
 def _table(rows: Sequence[tuple[str, ...]], headers: tuple[str, ...]) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
 from itertools import groupby
-from textwrap import fill
 
 from gpuipc_doctor.inventory import NAMES
 from gpuipc_doctor.knownissues import Confidence, KnownIssue, Signature, Suppression, Workaround
 from gpuipc_doctor.present.terminal import COLUMNS
+from gpuipc_doctor.present.text import wrap
 
 _EVIDENCE = {
     "read": "Its sources were read in full.",
@@ -20,7 +20,7 @@ _EVIDENCE = {
 
 def page(issue: KnownIssue, today: date | None = None) -> str:
     """The whole page. What people copy (addresses, variables) stays on one line, however long."""
-    parts = [fill(f"{issue.id}: {issue.title}", COLUMNS)]
+    parts = [_fill(f"{issue.id}: {issue.title}", "")]
     for heading, lines in _sections(issue, today or date.today()):
         parts.append(f"\n{heading}\n" + "\n".join(lines))
     return "\n".join(parts)
@@ -115,14 +115,7 @@ def _items(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _fill(text: str, lead: str, hang: str = "") -> str:
-    return fill(
-        text,
-        COLUMNS,
-        initial_indent=lead,
-        subsequent_indent=hang or " " * len(lead),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    return "\n".join(wrap(text, COLUMNS, lead, hang or None, to_copy=True))
 
 
 # -- the document ------------------------------------------------------------------------------------------

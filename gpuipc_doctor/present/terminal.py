@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from gpuipc_doctor.present.blocks import (
     Block,
@@ -135,10 +136,11 @@ def ruled(rows: Sequence[Sequence[Sequence[str]]], titles: Sequence[str]) -> str
     return tabulate(cells, titles, "simple", disable_numparse=True)
 
 
-def _row(cells: Sequence[Sequence[str]], widths: Sequence[int], page: Page | None = None) -> Iterator[str]:
-    """The lines of a row whose cells have several."""
-    for number in range(max(map(len, cells))):
-        parts = (lines[number] if number < len(lines) else "" for lines in cells)
+def laid_out(
+    cells: Sequence[Sequence[str]], widths: Sequence[int], page: Page | None = None
+) -> Iterator[str]:
+    """The lines of a row whose cells have several; with a ``page``, statuses have their colour."""
+    for parts in zip_longest(*cells, fillvalue=""):
         filled = (
             (page.paint(part, part) if page else part) + " " * (width - columns(part))
             for part, width in zip(parts, widths, strict=True)
@@ -152,9 +154,9 @@ def _table(rows: Sequence[Sequence[str]], page: Page) -> Iterator[str]:
     widths = [max(map(columns, column)) for column in zip(*cells, strict=True)]
     while sum(widths) + _GAP * (len(widths) - 1) > page.width and max(widths) > _LEAST:
         widths[widths.index(max(widths))] -= 1
-    for row in cells:
-        wrapped = [wrap(cell, width) for cell, width in zip(row, widths, strict=True)]
-        yield from _row(wrapped, widths, page)
+    for each in cells:
+        wrapped = [wrap(cell, width) for cell, width in zip(each, widths, strict=True)]
+        yield from laid_out(wrapped, widths, page)
 
 
 # -- grids ------------------------------------------------------------------------------------------------

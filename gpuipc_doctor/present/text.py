@@ -53,24 +53,27 @@ def shorten(text: str, width: int) -> str:
     return text if columns(text) <= width else _prefix(text, width - 1) + "…"
 
 
-def wrap(text: str, width: int, first: str = "", rest: str | None = None) -> list[str]:
+def wrap(
+    text: str, width: int, first: str = "", rest: str | None = None, *, to_copy: bool = False
+) -> list[str]:
     """Fill lines of ``width`` columns with the words of ``text``; ``first`` and ``rest`` begin them.
 
     Both leave room for at least one character of the widest kind, two columns.
     A word (a path, a symbol) is broken only when a whole line cannot hold it, and then where its parts
-    meet.
+    meet; in a text ``to_copy`` from, no word is, and gaps stay as wide as they are.
     """
     rest = " " * columns(first) if rest is None else rest
     lines: list[str] = []
     line, begun = first, False
-    for word in text.split():
-        if begun and columns(line) + 1 + columns(word) <= width:
-            line += " " + word
+    for gap, word in re.findall(r"(\s*)(\S+)", text):
+        space = gap if to_copy else " "
+        if begun and columns(line) + len(space) + columns(word) <= width:
+            line += space + word
             continue
         if begun:
             lines.append(line)
             line = rest
-        while columns(line) + columns(word) > width:
+        while not to_copy and columns(line) + columns(word) > width:
             head = _head(word, width - columns(line))
             lines.append(line + head)
             line, word = rest, word[len(head) :]
