@@ -76,6 +76,32 @@ def mixed_lines(count: int) -> Iterator[bytes]:
             yield next(errors, b"")
 
 
+WORDS = """\
+[{t}.{l}] [nid{n}:{pid}:0]     ib_md.c:{l}  UCX  ERROR {words} failed: {more}
+libfabric:{pid}:{t}::cxi:mr:cxip_do_map():{l}<warn> nid{n}: {words} failed: {more}
+nid{n}:{pid}:{pid} [{s}] transport/p2p.cc:{l} NCCL WARN {words} '{more}'
+[rank{s}]: RuntimeError: {words}: {more}
+srun: error: nid{n}: task {s}: {words} {more}
+{words}: Permission denied ({more})
+"""
+
+
+def worded_lines(count: int) -> Iterator[bytes]:
+    """Two quiet lines, and an error in words of its own: nearly every one is another kind of line."""
+    rng = random.Random(2)
+    words = sorted({w.decode() for line in prose() for w in re.findall(rb"[a-z]{4,12}", line)})[:5000]
+    quiet = quiet_lines(count - count // 3)
+    for number, line in enumerate(quiet):
+        yield line
+        if number % 2:
+            some, more = (" ".join(rng.choices(words, k=rng.randrange(2, 7))) for _ in range(2))
+            numbers = {"pid": rng.randrange(99999), "t": rng.randrange(2 * 10**9), "l": rng.randrange(4000)}
+            numbers |= {"n": rng.randrange(999999), "s": rng.randrange(64)}
+            yield (
+                rng.choice(WORDS.splitlines(keepends=True)).format(words=some, more=more, **numbers).encode()
+            )
+
+
 def known_lines() -> list[bytes]:
     """The lines of a seed that libfabric wrote; a known issue is in each of them."""
     seed = (LOGS / "faulty" / "seed-001-cxi-device-memory.log").read_bytes().splitlines(keepends=True)
@@ -164,6 +190,7 @@ def main() -> None:
         for name, part in (
             ("debug log, nothing known", quiet_lines(100_000)),
             ("every third line an error", mixed_lines(100_000)),
+            ("every third line an error in other words", worded_lines(1_000_000)),
             ("every line of a known issue", known_lines()),
             ("few lines alike", prose()),
         ):

@@ -29,6 +29,12 @@ _SAMPLE = 3
 """Lines that say the same, in one block, that are looked at one by one."""
 _MOST_KNOWN = 50_000
 """Pairs of lines that are remembered, in some 5 MB; of a log with more forms than that, all is forgotten."""
+_MOSTLY = 0.3
+"""The part of a block's lines that are new from which on it is dearer to remember them than to look again."""
+_FEW = 200
+"""Lines of a block that tell nothing of how many will be new."""
+_UNREMEMBERED = 24
+"""Blocks after which it is tried again."""
 
 _WIDTHS = {79, 80, 100, 120, 132, LONGEST}
 """Columns at which one full line is enough to think that it was wrapped; at others it takes two."""
@@ -94,22 +100,41 @@ class Patterns:
                 raise ValueError(f"{pattern.regex.pattern!r} has no fixed text to look for")
             for text in texts:
                 numbers.setdefault(text, []).append(number)
-        self._of_text = list(numbers.values())
+        self.of_text: Sequence[Sequence[int]] = list(numbers.values())
+        """The patterns of each text that is looked for."""
         self._find = finder(list(numbers))
 
-    def possible(self, befores: Sequence[bytes], lines: Sequence[bytes]) -> dict[int, set[int]]:
+    def possible(
+        self, befores: Sequence[bytes], lines: Sequence[bytes], awake: Sequence[Sequence[int]]
+    ) -> dict[int, set[int]]:
         """The patterns that each line may hold by its bare text, or by that and the end of the line before.
 
-        A text counts where it ends. Lines that hold none are left out.
+        A text counts where it ends. Lines that hold none are left out. ``awake``: as `of_text`, without the
+        patterns that rest.
         """
         tails = [before[-LONGEST_TEXT:] for before in befores]
         texts = [b"%b%b\n" % both for both in zip(tails, lines, strict=True)]
         ends = list(accumulate(map(len, texts)))
         found: dict[int, set[int]] = {}
         for text, end in self._find(b"".join(texts)):
-            at = bisect_right(ends, end - 1)
-            if end >= ends[at] - len(lines[at]):
-                found.setdefault(at, set()).update(self._of_text[text])
+            if numbers := awake[text]:
+                at = bisect_right(ends, end - 1)
+                if end >= ends[at] - len(lines[at]):
+                    found.setdefault(at, set()).update(numbers)
+        return found
+
+    def in_block(
+        self, before: bytes, lines: Sequence[bytes], awake: Sequence[Sequence[int]]
+    ) -> dict[int, set[int]]:
+        """As `possible`, of lines that follow each other."""
+        tail = before[-LONGEST_TEXT:]
+        found: defaultdict[int, set[int]] = defaultdict(set)
+        matches = [(end, awake[text]) for text, end in self._find(tail + b"".join(lines)) if awake[text]]
+        if matches:
+            ends = list(accumulate(map(len, lines), initial=len(tail)))
+            for end, numbers in matches:
+                found[bisect_right(ends, end - 1) - 1].update(numbers)
+            found.pop(-1, None)  # ends in the line before the first
         return found
 
 
@@ -128,7 +153,8 @@ class _Memory:
     """Which patterns the lines of a log may hold.
 
     That depends on the bare line and, for a text that was broken, on the one before. Nearly every line has
-    been seen in this company: a log has few forms of lines, and many lines.
+    been seen in this company: a log has few forms of lines, and many lines. Of a log whose lines are in words
+    of their own nothing is remembered, as long as that is so.
     """
 
     def __init__(self, patterns: Patterns) -> None:
@@ -137,9 +163,19 @@ class _Memory:
         """By a pair's hash; None for most, which hold nothing."""
         self._forms: dict[tuple[int, tuple[int, ...]], _Form] = {}
         self._resting: set[int] = set()
+        self._awake = patterns.of_text
+        self._not_remembered = 0
+        """So many blocks are looked at without remembering."""
 
     def groups(self, before: bytes, lines: Sequence[bytes]) -> dict[_Form, list[int]]:
         """The places of the lines that may hold patterns. ``before`` is the bare line before the first."""
+        groups: defaultdict[_Form, list[int]] = defaultdict(list)
+        if self._not_remembered:
+            self._not_remembered -= 1
+            for at, numbers in sorted(self._patterns.in_block(before, lines, self._awake).items()):
+                if form := self._form(hash(lines[at]), numbers):
+                    groups[form].append(at)
+            return groups
         befores = [before, *lines]
         pairs = list(map(hash, zip(befores, lines, strict=False)))
         try:
@@ -147,7 +183,6 @@ class _Memory:
         except KeyError:
             self._learn(pairs, befores, lines)
             forms = list(map(self._form_of.__getitem__, pairs))
-        groups: defaultdict[_Form, list[int]] = defaultdict(list)
         if any(forms):
             for at, form in enumerate(forms):
                 if form:
@@ -159,6 +194,7 @@ class _Memory:
         if number in self._resting:
             return
         self._resting.add(number)
+        self._look_again()
         for pair, form in self._form_of.items():
             if form and number in form.numbers:
                 self._form_of[pair] = self._form(form.kind, form.numbers)
@@ -167,22 +203,31 @@ class _Memory:
         """Look for these again."""
         if not self._resting.isdisjoint(numbers):
             self._resting.difference_update(numbers)
+            self._look_again()
             self._forget()
+
+    def _look_again(self) -> None:
+        self._awake = [[n for n in some if n not in self._resting] for some in self._patterns.of_text]
 
     def _learn(self, pairs: Sequence[int], befores: Sequence[bytes], lines: Sequence[bytes]) -> None:
         if len(self._form_of) > _MOST_KNOWN:
             self._forget()
         fresh = {pair: at for at, pair in enumerate(pairs) if pair not in self._form_of}
+        if len(fresh) > len(pairs) * _MOSTLY and len(pairs) > _FEW:
+            self._not_remembered = _UNREMEMBERED
         self._form_of.update(dict.fromkeys(fresh))
         places = list(fresh.values())
-        possible = self._patterns.possible([befores[at] for at in places], [lines[at] for at in places])
-        for index, numbers in possible.items():
-            at = places[index]
-            self._form_of[pairs[at]] = self._form(hash(lines[at]), numbers)
+        befores, lines = [befores[at] for at in places], [lines[at] for at in places]
+        for index, numbers in self._patterns.possible(befores, lines, self._awake).items():
+            self._form_of[pairs[places[index]]] = self._form(hash(lines[index]), numbers)
 
     def _form(self, kind: int, numbers: Iterable[int]) -> _Form | None:
         awake = tuple(sorted(number for number in numbers if number not in self._resting))
-        return self._forms.setdefault((kind, awake), _Form(kind, awake)) if awake else None
+        if not awake:
+            return None
+        if len(self._forms) > _MOST_KNOWN:
+            self._forms.clear()
+        return self._forms.setdefault((kind, awake), _Form(kind, awake))
 
     def _forget(self) -> None:
         self._form_of.clear()
