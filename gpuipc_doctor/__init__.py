@@ -1,3 +1,3 @@
 """Find out, by doing it, whether GPU inter-process memory works on this node."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
