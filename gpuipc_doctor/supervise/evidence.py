@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gpuipc_doctor.log_lines import most_telling
+from gpuipc_doctor.node_files import quietly
 from gpuipc_doctor.supervise.tree import PROC, descendants, processes
 
 NATIVE_LIMIT_S = 8.0
@@ -33,19 +34,14 @@ def kernel_view(pid: int) -> tuple[str, ...]:
     lines = []
     itself = [process for process in processes().values() if process.pid == pid]
     for process in (*itself, *descendants(pid)):
-        where = _read(process.pid, "wchan") or "?"
-        call = _read(process.pid, "syscall").split(" ")[0] or "?"
-        stack = [line.split("] ")[-1].split("+")[0] for line in _read(process.pid, "stack").splitlines()]
+        here = PROC / str(process.pid)
+        where = quietly(here / "wchan") or "?"
+        call = quietly(here / "syscall").split(" ")[0] or "?"
+        stack = [line.split("] ")[-1].split("+")[0] for line in quietly(here / "stack").splitlines()]
         seen = f", kernel stack {' < '.join(stack[:8])}" if stack else ""
         who = f"pid {process.pid} {process.name}: state {process.state}"
         lines.append(f"{who}, wchan {where}, syscall {call}{seen}")
     return tuple(lines)
-
-
-def _read(pid: int, name: str) -> str:
-    with contextlib.suppress(OSError):
-        return (PROC / str(pid) / name).read_text(errors="replace").strip("\0\n")
-    return ""
 
 
 def python_stack(file: Path) -> tuple[str, ...]:

@@ -7,7 +7,6 @@ import re
 from typing import Any
 
 from gpuipc_doctor.api import Worker
-from gpuipc_doctor.inventory import banners
 from gpuipc_doctor.inventory.asking.recording import Told, load, record
 from gpuipc_doctor.mpi.identity import identify
 from gpuipc_doctor.mpi.loaded import mapped_files
@@ -154,4 +153,10 @@ def nccl(w: Worker) -> None:
         number = ctypes.c_int()
         with w.armed("ncclGetVersion"):
             library.ncclGetVersion(ctypes.byref(number))
-        record(w, (name, banners.nccl(number.value), f"ncclGetVersion of {file}"))
+        record(w, (name, nccl_version(number.value), f"ncclGetVersion of {file}"))
+
+
+def nccl_version(number: int) -> str:
+    """``22403`` is 2.24.3; before 2.9 the number was ``2708`` for 2.7.8 (NCCL's nccl.h)."""
+    major = 10000 if number >= 10000 else 1000
+    return f"{number // major}.{number % major // 100}.{number % 100}"

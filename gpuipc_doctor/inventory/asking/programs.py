@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from gpuipc_doctor.api import Worker
-from gpuipc_doctor.inventory import banners
 from gpuipc_doctor.inventory.asking.recording import record
 from gpuipc_doctor.node_files import shown
 
@@ -49,10 +48,24 @@ def packages(w: Worker) -> None:
     manager = w.params["manager"]
     name = Path(manager).name
     text = _output(w, [manager, *PACKAGE_MANAGERS[name], *PACKAGES])
-    for fact, value, package in banners.packages(text, PACKAGES):
+    for fact, value, package in versions_in(text, PACKAGES):
         record(w, (fact, value, f"{name}: {package}"))
     missing = f"none of its packages in {name}: {', '.join(PACKAGES)}"
     record(w, *((fact, None, missing) for fact in w.params["facts"]))
+
+
+def versions_in(text: str, facts: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """(fact, version, package) of each line ``package version`` that names one of the packages in ``facts``.
+
+    The Slingshot release is a part of the release of HPE's packages: ``1.0.0-SHS11.0.2_2024…``.
+    """
+    for line in text.splitlines():
+        package, _, stated = line.partition(" ")
+        if package in facts and re.match(r"[0-9]", stated):
+            value = shown(stated)
+            yield facts[package], value.partition("-")[0] if facts[package] == "shs" else value, package
+            if found := re.search(r"(?:SHS|SSHOT)([0-9]+(?:\.[0-9]+)+)", value):
+                yield "shs", found[1], package
 
 
 def _output(w: Worker, command: list[str]) -> str:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from gpuipc_doctor import inventory
-from gpuipc_doctor.inventory import banners
+from gpuipc_doctor.inventory.asking.libraries import nccl_version
 from gpuipc_doctor.inventory.asking.pci import acs_control
-from gpuipc_doctor.inventory.asking.programs import PACKAGES, PROGRAMS
+from gpuipc_doctor.inventory.asking.programs import PACKAGES, PROGRAMS, versions_in
 from gpuipc_doctor.model import Fact, Node, Tier
 from gpuipc_doctor.run import engine
 from gpuipc_doctor.run.request import Request
@@ -180,7 +180,7 @@ def test_a_program_that_says_something_else_is_quoted(prefix: Path) -> None:
 
 @pytest.mark.parametrize(("number", "version"), [(22403, "2.24.3"), (2708, "2.7.8"), (23007, "2.30.7")])
 def test_the_number_of_nccl(number: int, version: str) -> None:
-    assert banners.nccl(number) == version
+    assert nccl_version(number) == version
 
 
 def test_the_slingshot_release_is_a_part_of_a_packages_release() -> None:
@@ -189,7 +189,7 @@ def test_the_slingshot_release_is_a_part_of_a_packages_release() -> None:
         "package shs-version is not installed\n"
         "libze-intel-gpu1 26.31.39395.13-1~22.04\n"
     )
-    assert list(banners.packages(text, PACKAGES)) == [
+    assert list(versions_in(text, PACKAGES)) == [
         ("cxi-driver", "1.0.0-SHS11.0.2_20240801T1234_abcdef", "cray-cxi-driver"),
         ("shs", "11.0.2", "cray-cxi-driver"),
         ("intel-compute-runtime", "26.31.39395.13-1~22.04", "libze-intel-gpu1"),
