@@ -88,23 +88,25 @@ def judge_many(done: ProbeOutcome) -> Iterable[Finding]:
 
 
 def share(w: Worker) -> None:
-    ledger = Ledger(w)
     w.peer.recv()  # the importer has made its context
     exchanged: list[str] = []
+    share_once(w, exchanged, SMALL)  # for what the first one costs
+    ledger = Ledger(w)
     ledger.watch("both ends destroyed the pool", lambda: share_once(w, exchanged))
     w.peer.send(None)
     w.record(exchanged=exchanged)
 
 
-def share_once(w: Worker, exchanged: list[str]) -> None:
+def share_once(w: Worker, exchanged: list[str], nbytes: int = NBYTES) -> None:
     pool, stream = w.gpu.create_shared_pool(), w.gpu.create_stream()
-    memories = [pool.alloc(NBYTES, stream) for _ in range(POINTERS)]
+    memories = [pool.alloc(nbytes, stream) for _ in range(POINTERS)]
     stream.synchronize()
     for n, memory in enumerate(memories):
-        write_pattern(memory, NBYTES, n)
+        write_pattern(memory, nbytes, n)
+    w.peer.send(nbytes)
     offer(w, pool, memories)
     for n in closing_order(POINTERS):
-        exchanged += exchange_as_exporter(w, memories[n], NBYTES, f"pointer {n + 1}")
+        exchanged += exchange_as_exporter(w, memories[n], nbytes, f"pointer {n + 1}")
     w.peer.recv()  # the importer has freed them, and destroyed its pool
     for memory in memories:
         memory.free(stream)
@@ -122,14 +124,14 @@ def offer(w: Worker, pool: Pool, memories: list[PoolMemory]) -> None:
 def attach(w: Worker) -> None:
     stream, wrong, exchanged = w.gpu.create_stream(), [], []
     w.peer.send("ready")
-    while pointers := w.peer.recv():
-        pool = import_pool(w)
-        memories = [pool.import_pointer(pointer, NBYTES) for pointer in pointers]
+    while nbytes := w.peer.recv():
+        pointers, pool = w.peer.recv(), import_pool(w)
+        memories = [pool.import_pointer(pointer, nbytes) for pointer in pointers]
         for n, memory in enumerate(memories):
-            wrong += wrong_pattern(f"pointer {n + 1}", memory, NBYTES, n)
+            wrong += wrong_pattern(f"pointer {n + 1}", memory, nbytes, n)
         for n in closing_order(POINTERS):
             with w.step(f"exchange data by pointer {n + 1}, with some of the others freed"):
-                exchanged += exchange_as_importer(w, memories[n], NBYTES, f"pointer {n + 1}")
+                exchanged += exchange_as_importer(w, memories[n], nbytes, f"pointer {n + 1}")
                 memories[n].free(stream)
                 stream.synchronize()
         pool.destroy()
