@@ -5,6 +5,7 @@
  *   render.c      the ioctls of a render node
  *   memory.c      buffers and the GPUs' address spaces
  *   events.c      events, and waiting for them
+ *   faults.c      faults that it is told to have
  *   queues.c      the engine: AQL packets; sdma.c: SDMA packets; kernels.c: HIP's own copy and fill kernels
  *
  * A buffer is an unlinked file in a tmpfs of its GPU, and a dma-buf is a descriptor of that file: Linux counts its
@@ -21,7 +22,7 @@
 #include <sys/stat.h>
 #include <sys/types.h>
 
-enum { MAX_GPUS = 8 };
+enum { MAX_GPUS = 8, PAGE_BYTES = 4096 };
 
 /* One lock for all of it: held in every ioctl and while the engine plays packets. */
 extern pthread_mutex_t the_lock;
@@ -33,6 +34,15 @@ int gpu_with_id(uint32_t id);     /* -1: no such GPU */
 uint64_t nanoseconds(void);
 void complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void trace(const char *format, ...) __attribute__((format(printf, 1, 2))); /* with KFD_EMULATOR_TRACE=1 */
+
+/* ---- faults.c ---- */
+
+void fault_look(const char *call);  /* which fault strikes in this call, which is counted */
+bool fault_is(const char *kind);    /* whether such a fault strikes now */
+bool fault_answers(int *answer);    /* whether the ioctl ends here, with this answer */
+bool faults_are_told(void);
+void note_export(void); /* the process is an exporter, or importer, from now on */
+void note_import(void);
 
 /* ---- interposed.c ---- */
 
@@ -70,9 +80,12 @@ struct buffer *buffer_numbered(uint64_t number); /* NULL: none */
 int buffer_with_file(int fd, int render_node);   /* -1: this render node has no handle of it */
 int buffer_descriptor(const struct buffer *);    /* a new descriptor of its file, or a negative errno */
 void buffer_free(int number);
+void buffer_keep(int number, int gpu); /* a fault: its memory is not released, even when its process ends */
+int newest_import(void);               /* 0: none */
 int memory_behind(int fd, struct stat *, enum heap *); /* the GPU whose memory fd is; -1: none */
 uint64_t vram_total(int gpu);
 uint64_t vram_free(int gpu);
+uint64_t vram_free_as_told(int gpu); /* the same, but for a fault */
 
 void map_on(unsigned gpus, uint64_t address, uint64_t size, uint8_t *host, int buffer);
 void unmap_from(unsigned gpus, int buffer);
@@ -80,6 +93,7 @@ void unmap_range(unsigned gpus, uint64_t address, uint64_t size);
 
 /* What a GPU reaches at an address. NULL, or false, after page_fault() when it reaches nothing there. */
 void *reach(int gpu, uint64_t address, uint64_t size);
+void *host_address(int gpu, uint64_t address); /* the same without a fault; if nothing is mapped, the address */
 bool copy_on(int gpu, uint64_t to, uint64_t from, uint64_t size);
 bool fill_on(int gpu, uint64_t to, const void *unit, uint64_t unit_size, uint64_t size);
 
@@ -93,6 +107,7 @@ int event_set(uint32_t id);
 int event_reset(uint32_t id);
 int event_wait(struct kfd_ioctl_wait_events_args *);
 void page_fault(int gpu, uint64_t address); /* sets the events of type KFD_IOC_EVENT_MEMORY */
+void hardware_exception(int gpu);           /* the GPU was reset: those of type KFD_IOC_EVENT_HW_EXCEPTION */
 
 /* ---- queues.c, sdma.c, kernels.c ---- */
 
@@ -109,7 +124,10 @@ struct kfd_ioctl_create_queue_args;
 int queue_create(struct kfd_ioctl_create_queue_args *);
 int queue_destroy(uint32_t id);
 int queue_update(uint32_t id, uint64_t ring, uint64_t size, bool runs);
+void interrupt(uint32_t event); /* the engine has done something that this event stands for */
+void stop_queues_in(const uint8_t *host, uint64_t size); /* whose pointers lie there: it is unmapped */
 void wake_engine(void);
+void reset_gpu(int gpu); /* a fault: all queues stop, and the process is told so */
 
 /* Play the next packet. False: there is none, or it waits for something, or the queue was stopped. */
 bool play_sdma(struct queue *);

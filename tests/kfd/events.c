@@ -16,6 +16,7 @@ static struct event {
     int waiters;
     uint64_t age; /* how often it was set, from 1 */
     struct kfd_hsa_memory_exception_data fault;
+    struct kfd_hsa_hw_exception_data exception;
 } events[MAX_EVENTS]; /* 0 is no event */
 
 /* KFD_MMAP_TYPE_EVENTS of kfd_priv.h. User space with a GPU of its own memory provides the page itself, but gives a
@@ -93,6 +94,20 @@ void page_fault(int gpu, uint64_t address)
         }
 }
 
+void hardware_exception(int gpu)
+{
+    trace("GPU %d was reset", gpu);
+    for (uint32_t id = SIGNALS; id < MAX_EVENTS; id++)
+        if (events[id].used && events[id].type == KFD_IOC_EVENT_HW_EXCEPTION) {
+            events[id].exception = (struct kfd_hsa_hw_exception_data){
+                .reset_type = KFD_HW_EXCEPTION_WHOLE_GPU_RESET,
+                .reset_cause = KFD_HW_EXCEPTION_GPU_HANG,
+                .memory_lost = 1,
+                .gpu_id = gpu_id(gpu)};
+            event_set(id);
+        }
+}
+
 /* How a wait goes on with one of its events. */
 struct waited {
     uint64_t age; /* of the event when the wait began, or what user space had seen */
@@ -118,6 +133,8 @@ static void hand_over(struct kfd_event_data *wanted)
             *last_age(wanted) = event->age;
     } else if (event->type == KFD_IOC_EVENT_MEMORY) {
         wanted->memory_exception_data = event->fault;
+    } else if (event->type == KFD_IOC_EVENT_HW_EXCEPTION) {
+        wanted->hw_exception_data = event->exception;
     }
 }
 

@@ -126,6 +126,8 @@ static int alloc_memory(void *arguments)
     struct buffer *buffer = buffer_numbered((uint64_t)number);
     buffer->address = request->va_addr;
     buffer->size = request->size;
+    if (fault_is("keep"))
+        buffer_keep(number, gpu);
     request->handle = handle_of(request->gpu_id, number);
     if (buffer->kind == IN_FILE)
         request->mmap_offset = (uint64_t)number << OFFSET_BUFFER_SHIFT;
@@ -166,7 +168,13 @@ static int map_memory(void *arguments)
     int result = buffer ? with_each_gpu(request, &gpus) : -EINVAL;
     if (result)
         return result;
-    map_on(gpus, buffer->address, buffer->size, buffer->host, (int)(uint32_t)request->handle);
+    int number = (int)(uint32_t)request->handle;
+    uint64_t shift = fault_is("shifted") && buffer->size > PAGE_BYTES ? PAGE_BYTES : 0;
+    map_on(gpus, buffer->address, buffer->size - shift, buffer->host + shift, number);
+    if (shift) {
+        uint64_t rest = buffer->size - shift;
+        map_on(gpus, buffer->address + rest, shift, buffer->host + rest, number);
+    }
     buffer->mapped |= gpus;
     return 0;
 }
@@ -181,6 +189,8 @@ static int unmap_memory(void *arguments)
         return result;
     unmap_from(gpus, (int)(uint32_t)request->handle);
     buffer->mapped &= ~gpus;
+    if (fault_is("ends-another"))
+        unmap_from(gpus, newest_import());
     return 0;
 }
 
@@ -190,7 +200,7 @@ static int available_memory(void *arguments)
     int gpu = gpu_with_id(request->gpu_id);
     if (gpu < 0)
         return -EINVAL;
-    request->available = vram_free(gpu);
+    request->available = vram_free_as_told(gpu);
     return 0;
 }
 
@@ -291,9 +301,13 @@ static int ipc_export(void *arguments)
     const struct buffer *buffer = buffer_of(request->handle);
     if (!buffer || buffer->kind != IN_FILE)
         return -EINVAL;
+    static ino_t exported; /* before this */
+    ino_t inode = fault_is("previous") && exported ? exported : buffer->inode;
+    exported = buffer->inode;
+    note_export();
     offer(buffer->inode, buffer->file);
-    request->share[0] = (uint32_t)buffer->inode;
-    request->share[1] = (uint32_t)(buffer->inode >> 32);
+    request->share[0] = (uint32_t)inode;
+    request->share[1] = (uint32_t)(inode >> 32);
     request->share[2] = (uint32_t)buffer->device;
     request->share[3] = request->flags;
     return 0;
@@ -413,9 +427,12 @@ static const struct {
 
 int kfd_ioctl(unsigned number, void *arguments)
 {
-    if (calls[number].play)
-        return calls[number].play(arguments);
     const char *name = calls[number].name;
+    int answer;
+    if (calls[number].play) {
+        fault_look(name);
+        return fault_answers(&answer) ? answer : calls[number].play(arguments);
+    }
     complain("KFD ioctl 0x%02x (%s) is not played", number, name ? name : "of no known name");
     return -ENOTTY;
 }

@@ -89,15 +89,63 @@ int buffer_create(enum heap heap, int gpu, uint64_t size)
     return take(file, heap, gpu);
 }
 
+/* A fault: what is imported is a buffer of its own with the same bytes. */
+static int snapshot(int fd, enum heap heap, int gpu, uint64_t size)
+{
+    int number = buffer_create(heap, gpu, size);
+    if (number > 0 && pread(fd, buffers[number].host, size, 0) != (ssize_t)size)
+        complain("a snapshot is not whole");
+    return number;
+}
+
+static bool is_anothers(int fd)
+{
+    for (int gpu = NO_RENDER_NODE; gpu < gpu_count(); gpu++)
+        if (buffer_with_file(fd, gpu) > 0)
+            return false;
+    return true;
+}
+
+static int imported_last;
+
+int newest_import(void)
+{
+    return imported_last;
+}
+
 int buffer_import(int fd)
 {
+    static int before = -1; /* a fault: the buffer of the import before this */
     struct stat status;
     enum heap heap;
     int gpu = memory_behind(fd, &status, &heap);
     if (gpu < 0)
         return -EINVAL;
+    bool anothers = is_anothers(fd);
+    if (anothers) {
+        note_import();
+        int shown = fault_is("previous") && before >= 0 ? before : fd;
+        if (faults_are_told())
+            before = out_of_the_way(fcntl(fd, F_DUPFD_CLOEXEC, 3));
+        fd = shown;
+        if (fault_is("snapshot"))
+            return imported_last = snapshot(fd, heap, gpu, (uint64_t)status.st_size);
+    }
     int file = out_of_the_way(fcntl(fd, F_DUPFD_CLOEXEC, 3));
-    return file < 0 ? -errno : take(file, heap, gpu);
+    int number = file < 0 ? -errno : take(file, heap, gpu);
+    if (anothers)
+        imported_last = number;
+    return number;
+}
+
+void buffer_keep(int number, int gpu)
+{
+    char from[64], to[300];
+    snprintf(from, sizeof from, "/proc/self/fd/%d", buffers[number].file);
+    heap_path(to, sizeof to - 32, buffers[number].heap, gpu);
+    snprintf(to + strlen(to), 32, "/kept-%lu", (unsigned long)buffers[number].inode);
+    if (linkat(AT_FDCWD, from, AT_FDCWD, to, AT_SYMLINK_FOLLOW))
+        complain("memory cannot be kept: %s", strerror(errno));
 }
 
 static int without_file(struct buffer buffer)
@@ -139,7 +187,13 @@ int buffer_with_file(int fd, int render_node)
 
 int buffer_descriptor(const struct buffer *buffer)
 {
-    int fd = buffer->kind == IN_FILE ? fcntl(buffer->file, F_DUPFD_CLOEXEC, 3) : -1;
+    static int before = -1;
+    if (buffer->kind != IN_FILE)
+        return -EINVAL;
+    note_export();
+    int fd = fcntl(fault_is("previous") && before >= 0 ? before : buffer->file, F_DUPFD_CLOEXEC, 3);
+    if (faults_are_told())
+        before = out_of_the_way(fcntl(buffer->file, F_DUPFD_CLOEXEC, 3));
     return fd >= 0 ? fd : -EINVAL;
 }
 
@@ -147,6 +201,7 @@ void buffer_free(int number)
 {
     struct buffer *buffer = &buffers[number];
     unmap_from(~0u, number);
+    stop_queues_in(buffer->host, buffer->size);
     if (buffer->kind == IN_FILE) {
         munmap(buffer->host, buffer->size);
         close(buffer->file);
@@ -190,6 +245,15 @@ uint64_t vram_free(int gpu)
     return space.f_bavail * space.f_bsize;
 }
 
+uint64_t vram_free_as_told(int gpu)
+{
+    static uint64_t stuck[MAX_GPUS];
+    uint64_t now = vram_free(gpu);
+    if (!stuck[gpu])
+        stuck[gpu] = now;
+    return fault_is("stuck") ? stuck[gpu] : now;
+}
+
 /* ---- the GPUs' address spaces ---- */
 
 void map_on(unsigned gpus, uint64_t address, uint64_t size, uint8_t *host, int buffer)
@@ -231,7 +295,7 @@ void unmap_range(unsigned gpus, uint64_t address, uint64_t size)
 }
 
 /* As much of `size` bytes as lies in one mapping: neighbouring addresses may belong to several buffers. */
-static uint8_t *piece(int gpu, uint64_t address, uint64_t *size)
+static uint8_t *find(int gpu, uint64_t address, uint64_t *size)
 {
     for (const struct mapping *mapping = mappings; mapping < mappings + mapping_count; mapping++) {
         uint64_t offset = address - mapping->address;
@@ -241,8 +305,22 @@ static uint8_t *piece(int gpu, uint64_t address, uint64_t *size)
             *size = mapping->size - offset;
         return mapping->host + offset;
     }
-    page_fault(gpu, address);
     return NULL;
+}
+
+static uint8_t *piece(int gpu, uint64_t address, uint64_t *size)
+{
+    uint8_t *host = find(gpu, address, size);
+    if (!host)
+        page_fault(gpu, address);
+    return host;
+}
+
+void *host_address(int gpu, uint64_t address)
+{
+    uint64_t size = 1;
+    uint8_t *host = find(gpu, address, &size);
+    return host ? host : (void *)address;
 }
 
 void *reach(int gpu, uint64_t address, uint64_t size)
@@ -254,8 +332,25 @@ void *reach(int gpu, uint64_t address, uint64_t size)
     return whole == size ? host : NULL;
 }
 
+/* What becomes of a copy of so many bytes; false: it does not come to an end. */
+static bool fault_in_copy(int gpu, uint64_t from, uint64_t *size)
+{
+    fault_look("copy");
+    if (fault_is("short") && *size > PAGE_BYTES)
+        *size -= PAGE_BYTES;
+    else if (fault_is("ignore"))
+        *size = 0;
+    else if (fault_is("reset"))
+        reset_gpu(gpu);
+    else if (fault_is("page-fault"))
+        page_fault(gpu, from);
+    return !fault_is("reset") && !fault_is("page-fault");
+}
+
 bool copy_on(int gpu, uint64_t to, uint64_t from, uint64_t size)
 {
+    if (!fault_in_copy(gpu, from, &size))
+        return false;
     for (uint64_t done = 0, part; done < size; done += part) {
         part = size - done;
         const uint8_t *source = piece(gpu, from + done, &part);
@@ -263,6 +358,8 @@ bool copy_on(int gpu, uint64_t to, uint64_t from, uint64_t size)
         if (!target)
             return false;
         memmove(target, source, part);
+        if (fault_is("wrong-byte") && !done)
+            target[part / 2] ^= 1;
     }
     return true;
 }
@@ -270,6 +367,9 @@ bool copy_on(int gpu, uint64_t to, uint64_t from, uint64_t size)
 bool fill_on(int gpu, uint64_t to, const void *unit, uint64_t unit_size, uint64_t size)
 {
     const uint8_t *bytes = unit;
+    fault_look("fill");
+    if (fault_is("ignore"))
+        return true;
     for (uint64_t done = 0, part; done < size; done += part) {
         part = size - done;
         uint8_t *target = piece(gpu, to + done, &part);

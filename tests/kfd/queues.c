@@ -61,6 +61,9 @@ static void complete(struct queue *queue, uint64_t handle)
     struct hsa_signal *done = handle ? signal_of(queue, handle) : NULL;
     if (!done)
         return;
+    fault_look("signal");
+    if (fault_is("ignore"))
+        return;
     done->start = done->end = nanoseconds() / 10; /* of a clock of 100 MHz, as the topology says */
     uint64_t mailbox = done->mailbox; /* first: who sees the value may destroy the signal */
     uint32_t event = done->event;
@@ -68,7 +71,7 @@ static void complete(struct queue *queue, uint64_t handle)
     uint64_t *slot = mailbox ? reach(queue->gpu, mailbox, sizeof *slot) : NULL;
     if (slot) {
         *slot = event;
-        event_set(event);
+        interrupt(event);
     }
 }
 
@@ -208,6 +211,33 @@ static void *engine(void *unused)
     return unused;
 }
 
+void interrupt(uint32_t event)
+{
+    fault_look("interrupt");
+    if (!fault_is("ignore"))
+        event_set(event);
+}
+
+static bool lies_in(const volatile void *pointer, const uint8_t *host, uint64_t size)
+{
+    return (const volatile uint8_t *)pointer >= host && (const volatile uint8_t *)pointer < host + size;
+}
+
+void stop_queues_in(const uint8_t *host, uint64_t size)
+{
+    static uint64_t nothing;
+    for (struct queue *queue = queues; queue < queues + MAX_QUEUES; queue++)
+        if (lies_in(queue->read, host, size) || lies_in(queue->write, host, size))
+            queue->read = queue->write = &nothing;
+}
+
+void reset_gpu(int gpu)
+{
+    for (struct queue *queue = queues; queue < queues + MAX_QUEUES; queue++)
+        queue->stopped |= queue->gpu == gpu;
+    hardware_exception(gpu);
+}
+
 void wake_engine(void)
 {
     pthread_cond_signal(&work_is_expected);
@@ -241,8 +271,8 @@ int queue_create(struct kfd_ioctl_create_queue_args *request)
         .type = request->queue_type,
         .ring = request->ring_base_address,
         .size = request->ring_size,
-        .read = (void *)request->read_pointer_address,
-        .write = (void *)request->write_pointer_address,
+        .read = host_address(gpu, request->read_pointer_address),
+        .write = host_address(gpu, request->write_pointer_address),
     };
     request->queue_id = id;
     request->doorbell_offset = OFFSET_DOORBELLS | (uint64_t)gpu << OFFSET_GPU_SHIFT | id * 8;

@@ -144,7 +144,9 @@ static int metadata(int gpu, void *arguments)
         }
         return 0;
     }
-    if (fgetxattr(file, attributes[0], &request->data, sizeof request->data) < 0 &&
+    if (fault_is("blank"))
+        memset(&request->data, 0, sizeof request->data);
+    else if (fgetxattr(file, attributes[0], &request->data, sizeof request->data) < 0 &&
         fgetxattr(file, attributes[1], &request->data, sizeof request->data) < 0)
         memset(&request->data, 0, sizeof request->data); /* none was set */
     return 0;
@@ -217,14 +219,14 @@ static int put_device(const struct amdgpu_info *request)
 static int put_memory(int gpu, const struct amdgpu_info *request)
 {
     uint64_t total = vram_total(gpu);
-    struct heap_info vram = {total, total, total - vram_free(gpu), total}, gtt = {total, total, 0, total};
+    struct heap_info vram = {total, total, total - vram_free_as_told(gpu), total}, gtt = {total, total, 0, total};
     return put(request, &(struct memory_info){vram, vram, gtt}, sizeof(struct memory_info));
 }
 
 static int info(int gpu, void *arguments)
 {
     const struct amdgpu_info *request = arguments;
-    uint64_t total = vram_total(gpu), used = total - vram_free(gpu), now = nanoseconds() / 10;
+    uint64_t total = vram_total(gpu), used = total - vram_free_as_told(gpu), now = nanoseconds() / 10;
     switch (request->query) {
     case INFO_ACCELERATION_WORKS:
         return put(request, &(uint32_t){1}, sizeof(uint32_t));
@@ -268,8 +270,11 @@ static const struct {
 
 int render_ioctl(int gpu, unsigned number, void *arguments)
 {
-    if (calls[number].play)
-        return calls[number].play(gpu, arguments);
+    int answer;
+    if (calls[number].play) {
+        fault_look(calls[number].name);
+        return fault_answers(&answer) ? answer : calls[number].play(gpu, arguments);
+    }
     complain("render node's ioctl 0x%02x is not played", number);
     return -ENOTTY;
 }

@@ -66,7 +66,8 @@ static enum played poll_memory(int gpu, const uint32_t *words)
 static enum played write_fence(int gpu, const uint32_t *words)
 {
     uint32_t *fence = reach(gpu, wide(words + 1), sizeof *fence);
-    if (fence)
+    fault_look("signal");
+    if (fence && !fault_is("ignore"))
         __atomic_store_n(fence, words[3], __ATOMIC_SEQ_CST);
     return done_if(fence);
 }
@@ -74,7 +75,8 @@ static enum played write_fence(int gpu, const uint32_t *words)
 static enum played add_atomically(int gpu, const uint32_t *words)
 {
     uint64_t *target = reach(gpu, wide(words + 1), sizeof *target);
-    if (target)
+    fault_look("signal");
+    if (target && !fault_is("ignore"))
         __atomic_add_fetch(target, wide(words + 3), __ATOMIC_SEQ_CST);
     return done_if(target);
 }
@@ -104,7 +106,7 @@ static enum played play(int gpu, const uint32_t *words, uint32_t *length)
         return write_fence(gpu, words);
     case TRAP:
         *length = 2;
-        event_set(words[1] & 0xfffffff);
+        interrupt(words[1] & 0xfffffff);
         return DONE;
     case POLL:
         *length = 6;

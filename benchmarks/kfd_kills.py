@@ -1,0 +1,145 @@
+"""SIGKILL one process of a check on AMD's own runtime, at random moments: is anything left, is VRAM back?
+
+    python -m benchmarks.kfd_kills rocm-5 [rocm-6 …] [--kills 100] [--seed N]     # as root
+
+Each runtime has one emulated node for all its runs (`tests.kfd.emulated`). After each run there must be
+none of the run's processes, nothing new in the node's /dev/shm and in its directory for temporary files,
+and as much free memory on each GPU as before, within 5 s. Prints a table in Markdown; exits with 1 if
+anything was left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from benchmarks.kills import FOUND_NOTHING_BAD, THE_TOOL, those
+from benchmarks.reliability import VANISH_S, await_nothing, left_running
+from tests.kfd import emulated
+from tests.kfd.emulated import REPOSITORY, EmulatedNode
+
+CHECKS = ("ipc-release", "ipc-reopen", "ipc-concurrent")
+MARK = "GPUIPC_KILLS"
+VICTIMS = (THE_TOOL, "exporter", "importer", "a stem", "a keeper")
+END_S = 300.0
+
+LOOK = 'stat -f -c "%a of %b blocks free" "$KFD_EMULATOR"/vram*; ls -A /dev/shm "$TMPDIR"'
+
+
+def role_of(pid: int) -> str:
+    """The role of a worker, by the file that it prints into; "" for another process."""
+    with contextlib.suppress(OSError):
+        target = Path(f"/proc/{pid}/fd/2").readlink()
+        return target.stem if target.suffix == ".log" else ""
+    return ""
+
+
+def victims(tool: int, kind: str) -> list[int]:
+    if kind in ("exporter", "importer"):
+        return [pid for pid in those(tool, "a worker") if role_of(pid) == kind]
+    return those(tool, kind)
+
+
+def kill_one(process: subprocess.Popen[bytes], kind: str, at: float) -> bool:
+    """Whether there was one to kill at that time or later."""
+    time.sleep(max(0.0, at - time.monotonic()))
+    while process.poll() is None:
+        for pid in random.sample(found := victims(process.pid, kind), len(found)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                return True
+        time.sleep(0.02)
+    return False
+
+
+class Ground:
+    """One emulated node, on which run after run is killed."""
+
+    def __init__(self, node: EmulatedNode) -> None:
+        self._node = node
+        temporary = Path(node.env["KFD_EMULATOR"], "temporary")
+        temporary.mkdir()
+        self._env = {**os.environ, **node.env, "TMPDIR": str(temporary)}
+        self._clean = self._look()
+
+    def _look(self) -> str:
+        command = [*self._node.enter, "sh", "-c", LOOK]
+        return subprocess.run(command, env=self._env, capture_output=True, text=True, check=True).stdout
+
+    def _left(self) -> list[str]:
+        now = self._look()
+        return [] if now == self._clean else [f"was {self._clean!r}, is {now!r}"]
+
+    def run(self, kind: str, after_s: float) -> tuple[bool, float, list[str]]:
+        """Whether one was killed; seconds that the run took; what was wrong afterwards."""
+        tag = f"{os.getpid()}-{random.getrandbits(30)}"
+        command = [sys.executable, "-m", "gpuipc_doctor", "check", *CHECKS, "--backend", "hip"]
+        began = time.monotonic()
+        process = subprocess.Popen(
+            [*self._node.enter, *command, "--no-workarounds"],
+            env={**self._env, MARK: tag},
+            cwd=REPOSITORY,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        killed = bool(kind) and kill_one(process, kind, began + after_s)
+        wrong = []
+        try:
+            said, complained = process.communicate(timeout=END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            said, complained = process.communicate()
+            wrong.append("did not end")
+        took_s = time.monotonic() - began
+        if b"Traceback" in complained:
+            wrong.append(complained[-600:].decode(errors="replace"))
+        if not killed and process.returncode not in FOUND_NOTHING_BAD:
+            wrong.append(f"exit code {process.returncode}: {said[-2000:].decode(errors='replace')}")
+        wrong += await_nothing(lambda: left_running(tag, MARK), VANISH_S)
+        wrong += await_nothing(self._left, VANISH_S)
+        if wrong:
+            self._clean = self._look()  # each run answers for what it leaves itself
+        return killed, took_s, wrong
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("runtime", nargs="+", choices=[runtime.name for runtime in emulated.runtimes()])
+    parser.add_argument("--kills", type=int, default=100, help="of each runtime")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    random.seed(options.seed)
+    missed = 0
+    print("| runtime | killed | kills | something left |\n|---|---|---|---|")
+    for runtime in (each for each in emulated.runtimes() if each.name in options.runtime):
+        kills, bad = Counter[str](), Counter[str]()
+        with emulated.node(runtime, gpus=1) as node:
+            ground = Ground(node)
+            _, whole_s, wrong = ground.run("", 0.0)
+            for text in wrong:
+                print(f"{runtime.name}, nothing killed: {text}", file=sys.stderr, flush=True)
+            missed += len(wrong)
+            while kills.total() < options.kills:
+                kind = VICTIMS[kills.total() % len(VICTIMS)]
+                killed, _, wrong = ground.run(kind, random.uniform(0.0, whole_s))
+                for text in wrong:
+                    print(f"{runtime.name}, {kind}: {text}", file=sys.stderr, flush=True)
+                kills[kind] += killed
+                bad[kind] += bool(wrong)
+        missed += bad.total()
+        for kind in VICTIMS:
+            print(f"| {runtime.name} | {kind} | {kills[kind]} | {bad[kind]} |", flush=True)
+    sys.exit(bool(missed))
+
+
+if __name__ == "__main__":
+    main()
