@@ -29,6 +29,8 @@ MANY = 1000
 The names of libfabric's functions are in stacks, and in every line of its debug log.
 """
 
+ENOUGH = 100
+"""Lines with a function of a stack, none of which is a frame, after which it rests."""
 MOST_LOGS = 1 << 14
 """Logs that are compared with each other."""
 
@@ -215,18 +217,19 @@ class LogExamination:
         frames: list[tuple[int, bytes | str, tuple[int, ...]]] = []
         for hit in hits:
             numbers = tuple(number for number, _ in hit.matches)
-            if of_stack := tuple(filter(self._index.is_of_stack, numbers)):
-                frames.append((hit.number, hit.text, of_stack))
-                frames += [(n, text, of_stack) for n, text in zip(hit.numbers, hit.again, strict=True)]
-                if of_stack == numbers:
-                    continue
+            of_stack = tuple(filter(self._index.is_of_stack, numbers))
+            if awake := tuple(n for n in of_stack if self._framed[n] or self._seen[n] < ENOUGH):
+                frames.append((hit.number, hit.text, awake))
+                frames += [(n, text, awake) for n, text in zip(hit.numbers, hit.again, strict=True)]
+            if of_stack == numbers:
+                continue
             seen = self._examination.sighting(self._summary.name, hit)
             self._summary.saw(seen.hosts, seen.ranks)
             parts = [number for number in numbers if number not in of_stack and self._is_news(number)]
             told = [number for number in numbers if self._index.is_error_line(number)]
             self._examination.count(seen, parts, told[0] if told else None)
             if told:
-                self._summary.add(seen.kind, seen.first.excerpt)
+                self._summary.add(seen.kind, seen.first)
                 if self._examination.is_flood(told[0]):
                     self._scanner.rest(told[0])
             for number, match in hit.matches:
@@ -244,7 +247,7 @@ class LogExamination:
                 self._look_at(stack)
             for number in numbers:
                 self._seen[number] += 1
-                if self._seen[number] == MANY and not self._framed[number]:
+                if self._seen[number] == ENOUGH and not self._framed[number]:
                     self._scanner.rest(number)  # in the lines of a debug log, not in stacks
         for stack in self._stacks.end() if ended else ():
             self._look_at(stack)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gpuipc_doctor.diagnose.diagnosis import Difference, RankFiles
+from gpuipc_doctor.diagnose.occurrences import Place
 
 FEWEST = 3
 """Logs whose names differ in figures only that are taken for those of a job's ranks."""
@@ -32,12 +33,12 @@ class LogSummary:
 
     name: str
     issues: set[int] = field(default_factory=set)
-    kinds: dict[bytes, str] = field(default_factory=dict)
+    kinds: dict[bytes, Place] = field(default_factory=dict)
     """Kinds of lines that tell of errors, each with its first line."""
     hosts: set[str] = field(default_factory=set)
     ranks: set[str] = field(default_factory=set)
 
-    def add(self, kind: bytes, line: str) -> None:
+    def add(self, kind: bytes, line: Place) -> None:
         if len(self.kinds) < MOST_KINDS:
             self.kinds.setdefault(kind, line)
 
@@ -72,7 +73,7 @@ State = tuple[frozenset[str], frozenset[bytes]]
 
 def _of_family(logs: list[LogSummary], ids: Mapping[int, str], unknown: frozenset[bytes]) -> RankFiles | None:
     groups: defaultdict[State, list[LogSummary]] = defaultdict(list)
-    lines: dict[bytes, str] = {}
+    lines: dict[bytes, Place] = {}
     for one in logs:
         named = frozenset(ids[number] for number in one.issues if number in ids)
         groups[named, unknown.intersection(one.kinds)].append(one)
@@ -88,10 +89,10 @@ def _of_family(logs: list[LogSummary], ids: Mapping[int, str], unknown: frozense
     return RankFiles(len(alike), tuple(sorted(usual[0])), differences)
 
 
-def _beside(state: State, usual: State, lines: Mapping[bytes, str]) -> str:
+def _beside(state: State, usual: State, lines: Mapping[bytes, Place]) -> str:
     parts = []
     for word, own, others in (("has", state, usual), ("lacks", usual, state)):
-        kinds = sorted(lines[kind].strip() for kind in own[1] - others[1])
+        kinds = sorted(lines[kind].excerpt.strip() for kind in own[1] - others[1])
         more = len(kinds) - _QUOTED
         some = [*sorted(own[0] - others[0]), *(f"“{line}”" for line in kinds[:_QUOTED])]
         if some:
