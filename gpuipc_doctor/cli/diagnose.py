@@ -28,7 +28,8 @@ _EPILOG = "\b\nExit codes:\n" + "\n".join(
 @click.option(
     "--follow", "-f", is_flag=True, help="Go on reading what is added, until Ctrl-C, as tail -F does."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@formats.options(("screen", "markdown", "html"), "For a terminal, a ticket or a browser.", json="Print JSON.")
+@click.option("--verbose", "-v", is_flag=True, help="Show every kind of line, and all hosts and ranks.")
 @click.option(
     "--inventory",
     type=options.FilePath(),
@@ -40,7 +41,8 @@ _EPILOG = "\b\nExit codes:\n" + "\n".join(
 def command(
     files: tuple[str, ...],
     follow: bool,
-    as_json: bool,
+    form: str,
+    verbose: bool,
     inventory: Path | None,
     strict: bool,
     config_file: Path | None,
@@ -53,6 +55,7 @@ def command(
     whose names differ in figures only. Of a directory, reads the logs below it, newest first. Without
     FILE, and for -, reads standard input.
     """
+    formats.require(form)
     if not files and sys.stdin.isatty():
         raise click.UsageError("name a log, or pipe one in")
     dirs = options.site_config(config_file).known_issues_dirs
@@ -64,16 +67,21 @@ def command(
     page = formats.page()
 
     def news(one: Recognised) -> None:
-        if follow and not as_json:
+        if follow and form == "screen":
             click.echo(terminal.screen([diagnosis_content.entry(one)], **page))
 
     diagnosis = diagnose(files or (STDIN,), examination, known=known, follow=follow, say=say, news=news)
     exit_code = code(diagnosis, strict=strict)
-    if as_json:
+    limits = diagnosis_content.VERBOSE if verbose else diagnosis_content.BRIEF
+    if form == "json":
         from gpuipc_doctor.diagnose import diagnosis_json
 
-        edition = knownissues.edition(dirs)
-        click.echo(diagnosis_json.dumps(diagnosis, exit_code=exit_code, edition=edition), nl=False)
+        text = diagnosis_json.dumps(diagnosis, exit_code=exit_code, edition=knownissues.edition(dirs))
+    elif form == "html":
+        text = diagnosis_content.html(diagnosis, exit_code=exit_code)
+    elif form == "markdown":
+        text = diagnosis_content.ticket(diagnosis, exit_code=exit_code, limits=limits)
     else:
-        click.echo(diagnosis_content.screen(diagnosis, exit_code=exit_code, **page), nl=False)
+        text = diagnosis_content.screen(diagnosis, exit_code=exit_code, limits=limits, **page)
+    click.echo(text, nl=False)
     raise SystemExit(exit_code)

@@ -43,9 +43,14 @@ def page() -> dict[str, Any]:
 
 def text(value: Any, form: str, *modules: ModuleType) -> str:
     """The value in a format, made by the first of these modules that knows it."""
-    if form == "html" and find_spec("jinja2") is None:
-        raise click.UsageError("--format html needs jinja2: pip install 'gpuipc-doctor[html]'")
+    require(form)
     name = _FUNCTIONS.get(form, form)
     make = next(getattr(module, name) for module in modules if hasattr(module, name))
     made: str = make(value, **(page() if name == "screen" else {}))
     return made
+
+
+def require(form: str) -> None:
+    """Refuse a format whose library is not installed."""
+    if form == "html" and find_spec("jinja2") is None:
+        raise click.UsageError("--format html needs jinja2: pip install 'gpuipc-doctor[html]'")

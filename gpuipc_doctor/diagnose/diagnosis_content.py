@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from gpuipc_doctor.diagnose.diagnosis import Diagnosis, RankFiles, Recognised
 from gpuipc_doctor.diagnose.occurrences import MOST, Occurrences
 from gpuipc_doctor.knownissues import Confidence
 from gpuipc_doctor.model import Relation
-from gpuipc_doctor.present import terminal
+from gpuipc_doctor.present import markdown, terminal
 from gpuipc_doctor.present.blocks import Block, Closing, Entry, Group, Item, Lines, Parts, do, table
+from gpuipc_doctor.present.html import page
 from gpuipc_doctor.present.text import counted, sanitise, shorten
 
-# How much of each is shown; --json has the rest.
-SIGNATURES = 4
-UNKNOWN = 10
-NAMES = 6
-LINE_COLUMNS = 240
 DO_COLUMNS = 60
+"""Of a remedy in the table of issues."""
+
+
+class Limits(NamedTuple):
+    """How much of each is shown; JSON has the rest."""
+
+    signatures: int
+    unknown: int
+    names: int
+    columns: int
+
+
+BRIEF = Limits(signatures=4, unknown=10, names=6, columns=240)
+VERBOSE = Limits(signatures=100, unknown=1000, names=MOST, columns=4096)
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
@@ -37,25 +48,42 @@ _RELATION = {
 }
 
 
-def screen(diagnosis: Diagnosis, *, width: int, color: bool = False, exit_code: int) -> str:
+def screen(
+    diagnosis: Diagnosis, *, width: int, color: bool = False, exit_code: int, limits: Limits = BRIEF
+) -> str:
     """The whole page, in lines of at most ``width`` columns."""
-    return terminal.screen(_blocks(diagnosis, exit_code), width=width, color=color)
+    closing = Closing(_totals(diagnosis), f"exit {exit_code}")
+    return terminal.screen([*_blocks(diagnosis, limits), closing], width=width, color=color)
 
 
-def _blocks(diagnosis: Diagnosis, exit_code: int) -> Iterator[Block]:
-    yield Group(tuple(_head(diagnosis)))
+def ticket(diagnosis: Diagnosis, *, exit_code: int, limits: Limits = BRIEF) -> str:
+    """The same as Markdown, ending in a newline."""
+    return markdown.render(_title(diagnosis, exit_code), _blocks(diagnosis, limits))
+
+
+def html(diagnosis: Diagnosis, *, exit_code: int) -> str:
+    """The same as a page, ending in a newline, with all that `VERBOSE` shows."""
+    title = _title(diagnosis, exit_code)
+    return page("diagnosis.html", title=title, simulated="", blocks=list(_blocks(diagnosis, VERBOSE)))
+
+
+def _title(diagnosis: Diagnosis, exit_code: int) -> str:
+    return f"{', '.join(_totals(diagnosis))} (exit {exit_code})"
+
+
+def _blocks(diagnosis: Diagnosis, limits: Limits) -> Iterator[Block]:
+    yield from _head(diagnosis, limits)
     if len(diagnosis.recognised) > 1:
         yield from table(("class", "issue", "do first"), map(_row, diagnosis.recognised))
-    yield from map(entry, diagnosis.recognised)
+    yield from (entry(one, limits) for one in diagnosis.recognised)
     if diagnosis.flights:
-        items = tuple(Item(f"{_names('rank', one.ranks)}: {one.says}") for one in diagnosis.flights)
+        items = tuple(Item(f"{_names('rank', one.ranks, limits)}: {one.says}") for one in diagnosis.flights)
         yield Entry("RANKS", "in PyTorch's Flight Recorder", items, "WARN", columns=7)
-    yield from map(_rank_files, diagnosis.rank_files)
+    yield from (_rank_files(one, limits) for one in diagnosis.rank_files)
     if diagnosis.unknown:
-        yield _unknown(diagnosis)
+        yield _unknown(diagnosis, limits)
     if any(one.relation is Relation.UNKNOWN for one in diagnosis.recognised):
         yield Lines((_TELL,), hang=0)
-    yield Closing(_totals(diagnosis), f"exit {exit_code}")
 
 
 def _row(one: Recognised) -> tuple[str, ...]:
@@ -64,15 +92,15 @@ def _row(one: Recognised) -> tuple[str, ...]:
     return f"{maybe}{one.issue.kind}", one.issue.id, shorten(one.remedy.partition("; or ")[0], DO_COLUMNS)
 
 
-def entry(one: Recognised) -> Entry:
+def entry(one: Recognised, limits: Limits = BRIEF) -> Entry:
     """One known issue: where it is, why it is thought to be this one, what to check and what to do."""
     issue = one.issue
     word, look = ("MAYBE", "WARN") if one.confidence is Confidence.LOW else ("FOUND", "FAIL")
     number = "at least " * one.lines.at_least + counted(one.lines.count, "line")
-    items = [Item(issue.title, hang=0), Item(f"{number}: {_where(one.lines)}")]
-    items += [_quoted(seen) for seen in one.signatures[:SIGNATURES]]
-    if len(one.signatures) > SIGNATURES:
-        items.append(Item(f"… and {len(one.signatures) - SIGNATURES} more with --json", hang=0))
+    items = [Item(issue.title, hang=0), Item(f"{number}: {_where(one.lines, limits)}")]
+    items += [_quoted(seen, limits) for seen in one.signatures[: limits.signatures]]
+    if (more := len(one.signatures) - limits.signatures) > 0:
+        items.append(Item(f"… and {more} more with -v", hang=0))
     checks = f"gpuipc-doctor check {' '.join(issue.checks)}" if issue.checks else ""
     items += [Item(_why(one), "Why: ")]
     items += [Item(f"{other.id}; to decide: {other.decide}", "Or: ") for other in one.lookalikes]
@@ -89,36 +117,42 @@ def _why(one: Recognised) -> str:
     return f"{_WORTH[one.signature]}{', and' if one.relation is Relation.CONFIRMED else ';'} {one.reason}."
 
 
-def _head(diagnosis: Diagnosis) -> Iterator[Block]:
+def _head(diagnosis: Diagnosis, limits: Limits) -> Iterator[Block]:
     read = [log for log in diagnosis.logs if log.bytes]
-    names = [log.name for log in read[:NAMES]] + [f"{len(read) - NAMES} more"] * (len(read) > NAMES)
+    names = [log.name for log in read[: limits.names]]
+    names += [f"{len(read) - limits.names} more"] * (len(read) > limits.names)
     total = counted(sum(log.lines for log in read), "line")
-    yield Parts((", ".join(names) or "nothing", total, _size(sum(log.bytes for log in read))))
+    head: list[Block] = [
+        Parts((", ".join(names) or "nothing", total, _size(sum(log.bytes for log in read)))),
+    ]
     if diagnosis.facts:
         told = (f"{fact.name.removeprefix('env:')} {fact.value}" for fact in diagnosis.facts if fact.value)
-        yield Lines((f"known of the node: {', '.join(told)}",))
+        head.append(Lines((f"known of the node: {', '.join(told)}",)))
+    yield Group(tuple(head))
 
 
-def _rank_files(one: RankFiles) -> Entry:
+def _rank_files(one: RankFiles, limits: Limits) -> Entry:
     """``the same on 510 ranks; rank 17 (nid000004) differs``."""
     alike = f"the same on {counted(one.alike, 'rank')}"
     some = [
-        f"{_names('', seen.ranks).strip()} differ{'s' * (len(seen.ranks) == 1)}" for seen in one.differences
+        f"{_names('', seen.ranks, limits).strip()} differ{'s' * (len(seen.ranks) == 1)}"
+        for seen in one.differences
     ]
     items = [Item(", ".join(one.issues), "Same: ")]
     items += [
         Item(f"{said}: {seen.says}; see {seen.log}") for said, seen in zip(some, one.differences, strict=True)
     ]
-    return Entry("RANKS", "; ".join([alike, *some[:NAMES]]), tuple(items[: UNKNOWN + 1]), "-", columns=7)
+    title = "; ".join([alike, *some[: limits.names]])
+    return Entry("RANKS", title, tuple(items[: limits.unknown + 1]), "-", columns=7)
 
 
-def _unknown(diagnosis: Diagnosis) -> Entry:
+def _unknown(diagnosis: Diagnosis, limits: Limits) -> Entry:
     kinds = len(diagnosis.unknown)
     items = []
-    for seen in diagnosis.unknown[:UNKNOWN]:
-        items += [_quoted(seen, depth=1), Item(_where(seen), hang=0, depth=3)]
-    if kinds > UNKNOWN:
-        items.append(Item(f"… and {kinds - UNKNOWN} more kinds with --json", hang=0, depth=1))
+    for seen in diagnosis.unknown[: limits.unknown]:
+        items += [_quoted(seen, limits, depth=1), Item(_where(seen, limits), hang=0, depth=3)]
+    if (more := kinds - limits.unknown) > 0:
+        items.append(Item(f"… and {more} more kinds with -v", hang=0, depth=1))
     if diagnosis.unknown_beyond:
         items.append(
             Item(f"… and at least {diagnosis.unknown_beyond} lines of still other kinds", hang=0, depth=1)
@@ -137,17 +171,17 @@ def _totals(diagnosis: Diagnosis) -> list[str]:
     return parts + ["interrupted"] * diagnosis.interrupted
 
 
-def _quoted(seen: Occurrences, depth: int = 0) -> Item:
-    line = shorten(sanitise(seen.first.excerpt), LINE_COLUMNS)
+def _quoted(seen: Occurrences, limits: Limits, depth: int = 0) -> Item:
+    line = shorten(sanitise(seen.first.excerpt), limits.columns)
     return Item(f"{seen.count}{'+' * seen.at_least} × {line}", depth=depth)
 
 
-def _where(seen: Occurrences) -> str:
+def _where(seen: Occurrences, limits: Limits) -> str:
     """``job.out:95 to 171, 2023-12-07T21:47:30Z, host nid001097, ranks 0, 1``."""
     first, last = seen.first, seen.last
     end = str(last.line) if last.log == first.log and last.line != first.line else last.where
     parts = [_span(first.where, end), _span(first.time, last.time)]
-    parts += [_names("host", seen.hosts), _names("rank", seen.ranks)]
+    parts += [_names("host", seen.hosts, limits), _names("rank", seen.ranks, limits)]
     return ", ".join(filter(None, parts))
 
 
@@ -155,11 +189,12 @@ def _span(first: str, last: str) -> str:
     return f"{first} to {last}" if first and last and first != last else first or last
 
 
-def _names(word: str, names: Sequence[str]) -> str:
+def _names(word: str, names: Sequence[str], limits: Limits) -> str:
     if not names:
         return ""
-    more = f" and {len(names) - NAMES}{'+' * (len(names) == MOST)} more" if len(names) > NAMES else ""
-    return f"{word}{'s' * (len(names) > 1 and bool(word))} {', '.join(names[:NAMES])}{more}"
+    more = len(names) - limits.names
+    rest = f" and {more}{'+' * (len(names) == MOST)} more" if more > 0 else ""
+    return f"{word}{'s' * (len(names) > 1 and bool(word))} {', '.join(names[: limits.names])}{rest}"
 
 
 def _size(number: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from gpuipc_doctor.present.blocks import Block, Entry, Item, Lines, Table
+from gpuipc_doctor.present.blocks import Block, Entry, Group, Item, Lines, Parts, Table
 from gpuipc_doctor.present.text import sanitise
 
 _MARKUP = re.compile(r"([\\`*_\[\]<>|#~&])")
@@ -33,6 +33,11 @@ def _draw(block: Block) -> Iterator[str]:
                     yield f"{lead}{_escaped(item.text)}"
         case Lines(lines):
             yield from (f"- {_escaped(line)}" for line in lines)
+        case Parts(parts):
+            yield f"- {_escaped(' · '.join(parts))}"
+        case Group(blocks):
+            for one in blocks:
+                yield from _draw(one)
 
 
 def _row(cells: Sequence[str]) -> str:

@@ -241,3 +241,39 @@ def test_a_contradiction_stands_in_the_place_of_what_the_lines_are_worth() -> No
     page = terminal.screen([diagnosis_content.entry(fine)], width=100)
     assert "Why: the lines look like it, but the driver is a good one." in page
     assert "nothing else" not in page
+
+
+@pytest.mark.parametrize("form", ["markdown", "html"])
+def test_page_and_ticket_have_the_content_of_the_screen(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    diagnosis = diagnosed(*SEEDS, monkeypatch=monkeypatch)
+    make = {"markdown": diagnosis_content.ticket, "html": diagnosis_content.html}[form]
+    text = make(diagnosis, exit_code=Exit.FAIL)
+    golden.check(f"diagnose/seeds.{form}", text)
+    for one in diagnosis.recognised:
+        assert text.count(one.issue.id) >= 3
+
+
+@pytest.mark.parametrize("form", ["markdown", "html"])
+def test_no_line_of_a_log_becomes_markup(form: str, tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    log.write_text("FATAL <script>alert(1)</script> | `x` [a](http://b) \x1b]0;title\a\n", encoding="utf-8")
+    diagnosis = diagnose([str(log)], Examination(ISSUES))
+    make = {"markdown": diagnosis_content.ticket, "html": diagnosis_content.html}[form]
+    text = make(diagnosis, exit_code=Exit.OK)
+    assert "<script>alert" not in text
+    assert "FATAL" in text
+    assert form == "html" or "\\[a\\]" in text
+    assert "\x1b" not in text
+
+
+def test_verbose_shows_every_kind_of_line(tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    words = [f"{first}{second}" for first in "ghijklmnop" for second in "qrstuvwxyz"]
+    log.write_text("".join(f"FATAL {word}\n" for word in words), encoding="utf-8")
+    diagnosis = diagnose([str(log)], Examination(ISSUES))
+    brief, full = (
+        diagnosis_content.screen(diagnosis, width=80, exit_code=0, limits=limits)
+        for limits in (diagnosis_content.BRIEF, diagnosis_content.VERBOSE)
+    )
+    assert "… and 90 more kinds with -v" in brief
+    assert all(f"1 × FATAL {word}\n" in full for word in words)
