@@ -39,6 +39,7 @@ PAGES = {
     "benchmarks/drill.md": "generated/drill.md",
     "benchmarks/histories.md": "generated/histories.md",
     "benchmarks/fleet_answers.md": "generated/fleet-answers.md",
+    "benchmarks/fleet_rpcs.md": "generated/fleet-rpcs.md",
     "benchmarks/growth_smcuda.md": "generated/growth-smcuda.md",
     "benchmarks/diagnose_speed.md": "generated/diagnose-speed.md",
     "benchmarks/unseen_logs.md": "generated/unseen-logs.md",

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from gpuipc_doctor.fleet.ask import LaunchOptions
     from gpuipc_doctor.fleet.summary import NodeReport
 
+BLOCK = 128
+"""Nodes of a job. Azure's distributed health check loses all results above some 300 nodes and advises 110."""
+
+ENDING_S = 10.0
+"""Left to a job for its end, by a partition's time limit."""
+
 
 @click.command(context_settings={"ignore_unknown_options": True})
 @fleet_reach.options_of
@@ -42,6 +48,12 @@ if TYPE_CHECKING:
 @click.option(
     "--full", is_flag=True, help="Have the full report of healthy nodes, too, not their summary only."
 )
+@click.option(
+    "--block",
+    type=click.IntRange(1, 4096),
+    metavar="N",
+    help="Nodes of one job and its step, at most.  [default: 128, or what the partition admits]",
+)
 @click.option("--resume", is_flag=True, help="Ask only those of whom DIR has no report.")
 @click.argument("check_options", nargs=-1, type=click.UNPROCESSED, metavar="[-- CHECK OPTIONS]...")
 @click.pass_context
@@ -54,6 +66,7 @@ def command(
     ship_to: str,
     python: str,
     full: bool,
+    block: int | None,
     resume: bool,
     check_options: tuple[str, ...],
     **reaching: Any,
@@ -64,14 +77,17 @@ def command(
     partition, a reservation, the idle ones, or of the allocation around this command.
     """
     from gpuipc_doctor.fleet import directory
-    from gpuipc_doctor.fleet.ask import Shipped
+    from gpuipc_doctor.fleet.ask import Shipped, Via
     from gpuipc_doctor.fleet.summary import State
     from gpuipc_doctor.fleet.tree import BadTopology
 
     reach = fleet_reach.Reach(**reaching)
     shipped = Shipped(ship, ship_to, python) if ship else None
     way = reach.way(*(check_options or ("--all",)), "--summary", *["--json"] * full, shipped=shipped)
+    if shipped and way.via is Via.FLUX:
+        raise click.UsageError("--ship does not go by Flux; name the tool on the nodes with --tool")
     wanted = reach.wanted()
+    way = _within_limits(way, reach.partition, block)
     try:
         with directory.ours(into):
             known, _ = directory.read(into)
@@ -157,12 +173,46 @@ class _Progress:
         click.echo(f"\r{line[:100]:<100}", nl=self._done == self._total, err=True)
 
 
+def _within_limits(way: LaunchOptions, partition: str | None, block: int | None) -> LaunchOptions:
+    """The same with jobs that the partition admits; a shorter deadline is reported."""
+    from dataclasses import replace
+
+    from gpuipc_doctor.fleet import slurm
+    from gpuipc_doctor.fleet.ask import Via
+
+    way = replace(way, block=block or BLOCK)
+    if way.via is not Via.SLURM or way.job:
+        return way
+    limits = slurm.limits(partition)
+    way = replace(way, block=int(min(way.block, limits.nodes)), job_limit_s=limits.seconds)
+    if way.deadline_s > limits.seconds - ENDING_S:
+        shorter = max(limits.seconds - ENDING_S, limits.seconds / 2)
+        say(
+            f"partition {limits.partition} ends jobs after {limits.seconds:g} s: "
+            f"asking with --deadline {shorter:g}"
+        )
+        way = replace(way, deadline_s=shorter)
+    return way
+
+
 def _ask(nodes: Sequence[str], way: LaunchOptions, progress: _Progress) -> None:
-    from gpuipc_doctor.fleet import ask, tree
+    from gpuipc_doctor.fleet import ask, blocks, slurm, tree
+    from gpuipc_doctor.fleet.slurm import Readiness
+    from gpuipc_doctor.fleet.summary import State, silent
 
     if not nodes:
         return
     if way.via is ask.Via.SSH and not way.shipped and tree.is_laid_out():
         tree.ask(nodes, way, progress)
-    else:
+    elif way.via is ask.Via.SSH or (way.shipped and way.job):
         ask.ask([ask.Target.of_node(node) for node in nodes], way, progress)
+    elif way.via is ask.Via.FLUX or way.job:
+        blocks.ask(nodes, way, progress)
+    else:
+        states = slurm.states()
+        by_readiness: dict[Readiness, list[str]] = {each: [] for each in Readiness}
+        for node in nodes:
+            by_readiness[states[node].readiness if node in states else Readiness.BUSY].append(node)
+        for node in by_readiness[Readiness.GONE]:
+            progress.finished(silent(node, State.NOT_LAUNCHED, states[node].words), b"")
+        blocks.ask(by_readiness[Readiness.READY], way, progress, apart=by_readiness[Readiness.BUSY])

@@ -51,7 +51,9 @@ def command(
 
     reach = fleet_reach.Reach(**reaching)
     way = reach.way(*check_options, adds=arguments("its-partner"))
-    if way.via is Via.SLURM and not way.in_allocation:
+    if way.via is Via.FLUX:
+        raise click.UsageError("ranks on two nodes are not started by Flux here; try --via ssh")
+    if way.via is Via.SLURM and not way.job:
         raise click.UsageError("ranks on two nodes need an allocation that has both: salloc first")
     wanted = reach.wanted()
     if len(wanted) < 2:

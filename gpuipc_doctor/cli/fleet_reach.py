@@ -37,16 +37,27 @@ def options_of(command: options.Command) -> options.Command:
             "--patience", "For a node that is busy, drained or down.", default=30.0, show_default=True
         ),
         options.seconds("--deadline", "For each node.", default=600.0, show_default=True),
+        click.option(
+            "--rate",
+            type=click.FloatRange(0.01),
+            default=10.0,
+            show_default=True,
+            help="Jobs and steps that Slurm or Flux is asked for in a second.",
+        ),
         options.seconds("--budget", "For all nodes together.  [default: as long as they take]"),
         click.option(
-            "--fanout", type=click.IntRange(1, 4096), default=64, show_default=True, help="Nodes at a time."
+            "--fanout",
+            type=click.IntRange(1, 4096),
+            default=64,
+            show_default=True,
+            help="Commands (ssh, srun) at a time.",
         ),
         click.option(
             "--via",
-            type=click.Choice(["auto", "slurm", "ssh"]),
+            type=click.Choice(["auto", "slurm", "flux", "ssh"]),
             default="auto",
             show_default=True,
-            help="auto: slurm where there is srun.",
+            help="auto: flux within an instance of it, slurm where there is srun.",
         ),
         click.option("--all-idle", is_flag=True, help="The nodes that Slurm says are idle."),
         click.option("--reservation", metavar="NAME", help="The nodes of this reservation."),
@@ -69,6 +80,7 @@ class Reach:
     all_idle: bool
     via: str
     fanout: int
+    rate: float
     deadline: float
     budget: float | None
     patience: float
@@ -91,24 +103,33 @@ class Reach:
                 raise click.UsageError("--dry-run leaves no report; try it with `check` on one node")
             site = options.site_config(read.params["config_file"])
             _look_up(check.request_of(read, site), site)
-        via, in_allocation = ask.Via(via_of(self.via)), "SLURM_JOB_ID" in os.environ
+        via = self._via
+        job = os.environ.get("SLURM_JOB_ID", "") if via is via.SLURM else ""
         return ask.LaunchOptions(
             via=via,
             command=(*([] if shipped else tool_of(self.tool)), "check", *command),
             fanout=self.fanout,
+            rate=math.inf if via is via.SSH else self.rate,
             deadline_s=self.deadline,
             budget_s=self.budget or math.inf,
             patience_s=self.patience,
-            options=(*self._of_site(site, via, in_allocation=in_allocation), *self.launch_options),
-            in_allocation=in_allocation,
+            options=(*self._of_site(site, via, in_job=bool(job)), *self.launch_options),
+            job=job,
             shipped=shipped,
         )
 
-    def _of_site(self, site: SiteConfig, via: Via, *, in_allocation: bool) -> Iterator[str]:
+    @property
+    def _via(self) -> Via:
+        from gpuipc_doctor.fleet.ask import Via
+
+        in_flux = self.via == "auto" and "FLUX_URI" in os.environ and shutil.which("flux")
+        return Via.FLUX if in_flux else Via(via_of(self.via))
+
+    def _of_site(self, site: SiteConfig, via: Via, *, in_job: bool) -> Iterator[str]:
         """What ssh is to be told, or a job: what the site wants, and where its nodes are not everybody's."""
-        if via is via.SSH:
-            yield from site.fleet.get("ssh", ())
-        elif not in_allocation:
+        if via is not via.SLURM:
+            yield from site.fleet.get(via.value, ())
+        elif via is via.SLURM and not in_job:
             yield from site.fleet.get("srun", ())
             for name in ("partition", "reservation"):
                 if value := getattr(self, name):
@@ -116,10 +137,14 @@ class Reach:
 
     def wanted(self) -> list[str]:
         """The nodes. Raises `click.UsageError`."""
+        from gpuipc_doctor.fleet.ask import Via
         from gpuipc_doctor.fleet.nodeset import NAME
         from gpuipc_doctor.site import hosts
 
-        named = self.nodes or _slurms_nodes(self.partition, self.reservation, self.all_idle)
+        if self._via is Via.FLUX:
+            named = self.nodes or _fluxs_nodes(self.partition, self.reservation, self.all_idle)
+        else:
+            named = self.nodes or _slurms_nodes(self.partition, self.reservation, self.all_idle)
         try:
             found = hosts.expand(named)
         except hosts.BadNodes as error:
@@ -172,5 +197,25 @@ def _slurms_nodes(partition: str | None, reservation: str | None, all_idle: bool
     except slurm.Refused as error:
         raise click.UsageError(str(error)) from None
     if not found:
-        raise click.UsageError("Slurm has no nodes that are asked for so")
+        what = [("partition", partition), ("reservation", reservation)]
+        named = " and ".join(f"{kind} {name}" for kind, name in what if name)
+        idle = "idle nodes" if all_idle else "nodes"
+        raise click.UsageError(f"Slurm has no {idle}{f' in {named}' if named else ''}; see `sinfo`")
+    return found
+
+
+def _fluxs_nodes(queue: str | None, reservation: str | None, all_idle: bool) -> str:
+    """The set that Flux says: of a queue, by default of the instance. Raises `click.UsageError`."""
+    from gpuipc_doctor.fleet import flux, slurm
+
+    if reservation:
+        raise click.UsageError(
+            "Flux has no reservations; name a queue with --partition, or the nodes with -w"
+        )
+    try:
+        found = flux.nodes_of(queue=queue, all_idle=all_idle)
+    except slurm.Refused as error:
+        raise click.UsageError(str(error)) from None
+    if not found:
+        raise click.UsageError("Flux has no such nodes; see `flux resource list`")
     return found

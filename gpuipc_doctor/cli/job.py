@@ -168,7 +168,7 @@ def _way(
         command=(*fleet_reach.tool_of(tool), *command),
         deadline_s=deadline_s,
         options=tuple(options_),
-        in_allocation="SLURM_JOB_ID" in os.environ,
+        job=os.environ.get("SLURM_JOB_ID", ""),
     )
 
 

@@ -1,8 +1,8 @@
-"""Have every node answer, so many at a time, each within its own deadline; nobody waits for a dead one.
+"""Have every node answer by a command of its own, each within its deadline: one that hangs delays no other.
 
-A command is started here for each node: `ssh`, or `srun` with a step (inside an allocation) or a job
-(outside) of its own, for one step over many nodes is aborted on all of them where the slurmd of one is dead.
-A node prints its report, which comes back over that channel: no file system need be shared.
+A command is started here for each node: `ssh`, `flux run`, or `srun` with a step (inside an allocation) or a
+job (outside). `blocks` asks many nodes with one command. A node prints its report, which comes back over
+that channel: no file system need be shared.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
+from gpuipc_doctor.fleet import flux
 from gpuipc_doctor.fleet.summary import BadSummary, NodeReport, State, clocked, loads, named, of, silent
 from gpuipc_doctor.model import Exit
 from gpuipc_doctor.report import report_json
@@ -64,6 +65,7 @@ class Via(enum.Enum):
     """How a command gets to a node."""
 
     SLURM = "slurm"
+    FLUX = "flux"
     SSH = "ssh"
 
 
@@ -86,13 +88,21 @@ class LaunchOptions:
     command: tuple[str, ...]
     """What runs on the node and prints a JSON report, a summary, or the one before the other."""
     fanout: int = 64
+    """Commands at a time."""
+    rate: float = math.inf
+    """Jobs and steps started in a second."""
+    block: int = 1
+    """Nodes of one job and its step, at most."""
+    job_limit_s: float = math.inf
+    """The longest job that Slurm admits there."""
     deadline_s: float = 600.0
     budget_s: float = math.inf
     """For all nodes together: who has not been asked by then is not, and who is being asked is no longer."""
     patience_s: float = 30.0
     """How long a job waits for a node that is busy, drained or down, and ssh for one that does not answer."""
     options: tuple[str, ...] = ()
-    in_allocation: bool = False
+    job: str = ""
+    """Of Slurm, whose nodes are asked by steps in it; without one each command is a job."""
     shipped: Shipped | None = None
     """Then ``command`` is for the tool, and does not begin with it."""
 
@@ -102,7 +112,9 @@ class LaunchOptions:
         if self.via is Via.SSH:
             quiet = ["-oBatchMode=yes", f"-oConnectTimeout={math.ceil(self.patience_s)}"]
             return ["ssh", *quiet, *self.options, target.node, "--", self.line(target)]
-        where = ["--overlap"] if self.in_allocation else [f"--immediate={math.ceil(self.patience_s)}"]
+        if self.via is Via.FLUX:
+            return [*flux.run([target.node], self.deadline_s), *self.options, *command]
+        where = ["--overlap", f"--jobid={self.job}"] if self.job else [self.immediate]
         # In minutes: what nobody waits for any more, for we were killed, ends by itself.
         limit = f"--time={math.ceil(self.deadline_s / 60)}"
         if self.shipped:
@@ -110,6 +122,11 @@ class LaunchOptions:
             where = [*where, python, f"--bcast={self.shipped.to}/"]
             command = [str(self.shipped.file), "--once", *command]
         return ["srun", *where, limit, "-w", target.node, "-N1", "-n1", *self.options, *command]
+
+    @property
+    def immediate(self) -> str:
+        """How long a job waits for its nodes."""
+        return f"--immediate={math.ceil(self.patience_s)}"
 
     def line(self, target: Target) -> str:
         """What a shell on the node is given over ssh."""
@@ -155,8 +172,23 @@ def ask(targets: Sequence[Target], way: LaunchOptions, listener: Listener) -> No
     asyncio.run(_ask_all(targets, way, listener))
 
 
+class Pace:
+    """Lets commands begin, ``rate`` in a second, so that a controller is not flooded."""
+
+    def __init__(self, rate: float) -> None:
+        self._apart_s = 1 / rate
+        self._next = 0.0
+
+    async def turn(self) -> None:
+        """Return when the next command may begin."""
+        now = time.monotonic()
+        begin = max(now, self._next)
+        self._next = begin + self._apart_s
+        await asyncio.sleep(begin - now)
+
+
 async def _ask_all(targets: Sequence[Target], way: LaunchOptions, listener: Listener) -> None:
-    places = asyncio.Semaphore(way.fanout)
+    places, pace = asyncio.Semaphore(way.fanout), Pace(way.rate)
     busy = {node: asyncio.Lock() for target in targets for node in target.uses}
     ends = time.monotonic() + way.budget_s
 
@@ -165,14 +197,19 @@ async def _ask_all(targets: Sequence[Target], way: LaunchOptions, listener: List
             for node in sorted(target.uses):  # in one order, so that no two wait for each other
                 await held.enter_async_context(busy[node])
             await held.enter_async_context(places)
+            await pace.turn()
             listener.started(target.name)
-            left = ends - time.monotonic()
-            if left > 0:
-                listener.finished(*await _ask_one(target, replace(way, deadline_s=min(left, way.deadline_s))))
-            else:
-                listener.finished(silent(target.name, State.NO_ANSWER, NOT_ASKED), b"")
+            listener.finished(*await ask_one_until(target, way, ends))
 
     await asyncio.gather(*map(ask_one, targets))
+
+
+async def ask_one_until(target: Target, way: LaunchOptions, ends: float) -> tuple[NodeReport, bytes]:
+    """The answer of a target, which has until its deadline and until ``ends``, by the monotonic clock."""
+    left = ends - time.monotonic()
+    if left <= 0:
+        return silent(target.name, State.NO_ANSWER, NOT_ASKED), b""
+    return await _ask_one(target, replace(way, deadline_s=min(left, way.deadline_s)))
 
 
 async def _ask_one(target: Target, way: LaunchOptions) -> tuple[NodeReport, bytes]:
@@ -180,23 +217,23 @@ async def _ask_one(target: Target, way: LaunchOptions) -> tuple[NodeReport, byte
     try:
         with way.stdin().open("rb") as sent:
             transport, channel = await asyncio.get_running_loop().subprocess_exec(
-                _Channel, *words, stdin=sent, start_new_session=True
+                Channel, *words, stdin=sent, start_new_session=True
             )
     except OSError as error:
         return silent(node, State.NOT_LAUNCHED, f"{words[0]}: {error.strerror}"), b""
     try:
-        await _within(way.deadline_s, channel.exited)
+        await within(way.deadline_s, channel.exited)
         if channel.exited.is_set():
-            await _within(GRACE_S, channel.closed)  # what ssh has left behind may hold it open for ever
+            await within(GRACE_S, channel.closed)  # what ssh has left behind may hold it open for ever
             code, said = transport.get_returncode() or 0, channel.said.decode(errors="replace")
             report, full = answer(node, bytes(channel.told), code, said, way.via)
             return clocked(report, channel.arrived), full
         return silent(node, State.DEADLINE, f"no answer within {way.deadline_s:g} s"), b""
     finally:
-        await asyncio.shield(_end(transport, channel))
+        await asyncio.shield(end(transport, channel))
 
 
-class _Channel(asyncio.SubprocessProtocol):
+class Channel(asyncio.SubprocessProtocol):
     """What comes back from a node. An answer that is too long is ended, not read to its end."""
 
     def __init__(self) -> None:
@@ -223,16 +260,17 @@ class _Channel(asyncio.SubprocessProtocol):
         self.closed.set()
 
 
-async def _within(seconds: float, event: asyncio.Event) -> None:
+async def within(seconds: float, event: asyncio.Event) -> None:
     with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(event.wait(), seconds)
 
 
-async def _end(transport: asyncio.SubprocessTransport, channel: _Channel) -> None:
+async def end(transport: asyncio.SubprocessTransport, channel: Channel) -> None:
+    """End a command, at which srun and salloc end their step or job."""
     with contextlib.suppress(ProcessLookupError):
         if not channel.exited.is_set():
             transport.terminate()
-            await _within(GRACE_S, channel.exited)
+            await within(GRACE_S, channel.exited)
     transport.close()  # kills what is still there
     await channel.exited.wait()
 
@@ -284,7 +322,7 @@ def _state(code: int, words: str, via: Via) -> State:
         return State.NO_TOOL
     if via is Via.SSH and code == 255:
         return State.UNREACHABLE
-    if via is Via.SSH and code == 124:
+    if via is not Via.SLURM and code == 124:
         return State.DEADLINE
     if via is Via.SLURM and "srun: error" in words and _ENDED not in words:  # it exits with 233, among others
         return State.NOT_LAUNCHED

@@ -1,11 +1,14 @@
-"""What Slurm says of its nodes: which there are, and in which order its topology has them."""
+"""What Slurm says of its nodes: which there are and in which state, its limits, and its topology."""
 
 from __future__ import annotations
 
+import enum
+import math
 import re
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from gpuipc_doctor.site import hosts
 
@@ -19,8 +22,41 @@ _LINE = re.compile(
 topology_block.c, 24.05)."""
 
 
+_GONE = re.compile(r"down|drain|fail|error|unknown|inval|power(ing|ed)?_?(down|off)")
+"""Begins the states of sinfo in which a node gets no job, until somebody acts."""
+
+_READY = re.compile(r"idle|planned|reserved|maint")
+"""Begins those in which it gets one at once."""
+
+
+class Readiness(enum.Enum):
+    """Whether a job would get a node."""
+
+    READY = "ready"
+    BUSY = "busy"
+    """Or in a state of which nothing is known here: a job for it may wait."""
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """What sinfo says of a node, its reason included."""
+
+    readiness: Readiness
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of a partition: nodes of a job, and seconds that it may take."""
+
+    partition: str = ""
+    nodes: float = math.inf
+    seconds: float = math.inf
+
+
 class Refused(Exception):
-    """Slurm does not say; the text is one line."""
+    """Slurm or Flux does not say; the text is one line."""
 
 
 def nodes_of(*, partition: str | None, reservation: str | None, all_idle: bool) -> str:
@@ -29,18 +65,67 @@ def nodes_of(*, partition: str | None, reservation: str | None, all_idle: bool) 
     Raises `Refused`.
     """
     if reservation:
-        said = _ask("scontrol", "-o", "show", "reservation", reservation)
+        said = printed_by("scontrol", "-o", "show", "reservation", reservation)
         fields = dict(field.partition("=")[::2] for field in said.split())
         return fields.get("Nodes", "")
     words = ["-p", partition] if partition else []
     words += ["-t", "idle"] if all_idle else []
-    return ",".join(dict.fromkeys(_ask("sinfo", "-h", "-N", "-o", "%N", *words).split()))
+    return ",".join(dict.fromkeys(printed_by("sinfo", "-h", "-N", "-o", "%N", *words).split()))
+
+
+def states() -> dict[str, NodeState]:
+    """Of all nodes; empty where Slurm does not say."""
+    try:
+        lines = printed_by("sinfo", "-h", "-N", "-o", "%N|%T|%E").splitlines()
+    except Refused:
+        return {}
+    found = {}
+    for line in lines:
+        node, _, said = line.partition("|")
+        state, _, reason = said.partition("|")
+        readiness = Readiness.BUSY
+        if _GONE.match(state):
+            readiness = Readiness.GONE
+        elif _READY.match(state) and not state.endswith("*"):  # with *, it does not respond
+            readiness = Readiness.READY
+        words = f"Slurm: it is {state}" + (f": {reason.strip()}" if reason not in ("", "none") else "")
+        found[node] = NodeState(readiness, words)
+    return found
+
+
+def limits(partition: str | None) -> Limits:
+    """Of a partition, by default of Slurm's default one; none where Slurm does not say."""
+    try:
+        lines = printed_by(
+            "scontrol", "-o", "show", "partition", *([partition] if partition else [])
+        ).splitlines()
+    except Refused:
+        return Limits()
+    for line in lines:
+        fields = dict(field.partition("=")[::2] for field in line.split())
+        if partition or fields.get("Default") == "YES":
+            nodes = fields.get("MaxNodes", "")
+            return Limits(
+                fields.get("PartitionName", ""),
+                int(nodes) if nodes.isdigit() else math.inf,
+                _seconds(fields.get("MaxTime", "")),
+            )
+    return Limits()
+
+
+def _seconds(limit: str) -> float:
+    """Of ``[days-]hours:minutes:seconds``, as scontrol prints a time limit; infinite if it is none."""
+    said = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)", limit)
+    if not said:
+        return math.inf
+    days, hours, minutes, seconds = (int(part or 0) for part in said.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def in_order(nodes: Sequence[str]) -> list[str]:
     """The nodes in the order of Slurm's topology; as they are where it has none, or where it does not say."""
     try:
-        return ordered(nodes, _ask("scontrol", "-o", "show", "topology"))
+        return ordered(nodes, printed_by("scontrol", "-o", "show", "topology"))
     except Refused:
         return list(nodes)
 
@@ -81,8 +166,8 @@ def _expanded(nodes: str) -> Iterable[str]:
         return ()
 
 
-def _ask(*words: str) -> str:
-    """What a program of Slurm's prints. Raises `Refused`."""
+def printed_by(*words: str) -> str:
+    """What a program of Slurm's or of Flux's prints. Raises `Refused`."""
     try:
         asked = subprocess.run(words, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     except OSError as error:

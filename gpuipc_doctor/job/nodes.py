@@ -42,8 +42,7 @@ def within_job(way: LaunchOptions, job: str) -> LaunchOptions:
     """The same way, by a step beside those of a Slurm job, which needs no other allocation."""
     if way.via is not Via.SLURM:
         return way
-    options = (f"--jobid={job.partition('.')[0]}", *way.options)
-    return replace(way, in_allocation=True, options=options)
+    return replace(way, job=job.partition(".")[0])
 
 
 def ask(nodes: Sequence[str], way: LaunchOptions) -> tuple[list[JobReport], Mapping[str, str]]:

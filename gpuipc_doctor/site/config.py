@@ -198,7 +198,7 @@ class SiteConfig:
     memory: MemoryShare = field(default_factory=MemoryShare)
     """How much device memory a check may take."""
     fleet: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Options for the nodes of a fleet: of ``srun``, where it makes a job, and of ``ssh``."""
+    """Options for the nodes of a fleet: of the jobs of ``srun``, of ``flux`` and of ``ssh``."""
     files: Layers = field(default_factory=Layers, compare=False, repr=False)
     """The files in force."""
 

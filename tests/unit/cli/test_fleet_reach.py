@@ -22,6 +22,7 @@ ASKED: dict[str, Any] = {
     "reservation": None,
     "all_idle": False,
     "fanout": 1,
+    "rate": 10.0,
     "deadline": 1.0,
     "budget": None,
     "patience": 1.0,

@@ -320,7 +320,10 @@ def test_a_command_for_each_way() -> None:
     command = ("gpuipc-doctor", "check", "a b")
     job = LaunchOptions(Via.SLURM, command, deadline_s=61).words(Target.of_node("n1"))
     assert job[:4] == ["srun", "--immediate=30", "--time=2", "-w"]
-    assert LaunchOptions(Via.SLURM, command, in_allocation=True).words(Target.of_node("n1"))[1] == "--overlap"
+    assert LaunchOptions(Via.SLURM, command, job="7").words(Target.of_node("n1"))[1:3] == [
+        "--overlap",
+        "--jobid=7",
+    ]
     assert (
         LaunchOptions(Via.SSH, command).words(Target.of_node("n1"))[-1]
         == "timeout 600 gpuipc-doctor check 'a b'"

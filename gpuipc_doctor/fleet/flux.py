@@ -1,0 +1,28 @@
+"""Flux as a launcher and as who knows the nodes. By its documentation and over a stand-in; not tried on Flux.
+
+Sources, in flux-framework/flux-core: doc/man1/flux-run.rst, doc/man1/flux-resource.rst and
+doc/man7/flux-shell-options.rst.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from gpuipc_doctor.fleet.slurm import printed_by
+
+SHELL_OPTIONS = ("exit-timeout=none", "gpu-affinity=off", "pmi=off", "output.limit=1G")
+"""Without the first a job is ended 30 s after its first task; without the last its output is cut at 10 MB."""
+
+
+def run(nodes: Sequence[str], seconds: float) -> list[str]:
+    """`flux run` with one task on each of the nodes, which sees all of its GPUs."""
+    shell = [word for option in SHELL_OPTIONS for word in ("-o", option)]
+    where = [f"-N{len(nodes)}", f"-n{len(nodes)}", f"--requires=host:{','.join(nodes)}"]
+    return ["flux", "run", *where, f"--time-limit={math.ceil(seconds)}s", *shell]
+
+
+def nodes_of(*, queue: str | None, all_idle: bool) -> str:
+    """The set of a queue, by default of the instance, only free nodes if so asked. Raises `slurm.Refused`."""
+    which = ["-s", "free" if all_idle else "up"] + (["-q", queue] if queue else [])
+    return ",".join(printed_by("flux", "resource", "list", "-n", "-o", "{nodelist}", *which).split())

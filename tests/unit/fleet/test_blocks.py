@@ -1,0 +1,203 @@
+"""Blocks over stand-ins for Slurm's and Flux's programs, which run the tasks of a step here.
+
+What Flux itself does has not been tried: its stand-in takes the options that its documentation has.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from gpuipc_doctor.fleet import blocks, summary
+from gpuipc_doctor.fleet.ask import LaunchOptions, Shipped, Via
+from gpuipc_doctor.fleet.summary import NodeReport, State
+from tests.sample_fleets import HEALTHY, named
+
+STEP = """#!/bin/sh
+# Runs the command on each node of $nodes, all at once.
+for node in $(echo "$nodes" | tr , ' '); do
+    echo "$program $node $#" >> {place}/log
+    [ ! -e {place}/dead-$node ] || {{ echo "$program: error: $node is dead" >&2; exit 1; }}
+done
+for node in $(echo "$nodes" | tr , ' '); do
+    SLURMD_NODENAME=$node "$@" &
+done
+wait
+"""
+SRUN = """#!/bin/sh
+while :; do
+    case $1 in
+        -w) nodes=$2; shift ;;
+        --bcast=*) echo "bcast $1" >> {place}/log ;;
+        -*) ;;
+        *) break ;;
+    esac
+    shift
+done
+program=srun nodes=$nodes exec sh {place}/step "$@"
+"""
+SALLOC = """#!/bin/sh
+echo "salloc $*" >> {place}/log
+while :; do
+    case $1 in -N*) size=${{1#-N}} ;; -w) nodes=$2; shift ;; -*) ;; *) break ;; esac
+    shift
+done
+[ "$size" -le {most} ] || {{ echo "salloc: error: Job violates accounting/QOS policy" >&2; exit 1; }}
+export SLURM_JOB_ID=7
+"$@"
+"""
+FLUX = """#!/usr/bin/env python3
+import argparse, os, sys
+parser = argparse.ArgumentParser(prog="flux-run", allow_abbrev=False)
+for option in ("-N", "-n", "--requires", "--time-limit"):
+    parser.add_argument(option, required=True)
+parser.add_argument("-o", action="append")
+parser.add_argument("command", nargs=argparse.REMAINDER)
+assert sys.argv[1] == "run"
+asked = parser.parse_args(sys.argv[2:])
+assert set(asked.o) == {{"exit-timeout=none", "gpu-affinity=off", "pmi=off", "output.limit=1G"}}, asked.o
+nodes = asked.requires.removeprefix("host:")
+assert int(asked.N) == int(asked.n) == len(nodes.split(","))
+environment = {{**os.environ, "program": "flux", "nodes": nodes}}
+os.execvpe("sh", ["sh", "{place}/step", *asked.command], environment)
+"""
+
+
+class Told:
+    """What becomes of the nodes."""
+
+    def __init__(self) -> None:
+        self.reports: dict[str, NodeReport] = {}
+
+    def started(self, name: str) -> None: ...
+
+    def finished(self, report: NodeReport, full: bytes) -> None:
+        assert report.node not in self.reports
+        self.reports[report.node] = report
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the stand-ins are, and what they were asked, in `log`."""
+    bodies = {"step": STEP, "srun": SRUN, "salloc": SALLOC, "flux": FLUX}
+    for name, body in bodies.items():
+        (tmp_path / name).write_text(body.format(place=tmp_path, most=2))
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "sbcast").write_text(f'#!/bin/sh\necho "sbcast $1" >> {tmp_path}/log\ncp "$2" "$3"\n')
+    (tmp_path / "sbcast").chmod(0o755)
+    (tmp_path / "answer").write_bytes(summary.dumps(named(HEALTHY, "")))
+    (tmp_path / "log").touch()
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return tmp_path
+
+
+def nodes(count: int) -> list[str]:
+    return [f"n{number}" for number in range(1, count + 1)]
+
+
+def lines(place: Path, program: str) -> list[str]:
+    return [line for line in (place / "log").read_text().splitlines() if line.startswith(program)]
+
+
+def test_flux_runs_one_job_for_a_block(place: Path) -> None:
+    told = Told()
+    way = LaunchOptions(Via.FLUX, ("cat", f"{place}/answer"), block=3)
+    blocks.ask(nodes(5), way, told)
+    assert {report.state for report in told.reports.values()} == {State.REPORTED}
+    assert len(told.reports) == 5
+    assert sorted(line.split()[1] for line in lines(place, "flux")) == nodes(5)
+
+
+def test_under_flux_the_others_of_a_block_are_asked_one_by_one(place: Path) -> None:
+    (place / "dead-n2").touch()
+    told = Told()
+    blocks.ask(nodes(3), LaunchOptions(Via.FLUX, ("cat", f"{place}/answer"), block=3), told)
+    states = {node: report.state for node, report in told.reports.items()}
+    assert states == {"n1": State.REPORTED, "n2": State.NO_ANSWER, "n3": State.REPORTED}
+    assert told.reports["n2"].reason == "flux: error: n2 is dead"
+
+
+def test_a_block_that_slurm_refuses_is_halved(place: Path) -> None:
+    told = Told()
+    way = LaunchOptions(Via.SLURM, ("cat", f"{place}/answer"), block=8, options=("--gres=gpu:4",))
+    blocks.ask(nodes(8), way, told)
+    assert len(told.reports) == 8
+    sizes = [line.split("-N")[1].split()[0] for line in lines(place, "salloc")]
+    assert sorted(sizes) == ["2", "2", "2", "2", "4", "4", "8"]
+    assert all("--gres=gpu:4" in line for line in lines(place, "salloc"))
+
+
+def test_each_node_is_asked_by_itself_where_salloc_is_missing(place: Path) -> None:
+    (place / "salloc").unlink()
+    told = Told()
+    blocks.ask(nodes(2), LaunchOptions(Via.SLURM, ("cat", f"{place}/answer"), block=8), told)
+    assert {report.state for report in told.reports.values()} == {State.REPORTED}
+
+
+def test_a_file_is_sent_once_to_a_block(place: Path) -> None:
+    shipped = place / "tool.pyz"
+    shipped.write_text(f'[ "$1$2" = --oncecheck ] || exit 9\nexec cat {place}/answer\n')
+    told = Told()
+    way = LaunchOptions(Via.SLURM, ("check",), block=2, shipped=Shipped(shipped, str(place)))
+    blocks.ask(nodes(2), way, told)
+    assert {report.state for report in told.reports.values()} == {State.REPORTED}
+    assert lines(place, "sbcast") == ["sbcast --jobid=7"]
+    assert (place / "gpuipc-doctor.7").read_text() == shipped.read_text()
+
+
+def test_where_a_file_cannot_be_sent_to_a_block_each_node_is_sent_it(place: Path) -> None:
+    (place / "sbcast").write_text("#!/bin/sh\nexit 17\n")
+    shipped = place / "tool.pyz"
+    shipped.write_text(f"#!/bin/sh\nexec cat {place}/answer\n")
+    shipped.chmod(0o755)
+    told = Told()
+    way = LaunchOptions(Via.SLURM, ("check",), block=2, shipped=Shipped(shipped, str(place)))
+    blocks.ask(nodes(2), way, told)
+    assert {report.state for report in told.reports.values()} == {State.REPORTED}
+    assert len(lines(place, "bcast")) == 2
+
+
+def test_jobs_and_steps_are_begun_at_the_rate_that_is_asked(place: Path) -> None:
+    told = Told()
+    way = LaunchOptions(Via.SLURM, ("cat", f"{place}/answer"), block=2, rate=5)
+    began = time.monotonic()
+    blocks.ask(nodes(4), way, told)
+    assert len(told.reports) == 4
+    assert time.monotonic() - began >= 3 / 5  # two jobs and two steps
+
+
+@pytest.mark.parametrize("label", ["", "3: "])
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_an_answer_is_put_together_from_any_pieces(label: str, size: int) -> None:
+    """Two nodes at a time; other lines, such as a Prolog prints, are none of it."""
+    import base64
+
+    told = Told()
+    answers = blocks._Answers(["n1", "n2.site"], told, 60)
+    encoded = base64.b64encode(summary.dumps(named(HEALTHY, "")) + b"\0banner\n0").decode()
+    sent = "welcome\n"
+    for node in ("n1", "n2"):
+        sent += f"{label}@gpuipc-doctor {node} begins\n"
+    for start in range(0, len(encoded), 400):
+        for node in ("n1", "n2"):
+            sent += f"{label}@gpuipc-doctor {node} {encoded[start : start + 400]}\n"
+    sent += f"{label}@gpuipc-doctor n2 ends\n{label}@gpuipc-doctor n3 ends\n{label}@gpuipc-doctor n1 ends\n"
+    data = sent.encode()
+    for start in range(0, len(data), size):
+        answers.pipe_data_received(1, data[start : start + size])
+    assert {node: report.state for node, report in told.reports.items()} == {
+        "n1": State.REPORTED,
+        "n2.site": State.REPORTED,
+    }
+
+
+def test_an_answer_without_a_line_is_none() -> None:
+    told = Told()
+    answers = blocks._Answers(["n1"], told, 60)
+    answers.pipe_data_received(
+        1, b"@gpuipc-doctor n1 begins\n@gpuipc-doctor n1 abc\n@gpuipc-doctor n1 ends\n"
+    )
+    assert (told.reports, answers.ended, set(answers.begun)) == ({}, set(), {"n1"})
