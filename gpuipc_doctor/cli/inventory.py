@@ -54,7 +54,7 @@ def command(
     old = saved.inventory(before) if before else ()
     request = Request(backend=backend, deadline_s=deadline)
     with options.node(simulate) as node, progress() as watcher:
-        stock = engine.take_stock(request, config, node, watcher)
+        stock = engine.collect_inventory(request, config, node, watcher)
     if before and as_json:
         click.echo(_json([asdict(change) for change in changes(old, stock.told)]))
     elif before:
@@ -67,7 +67,7 @@ def command(
         click.echo(page(stock.told, stock.settings))
 
 
-def _document(node: Node, stock: engine.Stock) -> Json:
+def _document(node: Node, stock: engine.NodeInventory) -> Json:
     return {
         "host": socket.gethostname(),
         "taken": datetime.now().astimezone().isoformat(timespec="seconds"),

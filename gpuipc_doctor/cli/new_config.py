@@ -46,9 +46,9 @@ def command(
     base = options.matching() if config_file is None else config_file
     request = Request(checks=(MPI_DISCOVERY,), backend=backend, mpi_lib=mpi_lib)
     with options.node(simulate) as node:
-        devices, stock, mpi = engine.look_around(request, config, node, Silent())
+        devices, inventory, mpi = engine.survey_node(request, config, node, Silent())
         resembled = options.resembling(config, node, devices)
-        text = shown("\n".join(_lines(node, base, resembled, devices, stock.facts, mpi)))
+        text = shown("\n".join(_lines(node, base, resembled, devices, inventory.facts, mpi)))
     if to is None:
         click.echo(text, nl=False)
         return

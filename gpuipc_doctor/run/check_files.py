@@ -35,10 +35,10 @@ os.write(told, b".")
 def load(directories: Sequence[Path] = ()) -> list[LoadedCheck | BrokenCheck]:
     """All checks, as `loader.load`; of a file that hangs or ends who imports it, that it does."""
     files = [file for directory in directories for file in loader.files(directory)]
-    return loader.load(directories, unfit=dict(_unfit(files)))
+    return loader.load(directories, unfit=dict(_not_loadable(files)))
 
 
-def _unfit(files: Sequence[Path]) -> Iterator[tuple[Path, str]]:
+def _not_loadable(files: Sequence[Path]) -> Iterator[tuple[Path, str]]:
     """Each file that no process survives to import, and why. Those after it are left to another process."""
     while files:
         begun, reason = _import(files)

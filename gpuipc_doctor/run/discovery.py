@@ -88,7 +88,7 @@ class Discovery:
             if len(backends) > 1:
                 differences = expectations.of_gpus(expected, devices, os.environ)
             else:
-                differences = expectations.of_gpus_of(backends[0], expected, devices, os.environ)
+                differences = expectations.check_backend_gpus(backends[0], expected, devices, os.environ)
             self._tell(_DRIVERS, *differences)
             return Found(devices, facts, site)
         devices, facts, missing = self._of_job(self.job)

@@ -44,12 +44,12 @@ from gpuipc_doctor.supervise.session import Session
 DAY_S = 86_400.0
 """The deadline of what only waits, in seconds: longer than any run."""
 
-SECOND_LOOK = 0.25
+RERUN_BUDGET_FRACTION = 0.25
 """Share of the budget that is left for running failing MPI probes again: a hang may cost all the rest."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stock:
+class NodeInventory:
     """What a node is made of, and what each environment variable that is set does there."""
 
     facts: tuple[Fact, ...]
@@ -79,7 +79,7 @@ class Run:
     def request(self) -> Request:
         return self.planner.request
 
-    def take_stock(self, found: Found) -> Stock:
+    def collect_inventory(self, found: Found) -> NodeInventory:
         """The whole inventory, with what workers were told.
 
         Of the environment it tells the variables that matter, and those that known issues ask for, as the
@@ -101,31 +101,31 @@ class Run:
         settings = tuple(environment.judge(environ, known, facts))
         needs = (need for issue in self.issues for need in issue.needs if need.is_env)
         names = {*known, *(need.fact.removeprefix("env:") for need in needs)}
-        return Stock((*facts, *environment.facts(environ, sorted(names))), settings)
+        return NodeInventory((*facts, *environment.facts(environ, sorted(names))), settings)
 
-    def lay_out(self, stock: Stock, devices: tuple[Device, ...], stacks: Stacks) -> Plan:
+    def plan_probes(self, node_inventory: NodeInventory, devices: tuple[Device, ...], stacks: Stacks) -> Plan:
         """What to run where these devices are, through these stacks."""
-        facts = choice.at_stake(stock.facts, stacks.mpi, self.log.loaded_in_ranks())
+        facts = choice.at_stake(node_inventory.facts, stacks.mpi, self.log.loaded_in_ranks())
         matches = knownissues.match_versions(self.issues, facts, devices)
         unexpected = expectations.of_versions(
-            self.planner.config, stock.facts, surveyed=self.request.job_gpus is None
+            self.planner.config, node_inventory.facts, surveyed=self.request.job_gpus is None
         )
-        harms = (
-            () if self.request.accept_harm else tuple(knownissues.harms(self.issues, stock.facts, devices))
-        )
+        harms: tuple[Harm, ...] = ()
+        if not self.request.accept_harm:
+            harms = tuple(knownissues.harms(self.issues, node_inventory.facts, devices))
         context = Context(
             devices,
-            stock.facts,
+            node_inventory.facts,
             matches,
             stacks.mpi,
             fabric=stacks.fabric,
             across=stacks.across,
-            settings=stock.settings,
+            settings=node_inventory.settings,
             unexpected=tuple(unexpected),
             harmful=frozenset(harm.step for harm in harms),
         )
-        harmful = {(harm.step, harm.device): _left_out(harm) for harm in harms}
-        return self.planner.lay_out(context, already=self.log.checks, harmful=harmful)
+        harmful = {(harm.step, harm.device): _harm_skip(harm) for harm in harms}
+        return self.planner.plan_probes(context, already=self.log.checks, harmful=harmful)
 
     def execute(self, layout: Plan, devices: Sequence[Device]) -> None:
         """Run the plan's probes and keep what each means."""
@@ -133,13 +133,13 @@ class Run:
         self.log.say(*layout.concluded)
         spare_s = 0.0
         if self.request.workarounds and any(planned.probe.launch for planned in layout.probes):
-            spare_s = SECOND_LOOK * max(self.schedule.until - time.monotonic(), 0.0)
+            spare_s = RERUN_BUDGET_FRACTION * max(self.schedule.until - time.monotonic(), 0.0)
         self.schedule.run(layout.probes, self._jobs(devices), self._take, spare_s=spare_s)
 
-    def look_again(self, mpi: MpiStack, facts: Sequence[Fact], devices: Sequence[Device]) -> None:
+    def rerun_failures(self, mpi: MpiStack, facts: Sequence[Fact], devices: Sequence[Device]) -> None:
         """Run failing MPI probes again: under what may help, to hear more, and under what was heard of."""
         self.try_what_may_help(facts, devices, mpi.workarounds)
-        reruns.listen(self.log, self.schedule, self.planner, mpi.louder)
+        reruns.rerun_with_logs(self.log, self.schedule, self.planner, mpi.louder)
         self.try_what_may_help(facts, devices, mpi.workarounds)
 
     def try_what_may_help(
@@ -178,7 +178,7 @@ class Run:
         return len(devices) if in_front_of_job else min(MAX_JOBS, len(os.sched_getaffinity(0)))
 
 
-def _left_out(harm: Harm) -> Finding:
+def _harm_skip(harm: Harm) -> Finding:
     """What is said in place of a probe that would do harm."""
     return Finding.skip(
         "would-harm",
@@ -191,21 +191,21 @@ def _left_out(harm: Harm) -> Finding:
     )
 
 
-def take_stock(request: Request, config: SiteConfig, node: Node, watcher: Watcher) -> Stock:
+def collect_inventory(request: Request, config: SiteConfig, node: Node, watcher: Watcher) -> NodeInventory:
     """The inventory alone, as a report has it: what files say of the node, its drivers and its libraries."""
     with _started(request, config, node, watcher) as run:
         found = run.discovery.drivers()
         run.issues = knownissues.load(config.known_issues_dirs)
-        return run.take_stock(found)
+        return run.collect_inventory(found)
 
 
-def look_around(
+def survey_node(
     request: Request, config: SiteConfig, node: Node, watcher: Watcher
-) -> tuple[tuple[Device, ...], Stock, MpiStack | None]:
+) -> tuple[tuple[Device, ...], NodeInventory, MpiStack | None]:
     """The devices, the inventory and the MPI that are here, if one is that checks could run on."""
     with _started(request, config, node, watcher) as run:
         found = run.discovery.drivers()
-        return found.devices, run.take_stock(found), run.discovery.mpi(found.devices, found.site)
+        return found.devices, run.collect_inventory(found), run.discovery.mpi(found.devices, found.site)
 
 
 def dry_run(request: Request, config: SiteConfig, node: Node, watcher: Watcher) -> Preview:
@@ -215,7 +215,7 @@ def dry_run(request: Request, config: SiteConfig, node: Node, watcher: Watcher) 
         run.issues = knownissues.load(config.known_issues_dirs)
         devices = request.select_devices(found.devices) if found.devices else ()
         stacks = run.discovery.stacks(devices, found.site, start_ranks=False)
-        plan = run.lay_out(run.take_stock(found), devices, stacks)
+        plan = run.plan_probes(run.collect_inventory(found), devices, stacks)
         plan = replace(plan, concluded=(*run.log.results(), *plan.concluded))
         told = of_ranks(found.site.node, stacks.mpi, devices) if run.planner.asks_for_mpi else ()
         return Preview(plan, tuple(told))
@@ -249,16 +249,16 @@ def run(
         run.issues, edition = loading.result(), numbering.result()
         # Without any device, what was found out about the drivers is the answer.
         devices = request.select_devices(found.devices) if found.devices else ()
-        stock = run.take_stock(found)
+        node_inventory = run.collect_inventory(found)
         stacks = run.discovery.stacks(devices, found.site, start_ranks=True)
-        run.execute(run.lay_out(stock, devices, stacks), devices)
-        facts, stack = stock.facts, tuple[Fact, ...]()
+        run.execute(run.plan_probes(node_inventory, devices, stacks), devices)
+        facts, stack = node_inventory.facts, tuple[Fact, ...]()
         if mpi := stacks.mpi:
             in_ranks = run.log.loaded_in_ranks()
             facts = choice.in_use(facts, mpi, in_ranks)
             stack = () if in_ranks is None else choice.messages_went_through(facts, mpi)
             controls.attach_settings(run.log)
-            run.look_again(mpi, facts, devices)
+            run.rerun_failures(mpi, facts, devices)
         else:
             run.try_what_may_help(facts, devices)
         controls.attach(run.log, run.planner.checks)
@@ -270,7 +270,7 @@ def run(
         tier=request.tier,
         tool_version=__version__,
         devices=devices,
-        inventory=stock.told,
+        inventory=node_inventory.told,
         checks=tuple(run.log.checks.values()),
         results=results,
         joins=knownissues.join(run.issues, facts, results, devices),

@@ -74,7 +74,7 @@ def of_other_gpus(intel: Sequence[str]) -> Iterator[Finding]:
         )
 
 
-def of_gpus_of(
+def check_backend_gpus(
     backend: str, expected: ExpectedGpus, devices: Sequence[Device], environment: Mapping[str, str]
 ) -> Iterator[Finding]:
     """The same where that driver alone was asked: what it does not list may be the other vendor's."""

@@ -162,7 +162,7 @@ class Planner:
         probes, _ = self._ask(item, Context(devices, options=options, mpi=mpi))
         return _info(item.check), tuple(probes)
 
-    def lay_out(
+    def plan_probes(
         self,
         context: Context,
         *,
@@ -257,7 +257,7 @@ class Planner:
             return [], [*said, Result(check.id, without)]
         able = []
         for device in context.devices:
-            if unfit := _unfit(check, device, context):
+            if unfit := _missing_requirement(check, device, context):
                 said.append(Result(check.id, unfit, (device.label,)))
             else:
                 able.append(device)
@@ -296,7 +296,7 @@ class Planner:
                 if self.request.tier is Tier.SOAK:  # as applications have it
                     probe = replace(probe, concurrent=frozenset(probe.roles))
                 planned = PlannedProbe(next(self._numbers), check, file, probe)
-                if unfit := _apart(check, asked) or _hidden(asked):
+                if unfit := _no_peer_access(check, asked) or _hidden(asked):
                     said.append(_result(planned, unfit))
                 else:
                     probes.append(planned)
@@ -363,7 +363,7 @@ _BRINGS_ALLOCATORS = {
 """By backend. On a simulated node no allocator is looked for."""
 
 
-def _unfit(check: Check, device: Device, context: Context) -> Finding | None:
+def _missing_requirement(check: Check, device: Device, context: Context) -> Finding | None:
     """Why a check cannot run on a device, if so."""
     mpi = context.mpi
     if lacking := check.requires - device.capabilities:
@@ -406,7 +406,7 @@ def _without_fabric(fabric: FabricStack) -> Finding | None:
     )
 
 
-def _apart(check: Check, probe: Probe) -> Finding | None:
+def _no_peer_access(check: Check, probe: Probe) -> Finding | None:
     """Why a check of IPC cannot run on a pair of devices, if so: the second must reach the first's memory."""
     if "legacy-ipc" not in check.requires or len(probe.devices) != 2:
         return None

@@ -12,7 +12,7 @@ from gpuipc_doctor.site.launcher import words
 
 
 @dataclass(frozen=True, slots=True)
-class OfRanks:
+class RankItem:
     """One thing that ranks would have: its kind, such as ``launcher``, and where that was found or said."""
 
     kind: str
@@ -23,23 +23,23 @@ class OfRanks:
 @dataclass(frozen=True, slots=True)
 class Preview:
     plan: Plan
-    ranks: tuple[OfRanks, ...]
+    ranks: tuple[RankItem, ...]
     """Nothing where neither the site says anything of ranks, nor an MPI library was found."""
 
 
-def of_ranks(site: NodeConfig, mpi: MpiStack | None, devices: Iterable[Device]) -> Iterator[OfRanks]:
+def of_ranks(site: NodeConfig, mpi: MpiStack | None, devices: Iterable[Device]) -> Iterator[RankItem]:
     """What ranks would have. Where no MPI library was looked at, it is what the site says."""
     if mpi:
-        yield OfRanks("library", mpi.library, "found" if mpi.library != site.mpi.library else "mpi.library")
-        yield OfRanks("launcher", " ".join(mpi.launch.command), site.mpi.where or "found")
+        yield RankItem("library", mpi.library, "found" if mpi.library != site.mpi.library else "mpi.library")
+        yield RankItem("launcher", " ".join(mpi.launch.command), site.mpi.where or "found")
     elif site.mpi.launcher:
         command = " ".join(words(site.mpi.launcher, {}, nodes=1))
-        yield OfRanks("launcher", command, site.mpi.where)
+        yield RankItem("launcher", command, site.mpi.where)
     for module in site.modules:
-        yield OfRanks("module", module.value, module.where)
+        yield RankItem("module", module.value, module.where)
     backends = dict.fromkeys(device.backend for device in devices)
     for number, backend in enumerate(backend for backend in backends if backend in site.preload):
         said = site.preload[backend]
-        yield OfRanks("preload", mpi.launch.preload[number] if mpi else said.value, said.where)
+        yield RankItem("preload", mpi.launch.preload[number] if mpi else said.value, said.where)
     for name, said in site.environment.items():
-        yield OfRanks("environment", f"{name}={said.value}", said.where)
+        yield RankItem("environment", f"{name}={said.value}", said.where)

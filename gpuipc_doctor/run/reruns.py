@@ -23,7 +23,7 @@ Kind = tuple[str, str, Ending, str]
 """A check, and how its probe ended: in which call, how, and where it ended by itself, by which signal."""
 
 
-def listen(log: ResultLog, schedule: Schedule, planner: Planner, louder: Mapping[str, str]) -> None:
+def rerun_with_logs(log: ResultLog, schedule: Schedule, planner: Planner, louder: Mapping[str, str]) -> None:
     """Do so once for each kind of failure, within the budget; attaches evidence to what had failed."""
     heard: set[Kind] = set()
     # In the order in which the report tells of them: of several that failed alike it shows the first.

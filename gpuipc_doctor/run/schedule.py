@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from gpuipc_doctor.model import Device, Ending, Finding, ProbeOutcome, Result
+from gpuipc_doctor.run.idle_wait import IdleDevices
 from gpuipc_doctor.run.planner import PlannedProbe
-from gpuipc_doctor.run.quiet import QuietDevices
 from gpuipc_doctor.supervise.assignment import Turn
 from gpuipc_doctor.supervise.session import Session
 from gpuipc_doctor.supervise.start import imports
@@ -55,7 +55,7 @@ class NotRun:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ahead:
+class _EarlyStart:
     """A probe whose workers have started before its turn."""
 
     outcome: Future[ProbeOutcome]
@@ -78,11 +78,11 @@ class Schedule:
     interrupted: bool = False
     _hangs: Counter[tuple[str, str]] = field(default_factory=Counter)
     """By device and call."""
-    _ahead: dict[int, _Ahead] = field(default_factory=dict)
+    _ahead: dict[int, _EarlyStart] = field(default_factory=dict)
     """By number."""
 
     def __post_init__(self) -> None:
-        self._quiet = QuietDevices(self.session)
+        self._quiet = IdleDevices(self.session)
         self._budget_s = self.until - time.monotonic()
 
     def run(self, probes: Sequence[PlannedProbe], jobs: int, take: Take, *, spare_s: float = 0.0) -> None:
@@ -93,14 +93,14 @@ class Schedule:
                 self.session.expect(imports(planned.probe))
         until = self.until - spare_s
         self._quiet.learn(probes, until)
-        waiting = sorted(probes, key=_place_in_line)
+        waiting = sorted(probes, key=_priority)
         running: dict[Future[ProbeOutcome], PlannedProbe] = {}
         jobs = max(jobs, 1)
         with ThreadPoolExecutor(jobs + MOST_AHEAD) as pool, self._nobody_left_ahead():
             while waiting or running:
                 for planned in _startable(self._in_line(waiting), list(running.values()), jobs):
                     waiting.remove(planned)
-                    if reason := self._why_not(planned, until):
+                    if reason := self._reason_not_to_run(planned, until):
                         waiting[:0] = take(planned, self._given_up(planned) or reason)
                     else:
                         running[self._begin(planned, until, pool)] = planned
@@ -125,7 +125,7 @@ class Schedule:
 
     def run_one(self, planned: PlannedProbe) -> Ended:
         """Run a probe alone, within all of the budget."""
-        if reason := self._why_not(planned, self.until):
+        if reason := self._reason_not_to_run(planned, self.until):
             return reason
         self._tell_started(planned)
         try:
@@ -155,9 +155,11 @@ class Schedule:
                 continue
             if not self._quiet.waits_itself(planned) or self._still_imports(planned):
                 continue
-            if not self._why_not(planned, until):
+            if not self._reason_not_to_run(planned, until):
                 turn = Turn()
-                self._ahead[planned.number] = _Ahead(pool.submit(self._supervise, planned, until, turn), turn)
+                self._ahead[planned.number] = _EarlyStart(
+                    pool.submit(self._supervise, planned, until, turn), turn
+                )
 
     @contextlib.contextmanager
     def _nobody_left_ahead(self) -> Iterator[None]:
@@ -201,7 +203,7 @@ class Schedule:
         if role and role.operation and role.ending in (Ending.HUNG, Ending.UNKILLABLE):
             self._hangs.update((device.label, role.operation) for device in ended.devices)
 
-    def _why_not(self, planned: PlannedProbe, until: float) -> NotRun | None:
+    def _reason_not_to_run(self, planned: PlannedProbe, until: float) -> NotRun | None:
         """Why a probe is not to be run now, if so."""
         if self.interrupted:
             says = "interrupted before this probe ran"
@@ -236,7 +238,7 @@ def _key(planned: PlannedProbe) -> str:
     return f"{planned.check.id} {planned.probe.subject} {planned.probe.name}"
 
 
-def _place_in_line(planned: PlannedProbe) -> tuple[bool, int]:
+def _priority(planned: PlannedProbe) -> tuple[bool, int]:
     """What goes first: what has devices to itself, and of that what needs more of them, while all are free.
 
     What shares them fills any gap.

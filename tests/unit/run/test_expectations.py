@@ -66,7 +66,7 @@ def test_of_one_driver_gpus_are_missed_that_must_be_its_own(
     model: str, count: int, here: list[str], says: list[str]
 ) -> None:
     """What else is expected may be the other vendor's. A driver that lists none is no pass anyway."""
-    found = expectations.of_gpus_of("cuda", ExpectedGpus(model, count, "x.yaml:1"), gpus(*here), {})
+    found = expectations.check_backend_gpus("cuda", ExpectedGpus(model, count, "x.yaml:1"), gpus(*here), {})
     assert [f"{one.key}: {sentences.summary(one)}" for one in found] == says
 
 

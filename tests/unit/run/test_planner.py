@@ -31,7 +31,7 @@ def load(text: str, directory: Path, name: str = "own_check") -> LoadedCheck | B
     return loader.load_file(file)
 
 
-def lay_out(
+def plan_probes(
     item: LoadedCheck | BrokenCheck,
     devices: tuple[Device, ...] = DEVICES,
     *,
@@ -41,7 +41,7 @@ def lay_out(
 ) -> Plan:
     planner = Planner(request or Request(), config or SiteConfig())
     planner.selected = [item]
-    return planner.lay_out(Context(devices), harmful=harmful)
+    return planner.plan_probes(Context(devices), harmful=harmful)
 
 
 OWN_CHECK = """
@@ -96,7 +96,7 @@ def test_an_unknown_device_is_told_with_the_near_miss() -> None:
 
 def test_a_check_plans_with_the_tier_that_was_asked_for(tmp_path: Path) -> None:
     item = load(OWN_CHECK.format(body="yield Finding.ok('told', ctx.tier.label)"), tmp_path)
-    layout = lay_out(item, request=Request(tier=Tier.SOAK))
+    layout = plan_probes(item, request=Request(tier=Tier.SOAK))
     assert [sentences.summary(result.finding) for result in layout.concluded] == ["soak"]
 
 
@@ -110,9 +110,9 @@ ALL_PAIRS = """for pair in ctx.pairs:
 def test_a_pair_without_peer_access_is_a_skip_where_the_check_is_of_ipc(tmp_path: Path) -> None:
     item = load(OWN_CHECK.format(body=ALL_PAIRS), tmp_path)
     assert isinstance(item, LoadedCheck)
-    assert len(lay_out(item, ONE_WAY).probes) == 2
+    assert len(plan_probes(item, ONE_WAY).probes) == 2
     type(item.check).requires = frozenset({"legacy-ipc"})
-    layout = lay_out(item, ONE_WAY)
+    layout = plan_probes(item, ONE_WAY)
     assert [planned.probe.subject for planned in layout.probes] == ["cuda:0 > cuda:1"]
     [result] = layout.concluded
     assert result.subject == "cuda:1 > cuda:0"
@@ -125,7 +125,7 @@ def test_a_device_without_what_a_check_requires_is_a_skip_with_the_reason(tmp_pa
     assert isinstance(item, LoadedCheck)
     type(item.check).requires = frozenset({"legacy-ipc", "contexts"})
     plain = replace(DEVICES[0], capabilities=frozenset({"legacy-ipc"}))
-    [result] = lay_out(item, (plain,)).concluded
+    [result] = plan_probes(item, (plain,)).concluded
     assert (result.finding.status, sentences.summary(result.finding)) == (
         Status.SKIP,
         "cuda:0 has no contexts",
@@ -147,7 +147,7 @@ def test_a_device_without_what_a_check_requires_is_a_skip_with_the_reason(tmp_pa
     ],
 )
 def test_a_check_that_plans_wrongly_is_an_error(tmp_path: Path, body: str, says: str) -> None:
-    layout = lay_out(load(OWN_CHECK.format(body=body), tmp_path))
+    layout = plan_probes(load(OWN_CHECK.format(body=body), tmp_path))
     [result] = layout.concluded
     assert result.finding.status is Status.ERROR
     assert says in sentences.summary(result.finding)
@@ -176,7 +176,7 @@ def test_a_check_that_plans_wrongly_is_an_error(tmp_path: Path, body: str, says:
     ],
 )
 def test_a_file_that_does_not_load_is_an_error(tmp_path: Path, text: str, says: str) -> None:
-    [result] = lay_out(load(text, tmp_path)).concluded
+    [result] = plan_probes(load(text, tmp_path)).concluded
     assert result.finding.status is Status.ERROR
     assert says in sentences.summary(result.finding)
 
@@ -184,7 +184,7 @@ def test_a_file_that_does_not_load_is_an_error(tmp_path: Path, text: str, says: 
 def test_a_disabled_check_is_a_skip_that_says_where() -> None:
     [item] = Planner(Request(checks=("ipc-reopen",)), SiteConfig()).selected
     config = SiteConfig(disabled={"ipc-reopen": Waiver("ticket 4711", "site.yaml:12")})
-    [result] = lay_out(item, config=config).concluded
+    [result] = plan_probes(item, config=config).concluded
     assert result.finding.key == "disabled"
     assert sentences.summary(result.finding) == "disabled at site.yaml:12: ticket 4711"
 
@@ -194,11 +194,11 @@ def test_a_check_runs_again_after_the_last_day_of_its_disabling_and_says_so() ->
 
     def laid_out(until: date) -> Plan:
         config = SiteConfig(disabled={"ipc-reopen": Waiver("ticket 4711", "site.yaml:12", until)})
-        return lay_out(item, config=config)
+        return plan_probes(item, config=config)
 
     assert laid_out(date.today()).probes == ()
     again = laid_out(date(2001, 1, 1))
-    assert len(again.probes) == len(lay_out(item).probes)
+    assert len(again.probes) == len(plan_probes(item).probes)
     warned = [sentences.summary(r.finding) for r in again.concluded if r.finding.status is Status.WARN]
     assert warned == ["runs again: it was disabled until 2001-01-01 at site.yaml:12"]
 
@@ -210,7 +210,7 @@ def test_a_deadline_of_the_command_line_wins() -> None:
         (Request(), SiteConfig(deadline_s=4.0), 4.0),
         (Request(deadline_s=2.0), SiteConfig(deadline_s=4.0), 2.0),
     ):
-        layout = lay_out(item, request=request, config=config)
+        layout = plan_probes(item, request=request, config=config)
         assert {planned.probe.deadline_s for planned in layout.probes} == {expected}
 
 
@@ -222,14 +222,14 @@ def test_with_a_partner_only_what_is_run_with_it(tmp_path: Path, partner: str, n
         'yield Probe("both", {"role": role}, ctx.devices[:1], launch=Launch(("srun",), nodes=2))',
     )
     own = load(OWN_CHECK.replace("{body}", "\n        ".join(lines)), tmp_path)
-    plan = lay_out(own, request=Request(partner=partner, nodes=2))
+    plan = plan_probes(own, request=Request(partner=partner, nodes=2))
     assert {planned.probe.name for planned in plan.probes} == names
 
 
 def test_probes_are_repeated_one_round_after_the_other() -> None:
     [item] = Planner(Request(checks=("ipc-reopen",)), SiteConfig()).selected
-    once = lay_out(item, DEVICES[:1])
-    thrice = lay_out(item, DEVICES[:1], request=Request(repeat=3))
+    once = plan_probes(item, DEVICES[:1])
+    thrice = plan_probes(item, DEVICES[:1], request=Request(repeat=3))
     assert [(p.probe.name, p.repetition) for p in thrice.probes] == [
         (p.probe.name, number) for number in (1, 2, 3) for p in once.probes
     ]
@@ -258,7 +258,7 @@ def test_a_probe_that_would_do_harm_is_a_skip_on_the_devices_that_it_harms(tmp_p
             yield Probe('end', {{'a': role}}, (device,))"""
     item = load(OWN_CHECK.format(body=body), tmp_path)
     reason = Finding.skip("would-harm", "it may")
-    layout = lay_out(item, DEVICES[1:3], harmful={("kills an importer", "hip:0"): reason})
+    layout = plan_probes(item, DEVICES[1:3], harmful={("kills an importer", "hip:0"): reason})
     ran = [(planned.probe.subject, planned.probe.name) for planned in layout.probes]
     assert ran == [("cuda:1", "kill"), ("cuda:1", "end"), ("hip:0", "end")]
     [skipped] = layout.concluded
@@ -290,7 +290,7 @@ def test_what_the_site_decides_reaches_the_check(tmp_path: Path) -> None:
             yield Finding.ok("told", f"{ctx.options}, {ctx.memory.of(100)} B")
 
     config = SiteConfig(options={"curious": {"x": 1}}, memory=MemoryShare(fraction=0.5))
-    layout = lay_out(LoadedCheck(Curious(), Path(__file__)), config=config)
+    layout = plan_probes(LoadedCheck(Curious(), Path(__file__)), config=config)
     assert sentences.summary(layout.concluded[0].finding) == "{'x': 1}, 50 B"
 
 
@@ -307,7 +307,7 @@ def test_a_control_waits_for_what_it_controls_unless_it_was_asked_for(
     tmp_path: Path, request_: Request, devices: tuple[Device, ...], runs: bool
 ) -> None:
     item = load(CONTROL.format(body='yield Probe("", {"a": role})'), tmp_path)
-    layout = lay_out(item, devices, request=request_)
+    layout = plan_probes(item, devices, request=request_)
     assert bool(layout.probes) is runs
     assert [one.finding.key for one in layout.concluded] == [] if runs else ["no-subject"]
 
@@ -317,5 +317,5 @@ def test_soak_has_contexts_as_applications_have_them(
     tier: Tier, concurrent: set[str], tmp_path: Path
 ) -> None:
     item = load(OWN_CHECK.format(body='yield Probe("", {"role": role}, ctx.devices[:1])'), tmp_path)
-    (planned,) = lay_out(item, request=Request(tier=tier)).probes
+    (planned,) = plan_probes(item, request=Request(tier=tier)).probes
     assert planned.probe.concurrent == concurrent

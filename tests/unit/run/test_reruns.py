@@ -53,7 +53,7 @@ def heard(answer: ProbeOutcome | NotRun, *failed: ProbeOutcome) -> tuple[Stage, 
     for number, one in enumerate(failed):
         log.keep(PlannedProbe(number, CHECK, FILE, probe), one, [Finding.fail("failed", "it failed")])
     schedule: Any = stage
-    reruns.listen(log, schedule, Planner(Request(), SiteConfig()), LOUDER)
+    reruns.rerun_with_logs(log, schedule, Planner(Request(), SiteConfig()), LOUDER)
     return stage, [result.finding.evidence for result in log.results()]
 
 

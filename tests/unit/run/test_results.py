@@ -16,7 +16,7 @@ from gpuipc_doctor.cli.progress import Silent
 from gpuipc_doctor.model import CheckInfo, Ending, Launch, RoleOutcome, Status, Tier
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.run.conclusions import judge
-from gpuipc_doctor.run.engine import SECOND_LOOK, Run
+from gpuipc_doctor.run.engine import RERUN_BUDGET_FRACTION, Run
 from gpuipc_doctor.run.planner import MAX_FOLLOW_UPS, Plan, PlannedProbe, Planner
 from gpuipc_doctor.run.request import Request
 from gpuipc_doctor.run.results import ResultLog
@@ -197,7 +197,9 @@ class Clock(Session):
         return outcome()
 
 
-@pytest.mark.parametrize(("launch", "share"), [(None, 1.0), (Launch(("mpiexec",)), 1 - SECOND_LOOK)])
+@pytest.mark.parametrize(
+    ("launch", "share"), [(None, 1.0), (Launch(("mpiexec",)), 1 - RERUN_BUDGET_FRACTION)]
+)
 def test_of_the_budget_a_share_is_left_for_a_second_look_at_ranks(
     launch: Launch | None, share: float
 ) -> None:

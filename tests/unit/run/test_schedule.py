@@ -61,7 +61,7 @@ def test_what_has_devices_to_itself_goes_first_and_pairs_before_what_has_one() -
         planned("pair", FIRST, SECOND),
         planned("alone", SECOND, exclusive=True),
     ]
-    line = sorted(probes, key=schedule._place_in_line)
+    line = sorted(probes, key=schedule._priority)
     assert names(line) == ["pair, alone", "alone", "shares", "pair"]
 
 

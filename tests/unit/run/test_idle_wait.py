@@ -10,8 +10,8 @@ import pytest
 
 from gpuipc_doctor.api import Check, Context, Device, Probe, ProbeOutcome, Worker
 from gpuipc_doctor.model import Ending, RoleOutcome
+from gpuipc_doctor.run.idle_wait import IdleDevices
 from gpuipc_doctor.run.planner import PlannedProbe
-from gpuipc_doctor.run.quiet import QuietDevices
 from gpuipc_doctor.supervise.session import Session
 from tests.checks.judging import gpu
 
@@ -51,9 +51,9 @@ class Node:
         return ProbeOutcome(probe.name, probe.devices, {}, roles, None, 0.0, 1.0, "")
 
 
-def learned(node: Node, *probes: PlannedProbe) -> QuietDevices:
+def learned(node: Node, *probes: PlannedProbe) -> IdleDevices:
     session: Session = node  # type: ignore[assignment]
-    quiet = QuietDevices(session)
+    quiet = IdleDevices(session)
     quiet.learn(probes, math.inf)
     return quiet
 

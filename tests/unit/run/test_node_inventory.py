@@ -32,5 +32,5 @@ def test_a_kernel_module_that_the_driver_loads_when_it_is_first_used_is_told(
         return found
 
     monkeypatch.setattr(Discovery, "drivers", load_module)
-    stock = engine.take_stock(Request(backend="cuda"), SiteConfig(), node, Silent())
+    stock = engine.collect_inventory(Request(backend="cuda"), SiteConfig(), node, Silent())
     assert [fact.value for fact in stock.facts if fact.name == "nvidia-module"] == ["open"]

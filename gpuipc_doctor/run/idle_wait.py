@@ -20,7 +20,7 @@ _UNKNOWN = AtRest(None, PATIENCE_S)
 
 
 @dataclass
-class QuietDevices:
+class IdleDevices:
     """Has devices be as they were before the run's first probe."""
 
     session: Session
