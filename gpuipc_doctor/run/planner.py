@@ -435,7 +435,8 @@ def _hidden(probe: Probe) -> Finding | None:
             {"issue": HIDDEN_PEERS},
         ),
         remedy="to test every device and pair, bind no GPU in mpi.launcher: srun --gpu-bind=none, without "
-        f"--gpus-per-task; for jobs see `gpuipc-doctor known-issues show {HIDDEN_PEERS}`",
+        "--gpus-per-task (Intel MPI binds them itself: I_MPI_OFFLOAD_PIN=0); "
+        f"for jobs see `gpuipc-doctor known-issues show {HIDDEN_PEERS}`",
         shown=[f"rank {rank} {' and '.join(labels) or 'none'}" for rank, labels in enumerate(shows)],
     )
 
