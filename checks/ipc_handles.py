@@ -168,7 +168,7 @@ def follow(w: Worker) -> None:
     *handles, interior = w.peer.recv()
     wrong, exchanged, mappings = [], [], []
     with w.step("open an interior pointer's handle"), w.gpu.open_ipc(interior) as mapping:
-        lands = landing(mapping.read(min(4096, mapping.nbytes)))
+        lands = locate_data(mapping.read(min(4096, mapping.nbytes)))
     if lands == "nowhere":
         wrong.append("an interior pointer's handle shows neither its own nor its segment's first bytes")
 
@@ -200,7 +200,7 @@ def follow(w: Worker) -> None:
     w.peer.send("closed")
 
 
-def landing(data: bytes) -> str:
+def locate_data(data: bytes) -> str:
     """Where in the last segment these bytes are from; ``nowhere`` if there are none."""
     segment = pattern(SIZES[-1], len(SIZES) - 1)
     starts = {"base": 0, "interior": INTERIOR} if data else {}

@@ -12,7 +12,7 @@ __all__ = ["open_allocator"]
 
 
 def open_allocator(name: str, gpu: DriverGpu) -> Allocator:
-    """Import the library of one allocator (a name of `allocator.ALLOCATORS`) and set it up for one device.
+    """Import the library of one allocator, by its name, and set it up for one device.
 
     Raises `BackendUnavailable` when the library cannot be used.
     """

@@ -104,7 +104,7 @@ class Fabric(Protocol):
         """Both roles call it: messages there and back between two processes of ``program``.
 
         ``route``: a provider of libfabric, or whose memory UCX is to send. How it ended: see
-        `fabric.exchange.judge`. ``chosen``: the variables by which UCX was told the ``stated`` fabric.
+        `fabric.message_pair.judge`. ``chosen``: the variables by which UCX was told the ``stated`` fabric.
         """
 
 

@@ -220,7 +220,7 @@ def _could_be_shown(report: Report) -> str:
 
 def _prepare_logs(directory: Path) -> None:
     """Logs of two runs must not mix: the directory is new or empty."""
-    with options.blaming("--keep-logs", str(directory)):
+    with options.naming_option("--keep-logs", str(directory)):
         _make(directory, mode=0o700)
         if any(directory.iterdir()):
             raise click.BadParameter(
@@ -234,7 +234,7 @@ def _prepare_plots(directory: Path) -> None:
 
     if find_spec("matplotlib") is None:
         raise click.UsageError("--plots needs matplotlib: pip install 'gpuipc-doctor[plots]'")
-    with options.blaming("--plots", str(directory)):
+    with options.naming_option("--plots", str(directory)):
         _make(directory)
         OutputFile(directory / "picture.svg").close()
 
@@ -269,7 +269,7 @@ def _output(path: Path | None) -> OutputFile | None:
     """The file of ``--output``, tried before anything is probed."""
     if path is None:
         return None
-    with options.blaming("--output", f"cannot write {path}"):
+    with options.naming_option("--output", f"cannot write {path}"):
         return OutputFile(path)
 
 

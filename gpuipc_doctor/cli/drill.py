@@ -20,7 +20,7 @@ from gpuipc_doctor.present.text import counted, wrap
 from gpuipc_doctor.report import exits
 from gpuipc_doctor.run import engine
 from gpuipc_doctor.run.request import Request
-from gpuipc_doctor.simulator import drill, expectations, lending, profile
+from gpuipc_doctor.simulator import drill, expectations, fabric_programs, profile
 from gpuipc_doctor.simulator.drill import Row
 from gpuipc_doctor.simulator.profile import Expectation, Expected, Profile
 from gpuipc_doctor.site.config import SiteConfig
@@ -38,7 +38,7 @@ class Drill:
 
     profile: str
     backend: str
-    verdict: drill.Drilled
+    verdict: drill.DrillResult
     seconds: float
 
 
@@ -84,7 +84,7 @@ def command(
     not be run; otherwise 12.
     """
     asked = {name: profile.load(name) for name in profiles or profile.names()}
-    lends = "fi_pingpong" in lending.here()
+    lends = "fi_pingpong" in fabric_programs.here()
     for name, stated in asked.items():
         if not stated.expect:
             raise click.BadParameter(f"{name} does not say what to 'expect'", param_hint="PROFILE")
@@ -315,7 +315,7 @@ class _Table:
         return list(laid_out(wrapped, self._widths))
 
 
-def _outcome(verdict: drill.Drilled) -> str:
+def _outcome(verdict: drill.DrillResult) -> str:
     parts = (
         (verdict.caught, f"caught {len(verdict.caught)}"),
         (verdict.missed, f"MISSED {len(verdict.missed)}"),

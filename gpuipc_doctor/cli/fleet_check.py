@@ -78,8 +78,8 @@ def command(
     """
     from gpuipc_doctor.fleet import directory
     from gpuipc_doctor.fleet.ask import Shipped, Via
+    from gpuipc_doctor.fleet.ssh_gateways import BadTopology
     from gpuipc_doctor.fleet.summary import State
-    from gpuipc_doctor.fleet.tree import BadTopology
 
     reach = fleet_reach.Reach(**reaching)
     shipped = Shipped(ship, ship_to, python) if ship else None
@@ -196,14 +196,14 @@ def _within_limits(way: LaunchOptions, partition: str | None, block: int | None)
 
 
 def _ask(nodes: Sequence[str], way: LaunchOptions, progress: _Progress) -> None:
-    from gpuipc_doctor.fleet import ask, blocks, slurm, tree
+    from gpuipc_doctor.fleet import ask, blocks, slurm, ssh_gateways
     from gpuipc_doctor.fleet.slurm import Readiness
     from gpuipc_doctor.fleet.summary import State, silent
 
     if not nodes:
         return
-    if way.via is ask.Via.SSH and not way.shipped and tree.is_laid_out():
-        tree.ask(nodes, way, progress)
+    if way.via is ask.Via.SSH and not way.shipped and ssh_gateways.is_laid_out():
+        ssh_gateways.ask(nodes, way, progress)
     elif way.via is ask.Via.SSH or (way.shipped and way.job):
         ask.ask([ask.Target.of_node(node) for node in nodes], way, progress)
     elif way.via is ask.Via.FLUX or way.job:

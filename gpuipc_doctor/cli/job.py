@@ -115,7 +115,7 @@ def command(
         report = replace(report, since=since(earlier, report))
     text = document.dumps(report)
     if save:
-        with options.blaming("--save", f"cannot write {save}"):
+        with options.naming_option("--save", f"cannot write {save}"):
             save.write_text(text, encoding="utf-8")
     if as_json:
         click.echo(text, nl=False)

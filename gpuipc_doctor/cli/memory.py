@@ -92,7 +92,7 @@ def _host(node: Node) -> str:
 def _log(path: Path | None) -> AbstractContextManager[IO[str] | None]:
     if path is None:
         return nullcontext()
-    with options.blaming("--log", f"cannot write {path}"):
+    with options.naming_option("--log", f"cannot write {path}"):
         return path.open("a", buffering=1, encoding="utf-8")
 
 

@@ -71,7 +71,7 @@ def config(says: str, **more: Any) -> Callable[[Command], Command]:
 
 
 @contextmanager
-def blaming(option: str, what: str) -> Iterator[None]:
+def naming_option(option: str, what: str) -> Iterator[None]:
     """Name the option that says where to write, where that cannot be done. Raises `click.BadParameter`."""
     try:
         yield

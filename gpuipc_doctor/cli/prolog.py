@@ -12,7 +12,7 @@ from gpuipc_doctor.cli import options, stdio
 from gpuipc_doctor.prolog import answer, isolation
 
 
-class Forgiving(click.Command):
+class ExitZeroOnUsageError(click.Command):
     """Does not take a user's mistake out on the node: it is said, and the job starts."""
 
     def make_context(
@@ -30,7 +30,7 @@ class Forgiving(click.Command):
             raise SystemExit(0) from None
 
 
-@click.command(cls=Forgiving)
+@click.command(cls=ExitZeroOnUsageError)
 @options.config("Site config; without it /etc/gpuipc-doctor/site.yaml, else the defaults.")
 @options.seconds("--budget", "From the start of this process.  [default: the config's, or 8]")
 def command(*, config_file: Path | None, budget: float | None) -> None:

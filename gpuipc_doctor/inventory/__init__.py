@@ -25,7 +25,7 @@ CHECK = "inventory"
 SURVEYS = Path(__file__).with_name("surveys.py")
 
 
-def on_disk(root: str, environ: Mapping[str, str]) -> tuple[Fact, ...]:
+def facts_from_files(root: str, environ: Mapping[str, str]) -> tuple[Fact, ...]:
     """What files below ``root`` say of the node whatever drivers do, in a process with this environment."""
     tree = Tree(Path(root))
     return (*files.facts(tree, environ), *libraries.facts(tree, Libraries(tree, environ)))
@@ -61,7 +61,7 @@ def _not_asked(told: Collection[str], foreign: bool, surveyed: bool) -> Iterator
             yield Fact(name, None, where if foreign else "asked only on a real node, and not in a prolog")
 
 
-def learned(outcomes: Iterable[ProbeOutcome]) -> Iterator[Fact]:
+def facts_from_surveys(outcomes: Iterable[ProbeOutcome]) -> Iterator[Fact]:
     """What the surveys among ``outcomes`` found; of what one did not get to, a row says why not."""
     from gpuipc_doctor.supervise import blame  # not in a worker, which imports this package for its survey
 

@@ -98,7 +98,7 @@ def join(
         for issue in issues
         if not issue.withdrawn
         for one in _join(issue, facts, results, each)
-        for told in _as_the_site_wishes(one, issue.suppression, today)
+        for told in _apply_suppression(one, issue.suppression, today)
     )
 
 
@@ -181,7 +181,7 @@ def _is_on(result: Result, labels: Sequence[str]) -> bool:
     return not labels or not result.devices or not set(labels).isdisjoint(result.devices)
 
 
-def _as_the_site_wishes(one: Join, suppression: Suppression | None, today: date) -> Iterator[Join]:
+def _apply_suppression(one: Join, suppression: Suppression | None, today: date) -> Iterator[Join]:
     """Nothing where the site wants to hear nothing; else the join, which says what was wished."""
     if suppression is None:
         yield one

@@ -87,10 +87,10 @@ def in_use(
     used = {stack.family: stack.version, "ucx": stack.ucx}
     others = tuple(fact for fact in facts if fact.name not in COMPONENTS)
     found = (*others, *(Fact(name, version, stack.library) for name, version in used.items() if version))
-    return found if in_ranks is None else loaded.of_those(found, in_ranks)
+    return found if in_ranks is None else loaded.facts_of_loaded(found, in_ranks)
 
 
-def at_stake(
+def relevant_facts(
     facts: Iterable[Fact], stack: MpiStack | None, in_ranks: Collection[str] | None = None
 ) -> tuple[Fact, ...]:
     """Of the facts `in_use`, those whose faults can show: of nothing that gets no device memory.

@@ -31,7 +31,7 @@ def fabric() -> list[str]:
     return sorted(path for path in mapped_files() if Path(path).name.startswith(names))
 
 
-def of_those(facts: Iterable[Fact], paths: Collection[str]) -> tuple[Fact, ...]:
+def facts_of_loaded(facts: Iterable[Fact], paths: Collection[str]) -> tuple[Fact, ...]:
     """The facts less those of libraries that are not at one of these ``paths``."""
     return tuple(fact for fact in facts if fact.name not in LIBRARIES or _is_at_any(fact, paths))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpuipc_doctor.mpi import modules
 from gpuipc_doctor.mpi.locate import NotFound
-from gpuipc_doctor.site.config import NodeConfig, Said
+from gpuipc_doctor.site.config import NodeConfig, SourcedValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def setting(
     return RankSetting(added, tuple(preload))
 
 
-def _library(said: Said, environment: Mapping[str, str], root: str) -> str:
+def _library(said: SourcedValue, environment: Mapping[str, str], root: str) -> str:
     """The path of a library to preload, which is there."""
     unset = [name for name in re.findall(r"\$\{(\w+)\}", said.value) if name not in environment]
     if unset:

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from gpuipc_doctor import __version__, node_name
-from gpuipc_doctor.prolog import decision, guard, identity, log, state
+from gpuipc_doctor.prolog import decision, guard, log, node_identity, state
 from gpuipc_doctor.prolog.decision import Decision, Kind
 from gpuipc_doctor.prolog.guard import Channel
-from gpuipc_doctor.prolog.so_far import Known
+from gpuipc_doctor.prolog.partial_result import KnownSoFar
 from gpuipc_doctor.prolog.state import Lookup, State
 from gpuipc_doctor.site.policy import BUDGET_S, Action, PrologConfig
 
@@ -68,14 +68,14 @@ def answer(asked: Invocation, channel: Channel) -> None:
 
 def answer_for_lost(asked: Invocation, kind: str, what: str, kept: Json, channel: Channel) -> None:
     """Answer for a child that did not (see `guard.AnswerFor`); what was known by then counts."""
-    known = Known.read(kept) if kept else Known()
+    known = KnownSoFar.read(kept) if kept else KnownSoFar()
     _conclude(asked, known.policy, known.decide(Kind(kind), what), channel, known.results)
 
 
 def _test(asked: Invocation, lookup: Lookup, channel: Channel) -> None:
     from gpuipc_doctor.inventory import gpus
     from gpuipc_doctor.model import Tier
-    from gpuipc_doctor.prolog import concerns, run_checks, so_far
+    from gpuipc_doctor.prolog import concerns, partial_result, run_checks
     from gpuipc_doctor.run.discovery import gpus_of
     from gpuipc_doctor.run.request import UnknownName
     from gpuipc_doctor.site.config import load
@@ -95,7 +95,9 @@ def _test(asked: Invocation, lookup: Lookup, channel: Channel) -> None:
                 channel.ends_at(limits.ends_at)
             here = site.of_node(node_name.short(), gpus_of(job.of_node, node.root))
             missing = tuple(concerns.missing(job, here.gpus_before_job))
-            known = so_far.SoFar(channel, Known(policy, is_patient, missing), job.devices)
+            known = partial_result.PartialResult(
+                channel, KnownSoFar(policy, is_patient, missing), job.devices
+            )
             tested = state.named(asked.gpus) if asked.gpus else [state.ALL, *job.ids]
             _remember(lookup, channel, lambda before: before.begun(tested))
             report = run_checks.run_checks(site, node, asked.gpus, limits, known)
@@ -113,7 +115,7 @@ def _test(asked: Invocation, lookup: Lookup, channel: Channel) -> None:
 
         def after(before: State) -> State:
             ended = before.finished(tested)
-            return ended.passed(tested, identity.now()) if has_passed else ended
+            return ended.passed(tested, node_identity.now()) if has_passed else ended
 
         _remember(lookup, channel, after)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpuipc_doctor.prolog import identity
+from gpuipc_doctor.prolog import node_identity
 from gpuipc_doctor.site import private
 from gpuipc_doctor.site.policy import SITE_DIRECTORIES, PrologConfig
 from gpuipc_doctor.site.private import NotOurs
@@ -114,7 +114,7 @@ def look_up(config: Path | None, gpus: str) -> Lookup:
         said = layers.data
         policy = PrologConfig.read(said.get("prolog", {}))
         fresh_for_s = float(policy.fresh_for_s)
-        node = identity.identity(contents) | identity.of_site(_files(said, policy))
+        node = node_identity.identity(contents) | node_identity.of_site(_files(said, policy))
     except _NO_CONFIG:
         return Lookup("not used: the config has no section `prolog` that is in order")
     found = Lookup("", 0.0, policy, node, documents=layers.documents)
@@ -123,7 +123,7 @@ def look_up(config: Path | None, gpus: str) -> Lookup:
     except Unusable as reason:
         return found._replace(why_not=f"not used: {reason}", complaint=str(reason))
     found = found._replace(state=state.of(node))
-    age_s = state.age(node, gpus, identity.now(), fresh_for_s)
+    age_s = state.age(node, gpus, node_identity.now(), fresh_for_s)
     if not fresh_for_s:
         return found._replace(why_not="not used: fresh_for_s is 0")
     if isinstance(age_s, str):

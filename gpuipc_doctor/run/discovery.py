@@ -32,7 +32,7 @@ from gpuipc_doctor.model import (
 from gpuipc_doctor.mpi import choice, locate, ranks, slurm
 from gpuipc_doctor.mpi.ranks import RankSetting
 from gpuipc_doctor.report import sentences
-from gpuipc_doctor.run import conclusions, expectations, planner
+from gpuipc_doctor.run import conclusions, planner, site_expectations
 from gpuipc_doctor.run.planner import PlannedProbe, Planner
 from gpuipc_doctor.run.results import ResultLog
 from gpuipc_doctor.run.schedule import Ended, NotRun, Schedule
@@ -82,13 +82,13 @@ class Discovery:
     def drivers(self) -> Found:
         if self.job is None:
             devices, facts, unlisted = self._ask_drivers(self.planner.request.backends, self._survey())
-            self._tell(_DRIVERS, *expectations.of_other_gpus(self._intel(devices)))
+            self._tell(_DRIVERS, *site_expectations.of_other_gpus(self._intel(devices)))
             site = self._settled(gpus_of(devices, self.node.root, unlisted, os.environ))
             expected, backends = site.node.gpus, self.planner.request.backends
             if len(backends) > 1:
-                differences = expectations.of_gpus(expected, devices, os.environ)
+                differences = site_expectations.of_gpus(expected, devices, os.environ)
             else:
-                differences = expectations.check_backend_gpus(backends[0], expected, devices, os.environ)
+                differences = site_expectations.check_backend_gpus(backends[0], expected, devices, os.environ)
             self._tell(_DRIVERS, *differences)
             return Found(devices, facts, site)
         devices, facts, missing = self._of_job(self.job)
@@ -105,7 +105,7 @@ class Discovery:
     def _settled(self, gpus: NodeGpus) -> SiteConfig:
         """The site's config of this node's type, where it has types."""
         config, host = self.planner.config, node_name.short()
-        self._tell(_DRIVERS, *expectations.of_types(config.types_of(host, gpus), gpus, os.environ))
+        self._tell(_DRIVERS, *site_expectations.of_types(config.types_of(host, gpus), gpus, os.environ))
         return config.of_node(host, gpus)
 
     def _of_job(self, job: JobGpus) -> tuple[tuple[Device, ...], tuple[Fact, ...], tuple[str, ...]]:
@@ -157,7 +157,7 @@ class Discovery:
             for record in outcome.records.values()
             if "on_bus" in record
         }
-        return tuple(devices), (*facts, *inventory.learned(answers)), unlisted
+        return tuple(devices), (*facts, *inventory.facts_from_surveys(answers)), unlisted
 
     def _unsurprising(self, devices: Collection[Device]) -> Collection[str]:
         """The backends of which it is no news that they, or some of their devices, are not to be seen."""

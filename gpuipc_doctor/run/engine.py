@@ -30,7 +30,7 @@ from gpuipc_doctor.model import (
     Workaround,
 )
 from gpuipc_doctor.mpi import choice
-from gpuipc_doctor.run import conclusions, controls, expectations, planner, reruns, workarounds
+from gpuipc_doctor.run import conclusions, controls, planner, reruns, site_expectations, workarounds
 from gpuipc_doctor.run.discovery import Discovery, Found, Stacks, asks_foreign
 from gpuipc_doctor.run.planner import Plan, PlannedProbe, Planner, TooManyFollowUps
 from gpuipc_doctor.run.preview import Preview, of_ranks
@@ -69,7 +69,7 @@ class Run:
     discovery: Discovery
     schedule: Schedule
     log: ResultLog
-    on_disk: Future[tuple[Fact, ...]]
+    facts_from_files: Future[tuple[Fact, ...]]
     """What files say of the node, which are read while drivers initialise."""
     issues: Sequence[KnownIssue] = ()
     _endings: set[object] = field(default_factory=set)
@@ -94,7 +94,7 @@ class Run:
         environ = environment.read(node.root, os.environ, of_ranks)
         facts = inventory.merged(
             found.facts,
-            (*inventory.of_modules(node.root), *self.on_disk.result()),
+            (*inventory.of_modules(node.root), *self.facts_from_files.result()),
             foreign=asks_foreign(self.request.tier) and node.root == "/",
             surveyed=self.request.job_gpus is None,
         )
@@ -105,9 +105,9 @@ class Run:
 
     def plan_probes(self, node_inventory: NodeInventory, devices: tuple[Device, ...], stacks: Stacks) -> Plan:
         """What to run where these devices are, through these stacks."""
-        facts = choice.at_stake(node_inventory.facts, stacks.mpi, self.log.loaded_in_ranks())
+        facts = choice.relevant_facts(node_inventory.facts, stacks.mpi, self.log.loaded_in_ranks())
         matches = knownissues.match_versions(self.issues, facts, devices)
-        unexpected = expectations.of_versions(
+        unexpected = site_expectations.of_versions(
             self.planner.config, node_inventory.facts, surveyed=self.request.job_gpus is None
         )
         harms: tuple[Harm, ...] = ()
@@ -304,12 +304,12 @@ def _started(
         for backend in job.backends if job else request.backends:
             session.expect({backend})  # which may import meanwhile
         planned = Planner(request, config)
-        on_disk = aside.submit(inventory.on_disk, node.root, dict(os.environ))
+        facts_from_files = aside.submit(inventory.facts_from_files, node.root, dict(os.environ))
         schedule = Schedule(session, watcher, until)
         log = ResultLog(
             keeps_logs=bool(request.keep_logs), suppressed=config.suppressed, tell=watcher.concluded
         )
-        yield Run(planned, Discovery(node, job, planned, schedule, log), schedule, log, on_disk)
+        yield Run(planned, Discovery(node, job, planned, schedule, log), schedule, log, facts_from_files)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from typing import Protocol
 from gpuipc_doctor.model import Device, Ending, Finding, ProbeOutcome, Result
 from gpuipc_doctor.run.idle_wait import IdleDevices
 from gpuipc_doctor.run.planner import PlannedProbe
-from gpuipc_doctor.supervise.assignment import Turn
+from gpuipc_doctor.supervise.assignment import StartSignal
 from gpuipc_doctor.supervise.session import Session
 from gpuipc_doctor.supervise.start import imports
 from gpuipc_doctor.supervise.tree import interruptible
@@ -59,7 +59,7 @@ class _EarlyStart:
     """A probe whose workers have started before its turn."""
 
     outcome: Future[ProbeOutcome]
-    turn: Turn
+    turn: StartSignal
 
 
 Ended = ProbeOutcome | NotRun
@@ -156,7 +156,7 @@ class Schedule:
             if not self._quiet.waits_itself(planned) or self._still_imports(planned):
                 continue
             if not self._reason_not_to_run(planned, until):
-                turn = Turn()
+                turn = StartSignal()
                 self._ahead[planned.number] = _EarlyStart(
                     pool.submit(self._supervise, planned, until, turn), turn
                 )
@@ -183,9 +183,11 @@ class Schedule:
             return ended
         return None
 
-    def _supervise(self, planned: PlannedProbe, until: float, turn: Turn | None = None) -> ProbeOutcome:
+    def _supervise(
+        self, planned: PlannedProbe, until: float, turn: StartSignal | None = None
+    ) -> ProbeOutcome:
         if turn is None and self._quiet.waits_itself(planned):
-            turn = Turn(self._quiet.at_rest(planned))
+            turn = StartSignal(self._quiet.at_rest(planned))
         if turn is None:
             self._quiet.before(planned, until)
         outcome = self.session.run(planned.check.id, planned.file, planned.probe, until=until, turn=turn)

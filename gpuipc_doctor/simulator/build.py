@@ -38,7 +38,7 @@ FLAGS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Face:
+class SimulatedLibrary:
     """One library: the file that makes it, its symbols' prefix, its name for the loader, further names."""
 
     source: str
@@ -48,9 +48,9 @@ class Face:
 
 
 FACES = (
-    Face("cuda.c", "cu", "libcuda.so.1", ("libcuda.so",)),
-    Face("hip.c", "hip", "libamdhip64.so", ("libamdhip64.so.6", "libamdhip64.so.7")),
-    Face("nvml.c", "nvml", "libnvidia-ml.so.1", ("libnvidia-ml.so",)),
+    SimulatedLibrary("cuda.c", "cu", "libcuda.so.1", ("libcuda.so",)),
+    SimulatedLibrary("hip.c", "hip", "libamdhip64.so", ("libamdhip64.so.6", "libamdhip64.so.7")),
+    SimulatedLibrary("nvml.c", "nvml", "libnvidia-ml.so.1", ("libnvidia-ml.so",)),
 )
 
 

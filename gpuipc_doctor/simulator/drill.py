@@ -39,7 +39,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Drilled:
+class DrillResult:
     """What became of an expectation: findings that were there, that were not, and that were not expected."""
 
     caught: tuple[str, ...]
@@ -54,9 +54,9 @@ class Drilled:
     def good(self) -> bool:
         return not (self.missed or self.invented or self.given_up)
 
-    def with_rerun(self, alone: Drilled) -> Drilled:
+    def with_rerun(self, alone: DrillResult) -> DrillResult:
         """Together with what became of the checks that were given up."""
-        return Drilled(
+        return DrillResult(
             (*self.caught, *alone.caught),
             (*self.missed, *alone.missed),
             (*self.invented, *alone.invented),
@@ -89,7 +89,7 @@ def rows(report: Report) -> list[Row]:
     ]
 
 
-def judge(expectation: Expectation, found: Sequence[Row], exit_code: int) -> Drilled:
+def judge(expectation: Expectation, found: Sequence[Row], exit_code: int) -> DrillResult:
     """Hold what a run found against what it must find.
 
     A finding is caught when some row answers to it. Its check was given up where it did not run because
@@ -109,7 +109,7 @@ def judge(expectation: Expectation, found: Sequence[Row], exit_code: int) -> Dri
             missed.append(_in_words(expected))
     if exit_code != expectation.exit_code:
         missed.append(f"exit {expectation.exit_code} (it was {exit_code})")
-    return Drilled(
+    return DrillResult(
         tuple(caught),
         tuple(missed),
         tuple(map(str, invented(expectation, found))),

@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from gpuipc_doctor.model import Node
-from gpuipc_doctor.simulator import lending, software
+from gpuipc_doctor.simulator import fabric_programs, software
 from gpuipc_doctor.simulator.profile import ANY_MPI_CALL, Profile, SimulatedDevice, load
 
 _PCI_VENDOR = {"cuda": "0x10de", "hip": "0x1002"}
@@ -64,7 +64,7 @@ def prepare(profile: str, state_dir: Path) -> Node:
     lent = {}
     if described.fabric:
         programs = state_dir / "bin"
-        lending.lend(described.fabric, programs, root, libraries)
+        fabric_programs.lend(described.fabric, programs, root, libraries)
         lent = {"PATH": str(programs)}
     return Node(
         env={

@@ -44,7 +44,7 @@ class Waiver:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class SourcedValue:
     """A value that a site gives, ``file:line`` of it, and why if it says so."""
 
     value: str
@@ -98,15 +98,15 @@ class NodeConfig:
     """What a site says of its nodes, or of one type of them: what they have, and how ranks start there."""
 
     gpus: ExpectedGpus = ExpectedGpus()
-    fabric: Said | None = None
+    fabric: SourcedValue | None = None
     """``cxi``, ``verbs``, ``efa``, ``opa``, ``tcp`` or ``none``, where the site says it."""
-    modules: tuple[Said, ...] = ()
+    modules: tuple[SourcedValue, ...] = ()
     """For the ranks, loaded in this order."""
-    environment: Mapping[str, Said] = field(default_factory=dict)
+    environment: Mapping[str, SourcedValue] = field(default_factory=dict)
     """Of the ranks, beside what the user has set."""
     unset: frozenset[str] = frozenset()
     """Variables that a type of nodes takes away from what the site says of all."""
-    preload: Mapping[str, Said] = field(default_factory=dict)
+    preload: Mapping[str, SourcedValue] = field(default_factory=dict)
     """By backend, the library that ranks must load first."""
     mpi: MpiConfig = MpiConfig()
 
@@ -319,18 +319,20 @@ def _node(found: Layers, *within: Key) -> NodeConfig:
     gpus, mpi = data.get("gpus", {}), data.get("mpi", {})
     return NodeConfig(
         gpus=ExpectedGpus(**gpus, where=where("gpus")) if gpus else ExpectedGpus(),
-        fabric=Said(data["fabric"], where("fabric")) if "fabric" in data else None,
-        modules=tuple(Said(name, where("modules", n)) for n, name in enumerate(data.get("modules", ()))),
+        fabric=SourcedValue(data["fabric"], where("fabric")) if "fabric" in data else None,
+        modules=tuple(
+            SourcedValue(name, where("modules", n)) for n, name in enumerate(data.get("modules", ()))
+        ),
         environment={
-            name: Said(said, where("environment", name))
+            name: SourcedValue(said, where("environment", name))
             if isinstance(said, str)
-            else Said(said["value"], where("environment", name), said["why"])
+            else SourcedValue(said["value"], where("environment", name), said["why"])
             for name, said in data.get("environment", {}).items()
             if said is not None
         },
         unset=frozenset(name for name, said in data.get("environment", {}).items() if said is None),
         preload={
-            backend: Said(said["library"], where("preload", backend), said["why"])
+            backend: SourcedValue(said["library"], where("preload", backend), said["why"])
             for backend, said in data.get("preload", {}).items()
         },
         mpi=MpiConfig(

@@ -49,7 +49,7 @@ class Assignment:
 
     ``place`` is the role's number among the probe's roles, from 0; ``root`` is the node's (see `model.Node`);
     ``ranks`` is the number of MPI ranks, 0 when no launcher started this worker. ``waits_for_turn``: it
-    makes no context before the probe's turn (see `Turn`). ``starter``: it starts processes of its own.
+    makes no context before the probe's turn (see `StartSignal`). ``starter``: it starts processes of its own.
     """
 
     check_file: str
@@ -115,7 +115,7 @@ def device_from_json(data: Json) -> Device:
 
 
 @dataclass
-class Turn:
+class StartSignal:
     """The turn of a probe that has its devices to itself.
 
     Until it comes, the probe's workers start and initialise the driver, which takes nothing of a device. The

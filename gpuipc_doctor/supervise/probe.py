@@ -15,7 +15,15 @@ from pathlib import Path
 
 from gpuipc_doctor.model import Ending, LauncherEnd, Node, Probe, ProbeOutcome, RoleOutcome
 from gpuipc_doctor.supervise import evidence, keeper, tree
-from gpuipc_doctor.supervise.assignment import Inbox, Listener, Order, RoleFiles, RoleResult, Turn, announce
+from gpuipc_doctor.supervise.assignment import (
+    Inbox,
+    Listener,
+    Order,
+    RoleFiles,
+    RoleResult,
+    StartSignal,
+    announce,
+)
 from gpuipc_doctor.supervise.role import LaunchedProcess, RunningRole
 from gpuipc_doctor.supervise.start import LAUNCHER_LOG, Starter
 from gpuipc_doctor.supervise.stems import Stems
@@ -71,7 +79,7 @@ class Execution:
     marker: str
     limits: Limits
     stems: Stems
-    turn: Turn | None = None
+    turn: StartSignal | None = None
     listener: InitVar[Listener | None] = None
     temporary: Path | None = None
     unkillable: str = ""
@@ -173,7 +181,7 @@ class Execution:
                     role, ending = overdue
                     suspects = self._suspects(role) if ending is Ending.HUNG else [role]
                     self._culprit = suspects[0]
-                    self._look_at_living(now + (until - now) / 2)
+                    self._gather_evidence(now + (until - now) / 2)
                     for role in suspects:
                         role.ending = ending
                     return
@@ -241,7 +249,7 @@ class Execution:
         longest = min(armed, key=lambda role: role.progress.last_at, default=None)
         return longest if longest and now - longest.progress.last_at > STALLED_S else None
 
-    def _look_at_living(self, until: float) -> None:
+    def _gather_evidence(self, until: float) -> None:
         """Evidence of every role that still runs: passive for all of them before anything that disturbs.
 
         ``until``: when that has to end, so that what follows keeps within the budget.

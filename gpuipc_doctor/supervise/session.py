@@ -20,7 +20,7 @@ from pathlib import Path
 
 from gpuipc_doctor.model import Node, Probe, ProbeOutcome
 from gpuipc_doctor.supervise import scratch, tree
-from gpuipc_doctor.supervise.assignment import Listener, Turn
+from gpuipc_doctor.supervise.assignment import Listener, StartSignal
 from gpuipc_doctor.supervise.probe import Execution, Limits
 from gpuipc_doctor.supervise.start import environment_with
 from gpuipc_doctor.supervise.stems import Stem, Stems
@@ -98,7 +98,7 @@ class Session:
         probe: Probe,
         *,
         until: float,
-        turn: Turn | None = None,
+        turn: StartSignal | None = None,
         listener: Listener | None = None,
         stop: threading.Event | None = None,
     ) -> ProbeOutcome:

@@ -28,7 +28,7 @@ from gpuipc_doctor.worker.peer import Peer
 from gpuipc_doctor.worker.stack_timer import StackTimer
 
 if TYPE_CHECKING:
-    from gpuipc_doctor.fabric.running import Fabric
+    from gpuipc_doctor.fabric.worker_fabric import Fabric
     from gpuipc_doctor.mpi.communicator import Communicator
 
 
@@ -201,20 +201,20 @@ class Worker:
     @cached_property
     def peers(self) -> tuple[Peer, ...]:
         if not self._peer_fds and self._assignment.ranks == 2:
-            from gpuipc_doctor.worker import meeting
+            from gpuipc_doctor.worker import node_socket
 
-            self._peer_fds = (meeting.connect(self._directory, self._assignment.place, self._journal),)
+            self._peer_fds = (node_socket.connect(self._directory, self._assignment.place, self._journal),)
         if not self._peer_fds:
             raise RuntimeError(f"role {self.role} has no peer: there are no other roles, or not two ranks")
         return tuple(Peer(fd, self._journal) for fd in self._peer_fds)
 
     @cached_property
     def fabric(self) -> Fabric:
-        from gpuipc_doctor.fabric.running import Fabric
-        from gpuipc_doctor.worker import meeting
+        from gpuipc_doctor.fabric.worker_fabric import Fabric
+        from gpuipc_doctor.worker import node_socket
 
         assignment = self._assignment
-        host = meeting.host() if assignment.ranks else "127.0.0.1"
+        host = node_socket.host() if assignment.ranks else "127.0.0.1"
         return Fabric(assignment.place, Path(assignment.root), self.armed, lambda: self.peer, host)
 
     def start(self, act: Callable[[children.Child], None]) -> children.ChildProcess:

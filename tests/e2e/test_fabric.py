@@ -13,7 +13,7 @@ import pytest
 
 from gpuipc_doctor.model import Finding, Report, Status
 from gpuipc_doctor.report import exits, sentences
-from gpuipc_doctor.simulator import drill, lending, profile
+from gpuipc_doctor.simulator import drill, fabric_programs, profile
 from gpuipc_doctor.supervise import tree
 from tests.e2e.test_faults import check, few_are_let_off
 from tests.e2e.test_mpi_faults import path_of
@@ -21,7 +21,7 @@ from tests.e2e.test_mpi_faults import path_of
 PREFIXES = Path(os.environ.get("GPUIPC_TEST_MPI", "/nowhere"))
 UCX = next(PREFIXES.glob("ucx/lib/python3*/site-packages/libucx/bin"), None)
 
-pytestmark = pytest.mark.skipif("fi_pingpong" not in lending.here(), reason="no fi_pingpong on PATH")
+pytestmark = pytest.mark.skipif("fi_pingpong" not in fabric_programs.here(), reason="no fi_pingpong on PATH")
 
 SIZES = {"fabric-wrong-byte": [64, 128, 256]}
 """Few, for each is two processes that spin; `OTHERS` elsewhere."""

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from gpuipc_doctor.simulator import lending
+from gpuipc_doctor.simulator import fabric_programs
 from tests.slurm.cluster import Cluster
 from tests.waiting import until
 
 pytestmark = [
     pytest.mark.slurm,
-    pytest.mark.skipif("fi_pingpong" not in lending.here(), reason="no fi_pingpong on PATH"),
+    pytest.mark.skipif("fi_pingpong" not in fabric_programs.here(), reason="no fi_pingpong on PATH"),
 ]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.simulator import lending
+from gpuipc_doctor.simulator import fabric_programs
 from tests.slurm.cluster import Cluster, until
 from tests.waiting import LIMIT_S
 
@@ -211,7 +211,7 @@ exec {sys.executable} -m gpuipc_doctor "$@" --simulate $profile --backend cuda -
     until("no step is left", lambda: not cluster.left())
 
 
-@pytest.mark.skipif("fi_pingpong" not in lending.here(), reason="no fi_pingpong on PATH")
+@pytest.mark.skipif("fi_pingpong" not in fabric_programs.here(), reason="no fi_pingpong on PATH")
 @pytest.mark.parametrize(
     ("profile", "says"),
     [

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from gpuipc_doctor.api import Worker
-from gpuipc_doctor.inventory.asking.recording import Told, load, record
+from gpuipc_doctor.inventory.asking.recording import FactRow, load, record
 from gpuipc_doctor.mpi.identity import identify
 from gpuipc_doctor.mpi.loaded import mapped_files
 from gpuipc_doctor.node_files import shown
@@ -50,7 +50,7 @@ def mpi4py(w: Worker) -> None:
     _companions(w)
 
 
-def _mpi_fact(text: str, where: str) -> Told:
+def _mpi_fact(text: str, where: str) -> FactRow:
     """A family that is not known goes by what it says of itself."""
     identity = identify(text)
     known = identity.family in MPI_FACTS

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from gpuipc_doctor.api import DriverError, Worker
-from gpuipc_doctor.inventory.asking.recording import Told, record
+from gpuipc_doctor.inventory.asking.recording import FactRow, record
 from gpuipc_doctor.inventory.files import models
 from gpuipc_doctor.node_files import Tree, shown
 from gpuipc_doctor.nvml import Nvml
@@ -43,7 +43,7 @@ _MODES: Mapping[str, tuple[str, int, Mapping[int, str]]] = {
 """Fact → NVML's call, how many numbers it gives (the first is that of now), what it means (nvml.h)."""
 
 
-def _modes(w: Worker) -> Iterator[Told]:
+def _modes(w: Worker) -> Iterator[FactRow]:
     try:
         nvml = Nvml(w.armed)
         devices = [nvml.by_index(index) for index in range(nvml.count())]

@@ -8,11 +8,11 @@ from typing import Any
 from gpuipc_doctor.api import Worker
 from gpuipc_doctor.node_files import shown
 
-Told = tuple[str, str | None, str]
+FactRow = tuple[str, str | None, str]
 """Name, value and source of a fact."""
 
 
-def record(w: Worker, *facts: Told) -> None:
+def record(w: Worker, *facts: FactRow) -> None:
     """Each fact under a key of its own, so that nothing is lost to what happens later."""
     for name, value, source in facts:
         w.record(**{f"{name} {source}": [name, value, source]})

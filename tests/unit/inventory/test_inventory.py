@@ -61,7 +61,7 @@ def facts_of(
     root: object, asked: Iterable[Fact] = (), environ: Mapping[str, str] | None = None
 ) -> tuple[Fact, ...]:
     """The whole inventory of a tree of files, as a run takes it."""
-    found = inventory.on_disk(str(root), os.environ if environ is None else environ)
+    found = inventory.facts_from_files(str(root), os.environ if environ is None else environ)
     found = (*inventory.of_modules(str(root)), *found)
     return inventory.merged(asked, found, foreign=str(root) == "/")
 

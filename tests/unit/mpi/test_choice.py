@@ -8,7 +8,7 @@ from typing import Any
 
 from gpuipc_doctor.model import Fact, Launch, MpiStack
 from gpuipc_doctor.mpi import loaded
-from gpuipc_doctor.mpi.choice import COMPONENTS, at_stake, in_use, messages_went_through
+from gpuipc_doctor.mpi.choice import COMPONENTS, in_use, messages_went_through, relevant_facts
 
 NODE = (
     Fact("nvidia-driver", "580.159.04", "NVML"),
@@ -34,9 +34,9 @@ def test_the_ucx_under_it_is_the_one_it_uses() -> None:
 
 def test_of_an_mpi_without_a_way_for_device_memory_no_fault_of_such_is_expected() -> None:
     stack = MpiStack("mpich", "5.0.2", "/mpich/libmpi.so.12", Launch(()), ucx="1.22.0")
-    assert [fact.name for fact in at_stake(NODE, stack)] == ["nvidia-driver"]
+    assert [fact.name for fact in relevant_facts(NODE, stack)] == ["nvidia-driver"]
     taking = replace(stack, has_gpu_path=True)
-    assert [fact.name for fact in at_stake(NODE, taking)] == ["nvidia-driver", "mpich", "ucx"]
+    assert [fact.name for fact in relevant_facts(NODE, taking)] == ["nvidia-driver", "mpich", "ucx"]
 
 
 def test_a_library_that_no_rank_had_loaded_took_no_part() -> None:
@@ -54,7 +54,7 @@ def test_a_libfabric_that_nothing_loads_for_device_memory_is_expected_to_have_no
     taking = MpiStack("mpich", "5.0.2", "/mpich/libmpi.so.12", Launch(()), has_gpu_path=True)
 
     def names(*arguments: Any) -> set[str]:
-        return {fact.name for fact in at_stake((*NODE, fabric), *arguments)}
+        return {fact.name for fact in relevant_facts((*NODE, fabric), *arguments)}
 
     assert "libfabric" in names(taking)
     assert "libfabric" in names(taking, ["/usr/lib/libfabric.so.1"])
@@ -62,7 +62,7 @@ def test_a_libfabric_that_nothing_loads_for_device_memory_is_expected_to_have_no
     assert "libfabric" not in names(replace(taking, has_gpu_path=False))
     assert "libfabric" in names(None)  # Open MPI is on the node and was not asked
     without_mpi = [Fact("openmpi", None, "no ompi_info"), fabric]
-    assert [fact.name for fact in at_stake(without_mpi, None)] == ["openmpi"]
+    assert [fact.name for fact in relevant_facts(without_mpi, None)] == ["openmpi"]
 
 
 def test_a_library_of_the_same_name_in_another_place_is_another(tmp_path: Path) -> None:
@@ -71,8 +71,8 @@ def test_a_library_of_the_same_name_in_another_place_is_another(tmp_path: Path) 
         (tmp_path / place / "libfabric.so.1.2.3").touch()
         (tmp_path / place / "libfabric.so.1").symlink_to("libfabric.so.1.2.3")
     fact = Fact("libfabric", "1.17.0", f"rpm; fi_version of {tmp_path}/usr/libfabric.so.1")
-    assert loaded.of_those([fact], [f"{tmp_path}/usr/libfabric.so.1.2.3"]) == (fact,)
-    assert loaded.of_those([fact], [f"{tmp_path}/mpi/libfabric.so.1.2.3"]) == ()
+    assert loaded.facts_of_loaded([fact], [f"{tmp_path}/usr/libfabric.so.1.2.3"]) == (fact,)
+    assert loaded.facts_of_loaded([fact], [f"{tmp_path}/mpi/libfabric.so.1.2.3"]) == ()
 
 
 def test_what_a_process_has_loaded_is_seen() -> None:

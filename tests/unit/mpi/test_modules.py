@@ -10,7 +10,7 @@ import pytest
 
 from gpuipc_doctor.mpi import modules, ranks
 from gpuipc_doctor.mpi.locate import NotFound
-from gpuipc_doctor.site.config import NodeConfig, Said
+from gpuipc_doctor.site.config import NodeConfig, SourcedValue
 
 LMOD = """\
 import os
@@ -103,7 +103,7 @@ def test_a_module_that_is_not_there_is_said_in_the_systems_words(
 
 
 def test_no_module_system_is_said_with_the_line_that_asks_for_one() -> None:
-    site = NodeConfig(modules=(Said("cray-mpich", "site.yaml:3"),))
+    site = NodeConfig(modules=(SourcedValue("cray-mpich", "site.yaml:3"),))
     with pytest.raises(NotFound) as caught:
         ranks.setting(site, ["cuda"], {"PATH": ""})
     assert caught.value.reason == (
@@ -114,11 +114,11 @@ def test_no_module_system_is_said_with_the_line_that_asks_for_one() -> None:
 
 def test_the_users_environment_stands_before_the_sites_and_that_before_the_modules(program: Program) -> None:
     site = NodeConfig(
-        modules=(Said("craympich", "site.yaml:1"),),
+        modules=(SourcedValue("craympich", "site.yaml:1"),),
         environment={
-            "MINE": Said("site", "site.yaml:3"),
-            "CRAY_MPICH_ROOTDIR": Said("/other", "site.yaml:4"),
-            "NEW": Said("1", "site.yaml:5"),
+            "MINE": SourcedValue("site", "site.yaml:3"),
+            "CRAY_MPICH_ROOTDIR": SourcedValue("/other", "site.yaml:4"),
+            "NEW": SourcedValue("1", "site.yaml:5"),
         },
     )
     environment = {**program(LMOD), "MINE": "user"}
@@ -132,10 +132,10 @@ def test_each_vendors_ranks_preload_its_own_library(program: Program, tmp_path: 
     library.parent.mkdir(parents=True)
     library.touch()
     site = NodeConfig(
-        modules=(Said("craympich", "site.yaml:1"),),
+        modules=(SourcedValue("craympich", "site.yaml:1"),),
         preload={
-            "cuda": Said("/none/libmpi_gtl_cuda.so", "site.yaml:3", "for NVIDIA"),
-            "hip": Said("${CRAY_MPICH_ROOTDIR}/gtl/lib/libmpi_gtl_hsa.so", "site.yaml:4", "for AMD"),
+            "cuda": SourcedValue("/none/libmpi_gtl_cuda.so", "site.yaml:3", "for NVIDIA"),
+            "hip": SourcedValue("${CRAY_MPICH_ROOTDIR}/gtl/lib/libmpi_gtl_hsa.so", "site.yaml:4", "for AMD"),
         },
     )
     found = ranks.setting(site, ["hip"], program(LMOD), str(tmp_path))
@@ -147,6 +147,6 @@ def test_each_vendors_ranks_preload_its_own_library(program: Program, tmp_path: 
 
 
 def test_a_variable_that_nobody_sets_is_said(tmp_path: Path) -> None:
-    site = NodeConfig(preload={"hip": Said("${CRAY_MPICH_ROOTDIR}/x.so", "site.yaml:4", "for AMD")})
+    site = NodeConfig(preload={"hip": SourcedValue("${CRAY_MPICH_ROOTDIR}/x.so", "site.yaml:4", "for AMD")})
     with pytest.raises(NotFound, match=r"site.yaml:4: preload: .*: CRAY_MPICH_ROOTDIR is not set"):
         ranks.setting(site, ["hip"], {}, str(tmp_path))

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuipc_doctor.prolog import identity, state
+from gpuipc_doctor.prolog import node_identity, state
 from gpuipc_doctor.prolog.state import ALL, NOTHING, State, Unusable
 from gpuipc_doctor.site import layers
 from gpuipc_doctor.site.config import load
@@ -212,7 +212,8 @@ def remember(config: Path) -> None:
     """What the prolog does after a test that passed."""
     found = state.look_up(config, "")
     state.update(
-        Path(found.policy.state_dir), lambda before: before.of(found.identity).passed([ALL], identity.now())
+        Path(found.policy.state_dir),
+        lambda before: before.of(found.identity).passed([ALL], node_identity.now()),
     )
 
 
@@ -227,7 +228,9 @@ def test_what_another_config_or_tool_has_left_there_is_not_believed(
     config: Path, tmp_path: Path, word: str
 ) -> None:
     found = state.look_up(config, "")
-    write(tmp_path / "state", NOTHING.of({**found.identity, word: "another"}).passed([ALL], identity.now()))
+    write(
+        tmp_path / "state", NOTHING.of({**found.identity, word: "another"}).passed([ALL], node_identity.now())
+    )
     assert state.look_up(config, "").why_not == f"not used: since the last pass another {word}"
 
 
@@ -235,18 +238,18 @@ def test_what_was_looked_up_is_of_the_bytes_that_were_read(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody edits it while it is looked at: what is tested, too, is what was read."""
-    as_read = identity.identity
+    as_read = node_identity.identity
     config.write_text(WHOLE)
 
     def edited(contents: dict[str, bytes]) -> dict[str, str]:
         config.write_text(WHOLE.replace("600", "604800"))
         return as_read(contents)
 
-    monkeypatch.setattr(identity, "identity", edited)
+    monkeypatch.setattr(node_identity, "identity", edited)
     found = state.look_up(config, "")
     assert found.policy.fresh_for_s == 600
     assert load(config, known=found.documents).prolog.fresh_for_s == 600
-    assert found.identity["config"] == identity.of_config({str(config): WHOLE.encode()})
+    assert found.identity["config"] == node_identity.of_config({str(config): WHOLE.encode()})
     config.write_text("prolog: {fresh_for_s: no number}")
     assert load(config, known=found.documents).prolog.fresh_for_s == 600
 
@@ -340,10 +343,10 @@ def test_a_node_is_the_same_until_something_changes(tmp_path: Path) -> None:
     check.write_text("1")
 
     def changed(config: bytes = b"x", path: str = "/x.yaml") -> set[str]:
-        now = identity.identity({path: config}) | identity.of_site([tmp_path])
+        now = node_identity.identity({path: config}) | node_identity.of_site([tmp_path])
         return {name for name in now if now[name] != before[name]}
 
-    before = identity.identity({"/x.yaml": b"x"}) | identity.of_site([tmp_path])
+    before = node_identity.identity({"/x.yaml": b"x"}) | node_identity.of_site([tmp_path])
     assert changed() == set()
     assert changed(config=b"y") == {"config"}
     assert changed(path="/y.yaml") == {"config"}
@@ -357,15 +360,15 @@ def test_gpus_are_others_when_one_is_gone_divided_or_bound_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tops = tmp_path / "gpus", tmp_path / "capabilities"
-    monkeypatch.setattr(identity, "GPU_ENTRIES", [str(tops[0])])
-    monkeypatch.setattr(identity, "GPU_FILES", [(str(tops[1]), "mig")])
+    monkeypatch.setattr(node_identity, "GPU_ENTRIES", [str(tops[0])])
+    monkeypatch.setattr(node_identity, "GPU_FILES", [(str(tops[1]), "mig")])
     for bus in ("0000:19:00.0", "0000:3b:00.0"):
         (tops[0] / bus).mkdir(parents=True)
         (tops[0] / bus / "information").write_text("Video BIOS: ??.??.??.??.??")
     (tops[1] / "gpu0" / "mig").mkdir(parents=True)
 
     def word() -> str:
-        return identity.identity({"/x.yaml": b"x"})["GPUs"]
+        return node_identity.identity({"/x.yaml": b"x"})["GPUs"]
 
     whole = word()
     (tops[0] / "0000:3b:00.0" / "information").write_text("Video BIOS: 96.00.89.00.01")

@@ -16,7 +16,7 @@ from gpuipc_doctor.cli.progress import Silent
 from gpuipc_doctor.model import AtRest, Ending, Launch, RoleOutcome
 from gpuipc_doctor.run import schedule
 from gpuipc_doctor.run.planner import PlannedProbe
-from gpuipc_doctor.supervise.assignment import Turn
+from gpuipc_doctor.supervise.assignment import StartSignal
 from gpuipc_doctor.supervise.session import Session
 from tests.checks.judging import gpu
 from tests.waiting import LIMIT_S, until
@@ -84,7 +84,9 @@ class Importing:
     def has_imported(self, imports: Iterable[str]) -> bool:
         return self.left <= 0
 
-    def run(self, check: str, file: Path, probe: Probe, *, until: float, turn: Turn | None) -> ProbeOutcome:
+    def run(
+        self, check: str, file: Path, probe: Probe, *, until: float, turn: StartSignal | None
+    ) -> ProbeOutcome:
         self.left -= 1
         return outcome(probe)
 
@@ -149,7 +151,9 @@ class InTurn:
     def has_imported(self, imports: Iterable[str]) -> bool:
         return True
 
-    def run(self, check: str, file: Path, probe: Probe, *, until: float, turn: Turn | None) -> ProbeOutcome:
+    def run(
+        self, check: str, file: Path, probe: Probe, *, until: float, turn: StartSignal | None
+    ) -> ProbeOutcome:
         self._tell(f"{probe.name} starts")
         while turn and turn.at_rest is None and not turn.given_up:
             time.sleep(0.001)
@@ -196,7 +200,9 @@ class EndsAhead(InTurn):
         super().__init__()
         self.ending = ending
 
-    def run(self, check: str, file: Path, probe: Probe, *, until: float, turn: Turn | None) -> ProbeOutcome:
+    def run(
+        self, check: str, file: Path, probe: Probe, *, until: float, turn: StartSignal | None
+    ) -> ProbeOutcome:
         if probe.name == "second" and "second starts" not in self.told:
             if self.ending is Ending.UNKILLABLE:
                 self.unkillable = "it"

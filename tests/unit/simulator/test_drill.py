@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpuipc_doctor.model import Calls, Ending, Finding, Report, Result, RoleOutcome, Status, Tier
-from gpuipc_doctor.simulator.drill import Drilled, Row, callers, judge
+from gpuipc_doctor.simulator.drill import DrillResult, Row, callers, judge
 from gpuipc_doctor.simulator.profile import Expectation, Expected
 
 REOPEN = Expected("ipc-reopen", Status.FAIL, "destroy-context", ("cuIpcOpenMemHandle", "400"))
@@ -20,7 +20,7 @@ FINE = Row("ipc-stale", "same-size", Status.PASS, "64 rounds")
 
 def test_a_finding_that_is_there_is_caught() -> None:
     verdict = judge(FAULTY, [FINE, FOUND], 12)
-    assert verdict == Drilled(
+    assert verdict == DrillResult(
         ("ipc-reopen destroy-context FAIL mentioning 'cuIpcOpenMemHandle' and '400'",), (), ()
     )
     assert verdict.good

@@ -22,7 +22,7 @@ from gpuipc_doctor.api import loader
 from gpuipc_doctor.model import Ending, Launch, Node, Probe, ProbeOutcome, Status
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.supervise import blame, evidence, keeper, tree
-from gpuipc_doctor.supervise.assignment import RoleFiles, RoleResult, Turn
+from gpuipc_doctor.supervise.assignment import RoleFiles, RoleResult, StartSignal
 from gpuipc_doctor.supervise.journal import Progress
 from gpuipc_doctor.supervise.probe import Execution, Limits, first_wrong, likeliest_first
 from gpuipc_doctor.supervise.rank import boot_id
@@ -79,7 +79,7 @@ class Held:
 
     def __init__(self, session: Session, roles: ModuleType, *names: str) -> None:
         probe = Probe("probe", {name: getattr(roles, name) for name in names}, deadline_s=0.5)
-        limit, self.turn = time.monotonic() + LIMIT_S, Turn()
+        limit, self.turn = time.monotonic() + LIMIT_S, StartSignal()
         self.ended = ThreadPoolExecutor(1).submit(
             session.run, "misbehaving", FILE, probe, until=limit, turn=self.turn
         )

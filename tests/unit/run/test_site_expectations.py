@@ -6,7 +6,7 @@ import pytest
 
 from gpuipc_doctor.model import Device, Fact
 from gpuipc_doctor.report import sentences
-from gpuipc_doctor.run import expectations
+from gpuipc_doctor.run import site_expectations
 from gpuipc_doctor.site.config import (
     ExpectedGpus,
     ExpectedVersion,
@@ -14,8 +14,8 @@ from gpuipc_doctor.site.config import (
     NodeConfig,
     NodeGpus,
     NodeType,
-    Said,
     SiteConfig,
+    SourcedValue,
 )
 from gpuipc_doctor.versions import Range
 
@@ -42,13 +42,13 @@ A100, H100 = "NVIDIA A100-SXM4-40GB", "NVIDIA H100"
     ],
 )
 def test_gpus(model: str, count: int, here: list[str], says: list[str]) -> None:
-    found = list(expectations.of_gpus(ExpectedGpus(model, count, "x.yaml:1"), gpus(*here), {}))
+    found = list(site_expectations.of_gpus(ExpectedGpus(model, count, "x.yaml:1"), gpus(*here), {}))
     assert [f"{one.key}: {sentences.summary(one)}" for one in found] == says
 
 
 def test_gpus_that_a_batch_system_hides_are_not_missed() -> None:
     expected = ExpectedGpus("A100", 4, "x.yaml:1")
-    assert list(expectations.of_gpus(expected, gpus(A100), {"CUDA_VISIBLE_DEVICES": "0"})) == []
+    assert list(site_expectations.of_gpus(expected, gpus(A100), {"CUDA_VISIBLE_DEVICES": "0"})) == []
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,9 @@ def test_of_one_driver_gpus_are_missed_that_must_be_its_own(
     model: str, count: int, here: list[str], says: list[str]
 ) -> None:
     """What else is expected may be the other vendor's. A driver that lists none is no pass anyway."""
-    found = expectations.check_backend_gpus("cuda", ExpectedGpus(model, count, "x.yaml:1"), gpus(*here), {})
+    found = site_expectations.check_backend_gpus(
+        "cuda", ExpectedGpus(model, count, "x.yaml:1"), gpus(*here), {}
+    )
     assert [f"{one.key}: {sentences.summary(one)}" for one in found] == says
 
 
@@ -74,7 +76,7 @@ def unexpected(versions: dict[str, Range], *facts: Fact, surveyed: bool = True) 
     site = SiteConfig(
         versions={name: ExpectedVersion(one, "x.yaml:2", "a reason") for name, one in versions.items()}
     )
-    found = expectations.of_versions(site, facts, surveyed=surveyed)
+    found = site_expectations.of_versions(site, facts, surveyed=surveyed)
     return [f"{one.name} is {one.found}, not {one.wanted}: {one.why}" for one in found]
 
 
@@ -97,7 +99,7 @@ def test_versions() -> None:
 SITE = SiteConfig(
     node=NodeConfig(
         gpus=ExpectedGpus("A40", 4, "x.yaml:1"),
-        environment={"A": Said("site", "x.yaml:2"), "B": Said("site", "x.yaml:3")},
+        environment={"A": SourcedValue("site", "x.yaml:2"), "B": SourcedValue("site", "x.yaml:3")},
         mpi=MpiConfig(library="/opt/libmpi.so", launcher="srun -n{ranks}", where="x.yaml:4"),
     ),
     node_types=(
@@ -108,7 +110,7 @@ SITE = SiteConfig(
             "cpu",
             (),
             NodeConfig(
-                environment={"A": Said("cpu", "x.yaml:8")},
+                environment={"A": SourcedValue("cpu", "x.yaml:8")},
                 mpi=MpiConfig(launcher="mpiexec -n {ranks}", where="x.yaml:9"),
             ),
         ),
@@ -138,8 +140,8 @@ def judged(here: list[str], *, unlisted: int = 0, by_slurm: int = 0, types: Site
     """What is found on a node of no name that the site knows."""
     node = NodeGpus(gpus(*here), {"cuda": unlisted}, lambda: by_slurm)
     found = [
-        *expectations.of_types(types.types_of("gpu03", node), node, {}),
-        *expectations.of_gpus(types.of_node("gpu03", node).node.gpus, node.devices, {}),
+        *site_expectations.of_types(types.types_of("gpu03", node), node, {}),
+        *site_expectations.of_gpus(types.of_node("gpu03", node).node.gpus, node.devices, {}),
     ]
     return [f"{one.status.value} {one.key}: {sentences.summary(one)}" for one in found]
 
@@ -224,7 +226,7 @@ def test_gpus_that_a_batch_system_hides_leave_no_type_unclear() -> None:
     node = NodeGpus(gpus(*[A100] * 4))
     types = SITE.types_of("gpu03", node)
     assert [kind.name for kind in types] == ["four", "eight"]
-    assert list(expectations.of_types(types, node, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"})) == []
+    assert list(site_expectations.of_types(types, node, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"})) == []
 
 
 def test_what_a_type_does_not_say_the_site_says() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.fabric import exchange, healthcheck
+from gpuipc_doctor.fabric import healthcheck, message_pair
 
 PINGPONG = """\
 bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec
@@ -47,7 +47,7 @@ PSM2 = "\nfi_pingpong:26476 terminated with signal 11 at PC=7f9a50c85487 SP=7ffc
     ],
 )
 def test_how_a_program_ended(code: int, text: str, told: dict[str, object]) -> None:
-    assert exchange.judge(code, text, 10) == told
+    assert message_pair.judge(code, text, 10) == told
 
 
 @pytest.mark.parametrize(
@@ -66,16 +66,16 @@ def test_how_a_program_ended(code: int, text: str, told: dict[str, object]) -> N
     ],
 )
 def test_exit_code_0_without_a_result_is_a_failure(text: str) -> None:
-    told = exchange.judge(0, text, 10)
+    told = message_pair.judge(0, text, 10)
     assert told["ended"] == "failed"
     assert told["said"].startswith("exit code 0, but no result for 10 messages: ")
 
 
 def test_only_the_end_of_ucx_perftest_that_waits_prints_no_result() -> None:
     ends = [(name, serves) for name in ("fi_pingpong", "ucx_perftest") for serves in (True, False)]
-    silent = [end for end in ends if not exchange.has_result(f"/bin/{end[0]}", serves=end[1])]
+    silent = [end for end in ends if not message_pair.has_result(f"/bin/{end[0]}", serves=end[1])]
     assert silent == [("ucx_perftest", True)]
-    assert exchange.judge(0, "Waiting for connection...\n", 10, has_result=False)["ended"] == "right"
+    assert message_pair.judge(0, "Waiting for connection...\n", 10, has_result=False)["ended"] == "right"
 
 
 @pytest.mark.parametrize(
@@ -94,12 +94,12 @@ def test_only_the_end_of_ucx_perftest_that_waits_prints_no_result() -> None:
 )
 def test_a_program_that_cannot_start_is_reported_with_its_words(code: int, text: str) -> None:
     cannot_start = {"ended": "cannot start", "said": text.strip()}
-    assert exchange.judge(code, text, 10) == cannot_start
-    assert exchange.of_both(exchange.nobody_listens(), cannot_start)["ended"] == "cannot start"
+    assert message_pair.judge(code, text, 10) == cannot_start
+    assert message_pair.worse_of(message_pair.no_listener(), cannot_start)["ended"] == "cannot start"
 
 
 def test_memory_that_a_build_does_not_know_is_no_failure() -> None:
-    told = exchange.judge(255, NO_ROCM, 10)
+    told = message_pair.judge(255, NO_ROCM, 10)
     assert told["ended"] == "unable"
     assert told["said"] == (
         "exit code 255: Unsupported memory types rocm<->rocm | Failed to run test: Unsupported operation"
@@ -108,7 +108,7 @@ def test_memory_that_a_build_does_not_know_is_no_failure() -> None:
 
 def test_a_line_of_ucxs_log_loses_its_head_whatever_the_length_of_a_process_id() -> None:
     log = "[1795358814.885] [vm:775  :0]  perftest_run.c:363 UCX  ERROR Failed to run test: No such device\n"
-    assert exchange.judge(255, log, 10)["said"] == "exit code 255: Failed to run test: No such device"
+    assert message_pair.judge(255, log, 10)["said"] == "exit code 255: Failed to run test: No such device"
 
 
 @pytest.mark.parametrize(
@@ -125,26 +125,30 @@ def test_a_line_of_ucxs_log_loses_its_head_whatever_the_length_of_a_process_id()
 def test_ucx_is_told_the_fabric_that_the_site_states(
     program: str, route: str, stated: str | None, transports: str | None
 ) -> None:
-    told = exchange.transports(program, route, stated)
+    told = message_pair.transports(program, route, stated)
     assert told == ({"UCX_TLS": transports} if transports else {})
 
 
 def test_of_both_ends_the_one_that_tells_more() -> None:
     crashed, failed = {"ended": "crashed", "said": "SIGSEGV"}, {"ended": "failed", "said": "exit code 1"}
-    assert exchange.of_both(crashed, failed) == exchange.of_both(failed, crashed) == crashed
-    wrote_to_nobody = exchange.judge(-signal.SIGPIPE, "", 10)
-    assert exchange.of_both(wrote_to_nobody, crashed) == exchange.of_both(crashed, wrote_to_nobody) == crashed
-    server, client = exchange.judge(0, "", 10, has_result=False), exchange.judge(0, PINGPONG, 10)
-    assert exchange.of_both(server, client) == exchange.of_both(client, server) == client
+    assert message_pair.worse_of(crashed, failed) == message_pair.worse_of(failed, crashed) == crashed
+    wrote_to_nobody = message_pair.judge(-signal.SIGPIPE, "", 10)
+    assert (
+        message_pair.worse_of(wrote_to_nobody, crashed)
+        == message_pair.worse_of(crashed, wrote_to_nobody)
+        == crashed
+    )
+    server, client = message_pair.judge(0, "", 10, has_result=False), message_pair.judge(0, PINGPONG, 10)
+    assert message_pair.worse_of(server, client) == message_pair.worse_of(client, server) == client
 
 
 def test_both_ends_of_a_command() -> None:
-    command = exchange.command("/usr/bin/fi_pingpong", "cxi", 16, 2)
+    command = message_pair.command("/usr/bin/fi_pingpong", "cxi", 16, 2)
     assert command[:3] == ["/usr/bin/fi_pingpong", "-p", "cxi"]
     assert {"-c", "16"} <= set(command)  # data are compared
-    assert exchange.serve(command[0], 5) == ["-B", "5"]
-    assert exchange.call(command[0], "n2", 5) == ["-P", "5", "n2"]
-    assert "rocm" in exchange.command("/usr/bin/ucx_perftest", "hip", 16, 2)
+    assert message_pair.serve(command[0], 5) == ["-B", "5"]
+    assert message_pair.call(command[0], "n2", 5) == ["-P", "5", "n2"]
+    assert "rocm" in message_pair.command("/usr/bin/ucx_perftest", "hip", 16, 2)
 
 
 SUMMARY = """\

@@ -19,7 +19,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import IO, Protocol
 
-from gpuipc_doctor.fabric import devices, exchange, healthcheck, interfaces
+from gpuipc_doctor.fabric import devices, healthcheck, interfaces, message_pair
 from gpuipc_doctor.fabric.programs import environment
 from gpuipc_doctor.model import Json
 
@@ -80,7 +80,7 @@ class Fabric:
             """Note what a program says; where there is nothing to say, it exits with ``nothing``."""
             code, text = self._run([programs[program], option])
             found = read(text)
-            if code != nothing and (bad := exchange.failure(code, text) or _silent(text, found)):
+            if code != nothing and (bad := message_pair.failure(code, text) or _silent(text, found)):
                 broken[program] = bad
             else:
                 told[key] = found
@@ -108,26 +108,28 @@ class Fabric:
     ) -> dict[str, Json]:
         chosen = {
             name: value
-            for name, value in exchange.transports(program, route, stated).items()
+            for name, value in message_pair.transports(program, route, stated).items()
             if name not in os.environ
         }
-        ours, theirs = self._end(exchange.command(program, route, nbytes, rounds), chosen, rounds)
+        ours, theirs = self._end(message_pair.command(program, route, nbytes, rounds), chosen, rounds)
         self._other().send(ours)
-        return {**exchange.of_both(ours, theirs or self._other().recv()), "chosen": chosen}
+        return {**message_pair.worse_of(ours, theirs or self._other().recv()), "chosen": chosen}
 
     def _end(
         self, command: Sequence[str], env: Mapping[str, str], rounds: int
     ) -> tuple[dict[str, Json], dict[str, Json] | None]:
         """How our end of it ended, and how the other's, where that was first."""
         program, serves, port = command[0], self._place == 0, 0
-        judge = partial(exchange.judge, rounds=rounds, has_result=exchange.has_result(program, serves=serves))
+        judge = partial(
+            message_pair.judge, rounds=rounds, has_result=message_pair.has_result(program, serves=serves)
+        )
         if serves:
             port = _free_port()
-            command = [*command, *exchange.serve(program, port)]
+            command = [*command, *message_pair.serve(program, port)]
         elif met := self._other().recv():
-            command = [*command, *exchange.call(program, met["host"], met["port"])]
+            command = [*command, *message_pair.call(program, met["host"], met["port"])]
         else:
-            return exchange.nobody_listens(), None
+            return message_pair.no_listener(), None
         with self._armed(Path(program).name), tempfile.TemporaryFile() as output:
             try:
                 process = self._start(command, output, env)
@@ -148,7 +150,7 @@ class Fabric:
         while process.poll() is None:
             if theirs is None and self._other().has_news():
                 theirs = self._other().recv()
-                until = math.inf if theirs["ended"] == exchange.RIGHT else time.monotonic() + _SETTLE_S
+                until = math.inf if theirs["ended"] == message_pair.RIGHT else time.monotonic() + _SETTLE_S
             if time.monotonic() > until:
                 process.terminate()
             time.sleep(_POLL_S)
@@ -193,7 +195,7 @@ def _text(output: IO[bytes]) -> str:
 
 def _not_executed(error: OSError) -> tuple[int, str]:
     """What a shell would make of a program that the kernel does not execute: exit code and words."""
-    return exchange.CANNOT_EXECUTE, error.strerror or str(error)
+    return message_pair.CANNOT_EXECUTE, error.strerror or str(error)
 
 
 def _silent(text: str, found: object) -> dict[str, Json] | None:

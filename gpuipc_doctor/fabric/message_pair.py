@@ -129,7 +129,7 @@ def _end(lines: Sequence[str]) -> str:
     return " | ".join(lines[-_SHOWN:]) or "it printed nothing"
 
 
-def of_both(one: dict[str, Json], other: dict[str, Json]) -> dict[str, Json]:
+def worse_of(one: dict[str, Json], other: dict[str, Json]) -> dict[str, Json]:
     """What the two ends together say of a message."""
 
     def rank(end: dict[str, Json]) -> tuple[int, bool]:
@@ -139,7 +139,7 @@ def of_both(one: dict[str, Json], other: dict[str, Json]) -> dict[str, Json]:
     return {**better, **{name: value for name, value in worse.items() if value is not None}}
 
 
-def nobody_listens() -> dict[str, Json]:
+def no_listener() -> dict[str, Json]:
     """How the end that begins fails where the other has ended before it could."""
     return {"ended": "failed", "said": _NO_LISTENER}
 

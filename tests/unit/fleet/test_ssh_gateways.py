@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from ClusterShell.Task import Task
 
 from gpuipc_doctor.cli.main import cli
-from gpuipc_doctor.fleet import tree
+from gpuipc_doctor.fleet import ssh_gateways
 from gpuipc_doctor.fleet.ask import NOT_ASKED, LaunchOptions, Via
 from gpuipc_doctor.fleet.summary import NodeReport, State
 
@@ -35,7 +35,7 @@ def topology(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_topology_is_followed_from_its_root(topology: Path, text: str | None, is_ours: bool) -> None:
     if text:
         topology.write_text(text)
-    assert tree.is_laid_out() is is_ours
+    assert ssh_gateways.is_laid_out() is is_ours
 
 
 @pytest.mark.parametrize("text", ["routes", "[routes]\nx", f"[routes]\n{HERE}: n[1-\n", "\0", "\udcff"])
@@ -62,7 +62,7 @@ def test_the_budget_of_all_is_no_reason_of_a_node_that_was_asked(
         def finished(self, report: NodeReport, full: bytes) -> None:
             reasons[report.node] = report.state, report.reason
 
-    tree.ask(["n1", "n2"], LaunchOptions(Via.SSH, ("true",), fanout=1, budget_s=0.4), Told())
+    ssh_gateways.ask(["n1", "n2"], LaunchOptions(Via.SSH, ("true",), fanout=1, budget_s=0.4), Told())
     asked, left = sorted(reasons.values(), key=lambda one: one[0] is State.NO_ANSWER)  # in whichever order
     assert asked == (State.DEADLINE, "no answer within 0.4 s")
     assert left == (State.NO_ANSWER, NOT_ASKED)

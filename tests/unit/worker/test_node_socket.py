@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 from gpuipc_doctor.supervise.journal import Journal
-from gpuipc_doctor.worker import meeting
+from gpuipc_doctor.worker import node_socket
 from tests.waiting import until
 
 
@@ -24,7 +24,7 @@ class Role(threading.Thread):
     def run(self) -> None:
         journal = Journal(self._directory / f"{self._place}.journal")
         self.connection.close()
-        self.connection = socket.socket(fileno=meeting.connect(self._directory, self._place, journal))
+        self.connection = socket.socket(fileno=node_socket.connect(self._directory, self._place, journal))
 
 
 def talk(*roles: Role) -> bytes:
@@ -44,8 +44,8 @@ def test_they_talk_whoever_comes_first(tmp_path: Path) -> None:
 
 def test_a_stranger_is_turned_away(tmp_path: Path) -> None:
     server = Role(tmp_path, 0)
-    until("it listens", (tmp_path / meeting.ADDRESS).exists)
-    address = json.loads((tmp_path / meeting.ADDRESS).read_text())
+    until("it listens", (tmp_path / node_socket.ADDRESS).exists)
+    address = json.loads((tmp_path / node_socket.ADDRESS).read_text())
     with socket.create_connection(("127.0.0.1", address["port"])) as stranger:
         stranger.sendall(b"x" * 16)
         stranger.settimeout(30)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembe
     from gpuipc_doctor.model import Device, Json, Result
 
 
-class Known(NamedTuple):
+class KnownSoFar(NamedTuple):
     """What is known by now."""
 
     policy: PrologConfig = PrologConfig()
@@ -31,7 +31,7 @@ class Known(NamedTuple):
         return {**self._asdict(), "policy": self.policy.written(), "bad": bad}
 
     @classmethod
-    def read(cls, written: Json) -> Known:
+    def read(cls, written: Json) -> KnownSoFar:
         bad = tuple(Concern(Kind(kind), text) for kind, text in written["bad"])
         policy = PrologConfig.read(written["policy"])
         return cls(policy, written["is_patient"], bad, tuple(written["results"]))
@@ -52,10 +52,10 @@ class Known(NamedTuple):
         }
 
 
-class SoFar:
+class PartialResult:
     """Tells the guard what runs and what has been found; the `schedule.Watcher` of the run."""
 
-    def __init__(self, channel: Channel, known: Known, devices: tuple[Device, ...]) -> None:
+    def __init__(self, channel: Channel, known: KnownSoFar, devices: tuple[Device, ...]) -> None:
         self._channel = channel
         self._known = known
         self._devices = devices

@@ -10,10 +10,10 @@ import pytest
 from gpuipc_doctor.model import Ending, Finding, Json, Result, RoleOutcome
 from gpuipc_doctor.prolog.decision import Concern, Kind
 from gpuipc_doctor.prolog.guard import Answers, Channel
-from gpuipc_doctor.prolog.so_far import Known, SoFar
+from gpuipc_doctor.prolog.partial_result import KnownSoFar, PartialResult
 from gpuipc_doctor.site.policy import Action, PrologConfig
 
-BAD = Known(bad=(Concern(Kind.FAIL, "FAIL it is bad"),))
+BAD = KnownSoFar(bad=(Concern(Kind.FAIL, "FAIL it is bad"),))
 
 
 class Kept(Channel):
@@ -39,14 +39,14 @@ def test_what_is_known_to_be_bad_drains_whatever_ends_the_test(kind: Kind) -> No
 
 def test_what_is_known_survives_its_way_to_another_process() -> None:
     known = BAD._replace(policy=PrologConfig(on_fail=Action.LOG, log="/l"), results=({"check": "x"},))
-    assert Known.read(json.loads(json.dumps(known.written()))) == known
+    assert KnownSoFar.read(json.loads(json.dumps(known.written()))) == known
 
 
 @pytest.mark.parametrize(("patient", "code"), [(False, 0), (True, 12)])
 def test_what_cannot_be_killed_is_held_against_a_node_once_there_was_time_enough(
     patient: bool, code: int
 ) -> None:
-    known = Known(is_patient=patient)
+    known = KnownSoFar(is_patient=patient)
     assert known.decide(Kind.UNKILLABLE, "pid 1 cannot be killed").exit_code == code
     assert known.answers["unkillable"] == (code, "")
 
@@ -61,7 +61,7 @@ def test_nobody_drains_who_is_not_in_the_share() -> None:
 
 def test_results_are_kept_as_they_come_and_so_is_what_still_runs() -> None:
     kept = Kept()
-    so_far = SoFar(kept, Known(), ())
+    so_far = PartialResult(kept, KnownSoFar(), ())
     so_far.started("ipc-reopen cuda:0 x", "ipc-reopen on cuda:0", 1.0)
     assert kept.known["results"] == [
         {"check": "ipc-reopen", "status": "ERROR", "summary": "ipc-reopen on cuda:0 had not ended"}
@@ -76,6 +76,6 @@ def test_results_are_kept_as_they_come_and_so_is_what_still_runs() -> None:
 
 def test_what_only_could_not_be_told_is_not_bad() -> None:
     kept = Kept()
-    so_far = SoFar(kept, Known(), ())
+    so_far = PartialResult(kept, KnownSoFar(), ())
     so_far.concluded(Result("ipc-reopen", Finding.error("", "no idea"), ("cuda:0",)))
     assert kept.known["bad"] == []

@@ -1,0 +1,94 @@
+"""Names in docstrings exist, and no two modules have one name for different things."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import keyword
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FILES = [*ROOT.glob("gpuipc_doctor/**/*.py"), *ROOT.glob("checks/*.py")]
+
+FOREIGN = re.compile(r"(MPIX?_|cuda|cu|hip|fi_|nvml)\w+|dlopen|ps|yaml\.compose")
+"""Functions of libraries and programs that are called by these names elsewhere."""
+
+SAME_MEANING = {
+    "check": "the class, the command",
+    "config": "the site config, the command",
+    "devices": "of a report that is compared, of a fabric",
+    "documents": "what one room writes as JSON",
+    "drill": "the drill, the command",
+    "environment": "the variables, the check of them",
+    "examination": "what a room looks at, from its start to its end",
+    "exits": "exit codes",
+    "flux": "what asks Flux",
+    "libraries": "on this node, by their files and by asking them",
+    "loaded": "the libraries that a process has loaded",
+    "nvml": "the library, the backend's use of it",
+    "programs": "that are started for what they print",
+    "progress": "what is shown while it runs",
+    "results": "what ran, and what became of it",
+    "sampling": "looking again and again",
+    "slurm": "what asks Slurm",
+}
+"""Modules of one name in several rooms, with what all of them are about."""
+
+YET_TO_RENAME = {
+    "blocks": "of nodes below one switch, of a screen",
+    "model": "the types that all rooms share, the reference model of histories",
+}
+"""Different things of one name: no name is to join them."""
+
+
+def identifiers(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        for field in ("name", "id", "attr", "arg", "asname", "module"):
+            if isinstance(value := getattr(node, field, None), str):
+                yield from value.split(".")
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
+            yield node.value  # a key, or an attribute that `getattr` takes
+
+
+def mentioned(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and name of what stands between single backticks in docstrings."""
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
+            for match in re.finditer(r"(?<!`)`([A-Za-z_][\w.]*)(?:\(\))?`(?!`)", node.value.value):
+                yield node.lineno, match[1]
+
+
+def test_each_name_in_a_docstring_exists() -> None:
+    trees = {file: ast.parse(file.read_text()) for file in FILES}
+    known = {
+        *dir(builtins),
+        *keyword.kwlist,
+        *(file.stem for file in FILES),
+        *(file.parent.name for file in FILES),
+    }
+    for tree in trees.values():
+        known.update(identifiers(tree))
+    stale = [
+        f"{file.relative_to(ROOT)}:{line}: {name}"
+        for file, tree in trees.items()
+        for line, name in mentioned(tree)
+        if not FOREIGN.fullmatch(name) and not known.issuperset(name.split("."))
+    ]
+    assert stale == []
+
+
+def test_modules_of_one_name_mean_the_same() -> None:
+    rooms = defaultdict(set)
+    for file in FILES:
+        if not file.stem.startswith("__"):
+            rooms[file.stem].add(str(file.parent.relative_to(ROOT)))
+    twice = {name: sorted(where) for name, where in rooms.items() if len(where) > 1}
+    assert {name: twice[name] for name in set(twice) - set(SAME_MEANING) - set(YET_TO_RENAME)} == {}
+    assert {*SAME_MEANING, *YET_TO_RENAME} <= set(twice)
