@@ -127,8 +127,6 @@ class KnownIssue:
     """Why no log can show it, though the symptom speaks of a message."""
     harms: tuple[str, ...] = ()
     """The steps of our own probes (`harms` of a probe) that must not run where this issue is."""
-    sharing: tuple[str, ...] = ()
-    """The ways of sharing device memory that this concerns; empty where it is none or all of them."""
     detected_by: tuple[str, ...] = ()
     """Checks, or keys of their findings."""
     history: tuple[str, ...] = ()

@@ -135,7 +135,6 @@ def _issue(data: Json, where: str) -> KnownIssue:
         signatures=tuple(map(_signature, data.get("signatures", ()))),
         silent=data.get("silent", ""),
         harms=tuple(data.get("harms", ())),
-        sharing=tuple(data.get("sharing", ())),
         detected_by=tuple(data.get("detected_by", ())),
         history=tuple(data.get("history", ())),
         workarounds=tuple(_workaround(component, entry) for entry in data.get("workarounds", ())),
