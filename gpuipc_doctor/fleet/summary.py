@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Container, Iterator
 from datetime import datetime, timedelta
+from typing import cast
 
 import msgspec  # noqa: TID253 - who imports a module of the fleet reads node reports
 
@@ -40,7 +41,7 @@ class State(enum.Enum):
     NO_ANSWER = "no report"
 
 
-class MatchedIssue(msgspec.Struct, frozen=True):
+class MatchedIssue(msgspec.Struct, frozen=True, omit_defaults=True):
     """A known issue that has something to do with a finding, as the node's report joins the two."""
 
     issue: str
@@ -50,7 +51,7 @@ class MatchedIssue(msgspec.Struct, frozen=True):
     remedy: str
 
 
-class FindingSummary(msgspec.Struct, frozen=True):
+class FindingSummary(msgspec.Struct, frozen=True, omit_defaults=True):
     """One finding that is not PASS, on all subjects of the node where it is the same.
 
     ``issues``: of the known issues that belong to it; summaries written before there were any have none.
@@ -60,13 +61,14 @@ class FindingSummary(msgspec.Struct, frozen=True):
     key: str
     status: str
     identity: tuple[str, ...]
-    where: str
-    says: str
-    remedy: str
+    where: str = ""
+    says: str = ""
+    remedy: str = ""
+    """Empty for a SKIP: a thousand nodes do not say again how to install what a check needs."""
     issues: tuple[str, ...] = ()
 
 
-class Figure(msgspec.Struct, frozen=True):
+class Figure(msgspec.Struct, frozen=True, omit_defaults=True):
     """A measurement: the median of the node's, where there are several."""
 
     value: float
@@ -74,12 +76,12 @@ class Figure(msgspec.Struct, frozen=True):
     more_is_better: bool
 
 
-class NodeReport(msgspec.Struct, frozen=True):
+class NodeReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """``facts``: of each name the values found, sorted. ``checks``: the worst status of each."""
 
     node: str
     state: State
-    schema: str = SCHEMA
+    schema: str = msgspec.field(default_factory=lambda: SCHEMA)  # so that it is always written
     reason: str = ""
     """In words, where there is no report."""
     host: str = ""
@@ -200,7 +202,7 @@ def _told(report: Report) -> Iterator[FindingSummary]:
             identity,
             fold_subjects(result.devices for result in results),
             sentences.summary(finding)[:MAX_TEXT],
-            finding.remedy[:MAX_TEXT],
+            finding.remedy[:MAX_TEXT] if finding.status is not Status.SKIP else "",
             tuple(join.issue for join in digest.joins_of(report.joins, results)),
         )
 
@@ -227,7 +229,19 @@ def _figures(report: Report) -> dict[str, Figure]:
 
 
 def schema() -> Json:
-    return documents.schema(SCHEMA, NodeReport, "What one node of a fleet answered.")
+    whole = documents.schema(SCHEMA, NodeReport, "What one node of a fleet answered.")
+    described = cast(dict[str, dict[str, object]], whole.get("$defs", {}))
+    _may_be_left_out(cast(dict[str, object], whole), NodeReport)
+    for kind in (FindingSummary, Figure, MatchedIssue):
+        _may_be_left_out(described[kind.__name__], kind)
+    return whole
+
+
+def _may_be_left_out(described: dict[str, object], kind: type[msgspec.Struct]) -> None:
+    """Require no more than the fields that `dumps` always writes."""
+    left_out = {one.name for one in msgspec.structs.fields(kind) if one.default is not msgspec.NODEFAULT}
+    left_out |= {one.name for one in msgspec.structs.fields(kind) if one.default_factory is dict}
+    described["required"] = [name for name in cast(list[str], described["required"]) if name not in left_out]
 
 
 class BadSummary(ValueError):
@@ -239,6 +253,7 @@ _DECODER = msgspec.json.Decoder(NodeReport)
 
 
 def dumps(node_report: NodeReport) -> bytes:
+    """A line of JSON, without the fields that have their default: ten thousand files then take 40 MB."""
     return _ENCODER.encode(node_report) + b"\n"
 
 
