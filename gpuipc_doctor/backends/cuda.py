@@ -106,6 +106,8 @@ class CudaDriver(Driver):
         except BackendUnavailable:
             identity = self.call("device-uuid", ordinal)
         value = uuid.UUID(bytes=hostmemory.peek(self.address_of(identity), 16))
+        if not value.int:
+            return ""
         kind = "MIG" if " MIG " in self.text("device-name", ordinal) else "GPU"
         return f"{kind}-{value}"
 
@@ -141,11 +143,13 @@ class CudaDriver(Driver):
         request.requestedHandleTypes = self.handle_type(handle_type)
 
     def export_descriptor(self, operation: str, thing: Any) -> int:
-        return int(self.call(operation, thing, self.handle_type(HandleType.DESCRIPTOR), 0))
+        return self.number(operation, thing, self.handle_type(HandleType.DESCRIPTOR), 0)
 
     def import_descriptor(self, operation: str, descriptor: int) -> Any:
         flags = (0,) if operation == "pool-import" else ()
-        return self.call(operation, descriptor, self.handle_type(HandleType.DESCRIPTOR), *flags)
+        imported = self.call(operation, descriptor, self.handle_type(HandleType.DESCRIPTOR), *flags)
+        self.see_result(operation, int(imported))
+        return imported
 
     def export_fabric(self, memory: Any) -> bytes:
         handle = self.call("vmm-export", memory, self.handle_type(HandleType.FABRIC), 0)

@@ -109,10 +109,14 @@ class Driver(ABC):
         """Make a call that gives addresses or sizes; `DriverError` where the last of them is 0."""
         values = self.call(operation, *arguments)
         numbers = [int(value) for value in (values if isinstance(values, list) else [values])]
-        if not numbers[-1]:
+        self.see_result(operation, numbers[-1])
+        return numbers
+
+    def see_result(self, operation: str, result: object) -> None:
+        """Raise `DriverError` if what a successful call of this operation gave is 0 or nothing."""
+        if not result:
             name = self.calls[operation]
             raise DriverError(DriverFault(name, 0, NO_RESULT), self._made[name])
-        return numbers
 
     def number(self, operation: str, *arguments: Any) -> int:
         """Make a call that gives one address or size; `DriverError` where it is 0."""
@@ -149,7 +153,10 @@ class Driver(ABC):
 
     @abstractmethod
     def export_descriptor(self, operation: str, thing: Any) -> int:
-        """A new descriptor of physical memory (``vmm-export``) or of a pool (``pool-export``)."""
+        """A new descriptor of physical memory (``vmm-export``) or of a pool (``pool-export``).
+
+        0 is none: a worker's standard input is open.
+        """
 
     @abstractmethod
     def import_descriptor(self, operation: str, descriptor: int) -> Any:
@@ -255,9 +262,7 @@ class Driver(ABC):
     def handle_bytes(self, operation: str, handle: Any) -> bytes:
         """The bytes of a handle that this operation made; `DriverError` where all of them are 0."""
         data = hostmemory.peek(self.address_of(handle), HANDLE_BYTES)
-        if not any(data):
-            name = self.calls[operation]
-            raise DriverError(DriverFault(name, 0, NO_RESULT), self._made[name])
+        self.see_result(operation, any(data))
         return data
 
     def handle_from(self, data: bytes) -> Any:

@@ -143,7 +143,9 @@ class HipDriver(Driver):
         return bytes(handle)
 
     def export_descriptor(self, operation: str, thing: Any) -> int:
-        return int.from_bytes(self._export(operation, thing, HandleType.DESCRIPTOR, 4), sys.byteorder)
+        number = self._export(operation, thing, HandleType.DESCRIPTOR, 4)
+        self.see_result(operation, any(number))
+        return int.from_bytes(number, sys.byteorder)
 
     def import_descriptor(self, operation: str, descriptor: int) -> Any:
         # The number itself takes the place of an address: rocclr/device/rocm/rocdevice.cpp casts it back.

@@ -210,8 +210,9 @@ def _running(process: WorkerProcess, files: RoleFiles, *, same_clock: bool = Tru
 # default.
 #
 # NVIDIA GPUs are named by uuid, which stays right whatever the user's own CUDA_VISIBLE_DEVICES had
-# renumbered. HIP numbers devices after ROCR_VISIBLE_DEVICES has been applied, so there an index within the
-# user's own HIP_VISIBLE_DEVICES is passed on. What HIP's GPU_MAX_HW_QUEUES would save was not tried.
+# renumbered; where a driver gives none, all are left visible. HIP numbers devices after ROCR_VISIBLE_DEVICES
+# has been applied, so there an index within the user's own HIP_VISIBLE_DEVICES is passed on. What HIP's
+# GPU_MAX_HW_QUEUES would save was not tried.
 # Sources: CUDA C++ Programming Guide, "CUDA Environment Variables"; ROCm documentation, "GPU isolation
 # techniques".
 
@@ -228,6 +229,8 @@ def visible_devices(devices: Sequence[Device], environment: Mapping[str, str]) -
     if not devices:
         return {}
     if devices[0].backend == "cuda":
+        if not all(device.uuid for device in devices):
+            return {}
         return {"CUDA_VISIBLE_DEVICES": ",".join(device.uuid for device in devices)}
     chosen = environment.get("HIP_VISIBLE_DEVICES")
     numbers = chosen.split(",") if chosen else None

@@ -162,7 +162,7 @@ class Machine:
         self.calls.append((operation, *arguments))
         return {"primary-retain": "primary", "mem-alloc": 0x1000, "mem-info": [1, 2]}.get(operation)
 
-    number, numbers = Driver.number, Driver.numbers
+    number, numbers, see_result = Driver.number, Driver.numbers, Driver.see_result
 
     def take_working_memory(self) -> None:
         """None, as with CUDA."""

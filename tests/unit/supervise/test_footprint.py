@@ -41,6 +41,10 @@ def test_other_vendors_and_processes_without_a_device_are_left_alone() -> None:
     assert visible_devices((), {}) == {}
 
 
+def test_of_devices_without_a_uuid_all_stay_visible() -> None:
+    assert visible_devices((replace(ONE, uuid=""), replace(ONE, index=1)), {}) == {}
+
+
 def test_an_index_is_one_of_those_that_the_user_chose() -> None:
     amd = replace(ONE, backend="hip", index=1)
     assert visible_devices((amd,), {"HIP_VISIBLE_DEVICES": "4,6"}) == {"HIP_VISIBLE_DEVICES": "6"}
