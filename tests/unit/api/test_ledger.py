@@ -425,7 +425,7 @@ class Partner:
 @pytest.mark.parametrize(("kept", "is_theirs"), [(0, True), (30 * MIB, False)])
 def test_what_outlives_the_process_that_is_looked_on_at_was_not_its_doing(kept: int, is_theirs: bool) -> None:
     w: Any = Worker(Device())
-    w.peer = Partner(w.gpu, kept)
+    w.peers = [Partner(w.gpu, kept)]
     look_on(w)
     (entry,) = account(w.records).entries
     bad = Finding.fail("grows", "it grows")
