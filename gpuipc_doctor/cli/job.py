@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,6 +21,24 @@ if TYPE_CHECKING:
 
 _MAX_BYTES = 64 << 20
 """Of an earlier report."""
+
+
+class Duration(click.ParamType[float]):
+    """Seconds, as ``90``, ``90s``, ``5m`` or ``1h``."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        stated = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", value)
+        seconds = float(stated[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[stated[2]] if stated else 0.0
+        if not SHORTEST_S <= seconds <= LONGEST_S:
+            self.fail(f"{value!r} is no time from 5s to 24h", param, ctx)
+        return seconds
+
+
+SHORTEST_S, LONGEST_S = 5.0, 24 * 3600.0
 
 
 @click.command()
@@ -39,11 +57,19 @@ _MAX_BYTES = 64 << 20
               help="For srun or ssh, as it stands; may be repeated.")  # fmt: skip
 @click.option("--stacks", is_flag=True,
               help="Stop each process for up to 2 s at each look, one at a time, for its stack.")  # fmt: skip
+@click.option("--for", "seconds", type=Duration(), metavar="SECONDS", default=0.0,
+              help="Then watch for so long (60s, 5m) what grows in each process.")  # fmt: skip
+@click.option(
+    "--ras", is_flag=True, help="Ask NCCL's RAS service whatever its version; old ones may crash the job."
+)
+@click.option("--arm", is_flag=False, flag_value="script", metavar="[script|taskprolog]",
+              type=click.Choice(["script", "taskprolog"]),
+              help="Print what the next job should have set, for the versions here, and end.")  # fmt: skip
 @options.seconds("--deadline", "For each node.", default=180.0, show_default=True)
 @click.option("--since", "since_file", type=options.FilePath(), metavar="FILE",
               help="Say what has moved since the JSON of an earlier call.")  # fmt: skip
 @click.option("--save", type=options.FilePath(), metavar="FILE", help="Also write the JSON to FILE.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@formats.options(["table", "markdown", "html", "json"], "For people, a ticket, a browser or programs.")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -58,10 +84,13 @@ def command(
     tool: str | None,
     launch_options: tuple[str, ...],
     stacks: bool,
+    seconds: float,
+    ras: bool,
+    arm: str | None,
     deadline: float,
     since_file: Path | None,
     save: Path | None,
-    as_json: bool,
+    form: str,
 ) -> None:
     """Find out which rank of a running job waits for which.
 
@@ -71,18 +100,18 @@ def command(
 
     \b
     Exit codes:
-      0   nothing is stuck
+      0   nothing is stuck or grows
       2   usage
       3   no such job
       11  it cannot be told
-      12  something is stuck
+      12  something is stuck or grows
     """
-    from gpuipc_doctor.job import document, job_content
+    from gpuipc_doctor import knownissues
+    from gpuipc_doctor.job import document, issues, job_content
     from gpuipc_doctor.job import nodes as job_nodes
     from gpuipc_doctor.job.document import Cause
     from gpuipc_doctor.job.progress import since
     from gpuipc_doctor.job.selection import NoSuchJob, Request, SeveralJobs
-    from gpuipc_doctor.present.terminal import screen
     from gpuipc_doctor.present.text import sanitise
 
     if sum(map(bool, (pids, slurm, user, gpu))) > 1:
@@ -93,35 +122,49 @@ def command(
         raise click.BadParameter(f"{slurm!r} is no JOBID or JOBID.STEP", ctx, param_hint="--slurm")
     if gpu and not re.fullmatch(r"(cuda|nvidia|hip|amd):\d+", gpu):
         raise click.BadParameter(f"{gpu!r} is no GPU such as cuda:0 or hip:1", ctx, param_hint="--gpu")
+    if arm:
+        click.echo("\n".join(_armed(arm)))
+        return
     earlier = _earlier(since_file) if since_file else None
     request = Request(pids, slurm, user)
     asked = ["--slurm", slurm] * bool(slurm) + ["--user", user] * bool(user) + ["--gpu", gpu] * bool(gpu)
-    asked += ["--stacks"] * stacks
+    asked += ["--stacks"] * stacks + ["--ras"] * ras + (["--for", str(seconds)] if seconds else [])
+    means = Means(stacks, ras, seconds)
     try:
         where = _nodes(nodes, slurm, this_node=this_node)
         if where:
-            way = _way(via, tool, launch_options, deadline, ["job", "--this-node", "--json", *asked])
+            way = _way(
+                via, tool, launch_options, deadline + seconds, ["job", "--this-node", "--json", *asked]
+            )
             if slurm:
                 way = job_nodes.within_job(way, slurm)
             report = _of_nodes(where, way)
         else:
-            report = _of_this_node(request, gpu, stops=stacks)
+            report = _of_this_node(request, gpu, means)
     except NoSuchJob as absent:
         click.echo(f"gpuipc-doctor: {sanitise(str(absent))}", err=True)
         ctx.exit(Exit.NOTHING)
     except SeveralJobs as several:
         raise click.UsageError(sanitise(str(several)), ctx) from None
+    found = tuple(issues.matching(report, knownissues.load(options.site_config(None).known_issues_dirs)))
+    report = replace(report, issues=found, wrong_settings=issues.wrong_settings(report.ranks))
     if earlier:
         report = replace(report, since=since(earlier, report))
     text = document.dumps(report)
     if save:
         with options.naming_option("--save", f"cannot write {save}"):
             save.write_text(text, encoding="utf-8")
-    if as_json:
-        click.echo(text, nl=False)
-    else:
-        click.echo(screen(job_content.blocks(report), **formats.page()), nl=False)
+    click.echo(formats.text(report, form, job_content, document), nl=False)
     ctx.exit({Cause.RUNS: Exit.OK, Cause.UNKNOWN: Exit.ERROR}.get(report.verdict.cause, Exit.FAIL))
+
+
+def _armed(how: str) -> list[str]:
+    """The lines of ``--arm``, for the libraries on this node."""
+    from gpuipc_doctor.inventory import on_disk
+    from gpuipc_doctor.job import arming
+
+    make = arming.script if how == "script" else arming.task_prolog
+    return list(make(on_disk("/", os.environ)))
 
 
 def _earlier(path: Path) -> JobReport:
@@ -185,19 +228,40 @@ def _of_nodes(nodes: Sequence[str], way: LaunchOptions) -> JobReport:
     return merge(reports, silent)
 
 
-def _of_this_node(request: Request, gpu: str, *, stops: bool) -> JobReport:
+@dataclass(frozen=True)
+class Means:
+    """What is done beyond looking."""
+
+    stops: bool
+    asks_ras: bool
+    watches_s: float
+
+
+def _of_this_node(request: Request, gpu: str, means: Means) -> JobReport:
     """What is seen here. Raises `NoSuchJob` and `SeveralJobs`."""
     from gpuipc_doctor.inventory import variables
-    from gpuipc_doctor.job import gpu_holders
+    from gpuipc_doctor.job import gpu_holders, growth, ras
     from gpuipc_doctor.job.examination import examine
-    from gpuipc_doctor.job.looking import Watcher, look_repeatedly
+    from gpuipc_doctor.job.looking import Watcher, by_rank, look_repeatedly
     from gpuipc_doctor.job.selection import Request, select
+    from gpuipc_doctor.job.verdict import with_growth
     from gpuipc_doctor.supervise import scratch
 
-    if gpu:
-        with options.node(None) as node:
+    with options.node(None) as node:
+        if gpu:
             request = Request(pids=gpu_holders.pids(gpu, node))
-    chosen = select(request)
-    with scratch.directory(scratch.usual()) as place:
-        watcher = Watcher(chosen, place, frozenset(variables.load()), stops)
-        return replace(examine(look_repeatedly(watcher), watcher.unable), stopped=stops)
+        chosen = select(request)
+        with scratch.directory(scratch.usual()) as place:
+            watcher = Watcher(chosen, place, frozenset(variables.load()), means.stops)
+            looks = look_repeatedly(watcher)
+        ranks = by_rank(looks[-1])
+        report = replace(
+            examine(looks, watcher.unable),
+            stopped=means.stops,
+            ras=ras.lines(ranks.values(), ask=means.asks_ras),
+        )
+        if not means.watches_s:
+            return report
+        grown = growth.watch(ranks, means.watches_s, lambda: gpu_holders.memory(node))
+    verdict = with_growth(report.verdict, grown)
+    return replace(report, watched_s=means.watches_s, growth=grown, verdict=verdict)

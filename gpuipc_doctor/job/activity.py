@@ -88,6 +88,8 @@ _INTERPRETER = re.compile(r"\((lib)?python[\w.]*\)$|^_?Py|^\[(lib)?python")
 Call = tuple[Kind, str]
 """A call that waits: for what, and the function."""
 
+_POLLS = ("MPI_Test", "MPI_Iprobe", "MPI_Improbe", "MPI_Request_get_status")
+
 _UNNAMED: Call = (Kind.PROGRESSES, "an MPI call")
 """In a stack that ends inside MPI, as one that is cut off does: any of MPI's functions."""
 
@@ -120,8 +122,24 @@ def activity(looks: Sequence[Process]) -> Activity:
         if len(calls) > 1:
             return Activity(Kind.MOVES, path=_path(looks, thread), reason="its calls differ between samples")
         for call in filter(None, calls):
+            if thread.tid == last.pid and call[0].is_in_mpi and (why := _moves(looks, call)):
+                return Activity(Kind.MOVES, path=_path(looks, thread), reason=why)
             return Activity(call[0], call[1], _path(looks, thread), "native stacks")
     return _outside(looks, main)
+
+
+def _moves(looks: Sequence[Process], call: Call) -> str:
+    """Why a rank that is in the same call at every look moves on; empty if it does not.
+
+    A program that polls (MPI_Test, MPI_Iprobe) waits in a loop of its own, which moves all the time.
+    """
+    if call[1].startswith(_POLLS):
+        return ""
+    if len({look.python for look in looks if look.python}) > 1:
+        return "its Python frames differ between looks"
+    if len({look.callers for look in looks if look.callers}) > 1:
+        return "the stack of MPI's caller differs between looks"
+    return ""
 
 
 def _candidates(looks: Sequence[Process]) -> list[Thread]:
@@ -135,6 +153,16 @@ def _candidates(looks: Sequence[Process]) -> list[Thread]:
 def _stacks(looks: Iterable[Process], tid: int) -> list[tuple[str, ...]]:
     return [
         stack for look in looks for thread in look.threads if thread.tid == tid for stack in thread.native
+    ]
+
+
+def _approximate(looks: Iterable[Process], tid: int) -> list[Stack]:
+    return [
+        stack
+        for look in looks
+        for thread in look.threads
+        if thread.tid == tid
+        for stack in thread.approximate
     ]
 
 
@@ -233,7 +261,8 @@ def _common(stacks: Sequence[Stack]) -> tuple[str, ...]:
 def _path(looks: Sequence[Process], thread: Thread) -> tuple[str, ...]:
     """Where a thread is at every look, outermost first; of the interpreter's frames, the program's own."""
     python = _stable_python(looks) if thread.tid == looks[-1].pid else ()
-    native = [frame for frame in _common(_stacks(looks, thread.tid)) if not _is_wrapper(frame)]
+    stacks = _stacks(looks, thread.tid) or _approximate(looks, thread.tid)
+    native = [frame for frame in _common(stacks) if not _is_wrapper(frame)]
     shown = takewhile(lambda frame: not _INTERPRETER.search(frame), native) if python else native
     named = dropwhile(lambda frame: frame.startswith("["), shown)
     kernel = thread.kernel[:1] if thread.state != "R" else ()

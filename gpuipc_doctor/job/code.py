@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from gpuipc_doctor.job.document import Stack
+from gpuipc_doctor.job.document import MPI_LIBRARY, Stack
 
 MAX_FRAMES = 60
 
@@ -43,6 +43,11 @@ class Code:
     def __init__(self, pid: int) -> None:
         maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")
         self._segments = sorted(_segments(maps), key=lambda segment: segment.begin)
+        self._mpi = [segment for segment in self._segments if MPI_LIBRARY.search(segment.file)]
+        place = next((line for line in maps.splitlines() if line.endswith("[stack]")), "")
+        bounds = [int(bound, 16) for bound in place.split(" ")[0].split("-")] if place else []
+        self.stack = (bounds[0], bounds[1]) if bounds else None
+        """The addresses of the main thread's stack."""
 
     def frames(self, counter: int, words: bytes) -> Stack:
         """The frames of a stack, innermost first.
@@ -53,6 +58,14 @@ class Code:
         frames = [self._frame(counter, returns=False)]
         frames += [self._frame(address, returns=True) for address in addresses]
         return tuple(frame for frame in frames if frame)[:MAX_FRAMES]
+
+    def returns_to_mpi(self, address: int) -> bool:
+        """Whether an address is behind a call in MPI's library."""
+        for segment in self._mpi:
+            if segment.begin <= address < segment.end:
+                image = _image(segment.file)
+                return image is not None and image.is_after_call(address - segment.begin + segment.offset)
+        return False
 
     def file(self, address: int) -> str:
         """The name of the file that an address is in; empty if it is no code."""

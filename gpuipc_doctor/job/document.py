@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field
 from enum import Enum
 
-from gpuipc_doctor.model import Json
+from gpuipc_doctor.model import Json, Relation, Setting
 from gpuipc_doctor.report import documents
 
 SCHEMA = "gpuipc-doctor/job/1"
@@ -19,7 +19,7 @@ Stack = tuple[str, ...]
 """Frames, innermost first: ``function (file)``, or ``[file]`` where the function has no name."""
 
 
-_MPI_LIBRARY = re.compile(r"/libmpi(ch)?(_\w+)?[\w.-]*\.so")
+MPI_LIBRARY = re.compile(r"/libmpi(ch)?(_\w+)?[\w.-]*\.so")
 _DRIVER_LIBRARY = re.compile(r"/lib(cuda|amdhip64|hsa-runtime64)\.so")
 
 
@@ -60,6 +60,8 @@ class Process:
     threads: tuple[Thread, ...] = ()
     python: tuple[str, ...] = ()
     """Python frames of the main thread, innermost first."""
+    callers: str = ""
+    """A digest of the main thread's stack outside MPI; empty if it is in no call of MPI, or not known."""
     libraries: tuple[str, ...] = ()
     """Paths of the mapped shared libraries."""
     settings: dict[str, str] = field(default_factory=dict)
@@ -76,7 +78,7 @@ class Process:
 
     @property
     def has_mpi(self) -> bool:
-        return any(_MPI_LIBRARY.search(path) for path in self.libraries)
+        return any(MPI_LIBRARY.search(path) for path in self.libraries)
 
     @property
     def has_gpu(self) -> bool:
@@ -130,6 +132,7 @@ class Cause(Enum):
     MISMATCH = "collective-mismatch"
     ALL_WAIT = "all-wait"
     FINALIZE = "finalize"
+    GROWS = "grows"
     RUNS = "runs"
     UNKNOWN = "unknown"
 
@@ -145,6 +148,36 @@ class Verdict:
     """What the blamed ranks are in; if no rank is blamed, what the waiting ranks are in."""
     waits_in: str = ""
     reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatchedIssue:
+    """A known issue that fits a rank's stack, the versions that it has loaded, or both."""
+
+    id: str
+    title: str
+    relation: Relation
+    reason: str
+    remedy: str
+    """Right for the loaded version. Nothing is changed in the running job."""
+    checks: tuple[str, ...]
+    """Checks that show it on a free node."""
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """What a rank takes more of: change in a minute with its 95 % interval, in bytes or pieces."""
+
+    rank: int | None
+    """None for what belongs to no rank."""
+    pid: int | None
+    what: str
+    per_minute: float
+    low: float
+    high: float
+    first: int
+    last: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +221,14 @@ class JobReport:
     """What could not be seen, and why."""
     stopped: bool = False
     """Whether each process was stopped for a moment, for its native stacks."""
+    watched_s: float = 0.0
+    """Seconds for which growth was watched."""
+    growth: tuple[Growth, ...] = ()
+    ras: tuple[str, ...] = ()
+    """What there is to say of NCCL's RAS service."""
+    issues: tuple[MatchedIssue, ...] = ()
+    wrong_settings: tuple[Setting, ...] = ()
+    """Settings that the loaded libraries do not know, or whose value they do not take."""
     differences: tuple[Difference, ...] = ()
     since: Progress | None = None
 

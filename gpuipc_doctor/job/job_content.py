@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from functools import partial
 
-from gpuipc_doctor.job.document import Cause, Difference, JobReport, Progress, Rank
+from gpuipc_doctor.fleet.nodeset import NodeSetFormatter
+from gpuipc_doctor.job.document import Cause, Difference, Growth, JobReport, MatchedIssue, Progress, Rank
 from gpuipc_doctor.job.folding import Branch, fold, ranges
+from gpuipc_doctor.model import Relation
+from gpuipc_doctor.present import markdown, terminal
 from gpuipc_doctor.present.blocks import Block, Entry, Group, Item, Lines, Parts, do
+from gpuipc_doctor.present.html import page
 
 COLUMNS = 10
 """For the ranks, before the way that they share."""
@@ -16,6 +21,12 @@ DEEPEST = 20
 """Columns of the deepest branch; those below it are not indented further."""
 
 MOST_DIFFERENCES = 10
+MOST_BRANCHES = 20
+"""Lines of the tree: a screen for any number of ranks."""
+
+MOST_ISSUES = 5
+LONGEST = 48
+"""Characters of a set of ranks."""
 
 _WAY = " > "
 
@@ -29,6 +40,7 @@ _SENTENCES = {
     Cause.MISMATCH: "{waiting} are in different collectives: {operation}",
     Cause.ALL_WAIT: "every rank waits in MPI for another one: {waits_in}",
     Cause.FINALIZE: "every rank waits in MPI_Finalize",
+    Cause.GROWS: "{operation} of {blamed} grows",
     Cause.RUNS: "nothing is stuck",
     Cause.UNKNOWN: "cannot tell",
 }
@@ -45,6 +57,7 @@ _REMEDIES = {
     Cause.MESSAGE_LOST: "compare its tag, communicator and source with the sends",
     Cause.MISMATCH: "call collectives in the same order on all ranks of a communicator",
     Cause.ALL_WAIT: "look for a cycle of sends and receives; or run gpuipc-doctor check --all on a free node",
+    Cause.GROWS: "run gpuipc-doctor check --all on a free node: mpi-cache-growth and others find what grows",
     Cause.FINALIZE: "look for requests that were never completed",
 }
 
@@ -65,13 +78,26 @@ def sentence(report: JobReport) -> str:
     )
 
 
+def screen(report: JobReport, *, width: int, color: bool) -> str:
+    return terminal.screen(blocks(report), width=width, color=color)
+
+
+def ticket(report: JobReport) -> str:
+    """Markdown, for a ticket."""
+    return markdown.render(f"gpuipc-doctor job: {status(report)}", blocks(report))
+
+
+def html(report: JobReport) -> str:
+    return page("blocks.html", title=sentence(report), simulated="", blocks=tuple(blocks(report)))
+
+
 def blocks(report: JobReport) -> Iterator[Block]:
     """The verdict, then where the ranks are, then what could not be seen."""
-    hosts = ",".join(sorted({rank.host for rank in report.ranks}))
+    hosts = sorted({rank.host for rank in report.ranks})
     yield Parts(
         (
             f"{len(report.ranks)} of {report.size} ranks" if report.size else f"{len(report.ranks)} ranks",
-            f"on {hosts}",
+            f"on {NodeSetFormatter(hosts).brief(hosts)}" if hosts else "",
             f"{report.looks} looks in {report.seconds:.1f} s",
             "each process was stopped for a moment" if report.stopped else "no process was stopped",
         )
@@ -85,6 +111,17 @@ def blocks(report: JobReport) -> Iterator[Block]:
     yield Entry(status(report), sentence(report), tuple(found), columns=7)
     paths = {rank.rank: rank.path or (rank.doing,) for rank in report.ranks}
     yield Group((Lines(("where the ranks are at every look",)), *map(_tree, fold(paths))))
+    if report.growth:
+        yield Group((Lines((f"grew in {report.watched_s:.0f} s",)), *map(_growth, report.growth)))
+    elif report.watched_s:
+        yield Lines((f"nothing grew in {report.watched_s:.0f} s",))
+    yield from map(
+        _issue, sorted(report.issues, key=lambda issue: _RELATIONS.index(issue.relation))[:MOST_ISSUES]
+    )
+    if report.wrong_settings:
+        yield Lines(tuple(f"{one.name}={one.value}: {one.says}" for one in report.wrong_settings))
+    if report.ras:
+        yield Lines(report.ras)
     if report.since:
         yield _progress(report.since)
     if report.differences:
@@ -101,6 +138,34 @@ def _progress(progress: Progress) -> Lines:
              "restarted": progress.restarted, "gone": progress.gone}  # fmt: skip
     said = (f"{what}: {_ranks(ranks)}" for what, ranks in parts.items() if ranks)
     return Lines((f"since {at}", *said))
+
+
+_RELATIONS = (Relation.CONFIRMED, Relation.UNKNOWN, Relation.NEW, Relation.LATENT)
+"""The most telling first."""
+
+
+def _issue(issue: MatchedIssue) -> Entry:
+    found = [Item(f"{issue.relation.value} on {_ranks(issue.ranks)}: {issue.reason}")]
+    if issue.remedy:
+        found.append(do(f"for the next job, {issue.remedy}"))
+    if issue.checks:
+        found.append(do(f"gpuipc-doctor check {' '.join(issue.checks)} on a free node"))
+    return Entry("issue", f"[{issue.id}] {issue.title}", tuple(found), "WARN", columns=7)
+
+
+def _growth(growth: Growth) -> Entry:
+    amount = partial(_amount, is_bytes="memory" in growth.what)
+    grew = f"{growth.what} +{amount(growth.per_minute)} a minute"
+    bounds = f"{amount(growth.low)} to {amount(growth.high)}"
+    ends = f"from {amount(growth.first)} to {amount(growth.last)}"
+    who = "no rank" if growth.rank is None else f"rank {growth.rank}"
+    return Entry(who, f"{grew} (95 %: {bounds}), {ends}", look="-", columns=COLUMNS)
+
+
+def _amount(number: float, *, is_bytes: bool) -> str:
+    if not is_bytes:
+        return f"{number:.0f}"
+    return f"{number / 2**30:.2f} GiB" if abs(number) >= 2**30 else f"{number / 2**20:.1f} MiB"
 
 
 def _difference(difference: Difference) -> Entry:
@@ -120,15 +185,26 @@ def _odd(report: JobReport) -> Sequence[Rank]:
 
 def _tree(branch: Branch) -> Entry:
     """A branch with all below it; ranks that go on alike share a line."""
-    return Entry(ranges(branch.ranks), _WAY.join(branch.frames), tuple(_below(branch, 0)), "-", COLUMNS)
+    below = list(_below(branch, 0))
+    if len(below) > MOST_BRANCHES:
+        below[MOST_BRANCHES:] = [Item(f"{len(below) - MOST_BRANCHES} more places; --json has all")]
+    return Entry(_brief(branch.ranks), _WAY.join(branch.frames), tuple(below), "-", COLUMNS)
 
 
 def _below(branch: Branch, depth: int) -> Iterator[Item]:
     for below in branch.branches:
-        yield Item(f"{ranges(below.ranks)}: {_WAY.join(below.frames)}", depth=depth)
+        yield Item(f"{_brief(below.ranks)}: {_WAY.join(below.frames)}", depth=depth)
         yield from _below(below, min(depth + 2, DEEPEST))
 
 
 def _ranks(numbers: Sequence[int]) -> str:
     noun = "rank" if len(numbers) == 1 else "ranks"
-    return f"{noun} {ranges(numbers)}"
+    return f"{noun} {_brief(numbers)}"
+
+
+def _brief(numbers: Sequence[int]) -> str:
+    """``0-6,8-15``, cut where it is long."""
+    text = ranges(numbers)
+    if len(text) <= LONGEST:
+        return text
+    return f"{text[:LONGEST].rpartition(',')[0]},… ({len(numbers)} ranks)"

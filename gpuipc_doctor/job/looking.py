@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpuipc_doctor import node_name
-from gpuipc_doctor.job import perf_events, python_stacks, rights, sampling, sleeping, stopping
+from gpuipc_doctor.job import callers, perf_events, python_stacks, rights, sampling, sleeping, stopping
 from gpuipc_doctor.job.activity import is_seen
 from gpuipc_doctor.job.document import Look, Process, Stack, Thread
 from gpuipc_doctor.job.processes import read_process
@@ -198,4 +198,8 @@ def _with_stacks(process: Process, python: Stack, samples: Samples) -> Process:
         )
         for thread in process.threads
     ]
-    return replace(process, threads=tuple(threads), python=python, refused=refused)
+    fingerprint = ""
+    if process.has_mpi:
+        with suppress(OSError):
+            fingerprint = callers.fingerprint(process.pid)
+    return replace(process, threads=tuple(threads), python=python, callers=fingerprint, refused=refused)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gpuipc_doctor.job.activity import Activity, Kind
 from gpuipc_doctor.job.document import Difference, JobReport, Rank
-from gpuipc_doctor.job.verdict import judge
+from gpuipc_doctor.job.verdict import judge, with_growth
 
 
 def merge(reports: Sequence[JobReport], silent: Mapping[str, str]) -> JobReport:
@@ -16,6 +16,7 @@ def merge(reports: Sequence[JobReport], silent: Mapping[str, str]) -> JobReport:
     A rank that no node has shown has ended only if every node has answered.
     """
     ranks = tuple(sorted(_numbered(rank for report in reports for rank in report.ranks), key=_by_number))
+    growth = tuple(each for report in reports for each in report.growth)
     size = max((report.size for report in reports if report.size), default=None)
     return JobReport(
         taken=min(report.taken for report in reports),
@@ -23,13 +24,18 @@ def merge(reports: Sequence[JobReport], silent: Mapping[str, str]) -> JobReport:
         looks=min(report.looks for report in reports),
         size=size,
         ranks=ranks,
-        verdict=judge({rank.rank: _activity(rank) for rank in ranks}, None if silent else size),
+        verdict=with_growth(
+            judge({rank.rank: _activity(rank) for rank in ranks}, None if silent else size), growth
+        ),
         unable={
             **{
                 f"{what} on {_host(report)}": why for report in reports for what, why in report.unable.items()
             },
             **silent,
         },
+        watched_s=max(report.watched_s for report in reports),
+        growth=growth,
+        ras=tuple(f"{_host(report)}: {line}" for report in reports for line in report.ras),
         stopped=any(report.stopped for report in reports),
         differences=tuple(differences(ranks)),
     )

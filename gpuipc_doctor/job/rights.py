@@ -26,8 +26,8 @@ def reason(pid: int) -> str:
         return "it is not dumpable (set-uid, capabilities or PR_SET_DUMPABLE); run this as root"
     if not same_users:
         return "it is in a container's user namespace; run this as root of the node"
-    if _yama() > 1 or (_yama() == 1 and os.geteuid() != 0):
-        return f"kernel.yama.ptrace_scope is {_yama()}; run this as root or set it to 0"
+    if yama() > 1 or (yama() == 1 and os.geteuid() != 0):
+        return f"kernel.yama.ptrace_scope is {yama()}; run this as root or set it to 0"
     return "permission denied; run this as root, with CAP_SYS_PTRACE"
 
 
@@ -44,7 +44,7 @@ def _namespace(pid: int, kind: str) -> str:
     return ""
 
 
-def _yama() -> int:
+def yama() -> int:
     """``kernel.yama.ptrace_scope``: 0 for a kernel without Yama."""
     with suppress(OSError, ValueError):
         return int(YAMA.read_text())

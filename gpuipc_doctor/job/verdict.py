@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from gpuipc_doctor.job.activity import Activity, Kind
-from gpuipc_doctor.job.document import Cause, Verdict
+from gpuipc_doctor.job.document import Cause, Growth, Verdict
 
 
 def judge(activities: Mapping[int, Activity], size: int | None = None) -> Verdict:
@@ -35,6 +35,15 @@ def judge(activities: Mapping[int, Activity], size: int | None = None) -> Verdic
     if waiting:
         return _all_in_mpi(activities, waiting)
     return Verdict(cause=Cause.RUNS, reasons=("no rank waits for another",))
+
+
+def with_growth(verdict: Verdict, growth: Sequence[Growth]) -> Verdict:
+    """The verdict on a job that is not known to be stuck and whose ranks take more and more."""
+    if not growth or verdict.cause not in (Cause.RUNS, Cause.UNKNOWN):
+        return verdict
+    ranks = dict.fromkeys(each.rank for each in growth if each.rank is not None)
+    what = ", ".join(dict.fromkeys(each.what for each in growth))
+    return Verdict(cause=Cause.GROWS, blamed=tuple(sorted(ranks)), operation=what, reasons=verdict.reasons)
 
 
 def _all_in_mpi(activities: Mapping[int, Activity], waiting: Sequence[int]) -> Verdict:

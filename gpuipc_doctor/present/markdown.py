@@ -25,8 +25,10 @@ def _draw(block: Block) -> Iterator[str]:
             yield "|---" * len(rows[0]) + "|"
             yield from map(_row, rows[1:])
         case Entry(word, title, items):
-            first, *rest = (item for item in items if isinstance(item, Item))
-            yield f"**{word}** {_escaped(title)}: {_escaped(first.text)}"
+            first, *rest = [item for item in items if isinstance(item, Item)] or [Item("")]
+            yield f"**{_escaped(word)}** {_escaped(title)}" + (
+                f": {_escaped(first.text)}" if first.text else ""
+            )
             for item in rest:
                 if item.text:
                     lead = f"*{item.lead.strip()}* " if item.lead else ""

@@ -18,7 +18,7 @@ from gpuipc_doctor.job.document import Cause, JobReport
 from gpuipc_doctor.job.sampling import shutil as sampling_shutil
 from gpuipc_doctor.supervise import tree
 from tests.e2e.conftest import RESTING, Command
-from tests.e2e.test_ranks import launch
+from tests.e2e.test_ranks import PREFIXES, launch
 from tests.waiting import until
 
 PLANTED = Path(__file__).parent.parent / "fixtures/jobs/planted.py"
@@ -26,14 +26,45 @@ PLANTED = Path(__file__).parent.parent / "fixtures/jobs/planted.py"
 SECRET = "correct-horse-battery-staple"
 
 
+PlantedJob = tuple[str, str, int, Cause, tuple[int, ...]]
+
+PLANTED_JOBS: tuple[PlantedJob, ...] = (
+    ("impi", "lost-message", 3, Cause.MESSAGE_LOST, (1,)),
+    ("openmpi", "one-late", 4, Cause.HOST_LATE, (3,)),
+    ("mpich50", "one-computes", 3, Cause.HOST_LATE, (0,)),
+    ("mpich43", "most-late", 4, Cause.HOST_LATE, (1, 2, 3)),
+    ("openmpi", "one-in-c", 3, Cause.HOST_LATE, (1,)),
+    ("mpich43", "mismatch", 3, Cause.MISMATCH, ()),
+    ("impi", "cycle", 3, Cause.ALL_WAIT, ()),
+    ("mpich50", "late-in-finalize", 3, Cause.HOST_LATE, (0,)),
+    ("mpich43", "iterate", 3, Cause.RUNS, ()),
+    ("openmpi", "compute", 2, Cause.RUNS, ()),
+    ("openmpi", "descriptors", 2, Cause.RUNS, ()),  # in MPI_Allreduce whenever it is sampled
+    ("mpich50", "most-late", 16, Cause.HOST_LATE, tuple(range(1, 16))),
+    ("mpich50", "c:one-late", 3, Cause.HOST_LATE, (2,)),
+    ("openmpi", "c:one-computes", 3, Cause.HOST_LATE, (0,)),
+    ("mpich43", "c:lost-message", 3, Cause.MESSAGE_LOST, (1,)),
+    ("openmpi", "c:vfork", 3, Cause.KERNEL, (1,)),
+    ("mpich43", "c:only-reduce", 2, Cause.RUNS, ()),
+    ("mpich43", "one-late", 16, Cause.HOST_LATE, (15,)),
+)
+"""MPI library, kind, ranks, and what must be said of them. benchmarks/planted_jobs.py draws their table."""
+
+
 @contextmanager
 def job(library: str, kind: str, ranks: int, log: Path, **environment: str) -> Iterator[int]:
-    """A job with a planted fault; yields the launcher's pid once every rank has come to the fault."""
+    """A job with a planted fault; yields the launcher's pid once every rank has come to the fault.
+
+    A ``kind`` that begins with ``c:`` is one of the C program's.
+    """
     started = launch(library)
     command = [word.format(ranks=ranks) for word in started.command]
+    program = [sys.executable, str(PLANTED)]
+    if kind.startswith("c:"):
+        program, kind = [compiled(library, log.parent)], kind.removeprefix("c:")
     with log.open("w") as output:
         launcher = subprocess.Popen(
-            [*command, sys.executable, str(PLANTED), kind, f"--password={SECRET}"],
+            [*command, *program, kind, f"--password={SECRET}"],
             env={**os.environ, **started.env, **environment, "DATABASE_PASSWORD": SECRET},
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -55,6 +86,18 @@ def job(library: str, kind: str, ranks: int, log: Path, **environment: str) -> I
         )
         for path in shared:  # ranks that are killed leave it
             path.unlink(missing_ok=True)
+
+
+def compiled(library: str, place: Path) -> str:
+    """The C program of planted faults, for this MPI."""
+    program, prefix = place / "planted", PREFIXES / library
+    (lib,) = (prefix / "lib").glob("libmpi.so.[0-9]*[0-9]") or ()
+    subprocess.run(
+        ["gcc", "-O2", "-o", program, PLANTED.with_suffix(".c"), f"-I{prefix}/include", lib,
+         f"-Wl,-rpath,{prefix}/lib"],
+        check=True,
+    )  # fmt: skip
+    return str(program)
 
 
 def shared_memory(pid: int) -> set[Path]:
@@ -98,21 +141,7 @@ def examined(doctor: Command, launcher: int) -> JobReport:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(
-    ("library", "kind", "ranks", "cause", "blamed"),
-    [
-        ("impi", "lost-message", 3, Cause.MESSAGE_LOST, (1,)),
-        ("openmpi", "one-late", 4, Cause.HOST_LATE, (3,)),
-        ("mpich50", "one-computes", 3, Cause.HOST_LATE, (0,)),
-        ("mpich43", "most-late", 4, Cause.HOST_LATE, (1, 2, 3)),
-        ("openmpi", "one-in-c", 3, Cause.HOST_LATE, (1,)),
-        ("mpich43", "mismatch", 3, Cause.MISMATCH, ()),
-        ("impi", "cycle", 3, Cause.ALL_WAIT, ()),
-        ("mpich50", "late-in-finalize", 3, Cause.HOST_LATE, (0,)),
-        ("mpich43", "iterate", 3, Cause.RUNS, ()),
-        ("openmpi", "compute", 2, Cause.RUNS, ()),
-    ],
-)
+@pytest.mark.parametrize(("library", "kind", "ranks", "cause", "blamed"), PLANTED_JOBS)
 def test_planted_fault_is_found_without_stopping_the_job(
     doctor: Command,
     tmp_path: Path,
@@ -136,6 +165,22 @@ def test_ranks_that_sleep_while_they_wait_are_seen_to_wait(
         report = examined(doctor, launcher)
     assert [rank.settings["I_MPI_OFFLOAD"] for rank in report.ranks] == ["0"] * 3
     assert (report.verdict.cause, report.verdict.blamed) == (Cause.HOST_LATE, (2,)), report
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("library", "kind", "what"),
+    [("mpich50", "host-memory", "host memory"), ("openmpi", "descriptors", "descriptors")],
+)
+def test_growth_is_blamed_on_the_rank_that_grows(
+    doctor: Command, tmp_path: Path, library: str, kind: str, what: str
+) -> None:
+    with job(library, kind, 2, tmp_path / "log") as launcher, nothing_is_stopped(launcher):
+        ended = doctor("job", "--pid", str(launcher), "--for", "12s", "--json")
+    report = json.decode(ended.stdout, type=JobReport)
+    assert ended.returncode == 12
+    assert (report.verdict.cause, report.verdict.blamed) == (Cause.GROWS, (1,)), report
+    assert what in {growth.what for growth in report.growth if growth.rank == 1}
 
 
 @pytest.mark.mpi
@@ -184,6 +229,8 @@ def test_job_is_seen_without_perf(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (["-w", "n1", "--pid", "2"], 2, "leave out -w"),
         (["-w", "n[1-", "--user", "root"], 2, "names no nodes"),
         (["--since", "/nowhere"], 2, "/nowhere"),
+        (["--for", "1s"], 2, "no time from 5s to 24h"),
+        (["--for", "soon"], 2, "no time from 5s to 24h"),
     ],
 )
 def test_job_that_is_not_there_is_one_line(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -236,3 +237,17 @@ def test_samples_of_root_are_in_no_directory_of_a_user(
     (place,) = ended.exception.args
     assert tmp_path not in place.parents
     assert not place.exists()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"python": ("step (app.py:8)",)}, {"callers": "8d1f"}], ids=["Python frames", "callers"]
+)
+def test_rank_whose_caller_moves_between_two_equal_calls_moves_on(changes: dict[str, object]) -> None:
+    before = replace(process(IN_ALLREDUCE), python=("step (app.py:7)",), callers="05aa")
+    assert activity([before, before]).kind is Kind.COLLECTIVE
+    assert activity([before, replace(before, **changes)]).kind is Kind.MOVES  # type: ignore[arg-type]
+
+
+def test_program_that_polls_in_a_loop_of_its_own_waits() -> None:
+    polls = replace(process(("PMPI_Test (libmpi.so.12)", "main (app)")), callers="05aa")
+    assert activity([polls, replace(polls, callers="8d1f")]).kind is Kind.PROGRESSES

@@ -1,0 +1,102 @@
+"""What is known of a job's libraries: issues that fit its stacks and versions, and dead settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from gpuipc_doctor.inventory import environment, variables
+from gpuipc_doctor.inventory.environment import SetVariable
+from gpuipc_doctor.job.document import Cause, JobReport, MatchedIssue, Rank
+from gpuipc_doctor.knownissues import Confidence, KnownIssue
+from gpuipc_doctor.model import Effect, Fact, Relation, Setting
+from gpuipc_doctor.versions import Verdict
+
+_OF_LIBRARIES = frozenset(
+    {
+        Cause.ALL_WAIT,
+        Cause.DEVICE_BUSY,
+        Cause.FINALIZE,
+        Cause.GROWS,
+        Cause.KERNEL,
+        Cause.MESSAGE_LOST,
+        Cause.UNKNOWN,
+    }
+)
+"""Verdicts that a fault of a library can explain; a late rank's own program explains the others."""
+
+_CLASSES: Mapping[Cause, frozenset[str]] = {Cause.GROWS: frozenset({"leak"})}
+_HANGS = frozenset({"hang"})
+
+_RELATIONS = {
+    (Verdict.BAD, True): Relation.CONFIRMED,
+    (Verdict.BAD, False): Relation.LATENT,
+    (Verdict.FINE, True): Relation.NEW,
+    (Verdict.UNKNOWN, True): Relation.UNKNOWN,
+}
+"""By what the loaded versions are, and whether a stack shows the issue."""
+
+
+def matching(report: JobReport, known: Iterable[KnownIssue]) -> Iterator[MatchedIssue]:
+    """The issues that a stack shows, and those that the loaded versions make likely for this verdict."""
+    groups = [(facts(ranks[0]), _text(ranks), ranks) for ranks in _alike(report.ranks)]
+    classes = _CLASSES.get(report.verdict.cause, _HANGS)
+    for issue in known:
+        if issue.withdrawn or issue.suppression:
+            continue
+        for found, text, ranks in groups:
+            seen = any(
+                signature.confidence > Confidence.LOW
+                and signature.applies(found) is Verdict.BAD
+                and signature.found_in(text)
+                for signature in issue.signatures
+            )
+            may = report.verdict.cause in _OF_LIBRARIES and issue.kind in classes
+            verdict, reason = issue.judge(found)
+            relation = _RELATIONS.get((verdict, seen))
+            if relation and (seen or may) and (seen or _is_loaded(issue, found)):
+                yield MatchedIssue(
+                    id=issue.id,
+                    title=issue.title,
+                    relation=relation,
+                    reason=reason,
+                    remedy=issue.remedy(found),
+                    checks=issue.checks,
+                    ranks=tuple(rank.rank for rank in ranks),
+                )
+                break
+
+
+def wrong_settings(ranks: Sequence[Rank]) -> tuple[Setting, ...]:
+    """The settings of these ranks that their loaded libraries do not know or do not take."""
+    found: dict[tuple[str, str], Setting] = {}
+    for alike in _alike(ranks):
+        own = {name: SetVariable(name, value, "a rank") for name, value in alike[0].settings.items()}
+        for setting in environment.judge(own, variables.load(), facts(alike[0])):
+            if setting.effect in (Effect.DEAD, Effect.INVALID):
+                found.setdefault((setting.name, setting.value), setting)
+    return tuple(found.values())
+
+
+def facts(rank: Rank) -> tuple[Fact, ...]:
+    """Versions of the libraries that a rank has loaded, and its settings."""
+    own = {name: SetVariable(name, value, f"rank {rank.rank}") for name, value in rank.settings.items()}
+    loaded = (Fact(name, version, f"loaded by rank {rank.rank}") for name, version in rank.versions.items())
+    return (*loaded, *environment.facts(own, variables.load()))
+
+
+def _is_loaded(issue: KnownIssue, found: Iterable[Fact]) -> bool:
+    return any(fact.name == issue.component and fact.value for fact in found)
+
+
+def _alike(ranks: Iterable[Rank]) -> list[list[Rank]]:
+    """Ranks with the same stack, versions and settings."""
+    groups: dict[tuple[object, ...], list[Rank]] = {}
+    for rank in ranks:
+        key = (rank.path, tuple(rank.versions.items()), tuple(rank.settings.items()))
+        groups.setdefault(key, []).append(rank)
+    return list(groups.values())
+
+
+def _text(ranks: Sequence[Rank]) -> str:
+    """Their stack as a debugger prints it, innermost frame first."""
+    return "\n".join(f"#{number} {frame}" for number, frame in enumerate(reversed(ranks[0].path)))

@@ -1,0 +1,136 @@
+"""What NCCL's RAS service says of a communicators; asked where asking is known to be safe, or on request.
+
+Asking has crashed jobs before NCCL 2.29.2 (NVIDIA/nccl#1762). The protocol is that of NCCL's own client,
+src/ras/client.cc: a handshake, a format (JSON since 2.28.7), a request, and the answer up to the end.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from gpuipc_doctor.job.document import Process
+from gpuipc_doctor.job.folding import ranges
+from gpuipc_doctor.job.loaded import versions
+from gpuipc_doctor.job.processes import Gone, Reader
+from gpuipc_doctor.versions import Range, Verdict
+
+PORT = 28028
+
+LIMIT_S = 12.0
+"""NCCL waits for other processes for 5 s, and twice where some do not answer."""
+
+MAX_BYTES = 4 << 20
+MAX_LINES = 30
+
+_SAFE = Range("nccl", "2.29.2")
+_JSON = Range("nccl", "2.28.7")
+
+_LISTEN = "0A"
+"""The state of a socket that listens (Linux, include/net/tcp_states.h)."""
+
+
+class NotAnswered(Exception):
+    """Why there is no answer, in one line."""
+
+
+def lines(ranks: Iterable[Process], *, ask: bool) -> tuple[str, ...]:
+    """What there is to say of RAS; nothing where no rank has NCCL loaded and listens."""
+    found = next(((rank, version) for rank in ranks if (version := versions(rank).get("nccl"))), None)
+    if found is None or not _listens(found[0].pid):
+        return ()
+    version = found[1]
+    if not ask and _SAFE.judge(version) is not Verdict.BAD:
+        because = "asking has crashed jobs before 2.29.2 (NVIDIA/nccl#1762)"
+        return (f"RAS of NCCL {version} listens on port {PORT} and was not asked: {because}; --ras asks it",)
+    try:
+        return (f"RAS of NCCL {version} says:", *status(PORT, as_json=_JSON.judge(version) is Verdict.BAD))
+    except NotAnswered as reason:
+        return (f"RAS of NCCL {version} did not answer: {reason}",)
+
+
+def _listens(pid: int) -> bool:
+    """Whether a socket listens on RAS's port in the network namespace of a process."""
+    reader = Reader(pid)
+    try:
+        text = reader.text("net/tcp") + reader.text("net/tcp6")
+    except Gone:
+        return False
+    return re.search(rf":{PORT:04X} [0-9A-F]+:0000 {_LISTEN} ", text) is not None
+
+
+def status(port: int, *, as_json: bool) -> tuple[str, ...]:
+    """The lines of an answer that tell of trouble, or that there is none. Raises `NotAnswered`."""
+    try:
+        with socket.create_connection(("localhost", port), LIMIT_S) as connection:
+            connection.settimeout(LIMIT_S)
+            with connection.makefile("rwb", buffering=0) as file:
+                _say(file, "CLIENT PROTOCOL 2", "SERVER PROTOCOL ")
+                if as_json:
+                    _say(file, "SET FORMAT json", "OK")
+                file.write(b"STATUS\n")
+                text = _rest(file)
+    except OSError as error:
+        raise NotAnswered(error.strerror or "no answer within 12 s") from None
+    found = tuple(_of_json(text) if as_json else _of_text(text))
+    return found[:MAX_LINES] or ("no communicator reports an error",)
+
+
+def _say(file: Any, request: str, expected: str) -> None:
+    file.write(f"{request}\n".encode())
+    answer = file.readline(1024).decode(errors="replace").strip()
+    if not answer.startswith(expected):
+        raise NotAnswered(f"{request}: {answer[:100] or 'nothing'}")
+
+
+def _rest(file: Any) -> str:
+    data = b""
+    while len(data) < MAX_BYTES and (more := file.read(65536)):
+        data += more
+    if not data:
+        raise NotAnswered("the connection was closed")
+    return data.decode(errors="replace")
+
+
+def _of_text(text: str) -> Iterator[str]:
+    """What stands below the headings Errors and Warnings."""
+    section = ""
+    previous = ""
+    for line in text.splitlines():
+        if previous and set(line) == {"="}:
+            section = previous
+        elif section in ("Errors", "Warnings") and previous and set(previous) != {"="}:
+            yield previous
+        previous = line.strip() if set(line) != {"="} else line
+    if section in ("Errors", "Warnings") and previous and set(previous) != {"="}:
+        yield previous
+
+
+def _of_json(text: str) -> Iterator[str]:
+    """Collectives that ranks of a communicator have started in different numbers, and missing ranks."""
+    try:
+        document = json.loads(text)
+        for number, communicator in enumerate(document["communicators"]):
+            name = f"communicator {number} of {len(communicator['ranks'])} ranks"
+            yield from (f"{name}: {line}" for line in _of_communicator(communicator))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise NotAnswered(f"its JSON cannot be read: {error!r}"[:200]) from None
+
+
+def _of_communicator(communicator: Mapping[str, Any]) -> Iterator[str]:
+    counts: dict[str, dict[int, list[int]]] = {}
+    for rank in communicator["ranks"]:
+        for operation, count in rank["collective_counts"].items():
+            counts.setdefault(operation, {}).setdefault(int(count), []).append(int(rank["rank"]))
+        if rank["status"].get("async_error"):
+            yield f"rank {int(rank['rank'])} has asynchronous error {int(rank['status']['async_error'])}"
+    for operation, by_count in counts.items():
+        if len(by_count) > 1:
+            parts = (f"{count} on ranks {ranges(ranks)}" for count, ranks in sorted(by_count.items()))
+            yield f"{operation} started: {'; '.join(parts)}"
+    for rank in communicator.get("missing_ranks", ()):
+        how = "is considered dead" if rank["status"]["considered_dead"] else "does not respond"
+        yield f"rank {int(rank['rank'])} on {rank['host']}, pid {int(rank['pid'])} {how}"

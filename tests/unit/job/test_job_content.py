@@ -1,0 +1,110 @@
+"""What people read of a job: screens, Markdown and pages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpuipc_doctor.job import job_content
+from gpuipc_doctor.job.activity import Kind
+from gpuipc_doctor.job.document import Difference, Growth, JobReport, MatchedIssue, Progress, Rank
+from gpuipc_doctor.job.merging import merge
+from gpuipc_doctor.model import Relation
+from tests import golden
+
+HOSTILE = "\x1b[31m<script>alert(1)</script>`|\n# x"
+
+WAITING = ("main (app)", "step (app)", "PMPI_Allreduce (libmpi.so.12)")
+
+
+def rank(number: int, kind: Kind, path: tuple[str, ...], **more: object) -> Rank:
+    fixed = {"program": "app", "operation": "", "reason": "", **more}
+    return Rank(
+        rank=number, host=f"n{number // 8 + 1}", pid=4000 + number, doing=kind.value, path=path, **fixed
+    )  # type: ignore[arg-type]
+
+
+def report(*ranks: Rank, size: int = 16) -> JobReport:
+    return merge([replace(EMPTY, ranks=ranks, size=size)], {})
+
+
+EMPTY = JobReport(
+    taken=1764000000.0, seconds=4.8, looks=4, size=None, ranks=(), verdict=None,  # type: ignore[arg-type]
+)  # fmt: skip
+
+ONE_LATE = report(
+    *(rank(n, Kind.COLLECTIVE, WAITING, operation="MPI_Allreduce") for n in range(15)),
+    rank(15, Kind.SLEEPS, ("main (app)", "step (app)", "write_checkpoint (app)"),
+         operation="write_checkpoint (app)", reason="it sleeps in hrtimer_nanosleep"),
+)  # fmt: skip
+
+STUCK = replace(
+    report(
+        *(rank(n, Kind.COLLECTIVE, WAITING, operation="MPI_Allreduce") for n in range(16) if n != 5),
+        rank(5, Kind.RECEIVES, (*WAITING[:2], "PMPI_Recv (libmpi.so.12)"), operation="MPI_Recv"),
+    ),
+    issues=(
+        MatchedIssue(
+            id="ucx-hangs", title="UCX waits for itself", relation=Relation.LATENT,
+            reason="ucx 1.17.0 is among the versions known to be bad (1.17.0 to before 1.18.0)",
+            remedy="use UCX 1.18.0 or newer", checks=("mpi-small-message",), ranks=tuple(range(16)),
+        ),
+    ),
+    differences=(Difference(name="UCX_TLS", ranks={"rc": tuple(range(15)), "": (15,)}),),
+    since=Progress(earlier=1764000000.0, moved=(), still=tuple(range(16))),
+    unable={"sampled stacks on n2": "perf is not installed"},
+)  # fmt: skip
+
+GROWTH = (
+    Growth(rank=1, pid=4001, what="device memory", per_minute=13.4 * 2**30, low=13.2 * 2**30,
+           high=13.9 * 2**30, first=1476 << 20, last=14 << 30),
+    Growth(rank=1, pid=4001, what="descriptors", per_minute=60.2, low=59.0, high=61.1, first=20, last=80),
+)  # fmt: skip
+MOVING = replace(EMPTY, ranks=(rank(0, Kind.MOVES, WAITING), rank(1, Kind.MOVES, WAITING)), size=2)
+GROWS = merge([replace(MOVING, watched_s=60.0, growth=GROWTH)], {})
+
+
+@pytest.fixture(autouse=True)
+def _utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    import time
+
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+
+
+@pytest.mark.parametrize("name", ["one-late", "stuck", "grows"])
+def test_screen(name: str) -> None:
+    shown = {"one-late": ONE_LATE, "stuck": STUCK, "grows": GROWS}[name]
+    golden.check(f"job/{name}.txt", job_content.screen(shown, width=80, color=False))
+
+
+def test_markdown() -> None:
+    golden.check("job/stuck.md", job_content.ticket(STUCK))
+
+
+def test_screen_of_ten_thousand_ranks_in_many_places_is_one_screen() -> None:
+    places = [(*WAITING[:2], f"function_{number % 300} (app)") for number in range(10_000)]
+    ranks = [rank(n, Kind.COMPUTES, place) for n, place in enumerate(places)]
+    assert len(job_content.screen(report(*ranks, size=10_000), width=80, color=False).splitlines()) < 100
+
+
+def test_text_of_processes_is_text_everywhere() -> None:
+    path = ("main (app)", HOSTILE)
+    hostile = report(
+        rank(0, Kind.COLLECTIVE, path, operation=HOSTILE, program=HOSTILE, settings={"UCX_TLS": HOSTILE}),
+        rank(1, Kind.SLEEPS, path, operation=HOSTILE, program=HOSTILE, reason=HOSTILE),
+        size=2,
+    )
+    hostile = replace(hostile, unable={HOSTILE: HOSTILE}, ras=(HOSTILE,))
+    screen = job_content.screen(hostile, width=80, color=False)
+    page, ticket = job_content.html(hostile), job_content.ticket(hostile)
+    assert "\x1b" not in screen + page + ticket
+    assert "<script>alert" not in page + ticket
+    assert "\n# x" not in ticket
+
+
+def test_page_has_the_verdict_and_every_part() -> None:
+    page = job_content.html(STUCK)
+    for words in ("rank 5 waits in MPI_Recv", "UCX waits for itself", "UCX_TLS", "perf is not installed"):
+        assert words in page

@@ -1,0 +1,173 @@
+"""NCCL's RAS service, played from what it prints."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from gpuipc_doctor.job import ras
+from gpuipc_doctor.job.document import Process
+from gpuipc_doctor.job.ras import NotAnswered, status
+
+TEXT = """\
+NCCL version 2.28.3 compiled with CUDA 12.9
+
+Job summary
+===========
+
+  Nodes  Processes         GPUs  Processes     GPUs
+(total)   per node  per process    (total)  (total)
+      4          8            1         32       32
+
+Communicators... (0.00s)
+========================
+
+Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
+    #  in group  per comm  per node  per comm  in group
+    0         1         4       7-8        32        32   RUNNING  INCOMPLETE
+
+Errors
+======
+
+INCOMPLETE
+  Missing communicator data from 1 job process
+
+Warnings
+========
+
+#0-0 (27a079b828ff1a75) MISMATCH
+  Communicator ranks have different collective operation counts
+  26 ranks have launched up to operation 6650
+  6 ranks have launched up to operation 6649
+"""
+"""By the format strings of NCCL's src/ras/client_support.cc and the example in its user guide."""
+
+
+def rank(number: int, count: int, error: int = 0) -> dict[str, object]:
+    return {
+        "rank": number,
+        "host": "10.0.0.1",
+        "pid": 100 + number,
+        "status": {"init_state": 0, "async_error": error, "abort_flag": False},
+        "collective_counts": {"AllReduce": count, "Broadcast": 2},
+    }
+
+
+MISSING = {
+    "rank": 3,
+    "host": "10.0.0.2",
+    "pid": 9,
+    "status": {"unresponsive": True, "considered_dead": False},
+}
+COMMUNICATORS = [{"ranks": [rank(0, 6), rank(1, 6), rank(2, 5, error=6)], "missing_ranks": [MISSING]}]
+JSON = json.dumps({"nccl_version": "2.29.2", "communicators": COMMUNICATORS, "ras": {"timeouts_count": 0}})
+
+
+@contextmanager
+def service(answer: str) -> Iterator[tuple[int, list[str]]]:
+    """The port on which one client is answered, and what it asks."""
+    asked: list[str] = []
+    with socket.create_server(("localhost", 0)) as listening:
+
+        def serve() -> None:
+            connection, _ = listening.accept()
+            with connection, connection.makefile("rw") as file:
+                for line in file:
+                    asked.append(line.strip())
+                    if line.startswith("CLIENT PROTOCOL"):
+                        file.write("SERVER PROTOCOL 2\n")
+                    elif line.startswith("SET FORMAT"):
+                        file.write("OK\n")
+                    else:
+                        file.write(answer)
+                        break
+                    file.flush()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield listening.getsockname()[1], asked
+        thread.join()
+
+
+def test_text_is_read_for_its_errors_and_warnings() -> None:
+    with service(TEXT) as (port, asked):
+        found = status(port, as_json=False)
+    assert found[:2] == ("INCOMPLETE", "Missing communicator data from 1 job process")
+    assert found[-1] == "6 ranks have launched up to operation 6649"
+    assert len(found) == 6
+    assert asked == ["CLIENT PROTOCOL 2", "STATUS"]
+
+
+def test_json_is_read_for_ranks_that_lag_or_are_missing() -> None:
+    with service(JSON) as (port, asked):
+        found = status(port, as_json=True)
+    assert found == (
+        "communicator 0 of 3 ranks: rank 2 has asynchronous error 6",
+        "communicator 0 of 3 ranks: AllReduce started: 5 on ranks 2; 6 on ranks 0-1",
+        "communicator 0 of 3 ranks: rank 3 on 10.0.0.2, pid 9 does not respond",
+    )
+    assert asked == ["CLIENT PROTOCOL 2", "SET FORMAT json", "STATUS"]
+
+
+@pytest.mark.parametrize(("answer", "as_json"), [("", False), ("{", True), ('{"communicators": [7]}', True)])
+def test_answer_that_cannot_be_read_is_one_line(answer: str, as_json: bool) -> None:
+    with service(answer) as (port, _), pytest.raises(NotAnswered) as caught:
+        status(port, as_json=as_json)
+    assert "\n" not in str(caught.value)
+
+
+def test_healthy_job_has_no_trouble() -> None:
+    with service(json.dumps({"communicators": [{"ranks": [rank(0, 6), rank(1, 6)]}]})) as (port, _):
+        assert status(port, as_json=True) == ("no communicator reports an error",)
+
+
+LISTENS = """
+import socket
+listening = socket.create_server(("127.0.0.1", 0))
+print(listening.getsockname()[1], flush=True)
+listening.settimeout(600)
+listening.accept()
+print("asked", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("version", "ask", "said"),
+    [
+        ("2.28.9", False, "was not asked: asking has crashed jobs before 2.29.2"),
+        ("2.28.9", True, "did not answer"),
+        ("2.29.2", False, "did not answer"),
+        ("2.30.3", False, "did not answer"),
+    ],
+)
+def test_ras_is_asked_only_where_it_is_safe_or_on_request(
+    monkeypatch: pytest.MonkeyPatch, version: str, ask: bool, said: str
+) -> None:
+    """The service here hangs up at once when it is asked."""
+    monkeypatch.setattr(ras, "versions", lambda process: {"nccl": version})
+    with subprocess.Popen([sys.executable, "-c", LISTENS], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout
+        try:
+            monkeypatch.setattr(ras, "PORT", int(child.stdout.readline()))
+            process = Process(pid=child.pid, parent=1, uid=0, program="python3")
+            (line,) = ras.lines([process], ask=ask)
+            if said == "did not answer":
+                assert child.stdout.readline() == "asked\n"
+        finally:
+            child.kill()
+        assert child.stdout.read() == ""
+    assert said in line
+
+
+def test_job_without_nccl_or_without_a_listener_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = Process(pid=1, parent=0, uid=0, program="init")
+    assert ras.lines([process], ask=True) == ()
+    monkeypatch.setattr(ras, "versions", lambda process: {"nccl": "2.30.3"})
+    assert ras.lines([process], ask=True) == ()
