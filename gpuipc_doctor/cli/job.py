@@ -160,11 +160,11 @@ def command(
 
 def _armed(how: str) -> list[str]:
     """The lines of ``--arm``, for the libraries on this node."""
-    from gpuipc_doctor.inventory import on_disk
+    from gpuipc_doctor.inventory import facts_from_files
     from gpuipc_doctor.job import arming
 
     make = arming.script if how == "script" else arming.task_prolog
-    return list(make(on_disk("/", os.environ)))
+    return list(make(facts_from_files("/", os.environ)))
 
 
 def _earlier(path: Path) -> JobReport:
