@@ -115,8 +115,7 @@ class DriverGpu:
 
     def memory_info(self) -> tuple[int, int]:
         self.contexts.enter()
-        free, total = self.driver.numbers("mem-info")
-        return free, total
+        return self.driver.memory_info(self.device)
 
     def memory_used(self) -> int:
         def used() -> int:

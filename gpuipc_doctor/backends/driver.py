@@ -20,7 +20,7 @@ from gpuipc_doctor.api.gpu import HANDLE_BYTES, Arm, DriverError
 from gpuipc_doctor.backends import hostmemory
 from gpuipc_doctor.backends.absence import Absence, Vendor
 from gpuipc_doctor.backends.nvml import ProcessMemory
-from gpuipc_doctor.model import DriverFault, Fact
+from gpuipc_doctor.model import Device, DriverFault, Fact
 
 LAZY_ENABLE_PEER_ACCESS = 1
 """``CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`` and ``hipIpcMemLazyEnablePeerAccess``, which opening demands."""
@@ -191,6 +191,11 @@ class Driver(ABC):
     def generation(self) -> int:
         """The runtime's major version where what it does depends on it (`rules`); else 0."""
         return 0
+
+    def memory_info(self, device: Device) -> tuple[int, int]:
+        """(free, total) bytes of the current context's device, all processes together."""
+        free, total = self.numbers("mem-info")
+        return free, total
 
     @property
     def open_flags(self) -> int:

@@ -7,11 +7,11 @@ from functools import cached_property
 from inspect import signature
 from typing import Any
 
-from gpuipc_doctor.api.gpu import HANDLE_BYTES
+from gpuipc_doctor.api.gpu import HANDLE_BYTES, BackendUnavailable
 from gpuipc_doctor.backends import calls, hostmemory
 from gpuipc_doctor.backends.absence import NO_DEVICE, Vendor
 from gpuipc_doctor.backends.driver import LAZY_ENABLE_PEER_ACCESS, NON_BLOCKING, Driver, HandleType
-from gpuipc_doctor.model import Fact
+from gpuipc_doctor.model import Device, Fact
 
 AMD = Vendor(
     gpu="AMD GPU",
@@ -90,6 +90,23 @@ class HipDriver(Driver):
     def open_flags(self) -> int:
         # Before ROCm 6 the flag is refused with hipErrorInvalidValue (seen on 5.2.3 and 5.7.1).
         return 0 if 0 < self.generation < 6 else LAZY_ENABLE_PEER_ACCESS
+
+    def memory_info(self, device: Device) -> tuple[int, int]:
+        # hipMemGetInfo counts the calling process alone on ROCm 5.2.3, all processes on 5.7.1 (seen on both).
+        if not (0, 0) < self.release < (5, 7):
+            return super().memory_info(device)
+        _, total = super().memory_info(device)
+        file = self.absence.root / f"sys/bus/pci/devices/{device.pci}/mem_info_vram_used"
+        try:
+            return total - int(file.read_text()), total
+        except (OSError, ValueError) as error:
+            release = ".".join(map(str, self.release))
+            raise BackendUnavailable(
+                f"used memory of {device.label} is not known: hipMemGetInfo of HIP {release} counts one "
+                f"process, and {file} cannot be read ({error})",
+                "update ROCm to 5.7 or newer",
+                broken=True,
+            ) from error
 
     def take_working_memory(self) -> None:
         # ROCr reserves scratch memory (140 MiB on gfx90a) with a process's first queue, and a stream has one.

@@ -69,6 +69,7 @@ struct buffer {
     uint64_t size;
     uint8_t *host;     /* where the emulator itself reaches it */
     unsigned mapped;   /* GPUs on which KFD mapped it, a bit each */
+    bool imported;     /* from another process */
 };
 
 /* Each returns a buffer's number, or a negative errno. */
@@ -81,7 +82,7 @@ int buffer_with_file(int fd, int render_node);   /* -1: this render node has no 
 int buffer_descriptor(const struct buffer *);    /* a new descriptor of its file, or a negative errno */
 void buffer_free(int number);
 void buffer_keep(int number, int gpu); /* a fault: its memory is not released, even when its process ends */
-int newest_import(void);               /* 0: none */
+int another_import(int than);          /* the number of another buffer of another process; 0: none */
 int memory_behind(int fd, struct stat *, enum heap *); /* the GPU whose memory fd is; -1: none */
 uint64_t vram_total(int gpu);
 uint64_t vram_free(int gpu);

@@ -19,7 +19,7 @@
 #define PUBLIC __attribute__((visibility("default")))
 
 enum { KFD, RENDER_NODES, DEVICES = RENDER_NODES + MAX_GPUS };
-enum { NOT_OURS = -1, FIRST_RENDER_MINOR = 128, DRM_MAJOR = 226, KFD_MAJOR = 235 };
+enum { NOT_OURS = -1, FIRST_PCI_BUS = 0x21, FIRST_RENDER_MINOR = 128, DRM_MAJOR = 226, KFD_MAJOR = 235 };
 enum { FIRST_HIGH_DESCRIPTOR = 1 << 15, DOORBELL_BYTES = 8192, REGISTER_BYTES = 65536 };
 
 pthread_mutex_t the_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -157,8 +157,29 @@ static int open_device(int device)
     return fd;
 }
 
+/* The one file of /sys that changes: a GPU's used memory. The others are topology.py's. */
+static int used_memory_file(const char *path)
+{
+    unsigned bus;
+    int end = 0;
+    sscanf(path, "/sys/bus/pci/devices/0000:%2x:00.0/mem_info_vram_used%n", &bus, &end);
+    int gpu = end && !path[end] ? (int)bus - FIRST_PCI_BUS : NOT_OURS;
+    if (gpu < 0 || gpu >= gpus)
+        return NOT_OURS;
+    int file = memfd_create("mem_info_vram_used", MFD_CLOEXEC);
+    pthread_mutex_lock(&the_lock);
+    fault_look("mem_info_vram_used");
+    dprintf(file, "%lu\n", vram_total(gpu) - vram_free_as_told(gpu));
+    pthread_mutex_unlock(&the_lock);
+    lseek(file, 0, SEEK_SET);
+    return file;
+}
+
 static int open_at(int directory, const char *path, int flags, mode_t mode)
 {
+    int file = gpus ? used_memory_file(path) : NOT_OURS;
+    if (file >= 0)
+        return file;
     int device = device_called(path);
     return device == NOT_OURS ? (int)syscall(SYS_openat, directory, path, flags, mode) : open_device(device);
 }

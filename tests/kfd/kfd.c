@@ -169,7 +169,7 @@ static int map_memory(void *arguments)
     if (result)
         return result;
     int number = (int)(uint32_t)request->handle;
-    uint64_t shift = fault_is("shifted") && buffer->size > PAGE_BYTES ? PAGE_BYTES : 0;
+    uint64_t shift = fault_is("shifted") && buffer->kind == IN_FILE && buffer->heap == VRAM ? PAGE_BYTES : 0;
     map_on(gpus, buffer->address, buffer->size - shift, buffer->host + shift, number);
     if (shift) {
         uint64_t rest = buffer->size - shift;
@@ -190,7 +190,7 @@ static int unmap_memory(void *arguments)
     unmap_from(gpus, (int)(uint32_t)request->handle);
     buffer->mapped &= ~gpus;
     if (fault_is("ends-another"))
-        unmap_from(gpus, newest_import());
+        unmap_from(gpus, another_import((int)(uint32_t)request->handle));
     return 0;
 }
 

@@ -100,17 +100,28 @@ static int snapshot(int fd, enum heap heap, int gpu, uint64_t size)
 
 static bool is_anothers(int fd)
 {
-    for (int gpu = NO_RENDER_NODE; gpu < gpu_count(); gpu++)
-        if (buffer_with_file(fd, gpu) > 0)
-            return false;
+    for (int gpu = NO_RENDER_NODE, known; gpu < gpu_count(); gpu++)
+        if ((known = buffer_with_file(fd, gpu)) > 0)
+            return buffers[known].imported;
     return true;
 }
 
-static int imported_last;
-
-int newest_import(void)
+int another_import(int than)
 {
-    return imported_last;
+    for (int number = 1; number < MAX_BUFFERS; number++)
+        if (number != than && buffers[number].kind == IN_FILE && buffers[number].imported)
+            return number;
+    return 0;
+}
+
+/* Keep a descriptor of this file, in place of the one before: a fault may show it. */
+static void remember(int *before, int fd)
+{
+    if (!faults_are_told())
+        return;
+    if (*before >= 0)
+        close(*before);
+    *before = out_of_the_way(fcntl(fd, F_DUPFD_CLOEXEC, 3));
 }
 
 int buffer_import(int fd)
@@ -124,17 +135,14 @@ int buffer_import(int fd)
     bool anothers = is_anothers(fd);
     if (anothers) {
         note_import();
-        int shown = fault_is("previous") && before >= 0 ? before : fd;
-        if (faults_are_told())
-            before = out_of_the_way(fcntl(fd, F_DUPFD_CLOEXEC, 3));
-        fd = shown;
         if (fault_is("snapshot"))
-            return imported_last = snapshot(fd, heap, gpu, (uint64_t)status.st_size);
+            return snapshot(fd, heap, gpu, (uint64_t)status.st_size);
     }
-    int file = out_of_the_way(fcntl(fd, F_DUPFD_CLOEXEC, 3));
+    int file = out_of_the_way(fcntl(fault_is("previous") && before >= 0 ? before : fd, F_DUPFD_CLOEXEC, 3));
+    remember(&before, fd);
     int number = file < 0 ? -errno : take(file, heap, gpu);
-    if (anothers)
-        imported_last = number;
+    if (number > 0)
+        buffers[number].imported = anothers;
     return number;
 }
 
@@ -192,8 +200,7 @@ int buffer_descriptor(const struct buffer *buffer)
         return -EINVAL;
     note_export();
     int fd = fcntl(fault_is("previous") && before >= 0 ? before : buffer->file, F_DUPFD_CLOEXEC, 3);
-    if (faults_are_told())
-        before = out_of_the_way(fcntl(buffer->file, F_DUPFD_CLOEXEC, 3));
+    remember(&before, buffer->file);
     return fd >= 0 ? fd : -EINVAL;
 }
 

@@ -32,7 +32,11 @@ show() {
     done
 }
 from=/sys to=$run/sys
-show /sys/block /sys/bus /sys/class /sys/fs /sys/kernel /sys/devices/system /sys/devices/pci* /sys/devices/virtual/net
+for entry in /sys/bus/*; do
+    case $entry in */pci) ;; *) mkdir -p "$to/bus" && show "$entry" ;; esac
+done
+cp -P /sys/bus/pci/devices/* "$to/bus/pci/devices/" 2>/dev/null || true
+show /sys/block /sys/class /sys/fs /sys/kernel /sys/devices/system /sys/devices/pci* /sys/devices/virtual/net
 from=/dev to=$run/dev
 show /dev/null /dev/zero /dev/full /dev/random /dev/urandom /dev/tty /dev/ptmx /dev/pts /dev/fd /dev/std*
 # AMD's runtime leaves a semaphore and segments there, and processes of other nodes would share them.

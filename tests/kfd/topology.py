@@ -28,6 +28,7 @@ def write(root: Path, gpus: int, mib: int, cores: int) -> None:
     for gpu in range(gpus):
         _gpu(topology / f"nodes/{gpu + 1}", gpu, gpus, mib)
         _render_node(root, gpu)
+        _pci_device(root, gpu, mib)
 
 
 def _host(node: Path, gpus: int, cores: int) -> None:
@@ -106,6 +107,16 @@ def _render_node(root: Path, gpu: int) -> None:
         device / "uevent",
         f"DRIVER=amdgpu\nPCI_ID=1002:{_DEVICE_ID:X}\nPCI_SUBSYS_ID=1002:0C34\nPCI_SLOT_NAME=0000:{_bus(gpu):02x}:00.0",
     )
+
+
+def _pci_device(root: Path, gpu: int, mib: int) -> None:
+    device = root / f"sys/bus/pci/devices/0000:{_bus(gpu):02x}:00.0"
+    _text(device / "vendor", "0x1002")
+    _text(device / "device", f"{_DEVICE_ID:#x}")
+    _text(device / "class", "0x038000")
+    _text(device / "product_name", "AMD Instinct MI210")
+    _text(device / "mem_info_vram_total", str(mib * MIB))
+    _text(device / "mem_info_vram_used", "0")  # what is read of it comes from interposed.c
 
 
 def _bus(gpu: int) -> int:
