@@ -51,11 +51,11 @@ UNBOUNDED = 10**9
 """Operations of a run that ends by time."""
 
 SAYS = {
-    "error": "{call} returned {name} at the last of {steps} legal operations",
-    "data": "memory shows wrong data after {steps} legal operations",
-    "crash": "{call} ended its process ({name}) at the last of {steps} legal operations",
-    "hang": "{call} hung at the last of {steps} legal operations",
-    "leak": "{name} grow with each repetition of {steps} legal operations",
+    "error": "{call} returned {name} at step {steps} of a legal history on {device}",
+    "data": "memory is wrong at step {steps} of a legal history on {device}",
+    "crash": "{call} ended its process ({name}) at step {steps} of a legal history on {device}",
+    "hang": "{call} hung at step {steps} of a legal history on {device}",
+    "leak": "each repetition of a legal history of {steps} steps leaves more {name} on {device}",
 }
 LEFT_OUT = "left out, since it may harm this node: {left_out}"
 BREAKS_A_RULE = Evidence.seen("the history frees memory that is open elsewhere, which no vendor promises")
@@ -65,7 +65,6 @@ REPLAY = "replay it from the JSON report: gpuipc-doctor replay FILE"
 class IpcHistories(Check):
     id = "ipc-histories"
     title = "random legal histories of shared memory"
-    tier = Tier.SOAK
     requires = frozenset({"legacy-ipc", "multi-process"})
     options: ClassVar = {
         "seed": {"type": "integer", "minimum": 0},
@@ -84,6 +83,8 @@ class IpcHistories(Check):
         if not fitting:
             says = "the history needs {places} devices that reach each other's memory"
             yield Finding.error("too-few-devices", says, places=places)
+        if history:  # where it was found, if that is here
+            fitting.sort(key=lambda group: [device.label for device in group] != history.get("labels"))
         for devices in fitting[:1] if history else fitting:
             operations = OPERATIONS + OPERATIONS_PER_DEVICE * (len(devices) - 1)
             params = {
@@ -116,10 +117,11 @@ class IpcHistories(Check):
             if entry.missing > NOISE_BYTES and findings[0].key != "leak":
                 yield Finding.warn(
                     "not-returned",
-                    "{missing:mib} of device memory did not come back after the processes ended",
+                    "{missing:mib} on {device} did not come back after the processes ended",
                     remedy="run ipc-release, which says after which end memory is missing",
                     missing=entry.missing,
-                ).on([label])
+                    device=label,
+                )
 
 
 def conclude(explored: Json, left_out: Sequence[str], labels: Sequence[str]) -> Iterator[Finding]:
@@ -146,11 +148,11 @@ def conclude(explored: Json, left_out: Sequence[str], labels: Sequence[str]) -> 
             "{says}; replayed in fresh processes, it did not",
             remedy=REPLAY,
             says=explored["first"]["says"],
-            history=explored["history"],
+            history={**explored["history"], "labels": list(labels)},
             **figures,
         )
     else:
-        history = results.history_from_json(explored["shortest"])
+        history = results.history_from_json({**explored["shortest"], "labels": labels})
         places = dict.fromkeys(plan.device for plan in history.processes.values())
         failing = history.operations[-1].by
         yield Finding.fail(
@@ -165,9 +167,10 @@ def conclude(explored: Json, left_out: Sequence[str], labels: Sequence[str]) -> 
             did=[operation.do for operation in history.operations if operation.by == failing],
             name=WORDS.get(again["name"], again["name"]),
             call=again["call"],
-            history=explored["shortest"],
+            history={**explored["shortest"], "labels": list(labels)},
+            device=", ".join(labels[place] for place in places),
             **figures,
-        ).on(labels[place] for place in places)
+        )
 
 
 def probe(devices: tuple[Device, ...], params: Mapping[str, Json]) -> Probe:
@@ -200,8 +203,13 @@ def reachable(devices: Sequence[Device]) -> list[tuple[int, int]]:
 
 
 def perform(w: Worker) -> None:
-    w.peer.recv()  # the devices are at rest and watched
-    bench = Bench(w.start, w.clock, LIMIT * w.deadline_s, w.step)
+    lag_s = w.peer.recv()  # the devices are at rest and watched
+
+    def settle() -> None:
+        if lag_s:
+            w.wait_until(lambda: False, lag_s)
+
+    bench = Bench(w.start, w.clock, LIMIT * w.deadline_s, w.step, settle)
     params = w.params
     if params["history"]:
         history = results.history_from_json(params["history"])

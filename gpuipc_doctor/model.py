@@ -211,7 +211,6 @@ class Finding:
     (`Result.key`) it is the stable name by which findings are grouped, suppressed, compared and matched.
     ``says`` is the sentence with its ``values`` left open: ``"{missing:mib} did not come back after {end}"``.
     ``evidence`` has the most telling first; ``remedy`` says what to do. A SKIP says its reason.
-    ``devices``: labels of those that it concerns, where these are not all of its probe's.
     """
 
     status: Status
@@ -221,7 +220,6 @@ class Finding:
     evidence: tuple[Evidence, ...] = ()
     remedy: str = ""
     measured: tuple[Measurement, ...] = ()
-    devices: tuple[str, ...] = ()
 
     @property
     def identity(self) -> tuple[str, ...]:
@@ -279,10 +277,6 @@ class Finding:
         cls, key: str, says: str, /, *evidence: Evidence | str, remedy: str = "", **values: Json
     ) -> Finding:
         return cls(Status.FAIL, key, says, values, _items(evidence), remedy)
-
-    def on(self, devices: Iterable[str]) -> Finding:
-        """The same finding of these devices alone, by their labels."""
-        return replace(self, devices=tuple(devices))
 
 
 def _items(evidence: Iterable[Evidence | str]) -> tuple[Evidence, ...]:

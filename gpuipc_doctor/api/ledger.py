@@ -72,6 +72,11 @@ class Ledger:
                 pass
         self._record()
 
+    @property
+    def lag_s(self) -> float:
+        """Seconds by which the counter lags; 0 where it was seen to follow at once."""
+        return self._lag_s
+
     def _see_rise(self) -> bool:
         """Note by how much the counter rises, and how long it takes to rise and to fall; whether it is clear.
 
@@ -204,14 +209,14 @@ def ledger_in_turn(w: Worker) -> Ledger:
 def look_on(w: Worker) -> None:
     """Look at used memory, let the partner begin, and see that no more is in use after it has ended.
 
-    The partner is the last role. Roles between do the same on their own devices: `look_on_another`.
+    The partner is the last role. Roles between do the same on their own devices: `look_on_another`. The
+    partner is sent the seconds by which the counter lags.
     """
     ledger = Ledger(w)
     before = ledger.mark()
     *others, partner = w.peers
-    for other in others:
-        other.recv()
-    partner.send("begin")
+    lag_s = max([ledger.lag_s, *(other.recv() for other in others)])
+    partner.send(lag_s)
     partner.wait_gone()
     for other in others:
         other.send("ended")
@@ -222,7 +227,7 @@ def look_on_another(w: Worker) -> None:
     """As `look_on`, which is the first role, on this role's device."""
     ledger = Ledger(w)
     before = ledger.mark()
-    w.peer.send("watching")
+    w.peer.send(ledger.lag_s)
     w.peer.recv()
     ledger.enter(PROGRAM_ENDED, before)
 

@@ -36,8 +36,17 @@ class Failed(Exception):
 class Crew:
     """Performs operations in order. Those that follow each other in one process travel together."""
 
-    def __init__(self, start: Start, plans: dict[int, ProcessPlan], limit_s: float) -> None:
+    def __init__(
+        self,
+        start: Start,
+        plans: dict[int, ProcessPlan],
+        limit_s: float,
+        settle: Callable[[], object] = lambda: None,
+    ) -> None:
+        """``settle`` waits until a device's figures are as they are after the latest operation."""
         self._start = start
+        self._settle = settle
+        self._settled = False
         self._plans = plans
         self._limit_s = limit_s
         self._children: dict[int, ChildProcess] = {}
@@ -61,6 +70,10 @@ class Crew:
             self._children.pop(operation.by).kill()
             self.performed += 1
             return
+        if operation.do == "rest" and not self._settled:
+            self.flush()
+            self._settle()
+        self._settled = operation.do == "rest"
         needs = NEEDS.get(operation.do)
         descriptors = self._ask(at, operation, needs) if needs else []
         handle = self._made.get(operation.on, b"") if operation.do in ("open", "import-pointer") else b""
@@ -110,6 +123,7 @@ class Crew:
         self, waiting: list[tuple[int, Operation, Order]], child: ChildProcess | None, what: str, name: str
     ) -> Disagreement:
         """What a process that ended, or hangs, was about: one by one they were not sent, so it tells."""
+        child = child or self._children.get(waiting[0][1].by)  # it has not got so far as to take orders
         call = child.call if child else ""
         at, operation, _ = waiting[min(child.progress if child else 0, len(waiting) - 1)]
         says = f"{call or 'it'} hung" if what == "hang" else f"{call or 'it'} ended the process: {name}"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpuipc_doctor.histories import procedures
 from gpuipc_doctor.histories.model import Model
 from gpuipc_doctor.histories.operations import VERSION, History
 from gpuipc_doctor.histories.steps import SENTENCES
+from gpuipc_doctor.model import Report, Status
 
 MOST_BYTES = 64 << 20
 """Of a file that is read."""
@@ -24,7 +26,17 @@ def parse(data: bytes) -> History:
         raise BadHistory(f"larger than {MOST_BYTES >> 20} MiB")
     try:
         document = msgspec.json.decode(data)
-        history = msgspec.convert(_in_report(document), History, strict=False)
+    except msgspec.MsgspecError as error:
+        raise BadHistory(f"no history: {error}") from error
+    return read(_in_report(document))
+
+
+def read(document: Any) -> History:
+    """A history that was read from JSON. Raises `BadHistory`."""
+    import msgspec
+
+    try:
+        history = msgspec.convert(document, History, strict=False)
     except msgspec.MsgspecError as error:
         raise BadHistory(f"no history: {error}") from error
     if history.version != VERSION:
@@ -33,6 +45,20 @@ def parse(data: bytes) -> History:
         raise BadHistory(f"no backend {history.backend!r}; there are cuda and hip")
     _verify(history)
     return history
+
+
+def reproducer(report: Report) -> History:
+    """The history of a finding, else the procedure of a check that failed. Raises `BadHistory`."""
+    bad = [one for one in report.results if one.finding.status in (Status.FAIL, Status.WARN)]
+    for result in bad:
+        if history := result.finding.values.get("history"):
+            return read(history)
+    for result in bad:
+        if result.finding.status is Status.FAIL and (
+            known := procedures.of_check(result.check, result.devices)
+        ):
+            return known
+    raise BadHistory(f"nothing failed of ipc-histories, {', '.join(procedures.CHECKS)}")
 
 
 def schema() -> dict[str, Any]:

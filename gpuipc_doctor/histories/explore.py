@@ -21,6 +21,9 @@ SHRINK_S = 10.0
 LOOP = 40
 """Repetitions of the failing epoch, where it does not fail alone: what fails from the 33rd import on."""
 
+SIGN_OF_LIFE = 40
+"""Operations of a replay after which it says that it goes on: each takes some ms, more beside load."""
+
 HANG_FRACTION = 0.4
 """Part of the usual limit that a driver call may take in a replay of a history that hung."""
 
@@ -36,6 +39,8 @@ class Bench:
     limit_s: float
     """The longest that a driver call may take."""
     step: Callable[[str], AbstractContextManager[None]]
+    settle: Callable[[], object] = lambda: None
+    """Waits until figures of a device are as they are now."""
 
 
 @dataclass
@@ -74,20 +79,22 @@ def replay(
     model, performed = Model(unrolled), list[Operation]()
 
     def expected() -> Iterator[tuple[int, Operation, Expected]]:
-        for operation in unrolled.operations:
+        for number, operation in enumerate(unrolled.operations):
+            if number % SIGN_OF_LIFE == 0:
+                with bench.step(f"replay in fresh processes, from operation {number + 1} on"):
+                    pass
             if not model.illegal(operation):
                 performed.append(operation)
                 yield len(performed) - 1, operation, model.apply(operation)
 
-    crew = Crew(bench.start, unrolled.processes, bench.limit_s)
-    with bench.step("replay a history in fresh processes"):
-        disagreement = perform(crew, expected())
-        if rests is not None:
-            rests += crew.rests
-        if disagreement:
-            crew.kill()
-            return disagreement, performed[: disagreement.at + 1]
-        crew.end()
+    crew = Crew(bench.start, unrolled.processes, bench.limit_s, bench.settle)
+    disagreement = perform(crew, expected())
+    if rests is not None:
+        rests += crew.rests
+    if disagreement:
+        crew.kill()
+        return disagreement, performed[: disagreement.at + 1]
+    crew.end()
     return None, performed
 
 
@@ -131,7 +138,7 @@ class _Exploration:
         self.explored = explored
         self._bench = bench
         self._generator = generator
-        self._crew = Crew(bench.start, generator.plans, bench.limit_s)
+        self._crew = Crew(bench.start, generator.plans, bench.limit_s, bench.settle)
         self._performed: list[Operation] = []
         self._epoch_at = 0
         self._watch = leaks.Watch()

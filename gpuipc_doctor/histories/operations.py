@@ -50,8 +50,15 @@ class History:
     """Of the generator; None where the history was not generated."""
     peers: tuple[tuple[int, int], ...] = ()
     """(device of memory, device that reaches it): places among the history's devices."""
+    labels: tuple[str, ...] = ()
+    """Of the devices, where it was found."""
     times: int = 1
     """How often the operations are performed, each time with other objects."""
+
+    def index(self, number: int) -> int:
+        """The number by which the driver knows the device of a process."""
+        place = self.processes[number].device if number in self.processes else 0
+        return int(self.labels[place].rpartition(":")[2]) if place < len(self.labels) else place
 
     def of(self, operations: Iterable[Operation]) -> History:
         """A history of the same processes with other operations."""

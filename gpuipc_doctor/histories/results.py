@@ -30,6 +30,7 @@ def history_to_json(history: History) -> Json:
         "backend": history.backend,
         "seed": history.seed,
         "times": history.times,
+        "labels": list(history.labels),
         "peers": [list(pair) for pair in history.peers],
         "processes": {str(number): asdict(plan) for number, plan in history.processes.items()},
         "operations": [
@@ -45,8 +46,9 @@ def history_from_json(data: Json) -> History:
         data["backend"],
         {int(number): ProcessPlan(**plan) for number, plan in data["processes"].items()},
         tuple(Operation(**operation) for operation in data["operations"]),
-        data["version"],
-        data["seed"],
-        tuple((memory, device) for memory, device in data["peers"]),
-        data["times"],
+        version=data["version"],
+        seed=data["seed"],
+        peers=tuple((memory, device) for memory, device in data["peers"]),
+        labels=tuple(data.get("labels", ())),
+        times=data["times"],
     )

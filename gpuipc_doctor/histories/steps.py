@@ -37,15 +37,19 @@ SENTENCES: Mapping[str, str] = {
 """Operation → its sentence. Also the list of all operations that there are."""
 
 
-def step(operation: Operation, *, primary: bool) -> str:
-    """One operation in words. ``primary``: whether the first context of its process is the primary one."""
+def step(operation: Operation, *, primary: bool, device: str = "") -> str:
+    """One operation in words.
+
+    ``primary``: whether the first context of its process is the primary one. ``device``: the label of the
+    process's device, where it matters.
+    """
     if operation.on:
         ends = f"destroys context {operation.on}"
     else:
         ends = "resets its primary context" if primary else "destroys its context and creates another"
     context = f"context {operation.on}" if operation.on else "its first context"
     values = {
-        "by": operation.by,
+        "by": f"{operation.by} ({device})" if device else operation.by,
         "on": context if operation.do == "use-context" else operation.on,
         "of": operation.of,
         "makes": operation.makes,
@@ -56,11 +60,18 @@ def step(operation: Operation, *, primary: bool) -> str:
     return SENTENCES[operation.do].format(**values)
 
 
-def steps(history: History) -> Sequence[str]:
-    """``1. process 1 allocates …``, in order."""
+def steps(history: History, first: int = 1) -> Sequence[str]:
+    """``1. process 1 allocates …``, in order; with devices, where processes have several."""
+    several = len({plan.device for plan in history.processes.values()}) > 1
     numbered = [
-        f"{number}. {step(operation, primary=history.processes[operation.by].primary)}"
-        for number, operation in enumerate(history.operations, 1)
+        f"{number}. {_step(history, operation, several=several)}"
+        for number, operation in enumerate(history.operations, first)
     ]
     again = f"repeated {history.times} times, each time with other objects"
     return [*numbered, again] if history.times > 1 else numbered
+
+
+def _step(history: History, operation: Operation, *, several: bool) -> str:
+    plan = history.processes[operation.by]
+    device = f"{history.backend}:{history.index(operation.by)}" if several else ""
+    return step(operation, primary=plan.primary, device=device)

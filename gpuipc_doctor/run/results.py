@@ -73,7 +73,7 @@ class Entry:
             Result(
                 check=planned.check.id,
                 finding=finding,
-                devices=finding.devices or tuple(device.label for device in planned.probe.devices),
+                devices=tuple(device.label for device in planned.probe.devices),
                 probe=planned.probe.name,
                 elapsed_s=outcome.elapsed_s if outcome else 0.0,
                 roles=_blamed_first(outcome) if outcome else (),

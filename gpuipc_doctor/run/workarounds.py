@@ -72,12 +72,8 @@ def candidates(
     shown.sort(key=lambda join: join.relation is not Relation.CONFIRMED)
 
     def of(failure: Entry) -> list[Workaround]:
-        check, subjects = failure.planned.check.id, {result.subject for result in failure.results()}
-        concerned = [
-            by_id[join.issue]
-            for join in shown
-            if check in join.checks and not subjects.isdisjoint(join.subjects)
-        ]
+        check, subject = failure.planned.place
+        concerned = [by_id[join.issue] for join in shown if check in join.checks and subject in join.subjects]
         known = [Workaround(one.env, one.cost) for issue in concerned for one in issue.settings(facts)]
         omitted = [
             Workaround({}, one.cost, one.without, one.do)

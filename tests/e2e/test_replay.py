@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -15,7 +16,7 @@ from gpuipc_doctor.cli.main import cli
 from gpuipc_doctor.histories import c_program, documents
 from gpuipc_doctor.simulator.node import prepare
 
-REOPEN = {
+REOPEN: dict[str, Any] = {
     "version": 1,
     "backend": "cuda",
     "processes": {"1": {}, "2": {"primary": False}},
@@ -68,13 +69,113 @@ THIRD = {
         {"do": "read", "by": 2, "on": 4},
     ],
 }
-FAULTS = [  # history, profile, failing step, what the program prints
-    (REOPEN, "nvidia-460.32.03", 4, "returned 400"),
-    (WRITTEN, "mapping-loses-writes", 4, "wrong data"),
-    (OTHER_CLOSED, "close-ends-another", 6, "cuMemcpyDtoH_v2 returned 1"),
-    (STALE, "stale-data", 7, "wrong data"),
-    (THIRD, "third-in-block-wrong", 6, "wrong data"),
-]
+OPENED: dict[str, Any] = {
+    **REOPEN,
+    "operations": [
+        {"do": "allocate", "by": 1, "makes": 1, "nbytes": 4096},
+        {"do": "write", "by": 1, "on": 1, "stamp": 3},
+        {"do": "open", "by": 2, "on": 1, "makes": 2},
+        {"do": "read", "by": 2, "on": 2},
+        {"do": "close", "by": 2, "on": 2},
+        {"do": "free", "by": 1, "on": 1},
+    ],
+}
+REPEATED = {**OPENED, "times": 24}
+SNAPSHOT = {
+    **OPENED,
+    "operations": [
+        *OPENED["operations"][:3],
+        {"do": "write", "by": 1, "on": 1, "stamp": 4},
+        *OPENED["operations"][3:],
+    ],
+}
+TWICE = {
+    **OPENED,
+    "operations": [
+        *OPENED["operations"][:3],
+        {"do": "open", "by": 2, "on": 1, "makes": 3},
+        {"do": "close", "by": 2, "on": 2},
+        {"do": "read", "by": 2, "on": 3},
+    ],
+}
+VMM = {
+    **REOPEN,
+    "operations": [
+        {"do": "create", "by": 1, "makes": 1, "nbytes": 2 << 20},
+        {"do": "map", "by": 1, "on": 1, "makes": 2},
+        {"do": "write", "by": 1, "on": 2, "stamp": 5},
+        {"do": "import", "by": 2, "on": 1, "makes": 3},
+        {"do": "map", "by": 2, "on": 3, "makes": 4},
+        {"do": "read", "by": 2, "on": 4},
+        {"do": "map", "by": 2, "on": 3, "makes": 5},
+        {"do": "unmap", "by": 2, "on": 4},
+        {"do": "read", "by": 2, "on": 5},
+        {"do": "import", "by": 2, "on": 1, "makes": 6},
+        {"do": "map", "by": 2, "on": 6, "makes": 7},
+        {"do": "read", "by": 2, "on": 7},
+    ],
+}
+VMM_REPEATED = {
+    **REOPEN,
+    "times": 24,
+    "operations": [
+        {"do": "create", "by": 1, "makes": 1, "nbytes": 2 << 20},
+        {"do": "import", "by": 2, "on": 1, "makes": 2},
+        {"do": "release", "by": 2, "on": 2},
+        {"do": "release", "by": 1, "on": 1},
+    ],
+}
+POOL = {
+    **REOPEN,
+    "operations": [
+        {"do": "create-pool", "by": 1, "makes": 1},
+        {"do": "import-pool", "by": 2, "on": 1, "makes": 2},
+        {"do": "allocate-from-pool", "by": 1, "on": 1, "makes": 3, "nbytes": 4096},
+        {"do": "allocate-from-pool", "by": 1, "on": 1, "makes": 4, "nbytes": 4096},
+        {"do": "write", "by": 1, "on": 3, "stamp": 1},
+        {"do": "import-pointer", "by": 2, "on": 3, "of": 2, "makes": 5},
+        {"do": "read", "by": 2, "on": 5},
+        {"do": "free-to-pool", "by": 2, "on": 5},
+        {"do": "free-to-pool", "by": 1, "on": 3},
+        {"do": "free-to-pool", "by": 1, "on": 4},
+        {"do": "trim", "by": 1, "on": 1},
+        {"do": "trim", "by": 1, "on": 1},
+    ],
+}
+POOL_REPEATED = {
+    **REOPEN,
+    "times": 24,
+    "operations": [
+        {"do": "create-pool", "by": 1, "makes": 1},
+        {"do": "import-pool", "by": 2, "on": 1, "makes": 2},
+        {"do": "destroy-pool", "by": 2, "on": 2},
+        {"do": "destroy-pool", "by": 1, "on": 1},
+    ],
+}
+FAULTS = {  # kind of fault → history, profile, failing step, what the program prints
+    "error": (REOPEN, "nvidia-460.32.03", 4, "returned 400"),
+    "crash": (TWICE, "segv-ipc-open", 4, "signal 11"),
+    "hang": (TWICE, "hang-ipc-open", 4, "hangs"),
+    "no-result": (OPENED, "open-without-result", 3, "returned success without a result"),
+    "zero-handle": (OPENED, "handle-of-zeros", 1, "returned success without a result"),
+    "wrong-byte": (TWICE, "wrong-byte", 6, "wrong data"),
+    "lost-write": (WRITTEN, "mapping-loses-writes", 4, "wrong data"),
+    "snapshot": (SNAPSHOT, "mapping-snapshot", 5, "wrong data"),
+    "stale": (STALE, "stale-data", 7, "wrong data"),
+    "third-segment": (THIRD, "third-in-block-wrong", 6, "wrong data"),
+    "other-closed": (OTHER_CLOSED, "close-ends-another", 6, "cuMemcpyDtoH_v2 returned 1"),
+    "count-ended": (TWICE, "close-ends-count", 6, "cuMemcpyDtoH_v2 returned 1"),
+    "memory-kept": (REPEATED, "kept-on-close", 6, "leaves more used device memory"),
+    "descriptors-kept": (REPEATED, "ipc-leaks-descriptors", 6, "leaves more descriptors"),
+    "threads-kept": (REPEATED, "ipc-leaks-threads", 6, "leaves more threads"),
+    "addresses-kept": (REPEATED, "ipc-leaks-addresses", 6, "leaves more reserved pages"),
+    "vmm-wrong": (VMM, "vmm-wrong-byte", 12, "wrong data"),
+    "vmm-unmapped": (VMM, "vmm-unmap-ends-another", 9, "cuMemcpyDtoH_v2 returned 1"),
+    "vmm-descriptors-kept": (VMM_REPEATED, "vmm-leaks-descriptors", 4, "leaves more descriptors"),
+    "pool-wrong": (POOL, "pool-import-wrong", 7, "wrong data"),
+    "pool-hang": (POOL, "hang-pool-trim", 12, "hangs"),
+    "pool-descriptors-kept": (POOL_REPEATED, "pool-leaks-descriptors", 4, "leaves more descriptors"),
+}
 
 
 def replayed(history: object, tmp_path: Path, *arguments: str) -> tuple[int, str]:
@@ -123,17 +224,65 @@ compiles = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C comp
 
 
 @compiles
-@pytest.mark.parametrize(
-    ("history", "profile", "step", "says"), FAULTS, ids=lambda it: it if isinstance(it, str) else ""
-)
-def test_c_program_fails_at_the_same_step_and_passes_on_a_healthy_driver(
-    history: object, profile: str, step: int, says: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("kind", FAULTS)
+def test_c_program_fails_at_the_same_step_and_passes_on_a_healthy_driver(kind: str, tmp_path: Path) -> None:
+    history, profile, step, says = FAULTS[kind]
     program = compiled(history, tmp_path)
     for node, code, last in ((profile, 1, f"step {step} failed"), ("healthy-cuda", 0, "all steps succeeded")):
         done = ran(program, node, tmp_path)
         assert (done.returncode, done.stdout.splitlines()[-1]) == (code, last), done.stdout
         assert (says in done.stdout) is bool(code)
+
+
+@compiles
+@pytest.mark.parametrize(
+    "history", [OPENED, TWICE, VMM, POOL, REPEATED], ids=["open", "twice", "vmm", "pool", "loop"]
+)
+def test_c_program_for_hip_passes_on_a_healthy_driver(history: dict[str, object], tmp_path: Path) -> None:
+    program = compiled({**history, "backend": "hip"}, tmp_path)
+    done = ran(program, "healthy-hip", tmp_path)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "all steps succeeded"), done.stdout
+
+
+@compiles
+def test_killed_process_is_killed_in_the_program(tmp_path: Path) -> None:
+    killed = [*OPENED["operations"][:4], {"do": "kill", "by": 2}, {"do": "read", "by": 1, "on": 1}]
+    done = ran(compiled({**OPENED, "operations": killed}, tmp_path), "healthy-cuda", tmp_path)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "all steps succeeded"), done.stdout
+
+
+REPORTED = {  # check that fails → profile, what the program prints
+    "ipc-histories": ("third-in-block-wrong", "wrong data"),
+    "ipc-reopen": ("nvidia-460.32.03", "cuIpcOpenMemHandle_v2 returned 400"),
+    "ipc-vmm": ("vmm-unmap-ends-another", ""),
+    "ipc-handles": ("close-ends-count", "cuMemcpyDtoH_v2 returned 1"),
+}
+
+
+@compiles
+@pytest.mark.cuda
+@pytest.mark.parametrize("check", REPORTED)
+def test_report_of_a_failure_becomes_a_c_program_that_fails(check: str, tmp_path: Path) -> None:
+    profile, says = REPORTED[check]
+    report = tmp_path / "report.json"
+    asked = ["check", check, "--simulate", profile, "--backend", "cuda", "--output", str(report)]
+    assert CliRunner().invoke(cli, asked).exit_code == 12
+    printed = CliRunner().invoke(cli, ["report", str(report), "--format", "c"])
+    assert printed.exit_code == 0, printed.output
+    program = built(printed.output, tmp_path)
+    done = ran(program, profile, tmp_path)
+    assert (done.returncode, says in done.stdout) == (1 if says else 0, True), done.stdout
+    assert ran(program, "healthy-cuda", tmp_path).returncode == 0
+
+
+def test_report_without_a_failure_has_no_c_program(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    CliRunner().invoke(
+        cli, ["check", "known-versions", "--simulate", "healthy-single", "--output", str(report)]
+    )
+    printed = CliRunner().invoke(cli, ["report", str(report), "--format", "c"])
+    assert printed.exit_code == 2
+    assert "nothing failed of ipc-histories" in printed.output
 
 
 @compiles
@@ -146,9 +295,13 @@ def test_c_program_says_how_many_gpus_it_needs(tmp_path: Path) -> None:
 
 
 def compiled(history: object, tmp_path: Path) -> Path:
+    return built(c_program.source(documents.parse(json.dumps(history).encode())), tmp_path)
+
+
+def built(text: str, tmp_path: Path) -> Path:
     source, program = tmp_path / "history.c", tmp_path / "history"
-    source.write_text(c_program.source(documents.parse(json.dumps(history).encode())))
-    assert len(source.read_text().splitlines()) <= 150
+    source.write_text(text)
+    assert len(text.splitlines()) <= 150
     subprocess.run(["cc", "-Wall", "-Werror", "-o", program, source, "-ldl"], check=True)
     return program
 
