@@ -142,6 +142,14 @@ def conclude(explored: Json, left_out: Sequence[str], labels: Sequence[str]) -> 
             *([Evidence.seen(LEFT_OUT, left_out=left_out)] if left_out else []),
             **figures,
         )
+    elif explored["unusable"]:
+        yield Finding.error(
+            "device-gone",
+            "a device vanished after {operations} operations: {says}",
+            Evidence.seen("a new process then met: {met}", met=explored["unusable"]),
+            says=explored["first"]["says"],
+            **figures,
+        )
     elif again is None:
         yield Finding.warn(
             "seen-once",

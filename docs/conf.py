@@ -14,6 +14,8 @@ from gpuipc_doctor.api import loader
 from gpuipc_doctor.api.loader import LoadedCheck
 from gpuipc_doctor.cli.main import COMMANDS
 from gpuipc_doctor.cli.schema import schemas
+from gpuipc_doctor.histories.legality import RULES
+from gpuipc_doctor.histories.steps import SENTENCES
 from gpuipc_doctor.run import check_files
 from gpuipc_doctor.simulator import profile
 
@@ -37,7 +39,7 @@ PAGES = {
     "SECURITY.md": "generated/security.md",
     "benchmarks/README.md": "generated/measurements.md",
     "benchmarks/drill.md": "generated/drill.md",
-    "benchmarks/histories.md": "generated/histories.md",
+    "benchmarks/histories.md": "generated/histories-measured.md",
     "benchmarks/fleet_answers.md": "generated/fleet-answers.md",
     "benchmarks/fleet_rpcs.md": "generated/fleet-rpcs.md",
     "benchmarks/growth_smcuda.md": "generated/growth-smcuda.md",
@@ -55,6 +57,7 @@ def generate(_: Sphinx) -> None:
     checks = [item for item in check_files.load() if isinstance(item, LoadedCheck)]
     pages |= {f"check-{item.check.id}.md": check_page(item, caught[item.check.id]) for item in checks}
     pages["commands.rst"] = commands_page()
+    pages["legality.md"] = legality_page()
     pages["schemas.md"] = "# Schemas\n\n`gpuipc-doctor schema NAME` prints a schema.\n" + "".join(
         f"\n## {name}\n\n```{{literalinclude}} /../{file.relative_to(REPOSITORY)}\n:language: json\n```\n"
         for name, file in schemas().items()
@@ -84,6 +87,31 @@ def check_page(item: LoadedCheck, faults: list[tuple[str, str]]) -> str:
         f"# {item.check.id}\n\n{item.check.title}. First tier: {item.check.tier.label}.\n\n"
         f"{inspect.getdoc(loader.module(item.file))}\n\n"
         f"## Faults that it catches\n\n`gpuipc-doctor drill PROFILE` shows each.\n\n{table}"
+    )
+
+
+def legality_page() -> str:
+    """What histories may do, by vendor, with the sources; and the operations that they have."""
+    rows = "".join(
+        f"| {case} | {backend} | {ruling.value} | {linked(ruling.source)} |\n"
+        for case, of_backend in RULES.items()
+        for backend, ruling in of_backend.items()
+    )
+    operations = "".join(f"| `{do}` | {escaped(says)} |\n" for do, says in SENTENCES.items())
+    return (
+        "# What histories may do\n\nillegal: no history does it; declared: no vendor promises it and"
+        " applications rely on it, so operations of their own do it, and a failure says so.\n\n"
+        f"| what is done | on | ruling | source |\n|---|---|---|---|\n{rows}\n"
+        f"## Operations\n\n| name | what happens |\n|---|---|\n{operations}"
+    )
+
+
+def linked(text: str) -> str:
+    """The text with its addresses as links, named after what they lead to."""
+    parts = re.split(r"(https://\S*[^\s:;,])", text)
+    return "".join(
+        f"[{escaped(part.rpartition('/')[2])}]({part})" if place % 2 else escaped(part)
+        for place, part in enumerate(parts)
     )
 
 

@@ -12,8 +12,8 @@ from gpuipc_doctor.histories.crew import Crew, Failed, Start, perform
 from gpuipc_doctor.histories.generator import Generator
 from gpuipc_doctor.histories.leaks import repeated
 from gpuipc_doctor.histories.model import Expected, Model, legal
-from gpuipc_doctor.histories.operations import Disagreement, History, Operation
-from gpuipc_doctor.histories.shrink import renumber, shrink
+from gpuipc_doctor.histories.operations import Disagreement, History, Operation, ProcessPlan
+from gpuipc_doctor.histories.shrink import SMALLEST, renumber, shrink
 
 SHRINK_S = 10.0
 """The most time for finding the shortest history, after one failed."""
@@ -65,6 +65,8 @@ class Explored:
     """None where no replay in fresh processes failed."""
     again: Disagreement | None = None
     """Of the shortest."""
+    unusable: str = ""
+    """What a new process met on a device after a failure that none showed again, where it cannot use it."""
 
 
 def replay(
@@ -212,6 +214,10 @@ def _shorten(bench: Bench, explored: Explored, whole: History, epochs: Sequence[
                 explored.again, _ = replay(bench, history)
             explored.shortest = history if explored.again else None
             return
+    alone = {1 + place: ProcessPlan(place) for place in {plan.device for plan in whole.processes.values()}}
+    allocate = tuple(Operation("allocate", by, makes=by, nbytes=SMALLEST) for by in alone)
+    met, _ = replay(bench, replace(whole, processes=alone, operations=allocate, times=1))
+    explored.unusable = met.says if met else ""
 
 
 def _on_one_device(bench: Bench, history: History, first: Disagreement) -> History:

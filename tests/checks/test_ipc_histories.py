@@ -70,6 +70,12 @@ def test_history_that_does_not_fail_again_is_a_warning_with_the_whole_history() 
     assert results.history_from_json(finding.values["history"]) == replace(REOPEN, labels=("cuda:0",))
 
 
+def test_device_that_vanished_is_an_error_with_what_is_known() -> None:
+    (finding,) = concluded(replace(WELL, first=REFUSED, history=REOPEN, unusable="no device"))
+    assert (finding.status, finding.key) == (Status.ERROR, "device-gone")
+    assert finding.values["operations"] == 1556
+
+
 def test_memory_that_the_crew_left_is_a_warning() -> None:
     assert [finding.key for finding in concluded(WELL, missing=38 * MIB)] == ["as-modelled", "not-returned"]
 
