@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from datetime import date
 from operator import attrgetter, itemgetter
 
 from gpuipc_doctor.diagnose.diagnosis import Diagnosis, LogRead, Recognised
@@ -14,7 +15,7 @@ from gpuipc_doctor.diagnose.index import Index
 from gpuipc_doctor.diagnose.literals import bare
 from gpuipc_doctor.diagnose.log_facts import Facts
 from gpuipc_doctor.diagnose.occurrences import Place, Sighting, Tally
-from gpuipc_doctor.diagnose.origin import Writers
+from gpuipc_doctor.diagnose.origin import Writers, day
 from gpuipc_doctor.diagnose.rank_files import LogSummary, compare
 from gpuipc_doctor.diagnose.scanner import Hit, Scanner, spanned
 from gpuipc_doctor.knownissues import Confidence, KnownIssue, Signature, may_concern
@@ -149,16 +150,28 @@ class Examination:
             tuple(differences(dumps)),
         )
 
+    def _last_day(self) -> date | None:
+        """The last day that a counted line is of."""
+        last = (day(tally.occurrences().last.time) for tally in self._of_issue.values())
+        return max(filter(None, last), default=None)
+
     def _recognise(
         self, number: int, signatures: dict[Signature, tuple[int, ...]], facts: Sequence[Fact]
     ) -> Recognised | None:
         issue = self.index.issues[number]
         verdict, reason = issue.judge(facts)
+        told = any(fact.name == issue.component and fact.value for fact in facts)
+        today = None if told else self._last_day()
+        outdated = issue.cured_before(today) if today else ""
         applying = [one for one in signatures if one.applies(facts) is Verdict.BAD]
         possible = [one for one in signatures if one.applies(facts) is Verdict.UNKNOWN]
         if applying:
             worth = max(one.confidence for one in applying)
             steps = {Verdict.BAD: 1, Verdict.FINE: -Confidence.HIGH}.get(verdict, 0)
+            if issue.has_cure and not told:
+                worth = min(worth, Confidence.MEDIUM)
+            if outdated:
+                steps, reason = -1, f"{reason}, and {outdated}; the log is of {today:%Y}"
         elif possible:
             worth, steps = Confidence.LOW, 0
             needs = dict.fromkeys(str(need) for one in possible for need in one.needs)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import date, datetime, timezone
 
 _HEAD = 300
 """Characters of a line in which its origin is looked for."""
@@ -74,6 +75,21 @@ def time(line: str) -> str:
         return datetime.fromtimestamp(int(seconds[1]), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     except (OverflowError, ValueError, OSError):  # a number that is no time, or in a year without a name
         return told
+
+
+_DAYS = (
+    (re.compile(r"(\d{4})[-/](\d\d)[-/](\d\d)"), "%Y %m %d"),
+    (re.compile(rf"({_MONTH}) +(\d+) \d\d:\d\d:\d\d.* (\d{{4}})"), "%b %d %Y"),
+)
+
+
+def day(time: str) -> date | None:
+    """The day of a `time`, where it has one."""
+    for form, layout in _DAYS:
+        if found := form.search(time):
+            with contextlib.suppress(ValueError):
+                return datetime.strptime(" ".join(found.groups()), layout).date()
+    return None
 
 
 class Writers:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import date
 
 from gpuipc_doctor.knownissues.conditions import Need
+from gpuipc_doctor.knownissues.releases import LONG, RELEASED
 from gpuipc_doctor.knownissues.signatures import Confidence, Signature
 from gpuipc_doctor.model import EvidenceKind, Fact, Finding, Json, Result, Trial
 from gpuipc_doctor.report import sentences
@@ -181,6 +182,21 @@ class KnownIssue:
             elif not need.is_mere_presence:
                 held.append(need.found(facts))
         return verdict, reason + (f" with {', '.join(held)}" if held else "") + lacking
+
+    @property
+    def has_cure(self) -> bool:
+        """Whether newer versions are known to be without it."""
+        return any(one.fixed not in ("", "unknown", None) for one in self.affected)
+
+    def cured_before(self, day: date) -> str:
+        """The release that cured it long before this day, with its date; empty unless all ranges have one."""
+        released = RELEASED.get(self.component, {})
+        cures = [(released.get(one.fixed or ""), one.fixed) for one in self.affected]
+        dates = [(when, version) for when, version in cures if when]
+        if not dates or len(dates) < len(cures) or day - max(dates)[0] < LONG:
+            return ""
+        when, version = max(dates)
+        return f"{self.component} {version}, which mends this, is of {when:%Y-%m}"
 
     def is_looked_for_by(self, result: Result) -> bool:
         """Whether it is one of those that show this issue, which names checks, or keys of their findings."""

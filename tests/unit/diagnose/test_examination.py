@@ -2,14 +2,18 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from gpuipc_doctor import knownissues
 from gpuipc_doctor.diagnose.diagnosis import Diagnosis
 from gpuipc_doctor.diagnose.error_lines import MOST_GROUPS
 from gpuipc_doctor.diagnose.examination import MANY, Examination
+from gpuipc_doctor.diagnose.readers import diagnose
 from gpuipc_doctor.knownissues import Confidence, KnownIssue, Signature, Workaround
 from gpuipc_doctor.knownissues.conditions import Need
+from gpuipc_doctor.knownissues.releases import RELEASED
 from gpuipc_doctor.model import Fact, Relation
 from gpuipc_doctor.versions import Range
 
@@ -80,7 +84,7 @@ BAD = Range("nccl", introduced="2.0", fixed="3.0")
     [
         (Confidence.HIGH, "2.5", Confidence.HIGH, Relation.CONFIRMED),
         (Confidence.HIGH, "3.1", Confidence.LOW, Relation.NEW),
-        (Confidence.HIGH, None, Confidence.HIGH, Relation.UNKNOWN),
+        (Confidence.HIGH, None, Confidence.MEDIUM, Relation.UNKNOWN),
         (Confidence.MEDIUM, "2.5", Confidence.HIGH, Relation.CONFIRMED),
         (Confidence.MEDIUM, "3.1", Confidence.LOW, Relation.NEW),
         (Confidence.LOW, "2.5", Confidence.MEDIUM, Relation.CONFIRMED),
@@ -329,3 +333,49 @@ def test_names_of_functions_in_a_debug_log_are_no_stack_and_are_looked_for_no_mo
     reading.flush()
     assert examination.conclude([]).recognised == ()
     assert reading._scanner._memory._resting
+
+
+OLD = Range("ucx", introduced="unknown", fixed="1.12.1")  # of March 2022
+
+
+@pytest.mark.parametrize(
+    ("stamp", "version", "confidence"),
+    [
+        ("2023-01-02T03:04:05Z ", "", Confidence.MEDIUM),
+        ("2026-01-02T03:04:05Z ", "", Confidence.LOW),
+        ("Sat Jan 03 01:02:03 2026 ", "", Confidence.LOW),
+        ("", "", Confidence.MEDIUM),
+        ("2026-01-02T03:04:05Z ", "1.11.0", Confidence.HIGH),
+        ("2026-01-02T03:04:05Z ", "1.18.1", Confidence.LOW),
+    ],
+)
+def test_date_and_version_of_a_log_count_against_what_was_cured_long_before(
+    stamp: str, version: str, confidence: Confidence, tmp_path: Path
+) -> None:
+    known = KnownIssue(
+        id="old", title="…", component="ucx", kind="error", status="fixed", symptom="…", references=(),
+        affected=(OLD,), signatures=(Signature(("cuda_ipc broke",)),),
+    )  # fmt: skip
+    log = tmp_path / "job.out"
+    log.write_text(f"{stamp}cuda_ipc broke\n", encoding="utf-8")
+    facts = [Fact("ucx", version, "log")] if version else []
+    (one,) = diagnose([str(log)], Examination([known]), known=facts).recognised
+    assert one.confidence is confidence
+    assert ("ucx 1.12.1, which mends this, is of 2022-03; the log is of 2026" in one.reason) is (
+        "2026" in stamp and not version
+    )
+
+
+def test_every_cure_with_a_public_tag_has_its_date() -> None:
+    lacking = {
+        (issue.component, one.fixed)
+        for issue in knownissues.load()
+        for one in issue.affected
+        if one.fixed not in (None, "", "unknown")
+        and one.fixed not in RELEASED.get(issue.component, {one.fixed})
+    }
+    assert lacking == {
+        ("nccl", "2.30.6"),
+        ("nccl", "2.31.2"),
+        ("mpich", "5.0.2"),
+    }  # younger than the copies read
