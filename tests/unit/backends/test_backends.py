@@ -163,6 +163,7 @@ class Machine:
         return {"primary-retain": "primary", "mem-alloc": 0x1000, "mem-info": [1, 2]}.get(operation)
 
     number, numbers, see_result = Driver.number, Driver.numbers, Driver.see_result
+    memory_info = Driver.memory_info
 
     def take_working_memory(self) -> None:
         """None, as with CUDA."""
@@ -366,13 +367,35 @@ def waiting(program: str | Path, environment: dict[str, str]) -> Iterator[subpro
         yield process
 
 
+@pytest.mark.parametrize(("runtime", "used"), [(50_221_153, 30), (50_731_921, 10), (60_443_484, 10), (0, 10)])
+def test_before_rocm_5_7_used_memory_of_all_processes_is_read_from_amdgpu(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, runtime: int, used: int
+) -> None:
+    monkeypatch.setattr(HipDriver, "_import_binding", lambda self: SimpleNamespace())
+    monkeypatch.setattr("ctypes.CDLL", lambda name: None)
+    driver = HipDriver(journal, tmp_path)
+    monkeypatch.setattr(driver, "call", lambda name: runtime if name == "runtime-version" else [90, 100])
+    file = tmp_path / "sys/bus/pci/devices/0000:21:00.0/mem_info_vram_used"
+    file.parent.mkdir(parents=True)
+    file.write_text("30\n")
+    device = Device("hip", 0, "GPU-0", "0000:21:00.0", "MI210", 100)
+    assert driver.memory_info(device) == (100 - used, 100)
+    file.write_text("")
+    if used == 10:
+        assert driver.memory_info(device) == (90, 100)
+    else:
+        with pytest.raises(BackendUnavailable, match=r"HIP 5\.2 counts one process") as unknown:
+            driver.memory_info(device)
+        assert unknown.value.broken
+
+
 def test_a_stranger_that_allocates_while_we_look_is_not_counted(journal: Journal) -> None:
     """He is asked about before and after the device is, until nothing has changed in between."""
     held = iter([0, 5, 5])
     driver = SimpleNamespace(
         process_memory=SimpleNamespace(of_strangers=lambda uuid, has_context: next(held)),
         call=lambda *_: None,
-        numbers=lambda *_: [90, 100],
+        memory_info=lambda _: (90, 100),
         current=None,
         take_working_memory=lambda: None,
     )
