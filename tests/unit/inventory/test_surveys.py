@@ -85,7 +85,7 @@ def library(prefix: Path, soname: str, source: str) -> None:
 def stock(tier: Tier = Tier.ACCEPTANCE) -> dict[str, Fact]:
     """The inventory of this machine, by name; where a name has several rows, the first."""
     request = Request(backend="cuda", deadline_s=2.0, tier=tier)
-    facts = engine.take_stock(request, SiteConfig(), Node(), Silent()).facts
+    facts = engine.collect_inventory(request, SiteConfig(), Node(), Silent()).facts
     found: dict[str, Fact] = {}
     for fact in facts:
         found.setdefault(fact.name, fact)
@@ -139,7 +139,7 @@ def test_an_mpi_library_that_is_named_is_asked_for_a_simulated_node_too(prefix: 
     library(prefix, "libmpi_mine.so", MPI.format(extra="", body=""))
     request = Request(backend="cuda", mpi_lib=f"{prefix}/lib/libmpi_mine.so")
     node = Node(root=str(prefix / "tree"), simulated="tree")
-    facts = engine.take_stock(request, SiteConfig(), node, Silent()).facts
+    facts = engine.collect_inventory(request, SiteConfig(), node, Silent()).facts
     said = f"MPI_Get_library_version of {prefix}/lib/libmpi_mine.so"
     assert Fact("mpich", "4.2.2", said) in facts
 
@@ -239,7 +239,7 @@ def test_bridges_that_redirect_are_counted(tmp_path: Path, controls: Mapping[str
     plant(tmp_path, "/sys/bus/pci/devices/0000:3b:00.0/class", "0x030200\n")
     plant(tmp_path, "/sys/bus/pci/devices/0000:3b:00.0/config", config_space((0x000D, 0x1D)))
     node = Node(root=str(tmp_path), simulated="tree")
-    facts = engine.take_stock(Request(backend="cuda"), SiteConfig(), node, Silent()).facts
+    facts = engine.collect_inventory(Request(backend="cuda"), SiteConfig(), node, Silent()).facts
     assert [fact.value for fact in facts if fact.name == "acs"] == [value]
 
 
@@ -248,7 +248,7 @@ def test_the_models_are_counted(tmp_path: Path) -> None:
         file = f"/proc/driver/nvidia/gpus/0000:{bus}:00.0/information"
         plant(tmp_path, file, f"Model: \t\t {model}\nIRQ:   \t\t 18\n")
     node = Node(root=str(tmp_path), simulated="tree")
-    facts = engine.take_stock(Request(backend="cuda"), SiteConfig(), node, Silent()).facts
+    facts = engine.collect_inventory(Request(backend="cuda"), SiteConfig(), node, Silent()).facts
     assert [fact.value for fact in facts if fact.name == "gpu-model"] == ["2 × NVIDIA H200, NVIDIA A2"]
 
 
