@@ -82,6 +82,9 @@ _NOISE_THREADS = re.compile(
 )
 """Threads that libraries start for themselves, by the names that they give them."""
 
+_FUSE_WAIT = "request_wait_answer"
+"""Where a thread waits for a FUSE server, in state S until a signal comes (Linux, fs/fuse/dev.c)."""
+
 _INTERPRETER = re.compile(r"\((lib)?python[\w.]*\)$|^_?Py|^\[(lib)?python")
 
 
@@ -116,7 +119,8 @@ def activity(looks: Sequence[Process]) -> Activity:
         return Activity(Kind.STOPPED, path=_path(looks, main), reason=f"state {main.state}")
     if stuck := _in_kernel(looks):
         place = stuck.wchan or (stuck.kernel[0] if stuck.kernel else "the kernel")
-        return Activity(Kind.KERNEL, place, _path(looks, stuck), "state D at every look")
+        why = "a file system in user space (FUSE) does not answer" if place == _FUSE_WAIT else "state D"
+        return Activity(Kind.KERNEL, place, _path(looks, stuck), f"{why} at every look")
     for thread in _candidates(looks):
         calls = _calls(looks, thread.tid)
         if len(calls) > 1:
@@ -228,9 +232,13 @@ def _kind_of_mpi(function: str) -> Kind:
 
 
 def _in_kernel(looks: Sequence[Process]) -> Thread | None:
-    """A thread that was in state D at every look."""
-    stuck = set.intersection(*({one.tid for one in look.threads if one.state == "D"} for look in looks))
+    """A thread that was in state D, or waited for a file system, at every look."""
+    stuck = set.intersection(*({one.tid for one in look.threads if _is_blocked(one)} for look in looks))
     return next((one for one in looks[-1].threads if one.tid in stuck), None)
+
+
+def _is_blocked(thread: Thread) -> bool:
+    return thread.state == "D" or (thread.state == "S" and thread.wchan == _FUSE_WAIT)
 
 
 def _outside(looks: Sequence[Process], main: Thread) -> Activity:

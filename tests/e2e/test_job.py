@@ -214,6 +214,30 @@ def test_job_is_seen_without_perf(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (report.verdict.cause, report.verdict.blamed) == (Cause.MESSAGE_LOST, (1,)), report
 
 
+@pytest.mark.skipif(os.geteuid() != 0 or not Path("/dev/fuse").exists(), reason="mounts: needs root and FUSE")
+def test_rank_whose_file_system_does_not_answer_is_stuck_in_the_kernel(
+    doctor: Command, tmp_path: Path
+) -> None:
+    server = [sys.executable, str(PLANTED.parent / "silent_fuse.py"), str(tmp_path)]
+    reader = "import os, sys; print(flush=True); os.stat(sys.argv[1] + '/checkpoint')"
+    pipe = subprocess.PIPE
+    with subprocess.Popen(server, stdin=pipe, stdout=pipe) as fuse:
+        assert fuse.stdout
+        assert fuse.stdout.readline() == b"ready\n"
+        ranked = {**os.environ, "PMI_RANK": "0", "PMI_SIZE": "1"}
+        with subprocess.Popen(
+            [sys.executable, "-c", reader, str(tmp_path)], env=ranked, stdout=pipe, stderr=subprocess.DEVNULL
+        ) as rank:
+            assert rank.stdout
+            rank.stdout.readline()
+            try:
+                report = examined(doctor, rank.pid)
+            finally:
+                fuse.communicate()  # and with it the file system ends
+    assert (report.verdict.cause, report.verdict.blamed) == (Cause.KERNEL, (0,)), report
+    assert report.verdict.operation == "request_wait_answer"
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [

@@ -1,0 +1,76 @@
+"""Which processes make up a job."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from gpuipc_doctor.job import selection
+from gpuipc_doctor.job.selection import NoSuchJob, Request, SeveralJobs, select
+
+LAUNCHER = """
+import os, subprocess, sys
+ranks = [
+    subprocess.Popen(["sleep", "600"], env={**os.environ, "PMI_RANK": str(n), "SLURM_JOB_ID": sys.argv[1]})
+    for n in (0, 1)
+]
+print(*(rank.pid for rank in ranks), flush=True)
+ranks[0].wait()
+"""
+
+
+@contextmanager
+def launched(place: Path, job: str, **environment: str) -> Iterator[tuple[int, set[int]]]:
+    """A process that is called mpirun, with two ranks below it: its pid and theirs."""
+    program = place / "mpirun"
+    if not program.exists():
+        program.symlink_to(sys.executable)
+    with subprocess.Popen(
+        [program, "-c", LAUNCHER, job], stdout=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, **environment},
+    ) as launcher:  # fmt: skip
+        try:
+            assert launcher.stdout
+            yield launcher.pid, {int(pid) for pid in launcher.stdout.readline().split()}
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(launcher.pid, signal.SIGKILL)
+
+
+def test_job_is_all_that_its_launcher_started_named_by_any_of_them(tmp_path: Path) -> None:
+    with launched(tmp_path, "990001") as (launcher, ranks):
+        for pid in (launcher, *ranks):
+            assert ranks <= set(select(Request(pids=(pid,))))
+
+
+def test_two_jobs_with_ranks_of_one_number_are_not_taken_for_one(tmp_path: Path) -> None:
+    both = launched(tmp_path, "990006"), launched(tmp_path, "990007")
+    with both[0] as (first, _), both[1] as (second, _), pytest.raises(SeveralJobs) as refused:
+        select(Request(pids=(first, second)))
+    assert "name one with --pid" in str(refused.value)
+    assert f"{first} (mpirun, 2 ranks)" in str(refused.value)
+
+
+def test_job_of_slurm_is_found_by_its_number(tmp_path: Path) -> None:
+    with launched(tmp_path, "990001") as (_, ranks), launched(tmp_path, "990002"):
+        assert ranks <= set(select(Request(slurm="990001")))
+        with pytest.raises(NoSuchJob):
+            select(Request(slurm="990003"))
+
+
+def test_ranks_of_another_node_on_the_same_machine_are_not_taken(tmp_path: Path) -> None:
+    with launched(tmp_path, "990005", SLURMD_NODENAME="n9"), pytest.raises(NoSuchJob):
+        select(Request(slurm="990005"))
+
+
+def test_user_without_a_job_is_said_to_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "_uid", lambda user: 54321)
+    with pytest.raises(NoSuchJob, match="has no rank here"):
+        select(Request(user="somebody"))
