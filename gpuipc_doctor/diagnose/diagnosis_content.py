@@ -98,8 +98,9 @@ def entry(one: Recognised, limits: Limits = BRIEF) -> Entry:
     word, look = ("MAYBE", "WARN") if one.confidence is Confidence.LOW else ("FOUND", "FAIL")
     number = "at least " * one.lines.at_least + counted(one.lines.count, "line")
     items = [Item(issue.title, hang=0), Item(f"{number}: {_where(one.lines, limits)}")]
-    items += [_quoted(seen, limits) for seen in one.signatures[: limits.signatures]]
-    if (more := len(one.signatures) - limits.signatures) > 0:
+    quoted = list({(seen.first.where, seen.count): seen for seen in one.signatures}.values())
+    items += [_quoted(seen, limits) for seen in quoted[: limits.signatures]]
+    if (more := len(quoted) - limits.signatures) > 0:
         items.append(Item(f"… and {more} more with -v", hang=0))
     checks = f"gpuipc-doctor check {' '.join(issue.checks)}" if issue.checks else ""
     items += [Item(_why(one), "Why: ")]

@@ -19,7 +19,7 @@ from tests.e2e.test_acceptance import matches
 from tests.waiting import LIMIT_S
 
 REPOSITORY = Path(__file__).parent.parent.parent
-TYPED_ELSEWHERE = {"acceptance.md", "stuck-job.md"}  # by test_acceptance.py and test_stuck_job_page.py
+TYPED_ELSEWHERE = {"acceptance.md", "logs.md", "stuck-job.md"}  # by a test of each
 PAGES = [
     REPOSITORY / "README.md",
     *(page for page in sorted((REPOSITORY / "docs").glob("*.md")) if page.name not in TYPED_ELSEWHERE),
