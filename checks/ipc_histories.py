@@ -44,8 +44,8 @@ TIME_S, SOAK_S = 20.0, 600.0
 LIMIT = 0.5
 """Part of the deadline that an operation may take: the role that waits for it must not be late itself."""
 
-ROOM = 64 << 20
-"""The most bytes that are allocated on a device at a time."""
+ROOM, WIDE_ROOM = 64 << 20, 9 << 30
+"""The most bytes that are allocated on a device at a time; in soak, those of two huge buffers."""
 
 UNBOUNDED = 10**9
 """Operations of a run that ends by time."""
@@ -91,7 +91,8 @@ class IpcHistories(Check):
                 "seed": ctx.options.get("seed", None if soak else SEED),
                 "operations": ctx.options.get("operations", UNBOUNDED if soak else operations),
                 "time_s": ctx.options.get("seconds", SOAK_S if soak else TIME_S),
-                "room": min(ctx.room(devices), ROOM),
+                "room": min(ctx.room(devices), WIDE_ROOM if soak else ROOM),
+                "wide": soak,
                 "backend": devices[0].backend,
                 "devices": len(devices),
                 "peers": reachable(devices),
@@ -217,7 +218,10 @@ def perform(w: Worker) -> None:
         if lag_s:
             w.wait_until(lambda: False, lag_s)
 
-    bench = Bench(w.start, w.clock, LIMIT * w.deadline_s, w.step, settle)
+    def idle() -> None:
+        w.wait_until(lambda: False, 1.0)
+
+    bench = Bench(w.start, w.clock, LIMIT * w.deadline_s, w.step, settle, idle)
     params = w.params
     if params["history"]:
         history = results.history_from_json(params["history"])
@@ -227,7 +231,7 @@ def perform(w: Worker) -> None:
         params["backend"],
         params["devices"],
         params["seed"] if params["seed"] is not None else results.seed_of(w.node, w.clock()),
-        Limits(room=params["room"]),
+        Limits(room=params["room"], wide=params["wide"]),
         frozenset(params["without"]),
         tuple((memory, device) for memory, device in params["peers"]),
     )

@@ -33,6 +33,7 @@ _BOTH = {
     "stream-wait-event": ("cuStreamWaitEvent", "hipStreamWaitEvent"),
     "event-create": ("cuEventCreate", "hipEventCreateWithFlags"),
     "event-record": ("cuEventRecord", "hipEventRecord"),
+    "event-destroy": ("cuEventDestroy", "hipEventDestroy"),
     "ipc-get": ("cuIpcGetMemHandle", "hipIpcGetMemHandle"),
     "ipc-open": ("cuIpcOpenMemHandle", "hipIpcOpenMemHandle"),
     "ipc-close": ("cuIpcCloseMemHandle", "hipIpcCloseMemHandle"),

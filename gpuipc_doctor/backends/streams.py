@@ -35,6 +35,7 @@ class DriverStream:
 
     def wait(self, event: Any) -> None:
         self._driver.call("stream-wait-event", self.handle, event, 0)
+        self._driver.call("event-destroy", event)  # the driver keeps it until the stream has come there
 
     def synchronize(self) -> None:
         self._driver.call("stream-sync", self.handle)

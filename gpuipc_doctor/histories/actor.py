@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, cast
 
 from gpuipc_doctor.api.gpu import DriverError, Gpu, GpuContext, GpuStream, Memory
@@ -17,6 +18,12 @@ FULL_BYTES = 256 << 10
 
 GLANCE = 16 << 10
 """Bytes that are read at each of those places."""
+
+WHOLE_BYTES = 64 << 20
+"""Of larger memory, only what is read is written."""
+
+BOUNDARIES = (2 << 30, 4 << 30)
+"""Places around which huge memory is written and read, too."""
 
 
 RESTED = 0
@@ -78,6 +85,7 @@ class Actor:
         self._things: dict[int, Any] = {}
         self._context_of: dict[int, int] = {}
         self._streams: dict[int, GpuStream] = {}
+        self._other_streams: dict[int, GpuStream] = {}
         self._made: dict[int, Any] = {}
         self._compared = 0
         self._received: Sequence[int] = ()
@@ -146,17 +154,27 @@ class Actor:
     # -- memory -------------------------------------------------------------------------------------------
 
     def _write(self, order: Order) -> None:
-        memory = self._get(order.on)
-        for offset in range(0, order.nbytes, PIECE):
-            memory.write(contents(order.stamp, min(PIECE, order.nbytes - offset), offset), offset)
+        memory, nbytes = self._get(order.on), order.nbytes
+        whole = ((offset, min(PIECE, nbytes - offset)) for offset in range(0, nbytes, PIECE))
+        for offset, length in whole if nbytes <= WHOLE_BYTES else glances(nbytes):
+            memory.write(contents(order.stamp, length, offset), offset)
 
     def _read(self, order: Order) -> None:
-        memory, nbytes = self._get(order.on), order.nbytes
-        if nbytes <= FULL_BYTES:
-            parts = [(0, nbytes)]
-        else:
-            parts = [(0, GLANCE), (nbytes // 2 - 4099, GLANCE), (nbytes - GLANCE, GLANCE)]
-        for offset, length in parts:
+        self._compare(self._get(order.on), order)
+
+    def _read_in_thread(self, order: Order) -> None:
+        memory = self._get(order.on)
+        context = self._contexts[self._entered]
+
+        def read() -> None:
+            context.make_current()
+            self._compare(memory, order)
+
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(read).result()
+
+    def _compare(self, memory: Memory, order: Order) -> None:
+        for offset, length in glances(order.nbytes):
             found = memory.read(length, offset)
             if order.stamp:
                 expected = contents(order.stamp, length, offset)
@@ -172,11 +190,26 @@ class Actor:
         stream.copy(to, cast(Memory, Sized(source.address, order.nbytes)))
         stream.synchronize()
 
-    def _stream(self) -> GpuStream:
+    def _copy_across_streams(self, order: Order) -> None:
+        source, to = self._get(order.of), self._get(order.on)
+        if self._context_of[order.on] == NO_CONTEXT:
+            self._get(order.of)
+        first, second = self._stream(self._other_streams), self._stream()
+        first.copy(to, cast(Memory, Sized(source.address, order.nbytes)))
+        second.wait(first.record())
+        second.synchronize()
+
+    def _fork(self, order: Order) -> None:
+        if (pid := os.fork()) == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+
+    def _stream(self, streams: dict[int, GpuStream] | None = None) -> GpuStream:
         """Of the context that is current."""
-        if self._entered not in self._streams:
-            self._streams[self._entered] = self._gpu.create_stream()
-        return self._streams[self._entered]
+        streams = self._streams if streams is None else streams
+        if self._entered not in streams:
+            streams[self._entered] = self._gpu.create_stream()
+        return streams[self._entered]
 
     # -- physical memory ----------------------------------------------------------------------------------
 
@@ -250,6 +283,7 @@ class Actor:
         self._enter(order.on)
         self._contexts.pop(order.on).destroy()
         self._streams.pop(order.on, None)
+        self._other_streams.pop(order.on, None)
         for number in [number for number, context in self._context_of.items() if context == order.on]:
             if self._gpu.expects("mapping-when-its-context-is-destroyed") == "ends":
                 del self._things[number], self._context_of[number]
@@ -271,6 +305,14 @@ class Sized(NamedTuple):
 
     address: int
     nbytes: int
+
+
+def glances(nbytes: int) -> list[tuple[int, int]]:
+    """(offset, length) of what is read of memory of a size."""
+    if nbytes <= FULL_BYTES:
+        return [(0, nbytes)]
+    within = [boundary - 4099 for boundary in BOUNDARIES if boundary + GLANCE < nbytes]
+    return [(0, GLANCE), *((at, GLANCE) for at in (nbytes // 2 - 4099, *within, nbytes - GLANCE))]
 
 
 def _difference(found: bytes, expected: bytes, offset: int) -> str:

@@ -172,6 +172,8 @@ def _case(history: History, operations: list[Operation], number: int) -> Iterato
         "create-context": f"create(&context[{makes}], 0, device); current = {makes};",
         "use-context": f"current = {on};",
         "end-context": f"end({on});",
+        "fork": "if (!fork()) _exit(0); wait(0);",
+        "idle": "sleep(1);",
         "kill": "raise(SIGKILL);",
     }
     if operation.do not in lines:

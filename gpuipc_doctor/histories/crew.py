@@ -42,8 +42,12 @@ class Crew:
         plans: dict[int, ProcessPlan],
         limit_s: float,
         settle: Callable[[], object] = lambda: None,
+        idle: Callable[[], object] = lambda: None,
     ) -> None:
-        """``settle`` waits until a device's figures are as they are after the latest operation."""
+        """``settle`` waits until a device's figures are as they are after the latest operation; ``idle`` for
+        a second.
+        """
+        self._idle = idle
         self._start = start
         self._settle = settle
         self._settled = False
@@ -65,6 +69,11 @@ class Crew:
             self._owner[operation.makes] = operation.by
         if self._waiting and (self._waiting[0][1].by != operation.by or len(self._waiting) == BATCH):
             self.flush()
+        if operation.do == "idle":
+            self.flush()
+            self._idle()
+            self.performed += 1
+            return
         if operation.do == "kill":
             self.flush()
             self._children.pop(operation.by).kill()

@@ -41,6 +41,8 @@ class Bench:
     step: Callable[[str], AbstractContextManager[None]]
     settle: Callable[[], object] = lambda: None
     """Waits until figures of a device are as they are now."""
+    idle: Callable[[], object] = lambda: None
+    """Waits for a second."""
 
 
 @dataclass
@@ -89,7 +91,7 @@ def replay(
                 performed.append(operation)
                 yield len(performed) - 1, operation, model.apply(operation)
 
-    crew = Crew(bench.start, unrolled.processes, bench.limit_s, bench.settle)
+    crew = Crew(bench.start, unrolled.processes, bench.limit_s, bench.settle, bench.idle)
     disagreement = perform(crew, expected())
     if rests is not None:
         rests += crew.rests
@@ -140,7 +142,7 @@ class _Exploration:
         self.explored = explored
         self._bench = bench
         self._generator = generator
-        self._crew = Crew(bench.start, generator.plans, bench.limit_s, bench.settle)
+        self._crew = Crew(bench.start, generator.plans, bench.limit_s, bench.settle, bench.idle)
         self._performed: list[Operation] = []
         self._epoch_at = 0
         self._watch = leaks.Watch()

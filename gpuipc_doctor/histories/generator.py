@@ -13,7 +13,9 @@ from gpuipc_doctor.histories.operations import History, Operation, ProcessPlan
 SMALL = (256, 512, 4096, 65536)
 ODD = (1, 8, 1000, 5000, 146064, 226656)
 LARGE = (1 << 20, 2 << 20, 3 << 20, 8 << 20)
-"""Bytes. Small allocations share a segment of 2 MiB on CUDA, large ones have their own."""
+HUGE = ((2 << 30) + (2 << 20), (4 << 30) + (2 << 20))
+"""Bytes. Small allocations share a segment of 2 MiB on CUDA, large ones have their own. An offset in a huge
+one has more than 31 or 32 bits; wide histories have them where there is room."""
 
 EPOCH_OPERATIONS = (60, 160)
 STAYS = 0.75
@@ -55,6 +57,9 @@ get a new buffer of the same size. A fault that needs a small segment to be reus
 1,500 operations, and in 60,000 not without.
 """
 
+WIDE_WEIGHTS = {"read-in-thread": 3.0, "copy-across-streams": 2.0, "fork": 0.5, "idle": 0.02}
+"""Beside them where a history is wide."""
+
 SWARM = (0.0, 0.5, 1.0, 1.0, 3.0)
 """Factors of which each epoch has one for each weight (swarm testing: Groce et al., ISSTA 2012)."""
 
@@ -78,6 +83,12 @@ FAMILIES: dict[str, frozenset[str]] = {
 
 FOCUS = 0.6
 """How often an epoch has one way of sharing memory only, so that its objects meet each other often."""
+
+HUGE_EPOCHS = 0.1
+"""How often an epoch of a wide history has huge memory."""
+
+OTHER_SIZE = 0.3
+"""How often memory is followed by memory of another size, in a wide history."""
 
 SAME_CREW = 0.75
 """How often a process of an earlier epoch takes part, where a new one could."""
@@ -120,6 +131,8 @@ class Limits:
     processes: int = 3
     """That take part in an epoch. There is one more for each device beyond the first."""
     objects: int = 24
+    wide: bool = False
+    """Also threads, two streams, forks, idle time, huge memory, and places taken again in another size."""
 
 
 @dataclass
@@ -171,8 +184,9 @@ class Generator:
 
     def _plan(self) -> Epoch:
         random = self.random
+        possible = WEIGHTS | WIDE_WEIGHTS if self.limits.wide else WEIGHTS
         weights = {
-            do: weight * random.choice(SWARM) for do, weight in WEIGHTS.items() if do not in self.without
+            do: weight * random.choice(SWARM) for do, weight in possible.items() if do not in self.without
         }
         ways = [way for way in ("legacy-ipc", "vmm-ipc", "pool-ipc") if not FAMILIES[way] <= self.without]
         if random.random() < FOCUS:
@@ -197,6 +211,8 @@ class Generator:
             weights.pop("kill", None)
         kinds = [SMALL, SMALL, SMALL + ODD, ODD, SMALL + LARGE, LARGE]
         sizes = tuple(random.sample(kind := random.choice(kinds), min(len(kind), random.randint(1, 4))))
+        if self.limits.wide and random.random() < HUGE_EPOCHS:
+            sizes = (*sizes, *HUGE)
         return Epoch(weights, sizes, random.randint(*EPOCH_OPERATIONS))
 
     def _choose_crew(self, size: int) -> None:
@@ -303,8 +319,26 @@ class Generator:
             yield from self._try("read", thing.by, on=thing.number)
 
     def _copy(self, epoch: Epoch) -> Iterator[Operation]:
-        if (to := self._pick(*USABLE, usable=True)) and (source := self._pick(*USABLE, usable=True)):
-            yield from self._try("copy", to.by, on=to.number, of=source.number)
+        yield from self._copied("copy")
+
+    def _copy_across_streams(self, epoch: Epoch) -> Iterator[Operation]:
+        yield from self._copied("copy-across-streams")
+
+    def _copied(self, do: str) -> Iterator[Operation]:
+        """A copy between two of a process; of huge memory none, since all of it would come to be used."""
+        to, source = self._pick(*USABLE, usable=True), self._pick(*USABLE, usable=True)
+        if to and source and to.storage.nbytes < HUGE[0]:
+            yield from self._try(do, to.by, on=to.number, of=source.number)
+
+    def _read_in_thread(self, epoch: Epoch) -> Iterator[Operation]:
+        if thing := self._pick(*USABLE, usable=True):
+            yield from self._try("read-in-thread", thing.by, on=thing.number)
+
+    def _fork(self, epoch: Epoch) -> Iterator[Operation]:
+        yield from self._try("fork", self._process())
+
+    def _idle(self, epoch: Epoch) -> Iterator[Operation]:
+        yield from self._try("idle", self._process())
 
     def _end_context(self, epoch: Epoch) -> Iterator[Operation]:
         by = self._process()
@@ -422,7 +456,10 @@ class Generator:
                 yield from self._try("close", mapping.by, on=mapping.number)
             yield from self._try("free", buffer.by, on=buffer.number)
         self._latest = buffer.by
-        yield from self._share(epoch, buffer.storage.nbytes, users)
+        nbytes = buffer.storage.nbytes
+        if self.limits.wide and self.random.random() < OTHER_SIZE:
+            nbytes = self.random.choice(epoch.sizes)
+        yield from self._share(epoch, nbytes, users)
 
     # -- the end of an epoch ------------------------------------------------------------------------------
 

@@ -261,6 +261,9 @@ class Model:
         storage.stamp = self.things[operation.of].storage.stamp
         return Expected(0, storage.nbytes)
 
+    _may_read_in_thread, _read_in_thread = _may_use, _read
+    _may_copy_across_streams, _copy_across_streams = _may_copy, _copy
+
     # -- physical memory ----------------------------------------------------------------------------------
 
     def _may_create(self, operation: Operation) -> str:
@@ -452,6 +455,14 @@ class Model:
         self._end_things([thing for thing in self.things.values() if thing.by == operation.by])
         del self.processes[operation.by]
         self.ended.add(operation.by)
+
+    def _may_fork(self, operation: Operation) -> str:
+        return "" if operation.by in self.processes else f"process {operation.by} has not started"
+
+    def _fork(self, operation: Operation, process: Process) -> None:
+        """The child does nothing with the driver, as no vendor lets it."""
+
+    _may_idle, _idle = _may_fork, _fork
 
     def _may_rest(self, operation: Operation) -> str:
         if operation.by not in self.processes:

@@ -11,6 +11,9 @@ from gpuipc_doctor.histories.operations import History, Operation
 SMALLEST = 4096
 """Bytes to which allocations shrink, where the history still fails then."""
 
+SIMPLER = {"read-in-thread": "read", "copy-across-streams": "copy"}
+"""Operation → one that does the same with less."""
+
 Fails = Callable[[Sequence[Operation]], Sequence[Operation] | None]
 """Performs what is legal of some operations; returns those up to the failing one, None where none failed."""
 
@@ -26,6 +29,7 @@ def shrink(failing: Sequence[Operation], fails: Fails, more: Callable[[], bool])
             size //= 2
         elif len(shortest) == before:
             break
+    shortest = _simpler(shortest, fails, more)
     shortest = _without_parts(_fewer_objects(shortest, fails, more), 1, fails, more)
     return _smaller(shortest, fails, more)
 
@@ -71,6 +75,16 @@ def _fewer_objects(operations: list[Operation], fails: Fails, more: Callable[[],
                 if (kept := fails(tried)) is not None:
                     operations = list(kept)
                     break
+    return operations
+
+
+def _simpler(operations: list[Operation], fails: Fails, more: Callable[[], bool]) -> list[Operation]:
+    """Read in the same thread and copy in one stream, where it fails so, too."""
+    for at, operation in enumerate(operations):
+        if operation.do in SIMPLER and more():
+            tried = [*operations[:at], replace(operation, do=SIMPLER[operation.do]), *operations[at + 1 :]]
+            if (kept := fails(tried)) is not None and len(kept) == len(operations):
+                operations = list(kept)
     return operations
 
 

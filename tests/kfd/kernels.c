@@ -82,12 +82,14 @@ static bool fill_buffer(int gpu, const uint64_t *a)
     return fill(gpu, a[0], a[1], unit, a[3] - a[0]);
 }
 
-/* ROCm 5: source, target, their offsets, a count of elements, and their size where it is not one byte. */
+/* ROCm 5: source, target, their offsets, a count of elements, and their size; or, where that is not aligned, words of
+ * four bytes, one more than are whole, and how many bytes of that one. */
 static bool copy_buffer(int gpu, const uint64_t *a, bool is_aligned)
 {
     bool is_rocm5 = !a[2] && a[4];
-    uint64_t element = is_aligned ? a[5] & UINT32_MAX : 1;
-    return is_rocm5 ? copy_on(gpu, a[1] + a[3], a[0], a[4] * element) : copy_on(gpu, a[1], a[0], a[2]);
+    uint64_t size = a[5] & UINT32_MAX;
+    size = is_aligned ? a[4] * size : (a[4] - 1) * 4 + size;
+    return is_rocm5 ? copy_on(gpu, a[1] + a[3], a[0], size) : copy_on(gpu, a[1], a[0], a[2]);
 }
 
 /* ROCr's own: four ranges of the source and the target, of which the last ends where all does, and the grid. */

@@ -1,6 +1,9 @@
 """Replay recorded histories on the driver that is here, and print what it answers otherwise.
 
-python -m tests.conformance.histories.replay RECORDED.json
+    python -m tests.conformance.histories.replay RECORDED.json [cuda|hip]
+
+Another vendor's driver is not held to what is not legal there, or not in its families; what was refused where
+it was recorded is asked of it, too, if it is no more legal there, and its answers are printed.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import sys
 from pathlib import Path
 
 from gpuipc_doctor.histories.crew import Crew, Failed
+from gpuipc_doctor.histories.generator import unavailable
 from gpuipc_doctor.histories.model import NOTHING, Model
 from gpuipc_doctor.histories.operations import History, Operation, ProcessPlan
 from gpuipc_doctor.model import Json
@@ -17,18 +21,29 @@ from gpuipc_doctor.worker import children, stem
 from tests.conformance.histories.record import LIMIT_S, assignment, first_device
 
 
-def differences(recorded: Json) -> list[Json]:
-    """``[place, operation, answer, recorded answer]`` of each operation of one history answered otherwise."""
+def answers(recorded: Json, backend: str, *, elsewhere: bool) -> tuple[int, list[Json], list[Json]]:
+    """Operations performed, refusals, and ``[place, operation, answer, recorded answer]`` of differences.
+
+    ``elsewhere``: it was recorded on another vendor's driver. A refusal is ``[place, operation, answer]``.
+    """
     plans = {
         number: ProcessPlan(device, bool(primary))
         for number, (device, primary) in enumerate(recorded["processes"], 1)
     }
-    model = Model(History("cuda", plans))
-    crew = Crew(lambda act: children.start(act, assignment(first_device("cuda"))), plans, LIMIT_S)
-    found = list[Json]()
+    model = Model(History(backend, plans))
+    device = first_device(backend)
+    without = unavailable(device.capabilities)
+    crew = Crew(lambda act: children.start(act, assignment(device)), plans, LIMIT_S)
+    performed, refusals, differences = 0, list[Json](), list[Json]()
     for place, row in enumerate(recorded["operations"]):
         fields, wanted = row if isinstance(row[0], list) else (row, "")
         operation = Operation(*fields)
+        illegal = bool(model.illegal(operation))
+        if elsewhere and (
+            operation.do in without or bool(wanted) != illegal or (illegal and not _asks(model, operation))
+        ):
+            continue
+        at, answer = place, ""
         try:
             if wanted:
                 crew.flush()
@@ -36,26 +51,40 @@ def differences(recorded: Json) -> list[Json]:
                 crew.flush()
             else:
                 crew.add(place, operation, model.apply(operation))
+                performed += 1
         except Failed as failed:
             answer = failed.disagreement.name or failed.disagreement.says
             at = failed.disagreement.at
-        else:
-            answer, at = "", place
-        if answer != wanted:
-            found.append([at, operation.do, answer, wanted])
+        if wanted and at == place:
+            refusals.append([place, operation.do, answer])
+        if answer != wanted and not (elsewhere and wanted and at == place):
+            differences.append([at, operation.do, answer, wanted])
             break
     crew.kill()
-    return found
+    return performed, refusals, differences
 
 
-def main(file: str) -> None:
-    stem.load(["cuda"])
-    histories = json.loads(Path(file).read_text())["histories"]
-    found = {one["seed"]: differences(one) for one in histories}
-    refusals = sum(isinstance(row[0], list) for one in histories for row in one["operations"])
-    differing = [[seed, *what] for seed, all_ in found.items() for what in all_]
-    json.dump({"histories": len(histories), "refusals": refusals, "differences": differing}, sys.stdout)
+def _asks(model: Model, operation: Operation) -> bool:
+    """Whether the objects and processes of an operation that is not legal are there."""
+    thing = model.things.get(operation.on)
+    return operation.by in model.processes and thing is not None and not thing.storage.freed
+
+
+def main(file: str, backend: str = "cuda") -> None:
+    stem.load([backend])
+    recording = json.loads(Path(file).read_text())
+    elsewhere = recording.get("backend", "cuda") != backend
+    all_ = {one["seed"]: answers(one, backend, elsewhere=elsewhere) for one in recording["histories"]}
+    json.dump(
+        {
+            "histories": len(all_),
+            "operations": sum(performed for performed, *_ in all_.values()),
+            "refusals": [[seed, *refusal] for seed, (_, refusals, _) in all_.items() for refusal in refusals],
+            "differences": [[seed, *what] for seed, (*_, found) in all_.items() for what in found],
+        },
+        sys.stdout,
+    )
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

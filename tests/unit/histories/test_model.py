@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gpuipc_doctor.histories.generator import Generator
+from gpuipc_doctor.histories.generator import Generator, Limits
 from gpuipc_doctor.histories.legality import DECLARED, ILLEGAL, LEGAL, RULES
 from gpuipc_doctor.histories.model import Model
 from gpuipc_doctor.histories.operations import History, Operation, ProcessPlan
@@ -69,6 +69,29 @@ def test_generated_history_is_legal_and_succeeds_on_the_trivial_driver(backend: 
         assert not driver.memory
     assert {"allocate", "open", "close", "free", "write", "read", "copy", "end-context"} <= done.keys()
     assert ("free-open" in done) <= (backend == "cuda")
+
+
+def test_wide_history_has_more_and_is_legal() -> None:
+    generator = Generator("cuda", 2, 1, Limits(room=9 << 30, wide=True), peers=((0, 1), (1, 0)))
+    driver, done, sizes = TrivialDriver(), Counter[str](), set[int]()
+    for _ in range(40):
+        for operation, expected in generator.epoch():
+            shown = driver.perform(operation)
+            assert "read" not in operation.do or expected.stamp in (0, shown)
+            done[operation.do] += 1
+            sizes.add(operation.nbytes)
+    assert {"read-in-thread", "copy-across-streams", "fork", "idle"} <= done.keys()
+    assert max(sizes) > 4 << 30
+
+
+@pytest.mark.parametrize("devices", [1, 3, 8])
+def test_crew_comes_to_every_device(devices: int) -> None:
+    generator = Generator("cuda", devices, 6)
+    used = {
+        generator.plans[operation.by].device for _ in range(devices) for operation, _ in generator.epoch()
+    }
+    assert used == set(range(devices))
+    assert len(generator.model.processes) <= devices + 2
 
 
 def test_same_seed_generates_the_same_history() -> None:

@@ -54,9 +54,9 @@ class TrivialDriver:
                 self._drop(by, on)
             case "write":
                 self._live(by, on).stamp = operation.stamp
-            case "read":
+            case "read" | "read-in-thread":
                 return self._live(by, on).stamp
-            case "copy":
+            case "copy" | "copy-across-streams":
                 self._live(by, on).stamp = self._live(by, operation.of).stamp
             case "create-context" | "use-context":
                 self.contexts[by] = operation.makes or on
