@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from gpuipc_doctor.fleet import directory, partners, summary
-from gpuipc_doctor.fleet.partners import Outcome, Run
+from gpuipc_doctor.fleet.pair_runs import Outcome, Run
 from gpuipc_doctor.fleet.summary import Figure, NodeReport, State
 from gpuipc_doctor.report import report_json
 

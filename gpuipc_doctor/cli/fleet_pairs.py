@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,6 +17,7 @@ from gpuipc_doctor.report import sentences
 if TYPE_CHECKING:
     from gpuipc_doctor.fleet.pairs import Rounds
     from gpuipc_doctor.fleet.partners import Blame
+    from gpuipc_doctor.site.config import SiteConfig
 
 UNTRIED = "most links between switches, for neighbours were paired first; add --across"
 """What a run without ``--across`` leaves open."""
@@ -40,10 +41,11 @@ def command(
 ) -> None:
     """Send messages between the nodes, two by two, and say whether a node is bad or a link.
 
-    A node is blamed that fails beside two partners which pass with others; a pair, that fails twice while
-    both its ends pass with others. Neighbours are tried first, in the order of Slurm's topology, else of the
-    set. What stands after `--` goes to `check mpi-small-message`; `fabric-small-message` there tries each
-    pair without MPI, too, and alone where there is none.
+    A node is blamed that fails five times beside partners which pass with others; a pair that fails five
+    times while both its ends pass with others; a switch, and none of its nodes, that lets no message out.
+    Neighbours are tried first, in the order of Slurm's topology, else of that in the site config, else of
+    the set. What stands after `--` goes to `check mpi-small-message`; `fabric-small-message` there tries
+    each pair without MPI, too, and alone where there is none.
     """
     from gpuipc_doctor.fleet import slurm
     from gpuipc_doctor.fleet.ask import Via
@@ -58,13 +60,14 @@ def command(
     wanted = reach.wanted()
     if len(wanted) < 2:
         raise click.UsageError("there are no two nodes to pair")
-    if way.via is Via.SLURM:
-        wanted = slurm.in_order(wanted)
-    found, told = try_all(wanted, way, _say_progress, across=across)
+    printed = slurm.topology() if way.via is Via.SLURM else ""
+    topology = slurm.leaves(wanted, printed) or _of_site(reach.site(*check_options), wanted)
+    wanted = slurm.ordered(wanted, printed) if printed else _by_switch(wanted, topology)
+    found, told = try_all(wanted, way, _say_progress, topology, across=across)
     untried = "" if across else UNTRIED
     shown = _pairs_as_json if as_json else _pairs_as_text
     click.echo(shown(wanted, found, told, untried))
-    if found.nodes or found.pairs:
+    if found.nodes or found.pairs or found.cut or found.links:
         ctx.exit(Exit.FAIL)
     ctx.exit(Exit.ERROR if found.unclear or found.silent else Exit.OK)
 
@@ -78,12 +81,52 @@ def _verdict(wanted: Sequence[str], found: Blame) -> dict[str, str]:
         return ", ".join(f"{one} - {other}" for one, other in pairs)
 
     return {
+        "bad switches": folder.fold(each.switch for each in found.cut),
+        "cut off by them": folder.fold(node for each in found.cut for node in each.nodes),
+        "bad links between switches": _sides(found.links),
         "bad nodes": folder.fold(found.nodes),
         "bad pairs": joined(found.pairs),
+        "unstable nodes": folder.fold(found.unstable),
         "flaky pairs": joined(found.flaky),
         "cannot tell": folder.fold(found.unclear),
         "no answer": folder.fold(found.silent),
     }
+
+
+def _sides(links: Sequence[tuple[str, str]]) -> str:
+    """One line for all links: a spine that is split has hundreds."""
+    from gpuipc_doctor.fleet.nodeset import NodeSetFormatter
+
+    folder = NodeSetFormatter(sorted({switch for link in links for switch in link}))
+    others: dict[str, set[str]] = {}
+    for one, other in links:
+        others.setdefault(one, set()).add(other)
+    sides: dict[tuple[str, ...], list[str]] = {}
+    if links and not set(others) & {other for _, other in links}:
+        sides[tuple(sorted({other for _, other in links}))] = sorted(others)
+    else:
+        for one, those in others.items():
+            sides.setdefault(tuple(sorted(those)), []).append(one)
+    return "; ".join(f"{folder.fold(ones)} - {folder.fold(those)}" for those, ones in sides.items())
+
+
+def _of_site(site: SiteConfig, nodes: Sequence[str]) -> dict[str, str]:
+    """The switch of each node by the site config. Raises `click.UsageError`."""
+    from gpuipc_doctor.site import hosts
+
+    found: dict[str, str] = {}
+    for switch, named in site.topology.items():
+        try:
+            found |= dict.fromkeys(hosts.expand(named), switch)
+        except hosts.BadNodes as error:
+            raise click.UsageError(f"topology.{switch} of the site config: {error}") from None
+    return {node: found[node] for node in nodes if node in found}
+
+
+def _by_switch(nodes: Sequence[str], topology: Mapping[str, str]) -> list[str]:
+    """Nodes of a switch side by side, in their order; those of none at the end."""
+    places = {switch: place for place, switch in enumerate(dict.fromkeys(topology.values()))}
+    return sorted(nodes, key=lambda node: places.get(topology.get(node, ""), len(places)))
 
 
 def _pairs_as_json(wanted: Sequence[str], found: Blame, told: Rounds, untried: str) -> str:

@@ -118,6 +118,13 @@ class Reach:
             shipped=shipped,
         )
 
+    def site(self, *command: str) -> SiteConfig:
+        """That of this host, or of ``--config`` in the command."""
+        from gpuipc_doctor.cli import check
+
+        with check.command.make_context("gpuipc-doctor check", list(command), obj=options.ELSEWHERE) as read:
+            return options.site_config(read.params["config_file"])
+
     @property
     def _via(self) -> Via:
         from gpuipc_doctor.fleet.ask import Via

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gpuipc_doctor.fleet.ask import LaunchOptions, Target, ask
-from gpuipc_doctor.fleet.partners import Blame, Outcome, Pair, Run, blame, next_round
+from gpuipc_doctor.fleet.pair_runs import Outcome, Pair, Run
+from gpuipc_doctor.fleet.partners import Blame, blame, next_round
 from gpuipc_doctor.fleet.summary import NodeReport, State
+from gpuipc_doctor.fleet.switches import Topology
 from gpuipc_doctor.model import Report, Status
 from gpuipc_doctor.report import report_json
 
@@ -53,16 +55,21 @@ class _Round:
 
 
 def try_all(
-    nodes: Sequence[str], way: LaunchOptions, progress: Callable[[int, int], None], *, across: bool = False
+    nodes: Sequence[str],
+    way: LaunchOptions,
+    progress: Callable[[int, int], None],
+    topology: Topology,
+    *,
+    across: bool = False,
 ) -> tuple[Blame, Rounds]:
     """Run the rounds that are needed; ``progress`` is told of each run that ends."""
     told = Rounds()
-    while pairs := next_round(nodes, told.runs, across=across):
+    while pairs := next_round(nodes, told.runs, across=across, topology=topology):
         named = {f"{one}+{other}": (one, other) for one, other in pairs}
         listener = _Round(told, named, progress)
         ask([_target(name, pair) for name, pair in named.items()], way, listener)
         told.runs.append(listener.runs)
-    return blame(nodes, told.runs), told
+    return blame(nodes, told.runs, topology), told
 
 
 def _target(name: str, pair: Pair) -> Target:

@@ -1,43 +1,31 @@
 """Who is tried with whom, and who is to blame: a bad link is not a bad node. Pure.
 
 A probe between two nodes that fails speaks against both and against what lies between them. So each node is
-tried with partners until it has passed with one, and is *proven*, or has failed beside two that are. In the
-first round neighbours are tried, all at once; in the later ones whoever is not proven, beside whoever is.
-The cost grows with the nodes (at most three runs for each) and not with the pairs, of which a thousand nodes
-have half a million.
+tried with partners until it has passed with one, and is *proven*, or has failed `FAILURES` times beside some
+that are. In the first round neighbours are tried, all at once; then whoever is not proven, beside whoever is.
+A failure is repeated before it is believed: a node may lose one message in twenty. The cost grows with the
+nodes and not with the pairs, of which a thousand nodes have half a million.
 """
 
 from __future__ import annotations
 
-import enum
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-MAX_ROUNDS = 4
+from gpuipc_doctor.fleet.pair_runs import Outcome, Pair, Run
+from gpuipc_doctor.fleet.switches import Cut, Switches, Topology
 
-FAILURES = 2
-"""Beside so many proven partners a node must have failed to be blamed."""
+MAX_ROUNDS = 8
 
-Pair = tuple[str, str]
+FAILURES = 5
+"""So often a node must have failed beside proven partners, two at least, to be blamed, and a pair."""
 
+UNSTABLE = 2
+"""With so many partners a node has failed and passed that is unstable."""
 
-class Outcome(enum.Enum):
-    """How a probe between two nodes ended."""
-
-    PASS = "pass"
-    FAIL = "fail"
-    SILENT = "silent"
-    """There was no answer: it could not be started, or its report is lost."""
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One run of the probe between two nodes."""
-
-    pair: Pair
-    outcome: Outcome
+_NO_TOPOLOGY: Topology = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +33,21 @@ class Blame:
     """What the runs say together. No node and no pair is in two of these."""
 
     nodes: tuple[str, ...] = ()
-    """Failed beside two proven partners and passed with nobody."""
+    """Failed beside `FAILURES` proven partners and passed with nobody."""
     pairs: tuple[Pair, ...] = ()
     """Failed each time, while both ends pass with others."""
     flaky: tuple[Pair, ...] = ()
-    """Failed once and passed once."""
+    """Failed, and passed or were not tried often enough."""
     unclear: tuple[str, ...] = ()
     """Failed, and too few proven partners were there to tell."""
     silent: tuple[str, ...] = ()
     """Never answered."""
+    unstable: tuple[str, ...] = ()
+    """Failed and passed with several partners."""
+    cut: tuple[Cut, ...] = ()
+    """Switches that let nothing out; their nodes are in none of the others for that."""
+    links: tuple[tuple[str, str], ...] = ()
+    """Switches between which nothing passes, while their nodes pass with others."""
 
 
 class _Record:
@@ -77,15 +71,25 @@ class _Record:
         for partner in self.met[node]:
             yield partner, self.outcomes[frozenset((node, partner))]
 
-    def failures(self, node: str) -> int:
-        """Beside how many proven partners it has failed."""
-        return sum(
-            partner in self.proven and Outcome.FAIL in outcomes
+    def is_bad(self, node: str) -> bool:
+        """Whether it has passed with nobody and failed often enough beside proven partners."""
+        failed = [
+            outcomes.count(Outcome.FAIL)
             for partner, outcomes in self.with_partner(node)
-        )
+            if partner in self.proven and Outcome.FAIL in outcomes
+        ]
+        return node not in self.proven and len(failed) > 1 and sum(failed) >= FAILURES
 
     def is_judged(self, node: str) -> bool:
-        return node in self.proven or self.failures(node) >= FAILURES
+        return node in self.proven or self.is_bad(node)
+
+    def is_decided(self, pair: Pair) -> bool:
+        """Whether it has failed so often, or has passed as well."""
+        return Outcome.PASS in self.outcomes[frozenset(pair)] or self.is_bad_pair(pair)
+
+    def is_bad_pair(self, pair: Pair) -> bool:
+        outcomes = self.outcomes[frozenset(pair)]
+        return Outcome.PASS not in outcomes and outcomes.count(Outcome.FAIL) >= FAILURES
 
     def suspect_pairs(self) -> Iterator[Pair]:
         """Pairs that failed while both ends have passed, with others."""
@@ -95,7 +99,13 @@ class _Record:
                 yield one, other
 
 
-def next_round(nodes: Sequence[str], rounds: Sequence[Sequence[Run]], *, across: bool = False) -> list[Pair]:
+def next_round(
+    nodes: Sequence[str],
+    rounds: Sequence[Sequence[Run]],
+    *,
+    across: bool = False,
+    topology: Topology = _NO_TOPOLOGY,
+) -> list[Pair]:
     """The pairs to run next, after these rounds; none when no more can be learned in `MAX_ROUNDS`.
 
     ``nodes`` stand in the order of the topology, neighbours side by side. With ``across`` the first round
@@ -107,12 +117,18 @@ def next_round(nodes: Sequence[str], rounds: Sequence[Sequence[Run]], *, across:
     if not rounds:
         return _neighbours(nodes, across=across)
     record = _Record(run for done in rounds for run in done)
+    switches = Switches([run for done in rounds for run in done], topology)
     open_nodes = [node for node in nodes if not record.is_judged(node)]
-    pairs = (
-        _with_proven(open_nodes, nodes, record) if record.proven else _among_themselves(open_nodes, record)
-    )
-    seen_once = [pair for pair in record.suspect_pairs() if len(record.outcomes[frozenset(pair)]) == 1]
-    return [*pairs, *sorted(seen_once)]
+    inner = switches.to_try(open_nodes, record.proven)
+    within = {node for pair in inner for node in pair}
+    others = [node for node in open_nodes if node not in within]
+    pairs = _with_proven(others, nodes, record) if record.proven else _among_themselves(others, record)
+    unsure = [
+        pair
+        for pair in record.suspect_pairs()
+        if not switches.explains(pair) and not record.is_decided(pair) and not within & set(pair)
+    ]
+    return [*inner, *pairs, *sorted(unsure)]
 
 
 def _neighbours(nodes: Sequence[str], *, across: bool) -> list[Pair]:
@@ -129,7 +145,7 @@ def _with_proven(open_nodes: Iterable[str], nodes: Sequence[str], record: _Recor
     idle = _LeastUsed(uses)
     pairs = []
     for node in open_nodes:
-        if partner := idle.take(record.met[node]):
+        if partner := idle.take(record.met[node]) or idle.take(set()):
             pairs.append((node, partner))
     return pairs
 
@@ -168,21 +184,35 @@ class _LeastUsed:
         return None
 
 
-def blame(nodes: Sequence[str], rounds: Sequence[Sequence[Run]]) -> Blame:
+def blame(nodes: Sequence[str], rounds: Sequence[Sequence[Run]], topology: Topology = _NO_TOPOLOGY) -> Blame:
     """Who is to blame, by all rounds together."""
     record = _Record(run for done in rounds for run in done)
+    switches = Switches([run for done in rounds for run in done], topology)
+    cut = {node for each in switches.cut for node in each.nodes}
     bad, unclear, silent = [], [], []
     for node in nodes:
         if node in record.proven:
             continue
-        outcomes = [outcome for _, seen in record.with_partner(node) for outcome in seen]
-        if record.failures(node) >= FAILURES:
+        seen = [(partner, outcome) for partner, each in record.with_partner(node) for outcome in each]
+        own = [outcome for partner, outcome in seen if not switches.explains((node, partner))]
+        if record.is_bad(node) and (node not in cut or Outcome.FAIL in own):
             bad.append(node)
-        elif Outcome.FAIL in outcomes:
-            unclear.append(node)
-        else:
+        elif any(outcome is Outcome.FAIL for _, outcome in seen):
+            if node not in cut:
+                unclear.append(node)
+        elif node not in cut:
             silent.append(node)
-    suspects = sorted(record.suspect_pairs())
-    flaky = [pair for pair in suspects if Outcome.PASS in record.outcomes[frozenset(pair)]]
-    pairs = [pair for pair in suspects if pair not in set(flaky)]
-    return Blame(tuple(bad), tuple(pairs), tuple(flaky), tuple(unclear), tuple(silent))
+    suspects = [pair for pair in sorted(record.suspect_pairs()) if not switches.explains(pair)]
+    flaky = [pair for pair in suspects if not record.is_bad_pair(pair)]
+    often = Counter(node for pair in flaky for node in pair)
+    unstable = tuple(sorted(node for node, number in often.items() if number >= UNSTABLE))
+    return Blame(
+        tuple(bad),
+        tuple(pair for pair in suspects if pair not in set(flaky)),
+        tuple(pair for pair in flaky if not set(pair) & set(unstable)),
+        tuple(unclear),
+        tuple(silent),
+        unstable,
+        tuple(switches.cut),
+        tuple(switches.links),
+    )

@@ -122,12 +122,20 @@ def _seconds(limit: str) -> float:
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
-def in_order(nodes: Sequence[str]) -> list[str]:
-    """The nodes in the order of Slurm's topology; as they are where it has none, or where it does not say."""
+def topology() -> str:
+    """Slurm's, as scontrol prints it; empty where it has none, or does not say."""
     try:
-        return ordered(nodes, printed_by("scontrol", "-o", "show", "topology"))
+        return printed_by("scontrol", "-o", "show", "topology")
     except Refused:
-        return list(nodes)
+        return ""
+
+
+def leaves(nodes: Sequence[str], topology: str) -> dict[str, str]:
+    """Of each of the nodes that the topology knows, the name of its lowest switch, or of its block."""
+    lines = topology.splitlines()
+    switches = _switches(topology)
+    lowest = {node: lines[switches[node][-1]] for node in nodes if node in switches}
+    return {node: said["name"] for node, line in lowest.items() if (said := _LINE.match(line))}
 
 
 def ordered(nodes: Sequence[str], topology: str) -> list[str]:

@@ -199,6 +199,8 @@ class SiteConfig:
     """How much device memory a check may take."""
     fleet: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Options for the nodes of a fleet: of the jobs of ``srun``, of ``flux`` and of ``ssh``."""
+    topology: Mapping[str, str] = field(default_factory=dict)
+    """Of each leaf switch the set of its nodes, for `fleet pairs`, where Slurm has no topology."""
     files: Layers = field(default_factory=Layers, compare=False, repr=False)
     """The files in force."""
 
@@ -280,6 +282,7 @@ def load(path: Path | None = None, match: Find = lambda: None, known: Iterable[D
         prolog=PrologConfig.read(data.get("prolog", {})),
         memory=MemoryShare(**data.get("memory", {})),
         fleet=data.get("fleet", {}),
+        topology=data.get("topology", {}),
         files=found,
     )
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from gpuipc_doctor.cli import fleet_pairs
+from gpuipc_doctor.cli.main import cli
+from gpuipc_doctor.fleet.pair_runs import Outcome
 from gpuipc_doctor.fleet.pairs import Rounds, outcome_of
-from gpuipc_doctor.fleet.partners import Blame, Outcome
+from gpuipc_doctor.fleet.partners import Blame
+from gpuipc_doctor.fleet.switches import Cut
 from gpuipc_doctor.model import Finding, Report, Result, Status, Tier
+from gpuipc_doctor.report import report_json
 
 ACROSS = {
     "mpi": ("mpi-small-message", "between nodes"),
@@ -56,6 +63,43 @@ def test_what_counts_is_what_went_between_the_two_nodes(told: dict[str, Status],
 def test_pairs_of_neighbours_say_that_links_between_switches_were_not_tried(
     shown: Callable[[list[str], Blame, Rounds, str], str],
 ) -> None:
-    open_links = "links between switches"
+    open_links = "most links between switches"
     assert open_links in shown(["n1", "n2"], Blame(), Rounds(), fleet_pairs.UNTRIED)
     assert open_links not in shown(["n1", "n2"], Blame(), Rounds(), "")
+
+
+def test_a_switch_and_a_split_are_a_line_each() -> None:
+    nodes = [f"n{number}" for number in range(8)]
+    links = tuple((f"leaf{one}", f"leaf{other}") for one in (1, 2) for other in (3, 4))
+    blamed = Blame(cut=(Cut("leaf0", tuple(nodes[:4])),), links=links, unstable=("n7",))
+    lines = fleet_pairs._pairs_as_text(nodes, blamed, Rounds(), "").splitlines()
+    assert lines[1:] == [
+        "bad switches: leaf0",
+        "cut off by them: n[0-3]",
+        "bad links between switches: leaf[1-2] - leaf[3-4]",
+        "unstable nodes: n7",
+    ]
+
+
+def test_a_switch_of_the_site_config_is_blamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve nodes below three switches; what crosses leaf1 fails. The `ssh` here answers for check."""
+    for name, status in (("pass", Status.PASS), ("fail", Status.FAIL)):
+        (tmp_path / name).write_text(report_json.dumps(report(mpi=status)))
+    script = """#!/bin/sh
+while [ "$1" != -- ]; do node=$1; shift; done
+partner=$(echo "$*" | sed 's/.*--partner //; s/ .*//')
+leaf() { echo $(( ${1#n} / 4 )); }
+if [ $(leaf $node) != $(leaf $partner) ] && { [ $(leaf $node) = 1 ] || [ $(leaf $partner) = 1 ]; }
+then exec cat DIR/fail; fi
+exec cat DIR/pass
+"""
+    (tmp_path / "ssh").write_text(script.replace("DIR", str(tmp_path)))
+    (tmp_path / "ssh").chmod(0o755)
+    (tmp_path / "site.yaml").write_text("topology: {leaf0: 'n[0-3]', leaf1: 'n[4-7]', leaf2: 'n[8-11]'}\n")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    command = ["fleet", "pairs", "--across", "--via", "ssh", "-w", "n[0-11]", "--json"]
+    ended = CliRunner().invoke(cli, [*command, "--", "--config", str(tmp_path / "site.yaml")])
+    assert ended.exit_code == 12, ended.output
+    said = json.loads(ended.stdout)
+    assert (said["bad switches"], said["cut off by them"]) == ("leaf1", "n[4-7]")
+    assert (said["bad nodes"], said["bad pairs"], said["cannot tell"]) == ("", "", "")

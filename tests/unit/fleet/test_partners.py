@@ -5,10 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuipc_doctor.fleet.partners import MAX_ROUNDS, Blame, Outcome, Pair, Run, blame, next_round
+from gpuipc_doctor.fleet.pair_runs import Outcome, Pair, Run
+from gpuipc_doctor.fleet.partners import MAX_ROUNDS, Blame, blame, next_round
+from gpuipc_doctor.fleet.switches import Topology
 
 Fault = Callable[[Pair, int], Outcome]
 """What a pair answers when it is run for the first, second … time."""
@@ -18,16 +21,19 @@ def fleet(n: int) -> list[str]:
     return [f"nid{number:06}" for number in range(n)]
 
 
-def play(nodes: Sequence[str], fault: Fault, *, across: bool = False) -> tuple[Blame, list[list[Run]]]:
+def play(
+    nodes: Sequence[str], fault: Fault, *, across: bool = False, topology: Topology | None = None
+) -> tuple[Blame, list[list[Run]]]:
+    topology = topology or {}
     rounds: list[list[Run]] = []
     times: dict[frozenset[str], int] = {}
-    while pairs := next_round(nodes, rounds, across=across):
+    while pairs := next_round(nodes, rounds, across=across, topology=topology):
         done = []
         for pair in pairs:
             times[frozenset(pair)] = times.get(frozenset(pair), 0) + 1
             done.append(Run(pair, fault(pair, times[frozenset(pair)])))
         rounds.append(done)
-    return blame(nodes, rounds), rounds
+    return blame(nodes, rounds, topology), rounds
 
 
 def deterministic(bad: set[str], bad_pairs: set[frozenset[str]], silent: set[str]) -> Fault:
@@ -154,3 +160,110 @@ def test_ten_thousand_nodes() -> None:
     assert {frozenset(pair) for pair in found.pairs} == pairs
     assert len(rounds) <= MAX_ROUNDS
     assert sum(map(len, rounds)) <= 3 * len(nodes)
+
+
+# -- switches and nodes that fail at random --------------------------------------------------------------
+
+
+def below(nodes: Sequence[str], size: int) -> dict[str, str]:
+    """Leaf switches with so many nodes each."""
+    return {node: f"leaf{place // size}" for place, node in enumerate(nodes)}
+
+
+def cut_off(switches: set[str], topology: Topology, bad: set[str]) -> Fault:
+    """No message leaves the switches; the bad nodes fail with everybody."""
+
+    def answer(pair: Pair, _: int) -> Outcome:
+        one, other = (topology[node] for node in pair)
+        crosses = one != other and bool({one, other} & switches)
+        return Outcome.FAIL if crosses or bad & set(pair) else Outcome.PASS
+
+    return answer
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(2, 24), st.integers(3, 32), st.integers(0, 2**32), st.data())
+def test_a_switch_that_is_cut_off_is_blamed_and_none_of_its_nodes(
+    leaves: int, size: int, seed: int, data: st.DataObject
+) -> None:
+    """With some bad nodes elsewhere; at least half of the switches work."""
+    leaves = max(leaves, 4)
+    nodes = fleet(leaves * size)
+    topology = below(nodes, size)
+    chaos = random.Random(seed)
+    cut = set(chaos.sample(sorted(set(topology.values())), data.draw(st.integers(1, max(leaves // 4, 1)))))
+    sound = [node for node in nodes if topology[node] not in cut]
+    bad = set(chaos.sample(sound, data.draw(st.integers(0, len(sound) // 20))))
+    found, rounds = play(nodes, cut_off(cut, topology, bad), across=True, topology=topology)
+    assert {each.switch for each in found.cut} == cut
+    assert {node for each in found.cut for node in each.nodes} == {n for n in nodes if topology[n] in cut}
+    assert set(found.nodes) == bad
+    assert (found.pairs, found.flaky, found.unclear, found.links) == ((), (), (), ())
+    assert sum(map(len, rounds)) <= 3 * len(nodes)
+
+
+def test_of_ten_thousand_nodes_two_switches_are_cut_off() -> None:
+    nodes = fleet(10_000)
+    topology = below(nodes, 40)
+    cut = {"leaf3", "leaf200"}
+    found, rounds = play(nodes, cut_off(cut, topology, {nodes[5000]}), across=True, topology=topology)
+    assert {each.switch for each in found.cut} == cut
+    assert (found.nodes, found.pairs, found.unclear) == ((nodes[5000],), (), ())
+    assert sum(map(len, rounds)) <= len(nodes)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(2, 12), st.integers(3, 40))
+def test_a_split_spine_is_links_between_switches_and_no_pair(half: int, size: int) -> None:
+    nodes = fleet(2 * half * size)
+    topology = below(nodes, size)
+    side = {f"leaf{place}": place < half for place in range(2 * half)}
+
+    def split(pair: Pair, _: int) -> Outcome:
+        one, other = (side[topology[node]] for node in pair)
+        return Outcome.PASS if one == other else Outcome.FAIL
+
+    found, _ = play(nodes, split, across=True, topology=topology)
+    assert (found.nodes, found.pairs, found.flaky, found.unclear, found.cut) == ((), (), (), (), ())
+    assert found.links
+    assert all(side[one] != side[other] for one, other in found.links)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(2, 12), st.integers(3, 30), st.integers(0, 2**32), st.booleans())
+def test_bad_nodes_are_no_switches(leaves: int, size: int, seed: int, across: bool) -> None:
+    nodes = fleet(leaves * size)
+    topology = below(nodes, size)
+    bad = set(random.Random(seed).sample(nodes, max(len(nodes) // 20, 1)))
+    found, _ = play(nodes, cut_off(set(), topology, bad), across=across, topology=topology)
+    assert (set(found.nodes) | set(found.unclear)) >= bad
+    assert (set(found.nodes), found.cut, found.links) == (bad & set(found.nodes), (), ())
+
+
+@pytest.mark.parametrize("everybody", [False, True])
+def test_who_fails_one_run_in_twenty_is_not_bad(everybody: bool) -> None:
+    """Three wrong blames in 300 fleets at most; it was 31."""
+    wrong = 0
+    for seed in range(300):
+        chaos = random.Random(seed)
+        nodes = fleet(chaos.randrange(2, 120))
+        unstable = set(nodes) if everybody else {chaos.choice(nodes)}
+
+        def answer(
+            pair: Pair, _: int, chaos: random.Random = chaos, unstable: set[str] = unstable
+        ) -> Outcome:
+            failed = any(chaos.random() < 0.05 for node in pair if node in unstable)
+            return Outcome.FAIL if failed else Outcome.PASS
+
+        found, _ = play(nodes, answer, across=seed % 2 == 0, topology=below(nodes, 8))
+        wrong += bool(found.nodes or found.pairs or found.cut or found.links)
+    assert wrong <= 3
+
+
+def test_a_node_that_fails_and_passes_with_several_is_unstable() -> None:
+    nodes = fleet(8)
+    a, b, c, _ = nodes[:4]
+    outcomes = [Run((a, b), Outcome.FAIL), Run((a, b), Outcome.PASS), Run((a, c), Outcome.FAIL)]
+    outcomes += [Run((a, c), Outcome.PASS)]
+    found = blame(nodes[:3], [outcomes])
+    assert (found.unstable, found.flaky, found.nodes) == ((a,), (), ())

@@ -68,7 +68,29 @@ def test_what_slurm_refuses_is_one_line(tmp_path: Path, monkeypatch: pytest.Monk
     command = ["fleet", "check", "--partition", "gpu", "--into", str(tmp_path / "out")]
     ended = CliRunner().invoke(cli, command)
     assert (ended.exit_code, f"Error: sinfo: {said} again\n" in ended.output) == (2, True), ended.output
-    assert slurm.in_order(["n2", "n1"]) == ["n2", "n1"]
+    assert slurm.topology() == ""
     monkeypatch.setenv("PATH", "")
     ended = CliRunner().invoke(cli, command)
     assert (ended.exit_code, "sinfo: No such file" in ended.output) == (2, True), ended.output
+
+
+TREE = """\
+SwitchName=leaf0 Level=0 LinkSpeed=1 Nodes=n[1-2]
+SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=n[3-4]
+SwitchName=top Level=1 LinkSpeed=1 Nodes=n[1-4] Switches=leaf[0-1]
+"""
+BLOCK = "BlockName=b0 BlockIndex=0 Nodes=n[1-2]\nBlockName=b1 BlockIndex=1 Nodes=n[3-4]\n"
+
+
+@pytest.mark.parametrize(("topology", "names"), [(TREE, ("leaf0", "leaf1")), (BLOCK, ("b0", "b1")), ("", ())])
+def test_a_node_is_below_its_lowest_switch(topology: str, names: tuple[str, ...]) -> None:
+    found = slurm.leaves(["n1", "n4", "n9"], topology)
+    assert found == dict(zip(("n1", "n4"), names, strict=False))
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds"),
+    [("1-02:03:04", 93784.0), ("00:05:00", 300.0), ("UNLIMITED", float("inf")), ("", float("inf"))],
+)
+def test_a_time_limit_is_read(limit: str, seconds: float) -> None:
+    assert slurm._seconds(limit) == seconds
