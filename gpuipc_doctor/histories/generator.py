@@ -222,6 +222,8 @@ class Generator:
         self._epochs += 1
         here = [number for number in staff if self.plans[number].device == device]
         self._crew = [self.random.choice(here) if here else self._hire(device)]
+        if self.devices > 1:
+            self._latest = self._crew[0]  # it begins
         most = self.limits.processes + self.devices - 1
         while len(self._crew) < size:
             others = [number for number in staff if number not in self._crew]

@@ -59,7 +59,7 @@ def test_generated_history_is_legal_and_succeeds_on_the_trivial_driver(backend: 
     driver = TrivialDriver(contexts_own_memory=backend == "cuda")
     done = Counter[str]()
     judge = Model(History(backend, generator.plans))
-    for _ in range(12):
+    for _ in range(20):
         for operation, expected in generator.epoch():
             assert judge.illegal(operation) == ""
             assert judge.apply(operation) == expected
