@@ -73,7 +73,7 @@ FOR_LARGE = {False: 0.6, True: 0.3}
 all may be held at once."""
 
 TOO_FEW = 24
-"""Buffers that tell no leak from a cache if all are kept and none can follow."""
+"""Buffers that tell no leak from a cache if more than a third of them are kept and none can follow."""
 
 SAME, SOAK = 128, 400
 """Iterations with buffers of one size, and in the soak tier, which decides over what grows a little. Drivers
@@ -243,17 +243,19 @@ def judge_growth(done: ProbeOutcome, place: int, role: str, seen: BufferGrowth) 
             remedy="check mpi-cache-growth --tier soak sends more of them, and decides",
             **values,
         )
-    if not params["small"] and seen.is_large and seen.sizes[0] < seen.sizes[-1] and len(seen.used) < TOO_FEW:
+    values["buffers"] = seen.at_least
+    is_growing = seen.sizes[0] < seen.sizes[-1]
+    is_like_a_cache = is_growing and seen.at_least > len(seen.used) / 3
+    if not params["small"] and is_like_a_cache and len(seen.used) < TOO_FEW:
         return Finding.error(
             "too-few-to-tell",
-            "cannot tell a cache from a leak by {times} buffers: all are kept {where} ({variant})",
+            "cannot tell a cache from a leak by {times} buffers: {buffers} are kept {where} ({variant})",
             rate,
             *held,
             remedy="let checks have 1024 MiB of the device: memory in the site config",
             times=len(seen.used),
             **values,
         )
-    values["buffers"] = seen.at_least
     if all_sent and most >= seen.at_least > (len(seen.used) + sent) / 2:
         says = "at least {buffers:round} freed buffers are kept {where} ({variant}): {variable} is {most}"
         told = {"variable": params["bounded_by"], "most": most, **values}

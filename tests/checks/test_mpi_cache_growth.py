@@ -280,9 +280,11 @@ def test_without_room_for_small_buffers_a_cache_is_not_told_from_a_leak(cache: C
     finding = followed_as_planned(cache, Tier.ACCEPTANCE, 0.3, ONE)
     assert (finding.status, finding.key) == (Status.ERROR, "too-few-to-tell")
     assert sentences.summary(finding) == (
-        "cannot tell a cache from a leak by 12 buffers: all are kept on the device of both ranks (growing)"
+        "cannot tell a cache from a leak by 12 buffers: 12 are kept on the device of both ranks (growing)"
     )
     assert finding.remedy == "let checks have 1024 MiB of the device: memory in the site config"
+    assert followed_as_planned(newest(8), Tier.ACCEPTANCE, 0.3, ONE).key == "too-few-to-tell"
+    assert followed_as_planned(nothing, Tier.ACCEPTANCE, 0.3, ONE, leak=4 * MIB).key == "grows"
     assert followed_as_planned(newest(16), Tier.ACCEPTANCE, 1, ONE).key == "keeps-many"
     assert followed_as_planned(NO_BOUND, Tier.ACCEPTANCE, 1, ONE).key == "grows"
 
