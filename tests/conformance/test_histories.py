@@ -1,8 +1,9 @@
-"""The simulated CUDA driver answers 50 recorded histories as an H100 did, codes of refusals included.
+"""Simulated drivers and AMD's own runtime answer 50 recorded histories as an H100 did, where legal.
 
 `histories/h100.json` holds the operations themselves, so that a changed generator leaves them as they were:
 ``[do, by, on, makes, of, nbytes, stamp]``, zeros at the end left out; with an answer beside it where the
-driver refused one.
+driver refused one. `histories/rocm-5.json` is what AMD's runtime of ROCm 5.2.3 made of them over the
+emulated kernel driver: it opens a process's own handle, which later ones and the simulated driver refuse.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from typing import Any
 import pytest
 
 from gpuipc_doctor.simulator.node import prepare
+from tests.kfd import emulated
 
 HISTORIES = Path(__file__).parent / "histories"
-RECORDED = HISTORIES / "h100.json"
+RECORDED, OF_AMD = HISTORIES / "h100.json", HISTORIES / "rocm-5.json"
 
 
 def replayed(backend: str, env: Mapping[str, str], enter: Sequence[str] = ()) -> Any:
@@ -41,3 +43,29 @@ def test_simulated_cuda_driver_answers_as_the_recorded_one(tmp_path: Path) -> No
     assert answers["histories"] == 50
     assert len(answers["refusals"]) >= 400
     assert answers["differences"] == []
+
+
+@pytest.mark.hip
+def test_simulated_hip_driver_does_what_is_legal_there(tmp_path: Path) -> None:
+    answers = simulated("hip", tmp_path)
+    recorded = json.loads(OF_AMD.read_text())
+    assert answers["operations"] >= recorded["operations"]  # it has physical memory and pools, too
+    assert answers["differences"] == recorded["differences"] == []
+    assert [answer for *_, answer in answers["refusals"]] == ["hipErrorInvalidContext"] * recorded[
+        "own_handles"
+    ]
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not emulated.runtimes(), reason="needs Debian's libamdhip64-5")
+@pytest.mark.kfd
+@pytest.mark.hip
+@pytest.mark.xdist_group("kfd-rocm-5")
+def test_amds_runtime_answers_as_recorded() -> None:
+    (runtime,) = [one for one in emulated.chosen_runtimes() if one.generation == 5]
+    with emulated.node(runtime, gpus=1) as node:
+        answers = replayed("hip", node.env, node.enter)
+    recorded = json.loads(OF_AMD.read_text())
+    assert answers["operations"] == recorded["operations"]
+    assert answers["differences"] == recorded["differences"]
+    assert [answer for *_, answer in answers["refusals"]] == [""] * recorded["own_handles"]
