@@ -31,6 +31,8 @@ LARGEST_PICKLE = 1 << 28
 """Bytes."""
 _SAMPLE = 1 << 13
 """Bytes at a log's beginning that tell text from other things."""
+_PATIENCE_MS = 20
+"""For which a stream is waited for: a pipe holds 64 KiB, and whoever fills it is often slower than we are."""
 _LEAST = 6
 """Bytes by which each compressed format is known, if no more come for a while."""
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -197,7 +199,7 @@ class Log:
         ready = select.poll()
         ready.register(self._fd, select.POLLIN)
         while True:
-            if not ready.poll(0):
+            if not ready.poll(_PATIENCE_MS):
                 yield b""
             elif block := self._read():
                 yield block
