@@ -141,6 +141,9 @@ def command(
             report = _of_nodes(where, way)
         else:
             report = _of_this_node(request, gpu, means)
+        if where is None:
+            alone = {"other nodes of the job": "squeue does not say which they are; name them with -w"}
+            report = replace(report, unable={**report.unable, **alone})
     except NoSuchJob as absent:
         click.echo(f"gpuipc-doctor: {sanitise(str(absent))}", err=True)
         ctx.exit(Exit.NOTHING)
@@ -182,8 +185,11 @@ def _earlier(path: Path) -> JobReport:
         raise BadFile([Mistake(path, 0, f"{bad}; write one with `gpuipc-doctor job --save FILE`")]) from None
 
 
-def _nodes(named: str, slurm: str, *, this_node: bool) -> list[str]:
-    """The nodes to ask; none where only this one is to be looked at. Raises `NoSuchJob`."""
+def _nodes(named: str, slurm: str, *, this_node: bool) -> list[str] | None:
+    """The nodes to ask: empty if only this one is to be looked at, None if Slurm does not say which.
+
+    Raises `NoSuchJob`.
+    """
     from gpuipc_doctor import node_name
     from gpuipc_doctor.fleet.nodeset import NAME
     from gpuipc_doctor.job import nodes
@@ -198,6 +204,8 @@ def _nodes(named: str, slurm: str, *, this_node: bool) -> list[str]:
     for node in found:
         if not NAME.fullmatch(node):
             raise click.BadParameter(f"{node[:80]!r} is no name of a node", param_hint="-w")
+    if slurm and not found:
+        return None
     return found if named or found != [node_name.short()] else []
 
 

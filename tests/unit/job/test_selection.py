@@ -11,7 +11,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from gpuipc_doctor.cli.main import cli
 from gpuipc_doctor.job import selection
 from gpuipc_doctor.job.selection import NoSuchJob, Request, SeveralJobs, select
 
@@ -74,3 +76,14 @@ def test_user_without_a_job_is_said_to_have_none(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(selection, "_uid", lambda user: 54321)
     with pytest.raises(NoSuchJob, match="has no rank here"):
         select(Request(user="somebody"))
+
+
+def test_job_of_slurm_whose_nodes_are_not_known_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuipc_doctor.job.nodes.of_slurm_job", lambda job: [])
+    monkeypatch.setattr("gpuipc_doctor.job.looking.LOOKS", 1)
+    monkeypatch.setattr("gpuipc_doctor.job.looking.MORE", 0)
+    with launched(tmp_path, "990008"):
+        ended = CliRunner().invoke(cli, ["job", "--slurm", "990008"])
+    assert "other nodes of the job: squeue does not say which they are" in " ".join(ended.output.split())
