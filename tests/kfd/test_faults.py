@@ -1,0 +1,53 @@
+"""Each fault below AMD's runtime is found through it, with the right call and role, or is said not to be."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from tests.kfd import emulated
+from tests.kfd.faults import FAULTS, TABLE, Fault, Found, results, table
+
+IN_EVERY_RUN = {"import-refused", "copy-short", "page-fault"}
+
+CASES = [
+    pytest.param(
+        runtime,
+        fault,
+        id=f"{runtime.name}-{fault.name}",
+        marks=[
+            pytest.mark.kfd,
+            pytest.mark.hip,
+            pytest.mark.xdist_group(f"kfd-{runtime.name}"),
+            *([] if fault.name in IN_EVERY_RUN else [pytest.mark.full]),
+        ],
+    )
+    for runtime in emulated.chosen_runtimes()
+    for fault in FAULTS
+    if runtime.generation in fault.settings
+]
+
+
+@pytest.mark.parametrize(("runtime", "fault"), CASES)
+def test_fault_below_the_runtime_is_found(runtime: emulated.Runtime, fault: Fault) -> None:
+    found = results(runtime, fault)
+    expected = fault.expected[runtime.generation]
+    said = [(one["finding"]["status"], one["finding"]["key"], one["finding"]["summary"]) for one in found]
+    if isinstance(expected, Found):
+        places = [
+            place
+            for place, (status, key, summary) in enumerate(said)
+            if (status, key) == (expected.status, expected.key) and expected.says in summary
+        ]
+        assert places, said
+        assert expected.prints in json.dumps(found[places[0]])
+    else:  # and then nothing else is said of it
+        assert {status for status, _, _ in said} <= {"PASS"}, said
+
+
+def test_table_is_drawn_from_the_faults() -> None:
+    if os.environ.get("GPUIPC_UPDATE_GOLDEN") == "1":
+        TABLE.write_text(table())
+    assert TABLE.read_text() == table()
