@@ -257,10 +257,11 @@ def share_and_watch(w: Worker) -> None:
 
 
 def write_and_die(w: Worker) -> None:
+    gpu = w.gpus[-1]  # before there is a descriptor: a child that its driver starts would inherit that
     if nbytes := w.peer.recv():
         descriptor = w.peer.recv_descriptor()
         with w.step("import and write"):
-            write_pattern(w.gpus[-1].import_descriptor(descriptor, nbytes).map(), nbytes)
+            write_pattern(gpu.import_descriptor(descriptor, nbytes).map(), nbytes)
         w.die()
 
 
