@@ -3,7 +3,8 @@
     python benchmarks/drill_table.py --log FILE [--mpi-lib FILE] [--backend cuda|hip] [PROFILE]...
 
 A driver's fault gets the checks that make the faulted call and those that must find something, a fault of MPI
-or of libfabric the latter; a node that is odd, or on which nothing must be found, gets all. Each outcome is a
+or of libfabric the latter; a node that is odd, or on which nothing must be found, gets all. Faults of MPI get
+the share of memory or the sizes of messages that tests/e2e/test_mpi_faults.py gives them. Each outcome is a
 line of the log at once, and a kind that has one is not run again; the table is of all that is in there.
 """
 
@@ -25,6 +26,8 @@ from gpuipc_doctor.model import Report
 from gpuipc_doctor.report import exits, report_json
 from gpuipc_doctor.simulator import drill, profile
 from gpuipc_doctor.simulator.profile import Profile
+
+FIXTURES = Path(__file__).parents[1] / "tests/fixtures"
 
 OUTCOMES = ("caught", "missed", "given_up", "invented", "let_off")
 
@@ -73,7 +76,7 @@ def outcome(
     arguments += ["--deadline", str(stated.deadline_s)] if stated.deadline_s else []
     arguments += ["--no-workarounds", "--mpi-lib", mpi_lib] if stated.needs_mpi else []
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as config:
-        config.write(f"memory: {{most_gib: {stated.memory.most_gib}}}\n")
+        config.write(config_of(stated, checks))
         config.flush()
         started = time.monotonic()
         report = check(*arguments, "--config", config.name)
@@ -84,6 +87,13 @@ def outcome(
         "load": os.getloadavg()[0],
         **asdict(found),
     }
+
+
+def config_of(stated: Profile, checks: Iterable[str]) -> str:
+    if not stated.needs_mpi:
+        return f"memory: {{most_gib: {stated.memory.most_gib}}}\n"
+    is_large = bool({stated.name, *checks} & {"mpi-cache-growth", "mpi-wrong-large"})
+    return (FIXTURES / ("small-share.yaml" if is_large else "small-messages.yaml")).read_text()
 
 
 def check(*arguments: str) -> Report:
