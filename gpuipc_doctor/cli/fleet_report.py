@@ -28,12 +28,25 @@ _DIRECTORY = options.FilePath(exists=True, file_okay=False)
     "a ticket, or the textfile collector of Prometheus' node_exporter.",
     json="Print JSON, with every node.",
 )
+@click.option(
+    "--history",
+    "earlier",
+    type=_DIRECTORY,
+    multiple=True,
+    metavar="EARLIER",
+    help="Show what became of each node since these runs (as often as need be), and the run in DIR.",
+)
 @click.pass_context
-def report(ctx: click.Context, *, directory: Path, form: str) -> None:
+def report(ctx: click.Context, *, directory: Path, form: str, earlier: tuple[Path, ...]) -> None:
     """Say what the node reports in DIR say together.
 
-    The exit code is that of a node: 12 where one fails, 11 where one has no report or could not tell.
+    With --history: when each node last passed, how often it failed, which nodes flap, and what changed. The
+    exit code is that of a node: 12 where one fails, 11 where one has no report or could not tell.
     """
+    if earlier:
+        if form != "screen":
+            raise click.UsageError("--history is for the screen alone")
+        ctx.exit(_tell_history(earlier, directory))
     ctx.exit(tell(directory, (), form=form))
 
 
@@ -56,6 +69,19 @@ def compare(ctx: click.Context, *, before: Path, after: Path, form: str) -> None
     found = changes.compare(_reports(before), _reports(after))
     click.echo(formats.text(found, form, changes_content), nl=False)
     ctx.exit(found.exit_code)
+
+
+def _tell_history(earlier: Sequence[Path], directory: Path) -> int:
+    """Print the history of the nodes; returns the exit code of the run in ``directory``."""
+    from gpuipc_doctor.fleet import fold, history
+
+    runs = [(place, _reports(place)) for place in (*dict.fromkeys(earlier), directory)]
+    runs.sort(key=lambda run: min((one.started for one in run[1] if one.started), default=""))
+    text = history.screen(
+        [{one.node: one for one in reports} for _, reports in runs], [str(place) for place, _ in runs]
+    )
+    click.echo(text, nl=False)
+    return next(fold.fold(reports).exit_code for place, reports in runs if place == directory)
 
 
 def tell(

@@ -215,5 +215,13 @@ def _metrics(fleet: Fleet, simulated: str) -> Iterator[Metric]:
     yield (
         "fleet_node_severity",
         f"Worst status of a node: {SEVERITIES}; one without a report is an ERROR.",
-        [({"node": one.node}, one.status.severity) for one in fleet.reports],
+        [({"node": one.node, "reason": _reason(one)}, one.status.severity) for one in fleet.reports],
     )
+
+
+def _reason(report: NodeReport) -> str:
+    """A state, or the first check that has the node's status: of so many values as there are of those."""
+    if report.state is not State.REPORTED:
+        return str(report.state.value)
+    worst = report.status.value if report.status.value in COMPLAINTS else ""
+    return next((check for check, status in sorted(report.checks.items()) if status == worst), "")
