@@ -24,7 +24,7 @@ from pathlib import Path
 
 from benchmarks.reliability import PLACES, VANISH_S, await_nothing, below, left_running
 
-CHECKS = ["ipc-handles", "ipc-vmm"]
+CHECKS = ["ipc-handles"]
 TAG = "GPUIPC_KILLS"
 SLACK_BYTES = 4 << 20
 """The driver's own use of a device changes by one or two granules of 2 MiB."""
