@@ -94,12 +94,12 @@ class AllocatorIpc(Check):
 
 def judge_refusal(allocator: str, refused: str, kind: str, chosen_by: str) -> Finding:
     sees = Evidence.seen(
-        "with {chosen_by}, whoever exports its memory sees: {refused}", chosen_by=chosen_by, refused=refused
+        "with {chosen_by}, exporting its memory fails: {refused}", chosen_by=chosen_by, refused=refused
     )
     if kind == "plain":
         return Finding.fail(
             "plain-memory-refused",
-            "{allocator}: its memory cannot be shared, though it is the driver's plain kind",
+            "{allocator}: its memory cannot be shared although it is plain device memory",
             sees,
             allocator=allocator,
         )

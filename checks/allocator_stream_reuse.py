@@ -78,9 +78,9 @@ class AllocatorStreamReuse(Check):
         if leaks:
             yield Finding.fail(
                 "guard-failed",
-                "{allocator}: a documented guard did not keep freed memory from the stream that reads it",
+                "{allocator}: a documented guard failed: memory was reused while a stream read it",
                 *leaks,
-                remedy="do not free what another stream reads before that stream is synchronised",
+                remedy="synchronise the reading stream before you free its memory",
                 allocator=done.probe,
             )
         elif unseen:

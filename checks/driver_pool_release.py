@@ -79,7 +79,7 @@ class DriverPoolRelease(Check):
                 "too-little-free",
                 "only {room:mib} of free device memory may be taken: too little to tell by",
                 *holders(seen["holders"]),
-                remedy="end who holds the memory, run again",
+                remedy="stop the processes holding it, then rerun",
                 room=seen["room"],
             )
         else:
@@ -121,14 +121,14 @@ def judge_threshold(seen: Json) -> Iterable[Finding]:
             "held-below-threshold",
             "a pool whose release threshold is 0 still held {reserved:mib} after synchronising",
             "trimming gave them back",
-            remedy="trim pools where memory is to be left to others",
+            remedy="trim pools when other processes need the memory",
             reserved=unheld,
         )
     if held < nbytes:
         yield Finding.warn(
             "not-held",
             "a pool held {reserved:mib} although its release threshold is {threshold:mib}",
-            "more than that was allocated from it and freed: each such allocation must wait for the device",
+            "more was allocated from it and freed; allocating that again must wait for the device",
             reserved=held,
             threshold=2 * nbytes,
         )

@@ -74,12 +74,12 @@ class DriverPoolReuse(Check):
         tries = done.records["allocator"]["tries"]
         strayed = [one["case"] for one in tries if one["given"] and not may_be_given(**one)]
         if wrong := wrong_data(tries):
-            says = "data were wrong where one stream allocated what another might have freed"
+            says = "wrong data where one stream freed memory and another allocated"
             yield Finding.fail("wrong-data", says, *wrong)
         if strayed:
             yield Finding.warn(
                 "given-too-early",
-                "what one stream freed went to another in {times} tries in which it must not",
+                "memory freed on one stream was reused on another too early in {times} tries",
                 *dict.fromkeys(strayed),
                 times=len(strayed),
             )
@@ -87,14 +87,14 @@ class DriverPoolReuse(Check):
             given = sum(one["given"] for one in tries)
             yield Finding.ok(
                 "reused-as-allowed",
-                "{tries} times one stream freed and another allocated, and all data were right",
+                "{tries} frees on one stream and allocations on another, all data correct",
                 f"the second was given the first's memory {given} times, always as allowed",
                 tries=len(tries),
             )
         if not any(one["busy"] for one in tries):
             yield Finding.skip(
                 "no-race",
-                "no race could be seen: the first stream was done before the second asked for memory",
+                "no race was provoked: the first stream finished before the second allocated",
             )
 
 

@@ -37,7 +37,7 @@ class Environment(Check):
             said = (f"{one.name}={one.value}: {one.says}" for one in ctx.settings)
             yield Finding.ok(
                 "none-in-vain",
-                "variables of interest that are set: {count}, none in vain",
+                "relevant variables that are set: {count}, no mistakes found",
                 *said,
                 *decisive(ctx),
                 count=len(ctx.settings),

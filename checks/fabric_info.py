@@ -1,4 +1,4 @@
-"""See what libfabric and UCX are here, and whether the fabric is that the site says its nodes have.
+"""Find libfabric, UCX and network adapters, and compare the fabric with the site config.
 
 An adapter that the kernel has and libfabric does not offer is lost to every MPI; what stands against it is
 read where libfabric reads it: a retry handler that does not run, an address that the fabric manager has not
@@ -152,7 +152,7 @@ def unlike_stated(seen: Json, stated: Json) -> Iterator[Finding]:
                 for program, found in offers.items()
                 if found
             ),
-            remedy="name the MPI that jobs use with --mpi-lib, or load its module, whose libraries may",
+            remedy="load the jobs' MPI module or name it with --mpi-lib: its libraries may",
             fabric=name,
             where=where,
         )
@@ -246,7 +246,7 @@ def problems(seen: Json, programs: Json) -> Iterator[Finding]:
         if adapter["retries"] == "off":
             yield Finding.warn(
                 "no-link-retry",
-                "{adapter} does not repeat what its link loses (link layer retry is off)",
+                "link-layer retry is off on {adapter}: lost frames are not resent",
                 shown,
                 remedy="ask HPE, or whoever has set the port's policy",
                 adapter=name,
@@ -272,7 +272,7 @@ def problems(seen: Json, programs: Json) -> Iterator[Finding]:
     if seen["adapters"] and "interfaces" not in seen and "fi_info" not in seen["broken"]:
         yield Finding.warn(
             "cannot-ask",
-            "there are adapters, and no fi_info to ask whether libfabric offers them",
+            "adapters found, but no fi_info to ask whether libfabric lists them",
             *map(in_words, seen["adapters"]),
             remedy="install libfabric's programs, or put them on PATH",
         )

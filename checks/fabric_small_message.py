@@ -63,8 +63,8 @@ class FabricSmallMessage(Check):
     options: ClassVar = {"sizes": SIZES_OPTION}
     control = Control(
         of="mpi-small-message",
-        right="it is right without MPI ({check}): look at MPI, or at how it moves device memory",
-        wrong="it fails without MPI, too ({check}): look at the fabric first",
+        right="works without MPI ({check}): suspect MPI, or how it moves device memory",
+        wrong="fails without MPI too ({check}): suspect the fabric first",
     )
 
     def probes(self, ctx: Context) -> Iterable[Probe | Finding]:
@@ -129,7 +129,7 @@ class FabricSmallMessage(Check):
         if unable or not tries:
             yield Finding.skip(
                 "cannot-send",
-                "{program} has nothing to send through here{why:aside}",
+                "{program} has no usable transport here{why:aside}",
                 program=program,
                 why=unable[0] if unable else offers_none(done.params["stated"]),
                 remedy=COME_FROM[program],

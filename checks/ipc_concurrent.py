@@ -98,14 +98,14 @@ class IpcConcurrent(Check):
         wrong = [f"{role}: {one}" for role in WITNESSES for one in done.records[role]["wrong"]]
         lost, exports = done.records["exporter"]["lost"], done.records["exporter"]["exports"]
         if wrong:
-            says = "memory shows wrong data where several attach while its owner exports"
+            says = "wrong data when several importers map it while the exporter exports"
             yield Finding.fail("wrong-data", says, *wrong[:3], times=len(wrong))
         elif lost:
             says = "wrong data reached the memory's owner through one of several mappings of it"
             yield Finding.fail("writes-lost", says, *lost[:3], times=len(lost))
         elif not exports:
             says = "nothing was exported while others attached, so nothing was tested"
-            yield Finding.skip("not-concurrent", says, remedy="run it again, beside less load")
+            yield Finding.skip("not-concurrent", says, remedy="rerun on a less busy node")
         else:
             says = "{rounds} segments correct for {importers} importers at once, {verified:mib} verified"
             yield Finding.ok(
@@ -129,7 +129,7 @@ def subjects(ctx: Context) -> Iterable[tuple[Device, ...]]:
 def evidence(exports: int, *, large: bool) -> Iterable[Evidence]:
     yield Evidence.measured("{exports} exports while others attached", exports=exports)
     if not large:
-        says = "not tested: more than {boundary:mib}, for which the share of memory is too small"
+        says = "not tested above {boundary:mib}: the memory limit is too small"
         yield Evidence.measured(says, boundary=BOUNDARIES[0])
 
 

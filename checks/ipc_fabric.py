@@ -73,7 +73,7 @@ def judge_refusal(refused: str, channels: list[str]) -> Finding:
     return Finding.skip(
         "not-permitted",
         "fabric handles are refused ({refused}) although there is {channels}",
-        remedy="see that this process may open it, and that the nvidia-imex daemon runs and says READY",
+        remedy="check that this process can open it and that nvidia-imex runs and reports READY",
         refused=refused,
         channels=channels,
     )

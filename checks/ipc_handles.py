@@ -88,7 +88,7 @@ def judge_answers(answers: Answers, useless: Sequence[str]) -> Iterable[Finding]
     if useless:
         yield Finding.fail(
             "useless-handle",
-            "a handle was given out that is documented to be refused, and cannot be used",
+            "an export that is documented to fail succeeded; its handle cannot be used",
             *useless,
         )
     if surprises := [
@@ -96,7 +96,7 @@ def judge_answers(answers: Answers, useless: Sequence[str]) -> Iterable[Finding]
         for case, (seen, expected) in answers.items()
         if expected not in ("unspecified", seen)
     ]:
-        says = "handles behave otherwise than documented for this vendor"
+        says = "IPC handles do not behave as this vendor documents"
         yield Finding.warn("undocumented", says, *surprises)
 
 
@@ -151,7 +151,7 @@ def export_unexportable(w: Worker, kind: str, memory: Buffer, nbytes: int, usele
 
 
 def share(w: Worker, what: str, memory: Buffer, handle: bytes, nbytes: int) -> list[str]:
-    """Use a stray handle, one that is documented not to be, if it opens; what an application would suffer."""
+    """Have the importer use a handle whose export should have failed; returns what goes wrong."""
     w.peer.send((what, handle, nbytes))
     if w.peer.recv() == "refused":
         return []
@@ -170,7 +170,7 @@ def follow(w: Worker) -> None:
     with w.step("open an interior pointer's handle"), w.gpu.open_ipc(interior) as mapping:
         lands = locate_data(mapping.read(min(4096, mapping.nbytes)))
     if lands == "nowhere":
-        wrong.append("an interior pointer's handle shows neither its own nor its segment's first bytes")
+        wrong.append("an interior pointer's handle maps neither the pointer nor its segment's start")
 
     for n, (handle, nbytes) in enumerate(zip(handles, SIZES, strict=True)):
         with w.step(f"open segment {n + 1}, {nbytes} B"):

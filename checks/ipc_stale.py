@@ -80,7 +80,7 @@ class IpcStale(Check):
         if importer["overlap"]:
             yield Finding.fail(
                 "overlap",
-                "overlapping mapping: a new segment cannot be opened while a stale mapping is",
+                "overlapping mapping: a new segment cannot be opened beside a stale mapping",
                 *importer["overlap"],
                 remedy="MPI: limit or switch off its cache of IPC mappings, so that none outlives its memory",
             )
@@ -91,7 +91,7 @@ class IpcStale(Check):
                 "same-handle", "a new segment has the handle of a freed one", *exporter["same_handles"]
             )
         if not (stale or wrong or importer["overlap"] or exchanged):
-            says = "{reused} of {rounds} rounds got the old address"
+            says = "{reused} of {rounds} rounds reused the old address"
             how_often = Evidence.measured(says, reused=sum(reused), rounds=len(reused))
             nbytes = sum(SIZES[name][1] for _, name in ROUNDS)
             yield (

@@ -188,7 +188,7 @@ def attach_anew(w: Worker) -> None:
 
 def judge_contexts(done: ProbeOutcome) -> Iterable[Finding]:
     bad = list(judge_wrong(done.records["importer"]))
-    says = "imported again after the context of either end was made anew"
+    says = "import works again after either end re-created its context"
     yield from bad or [Finding.ok("imports-again", says)]
 
 

@@ -162,7 +162,7 @@ def measured(done: ProbeOutcome) -> dict[str, BufferGrowth]:
 
 
 def judge_plateau(done: ProbeOutcome, seen: dict[str, BufferGrowth]) -> Finding:
-    """Judge whether buffers that left no growth were such as a library keeps."""
+    """Judge a run without growth: PASS, or SKIP if its buffers were too small to be cached."""
     evidence = [each.plateau(role, account(done.records[role]).block) for role, each in seen.items()]
     room = sum(next(iter(seen.values())).sizes)
     least = TELLING / FOR_LARGE[done.params["decides"]] / 2**20

@@ -34,7 +34,7 @@ class MpiGpuAware(Check):
     def probes(self, ctx: Context) -> Iterable[Probe | Finding]:
         backends = list(dict.fromkeys(device.backend for device in ctx.devices))
         if not backends:
-            yield Finding.skip("no-device", "no device whose pointers an MPI could take")
+            yield Finding.skip("no-device", "no GPU to test an MPI with")
             return
         params = {
             "backends": backends,
@@ -61,7 +61,7 @@ class MpiGpuAware(Check):
         for backend, aware in seen["aware"].items():
             which = {"mpi": seen["mpi"], "backend": backend}
             if not aware["able"] and done.params["simulated"]:
-                says = "{mpi} takes simulated {backend} memory, which is the host's; of a real GPU: {why_not}"
+                says = "{mpi} accepts simulated {backend} memory (host memory); on a real GPU: {why_not}"
                 yield Finding.ok("takes-simulated", says, *evidence, why_not=aware["why_not"], **which)
             elif not aware["able"]:
                 conclude = Finding.fail if named else Finding.warn

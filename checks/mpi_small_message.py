@@ -143,7 +143,7 @@ class MpiSmallMessage(Check):
             bad.append(Finding.fail("wrong-when-repeated", says, *wrong[:SHOWN]))
         latencies = [Latency(*each) for each in first["latencies"]]
         if odd := list(out_of_line(latencies)):
-            bad.append(Finding.warn("out-of-line", "a size is out of line with its neighbours", *odd))
+            bad.append(Finding.warn("out-of-line", "a size is far slower than its neighbours", *odd))
         yield from bad or [
             Finding.ok(
                 "right",

@@ -65,7 +65,7 @@ class MpiStaleBuffer(Check):
         wrong = [line for rank in ranks for line in rank["wrong"]]
         messages = 2 * len(ROUNDS)
         how_often = Evidence.measured(
-            "at an address used before: {first} of rank 0's buffers, {second} of rank 1's",
+            "buffers at a reused address: {first} on rank 0, {second} on rank 1",
             first=reused[0],
             second=reused[1],
         )
@@ -75,7 +75,7 @@ class MpiStaleBuffer(Check):
                 "{count} of {messages} messages show what a buffer held that is freed",
                 *stale[:SHOWN],
                 how_often,
-                remedy="limit or switch off MPI's cache of IPC mappings, so that none outlives its memory",
+                remedy="limit or disable MPI's cache of IPC mappings",
                 count=len(stale),
                 messages=messages,
             )

@@ -355,7 +355,7 @@ class MpiStack:
     workarounds: tuple[Workaround, ...] = ()
     edges: tuple[int, ...] = ()
     louder: Mapping[str, str] = field(default_factory=dict)
-    """The environment in which it and what it uses write more into their logs."""
+    """Environment that raises the log level of this MPI and its libraries."""
     starts: bool = True
     """Whether its ranks could be started and initialised, where that was tried."""
     ucx: str = ""
@@ -754,7 +754,7 @@ class Report:
 
 
 class Exit(enum.IntEnum):
-    """The exit codes of every command. What each means there, the command's room says (``MEANINGS``).
+    """Exit codes shared by all commands; each package's ``MEANINGS`` explains its own.
 
     ``NOTHING``: nothing was tested, compared or read.
     """

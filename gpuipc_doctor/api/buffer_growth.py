@@ -231,7 +231,7 @@ class BufferGrowth:
 
 
 def held_by(done: ProbeOutcome, place: int, growth: Slope) -> list[Evidence]:
-    """Whose processes growth of the device at this place is in, where it is known what each ``held`` of it.
+    """Evidence of which roles' processes hold the growth, if per-process usage is known.
 
     A driver counts memory that its owner has freed for those who still map it.
     """

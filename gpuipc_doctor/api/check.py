@@ -166,7 +166,7 @@ class Check(ABC):
         """Plan the probes, or conclude without one: a finding yielded here speaks of the node."""
 
     def again(self, failed: ProbeOutcome) -> Iterable[Probe]:
-        """What else to probe after ``failed`` did not complete, such as what it had not come to yet."""
+        """Plan follow-up probes after ``failed``, for example the cases that it did not reach."""
         return ()
 
     def replay(self, failed: ProbeOutcome, without: Collection[str] = ()) -> Probe | None:

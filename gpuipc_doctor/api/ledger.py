@@ -294,7 +294,7 @@ class Entry:
         return [Evidence.seen("done once more, it changed by {repeated:mib}", repeated=self.repeated)]
 
     def trust(self, found: Finding | None) -> Finding | None:
-        """What was found in used memory; but if it outlived its process, that it is somebody else's doing."""
+        """Return ``found``; if the memory stays missing after the process ended, another process holds it."""
         return self.somebody_elses() if found and not self.is_back else found
 
     def late(self) -> Finding | None:
@@ -304,7 +304,7 @@ class Entry:
         return Finding.warn(
             "returned-late",
             "device memory came back only {waited:s} after {end}",
-            remedy="until then there is less memory for what starts next; see dmesg for what held it up",
+            remedy="a job that starts sooner finds less memory; check dmesg for the cause",
             waited=round(self.waited_s, 1),
             end=self.end,
         )
@@ -428,7 +428,7 @@ class Account:
             "counter-does-not-follow",
             "used memory of {device} cannot be believed: it changed by {changes} B while {asked:bytes} were "
             "allocated",
-            remedy="run the check on an idle device; if it says so there, too, this driver does not count",
+            remedy="rerun on an idle device; if it repeats, this driver's counter does not work",
             device=self.device,
             changes=[after - before for before, after in self.rises],
             asked=ODD_BYTES,

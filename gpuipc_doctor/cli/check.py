@@ -55,7 +55,7 @@ HISTORIES, OF_HISTORIES = "ipc-histories", ("seed", "operations")
     help="Print the summary that `fleet` folds, after the JSON report on ERROR, on FAIL or with --json.",
 )
 @click.option("--output", type=options.FilePath(), metavar="FILE", help="Write the JSON report there, too.")
-@options.seconds("--deadline", "For each single operation.")
+@options.seconds("--deadline", "Time limit per operation.")
 @options.seconds("--budget", "For the whole run.")
 @click.option(
     "--keep-logs",
@@ -77,14 +77,14 @@ HISTORIES, OF_HISTORIES = "ipc-histories", ("seed", "operations")
     type=click.IntRange(1, 1000),
     default=1,
     metavar="TIMES",
-    help="Run every probe so often: for `compare`, and for faults that come and go.",
+    help="Repeat every probe, for `compare` and for intermittent faults.",
 )
 @click.option(
     "--nodes",
     type=click.IntRange(1, 2),
     default=1,
     show_default=True,
-    help="With 2, small messages and fabric handles go between two nodes, too.",
+    help="2: also test small messages and fabric handles between two nodes.",
 )
 @click.option("--partner", metavar="NODE", help="Send messages to and from this node only.")
 @click.option(
@@ -100,9 +100,7 @@ HISTORIES, OF_HISTORIES = "ipc-histories", ("seed", "operations")
     help="How many operations ipc-histories performs.  [default: 1500 and more; in soak, for 10 minutes]",
 )
 @click.option("--no-workarounds", is_flag=True, help="Do not try workarounds on MPI checks that fail.")
-@click.option(
-    "--accept-harm", is_flag=True, help="Run also what is known to harm nodes with the versions found."
-)
+@click.option("--accept-harm", is_flag=True, help="Also run probes known to harm nodes with these versions.")
 @click.option("--strict", is_flag=True, help="Exit with 10 when the worst finding is WARN.")
 @click.option(
     "--exit-style",

@@ -51,13 +51,13 @@ class Drill:
 @click.option(
     "--update",
     is_flag=True,
-    help="With --check: write what it says and no profile states into the profiles. Look at the difference.",
+    help="With --check: add its unexpected findings to the profiles' `expect`. Review the diff.",
 )
 @click.option(
     "--mpi-lib",
     callback=options.mpi_library,
     metavar="FILE",
-    help="Drill faults of MPI, too, in ranks that use this library, and its silence where there are none.",
+    help="Also drill MPI faults in ranks of this library, and healthy nodes for false alarms.",
 )
 @click.option(
     "--repeat", type=click.IntRange(1), default=1, metavar="N", help="Run every drill so often.  [default: 1]"

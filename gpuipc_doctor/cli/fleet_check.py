@@ -54,7 +54,7 @@ ENDING_S = 10.0
     metavar="N",
     help="Nodes of one job and its step, at most.  [default: 128, or what the partition admits]",
 )
-@click.option("--resume", is_flag=True, help="Ask only those of whom DIR has no report.")
+@click.option("--resume", is_flag=True, help="Run only on nodes without a report in DIR.")
 @click.argument("check_options", nargs=-1, type=click.UNPROCESSED, metavar="[-- CHECK OPTIONS]...")
 @click.pass_context
 def command(

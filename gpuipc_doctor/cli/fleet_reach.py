@@ -31,7 +31,7 @@ def options_of(command: options.Command) -> options.Command:
             "launch_options",
             multiple=True,
             metavar="OPTION",
-            help="For srun or ssh, as it stands, after those of the site config.",
+            help="Passed to srun or ssh unchanged, after those of the site config.",
         ),
         options.seconds(
             "--patience", "For a node that is busy, drained or down.", default=30.0, show_default=True

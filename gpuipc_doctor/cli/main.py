@@ -32,7 +32,7 @@ COMMANDS = {
     "known-issues": ("known_issues", "Look at the database of known-bad versions."),
     "list": ("list", "List the checks."),
     "memory": ("memory", "Show who holds how much device memory, and what grows."),
-    "prolog": ("prolog", "Test this node in front of a job: one line, one exit code, in time."),
+    "prolog": ("prolog", "Test this node before a job: one line and one exit code, within a budget."),
     "replay": ("replay", "Perform a history of memory operations again, or print it as a C program."),
     "report": ("report", "Print a saved report once more, for people, CI or Prometheus."),
     "schema": ("schema", "Print the JSON Schema of a report or a file."),
@@ -157,7 +157,7 @@ def report_error(error: Exception) -> int:
         return 1
     if (isinstance(error, OSError) and error.errno in _SCARCE) or str(error) == _NO_THREAD:
         why = error.strerror if isinstance(error, OSError) else error
-        stdio.say(f"the system does not give what is needed to run: {why}; see `ulimit -a`")
+        stdio.say(f"out of system resources: {why}; see `ulimit -a`")
         return 1
     if isinstance(error, FileNotFoundError) and not _has_working_directory():
         click.echo("gpuipc-doctor: the working directory was deleted; change to one that is there", err=True)

@@ -77,7 +77,7 @@ class CxiAdapter:
     interface: str
     """Its network interface, ``hsn0``."""
     left_out: str
-    """Why libfabric offers it to nobody, in words; empty where nothing speaks against it."""
+    """Why libfabric leaves this adapter out; empty if no reason was found."""
 
 
 def cxi_adapters(root: Path) -> list[CxiAdapter]:

@@ -18,7 +18,7 @@ from gpuipc_doctor.supervise.tree import signal_name
 RIGHT = "right"
 
 _WORST_FIRST = ("wrong", "crashed", "cannot start", "unable", "failed", RIGHT)
-"""Of both ends' accounts the first in this order: a program whose other end crashed fails."""
+"""Severity order: the worse of the two ends' results wins, since an end fails when its partner crashes."""
 
 MEMORY = {"cuda": "cuda", "hip": "rocm"}
 """UCX's words for the memory of a backend's devices; any other is its own."""

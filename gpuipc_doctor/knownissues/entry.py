@@ -178,7 +178,7 @@ class KnownIssue:
             verdict = all_of((verdict, holds))
             if holds is not Verdict.BAD:
                 why = "does not fit" if holds is Verdict.FINE else "is not known"
-                lacking += f", and {need}, which matters too, {why}"
+                lacking += f"; also required: {need}, which {why}"
             elif not need.is_mere_presence:
                 held.append(need.found(facts))
         return verdict, reason + (f" with {', '.join(held)}" if held else "") + lacking

@@ -182,7 +182,7 @@ def _is_on(result: Result, labels: Sequence[str]) -> bool:
 
 
 def _apply_suppression(one: Join, suppression: Suppression | None, today: date) -> Iterator[Join]:
-    """Nothing where the site wants to hear nothing; else the join, which says what was wished."""
+    """Apply a site's suppression: drop a latent issue, annotate any other."""
     if suppression is None:
         yield one
         return

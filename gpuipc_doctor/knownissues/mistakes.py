@@ -41,7 +41,7 @@ def of_entry(
             yield one.mistake(f"there is no check {check!r}{near}", "detected_by", number)
     says = one.issue.affected or one.issue.needs or one.issue.signatures
     if not says and one.issue.kind != "limitation":  # of which it is enough to know
-        yield one.mistake("says of no version, no condition and no signature that it is this issue")
+        yield one.mistake("names no affected version, no condition and no signature")
 
 
 def of_sources(one: Placed) -> Iterator[Mistake]:

@@ -128,9 +128,9 @@ def _remember(lookup: Lookup, channel: Channel, change: Callable[[State], State]
 
 
 def _refuse(mistakes: str, channel: Channel) -> None:
-    """Without a policy that can be read there is none, and one mistyped word must not drain a cluster."""
+    """Let the job start on an invalid config: one typo must not drain a cluster."""
     lines = mistakes.splitlines()
-    line = decision.one_line("ERROR the config is wrong, so nothing was tested and the job starts:", lines[0])
+    line = decision.one_line("ERROR invalid config; nothing tested, the job starts:", lines[0])
     for mistake in lines:
         if mistake not in line:  # which holds the first one, unless that is too long
             channel.say(f"gpuipc-doctor: {mistake}")

@@ -105,7 +105,7 @@ def one_line(*parts: str) -> str:
 
 
 def decide(found: Iterable[Concern], policy: PrologConfig, otherwise: str = "") -> Decision:
-    """The gravest that the policy does about any concern. ``otherwise``: what to say where there is none."""
+    """Choose the most severe action of the policy; ``otherwise`` is the text if there is no concern."""
     weighed = [Weighed(concern, _action(concern.kind, policy)) for concern in found]
     weighed.sort(key=lambda one: (list(Action).index(one.action), list(Kind).index(one.concern.kind)))
     text = otherwise

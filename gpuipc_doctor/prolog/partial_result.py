@@ -1,4 +1,4 @@
-"""What is known while the checks run, kept with the guard: it counts, should they never come to their end."""
+"""Partial results, held by the guard while the checks run, and used if they never finish."""
 
 from __future__ import annotations
 

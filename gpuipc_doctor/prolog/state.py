@@ -55,7 +55,7 @@ class State(NamedTuple):
         if not self.identity:
             return "no pass is remembered"
         if changed := [name for name in identity if self.identity.get(name) != identity[name]]:
-            return f"since the last pass another {', '.join(changed)}"
+            return f"changed since the last pass: {', '.join(changed)}"
         ages = [now - self.passed_at.get(gpu, -float("inf")) for gpu in named(gpus)]
         if not all(0 <= age < fresh_for_s for age in ages):
             return f"no pass of these GPUs in the last {fresh_for_s:g} s"

@@ -45,6 +45,6 @@ def recorded(planned: PlannedProbe, outcome: ProbeOutcome) -> tuple[tuple[Series
 
 
 def left_out(many: TooManyFollowUps) -> Finding:
-    """That a check asked for more probes than it is given."""
-    says = "{asked} probes have followed others: {more} more left out"
+    """The SKIP for follow-up probes beyond the limit."""
+    says = "{more} more follow-up probes not run, after {asked}"
     return Finding.skip("left-out", says, asked=many.asked, more=many.more)

@@ -13,7 +13,8 @@ from gpuipc_doctor.run.results import Entry, ResultLog
 def attach(log: ResultLog, checks: Iterable[Check]) -> None:
     """Attach to each failure of a check that has a control what that one has found.
 
-    Within a node and between nodes are different ways: a failure is told of the control that went the same.
+    A failure within a node is compared with the control within a node, one between nodes with that between
+    nodes.
     """
     for check in checks:
         control = check.control

@@ -191,7 +191,7 @@ class Discovery:
         named = request.mpi_lib or site.mpi.library
         if self.node.simulated and not named:
             says = "a simulated node has no MPI; name one with --mpi-lib"
-            remedy = "--mpi-lib FILE; `pip install mpich` brings one without GPU support, which will do here"
+            remedy = "--mpi-lib FILE; `pip install mpich` is enough on a simulated node"
             self._tell(_MPI, Finding.skip("no-mpi", says, remedy=remedy))
             return None
         backends = {device.backend: None for device in devices}

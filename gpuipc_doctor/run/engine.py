@@ -45,7 +45,7 @@ DAY_S = 86_400.0
 """The deadline of what only waits, in seconds: longer than any run."""
 
 RERUN_BUDGET_FRACTION = 0.25
-"""Share of the budget that is left for running failing MPI probes again: a hang may cost all the rest."""
+"""Fraction of the budget reserved for rerunning failed MPI probes, since hangs may use up the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class Run:
         self.schedule.run(layout.probes, self._jobs(devices), self._take, spare_s=spare_s)
 
     def rerun_failures(self, mpi: MpiStack, facts: Sequence[Fact], devices: Sequence[Device]) -> None:
-        """Run failing MPI probes again: under what may help, to hear more, and under what was heard of."""
+        """Rerun failed MPI probes: with workarounds, then with debug logs, then with what those suggest."""
         self.try_what_may_help(facts, devices, mpi.workarounds)
         reruns.rerun_with_logs(self.log, self.schedule, self.planner, mpi.louder)
         self.try_what_may_help(facts, devices, mpi.workarounds)
@@ -179,12 +179,12 @@ class Run:
 
 
 def _harm_skip(harm: Harm) -> Finding:
-    """What is said in place of a probe that would do harm."""
+    """The SKIP that replaces a probe that would harm this node."""
     return Finding.skip(
         "would-harm",
         "it {step}, which may harm this node ({issue}: {reason})",
         Evidence(EvidenceKind.ISSUE, harm.title, {"issue": harm.issue}),
-        remedy="where that can be risked, run it with --accept-harm",
+        remedy="to take the risk, run with --accept-harm",
         step=harm.step,
         issue=harm.issue,
         reason=harm.reason,

@@ -367,7 +367,7 @@ def _missing_requirement(check: Check, device: Device, context: Context) -> Find
     """Why a check cannot run on a device, if so."""
     mpi = context.mpi
     if lacking := check.requires - device.capabilities:
-        says = "{device} has no {lacking}"
+        says = "{device} lacks {lacking}"
         remedy = "another driver or GPU, where one has it"
         return Finding.skip("incapable", says, remedy=remedy, device=device.label, lacking=sorted(lacking))
     if check.needs_mpi and mpi is None:
@@ -384,7 +384,7 @@ def _missing_requirement(check: Check, device: Device, context: Context) -> Find
     if check.needs_allocators and not installed(context.inventory, device.backend):
         return Finding.skip(
             "no-allocator",
-            "neither CuPy nor PyTorch was found for GPUs of this kind",
+            "no CuPy or PyTorch found for this vendor's GPUs",
             remedy=_BRINGS_ALLOCATORS[device.backend],
         )
     return None
@@ -407,7 +407,7 @@ def _without_fabric(fabric: FabricStack) -> Finding | None:
 
 
 def _no_peer_access(check: Check, probe: Probe) -> Finding | None:
-    """Why a check of IPC cannot run on a pair of devices, if so: the second must reach the first's memory."""
+    """The SKIP for a pair without peer access, else None: the importer must reach the exporter's memory."""
     if "legacy-ipc" not in check.requires or len(probe.devices) != 2:
         return None
     exporter, importer = probe.devices

@@ -58,16 +58,16 @@ def _told(
         yield rerun("not-run", "Not run again with {env:env}: {why}", why=why)
         return
     if second.completed:
-        yield rerun("went-through", "Run again with {env:env}: went through that time")
+        yield rerun("went-through", "Rerun with {env:env}: passed this time")
         return
     news = list(_news(first, second))
     if second.stopped or kind_of(planned, second) != kind_of(planned, first):
         found = sentences.summary(conclusions.conclude(planned, second)[0])
-        yield rerun("otherwise", "Run again with {env:env}: {found}", found=found)
+        yield rerun("otherwise", "Rerun with {env:env}: {found}", found=found)
     elif news:
-        yield rerun("same", "Run again with {env:env}: the same, and now it says")
+        yield rerun("same", "Rerun with {env:env}: same failure, new log lines:")
     else:
-        yield rerun("same", "Run again with {env:env}: the same, and it says no more")
+        yield rerun("same", "Rerun with {env:env}: same failure, no new log lines")
     yield from news
 
 

@@ -165,7 +165,7 @@ class ResultLog:
         return sorted(found, key=self._place)
 
     def results(self) -> tuple[Result, ...]:
-        """All, in the order of the checks and devices, and as the site wishes to see them."""
+        """All results by check and device, with the site's suppressions applied."""
         found = [*self._said, *(one for entry in self._entries.values() for one in entry.results())]
         order = {check: number for number, check in enumerate(self.checks)}
         found.sort(key=lambda r: (order[r.check], r.devices, r.probe, r.repetition))

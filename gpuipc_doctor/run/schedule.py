@@ -215,12 +215,12 @@ class Schedule:
             more_s = max(1, math.ceil(2 * self._budget_s))
             return NotRun(Finding.skip("budget", says, check=planned.check.id, seconds=more_s), "budget")
         if self.session.unkillable:
-            says = "no GPU probe may run beside a process that cannot be killed: {process}"
+            says = "a process that cannot be killed is still running: {process}"
             return NotRun(Finding.skip("beside-unkillable", says, process=self.session.unkillable))
         for device in planned.probe.devices:
             for (label, call), count in self._hangs.items():
                 if label == device.label and count >= HANGS_BEFORE_GIVING_UP:
-                    says = "{call} had hung {count} times on {device} by then"
+                    says = "{call} already hung {count} times on {device}"
                     return NotRun(Finding.skip("given-up", says, call=call, count=count, device=label))
         return None
 
@@ -267,7 +267,7 @@ def _result_of(future: Future[ProbeOutcome]) -> Ended:
 
 
 def _not_started(error: OSError) -> NotRun:
-    """A full disk, too many processes: nothing that the node's GPUs do."""
+    """ERROR for a probe that the system could not start (full disk, process limit), not of the GPUs."""
     remedy = "raise the limit of this user's processes (ulimit -u)" if error.errno == errno.EAGAIN else ""
     says = "the probe could not be run: {error}"
     return NotRun(Finding.error("not-run", says, remedy=remedy, error=error.strerror or str(error)))

@@ -38,7 +38,7 @@ def of_gpus(
     if others and not (expected.count and len(fitting) < expected.count):
         yield Finding.warn(
             "other-model",
-            "{others}, and {where} expects {model}",
+            "found {others}; {where} expects {model}",
             remedy="correct that line, or see who changed the hardware",
             others=_counted(others),
             **values,
@@ -77,7 +77,7 @@ def of_other_gpus(intel: Sequence[str]) -> Iterator[Finding]:
 def check_backend_gpus(
     backend: str, expected: ExpectedGpus, devices: Sequence[Device], environment: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """The same where that driver alone was asked: what it does not list may be the other vendor's."""
+    """As `of_gpus` for one backend: GPUs missing from its list may belong to the other vendor."""
     if not devices:  # of which the driver has told
         return
     for finding in of_gpus(expected, devices, environment):

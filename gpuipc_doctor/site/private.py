@@ -42,7 +42,7 @@ def file(path: Path, flags: int, *, within: int | None = None) -> Iterator[int]:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise NotOurs(f"{path} is not a regular file")
         if os.fstat(fd).st_nlink > 1:
-            raise NotOurs(f"{path} has another name, too")
+            raise NotOurs(f"{path} has a second hard link")
         _verify(fd, path)
         yield fd
 

@@ -63,7 +63,7 @@ def conclude(outcome: ProbeOutcome) -> Finding:
                 "killed-from-outside",
                 f"{_CALL if role.operation else '{role}'} was killed from outside ({{signal}})",
                 *so_far,
-                remedy="see whether the kernel ran out of memory (dmesg), and who else kills processes here",
+                remedy="check dmesg for the OOM killer, and what else kills processes here",
                 signal=role.signal,
                 **_of(role),
             )
@@ -90,14 +90,14 @@ def conclude(outcome: ProbeOutcome) -> Finding:
         case Ending.UNRECORDED:
             return Finding.error(
                 "unrecorded",
-                "{role}: it could not write down what it did",
+                "{role}: could not write its journal",
                 *so_far,
                 remedy="see whether the place for temporary files is full (df, df -i); else a driver, or "
                 "what is loaded with it, closes files that are not its own",
                 role=role.role,
             )
         case Ending.PEER_LOST:
-            says = "{role}: its partner ended without a reason of its own"
+            says = "{role}: the other role ended without giving a reason"
             return Finding.error("partner-lost", says, *so_far, role=role.role)
         case _:
             says = "{role}: the check's own code failed: {exception}"
@@ -141,7 +141,7 @@ def _stopped(outcome: ProbeOutcome) -> Finding:
     if outcome.stopped != "budget":
         return Finding.skip("interrupted", "{stopped} while this probe ran", stopped=outcome.stopped)
     if outcome.blamed is None:
-        return Finding.skip("budget", "budget: the run's time was up while this probe ran")
+        return Finding.skip("budget", "time budget exhausted while this probe ran")
     role = outcome.roles[outcome.blamed]
     return Finding.error(
         "not-returned-in-budget",
@@ -191,7 +191,7 @@ def _of(role: RoleOutcome) -> dict[str, Json]:
 def _no_word(outcome: ProbeOutcome) -> str:
     """Why a worker that never began may have left nothing."""
     if outcome.launch is None:
-        return "it left no word"
+        return "it printed nothing"
     return f"the launcher, {outcome.launch.command[0]}, started no rank in time and said nothing"
 
 

@@ -343,7 +343,7 @@ class Execution:
 
 
 def likeliest_first(ranks: Iterable[RunningRole]) -> list[RunningRole]:
-    """First who sleeps in the call: ranks spin while they wait for each other."""
+    """Sort ranks that sleep in the call first: healthy ranks spin while they wait."""
     processes = tree.processes()
 
     def spins(role: RunningRole) -> bool:

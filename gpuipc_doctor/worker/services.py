@@ -152,7 +152,7 @@ class Worker:
 
     @property
     def _unopened(self) -> list[tuple[Backend, Device]]:
-        """The devices, for who looks at them without making a context."""
+        """The devices, opened without creating a context."""
         return [(self._backend(device.backend), device) for device in self._assignment.devices]
 
     def record_holders(self) -> None:

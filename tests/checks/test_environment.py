@@ -24,7 +24,7 @@ def findings(*settings: Setting, inventory: tuple[Fact, ...] = ()) -> list[Findi
 def test_what_may_do_what_its_setter_believes_passes_and_is_told(effect: Effect) -> None:
     (finding,) = findings(Setting("UCX_TLS", "all", "environment", effect, "all transports"))
     assert finding.status is Status.PASS
-    assert sentences.summary(finding) == "variables of interest that are set: 1, none in vain"
+    assert sentences.summary(finding) == "relevant variables that are set: 1, no mistakes found"
     assert sentences.evidence(finding) == ("UCX_TLS=all: all transports",)
 
 

@@ -95,10 +95,10 @@ def test_a_handle_that_should_not_be_there_is_used_as_an_application_would() -> 
 
 def test_bytes_tell_where_a_handle_leads_and_no_bytes_tell_nothing() -> None:
     segment = pattern(HANDLES.SIZES[-1], len(HANDLES.SIZES) - 1)
-    assert HANDLES.landing(segment[:4096]) == "base"
-    assert HANDLES.landing(segment[HANDLES.INTERIOR :][:4096]) == "interior"
-    assert HANDLES.landing(bytes(4096)) == "nowhere"
-    assert HANDLES.landing(b"") == "nowhere"
+    assert HANDLES.locate_data(segment[:4096]) == "base"
+    assert HANDLES.locate_data(segment[HANDLES.INTERIOR :][:4096]) == "interior"
+    assert HANDLES.locate_data(bytes(4096)) == "nowhere"
+    assert HANDLES.locate_data(b"") == "nowhere"
 
 
 def test_memory_of_vmm_is_exported_by_a_probe_of_its_own_that_says_that_it_may_harm() -> None:

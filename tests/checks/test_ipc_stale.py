@@ -36,7 +36,7 @@ def ipc_stale(
 def test_a_new_handle_that_shows_new_data_passes_and_says_how_often_it_was_tested() -> None:
     (finding,) = ipc_stale()
     assert finding.status is Status.PASS
-    assert sentences.evidence(finding) == ("6 of 6 rounds got the old address",)
+    assert sentences.evidence(finding) == ("6 of 6 rounds reused the old address",)
 
 
 def test_a_new_handle_at_a_new_address_proves_nothing() -> None:

@@ -77,7 +77,7 @@ def test_one_that_takes_none_fails_only_whom_it_was_promised(named: bool, status
 def test_simulated_memory_is_taken_by_any_and_a_real_gpu_is_told_of() -> None:
     (finding,) = conclude(seen({"cuda": UNABLE}), named=True, simulated=True)
     assert (finding.status, finding.key) == (Status.PASS, "takes-simulated")
-    assert "of a real GPU: its GPU support is off" in sentences.summary(finding)
+    assert "on a real GPU: its GPU support is off" in sentences.summary(finding)
 
 
 @pytest.mark.parametrize(("named", "status"), [(True, Status.ERROR), (False, Status.SKIP)])

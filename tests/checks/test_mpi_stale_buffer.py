@@ -30,9 +30,7 @@ def stale_buffer(
 def test_right_messages_from_addresses_that_came_again_pass_and_say_how_many() -> None:
     (finding,) = stale_buffer()
     assert finding.status is Status.PASS
-    assert sentences.evidence(finding) == (
-        "at an address used before: 63 of rank 0's buffers, 60 of rank 1's",
-    )
+    assert sentences.evidence(finding) == ("buffers at a reused address: 63 on rank 0, 60 on rank 1",)
 
 
 def test_right_messages_fail_if_a_rank_loses_a_descriptor_with_each() -> None:
@@ -53,7 +51,7 @@ def test_a_message_of_an_earlier_round_is_called_stale_with_its_rounds_and_sizes
     assert finding.status is Status.FAIL
     assert sentences.summary(finding).startswith("20 of 128 messages show")
     assert sentences.evidence(finding)[0] == shown[0]
-    assert "63 of rank 0's" in sentences.evidence(finding)[-1]
+    assert "63 on rank 0" in sentences.evidence(finding)[-1]
     assert "cache of IPC mappings" in finding.remedy
 
 

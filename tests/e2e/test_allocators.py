@@ -204,7 +204,7 @@ def test_without_an_array_library_it_is_a_skip_that_says_what_to_install(
     assert {one["check"] for one in results} == set(CHECKS)
     for one in results:
         assert one["finding"]["status"] == "SKIP"
-        assert "neither CuPy nor PyTorch" in one["finding"]["summary"]
+        assert "no CuPy or PyTorch" in one["finding"]["summary"]
         assert "pip install" in one["finding"]["remedy"]
 
 

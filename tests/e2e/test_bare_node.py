@@ -79,7 +79,7 @@ def test_a_user_who_may_start_next_to_no_process_is_told_so(processes: int) -> N
     ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=LIMIT_S)
     if ended.returncode == 1:
         (line,) = ended.stderr.splitlines()
-        assert line.startswith("gpuipc-doctor: the system does not give what is needed to run: ")
+        assert line.startswith("gpuipc-doctor: out of system resources: ")
     else:
         assert (ended.returncode, ended.stderr) == (3, "")
         assert "the probe could not be run: Resource temporarily unavailable" in ended.stdout

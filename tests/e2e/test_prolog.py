@@ -133,7 +133,7 @@ def test_a_mistake_in_the_config_is_said_and_the_job_starts(site: Site) -> None:
     site.config.write_text("prolog: {on_fail: drian}\n")
     code, line, said = site.prolog()
     assert code == 0
-    assert line.startswith("gpuipc-doctor: ERROR the config is wrong")
+    assert line.startswith("gpuipc-doctor: ERROR invalid config")
     told = f"{line}\n{said}"
     assert told.count("site.yaml:1: prolog.on_fail: 'drian' is not known; did you mean 'drain'?") == 1
     assert told.count("site.yaml:1: prolog: key 'on_error' is missing") == 1

@@ -216,7 +216,7 @@ def test_image_says_what_it_does_not_see_and_tests_what_it_is_given(
     archive = tmp_path / "image.tar"
     ended(("sh", "ship/image.sh", packages.get("3.11", 1, "deb"), archive))
     store = (f"--root={tmp_path}/storage", f"--runroot={tmp_path}/run", "--storage-driver=vfs")
-    container = ended(("buildah", *store, "from", f"oci-archive:{archive}")).split()[-1]
+    container = ended(("buildah", *store, "from", "--quiet", f"oci-archive:{archive}")).split()[-1]
     described = ended(("buildah", *store, "inspect", container))
     assert "--pid=host" in described
     assert '"gpuipc-doctor"' in described

@@ -387,9 +387,7 @@ def test_what_can_never_speak_is_a_mistake(tmp_path: Path) -> None:
     text = GOOD.replace("    affected:\n      - {introduced: 4.0.0, fixed: 4.2.0}\n", "    affected: []\n")
     assert lint(tmp_path, text) == []
     silent = text.replace("    signatures: [broken]\n", "")
-    assert lint(tmp_path, silent) == [
-        "0.yaml:2: says of no version, no condition and no signature that it is this issue"
-    ]
+    assert lint(tmp_path, silent) == ["0.yaml:2: names no affected version, no condition and no signature"]
     assert lint(tmp_path, silent.replace("class: hang", "class: limitation")) == []
 
 

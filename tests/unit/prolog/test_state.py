@@ -86,7 +86,7 @@ def test_a_pass_counts_for_as_long_as_it_is_fresh() -> None:
 def test_what_is_known_of_another_node_does_not_count_and_says_what_changed(what: str) -> None:
     changed = {**NODE, what: "another"}
     known = after((ALL, 900.0)).begun(["1"])
-    assert age(known, node=changed) == f"since the last pass another {what}"
+    assert age(known, node=changed) == f"changed since the last pass: {what}"
     assert known.of(changed) == State(changed, {})
     assert known.of(NODE) == known
 
@@ -168,7 +168,7 @@ def test_without_a_directory_nothing_is_remembered_and_none_is_made(place: Path)
 def test_a_second_name_is_refused(place: Path, tmp_path: Path) -> None:
     write(place, NOTHING)
     os.link(place / "state.json", tmp_path / "another")
-    with pytest.raises(Unusable, match=r"state.json has another name, too"):
+    with pytest.raises(Unusable, match=r"state.json has a second hard link"):
         state.read(place)
 
 
@@ -231,7 +231,7 @@ def test_what_another_config_or_tool_has_left_there_is_not_believed(
     write(
         tmp_path / "state", NOTHING.of({**found.identity, word: "another"}).passed([ALL], node_identity.now())
     )
-    assert state.look_up(config, "").why_not == f"not used: since the last pass another {word}"
+    assert state.look_up(config, "").why_not == f"not used: changed since the last pass: {word}"
 
 
 def test_what_was_looked_up_is_of_the_bytes_that_were_read(
@@ -266,7 +266,7 @@ def test_the_sites_own_checks_count(config: Path, tmp_path: Path) -> None:
     remember(config)
     assert state.look_up(config, "").why_not == ""
     (tmp_path / "ours" / "check.py").touch()
-    assert state.look_up(config, "").why_not == "not used: since the last pass another check or known issue"
+    assert state.look_up(config, "").why_not == "not used: changed since the last pass: check or known issue"
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_the_files_beneath_a_config_count(config: Path, tmp_path: Path) -> None:
     found = state.look_up(config, "")
     assert (found.why_not, found.policy.fresh_for_s) == ("", 600)
     base.write_text(base.read_text().replace("4", "8"))
-    assert state.look_up(config, "").why_not == "not used: since the last pass another config"
+    assert state.look_up(config, "").why_not == "not used: changed since the last pass: config"
     assert load(config, known=found.documents).node.gpus.count == 4
     base.write_text("extends: ./config.yaml\n".replace("config.yaml", config.name))
     assert "no section `prolog` that is in order" in state.look_up(config, "").why_not

@@ -128,7 +128,7 @@ def test_a_device_without_what_a_check_requires_is_a_skip_with_the_reason(tmp_pa
     [result] = plan_probes(item, (plain,)).concluded
     assert (result.finding.status, sentences.summary(result.finding)) == (
         Status.SKIP,
-        "cuda:0 has no contexts",
+        "cuda:0 lacks contexts",
     )
 
 

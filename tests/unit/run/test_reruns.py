@@ -20,7 +20,7 @@ from gpuipc_doctor.site.config import SiteConfig
 FILE = Path(__file__).parents[2] / "fixtures" / "ranks.py"
 CHECK: Any = loader.module(FILE).CHECK  # type: ignore[attr-defined]
 LOUDER = {"FI_LOG_LEVEL": "info", "UCX_LOG_LEVEL": "info"}
-AGAIN = "Run again with FI_LOG_LEVEL=info UCX_LOG_LEVEL=info: "
+AGAIN = "Rerun with FI_LOG_LEVEL=info UCX_LOG_LEVEL=info: "
 
 
 def outcome(*log: str, call: str = "MPI_Recv", ending: Ending = Ending.HUNG) -> ProbeOutcome:
@@ -66,14 +66,14 @@ QUIET = "libfabric:7:1::core: a line at 0x10"
     [
         (
             outcome(QUIET, "why it failed", "more, of no weight"),
-            (f"{AGAIN}the same, and now it says", "rank 1: why it failed"),
+            (f"{AGAIN}same failure, new log lines:", "rank 1: why it failed"),
         ),
         (
             outcome("inserting an address"),
-            (f"{AGAIN}the same, and now it says", "rank 1: inserting an address"),
+            (f"{AGAIN}same failure, new log lines:", "rank 1: inserting an address"),
         ),
-        (outcome(QUIET), (f"{AGAIN}the same, and it says no more",)),
-        (outcome(ending=Ending.COMPLETED), (f"{AGAIN}went through that time",)),
+        (outcome(QUIET), (f"{AGAIN}same failure, no new log lines",)),
+        (outcome(ending=Ending.COMPLETED), (f"{AGAIN}passed this time",)),
         (outcome(call="MPI_Send"), (f"{AGAIN}rank 1: MPI_Send #0 hung (10 s)",)),
         (
             BUDGET,
@@ -98,7 +98,7 @@ def test_each_kind_of_failure_is_listened_to_once() -> None:
 
 def test_what_was_told_at_first_is_not_told_again_for_want_of_more() -> None:
     _, [told] = heard(outcome("error: no", "an address"), outcome("error: no"))
-    assert tuple(map(sentences.line, told)) == (f"{AGAIN}the same, and it says no more",)
+    assert tuple(map(sentences.line, told)) == (f"{AGAIN}same failure, no new log lines",)
 
 
 def ended_by(signal: str, ending: Ending) -> ProbeOutcome:

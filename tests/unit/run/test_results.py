@@ -152,7 +152,7 @@ def test_what_follows_up_is_bounded_and_one_ending_is_told_once() -> None:
     assert log.probes_run == MAX_FOLLOW_UPS + 1
     first, last, left_out = log.results()
     assert (first.probe, last.probe) == ("", "more")
-    assert sentences.summary(left_out.finding) == "40 probes have followed others: 1 more left out"
+    assert sentences.summary(left_out.finding) == "1 more follow-up probes not run, after 40"
 
 
 def test_probes_that_end_alike_are_each_told_of() -> None:
@@ -240,7 +240,7 @@ RULE = "-" * 74
          "There are not enough slots:"),
         ([RULE, "first", RULE, RULE, "second", RULE], "second"),
         (["gpuipc-doctor: n2 does not see it", RULE, "A process has died.", RULE], "n2 does not see it"),
-        ([RULE], "it left no word"),
+        ([RULE], "it printed nothing"),
     ],
     ids=["last words", "banner", "banner of paragraphs", "two banners", "our own", "nothing"],
 )  # fmt: skip

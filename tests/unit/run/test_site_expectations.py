@@ -37,8 +37,8 @@ A100, H100 = "NVIDIA A100-SXM4-40GB", "NVIDIA H100"
         ("", 4, [], ["fewer-than-expected: 0 of the 4 × GPU that x.yaml:1 expects"]),
         ("A100", 2, [A100, H100], ["fewer-than-expected: 1 of the 2 × A100 that x.yaml:1 expects"]),
         ("A100", 1, [A100, A100], ["more-than-expected: 2 × A100, and x.yaml:1 expects 1"]),
-        ("A100", 1, [A100, H100], ["other-model: 1 × NVIDIA H100, and x.yaml:1 expects A100"]),
-        ("A100", 0, [H100], ["other-model: 1 × NVIDIA H100, and x.yaml:1 expects A100"]),
+        ("A100", 1, [A100, H100], ["other-model: found 1 × NVIDIA H100; x.yaml:1 expects A100"]),
+        ("A100", 0, [H100], ["other-model: found 1 × NVIDIA H100; x.yaml:1 expects A100"]),
     ],
 )
 def test_gpus(model: str, count: int, here: list[str], says: list[str]) -> None:

@@ -128,7 +128,7 @@ def test_nothing_is_tried_twice_when_more_is_known() -> None:
         ),
         (
             replace(outcome(), stopped="budget"),
-            "Tried X=1: not known to help: budget: the run's time was up while this probe ran (slow)",
+            "Tried X=1: not known to help: time budget exhausted while this probe ran (slow)",
             Trial.UNKNOWN,
         ),
     ],

@@ -1,0 +1,80 @@
+"""The wheel and the sdist on each Python that is here, with the lowest and the newest dependencies.
+
+The ids of the tests say which Pythons ran: those that are named python3.10 to python3.14 on PATH.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpuipc_doctor import __version__
+from tests.waiting import LIMIT_S
+
+pytestmark = [pytest.mark.full, pytest.mark.xdist_group("pythons"), pytest.mark.timeout(900)]
+
+REPOSITORY = Path(__file__).parents[2]
+MINORS = (10, 11, 12, 13, 14)
+
+
+def run(*command: str | Path, code: int = 0) -> str:
+    done = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == code, f"{command} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def starts(minor: int) -> bool:
+    """Whether there is such a Python; pyenv has a shim of it for versions that are not chosen, too."""
+    found = shutil.which(f"python3.{minor}")
+    return bool(found) and subprocess.run([found, "-c", ""], capture_output=True).returncode == 0
+
+
+PYTHONS = [f"python3.{minor}" for minor in MINORS if starts(minor)]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the sdist, and the wheel that was built of it."""
+    copy, out = tmp_path_factory.mktemp("source") / "repository", tmp_path_factory.mktemp("dist")
+    shutil.copytree(REPOSITORY, copy, ignore=shutil.ignore_patterns(".*", "__pycache__", "build", "dist"))
+    run(sys.executable, "-m", "build", "--outdir", out, copy)
+    return out
+
+
+def lowest() -> list[str]:
+    """Each dependency at the bound that pyproject.toml states."""
+    text = (REPOSITORY / "pyproject.toml").read_text()
+    (stated,) = re.findall(r"^dependencies = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)
+    return [
+        requirement.replace(">=", "==") for requirement in re.findall(r'^    "(.*?)"', stated, re.MULTILINE)
+    ]
+
+
+def test_each_dependency_states_a_lowest_version() -> None:
+    assert len(lowest()) >= 8
+    assert all(re.fullmatch(r"\w+==[\d.]+", requirement) for requirement in lowest())
+
+
+@pytest.mark.parametrize(("kind", "versions"), [("whl", "newest"), ("tar.gz", "lowest")])
+@pytest.mark.parametrize("python", PYTHONS)
+def test_installed_with_pip_it_tests_a_simulated_node(
+    python: str, kind: str, versions: str, built: Path, tmp_path: Path
+) -> None:
+    (package,) = built.glob(f"*.{kind}")
+    wanted = lowest() if versions == "lowest" else []
+    run(python, "-m", "venv", tmp_path)
+    run(tmp_path / "bin/python", "-m", "pip", "install", "--quiet", package, "cuda-bindings==12.9.*", *wanted)
+    doctor, report = tmp_path / "bin/gpuipc-doctor", tmp_path / "report.json"
+    assert __version__ in run(doctor, "--version")
+    run(doctor, "known-issues", "lint")
+    run(doctor, "inventory", "--json")
+    run(
+        doctor, "check", "ipc-reopen", "--simulate", "healthy-single", "--backend", "cuda", "--output", report
+    )
+    assert "ipc-reopen" in run(doctor, "report", report)
+    run(doctor, "compare", report, report)
