@@ -39,6 +39,8 @@ SAME_MEANING = {
 
 YET_TO_RENAME = {
     "blocks": "of nodes below one switch, of a screen",
+    "history": "of a fleet's reports, of a device's memory",
+    "switches": "of the network, of the variables that switch a way of sending off",
     "model": "the types that all rooms share, the reference model of histories",
 }
 """Different things of one name: no name is to join them."""
