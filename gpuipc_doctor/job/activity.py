@@ -73,9 +73,10 @@ _DEVICE = re.compile(
     r"^(cu(da)?|hip)(Ctx|Device|Stream|Event)?(Synchronize|WaitEvent)(_v2|_ptsz|_spt)?$"
     r"|^(cu|cuda|hip)Mem(cpy|set)\w*$"
     r"|^(ncclCommFinalize|ncclCommDestroy)$"
+    r"|^torch\.cuda\.synchronize$"
 )
 """Calls of the drivers and runtimes that return when the GPU has done its work (CUDA driver and runtime API,
-HIP runtime API: synchronisation behaviour)."""
+HIP runtime API: synchronisation behaviour; ``torch.cuda`` of PyTorch: devices, streams, events)."""
 
 _NOISE_THREADS = re.compile(
     r"cuda|async|ucx|nvidia|hsa|rocm|openblas|jemalloc|pmix|hydra|libfabric|orte|gdrdrv", re.I
@@ -245,6 +246,9 @@ def _outside(looks: Sequence[Process], main: Thread) -> Activity:
     busy = sum(look.main.busy for look in looks if look.main) / len(looks)
     python, path = _stable_python(looks), _path(looks, main)
     where = python[0] if python else next(iter(path[-1:]), "")
+    function = where.partition(" (")[0]
+    if python and _DEVICE.match(function):
+        return Activity(Kind.DEVICE, function, path, "Python frames")
     if None not in _calls(looks, main.tid):
         return Activity(Kind.UNKNOWN, "", path, "no native stack of its main thread reaches the program")
     if main.state == "R" or busy > 0.5:

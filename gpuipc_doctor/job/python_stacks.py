@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from gpuipc_doctor.job.document import Process, Stack
 from gpuipc_doctor.supervise.evidence import find_program
@@ -46,10 +48,17 @@ def dump(process: Process) -> Stack:
     try:
         threads = json.loads(done.stdout)
         main = next((one for one in threads if one["os_thread_id"] in (process.pid, None)), threads[0])
-        frames = [f"{one['name']} ({Path(one['filename']).name}:{one['line']})" for one in main["frames"]]
+        frames = [label(frame) for frame in main["frames"]]
     except (ValueError, LookupError, TypeError) as error:
         raise NotRead(f"py-spy printed no stack that can be read: {error!r}") from None
     return tuple(frames[:MAX_FRAMES])
+
+
+def label(frame: Mapping[str, Any]) -> str:
+    """``function (file.py:line)`` of py-spy's frame; of PyTorch's module ``torch.cuda`` with its name."""
+    path = Path(frame["filename"])
+    module = "torch.cuda." if path.parts[-3:-1] == ("torch", "cuda") else ""
+    return f"{module}{frame['name']} ({path.name}:{frame['line']})"
 
 
 def is_python(process: Process) -> bool:

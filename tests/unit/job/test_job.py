@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuipc_doctor.cli.main import cli
+from gpuipc_doctor.job import python_stacks
 from gpuipc_doctor.job.activity import Activity, Kind, activity, mpi_function
 from gpuipc_doctor.job.document import Cause, Process, Stack, Thread
 from gpuipc_doctor.job.folding import Branch, fold
@@ -69,6 +70,26 @@ def test_mpi_function_of_c_and_fortran_names(symbol: str, function: str) -> None
 def test_running_rank_is_in_the_outermost_waiting_call(stack: Stack, kind: Kind, operation: str) -> None:
     seen = activity([process(stack), process(stack)])
     assert (seen.kind, seen.operation if kind is not Kind.COMPUTES else operation) == (kind, operation)
+
+
+def test_python_that_synchronizes_with_the_gpu_waits_for_it_without_a_native_stack() -> None:
+    python = ("torch.cuda.synchronize (__init__.py:1162)", "<module> (spin.py:4)")
+    assert activity([replace(process(), python=python)] * 2).kind is Kind.DEVICE
+    seen = activity([replace(process(COMPUTING), python=python)] * 2)
+    assert (seen.kind, seen.operation) == (Kind.DEVICE, "torch.cuda.synchronize")
+    own = ("synchronize (__init__.py:12)", "<module> (app.py:4)")
+    assert activity([replace(process(COMPUTING), python=own)] * 2).kind is Kind.COMPUTES
+    moved = [replace(process(COMPUTING), python=stack) for stack in (python, python[1:])]
+    assert activity(moved).kind is Kind.COMPUTES
+
+
+def test_frames_of_torch_cuda_are_told_from_a_programs_own() -> None:
+    def frame(file: str) -> str:
+        return python_stacks.label({"name": "synchronize", "filename": file, "line": 1162})
+
+    assert frame("/opt/lib/torch/cuda/__init__.py") == "torch.cuda.synchronize (__init__.py:1162)"
+    assert frame("/opt/lib/torch/cuda/streams.py") == "torch.cuda.synchronize (streams.py:1162)"
+    assert frame("/home/u/app/__init__.py") == "synchronize (__init__.py:1162)"
 
 
 def test_call_of_mpi_on_the_gpu_is_a_wait_for_mpi_when_mpi_made_it() -> None:
