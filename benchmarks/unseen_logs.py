@@ -88,7 +88,7 @@ def _score(entry: dict[str, Any], copy: Path, issues: tuple[knownissues.KnownIss
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--copies", type=Path, required=True)
-    parser.add_argument("--half", choices=("first", "second", "third"), required=True)
+    parser.add_argument("--half", choices=("first", "second", "third", "fourth"), required=True)
     parser.add_argument("--each", action="store_true", help="a line for each log")
     options = parser.parse_args()
     results = list(scores(options.half, options.copies))
