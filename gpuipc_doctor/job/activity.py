@@ -281,6 +281,11 @@ def _path(looks: Sequence[Process], thread: Thread) -> tuple[str, ...]:
     return (*reversed(python), *reversed(list(named)), *kernel)
 
 
+def program_frames(path: Stack) -> Stack:
+    """Frames of a path down to the first of a library: further in, samples of one wait differ."""
+    return tuple(takewhile(lambda frame: not _LIBRARY.search(frame), path))
+
+
 def _is_wrapper(frame: str) -> bool:
     """Whether it is a frame of mpi4py between the program and MPI."""
     return _MPI4PY.match(frame.partition(" (")[0]) is not None

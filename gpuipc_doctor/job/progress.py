@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuipc_doctor.job.activity import Kind
+from gpuipc_doctor.job.activity import Kind, program_frames
 from gpuipc_doctor.job.document import JobReport, Progress, Rank
 
 
@@ -29,4 +29,8 @@ def _identity(rank: Rank) -> tuple[str, int, int]:
 
 def _is_still(before: Rank, now: Rank) -> bool:
     moves = Kind.MOVES.value in (before.doing, now.doing)
-    return not moves and (before.doing, before.operation, before.path) == (now.doing, now.operation, now.path)
+    return not moves and _place(before) == _place(now)
+
+
+def _place(rank: Rank) -> tuple[str, str, tuple[str, ...]]:
+    return rank.doing, rank.operation, program_frames(rank.path)

@@ -159,7 +159,7 @@ def _conclude(
     if policy.log:
         entry = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "host": decision.host(),
+            "host": node_name.full(),
             "job": asked.job,
             "gpus": asked.gpus,
             "memory": memory,

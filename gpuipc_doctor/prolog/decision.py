@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import enum
-import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpuipc_doctor import __version__
+from gpuipc_doctor import __version__, node_name
 from gpuipc_doctor.present.text import counted, sanitise
 from gpuipc_doctor.site.policy import Action, PrologConfig
 
@@ -119,13 +118,9 @@ def decide(found: Iterable[Concern], policy: PrologConfig, otherwise: str = "") 
         return decided
     if policy.shadow:
         return decided._replace(withheld="shadow mode is on")
-    if place(host()) >= policy.share:
+    if place(node_name.full()) >= policy.share:
         return decided._replace(withheld=f"this node is not in the share of {policy.share:g} that may")
     return decided
-
-
-def host() -> str:
-    return os.uname().nodename
 
 
 def place(node: str) -> float:

@@ -58,6 +58,16 @@ def test_setting_that_every_rank_has_of_its_own_is_no_difference() -> None:
     assert merge([report(*ranks)], {}).differences == ()
 
 
+def test_rank_sampled_deeper_in_the_same_call_is_still_there() -> None:
+    call = ("main (app)", "PMPI_Allreduce (libmpi.so.12)")
+    before = report(*(rank(n, "n1", path=call) for n in range(2)))
+    now = report(
+        rank(0, "n1", path=(*call, "MPIDI_progress_test (libmpi.so.12)")),
+        rank(1, "n1", path=("main (app)", "last_step (app)", call[-1])),
+    )
+    assert (since(before, now).still, since(before, now).moved) == ((0,), (1,))
+
+
 def test_ranks_are_still_moved_restarted_or_gone() -> None:
     before = report(*(rank(n, "n1") for n in range(5)))
     now = report(
