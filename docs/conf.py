@@ -45,6 +45,7 @@ PAGES = {
     "benchmarks/growth_smcuda.md": "generated/growth-smcuda.md",
     "benchmarks/diagnose_speed.md": "generated/diagnose-speed.md",
     "benchmarks/two_gpus.md": "generated/two-gpus.md",
+    "benchmarks/planted_jobs.md": "generated/planted-jobs.md",
     "benchmarks/kfd_faults.md": "generated/kfd-faults.md",
     "benchmarks/unseen_logs.md": "generated/unseen-logs.md",
     "tests/conformance/cuda-vmm-semantics-h200.md": "generated/cuda-vmm-semantics-h200.md",
