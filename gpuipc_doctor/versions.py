@@ -1,7 +1,7 @@
-"""How the version numbers of each component are ordered, and which of them are bad.
+"""Order of each component's versions, and ranges of affected versions.
 
-Nothing is guessed: a version that does not look as its component's versions do cannot be ordered, and a
-range is only as wide as what is known about it. Examples of each kind of version stand in the tests.
+Nothing is guessed: a version of an unknown form has no order, and a range is only as wide as the known
+versions. The tests have examples of each form.
 """
 
 from __future__ import annotations
@@ -17,19 +17,18 @@ if TYPE_CHECKING:
     from packaging.version import Version
 
 UNKNOWN = "unknown"
-"""Stands where a bound would: nobody has said since which version, or up to which."""
+"""Stands for a bound that no source states."""
 
 BEGINNING = "0"
-"""As ``introduced``: every version up to the other bound."""
+"""As ``introduced``: every version up to the upper bound is affected."""
 
 _RELEASE = r"[0-9]{1,9}(?:\.[0-9]{1,9}){0,4}"
 _NUMBERS = rf"({_RELEASE})"
 _STAGED = rf"({_RELEASE}(?:(?:a|b|rc)[0-9]{{0,4}})?)"
-"""Releases and those before them: 5.1.0a1, 3.0b, 2.2.0rc1."""
+"""Releases and pre-releases: 5.1.0a1, 3.0b, 2.2.0rc1."""
 
 _BUILD = r"(?:(?!-rc)[-+][\w.+-]{0,99})?"
-"""What packagers append orders nothing (7.2.4.0-93-97f5574fe2, 2.9.0+cu128), unless it says that the release
-was still to come."""
+"""Packagers' suffixes are ignored (7.2.4.0-93-97f5574fe2, 2.9.0+cu128) unless they mark a pre-release."""
 
 ORDERS = {
     "nvidia-driver": _NUMBERS,
@@ -54,8 +53,8 @@ ORDERS = {
     "psm2": rf"{_NUMBERS}{_BUILD}",
     "nccl": rf"{_NUMBERS}{_BUILD}",
     "rccl": rf"{_NUMBERS}{_BUILD}",
-    # Distributions mend their kernels without changing the first numbers: a range can say when a thing came
-    # into the kernel, hardly ever when a fault left it.
+    # Distributions fix their kernels without changing the first numbers: a range can say when a feature came
+    # into the kernel, but hardly ever when a fault left it.
     "kernel": rf"(?!.*-rc){_NUMBERS}(?:[-+.~][\w.+~-]{{0,199}})?",
     "slurm": rf"{_NUMBERS}{_BUILD}",
     "pytorch": rf"{_STAGED}{_BUILD}",
@@ -63,16 +62,16 @@ ORDERS = {
     "kokkos": _NUMBERS,
     "vllm": rf"({_RELEASE}(?:(?:rc|\.post)[0-9]{{1,4}})?){_BUILD}",
 }
-"""By component, the whole of its version: group 1 in the order of PEP 440, group 2 a patch level above it."""
+"""Component → pattern of a version: group 1 has the order of PEP 440, group 2 is a patch level above it."""
 
 _ABBREVIATED = frozenset({"cray-mpich"})
-"""Whose versions are often told with fewer numbers than they have: the module cray-mpich/8.1.28 holds the
-library 8.1.28.15. Such a version is compared only as far as it and the bound both go."""
+"""Components whose versions are often abbreviated: the module cray-mpich/8.1.28 has the library 8.1.28.15.
+Such a version is compared with a bound only in the numbers that both have."""
 
 
 @lru_cache(4096)
 def parse(component: str, text: str) -> Version | None:
-    """A version that compares with others of this component; None when it cannot be ordered."""
+    """A version that compares with others of this component; None if it has no order."""
     from packaging.version import Version
 
     found = re.fullmatch(ORDERS.get(component, "(?!)"), text)
@@ -83,7 +82,7 @@ def parse(component: str, text: str) -> Version | None:
 
 
 class Verdict(enum.Enum):
-    """What a range says of a version."""
+    """A range's verdict on a version."""
 
     BAD = "bad"
     FINE = "fine"
@@ -91,13 +90,13 @@ class Verdict(enum.Enum):
 
 
 def any_of(verdicts: Iterable[Verdict]) -> Verdict:
-    """Bad when any is; otherwise it cannot be told when any cannot."""
+    """BAD if any is BAD, else UNKNOWN if any is UNKNOWN."""
     seen = set(verdicts)
     return next((verdict for verdict in (Verdict.BAD, Verdict.UNKNOWN) if verdict in seen), Verdict.FINE)
 
 
 def all_of(verdicts: Iterable[Verdict]) -> Verdict:
-    """Bad when all are; fine when any is."""
+    """BAD if all are BAD; GOOD if any is GOOD."""
     seen = set(verdicts)
     return next((verdict for verdict in (Verdict.FINE, Verdict.UNKNOWN) if verdict in seen), Verdict.BAD)
 
@@ -107,13 +106,13 @@ _NOT = {Verdict.BAD: Verdict.FINE, Verdict.FINE: Verdict.BAD, Verdict.UNKNOWN: V
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A run of versions of one component, each bound a version or `UNKNOWN`.
+    """A range of versions of one component; bounds are versions or `UNKNOWN`.
 
     ``fixed`` is the first version without the fault, ``last_affected`` the last one with it: at most one of
-    the two is given, and without either the range has no end. ``known_bad`` and ``known_good`` are versions
-    that somebody tried or whose source somebody read. Where a bound is unknown, the range is bad between the
-    outermost of ``known_bad``, and nothing is said of what lies beyond. A bound with fewer numbers stands,
-    as ``last_affected`` or in a list, for all versions that begin with it: ``580`` for 580.159.04.
+    them is given; without either the range has no end. ``known_bad`` and ``known_good`` are versions that
+    were tested or whose source was read. With an unknown bound, the range is bad between the lowest and the
+    highest of ``known_bad``, and unknown outside. As ``last_affected`` or in a list, a bound with fewer
+    numbers stands for all versions that start with it: ``580`` for 580.159.04.
     """
 
     component: str
@@ -124,7 +123,7 @@ class Range:
     known_good: tuple[str, ...] = ()
 
     def judge(self, text: str) -> Verdict:
-        """Whether this version of the component is bad."""
+        """Verdict on this version of the component."""
         version = parse(self.component, text)
         if version is None:
             return Verdict.UNKNOWN
@@ -140,7 +139,7 @@ class Range:
         return bool(version and fixed and _at_least(self.component, version, fixed) is Verdict.FINE)
 
     def contradictions(self) -> list[str]:
-        """Why no version can be in this range, or which of its lists says otherwise than its bounds."""
+        """Why no version can be in this range, or which of the range's lists contradicts its bounds."""
         bounds = (self.introduced, self.fixed, self.last_affected)
         said = [
             f"{text!r} cannot be ordered as a version of {self.component}"
@@ -159,7 +158,7 @@ class Range:
         ]
 
     def __str__(self) -> str:
-        """The versions that are known to be bad: ``455.32.00 to 460.32.03``, ``before 4.3.1``."""
+        """The versions known to be bad: ``455.32.00 to 460.32.03``, ``before 4.3.1``."""
         tried = [text for _, text in sorted(zip(self._parsed(self.known_bad), self.known_bad, strict=True))]
         first = self.introduced if self.introduced != UNKNOWN else "".join(tried[:1])
         if self.fixed not in ("", UNKNOWN):
@@ -172,7 +171,7 @@ class Range:
         return f"up to {last}" if first == BEGINNING else last if first == last else f"{first} to {last}"
 
     def _since(self, version: Version) -> Verdict:
-        """Whether the fault was there by this version."""
+        """Whether the fault existed in this version already."""
         if self.introduced == BEGINNING:
             return Verdict.BAD
         if first := parse(self.component, self.introduced):
@@ -180,7 +179,7 @@ class Range:
         return Verdict.BAD if any(version >= bad for bad in self._parsed(self.known_bad)) else Verdict.UNKNOWN
 
     def _until(self, version: Version) -> Verdict:
-        """Whether the fault was there still."""
+        """Whether the fault still existed in this version."""
         if fixed := parse(self.component, self.fixed):
             return _NOT[_at_least(self.component, version, fixed)]
         if last := parse(self.component, self.last_affected):
@@ -194,13 +193,13 @@ class Range:
 
 
 def _begins(version: Version, bound: Version) -> bool:
-    """Whether ``version`` is ``bound`` or, as 580.159.04 does with 580, begins with its fewer numbers."""
+    """Whether ``version`` is ``bound`` or starts with its numbers, as 580.159.04 does with 580."""
     fewer = len(bound.release) < len(version.release)
     return version == bound or (fewer and version.release[: len(bound.release)] == bound.release)
 
 
 def _at_least(component: str, version: Version, bound: Version) -> Verdict:
-    """BAD: ``version`` is ``bound`` or later; UNKNOWN: it has too few numbers to tell."""
+    """BAD: ``version`` is ``bound`` or later; UNKNOWN: it has too few numbers to decide."""
     if component in _ABBREVIATED and len(version.release) < len(bound.release) and _begins(bound, version):
         return Verdict.UNKNOWN
     return Verdict.BAD if version >= bound else Verdict.FINE

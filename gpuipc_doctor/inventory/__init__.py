@@ -1,7 +1,7 @@
-"""What a node is made of: versions and modes, each with where it was read.
+"""A node's versions and modes, each with its source.
 
-This side reads plain files below a root, which cannot hang as a driver's call can and does not tell a
-simulated node from a real one. What only a driver or a library can say comes from workers (`surveys`).
+This part reads plain files below a root, which cannot hang like a driver call and also works for simulated
+nodes. Facts from drivers and libraries come from workers (`surveys`).
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from gpuipc_doctor.report import sentences
 __all__ = ["CHECK", "NAMES", "SURVEYS", "learned", "merged", "of_modules", "on_disk"]
 
 CHECK = "inventory"
-"""The id under which `surveys` run; no finding of theirs is a result."""
+"""The id under which `surveys` run; their findings are not reported as results."""
 
 SURVEYS = Path(__file__).with_name("surveys.py")
 
 
 def facts_from_files(root: str, environ: Mapping[str, str]) -> tuple[Fact, ...]:
-    """What files below ``root`` say of the node whatever drivers do, in a process with this environment."""
+    """The node's facts from files below ``root``, for a process with the environment ``environ``."""
     tree = Tree(Path(root))
     return (*files.facts(tree, environ), *libraries.facts(tree, Libraries(tree, environ)))
 
 
 def of_modules(root: str) -> tuple[Fact, ...]:
-    """What the kernel's modules say there, to be asked when drivers have been used."""
+    """Facts about kernel modules, read after drivers were used."""
     return tuple(files.of_modules(Tree(Path(root))))
 
 
 def merged(
     asked: Iterable[Fact], found: Iterable[Fact], *, foreign: bool = True, surveyed: bool = True
 ) -> tuple[Fact, ...]:
-    """All facts, in the order of `NAMES`: what drivers and libraries said when ``asked``, what files say.
+    """All facts in the order of `NAMES`, from files and from ``asked`` drivers and libraries.
 
-    Sources that agree share a row and are named together; where they do not (an NVIDIA kernel module of one
-    version under libraries of another), each keeps its row. ``foreign``: whether the surveys could load and
-    run what the environment chooses. ``surveyed``: whether there were any.
+    Sources that agree share a row; sources that differ (NVIDIA's kernel module and libraries of different
+    versions) have separate rows. ``foreign``: whether the surveys may load and run libraries and programs
+    chosen by the environment. ``surveyed``: whether there were surveys.
     """
     facts = [*asked, *found]
     facts += _not_asked({fact.name for fact in facts}, foreign, surveyed)
@@ -52,18 +52,18 @@ def merged(
 
 
 def _not_asked(told: Collection[str], foreign: bool, surveyed: bool) -> Iterator[Fact]:
-    """A row for each fact of which nobody could be asked."""
+    """A row for each fact that no worker could read."""
     for name, where in LOOKED_FOR.items():
         if name not in told:
-            yield Fact(name, None, where if surveyed else "not asked in a prolog")
+            yield Fact(name, None, where if surveyed else "not queried in a prolog")
     for name, where in LOOKED_FOR_FOREIGN.items():
         if name not in told:
-            yield Fact(name, None, where if foreign else "asked only on a real node, and not in a prolog")
+            yield Fact(name, None, where if foreign else "queried only on a real node, and not in a prolog")
 
 
 def facts_from_surveys(outcomes: Iterable[ProbeOutcome]) -> Iterator[Fact]:
-    """What the surveys among ``outcomes`` found; of what one did not get to, a row says why not."""
-    from gpuipc_doctor.supervise import blame  # not in a worker, which imports this package for its survey
+    """Facts from the surveys in ``outcomes``; a missing fact is a row with the reason."""
+    from gpuipc_doctor.supervise import blame  # imported here: workers import this package for their survey
 
     for outcome in outcomes:
         if "facts" not in outcome.params:
@@ -77,7 +77,7 @@ def facts_from_surveys(outcomes: Iterable[ProbeOutcome]) -> Iterator[Fact]:
 
 
 def _rows(facts: list[Fact]) -> Iterator[Fact]:
-    """The facts of one name: a row for each value found, else one row that says where it was looked for."""
+    """The rows of a name: one for each value found, else a row that says what was searched."""
     found = [fact for fact in facts if fact.value is not None]
     if not found:
         if facts:
@@ -94,6 +94,6 @@ def _rows(facts: list[Fact]) -> Iterator[Fact]:
 
 
 def _is_part(a: str, b: str) -> bool:
-    """Whether one is the other with fewer numbers: 8.1.30, as a directory is named, and 8.1.30.16."""
+    """Whether one version is a prefix of the other, as 8.1.30 (a directory's name) is of 8.1.30.16."""
     short, long = sorted((a, b), key=len)
     return short == long or (short.count(".") >= 2 and long.startswith((f"{short}.", f"{short}-")))

@@ -1,8 +1,7 @@
-"""The environment variables that matter here: which are set, and what each does in the versions found.
+"""Relevant environment variables: which are set, and the effect of each in the versions found.
 
-A variable that the version on the node does not know, a value that it does not take, a name that nobody
-reads: all of these are silent in the libraries, and each has cost somebody a day. `variables` holds what is
-known of each.
+Libraries silently ignore variables that their version does not know, values that they do not accept, and
+misspelt names. `variables` describes each variable.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _MAX_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class SetVariable:
-    """A variable, its value, and where that was read: ``environment``, or ``file:line``."""
+    """A variable, its value, and its source: ``environment``, or ``file:line``."""
 
     name: str
     value: str
@@ -32,21 +31,21 @@ class SetVariable:
 def read(
     root: str, environ: Mapping[str, str], of_ranks: Iterable[SetVariable] = ()
 ) -> dict[str, SetVariable]:
-    """All that is set, by name. The environment comes before what the site sets for ranks, that before files,
-    and the user's file before the system's."""
+    """Variables set by name. Precedence: environment, site's settings for ranks, user's file, system's
+    file."""
     found = {name: SetVariable(name, value, ENVIRONMENT) for name, value in environ.items()}
-    for one in of_ranks:
-        found.setdefault(one.name, one)
+    for rank in of_ranks:
+        found.setdefault(rank.name, rank)
     own = environ.get("NCCL_CONF_FILE") or f"{environ.get('HOME', '')}/.nccl.conf"
     for name in (own, "/etc/nccl.conf"):
         if name.startswith("/"):
-            for one in _settings(Path(root) / name.lstrip("/"), name):
-                found.setdefault(one.name, one)
+            for setting in _settings(Path(root) / name.lstrip("/"), name):
+                found.setdefault(setting.name, setting)
     return found
 
 
 def _settings(path: Path, name: str) -> Iterator[SetVariable]:
-    """The lines ``NAME=VALUE`` of a file of NCCL's; ``#`` begins a comment."""
+    """Lines ``NAME=VALUE`` of an NCCL configuration file; ``#`` starts a comment."""
     if not path.is_file():
         return
     try:
@@ -60,7 +59,7 @@ def _settings(path: Path, name: str) -> Iterator[SetVariable]:
 
 
 def facts(found: Mapping[str, SetVariable], names: Iterable[str]) -> Iterator[Fact]:
-    """``env:NAME`` for each name that is known, set or not, so that known issues can ask for either."""
+    """``env:NAME`` for each known name, set or not, so that known issues can refer to both."""
     for name in names:
         if one := found.get(name):
             yield Fact(f"env:{name}", "".join(c if c.isprintable() else " " for c in one.value), one.where)
@@ -68,13 +67,13 @@ def facts(found: Mapping[str, SetVariable], names: Iterable[str]) -> Iterator[Fa
             yield Fact(f"env:{name}", None, f"not set in the {ENVIRONMENT}")
 
 
-# -- what they do ---------------------------------------------------------------------------------------
+# -- effects ---------------------------------------------------------------------------------------
 
 
 def judge(
     found: Mapping[str, SetVariable], variables: Mapping[str, Variable], inventory: Iterable[Fact]
 ) -> Iterator[Setting]:
-    """A setting for each variable of the table that is set, and for each name that was meant to be one."""
+    """A setting for each known variable that is set, and for each probable misspelling."""
     versions: dict[str, list[str]] = {}
     for fact in inventory:
         if fact.value is not None:
@@ -83,13 +82,15 @@ def judge(
         one, variable = found[name], variables.get(name)
         here = variable and any(library in versions for library in variable.libraries)
         if not here and (meant := _meant(name, variables, versions if variable else None)):
-            yield _setting(one, Effect.MISSPELT, f"nothing here reads it; it looks like {meant}", meant)
+            yield _setting(
+                one, Effect.MISSPELT, f"no library found here reads it; did you mean {meant}?", meant
+            )
         elif variable:
             yield _judge(one, variable, versions)
 
 
 def _judge(one: SetVariable, variable: Variable, versions: Mapping[str, list[str]]) -> Setting:
-    """The best that any version found makes of it; it is dead where all of them are known not to have it."""
+    """The best effect in any version found; dead if all are known not to support the variable."""
     here = [(form, version) for form in variable.forms for version in versions.get(form.library, ())]
     if not here:
         libraries = " or ".join(variable.libraries)
@@ -101,11 +102,11 @@ def _judge(one: SetVariable, variable: Variable, versions: Mapping[str, list[str
             return _setting(one, Effect.WORKS, f"{_what(form, version)}: {form.does}{default}")
     if having:
         form, version = having[0]
-        says = f"{_what(form, version)} does not take {one.value!r}; it takes {form.wanted}"
+        says = f"{_what(form, version)} does not accept {one.value!r}; it accepts {form.wanted}"
         return _setting(one, Effect.INVALID, says, form.wanted)
     unsure = [(form, version) for form, version in here if form.has(version) is None]
     if unsure:
-        says = f"{variable.does}; whether {_what(*unsure[0])} has it is not known"
+        says = f"{variable.does}; unknown whether {_what(*unsure[0])} reads it"
         return _setting(one, Effect.UNKNOWN, says)
     libraries = " and ".join(dict.fromkeys(_what(form, version) for form, version in here))
     ranges = ", ".join(dict.fromkeys(f"{form.library} {form.versions}" for form in variable.forms))
@@ -125,7 +126,7 @@ def _what(form: Form, version: str) -> str:
 
 
 def _meant(name: str, variables: Mapping[str, Variable], here: Collection[str] | None) -> str:
-    """The variable that was meant by a name, or nothing; with ``here``, of these libraries only."""
+    """The variable that a misspelt name probably means, or none. ``here``: only of these libraries."""
     for variable in variables.values():
         is_here = here is None or any(library in here for library in variable.libraries)
         if variable.name == name or not is_here:
@@ -136,12 +137,12 @@ def _meant(name: str, variables: Mapping[str, Variable], here: Collection[str] |
 
 
 def _alike(name: str, known: str) -> bool:
-    """Whether a name is a slip of another.
+    """Whether a name is a misspelling of another.
 
-    The same words in another order, the same letters with other underscores, or one long word of them
-    misspelt. Short words are not compared, for ``TX`` and ``RX`` are both right.
+    The same words in another order, the same letters with other underscores, or one long word misspelt. Short
+    words are not compared, since ``TX`` and ``RX`` are both valid.
     """
-    if len(known) < 8 or name[:2] != known[:2]:  # which spares most of what follows
+    if len(known) < 8 or name[:2] != known[:2]:  # skips most of the work below
         return False
     words, right = name.split("_"), known.split("_")
     if words[0] != right[0]:

@@ -1,4 +1,4 @@
-"""What plain files of the kernel and of packages say. They cannot hang as a driver's call can."""
+"""Facts from plain files of the kernel and of packages, which cannot hang like a driver call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def facts(tree: Tree, environ: Mapping[str, str]) -> Iterator[Fact]:
 
 
 def of_modules(tree: Tree) -> Iterator[Fact]:
-    """What kernel modules say; a driver may load its own, and make their devices, when it is first used.
+    """Facts on kernel modules; a driver may load its modules and create devices at first use.
 
     Source: NVIDIA driver README, "nvidia-modprobe".
     """
@@ -40,6 +40,18 @@ def of_modules(tree: Tree) -> Iterator[Fact]:
 
 def _first_line(text: str) -> str:
     return text.partition("\n")[0]
+
+
+def _distribution(text: str) -> str:
+    """``PRETTY_NAME="Rocky Linux 9.4 (Blue Onyx)"``: os-release(5)."""
+    found = re.search(r"^PRETTY_NAME=(['\"]?)(.+)\1$", text, re.MULTILINE)
+    return found[2] if found else ""
+
+
+def _processor(text: str) -> str:
+    """``model name : AMD EPYC 7763``; the kernel names no model on arm64."""
+    found = re.search(r"^(?:model name|cpu)\s*: (.+)$", text, re.MULTILINE)
+    return f"{found[1]}, {os.uname().machine}" if found else os.uname().machine
 
 
 def _nvrm_version(text: str) -> str:
@@ -58,11 +70,11 @@ _BOOT_WORDS = re.compile(
     r"transparent_hugepage|numa_balancing|init_on_|movable|isolcpus|nohz_full|cgroup|systemd\.unified_cgroup|"
     r"nvidia|nouveau|amdgpu|modprobe\.blacklist|module_blacklist|lsm|security)"
 )
-"""How the parameters begin that decide over devices, DMA, memory or the isolation of processes."""
+"""Prefixes of kernel parameters for devices, DMA, memory and process isolation."""
 
 
 def _boot_parameters(text: str) -> str:
-    return " ".join(word for word in text.split() if _BOOT_WORDS.match(word)) or "none that matters here"
+    return " ".join(word for word in text.split() if _BOOT_WORDS.match(word)) or "none of interest"
 
 
 def _memlock(text: str) -> str:
@@ -75,7 +87,7 @@ def _memlock(text: str) -> str:
 
 
 def _size(nbytes: int) -> str:
-    """``64 MiB``: exact, or rounded down to whole units of which there are at least ten."""
+    """``64 MiB``: exact, or rounded down if at least ten whole units."""
     for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if nbytes >> shift >= 10 or (nbytes and nbytes % (1 << shift) == 0):
             return f"{nbytes >> shift} {unit}"
@@ -83,7 +95,7 @@ def _size(nbytes: int) -> str:
 
 
 _SECCOMP = {"0": "off", "1": "strict", "2": "filter"}
-"""The modes of seccomp (Linux, include/uapi/linux/seccomp.h)."""
+"""Number in the kernel → name of seccomp's mode (Linux, include/uapi/linux/seccomp.h)."""
 
 
 def _seccomp(text: str) -> str:
@@ -94,10 +106,13 @@ def _seccomp(text: str) -> str:
 
 
 _STATED: tuple[tuple[str, str, Callable[[str], str]], ...] = (
+    ("os", "/etc/os-release", _distribution),
+    ("cpu", "/proc/cpuinfo", _processor),
     ("kernel", "/proc/sys/kernel/osrelease", _first_line),
     ("boot-parameters", "/proc/cmdline", _boot_parameters),
     ("numa-balancing", "/proc/sys/kernel/numa_balancing", _first_line),
     ("ptrace-scope", "/proc/sys/kernel/yama/ptrace_scope", _first_line),
+    ("perf-event-paranoid", "/proc/sys/kernel/perf_event_paranoid", _first_line),
     ("seccomp", "/proc/self/status", _seccomp),
     ("memlock", "/proc/self/limits", _memlock),
     ("nvidia-driver", "/proc/driver/nvidia/version", _nvrm_version),
@@ -113,7 +128,7 @@ _STATED: tuple[tuple[str, str, Callable[[str], str]], ...] = (
     ("cxi-driver", "/sys/module/cxi_ss1/version", _first_line),
     ("cxi-driver", "/sys/module/cxi_core/version", _first_line),
 )
-"""Name of a fact, the file that states it, and how it is found in the file's text."""
+"""(fact, file with its value, function that extracts it)."""
 
 
 def _stated(tree: Tree, name: str, file: str, find: Callable[[str], str]) -> Fact:
@@ -130,14 +145,14 @@ def _stated(tree: Tree, name: str, file: str, find: Callable[[str], str]) -> Fac
 
 
 _PART_OF_KERNEL = ("amdgpu", "nvidia-driver")
-"""That these are loaded is no version: the module is the kernel's own, or another file has its version."""
+"""Modules without a version here: part of the kernel, or with the version in another file."""
 
 
 # -- the kernel -----------------------------------------------------------------------------------------
 
 
 def _kernel_build(tree: Tree) -> Iterator[Fact]:
-    """The options that RCCL, too, looks for before it trusts dma-buf (its rocmwrap.cc)."""
+    """Kernel options that RCCL also checks before it uses dma-buf (its rocmwrap.cc)."""
     try:
         release = _first_line(tree.text("/proc/sys/kernel/osrelease"))
     except OSError:
@@ -206,7 +221,7 @@ def _container(tree: Tree, environ: Mapping[str, str]) -> Fact:
 
 
 _FIRST_NAMESPACES = {"ipc": 0xEFFFFFFF, "uts": 0xEFFFFFFE, "user": 0xEFFFFFFD, "pid": 0xEFFFFFFC}
-"""The inode numbers of the namespaces that the kernel starts with (Linux, include/linux/proc_ns.h)."""
+"""Inode numbers of the kernel's initial namespaces (Linux, include/linux/proc_ns.h)."""
 
 
 def _namespaces(tree: Tree) -> Fact:
@@ -231,7 +246,7 @@ def _amd_models(tree: Tree) -> Fact:
 
 
 def models(name: str, found: Iterable[str], where: str) -> Fact:
-    """Models as people count them: ``4 × NVIDIA H200``."""
+    """Number and model of GPUs: ``4 × NVIDIA H200``."""
     counted = Counter(shown(model) for model in found)
     names = [f"{count} × {model}" if count > 1 else model for model, count in counted.items() if model]
     return Fact(name, ", ".join(names), where) if names else Fact(name, None, f"no {where}")
@@ -247,15 +262,17 @@ def _imex_channels(tree: Tree) -> Fact:
 
 
 def _imex_daemon(tree: Tree) -> Fact:
-    """Whether its process is seen. What it says of itself (``nvidia-imex-ctl -N``) was seen to hang, and to
-    be wrong both ways (NVIDIA/k8s-dra-driver-gpu issue 1417, NVIDIA/DCGM issue 308)."""
+    """Whether the process runs. IMEX's own status (``nvidia-imex-ctl -N``) was seen to hang, and to be wrong
+    both ways (NVIDIA/k8s-dra-driver-gpu issue 1417, NVIDIA/DCGM issue 308)."""
     driver, name = "/proc/driver/nvidia", "nvidia-imex"
     if not tree.exists(driver):
         return Fact("imex-daemon", None, f"no {driver}")
     for file in tree.glob("/proc/[0-9]*/comm"):
         if tree.line(file) == name:
             return Fact("imex-daemon", "runs", file)
-    return Fact("imex-daemon", None, f"no process {name} in /proc; from a container the node's is not seen")
+    return Fact(
+        "imex-daemon", None, f"no process {name} in /proc; in a container, the node's processes are hidden"
+    )
 
 
 def _cxi_devices(tree: Tree) -> Fact:
@@ -270,7 +287,7 @@ _DISTRIBUTIONS = {"pytorch": "torch", "cupy": "cupy*", "vllm": "vllm"}
 
 
 def _python_packages(tree: Tree) -> Iterator[Fact]:
-    """Packages that the Python which runs this would import, by the metadata that pip left."""
+    """Packages that this Python would import, from pip's metadata."""
     for name, distribution in _DISTRIBUTIONS.items():
         pattern = f"{distribution}-*.dist-info"
         found = False

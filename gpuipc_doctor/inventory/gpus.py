@@ -1,10 +1,10 @@
-"""Which GPUs a node has, by what its kernel drivers list in files: no driver library is needed for that.
+"""A node's GPUs from its kernel drivers' files, without a driver library.
 
 NVIDIA: ``/proc/driver/nvidia/gpus/*/information``; ``Device Minor`` is the N of ``/dev/nvidiaN``. AMD: the
-topology of ``/dev/kfd``, whose order is the one in which ROCm numbers GPUs. Slurm names a job's GPUs by the
-number in the name of their device file (``gres.conf``): ``SLURM_JOB_GPUS=0,2``.
-Sources: NVIDIA driver README, "The /proc Interface"; Linux, ``drivers/gpu/drm/amd/amdkfd/kfd_topology.c``;
-Slurm, ``src/plugins/gres/common/gres_common.c``.
+topology of ``/dev/kfd``, in the order in which ROCm numbers GPUs. Slurm names a job's GPUs by the number in
+their device file's name (``gres.conf``): ``SLURM_JOB_GPUS=0,2``. Sources: NVIDIA driver README, "The /proc
+Interface"; Linux, ``drivers/gpu/drm/amd/amdkfd/kfd_topology.c``; Slurm,
+``src/plugins/gres/common/gres_common.c``.
 """
 
 from __future__ import annotations
@@ -21,46 +21,46 @@ from gpuipc_doctor.node_files import Tree, gpus_on_bus, quietly, shown
 
 @dataclass(frozen=True, slots=True)
 class ListedGpu:
-    """One GPU as the kernel driver lists it."""
+    """A GPU in the kernel driver's list."""
 
     backend: str
     index: int
-    """Its place among the vendor's GPUs of the whole node: what ``nvidia-smi`` and ``rocm-smi`` call it."""
+    """Index among the vendor's GPUs of the node, as in ``nvidia-smi`` and ``rocm-smi``."""
     numbers: frozenset[int]
-    """By which of these Slurm may name it."""
+    """Numbers by which Slurm may name the GPU."""
     uuid: str
-    """As the vendor's driver spells it; empty as long as nobody knows it."""
+    """Uuid in the driver's spelling; empty if unknown."""
     pci: str
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class JobGpus:
-    """The GPUs of a job among those of its node."""
+    """A job's GPUs among those of its node."""
 
     listed: tuple[ListedGpu, ...]
     chosen: tuple[ListedGpu, ...]
     unknown: tuple[str, ...] = ()
-    """Ids that name no GPU of the node."""
+    """Ids that match no GPU of the node."""
     missing: tuple[str, ...] = ()
-    """Those of them that would name one, were it there: numbers, on a node whose GPUs all have theirs."""
+    """Ids of missing GPUs: numbers, on a node on which every GPU has a number."""
 
     @property
     def is_identified(self) -> bool:
-        """Whether a process can be given each of them by its uuid, without asking a driver.
+        """Whether each GPU can be selected by uuid without querying a driver.
 
-        Of AMD's this is not known: the kernel's numbers were never seen beside the driver's.
+        False for AMD: uuids from the kernel were never compared with those from the driver.
         """
         return bool(self.chosen) and all(gpu.uuid and gpu.backend == "cuda" for gpu in self.chosen)
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The GPUs as devices that no driver has described: with all capabilities, and of unknown size."""
+        """The GPUs as devices of unknown size, with all capabilities, since no driver described them."""
         return _devices(self.chosen)
 
     @property
     def of_node(self) -> tuple[Device, ...]:
-        """All GPUs of the node, as `devices` has those of the job."""
+        """All GPUs of the node, as `devices` returns them."""
         return _devices(self.listed)
 
     @property
@@ -69,18 +69,18 @@ class JobGpus:
 
     @property
     def known(self) -> str:
-        """The ids that would name a GPU, in words."""
+        """Ids that would match a GPU, in words."""
         numbers = sorted({min(gpu.numbers) for gpu in self.listed if gpu.numbers})
         return ", ".join(map(str, numbers)) or "none"
 
     @property
     def ids(self) -> frozenset[str]:
-        """All ids by which a job may name the chosen GPUs."""
+        """All ids by which a job may name the selected GPUs."""
         return frozenset(str(number) for gpu in self.chosen for number in gpu.numbers)
 
     @property
     def visible(self) -> dict[str, str]:
-        """Environment in which a process that loads a vendor's driver sees these alone of its GPUs."""
+        """Environment with which a process sees only these of the vendor's GPUs."""
         own: dict[str, list[str]] = {}
         for gpu in self.chosen:
             if gpu.backend == "cuda":
@@ -90,7 +90,7 @@ class JobGpus:
         return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | {name: ",".join(gpus) for name, gpus in own.items()}
 
     def numbered(self, found: Iterable[Device]) -> tuple[tuple[Device, ...], tuple[str, ...]]:
-        """What a driver found, numbered as on the whole node; and which of the job's GPUs it did not find."""
+        """The driver's devices with the node's numbering, and the job's GPUs that the driver did not find."""
         if not self.listed:
             return tuple(found), ()
         missing = {(gpu.backend, gpu.pci): gpu for gpu in self.chosen}
@@ -109,7 +109,7 @@ def _devices(listed: Iterable[ListedGpu]) -> tuple[Device, ...]:
 
 
 def of_job(root: str, ids: str) -> JobGpus:
-    """The GPUs that ``ids`` (``0,2``) name; all of the node without any."""
+    """GPUs selected by ``ids`` (``0,2``); all GPUs of the node if empty."""
     tree = Tree(Path(root))
     listed = (*_nvidia(tree), *_amd(tree))
     wanted = [id_.strip() for id_ in ids.split(",") if id_.strip()]
@@ -128,7 +128,7 @@ _NVIDIA = re.compile(r"^(Model|GPU UUID|Device Minor):(.*)$", re.MULTILINE)
 
 
 def _is_split(tree: Tree) -> bool:
-    """Whether a GPU is (MIG): then a job is given instances, and no file tells which."""
+    """Whether a GPU is in MIG mode: a job then gets GPU instances, which no file lists."""
     return next(tree.glob("/proc/driver/nvidia/capabilities/gpu*/mig/gi*"), None) is not None
 
 
@@ -137,7 +137,7 @@ def _nvidia(tree: Tree) -> Iterator[ListedGpu]:
     for index, file in enumerate(tree.glob("/proc/driver/nvidia/gpus/*/information")):
         said = {name: shown(value) for name, value in _NVIDIA.findall(quietly(tree.path(file)))}
         minor = said.get("Device Minor", "")
-        # Of a GPU that nothing has initialised since boot, the driver writes "GPU-????????-…".
+        # For a GPU not initialised since boot, the driver writes "GPU-????????-…".
         uuid = said.get("GPU UUID", "")
         yield ListedGpu(
             backend="cuda",
@@ -173,7 +173,7 @@ _INTEL = "0x8086"
 
 
 def of_intel(root: str) -> list[str]:
-    """Intel's GPUs on the PCI bus, which no backend is for, by vendor and device: ``8086:0bd5``."""
+    """Intel GPUs on the PCI bus, for which there is no backend, by vendor and device: ``8086:0bd5``."""
     return [
         ":".join(quietly(device / name).removeprefix("0x") for name in ("vendor", "device"))
         for device in gpus_on_bus(Path(root), _INTEL)

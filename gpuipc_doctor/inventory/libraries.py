@@ -1,7 +1,7 @@
-"""Which file a process would load as a library, found as the dynamic loader finds it, loading nothing.
+"""Find the file that the dynamic loader would load for a library, without loading it.
 
-The order is ld.so(8)'s: the directories of ``LD_LIBRARY_PATH``, the cache that ldconfig wrote, the default
-directories. A program's own run path is not known here, and comes before the cache where there is one.
+The order is ld.so(8)'s: ``LD_LIBRARY_PATH``, the cache of ldconfig, the default directories. A program's own
+run path, which precedes the cache, is unknown here.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ DEFAULT = ("/lib64", "/usr/lib64", "/lib", "/usr/lib")
 _MAGIC = b"glibc-ld.so.cache1.1"
 _HEADER = struct.Struct("<20sII5I")
 _ENTRY = struct.Struct("<iIIIQ")
-"""Flags, offset of the name, offset of the path, and two fields of no interest (glibc, dl-cache.h)."""
+"""Flags, offset of the name, offset of the path, and two unused fields (glibc, dl-cache.h)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A library's file and where the loader gets it from; both are names of the node."""
+    """A library's file, and how the loader finds it; both are names on the node."""
 
     file: str
     via: str
@@ -40,21 +40,23 @@ class Library:
 
 
 class Libraries:
-    """The loader's view of one node, with one environment."""
+    """Library search on one node, with one environment."""
 
     def __init__(self, tree: Tree, environ: Mapping[str, str]) -> None:
         self._tree = tree
         path = environ.get("LD_LIBRARY_PATH", "")
         self._path = [directory for directory in re.split("[:;]", path) if directory.startswith("/")]
         self.searched = ", ".join([*(["LD_LIBRARY_PATH"] if self._path else []), CACHE, *DEFAULT[1::2]])
-        """Where `find` looks, for what it does not find."""
+        """Directories that `find` searches, for the report of a missing library."""
 
     def find(self, soname: str) -> Library | None:
-        """The file that a process gets when it asks for ``soname``."""
+        """The file that a process gets for ``soname``."""
         return next(self._all(soname), None)
 
     def matching(self, pattern: str) -> list[Library]:
-        """For each soname that matches (``*`` is any text) the file that a process gets, each file once."""
+        """The file that a process loads for each matching soname (``*`` matches any text), without
+        duplicates.
+        """
         sonames: dict[str, Library] = {}
         for library in self._all(pattern):
             sonames.setdefault(library.file.rpartition("/")[2], library)
@@ -76,7 +78,7 @@ class Libraries:
 
     @cached_property
     def _cache(self) -> dict[str, str]:
-        """Soname → file of ldconfig's cache; empty when there is none or it is of an older format."""
+        """Soname → file in ldconfig's cache; empty if missing or of an older format."""
         try:
             raw = self._tree.raw(CACHE)
         except OSError:
@@ -94,46 +96,46 @@ class Libraries:
         found: dict[str, str] = {}
         for flags, soname, file in entries:
             name, path = _string(raw, start + soname), _string(raw, start + file)
-            # The second byte is the architecture; a 64-bit library has one, i386's has none.
+            # The second byte is the architecture; 0 for i386's libraries, not for 64-bit ones.
             if path.startswith("/") and (flags & 0xFF00 or sys.maxsize < 1 << 32):
                 found.setdefault(name, path)
         return found
 
 
 def _string(raw: bytes, at: int) -> str:
-    """The text at an offset; nothing where it does not end, as in a file that was cut off."""
+    """The text at an offset; empty if unterminated, as in a truncated file."""
     end = raw.find(b"\0", at)
     return raw[at:end].decode(errors="replace") if end >= 0 else ""
 
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """How a library's version is told from outside: by a name on the way to it, or by a file beside it."""
+    """How to find a library's version without loading it: in its path, or in a file next to it."""
 
     fact: str
     soname: str
     version: str
-    """Expression whose group 1 is the version."""
+    """Regular expression whose group 1 is the version."""
     beside: str = ""
-    """The text to find it in: a file, from the library's own directory; without it, the library's name."""
+    """File to search for the version, relative to the library's directory; empty: the library's own name."""
 
     in_name: str = ""
-    """Expression for the library's name, where that file is not found."""
+    """Regular expression for the library's name, used if that file is missing."""
 
 
 _NUMBERS = r"[0-9]+(?:\.[0-9]+)+"
 _IN_PC = r"(?m)^Version:\s*([0-9]\S*)"
-"""In a file of pkg-config."""
+"""Pattern for a pkg-config file."""
 
 _MARKS = (
-    # The libcuda.so.1 of WSL and of the toolkit's stubs have no driver's version in their names.
+    # The libcuda.so.1 of WSL and of the toolkit's stubs have no driver version in their names.
     _Mark("libcuda", "libcuda.so.1", r"\.so\.([0-9]{3,}\.[0-9]+(?:\.[0-9]+)?)$"),
     _Mark("cuda-runtime", "libcudart.so.*", r"\.so\.([0-9]+\.[0-9]+\.[0-9]+)$"),
     _Mark("gdrcopy", "libgdrapi.so.*", rf"\.so\.({_NUMBERS})$"),
     _Mark("nccl", "libnccl.so.*", r"\.so\.([0-9]+\.[0-9]+\.[0-9]+)$"),
-    # Distributions' packages lack that file: libamdhip64.so.7.2.53211 is HIP 7.2, a part of ROCm 7.2.
+    # Packages of distributions lack that file: libamdhip64.so.7.2.53211 is HIP 7.2, a part of ROCm 7.2.
     _Mark("rocm", "libamdhip64.so.*", r"^([0-9]\S*)", "../.info/version", r"\.so\.([0-9]+\.[0-9]+)\."),
-    # HPE installs each version in a directory of its name.
+    # HPE installs each version in a directory with the version as its name.
     _Mark("cray-mpich", "libmpi*.so.12", rf"/cray/pe/mpich/({_NUMBERS})/"),
     _Mark("mpich", "libmpi.so.12", _IN_PC, "pkgconfig/mpich.pc"),
     _Mark("openmpi", "libmpi.so.40", _IN_PC, "pkgconfig/ompi.pc"),
@@ -144,9 +146,9 @@ _MARKS = (
 
 
 def facts(tree: Tree, libraries: Libraries) -> Iterator[Fact]:
-    """What can be told of libraries without loading them; what they say themselves is a worker's to ask.
+    """Versions of libraries without loading them; workers query the libraries themselves.
 
-    A file that one mark has told the version of is not looked at by later ones.
+    If one mark finds the version of a file, later marks skip this file.
     """
     known: set[str] = set()
     for mark in _MARKS:

@@ -1,7 +1,7 @@
-"""Which questions are for workers, because a driver or a foreign library may hang or crash over them.
+"""Queries that run in workers, because a driver or a foreign library may hang or crash.
 
-To the engine this is a check like any other whose probes happen to be surveys: each has a process and a
-deadline of its own, so a source that hangs costs its own rows. ``params["facts"]`` names those rows.
+For the engine this is a check whose probes are surveys: each has its own process and deadline, so that a
+hanging source only loses its own rows. ``params["facts"]`` names those rows.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from gpuipc_doctor.inventory.libraries import Libraries
 from gpuipc_doctor.node_files import Tree
 
 DEADLINE_S = 5.0
-"""For each call of a driver or a library, and for each program that is run."""
+"""Seconds for each call of a driver or library, and for each program."""
 
 MOST_MPI_LIBRARIES = 3
-"""So many MPI libraries are asked; a node with more has them in modules, and the first are those in use."""
+"""Maximum MPI libraries queried; nodes with more have them in modules, and those in use come first."""
 
 _MPI_SONAMES = ("libmpi.so.12", "libmpi.so.40", "libmpi_[acgn]*.so.12")
 _PREFIXED = ("lib64", "lib", "lib/*-linux-gnu", "lib/release")
 
 _PACKAGE_SIGNS = ("/sys/class/cxi", "/sys/module/xe", "/sys/module/i915")
-"""Where one of these is, the node may have the packages whose versions nothing else tells."""
+"""Files that indicate packages whose versions only the package manager has."""
 
 
 class Surveys(Check):
-    """Options: ``root``; ``foreign``: whether what the environment chooses may be loaded and run; ``mpi``:
-    the MPI library that somebody named, which is asked for a simulated node, too.
+    """Options: ``root``; ``foreign``: whether to load and run libraries and programs chosen by the
+    environment; ``mpi``: the named MPI library, which is queried even on a simulated node.
     """
 
     id = "inventory"
-    title = "versions that drivers and libraries tell"
+    title = "versions that drivers and libraries report"
 
     def probes(self, ctx: Context) -> Iterator[Probe]:
         tree = Tree(Path(ctx.options["root"]))
@@ -62,19 +62,21 @@ class Surveys(Check):
 
 
 LOOKED_FOR: Mapping[str, str] = {
-    **dict.fromkeys(("mig", "compute-mode", "persistence"), "no /proc/driver/nvidia, so NVML was not asked"),
+    **dict.fromkeys(
+        ("mig", "compute-mode", "persistence"), "no /proc/driver/nvidia, so NVML was not queried"
+    ),
     "acs": "no /sys/bus/pci/devices/*/config",
 }
-"""Facts that are known from drivers and devices alone, and why nothing is when they are not there."""
+"""Fact → reason why it is missing, for facts known only from drivers and devices."""
 
 LOOKED_FOR_FOREIGN: Mapping[str, str] = {
-    **dict.fromkeys(MPI_FACTS, "no such MPI by mpi4py, beside mpiexec, in CRAY_MPICH_DIR or by the loader"),
+    **dict.fromkeys(MPI_FACTS, "none found by mpi4py, next to mpiexec, in CRAY_MPICH_DIR or by the loader"),
     "libfabric-providers": "no libfabric.so.1",
     "rccl": "no librccl.so.1",
     **{fact: f"no {', '.join(names)} on PATH" for fact, (names, _, _) in PROGRAMS.items()},
-    **dict.fromkeys(PACKAGES.values(), f"none of {', '.join(_PACKAGE_SIGNS)}: packages were not asked"),
+    **dict.fromkeys(PACKAGES.values(), f"none of {', '.join(_PACKAGE_SIGNS)}: packages were not queried"),
 }
-"""The same of what the environment chooses."""
+"""Fact → reason why it is missing, for facts that depend on the environment."""
 
 
 def _probe(name: str, role: Callable[[Worker], None], facts: Iterable[str], **params: Json) -> Probe:
@@ -82,7 +84,7 @@ def _probe(name: str, role: Callable[[Worker], None], facts: Iterable[str], **pa
 
 
 def _foreign(tree: Tree, environ: Mapping[str, str]) -> Iterator[Probe]:
-    """Surveys of libraries and programs, only of those that are there: each costs a process."""
+    """Surveys of the libraries and programs found, each in its own process."""
     from importlib.util import find_spec
 
     libraries = Libraries(tree, environ)
@@ -107,9 +109,9 @@ def _foreign(tree: Tree, environ: Mapping[str, str]) -> Iterator[Probe]:
 
 
 def mpi_libraries(tree: Tree, libraries: Libraries, environ: Mapping[str, str]) -> list[str]:
-    """MPI libraries that a process may mean: beside `mpiexec`, of a Cray module, the loader's own choice.
+    """MPI libraries that a process may load: next to `mpiexec`, of a Cray module, found by the loader.
 
-    Each is named once, whatever links lead to it.
+    Each library is listed once, even if links lead to it.
     """
     prefixes = [environ.get("CRAY_MPICH_DIR", "")]
     if launcher := _first_program(tree, environ, ("mpiexec",)):
@@ -124,8 +126,8 @@ def mpi_libraries(tree: Tree, libraries: Libraries, environ: Mapping[str, str]) 
 
 
 def _first_program(tree: Tree, environ: Mapping[str, str], names: Iterable[str]) -> str:
-    """The first of these programs that is on ``PATH``, or nothing."""
-    directories = [one for one in environ.get("PATH", "").split(":") if one.startswith("/")]
+    """The first of these programs on ``PATH``, or an empty text."""
+    directories = [part for part in environ.get("PATH", "").split(":") if part.startswith("/")]
     files = (f"{directory}/{name}" for name in names for directory in directories)
     return next((file for file in files if os.access(tree.path(file), os.X_OK)), "")
 

@@ -1,4 +1,4 @@
-"""The table of variables, as ``variables.yaml`` has it."""
+"""The table of variables, from ``variables.yaml``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from gpuipc_doctor.model import Json
+from gpuipc_doctor.tables import frozen, table
 from gpuipc_doctor.versions import BEGINNING, Range, Verdict
 
 SHIPPED = Path(__file__).with_name("variables.yaml")
@@ -22,21 +23,21 @@ _KINDS: Mapping[str, frozenset[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a variable is in some versions of one library."""
+    """A variable's form in some versions of one library."""
 
     library: str
     versions: Range
     does: str
     values: str | tuple[str, ...] = ""
-    """``boolean``, ``ternary``, ``integer``, ``size``, the words that it takes, or nothing when not known."""
+    """``boolean``, ``ternary``, ``integer``, ``size``, the accepted words, or empty if unknown."""
     default: str = ""
 
     def has(self, version: str) -> bool | None:
-        """Whether this is the form in that version; None when that cannot be told."""
+        """Whether the variable has this form in that library version; None if unknown."""
         return {Verdict.BAD: True, Verdict.FINE: False}.get(self.versions.judge(version))
 
     def takes(self, value: str) -> bool:
-        """Whether the value is one that the form knows, as far as that is known."""
+        """Whether the value is accepted in this form; True if that is unknown."""
         word = value.strip().lower()
         if isinstance(self.values, tuple):
             return word in (known.lower() for known in self.values)
@@ -51,7 +52,7 @@ class Form:
 
     @property
     def wanted(self) -> str:
-        """The values in words: ``a whole number``, ``generic, specialized or disabled``."""
+        """The accepted values in words: ``a whole number``, ``generic, specialized or disabled``."""
         if isinstance(self.values, tuple):
             *some, last = self.values
             return f"{', '.join(some)} or {last}" if some else last
@@ -72,9 +73,9 @@ class Variable:
     source: str
     evidence: str
     instead: str = ""
-    """What to set where this variable is unknown."""
+    """The variable to set if the library does not know this one."""
     misspelt: tuple[str, ...] = ()
-    """Names that documents give it and that no version reads."""
+    """Wrong names that documents use and that no version reads."""
 
     @property
     def libraries(self) -> tuple[str, ...]:
@@ -82,7 +83,7 @@ class Variable:
 
     @property
     def changing(self) -> frozenset[str]:
-        """The libraries of which not every version has it in the same form."""
+        """Libraries for which the form of the variable depends on the version."""
         return frozenset(
             form.library for form in self.forms if form.versions != Range(form.library, BEGINNING)
         )
@@ -90,32 +91,22 @@ class Variable:
 
 @cache
 def load(path: Path = SHIPPED) -> Mapping[str, Variable]:
-    """The variables by name. The shipped file is trusted to follow its schema; a test holds it to that."""
-    import yaml
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    with path.open(encoding="utf-8") as file:
-        data = yaml.load(file, loader)  # noqa: S506 - both are safe loaders
-    variables = (_variable(group, one) for group in data["groups"] for one in group["variables"])
+    """The variables by name. The shipped file is not validated here but by a test."""
+    variables = (
+        _variable(group, variable) for group in table(path)["groups"] for variable in group["variables"]
+    )
     return MappingProxyType({variable.name: variable for variable in variables})
 
 
 def _variable(group: Json, data: Json) -> Variable:
-    return Variable(
-        name=data["name"],
-        does=data["does"],
-        forms=tuple(_forms(group, data)),
-        source=data.get("source", group["source"]),
-        evidence=data.get("evidence", group["evidence"]),
-        instead=data.get("instead", ""),
-        misspelt=tuple(data.get("misspelt", ())),
-    )
+    of_group = {name: group[name] for name in ("source", "evidence")}
+    return Variable(**{**of_group, **frozen(data), "forms": tuple(_forms(group, data))})
 
 
 def _forms(group: Json, data: Json) -> Iterable[Form]:
     forms = data.get("forms", [{}])
     yield from (_form(group["library"], form, data["does"]) for form in forms)
-    # Of a library that shares the variable without forms of its own, nobody has said which versions have it.
+    # If a library shares the variable without own forms, no source says which of its versions have it.
     named = {form.get("library") for form in forms}
     for library in group.get("also", ()):
         if library not in named:

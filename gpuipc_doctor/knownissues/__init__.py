@@ -1,4 +1,4 @@
-"""Known issues: which versions are bad, how that shows, what helps, and who says so."""
+"""Known issues: affected versions, symptoms, workarounds and sources."""
 
 from gpuipc_doctor.knownissues.database import SHIPPED, edition, files, lint, load
 from gpuipc_doctor.knownissues.entry import KnownIssue, Suppression, Workaround, may_concern

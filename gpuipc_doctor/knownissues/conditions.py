@@ -1,39 +1,58 @@
-"""What must hold on a node beside a component's version, for a known issue to matter there."""
+"""Conditions on a node, other than a component's version, under which a known issue applies."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from gpuipc_doctor.model import Fact
 from gpuipc_doctor.versions import Range, Verdict, any_of
 
 ENV = "env:"
-"""What stands before an environment variable's name in the name of its fact."""
+"""Prefix of an environment variable's name in the name of its fact."""
+
+
+class NamedFacts(tuple[Fact, ...]):
+    """Facts that hundreds of conditions look up by name."""
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, Sequence[Fact]]:
+        found = defaultdict[str, list[Fact]](list)
+        for fact in self:
+            found[fact.name].append(fact)
+        return found
+
+    @classmethod
+    def of(cls, facts: Iterable[Fact]) -> NamedFacts:
+        return facts if isinstance(facts, NamedFacts) else cls(facts)
+
+    def named(self, name: str) -> Sequence[Fact]:
+        return self._by_name.get(name, ())
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A condition on a fact of the inventory: that it was found, is so by text, or is in a range.
+    """A condition on an inventory fact: it was found, matches a pattern, or is in a range.
 
-    A variable of the environment that is known to be unset counts as empty text, so that ``^0?$`` holds
-    where it is unset or 0; without ``matches`` it must be set. Of any other fact that has no value
-    nothing is known.
+    An environment variable known to be unset counts as empty text, so that ``^0?$`` holds if the variable is
+    unset or 0; without ``matches`` the variable must be set. Any other fact without a value is unknown.
     """
 
     fact: str
-    """A name of the inventory; ``env:NAME`` for a variable of the environment."""
+    """Name of an inventory fact; ``env:NAME`` for an environment variable."""
     matches: str = ""
     range: Range | None = None
     absent: bool = False
-    """The other way round: it was looked for and not found."""
+    """Inverted: the condition holds if the fact was looked for and not found."""
     says: str = ""
-    """``matches`` in words, where these cannot be made of it."""
+    """``matches`` in words, if these cannot be derived."""
 
     def judge(self, facts: Iterable[Fact]) -> Verdict:
         """BAD: the condition for the fault holds here; UNKNOWN: the fact was not found."""
-        named = [fact.value for fact in facts if fact.name == self.fact]
+        named = [fact.value for fact in NamedFacts.of(facts).named(self.fact)]
         values = [value for value in named if value is not None]
         if self.absent:
             return Verdict.UNKNOWN if not named else Verdict.FINE if values else Verdict.BAD
@@ -48,8 +67,8 @@ class Need:
         return Verdict.BAD if any(re.search(self.matches, value) for value in values) else Verdict.FINE
 
     def found(self, facts: Iterable[Fact]) -> str:
-        """What was found of it: ``gpu-model NVIDIA GH200 120GB``, ``MPICH_GPU_IPC_ENABLED not set``."""
-        values = [fact.value for fact in facts if fact.name == self.fact and fact.value is not None]
+        """The facts found: ``gpu-model NVIDIA GH200 120GB``, ``MPICH_GPU_IPC_ENABLED not set``."""
+        values = [fact.value for fact in NamedFacts.of(facts).named(self.fact) if fact.value is not None]
         if self.is_env:
             name = self.fact.removeprefix(ENV)
             return " ".join(f"{name}={value}" for value in values) or f"{name} not set"
@@ -79,7 +98,7 @@ _PLAIN = re.compile(r"\^?([\w.: -]+(?:\|[\w.: -]+)*)(\??)\$?")
 
 
 def in_words(pattern: str) -> str:
-    """``unset or 1`` for ``^1?$``, ``docker or podman`` for ``docker|podman``; empty if not as simple."""
+    """``unset or 1`` for ``^1?$``, ``docker or podman`` for ``docker|podman``; empty for other patterns."""
     plain = _PLAIN.fullmatch(pattern)
     if not plain:
         return ""

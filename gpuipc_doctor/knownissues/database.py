@@ -1,4 +1,4 @@
-"""The known issues of the package and those of a site, and what is wrong with their files."""
+"""The known issues of the package and of a site, and mistakes in their files."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ SHIPPED = Path(__file__).with_name("db")
 
 
 def load(extra_dirs: Iterable[Path] = ()) -> tuple[KnownIssue, ...]:
-    """All known issues: those that come with the package, changed and added to by a site's own files.
+    """All known issues: the package's, with a site's changes and additions.
 
-    Raises `BadFile` with every mistake of a site's files.
+    Raises `BadFile` with all mistakes of a site's files.
     """
     own, _, wrong = read_all(_files_in(extra_dirs))
     issues, clashes = merge((*shipped(), *own))
@@ -30,7 +30,7 @@ def load(extra_dirs: Iterable[Path] = ()) -> tuple[KnownIssue, ...]:
 
 @cache
 def shipped() -> tuple[Document, ...]:
-    """The files that come with the package, which are read once."""
+    """The shipped files, read once."""
     documents, _, wrong = read_all(files(), _is_shipped)
     if wrong:
         raise BadFile(wrong)
@@ -43,13 +43,12 @@ def lint(
     changing: Mapping[str, Collection[str]] | None = None,
     today: date | None = None,
 ) -> tuple[Mistake, ...]:
-    """Every mistake in these files, beside those of the package.
+    """All mistakes in these files, read together with the package's.
 
-    With ``check_ids``, also each check that ``detected_by`` invents. ``changing`` names the environment
-    variables that came, went or changed their meaning, each with the components in which that happened: a
-    workaround that sets one says in which versions. Suppressions that ended before ``today`` (by default,
-    today) are to be renewed or removed, and count as mistakes. The package's own signatures say where the
-    program prints the message, or that nobody can read that.
+    With ``check_ids``, also unknown checks in ``detected_by``. ``changing``: environment variable →
+    components in which it appeared, disappeared or changed; a workaround that sets one must state the
+    versions. Suppressions that ended before ``today`` (default: today) count as mistakes. The package's own
+    signatures must state where the program prints the message, or that its source is not public.
     """
     paths = list(paths)
     others, _, _ = read_all((path for path in files() if path not in paths), _is_shipped)
@@ -58,14 +57,14 @@ def lint(
     for document in (*documents, *parts):
         wrong += _within(document, check_ids, changing)
         if _is_shipped(document.path):
-            wrong += [mistake for one in placed(document) for mistake in mistakes.of_sources(one)]
+            wrong += [mistake for entry in placed(document) for mistake in mistakes.of_sources(entry)]
     for document in documents:
         wrong += mistakes.of_suppressions(document, today or date.today())
     return tuple(sorted(wrong))
 
 
 def files(extra_dirs: Iterable[Path] = ()) -> list[Path]:
-    """The database's files, in the order in which they are read. Raises `BadFile`."""
+    """The database's files, in reading order. Raises `BadFile`."""
     return _files_in((SHIPPED, *extra_dirs))
 
 
@@ -80,7 +79,7 @@ def _files_in(directories: Iterable[Path]) -> list[Path]:
 
 
 def edition(extra_dirs: Iterable[Path] = ()) -> str:
-    """Twelve hexadecimal digits that change with the database: two reports of one edition knew the same."""
+    """Twelve hexadecimal digits that change with the database."""
     digest = hashlib.sha256()
     for path in files(extra_dirs):
         digest.update(hashlib.sha256(path.read_bytes()).digest())
@@ -96,5 +95,5 @@ def _within(
     check_ids: Collection[str] | None = None,
     changing: Mapping[str, Collection[str]] | None = None,
 ) -> Iterator[Mistake]:
-    for one in placed(document):
-        yield from mistakes.of_entry(one, check_ids, changing or {})
+    for entry in placed(document):
+        yield from mistakes.of_entry(entry, check_ids, changing or {})

@@ -1,4 +1,4 @@
-"""One known issue: where it is, how it shows, what is known to be bad, and what helps."""
+"""One known issue: component, symptom, affected versions and workarounds."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 
-from gpuipc_doctor.knownissues.conditions import Need
-from gpuipc_doctor.knownissues.releases import LONG, RELEASED
+from gpuipc_doctor.knownissues.conditions import NamedFacts, Need
+from gpuipc_doctor.knownissues.releases import LONG, released
 from gpuipc_doctor.knownissues.signatures import Confidence, Signature
 from gpuipc_doctor.model import EvidenceKind, Fact, Finding, Json, Result, Trial
 from gpuipc_doctor.report import sentences
@@ -17,28 +17,28 @@ from gpuipc_doctor.versions import Range, Verdict, all_of, any_of, parse
 
 @dataclass(frozen=True, slots=True)
 class Workaround:
-    """Something that helps: words for a person, an environment for a program, or both."""
+    """A workaround: text for the reader, an environment for a program, or both."""
 
     do: str
     env: Mapping[str, str] = field(default_factory=dict)
     when: Range | None = None
-    """The versions of the component in which this is right; everywhere when None."""
+    """Versions of the component for which this workaround is right; None: all versions."""
     cost: str = ""
     risk: str = ""
-    """What it may give rise to: wrong results, a hang or a crash."""
+    """The workaround's risk: wrong results, a hang or a crash."""
     risk_source: str = ""
-    """The address of who says so."""
+    """URL of the source for the risk."""
     conflicts: tuple[str, ...] = ()
-    """Known issues that this workaround brings about."""
+    """Known issues that this workaround triggers."""
     without: tuple[str, ...] = ()
-    """Operations of histories that a program leaves out which does so."""
+    """Operations of histories that a program with this workaround omits."""
 
 
 _UPGRADE = re.compile(r"use ([A-Za-z ]+?) (\d[\d.]*) or newer")
 
 
 def _is_done(workaround: Workaround, component: str, versions: Collection[str]) -> bool:
-    """Whether it is an upgrade of the component to a version that all those found have already."""
+    """Whether the workaround is an upgrade to a version that all found components have."""
     upgrade = _UPGRADE.match(workaround.do)
     if not upgrade or upgrade[1].lower().replace(" ", "-") not in (
         component,
@@ -50,11 +50,11 @@ def _is_done(workaround: Workaround, component: str, versions: Collection[str]) 
 
 
 _VENDORS = {"CUDA": ("nvidia-driver", "cuda-driver"), "ROC": ("amdgpu", "hip-driver")}
-"""What stands in names of variables about one vendor's GPUs, and the facts of its drivers."""
+"""Prefixes of variables for one vendor's GPUs, and the facts of its drivers."""
 
 
 def _is_of_another_vendor(env: Mapping[str, str], facts: Iterable[Fact]) -> bool:
-    """Whether every variable is about GPUs of a vendor whose driver was not found, but another's was."""
+    """Whether all variables are for GPUs of a vendor without a driver here, while another vendor has one."""
     found = {fact.name for fact in facts if fact.value}
     here = {word for word, drivers in _VENDORS.items() if not found.isdisjoint(drivers)}
     others = _VENDORS.keys() - here
@@ -69,20 +69,20 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Lookalike:
-    """Another issue that leaves the same lines."""
+    """Another issue that causes the same lines in logs."""
 
     id: str
     decide: str
-    """What to look at to tell the two apart: a command, a variable, a word of the log."""
+    """How to distinguish the two issues: by a command, a variable, or a word of the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suppression:
-    """A site's decision to hear nothing of an issue that its versions alone suggest, until a day."""
+    """A site's decision, until a date, to hide an issue that only versions suggest."""
 
     reason: str
     until: date
-    """The last day on which it holds."""
+    """The last day of the suppression."""
     where: str
     """``file:line``."""
 
@@ -103,12 +103,12 @@ KINDS = (
     "perf",
     "probe-harms",
 )
-"""What an issue can be, the gravest first: a GPU or a link that failed, then a node that killed the job."""
+"""Classes of issues, most severe first: a failed GPU or link, then a node that ended the job, and so on."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownIssue:
-    """One entry of the database, in the words of its file; ``schema.json`` says what each may hold."""
+    """An entry of the database, with the fields of its file; ``schema.json`` describes them."""
 
     id: str
     title: str
@@ -119,39 +119,43 @@ class KnownIssue:
     symptom: str
     references: tuple[Reference, ...]
     affected: tuple[Range, ...] = ()
-    """Bad when any of them is. Empty where versions do not decide: then ``needs`` do."""
+    """Affected ranges: a version in any of them is affected. Empty if versions do not matter; then ``needs``
+    decide."""
     needs: tuple[Need, ...] = ()
-    """All must hold."""
+    """Further conditions, which must all hold."""
     signatures: tuple[Signature, ...] = ()
-    """How it shows in logs and stacks; one of them is enough."""
+    """How the issue appears in logs and stacks; one matching signature is enough."""
     silent: str = ""
-    """Why no log can show it, though the symptom speaks of a message."""
+    """Why no log can show the issue, although the symptom quotes a message."""
     harms: tuple[str, ...] = ()
-    """The steps of our own probes (`harms` of a probe) that must not run where this issue is."""
+    """Steps of our own probes (`harms` of a probe) that must not run with this issue."""
     detected_by: tuple[str, ...] = ()
-    """Checks, or keys of their findings."""
+    """Checks that show the issue, or keys of their findings."""
     history: tuple[str, ...] = ()
-    """What the process does that fails in a history of ipc-histories: in this order, and the last fails."""
+    """Operations in order; the last one fails. In ipc-histories they are the failing process's, in
+    mpi-histories all ranks'."""
     workarounds: tuple[Workaround, ...] = ()
     resembles: tuple[Lookalike, ...] = ()
-    """One of two that resemble each other names the other."""
+    """Issues with similar symptoms; it is enough if one of the two names the other."""
     trigger: str = ""
+    fallback: bool = False
+    """Whether the entry names only layer and call; shown if no other entry of its components matches."""
     also: tuple[str, ...] = ()
     evidence: str = ""
     inferred: tuple[str, ...] = ()
-    """What is our own conclusion and stands in no source."""
+    """Our own conclusions, not stated by any source."""
     notes: str = ""
     withdrawn: str = ""
-    """Why this entry no longer counts; it stays so that its id is never used again."""
+    """Why this entry no longer counts; the entry stays so that its id is not reused."""
     overrides: str = ""
-    """A site's reason for putting this entry in the place of the shipped one."""
+    """A site's reason for replacing the shipped entry."""
     suppression: Suppression | None = None
     where: str = ""
     """``file:line``."""
 
     @property
     def severity(self) -> int:
-        """The place in `KINDS`: 0 is the gravest."""
+        """Index in `KINDS`: 0 is the most severe."""
         return KINDS.index(self.kind)
 
     @property
@@ -160,24 +164,24 @@ class KnownIssue:
 
     @property
     def checks(self) -> tuple[str, ...]:
-        """The checks that show it, whether it names them or keys of their findings."""
+        """Checks that show the issue, named directly or through keys of their findings."""
         return tuple(dict.fromkeys(name.partition(".")[0] for name in self.detected_by))
 
     @property
     def harmless_first(self) -> tuple[Workaround, ...]:
-        """The workarounds; those that may do harm come last."""
+        """The workarounds; harmful ones last."""
         return tuple(sorted(self.workarounds, key=lambda one: bool(one.risk)))
 
     def judge(self, facts: Iterable[Fact]) -> tuple[Verdict, str]:
-        """Whether this node is one on which the fault is to be expected, and why that is so."""
-        facts = tuple(facts)
+        """Whether the fault is to be expected on this node, and why."""
+        facts = NamedFacts.of(facts)
         verdict, reason = self._judge_versions(facts)
         held, lacking = [], ""
         for need in self.needs:
             holds = need.judge(facts)
             verdict = all_of((verdict, holds))
             if holds is not Verdict.BAD:
-                why = "does not fit" if holds is Verdict.FINE else "is not known"
+                why = "does not hold" if holds is Verdict.FINE else "is not known"
                 lacking += f"; also required: {need}, which {why}"
             elif not need.is_mere_presence:
                 held.append(need.found(facts))
@@ -185,21 +189,22 @@ class KnownIssue:
 
     @property
     def has_cure(self) -> bool:
-        """Whether newer versions are known to be without it."""
-        return any(one.fixed not in ("", "unknown", None) for one in self.affected)
+        """Whether later versions are known to be without the issue."""
+        return any(range_.fixed not in ("", "unknown", None) for range_ in self.affected)
 
     def cured_before(self, day: date) -> str:
-        """The release that cured it long before this day, with its date; empty unless all ranges have one."""
-        released = RELEASED.get(self.component, {})
-        cures = [(released.get(one.fixed or ""), one.fixed) for one in self.affected]
+        """The release, with its date, that fixed the issue long before this day; empty unless all ranges have
+        one."""
+        days = released().get(self.component, {})
+        cures = [(days.get(range_.fixed or ""), range_.fixed) for range_ in self.affected]
         dates = [(when, version) for when, version in cures if when]
         if not dates or len(dates) < len(cures) or day - max(dates)[0] < LONG:
             return ""
         when, version = max(dates)
-        return f"{self.component} {version}, which mends this, is of {when:%Y-%m}"
+        return f"{self.component} {version}, which fixes this, was released in {when:%Y-%m}"
 
     def is_looked_for_by(self, result: Result) -> bool:
-        """Whether it is one of those that show this issue, which names checks, or keys of their findings."""
+        """Whether this finding shows the issue, through its check or key."""
         named = result.check in self.detected_by or result.key in self.detected_by
         did = result.finding.values.get("did")
         return named and (not self.history or not isinstance(did, list) or self._is_history(did))
@@ -209,9 +214,9 @@ class KnownIssue:
         return did[-1:] == [self.history[-1]] and all(operation in left for operation in self.history)
 
     def contradicted_by(self, finding: Finding) -> str:
-        """What the evidence says against this issue being the cause; empty if it says nothing.
+        """Evidence against this issue as the cause; empty if there is none.
 
-        A setting that cures it was tried and did not help; or a control failed as well.
+        The evidence is a workaround that did not help, or a control that also failed.
         """
         cures = [workaround.env for workaround in self.workarounds if workaround.env]
         omissions = [list(workaround.without) for workaround in self.workarounds if workaround.without]
@@ -230,20 +235,20 @@ class KnownIssue:
             if item.kind is EvidenceKind.CONTROL and item.values.get("failed"):
                 env = item.values.get("env")
                 if env is None:
-                    return "but the control failed, too"
+                    return "but the control also failed"
                 if any(cure.items() <= env.items() for cure in cures):
-                    return f"but with {_in_words(env)} it is the same"
+                    return f"but the result with {_in_words(env)} is the same"
         return ""
 
     def recognises(self, result: Result, facts: Iterable[Fact]) -> Confidence | None:
-        """How sure it is that this result, by its words and by what its roles left, shows this issue."""
+        """Confidence that the result's text and its roles' output show this issue; None if they do not."""
         lines = [sentences.summary(result.finding), *sentences.evidence(result.finding)]
         for role in result.roles:
             lines += [str(role.fault or ""), role.exception]
             lines += [f"  {frame}" for frame in (*role.python_stack, *role.native_stack)]
             lines += [*role.kernel, *role.log_tail]
         text = "\n".join(lines)
-        facts = tuple(facts)
+        facts = NamedFacts.of(facts)
         found = (
             signature.confidence
             for signature in self.signatures
@@ -252,29 +257,29 @@ class KnownIssue:
         return max(found, default=None)
 
     def remedy(self, facts: Iterable[Fact]) -> str:
-        """The workarounds that are right for the version found; those that may be, with their condition.
+        """The workarounds for the version found; if unsure, with their condition.
 
-        What may do harm comes last and says so.
+        Harmful workarounds come last, with a warning.
         """
         said = []
         for workaround, right in self._fitting(facts):
             unsure = "" if right else f" ({self.component} {workaround.when})"
-            risk = f" (may give rise to {workaround.risk})" if workaround.risk else ""
+            risk = f" (can cause {workaround.risk})" if workaround.risk else ""
             said.append(f"{workaround.do}{unsure}{risk}")
         return "; or ".join(said)
 
     def settings(self, facts: Iterable[Fact]) -> tuple[Workaround, ...]:
-        """The workarounds that are an environment and known to be right for the version found."""
+        """Workarounds by environment that are known to be right for the version found."""
         return tuple(workaround for workaround, right in self._fitting(facts) if right and workaround.env)
 
     def omissions(self, facts: Iterable[Fact]) -> tuple[Workaround, ...]:
-        """The workarounds that leave out operations, known to be right for the version found."""
+        """Workarounds that leave out operations and are known to be right for the version found."""
         return tuple(workaround for workaround, right in self._fitting(facts) if right and workaround.without)
 
     def _fitting(self, facts: Iterable[Fact]) -> Iterator[tuple[Workaround, bool]]:
-        """The workarounds that are not wrong for the version found, and whether each is known to be right."""
-        facts = tuple(facts)
-        versions = [fact.value for fact in facts if fact.name == self.component and fact.value is not None]
+        """Workarounds that may apply to the version found, and whether each is known to."""
+        facts = NamedFacts.of(facts)
+        versions = [fact.value for fact in facts.named(self.component) if fact.value is not None]
         for workaround in self.harmless_first:
             if _is_of_another_vendor(workaround.env, facts) or _is_done(workaround, self.component, versions):
                 continue
@@ -283,8 +288,8 @@ class KnownIssue:
             if when is None or right is not Verdict.FINE:
                 yield workaround, when is None or right is Verdict.BAD
 
-    def _judge_versions(self, facts: tuple[Fact, ...]) -> tuple[Verdict, str]:
-        versions = [fact for fact in facts if fact.name == self.component]
+    def _judge_versions(self, facts: NamedFacts) -> tuple[Verdict, str]:
+        versions = facts.named(self.component)
         found = [(fact.value, self._judge_version(fact.value)) for fact in versions if fact.value is not None]
         if not found:
             looked = "; ".join(fact.source for fact in versions)
@@ -296,8 +301,8 @@ class KnownIssue:
 
     def _judge_version(self, version: str) -> Verdict:
         if self.affected:
-            return any_of(one.judge(version) for one in self.affected)
-        # Everybody has this: what it takes beside the component must be here, or nothing is said.
+            return any_of(range_.judge(version) for range_ in self.affected)
+        # Every node has this component: the other conditions must be met, or the issue is not reported.
         return Verdict.BAD if self.needs else Verdict.UNKNOWN
 
     def _reason(self, version: str, verdict: Verdict) -> str:
@@ -305,15 +310,15 @@ class KnownIssue:
         if not self.affected:
             return f"{what} (no matter which version)"
         if verdict is Verdict.BAD:
-            bad = ", ".join(str(one) for one in self.affected if one.judge(version) is Verdict.BAD)
-            return f"{what} is among the versions known to be bad ({bad})"
+            bad = ", ".join(str(range_) for range_ in self.affected if range_.judge(version) is Verdict.BAD)
+            return f"{what} is affected ({bad})"
         if verdict is Verdict.FINE:
-            return f"{what} is not among the versions known to be bad ({self.bad_versions})"
+            return f"{what} is not affected; affected: {self.bad_versions}"
         if parse(self.component, version) is None:
-            return f"{what} cannot be compared; known to be bad: {self.bad_versions}"
-        if cures := [one.fixed for one in self.affected if one.lacks_cure(version)]:
-            return f"{what} is older than {cures[0]}, which mends this; since when it was there nobody said"
-        return f"nobody has said whether {what} is affected; known to be bad: {self.bad_versions}"
+            return f"{what} cannot be compared; affected: {self.bad_versions}"
+        if cures := [range_.fixed for range_ in self.affected if range_.lacks_cure(version)]:
+            return f"{what} is older than {cures[0]}, which fixes this; first affected version unknown"
+        return f"unknown whether {what} is affected; affected: {self.bad_versions}"
 
 
 def _in_words(env: Mapping[str, str]) -> str:
@@ -327,7 +332,10 @@ _AMD = frozenset(["rocm", "hip-driver", "hip-runtime", "amdgpu", "rccl"])
 
 
 def may_concern(issue: KnownIssue, facts: Iterable[Fact]) -> bool:
-    """Whether a node of these facts may have the issue: it is not one vendor's and the node the other's."""
+    """Whether a node with these facts may have the issue: no condition is for the vendor that it lacks.
+
+    A node lacks a vendor if it has facts of only the other.
+    """
     there = {fact.name for fact in facts if fact.value is not None}
     asked = {issue.component, *(need.fact for need in issue.needs if not need.absent)}
     return not any(

@@ -1,4 +1,4 @@
-"""Join the known issues with the versions of a node and with what the probes saw there."""
+"""Join the known issues with a node's versions and its probes' results."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 
+from gpuipc_doctor.knownissues.conditions import NamedFacts
 from gpuipc_doctor.knownissues.entry import KnownIssue, Suppression
 from gpuipc_doctor.knownissues.signatures import Confidence
 from gpuipc_doctor.model import Device, Fact, Join, Relation, Result, Status
@@ -30,12 +31,12 @@ _OF_BACKEND = {
     ),
     "hip": frozenset(["amdgpu", "rocm", "hip-driver", "hip-runtime", "rccl"]),
 }
-"""Facts that concern the devices of one backend only."""
+"""Backend → facts that concern only its devices."""
 
 
 _LASTING = frozenset({"exports VMM memory"})
-"""Steps that may cost a node its memory until a hard reboot: they are left out, too, where it is not known
-whether the version found is bad."""
+"""Steps that may cost a node its memory until a hard reboot; they are also omitted if it is unknown whether
+the version is affected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Harm:
 
     step: str
     device: str
-    """Its label."""
+    """Label of the device."""
     issue: str
     title: str
     reason: str
@@ -52,12 +53,12 @@ class Harm:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A node as far as one of its devices is concerned."""
+    """The facts of a node that concern one of its devices."""
 
     label: str
     facts: Sequence[Fact]
     foreign: frozenset[str]
-    """Names of facts that concern the devices of other vendors only."""
+    """Names of facts that concern only other vendors' devices."""
 
     @staticmethod
     def of(device: Device, facts: Iterable[Fact]) -> _Part:
@@ -65,17 +66,17 @@ class _Part:
         others = foreign | {"gpu-model"}
         own = [fact for fact in facts if fact.name not in others]
         model = Fact("gpu-model", device.name, device.label)
-        return _Part(device.label, (*own, model), foreign)
+        return _Part(device.label, NamedFacts((*own, model)), foreign)
 
     def may_have(self, issue: KnownIssue) -> bool:
-        """Whether the issue is not about another vendor's devices."""
+        """Whether the issue may concern this part: it is not about another vendor's devices."""
         return self.foreign.isdisjoint((issue.component, *(need.fact for need in issue.needs)))
 
 
 def match_versions(
     issues: Iterable[KnownIssue], facts: Sequence[Fact], devices: Sequence[Device] = ()
 ) -> tuple[Join, ...]:
-    """The known issues to be expected of the versions alone, before any probe ran: all `Relation.LATENT`."""
+    """Known issues that the versions alone suggest, before any probe ran: all `Relation.LATENT`."""
     return join(issues, facts, (), devices)
 
 
@@ -86,19 +87,20 @@ def join(
     devices: Sequence[Device] = (),
     today: date | None = None,
 ) -> tuple[Join, ...]:
-    """What each known issue has to do with this node; one that has nothing to do with it is left out.
+    """Each known issue's relation to this node; unrelated issues are omitted.
 
-    With ``devices``, the facts are put together for each of them: on a node with two kinds of GPU, an issue
-    that takes a model and a version is expected of those GPUs only on which both are found.
+    With ``devices``, facts are combined per device: on a node with two kinds of GPU, an issue that needs a
+    model and a version is expected only on GPUs that have both.
     """
     today = today or date.today()
+    facts = NamedFacts.of(facts)
     each = [_Part.of(device, facts) for device in devices]
     return tuple(
         told
         for issue in issues
         if not issue.withdrawn
-        for one in _join(issue, facts, results, each)
-        for told in _apply_suppression(one, issue.suppression, today)
+        for join in _join(issue, facts, results, each)
+        for told in _apply_suppression(join, issue.suppression, today)
     )
 
 
@@ -106,7 +108,13 @@ def _join(
     issue: KnownIssue, facts: Sequence[Fact], results: Sequence[Result], parts: Sequence[_Part]
 ) -> Iterator[Join]:
     verdict, reason, facts, concerned = _judge(issue, facts, parts)
-    asked = [r for r in results if issue.is_looked_for_by(r) and _is_on(r, concerned)]
+    is_foreign = bool(parts) and not any(part.may_have(issue) for part in parts)
+    asked = [
+        result
+        for result in results
+        if issue.is_looked_for_by(result) and _is_on(result, concerned)
+        if not (is_foreign and result.devices)
+    ]
     least = Confidence.LOW if verdict is Verdict.BAD else Confidence.MEDIUM
     against, failed, telling = list[str](), list[Result](), list[Result]()
     for result in asked:
@@ -120,7 +128,7 @@ def _join(
         if (issue.recognises(result, facts) or 0) >= least:
             telling.append(result)
     if verdict is Verdict.BAD:
-        guilty = telling if issue.signatures else failed  # a warning shows an issue only by a signature
+        guilty = telling if issue.signatures else failed  # a warning shows an issue only through a signature
         relation = Relation.CONFIRMED if guilty else Relation.LATENT
         speaking = guilty or asked
         if not guilty and asked:
@@ -147,28 +155,28 @@ def _join(
 def _judge(
     issue: KnownIssue, facts: Sequence[Fact], parts: Sequence[_Part]
 ) -> tuple[Verdict, str, Sequence[Fact], list[str]]:
-    """What the facts say of an issue, why, which facts these are, and the labels of the devices they concern.
+    """Verdict on an issue from the facts, with reason, facts, and labels of the affected devices.
 
-    The devices are those for which the facts say the worst.
+    The devices are those with the worst verdict.
     """
     judged = [(*issue.judge(part.facts), part) for part in parts if part.may_have(issue)]
     if not judged:
         return (*issue.judge(facts), facts, [])
     worst = any_of(verdict for verdict, *_ in judged)
-    chosen = [one for one in judged if one[0] is worst]
+    chosen = [verdict for verdict in judged if verdict[0] is worst]
     _, reason, first = chosen[0]
     return worst, reason, first.facts, [part.label for *_, part in chosen]
 
 
 def harms(issues: Iterable[KnownIssue], facts: Sequence[Fact], devices: Sequence[Device]) -> Iterator[Harm]:
-    """The steps of our own probes that must not run on these devices, for the versions found there."""
+    """Steps of our own probes that must not run on these devices with the versions found."""
     each = [_Part.of(device, facts) for device in devices]
     for issue in issues:
         if not issue.harms or issue.withdrawn:
             continue
         for part in (part for part in each if part.may_have(issue)):
             verdict, reason = issue.judge(part.facts)
-            # Where nobody can say which versions are bad, what else the issue asks for decides.
+            # If the affected versions are unknown, the issue's other conditions decide.
             expected = bool(issue.needs) and all_of(n.judge(part.facts) for n in issue.needs) is Verdict.BAD
             for step in issue.harms:
                 unsure = verdict is Verdict.UNKNOWN and (expected or step in _LASTING)
@@ -191,14 +199,14 @@ def _apply_suppression(one: Join, suppression: Suppression | None, today: date) 
         said = f"its suppression expired on {suppression.until} {wish}"
         yield replace(one, reason=f"{one.reason}; {said}")
     elif one.relation is not Relation.LATENT:
-        said = f"suppressed until {suppression.until} where versions alone suggest it {wish}"
+        said = f"suppressed until {suppression.until} if only versions match {wish}"
         yield replace(one, reason=f"{one.reason}; {said}")
 
 
 def _not_seen(asked: Sequence[Result]) -> str:
-    """What the checks that look for an issue said, when none of them saw it."""
+    """Results of an issue's checks if none of them showed the issue."""
     said = {
-        Status.FAIL: "failed in another way",
+        Status.FAIL: "failed differently",
         Status.ERROR: "could not tell",
         Status.SKIP: "did not run",
     }
@@ -206,4 +214,4 @@ def _not_seen(asked: Sequence[Result]) -> str:
     if worst is Status.SKIP and any(r.finding.status is not Status.SKIP for r in asked):
         worst = Status.PASS
     checks = ", ".join(dict.fromkeys(result.check for result in asked))
-    return f"{checks} {said.get(worst, 'did not see it here')}"
+    return f"{checks} {said.get(worst, 'did not show it')}"

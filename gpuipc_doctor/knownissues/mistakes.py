@@ -1,4 +1,4 @@
-"""Find in the files of known issues what their schema cannot see."""
+"""Find mistakes in files of known issues that a schema cannot find."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from gpuipc_doctor.versions import Range
 _MESSAGE = re.compile(
     r"\b(?:messages? (?:that|says|about)|assertion|warning|says that|prints|reports? (?:that|an)|logs?)\b"
 )
-"""Words of a symptom by which somebody describes what a program prints."""
+"""Words of a symptom that indicate a quoted message."""
 
 
 def of_entry(
     one: Placed, check_ids: Collection[str] | None, changing: Mapping[str, Collection[str]]
 ) -> Iterator[Mistake]:
-    """The mistakes of one entry. What the parameters are for, `database.lint` says."""
+    """The mistakes of one entry; `database.lint` explains the parameters."""
     yield from _of_ranges(one)
     yield from _of_workarounds(one, changing)
     yield from _of_conditions(one)
@@ -32,23 +32,23 @@ def of_entry(
     yield from _of_messages(one)
     if bool(one.issue.harms) != (one.issue.kind == "probe-harms"):
         yield one.mistake(
-            "class probe-harms and 'harms' need each other", "harms" if one.issue.harms else "class"
+            "class probe-harms and 'harms' must be used together", "harms" if one.issue.harms else "class"
         )
     for number, id_ in enumerate(one.issue.detected_by if check_ids is not None else ()):
-        check = id_.partition(".")[0]  # of the key of a finding
+        check = id_.partition(".")[0]  # the id in a finding's key
         if check not in (check_ids or ()):
             near = did_you_mean(check, check_ids or ())
-            yield one.mistake(f"there is no check {check!r}{near}", "detected_by", number)
+            yield one.mistake(f"no check {check!r}{near}", "detected_by", number)
     says = one.issue.affected or one.issue.needs or one.issue.signatures
-    if not says and one.issue.kind != "limitation":  # of which it is enough to know
-        yield one.mistake("names no affected version, no condition and no signature")
+    if not says and one.issue.kind != "limitation":  # needs no detection
+        yield one.mistake("has no affected version, no condition and no signature")
 
 
 def of_sources(one: Placed) -> Iterator[Mistake]:
-    """A signature made of one poster's words is missing what others' logs say."""
+    """Report signatures without a source in the program, because they may miss other users' logs."""
     for number, signature in enumerate(one.issue.signatures):
         if not signature.source and not one.issue.withdrawn:
-            text = "say in 'source' where the program prints this, or none where its source is not public"
+            text = "state in 'source' where the program prints this, or 'none' if its source is not public"
             yield one.mistake(text, "signatures", number)
 
 
@@ -83,7 +83,7 @@ def _of_ranges(one: Placed) -> Iterator[Mistake]:
             yield one.mistake(text, *keys)
     for number, affected in enumerate(issue.affected):
         if not affected.fixed and not affected.last_affected:
-            text = "give 'fixed' or 'last_affected': a version, or unknown when nobody has said"
+            text = "give 'fixed' or 'last_affected': a version, or unknown"
             yield one.mistake(text, "affected", number)
 
 
@@ -91,31 +91,31 @@ def _of_workarounds(one: Placed, changing: Mapping[str, Collection[str]]) -> Ite
     for number, workaround in enumerate(one.issue.workarounds):
         for name in workaround.env:
             if one.issue.component in changing.get(name, ()) and workaround.when is None:
-                text = f"{name} is not the same in every {one.issue.component}: say 'when' this is right"
+                text = f"{name} differs between versions of {one.issue.component}: add 'when'"
                 yield one.mistake(text, "workarounds", number, "env", name)
 
 
 def _of_conditions(one: Placed) -> Iterator[Mistake]:
     for need, keys in _needs(one):
         if need.matches:
-            # An environment variable that is not set is empty text, and may be what is asked for.
+            # An unset environment variable is empty text, which a condition may require.
             for objection in objections(need.matches, may_be_empty=need.is_env):
                 yield one.mistake(f"{need.matches!r} {objection}", *keys, "matches")
 
 
 def _of_words(one: Placed) -> Iterator[Mistake]:
-    """A condition is told to people, who are not to read regular expressions."""
+    """Report conditions without words: people need more than a regular expression."""
     for need, keys in _needs(one):
         if need.matches and not need.says and not in_words(need.matches):
-            yield one.mistake(f"say in 'says' what {need.matches!r} asks for", *keys, "matches")
+            yield one.mistake(f"explain {need.matches!r} in 'says'", *keys, "matches")
 
 
 def _of_messages(one: Placed) -> Iterator[Mistake]:
-    """Who describes a message says how to find it, or why that is not possible."""
+    """Report entries that quote a message but have neither a signature nor a reason for having none."""
     issue = one.issue
     told = _MESSAGE.search(issue.symptom) if not issue.withdrawn else None
     if told and not issue.signatures and not issue.silent:
-        text = f"the symptom tells of a message ({told[0]}): give a signature, or say in 'silent' why not"
+        text = f"the symptom quotes a message ({told[0]}): give a signature, or a reason in 'silent'"
         yield one.mistake(text, "symptom")
 
 

@@ -1,4 +1,4 @@
-"""Turn the YAML files of known issues into known issues."""
+"""Parse the YAML files of known issues."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 from gpuipc_doctor.knownissues.conditions import ENV, Need
 from gpuipc_doctor.knownissues.entry import KnownIssue, Lookalike, Reference, Suppression, Workaround
@@ -15,6 +14,7 @@ from gpuipc_doctor.knownissues.signatures import NOT_PUBLIC, Confidence, Signatu
 from gpuipc_doctor.model import Json
 from gpuipc_doctor.near_miss import did_you_mean
 from gpuipc_doctor.site.yamlfile import BadFile, Document, Key, Mistake, read
+from gpuipc_doctor.tables import frozen
 from gpuipc_doctor.versions import Range
 
 SCHEMA = Path(__file__).with_name("schema.json")
@@ -22,7 +22,7 @@ SCHEMA = Path(__file__).with_name("schema.json")
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An entry of a file, and where in the file it stands."""
+    """An entry of a file, and its place in the file."""
 
     document: Document
     keys: tuple[Key, ...]
@@ -35,10 +35,10 @@ class Placed:
 def read_all(
     paths: Iterable[Path], trusted: Callable[[Path], bool] = lambda _: False
 ) -> tuple[list[Document], list[Document], list[Mistake]]:
-    """The files that fit the schema, what fits it of the others, and the mistakes in those.
+    """The valid files, the valid parts of the others, and their mistakes.
 
-    ``trusted`` files are not checked. Those of the package were, when it was tested; to check them again, for
-    every run of `check`, takes ten times as long as to read them (1.0 s to 0.1 s for 158 issues).
+    ``trusted`` files are not validated: tests validate the package's files, and validating them in every run
+    takes ten times as long as reading them (1.0 s to 0.1 s for 158 issues).
     """
     schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
     documents: list[Document] = []
@@ -63,11 +63,11 @@ def _impossible_days(document: Document) -> Iterator[Mistake]:
         try:
             date.fromisoformat(data["until"])
         except ValueError:
-            yield document.mistake(f"there is no day {data['until']!r}", "suppress", number, "until")
+            yield document.mistake(f"no such date: {data['until']!r}", "suppress", number, "until")
 
 
 def placed(document: Document) -> Iterator[Placed]:
-    """The entries of a file, or of its sound part."""
+    """The entries of a file, or of its valid part."""
     for number, data in enumerate(document.data.get("issues", ())):
         if data is None:
             continue
@@ -76,77 +76,61 @@ def placed(document: Document) -> Iterator[Placed]:
 
 
 def suppressions(document: Document) -> Iterator[tuple[str, Suppression]]:
-    """The suppressions of a file, each with the id of its issue."""
+    """The suppressions of a file, each with its issue's id."""
     for number, data in enumerate(document.data.get("suppress", ())):
         where = f"{document.path}:{document.line('suppress', number)}"
         yield data["id"], Suppression(data["reason"], date.fromisoformat(data["until"]), where)
 
 
 def merge(documents: Sequence[Document]) -> tuple[tuple[KnownIssue, ...], list[Mistake]]:
-    """The entries of all files by id, later files overriding and suppressing what earlier ones say."""
+    """The entries of all files by id; later files override and suppress earlier ones."""
     issues: dict[str, KnownIssue] = {}
     mistakes: list[Mistake] = []
-    entries = [one for document in documents for one in placed(document)]
-    for one in entries:
-        first = issues.get(one.issue.id)
-        if first and not one.issue.overrides:
-            text = f"id {first.id!r} is taken by {first.where}; to replace that, say why in 'overrides'"
-            mistakes.append(one.mistake(text, "id"))
-        elif one.issue.overrides and not first:
-            text = f"nothing to override: there is no known issue {one.issue.id!r}"
-            mistakes.append(one.mistake(text + did_you_mean(one.issue.id, issues), "id"))
-        issues[one.issue.id] = one.issue
+    entries = [entry for document in documents for entry in placed(document)]
+    for entry in entries:
+        first = issues.get(entry.issue.id)
+        if first and not entry.issue.overrides:
+            text = f"id {first.id!r} is already used by {first.where}; to replace it, add 'overrides'"
+            mistakes.append(entry.mistake(text, "id"))
+        elif entry.issue.overrides and not first:
+            text = f"nothing to override: no known issue {entry.issue.id!r}"
+            mistakes.append(entry.mistake(text + did_you_mean(entry.issue.id, issues), "id"))
+        issues[entry.issue.id] = entry.issue
     for document in documents:
         for number, (id_, suppression) in enumerate(suppressions(document)):
             if id_ in issues:
                 issues[id_] = replace(issues[id_], suppression=suppression)
             else:
-                text = f"there is no known issue {id_!r}{did_you_mean(id_, issues)}"
+                text = f"no known issue {id_!r}{did_you_mean(id_, issues)}"
                 mistakes.append(document.mistake(text, "suppress", number, "id"))
-    for one in entries:
+    for entry in entries:
         named: list[tuple[str, tuple[Key, ...]]] = [
-            *((lookalike.id, ("resembles", n, "id")) for n, lookalike in enumerate(one.issue.resembles)),
+            *((lookalike.id, ("resembles", n, "id")) for n, lookalike in enumerate(entry.issue.resembles)),
             *(
                 (id_, ("workarounds", n, "conflicts"))
-                for n, workaround in enumerate(one.issue.workarounds)
+                for n, workaround in enumerate(entry.issue.workarounds)
                 for id_ in workaround.conflicts
             ),
         ]
         for id_, keys in named:
             if id_ not in issues:
-                text = f"there is no known issue {id_!r}{did_you_mean(id_, issues)}"
-                mistakes.append(one.mistake(text, *keys))
+                text = f"no known issue {id_!r}{did_you_mean(id_, issues)}"
+                mistakes.append(entry.mistake(text, *keys))
     return tuple(issues.values()), mistakes
 
 
 def _issue(data: Json, where: str) -> KnownIssue:
     component = data["component"]
-    return KnownIssue(
-        id=data["id"],
-        title=data["title"],
-        component=component,
-        kind=data["class"],
-        status=data["status"],
-        symptom=data["symptom"],
-        trigger=data.get("trigger", ""),
-        also=tuple(data.get("also", ())),
-        affected=tuple(_range(component, entry) for entry in data["affected"]),
-        needs=tuple(map(_need, data.get("needs", ()))),
-        signatures=tuple(map(_signature, data.get("signatures", ()))),
-        silent=data.get("silent", ""),
-        harms=tuple(data.get("harms", ())),
-        detected_by=tuple(data.get("detected_by", ())),
-        history=tuple(data.get("history", ())),
-        workarounds=tuple(_workaround(component, entry) for entry in data.get("workarounds", ())),
-        resembles=tuple(Lookalike(**entry) for entry in data.get("resembles", ())),
-        references=tuple(Reference(**entry) for entry in data["references"]),
-        evidence=data.get("evidence", ""),
-        inferred=tuple(data.get("inferred", ())),
-        notes=data.get("notes", ""),
-        withdrawn=data.get("withdrawn", ""),
-        overrides=data.get("overrides", ""),
-        where=where,
-    )
+    parts = {
+        "kind": data["class"],
+        "affected": tuple(_range(component, entry) for entry in data["affected"]),
+        "needs": tuple(map(_need, data.get("needs", ()))),
+        "signatures": tuple(map(_signature, data.get("signatures", ()))),
+        "workarounds": tuple(_workaround(component, entry) for entry in data.get("workarounds", ())),
+        "resembles": tuple(Lookalike(**entry) for entry in data.get("resembles", ())),
+        "references": tuple(Reference(**entry) for entry in data["references"]),
+    }
+    return KnownIssue(**{**frozen(data, "class"), **parts}, where=where)
 
 
 def _need(data: Json) -> Need:
@@ -159,15 +143,13 @@ def _signature(data: Json) -> Signature:
     if isinstance(data, str):
         return Signature((data,))
     match = data.get("match", ())
-    return Signature(
-        stack=tuple(data.get("stack", ())),
-        match=(match,) if isinstance(match, str) else tuple(match),
-        confidence=Confidence[data.get("confidence", "high").upper()],
-        needs=tuple(map(_need, data.get("needs", ()))),
-        sample=data.get("sample", ""),
-        unless=data.get("unless", ""),
-        source=_source(data.get("source")),
-    )
+    parts = {
+        "match": (match,) if isinstance(match, str) else tuple(match),
+        "confidence": Confidence[data.get("confidence", "high").upper()],
+        "needs": tuple(map(_need, data.get("needs", ()))),
+        "source": _source(data.get("source")),
+    }
+    return Signature(**{**frozen(data), **parts})
 
 
 def _source(data: Json) -> Source | None:
@@ -177,19 +159,13 @@ def _source(data: Json) -> Source | None:
 
 
 def _range(component: str, data: Json) -> Range:
-    lists: dict[str, Any] = {key: tuple(data.get(key, ())) for key in ("known_bad", "known_good")}
-    return Range(component, **{**data, **lists})
+    return Range(component, **frozen(data))
 
 
 def _workaround(component: str, data: Json) -> Workaround:
-    env = data.get("env", {})
-    return Workaround(
-        do=data.get("do") or "set " + " ".join(f"{name}={value}" for name, value in env.items()),
-        env=env,
-        when=_range(component, data["when"]) if "when" in data else None,
-        cost=data.get("cost", ""),
-        risk=data.get("risk", ""),
-        risk_source=data.get("risk_source", ""),
-        conflicts=tuple(data.get("conflicts", ())),
-        without=tuple(data.get("without", ())),
-    )
+    settings = " ".join(f"{name}={value}" for name, value in data.get("env", {}).items())
+    parts = {
+        "do": data.get("do") or f"set {settings}",
+        "when": _range(component, data["when"]) if "when" in data else None,
+    }
+    return Workaround(**{**frozen(data), **parts})

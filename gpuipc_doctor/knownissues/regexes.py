@@ -1,10 +1,9 @@
-"""Whether a regular expression may be let loose on anybody's logs.
+"""Whether a regular expression is safe on any log.
 
-A static test: what it lets pass cannot take exponential time, nor more than the fourth power of a text's
-length, in a matcher that backtracks, such as Python's. It may refuse what would be harmless; then the
-expression can be written in another way. The reasoning: a repetition is walked through in more than one way
-only where what it repeats can be mistaken for what follows it, or where its body matches in several ways.
-The second is refused altogether; the first is counted.
+A static test: an accepted expression takes neither exponential time nor more than the fourth power of a
+text's length in a backtracking matcher such as Python's. It may refuse harmless expressions, which must then
+be rewritten. The reasoning: a repetition has several ways to match only if the repeated text can be confused
+with the text that follows, which is counted, or if its body matches in several ways, which is refused.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ else:
     import sre_parse as _parser
 
 _MAX_WIDE = 2
-"""So many repetitions may be mistaken for what follows them; with the scan for a start and one more
-repetition behind them, that makes the fourth power."""
+"""Maximum repetitions that may also match the text after them; together with the search for a start and
+another repetition, they lead to the fourth power."""
 
 _NARROW = 20
-"""A repetition with no more possible lengths than this is no power of the text's length but a factor."""
+"""A repetition with at most this many possible lengths counts as a factor, not as a power."""
 
 _MAX_FACTOR = 1000
 
 _BEYOND = frozenset(map(ord, "\u2003\u0660\u4e00\u2014"))
-"""A space, a digit, a letter and a sign, which stand for all characters after Latin-1 of their kind."""
+"""A space, a digit, a letter and a sign, each representing such characters beyond Latin-1."""
 
 _ALL = _BEYOND | frozenset(range(256))
 
@@ -41,7 +40,7 @@ _Set = frozenset[int]
 
 
 def objections(pattern: str, *, may_be_empty: bool = False) -> Iterator[str]:
-    """Why this regular expression is not to be used; nothing when it may be."""
+    """Reasons for not using this regular expression; empty if it may be used."""
     try:
         parsed: Any = _parser.parse(pattern)
         re.compile(pattern)
@@ -60,20 +59,20 @@ def objections(pattern: str, *, may_be_empty: bool = False) -> Iterator[str]:
         return
     if wide > _MAX_WIDE or factor > _MAX_FACTOR:
         yield (
-            "can be matched in too many ways (catastrophic backtracking): say what ends each repetition, "
-            r"as [^)]*\) does and .*\) does not"
+            "can be matched in too many ways (catastrophic backtracking): let each repetition exclude what "
+            r"ends it, as [^)]*\) and unlike .*\)"
         )
 
 
 class _Refused(Exception):
-    """The expression uses something that cannot be judged, or must not be."""
+    """The expression uses something that cannot be judged or is forbidden."""
 
 
 def _cost(items: Sequence[_Item], after: _Set) -> tuple[int, int, _Set]:
-    """How many wide repetitions and what factor of ways this sequence has, and what it can begin with.
+    """(wide repetitions, factor of ways, possible first characters) of this sequence.
 
-    ``after``: the characters that may follow it; none at the end of the expression, where nothing is left
-    that could fail. What may be empty can begin with what follows it.
+    ``after``: characters that may follow the sequence; none at the end of the expression, where nothing more
+    can fail. A possibly empty part can start with the characters after it.
     """
     wide, factor = 0, 1
     for op, value in reversed(items):
@@ -83,7 +82,7 @@ def _cost(items: Sequence[_Item], after: _Set) -> tuple[int, int, _Set]:
 
 
 def _cost_of_item(op: Any, value: Any, after: _Set) -> tuple[int, int, _Set]:
-    if op is sre.AT:  # ^, $ and \b take no character, and can fail at the end, too
+    if op is sre.AT:  # ^, $ and \b match no character, and can also fail at the end
         return 0, 1, after or _ALL
     if op is sre.SUBPATTERN:
         _, set_flags, unset_flags, body = value
@@ -107,7 +106,7 @@ def _cost_of_branches(branches: Sequence[tuple[int, int, _Set]]) -> tuple[int, i
 
 def _cost_of_repetition(low: int, high: int, body: Sequence[_Item], after: _Set) -> tuple[int, int, _Set]:
     if high > 1 and not _is_fixed(body):
-        raise _Refused("repeats what can itself be matched in several ways: (a+)*, (a|b)+")
+        raise _Refused("repeats a part that can itself match in several ways: (a+)*, (a|b)+")
     wide, factor, begin = _cost(body, after)
     lengths = high - low + 1
     if lengths > 1 and begin & after:
@@ -116,7 +115,7 @@ def _cost_of_repetition(low: int, high: int, body: Sequence[_Item], after: _Set)
 
 
 def _is_fixed(items: Iterable[_Item]) -> bool:
-    """Whether this sequence always takes the same number of characters, and in one way."""
+    """Whether this sequence always matches the same number of characters, in one way."""
     for op, value in items:
         if op is sre.SUBPATTERN:
             if not _is_fixed(value[3]):
@@ -130,7 +129,7 @@ def _is_fixed(items: Iterable[_Item]) -> bool:
 
 
 def _characters(op: Any, value: Any) -> _Set:
-    """The characters that an item which takes exactly one may take."""
+    """Characters that a one-character item may match."""
     if op is sre.LITERAL:
         return frozenset({value}) if value < 256 else _BEYOND
     if op is sre.NOT_LITERAL:
@@ -147,11 +146,11 @@ def _characters(op: Any, value: Any) -> _Set:
         members: _Set = frozenset().union(*(_characters(*item) for item in value[negated:]))
         if not negated:
             return members
-        # What a single character of a kind excludes, it does not exclude for its kind.
+        # Excluding a single character does not exclude its kind.
         kinds = [item for item in value[1:] if item[0] is sre.CATEGORY]
         beyond = _BEYOND.difference(*(_characters(*item) for item in kinds))
         return (_ALL - members) | beyond
-    raise _Refused("uses look-around, a back-reference or the like, which is not supported")
+    raise _Refused("uses look-around, a back-reference or a similar construct, which is not supported")
 
 
 _CATEGORIES = {

@@ -1,4 +1,4 @@
-"""Signatures: how a known issue shows in logs and stacks, and how sure one may be that it is that issue."""
+"""Signatures: how a known issue shows in logs and stacks, and with what confidence."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpuipc_doctor.knownissues import stacks
-from gpuipc_doctor.knownissues.conditions import Need
+from gpuipc_doctor.knownissues.conditions import NamedFacts, Need
 from gpuipc_doctor.model import Fact
 from gpuipc_doctor.versions import Verdict, all_of
 
 
 class Confidence(enum.IntEnum):
-    """What finding a signature is worth."""
+    """The confidence of a signature."""
 
     LOW = 1
-    """Others leave this, too: it counts only where the versions are known to be bad."""
+    """Other issues cause the same lines: the signature counts only if the version is affected."""
     MEDIUM = 2
-    """This issue is the likeliest of several causes."""
+    """The issue is the likeliest of several possible issues."""
     HIGH = 3
-    """Nothing else is known to leave this."""
+    """No other known issue causes these lines."""
 
     @property
     def label(self) -> str:
@@ -30,42 +30,42 @@ class Confidence(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a program prints a message, as it was read there."""
+    """The place in a program's source that prints a message."""
 
     prints: str
-    """The format string; what its ``%`` stand for varies."""
+    """The format string, whose ``%`` parts vary."""
     file: str
     """Repository and path."""
     versions: str = ""
     holds: str = ""
-    """What must hold of what varies, for the message to mean this issue."""
+    """Condition on the varying parts for the message to mean this issue."""
 
 
 NOT_PUBLIC = Source(prints="", file="not public")
-"""The program's own words are not to be read anywhere: the signature is as its messages were posted."""
+"""The program's source is not public: the signature is taken from posted messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Regular expressions of which each must be found in one log, and what must hold beside them."""
+    """Regular expressions that must all match in one log, and further conditions."""
 
     match: tuple[str, ...]
-    """As written: a space stands for any white space, for long messages are wrapped."""
+    """The expressions as written: a space matches any white space, since long messages are wrapped."""
     confidence: Confidence = Confidence.HIGH
     needs: tuple[Need, ...] = ()
-    """Facts without which the text is too common to mean anything: a version, a library, a variable."""
+    """Facts without which the text is too common to count: a version, a library, a variable."""
     sample: str = ""
-    """What somebody's log said, and what the patterns must find."""
+    """A posted log that the patterns must match."""
     unless: str = ""
-    """Lines that this expression finds are another program's, and do not count."""
+    """Expression for other programs' lines, which do not count."""
     source: Source | None = None
     stack: tuple[str, ...] = ()
-    """In place of ``match``: functions of one stack, innermost first, with any others between them; ``a|b``,
+    """In place of ``match``: functions of one stack, innermost first, possibly with others between; ``a|b``,
     ``a*``."""
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """The regular expressions for `re`, without flags and without anchors to lines."""
+        """The regular expressions for `re`, without flags and line anchors."""
         return tuple(map(stacks.pattern, self.stack)) or tuple(map(spaced, self.match))
 
     def found_in(self, text: str) -> bool:
@@ -76,8 +76,8 @@ class Signature:
         return all(re.search(pattern, text) for pattern in self.patterns)
 
     def applies(self, facts: Iterable[Fact]) -> Verdict:
-        """BAD: what must hold beside the text holds here; UNKNOWN: a fact for it was not found."""
-        facts = tuple(facts)
+        """BAD: the further conditions hold; UNKNOWN: a fact that they need was not found."""
+        facts = NamedFacts.of(facts)
         return all_of(need.judge(facts) for need in self.needs)
 
 

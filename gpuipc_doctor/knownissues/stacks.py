@@ -1,8 +1,8 @@
-"""Stacks as programs print them: which function a frame is in, and which frames belong together.
+"""Parse stacks printed by programs: functions of frames, and frames that belong together.
 
-The forms are those of gdb, rocgdb, eu-stack and sanitizers, LLDB and c10, py-spy, Python's faulthandler and
-tracebacks, glibc's backtrace_symbols() as Open MPI, MPICH, Intel MPI and UCX print it, UCX's own, Julia's,
-perf's, and the kernel's.
+Formats: gdb, rocgdb, eu-stack and sanitizers, LLDB and c10, py-spy, Python's faulthandler and tracebacks,
+glibc's backtrace_symbols() as printed by Open MPI, MPICH, Intel MPI and UCX, UCX's own, Julia's, perf's, and
+the kernel's.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Generic, NamedTuple, TypeVar
 Line = TypeVar("Line")
 
 MOST_FRAMES = 512
-"""Frames of one stack that are kept."""
+"""Maximum frames kept for a stack."""
 APART = 64
-"""Lines between two frames after which they are not of one stack."""
+"""Number of lines between two frames from which they belong to different stacks."""
 
 _HEX = r"(?:0x[0-9a-f]+|[0-9a-f]{6,})"
 _OBJECT = r"[^\s()]*[/.][^\s()]*"
@@ -41,12 +41,12 @@ _FORMS = tuple(
 )
 _MAY_BE = re.compile(r"#\s?\d|\(\w|[+]0x|, line \d|\(\)|\(\[| at |^\[\d+\] ")
 _OUTERMOST_FIRST = re.compile(r'File "[^"]*", line \d+, in ')
-"""A traceback; faulthandler has no comma before ``in`` and begins with the innermost."""
+"""A traceback; faulthandler has no comma before ``in`` and starts with the innermost frame."""
 BEGIN = (
     r"\b[Tt]hread 0x|\bThread \d+ \(|\b(?:TID|Process) \d+:|most recent call|backtrace \(tid|Backtrace:"
     r"|Call Trace:|\* thread #"
 )
-"""What stands in the line before a stack, as a regular expression."""
+"""Regular expression for the line before a stack."""
 _BEGIN = re.compile(BEGIN)
 _TIME = re.compile(r"\[\s*\d+\.\d+\]?|\S*\d\d:\d\d:\d\d\S*")
 _SUFFIX = re.compile(r"(?:\.(?:part|constprop|isra|cold|lto_priv|llvm)(?:\.\d+)?)+$|@.*$|\(.*$|\s.*$")
@@ -55,27 +55,27 @@ _SUFFIX = re.compile(r"(?:\.(?:part|constprop|isra|cold|lto_priv|llvm)(?:\.\d+)?
 class Frame(NamedTuple):
     function: str
     number: int | None
-    """Its place in the stack, where the line has it."""
+    """Number of the frame in the stack, if the line has one."""
     prefix: str
-    """What stands before it: who wrote the line."""
+    """The line's prefix, which identifies the writer."""
     outermost_first: bool = False
 
 
 class Stack(Generic[Line]):
-    """Frames, innermost first, each with the line that it is in."""
+    """Frames, innermost first, each with its line."""
 
     def __init__(self, frames: Iterable[tuple[Line, str]]) -> None:
         self.frames = tuple(frames)
 
     def lines(self, functions: Sequence[str]) -> list[Line]:
-        """The lines of these functions, innermost first and in this order; none unless all are there.
+        """Lines of these functions, innermost first and in order; empty unless all are there.
 
-        An alternative is written ``a|b``; a name that ends in ``*`` is the beginning of one.
+        ``a|b`` are alternatives; a name that ends in ``*`` is a prefix.
         """
         lines, wanted = [], iter(functions)
         now = next(wanted, None)
         for line, function in self.frames:
-            if now is not None and any(_is(function, one) for one in now.split("|")):
+            if now is not None and any(_is(function, part) for part in now.split("|")):
                 lines.append(line)
                 now = next(wanted, None)
         return [] if now is not None else lines
@@ -88,7 +88,7 @@ def _is(function: str, name: str) -> bool:
 
 
 def frame(line: str) -> Frame | None:
-    """The frame that a line of a log is; None where it is none."""
+    """The frame in a log's line, else None."""
     if len(line) > 4096 or not _MAY_BE.search(line):
         return None
     line = line.replace("(anonymous namespace)::", "")
@@ -107,7 +107,7 @@ def frame(line: str) -> Frame | None:
 
 
 def _plain(name: str) -> str:
-    """A function's name without arguments, templates and what compilers add."""
+    """A function's name without arguments, templates and compilers' additions."""
     if name.startswith("_ZN"):
         parts, rest = [], name[3:].lstrip("KVr")
         while size := re.match(r"\d+", rest):
@@ -123,10 +123,10 @@ def _plain(name: str) -> str:
 
 @dataclass(slots=True)
 class _Open(Generic[Line]):
-    """A stack to which frames may come."""
+    """A stack that may still get frames."""
 
     at: int
-    """The line of its last frame."""
+    """Line number of the last frame."""
     number: int | None
     outermost_first: bool
     frames: list[tuple[Line, str]]
@@ -141,13 +141,13 @@ class _Open(Generic[Line]):
 
 
 class Stacks(Generic[Line]):
-    """Puts frames together that come line by line, from several writers at once."""
+    """Assembles stacks line by line, from several interleaved writers."""
 
     def __init__(self) -> None:
         self._open: dict[str, _Open[Line]] = {}
 
     def add(self, at: int, text: str, line: Line) -> Iterator[Stack[Line]]:
-        """Take a line, the ``at``-th; yield the stacks that ended before it."""
+        """Add line number ``at``; yields the stacks that ended before it."""
         found = frame(text)
         if found is None:
             if _BEGIN.search(text):
@@ -165,8 +165,8 @@ class Stacks(Generic[Line]):
             one.frames.append((line, found.function))
 
     def end(self) -> Iterator[Stack[Line]]:
-        """The stacks that are open."""
-        yield from [one.ended() for one in self._open.values()]
+        """End the open stacks; yields them."""
+        yield from [stack.ended() for stack in self._open.values()]
         self._open.clear()
 
 
@@ -179,7 +179,7 @@ def stacks(text: str) -> Iterator[Stack[str]]:
 
 
 def pattern(names: str) -> str:
-    """A regular expression that is in each line of a frame of one of these functions: ``a|b*``."""
+    """A regular expression for lines of frames of one of these functions: ``a|b*``."""
     spelt = "|".join(
         re.escape(name.rstrip("*")) + r"\b" * (not name.endswith("*")) for name in names.split("|")
     )

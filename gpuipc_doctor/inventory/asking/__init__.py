@@ -1,1 +1,1 @@
-"""The role functions of the surveys: they run in workers, for what they ask may hang or crash."""
+"""Role functions of the surveys, which run in workers because their queries may hang or crash."""

@@ -1,4 +1,4 @@
-"""MPI, UCX, libfabric and NCCL: each library is loaded and asked for its version, and initialised by none."""
+"""MPI, UCX, libfabric and NCCL: load each library and query its version without initialising it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ MPI4PY = "mpi4py"
 
 
 def mpi(w: Worker) -> None:
-    """`MPI_Get_library_version`, which may be called before `MPI_Init`; and what came with the library."""
+    """Version from `MPI_Get_library_version`, which can be called before `MPI_Init`; also versions of
+    accompanying libraries.
+    """
     import ctypes
 
     file = w.params["library"]
@@ -33,7 +35,7 @@ def mpi(w: Worker) -> None:
 
 
 def mpi4py(w: Worker) -> None:
-    """The MPI library that mpi4py loads, and so every program in Python that uses it."""
+    """The MPI library that mpi4py, and so every Python program that uses mpi4py, loads."""
     import mpi4py
 
     mpi4py.rc.initialize = False
@@ -51,7 +53,7 @@ def mpi4py(w: Worker) -> None:
 
 
 def _mpi_fact(text: str, where: str) -> FactRow:
-    """A family that is not known goes by what it says of itself."""
+    """The fact on an MPI; an unknown family is described by its own text."""
     identity = identify(text)
     known = identity.family in MPI_FACTS
     name, value = (identity.family, identity.version) if known else ("other-mpi", identity.title)
@@ -59,7 +61,7 @@ def _mpi_fact(text: str, where: str) -> FactRow:
 
 
 def _companions(w: Worker) -> None:
-    """The UCX and libfabric that an MPI library has brought along, which are its own more often than not."""
+    """The UCX and libfabric next to an MPI library, which usually uses these."""
     for file in sorted(mapped_files()):
         if re.search(r"/libucp\.so", file):
             _ask_ucx(w, file)
@@ -82,12 +84,12 @@ def _ask_ucx(w: Worker, file: str) -> None:
 
 
 _FI_TYPE_VERSION = 18
-"""In ``enum fi_type`` (rdma/fabric.h): `fi_tostr` tells the version that was built, whatever it is given."""
+"""`fi_tostr` of this value (enum ``fi_type``, rdma/fabric.h) returns the library's version."""
 
 
 def libfabric(w: Worker) -> None:
     file = w.params["library"]
-    # Older releases initialise every vendor's GPUs in fi_getinfo; since 1.20 this confines them.
+    # Older releases initialise all vendors' GPUs in fi_getinfo; since 1.20 this setting prevents that.
     os.environ["FI_HMEM"] = "system"
     library = _ask_libfabric(w, file)
     if library is not None:
@@ -97,7 +99,7 @@ def libfabric(w: Worker) -> None:
 
 
 def _ask_libfabric(w: Worker, file: str) -> Any:
-    """Record the library's version; the library, or None when it cannot be loaded."""
+    """Record the library's version; returns the library, or None if it cannot be loaded."""
     import ctypes
 
     name = "shs-libfabric" if "/cray/" in os.path.realpath(file) else "libfabric"
@@ -111,14 +113,14 @@ def _ask_libfabric(w: Worker, file: str) -> Any:
 
 
 def _providers(library: Any) -> list[str]:
-    """The providers' names, each once, libfabric's first choice first; empty when there is none."""
+    """Names of the providers without duplicates, preferred ones first; empty if there are none."""
     import ctypes
 
     class FabricAttr(ctypes.Structure):
         _fields_ = (("fabric", ctypes.c_void_p), ("name", ctypes.c_char_p), ("prov_name", ctypes.c_char_p))
 
     class Info(ctypes.Structure):
-        """``struct fi_info`` of rdma/fabric.h up to the member that is read."""
+        """``struct fi_info`` of rdma/fabric.h up to the last member used."""
 
     Info._fields_ = (
         ("next", ctypes.POINTER(Info)),
@@ -145,7 +147,7 @@ def _providers(library: Any) -> list[str]:
 
 
 def nccl(w: Worker) -> None:
-    """NCCL, or RCCL, which has the same calls."""
+    """Version of NCCL, or of RCCL, which has the same functions."""
     import ctypes
 
     name, file = w.params["facts"][0], w.params["library"]
@@ -157,6 +159,6 @@ def nccl(w: Worker) -> None:
 
 
 def nccl_version(number: int) -> str:
-    """``22403`` is 2.24.3; before 2.9 the number was ``2708`` for 2.7.8 (NCCL's nccl.h)."""
+    """The version as text: ``22403`` is 2.24.3; before 2.9, ``2708`` was 2.7.8 (NCCL's nccl.h)."""
     major = 10000 if number >= 10000 else 1000
     return f"{number // major}.{number % major // 100}.{number % 100}"

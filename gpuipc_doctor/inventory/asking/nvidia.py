@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs, as the kernel driver lists them and as NVML, the management library, knows them."""
+"""NVIDIA's GPUs, from the kernel driver's list and from NVML, the management library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpuipc_doctor.nvml import Nvml
 
 
 def nvidia(w: Worker) -> None:
-    """The GPUs' models from ``/proc``, whose driver may be stuck; then their modes from NVML."""
+    """The GPUs' models from ``/proc``, where the driver may hang; then the GPUs' modes from NVML."""
     tree = Tree(Path(w.params["root"]))
     where = "/proc/driver/nvidia/gpus/*/information"
     found = []
@@ -22,7 +22,7 @@ def nvidia(w: Worker) -> None:
         with w.armed(f"read {file}"):
             try:
                 model = re.search(r"^Model:(.*)", tree.text(file), re.MULTILINE)
-            except OSError:  # the GPU went away since it was listed
+            except OSError:  # the GPU disappeared after it was listed
                 continue
         found.append(model[1] if model else "unknown model")
     fact = models("gpu-model", found, where)
@@ -40,7 +40,7 @@ _MODES: Mapping[str, tuple[str, int, Mapping[int, str]]] = {
     ),
     "persistence": ("nvmlDeviceGetPersistenceMode", 1, {0: "off", 1: "on"}),
 }
-"""Fact → NVML's call, how many numbers it gives (the first is that of now), what it means (nvml.h)."""
+"""Fact → (NVML's function, number of results (the first is current), meaning of the values), from nvml.h."""
 
 
 def _modes(w: Worker) -> Iterator[FactRow]:

@@ -1,4 +1,4 @@
-"""PCI Express: whether bridges let devices reach each other without a detour through the root."""
+"""PCI Express: whether bridges let devices communicate directly instead of through the root."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def bridges(w: Worker) -> None:
 
 
 def acs_control(space: bytes) -> int | None:
-    """The ACS control register in a PCI Express configuration space, or None when there is none."""
+    """The ACS control register in a PCI Express configuration space; None if the device has none."""
     at, seen = 0x100, 0
     while 0x100 <= at <= len(space) - 8 and seen < 64:
         header = int.from_bytes(space[at : at + 4], "little")

@@ -1,4 +1,4 @@
-"""What programs say: each its own version, and the package managers those of packages."""
+"""Versions reported by programs, and by package managers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ PROGRAMS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
     "slurm": (("scontrol", "srun", "slurmd"), ("--version",), r"slurm(?:-wlm)? (\S+)"),
     "mlnx-ofed": (("ofed_info",), ("-s",), r"OFED[\w.]*-([0-9][^\s:]*)"),
 }
-"""Fact → programs of which the first that is there is asked, its arguments, the version in what it prints."""
+"""Fact → programs (the first one found is run), with arguments and the version's pattern in the output."""
 
 
 def version(w: Worker) -> None:
-    """What a program says its version is; the supervisor ends one that does not answer."""
+    """Version printed by a program; the supervisor ends a program that does not answer."""
     command, fact = w.params["command"], w.params["facts"][0]
     source = " ".join(command)
     text = _output(w, command)
@@ -41,7 +41,7 @@ PACKAGES = {
     "libze-intel-gpu1": "intel-compute-runtime",
     "intel-opencl-icd": "intel-compute-runtime",
 }
-"""Package → the fact that its version is. HPE's driver is always 1.0.0; its release tells that of SHS."""
+"""Package → fact with its version. HPE's driver always has version 1.0.0; its release is that of SHS."""
 
 
 def packages(w: Worker) -> None:
@@ -55,9 +55,9 @@ def packages(w: Worker) -> None:
 
 
 def versions_in(text: str, facts: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """(fact, version, package) of each line ``package version`` that names one of the packages in ``facts``.
+    """(fact, version, package) of each line ``package version`` that names a package in ``facts``.
 
-    The Slingshot release is a part of the release of HPE's packages: ``1.0.0-SHS11.0.2_2024…``.
+    The Slingshot release is part of the release of HPE's packages: ``1.0.0-SHS11.0.2_2024…``.
     """
     for line in text.splitlines():
         package, _, stated = line.partition(" ")

@@ -1,4 +1,4 @@
-"""What the surveys' role functions share."""
+"""Shared code of the surveys' role functions."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from gpuipc_doctor.api import Worker
 from gpuipc_doctor.node_files import shown
 
 FactRow = tuple[str, str | None, str]
-"""Name, value and source of a fact."""
+"""(name, value, source) of a fact."""
 
 
 def record(w: Worker, *facts: FactRow) -> None:
-    """Each fact under a key of its own, so that nothing is lost to what happens later."""
+    """Record each fact under its own key, so that none is lost if the worker fails later."""
     for name, value, source in facts:
         w.record(**{f"{name} {source}": [name, value, source]})
 
 
 def load(w: Worker, library: str, facts: Iterable[str]) -> Any:
-    """The library as `ctypes` gives it, or None after recording of each fact why it is not known."""
+    """The library as a `ctypes` object; None after recording for each fact why it is unknown."""
     import ctypes
 
     try:

@@ -58,15 +58,17 @@ def test_forms_of_one_library_do_not_overlap() -> None:
         for form in variable.forms:
             if form.versions.introduced not in ("0", "unknown"):
                 having = [
-                    one
-                    for one in variable.forms
-                    if one.library == form.library and one.has(form.versions.introduced)
+                    other
+                    for other in variable.forms
+                    if other.library == form.library and other.has(form.versions.introduced)
                 ]
                 assert having == [form], variable.name
 
 
 def test_every_variable_that_a_workaround_sets_is_in_the_table() -> None:
-    named = {name for issue in knownissues.load() for one in issue.workarounds for name in one.env}
+    named = {
+        name for issue in knownissues.load() for workaround in issue.workarounds for name in workaround.env
+    }
     assert named <= set(VARIABLES)
 
 
@@ -130,7 +132,7 @@ def test_what_a_user_reads_of_a_dead_variable() -> None:
 
 def test_what_a_user_reads_of_a_wrong_value() -> None:
     [setting] = judge({"MPIR_CVAR_CH4_IPC_GPU_CACHE_SIZE": "8"}, mpich="5.0.2")
-    assert setting.says == "mpich 5.0.2 does not take '8'; it takes unlimited, limited or disabled"
+    assert setting.says == "mpich 5.0.2 does not accept '8'; it accepts unlimited, limited or disabled"
 
 
 def test_a_version_of_two_that_knows_it_is_enough() -> None:

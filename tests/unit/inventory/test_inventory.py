@@ -1,4 +1,4 @@
-"""Every fact names where it was read, and what was not found names where it was looked for."""
+"""Every fact names where it was read, and what was not found names searched."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ LIMITS = (
 @pytest.fixture
 def node(tmp_path: Path) -> Path:
     """The files of a node with two H200 and one Slingshot interface."""
+    plant(tmp_path, "/etc/os-release", 'NAME="SLES"\nPRETTY_NAME="SUSE Linux Enterprise Server 15 SP5"\n')
     plant(tmp_path, "/proc/sys/kernel/osrelease", "5.14.21-150500.55.49_13.0.56-cray_shasta_c\n")
     plant(tmp_path, "/proc/cmdline", "root=live iommu=pt quiet pci=realloc=off numa_balancing=disable\n")
     plant(tmp_path, "/proc/sys/kernel/numa_balancing", "0\n")
@@ -105,7 +106,7 @@ SETTINGS = (
         "1",
         "environment",
         Effect.MISSPELT,
-        "nothing here reads it; it looks like FI_MR_CUDA_CACHE_MONITOR_ENABLED",
+        "no library found here reads it; did you mean FI_MR_CUDA_CACHE_MONITOR_ENABLED?",
         "FI_MR_CUDA_CACHE_MONITOR_ENABLED",
     ),
 )
@@ -165,6 +166,26 @@ def test_a_version_with_fewer_numbers_is_the_same(tmp_path: Path) -> None:
 def test_what_a_driver_could_not_say_is_read_from_files(node: Path) -> None:
     silent = Fact("nvidia-driver", None, "NVML: nvmlInit returned NVML_ERROR_DRIVER_NOT_LOADED")
     assert rows(node, "nvidia-driver", silent) == rows(node, "nvidia-driver")
+
+
+@pytest.mark.parametrize(
+    ("text", "model"),
+    [
+        ("processor\t: 0\nmodel name\t: AMD EPYC 7763 64-Core Processor\nmodel name\t: x\n",
+         "AMD EPYC 7763 64-Core Processor, "),
+        ("processor\t: 0\ncpu\t\t: POWER9, altivec supported\n", "POWER9, altivec supported, "),
+        ("processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n", ""),
+    ],
+)  # fmt: skip
+def test_processor_has_its_model_where_the_kernel_names_it(tmp_path: Path, text: str, model: str) -> None:
+    plant(tmp_path, "/proc/cpuinfo", text)
+    assert value(tmp_path, "cpu") == f"{model}{os.uname().machine}"
+
+
+@pytest.mark.parametrize("line", ["PRETTY_NAME=Arch\n", "PRETTY_NAME='Arch'\n", 'ID=x\nPRETTY_NAME="Arch"\n'])
+def test_distribution_is_the_pretty_name(tmp_path: Path, line: str) -> None:
+    plant(tmp_path, "/etc/os-release", line)
+    assert value(tmp_path, "os") == "Arch"
 
 
 def test_what_could_not_be_asked_says_why(node: Path) -> None:
@@ -231,7 +252,7 @@ def test_both_kernel_modules_are_told_apart(tmp_path: Path, text: str, version: 
         ("/sys/module/nvidia_peermem/version", "580.159.04\n", "nvidia-peermem", "580.159.04"),
         ("/sys/module/xpmem/refcnt", "0\n", "xpmem", "loaded"),
         ("/sys/module/amdgpu/refcnt", "0\n", "amdgpu", None),
-        ("/proc/cmdline", "ro quiet splash\n", "boot-parameters", "none that matters here"),
+        ("/proc/cmdline", "ro quiet splash\n", "boot-parameters", "none of interest"),
         ("/proc/cmdline", "ro amd_iommu=on iommu=pt x=1\n", "boot-parameters", "amd_iommu=on iommu=pt"),
         ("/proc/self/limits", LIMITS.format("65536", "65536"), "memlock", "64 KiB"),
         ("/proc/self/limits", LIMITS.format("unlimited", "unlimited"), "memlock", "unlimited"),
@@ -267,7 +288,7 @@ def test_what_the_iommu_does(tmp_path: Path, types: list[str], mode: str) -> Non
     assert value(tmp_path, "iommu") == mode
 
 
-UNSEEN = "from a container the node's is not seen"
+UNSEEN = "in a container, the node's processes are hidden"
 
 
 @pytest.mark.parametrize(

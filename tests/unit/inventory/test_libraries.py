@@ -41,7 +41,7 @@ def found(root: Path, soname: str, **environ: str) -> tuple[str, str] | None:
 
 
 def fact(root: Path, name: str, **environ: str) -> list[str | None]:
-    return [one.value for one in facts_of(root, (), environ) if one.name == name]
+    return [fact.value for fact in facts_of(root, (), environ) if fact.name == name]
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_a_damaged_cache_finds_nothing_and_harms_nobody(noise: bytes, cut: int) 
 
 def test_a_stub_or_wsl_library_has_no_driver_version(tmp_path: Path) -> None:
     plant(tmp_path, "/usr/lib64/libcuda.so.1", "")
-    [one] = [one for one in facts_of(tmp_path, (), {}) if one.name == "libcuda"]
+    [one] = [fact for fact in facts_of(tmp_path, (), {}) if fact.name == "libcuda"]
     assert (one.value, one.source) == (None, "not in the name of /usr/lib64/libcuda.so.1 (default)")
 
 

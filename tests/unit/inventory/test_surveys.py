@@ -163,7 +163,7 @@ def test_a_prolog_runs_nothing_that_its_environment_names(prefix: Path) -> None:
     plant(prefix, "bin/scontrol", f"#!/bin/sh\ntouch {prefix}/ran\n")
     (prefix / "bin/scontrol").chmod(0o755)
     fact = stock(Tier.PROLOG)["slurm"]
-    assert (fact.value, fact.source) == (None, "asked only on a real node, and not in a prolog")
+    assert (fact.value, fact.source) == (None, "queried only on a real node, and not in a prolog")
     assert not (prefix / "ran").exists()
 
 

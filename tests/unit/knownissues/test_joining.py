@@ -47,7 +47,7 @@ def tried(env: dict[str, str], outcome: Trial) -> Evidence:
 
 def alike(env: dict[str, str]) -> Evidence:
     """Another probe of the check found the same with these settings."""
-    return Evidence(EvidenceKind.CONTROL, "the same with {env:env}", {"env": env, "failed": True})
+    return Evidence(EvidenceKind.CONTROL, "same finding with {env:env}", {"env": env, "failed": True})
 
 
 def joined(*evidence: Evidence, known: KnownIssue | None = None, key: str = "stale") -> Join:
@@ -82,6 +82,20 @@ def test_what_contradicts_an_issue_does_not_confirm_it(evidence: list[Evidence],
 
 def test_it_is_told_what_contradicts_it() -> None:
     assert joined(tried({"A": "1"}, Trial.DOES_NOT_HELP)).reason.endswith("; but A=1 does not help")
+
+
+@pytest.mark.parametrize(("backend", "shows"), [("cuda", True), ("hip", False)])
+def test_what_is_seen_on_a_device_shows_no_issue_of_another_vendors_driver(backend: str, shows: bool) -> None:
+    known = replace(
+        issue(),
+        affected=(),
+        needs=(Need("cuda-driver"),),
+        signatures=(Signature(("stale bytes",), Confidence.MEDIUM),),
+    )
+    device = Device(backend, 0, "GPU", "uuid", "", 1 << 30)
+    result = Result("mpi-stale-buffer", Finding.fail("stale", "stale bytes"), (device.label,))
+    joins = knownissues.join([known], (*FACTS, Fact("cuda-driver", "13.0", "here")), [result], [device])
+    assert any(join.checks for join in joins) == shows
 
 
 def test_an_issue_may_name_the_key_of_what_shows_it() -> None:
@@ -135,7 +149,7 @@ def harmed(rocm: str | None, *affected: Range, needs: tuple[Need, ...] = ()) -> 
         "bug", "bug", component, "probe-harms", "open", "bug", (), affected, needs, harms=(LASTING, PASSING)
     )
     facts = [Fact("rocm", rocm, "here"), Fact("amdgpu", "6.8.0", "here")]
-    return {(one.step, one.device) for one in knownissues.harms([known], facts, [NVIDIA, AMD])}
+    return {(harm.step, harm.device) for harm in knownissues.harms([known], facts, [NVIDIA, AMD])}
 
 
 @pytest.mark.parametrize(

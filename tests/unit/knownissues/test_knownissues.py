@@ -292,7 +292,7 @@ def lint(tmp_path: Path, text: str, *more: str) -> list[str]:
         (
             ", fixed: 4.2.0",
             "",
-            ["0.yaml:9: give 'fixed' or 'last_affected': a version, or unknown when nobody has said"],
+            ["0.yaml:9: give 'fixed' or 'last_affected': a version, or unknown"],
         ),
         ("4.2.0}", "4.2.0, last_affected: 4.1.0}", ["0.yaml:9: give 'fixed' or 'last_affected', not both"]),
         (
@@ -309,7 +309,7 @@ def lint(tmp_path: Path, text: str, *more: str) -> list[str]:
         (
             "[ipc-reopen]",
             "[ipc-repoen]",
-            ["0.yaml:10: there is no check 'ipc-repoen'; did you mean 'ipc-reopen'?"],
+            ["0.yaml:10: no check 'ipc-repoen'; did you mean 'ipc-reopen'?"],
         ),
         (
             "https:",
@@ -335,7 +335,7 @@ def test_an_issue_needs_a_reference(tmp_path: Path) -> None:
 
 def test_an_id_is_used_once_in_all_files(tmp_path: Path) -> None:
     assert lint(tmp_path, GOOD, GOOD) == [
-        "1.yaml:2: id 'some-issue' is taken by 0.yaml:2; to replace that, say why in 'overrides'"
+        "1.yaml:2: id 'some-issue' is already used by 0.yaml:2; to replace it, add 'overrides'"
     ]
 
 
@@ -370,7 +370,7 @@ def test_a_workaround_says_when_where_its_variable_changed(tmp_path: Path) -> No
     path.write_text(GOOD + "    workarounds:\n      - {env: {CACHE: '0', OTHER: '1'}}\n")
     changing = {"CACHE": {"mpich"}, "OTHER": {"ucx"}}
     mistakes = knownissues.lint([path], changing=changing)
-    text = "CACHE is not the same in every mpich: say 'when' this is right"
+    text = "CACHE differs between versions of mpich: add 'when'"
     assert [str(mistake) for mistake in mistakes] == [f"{path}:15: {text}"]
     path.write_text(path.read_text().replace("'1'}}", "'1'}, when: {introduced: 4.0.0}}"))
     assert knownissues.lint([path], changing=changing) == ()
@@ -379,7 +379,7 @@ def test_a_workaround_says_when_where_its_variable_changed(tmp_path: Path) -> No
 def test_a_workaround_brings_about_issues_that_exist(tmp_path: Path) -> None:
     text = GOOD + "    workarounds:\n      - {do: pray, conflicts: [nvidia-ipc-repoen]}\n"
     assert lint(tmp_path, text) == [
-        "0.yaml:15: there is no known issue 'nvidia-ipc-repoen'; did you mean 'nvidia-ipc-reopen'?"
+        "0.yaml:15: no known issue 'nvidia-ipc-repoen'; did you mean 'nvidia-ipc-reopen'?"
     ]
 
 
@@ -387,7 +387,7 @@ def test_what_can_never_speak_is_a_mistake(tmp_path: Path) -> None:
     text = GOOD.replace("    affected:\n      - {introduced: 4.0.0, fixed: 4.2.0}\n", "    affected: []\n")
     assert lint(tmp_path, text) == []
     silent = text.replace("    signatures: [broken]\n", "")
-    assert lint(tmp_path, silent) == ["0.yaml:2: names no affected version, no condition and no signature"]
+    assert lint(tmp_path, silent) == ["0.yaml:2: has no affected version, no condition and no signature"]
     assert lint(tmp_path, silent.replace("class: hang", "class: limitation")) == []
 
 
@@ -401,7 +401,7 @@ def test_a_signature_of_the_package_says_who_prints_it(
 ) -> None:
     assert lint(tmp_path, GOOD) == []  # a site's need not
     monkeypatch.setattr(database, "SHIPPED", tmp_path)
-    text = "say in 'source' where the program prints this, or none where its source is not public"
+    text = "state in 'source' where the program prints this, or 'none' if its source is not public"
     assert lint(tmp_path, GOOD) == [f"0.yaml:11: {text}"]
     assert lint(tmp_path, GOOD.replace("[broken]", "[{match: broken, source: none}]")) == []
     source = "{prints: broken, file: pmodels/mpich src/x.c}"
@@ -477,7 +477,7 @@ def test_a_version_older_than_the_cure_is_told_so() -> None:
     join = joined(driver("460.32.03"), FAILED, issue=issue)
     assert join is not None
     assert join.relation is Relation.UNKNOWN
-    assert join.reason.startswith("nvidia-driver 460.32.03 is older than 470.57.02, which mends this")
+    assert join.reason.startswith("nvidia-driver 460.32.03 is older than 470.57.02, which fixes this")
 
 
 def test_the_database_holds_what_it_should() -> None:
@@ -540,16 +540,16 @@ def test_lint_names_mistakes_and_exits_with_2(tmp_path: Path) -> None:
     assert ran.stderr == f"gpuipc-doctor: {said}\n"
     path.write_text(GOOD.replace("ipc-reopen", "driver-init"))
     ran = run("lint", str(path))
-    assert (ran.exit_code, ran.stdout) == (0, "1 file without a mistake\n")
+    assert (ran.exit_code, ran.stdout) == (0, "1 file without mistakes\n")
 
 
 def test_advice_that_may_do_harm_comes_last_and_says_so() -> None:
     stale = SHIPPED["libfabric-mr-cache-stale-device-memory"]
     *_, last = stale.remedy([Fact("libfabric", "1.15.2", "fi_info")]).split("; or ")
-    assert last == "set FI_MR_ROCR_CACHE_MONITOR_ENABLED=0 (may give rise to wrong results)"
-    risky = [one for issue in SHIPPED.values() for one in issue.workarounds if one.risk]
+    assert last == "set FI_MR_ROCR_CACHE_MONITOR_ENABLED=0 (can cause wrong results)"
+    risky = [workaround for issue in SHIPPED.values() for workaround in issue.workarounds if workaround.risk]
     assert risky
-    assert all(one.risk_source for one in risky)
+    assert all(workaround.risk_source for workaround in risky)
 
 
 def test_a_risk_has_a_source(tmp_path: Path) -> None:
@@ -582,7 +582,7 @@ def test_probes_that_would_harm_a_node_are_known_by_its_versions(
 
 def test_a_harmful_step_is_one_that_probes_name(tmp_path: Path) -> None:
     text = GOOD + "    harms: [exports VMM memory]\n"
-    assert lint(tmp_path, text) == ["0.yaml:14: class probe-harms and 'harms' need each other"]
+    assert lint(tmp_path, text) == ["0.yaml:14: class probe-harms and 'harms' must be used together"]
     assert "did you mean 'exports VMM memory'?" in lint(tmp_path, text.replace("exports VMM", "sells VMM"))[0]
 
 
@@ -590,7 +590,7 @@ def test_who_tells_of_a_message_says_how_to_find_it(tmp_path: Path) -> None:
     text = GOOD.replace("    signatures: [broken]\n", "")
     text = text.replace("symptom: ", "symptom: an assertion, then ")
     (said,) = lint(tmp_path, text)
-    assert said.endswith("tells of a message (assertion): give a signature, or say in 'silent' why not")
+    assert said.endswith("quotes a message (assertion): give a signature, or a reason in 'silent'")
     assert lint(tmp_path, text + "    silent: it goes to the console of another node\n") == []
 
 
@@ -608,7 +608,7 @@ def test_a_condition_is_told_without_a_regular_expression(need: Need, words: str
 
 def test_a_condition_that_cannot_be_told_has_words_of_its_own(tmp_path: Path) -> None:
     text = GOOD + '    needs: [{fact: gpu-model, matches: "GB[23]00"}]\n'
-    assert lint(tmp_path, text) == ["0.yaml:14: say in 'says' what 'GB[23]00' asks for"]
+    assert lint(tmp_path, text) == ["0.yaml:14: explain 'GB[23]00' in 'says'"]
 
 
 @pytest.mark.parametrize(
@@ -624,4 +624,4 @@ def test_a_variable_of_another_vendor_is_not_offered(driver: str, offered: list[
     ways = tuple(Workaround(f"set {name}=0", {name: "0"}) for name in names)
     issue = KnownIssue("x", "x", "libfabric", "leak", "open", "it leaks", (), workarounds=ways)
     facts = [Fact("libfabric", "1.17.0", "/usr/lib"), Fact(driver, "6", "here")]
-    assert [next(iter(one.env)) for one in issue.settings(facts)] == offered
+    assert [next(iter(workaround.env)) for workaround in issue.settings(facts)] == offered

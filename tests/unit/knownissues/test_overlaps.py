@@ -13,6 +13,7 @@ from gpuipc_doctor.diagnose.readers import diagnose
 from gpuipc_doctor.knownissues import Confidence, KnownIssue, Signature
 
 ISSUES = [issue for issue in knownissues.load() if not issue.withdrawn]
+NO_FALLBACKS = [issue for issue in ISSUES if not issue.fallback]
 Part = tuple[KnownIssue, Signature]
 
 
@@ -45,11 +46,11 @@ def undecided(issues: Iterable[KnownIssue]) -> set[tuple[str, str]]:
 
 
 def test_high_confidence_is_for_lines_that_no_other_entry_leaves() -> None:
-    assert too_sure(ISSUES) == []
+    assert too_sure(NO_FALLBACKS) == []
 
 
 def test_of_two_that_leave_the_same_lines_one_says_what_decides() -> None:
-    assert undecided(ISSUES) == set()
+    assert undecided(NO_FALLBACKS) == set()
 
 
 def test_an_entry_that_claims_anothers_lines_is_found() -> None:
@@ -65,8 +66,26 @@ def test_both_of_two_that_fit_are_shown_with_what_decides(tmp_path: Path) -> Non
     line = "UCX  ERROR cuIpcOpenMemHandle() failed: invalid device context"
     log.write_text(f"UCX  INFO  Version 1.21.0 (loaded)\ncuda_ipc_cache.c:284  {line}\n", encoding="utf-8")
     diagnosis = diagnose([str(log)], Examination(ISSUES))
-    shown = {one.issue.id: one.lookalikes for one in diagnosis.recognised}
+    shown = {issue_.issue.id: issue_.lookalikes for issue_ in diagnosis.recognised}
     ((one,), (other,)) = shown["cuda-ipc-api-rules"], shown["ucx-same-process-other-gpu"]
     assert (one.id, other.id) == ("ucx-same-process-other-gpu", "cuda-ipc-api-rules")
     page = screen(diagnosis, width=120, exit_code=12)
-    assert page.count("; to decide: UCX in the line, and two GPUs in one process") == 2
+    assert page.count("; to decide: UCX in the line and two GPUs in one process") == 2
+
+
+def test_a_fallback_is_never_more_than_a_hint() -> None:
+    fallbacks = [issue for issue in ISSUES if issue.fallback]
+    assert fallbacks
+    assert {signature.confidence for issue in fallbacks for signature in issue.signatures} == {Confidence.LOW}
+
+
+def test_a_fallback_is_shown_only_where_nothing_definite_is(tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    log.write_text("a.c:1 UCX  ERROR something new failed\n", encoding="utf-8")
+    (only,) = diagnose([str(log)], Examination(ISSUES)).recognised
+    assert only.issue.id == "ucx-reports-an-error"
+    with log.open("a", encoding="utf-8") as more:
+        more.write("b.c:2 UCX  ERROR multi-node NVLINK support is requested but not supported\n")
+    shown = [issue_.issue.id for issue_ in diagnose([str(log)], Examination(ISSUES)).recognised]
+    assert "ucx-mnnvl-not-supported" in shown
+    assert "ucx-reports-an-error" not in shown

@@ -32,8 +32,8 @@ def found(text: str, *facts: Fact, least: Confidence = Confidence.MEDIUM) -> set
 
 def shows(issue: KnownIssue, text: str, facts: tuple[Fact, ...], least: Confidence) -> bool:
     return any(
-        one.confidence >= least and one.applies(facts) is Verdict.BAD and one.found_in(text)
-        for one in issue.signatures
+        signature.confidence >= least and signature.applies(facts) is Verdict.BAD and signature.found_in(text)
+        for signature in issue.signatures
     )
 
 
@@ -45,6 +45,9 @@ def test_each_signature_finds_its_sample(signature: Signature) -> None:
 
 
 LOGS = {
+    # UCX tries huge pages first and goes on without; any bad pointer ends with the second line.
+    "sys.c:61  UCX  ERROR shmget(size=4194304 flags=0xfb0) for mm_x failed: Operation not permitted": set(),
+    "Caught signal 11 (Segmentation fault: invalid permissions for mapped object at address 0x7f1200)": set(),
     # Other versions, ranks, hosts, line numbers and prefixes than in the samples.
     "3: (GTL DEBUG: 3) cuIpcOpenMemHandle: invalid argument, CUDA_ERROR_INVALID_VALUE, line no 272": {
         "cray-mpich-gpu-binding-hides-peers",
@@ -149,9 +152,8 @@ def test_a_fact_beside_a_text_makes_it_mean_something() -> None:
     assert found(log, Fact("nvidia-driver", "580.95.05", "NVML")) == {"cxi-device-memory-not-mapped"}
     assert found(log, Fact("nvidia-driver", None, "no /proc/driver/nvidia")) == set()
     oom = "CUDA error: 2\nMPICH ERROR [Rank 0]"
-    assert found(oom, Fact("cray-mpich", "8.1.28", "module"), least=Confidence.LOW) == {
-        "cray-mpich-ipc-cache-leak"
-    }
+    hints = found(oom, Fact("cray-mpich", "8.1.28", "module"), least=Confidence.LOW)
+    assert {one for one in hints if not ISSUES[one].fallback} == {"cray-mpich-ipc-cache-leak"}
 
 
 @pytest.mark.parametrize(
@@ -255,8 +257,12 @@ def test_signatures_apply_where_their_needs_hold() -> None:
 
 
 def test_every_signature_is_as_its_program_prints_it_or_says_why_not() -> None:
-    signatures = [one for issue in ISSUES.values() for one in issue.signatures]
-    assert all(one.source for one in signatures)
-    read = [one.source for one in signatures if one.source and one.source is not NOT_PUBLIC]
+    signatures = [signature for issue in ISSUES.values() for signature in issue.signatures]
+    assert all(signature.source for signature in signatures)
+    read = [
+        signature.source
+        for signature in signatures
+        if signature.source and signature.source is not NOT_PUBLIC
+    ]
     assert len(read) >= 0.9 * len(signatures)
     assert all(source.prints and " " in source.file for source in read)
