@@ -1,9 +1,9 @@
 """Build the simulated drivers on demand: C sources and the symbol table → a private, cached directory.
 
-The directory holds ``libcuda.so.1``, ``libnvidia-ml.so.1`` and ``libamdhip64.so``, each with its unversioned
-name; put first on ``LD_LIBRARY_PATH`` it makes a process that starts there meet the simulated drivers. It
-also holds `MPI_FAULTS`, for ranks to preload, `FABRIC_FAULTS`, for the programs of libfabric and UCX, and
-`CUDA_RUNTIME`, for UCX's.
+The directory contains ``libcuda.so.1``, ``libnvidia-ml.so.1`` and ``libamdhip64.so``, each also with its
+unversioned name; first on ``LD_LIBRARY_PATH``, it replaces the drivers for the processes started there. It
+also contains `MPI_FAULTS` (preloaded in ranks), `FABRIC_FAULTS` (preloaded in programs of libfabric and UCX)
+and `CUDA_RUNTIME` (for UCX's programs).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FLAGS = (
     "-Wextra",
     "-fPIC",
     "-fvisibility=hidden",
-    # A stack taken from a hung call must show the driver's function, so no frame may be optimised away.
+    # A stack of a hung call must show the driver's function, so no frame may be optimised away.
     "-fno-omit-frame-pointer",
     "-fno-optimize-sibling-calls",
     "-pthread",
@@ -39,7 +39,7 @@ FLAGS = (
 
 @dataclass(frozen=True, slots=True)
 class SimulatedLibrary:
-    """One library: the file that makes it, its symbols' prefix, its name for the loader, further names."""
+    """One library: its source file, symbol prefix, loader name and further names."""
 
     source: str
     prefix: str
@@ -55,24 +55,25 @@ FACES = (
 
 
 MPI_FAULTS = "libmpi-faults.so"
-"""Makes real MPI calls misbehave; shares nothing with the drivers."""
+"""Makes calls of real MPI libraries misbehave; independent of the drivers."""
 
 FABRIC_FAULTS = "libfabric-faults.so"
-"""The same of messages of libfabric and UCX."""
+"""Makes messages of libfabric and UCX misbehave."""
 
 CUDA_RUNTIME = "libcuda-runtime.so"
-"""What UCX's test program calls of CUDA's runtime, which will not start on a simulated driver."""
+"""Provides the CUDA runtime functions that UCX's test program calls: the real runtime does not start on a
+simulated driver."""
 
 _PRELOADED = {
     MPI_FAULTS: SOURCES / "mpi_faults.c",
     FABRIC_FAULTS: SOURCES / "fabric_faults.c",
     CUDA_RUNTIME: SOURCES / "cuda_runtime.c",
 }
-"""By library the file that makes it, whole."""
+"""Library → its only source file."""
 
 
 class SimulatorUnavailable(Exception):
-    """The simulated drivers cannot be built here; the message is one line that says why and what to do."""
+    """The simulated drivers cannot be built here; the message is one line with reason and remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of ``calls.table``: the operation, the function that does it, the symbols that reach it."""
+    """A row of ``calls.table``: an operation, the function that implements it, and its exported symbols."""
 
     call: str
     function: str
@@ -95,12 +96,12 @@ class Row:
 
     @property
     def arguments(self) -> list[str]:
-        """The names of the parameters."""
+        """Names of the parameters."""
         return [] if self.parameters == "void" else re.findall(r"(\w+)(?:,|$)", self.parameters)
 
 
 def read_table(text: str) -> list[Row]:
-    """The rows of the symbol table, whose own comment explains its form."""
+    """The rows of the symbol table; its comment describes the format."""
     rows: list[Row] = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line or line.startswith("#"):
@@ -165,7 +166,7 @@ def _export(row: Row, symbol: Symbol) -> str:
 
 
 def _symbol_list(rows: list[Row]) -> str:
-    """What cuGetProcAddress looks in."""
+    """The table of cuGetProcAddress."""
     symbols = [symbol for row in rows for symbol in row.symbols if symbol.version]
     entries = (
         f'    {{"{re.sub("(_v[0-9]+)?(_pt[ds][sz])?$", "", symbol.name)}", {symbol.version}, '
@@ -179,10 +180,10 @@ def _symbol_list(rows: list[Row]) -> str:
 
 
 def build() -> Path:
-    """The directory of the simulated drivers, compiled if it is not in the cache.
+    """The directory of the simulated drivers, compiled unless cached.
 
-    The compiler is ``$CC``, or ``cc``. Builds at the same time do no harm: each makes its own directory and
-    the first to finish gives its name. Raises `SimulatorUnavailable`.
+    The compiler is ``$CC`` or ``cc``. Parallel builds are safe: each creates its own directory, and the first
+    to finish renames it. Raises `SimulatorUnavailable`.
     """
     compiler = _compiler()
     cache = _private(_cache_root())
@@ -193,7 +194,7 @@ def build() -> Path:
             _compile(compiler, work)
             work.rename(target)
         except OSError as error:
-            if not target.is_dir():  # else another build was first
+            if not target.is_dir():  # otherwise another build was first
                 raise SimulatorUnavailable(f"{target}: {error.strerror}") from error
         finally:
             shutil.rmtree(work, ignore_errors=True)
@@ -201,7 +202,7 @@ def build() -> Path:
 
 
 def has_compiler() -> bool:
-    """Whether there is one to build the simulated drivers with."""
+    """Whether a compiler for the simulated drivers is installed."""
     try:
         return bool(_compiler())
     except SimulatorUnavailable:
@@ -224,7 +225,7 @@ def _cache_root() -> Path:
 
 
 def _private(directory: Path) -> Path:
-    """The directory, made if need be; refused when another user could put a library into it."""
+    """The directory, created if needed; refused if another user could put a library into it."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -233,8 +234,7 @@ def _private(directory: Path) -> Path:
         ) from error
     if found := changeable(directory):
         raise SimulatorUnavailable(
-            f"{directory}: others can write to {found.path}; make it yours alone (chmod go-w),"
-            " or set XDG_CACHE_HOME"
+            f"{directory}: other users can write to {found.path}; run chmod go-w on it, or set XDG_CACHE_HOME"
         )
     return directory
 
@@ -249,7 +249,7 @@ def _key(compiler: list[str]) -> str:
 
 
 def _compile(compiler: list[str], directory: Path) -> None:
-    """Compile what the libraries share once, then each library, all into ``directory``."""
+    """Compile the common code once, then each library, into ``directory``."""
     apart = {*_PRELOADED.values(), *(SOURCES / face.source for face in FACES)}
     with tempfile.TemporaryDirectory(prefix="generated-", dir=directory) as generated:
         for name, text in generate(read_table((SOURCES / "calls.table").read_text())).items():
@@ -283,7 +283,7 @@ def _compile(compiler: list[str], directory: Path) -> None:
 
 
 def _run(commands: Iterable[list[str | Path]]) -> None:
-    """Run compilers at the same time; `SimulatorUnavailable` has the first error of the first to fail."""
+    """Run compilers in parallel. Raises `SimulatorUnavailable` with the error of the first that failed."""
     running = [
         subprocess.Popen(
             command,
@@ -300,4 +300,4 @@ def _run(commands: Iterable[list[str | Path]]) -> None:
         if process.returncode:
             lines = complaint.strip().splitlines() or [f"exit status {process.returncode}"]
             first = next((line for line in lines if "error" in line), lines[0])
-            raise SimulatorUnavailable(f"the simulated drivers cannot be built: {first.strip()}")
+            raise SimulatorUnavailable(f"cannot build the simulated drivers: {first.strip()}")

@@ -1,4 +1,4 @@
-"""Drills: run the real checks on simulated faults and see that each is found, and nothing else."""
+"""Drills: run the real checks on simulated faults, and verify that each fault is found and nothing else."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from gpuipc_doctor.simulator.profile import Expectation, Expected
 _COMPLAINTS = {Status.WARN, Status.ERROR, Status.FAIL}
 
 _OF_WHAT_IS_REAL = {"mpi-gpu-aware", "known-versions"}
-"""Checks of what no profile can state where MPI takes part: the library on a simulated node is a real one."""
+"""Checks whose result, if a run uses MPI, depends on the real library, so that no profile can state it."""
 
 
 _SUBJECTS = ("node", "device", "pair", "group")
-"""What a finding speaks of, by its number of devices."""
+"""Kinds of a finding's subject, by number of devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One finding as a reader of the report sees it; ``text`` is its summary and its evidence."""
+    """A finding as seen by a reader of the report; ``text`` is its summary and evidence."""
 
     check: str
     probe: str
@@ -31,7 +31,7 @@ class Row:
     subject: str = "device"
     key: str = ""
     call: str = ""
-    """The driver call in which it happened, where it did in one."""
+    """The driver call in which the finding arose, if any."""
 
     def __str__(self) -> str:
         summary = self.text.partition("\n")[0]
@@ -40,7 +40,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class DrillResult:
-    """What became of an expectation: findings that were there, that were not, and that were not expected."""
+    """Comparison with the expectation: caught, missed and unexpected findings."""
 
     caught: tuple[str, ...]
     missed: tuple[str, ...]
@@ -48,14 +48,14 @@ class DrillResult:
     let_off: tuple[str, ...] = ()
     """Unexpected findings that follow from the fault."""
     given_up: tuple[str, ...] = ()
-    """Checks with an expected finding that did not run, because others had hung: to be run alone."""
+    """Checks with an expected finding that did not run because others had hung; they must be run alone."""
 
     @property
     def good(self) -> bool:
         return not (self.missed or self.invented or self.given_up)
 
     def with_rerun(self, alone: DrillResult) -> DrillResult:
-        """Together with what became of the checks that were given up."""
+        """The result combined with reruns of the checks in ``given_up``."""
         return DrillResult(
             (*self.caught, *alone.caught),
             (*self.missed, *alone.missed),
@@ -66,7 +66,7 @@ class DrillResult:
 
 
 def of_the_profile(report: Report) -> Report:
-    """The report without what is no profile's matter."""
+    """The report without parts that no profile can state."""
     statuses = {result.finding.status for result in report.results if result.check == "mpi-gpu-aware"}
     if statuses <= {Status.SKIP}:
         return report
@@ -74,7 +74,7 @@ def of_the_profile(report: Report) -> Report:
 
 
 def rows(report: Report) -> list[Row]:
-    """The findings of a report that are a profile's matter."""
+    """The findings of a report that a profile can state."""
     return [
         Row(
             result.check,
@@ -90,12 +90,12 @@ def rows(report: Report) -> list[Row]:
 
 
 def judge(expectation: Expectation, found: Sequence[Row], exit_code: int) -> DrillResult:
-    """Hold what a run found against what it must find.
+    """Compare a run's findings with the expected ones.
 
-    A finding is caught when some row answers to it. Its check was given up where it did not run because
-    others had hung in a call that has a fault, and FAILed: beside load another one may be the last. A
-    complaint (WARN, ERROR, FAIL) that answers to no finding is invented, or let off if it `follows` from a
-    fault. A wrong exit code counts as missed: a script would not learn what was found.
+    A finding is caught if a row matches it. A check was given up if it did not run because other checks had
+    hung in a faulty call and failed (which checks hang first varies under load). A WARN, ERROR or FAIL that
+    matches no expected finding is invented, or accepted if it `follows` from a fault. A wrong exit code
+    counts as missed, because it misleads scripts.
     """
     blamed = {row.call for row in found if row.status is Status.FAIL} & expectation.faulted
     not_run = {row.check for row in found if row.key == "given-up" and row.call in blamed}
@@ -105,7 +105,7 @@ def judge(expectation: Expectation, found: Sequence[Row], exit_code: int) -> Dri
             caught.append(_in_words(expected))
         elif expected.check in not_run:
             given_up[expected.check] = None
-        else:
+        elif not expected.at_times:
             missed.append(_in_words(expected))
     if exit_code != expectation.exit_code:
         missed.append(f"exit {expectation.exit_code} (it was {exit_code})")
@@ -119,7 +119,7 @@ def judge(expectation: Expectation, found: Sequence[Row], exit_code: int) -> Dri
 
 
 def invented(expectation: Expectation, found: Iterable[Row]) -> Iterator[Row]:
-    """The complaints that nobody expected."""
+    """The unexpected findings."""
     for row in found:
         if row.status not in _COMPLAINTS or follows(row, expectation):
             continue
@@ -130,14 +130,14 @@ def invented(expectation: Expectation, found: Iterable[Row]) -> Iterator[Row]:
 
 
 def follows(row: Row, expectation: Expectation) -> bool:
-    """Whether a check of which the profile states nothing blames just the call that has a fault."""
+    """Whether a check without an expectation fails in exactly the faulty call."""
     return (
         row.status is Status.FAIL and row.call in expectation.faulted and row.check not in expectation.checks
     )
 
 
 def callers(report: Report) -> Mapping[str, frozenset[str]]:
-    """Call, as profiles name it, → the checks that made it in this run."""
+    """Call, as named in profiles → checks that made it in this run."""
     made: dict[str, set[str]] = {}
     for result in report.results:
         for calls in (calls for role in result.roles for calls in role.calls):
@@ -160,7 +160,7 @@ def _answers(row: Row, expected: Expected) -> bool:
 
 
 def _answers_by_ucx(row: Row, expected: Expected) -> bool:
-    """Whether UCX met what libfabric was expected to: its program is lent only where this machine has it."""
+    """Whether UCX found what libfabric was expected to find: UCX's program may not be on this machine."""
     return (
         row.probe.startswith("UCX")
         and row.check == expected.check

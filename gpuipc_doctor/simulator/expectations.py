@@ -1,4 +1,4 @@
-"""Write into a profile's file what a check says on that node, once a person has seen that it is right."""
+"""Add a check's findings to a profile's file, for review by a person."""
 
 from __future__ import annotations
 
@@ -14,25 +14,24 @@ _EXIT_OK = re.compile(rf"^  exit: {Exit.OK:d}$", re.MULTILINE)
 
 
 class NoPlace(Exception):
-    """The profile has no list of findings of its own to add to."""
+    """The profile has no list of findings to add to."""
 
 
 def add(file: Path, expected: Sequence[Expected]) -> None:
-    """Add findings to the ``expect`` of the profile in ``file``, the rest of which stays as it is.
+    """Add findings to the ``expect`` of the profile in ``file``; the rest of the file is kept.
 
-    A node that is found to fail is expected to exit so. Raises `NoPlace`; what a healthy node is said to have
-    has no place either.
+    With a FAIL, the exit code is also set. Raises `NoPlace`, also for findings of a healthy node.
     """
     text = file.read_text(encoding="utf-8")
     found = _FINDINGS.search(text)
     if not found:
-        raise NoPlace(f"{file}: has no 'expect' with a list of 'findings' in lines of their own to add to")
+        raise NoPlace(f"{file}: has no 'expect' with a 'findings' list, one per line, to extend")
     lines = "".join(
-        f"    - {{check: {one.check}, status: {one.status.value}, key: {one.key}"
-        f"{one.backend and f', backend: {one.backend}'}}}\n"
-        for one in expected
+        f"    - {{check: {finding.check}, status: {finding.status.value}, key: {finding.key}"
+        f"{finding.backend and f', backend: {finding.backend}'}}}\n"
+        for finding in expected
     )
     text = text[: found.end()] + lines + text[found.end() :]
-    if any(one.status is Status.FAIL for one in expected):
+    if any(finding.status is Status.FAIL for finding in expected):
         text = _EXIT_OK.sub(f"  exit: {Exit.FAIL:d}", text)
     file.write_text(text, encoding="utf-8")

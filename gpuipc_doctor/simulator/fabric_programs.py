@@ -1,4 +1,4 @@
-"""Lend a simulated node this machine's programs of libfabric and UCX, with its faults in them."""
+"""Provide a simulated node with this machine's programs of libfabric and UCX, with faults."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from gpuipc_doctor.simulator.build import CUDA_RUNTIME, FABRIC_FAULTS
 from gpuipc_doctor.simulator.profile import SimulatedFabric
 
 _IN_TRUTH = "tcp"
-"""What a provider is that this machine has not."""
+"""The real provider used in place of a missing one."""
 
 
 _OF_UCX = {"UCX_MEMTYPE_CACHE": "n"}
-"""UCX is to ask the driver what an address is. By itself it takes what was allocated before its first message
-for the host's memory where it can be read, as simulated memory can."""
+"""Makes UCX query the driver about each address. By default it treats readable memory used before its first
+message as host memory, and simulated memory is readable."""
 
 
 def lend(fabric: SimulatedFabric, directory: Path, root: Path, libraries: Path) -> None:
-    """Make ``directory``, with a script for each program that starts it with what it is to preload.
+    """Create ``directory`` with a script for each program, which starts the program with its preloads.
 
-    ``libraries``: the directory that `build` made. Where the node has an ``fi_info`` of its own below
-    ``root``, that answers.
+    ``libraries``: the directory from `build`. A program of the node itself, below ``root``, takes precedence.
     """
     directory.mkdir()
     stated = directory.with_name("fabric.sim")
@@ -35,7 +34,7 @@ def lend(fabric: SimulatedFabric, directory: Path, root: Path, libraries: Path) 
             is_ucx = name.startswith("ucx")
             preloaded = [FABRIC_FAULTS, *([CUDA_RUNTIME] if is_ucx else [])]
             environment = {
-                "LD_PRELOAD": ":".join(str(libraries / one) for one in preloaded),
+                "LD_PRELOAD": ":".join(str(libraries / library) for library in preloaded),
                 "GPUIPC_SIM_FABRIC": str(stated),
                 **(_OF_UCX if is_ucx else {}),
             }
@@ -51,13 +50,13 @@ def lend(fabric: SimulatedFabric, directory: Path, root: Path, libraries: Path) 
 
 
 def here() -> dict[str, str]:
-    """The programs on this machine's ``PATH``, by name."""
+    """Programs on this machine's ``PATH``, by name."""
     found = programs.find("/", os.environ.get("PATH", ""), None, others=True)
     return {name: program.file for name, program in found.items()}
 
 
 def faults_file(fabric: SimulatedFabric) -> str:
-    """The text of ``fabric.sim``, whose fields have a fixed order."""
+    """The text of ``fabric.sim``, with fields in a fixed order."""
     lines = [f"provider asked={fabric.provider} is={_IN_TRUTH}"] if fabric.provider else []
     lines += [
         " ".join(["fault", *(f"{key}={fault[key]}" for key in ("call", "do", "min", "max"))])

@@ -1,9 +1,9 @@
-"""Set up a simulated node: the drivers' description, and the files that such a node would show.
+"""Set up a simulated node: the drivers' description, and the node's files.
 
-The workers of a run receive `Node.env` and nothing else; whatever they load as ``libcuda.so.1`` or
-``libamdhip64.so`` is then the simulated driver, which reads ``node.sim`` (format 1, one record a line,
-``kind key=value …`` with percent-encoded values; ``src/`` holds its reader). What an MPI library does wrong
-there, in ranks alone (`Node.rank_env`), stands in ``mpi.sim``, of the same form.
+The workers of a run receive only `Node.env`; the library that they load as ``libcuda.so.1`` or
+``libamdhip64.so`` is then the simulated driver, which reads ``node.sim`` (format 1, one record per line,
+``kind key=value …`` with percent-encoded values; its reader is in ``src/``). Faults of an MPI library, which
+only ranks have (`Node.rank_env`), are in ``mpi.sim``, in the same format.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from urllib.parse import quote
 
 from gpuipc_doctor.model import Node
 from gpuipc_doctor.simulator import fabric_programs, software
-from gpuipc_doctor.simulator.profile import ANY_MPI_CALL, Profile, SimulatedDevice, load
+from gpuipc_doctor.simulator.profile import FAULTS, Profile, SimulatedDevice, load
+from gpuipc_doctor.tables import table
 
 _PCI_VENDOR = {"cuda": "0x10de", "hip": "0x1002"}
-_PCI_CLASS = {"cuda": "0x030200", "hip": "0x038000"}  # a 3D controller, a display controller without a port
+_PCI_CLASS = {"cuda": "0x030200", "hip": "0x038000"}  # a 3D controller: a display controller without a port
 
 
 def prepare(profile: str, state_dir: Path) -> Node:
-    """A node as ``profile`` (a name or a YAML file) describes it.
+    """Set up the node described by ``profile`` (a name or a YAML file).
 
-    ``state_dir`` is a private directory that the caller made and will remove; the simulated GPUs' memory
-    lives in it. Raises `BadFile` when the profile cannot be used and `SimulatorUnavailable` when the
-    drivers cannot be built.
+    ``state_dir`` is a private directory that the caller creates and removes; it holds the simulated GPUs'
+    memory. Raises `BadFile` if the profile cannot be used and `SimulatorUnavailable` if the drivers cannot be
+    built.
     """
     from gpuipc_doctor.simulator.build import MPI_FAULTS, build
 
@@ -46,13 +47,13 @@ def prepare(profile: str, state_dir: Path) -> Node:
     for name, target in software.links(described.versions).items():
         path = root / name.lstrip("/")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)  # of two that claim one name, the loader takes one
+        path.unlink(missing_ok=True)  # if two libraries have the same name, the loader uses one
         path.symlink_to(target)
         real = path.resolve()
         real.parent.mkdir(parents=True, exist_ok=True)
         real.touch()
     root.mkdir(exist_ok=True)
-    # hip-python 10 looks for the driver in ROCM_PATH, by default /opt/rocm, before the loader does.
+    # hip-python 10 searches the driver in ROCM_PATH, by default /opt/rocm, before the loader does.
     rocm = state_dir / "rocm"
     rocm.mkdir()
     (rocm / "lib").symlink_to(libraries)
@@ -86,8 +87,8 @@ def driver_file(profile: Profile) -> str:
 
 
 def mpi_faults_file(profile: Profile) -> str:
-    """The text of ``mpi.sim``, whose fields have a fixed order."""
-    order = ("call", "do", *ANY_MPI_CALL)
+    """The text of ``mpi.sim``, with fields in a fixed order."""
+    order = ("call", "do", *table(FAULTS)["mpi-call"])
     return "".join(
         f"{_record('fault', {key: fault[key] for key in order})}\n" for fault in profile.mpi_faults
     )
@@ -109,10 +110,10 @@ def _record(kind: str, values: Mapping[str, str | int]) -> str:
 
 
 def driver_versions(versions: Mapping[str, str]) -> dict[str, str | int]:
-    """The versions that the drivers themselves report, as the numbers that their calls return.
+    """Versions reported by the drivers, as the numbers that their calls return.
 
-    ``cuDriverGetVersion``: 1000 * major + 10 * minor. ``hipRuntimeGetVersion`` and
-    ``hipDriverGetVersion``: 10000000 * major + 100000 * minor + patch (HIP_VERSION in hip_version.h).
+    ``cuDriverGetVersion``: 1000 * major + 10 * minor. ``hipRuntimeGetVersion`` and ``hipDriverGetVersion``:
+    10000000 * major + 100000 * minor + patch (HIP_VERSION in hip_version.h).
     """
     numbers: dict[str, str | int] = {}
     if "nvidia-driver" in versions:
@@ -131,7 +132,9 @@ def _parts(version: str, count: int) -> list[int]:
 
 
 def claimed_files(profile: Profile) -> dict[str, str]:
-    """The node's files by absolute path: those that follow from its devices and versions, then its own."""
+    """Absolute path → text of the node's files: those derived from devices and versions, then the profile's
+    own.
+    """
     versions = profile.versions
     files = {"/proc/sys/kernel/hostname": "node01\n"} | software.files(versions)
     if "kernel" in versions:
@@ -158,7 +161,7 @@ def claimed_files(profile: Profile) -> dict[str, str]:
 
 
 def _nvidia_version(driver: str, module: str) -> str:
-    """As the kernel module writes it; build date and compiler are nobody's in particular."""
+    """NVIDIA's version file in the kernel module's format; build date and compiler are invented."""
     kind = {"open": "Open Kernel Module for x86_64", "proprietary": "x86_64 Kernel Module"}[module]
     return (
         f"NVRM version: NVIDIA UNIX {kind}  {driver}  Thu Jan  1 00:00:00 UTC 1970\n"
@@ -181,7 +184,7 @@ def _nvidia_information(device: SimulatedDevice) -> str:
 
 
 def _kfd_nodes(profile: Profile) -> Iterator[str]:
-    """The processors that AMD's kernel driver lists: a CPU, then the GPUs."""
+    """Processors as in the list of AMD's kernel driver: a CPU, then the GPUs."""
     amd = [device for device in profile.devices if device.backend == "hip"]
     if amd:
         yield "cpu_cores_count 64\nsimd_count 0\ndrm_render_minor 0\n"

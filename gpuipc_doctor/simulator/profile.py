@@ -1,11 +1,10 @@
-"""Profiles: what a simulated node is made of, what is wrong with it, and what a run on it must find.
+"""Profiles: a simulated node's hardware and software, its faults, and a run's expected findings.
 
-A profile is one YAML file (``profile.schema.json`` says what may stand in it). One that ``extends``
-another takes over what it does not say itself: ``versions``, ``files``, ``peers`` and ``options`` key by
-key, everything else whole.
+A profile is one YAML file (schema: ``profile.schema.json``). With ``extends`` it inherits another profile's
+keys: ``versions``, ``files``, ``peers`` and ``options`` are merged, all others replaced.
 
 Faults and expectations use one `vocabulary` for both vendors. In ``mentions``, ``{ipc-open}`` and
-``{INVALID_HANDLE}`` stand for the names that a user of the vendor at hand must read.
+``{INVALID_HANDLE}`` stand for the names of the tested vendor.
 """
 
 from __future__ import annotations
@@ -22,74 +21,12 @@ from gpuipc_doctor.model import Json, MemoryShare, Status
 from gpuipc_doctor.near_miss import did_you_mean
 from gpuipc_doctor.simulator import vocabulary
 from gpuipc_doctor.site.yamlfile import BadFile, Document, Mistake, read
+from gpuipc_doctor.tables import table
 
 PROFILES = Path(__file__).with_name("profiles")
 SCHEMA = Path(__file__).with_name("profile.schema.json")
-
-ANY_CALL: Mapping[str, str | int] = {
-    "backend": "any",
-    "nth": 0,
-    "from": 0,
-    "every": 0,
-    "device": -1,
-    "when": "always",
-    "peer": 0,
-    "code": 0,
-    "bytes": 0,
-    "ms": 0,
-}
-"""Where a fault strikes unless it says otherwise: at every call, on any device, always, whichever device's
-memory is meant. ``nth``, ``from``
-and ``every`` count the call within one process, from 1."""
-
-ANY_MPI_CALL: Mapping[str, str | int] = {
-    "memory": "any",
-    "rank": -1,
-    "min": 0,
-    "max": 2**63 - 1,
-    "bytes": 0,
-    "keeps": 0,
-    "nth": 0,
-    "from": 0,
-    "every": 0,
-    "until": 0,
-    "log": "warn",
-    "variable": "-",
-    "value": "-",
-    "overlapped": 0,
-}
-"""Where an MPI fault strikes unless it says otherwise: in each rank, at messages of any size, in any memory,
-whatever the environment. ``nth``, ``from``, ``every`` and ``until`` count the calls that fit the rest, in one
-process, from 1. A leak that ``keeps`` so many buffers is a cache: it gives up the one not used for longest,
-and with ``overlapped`` also those that a later buffer overlaps. A ``variable`` with this ``value`` cures it;
-at level ``log`` of libfabric's log it says why."""
-
-ANY_MESSAGE: Mapping[str, str | int] = {"min": 0, "max": 2**63 - 1}
-"""Where a fault of the fabric strikes unless it says otherwise: at messages of any size."""
-
-_IMPORTS = ("ipc-open", "vmm-import", "pool-import-pointer")
-_DELIVER = ("copy", "copy-from-device", *_IMPORTS)
-_TELL = ("device-name", "device-pci", "nvml-driver-version", "nvml-device-name", "nvml-device-uuid")
-_END = ("ipc-close", "vmm-unmap", "pool-free", "mem-free")
-_WORKS_AT = {
-    "accept": ("ipc-get",),
-    "blank": ("ipc-get",),
-    "coarse": ("mem-info",),
-    "lag": ("mem-info",),
-    "late": ("exit",),
-    "misstate": ("device-memory",),
-    "renumber": ("ipc-get",),
-    "corrupt-byte": (*_DELIVER, *_TELL),
-    "corrupt-page": (*_DELIVER, "pool-reuse"),
-    "corrupt-from": (*_IMPORTS, "pool-trim"),
-    "lose-writes": _IMPORTS,
-    "stale-part": ("ipc-open",),
-    "end-another": _END,
-    "end-block": ("ipc-close", "mem-free"),
-    "end-count": ("ipc-close",),
-    "wipe": _END,
-}
-"""Effect → the calls at which it does something; those that are not here do it at any, or look for it."""
+FAULTS = Path(__file__).with_name("faults.yaml")
+"""Fields of each kind of fault (``call``, ``mpi-call``, ``message``), and where each works."""
 
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _MERGED = ("versions", "files", "peers", "options")
@@ -100,8 +37,8 @@ _ARCH = {"cuda": "9.0", "hip": "gfx90a"}
 class SimulatedDevice:
     """One GPU of the simulated node.
 
-    ``memory``, ``held`` (by another process, all along) and ``granule`` (of physical memory) are bytes.
-    Allocations take ``addresses`` bytes of addresses before they take freed ones; 0: as many as there are.
+    ``memory``, ``held`` (by another process, permanently) and ``granule`` (of physical memory) are bytes.
+    Allocations use new addresses until ``addresses`` bytes are used up, then freed addresses; 0: no limit.
     """
 
     backend: str
@@ -115,15 +52,16 @@ class SimulatedDevice:
     addresses: int
     arch: str
     imex: int
-    """Whether fabric handles are permitted, as where the node has an IMEX channel."""
+    """Whether fabric handles are permitted, as by an IMEX channel."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """One finding that must be there: its check and status, its probe when given, words in its text.
+    """One expected finding: check and status; optionally its probe and words in its text.
 
-    ``subject``: what it must speak of, where that matters: ``device``, ``pair``, ``group``, ``node``.
-    ``key``: that of the finding. ``backend``: the only one on which it is expected; empty: all.
+    ``subject``: kind of subject, if given: ``device``, ``pair``, ``group``, ``node``. ``key``: the finding's
+    key. ``backend``: the only backend on which it is expected; empty: all. ``at_times``: whether a run may
+    miss it, because it depends on what processes do at the same time.
     """
 
     check: str
@@ -133,6 +71,7 @@ class Expected:
     subject: str = ""
     key: str = ""
     backend: str = ""
+    at_times: bool = False
 
     def __str__(self) -> str:
         where = self.subject and f"on a {self.subject}"
@@ -142,82 +81,82 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What a run on one backend must end in: the exit code, these findings, and no other complaint.
+    """The expected result on one backend: exit code and findings.
 
-    Whatever is not expected must be PASS or SKIP; a WARN, ERROR or FAIL beyond ``findings`` is invented.
+    All other results must be PASS or SKIP; a WARN, ERROR or FAIL beyond ``findings`` is invented.
     """
 
     exit_code: int
     findings: tuple[Expected, ...]
     faulted: frozenset[str] = frozenset()
-    """The names of the calls that have faults. A check of which nothing is stated may name one as failing."""
+    """Names of the calls with faults, which a check without an expectation may report as failing."""
 
     def of(self, check: str) -> Expectation:
-        """What is expected of this check alone."""
-        return replace(self, findings=tuple(one for one in self.findings if one.check == check))
+        """The part of the expectation for this check."""
+        return replace(self, findings=tuple(finding for finding in self.findings if finding.check == check))
 
     @property
     def checks(self) -> tuple[str, ...]:
-        """The checks that must find something."""
+        """Checks that must find the fault."""
         return tuple(dict.fromkeys(expected.check for expected in self.findings))
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedFabric:
-    """Programs of libfabric and UCX that are there, and what goes wrong in them."""
+    """The node's programs of libfabric and UCX, and their faults."""
 
     provider: str = ""
-    """One that is asked for and is another one in truth."""
+    """Name of the provider that is replaced by another provider."""
     faults: tuple[Mapping[str, str | int], ...] = ()
-    """Each as ``fabric_faults.c`` reads it, with the keys of `ANY_MESSAGE`."""
+    """Faults in the form read by ``fabric_faults.c``, with the keys of ``message`` in `FAULTS`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A simulated node, complete: nothing is left to inherit or to guess."""
+    """A complete simulated node, with inherited and default values filled in."""
 
     name: str
     description: str
     devices: tuple[SimulatedDevice, ...]
     peers: tuple[tuple[str, int, int], ...]
-    """(backend, a, b): device ``a`` can reach the memory of device ``b``."""
+    """(backend, a, b): device ``a`` has access to the memory of device ``b``."""
     versions: Mapping[str, str]
     files: Mapping[str, str]
-    """Files of the node by absolute path that the profile states itself."""
+    """Absolute path → text of files that the profile states itself."""
     faults: tuple[Mapping[str, str | int], ...]
-    """Each fault as the simulated drivers read it, with the keys of `ANY_CALL`."""
+    """Faults in the form read by the simulated drivers, with the keys of ``call`` in `FAULTS`."""
     mpi_faults: tuple[Mapping[str, str | int], ...]
-    """Each fault of an MPI library as ``mpi_faults.c`` reads it, with the keys of `ANY_MPI_CALL`."""
+    """Faults of an MPI library in the form read by ``mpi_faults.c``, with the keys of ``mpi-call`` there."""
     fabric: SimulatedFabric | None
-    """None where the node has no program of libfabric or UCX."""
+    """None if the node has no program of libfabric or UCX."""
     expect: Mapping[str, Expectation]
-    """By backend, for those that the profile must be run on; empty when it states no expectation."""
+    """Expectation by backend, for the backends on which the profile runs; empty without expectations."""
     deadline_s: float | None
-    """Deadline in seconds that suits this profile, so that a drill of a hang is quick."""
+    """Deadline in seconds for this profile, so that a drill of a hang is quick."""
     memory: MemoryShare
-    """What checks are drilled with: a fault of large memory shows only where there is a share for that."""
+    """The memory limit of drills: a fault of large memory is found only if the limit allows such memory."""
 
     @property
     def needs_mpi(self) -> bool:
-        """Whether its faults show only where ranks run, with an MPI library that the caller names."""
+        """Whether the faults appear only in ranks, so that the caller must name an MPI library."""
         return bool(self.mpi_faults)
 
     @property
     def needs_fabric(self) -> bool:
-        """Whether its faults show only where this machine has libfabric's programs to lend."""
+        """Whether the faults appear only if this machine has libfabric's programs."""
         return self.fabric is not None
 
 
 @cache
 def names() -> tuple[str, ...]:
-    """The profiles that come with the package."""
+    """Names of the shipped profiles."""
     return tuple(sorted(path.stem for path in PROFILES.glob("*.yaml")))
 
 
 def load(profile: str) -> Profile:
-    """The profile of this name, or the one in this YAML file (a path has a ``/`` or ends in ``.yaml``).
+    """The profile with this name or in this YAML file (a path has a ``/`` or ends in ``.yaml``).
 
-    Raises `BadFile` naming each mistake, also when there is no such profile.
+    Raises `BadFile` with all mistakes, also if there is no such profile.
     """
     path = _find(profile, Path.cwd())
     if path is None:
@@ -228,32 +167,32 @@ def load(profile: str) -> Profile:
 
 @cache
 def _shipped(path: Path) -> Profile:
-    """One that comes with the package, which is read once."""
+    """A shipped profile, read once."""
     return _Reader(path).profile()
 
 
 def _find(profile: str, here: Path) -> Path | None:
-    """Where the profile of this name or path is, a path being relative to ``here``; None: no such name."""
+    """File of the profile with this name or path (relative to ``here``); None for an unknown name."""
     if "/" in profile or profile.endswith(".yaml"):
         return here / profile
     return PROFILES / f"{profile}.yaml" if profile in names() else None
 
 
 def file_of(profile: str) -> Path:
-    """The file of a profile that `load` has read."""
+    """File of a profile read by `load`."""
     path = _find(profile, Path.cwd())
     assert path is not None, profile
     return path
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a size as the schema admits it: ``16 GiB``."""
+    """Bytes of a size in the schema's format: ``16 GiB``."""
     number, unit = text.split()
     return int(float(number) * _UNITS[unit])
 
 
 class _Reader:
-    """Reads a profile and what it extends, and finds the mistakes that a schema cannot see."""
+    """Reads a profile and those that it extends, and finds mistakes that a schema cannot."""
 
     def __init__(self, path: Path) -> None:
         self._documents = list(_lineage(path))
@@ -287,7 +226,7 @@ class _Reader:
         return profile
 
     def _complain(self, text: str, *keys: str | int) -> None:
-        """A mistake in the file that the value came from, at its line there."""
+        """Record a mistake, with file and line of the value."""
         document = self._origin.get(str(keys[0]), self._documents[0])
         self._mistakes.append(document.mistake(text, *keys))
 
@@ -298,9 +237,9 @@ class _Reader:
             backend = entry["backend"]
             memory, held = parse_size(entry["memory"]), parse_size(entry.get("held", "0 B"))
             if held > memory:
-                self._complain("more is held than the device has", "devices", number, "held")
+                self._complain("held memory exceeds the device's memory", "devices", number, "held")
             if entry.get("count", 1) > 1 and ("uuid" in entry or "pci" in entry):
-                self._complain("a device with its own uuid or pci has no count", "devices", number, "count")
+                self._complain("uuid or pci cannot be combined with count", "devices", number, "count")
             for _ in range(entry.get("count", 1)):
                 index = indices[backend]
                 yield SimulatedDevice(
@@ -320,7 +259,7 @@ class _Reader:
                 position += 1
 
     def _peers(self, devices: tuple[SimulatedDevice, ...]) -> Iterator[tuple[str, int, int]]:
-        """All devices of a backend reach each other unless the profile says otherwise."""
+        """(backend, device, its peer): all pairs of a backend's devices, unless the profile states them."""
         for backend in ("cuda", "hip"):
             count = sum(device.backend == backend for device in devices)
             stated = self._data.get("peers", {}).get(backend, "all")
@@ -341,12 +280,13 @@ class _Reader:
         return versions
 
     def _faults(self) -> Iterator[Mapping[str, str | int]]:
+        known = table(FAULTS)
         for number, stated in enumerate(self._data.get("faults", [])):
-            fault = {**ANY_CALL, **stated, "peer": int(stated.get("peer", False))}
+            fault = {**known["call"], **stated, "peer": int(stated.get("peer", False))}
             self._known("call", fault["call"], vocabulary.calls(), number)
-            calls = _WORKS_AT.get(fault["do"], (fault["call"],))
+            calls = known["works-at"].get(fault["do"], (fault["call"],))
             if fault["call"] not in calls and fault["call"] in vocabulary.calls():
-                text = f"{fault['do']!r} does nothing at {fault['call']!r}, only at {', '.join(calls)}"
+                text = f"{fault['do']!r} has no effect on {fault['call']!r}, only on {', '.join(calls)}"
                 self._complain(text, "faults", number, "do")
             backends = vocabulary.calls().get(fault["call"])
             if backends and fault["backend"] not in ("any", *backends):
@@ -395,19 +335,16 @@ class _Reader:
                 except (KeyError, ValueError, IndexError):
                     keys = ("expect", "findings", number, "mentions", place)
                     self._complain(f"unknown word in {text!r}", *keys)
-            yield Expected(
-                entry["check"],
-                Status(entry["status"]),
-                entry.get("probe", ""),
-                tuple(mentions),
-                entry.get("subject", ""),
-                entry.get("key", ""),
-                entry.get("backend", ""),
-            )
+            parts = {"status": Status(entry["status"]), "mentions": tuple(mentions)}
+            yield Expected(**{**entry, **parts})
 
 
 def _mpi_fault(stated: Json) -> Mapping[str, str | int]:
-    fault = {**ANY_MPI_CALL, **_with_sizes(stated), "overlapped": int(stated.get("overlapped", False))}
+    fault = {
+        **table(FAULTS)["mpi-call"],
+        **_with_sizes(stated),
+        **{name: int(stated.get(name, False)) for name in ("overlapped", "elsewhere")},
+    }
     if "cured-by" in stated:
         fault["variable"], _, fault["value"] = stated["cured-by"].partition("=")
         del fault["cured-by"]
@@ -417,12 +354,12 @@ def _mpi_fault(stated: Json) -> Mapping[str, str | int]:
 def _fabric(stated: Json) -> SimulatedFabric | None:
     if stated is None:
         return None
-    faults = [{**ANY_MESSAGE, **_with_sizes(fault)} for fault in stated.get("faults", [])]
+    faults = [{**table(FAULTS)["message"], **_with_sizes(fault)} for fault in stated.get("faults", [])]
     return SimulatedFabric(stated.get("provider", ""), tuple(faults))
 
 
 def _with_sizes(stated: Json) -> dict[str, str | int]:
-    """What is stated of a fault, its sizes in bytes; ``size`` is both the least and the most."""
+    """A fault's fields with sizes in bytes; ``size`` sets both the minimum and the maximum."""
     sizes = {key: parse_size(stated[key]) for key in ("min", "max", "bytes") if key in stated}
     if "size" in stated:
         sizes["min"] = sizes["max"] = parse_size(stated["size"])
@@ -430,9 +367,9 @@ def _with_sizes(stated: Json) -> dict[str, str | int]:
 
 
 def _lineage(path: Path) -> Iterator[Document]:
-    """The profile in ``path``, then the one it extends, and so on.
+    """The profile in ``path``, then the profile that it extends, and so on.
 
-    The shipped ones are trusted to follow the schema, which takes most of the time; a test sees to that.
+    Shipped profiles are not validated here, which would take most of the time; a test validates them.
     """
     seen: list[Path] = []
     while True:
@@ -447,5 +384,5 @@ def _lineage(path: Path) -> Iterator[Document]:
             text = f"extends: no profile {base!r}{did_you_mean(base, names())}"
             raise BadFile([document.mistake(text, "extends")])
         if found.resolve() in seen:
-            raise BadFile([document.mistake(f"extends: {base!r} leads back here", "extends")])
+            raise BadFile([document.mistake(f"extends: {base!r} is a cycle", "extends")])
         path = found

@@ -1,7 +1,7 @@
-"""The software that a simulated node claims: its files and links, as an inventory finds a real node's.
+"""The software of a simulated node: files and links as an inventory finds them on a real node.
 
-No library here can be loaded. The claims are read below the node's root alone, and say no more than a name,
-a place or a package's description.
+No library here can be loaded. The files are only read below the node's root, for names, places and package
+descriptions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MODULES = {
     "nvidia-peermem": "nvidia_peermem",
     "xpmem": "xpmem",
 }
-"""Component → the kernel module whose version it is."""
+"""Component → kernel module with its version."""
 
 _PACKAGED = {
     "libfabric": ("libfabric.so.1", "libfabric"),
@@ -24,7 +24,7 @@ _PACKAGED = {
     "openmpi": ("libmpi.so.40", "ompi"),
     "ucx": ("libucp.so.0", "ucx"),
 }
-"""Component → its library and the pkg-config file beside it, which tells the version."""
+"""Component → (library, pkg-config file next to it with the version)."""
 
 _LINKED = {
     "cray-mpich": (
@@ -36,16 +36,16 @@ _LINKED = {
     "nccl": ("libnccl.so.2", "libnccl.so.{}"),
     "shs-libfabric": ("libfabric.so.1", "../../opt/cray/libfabric/{}/lib64/libfabric.so.1"),
 }
-"""Component → its library, and where the link of that name leads, which tells the version."""
+"""Component → (library, target of its link, which has the version)."""
 
 _LIB = "/usr/lib64"
 
 NAMES = frozenset({*_MODULES, *_PACKAGED, *_LINKED})
-"""The components whose versions can be claimed here."""
+"""Components whose versions a profile can state."""
 
 
 def files(versions: Mapping[str, str]) -> dict[str, str]:
-    """Text by absolute path."""
+    """Absolute path → text."""
     made = {
         f"/sys/module/{module}/version": f"{versions[name]}\n"
         for name, module in _MODULES.items()
@@ -59,7 +59,7 @@ def files(versions: Mapping[str, str]) -> dict[str, str]:
 
 
 def links(versions: Mapping[str, str]) -> dict[str, str]:
-    """Target by absolute path of the link; each target is to be an empty file."""
+    """Absolute path of a link → its target, which must be an empty file."""
     return {
         f"{_LIB}/{soname.format(major=version.partition('.')[0])}": target.format(version)
         for name, (soname, target) in _LINKED.items()

@@ -1,7 +1,7 @@
-"""The words that profiles share with the simulated drivers, read from the tables the drivers are made of.
+"""Names shared by profiles and simulated drivers, from the tables used to build the drivers.
 
-A call has one name for both vendors: ``ipc-open`` is ``cuIpcOpenMemHandle`` and ``hipIpcOpenMemHandle``;
-so has an error: ``INVALID_HANDLE`` is ``CUDA_ERROR_INVALID_HANDLE`` and ``hipErrorInvalidHandle``.
+A call has one name for both vendors: ``ipc-open`` is ``cuIpcOpenMemHandle`` and ``hipIpcOpenMemHandle``. An
+error also has one name: ``INVALID_HANDLE`` is ``CUDA_ERROR_INVALID_HANDLE`` and ``hipErrorInvalidHandle``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PREFIXES = {"cuda": "cu", "hip": "hip"}
 
 @cache
 def calls() -> Mapping[str, Mapping[str, str]]:
-    """Call → backend → the name under which a user knows it, without a version suffix (``_v2``)."""
+    """Call → backend → name known to users, without a version suffix (``_v2``)."""
     names: dict[str, dict[str, str]] = {}
     call = ""
     for line in (_SOURCES / "calls.table").read_text().splitlines():
@@ -35,9 +35,9 @@ def calls() -> Mapping[str, Mapping[str, str]]:
 
 @cache
 def errors() -> Mapping[str, tuple[int, Mapping[str, str]]]:
-    """Error → (code, backend → the driver's name of it). Both vendors use the same codes.
+    """Error → (code, backend → the driver's name). Both vendors use the same codes.
 
-    The key is CUDA's name without what all of them begin with: ``INVALID_HANDLE``.
+    The key is CUDA's name without its common prefix: ``INVALID_HANDLE``.
     """
     rows = re.findall(r'^ERROR\(\w+, (\d+), "(\w+)", "(\w+)",', (_SOURCES / "errors.def").read_text(), re.M)
     return {
@@ -46,6 +46,6 @@ def errors() -> Mapping[str, tuple[int, Mapping[str, str]]]:
 
 
 def of_vendor(backend: str) -> Mapping[str, str]:
-    """Every call and every error in the words of one vendor."""
+    """Names of all calls and errors for one vendor."""
     words = {call: names[backend] for call, names in calls().items() if backend in names}
     return words | {error: names[backend] for error, (_, names) in errors().items()}

@@ -29,11 +29,12 @@ typedef void *handle;
 /* ---- the faults ---- */
 
 static const char *const calls[] = {"MPI_Init_thread", "MPI_Finalize", "MPI_Send", "MPI_Recv", "MPI_Isend",
-                                    "MPI_Irecv",       "MPI_Wait",     "MPI_Waitall", NULL};
-enum call { INIT, FINALIZE, SEND, RECV, ISEND, IRECV, WAIT, WAITALL };
+                                    "MPI_Irecv",       "MPI_Wait",     "MPI_Waitall", "MPI_Sendrecv", "MPI_Mrecv", NULL};
+enum call { INIT, FINALIZE, SEND, RECV, ISEND, IRECV, WAIT, WAITALL, SENDRECV, MRECV };
 
 static const char *const effects[] = {"hang",  "abort",           "segv",        "leak",           "corrupt-byte", "corrupt-guard",
-                                      "stale", "leak-descriptor", "leak-thread", "leak-addresses", "leak-host",    NULL};
+                                      "stale", "leak-descriptor", "leak-thread", "leak-addresses", "leak-host",
+                                      "wrong-source", "wrong-count", "ignore-error", "corrupt-gap", "swap", NULL};
 enum effect {
     HANG = 1 << 0,
     ABORT = 1 << 1,
@@ -46,6 +47,11 @@ enum effect {
     LEAK_THREAD = 1 << 8,
     LEAK_ADDRESSES = 1 << 9,
     LEAK_HOST = 1 << 10,
+    WRONG_SOURCE = 1 << 11,
+    WRONG_COUNT = 1 << 12,
+    IGNORE_ERROR = 1 << 13,
+    CORRUPT_GAP = 1 << 14,
+    SWAP = 1 << 15,
 };
 
 static const char *const places[] = {"any", "device", "host", NULL};
@@ -72,6 +78,8 @@ struct fault {
     unsigned keeps; /* buffers, after which the one not used for longest is given up; 0: all */
     int overlapped; /* whether a buffer is also given up once a later one lies over it */
     unsigned nth, from, every, until, calls_made;
+    unsigned outstanding; /* only while so many receives are posted */
+    int elsewhere; /* only in communicators that are not the world's */
 };
 
 /* What faults do to one message. */
@@ -108,11 +116,12 @@ static void read_fault(const char *line)
     struct fault *fault = &faults[fault_count];
     int read = sscanf(line,
                       "fault call=%31s do=%31s memory=%31s rank=%d min=%lu max=%lu bytes=%lu keeps=%u nth=%u "
-                      "from=%u every=%u until=%u log=%31s variable=%63s value=%63s overlapped=%d",
+                      "from=%u every=%u until=%u log=%31s variable=%63s value=%63s overlapped=%d "
+                      "outstanding=%u elsewhere=%d",
                       call, effect, memory, &fault->rank, &fault->min, &fault->max, &fault->bytes,
                       &fault->keeps, &fault->nth, &fault->from, &fault->every, &fault->until, level, variable, value,
-                      &fault->overlapped);
-    if (read != 16)
+                      &fault->overlapped, &fault->outstanding, &fault->elsewhere);
+    if (read != 18)
         refuse(line, "not a fault");
     if (fault->keeps && !(fault->kept = calloc(fault->keeps, sizeof *fault->kept)))
         refuse(line, "no memory");
@@ -159,7 +168,11 @@ static void *user;
 static void look_from(void *caller)
 {
     Dl_info where;
-    if (!dladdr(caller, &where) || !(user = dlopen(where.dli_fname, RTLD_LAZY | RTLD_NOLOAD)))
+    if (dladdr(caller, &where))
+        user = dlopen(where.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+    if (!user) /* called from a C program, which is no library */
+        user = dlopen(NULL, RTLD_LAZY);
+    if (!user)
         refuse("MPI_Init_thread", "the MPI library cannot be found from where it was called");
 }
 
@@ -198,6 +211,12 @@ static uint64_t bytes_of(int64_t count, handle type)
     int size = 0;
     type_size(type, &size);
     return (uint64_t)count * (uint64_t)size;
+}
+
+static bool is_world(handle comm)
+{
+    void *world = ONCE(look_up, "ompi_mpi_comm_world");
+    return world ? comm == world : (uint32_t)(uintptr_t)comm == 0x44000000; /* as an int, in MPICH and its kin */
 }
 
 /* Call a function that both drivers have, in the driver that this process uses; whether one succeeded. */
@@ -394,18 +413,37 @@ static bool occurs(struct fault *fault)
     return count >= fault->from;
 }
 
-static bool concerns(const struct fault *fault, enum call call, const void *buffer, uint64_t bytes)
+/* Messages that an MPI_Irecv waits for. */
+enum { MAX_POSTED = 256 };
+static struct posted {
+    uint64_t request; /* 0: this entry is free */
+    void *buffer;
+    uint64_t bytes;
+    handle comm;
+    struct asked asked;
+} posted[MAX_POSTED];
+
+static unsigned outstanding(void)
+{
+    unsigned count = 0;
+    for (struct posted *entry = posted; entry < posted + MAX_POSTED; entry++)
+        count += entry->request != 0;
+    return count;
+}
+
+static bool concerns(const struct fault *fault, enum call call, const void *buffer, uint64_t bytes, handle comm)
 {
     return fault->call == call && (fault->rank < 0 || fault->rank == own_rank) && fault->min <= bytes &&
-           bytes <= fault->max && (!fault->memory || is_on_device(buffer) == (fault->memory == DEVICE));
+           bytes <= fault->max && (!fault->memory || is_on_device(buffer) == (fault->memory == DEVICE)) &&
+           fault->outstanding <= outstanding() && !(fault->elsewhere && is_world(comm));
 }
 
 /* What the faults do before the real call; returns the effects on what it delivers. */
-static struct asked before(enum call call, const void *buffer, uint64_t bytes)
+static struct asked before(enum call call, const void *buffer, uint64_t bytes, handle comm)
 {
     struct asked asked = {0};
     for (struct fault *fault = faults; fault < faults + fault_count; fault++) {
-        if (!concerns(fault, call, buffer, bytes) || !occurs(fault))
+        if (!concerns(fault, call, buffer, bytes, comm) || !occurs(fault))
             continue;
         happen(fault, buffer, bytes);
         asked.effects |= fault->effect;
@@ -449,31 +487,35 @@ static void after(struct asked asked, unsigned char *buffer, uint64_t bytes)
         buffer[bytes + asked.behind] ^= 0xff;
 }
 
+/* What a status says, in the places of MPICH and its kin, else of Open MPI; 0 and 1 stand for no status. */
+static void misstate(struct asked asked, int *status, uint64_t bytes)
+{
+    if ((uintptr_t)status < 4096)
+        return;
+    if (asked.effects & WRONG_SOURCE)
+        status[handles_are_pointers() ? 0 : 2] ^= 1;
+    if (asked.effects & WRONG_COUNT && handles_are_pointers())
+        memcpy(status + 4, &bytes, sizeof bytes);
+    else if (asked.effects & WRONG_COUNT)
+        status[0] = (int)bytes;
+}
+
 /* ---- the calls ---- */
 
 EXPORT int MPI_Init_thread(int *argc, char ***argv, int required, int *provided)
 {
     look_from(__builtin_return_address(0));
     int (*real)(int *, char ***, int, int *) = demand("PMPI_Init_thread");
-    before(INIT, NULL, 0);
+    before(INIT, NULL, 0, NULL);
     return real(argc, argv, required, provided);
 }
 
 EXPORT int MPI_Finalize(void)
 {
     int (*real)(void) = demand("PMPI_Finalize");
-    before(FINALIZE, NULL, 0);
+    before(FINALIZE, NULL, 0, NULL);
     return real();
 }
-
-/* Messages that an MPI_Irecv waits for. */
-enum { MAX_POSTED = 256 };
-static struct posted {
-    uint64_t request; /* 0: this entry is free */
-    void *buffer;
-    uint64_t bytes;
-    struct asked asked;
-} posted[MAX_POSTED];
 
 static uint64_t request_at(const void *requests, int number)
 {
@@ -488,12 +530,12 @@ static struct posted *posted_as(uint64_t request)
     return NULL;
 }
 
-static void post(uint64_t request, void *buffer, uint64_t bytes)
+static void post(uint64_t request, void *buffer, uint64_t bytes, handle comm)
 {
     struct posted *entry = posted_as(0);
     if (!entry)
         refuse("MPI_Irecv", "too many messages are waited for at once");
-    *entry = (struct posted){.request = request, .buffer = buffer, .bytes = bytes};
+    *entry = (struct posted){.request = request, .buffer = buffer, .bytes = bytes, .comm = comm};
 }
 
 typedef int send_call(const void *, int, handle, int, int, handle);
@@ -518,35 +560,72 @@ static int narrow(int64_t count)
         wide ? wide(buffer, count, __VA_ARGS__) : plain(buffer, narrow(count), __VA_ARGS__);                           \
     })
 
+/* Change the first byte of a buffer in which no byte of a message of this type lies. */
+static void corrupt_gap(unsigned char *buffer, int64_t count, handle type)
+{
+    int (*extent_of)(handle, intptr_t *, intptr_t *) = ONCE(demand, "PMPI_Type_get_extent");
+    int (*unpack)(const void *, int, int *, void *, int, handle, handle) = ONCE(demand, "PMPI_Unpack");
+    void *world = ONCE(look_up, "ompi_mpi_comm_world");
+    intptr_t begin, extent;
+    int at = 0, bytes = (int)bytes_of(count, type);
+    extent_of(type, &begin, &extent);
+    extent *= count;
+    unsigned char *packed = malloc((size_t)bytes + 1), *image = calloc(1, (size_t)extent + 1);
+    if (!packed || !image)
+        refuse("corrupt-gap", "no memory");
+    memset(packed, 1, (size_t)bytes);
+    unpack(packed, bytes, &at, image, narrow(count), type, world ? world : (handle)(uintptr_t)0x44000000);
+    unsigned char *gap = memchr(image, 0, (size_t)extent);
+    if (gap)
+        buffer[gap - image] ^= 0xff;
+    free(packed);
+    free(image);
+}
+
+/* What the faults do to a message that has come; returns the code that the caller gets. */
+static int arrived(int code, struct asked asked, void *buffer, int64_t count, handle type, void *status)
+{
+    if (!code) {
+        uint64_t bytes = bytes_of(count, type);
+        after(asked, buffer, bytes);
+        if (bytes && asked.effects & CORRUPT_GAP)
+            corrupt_gap(buffer, count, type);
+        misstate(asked, status, bytes);
+    }
+    return asked.effects & IGNORE_ERROR ? 0 : code;
+}
+
 EXPORT int MPI_Send_c(const void *buffer, int64_t count, handle type, int to, int tag, handle comm)
 {
-    before(SEND, buffer, bytes_of(count, type));
-    return CALL(MPI_Send, send, type, to, tag, comm);
+    uint64_t bytes = bytes_of(count, type);
+    struct asked asked = before(SEND, buffer, bytes, comm);
+    int code = CALL(MPI_Send, send, type, to, tag, comm);
+    if (bytes && asked.effects & CORRUPT_BYTE)
+        ((unsigned char *)(uintptr_t)buffer)[bytes / 2] += 0x10; /* after it was sent */
+    return code;
 }
 
 EXPORT int MPI_Isend_c(const void *buffer, int64_t count, handle type, int to, int tag, handle comm, void *request)
 {
-    before(ISEND, buffer, bytes_of(count, type));
+    before(ISEND, buffer, bytes_of(count, type), comm);
     return CALL(MPI_Isend, isend, type, to, tag, comm, request);
 }
 
 EXPORT int MPI_Recv_c(void *buffer, int64_t count, handle type, int from, int tag, handle comm, void *status)
 {
     uint64_t bytes = bytes_of(count, type);
-    struct asked asked = before(RECV, buffer, bytes);
+    struct asked asked = before(RECV, buffer, bytes, comm);
     int code = CALL(MPI_Recv, recv, type, from, tag, comm, status);
-    if (!code)
-        after(asked, buffer, bytes);
-    return code;
+    return arrived(code, asked, buffer, count, type, status);
 }
 
 EXPORT int MPI_Irecv_c(void *buffer, int64_t count, handle type, int from, int tag, handle comm, void *request)
 {
     uint64_t bytes = bytes_of(count, type);
-    before(IRECV, buffer, bytes);
+    before(IRECV, buffer, bytes, comm);
     int code = CALL(MPI_Irecv, recv, type, from, tag, comm, request);
     if (!code)
-        post(request_at(request, 0), buffer, bytes);
+        post(request_at(request, 0), buffer, bytes, comm);
     return code;
 }
 
@@ -570,6 +649,43 @@ EXPORT int MPI_Irecv(void *buffer, int count, handle type, int from, int tag, ha
     return MPI_Irecv_c(buffer, count, type, from, tag, comm, request);
 }
 
+typedef int sendrecv_call(const void *, int, handle, int, int, void *, int, handle, int, int, handle, void *);
+typedef int sendrecv_c_call(const void *, int64_t, handle, int, int, void *, int64_t, handle, int, int, handle, void *);
+typedef int mrecv_call(void *, int, handle, void *, void *);
+typedef int mrecv_c_call(void *, int64_t, handle, void *, void *);
+
+EXPORT int MPI_Sendrecv_c(const void *buffer, int64_t count, handle type, int to, int tag, void *into, int64_t room,
+                          handle into_type, int from, int from_tag, handle comm, void *status)
+{
+    sendrecv_c_call *wide = ONCE(look_up, "PMPI_Sendrecv_c");
+    sendrecv_call *plain = ONCE(demand, "PMPI_Sendrecv");
+    uint64_t bytes = bytes_of(room, into_type);
+    struct asked asked = before(SENDRECV, into, bytes, comm);
+    int code = wide ? wide(buffer, count, type, to, tag, into, room, into_type, from, from_tag, comm, status)
+                    : plain(buffer, narrow(count), type, to, tag, into, narrow(room), into_type, from, from_tag, comm,
+                            status);
+    return arrived(code, asked, into, room, into_type, status);
+}
+
+EXPORT int MPI_Sendrecv(const void *buffer, int count, handle type, int to, int tag, void *into, int room,
+                        handle into_type, int from, int from_tag, handle comm, void *status)
+{
+    return MPI_Sendrecv_c(buffer, count, type, to, tag, into, room, into_type, from, from_tag, comm, status);
+}
+
+EXPORT int MPI_Mrecv_c(void *buffer, int64_t count, handle type, void *message, void *status)
+{
+    uint64_t bytes = bytes_of(count, type);
+    struct asked asked = before(MRECV, buffer, bytes, NULL);
+    int code = CALL(MPI_Mrecv, mrecv, type, message, status);
+    return arrived(code, asked, buffer, count, type, status);
+}
+
+EXPORT int MPI_Mrecv(void *buffer, int count, handle type, void *message, void *status)
+{
+    return MPI_Mrecv_c(buffer, count, type, message, status);
+}
+
 /* The faults of a call that waits are those of the messages that it receives. */
 static int begin_waiting(enum call call, int count, const void *requests, struct posted **received)
 {
@@ -577,17 +693,31 @@ static int begin_waiting(enum call call, int count, const void *requests, struct
     for (int i = 0; i < count; i++) {
         struct posted *entry = posted_as(request_at(requests, i));
         if (entry && entry->request) {
-            entry->asked = before(call, entry->buffer, entry->bytes);
+            entry->asked = before(call, entry->buffer, entry->bytes, entry->comm);
             received[found++] = entry;
         }
     }
     return found;
 }
 
-static void end_waiting(struct posted **received, int count)
+/* Give each of two messages the other's data, as far as the shorter one goes. */
+static void swap(struct posted *one, struct posted *other)
 {
+    unsigned char *first = one->buffer, *second = other->buffer;
+    for (uint64_t at = 0; at < one->bytes && at < other->bytes; at++) {
+        unsigned char byte = first[at];
+        first[at] = second[at];
+        second[at] = byte;
+    }
+}
+
+static void end_waiting(struct posted **received, int count, bool arrived)
+{
+    if (arrived && count > 1 && received[0]->asked.effects & SWAP)
+        swap(received[0], received[1]);
     for (int i = 0; i < count; i++) {
-        after(received[i]->asked, received[i]->buffer, received[i]->bytes);
+        if (arrived)
+            after(received[i]->asked, received[i]->buffer, received[i]->bytes);
         received[i]->request = 0;
     }
 }
@@ -598,8 +728,18 @@ EXPORT int MPI_Wait(void *request, void *status)
     struct posted *received[1];
     int found = begin_waiting(WAIT, 1, request, received);
     int code = real(request, status);
-    if (!code)
-        end_waiting(received, found);
+    end_waiting(received, found, !code);
+    return code;
+}
+
+/* A message that has come by then is as it was sent; it is not waited for any more. */
+EXPORT int MPI_Test(void *request, int *flag, void *status)
+{
+    int (*real)(void *, int *, void *) = ONCE(demand, "PMPI_Test");
+    struct posted *entry = posted_as(request_at(request, 0));
+    int code = real(request, flag, status);
+    if (entry && entry->request && (code || *flag))
+        entry->request = 0;
     return code;
 }
 
@@ -609,7 +749,6 @@ EXPORT int MPI_Waitall(int count, void *requests, void *statuses)
     struct posted *received[MAX_POSTED];
     int found = begin_waiting(WAITALL, count, requests, received);
     int code = real(count, requests, statuses);
-    if (!code)
-        end_waiting(received, found);
+    end_waiting(received, found, !code);
     return code;
 }

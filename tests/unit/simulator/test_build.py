@@ -122,7 +122,7 @@ def test_a_compiler_that_fails_tells_its_first_error(
     compiler.chmod(0o755)
     monkeypatch.setenv("CC", str(compiler))
     with pytest.raises(
-        SimulatorUnavailable, match=r"^the simulated drivers cannot be built: a\.c:2: error: no$"
+        SimulatorUnavailable, match=r"^cannot build the simulated drivers: a\.c:2: error: no$"
     ):
         build()
     assert list(cache.iterdir()) == []
@@ -131,7 +131,7 @@ def test_a_compiler_that_fails_tells_its_first_error(
 def test_a_cache_that_others_can_write_to_is_refused(cache: Path) -> None:
     cache.mkdir()
     cache.chmod(0o770)
-    with pytest.raises(SimulatorUnavailable, match=r"others can write to .*chmod go-w"):
+    with pytest.raises(SimulatorUnavailable, match=r"other users can write to .*chmod go-w"):
         build()
 
 
@@ -142,7 +142,7 @@ def test_a_cache_below_what_others_can_write_to_is_refused(
     everyones.mkdir()
     everyones.chmod(0o777)
     monkeypatch.setenv("XDG_CACHE_HOME", str(everyones))
-    with pytest.raises(SimulatorUnavailable, match=f"others can write to {everyones};"):
+    with pytest.raises(SimulatorUnavailable, match=f"other users can write to {everyones};"):
         build()
 
 
@@ -152,7 +152,7 @@ def test_a_cache_of_another_user_is_refused(cache: Path, monkeypatch: pytest.Mon
         os.chown(cache, 12345, -1)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: cache.stat().st_uid + 1)
-    with pytest.raises(SimulatorUnavailable, match="others can write to"):
+    with pytest.raises(SimulatorUnavailable, match="other users can write to"):
         build()
 
 

@@ -64,6 +64,16 @@ def test_ucx_may_meet_what_libfabric_must_where_there_is_ucx() -> None:
     assert judge(HEALTHY, [ucx], 12).invented
 
 
+def test_a_finding_at_times_is_neither_missed_nor_invented() -> None:
+    race = Expected("ipc-histories", Status.FAIL, key="data", at_times=True)
+    expected = Expectation(12, (REOPEN, race))
+    row = Row("ipc-histories", "", Status.FAIL, "memory is wrong", key="data")
+    assert judge(expected, [FOUND], 12).good
+    assert judge(expected, [FOUND, row], 12).good
+    assert judge(expected, [FOUND, replace(row, key="crash")], 12).invented
+    assert judge(expected, [row], 12).missed
+
+
 @pytest.mark.parametrize("status", [Status.WARN, Status.ERROR, Status.FAIL])
 def test_a_complaint_about_a_healthy_node_is_invented(status: Status) -> None:
     row = Row("ipc-stale", "same-size", status, "stale bytes\nand more of it")

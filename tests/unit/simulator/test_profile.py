@@ -91,27 +91,27 @@ def test_a_path_extends_a_file_beside_it(tmp_path: Path) -> None:
         (ONE_GPU + "faults: [{call: ipc-open, do: leak}]\n", "7: faults[0]: key 'bytes' is missing"),
         (
             ONE_GPU + "faults: [{call: mem-alloc, do: corrupt-byte}]\n",
-            "7: 'corrupt-byte' does nothing at 'mem-alloc', only at copy, copy-from-device, ipc-open, ",
+            "7: 'corrupt-byte' has no effect on 'mem-alloc', only on copy, copy-from-device, ipc-open, ",
         ),
         (
             ONE_GPU + "faults: [{call: pool-reuse, do: corrupt-byte}]\n",
-            "7: 'corrupt-byte' does nothing at 'pool-reuse', only at copy, ",
+            "7: 'corrupt-byte' has no effect on 'pool-reuse', only on copy, ",
         ),
         (
             ONE_GPU + "faults: [{call: mem-info, do: misstate, bytes: 1 GiB}]\n",
-            "7: 'misstate' does nothing at 'mem-info', only at device-memory",
+            "7: 'misstate' has no effect on 'mem-info', only on device-memory",
         ),
         (
             ONE_GPU + "faults: [{call: vmm-export, do: blank}]\n",
-            "7: 'blank' does nothing at 'vmm-export', only at ipc-get",
+            "7: 'blank' has no effect on 'vmm-export', only on ipc-get",
         ),
         (
             ONE_GPU + "faults: [{call: ipc-open, do: lag, ms: 20}]\n",
-            "7: 'lag' does nothing at 'ipc-open', only at mem-info",
+            "7: 'lag' has no effect on 'ipc-open', only on mem-info",
         ),
         (
             ONE_GPU + "faults: [{call: ipc-open, do: late, ms: 20}]\n",
-            "7: 'late' does nothing at 'ipc-open', only at exit",
+            "7: 'late' has no effect on 'ipc-open', only on exit",
         ),
         (
             ONE_GPU + "faults: [{call: runtime-version, backend: cuda, do: hang}]\n",
@@ -128,10 +128,10 @@ def test_a_path_extends_a_file_beside_it(tmp_path: Path) -> None:
             "7: mpi-faults[0].call: 'MPI_Send' is not known",
         ),
         (ONE_GPU + "peers: {cuda: [[0, 1]]}\n", "7: 0 to 1 is not a pair of 1 devices"),
-        (ONE_GPU.replace("16 GiB", "16 GiB, held: 17 GiB"), "3: more is held than the device has"),
+        (ONE_GPU.replace("16 GiB", "16 GiB, held: 17 GiB"), "3: held memory exceeds the device's memory"),
         (
             ONE_GPU.replace("16 GiB", "16 GiB, count: 2, pci: '0000:65:00.0'"),
-            "3: a device with its own uuid or pci has no count",
+            "3: uuid or pci cannot be combined with count",
         ),
         (ONE_GPU.replace("16 GiB", "16 GB"), "3: devices[0].memory: '16 GB' is not a size with its unit"),
         (ONE_GPU.replace("cuda-driver", "hip-runtime"), "4: a cuda device needs key 'cuda-driver' here"),
@@ -151,7 +151,7 @@ def test_a_path_extends_a_file_beside_it(tmp_path: Path) -> None:
             ONE_GPU + "extends: healthy-cud\n",
             "7: extends: no profile 'healthy-cud'; did you mean 'healthy-cuda'?",
         ),
-        (ONE_GPU + "extends: ./site.yaml\n", "7: extends: './site.yaml' leads back here"),
+        (ONE_GPU + "extends: ./site.yaml\n", "7: extends: './site.yaml' is a cycle"),
     ],
 )
 def test_a_mistake_is_named_with_its_line(tmp_path: Path, text: str, expected: str) -> None:
@@ -231,9 +231,10 @@ def test_faults_of_mpi_are_read_by_a_library_of_their_own(tmp_path: Path) -> Non
     assert loaded.needs_mpi
     assert node.mpi_faults_file(loaded).splitlines() == [
         "fault call=MPI_Recv do=hang memory=device rank=1 min=16 max=16 bytes=0 keeps=0 nth=0 from=0 every=0 "
-        "until=0 log=info variable=- value=- overlapped=0",
+        "until=0 log=info variable=- value=- overlapped=0 outstanding=0 elsewhere=0",
         f"fault call=MPI_Send do=leak memory=any rank=-1 min=1048576 max={2**63 - 1} bytes=2048 "
-        "keeps=0 nth=0 from=3 every=0 until=0 log=warn variable=UCX_TLS value=%5Ecuda_ipc overlapped=0",
+        "keeps=0 nth=0 from=3 every=0 until=0 log=warn variable=UCX_TLS value=%5Ecuda_ipc overlapped=0 "
+        "outstanding=0 elsewhere=0",
     ]
     assert "MPI" not in node.driver_file(loaded)
 
