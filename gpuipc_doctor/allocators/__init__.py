@@ -1,6 +1,6 @@
 """The allocators of CuPy and PyTorch behind one protocol (`gpuipc_doctor.api.allocator`).
 
-Importing this package imports neither; `open_allocator` does, so it belongs in a worker.
+Importing this package imports neither; `open_allocator` does, so only workers call it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ __all__ = ["open_allocator"]
 
 
 def open_allocator(name: str, gpu: DriverGpu) -> Allocator:
-    """Import the library of one allocator, by its name, and set it up for one device.
+    """Import an allocator's library and set the allocator up for one device.
 
-    Raises `BackendUnavailable` when the library cannot be used.
+    Raises `BackendUnavailable` if the library cannot be used.
     """
     match name:
         case "MemoryPool":

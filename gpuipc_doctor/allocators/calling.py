@@ -1,4 +1,4 @@
-"""What the libraries have in common: how their calls fail, their blocks, and a stream kept busy."""
+"""Code common to both libraries: failed calls, blocks, and a busy stream."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from gpuipc_doctor.backends.device import DriverGpu
 from gpuipc_doctor.model import DriverFault
 
 _OUT_OF_MEMORY = {"cuda": (2, "CUDA_ERROR_OUT_OF_MEMORY"), "hip": (2, "hipErrorOutOfMemory")}
-"""By backend, as what an allocator's want of memory is told: the libraries raise exceptions of their own."""
+"""Backend → the error for out of memory in an allocator, since the libraries raise their own exceptions."""
 
 
 @contextmanager
 def importing(library: str, module: str) -> Iterator[None]:
-    """Say in one line why a library that is installed cannot be used."""
+    """Turn import errors into one line that says why an installed library cannot be used."""
     try:
         yield
-    except Exception as error:  # a library may fail in any way while it is imported or looks for its GPU
+    except Exception as error:  # a library may fail in any way while it is imported or searches its GPU
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise BackendUnavailable(
             f"{library} is installed but cannot be used: {reason}",
-            f"see what `python -c 'import {module}'` says, and that it was built for this driver",
+            f"run `python -c 'import {module}'`, and check that it was built for this driver",
         ) from error
 
 
 @contextmanager
 def calling(gpu: DriverGpu, name: str, out_of_memory: type[Exception]) -> Iterator[None]:
-    """Arm a library's call, and raise as a `DriverError` what the driver returned to it."""
+    """Arm a library's call; the driver's error in the call is raised as a `DriverError`."""
     try:
         with gpu.driver.arm(name):
             yield
     except out_of_memory as error:
         raise DriverError(DriverFault(name, *_OUT_OF_MEMORY[gpu.driver.backend])) from error
-    except RuntimeError as error:  # the driver's errors are of this kind in both; any other is left alone
+    except RuntimeError as error:  # driver errors in both libraries; other errors are raised unchanged
         told = re.search(r"\b(?:cuda|hip)Error\w+|(?:CUDA|HIP) error: [^\n]*", str(error))
         if told is None:
             raise
@@ -46,9 +46,10 @@ def calling(gpu: DriverGpu, name: str, out_of_memory: type[Exception]) -> Iterat
 
 
 class PoolBlock(DriverBuffer):
-    """Memory that goes back to its allocator when the library's object for it, ``owner``, is let go.
+    """Memory that is freed to its allocator when ``owner``, the library's object for it, is released.
 
-    `gpuipc_doctor.api.allocator.Block`. Streams and blocks are given to those of their own library alone.
+    See `gpuipc_doctor.api.allocator.Block`. Streams and blocks are only passed to allocators of the same
+    library.
     """
 
     def __init__(self, gpu: DriverGpu, address: int, nbytes: int, owner: Any, free_call: str) -> None:
@@ -61,14 +62,14 @@ class PoolBlock(DriverBuffer):
             self.owner = None
 
     def used_by(self, stream: Any) -> None:
-        raise NotImplementedError("this library's blocks cannot be told which streams use them")
+        raise NotImplementedError("this library cannot record which streams use a block")
 
 
 class Spinner:
-    """Has a stream spin for seconds, given a kernel that spins for so many of the device's clock cycles.
+    """Makes a stream spin for a number of seconds, with a kernel that counts clock cycles.
 
-    The clock is measured once, after the kernel was loaded. It rises under load, so of a few runs the
-    fastest counts.
+    The clock rate is measured once, after the kernel was loaded. It rises under load, so the fastest of a few
+    runs counts.
     """
 
     CYCLES = 4_000_000

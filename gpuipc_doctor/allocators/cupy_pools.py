@@ -1,5 +1,5 @@
-"""CuPy's two pools: ``MemoryPool``, which caches what ``cudaMalloc`` gave, and ``MemoryAsyncPool``, the
-driver's stream-ordered allocator. On AMD the same code through CuPy's ROCm wheels, untried.
+"""CuPy's two pools: ``MemoryPool``, which caches memory from ``cudaMalloc``, and ``MemoryAsyncPool``, the
+driver's stream-ordered allocator. On AMD the same code works with CuPy's ROCm wheels (untried).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class CupyStream:
 
 
 class _Pool(ABC):
-    """What both pools share (`gpuipc_doctor.api.allocator.Allocator`)."""
+    """Common base of both pools (`gpuipc_doctor.api.allocator.Allocator`)."""
 
     name: ClassVar[str]
     kind: ClassVar[str]
@@ -61,7 +61,7 @@ class _Pool(ABC):
 
     def __init__(self, gpu: DriverGpu) -> None:
         self.gpu = gpu
-        gpu.contexts.enter()  # so that it is this context which CuPy finds
+        gpu.contexts.enter()  # so that CuPy finds this context
         with importing("CuPy", "cupy"), gpu.driver.arm("import cupy"):
             import cupy
 
@@ -125,14 +125,14 @@ class CachingPool(_Pool):
         return self.cupy.cuda.MemoryPool()
 
     def bound(self, nbytes: int) -> bool:
-        # set_limit would not do: at that limit CuPy raises at once, and only when cudaMalloc itself fails
-        # does it give back what is cached and try again.
+        # set_limit is no alternative: at that limit CuPy raises at once; only if cudaMalloc itself fails does
+        # it release its cache and retry.
         self._most = nbytes
         self._pool = self.cupy.cuda.MemoryPool(self._malloc)
         return True
 
     def _malloc(self, nbytes: int) -> Any:
-        """`cudaMalloc` as of a device that has no more than the bound. The pool has counted these bytes."""
+        """`cudaMalloc` on a device limited to the bound. The pool has already counted these bytes."""
         cuda = self.cupy.cuda
         if self._pool.total_bytes() > self._most:
             raise cuda.runtime.CUDARuntimeError(_ERROR_MEMORY_ALLOCATION)

@@ -1,4 +1,4 @@
-"""PyTorch's caching allocator, on CUDA and on ROCm (untried), where torch has the same names for both."""
+"""PyTorch's caching allocator on CUDA, and on ROCm (untried), where torch uses the same names."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from gpuipc_doctor.allocators.calling import PoolBlock, Spinner, calling, import
 from gpuipc_doctor.backends.device import DriverGpu
 
 _SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-"""The first since PyTorch 2.9, which still reads the others (docs/stable/notes/cuda.html)."""
+"""PyTorch 2.9 introduced the first name and still reads the others (docs/stable/notes/cuda.html)."""
 
 EXPANDABLE = dict.fromkeys(_SETTINGS[:2], "expandable_segments:True")
-"""Environment."""
+"""Environment that enables expandable segments."""
 
 
 class TorchStream:
@@ -49,7 +49,7 @@ class TorchBlock(PoolBlock):
 
 
 class CachingAllocator:
-    """`gpuipc_doctor.api.allocator.Allocator`. A process has one, and its settings are the environment's."""
+    """`gpuipc_doctor.api.allocator.Allocator`. One per process, configured by the environment."""
 
     records_streams = True
     release_call = "torch.cuda.empty_cache"
@@ -57,7 +57,7 @@ class CachingAllocator:
     def __init__(self, gpu: DriverGpu) -> None:
         self.gpu = gpu
         self.ordinal = gpu.ordinal
-        gpu.contexts.enter()  # so that it is this context which PyTorch finds
+        gpu.contexts.enter()  # so that PyTorch finds this context
         with importing("PyTorch", "torch"), gpu.driver.arm("import torch"):
             import torch
 
@@ -67,7 +67,8 @@ class CachingAllocator:
 
     @cached_property
     def _setting(self) -> str:
-        """The setting that decides over its kind of memory, as it is written; empty for the default."""
+        """The setting that selects this allocator's kind of memory, as users write it; empty for the
+        default."""
         return next(
             (
                 f"{name}={os.environ[name]}"
@@ -93,7 +94,7 @@ class CachingAllocator:
 
     def spin_cycles(self, cycles: int, stream: Any) -> None:
         with self.torch.cuda.stream(stream):
-            self.torch.cuda._sleep(cycles)  # not documented, but what PyTorch's own tests spin with
+            self.torch.cuda._sleep(cycles)  # undocumented, but used by PyTorch's own tests
 
     @cached_property
     def spinner(self) -> Spinner:
@@ -126,7 +127,7 @@ class CachingAllocator:
 
 
 class ExpandableAllocator(CachingAllocator):
-    """The same with expandable segments, whatever the environment says."""
+    """The same allocator with expandable segments, regardless of the environment."""
 
     def __init__(self, gpu: DriverGpu) -> None:
         os.environ.update(EXPANDABLE)

@@ -1,4 +1,4 @@
-"""PyTorch, told of expandable segments before it is imported: what the stem of its workers imports."""
+"""PyTorch with expandable segments, which must be set before torch is imported. Workers' stems import it."""
 
 from __future__ import annotations
 

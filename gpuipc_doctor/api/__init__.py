@@ -1,8 +1,8 @@
-"""All that a check file may import.
+"""Everything that a check file may import.
 
-A check is one file with one `Check` and its role functions. ``probes`` plans, role functions run in
-workers, ``judge`` is pure and sees completed probes only; what did not complete is judged by the engine. What
-is imported here is the interface.
+A check is one file with one `Check` and its role functions. ``probes`` plans, role functions run in workers,
+``judge`` is pure and receives completed probes only; the engine judges incomplete ones. The names imported
+here are the interface.
 """
 
 from gpuipc_doctor.api.allocator import Allocator, Block, Stream, give_back, use_once
@@ -52,6 +52,7 @@ from gpuipc_doctor.api.ledger import (
     NOISE_BYTES,
     ODD_BYTES,
     PATIENCE_S,
+    REINSTALL,
     SETTLE_S,
     Account,
     Ledger,
@@ -73,6 +74,7 @@ from gpuipc_doctor.api.patterns import (
     mib,
     pattern,
     read_unless_pattern,
+    reader_of,
     unlike_pattern,
     write_glances,
     write_pattern,
@@ -81,11 +83,12 @@ from gpuipc_doctor.api.patterns import (
     wrong_pattern,
 )
 from gpuipc_doctor.api.placement import misplaced
-from gpuipc_doctor.api.process_ledger import figures_of_process, watched
+from gpuipc_doctor.api.process_ledger import figures_of_process, judge_processes, watched
+from gpuipc_doctor.api.program_loss import judge_loss, repeat_if_lost
 from gpuipc_doctor.api.samples import MemorySamples
 from gpuipc_doctor.api.samples import series as memory_series
 from gpuipc_doctor.api.trend import Slope, lasting, slope
-from gpuipc_doctor.api.worker import Fabric, Mpi, Peer, Worker
+from gpuipc_doctor.api.worker import Child, ChildGone, ChildHangs, Fabric, Mpi, Peer, Worker
 from gpuipc_doctor.model import (
     AtRest,
     Device,

@@ -1,8 +1,8 @@
-"""What stands between applications and the driver: the protocol of array libraries' memory allocators.
+"""The protocol of array libraries' memory allocators.
 
-``allocators`` implements it, workers hand it to checks, and a check plans a `probe` of it. Whatever reaches
-the library is *armed* under the library's own name for it. An allocator that finds no memory raises
-`DriverError` with ``is_out_of_memory``. Sizes are bytes, times seconds.
+``allocators`` implements it, workers pass it to checks, and a check plans a `probe` of it. Each library call
+is *armed* under the library's own name for it. An allocator out of memory raises `DriverError` with
+``is_out_of_memory``. Sizes are bytes, times seconds.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ _OF = {
     ("pytorch", "cuda"): ("PyTorch",),
     ("pytorch", "hip"): ("PyTorch",),
 }
-"""Fact of the inventory, and backend → the allocators that this library has for it.
+"""(Inventory fact, backend) → the library's allocators.
 
 CuPy's second pool is refused on HIP (``is_async_alloc_supported`` in cupy/cuda/memory.pyx, 14.2).
 """
 
 
 DEADLINE_S = 60.0
-"""For one operation of a library's, in seconds: the first ones load its kernels."""
+"""Seconds for one library operation: the first one loads kernels."""
 
 
 def installed(inventory: Iterable[Fact], backend: str) -> tuple[tuple[str, ...], ...]:
-    """The allocators that can be tested on a backend's devices, of each array library that was found."""
+    """The testable allocators of each array library found, for a backend's devices."""
     return tuple(
         _OF[fact.name, backend]
         for fact in inventory
@@ -47,7 +47,7 @@ def probe(
     concurrent: frozenset[str] = frozenset(),
     **params: Json,
 ) -> Probe:
-    """A probe of this allocator, which its roles find in the parameter ``allocator``."""
+    """A probe of this allocator; its roles find the allocator's name in the parameter ``allocator``."""
     params = {"allocator": name, **params}
     imports = _imports(name, device.backend)
     return Probe(
@@ -63,9 +63,9 @@ def probe(
 
 
 def _imports(allocator: str, backend: str) -> tuple[str, ...]:
-    """What may be imported before the workers start (`Probe.imports`).
+    """Modules to import before the workers start (`Probe.imports`).
 
-    Nothing on HIP, where nobody has tried whether the libraries leave the driver alone until they are used.
+    None on HIP: it is untested whether importing these libraries starts the driver.
     """
     modules = {
         "MemoryPool": "cupy",
@@ -77,85 +77,87 @@ def _imports(allocator: str, backend: str) -> tuple[str, ...]:
 
 
 def _built_for(fact: Fact) -> str:
-    """As distributions say: ``cupy_rocm_5_0``, ``torch-2.5.1+rocm6.2``, ``torch-2.5.1+cpu``."""
+    """Backend of a distribution, by its name: ``cupy_rocm_5_0``, ``torch-2.5.1+rocm6.2``,
+    ``torch-2.5.1+cpu``.
+    """
     told = f"{fact.value} {fact.source}"
     return "" if "+cpu" in told else "hip" if "rocm" in told else "cuda"
 
 
 class Stream(Protocol):
-    """A queue of work on the device: what is put into it is done in turn, and the calls return at once."""
+    """A queue of work on the device: work runs in order, and calls return at once."""
 
     def spin(self, seconds: float) -> None:
-        """Keep the stream busy for about so long, by a kernel that does nothing else."""
+        """Keep the stream busy for about this many seconds with an idle kernel."""
 
     def copy(self, to: Block, source: Block) -> None:
         """Copy all of ``source``, which has the size of ``to``."""
 
     def wait_for(self, other: Stream) -> None:
-        """Let what is put here from now on wait for all that is in ``other`` by now (an event)."""
+        """Make later work of this stream wait for the current work of ``other`` (an event)."""
 
     def synchronize(self) -> None:
-        """Wait until all is done."""
+        """Wait until all queued work is done."""
 
 
 class Block(Buffer, Protocol):
-    """Memory of an allocator. ``free`` gives it back to the allocator, which may hand it out again at once.
+    """Memory of an allocator. ``free`` returns it to the allocator, which may reuse it at once.
 
-    ``read`` and ``write`` know nothing of streams: synchronise first.
+    ``read`` and ``write`` ignore streams: synchronise first.
     """
 
     def used_by(self, stream: Stream) -> None:
-        """Tell the allocator that ``stream`` uses it, too (PyTorch's ``record_stream``).
+        """Tell the allocator that ``stream`` also uses the block (PyTorch's ``record_stream``).
 
-        Only where `Allocator.records_streams`.
+        Requires `Allocator.records_streams`.
         """
 
 
 class Allocator(Protocol):
-    """One allocator of one library on one device, with a pool of its own where the library allows it."""
+    """One allocator of one library on one device, with its own pool if the library allows it."""
 
     @property
     def kind(self) -> str:
-        """What legacy IPC makes of its memory: ``plain``, or a kind of `Gpu.unexportable_kinds`."""
+        """Kind of its memory for legacy IPC: ``plain``, or a kind of `Gpu.unexportable_kinds`."""
 
     @property
     def chosen_by(self) -> str:
-        """The call or the setting that has an application use it, as it is written."""
+        """The call or setting with which an application selects this allocator, as typed."""
 
     @property
     def records_streams(self) -> bool:
-        """Whether its blocks can be told which streams use them."""
+        """Whether the library can record which streams use a block."""
 
     @property
     def release_call(self) -> str:
-        """What ``release`` is called in the library."""
+        """The library's name of ``release``."""
 
     def stream(self) -> Stream:
-        """A new stream, which waits for no other unless it is told to."""
+        """A new stream that does not wait for the default stream."""
 
     def alloc(self, nbytes: int, stream: Stream) -> Block:
-        """Memory for use on ``stream``: uninitialised, and new or out of what was freed there."""
+        """Uninitialised memory for use on ``stream``: new, or freed before on that stream."""
 
     def held(self) -> tuple[int, int]:
-        """(allocated, reserved) bytes: what is handed out, and what was taken from the driver for it."""
+        """(allocated, reserved) bytes: allocated by users, reserved from the driver."""
 
     def release(self) -> None:
-        """Have it give back to the driver what is not allocated, nor freed on a stream that is still busy."""
+        """Release to the driver all memory that is neither allocated nor freed on a busy stream."""
 
     def bound(self, nbytes: int) -> bool:
-        """From now on, take no more than this from the driver, as if the device had no more.
+        """Limit the bytes taken from the driver from now on, as if the device had no more.
 
-        Called before the first allocation. False, and nothing is bound, where the library cannot do that.
+        Call it before the first allocation. Returns False, without effect, if the library has no limit.
         """
 
 
 def use_once(allocator: Allocator, stream: Stream, nbytes: int) -> None:
-    """Have the library load what it loads at first use, before anybody watches."""
+    """Make the library load its lazy parts before memory use is measured."""
     allocator.alloc(nbytes, stream).free()
     give_back(allocator, stream)
 
 
 def give_back(allocator: Allocator, stream: Stream) -> None:
-    """Have it give back all that is free, what was freed on this stream a moment ago, too."""
+    """Release all free memory to the driver, including what was just freed on this stream."""
     stream.synchronize()
     allocator.release()

@@ -1,6 +1,6 @@
-"""How much of a device's memory a role may take: the site's share, from a check's plan to its roles.
+"""How much device memory a role may take: the site's limit, passed from a check's plan to its roles.
 
-An allocator that would take more is held to it: see `Bounded`.
+`Bounded` enforces the limit on an allocator.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from gpuipc_doctor.model import Json, MemoryShare
 
 
 def share(memory: MemoryShare) -> dict[str, Json]:
-    """What goes to the ``params`` of a probe whose roles ask for their `share_of_free`."""
+    """The ``params`` of a probe whose roles use `share_of_free`."""
     return {"share": asdict(memory)}
 
 
 def share_of_free(w: Worker) -> int:
-    """Bytes of what this role's device has free that it may take."""
+    """Bytes of the device's free memory that this role may take."""
     return MemoryShare(**w.params["share"]).of(w.gpu.memory_info()[0])
 
 
 class Bounded:
-    """An allocator that takes no more than ``room`` bytes, as if the device had no more.
+    """An allocator limited to ``room`` bytes, as if the device had no more.
 
-    Where the library has no such bound, it is told to give back what it keeps whenever it would take more.
+    If the library has no limit of its own, its cache is released before it would exceed this one.
     """
 
     def __init__(self, w: Worker, allocator: Allocator, room: int) -> None:
@@ -36,12 +36,12 @@ class Bounded:
         self._bound_by_library = allocator.bound(room)
         self.room = room
         self.refused = ""
-        """What there was no room for, and what was held then."""
+        """The size of the refused allocation, and the memory that was allocated when it was refused."""
         self.releases_s: list[float] = []
-        """Seconds that each allocation took for which something was given back."""
+        """Duration in seconds of each allocation that first had to release the cache."""
 
     def alloc(self, nbytes: int, stream: Stream) -> Block | None:
-        """A block; None where there is no room for it, and from then on."""
+        """A block, or None if it does not fit; after the first None, always None."""
         if self.refused:
             return None
         reserved, began = self._reserved, self._w.clock()
@@ -50,7 +50,7 @@ class Bounded:
         if block is None:
             self.refused = (
                 f"asked for {mib(nbytes)} with {mib(allocated)} allocated and {mib(now_reserved)} reserved, "
-                f"of {mib(self.room)} that it may take"
+                f"with a limit of {mib(self.room)}"
             )
         elif now_reserved < reserved:
             self.releases_s.append(self._w.clock() - began)
@@ -66,7 +66,7 @@ class Bounded:
             return self._allocator.alloc(nbytes, stream)
         except DriverError as error:
             if not error.is_out_of_memory or self._w.gpu.memory_info()[0] < self.room:
-                raise  # it is the device that has no more
+                raise  # the device itself has no more
             return None
 
     @property

@@ -12,17 +12,17 @@ from gpuipc_doctor.api.trend import BLOCK_BYTES, Slope, last_third, lasting, slo
 from gpuipc_doctor.model import Evidence, EvidenceKind, ProbeOutcome
 
 FEWEST = 12
-"""Buffers: a third of them is enough for a slope."""
+"""Minimum number of buffers: the last third of them must suffice for a slope."""
 
 KEPT = 0.25
-"""Growth by this fraction of a buffer each time is that of buffers which are kept."""
+"""Growth per iteration, as a fraction of a buffer, from which buffers count as kept."""
 
 ONCE = 3
-"""Levels of used memory that are not growth yet: a library may set something up, and once more."""
+"""Rises of used memory that do not count as growth: a library may initialise twice."""
 
 
 def growing_sizes(room: float, first: int, step: int, most: int) -> list[int]:
-    """Sizes of buffers that fit into ``room``, each larger than the last by ``step``, or less of each."""
+    """Sizes that fit into ``room`` bytes, each larger than the one before by up to ``step``."""
     sizes = range(first, first + step * most, step)
     fitting = sum(total <= room for total in accumulate(sizes))
     sizes = sizes[: max(fitting, FEWEST)]
@@ -31,23 +31,23 @@ def growing_sizes(room: float, first: int, step: int, most: int) -> list[int]:
 
 
 def equal_sizes(room: int, least: int, largest: int, most: int) -> list[int]:
-    """As many of one size as fit into ``room``, of ``least`` bytes or more each, or `FEWEST` smaller ones."""
+    """Equal sizes that fit into ``room`` bytes, at least ``least`` bytes each, or `FEWEST` smaller ones."""
     number = max(FEWEST, min(most, room // least))
     return [min(largest, room // number)] * number
 
 
 def how_many(room: float, size: int, most: int) -> int:
-    """How many buffers of ``size`` fit into ``room``, up to ``most``; 0 where they are too few to tell by."""
+    """Number of buffers of ``size`` that fit into ``room``, up to ``most``; 0 if that is too few to judge."""
     number = min(most, int(room / size))
     return number if number >= FEWEST else 0
 
 
 @dataclass(frozen=True, slots=True)
 class BufferGrowth:
-    """Used memory in bytes after each of these buffers was sent and freed; in the control none was sent.
+    """Used memory in bytes after each buffer was sent and freed; the control sends none.
 
-    Only the last third counts: by then, a cache that has a bound is full. If used memory still grows, small
-    buffers follow, because a cache counts buffers, and then a large one.
+    Only the last third is judged: by then a bounded cache is full. If used memory still grows, small buffers
+    follow, since a cache counts buffers, and then a large one.
     """
 
     sizes: Sequence[int]
@@ -56,24 +56,24 @@ class BufferGrowth:
     small: Sequence[float] = ()
     """Used memory after each small buffer."""
     each: int = 1
-    """Bytes of a small buffer; a driver takes as many for a smaller one."""
+    """Bytes of a small buffer, at least a driver block."""
     late: Sequence[float] = ()
     """Used memory after the large buffer at the end."""
     apart: bool = False
-    """Whether the small and late buffers share no address with a buffer that was freed before them."""
+    """Whether no small or late buffer shares an address with a buffer freed before it."""
     pace: float = 1.0
-    """How much longer an iteration took with a message than without."""
+    """Duration of an iteration with a message, relative to one without."""
 
     @property
     def growth(self) -> Slope:
-        """Bytes by which used memory goes on growing each time."""
+        """Bytes by which used memory grows per iteration in the last third."""
         return lasting(self.used)
 
     @property
     def unsuspicious(self) -> float:
-        """Bytes by which it may grow each time: as in the control, or noise over the last third.
+        """Bytes of growth per iteration to ignore: the control's growth, or noise over the last third.
 
-        Two blocks of a driver's own, where they come worst, are a slope of up to 1.2 times what they come to.
+        At worst, two driver blocks make a slope of 1.2 times their size.
         """
         return max(self._without_messages, 1.25 * NOISE_BYTES / len(last_third(self.used)))
 
@@ -83,15 +83,16 @@ class BufferGrowth:
 
     @property
     def may_grow(self) -> bool:
-        """Whether more is in use than after the first buffer: small ones show whether that goes on."""
+        """Whether more memory is in use than after the first buffer, so that small buffers must show whether
+        that continues."""
         return self.grows or self.beyond_the_first > NOISE_BYTES
 
     @property
     def creep(self) -> float:
-        """Bytes by which each small buffer raised used memory for good, beside a cache or none; 0: not seen.
+        """Bytes lost with each small buffer, apart from any cache; 0 if none detected.
 
-        For a library that loses few of its buffers, or a little with each. What a cache keeps goes up and
-        down and hides that, so the highest and the lowest figures are compared, as far apart as possible.
+        This finds libraries that lose some buffers whole, or a little with each. A cache's usage
+        fluctuates and hides that, so minima and maxima are compared, as far apart as possible.
         """
         rises, between = self._rises
         if min(rises, default=0) <= self._noise or len(self._ends[0]) < self._displaced_after:
@@ -100,24 +101,55 @@ class BufferGrowth:
         return min(rises) / between if len(set(for_good)) > ONCE else 0.0
 
     @property
+    def climb(self) -> float:
+        """Bytes per iteration by which used memory permanently rose, in each third; 0 if not in all.
+
+        This finds libraries that lose a few buffers: between two losses, used memory stays constant for
+        longer than a slope allows. A cache that still fills in the last third has kept the whole second
+        third.
+        """
+        third = len(self.used) // 3
+        for_good = self._for_good
+        rises = [for_good[(part + 1) * third - 1] - for_good[max(part * third - 1, 0)] for part in range(3)]
+        least = NOISE_BYTES + max(self._without_messages, 0.0) * third
+        if (
+            not self.rose_often
+            or min(rises) <= least
+            or rises[1] >= KEPT * sum(self.sizes[third : 2 * third])
+        ):
+            return 0.0
+        return sum(rises[1:]) / (2 * third)
+
+    @property
+    def steps(self) -> int:
+        """Number of permanent rises of used memory."""
+        return len(set(self._for_good)) - 1
+
+    @property
+    def rose_often(self) -> bool:
+        """Whether used memory rose permanently more often than a library initialises something."""
+        return self.steps > ONCE
+
+    @property
     def is_large(self) -> bool:
-        """Whether each message costs a driver's block or more, or a good part of its buffer."""
+        """Whether each message costs at least a driver block, or a large part of its buffer."""
         least = min(BLOCK_BYTES, KEPT * self._mean)
         return self.grows and self.growth.low >= max(self._without_messages, 0.0) + least
 
     @property
     def beyond_the_first(self) -> float:
-        """Bytes in use beyond what was after the first buffer."""
+        """Growth in bytes from the first buffer to the last."""
         return self.used[-1] - self.used[0]
 
     @property
     def since_the_first(self) -> tuple[float, ...]:
-        """Bytes in use beyond what was after the first buffer, after each."""
+        """Growth in bytes since the first buffer, as measured after each buffer."""
         return tuple(used - self.used[0] for used in (*self.used, *self.small, *self.late))
 
     @property
     def at_least(self) -> int:
-        """The fewest buffers that held what was used at most: small ones as it rose, and the largest ones."""
+        """The fewest buffers that explain the peak: small ones sent while usage rose, plus the largest
+        of the large ones."""
         went = [self.used[-1], *self.small]
         went = went[: went.index(max(went)) + 1]
         rises = sum(max(0.0, after - before) for before, after in pairwise(went))
@@ -127,38 +159,37 @@ class BufferGrowth:
 
     @property
     def bound(self) -> float | None:
-        """Bytes that a cache keeps; None if it was not seen to have a bound.
-
-        It has one if it released buffers for small ones until used memory levelled off. A library without a
-        bound also releases a mapping if a later buffer has its address, so no small buffer may lie where a
-        freed one was.
+        """Bytes kept by a bounded cache; None if no bound was seen. A cache is bounded if it evicted large
+        buffers to store small ones until used memory levelled off. A library without a bound also releases a
+        mapping if a later buffer has its address, so small buffers must not reuse freed addresses.
         """
         return self._since_before_the_first(self._level) if self._levels_off and self.releases else None
 
     @property
     def counts_bytes(self) -> bool:
-        """Whether a cache that stayed full had no room for the large buffer, but gave up others for it."""
+        """Whether a full cache evicted other buffers for the large one: it counts bytes."""
         stayed_full = self._level - min(last_third(self.small), default=0) <= NOISE_BYTES
         return stayed_full and bool(self.late) and self.late[-1] < self._level + KEPT * self.sizes[-1]
 
     @property
     def stops(self) -> bool:
-        """Whether growth was seen to stop, with small and with large buffers, though nothing was released."""
+        """Whether growth stopped, with small and with large buffers, although nothing was released."""
         if not self.is_large or not self.late or not self._levels_off or self.releases:
             return False
         return self.late[-1] - self._level < self.growth.low / 2
 
     def was_passed(self, bound: float, times: int) -> bool:
-        """Whether enough was sent to fill a cache with this bound so often: small buffers, or bytes."""
+        """Whether enough small buffers or bytes were sent to fill a cache with this bound ``times`` times."""
         sent = len(self.small) * self.each + (sum(self.sizes) if self.counts_bytes else 0)
         return sent >= times * bound
 
     def plateau(self, whose: str, block: int) -> Evidence:
-        """What was seen where nothing is kept, and which growth would have been, counted in such blocks."""
+        """Evidence of a PASS: the observed use, and the smallest growth that would have been detected, in
+        blocks."""
         last = last_third(self.used)
         return Evidence.seen(
-            "{role}: {more:mib} more in use than at the start; growth by {least:bytes} or more each "
-            "iteration would have been found",
+            "{role}: {more:mib} more in use than at the start; would have detected growth of "
+            "{least:bytes} per iteration",
             role=whose,
             more=self.beyond_the_first,
             least=smallest_found(range(len(last)), last, self.unsuspicious, block),
@@ -171,26 +202,33 @@ class BufferGrowth:
         return any(most - now > NOISE_BYTES for most, now in zip(accumulate(went, max), went, strict=True))
 
     @property
-    def _levels_off(self) -> bool:
-        """Whether used memory went as high and as low at the end as where the large buffers were displaced.
+    def _for_good(self) -> list[float]:
+        """For each buffer, the minimum of used memory from this buffer to the last."""
+        return [*accumulate(reversed(self.used), min)][::-1]
 
-        A cache that is emptied when it is full goes in saw teeth; so does a leak, but these rise.
+    @property
+    def _levels_off(self) -> bool:
+        """Whether usage reached the same minimum and maximum at the end as when the large buffers were
+        evicted.
+
+        With a cache that is emptied when full, usage is a sawtooth; with a leak also, but a rising one.
         """
         rises, _ = self._rises
         return self.apart and bool(rises) and all(abs(rise) <= self._noise for rise in rises)
 
     @property
     def _displaced_after(self) -> int:
-        """Small buffers after which a cache that counts buffers is full of small ones.
+        """Number of small buffers after which a cache that counts buffers holds only small ones.
 
-        At most two thirds of them; one third if the large ones have filled it, which are fewer than these.
+        At most two thirds of the small buffers; one third if the large buffers, fewer in number, had already
+        filled the cache.
         """
         kept = self._since_before_the_first(max(last_third(self.small))) / self.each
         return min(max(FEWEST, math.ceil(kept)), (2 if self.grows else 1) * len(self.small) // 3)
 
     @property
     def _ends(self) -> tuple[Sequence[float], Sequence[float]]:
-        """The first and the last figures since then: of a third each, or of as many as a cache may have."""
+        """First and last readings of a cache full of small buffers: a third each, or as many as it holds."""
         if len(self.small) < FEWEST:
             return (), ()
         then = self.small[self._displaced_after :]
@@ -199,7 +237,7 @@ class BufferGrowth:
 
     @property
     def _rises(self) -> tuple[tuple[float, ...], int]:
-        """By how much the highest and lowest figures rose from end to end, and the buffers between."""
+        """Rise of the minimum and maximum from the first to the last part, and the buffers between."""
         first, last = self._ends
         if not first:
             return (), 1
@@ -212,16 +250,16 @@ class BufferGrowth:
 
     @property
     def _level(self) -> float:
-        """Used memory at most once a cache is full of small buffers."""
+        """Maximum used memory when a cache is full of small buffers."""
         return max(self._ends[0], default=0)
 
     def _since_before_the_first(self, used: float) -> float:
-        """Bytes in use beyond what was before the first buffer, if that was kept, in a driver's blocks."""
+        """Growth in bytes since before the first buffer, which counts as kept, in driver blocks."""
         return used - self.used[0] + -(-self.sizes[0] // self.each) * self.each
 
     @property
     def _without_messages(self) -> float:
-        """Bytes each time by the control; what certainly grows there grows with time."""
+        """Bytes per iteration in the control: growth that depends on time, not messages."""
         control = slope(range(len(self.control)), self.control)
         return control.high * self.pace if control.low > 0 else control.high
 
@@ -231,11 +269,11 @@ class BufferGrowth:
 
 
 def held_by(done: ProbeOutcome, place: int, growth: Slope) -> list[Evidence]:
-    """Evidence of which roles' processes hold the growth, if per-process usage is known.
+    """Evidence: the roles whose processes hold the growth, if per-process usage is known.
 
-    A driver counts memory that its owner has freed for those who still map it.
+    A driver attributes memory that its exporter has freed to the processes that still map it.
     """
-    says = "the {role}'s process holds it: {growth:mib} more each iteration"
+    says = "held by the {role}'s process: +{growth:mib} per iteration"
     found = []
     for role, record in done.records.items():
         held = record["held"][place]
@@ -246,6 +284,6 @@ def held_by(done: ProbeOutcome, place: int, growth: Slope) -> list[Evidence]:
 
 
 def share_no_address(buffers: Sequence[Sequence[int]], freed: Sequence[Sequence[int]]) -> bool:
-    """Whether none of ``buffers`` overlaps another or one of ``freed``: ``(address, bytes)`` each."""
+    """Whether none of ``buffers``, as ``(address, bytes)``, overlaps another or one of ``freed``."""
     pairs = chain(combinations(buffers, 2), product(buffers, freed))
     return not any(a < b + b_bytes and b < a + a_bytes for (a, a_bytes), (b, b_bytes) in pairs)

@@ -1,7 +1,8 @@
-"""What a check is, and what it plans with."""
+"""The check protocol and the types for planning."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -27,40 +28,51 @@ from gpuipc_doctor.model import (
     Unexpected,
 )
 
+SEARCH_FRACTION = 0.6
+"""Fraction of the remaining time for a search; the rest is for replaying its result."""
+
 
 @dataclass(frozen=True)
 class Context:
-    """What a check may plan with: the devices that were selected and have what the check requires."""
+    """The context for planning: the selected devices with the check's required capabilities."""
 
     devices: tuple[Device, ...] = ()
     inventory: tuple[Fact, ...] = ()
     version_matches: tuple[Join, ...] = ()
-    """Known issues whose bad version range holds a version found on this node."""
+    """Known issues whose affected versions include a version found on this node."""
     mpi: MpiStack | None = None
-    """For checks with ``needs_mpi``: an MPI that takes the device pointers of all ``devices``."""
+    """For checks with ``needs_mpi``: an MPI that accepts device pointers on all of ``devices``."""
     fabric: FabricStack = field(default_factory=FabricStack)
     across: Launch | None = None
-    """For checks that go ``across``: how two processes start on two nodes, where that was asked for."""
+    """For checks that go ``across``: how to start two processes on two nodes, if requested."""
     settings: tuple[Setting, ...] = ()
-    """Environment variables that are set, and what each does in the versions of this node."""
+    """The environment variables that are set, with their effect in this node's versions."""
+    lacking: tuple[str, ...] = ()
+    """Settings missing on this node that would help diagnose a hanging job."""
     unexpected: tuple[Unexpected, ...] = ()
-    """What of the node is not as its site expects it."""
+    """Facts of the node that differ from the site config's expectations."""
     options: Mapping[str, Json] = field(default_factory=dict)
     """This check's ``options`` of the site config."""
     tier: Tier = Tier.ACCEPTANCE
-    """How long the run may take."""
+    """The tier of the run."""
     harmful: frozenset[str] = frozenset()
-    """Steps (`Probe.harms`) that must not be done on this node, for checks that can leave out some."""
+    """Harmful steps (`Probe.harms`) that must not run on this node, for checks that can omit them."""
     memory: MemoryShare = field(default_factory=MemoryShare)
-    """How much device memory a check may come to hold on one device."""
+    """Maximum device memory that a check may hold on one device."""
+    time_left_s: float = math.inf
+    """Seconds left of the run's budget when the probes are planned."""
+
+    def within_budget(self, seconds: float) -> float:
+        """Shorten a search so that time remains to replay its result."""
+        return min(seconds, SEARCH_FRACTION * self.time_left_s)
 
     @property
     def allocators(self) -> tuple[tuple[Device, str], ...]:
         """Each allocator (a name for `Worker.allocator`) with a device to test it on.
 
-        What they do is the library's doing rather than a device's, so each has one device, and the devices of
-        a backend share the libraries: most of their probes have a device to themselves. In ``soak`` each has
-        all.
+        Allocators depend on the library rather than on the device, so each gets one device. The devices of a
+        backend are distributed over its libraries, so that most probes have a device to themselves. In
+        ``soak`` each allocator is tested on every device.
         """
         of_backend: dict[str, list[Device]] = {}
         for device in self.devices:
@@ -75,15 +87,15 @@ class Context:
         return tuple(sorted(chosen, key=lambda one: self.devices.index(one[0])))
 
     def room(self, devices: Iterable[Device]) -> int:
-        """Bytes that a check may come to hold on each of these devices."""
+        """Bytes that a check may hold on each of these devices."""
         return self.memory.of(min(device.total_bytes for device in devices))
 
     @property
     def subjects(self) -> tuple[tuple[Device, ...], ...]:
-        """What a check of devices and pairs is to probe in this tier: devices, then pairs of them.
+        """The devices and pairs to probe in this tier.
 
-        ``prolog``: no pairs. ``acceptance``: the pairs of `neighbours`, for with eight GPUs all 56 would
-        take minutes. ``soak``: all `pairs`.
+        ``prolog``: no pairs. ``acceptance``: the pairs of `neighbours`, because all 56 pairs of eight GPUs
+        would take minutes. ``soak``: all `pairs`.
         """
         pairs = {Tier.PROLOG: (), Tier.ACCEPTANCE: self.neighbours, Tier.SOAK: self.pairs}[self.tier]
         return (*((device,) for device in self.devices), *pairs)
@@ -95,7 +107,8 @@ class Context:
 
     @property
     def neighbours(self) -> tuple[tuple[Device, Device], ...]:
-        """Of `pairs`, each device with the next of its backend, and of more than two the last with the first.
+        """The `pairs` of each device with the next of its backend; of more than two devices, also of the last
+        with the first.
 
         Two devices are one such pair; of more, each exports once and imports once.
         """
@@ -107,7 +120,7 @@ class Context:
 
     @property
     def rank_pairs(self) -> tuple[tuple[Device, Device], ...]:
-        """Each two devices of a backend once, rank 0's first, that the launcher shows to the two ranks."""
+        """Unordered pairs of a backend's devices shown to the two ranks, rank 0's device first."""
         chosen: dict[frozenset[str], tuple[Device, Device]] = {}
         for pair in self.pairs:
             if self.mpi is None or self.mpi.launch.can_use(pair):
@@ -116,7 +129,7 @@ class Context:
 
     @property
     def a_pair_or_device_of_each_backend(self) -> tuple[tuple[Device, ...], ...]:
-        """For what is the library's doing rather than a device's: the first pair, else the first device."""
+        """Each backend's first pair, else its first device: for faults of a library, not a device."""
         chosen: dict[str, tuple[Device, ...]] = {}
         for devices in (*self.rank_pairs, *((device,) for device in self.devices)):
             chosen.setdefault(devices[0].backend, devices)
@@ -125,10 +138,10 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """That a check leaves out what another one tests, so that what it finds tells where to look.
+    """Declares a check to be the control of another check: the same test without the suspected part.
 
-    ``right`` and ``wrong`` are said to that one's failures of the same reach, within a node or between nodes,
-    where this check has passed, and where it has failed; ``{check}`` stands for its id.
+    ``right`` and ``wrong`` are sentences for failures of the other check of the same reach, within a node or
+    between nodes, if this check passed or failed; ``{check}`` stands for its id.
     """
 
     of: str
@@ -145,32 +158,41 @@ class Check(ABC):
     requires: ClassVar[frozenset[str]] = frozenset()
     """Capabilities that a device must have for this check."""
     needs_mpi: ClassVar[bool] = False
-    """Whether ``Context.mpi`` must be there; without an MPI that can take device pointers, it is a SKIP."""
+    """Whether the check needs ``Context.mpi``; without an MPI that accepts device pointers, it is a SKIP."""
     uses_fabric: ClassVar[bool] = False
-    """Whether it plans with ``Context.fabric``, which is empty for all others."""
+    """Whether the check plans with ``Context.fabric``, which is empty for all other checks."""
     across: ClassVar[bool] = False
-    """Whether it asks about two nodes, too, by processes that need no MPI."""
+    """Whether the check also tests between two nodes, by processes without MPI."""
     control: ClassVar[Control | None] = None
-    """The check that this one is a control of, if it is one."""
+    """The other check whose control this check is; None if it is no control."""
     options: ClassVar[Mapping[str, Json]] = {}
-    """The options that a site config may give: by name, the JSON Schema of the value."""
+    """The options that a site config may set: name → JSON Schema of the value."""
     curable_warnings: ClassVar[frozenset[str]] = frozenset()
     """Keys of its warnings for which workarounds are tried as for a failure."""
+    searches: ClassVar[bool] = False
+    """Whether a failing probe starts a search, or a second run, by follow-up probes.
+
+    Then `again` is also called after completed probes, the probes have their own deadlines, only the last one
+    is judged, and `judge` is called first, however the probe ended.
+    """
     explains_losses: ClassVar[frozenset[str]] = frozenset()
-    """Keys of its findings that also explain what processes lose: what is kept of others costs them that."""
+    """Keys of its findings that also explain losses of processes, as kept memory explains lost addresses."""
     needs_allocators: ClassVar[bool] = False
-    """Whether there must be allocators for a device; where no array library is installed, it is a SKIP."""
+    """Whether the check needs an allocator for a device; without an installed array library, it is a SKIP."""
 
     @abstractmethod
     def probes(self, ctx: Context) -> Iterable[Probe | Finding]:
-        """Plan the probes, or conclude without one: a finding yielded here speaks of the node."""
+        """Plan the probes, or conclude without one: a finding yielded here is about the node."""
 
     def again(self, failed: ProbeOutcome) -> Iterable[Probe]:
-        """Plan follow-up probes after ``failed``, for example the cases that it did not reach."""
+        """Plan follow-up probes after ``failed``, for example the cases that it did not reach.
+
+        With ``searches``, it is also called after completed probes.
+        """
         return ()
 
     def replay(self, failed: ProbeOutcome, without: Collection[str] = ()) -> Probe | None:
-        """A short probe of what a completed one found to fail, less these operations; None: it has none."""
+        """A short probe that repeats the failure of a completed one without these operations, or None."""
         return None
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
@@ -178,5 +200,5 @@ class Check(ABC):
         raise NotImplementedError(f"check {self.id} plans probes but does not judge them")
 
     def series(self, done: ProbeOutcome) -> Iterable[Series]:
-        """What one completed probe recorded over time, for the report and for pictures."""
+        """The time series of one completed probe, for the report and for plots."""
         return ()

@@ -1,8 +1,8 @@
-"""Both ends of a mapping write in turn, and each must read what the other wrote last.
+"""Exporter and importer write through a mapping in turn, and each must read the other's last data.
 
-A mapping that is correct when it is opened may be a copy, or be one from some offset on: it never shows what
-the exporter writes later, or what is written through it is lost. So each importer exchanges data through its
-mapping: all of it in both directions once, and then where a segment is looked at (`write_glances`).
+A mapping that is correct when opened may be a copy, wholly or from some offset on: later writes of the
+exporter do not show, or the importer's writes are lost. So each importer exchanges data through its mapping:
+all of it in both directions once, then samples (`write_glances`).
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ from gpuipc_doctor.api.worker import Worker
 from gpuipc_doctor.model import Finding, ProbeOutcome
 
 TURNS, WHOLE_TURNS = 5, 2
-"""The importer writes in the first turn, when it has looked at what was there, and in every other; so also in
-the last, and the exporter has read for the last time when its part returns. In the whole turns, one in each
-direction, all of the memory is written and verified."""
+"""Odd, so that the importer writes first and last, and the exporter has read everything when its part
+returns. Two of the turns, one in each direction, write and verify all of the memory."""
 
 
 def closing_order(count: int) -> list[int]:
-    """In which order so many mappings, numbered from 0, exchange data and are closed.
+    """The order in which this many mappings, numbered from 0, exchange data and are closed.
 
-    Every second one goes first. Then some that were opened before it and some that were opened after it are
-    used after it was closed, which shows what closing one does to another.
+    Every second mapping is closed first, so that mappings opened before and after it are used afterwards,
+    which shows how a close affects other mappings.
     """
     return [*range(1, count, 2), *range(0, count, 2)]
 
@@ -32,10 +31,10 @@ def closing_order(count: int) -> list[int]:
 def exchange_as_exporter(
     w: Worker, memory: Memory, nbytes: int, what: str = "", *, whole: bool = True
 ) -> list[str]:
-    """The exporter's part, over the first ``nbytes`` bytes; what it reads wrong.
+    """The exporter's turns over the first ``nbytes`` bytes; returns its mismatches.
 
-    ``what`` names the memory, in the data that is written and in what is returned. Unless ``whole``, the two
-    whole turns write and read no more than the others. The importer says the same.
+    ``what`` names the memory in the written data and the result. Unless ``whole``, all turns only sample the
+    memory. The importer must pass the same arguments.
     """
     return list(_exchange(w, memory, nbytes, what, writes_in=1, whole=whole))
 
@@ -43,7 +42,7 @@ def exchange_as_exporter(
 def exchange_as_importer(
     w: Worker, memory: Memory, nbytes: int, what: str = "", *, whole: bool = True, offset: int = 0
 ) -> list[str]:
-    """The importer's part, over ``nbytes`` bytes from ``offset`` on; what it reads wrong."""
+    """The importer's turns over ``nbytes`` bytes from ``offset``; returns its mismatches."""
     return list(_exchange(w, memory, nbytes, what, writes_in=0, whole=whole, offset=offset))
 
 
@@ -51,7 +50,7 @@ def _exchange(
     w: Worker, memory: Memory, nbytes: int, what: str, *, writes_in: int, whole: bool, offset: int = 0
 ) -> Iterator[str]:
     for turn in range(TURNS):
-        key = (*what.encode(), -1 - turn)  # checks write under keys from 0 on
+        key = (*what.encode(), -1 - turn)  # checks write with keys from 0 on
         write, find_wrong = (
             (write_pattern, wrong_pattern) if whole and turn < WHOLE_TURNS else (write_glances, wrong_glances)
         )
@@ -65,14 +64,14 @@ def _exchange(
 
 
 def judge_exchange(done: ProbeOutcome) -> Iterator[Finding]:
-    """What both roles read wrong, all of which they recorded as ``exchanged``."""
+    """A finding for each wrong read of either role, as recorded in ``exchanged``."""
     if unseen := done.records["importer"]["exchanged"]:
         yield Finding.fail(
             "later-writes-unseen",
-            "an open mapping shows wrong data after the memory's owner wrote again",
+            "an open mapping shows wrong data after the exporter wrote again",
             *unseen,
         )
     if lost := done.records["exporter"]["exchanged"]:
         yield Finding.fail(
-            "writes-lost", "wrong data reached the memory's owner through a mapping of it", *lost
+            "writes-lost", "wrong data reached the exporter through a mapping of its memory", *lost
         )

@@ -1,9 +1,9 @@
-"""What a GPU can do, in words that fit CUDA and HIP alike: the protocol between checks and backends.
+"""The protocol between checks and backends, in terms common to CUDA and HIP.
 
-Only types stand here; ``backends`` implements them and workers hand them to checks. Every method that
-reaches the driver is *armed*: the call is journalled under the driver's own name before it is made, so a
-hang or a crash inside it is blamed on it. A call that does not return success raises `DriverError`.
-Sizes and offsets are bytes, addresses plain integers, data `bytes`.
+Types only: ``backends`` implements them and workers pass them to checks. Every method that calls the driver
+is *armed*: the call is journalled under the driver's own name first, so a hang or crash in it is attributed
+to it. A call that does not return success raises `DriverError`. Sizes and offsets are bytes, addresses plain
+integers, data `bytes`.
 """
 
 from __future__ import annotations
@@ -17,28 +17,27 @@ from gpuipc_doctor.model import Device, DriverFault, Json
 Made = TypeVar("Made")
 
 HANDLE_BYTES = 64
-"""Size of an IPC memory handle, CUDA and HIP alike. Handles hold NUL bytes: they are `bytes`, not text."""
+"""Size of an IPC memory handle in CUDA and HIP. Handles contain NUL bytes: they are `bytes`, not text."""
 
 CAPABILITIES = frozenset(
     {"legacy-ipc", "multi-process", "contexts", "memory-pools", "vmm-ipc", "pool-ipc", "fabric-handles"}
 )
-"""What a device may be able to do, the words that a check's ``requires`` may hold.
+"""Device capabilities, as listed in a check's ``requires``.
 
-``legacy-ipc``: `cuIpcGetMemHandle` or `hipIpcGetMemHandle` and their kin work on it; from one device to
-another only where that one reaches its memory (`Device.peers`). ``multi-process``: several processes may
-use it at a time (no exclusive compute mode). ``contexts``: a process may have several contexts on it, and
-make new ones. ``memory-pools``: memory can be allocated and freed in the order of a stream
-(`cuMemAllocFromPoolAsync`, `hipMallocFromPoolAsync`), from pools of a process's own. ``vmm-ipc``: physical
-memory (`cuMemCreate`, `hipMemCreate`) can be exported as a descriptor, ``pool-ipc``: a pool can.
-``fabric-handles``: the device says that it knows fabric handles; an H200 says so, too, where it refuses
-them for want of an IMEX channel.
+``legacy-ipc``: `cuIpcGetMemHandle` or `hipIpcGetMemHandle` and related calls work; between two devices only
+with peer access (`Device.peers`). ``multi-process``: several processes may use the device at a time (no
+exclusive compute mode). ``contexts``: a process may create several contexts. ``memory-pools``: stream-ordered
+allocation from own pools (`cuMemAllocFromPoolAsync`, `hipMallocFromPoolAsync`). ``vmm-ipc``: physical memory
+(`cuMemCreate`, `hipMemCreate`) can be exported as a descriptor. ``pool-ipc``: pools can be exported as a
+descriptor. ``fabric-handles``: the device claims support for fabric handles; an H200 does so even if it
+refuses them without an IMEX channel.
 """
 
 Arm = Callable[[str], AbstractContextManager[None]]
-"""Journals an operation before it is made and clears it after; backends wrap each driver call in it."""
+"""Journals an operation before it runs and clears it afterwards; backends wrap each driver call in it."""
 
 ALREADY_MAPPED = frozenset({"CUDA_ERROR_ALREADY_MAPPED", "hipErrorAlreadyMapped"})
-"""How a driver says that another mapping is in the way of the one that was asked for."""
+"""The driver's error if another mapping overlaps the requested one."""
 
 REFUSALS = ALREADY_MAPPED | {
     "CUDA_ERROR_INVALID_VALUE",
@@ -51,38 +50,40 @@ REFUSALS = ALREADY_MAPPED | {
     "hipErrorInvalidDevicePointer",
     "hipErrorNotSupported",
 }
-"""How a driver that is in order says that it will not make a handle, or open one.
+"""Errors with which a healthy driver refuses to export or open a handle.
 
-``INVALID_*``: documented for ``cuIpcGetMemHandle``, ``cuIpcOpenMemHandle`` and HIP's counterparts, and see
-``backends.rules``. ``NOT_SUPPORTED``: the answer to what a platform lacks. ``ALREADY_MAPPED``: MPICH's pull
-request 7862. Left out of what is documented: those that name a trouble (``OUT_OF_MEMORY``, ``MAP_FAILED``).
+``INVALID_*``: documented for ``cuIpcGetMemHandle``, ``cuIpcOpenMemHandle`` and their HIP counterparts; see
+``backends.rules``. ``NOT_SUPPORTED``: the feature is missing. ``ALREADY_MAPPED``: MPICH's pull request 7862.
+Documented errors that indicate a fault are left out (``OUT_OF_MEMORY``, ``MAP_FAILED``).
 """
 
 
 NOT_PERMITTED = frozenset({"CUDA_ERROR_NOT_PERMITTED"})
-"""How a driver says that it would, but may not: here, make fabric handles without an IMEX channel."""
+"""Errors for a missing permission, here fabric handles without an IMEX channel."""
 
 OUT_OF_MEMORY = frozenset({"CUDA_ERROR_OUT_OF_MEMORY", "hipErrorOutOfMemory"})
-"""How a driver says that it has no more memory to give."""
+"""Errors for exhausted memory."""
 
 
 class DriverError(Exception):
-    """A driver call did not return success. ``fault`` says which call, which code, which name."""
+    """A driver call did not return success. ``fault`` has the call, its code and the code's name."""
 
     def __init__(self, fault: DriverFault, occurrence: int = 0) -> None:
         super().__init__(str(fault))
         self.fault = fault
         self.occurrence = occurrence
-        """Which call of its name it was, from 1, for what cleans up makes more of them; 0 if not known."""
+        """Number of the call among those of the same name, from 1; 0 if unknown. Clean-up may add later
+        calls.
+        """
 
     @property
     def is_refusal(self) -> bool:
-        """Whether the driver refused what it was asked, rather than failed at it."""
+        """Whether the driver refused the call rather than failed."""
         return self.fault.name in REFUSALS
 
     @property
     def is_already_mapped(self) -> bool:
-        """Whether the driver refused a mapping because of another one that is open."""
+        """Whether the driver refused a mapping because of another open mapping."""
         return self.fault.name in ALREADY_MAPPED
 
     @property
@@ -95,7 +96,7 @@ class DriverError(Exception):
 
 
 def unless_refused(call: Callable[[], Made]) -> Made | DriverError:
-    """What a call made, or how the driver refused it; where it fails otherwise, that is raised."""
+    """Result of a call, or the driver's refusal; other errors are raised."""
     try:
         return call()
     except DriverError as error:
@@ -107,7 +108,7 @@ def unless_refused(call: Callable[[], Made]) -> Made | DriverError:
 class BackendUnavailable(Exception):
     """This backend cannot be used here. ``reason`` says why, ``remedy`` what to do.
 
-    ``broken`` is True when the node has such GPUs, so that not seeing them is an ERROR, not a SKIP.
+    ``broken``: the node has GPUs of this backend, so the result is an ERROR rather than a SKIP.
     """
 
     def __init__(self, reason: str, remedy: str, *, broken: bool = False) -> None:
@@ -125,32 +126,34 @@ class Memory(Protocol):
     @property
     def nbytes(self) -> int: ...
     def write(self, data: bytes, offset: int = 0) -> None:
-        """Copy ``data`` there and wait until it is there."""
+        """Copy ``data`` to offset ``offset`` and wait for completion."""
 
     def read(self, nbytes: int | None = None, offset: int = 0) -> bytes:
-        """Copy from there; everything from ``offset`` on when ``nbytes`` is None."""
+        """Copy ``nbytes`` bytes from ``offset``, or all bytes from there on if None."""
 
 
 class Buffer(Memory, Protocol):
-    """Device memory of this process. Leaving the ``with`` block frees it, but not by an exception.
+    """Device memory of this process.
 
-    So it is with whatever a ``with`` block gives back: the first error is the finding, and the process ends.
+    Leaving the ``with`` block frees it, except by an exception. The same holds for everything that a ``with``
+    block releases: after an error the process ends.
     """
 
     def ipc_handle(self, offset: int = 0) -> bytes:
-        """The `HANDLE_BYTES` bytes that another process opens; ``offset`` asks for an interior pointer's."""
+        """The `HANDLE_BYTES` bytes that another process opens, for the address at ``offset``."""
 
     def free(self) -> None:
-        """Give the memory back; a second call does nothing."""
+        """Free the memory; a second call does nothing."""
 
     def __enter__(self) -> Buffer: ...
     def __exit__(self, *_: object) -> None: ...
 
 
 class IpcMapping(Memory, Protocol):
-    """Another process's device memory, opened here. Leaving the ``with`` block closes it.
+    """Device memory of another process, opened here.
 
-    ``nbytes`` is the size of the exporter's allocation as the driver reports it here.
+    Leaving the ``with`` block closes it. ``nbytes`` is the size of the exporter's allocation as reported by
+    the driver in this process.
     """
 
     def close(self) -> None:
@@ -165,52 +168,52 @@ class Event(Protocol):
 
 
 class GpuStream(Protocol):
-    """A queue of work on a device. Nothing orders the work of two streams but the events between them.
+    """A queue of work on a device. Only events order the work of two streams.
 
     Copies to and from the host (`Memory.read`, `Memory.write`) do not wait for it: ``synchronize`` first.
     """
 
     def copy(self, to: Memory, source: Memory) -> None:
-        """Queue a copy of all of ``source``, on the device."""
+        """Queue a device-to-device copy of all of ``source``."""
 
     def record(self) -> Event:
-        """The point after all that is queued now."""
+        """The point after all work queued so far."""
 
     def wait(self, event: Event) -> None:
-        """Have what is queued from now on wait for ``event``."""
+        """Make later work wait for ``event``."""
 
     def synchronize(self) -> None:
-        """Wait here until all that is queued is done."""
+        """Wait until all queued work is done."""
 
     def is_busy(self) -> bool:
-        """Whether something that is queued is not done yet."""
+        """Whether queued work is still running."""
 
 
 REUSES = frozenset({"event-dependencies", "opportunistic", "internal-dependencies"})
-"""In which cases a pool may give memory that one stream freed to another.
+"""Cases in which a pool may reuse one stream's freed memory on another.
 
-``event-dependencies``: the other is ordered after the free, by an event. ``opportunistic``: the free is done
-by then. ``internal-dependencies``: the pool has the other wait for it. All three are on in a new pool. The
-words are those of ``CU_MEMPOOL_ATTR_REUSE_*`` and ``hipMemPoolReuse*``:
+``event-dependencies``: an event orders the other stream after the free. ``opportunistic``: the free has
+completed. ``internal-dependencies``: the pool makes the other stream wait. A new pool allows all three.
+The names follow ``CU_MEMPOOL_ATTR_REUSE_*`` and ``hipMemPoolReuse*``:
 https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html
 """
 
 
 class PoolMemory(Memory, Protocol):
-    """Device memory that was allocated, and is freed, in the order of a stream."""
+    """Device memory that is allocated and freed in stream order."""
 
     def export_pointer(self) -> bytes:
-        """The `HANDLE_BYTES` bytes by which a process that imported the pool finds this memory in it."""
+        """`HANDLE_BYTES` bytes with which a process that imported the pool imports this memory."""
 
     def free(self, stream: GpuStream) -> None:
-        """Free it once ``stream`` has come so far; a second call does nothing."""
+        """Free the memory in the order of ``stream``; a second call does nothing."""
 
 
 class Pool(Protocol):
-    """A pool that stream-ordered memory comes from and, freed, is held back in.
+    """A pool for stream-ordered allocation.
 
-    ``reserved`` is what the pool has from the device, in bytes, ``used`` what of that is allocated:
-    ``CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`` and ``CU_MEMPOOL_ATTR_USED_MEM_CURRENT``.
+    ``reserved``: bytes taken from the device; ``used``: the allocated part of it
+    (``CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`` and ``CU_MEMPOOL_ATTR_USED_MEM_CURRENT``).
     """
 
     @property
@@ -218,60 +221,61 @@ class Pool(Protocol):
     @property
     def used(self) -> int: ...
     def hold(self, nbytes: int) -> None:
-        """Set the release threshold: what is reserved beyond it goes back when the host next synchronises."""
+        """Set the release threshold: more reserved memory is released at the next synchronisation."""
 
     def reuse(self, *cases: str) -> None:
-        """Let memory go from one stream to another in these cases of `REUSES` and no other."""
+        """Allow reuse between streams in these cases of `REUSES` only."""
 
     def alloc(self, nbytes: int, stream: GpuStream) -> PoolMemory: ...
     def trim(self, keep: int = 0) -> None:
-        """Give back to the device what is free, as long as ``keep`` bytes stay reserved."""
+        """Release free memory to the device, but keep ``keep`` bytes reserved."""
 
     def export_descriptor(self) -> int:
-        """A new descriptor of a pool made by `Gpu.create_shared_pool`, the caller's to pass on and to close.
+        """A new descriptor of a pool from `Gpu.create_shared_pool`; the caller passes it on and closes it.
 
-        It is not close-on-exec on an H200. While it is open anywhere, memory whose pointer was exported stays
-        taken.
+        On an H200 it is not close-on-exec. While it is open in any process, memory with an exported pointer
+        stays in use.
         """
 
     def destroy(self) -> None: ...
 
 
 class ImportedPool(Protocol):
-    """Another process's pool: nothing can be allocated from it, but what its owner exports is found in it."""
+    """Another process's pool: it allocates nothing, but exported pointers can be imported."""
 
     def give_access(self) -> None:
-        """Let this device reach the pool's memory, which is on another."""
+        """Give this device access to a pool on another device."""
 
     def import_pointer(self, data: bytes, nbytes: int) -> PoolMemory:
-        """The memory of so many bytes that its owner exported.
+        """The exporter's memory of this many bytes.
 
-        Not counted: imported twice it has one address, and one free ends both. Free it before its owner does.
+        Imports are not counted: a second import has the same address, and one free ends both. Free the memory
+        here before the exporter frees it.
         """
 
     def destroy(self) -> None: ...
 
 
 class PhysicalMemory(Protocol):
-    """Physical memory, of this process or imported: it has no address until it is mapped.
+    """Physical memory, own or imported, which has no address until it is mapped.
 
-    Leaving the ``with`` block releases it. It goes when the last handle, mapping and open descriptor of it is
-    gone, in whichever process or in a message that nobody has received.
+    Leaving the ``with`` block releases it. It is freed when its last handle, mapping and open descriptor is
+    gone, in all processes and unreceived messages.
     """
 
     @property
     def nbytes(self) -> int: ...
     def export_descriptor(self) -> int:
-        """A new descriptor, the caller's to pass on and to close. An imported one cannot be exported."""
+        """A new descriptor; the caller passes it on and closes it. Imported memory cannot be exported."""
 
     def export_fabric(self) -> bytes:
-        """The `HANDLE_BYTES` bytes of its fabric handle."""
+        """The `HANDLE_BYTES` bytes of the memory's fabric handle."""
 
     def map(self) -> VmmMapping:
-        """Reserve addresses, map all of it there and let this device read and write it."""
+        """Reserve addresses, map the memory there and give this device read and write access."""
 
     def release(self) -> None:
-        """Give the handle back; what is mapped stays. A second call does nothing."""
+        """Release the handle; mappings stay. A second call does nothing."""
 
     def __enter__(self) -> PhysicalMemory: ...
     def __exit__(self, *_: object) -> None: ...
@@ -280,18 +284,18 @@ class PhysicalMemory(Protocol):
 class VmmMapping(Memory, Protocol):
     """Addresses at which physical memory is mapped. Leaving the ``with`` block unmaps it.
 
-    It belongs to no context: it outlives the one in which it was made.
+    The mapping belongs to no context and outlives the context that was current when it was created.
     """
 
     def unmap(self) -> None:
-        """Unmap it and give the addresses back; a second call does nothing."""
+        """Unmap and free the addresses; a second call does nothing."""
 
     def __enter__(self) -> VmmMapping: ...
     def __exit__(self, *_: object) -> None: ...
 
 
 class GpuContext(Protocol):
-    """A driver context; ``destroy`` takes everything that lives in it along."""
+    """A driver context; ``destroy`` also ends everything in it."""
 
     def make_current(self) -> None: ...
     def destroy(self) -> None: ...
@@ -300,8 +304,8 @@ class GpuContext(Protocol):
 class Gpu(Protocol):
     """One device as one process sees it.
 
-    Memory operations use the current context; where there is none, the device's primary context is
-    retained and made current first.
+    Memory operations use the current context; without one, the device's primary context is retained and made
+    current first.
     """
 
     @property
@@ -314,21 +318,21 @@ class Gpu(Protocol):
 
     def alloc(self, nbytes: int) -> Buffer: ...
     def alloc_unexportable(self, kind: str) -> Buffer:
-        """64 KiB of a kind of memory that legacy IPC must refuse: see `unexportable_kinds`."""
+        """64 KiB of memory that IPC handles must refuse; see `unexportable_kinds`."""
 
     @property
     def unexportable_kinds(self) -> tuple[str, ...]:
-        """Of ``async-pool``, ``managed``, ``pinned-host``, ``vmm``: those that this device can allocate."""
+        """Those of ``async-pool``, ``managed``, ``pinned-host`` and ``vmm`` that this device can allocate."""
 
     def open_ipc(self, handle: bytes) -> IpcMapping: ...
     def allocation_of(self, address: int) -> tuple[int, int]:
-        """Where the driver's allocation begins to which ``address`` belongs, and its size in bytes."""
+        """Start and size in bytes of the driver's allocation that contains the address."""
 
     def create_stream(self) -> GpuStream:
-        """A new stream, which lives as long as the context and does not wait for the default stream."""
+        """A new stream that lives as long as the context and does not wait for the default stream."""
 
     def create_pool(self) -> Pool:
-        """A new pool on this device, which holds nothing back: its release threshold is 0."""
+        """A new pool on this device with release threshold 0."""
 
     def create_shared_pool(self) -> Pool:
         """A new pool that can be exported as a descriptor."""
@@ -336,44 +340,44 @@ class Gpu(Protocol):
     def import_pool(self, descriptor: int) -> ImportedPool: ...
     @property
     def granule(self) -> int:
-        """Physical memory is created in multiples of so many bytes."""
+        """Unit in bytes of the size of physical memory."""
 
     def create_physical(self, nbytes: int) -> PhysicalMemory:
         """New physical memory that can be exported as a descriptor."""
 
     @property
     def fabric_granule(self) -> int:
-        """Memory that is exported as a fabric handle is created in multiples of so many bytes."""
+        """Unit in bytes of the size of memory for fabric handles."""
 
     def create_fabric(self, nbytes: int) -> PhysicalMemory:
         """New physical memory that can be exported as a fabric handle."""
 
     def import_descriptor(self, descriptor: int, nbytes: int) -> PhysicalMemory:
-        """What a descriptor stands for. It may be closed afterwards; its number must not be 0."""
+        """Import a descriptor, which may be closed afterwards and must not be number 0."""
 
     def import_fabric(self, handle: bytes, nbytes: int) -> PhysicalMemory: ...
     @property
     def fabric_channels(self) -> list[str]:
-        """The node's IMEX channels, by file; without one NVIDIA's driver makes no fabric handles."""
+        """Paths of the node's IMEX channels; without a channel NVIDIA's driver creates no fabric handles."""
 
     def memory_info(self) -> tuple[int, int]:
-        """(free, total) bytes of the whole device, all processes together."""
+        """(free, total) bytes of the whole device, for all processes together."""
 
     def memory_used(self) -> int:
-        """Bytes in use on the whole device, by all processes together.
+        """Bytes in use on the whole device, by all processes.
 
-        Where NVML tells of each process, and the kernel whose it is (of other users' to root alone), those
-        that are none of this run's do not count.
+        Processes outside this run are subtracted if NVML reports each process and the kernel its owner (other
+        users' processes only to root).
         """
 
     def memory_of_this_process(self) -> int | None:
-        """Bytes of the device that this process holds; None where nobody tells."""
+        """Bytes of device memory of this process; None if unknown."""
 
     def memory_holders(self) -> list[dict[str, Json]]:
-        """Who holds memory of the device, this process too: ``pid``, ``name``, ``held`` (bytes), ``whose``.
+        """Processes that hold memory of the device: ``pid``, ``name``, ``held`` (bytes), ``whose``.
 
-        Nobody, where nobody tells.
+        Empty if unknown.
         """
 
     def expects(self, case: str) -> str:
-        """What this backend documents for a case in which vendors differ: see ``backends.rules``."""
+        """This backend's documented behaviour in a case in which vendors differ; see ``backends.rules``."""

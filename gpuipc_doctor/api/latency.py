@@ -1,4 +1,4 @@
-"""How long messages between two ranks take, and whether they are right when sent again and again."""
+"""Latency of messages between two ranks, and correctness of repeated ones."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from gpuipc_doctor.api.worker import Worker
 from gpuipc_doctor.model import Evidence, Measurement
 
 PASSES, WARM_UP, ROUNDS = 4, 5, 25
-"""All sizes are timed in turn, again and again: ranks that share a processor for a while slow one size in one
-pass (1 ms in place of 1 µs was seen, in every round of it), and what is a size's own shows in every pass."""
+"""Passes over all sizes. Ranks that share a processor for a while slow one size in one pass (1 ms instead of
+1 µs was seen in all rounds of a pass); a slow size is slow in every pass."""
 
 LARGE, LARGE_ROUNDS = 1 << 20, 3
-"""Messages of so many bytes and more are sent less often."""
+"""Messages from this many bytes on are repeated less often."""
 
 OUT_OF_LINE = 20.0
-"""A latency so many times that of both its neighbours in size is pointed out."""
+"""A latency is reported if it is this many times the latencies of both neighbouring sizes."""
 
 
 class Latency(NamedTuple):
-    """Of messages of one size in bytes, device to device and blocking: seconds one way."""
+    """Times of messages of one size in bytes, device to device and blocking: seconds one way."""
 
     size: int
     fastest: float
@@ -31,10 +31,11 @@ class Latency(NamedTuple):
 
 
 def time_there_and_back(w: Worker, memory: Memory, sizes: list[int]) -> tuple[list[Latency], list[str]]:
-    """Send ``memory``'s first bytes to the other rank and back; the latencies, and which data was wrong then.
+    """Send the first bytes of ``memory`` to the other rank and back; returns the latencies, and which data
+    was wrong.
 
-    Rank 0 has the message and the other rank has not, so what the last round leaves in either has come over.
-    Writing and reading it are no part of the times.
+    Rank 0 has the data and the other rank does not, so what either rank holds after the last round was
+    received. Writing and reading the data is not timed.
     """
     from statistics import median
 
@@ -61,7 +62,7 @@ def time_there_and_back(w: Worker, memory: Memory, sizes: list[int]) -> tuple[li
 
 
 def record_bandwidth(w: Worker, nbytes: int) -> None:
-    """Record how fast so many bytes go there and back: what a setting that helps may cost."""
+    """Record the bandwidth in both directions, which shows the cost of a workaround."""
     with w.gpu.alloc(nbytes) as buffer, w.step("measure the bandwidth"):
         times = w.mpi.ping_pong(buffer.address, nbytes, 1 - w.mpi.rank, LARGE_ROUNDS)
     w.record(price=(nbytes / min(times) / 1e9, "GB/s"))
@@ -78,24 +79,26 @@ def figures(latencies: Iterable[Latency]) -> Iterator[Evidence]:
 
 
 def measurements(latencies: Iterable[Latency]) -> Iterator[Measurement]:
-    """What other nodes, and this one later, are held against: latencies of small messages, large ones' speed.
+    """Figures to compare between nodes and over time: latency of small messages, bandwidth of large ones.
 
-    Of the small ones the first and the last with data: what lies between goes with them.
+    Of the small messages, only the first and last with data are included.
     """
-    timed = sorted(one for one in latencies if one.size)
-    small, large = ([one for one in timed if (one.size >= LARGE) is is_large] for is_large in (False, True))
-    for one in dict.fromkeys((*small[:1], *small[-1:])):
-        yield Measurement(f"latency, {one.size} B", one.median * 1e6, "µs")
-    for one in large:
-        speed = one.size / one.median / 1e9
-        yield Measurement(f"bandwidth, {one.size >> 20} MiB", speed, "GB/s", more_is_better=True)
+    timed = sorted(latency for latency in latencies if latency.size)
+    small, large = (
+        [latency for latency in timed if (latency.size >= LARGE) is is_large] for is_large in (False, True)
+    )
+    for latency in dict.fromkeys((*small[:1], *small[-1:])):
+        yield Measurement(f"latency, {latency.size} B", latency.median * 1e6, "µs")
+    for latency in large:
+        speed = latency.size / latency.median / 1e9
+        yield Measurement(f"bandwidth, {latency.size >> 20} MiB", speed, "GB/s", more_is_better=True)
 
 
 def out_of_line(latencies: Iterable[Latency]) -> Iterator[Evidence]:
     """Sizes that take far longer than the next smaller and the next larger one."""
     ordered = sorted(latencies)
     for before, here, after in zip(ordered, ordered[1:], ordered[2:], strict=False):
-        # The fastest of all rounds: a busy processor slows most of them, but not all.
+        # The fastest round: a busy processor slows most rounds but not all.
         around = max(before.fastest, after.fastest)
         if here.fastest > OUT_OF_LINE * around:
             yield Evidence.measured(

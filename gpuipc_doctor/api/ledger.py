@@ -1,11 +1,11 @@
-"""The one instrument with which checks watch device memory.
+"""Measures device memory for checks.
 
-A role function keeps a `Ledger` of a device; what it entered reaches ``judge`` as an `Account`. A counter is
-believed only after it was seen to move, what is not back at once is looked for again, and what grows counts
-only beyond its control.
+A role function keeps a `Ledger` of a device; its entries reach ``judge`` as an `Account`. A counter is
+trusted only after it was seen to move, missing memory is checked again, and growth counts only beyond the
+control's growth.
 
-Where the driver counts the memory of all processes together, a change by a size of ours is ours, and so is a
-loss that repeats when the same is done again. Whose any other change is cannot be told.
+If the driver only counts the memory of all processes together, a change by one of our sizes is attributed to
+this tool, as is a loss that recurs when the action is repeated. Other changes have an unknown cause.
 """
 
 from __future__ import annotations
@@ -21,41 +21,55 @@ from gpuipc_doctor.api.worker import Worker
 from gpuipc_doctor.model import Evidence, EvidenceKind, Finding, Json, Line, ProbeOutcome, Series
 
 ODD_BYTES = 37 << 20
-"""Large beside the 2 MiB blocks in which drivers keep their own books, small beside any GPU, and no size that
-others are likely to ask for."""
+"""Large compared with the 2 MiB blocks of drivers, small for any GPU, and a size that other processes are
+unlikely to allocate."""
 
 NOISE_BYTES = 4 << 20
-"""Change of used memory that says nothing: a block or two of a driver's own."""
+"""Change of used memory to ignore: a block or two of the driver's own."""
 
 CREEP_BYTES = 64 << 10
-"""Growth over a whole loop that says nothing."""
+"""Growth over a whole loop to ignore."""
 
 QUIET_S = 0.04
-"""So long must used memory stand still before it is taken for what it was."""
+"""Seconds without change after which used memory counts as stable."""
 
 SETTLE_S = 2.0
-"""For a driver to finish what it does after a process has ended."""
+"""Seconds for a driver's cleanup after a process has ended."""
 
 PATIENCE_S = 8.0
-"""What is not back by then is lost; after one loss a role waits for `SETTLE_S` only."""
+"""Seconds after which missing memory counts as lost; after one loss a role waits for `SETTLE_S` only."""
 
 LAG_S = 1.0
-"""Seconds for a counter to show what was allocated: some are refreshed at intervals."""
+"""Seconds after which a counter must show an allocation: some are refreshed at intervals."""
+
+DESCRIBED_WITHIN = 1.01
+"""Ratio of a device's counted size to its described size up to which the two count as equal."""
 
 TRIES = 3
-"""How often something is watched again where others allocated or freed at the same moment."""
+"""Retries if other processes allocated or freed at the same time."""
+
+FEWEST_SAMPLES = 6
+"""Minimum readings of used memory that distinguish a steady rise from other processes' allocations without a
+control.
+"""
 
 PROGRAM_ENDED = "the program ended"
+
+REINSTALL = "reinstall the driver; check dmesg for GPU errors"
+"""Remedy if a driver describes a device wrongly."""
+
+RERUN_IDLE = "rerun on an idle device; if it repeats, the driver changes it"
+"""Remedy for a change of used memory by an unknown process."""
 
 
 # -- in workers -------------------------------------------------------------------------------------------
 
 
 class Ledger:
-    """The used memory of one device, as one role watches it, and what it entered of that so far.
+    """The used memory of one device as measured by one role, with its entries so far.
 
-    Opening it allocates `ODD_BYTES` and waits for the counter to rise by as much; so one role at a time. A
-    counter that lags is waited for from then on, by as long as it took.
+    Opening it allocates `ODD_BYTES` and waits for the counter to rise, so only one role may open it at a
+    time. Later reads wait as long for a lagging counter.
     """
 
     def __init__(self, w: Worker, gpu: Gpu | None = None) -> None:
@@ -64,8 +78,10 @@ class Ledger:
         self._rises: list[list[int]] = []
         self._entries: dict[str, Json] = {}
         self._loops: dict[str, Json] = {}
+        self._running: dict[str, Json] = {}
         self._patience_s = PATIENCE_S
         self._lag_s = 0.0
+        self._sizes = [self._gpu.device.total_bytes, self._gpu.memory_info()[1]]
         self._still, self._since = self._gpu.memory_used(), w.clock()
         with w.step("see whether used memory rises by what is allocated"):
             while len(self._rises) < TRIES and not self._see_rise():
@@ -74,15 +90,16 @@ class Ledger:
 
     @property
     def lag_s(self) -> float:
-        """Seconds by which the counter lags; 0 where it was seen to follow at once."""
+        """Seconds by which the counter lags; 0 if it followed at once."""
         return self._lag_s
 
     def _see_rise(self) -> bool:
-        """Note by how much the counter rises, and how long it takes to rise and to fall; whether it is clear.
+        """Record by how much the counter rises, and its delay in rising and falling; returns whether the
+        delays are conclusive.
 
-        A counter that is refreshed at intervals takes a whole one if it was seen to change just before, else
-        a part of one. Where only one of the two changes took time, a refresh came just before the other was
-        looked for: then both are timed again.
+        A counter that is refreshed at intervals takes a whole interval if it was refreshed just before, else
+        part of one. If only one of the two changes took time, a refresh came just before the other: then both
+        are timed again.
         """
         before = self.mark()
 
@@ -104,7 +121,8 @@ class Ledger:
         return abs(self._beyond(used)) <= NOISE_BYTES
 
     def mark(self) -> int:
-        """Used memory in bytes, once it stands still. What is as at the last mark has stood since then."""
+        """Used memory in bytes, once it is stable. A value equal to the last mark counts as stable since
+        then."""
         self._wait_out_lag()
 
         def is_quiet() -> bool:
@@ -117,29 +135,46 @@ class Ledger:
         return self._gpu.memory_used()
 
     def used(self) -> int:
-        """Used memory in bytes, as it is at this moment."""
+        """Used memory in bytes, now."""
         self._wait_out_lag()
         return self._gpu.memory_used()
 
     def sampled(self, rounds: range) -> range:
-        """The rounds of a loop to read used memory after: every fourth where each reading must wait."""
+        """Rounds of a loop after which to read used memory: every fourth if each reading must wait."""
         return rounds[3::4] if self._lag_s else rounds
 
-    def used_after(self, sampled: range, rounds: Iterable[int], act: Callable[[int], object]) -> list[int]:
-        """Used memory, in bytes, after those rounds of an act that are sampled."""
+    def used_after(
+        self, sampled: range, rounds: Iterable[int], act: Callable[[int], object], what: str = "round"
+    ) -> list[int]:
+        """Used memory in bytes after the sampled rounds of an action; ``what`` names the action."""
         used = []
         for number in rounds:
             act(number)
             if number in sampled:
-                used.append(self.used())
+                used.append(self.sample(what, number))
+        return used
+
+    def sample(self, what: str, number: int) -> int:
+        """Used memory in bytes after a round of a loop.
+
+        Recorded even if `enter_loop` is never reached, since a leak may fill the device first. See `filled`.
+        """
+        if self._running.get("what") != what:
+            self._running = {"device": self._gpu.device.label, "what": what, "rounds": [], "used": []}
+            self._running["total"] = self._gpu.device.total_bytes
+        used = self.used()
+        self._running["rounds"].append(number)
+        self._running["used"].append(used)
+        self._w.record(running=self._running)
         return used
 
     def watch(self, end: str, act: Callable[[], object]) -> None:
-        """Do something that leaves used memory as it was, and note after its ``end`` what is missing.
+        """Run an action that must leave used memory unchanged, and record memory that is missing after its
+        ``end``.
 
-        Where some is missing, it is done once more, to see whether that repeats. Where less is used than
-        before, memory of others came back meanwhile, and what is ours cannot be told from it: then it is done
-        again, too.
+        If memory is missing, the action is repeated once, to see whether the loss repeats. It is also
+        repeated if less is used than before: other processes released memory meanwhile, which hides our own
+        change.
         """
         for _ in range(TRIES):
             before = self.mark()
@@ -149,10 +184,10 @@ class Ledger:
                 break
 
     def enter(self, end: str, mark: int, again: Callable[[], object] | None = None) -> bool:
-        """Wait for used memory to come back to its mark after ``end``, and note what is missing.
+        """Wait for used memory to return to its mark after ``end``, and record missing memory.
 
-        Where some is missing, ``again`` repeats what ended, to see whether as much is lost by it. Returns
-        whether it was called.
+        If memory is missing, ``again`` repeats the end, to see whether the loss repeats. Returns whether it
+        was called.
         """
         began = self._w.clock()
         missing = self._missing_after_wait(mark)
@@ -184,8 +219,10 @@ class Ledger:
     def enter_loop(
         self, what: str, rounds: Iterable[int], used: Sequence[int], control: Sequence[int]
     ) -> None:
-        """Note used memory after these rounds of a loop, and of as many that do without ``what``."""
+        """Record used memory after these rounds of a loop, and of a control loop without ``what``."""
         self._loops[what] = {"rounds": list(rounds), "used": list(used), "control": list(control)}
+        self._running = {}
+        self._w.record(running=None)
         self._record()
 
     def _beyond(self, mark: int) -> int:
@@ -194,11 +231,11 @@ class Ledger:
     def _record(self) -> None:
         device = self._gpu.device.label
         told = {"device": device, "rises": self._rises, "entries": self._entries, "loops": self._loops}
-        self._w.record(ledger=told)
+        self._w.record(ledger=told | {"sizes": self._sizes})
 
 
 def ledger_in_turn(w: Worker) -> Ledger:
-    """A ledger of each rank's device, opened by one rank after the other: they may share it."""
+    """A ledger of each rank's device, opened by one rank at a time, since ranks may share a device."""
     for rank in range(w.mpi.size):
         if rank == w.mpi.rank:
             ledger = Ledger(w)
@@ -207,16 +244,17 @@ def ledger_in_turn(w: Worker) -> Ledger:
 
 
 def look_on(w: Worker) -> None:
-    """Look at used memory, let the partner begin, and see that no more is in use after it has ended.
+    """Read used memory, let the partner begin, and check that no more is in use after the partner's end.
 
-    The partner is the last role. Roles between do the same on their own devices: `look_on_another`. The
-    partner is sent the seconds by which the counter lags.
+    The partner is the last role. Roles between use `look_on_another` for their own devices. The partner
+    receives the seconds by which the counters lag, and the number of free bytes on each device.
     """
     ledger = Ledger(w)
     before = ledger.mark()
     *others, partner = w.peers
-    lag_s = max([ledger.lag_s, *(other.recv() for other in others)])
-    partner.send(lag_s)
+    seen = [(ledger.lag_s, w.gpu.memory_info()[0]), *(other.recv() for other in others)]
+    lags_s, free = zip(*seen, strict=True)
+    partner.send([max(lags_s), min(free)])
     partner.wait_gone()
     for other in others:
         other.send("ended")
@@ -224,16 +262,16 @@ def look_on(w: Worker) -> None:
 
 
 def look_on_another(w: Worker) -> None:
-    """As `look_on`, which is the first role, on this role's device."""
+    """As `look_on`, which the first role uses, but on this role's device."""
     ledger = Ledger(w)
     before = ledger.mark()
-    w.peer.send(ledger.lag_s)
+    w.peer.send([ledger.lag_s, w.gpu.memory_info()[0]])
     w.peer.recv()
     ledger.enter(PROGRAM_ENDED, before)
 
 
 def begin_when_asked(w: Worker) -> None:
-    """Wait for the partner to let this role begin; meanwhile the driver initialises, which takes its time."""
+    """Wait until the partner lets this role begin; initialise the driver meanwhile, which takes time."""
     _ = w.gpu
     w.peer.recv()
 
@@ -247,35 +285,39 @@ def _follows(rises: Sequence[Sequence[int]]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What was missing after something ended: bytes in use beyond the mark, after so many seconds."""
+    """Missing memory after an end: bytes beyond the mark, and the seconds waited."""
 
     end: str
     missing: int
     waited_s: float = 0.0
     holders: Sequence[Mapping[str, Json]] = ()
-    """Who held memory of the device then: see `Gpu.memory_holders`."""
+    """The processes that then held memory of the device: see `Gpu.memory_holders`."""
     repeated: int | None = None
-    """What was missing when the same was done once more; None where it was not."""
+    """Bytes missing after the action was repeated; None if it was not repeated."""
 
     @property
     def is_back(self) -> bool:
         return abs(self.missing) <= NOISE_BYTES
 
-    def judge(self, size: int, most: int) -> Finding | None:
-        """Judge what is missing, where up to ``most`` pieces of ``size`` bytes were given back."""
+    def judge(self, size: int, most: int, block: int) -> Finding | None:
+        """Judge missing memory if up to ``most`` pieces of ``size`` bytes were released, each of which takes
+        whole blocks of the device."""
         if self.is_back:
             return self.late()
-        pieces = round(self.missing / size)
-        if not self.repeats and (not 0 < pieces <= most or abs(self.missing - pieces * size) > NOISE_BYTES):
+        taken = -(-size // block) * block
+        pieces = max(1, math.ceil((self.missing - NOISE_BYTES) / taken))
+        fits = pieces <= most and self.missing >= pieces * size - NOISE_BYTES
+        if not fits and not self.repeats:
             return self.somebody_elses()
+        says = "{size:mib} pieces should have been released; waited {waited:s}"
+        return self.not_returned(Evidence.seen(says, size=size, waited=round(self.waited_s)))
+
+    def not_returned(self, *evidence: Evidence) -> Finding:
+        """The FAIL for missing memory."""
         return Finding.fail(
             "not-returned",
-            "{missing:mib} of device memory did not come back after {end}",
-            Evidence.seen(
-                "pieces of {size:mib} were given back; waited {waited:s} for them",
-                size=size,
-                waited=round(self.waited_s),
-            ),
+            "{missing:mib} of device memory was not released after {end}",
+            *evidence,
             *self._repetition(),
             *holders(self.holders),
             missing=self.missing,
@@ -284,49 +326,49 @@ class Entry:
 
     @property
     def repeats(self) -> bool:
-        """Whether as much was lost again."""
+        """Whether the same amount was lost again."""
         lost = self.repeated if self.repeated is not None else 0
         return lost > NOISE_BYTES and abs(lost - self.missing) <= NOISE_BYTES
 
     def _repetition(self) -> list[Evidence]:
         if self.repeated is None:
             return []
-        return [Evidence.seen("done once more, it changed by {repeated:mib}", repeated=self.repeated)]
+        return [Evidence.seen("in a repetition it changed by {repeated:mib}", repeated=self.repeated)]
 
     def trust(self, found: Finding | None) -> Finding | None:
         """Return ``found``; if the memory stays missing after the process ended, another process holds it."""
         return self.somebody_elses() if found and not self.is_back else found
 
     def late(self) -> Finding | None:
-        """Warn where memory came back, but not soon."""
+        """Warn of memory that was released late."""
         if not self.is_back or self.waited_s <= SETTLE_S:
             return None
         return Finding.warn(
             "returned-late",
-            "device memory came back only {waited:s} after {end}",
+            "device memory was released only {waited:s} after {end}",
             remedy="a job that starts sooner finds less memory; check dmesg for the cause",
             waited=round(self.waited_s, 1),
             end=self.end,
         )
 
     def somebody_elses(self) -> Finding:
-        """Say that it cannot be told whose a change is that is no multiple of ours."""
+        """The ERROR for a change that is no multiple of our allocations: the process is unknown."""
         once = self.repeated is None and self.missing > 0
-        says = "seen once, after {end}, which the check does not repeat" if once else "seen after {end}"
+        says = "seen once, after {end}; the check does not repeat this step" if once else "seen after {end}"
         return Finding.error(
             "unexplained-change",
-            "used device memory changed by {missing:mib}, and it cannot be told whose that is",
+            "used device memory changed by {missing:mib}: cannot tell which process did it",
             Evidence.seen(says, end=self.end),
             *self._repetition(),
             *holders(self.holders),
-            remedy="run the check on an idle device: what changes there too is the driver's",
+            remedy=RERUN_IDLE,
             missing=self.missing,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Used memory after some rounds of a loop, and after as many that do without what it is about."""
+    """Used memory after the rounds of a loop, and after those of its control."""
 
     what: str
     rounds: Sequence[int]
@@ -339,11 +381,11 @@ class Loop:
 
     @property
     def unsuspicious(self) -> float:
-        """Bytes a round by which used memory may grow: as in the control, or too little to say anything."""
+        """Bytes per round to ignore: the control's growth, or noise."""
         return max(CREEP_BYTES / max(self.rounds), slope(self.rounds, self.control).high)
 
     def judge(self, device: str) -> Finding | None:
-        """Judge whether memory is lost in each round."""
+        """Judge whether each round loses memory."""
         growth = self.growth
         if growth.low <= self.unsuspicious:
             return None
@@ -357,15 +399,16 @@ class Loop:
         )
 
     def explains(self, missing: int) -> bool:
-        """Whether so much is what was lost in all rounds, give or take a quarter."""
+        """Whether this amount is the loss of all rounds together, within a quarter."""
         return math.isclose(missing, self.growth.estimate * max(self.rounds), rel_tol=0.25)
 
     def sensitivity(self, device: str, block: int) -> Evidence:
-        """Say which growth would have been found, counted in such blocks: see `smallest_found`."""
+        """Evidence of the smallest growth that would have been detected with this counter step; see
+        `smallest_found`."""
         smallest = smallest_found(self.rounds, self.used, self.unsuspicious, block)
         return Evidence.measured(
-            "growth of {device} by {smallest:bytes} or more with each {what} would have been found: its used "
-            "memory moves in steps of {block:bytes}, {rounds} rounds",
+            "would have detected growth of {smallest:bytes} or more on {device} with each {what} ({rounds} "
+            "rounds, counter step {block:bytes})",
             rounds=max(self.rounds),
             smallest=smallest,
             what=self.what,
@@ -385,19 +428,21 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What one role entered in its ledger of one device."""
+    """One role's entries in its ledger of one device."""
 
     device: str
     rises: Sequence[Sequence[int]]
-    """Used memory before and after `ODD_BYTES` were allocated, each time."""
+    """Used memory before and after each allocation of `ODD_BYTES`."""
     entries: Sequence[Entry] = ()
     loops: Sequence[Loop] = ()
+    sizes: tuple[int, int] = (0, 0)
+    """Bytes of the device as the driver describes it, and as its counter of free memory does."""
 
     def judge(self, size: int, most: int = 1) -> list[Finding]:
-        """Judge all that was entered, where up to ``most`` pieces of ``size`` bytes were given back.
+        """Judge all entries if up to ``most`` pieces of ``size`` bytes were released.
 
-        What was missing after one end and came back after a later one is the first one's. What crept away in
-        a loop is missing in the end, too: that is no second finding, and nobody else's doing.
+        Memory missing after one end and released after a later one counts for the first. Growth in a loop is
+        also missing at the end; such growth is reported only once.
         """
         if blind := self.blind():
             return [blind]
@@ -409,25 +454,44 @@ class Account:
                 continue
             owed += 0 if entry.is_back else entry.missing
             if not any(loop.explains(entry.missing) for loop in creeping):
-                missing.append(entry.judge(size, most))
+                missing.append(entry.judge(size, most, self.block))
         if creeping:
-            missing = [one for one in missing if one and one.key == "not-returned"]
-        return [one for one in (*(loop.judge(self.device) for loop in creeping), *missing) if one]
+            missing = [finding for finding in missing if finding and finding.key == "not-returned"]
+        found = (self.understated(), *(loop.judge(self.device) for loop in creeping), *missing)
+        return [finding for finding in found if finding]
 
     @property
     def block(self) -> int:
-        """The steps in bytes in which the device's used memory was seen to move."""
+        """Step of the device's memory counter in bytes, derived from its changes."""
         loops = chain.from_iterable((*loop.used, *loop.control) for loop in self.loops)
         return block_of(chain(*self.rises, loops))
 
+    def understated(self) -> Finding | None:
+        """The WARN if the driver describes a device smaller than what its counter of free memory counts.
+
+        The reverse is normal: a limit of MPS, or memory that the driver reserves.
+        """
+        described, counted = self.sizes
+        if counted <= described * DESCRIBED_WITHIN:
+            return None
+        return Finding.warn(
+            "understated-size",
+            "the driver describes {device} with {described:mib} of memory but counts {counted:mib}; tests "
+            "used the smaller size",
+            remedy=REINSTALL,
+            device=self.device,
+            described=described,
+            counted=counted,
+        )
+
     def blind(self) -> Finding | None:
-        """Say that nobody can tell by a counter that did not rise by what was allocated."""
+        """The ERROR if the counter did not rise by the allocated amount."""
         if _follows(self.rises):
             return None
         return Finding.error(
             "counter-does-not-follow",
-            "used memory of {device} cannot be believed: it changed by {changes} B while {asked:bytes} were "
-            "allocated",
+            "memory counter of {device} is unreliable: it changed by {changes} B when {asked:bytes} "
+            "were allocated",
             remedy="rerun on an idle device; if it repeats, this driver's counter does not work",
             device=self.device,
             changes=[after - before for before, after in self.rises],
@@ -435,8 +499,9 @@ class Account:
         )
 
     def evidence(self) -> list[Evidence]:
-        """What was watched, for a finding that all was well."""
-        ends = [Evidence.seen("after {end}", end=entry.end) for entry in self.entries]
+        """Evidence of a PASS: the watched actions."""
+        says = "after {end}; up to {unseen:mib} missing would not have been noticed"
+        ends = [Evidence.seen(says, end=entry.end, unseen=NOISE_BYTES) for entry in self.entries]
         return ends + [loop.sensitivity(self.device, self.block) for loop in self.loops]
 
     def series(self) -> list[Series]:
@@ -444,18 +509,44 @@ class Account:
 
 
 def account(record: Mapping[str, Json]) -> Account:
-    """What a role entered, from what it recorded."""
+    """A role's entries, from its records."""
     told = record["ledger"]
     return Account(
         told["device"],
         told["rises"],
         [Entry(end, **entry) for end, entry in told["entries"].items()],
         [Loop(what, **loop) for what, loop in told["loops"].items()],
+        told["sizes"],
+    )
+
+
+def filled(record: Mapping[str, Json]) -> Finding | None:
+    """Judge a loop in which a call ran out of memory: whether the loop itself filled the device.
+
+    There is no control, so used memory must have risen steadily, and by most of the free memory.
+    """
+    if not (running := record.get("running")):
+        return None
+    rounds, used = running["rounds"], running["used"]
+    if len(used) < FEWEST_SAMPLES:
+        return None
+    growth, rose, free = slope(rounds, used), used[-1] - used[0], running["total"] - used[0]
+    is_steady = math.isclose(growth.estimate * (rounds[-1] - rounds[0]), rose, rel_tol=0.25)
+    if growth.low <= 0 or not is_steady or rose < free / 2:
+        return None
+    return Finding.fail(
+        "grows",
+        "used memory of {device} grows by {growth:bytes} with each {what}",
+        interval(growth, rounds[-1]),
+        Evidence.seen("after {rounds} rounds the device was full", rounds=rounds[-1]),
+        device=running["device"],
+        what=running["what"],
+        growth=growth.estimate,
     )
 
 
 def blind(done: ProbeOutcome) -> Finding | None:
-    """Say that nobody can tell, where a counter that some role watched did not move."""
+    """An ERROR if a counter that a role watched did not move, else None."""
     watched = (account(record) for record in done.records.values() if "ledger" in record)
     return next(filter(None, (each.blind() for each in watched)), None)
 
@@ -470,7 +561,7 @@ def interval(growth: Slope, rounds: int) -> Evidence:
 
 
 def holders(found: Iterable[Mapping[str, Json]]) -> list[Evidence]:
-    """Who holds memory of the device, the largest first, as `Gpu.memory_holders` told it."""
-    says = "process {pid}{name:aside}, {whose}, holds {held:mib} of the device"
+    """The processes that hold memory of the device, the largest first, from `Gpu.memory_holders`."""
+    says = "process {pid}{name:aside}, {whose}, holds {held:mib} of device memory"
     largest_first = sorted(found, key=lambda one: -one["held"])
-    return [Evidence(EvidenceKind.HOLDER, says, one) for one in largest_first]
+    return [Evidence(EvidenceKind.HOLDER, says, holder) for holder in largest_first]

@@ -1,7 +1,7 @@
-"""From a check file's path to its `Check`, in the parent and in the workers alike.
+"""Load a `Check` from a check file, in the parent and in workers.
 
-The built-in checks are the modules of ``gpuipc_doctor.checks``; a site adds directories of its own. A file
-that does not import is not left out: it comes back as a `BrokenCheck`, and the engine reports it.
+The built-in checks are the modules of ``gpuipc_doctor.checks``; a site adds its own directories. A file that
+cannot be imported becomes a `BrokenCheck`, which the engine reports.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class BrokenCheck:
 def load(
     extra_dirs: Iterable[Path] = (), *, unfit: Mapping[Path, str] = MappingProxyType({})
 ) -> list[LoadedCheck | BrokenCheck]:
-    """All checks, built-in first, in the order of their ids; the first file of an id keeps it.
+    """All checks, built-in ones first, ordered by id; the first file with an id wins.
 
-    ``unfit``: files that are not to be imported, and why.
+    ``unfit``: files that must not be imported → reason.
     """
     loaded: dict[str, LoadedCheck | BrokenCheck] = {}
     for directory in (built_in_dir(), *extra_dirs):
@@ -55,14 +55,16 @@ def load(
                 item = load_file(file)
             id_ = item.check.id if isinstance(item, LoadedCheck) else item.id
             if id_ in loaded:
-                item = BrokenCheck(f"{id_} ({file})", file, f"its id {id_!r} is taken by {loaded[id_].file}")
+                item = BrokenCheck(
+                    f"{id_} ({file})", file, f"its id {id_!r} is already used by {loaded[id_].file}"
+                )
                 id_ = item.id
             loaded[id_] = item
     return list(loaded.values())
 
 
 def files(directory: Path) -> list[Path]:
-    """The check files in a directory, in the order in which they are loaded."""
+    """The check files in a directory, in loading order."""
     return sorted(directory.glob("[!_]*.py"))
 
 
@@ -90,12 +92,12 @@ def load_file(file: Path) -> LoadedCheck | BrokenCheck:
 
 
 def _guessed(file: Path) -> str:
-    """The id that a check has most likely, by its file's name."""
+    """The probable id of a check, from its file's name."""
     return file.stem.replace("_", "-")
 
 
 def _mistake(check: Check) -> str:
-    """What is wrong with what a check says of itself; empty when nothing is."""
+    """Mistakes in a check's declaration; empty if there are none."""
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", str(getattr(check, "id", ""))):
         return "its id must be words of a to z and 0 to 9, joined by hyphens"
     if not isinstance(getattr(check, "title", None), str):
@@ -119,7 +121,7 @@ def role(file: Path, name: str) -> Role:
 
 
 def module(file: Path) -> ModuleType:
-    """Import a check file: a built-in one by its package name, any other under a name made from its path."""
+    """Import a check file: a built-in one by its package name, others under a name made from the path."""
     if file.parent == built_in_dir():
         return importlib.import_module(f"{BUILT_IN}.{file.stem}")
     name = "gpuipc_doctor_site_check_" + "".join(c if c.isalnum() else f"_{ord(c):x}_" for c in str(file))

@@ -1,4 +1,4 @@
-"""The sizes of messages that are sent through MPI and, as a control, without it."""
+"""Sizes of messages for checks of MPI and for their control without MPI."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ SIZES_OPTION = {
     "uniqueItems": True,
     "items": {"type": "integer", "minimum": 0, "maximum": (1 << 31) - 1},
 }
-"""JSON Schema of the option ``sizes`` of a check: bytes, which MPI counts as `int`."""
+"""JSON Schema of a check's option ``sizes``: bytes, which MPI counts as `int`."""
 
 SMALL_MESSAGES = (0, *(1 << n for n in range(17)))
-"""Bytes, to 64 KiB."""
+"""Bytes, up to 64 KiB."""
 
 LARGE_MESSAGES = (4 << 20, 16 << 20)
-"""Bytes of large messages, whose bandwidth is measured: a latency says little of what a node can move."""
+"""Bytes of large messages, whose bandwidth is measured: latency says little about bandwidth."""
 
 ENOUGH = 3
-"""So many sizes that fail in one way, and no other size is tried in that way: each costs a deadline."""
+"""Failed sizes after which no other size is tried in the same way, because each costs a deadline."""

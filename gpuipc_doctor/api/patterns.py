@@ -1,8 +1,11 @@
-"""Test data that shows where it belongs, and words for data that is wrong."""
+"""Test data that encodes its place, and descriptions of wrong data."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gpuipc_doctor.api.gpu import Memory
+from gpuipc_doctor.api.worker import Worker
 
 PAGE = 4096
 """Granularity, in bytes, in which wrong data is counted."""
@@ -11,18 +14,18 @@ PERIOD = 4099
 """Bytes after which a pattern repeats."""
 
 PIECE = 128 * PERIOD
-"""Bytes that much memory is written and read by. The host's memory for them is had again each time; to get
-fresh memory costs more than the copies do."""
+"""Bytes per read or write of large memory. The host buffer is reused: allocating a new one takes longer than
+the copy."""
 
 SPAN = 16 * PAGE
-"""Bytes of it that are compared as a number where something is wrong. Most of much memory may be right."""
+"""Bytes compared at a time to find wrong data; most of a large segment may be correct."""
 
 GLANCE = 16 << 10
-"""Bytes that are written and read at each end of a segment, and around each power of two in it: so around the
-first edge of every page size, and where an offset needs one more bit."""
+"""Bytes that are sampled at each end of a segment and around each power of two in it, which includes the
+first boundary of every page size and each offset that needs one more bit."""
 
 BOUNDARIES = (2 << 30, 4 << 30)
-"""Bytes from which on an offset does not fit into 31 and into 32 bits."""
+"""Smallest offsets that do not fit into 31 and into 32 bits."""
 
 
 def pattern(nbytes: int, *key: int) -> bytes:
@@ -34,7 +37,7 @@ def pattern(nbytes: int, *key: int) -> bytes:
 
     block = Random(repr(key)).randbytes(PERIOD) * min(256, nbytes // PERIOD + 1)
     whole, rest = divmod(nbytes, len(block))
-    return b"".join([block] * whole + [block[:rest]])  # every byte of a large one is written once
+    return b"".join([block] * whole + [block[:rest]])  # every byte of a large segment is written once
 
 
 def write_pattern(memory: Memory, nbytes: int, *key: int, offset: int = 0) -> None:
@@ -52,7 +55,7 @@ def write_zeros(memory: Memory, nbytes: int) -> None:
 
 
 def unlike_pattern(memory: Memory, nbytes: int, *key: int, offset: int = 0) -> str:
-    """The `difference` of ``nbytes`` bytes from ``offset`` on, read in pieces, from a `pattern`."""
+    """The `difference` of ``nbytes`` bytes from ``offset`` on, read in pieces, from their `pattern`."""
     piece = pattern(min(nbytes, PIECE), *key)
     wrong = _Wrong()
     for at in range(0, nbytes, PIECE):
@@ -64,13 +67,13 @@ def unlike_pattern(memory: Memory, nbytes: int, *key: int, offset: int = 0) -> s
 
 
 def wrong_pattern(what: str, memory: Memory, nbytes: int, *key: int, offset: int = 0) -> list[str]:
-    """What `unlike_pattern` finds, behind ``what`` it is of, for a list of all that is wrong; or nothing."""
+    """A list of ``what`` with the result of `unlike_pattern`; empty if the data is correct."""
     wrong = unlike_pattern(memory, nbytes, *key, offset=offset)
     return [f"{what}: {wrong}"] if wrong else []
 
 
 def read_unless_pattern(memory: Memory, nbytes: int, *key: int) -> bytes | None:
-    """The first ``nbytes`` bytes, read in pieces, where they are not a `pattern`. None is read twice."""
+    """The first ``nbytes`` bytes if they differ from the `pattern`, else None; each piece is read once."""
     piece = pattern(min(nbytes, PIECE), *key)
     for offset in range(0, nbytes, PIECE):
         seen = memory.read(min(PIECE, nbytes - offset), offset)
@@ -81,12 +84,12 @@ def read_unless_pattern(memory: Memory, nbytes: int, *key: int) -> bytes | None:
 
 
 def mib(nbytes: float) -> str:
-    """A number of bytes as a person reads it: ``37.5 MiB``."""
+    """Bytes as text: ``37.5 MiB``."""
     return f"{nbytes / 2**20:.1f} MiB"
 
 
 def difference(found: bytes, expected: bytes) -> str:
-    """Where ``found`` is not what was ``expected``, in a few words; empty when it is."""
+    """Where ``found`` differs from ``expected``, in words; empty if equal."""
     if found == expected:
         return ""
     if len(found) != len(expected):
@@ -97,7 +100,7 @@ def difference(found: bytes, expected: bytes) -> str:
 
 
 class _Wrong:
-    """Counts what is wrong of much memory, part by part, from the beginning on."""
+    """Counts wrong data in a large segment, piece by piece from its start."""
 
     def __init__(self) -> None:
         self._nbytes = self._pages = 0
@@ -105,7 +108,7 @@ class _Wrong:
         self._first = ""
 
     def count(self, found: bytes, expected: bytes, offset: int) -> None:
-        """Look at as many bytes of both, from ``offset`` on."""
+        """Compare both pieces, which start at ``offset``."""
         at = 0
         while at < len(expected):
             end = at + SPAN - (offset + at) % PAGE
@@ -127,7 +130,7 @@ class _Wrong:
                 self._pages += 1
 
     def in_words(self, nbytes: int) -> str:
-        """Of so many bytes in all; empty where nothing was wrong."""
+        """Description of the wrong data in ``nbytes`` bytes; empty if all were correct."""
         if not self._nbytes:
             return ""
         return (
@@ -137,37 +140,56 @@ class _Wrong:
 
 
 def differences(what: str, found: bytes, expected: bytes) -> list[str]:
-    """Their `difference`, behind ``what`` it is of, for a list of all that is wrong; or nothing."""
+    """A list of ``what`` with the `difference`; empty if equal."""
     wrong = difference(found, expected)
     return [f"{what}: {wrong}"] if wrong else []
 
 
 def write_glances(memory: Memory, nbytes: int, *key: int, offset: int = 0) -> None:
-    """Write where a segment of so many bytes, from ``offset`` on, is looked at; by offset, data differ."""
-    for at, length in _glances(nbytes):
-        memory.write(pattern(length, *key, at), offset + at)
+    """Write the sampled parts of ``nbytes`` bytes from ``offset`` on; the data depends on the offset."""
+    for at, data in _glances(nbytes, key):
+        memory.write(data, offset + at)
 
 
 def wrong_glances(what: str, memory: Memory, nbytes: int, *key: int, offset: int = 0) -> list[str]:
-    """The `differences` of what `write_glances` wrote from what is there now."""
+    """The `differences` between the data of `write_glances` and the memory."""
+    return _unlike(what, memory, _glances(nbytes, key), offset)
+
+
+def reader_of(w: Worker, what: str, memory: Memory, nbytes: int, *key: int) -> Callable[[str], list[str]]:
+    """A function that reads memory which stays open while other memory is opened and closed.
+
+    It returns the `differences` from the data of `write_glances`. Its argument says after what it reads: a
+    close may end or change another mapping, and then the read is the call that fails.
+    """
+    written = _glances(nbytes, key)
+
+    def read(after: str) -> list[str]:
+        with w.step(f"read {what}, after {after}"):
+            return _unlike(f"{what}, after {after}", memory, written)
+
+    return read
+
+
+def _unlike(what: str, memory: Memory, written: list[tuple[int, bytes]], offset: int = 0) -> list[str]:
     return [
         wrong
-        for at, length in _glances(nbytes)
-        for wrong in differences(
-            f"{what}, at {at}", memory.read(length, offset + at), pattern(length, *key, at)
-        )
+        for at, data in written
+        for wrong in differences(f"{what}, at {at}", memory.read(len(data), offset + at), data)
     ]
 
 
 def glanced_at(nbytes: int) -> int:
-    """How many bytes `write_glances` writes of a segment of so many."""
-    return sum(length for _, length in _glances(nbytes))
+    """Number of bytes that `write_glances` writes to a segment of this size."""
+    return sum(len(data) for _, data in _glances(nbytes, ()))
 
 
-def _glances(nbytes: int) -> list[tuple[int, int]]:
-    """(offset, bytes) of what is looked at in a segment."""
+def _glances(nbytes: int, key: tuple[int, ...]) -> list[tuple[int, bytes]]:
+    """(offset, data) of the sampled parts of a segment: one `pattern`, shifted by a byte per part."""
     if nbytes <= 2 * GLANCE:
-        return [(0, nbytes)]
+        return [(0, pattern(nbytes, *key))]
     powers = (1 << bits for bits in range(GLANCE.bit_length(), nbytes.bit_length()))
     inner = [power - GLANCE // 2 for power in powers if power + GLANCE // 2 <= nbytes - GLANCE]
-    return [(offset, GLANCE) for offset in (0, *inner, nbytes - GLANCE)]
+    offsets = [0, *inner, nbytes - GLANCE]
+    data = pattern(GLANCE + len(offsets), *key)
+    return [(offset, data[number : number + GLANCE]) for number, offset in enumerate(offsets)]

@@ -1,15 +1,16 @@
-"""What a process loses with each repetition of an operation: descriptors, threads, addresses, host memory.
+"""Losses of a process per repetition of an operation: descriptors, threads, addresses, host memory.
 
-A role function goes through the rounds of a loop by `watched`, which notes after each what its process has;
-`judge_processes` judges that, for every check. Only the last third of the rounds counts: by then a cache that
-has a bound is full, and a driver has reserved what it needs. On an H200 that is 300 GB of addresses at once,
-and some MiB of host memory with the first calls.
+A role function iterates with `watched`, which records its process's usage after each round; `judge_processes`
+judges that, for every check. Only the last third of the rounds counts: by then a bounded cache is full and
+the driver's reservations are made (on an H200, 300 GB of addresses at once and some MiB of host memory with
+the first calls).
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -23,60 +24,64 @@ from gpuipc_doctor.model import Evidence, Finding, Json, ProbeOutcome
 Round = TypeVar("Round")
 
 FEWEST_RISES, RISING = 4, 0.04
-"""How often a figure must rise in the last third of a loop, and in which part of its rounds. A jump or two
-are no loss with each repetition, such as the 64 MiB of addresses that the C library reserves for a thread."""
+"""Minimum rises of a figure in the last third of a loop: a number, and a fraction of its rounds. One or two
+jumps are no loss per repetition, such as the C library's 64 MiB of addresses for a thread."""
 
 _ARENAS_BYTES = 5 << 19
-"""Host memory over the last third of a loop that says nothing: two of the interpreter's arenas of 1 MiB.
-Where they come worst they are a slope of up to 1.2 times what they come to."""
+"""Growth of host memory over the last third of a loop to ignore: two of Python's 1 MiB arenas, which at worst
+make a slope of 1.2 times their size."""
 
 _HEAP_BYTES = 16 << 10
-"""Growth of the heap with each repetition that says nothing. On an H100 no loop here has more than 308 B."""
+"""Growth of the heap per repetition to ignore. On an H100 no loop here has more than 308 B."""
+
+_STATUS = re.compile(rb"^(Threads|VmSize|VmData):\s+(\d+)", re.M)
 
 _RECORD = "after each "
-"""How the name of a record begins that `watched` makes. The operation follows."""
+"""Prefix of the records that `watched` makes; the operation follows."""
 
 
 def watched(
     w: Worker, what: str, rounds: Iterable[Round], times: int = 1, *, but: Collection[str] = ()
 ) -> Iterator[Round]:
-    """Go through the rounds of a loop, and note what this process has after each.
+    """Iterate over the rounds of a loop, and record the process's usage after each measured round.
 
-    ``what`` names the operation that a round repeats, ``times`` is how often it does. ``but``: figures that
-    may grow.
+    ``what`` names the operation that a round repeats, ``times`` is the number of repetitions per round.
+    ``but``: figures that may grow.
     """
+    numbers = range(len(rounds) if isinstance(rounds, Sized) else 0)
+    uncounted = set(numbers).difference(last_third(numbers))  # this takes as long as several driver calls
     samples: dict[str, list[int]] = {}
-    for each in rounds:
+    for number, each in enumerate(rounds):
         yield each
+        if number in uncounted:
+            continue
         for name, figure in figures_of_process().items():
             if name not in but:
                 samples.setdefault(name, []).append(figure)
-    last = {name: last_third(figures) for name, figures in samples.items()}
+    last = {name: figures if numbers else last_third(figures) for name, figures in samples.items()}
     w.record(**{f"{_RECORD}{what}": {"times": times, **last}})
 
 
 def figures_of_process() -> dict[str, int]:
-    """What this process has: ``descriptors``, ``threads``, bytes of ``addresses``, ``host`` memory, ``heap``.
+    """This process's ``descriptors``, ``threads``, bytes of ``addresses``, ``host`` memory and ``heap``.
 
-    Host memory is private memory that can be written (``VmData``), stacks included; addresses are all others:
-    what is reserved, and what a device driver maps. See proc_pid_status(5). The heap is what ``malloc`` has
-    given out of host memory, to the byte. See mallinfo(3).
+    Host memory is private writable memory (``VmData``), including stacks; addresses are all other address
+    space: reservations and mappings of device drivers. See proc_pid_status(5). The heap is the bytes handed
+    out by ``malloc``, see mallinfo(3).
     """
-    status = dict(
-        re.findall(r"^(Threads|VmSize|VmData):\s+(\d+)", Path("/proc/self/status").read_text(), re.M)
-    )
-    host = int(status["VmData"]) << 10
+    status = dict(_STATUS.findall(Path("/proc/self/status").read_bytes()))
+    host = int(status[b"VmData"]) << 10
     return {
-        "descriptors": len(list(Path("/proc/self/fd").iterdir())),
-        "threads": int(status["Threads"]),
-        "addresses": (int(status["VmSize"]) << 10) - host,
+        "descriptors": len(os.listdir("/proc/self/fd")),  # noqa: PTH208  # makes no objects of them
+        "threads": int(status[b"Threads"]),
+        "addresses": (int(status[b"VmSize"]) << 10) - host,
         "host": host,
         "heap": _heap(),
     }
 
 
 def _heap() -> int:
-    """Bytes that ``malloc`` has given out; 0 where the C library does not count them."""
+    """Bytes handed out by ``malloc``; 0 if the C library does not count them."""
     if (info := _mallinfo()) is None:
         return 0
     figures = info().figures
@@ -88,7 +93,7 @@ def _mallinfo() -> Callable[[], Any] | None:
     import ctypes
 
     library = ctypes.CDLL(None)
-    for name, kind in (("mallinfo2", ctypes.c_size_t), ("mallinfo", ctypes.c_uint)):  # glibc 2.33, before
+    for name, kind in (("mallinfo2", ctypes.c_size_t), ("mallinfo", ctypes.c_uint)):  # before glibc 2.33
         if hasattr(library, name):
             info = getattr(library, name)
             info.restype = type(name, (ctypes.Structure,), {"_fields_": [("figures", kind * 10)]})
@@ -135,7 +140,7 @@ _LOSSES: Mapping[str, _Loss] = {
 
 
 def judge_processes(done: ProbeOutcome) -> Iterator[Finding]:
-    """Judge what processes lost with each repetition: a finding for each kind of loss, the largest first."""
+    """A finding for each kind of loss per repetition in the roles' processes, largest first."""
     lost: list[dict[str, Json]] = [
         {"role": role, "what": record.removeprefix(_RECORD), **_lost(samples)}
         for role, records in done.records.items()
@@ -143,15 +148,17 @@ def judge_processes(done: ProbeOutcome) -> Iterator[Finding]:
         if record.startswith(_RECORD)
     ]
     for name, loss in _LOSSES.items():
-        growths = sorted((one for one in lost if one[name]), key=lambda one: -one[name])
-        values = [{"role": one["role"], "what": one["what"], "growth": one[name]} for one in growths]
+        growths = sorted((loss for loss in lost if loss[name]), key=lambda one: -one[name])
+        values = [
+            {"role": growth["role"], "what": growth["what"], "growth": growth[name]} for growth in growths
+        ]
         if values:
             also = [Evidence.seen(loss.says, **other) for other in values[1:]]
             yield loss.conclude(loss.key, loss.says, *also, remedy=loss.remedy, **values[0])
 
 
 def _lost(samples: Mapping[str, Json]) -> dict[str, float]:
-    """Growth of each figure with each repetition, 0 where it says nothing."""
+    """Growth of each figure per repetition, 0 if insignificant."""
     times: int = samples["times"]
 
     def growth(name: str, noise: float = 0.0) -> float:
@@ -159,7 +166,7 @@ def _lost(samples: Mapping[str, Json]) -> dict[str, float]:
 
     lost = {name: growth(name) for name in ("descriptors", "threads")}
     if lost["threads"]:
-        lost |= {"addresses": 0, "host": 0}  # their stacks and arenas
+        lost |= {"addresses": 0, "host": 0}  # threads' stacks and arenas
     else:
         lost |= {"addresses": growth("addresses"), "host": 0}
         if host := samples.get("host"):  # not where it may grow
@@ -169,7 +176,7 @@ def _lost(samples: Mapping[str, Json]) -> dict[str, float]:
 
 
 def _growth(samples: Sequence[int], noise: float) -> float:
-    """Growth from one sample to the next, 0 where it is not above ``noise``."""
+    """Growth from one sample to the next, 0 if not above ``noise``."""
     rises = sum(later > earlier for earlier, later in pairwise(samples))
     if rises < max(FEWEST_RISES, RISING * len(samples)):
         return 0.0

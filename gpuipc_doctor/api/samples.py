@@ -1,4 +1,4 @@
-"""What an allocator holds, sampled by a role function while it works."""
+"""An allocator's memory, sampled by a role function during its work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ _LINES = {"used": "used on the device", "reserved": "reserved by the allocator",
 
 
 class MemorySamples:
-    """Bytes allocated and reserved as the allocator counts them, and used on the device beyond the start."""
+    """Bytes allocated and reserved, as counted by the allocator, and bytes used on the device since the
+    start.
+    """
 
     def __init__(self, w: Worker, allocator: Allocator) -> None:
         self._w = w
@@ -28,7 +30,7 @@ class MemorySamples:
         self.marks: list[tuple[float, str]] = []
 
     def take(self, after: str = "") -> int:
-        """Sample all, ``after`` something that is to be marked; the bytes used on the device."""
+        """Take a sample; ``after`` names an event to mark. Returns the bytes used on the device."""
         allocated, reserved = self._allocator.held()
         self.seconds.append(self._w.clock() - self._started)
         self.allocated.append(allocated)
@@ -39,7 +41,7 @@ class MemorySamples:
         return self.used[-1]
 
     def json(self) -> Json:
-        """For `Worker.record`; `series` draws it."""
+        """For `Worker.record`; `series` reads it."""
         return {name: getattr(self, name) for name in ("seconds", *_LINES, "marks")}
 
 

@@ -1,4 +1,4 @@
-"""A slope with its uncertainty, for memory that may or may not creep."""
+"""A slope with its uncertainty, for memory that may or may not grow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TypeVar
 Figure = TypeVar("Figure", int, float)
 
 BLOCK_BYTES = 2 << 20
-"""The smallest steps in which memory that a driver itself loses is seen: it takes as much from the device."""
+"""Smallest step in which a driver's own losses show in used memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +30,17 @@ def last_third(series: Sequence[Figure]) -> Sequence[Figure]:
 
 
 def lasting(series: Sequence[float]) -> Slope:
-    """How a series goes on once bounded caches are full: the slope of its last third."""
+    """The slope of the series' last third, when bounded caches are full."""
     last = last_third(series)
     return slope(range(len(last)), last)
 
 
 def slope(x: Sequence[float], y: Sequence[float], confidence: float = 0.95) -> Slope:
-    """The Theil-Sen slope of ``y`` over ``x``, which a few outliers do not move.
+    """The Theil-Sen slope of ``y`` over ``x``, which is robust against a few outliers.
 
-    The estimate is the median of the slopes of all pairs of points; the interval is Sen's, from the
-    variance of Kendall's rank correlation (P. K. Sen, J. Am. Stat. Assoc. 63 (1968), 1379; without his
-    correction for ties, so it errs to the wide side). Needs at least four points with distinct x;
-    raises `ValueError` otherwise.
+    The estimate is the median of the slopes of all pairs of points; the interval is Sen's, from the variance
+    of Kendall's rank correlation (P. K. Sen, J. Am. Stat. Assoc. 63 (1968), 1379), without his correction for
+    ties, so it is rather too wide. Raises `ValueError` for fewer than four points with distinct x.
     """
     from statistics import median
 
@@ -58,9 +57,9 @@ def slope(x: Sequence[float], y: Sequence[float], confidence: float = 0.95) -> S
 def smallest_found(x: Sequence[float], y: Sequence[float], above: float, block: int) -> int:
     """The smallest growth of ``y`` per unit of ``x`` that would raise `Slope.low` above ``above``.
 
-    Growth is seen in steps of ``block`` and may begin anywhere within one: between two points it shows as at
-    least as many whole blocks as it fills. So each pair of points has a growth from which on its own slope
-    is above; as many pairs must be as `slope` asks for. Larger growth is found, too. ``x`` must rise.
+    Growth shows in steps of ``block``, which may begin anywhere: between two points, at least the whole
+    blocks that it fills show. So each pair of points has a smallest growth for which its slope exceeds
+    ``above``; `slope` requires a certain number of such pairs. Larger growth is also found. ``x`` must rise.
     """
     needed = sorted(
         block * (math.floor((above * (x[j] - x[i]) - (y[j] - y[i])) / block) + 1) / (x[j] - x[i])
@@ -71,14 +70,14 @@ def smallest_found(x: Sequence[float], y: Sequence[float], above: float, block: 
 
 
 def block_of(figures: Iterable[float]) -> int:
-    """The blocks in which a driver counts: the largest power of two that divides each change of a figure."""
+    """The driver's block size: the largest power of two that divides every change of a figure."""
     first, *rest = map(int, figures)
     changes = reduce(or_, (figure - first for figure in rest), 0)
     return max(changes & -changes, BLOCK_BYTES)
 
 
 def _reach(n: int, confidence: float) -> float:
-    """How many slopes of all pairs of ``n`` points are in the interval."""
+    """Number of pairwise slopes inside the interval for ``n`` points."""
     from statistics import NormalDist
 
     return NormalDist().inv_cdf(0.5 + confidence / 2) * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)

@@ -1,21 +1,21 @@
-"""What a role function sees: its process, its partner, its GPU, MPI."""
+"""The interface of a role function: its process, partner, GPU and MPI."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 from gpuipc_doctor.api.allocator import Allocator
-from gpuipc_doctor.api.gpu import Gpu, Memory
+from gpuipc_doctor.api.gpu import DriverError, Gpu, Memory
 from gpuipc_doctor.model import AtRest, Json
 
 
 class TellingRecord(enum.Enum):
-    """Names of records that speak for or against a role's failure: their text becomes evidence of it.
+    """Names of records that speak for or against a role's failure; their text becomes evidence.
 
-    All other records only say where the role ran.
+    All other records only show where the role ran.
     """
 
     CONTROL = "control"
@@ -24,25 +24,26 @@ class TellingRecord(enum.Enum):
 
 
 class Peer(Protocol):
-    """Another role of the probe. Losing it ends this role as a casualty, not as a culprit."""
+    """Another role of the probe. Losing the other role ends this one without blaming it."""
 
     def send(self, value: Json | bytes) -> None: ...
     def recv(self) -> Json:
-        """Wait for the partner's next value (`bytes` arrive as `bytes`)."""
+        """Wait for the partner's next value; `bytes` arrive as `bytes`."""
 
     def has_news(self) -> bool:
-        """Whether `recv` would return, or end this role, at once. For a partner that sends and then waits."""
+        """Whether `recv` would return or end this role at once. For partners that send, then wait."""
 
     def send_descriptor(self, descriptor: int) -> bool:
-        """Give the partner a copy of a descriptor, as it asks for it, and say whether it got one."""
+        """Pass the partner a copy of a descriptor by its preferred method; returns whether it was
+        received."""
 
     def recv_descriptor(self) -> int:
-        """The partner's descriptor, in a message (``SCM_RIGHTS``); ours to close."""
+        """The partner's descriptor, received in a message (``SCM_RIGHTS``); this role closes it."""
 
     def fetch_descriptor(self) -> int:
-        """The partner's descriptor, taken from its process (``pidfd_getfd``); ours to close.
+        """The partner's descriptor, fetched from its process (``pidfd_getfd``); this role closes it.
 
-        Raises `OSError` where the kernel refuses that; then the partner sends no other.
+        Raises `OSError` if the kernel refuses; the partner then sends no other descriptor.
         """
 
     def wait_gone(self) -> None:
@@ -50,9 +51,9 @@ class Peer(Protocol):
 
 
 class Mpi(Protocol):
-    """``MPI_COMM_WORLD`` as a rank sees it. Addresses may be the host's or a GPU's; sizes are bytes.
+    """``MPI_COMM_WORLD`` as seen by a rank. Addresses may be the host's or a GPU's; sizes are bytes.
 
-    An MPI call that fails raises `DriverError`, as a driver call does.
+    A failed MPI call raises `DriverError`, as a driver call does.
     """
 
     rank: int
@@ -60,193 +61,210 @@ class Mpi(Protocol):
 
     @property
     def node(self) -> str:
-        """The name of the node that this rank is on."""
+        """Name of this rank's node."""
 
     def library_version(self) -> str: ...
     def send(self, address: int, nbytes: int, to: int, tag: int = 0) -> None: ...
     def recv(self, address: int, nbytes: int, source: int, tag: int = 0) -> None: ...
     def isend(self, address: int, nbytes: int, to: int, tag: int = 0) -> object:
-        """Start sending; what it returns goes to ``wait``."""
+        """Start sending; pass the result to ``wait``."""
 
     def irecv(self, address: int, nbytes: int, source: int, tag: int = 0) -> object: ...
     def wait(self, requests: Sequence[object]) -> None: ...
+    @property
+    def api(self) -> Any:
+        """mpi4py's MPI module, for functions without a method here; see ``call``."""
+
+    def call(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of mpi4py, armed under its C name."""
+
+    def is_truncation(self, error: DriverError) -> bool:
+        """Whether the error means that a message was too long for its receive."""
+
     def barrier(self) -> None: ...
     def any_says(self, mine: bool) -> bool:
-        """Whether any rank says so. All wait for all, as at a barrier."""
+        """Whether ``value`` is true on any rank. Collective, like a barrier."""
+
+    def first_says(self, number: int) -> int:
+        """Rank 0's number. Collective, like a barrier."""
 
     def ping_pong(self, address: int, nbytes: int, partner: int, rounds: int) -> list[float]:
-        """Blocking messages there and back, armed as one operation; seconds one way for each round."""
+        """Blocking messages to the other rank and back, armed as one operation; returns seconds one way per
+        round.
+        """
 
     def finalize(self) -> None:
-        """End MPI. The worker does it where the role function has not."""
+        """Finalise MPI. The worker does it if the role function has not."""
 
 
 class Fabric(Protocol):
-    """libfabric and UCX by their own programs, each a child of this process and armed under its name."""
+    """libfabric and UCX, through their programs, each a child process armed under its name."""
 
     def look(self, programs: Mapping[str, str], results: str | None, *, transports: bool) -> dict[str, Json]:
-        """What they, ``/sys`` and the files in the directory ``results`` say of the fabric.
+        """Facts about the fabric from the programs, ``/sys`` and the files in the directory ``results``.
 
         ``libfabric`` and ``ucx``: versions; ``interfaces`` and ``transports``: see `fabric.interfaces`;
-        ``adapters`` and ``ports``: see `fabric.devices`; ``health``: see `fabric.healthcheck`.
-        ``programs``: name → file. ``transports``: whether UCX is asked for them.
+        ``adapters`` and ``ports``: see `fabric.devices`; ``health``: see `fabric.healthcheck`. ``programs``:
+        name → file. Argument ``transports``: whether to query UCX.
         """
 
     def routes(self, fi_info: str | None, *, across: bool, stated: str | None) -> list[str]:
-        """The providers that an MPI would send small messages through, within this node or ``across``.
+        """Providers that an MPI would use for small messages, within this node or ``across`` nodes.
 
-        ``stated``: the name of the fabric that the site states; then those of that one.
+        ``stated``: the site config's fabric, whose providers are returned if it names any.
         """
 
     def ping_pong(
         self, program: str, route: str, nbytes: int, rounds: int, stated: str | None
     ) -> dict[str, Json]:
-        """Both roles call it: messages there and back between two processes of ``program``.
+        """Messages to the other process of ``program`` and back; both roles call it.
 
-        ``route``: a provider of libfabric, or whose memory UCX is to send. How it ended: see
-        `fabric.message_pair.judge`. ``chosen``: the variables by which UCX was told the ``stated`` fabric.
+        ``route``: a libfabric provider, or the kind of memory that UCX sends from. Returns the result: see
+        `fabric.message_pair.judge`. ``chosen``: variables that make UCX use the ``stated`` fabric.
         """
 
 
 class ChildGone(Exception):
-    """A process that a role started has ended; the one argument says how: a signal's name, or ``exit 1``."""
+    """A process that a role started has ended; the argument says how: a signal's name, or ``exit 1``."""
 
 
 class ChildHangs(Exception):
-    """A process that a role started does not answer in time."""
+    """A process that a role started did not answer in time."""
 
 
 class Child(Protocol):
-    """A process that a role started, as the function sees it that runs there."""
+    """A process that a role started, as seen by the function that runs in it."""
 
     @property
     def gpus(self) -> Sequence[Gpu]:
-        """All devices of the probe, by a driver that this process has loaded itself."""
+        """All devices of the probe, through a driver loaded by this process."""
 
     @property
     def descriptors(self) -> Sequence[int]:
-        """File descriptors that came with the latest message; this process's to close."""
+        """File descriptors received with the latest message; this process closes them."""
 
     def progress(self, number: int) -> None:
-        """Say how far this process has come, even should it end."""
+        """Record this process's progress, which is kept even if the process ends."""
 
     def recv(self) -> Json:
-        """Wait for the role's next message; where the role has ended, this process ends, too."""
+        """Wait for the role's next message; if the role has ended, this process also ends."""
 
     def send(self, value: Json, descriptors: Sequence[int] = ()) -> None: ...
 
 
 class ChildProcess(Protocol):
-    """A process that a role started, as the role sees it."""
+    """A process that a role started, as seen by the role."""
 
     @property
     def pid(self) -> int: ...
     @property
     def call(self) -> str:
-        """The driver call that it made last, and may be in."""
+        """Its latest driver call, which may still be running."""
 
     @property
     def progress(self) -> int:
-        """How far it has come, as it said last."""
+        """Its latest progress."""
 
     @property
     def descriptors(self) -> Sequence[int]:
-        """File descriptors that came with the latest message; the role's to close."""
+        """File descriptors received with the latest message; this role closes them."""
 
     def send(self, value: Json, descriptors: Sequence[int] = ()) -> None:
-        """Raises `ChildGone`."""
+        """Send a message to the process. Raises `ChildGone`."""
 
     def recv(self, limit_s: float) -> Json:
-        """Its next message. Raises `ChildGone` and, after so many seconds, `ChildHangs`."""
+        """The process's next message. Raises `ChildGone`, or `ChildHangs` after ``limit_s`` seconds without a
+        driver call or progress, not counting waits for a processor.
+        """
 
     def kill(self) -> None:
-        """Kill it, and wait until it is gone."""
+        """Kill the process and wait for its end."""
 
     def end(self, limit_s: float) -> str:
-        """Have it exit as programs do and wait for that; says how it ended. Raises `ChildHangs`."""
+        """Let the process exit normally and wait for it; returns how it ended. Raises `ChildHangs`."""
 
 
 class Worker(Protocol):
-    """The process in which a role function runs, as the role function sees it."""
+    """The process in which a role function runs, as seen by the role function."""
 
     @property
     def role(self) -> str: ...
     @property
     def node(self) -> str:
-        """The name of the node that this role runs on."""
+        """Name of this role's node."""
 
     @property
     def gpu(self) -> Gpu:
-        """This role's device: the probe's only one, or of several the first role's first, and so on."""
+        """This role's device: the probe's only one, or the device with the role's index."""
 
     @property
     def gpus(self) -> Sequence[Gpu]:
         """All devices of the probe, in the probe's order."""
 
     def wait_for_rest(self, at_rest: Sequence[AtRest]) -> tuple[list[int], bool]:
-        """Wait until the devices are at rest again, where it is known what that is; returns how they are.
+        """Wait until the devices are idle, if their idle level is known; returns their state.
 
-        That is the bytes in use on each, as a process finds that does nothing with it, and whether it can be
-        such a one: where NVML does not tell, a context has to be made for it.
+        The state is the bytes in use on each device for a process that does not use it, and whether this
+        process is one: if NVML does not report the bytes, a context must be created.
         """
 
     def host_memory(self, nbytes: int) -> Memory:
         """Ordinary memory of this process, as zeros."""
 
     def allocator(self, name: str) -> Allocator:
-        """One of `Context.allocators` on ``gpu``; imports its library, which may take seconds."""
+        """An allocator of `Context.allocators` on ``gpu``; imports its library, which may take seconds."""
 
     def clock(self) -> float:
-        """Seconds since some time before this process began."""
+        """Seconds since a fixed time before this process started."""
 
     @property
     def peer(self) -> Peer:
-        """The first of ``peers``: of two roles, the other one."""
+        """The first of ``peers``; with two roles, the other one."""
 
     @property
     def peers(self) -> Sequence[Peer]:
-        """For the first role, all others in the probe's order; for each of those, the first role alone."""
+        """For the first role, all other roles in the probe's order; for any other role, only the first."""
 
     @property
     def mpi(self) -> Mpi:
-        """MPI, initialised by the first use, for roles that are ranks."""
+        """MPI, initialised at first use, for roles that are ranks."""
 
     @property
     def fabric(self) -> Fabric: ...
     def start(self, act: Callable[[Child], None]) -> ChildProcess:
-        """Start a process that calls ``act`` and ends. For roles that are `Probe.starters`."""
+        """Start a process that calls ``act`` and then ends. Only for `Probe.starters`."""
 
     @property
     def params(self) -> Mapping[str, Json]: ...
     @property
     def deadline_s(self) -> float:
-        """Seconds that a single operation may take."""
+        """Seconds allowed for a single operation."""
 
     def discover(self, backend: str) -> dict[str, Json]:
-        """Initialise a backend's driver: its ``devices`` and ``facts``, as JSON.
+        """Initialise a backend's driver; returns its ``devices`` and ``facts`` as JSON.
 
-        ``on_bus`` is the number of its GPUs that the node's PCI bus lists, ``hiding`` the variables that
-        hide devices from this process.
+        ``on_bus`` is the number of its GPUs on the node's PCI bus, ``hiding`` the variables that hide devices
+        from this process.
         """
 
     def mpi_facts(self, library: str | None, backends: Sequence[str]) -> dict[str, Json]:
-        """Load an MPI library (the one that mpi4py finds, when None) without initialising it: see
+        """Load an MPI library without initialising it; None: the one that mpi4py finds. See
         `mpi.survey.report`. Raises `BackendUnavailable`."""
 
     def step(self, text: str) -> AbstractContextManager[None]:
-        """Say in the check's own words what follows; a failure inside names it beside the driver call."""
+        """Name the next step; a failure in it is reported with this name and the driver call."""
 
     def armed(self, operation: str) -> AbstractContextManager[None]:
-        """Blame what ends this process inside the block on ``operation``. GPU calls arm themselves."""
+        """Attribute the end of this process inside the block to ``operation``. GPU calls arm themselves."""
 
     def record(self, **facts: Json) -> None:
         """Keep facts for ``judge``; they survive a later crash of this worker. See `TellingRecord`."""
 
     def tell(self, news: Json) -> None:
-        """Tell whoever listens to this probe, now. For one that goes on and on: its journal begins anew."""
+        """Send a message to the probe's listener at once, and restart the journal. For endless probes."""
 
     def wait_until(self, condition: Callable[[], bool], limit_s: float) -> bool:
-        """Ask ``condition`` again and again until it holds or ``limit_s`` seconds are over; says which."""
+        """Poll ``condition`` until it holds or ``limit_s`` seconds are over; returns whether it holds."""
 
     def die(self, signal_name: str = "SIGKILL") -> NoReturn:
-        """End this process by a signal as part of the procedure; the role counts as completed."""
+        """End this process by a signal, as part of the test; the role counts as completed."""

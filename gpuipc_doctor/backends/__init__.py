@@ -1,6 +1,6 @@
-"""CUDA and HIP behind one protocol: who opens a backend need not know which it is.
+"""CUDA and HIP behind one protocol, so that callers need not distinguish them.
 
-Importing this package loads no driver and no binding; `open_backend` does, so it belongs in a worker.
+Importing this package loads no driver and no binding; `open_backend` does, so only workers call it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ BACKENDS = ("cuda", "hip")
 def open_backend(name: str, arm: Arm, root: str = "/") -> Backend:
     """Load one backend's binding and driver library.
 
-    ``root`` stands before ``/proc``, ``/sys`` and ``/dev`` where the reason for a missing GPU is sought.
-    Raises `BackendUnavailable`, and `ValueError` for a name that is not in `BACKENDS`.
+    ``root`` precedes ``/proc``, ``/sys`` and ``/dev`` in the search for the reason of a missing GPU. Raises
+    `BackendUnavailable`, and `ValueError` for a name not in `BACKENDS`.
     """
     driver: Driver
     if name == "cuda":
@@ -39,7 +39,7 @@ def open_backend(name: str, arm: Arm, root: str = "/") -> Backend:
 
 
 class Backend:
-    """One vendor's GPUs as this process sees them."""
+    """One vendor's GPUs as seen by this process."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
@@ -48,7 +48,7 @@ class Backend:
     def devices(self) -> list[Device]:
         """Initialise the driver and describe every visible device; creates no context.
 
-        Raises `BackendUnavailable` when there is none.
+        Raises `BackendUnavailable` if there is none.
         """
         driver = self.driver
         count = self.initialise()
@@ -71,11 +71,11 @@ class Backend:
         ]
 
     def gpu(self, device: Device) -> DriverGpu:
-        """The GPU that is ``device``, whatever its number in this process (by uuid, else PCI address).
+        """The GPU ``device``, found by uuid, else PCI address, whatever its number in this process.
 
-        Without either it is any node's device of that number.
+        Without either, the device with the same number.
 
-        Raises `BackendUnavailable` when this process does not see it.
+        Raises `BackendUnavailable` if this process does not see it.
         """
         driver = self.driver
         for ordinal in range(self.initialise()):
@@ -88,23 +88,23 @@ class Backend:
             if found:
                 return DriverGpu(driver, device, ordinal)
         raise BackendUnavailable(
-            f"{device.label} ({device.uuid or device.pci}) is not among the GPUs that this process sees",
-            "see whether the GPU left the bus (dmesg) and what the visible-devices variables say",
+            f"{device.label} ({device.uuid or device.pci}) is not visible to this process",
+            "check dmesg for a lost GPU, and the visible-devices variables",
             broken=True,
         )
 
     def hidden(self, device: Device) -> DriverGpu:
-        """A device that this process does not see: no call works, and NVML may tell of its memory."""
+        """A device that this process does not see: driver calls fail, but NVML may report its memory."""
         return DriverGpu(self.driver, device, -1)
 
     def is_seen_from_outside(self, device: Device) -> bool:
-        """Whether somebody tells of a device's memory without the driver."""
+        """Whether a device's used memory can be read without the driver."""
         return self.driver.process_memory.used(device.uuid) is not None
 
     def memory_used_from_outside(self, device: Device) -> int:
-        """Bytes in use on a device, as a process finds that does nothing with it; comparable with its like.
+        """Bytes in use on a device for a process that does not use it, comparable with other such readings.
 
-        Where somebody tells without the driver, no context is made for it.
+        If the driver is not needed to read them, no context is created.
         """
         driver = self.driver
         if not self.is_seen_from_outside(device):
@@ -114,13 +114,13 @@ class Backend:
         )
 
     def versions(self) -> list[Fact]:
-        """The versions that this backend's libraries tell, each with the call that told it."""
+        """Versions reported by this backend's libraries, each with the reporting call."""
         return self.driver.versions()
 
     def initialise(self) -> int:
         """Initialise the driver once and count its devices; creates no context.
 
-        Raises `BackendUnavailable` when there is none.
+        Raises `BackendUnavailable` if there is none.
         """
         if self._count is None:
             driver = self.driver

@@ -1,4 +1,4 @@
-"""Device memory as a process has it: its own, and another's that is opened here."""
+"""Device memory of a process: its own, and opened memory of other processes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from gpuipc_doctor.backends.contexts import DeviceContexts
 
 
 def allocation_of(contexts: DeviceContexts, address: int) -> tuple[int, int]:
-    """Where the driver's allocation begins to which ``address`` belongs, and its size in bytes."""
+    """Start and size in bytes of the driver's allocation that contains ``address``."""
     contexts.enter()
     base, size = contexts.driver.numbers("address-range", address)
     return base, size
 
 
 class Scoped:
-    """What the end of a ``with`` block gives back, unless an exception ends the block.
+    """Resources that the end of a ``with`` block releases, unless an exception ends the block.
 
-    Then the first error is the finding and the process ends: no later call may hang or fail in its place.
+    After an exception the process ends with this first error as the finding: a release could hang or fail and
+    hide it.
     """
 
     def __exit__(self, exception: object = None, *_: object) -> None:
@@ -31,10 +32,10 @@ class Scoped:
 
 
 class DeviceMemory:
-    """A range of device memory that copies to and from the host, and is given back once.
+    """A range of device memory that copies to and from the host and is released once.
 
-    It belongs to the context that is entered when it is made. ``nbytes`` None means that the driver knows the
-    size and is asked when it is needed.
+    It belongs to the context that is current at its creation. If ``nbytes`` is None, the driver reports the
+    size when it is needed.
     """
 
     def __init__(
@@ -58,7 +59,8 @@ class DeviceMemory:
     def write(self, data: bytes, offset: int = 0) -> None:
         self._contexts.enter()
         self._driver.call("copy-to-device", self.address + offset, hostmemory.address_of(data), len(data))
-        # A copy from pageable memory may return before it is on the device, where another process looks.
+        # A copy from pageable memory may return before the data is on the device, where another process reads
+        # it.
         self._driver.call("stream-sync", 0)
 
     def read(self, nbytes: int | None = None, offset: int = 0) -> bytes:

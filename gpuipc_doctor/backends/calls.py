@@ -1,6 +1,6 @@
-"""The functions that both vendors' drivers have, by operation: CUDA's driver API first, then HIP's.
+"""Functions that both vendors' drivers have, by operation: CUDA's driver API first, then HIP's.
 
-They have the same names in the bindings and in the journal.
+Bindings and journal use the same names.
 """
 
 from __future__ import annotations

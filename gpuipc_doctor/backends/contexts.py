@@ -1,4 +1,4 @@
-"""Contexts of one device, and which of them is entered before a call that needs one."""
+"""Contexts of one device, and which of them to make current before a call."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ class DeviceContexts:
         self.driver = driver
         self.ordinal = ordinal
         self.latest: DriverContext | None = None
-        """The one that was current last and still exists."""
+        """The context that was made current last, if it still exists."""
         self._is_first = True
 
     def create(self) -> DriverContext:
-        """A new context, current."""
+        """A new context, made current."""
         return self._begin(self.driver.create_context(self.ordinal), primary=False)
 
     def primary(self) -> DriverContext:
-        """The primary context, retained and current."""
+        """The primary context, retained and made current."""
         return self._begin(self.driver.call("primary-retain", self.ordinal), primary=True)
 
     def enter(self) -> DriverContext:
-        """Make sure that a context of this device is current, and say which."""
+        """Ensure that a context of this device is current; returns it."""
         if self.latest is None:
             return self.primary()
         if self.driver.current is not self.latest:
@@ -43,7 +43,7 @@ class DeviceContexts:
 
 
 class DriverContext:
-    """A context and whether it still exists (`gpuipc_doctor.api.gpu.GpuContext`)."""
+    """A context, and whether it still exists (`gpuipc_doctor.api.gpu.GpuContext`)."""
 
     def __init__(self, siblings: DeviceContexts, handle: Any, *, primary: bool) -> None:
         self.handle = handle
@@ -64,7 +64,7 @@ class DriverContext:
         else:
             self._driver.call("context-destroy", self.handle)
         self.destroyed = True
-        # The driver makes another context current, or none: forget, so that the next use sets one.
+        # The driver makes another context current, or none: forget it, so that the next use sets one.
         if self._driver.current is self:
             self._driver.current = None
         if self._siblings.latest is self:

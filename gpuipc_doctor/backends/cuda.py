@@ -9,7 +9,7 @@ from typing import Any
 from gpuipc_doctor.api.gpu import BackendUnavailable, DriverError
 from gpuipc_doctor.backends import calls, hostmemory
 from gpuipc_doctor.backends.absence import Vendor
-from gpuipc_doctor.backends.driver import Driver, HandleType
+from gpuipc_doctor.backends.driver import Driver, HandleType, version_fact
 from gpuipc_doctor.backends.nvml import ProcessMemory
 from gpuipc_doctor.model import Fact
 from gpuipc_doctor.nvml import Nvml
@@ -17,7 +17,7 @@ from gpuipc_doctor.nvml import Nvml
 NVIDIA = Vendor(
     gpu="NVIDIA GPU",
     binding="cuda-bindings",
-    extra="cuda12",
+    requirement="cuda-bindings>=12.9,<13",
     library="libcuda.so.1",
     library_remedy="install the NVIDIA driver, or in a container make its libraries visible (--gpus, --nv)",
     kernel_marks=("proc/driver/nvidia/version",),
@@ -27,18 +27,18 @@ NVIDIA = Vendor(
     hiding_variables={"CUDA_VISIBLE_DEVICES": True},
     known_codes={
         34: ("this libcuda.so.1 is the toolkit's stub", "remove lib64/stubs from LD_LIBRARY_PATH"),
-        # Met on an H200 in a new pid namespace that still had the old one's /proc.
+        # Seen on an H200 in a new pid namespace that still had the old /proc.
         304: (
-            "the operating system refused the driver something",
-            "give a container its own /proc and every /dev/nvidia* file, and see ulimit -a",
+            "the operating system refused a request of the driver",
+            "in a container, mount its own /proc and pass every /dev/nvidia* file; check ulimit -a",
         ),
         802: (
             "the GPUs' fabric is not ready",
-            "start nvidia-fabricmanager and see that its version is the driver's",
+            "start nvidia-fabricmanager in the driver's version",
         ),
         803: (
-            "the user-space driver is not of the version of the kernel module",
-            "reload the kernel module or reboot, so that the updated driver takes effect",
+            "the user-space driver and the kernel module have different versions",
+            "reload the kernel module or reboot to activate the updated driver",
         ),
         804: (
             "the forward-compatibility libcuda.so.1 does not support this GPU",
@@ -98,8 +98,8 @@ class CudaDriver(Driver):
         return self.call("context-create", *parameters, 0, ordinal)
 
     def uuid(self, ordinal: int) -> str:
-        # With binding 12, plain cuDeviceGetUuid names the physical GPU also for a MIG instance; with 13 it
-        # is the second version itself. Drivers before 11.4 have the first only.
+        # With binding 12, plain cuDeviceGetUuid names the physical GPU even for a MIG instance; with 13 it is
+        # the second version. Drivers before 11.4 only have the first.
         operation = "device-uuid-mig" if hasattr(self.api, "cuDeviceGetUuid_v2") else "device-uuid"
         try:
             identity = self.call(operation, ordinal)
@@ -162,16 +162,16 @@ class CudaDriver(Driver):
     def process_memory(self) -> ProcessMemory:
         try:
             return ProcessMemory(Nvml(self.arm))
-        except (OSError, DriverError):  # a node or a container may be without
+        except (OSError, DriverError):  # may be missing on a node or in a container
             return ProcessMemory()
 
     def versions(self) -> list[Fact]:
         number = int(self.call("driver-version"))
-        cuda = Fact("cuda-driver", f"{number // 1000}.{number % 1000 // 10}", "cuDriverGetVersion")
-        return [cuda, self._nvidia_driver()]
+        version = f"{number // 1000}.{number % 1000 // 10}"
+        return [version_fact("cuda-driver", number, version, "cuDriverGetVersion"), self._nvidia_driver()]
 
     def _nvidia_driver(self) -> Fact:
-        """The driver package's version, which the CUDA driver API does not tell; NVML does."""
+        """The driver package's version, which NVML reports but not the CUDA driver API."""
         source = "nvmlSystemGetDriverVersion"
         try:
             return Fact("nvidia-driver", Nvml(self.arm).driver_version(), source)

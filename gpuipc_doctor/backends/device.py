@@ -1,4 +1,4 @@
-"""The protocol of `gpuipc_doctor.api.gpu` over a `Driver`: one code for both vendors."""
+"""The protocol of `gpuipc_doctor.api.gpu` on top of a `Driver`: the same code for both vendors."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from gpuipc_doctor.backends.vmm import DriverPhysicalMemory
 from gpuipc_doctor.model import Device, Json
 
 _SETTLING = 5
-"""So often what others hold is asked for again, where it changed while the device was asked what is used."""
+"""Retries if other processes' memory changed while the device's used memory was read."""
 
 
 def without_strangers(driver: Driver, device: Device, read: Callable[[], int], *, has_context: bool) -> int:
-    """What is read of used memory, less what processes hold of it that are none of this run's."""
+    """Used memory minus that of processes outside this run."""
     of_strangers = partial(driver.process_memory.of_strangers, device.uuid, has_context=has_context)
     strangers = of_strangers()
     for _ in range(_SETTLING):
@@ -31,7 +31,7 @@ def without_strangers(driver: Driver, device: Device, read: Callable[[], int], *
 
 
 class DriverGpu:
-    """One device as this process numbers it (`gpuipc_doctor.api.gpu.Gpu`)."""
+    """A device by its number in this process (`gpuipc_doctor.api.gpu.Gpu`)."""
 
     def __init__(self, driver: Driver, device: Device, ordinal: int) -> None:
         self.driver = driver
@@ -59,7 +59,7 @@ class DriverGpu:
 
     @cached_property
     def capabilities(self) -> frozenset[str]:
-        """What the device can do in its present mode."""
+        """The device's capabilities in its current mode."""
         return self.driver.capabilities(self.ordinal)
 
     @cached_property

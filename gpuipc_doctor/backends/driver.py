@@ -1,7 +1,7 @@
 """One vendor's driver API through its Python binding: each call armed, each failure raised.
 
-``cuda-bindings`` and ``hip-python`` agree on the shape that matters: a function per call of the C API,
-returning ``(error, value…)``. What they do not agree on is behind the abstract methods here.
+``cuda-bindings`` and ``hip-python`` have the same structure: a function for each C function, returning
+``(error, value…)``. Their differences are behind the abstract methods here.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from gpuipc_doctor.backends.nvml import ProcessMemory
 from gpuipc_doctor.model import Device, DriverFault, Fact
 
 LAZY_ENABLE_PEER_ACCESS = 1
-"""``CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`` and ``hipIpcMemLazyEnablePeerAccess``, which opening demands."""
+"""``CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`` and ``hipIpcMemLazyEnablePeerAccess``, required for opening."""
 
 
 NO_RESULT = "success without a result"
 NO_TEXT = "text that is not UTF-8"
-"""What stands in place of an error's name where a call succeeds and its answer cannot be one."""
+"""Replaces the name of an error if a successful call returns invalid text."""
 
 NON_BLOCKING = 1
-"""``CU_STREAM_NON_BLOCKING``, ``hipStreamNonBlocking``: independent of the default stream."""
+"""``CU_STREAM_NON_BLOCKING`` and ``hipStreamNonBlocking``: independent of the default stream."""
 
 
 class HandleType(IntEnum):
@@ -43,30 +43,30 @@ class HandleType(IntEnum):
 
 
 class Driver(ABC):
-    """The calls of one vendor's driver, by operation; one object in a process, used from one thread."""
+    """A vendor's driver calls by operation; one object per process, used by one thread."""
 
     backend: ClassVar[str]
     vendor: ClassVar[Vendor]
     calls: ClassVar[Mapping[str, str]]
     """Operation → name of the C function, which is also the name in the binding and in the journal."""
     names: ClassVar[Mapping[str, str]]
-    """Structure, constant, type, or what `gpu.Pool` knows of a pool → the vendor's name in the binding."""
+    """Structure, constant, type, or attribute of `gpu.Pool` → the vendor's name in the binding."""
     attribute: ClassVar[str]
-    """The name in the binding of a device's attribute, which stands for ``{}``."""
+    """The binding's name of a device attribute, with ``{}`` for the attribute."""
     unknown_attribute: ClassVar[str]
-    """The error of a driver that is too old to know an attribute."""
+    """Name of the error of a driver that is too old to know an attribute."""
     unexportable: ClassVar[Mapping[str, str]]
-    """Kind of memory that legacy IPC must refuse → the attribute of devices that have such memory."""
+    """Kind of memory that IPC handles must refuse → attribute of devices with such memory."""
     contexts_own_memory: ClassVar[bool]
-    """Whether destroying a context frees the memory and closes the mappings that live in it."""
+    """Whether destroying a context frees its memory and closes its mappings."""
 
     def __init__(self, arm: Arm, root: Path) -> None:
-        """Load the binding and the driver library; raises `BackendUnavailable` when either is missing."""
+        """Load the binding and the driver library. Raises `BackendUnavailable` if either is missing."""
         self.arm = arm
         self._made: Counter[str] = Counter()
         self.absence = Absence(self.vendor, root, arm)
         self.current: object = None
-        """The context that was made current last, of whichever device; None: not known."""
+        """The context made current last, of any device; None: unknown."""
         try:
             self.api: Any = self._import_binding()
         except ImportError as error:
@@ -80,10 +80,10 @@ class Driver(ABC):
             raise self.absence.library_missing(error) from error
 
     def call(self, operation: str, *arguments: Any) -> Any:
-        """Make one driver call and return its value: None, the one value, or the list of values.
+        """Make one driver call; returns None, one value, or a list of values.
 
-        Raises `DriverError` when the call does not return success, or returns nothing where it has a result,
-        and `BackendUnavailable` when the library, or the binding, does not have it.
+        Raises `DriverError` if the call does not return success or returns no result, and
+        `BackendUnavailable` if the library or the binding lacks the function.
         """
         name = self.calls[operation]
         self._made[name] = made = self._made[name] + 1
@@ -106,35 +106,35 @@ class Driver(ABC):
         return None if not values else values[0] if len(values) == 1 else values
 
     def numbers(self, operation: str, *arguments: Any) -> list[int]:
-        """Make a call that gives addresses or sizes; `DriverError` where the last of them is 0."""
+        """Make a call that returns addresses or sizes. Raises `DriverError` if the last value is 0."""
         values = self.call(operation, *arguments)
         numbers = [int(value) for value in (values if isinstance(values, list) else [values])]
         self.see_result(operation, numbers[-1])
         return numbers
 
     def see_result(self, operation: str, result: object) -> None:
-        """Raise `DriverError` if what a successful call of this operation gave is 0 or nothing."""
+        """Raise `DriverError` if a successful call of this operation returned 0 or nothing."""
         if not result:
             name = self.calls[operation]
             raise DriverError(DriverFault(name, 0, NO_RESULT), self._made[name])
 
     def number(self, operation: str, *arguments: Any) -> int:
-        """Make a call that gives one address or size; `DriverError` where it is 0."""
+        """Make a call that returns one address or size. Raises `DriverError` if it is 0."""
         (number,) = self.numbers(operation, *arguments)
         return number
 
-    # What the two bindings do differently
+    # Differences between the bindings
 
     @abstractmethod
     def _import_binding(self) -> Any: ...
 
     @abstractmethod
     def address_of(self, struct: Any) -> int:
-        """Where the C struct behind one of the binding's objects lies; valid while the object lives."""
+        """Address of the C struct in one of the binding's objects; valid while the object lives."""
 
     @abstractmethod
     def new_handle(self) -> Any:
-        """An IPC handle object with room for `HANDLE_BYTES` bytes."""
+        """A new IPC handle object of `HANDLE_BYTES` bytes."""
 
     @abstractmethod
     def create_context(self, ordinal: int) -> Any:
@@ -142,25 +142,25 @@ class Driver(ABC):
 
     @abstractmethod
     def uuid(self, ordinal: int) -> str:
-        """The device's identity as this vendor spells it; empty when the device has none."""
+        """The device's uuid in the vendor's spelling; empty if it has none."""
 
     @abstractmethod
     def capabilities(self, ordinal: int) -> frozenset[str]: ...
 
     @abstractmethod
     def ask_for_handles(self, request: Any, handle_type: HandleType) -> None:
-        """Set in the properties of memory how it may be exported."""
+        """Set the permitted export types in the properties of memory."""
 
     @abstractmethod
     def export_descriptor(self, operation: str, thing: Any) -> int:
         """A new descriptor of physical memory (``vmm-export``) or of a pool (``pool-export``).
 
-        0 is none: a worker's standard input is open.
+        Never 0, since a worker's standard input is open.
         """
 
     @abstractmethod
     def import_descriptor(self, operation: str, descriptor: int) -> Any:
-        """The memory (``vmm-import``) or the pool (``pool-import``) that a descriptor stands for."""
+        """Import memory (``vmm-import``) or a pool (``pool-import``) by descriptor."""
 
     @abstractmethod
     def export_fabric(self, memory: Any) -> bytes:
@@ -180,16 +180,16 @@ class Driver(ABC):
     @abstractmethod
     def versions(self) -> list[Fact]: ...
 
-    # What they do alike
+    # Common parts
 
     @cached_property
     def process_memory(self) -> ProcessMemory:
-        """The memory of the devices by process, which takes no context; empty where nothing reports it."""
+        """Device memory by process, read without a context; empty if nothing reports it."""
         return ProcessMemory()
 
     @property
     def generation(self) -> int:
-        """The runtime's major version where what it does depends on it (`rules`); else 0."""
+        """The runtime's major version if its behaviour depends on it (`rules`), else 0."""
         return 0
 
     def memory_info(self, device: Device) -> tuple[int, int]:
@@ -199,15 +199,15 @@ class Driver(ABC):
 
     @property
     def open_flags(self) -> int:
-        """The flags that opening an IPC handle demands."""
+        """The flags required for opening an IPC handle."""
         return LAZY_ENABLE_PEER_ACCESS
 
     def named(self, what: str) -> Any:
-        """The structure, constant or type of the binding, by its name in ``names``."""
+        """A structure, constant or type of the binding, by its key in ``names``."""
         return attrgetter(self.names[what])(self.api)
 
     def attribute_of(self, ordinal: int, name: str) -> int:
-        """An attribute of a device; 0 where the driver is too old to know it."""
+        """An attribute of a device; 0 if the driver is too old to know it."""
         attribute = attrgetter(self.attribute.format(name))(self.api)
         try:
             return int(self.call("device-attribute", attribute, ordinal))
@@ -220,7 +220,7 @@ class Driver(ABC):
         return tuple(kind for kind, name in self.unexportable.items() if self.attribute_of(ordinal, name))
 
     def handle_type(self, handle_type: HandleType) -> Any:
-        """As the binding has it."""
+        """The handle type in the binding's form."""
         return self.named("handle-type")(int(handle_type))
 
     def create_pool(self, ordinal: int, handle_type: HandleType) -> Any:
@@ -233,7 +233,7 @@ class Driver(ABC):
         return self.call("pool-create", properties)
 
     def vmm_request(self, ordinal: int, handle_type: HandleType) -> tuple[Any, Any]:
-        """The properties of memory on this device, and the flag that asks for their minimum granularity."""
+        """The properties of memory on this device, and the flag for querying the minimum granularity."""
         request = self.named("memory-properties")()
         request.type = self.named("pinned")
         self.ask_for_handles(request, handle_type)
@@ -242,7 +242,7 @@ class Driver(ABC):
         return request, self.named("minimum")
 
     def access(self, ordinal: int) -> Any:
-        """The one description that lets a device read and write, as setting access takes it."""
+        """The access description for a device with read and write access."""
         access = self.named("access")()
         access.location.type = self.named("on-device")
         access.location.id = ordinal
@@ -258,14 +258,15 @@ class Driver(ABC):
         return self.number("pool-import-pointer", pool, shared)
 
     def take_working_memory(self) -> None:  # noqa: B027  # most drivers take theirs with the context
-        """Make the driver take the memory of the current device that it keeps until this process exits."""
+        """Make the driver allocate its own memory on the current device, kept until this process exits."""
 
     def text(self, operation: str, ordinal: int) -> str:
-        """A call that fills a buffer of characters, such as the device's name."""
-        return bytes(self.call(operation, 256, ordinal)).partition(b"\0")[0].decode(errors="replace")
+        """Result of a call that fills a character buffer, such as the device's name."""
+        data = bytes(self.call(operation, 256, ordinal))  # cuda-bindings fill it with spaces first
+        return data.partition(b"\0")[0].decode(errors="replace").strip()
 
     def handle_bytes(self, operation: str, handle: Any) -> bytes:
-        """The bytes of a handle that this operation made; `DriverError` where all of them are 0."""
+        """Bytes of a handle that this operation made. Raises `DriverError` if they are all 0."""
         data = hostmemory.peek(self.address_of(handle), HANDLE_BYTES)
         self.see_result(operation, any(data))
         return data
@@ -278,8 +279,13 @@ class Driver(ABC):
         return handle
 
 
+def version_fact(name: str, number: int, text: str, source: str) -> Fact:
+    """A version as a fact, whose value is None if the driver gave no positive number."""
+    return Fact(name, text, source) if number > 0 else Fact(name, None, f"{source} returned {number}")
+
+
 def _code_in(error: ValueError) -> int:
-    """``9999 is not a valid CUresult``: what both bindings raise for a code newer than they are."""
+    """The code in ``9999 is not a valid CUresult``: both bindings' error for codes newer than the binding."""
     number = re.match(r"\d+", str(error))
     if number is None:
         raise error

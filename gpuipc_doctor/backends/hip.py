@@ -10,20 +10,26 @@ from typing import Any
 from gpuipc_doctor.api.gpu import HANDLE_BYTES, BackendUnavailable
 from gpuipc_doctor.backends import calls, hostmemory
 from gpuipc_doctor.backends.absence import NO_DEVICE, Vendor
-from gpuipc_doctor.backends.driver import LAZY_ENABLE_PEER_ACCESS, NON_BLOCKING, Driver, HandleType
+from gpuipc_doctor.backends.driver import (
+    LAZY_ENABLE_PEER_ACCESS,
+    NON_BLOCKING,
+    Driver,
+    HandleType,
+    version_fact,
+)
 from gpuipc_doctor.model import Device, Fact
 
 AMD = Vendor(
     gpu="AMD GPU",
     binding="hip-python",
-    extra="rocm",
+    requirement="hip-python",
     library="libamdhip64.so",
     library_remedy="install ROCm's HIP runtime, or add its directory (/opt/rocm/lib) to LD_LIBRARY_PATH",
     kernel_marks=("sys/module/amdgpu", "dev/kfd"),
     pci_vendor="0x1002",
     device_files=("dev/kfd", "dev/dri/renderD*"),
     device_files_remedy="join the groups that own the device files (often video and render), or run as root",
-    # ROCr asks whether its variable is set (flag.h), HIP whether its own are not empty (rocdevice.cpp).
+    # ROCr tests whether its variable is set (flag.h), HIP whether its own are not empty (rocdevice.cpp).
     hiding_variables={
         "ROCR_VISIBLE_DEVICES": True,
         "HIP_VISIBLE_DEVICES": False,
@@ -40,10 +46,10 @@ AMD = Vendor(
 class HipDriver(Driver):
     backend = "hip"
     vendor = AMD
-    # A HIP context is its device: creating takes a reference, destroying drops it (rules.HIP_CONTEXT).
+    # A HIP context is its device: creating takes a reference, destroying drops it (rules.yaml, HIP_CONTEXT).
     contexts_own_memory = False
-    # `process_memory` stays empty: AMD's management library is not asked, for no AMD GPU was at hand to see
-    # what it tells.
+    # `process_memory` stays empty: AMD's management library is not used, because no AMD GPU was available
+    # to try it.
     calls = calls.HIP | {"runtime-version": "hipRuntimeGetVersion"}
     names = {  # noqa: RUF012  # a constant; ClassVar is on the base
         "pool-properties": "hipMemPoolProps",
@@ -78,7 +84,7 @@ class HipDriver(Driver):
 
     @cached_property
     def release(self) -> tuple[int, int]:
-        """Major and minor version of the runtime; 0.0 where it does not say."""
+        """Major and minor version of the runtime; 0.0 if unknown."""
         number = int(self.call("runtime-version"))
         return number // 10_000_000, number // 100_000 % 100
 
@@ -102,7 +108,7 @@ class HipDriver(Driver):
         except (OSError, ValueError) as error:
             release = ".".join(map(str, self.release))
             raise BackendUnavailable(
-                f"used memory of {device.label} is not known: hipMemGetInfo of HIP {release} counts one "
+                f"used memory of {device.label} is unknown: hipMemGetInfo of HIP {release} counts one "
                 f"process, and {file} cannot be read ({error})",
                 "update ROCm to 5.7 or newer",
                 broken=True,
@@ -128,10 +134,10 @@ class HipDriver(Driver):
         return f"GPU-{serial}" if serial.strip("X") else ""
 
     def capabilities(self, ordinal: int) -> frozenset[str]:
-        # HIP's context calls are deprecated: a later binding may do without them.
+        # HIP's context functions are deprecated: a later binding may lack them.
         contexts = {"contexts"} if hasattr(self.api, "hipCtxCreate") else set()
         pools = {"memory-pools"} if self.attribute_of(ordinal, "MemoryPoolsSupported") else set()
-        # There is no attribute for VMM memory by descriptor: what has VMM has that.
+        # No attribute for exporting VMM memory by descriptor: it comes with VMM.
         vmm = {"vmm-ipc"} if self.attribute_of(ordinal, "VirtualMemoryManagementSupported") else set()
         shared = self.attribute_of(ordinal, "MemoryPoolSupportedHandleTypes") & HandleType.DESCRIPTOR
         pools |= {"pool-ipc"} if shared else set()
@@ -151,7 +157,7 @@ class HipDriver(Driver):
         )
 
     def ask_for_handles(self, request: Any, handle_type: HandleType) -> None:
-        # The second field, requestedHandleType, is in a union without a name, which hip-python leaves out.
+        # The second field, requestedHandleType, is in an unnamed union, which hip-python leaves out.
         hostmemory.poke(self.address_of(request) + 4, int(handle_type).to_bytes(4, sys.byteorder))
 
     def _export(self, operation: str, thing: Any, handle_type: HandleType, nbytes: int) -> bytes:
@@ -165,9 +171,9 @@ class HipDriver(Driver):
         return int.from_bytes(number, sys.byteorder)
 
     def import_descriptor(self, operation: str, descriptor: int) -> Any:
-        # The number itself takes the place of an address: rocclr/device/rocm/rocdevice.cpp casts it back.
-        # Before ROCm 7.1 hipMemImportFromShareableHandle reads it there (ROCm/rocm-systems#11020): 6.4.3
-        # crashes on a number, 7.2.4 returns hipErrorInvalidValue for an address.
+        # The number itself is passed as the address: rocclr/device/rocm/rocdevice.cpp casts it back. Before
+        # ROCm 7.1 hipMemImportFromShareableHandle reads it there (ROCm/rocm-systems#11020): 6.4.3 crashes on
+        # a number, 7.2.4 returns hipErrorInvalidValue for an address.
         flags = (0,) if operation == "pool-import" else ()
         is_read = operation == "vmm-import" and (0, 0) < self.release < (7, 1)
         number = descriptor.to_bytes(4, sys.byteorder)
@@ -194,4 +200,4 @@ class HipDriver(Driver):
     def _version(self, name: str, operation: str) -> Fact:
         number = int(self.call(operation))  # HIP_VERSION: 10000000 * major + 100000 * minor + patch
         text = f"{number // 10_000_000}.{number // 100_000 % 100}.{number % 100_000}"
-        return Fact(name, text, self.calls[operation])
+        return version_fact(name, number, text, self.calls[operation])

@@ -1,4 +1,4 @@
-"""Host memory by address: what the bindings' objects hide and what copies without a copy need."""
+"""Host memory by address, for values that the bindings hide and for avoiding copies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def peek(address: int, nbytes: int) -> bytes:
 
 
 def poke(address: int, data: bytes) -> None:
-    """Overwrite what is at ``address``."""
+    """Overwrite the memory at ``address``."""
     import ctypes
 
     ctypes.memmove(address, data, len(data))
@@ -28,17 +28,17 @@ def address_of(data: bytes) -> int:
 
 
 def unfilled(nbytes: int) -> bytes:
-    """A new `bytes` to be filled once, through its address, before anybody else sees it.
+    """A new `bytes` object to be filled once, through its address, before other code sees it.
 
-    CPython allows exactly this for an object made by ``PyBytes_FromStringAndSize(NULL, n)``
-    (https://docs.python.org/3/c-api/bytes.html); it saves a copy of every byte that is read.
+    CPython allows this for an object made by ``PyBytes_FromStringAndSize(NULL, n)``
+    (https://docs.python.org/3/c-api/bytes.html); it saves a copy of every byte read.
     """
     data: bytes = _from_string_and_size()(None, nbytes)
     _prefer_huge_pages(address_of(data), nbytes)
     return data
 
 
-# Cached, for a prototype is a class, and to make one takes longer than most of what is done with it.
+# Cached: a prototype is a class, and creating one takes longer than most calls of it.
 
 
 @cache
@@ -58,10 +58,10 @@ def _from_string_and_size() -> Any:
 
 
 def _prefer_huge_pages(address: int, nbytes: int) -> None:
-    """Have the kernel back this fresh memory with 2 MiB pages where it can; where not, nothing changes.
+    """Ask the kernel for 2 MiB pages for this new memory; without support nothing changes.
 
-    Reading 155 MB from an H200 took 88 ms, of which most was the kernel clearing one small page after the
-    other, and 47 ms with huge pages.
+    Reading 155 MB from an H200 took 88 ms, most of it for clearing small pages in the kernel, and 47 ms with
+    huge pages.
     """
     import ctypes
 

@@ -1,4 +1,4 @@
-"""The memory of GPUs by process, from NVML; the driver reports the sum of all processes only."""
+"""GPU memory by process, from NVML; the driver only reports the sum of all processes."""
 
 from __future__ import annotations
 
@@ -15,42 +15,43 @@ from gpuipc_doctor.supervise.keeper import MARKER
 from gpuipc_doctor.supervise.tree import carried, name_of
 
 _MPS_SERVER = "nvidia-cuda-mps"
-"""How the name of the process begins that holds memory for the clients of MPS, ours among them."""
+"""Prefix of the name of the process that holds memory for MPS clients, including ours."""
 
 
 class ProcessMemory:
-    """The memory of GPUs by process, as far as NVML reports it; without NVML, nothing is known."""
+    """GPU memory by process as reported by NVML; unknown without NVML."""
 
     def __init__(self, nvml: Nvml | None = None) -> None:
         self._nvml = nvml
         self._handles: dict[str, Any] = {}
 
     def of_this_process(self, uuid: str) -> int | None:
-        """Bytes that this process holds of a GPU.
+        """Bytes of a GPU held by this process.
 
-        None where NVML does not report it: in a container it may know the process by another number.
+        None if NVML does not report them: in a container, NVML may know the process by another pid.
         """
         return self._held(uuid).get(os.getpid())
 
     def used(self, uuid: str) -> int | None:
-        """Bytes of a GPU that are in use, by all processes together; None where NVML does not report it."""
+        """Bytes of a GPU in use by all processes together; None if NVML does not report them."""
         with suppress(DriverError):
             if self._nvml:
                 return self._nvml.memory(self._gpu(self._nvml, uuid))[1]
         return None
 
     def of_strangers(self, uuid: str, *, has_context: bool) -> int:
-        """Bytes that processes hold of a GPU which are none of this run's; 0 where NVML does not report them.
+        """Bytes of a GPU held by processes outside this run; 0 if NVML does not report them.
 
-        ``has_context``: this process has one there, so NVML must list it if its list is to be believed.
+        ``has_context``: this process has a context on the GPU, so NVML's list is trusted only if it includes
+        this process.
         """
         held = self._held(uuid)
-        if has_context and os.getpid() not in held:  # nor does it know others by the numbers they have here
+        if has_context and os.getpid() not in held:  # nor does NVML know others by their pids here
             return 0
-        return sum(nbytes for pid, nbytes in held.items() if is_stranger(pid))
+        return sum(nbytes for pid, nbytes in held.items() if pid != os.getpid() and is_stranger(pid))
 
     def holders(self, uuid: str) -> list[dict[str, Json]]:
-        """Who holds memory of a GPU; in a container, maybe by numbers that mean nobody there."""
+        """Processes that hold memory of a GPU; in a container, their pids may be unknown."""
         return [
             {
                 "pid": pid,
@@ -79,10 +80,10 @@ class ProcessMemory:
 
 
 def is_stranger(pid: int) -> bool:
-    """Whether a process lives and is none of this run's.
+    """Whether a process is running and does not belong to this run.
 
-    One that is ending has no environment left to tell by (an empty one, in older kernels), and what it still
-    holds may be ours. That of another user is only root's to read.
+    A process that is ending has no environment left (in older kernels, an empty one), and may belong to this
+    run. Only root can read another user's environment.
     """
     run = os.environ.get(MARKER, "").partition("/")[0]
     try:

@@ -1,4 +1,4 @@
-"""Pools of memory that is allocated and freed in the order of streams, and those that processes share."""
+"""Stream-ordered memory pools, also shared between processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams, and what orders their work."""
+"""Streams, and the events that order their work."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class DriverStream:
 
     def wait(self, event: Any) -> None:
         self._driver.call("stream-wait-event", self.handle, event, 0)
-        self._driver.call("event-destroy", event)  # the driver keeps it until the stream has come there
+        self._driver.call("event-destroy", event)  # the driver keeps the event until the stream reaches it
 
     def synchronize(self) -> None:
         self._driver.call("stream-sync", self.handle)

@@ -1,6 +1,6 @@
-"""Kinds of memory that legacy IPC must refuse to export: how to allocate one piece of each and give it back.
+"""Kinds of memory that IPC handles must refuse to export: each function allocates one piece of one kind.
 
-Each function returns the address, the size in bytes and what gives the memory back.
+Each returns (address, size in bytes, function that frees the memory).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _pinned_host(driver: Driver, _ordinal: int) -> Allocation:
 
 
 def _vmm(driver: Driver, ordinal: int) -> Allocation:
-    """Physical memory mapped into a reserved range of addresses; one granule, which may exceed `NBYTES`."""
+    """Physical memory mapped at reserved addresses; one granule, which may exceed `NBYTES`."""
     request, minimum = driver.vmm_request(ordinal, HandleType.NONE)
     nbytes = driver.number("vmm-granularity", request, minimum)
     memory = driver.call("vmm-create", nbytes, request, 0)

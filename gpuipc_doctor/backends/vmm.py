@@ -1,4 +1,4 @@
-"""Physical memory that is created, shared and mapped step by step: the driver's VMM calls."""
+"""Physical memory that is created, shared and mapped in separate steps: the driver's VMM functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuipc_doctor.backends.driver import Driver, HandleType
 
 
 def granule(driver: Driver, ordinal: int, handle_type: HandleType) -> int:
-    """Sizes and addresses of memory that is exported so are multiples of so many bytes."""
+    """Unit in bytes of the sizes and addresses of memory with this export type."""
     request, minimum = driver.vmm_request(ordinal, handle_type)
     return driver.number("vmm-granularity", request, minimum)
 

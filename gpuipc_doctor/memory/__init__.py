@@ -1,6 +1,6 @@
-"""``gpuipc-doctor memory``: who holds how much device memory, once or as it goes.
+"""``gpuipc-doctor memory``: device memory by process, once or continuously.
 
-`sampling` runs in a worker, for NVML can hang, and so can the kernel's files; `watching` runs that worker and
-hands on what it tells; `history` knows what grows; `memory_content` shows it. No context is made on any GPU,
-so watching takes no device memory.
+`sampling` runs in a worker, because NVML and the kernel's files can hang; `watching` runs that worker and
+passes on its samples; `history` computes growth; `memory_content` presents it. No GPU context is created, so
+watching uses no device memory.
 """

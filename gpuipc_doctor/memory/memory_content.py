@@ -1,4 +1,4 @@
-"""The content of a sample: the rows of a table, lines for a file, or JSON, as ``sample.schema.json`` says."""
+"""Content of a sample: table rows, lines for a file, or JSON (``sample.schema.json``)."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def time(sample: Sample) -> str:
 
 
 def size(nbytes: float) -> str:
-    """``1.50 GiB``, ``12 MiB``: to the hundredth of a GiB, or the MiB."""
+    """``1.50 GiB``, ``12 MiB``: two decimals for GiB, none for MiB."""
     return f"{nbytes / 2**30:.2f} GiB" if abs(nbytes) >= 2**30 else f"{nbytes / 2**20:.0f} MiB"
 
 
 def change(growth: float | None) -> str:
-    """``+12 MiB``, ``level``; ``-`` as long as nobody can tell."""
+    """``+12 MiB``, ``level``, or ``-`` if there are too few samples."""
     if growth is None:
         return "-"
     return f"{'+' if growth > 0 else ''}{size(growth)}" if growth else "level"
 
 
 def rows(sample: Sample, growth: Growth) -> Iterator[tuple[str, ...]]:
-    """Cells below `HEADERS`: each GPU, then its processes and what none of them accounts for."""
+    """Cells below `HEADERS`: each GPU, then its processes and the memory of no process."""
     for gpu in sample.gpus:
         if gpu.trouble:
             yield gpu.label, sanitise(gpu.trouble), "", "", ""
@@ -46,7 +46,7 @@ def rows(sample: Sample, growth: Growth) -> Iterator[tuple[str, ...]]:
         name = sanitise(gpu.name) or gpu.pci
         yield gpu.label, name, size(gpu.used), size(gpu.total), change(growth((gpu.label, 0)))
         for process in gpu.processes or ():
-            used = "not told" if process.used is None else size(process.used)
+            used = "unknown" if process.used is None else size(process.used)
             yield "", _process(process.pid, process.name), used, "", change(growth((gpu.label, process.pid)))
         if (rest := _of_no_process(gpu)) is not None:
             yield "", "of no process", size(rest), "", ""
@@ -57,14 +57,14 @@ def _process(pid: int, name: str) -> str:
 
 
 def _of_no_process(gpu: GpuUse) -> int | None:
-    """Bytes in use that no process accounts for: the driver's own, and what is lost."""
+    """Bytes in use that belong to no process: the driver's own memory, and lost memory."""
     told = [process.used for process in gpu.processes or ()]
     known = [used for used in told if used is not None]
     return gpu.used - sum(known) if gpu.processes is not None and len(known) == len(told) else None
 
 
 def lines(sample: Sample, growth: Growth) -> Iterator[str]:
-    """A line for each GPU, with its processes."""
+    """One line per GPU, with its processes."""
     parts: list[str] = []
     for label, what, used, total, grows in rows(sample, growth):
         if label and parts:
@@ -81,7 +81,7 @@ def lines(sample: Sample, growth: Growth) -> Iterator[str]:
 
 
 def log_line(sample: Sample, growth: Growth, *, host: str, simulated: str) -> str:
-    """One line of the log, without its end."""
+    """One line of the log, without newline."""
     document = {
         "format": FORMAT,
         "at": datetime.fromtimestamp(sample.at).astimezone().isoformat(timespec="milliseconds"),
@@ -93,14 +93,14 @@ def log_line(sample: Sample, growth: Growth, *, host: str, simulated: str) -> st
 
 
 def _gpu(gpu: Json, growth: Growth) -> Json:
-    def told(what: Json, pid: int) -> Json:
+    def with_growth(what: Json, pid: int) -> Json:
         used = what.pop("used")
         return {**what, "used_bytes": used, "growth_bytes_per_minute": growth((gpu["label"], pid))}
 
     processes = gpu.pop("processes")
-    in_use = told(gpu, 0)
+    in_use = with_growth(gpu, 0)
     total = in_use.pop("total")
     if in_use["trouble"]:
         total = in_use["used_bytes"] = None
-    each = None if processes is None else [told(process, process["pid"]) for process in processes]
+    each = None if processes is None else [with_growth(process, process["pid"]) for process in processes]
     return {**in_use, "total_bytes": total, "processes": each}

@@ -1,4 +1,4 @@
-"""The worker's part: read the memory of all GPUs again and again, and tell each sample."""
+"""The worker's part: read all GPUs' memory repeatedly and record samples."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from gpuipc_doctor.supervise.tree import name_of
 
 class Source(Protocol):
     def read(self) -> list[GpuUse]:
-        """Every GPU of one vendor as it is now."""
+        """Current state of every GPU of one vendor."""
 
 
 class Nvidia:
-    """NVIDIA's GPUs, which NVML numbers as `nvidia-smi` does."""
+    """NVIDIA's GPUs, numbered by NVML as by `nvidia-smi`."""
 
     def __init__(self, nvml: Nvml) -> None:
         self._nvml = nvml
 
     def read(self) -> list[GpuUse]:
-        """Every GPU as it is now. Raises the last `DriverError` when not one could be read."""
+        """Current state of every GPU. Raises the last `DriverError` if none could be read."""
         gpus, failed = [], None
         for index in range(self._nvml.count()):
             try:
@@ -50,9 +50,9 @@ class Nvidia:
 
 
 def sample(w: Worker) -> None:
-    """Tell a `Sample` each ``interval`` seconds, or one when that is 0.
+    """Record a `Sample` every ``interval`` seconds, or only one if that is 0.
 
-    Where there is no GPU to read, it records why (``absent``) and ends.
+    Without a readable GPU it records the reason (``absent``) and ends.
     """
     sources, absent = _sources(w)
     interval, began = w.params["interval"], time.monotonic()
@@ -65,7 +65,7 @@ def sample(w: Worker) -> None:
 
 
 def _sources(w: Worker) -> tuple[list[Source], list[str]]:
-    """What can be read here, and of the rest why not."""
+    """The readable GPUs, and the reasons why others are not readable."""
     sources: list[Source] = []
     absent: list[str] = []
     if "cuda" in w.params["backends"]:
@@ -81,7 +81,7 @@ def _sources(w: Worker) -> tuple[list[Source], list[str]]:
             if nvidia.read():
                 sources.append(nvidia)
             else:
-                absent.append("NVIDIA: NVML counts no GPU")
+                absent.append("NVIDIA: NVML lists no GPU")
     if "hip" in w.params["backends"]:
         amd = Amdgpu(w, Path(w.params["root"]))
         known = amd.read()

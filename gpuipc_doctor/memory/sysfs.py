@@ -1,7 +1,7 @@
-"""AMD's GPUs through the files of the kernel's amdgpu driver: no library, no context, no device memory.
+"""AMD's GPUs through files of the kernel driver amdgpu: no library, no context, no device memory.
 
 ``mem_info_vram_total`` and ``mem_info_vram_used``: https://docs.kernel.org/gpu/amdgpu/driver-misc.html.
-``/sys/class/kfd/kfd/proc/PID/vram_GPU`` and the topology that tells which GPU that is: drivers/gpu/drm/amd/
+``/sys/class/kfd/kfd/proc/PID/vram_GPU`` and the topology that maps it to a GPU: drivers/gpu/drm/amd/
 amdkfd/kfd_process.c and kfd_topology.c. Not tried on an AMD GPU.
 """
 
@@ -20,7 +20,7 @@ VENDOR = "0x1002"
 
 
 class Amdgpu:
-    """The GPUs below ``root`` that amdgpu may drive, in the order of their PCI addresses."""
+    """GPUs below ``root`` that amdgpu may drive, ordered by PCI address."""
 
     def __init__(self, w: Worker, root: Path) -> None:
         self._worker = w
@@ -50,12 +50,12 @@ class Amdgpu:
             pid = int(file.parent.name)
             try:
                 found.append(ProcessUse(pid, name_of(pid), self._number(file)))
-            except OSError:  # it has ended meanwhile
+            except OSError:  # the process has ended
                 continue
         return tuple(found)
 
     def _topology(self) -> Iterator[tuple[str, str]]:
-        """PCI address and the number under which KFD counts the GPU's memory."""
+        """(PCI address, number under which KFD counts the GPU's memory)."""
         for node in (self._root / "sys/class/kfd/kfd/topology/nodes").glob("*"):
             properties = dict(re.findall(r"^(\w+) (\d+)$", self._text(node / "properties"), re.MULTILINE))
             number = self._text(node / "gpu_id")
@@ -68,6 +68,6 @@ class Amdgpu:
             return int(file.read_text())
 
     def _text(self, file: Path) -> str:
-        """What the file says; nothing when it cannot be read."""
+        """The file's text; empty if unreadable."""
         with self._worker.armed(f"read {file}"):
             return quietly(file)

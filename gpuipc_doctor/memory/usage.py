@@ -1,4 +1,4 @@
-"""What a sample says: how much memory of each GPU is in use, and by whom."""
+"""A sample: used memory of each GPU, by process."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 Key = tuple[str, int]
-"""What grows: a GPU's label and a process id, or 0 for the GPU as a whole."""
+"""(GPU's label, process id), with process id 0 for the whole GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessUse:
-    """A process and its bytes on a GPU; None where the driver does not tell."""
+    """A process and its bytes on a GPU; None if the driver does not report them."""
 
     pid: int
     name: str
@@ -20,11 +20,11 @@ class ProcessUse:
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """A GPU and its bytes in use, by all and as a whole.
+    """A GPU with its used and total bytes.
 
-    ``label`` has the number that the vendor's tools give the GPU (``nvidia:0``: `nvidia-smi`), which need not
-    be CUDA's or HIP's. ``processes`` is None where the driver does not tell. ``trouble`` says why nothing
-    else is known.
+    ``label`` has the vendor tools' number (``nvidia:0``: `nvidia-smi`), which may differ from CUDA's or
+    HIP's. ``processes`` is None if the driver does not report them. ``trouble`` says why nothing else is
+    known.
     """
 
     label: str
@@ -44,7 +44,7 @@ class Sample:
     gpus: tuple[GpuUse, ...]
 
     def used(self) -> Iterator[tuple[Key, int]]:
-        """All that is known of who uses how many bytes."""
+        """Bytes by GPU and process."""
         for gpu in self.gpus:
             if gpu.trouble:
                 continue

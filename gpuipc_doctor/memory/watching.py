@@ -1,4 +1,4 @@
-"""The parent's part: run the worker that samples, and hand on what it tells. Loads no driver and no NVML."""
+"""The parent's part: run the sampling worker and pass on its samples. Loads no driver and no NVML."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gpuipc_doctor.memory import sampling
 from gpuipc_doctor.memory.usage import Sample
@@ -16,13 +17,15 @@ from gpuipc_doctor.supervise.probe import Limits
 from gpuipc_doctor.supervise.session import Session
 from gpuipc_doctor.supervise.tree import interruptible
 
+ENOUGH = object()
+
 DEADLINE_S = 10.0
-"""For one sample, of milliseconds on a healthy node."""
+"""Seconds for one sample, which takes milliseconds on a healthy node."""
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How watching ended: interrupted, or with the one sample asked for, unless one of these says more."""
+    """How watching ended: interrupted, or after the only requested sample, unless a field states a reason."""
 
     trouble: Finding | None = None
     absent: tuple[str, ...] = ()
@@ -33,23 +36,28 @@ def watch(
     node: Node,
     backends: Sequence[str],
     interval_s: float,
-    listener: Callable[[Sample], None],
+    listener: Callable[[Sample], object],
     *,
     start_up_s: float,
 ) -> End:
-    """Sample each ``interval_s`` seconds until interrupted, or once when that is 0."""
+    """Sample every ``interval_s`` seconds, once if 0, until interrupted or the listener returns `ENOUGH`."""
     params = {"interval": interval_s, "backends": list(backends), "root": node.root}
     probe = Probe("", {"sampler": sampling.sample}, params=params, deadline_s=interval_s + DEADLINE_S)
     with (
         Session(node, Limits(start_up_s=start_up_s)) as session,
         interruptible(session.stop),
     ):
+
+        def pass_on(news: dict[str, Any]) -> None:
+            if listener(documents.load(Sample, news)) is ENOUGH:
+                session.stop()
+
         outcome = session.run(
             "memory",
             Path(sampling.__file__),
             probe,
             until=math.inf,
-            listener=lambda news: listener(documents.load(Sample, news)),
+            listener=pass_on,
         )
     if outcome.stopped:
         return End()

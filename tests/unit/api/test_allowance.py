@@ -73,7 +73,7 @@ def test_who_gives_nothing_back_gets_no_more_than_the_room(has_bound: bool) -> N
     allocator.free_all()
     assert within.alloc(70 * MIB, None) is None
     assert within.refused == (
-        "asked for 70.0 MiB with 0.0 MiB allocated and 60.0 MiB reserved, of 100.0 MiB that it may take"
+        "asked for 70.0 MiB with 0.0 MiB allocated and 60.0 MiB reserved, with a limit of 100.0 MiB"
     )
     assert within.alloc(1, None) is None
 

@@ -242,5 +242,7 @@ GROWS = lasting([float(MIB * n) for n in range(24)])
 def test_growth_is_held_by_whose_process_holds_most_of_it(held: list[float | None], is_theirs: bool) -> None:
     records = {"rank 0": {"held": [[0.0] * 24, [MIB] * 24]}, "rank 1": {"held": [[0.0] * 24, held]}}
     found = held_by(outcome(records, ONE, ""), 1, GROWS)
-    assert [(one.kind, one.values["role"]) for one in found] == [(EvidenceKind.HOLDER, "rank 1")] * is_theirs
+    assert [(item.kind, item.values["role"]) for item in found] == [
+        (EvidenceKind.HOLDER, "rank 1")
+    ] * is_theirs
     assert held_by(outcome(records, ONE, ""), 0, GROWS) == []

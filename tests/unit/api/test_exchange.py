@@ -115,7 +115,7 @@ def test_what_either_end_read_wrong_is_a_failure_of_its_own(
 ) -> None:
     records = {"exporter": {"exchanged": exporter}, "importer": {"exchanged": importer}}
     found = list(judge_exchange(outcome(records, ONE, "")))
-    assert [one.key for one in found] == keys
-    assert {one.status for one in found} <= {Status.FAIL}
-    told = [line for one in found for line in sentences.evidence(one)]
+    assert [finding.key for finding in found] == keys
+    assert {finding.status for finding in found} <= {Status.FAIL}
+    told = [line for finding in found for line in sentences.evidence(finding)]
     assert told == [*importer, *exporter]

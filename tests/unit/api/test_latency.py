@@ -95,8 +95,10 @@ def test_what_arrives_is_right_and_its_times_are_kept_by_size() -> None:
     (latencies, wrong), other = found[0], found[1]
     assert other == (latencies, wrong)
     assert wrong == []
-    assert [(one.size, one.fastest) for one in latencies] == [(size, 1e-6) for size in SIZES]
-    assert [round(one.median * 1e6) for one in latencies] == [ROUNDS // 2 + 1] * 2 + [LARGE_ROUNDS // 2 + 1]
+    assert [(latency.size, latency.fastest) for latency in latencies] == [(size, 1e-6) for size in SIZES]
+    assert [round(latency.median * 1e6) for latency in latencies] == [ROUNDS // 2 + 1] * 2 + [
+        LARGE_ROUNDS // 2 + 1
+    ]
     small = [(size, rounds) for size in SIZES if size < LARGE for rounds in (WARM_UP, ROUNDS)]
     assert ranks[0].rounds == [*small * PASSES, *[(LARGE, LARGE_ROUNDS)] * 2 * PASSES]
     watched = {what: samples["times"] for what, samples in ranks[0].records.items()}
@@ -115,7 +117,7 @@ def test_what_is_wrong_is_told_once_for_each_size_by_the_rank_that_reads_it() ->
 
 
 def test_bandwidth_is_told_of_what_has_bytes() -> None:
-    lines = [sentences.line(one) for one in figures([Latency(0, 1e-6, 2e-6), Latency(8, 1e-6, 2e-6)])]
+    lines = [sentences.line(figure) for figure in figures([Latency(0, 1e-6, 2e-6), Latency(8, 1e-6, 2e-6)])]
     assert lines == [
         "0 B: median 2.0 µs, fastest 1.0 µs",
         "8 B: median 2.0 µs, fastest 1.0 µs, 0.004 GB/s",
@@ -125,13 +127,13 @@ def test_bandwidth_is_told_of_what_has_bytes() -> None:
 def test_measured_are_the_first_and_the_last_latency_of_small_ones_and_the_bandwidth_of_large_ones() -> None:
     sizes = [4 * LARGE, LARGE, LARGE - 1, 64, 8, 0]
     told = list(measurements(Latency(size, 1e-6, 2e-6) for size in sizes))
-    assert [(one.name, one.value, one.unit, one.more_is_better) for one in told] == [
+    assert [(figure.name, figure.value, figure.unit, figure.more_is_better) for figure in told] == [
         ("latency, 8 B", 2.0, "µs", False),
         (f"latency, {LARGE - 1} B", 2.0, "µs", False),
         ("bandwidth, 1 MiB", pytest.approx(LARGE / 2e-6 / 1e9), "GB/s", True),
         ("bandwidth, 4 MiB", pytest.approx(4 * LARGE / 2e-6 / 1e9), "GB/s", True),
     ]
-    assert [one.name for one in measurements([Latency(8, 1e-6, 2e-6)])] == ["latency, 8 B"]
+    assert [figure.name for figure in measurements([Latency(8, 1e-6, 2e-6)])] == ["latency, 8 B"]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +149,7 @@ def test_measured_are_the_first_and_the_last_latency_of_small_ones_and_the_bandw
 def test_out_of_line_is_what_takes_far_longer_than_both_neighbours(us: list[float], sizes: list[int]) -> None:
     latencies = [Latency(1 << n, 1e-6 * each, 1e-6 * each) for n, each in enumerate(us)]
     found = list(out_of_line(reversed(latencies)))
-    assert [one.values["size"] for one in found] == sizes
+    assert [item.values["size"] for item in found] == sizes
 
 
 def test_bandwidth_is_that_of_the_fastest_round() -> None:

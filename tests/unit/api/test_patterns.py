@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from gpuipc_doctor.api.patterns import (
     glanced_at,
     pattern,
     read_unless_pattern,
+    reader_of,
     unlike_pattern,
     write_glances,
     write_pattern,
@@ -112,6 +115,18 @@ def test_a_glance_shows_what_is_at_another_offset() -> None:
     memory.parts[0] = memory.parts[(4 << 20) - GLANCE]
     (line,) = wrong_glances("it", memory, 4 << 20, 1)
     assert line.startswith("it, at 0:")
+
+
+def test_memory_that_stays_is_read_in_a_step_that_names_the_close_before_it() -> None:
+    steps, memory = list[str](), Sparse()
+    w: Any = SimpleNamespace(step=lambda what: steps.append(what) or nullcontext())
+    write_glances(memory, 4 << 20, 1)
+    read = reader_of(w, "the mapping that stays", memory, 4 << 20, 1)
+    assert read("round 1") == []
+    memory.parts[0] = memory.parts[(4 << 20) - GLANCE]
+    (line,) = read("round 2")
+    assert line.startswith("the mapping that stays, after round 2, at 0:")
+    assert steps == [f"read the mapping that stays, after round {n}" for n in (1, 2)]
 
 
 class Bytes:

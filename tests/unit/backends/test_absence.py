@@ -93,6 +93,11 @@ def test_a_missing_gpu_is_an_error_only_where_there_is_one(
 # What stands between a process and the GPU
 
 
+def test_what_a_missing_binding_needs_is_what_the_package_asks_for() -> None:
+    pyproject = (Path(__file__).parents[3] / "pyproject.toml").read_text()
+    assert all(f'"{vendor.requirement}"' in pyproject for vendor in VENDORS.values())
+
+
 def test_a_missing_binding_says_what_to_install(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,7 +105,7 @@ def test_a_missing_binding_says_what_to_install(
     with pytest.raises(BackendUnavailable) as caught:
         open_backend(backend, lambda operation: nullcontext(), str(tmp_path))
     assert caught.value.reason == f"{VENDORS[backend].binding} is not installed"
-    assert caught.value.remedy == f'pip install "gpuipc-doctor[{VENDORS[backend].extra}]"'
+    assert caught.value.remedy == f"pip install '{VENDORS[backend].requirement}'"
     assert not caught.value.broken
 
 

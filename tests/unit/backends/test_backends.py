@@ -271,7 +271,7 @@ def test_a_device_that_this_process_does_not_see_is_named(
     journal: Journal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     backend = backend_of(journal, monkeypatch, tmp_path, count=2)
-    with pytest.raises(BackendUnavailable, match=r"cuda:3 \(GPU-lost\) is not among") as caught:
+    with pytest.raises(BackendUnavailable, match=r"cuda:3 \(GPU-lost\) is not visible") as caught:
         backend.gpu(Device("cuda", 3, "GPU-lost", "0000:0b:00.0", "", 0))
     assert caught.value.broken
 
@@ -292,7 +292,7 @@ def test_bytes_can_be_filled_in_place(nbytes: int) -> None:
 
 
 def test_every_case_has_a_word_and_a_source_for_both_backends() -> None:
-    for case, by_backend in rules.CASES.items():
+    for case, by_backend in rules.cases().items():
         assert {"cuda", "hip"} <= set(by_backend) <= {"cuda", "hip", "hip-5", "hip-6", "hip-7"}, case
         for rule in by_backend.values():
             assert rule.value in rules.VALUES | {rules.UNSPECIFIED}, case

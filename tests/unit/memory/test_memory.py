@@ -15,9 +15,9 @@ import jsonschema
 import pytest
 
 from gpuipc_doctor.memory import memory_content
-from gpuipc_doctor.memory.history import History
 from gpuipc_doctor.memory.sysfs import Amdgpu
 from gpuipc_doctor.memory.usage import GpuUse, ProcessUse, Sample
+from gpuipc_doctor.memory.usage_trend import History
 from gpuipc_doctor.present.terminal import table
 from gpuipc_doctor.report import documents
 from tests import golden

@@ -1,4 +1,4 @@
-"""How fast each GPU's and each process's use of memory grows."""
+"""Growth of the memory use of each GPU and process."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from gpuipc_doctor.api.trend import slope
 from gpuipc_doctor.memory.usage import Key, Sample
 
 WINDOW = 30
-"""The latest samples that make the slope: enough to tell growth from noise, few enough to cost little."""
+"""Number of samples for the slope: enough to distinguish growth from noise, few enough to be cheap."""
 
 
 class History:
-    """The latest samples of all that is there now."""
+    """The latest samples of all current GPUs and processes."""
 
     def __init__(self) -> None:
         self._series: dict[Key, deque[tuple[float, int]]] = {}
 
     def add(self, sample: Sample) -> None:
-        """Take in a sample; what it does not know any more is forgotten."""
+        """Add a sample; drop the history of processes that the sample lacks."""
         self._series = {key: self._series.get(key, deque(maxlen=WINDOW)) for key, _ in sample.used()}
         for key, used in sample.used():
             self._series[key].append((sample.at, used))
 
     def growth(self, key: Key) -> float | None:
-        """Bytes per minute; 0 when a level use would look the same, None as long as nobody can tell.
+        """Bytes per minute; 0 if no growth is distinguishable, None while there are too few samples.
 
-        The estimate is `trend.slope`'s, which a few jumps do not move; it counts when its 95 % interval
-        leaves out 0.
+        The estimate is `trend.slope`'s, which is robust against jumps; it counts if its 95 % interval
+        excludes 0.
         """
         series = dict(self._series.get(key, ()))
         if len(series) < 4:
