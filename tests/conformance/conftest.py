@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -36,6 +37,36 @@ SIMULATED_HIP = 6
 """Generation of the runtime that the profile healthy-hip has."""
 
 
+@dataclass(frozen=True, slots=True)
+class SimulatedRuntime:
+    """The simulated ``libamdhip64`` with the answers of another generation."""
+
+    rocm: str
+    hip: str
+
+    @property
+    def generation(self) -> int:
+        return int(self.rocm.partition(".")[0])
+
+    @property
+    def name(self) -> str:
+        """As that of AMD's own runtime of this release."""
+        return f"rocm-{self.rocm.rpartition('.')[0]}"
+
+    def profile(self, directory: Path) -> str:
+        file = directory / "profile.yaml"
+        file.write_text(
+            f"description: Two GPUs under ROCm {self.rocm}.\n"
+            "extends: healthy-hip\n"
+            f"versions: {{rocm: {self.rocm}, hip-runtime: {self.hip}}}\n"
+            "expect: {exit: 0}\n"
+        )
+        return str(file)
+
+
+OTHER_GENERATIONS = (SimulatedRuntime("5.7.1", "5.7.31921"), SimulatedRuntime("7.2.4", "7.2.53211"))
+
+
 @cache
 def own_generation(backend: str) -> int:
     """Generation of the driver that tests without an emulated node run on; 0 if it reports none.
@@ -53,10 +84,19 @@ def own_generation(backend: str) -> int:
         remote.exit()
 
 
-def grounds(backend: str) -> Iterator[tuple[Runtime | None, int, str, tuple[pytest.MarkDecorator, ...]]]:
-    """Where a test of a backend runs: an emulated node's runtime or None, its generation, a name, marks."""
+Ground = Runtime | SimulatedRuntime | None
+"""AMD's own runtime on an emulated node, or a generation of the simulated one; None: the usual one."""
+
+
+def grounds(backend: str) -> Iterator[tuple[Ground, int, str, tuple[pytest.MarkDecorator, ...]]]:
+    """Where a test of a backend runs, the generation of the runtime there, a name, marks."""
     yield None, own_generation(backend), backend, (getattr(pytest.mark, backend),)
-    for runtime in emulated.chosen_runtimes() if backend == "hip" and not REAL else []:
+    if backend != "hip" or REAL:
+        return
+    for simulated in OTHER_GENERATIONS:
+        marks = (pytest.mark.hip, pytest.mark.full)
+        yield simulated, simulated.generation, f"hip-as-{simulated.generation}", marks
+    for runtime in emulated.chosen_runtimes():
         marks = (pytest.mark.hip, pytest.mark.kfd, pytest.mark.xdist_group(f"kfd-{runtime.name}"))
         yield runtime, runtime.generation, f"hip-on-{runtime.name}", marks
 
@@ -100,10 +140,13 @@ def on_documented(*cases: str, values: frozenset[str] = rules.VALUES) -> pytest.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Expect of each of AMD's releases what `departures.SEEN` says; a test that passes there is a failure."""
     for item in items:
-        runtime = getattr(item, "callspec", None) and item.callspec.params.get("runtime")
-        if not isinstance(runtime, Runtime):  # other tests of the session have a parameter of this name, too
-            continue
-        if why := departures.SEEN.get((f"hip-{runtime.generation}", item.originalname)):
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        runtime, test = parameters.get("runtime"), getattr(item, "originalname", "")
+        releases = [runtime.name] if isinstance(runtime, Runtime | SimulatedRuntime) else []
+        if isinstance(runtime, Runtime):  # what one lacks, the simulated library of its generation has
+            releases.append(f"hip-{runtime.generation}")
+        tests = (test, f"{test}[{parameters.get('case')}]")
+        for why in filter(None, (departures.SEEN.get((on, name)) for on in releases for name in tests)):
             item.add_marker(pytest.mark.xfail(reason=why, strict=True))
 
 
@@ -135,29 +178,36 @@ def emulated_nodes() -> Iterator[Callable[[Runtime], EmulatedNode]]:
 
 
 @pytest.fixture
-def runtime() -> Runtime | None:
-    """AMD's runtime over the emulated kernel driver, or None; parametrized by `on_backends`."""
+def runtime() -> Ground:
+    """Parametrized by `on_backends`."""
     return None
 
 
 @pytest.fixture
 def node(
-    backend: str, runtime: Runtime | None, emulated_nodes: Callable[[Runtime], EmulatedNode]
+    backend: str,
+    runtime: Ground,
+    emulated_nodes: Callable[[Runtime], EmulatedNode],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Node]:
-    if REAL or runtime:
-        yield Node(env=emulated_nodes(runtime).env) if runtime else Node()
+    if isinstance(runtime, Runtime):
+        yield Node(env=emulated_nodes(runtime).env)
         return
-    with simulated_node(f"healthy-{backend}") as simulated:
+    if REAL:
+        yield Node()
+        return
+    profile = runtime.profile(tmp_path_factory.mktemp("profile")) if runtime else f"healthy-{backend}"
+    with simulated_node(profile) as simulated:
         yield simulated
 
 
 @pytest.fixture
 def start(
-    backend: str, node: Node, runtime: Runtime | None, emulated_nodes: Callable[[Runtime], EmulatedNode]
+    backend: str, node: Node, runtime: Ground, emulated_nodes: Callable[[Runtime], EmulatedNode]
 ) -> Iterator[Start]:
     """Starts processes on the node: ``start(ordinal=1, env={…}, prefix=[…])``."""
     remotes: list[Remote] = []
-    enter = emulated_nodes(runtime).enter if runtime else ()
+    enter = emulated_nodes(runtime).enter if isinstance(runtime, Runtime) else ()
 
     def start_one(
         ordinal: int = 0, env: dict[str, str] | None = None, prefix: tuple[str, ...] = ()

@@ -62,8 +62,8 @@ def test_a_call_that_it_has_not_is_reported_by_name(env: dict[str, str]) -> None
         "except BackendUnavailable as error: print(json.dumps([error.reason, error.remedy]))"
     )
     reason, remedy = told(ask, env)
-    assert "libamdhip64.so does not offer hipExtGetLastError, which hip-python needs" in reason
-    assert "update the driver, or install a hip-python as old as the driver" in remedy
+    assert "libamdhip64.so has no hipExtGetLastError, which hip-python needs" in reason
+    assert "update the driver, or install the hip-python release for this driver" in remedy
 
 
 def test_no_device_is_told_as_that(env: dict[str, str], tmp_path: Path) -> None:

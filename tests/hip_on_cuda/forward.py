@@ -36,8 +36,8 @@ def source(rows: list[Row]) -> str:
 
 
 def _functions(row: Row) -> Iterator[str]:
-    cuda = [one.name for one in row.symbols if one.name.startswith("cu") and not one.per_thread]
-    for name in (one.name for one in row.symbols if one.name.startswith("hip")):
+    cuda = [symbol.name for symbol in row.symbols if symbol.name.startswith("cu") and not symbol.per_thread]
+    for name in (symbol.name for symbol in row.symbols if symbol.name.startswith("hip")):
         head = f"EXPORT int {name}({row.parameters})\n{{\n"
         if row.call == "unsupported":
             yield f"{head}    return {NOT_SUPPORTED};\n}}"
@@ -51,5 +51,5 @@ def _functions(row: Row) -> Iterator[str]:
 
 def _candidates(name: str, cuda: list[str]) -> str:
     """Names to look for, the newest first: those that are the same but for the prefix, if there are any."""
-    same = [one for one in cuda if re.sub(r"_v\d+$", "", one)[2:] == name[3:]]
-    return ", ".join(f'"{one}"' for one in reversed(same or cuda)) + ", (char *)0"
+    same = [symbol for symbol in cuda if re.sub(r"_v\d+$", "", symbol)[2:] == name[3:]]
+    return ", ".join(f'"{symbol}"' for symbol in reversed(same or cuda)) + ", (char *)0"

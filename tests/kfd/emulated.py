@@ -49,6 +49,11 @@ class Runtime:
         return int(self.library.suffix[1:])
 
     @property
+    def has_ucx_with_rocm(self) -> bool:
+        """Whether the UCX beside it has transports for AMD GPUs, as Debian's has from 13 on."""
+        return any((self.root / "usr/lib").glob("*/ucx/libuct_rocm.so.0"))
+
+    @property
     def packages(self) -> str:
         """The exact versions, as Debian has them: ``libamdhip64-5 5.2.3-8, libhsa-runtime64-1 5.2.3-3``."""
         status = (self.root / "var/lib/dpkg/status").read_text(errors="replace")
@@ -88,6 +93,12 @@ class EmulatedNode:
     runtime: Runtime
     enter: tuple[str, ...]
     env: dict[str, str]
+
+    @property
+    def env_with_ucx(self) -> dict[str, str]:
+        """The variables with which an MPI library loads the runtime's UCX in place of its own."""
+        libraries = Path("/", *self.runtime.library.relative_to(self.runtime.root).parent.parts)
+        return {**self.env, "LD_LIBRARY_PATH": f"{self.env['LD_LIBRARY_PATH']}:{libraries}"}
 
 
 def build(directory: Path) -> Path:

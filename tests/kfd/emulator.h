@@ -12,7 +12,18 @@
  * references, and frees it when the last process that has it has closed it or was killed. Free memory of the device
  * is free space of the tmpfs. Nothing else is shared between processes.
  *
- * What is not played is reported on stderr by its name and refused with ENOTTY, as Linux refuses an unknown ioctl. */
+ * What is not played is reported on stderr by its name and refused with ENOTTY, as Linux refuses an unknown ioctl.
+ * Answered with success, but not done (reviewed against kfd_ioctl.h and amdgpu_drm.h of Linux 6.18):
+ *   SET_MEMORY_POLICY, flags of coherence; PM4 ACQUIRE_MEM, SDMA's cache flush, fences of AQL packets: no caches
+ *   SET_SCRATCH_BACKING_VA, SET_TRAP_HANDLER, RUNTIME_ENABLE: no shaders, no debugger
+ *   ACQUIRE_VM: each process has its own addresses anyway; a second one of a GPU is not refused
+ *   ALLOC_MEMORY_OF_GPU, GEM_VA: rights to read, write or execute are not enforced, overlapping maps not refused
+ *   IMPORT_DMABUF, IPC_IMPORT_HANDLE: a GPU may import any other's memory; links and P2P limits are not looked at
+ *   CREATE_QUEUE, UPDATE_QUEUE: priorities, and percentages other than 0, have no effect
+ *   SMI_EVENTS: a file from which no event comes; GET_TILE_CONFIG, INFO_REGISTERS: no images, any value
+ *   SDMA's poll of a register: met at once
+ * And a buffer costs its process a descriptor and a mapping, which it does not on a real node: memory that a runtime
+ * forgets to release is also seen as these. */
 #pragma once
 
 #include <pthread.h>
@@ -90,7 +101,7 @@ uint64_t vram_free_as_told(int gpu); /* the same, but for a fault */
 
 void map_on(unsigned gpus, uint64_t address, uint64_t size, uint8_t *host, int buffer);
 void unmap_from(unsigned gpus, int buffer);
-void unmap_range(unsigned gpus, uint64_t address, uint64_t size);
+bool unmap_range(unsigned gpus, uint64_t address, uint64_t size); /* whether anything was mapped there */
 
 /* What a GPU reaches at an address. NULL, or false, after page_fault() when it reaches nothing there. */
 void *reach(int gpu, uint64_t address, uint64_t size);

@@ -85,7 +85,7 @@ def by_generation(older: Found, newer: Found) -> dict[int, Found | str]:
 _OPEN_3 = "importer: hipIpcOpenMemHandle #3 (second open"
 _COPY = "importer: hipMemcpyDtoH #"
 _WRONG = Found("FAIL", "wrong-data", "opened segments show wrong data")
-_NOT_RETURNED = Found("FAIL", "not-returned", "did not come back after the importer")
+_NOT_RETURNED = Found("FAIL", "not-returned", "was not released after the importer")
 
 FAULTS = (
     Fault(
@@ -133,7 +133,7 @@ FAULTS = (
         "import-snapshot",
         "an import brings a copy of the buffer",
         importing("{} any 2+ snapshot"),
-        alike(Found("FAIL", "later-writes-unseen", "after the memory's owner wrote again")),
+        alike(Found("FAIL", "later-writes-unseen", "after the exporter wrote again")),
     ),
     Fault(
         "metadata-lost",
@@ -200,7 +200,7 @@ FAULTS = (
             6: "AVAILABLE_MEMORY any 1+ stuck; AMDGPU_INFO any 1+ stuck",
             7: "AVAILABLE_MEMORY any 1+ stuck; AMDGPU_INFO any 1+ stuck",
         },
-        alike(Found("ERROR", "counter-does-not-follow", "used memory of hip:0 cannot be believed")),
+        alike(Found("ERROR", "counter-does-not-follow", "memory counter of hip:0 is unreliable")),
         check="ipc-release",
     ),
     Fault(

@@ -252,20 +252,30 @@ static int export_dmabuf(void *arguments)
 
 /* ---- IPC of AMD's own driver ----
  *
- * A handle names the buffer's file. Whoever has exported or imported it leaves a file ipc/INODE/PID:DESCRIPTOR in
- * the run's directory, and an importer opens the first of these that is still that file: as with the real driver,
+ * A handle names the buffer's file. Whoever has exported or imported it leaves a file ipc/DEVICE-INODE/PID:DESCRIPTOR
+ * in the run's directory, and an importer opens the first of these that is still that file: as with the real driver,
  * a handle is good as long as any process has the memory. A process of another pid namespace finds none. */
 
-static void offer(ino_t inode, int descriptor)
+struct share { /* what a handle says; files of two GPUs may have one inode number */
+    dev_t device;
+    ino_t inode;
+};
+
+static void path_of_offers(char *path, size_t size, struct share share)
+{
+    snprintf(path, size, "%s/ipc/%lu-%lu", run_directory(), (unsigned long)share.device, (unsigned long)share.inode);
+}
+
+static void offer(struct share share, int descriptor)
 {
     char path[300];
-    snprintf(path, sizeof path, "%s/ipc/%lu", run_directory(), (unsigned long)inode);
+    path_of_offers(path, sizeof path - 64, share);
     mkdir(path, 0700);
     snprintf(path + strlen(path), 64, "/%d:%d", getpid(), descriptor);
     close((int)syscall(SYS_openat, AT_FDCWD, path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
 }
 
-static int descriptor_offered(const char *name, ino_t inode)
+static int descriptor_offered(const char *name, struct share share)
 {
     char path[64];
     int pid, number;
@@ -275,21 +285,22 @@ static int descriptor_offered(const char *name, ino_t inode)
         return -1;
     snprintf(path, sizeof path, "/proc/%d/fd/%d", pid, number);
     int fd = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC, 0);
-    if (fd >= 0 && (memory_behind(fd, &status, &heap) < 0 || status.st_ino != inode)) {
+    if (fd >= 0 && (memory_behind(fd, &status, &heap) < 0 || status.st_ino != share.inode ||
+                    status.st_dev != share.device)) {
         close(fd);
         fd = -1;
     }
     return fd;
 }
 
-static int descriptor_of_share(ino_t inode)
+static int descriptor_of_share(struct share share)
 {
     char path[300];
-    snprintf(path, sizeof path, "%s/ipc/%lu", run_directory(), (unsigned long)inode);
+    path_of_offers(path, sizeof path, share);
     DIR *offers = opendir(path);
     int fd = -1;
     for (struct dirent *entry; fd < 0 && offers && (entry = readdir(offers));)
-        fd = descriptor_offered(entry->d_name, inode);
+        fd = descriptor_offered(entry->d_name, share);
     if (offers)
         closedir(offers);
     return fd;
@@ -301,14 +312,15 @@ static int ipc_export(void *arguments)
     const struct buffer *buffer = buffer_of(request->handle);
     if (!buffer || buffer->kind != IN_FILE)
         return -EINVAL;
-    static ino_t exported; /* before this */
-    ino_t inode = fault_is("previous") && exported ? exported : buffer->inode;
-    exported = buffer->inode;
+    static struct share exported; /* before this */
+    struct share share = {buffer->device, buffer->inode};
+    struct share told = fault_is("previous") && exported.inode ? exported : share;
+    exported = share;
     note_export();
-    offer(buffer->inode, buffer->file);
-    request->share[0] = (uint32_t)inode;
-    request->share[1] = (uint32_t)(inode >> 32);
-    request->share[2] = (uint32_t)buffer->device;
+    offer(share, buffer->file);
+    request->share[0] = (uint32_t)told.inode;
+    request->share[1] = (uint32_t)(told.inode >> 32);
+    request->share[2] = (uint32_t)told.device; /* minor and major of the kernel's are 32 bits together */
     request->share[3] = request->flags;
     return 0;
 }
@@ -316,8 +328,8 @@ static int ipc_export(void *arguments)
 static int ipc_import(void *arguments)
 {
     struct kfd_ipc_import *request = arguments;
-    ino_t inode = request->share[0] | (ino_t)request->share[1] << 32;
-    int fd = descriptor_of_share(inode);
+    struct share share = {request->share[2], request->share[0] | (ino_t)request->share[1] << 32};
+    int fd = descriptor_of_share(share);
     if (fd < 0)
         return -EINVAL;
     uint64_t handle = 0;
@@ -325,7 +337,7 @@ static int ipc_import(void *arguments)
     close(fd);
     if (result)
         return result;
-    offer(inode, buffer_of(handle)->file);
+    offer(share, buffer_of(handle)->file);
     request->handle = handle;
     request->mmap_offset = (uint64_t)(uint32_t)handle << OFFSET_BUFFER_SHIFT;
     request->flags = request->share[3];
@@ -407,11 +419,11 @@ static const struct {
     [0x17] = {"FREE_MEMORY_OF_GPU", free_memory},
     [0x18] = {"MAP_MEMORY_TO_GPU", map_memory},
     [0x19] = {"UNMAP_MEMORY_FROM_GPU", unmap_memory},
-    [0x1a] = {"SET_CU_MASK", without_effect},
+    [0x1a] = {"SET_CU_MASK", NULL},
     [0x1b] = {"GET_QUEUE_WAVE_STATE", NULL},
     [0x1c] = {"GET_DMABUF_INFO", dmabuf_info},
     [0x1d] = {"IMPORT_DMABUF", import_dmabuf},
-    [0x1e] = {"ALLOC_QUEUE_GWS", without_effect},
+    [0x1e] = {"ALLOC_QUEUE_GWS", NULL},
     [0x1f] = {"SMI_EVENTS", smi_events},
     [0x20] = {"SVM", lacking},
     [0x21] = {"SET_XNACK_MODE", set_xnack_mode},

@@ -293,12 +293,16 @@ void unmap_from(unsigned gpus, int buffer)
     forget_unreachable();
 }
 
-void unmap_range(unsigned gpus, uint64_t address, uint64_t size)
+bool unmap_range(unsigned gpus, uint64_t address, uint64_t size)
 {
+    bool found = false;
     for (struct mapping *mapping = mappings; mapping < mappings + mapping_count; mapping++)
-        if (mapping->address >= address && mapping->address + mapping->size <= address + size)
+        if (mapping->address >= address && mapping->address + mapping->size <= address + size) {
+            found |= mapping->gpus & gpus;
             mapping->gpus &= ~gpus;
+        }
     forget_unreachable();
+    return found;
 }
 
 /* As much of `size` bytes as lies in one mapping: neighbouring addresses may belong to several buffers. */

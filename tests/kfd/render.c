@@ -113,8 +113,9 @@ static int map_addresses(int gpu, void *arguments)
     const struct buffer *buffer = gem_buffer(gpu, request->handle);
     unsigned this_gpu = 1u << gpu;
     trace("addresses 0x%llx, %llu B, operation %u", request->address, request->size, request->operation);
-    if (request->operation != VA_MAP)
-        unmap_range(this_gpu, request->address, request->size);
+    bool was_mapped = request->operation != VA_MAP && unmap_range(this_gpu, request->address, request->size);
+    if (request->operation == VA_UNMAP && !was_mapped)
+        return -ENOENT; /* amdgpu_vm_bo_unmap() */
     if (request->operation == VA_UNMAP || request->operation == VA_CLEAR)
         return 0;
     if (!buffer)

@@ -1,6 +1,8 @@
 #!/bin/sh
 # root.sh DIRECTORY PACKAGE SUITES…: a root file system with AMD's runtime in it, made of these suites of Debian.
 # SUITES are one suite, or 'unstable experimental', of which the last has PACKAGE; the first that can be had is taken.
+# With it comes the suite's UCX, which has ROCm from trixie on. It is unpacked, not installed: it depends on the
+# libraries of many adapters, and in experimental on an older runtime.
 # The mirror is that of this machine's apt; its snapshots may be old, so dates are not checked.
 set -e
 directory=$1 package=$2
@@ -23,8 +25,19 @@ make_root() {
     mmdebstrap --quiet --variant=apt --keyring=/usr/share/keyrings/debian-archive-keyring.gpg \
         --aptopt='Acquire::Check-Valid-Until false' --aptopt='Acquire::Check-Date false' \
         --aptopt='APT::Sandbox::User root' --aptopt='APT::Install-Recommends false' \
-        --include="$package/$last,libhsa-runtime64-1/$last,python3" "$base" "$directory" "$@"
+        --include="$package/$last,libhsa-runtime64-1/$last,python3,libgomp1" --customize-hook="$unpack_ucx" \
+        "$base" "$directory" "$@"
 }
+
+# $1 of the hook is the root; with that configuration apt works on it.
+# shellcheck disable=SC2016  # for the hook to expand
+unpack_ucx='set -e
+cd "$1/tmp"
+APT_CONFIG=$MMDEBSTRAP_APT_CONFIG apt-get -q download libucx0 ucx-utils
+for package in libucx0_*.deb ucx-utils_*.deb; do
+    dpkg -x "$package" "$1"
+    rm "$package"
+done'
 
 for suites; do
     # shellcheck disable=SC2086  # several suites

@@ -18,7 +18,8 @@ enum {
     CACHE_FLUSH = 17,
 };
 
-enum { COPY_LINEAR = 0 };
+enum { COPY_LINEAR = 0, GLOBAL_TIMESTAMP = 2 }; /* variants of these two; all others have none here */
+enum { ADD64 = 47, FILL_WORDS = 2 };            /* the top bits of ATOMIC and FILL */
 
 static uint64_t wide(const uint32_t *words)
 {
@@ -92,14 +93,14 @@ static enum played write_timestamp(int gpu, const uint32_t *words)
 static enum played play(int gpu, const uint32_t *words, uint32_t *length)
 {
     uint32_t operation = words[0] & 0xff, variant = words[0] >> 8 & 0xff;
+    if (variant != (operation == TIMESTAMP ? GLOBAL_TIMESTAMP : COPY_LINEAR))
+        return UNKNOWN;
     switch (operation) {
     case NOP:
         *length = 1 + (words[0] >> 16 & 0x3fff);
         return DONE;
     case COPY:
         *length = 7;
-        if (variant != COPY_LINEAR)
-            return UNKNOWN;
         return done_if(copy_on(gpu, wide(words + 5), wide(words + 3), (uint64_t)(words[1] & 0x3fffffff) + 1));
     case FENCE:
         *length = 4;
@@ -111,11 +112,13 @@ static enum played play(int gpu, const uint32_t *words, uint32_t *length)
     case POLL:
         *length = 6;
         return poll_memory(gpu, words);
-    case ATOMIC: /* ROCr uses one kind, a 64-bit addition */
+    case ATOMIC:
         *length = 8;
-        return add_atomically(gpu, words);
+        return words[0] >> 25 == ADD64 ? add_atomically(gpu, words) : UNKNOWN;
     case FILL:
         *length = 5;
+        if (words[0] >> 30 != FILL_WORDS)
+            return UNKNOWN;
         return done_if(fill_on(gpu, wide(words + 1), words + 3, 4, (uint64_t)(words[4] & 0x3fffff) + 4));
     case TIMESTAMP:
         *length = 3;

@@ -34,7 +34,10 @@ CASES = [
 def test_fault_below_the_runtime_is_found(runtime: emulated.Runtime, fault: Fault) -> None:
     found = results(runtime, fault)
     expected = fault.expected[runtime.generation]
-    said = [(one["finding"]["status"], one["finding"]["key"], one["finding"]["summary"]) for one in found]
+    said = [
+        (result["finding"]["status"], result["finding"]["key"], result["finding"]["summary"])
+        for result in found
+    ]
     if isinstance(expected, Found):
         places = [
             place

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,30 @@ def test_ioctl_that_is_not_played_is_refused_by_name(
     assert bool(reported) is bool(done.stderr)
 
 
+@pytest.mark.parametrize(
+    ("programs", "said"),
+    [
+        ({}, "mmdebstrap is not installed"),
+        ({"mmdebstrap": "exit 100"}, "no libamdhip64-9 of unstable experimental on "),
+    ],
+)
+def test_runtime_that_cannot_be_fetched_is_named(tmp_path: Path, programs: dict[str, str], said: str) -> None:
+    (tmp_path / "bin").mkdir()
+    for name in ("awk", "rm"):
+        (tmp_path / "bin" / name).symlink_to(shutil.which(name) or name)
+    for name, text in programs.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    root = tmp_path / "rocm-9"
+    command = ["/bin/sh", str(emulated.HERE / "root.sh"), str(root), "libamdhip64-9", "unstable experimental"]
+    done = subprocess.run(
+        command, env={"PATH": str(tmp_path / "bin")}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert f"{root}: {said}" in done.stderr
+    assert not root.exists()
+
+
 @pytest.mark.skipif(not emulated.runtimes(), reason="needs Debian's libamdhip64-5")
 @pytest.mark.kfd
 def test_node_leaves_nothing_and_hands_on_the_exit_code(tmp_path: Path) -> None:
@@ -92,3 +117,25 @@ def test_advice_on_a_node_that_is_not_simulated_is_about_its_own_gpus() -> None:
     assert "no-allocator" in {finding["key"] for finding in found}
     said = "\n".join(finding["summary"] + finding["remedy"] for finding in found).lower()
     assert [word for word in ("simulated", "cuda", "nvidia") if word in said] == []
+
+
+@pytest.mark.skipif(not emulated.runtimes(), reason="needs Debian's libamdhip64-5")
+@pytest.mark.kfd
+def test_buffers_of_two_gpus_are_told_apart(tmp_path: Path) -> None:
+    """In this history, a buffer of each GPU has the same inode number at the same time. It is about data:
+    compiling HIP's kernels on a busy machine took longer than half the usual deadline.
+    """
+    (tmp_path / "patient.yaml").write_text(f"deadline_s: {LIMIT_S / 2}\n")
+    history = Path(__file__).parent / "buffers_of_two_gpus.json"
+    with emulated.node(emulated.chosen_runtimes()[0]) as node:
+        command = [*node.enter, sys.executable, "-m", "gpuipc_doctor", "replay", str(history)]
+        command += ["--config", str(tmp_path / "patient.yaml")]
+        done = subprocess.run(
+            command,
+            env={**os.environ, **node.env},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+    assert done.returncode == 0, done.stdout

@@ -19,7 +19,7 @@ from random import Random
 from gpuipc_doctor.backends import open_backend
 from gpuipc_doctor.histories.crew import Crew, Failed
 from gpuipc_doctor.histories.generator import Generator, Limits, unavailable
-from gpuipc_doctor.histories.model import NOTHING, Model, Thing
+from gpuipc_doctor.histories.memory_model import NOTHING, Model, Thing
 from gpuipc_doctor.histories.operations import Operation
 from gpuipc_doctor.model import Device, Json
 from gpuipc_doctor.supervise.assignment import Assignment
@@ -100,7 +100,7 @@ def main(backend: str, out: str, *seeds: str) -> None:
     answers = {str(seed): record(device, seed) for seed in map(int, seeds or map(str, SEEDS))}
     recording = {"device": device.name, "backend": backend, "answers": answers}
     Path(out).write_text(json.dumps(recording, indent=1) + "\n")
-    operations = sum(one[-1][0] for one in answers.values())
+    operations = sum(answer[-1][0] for answer in answers.values())
     sys.stdout.write(f"{len(answers)} histories, {operations} operations, {time.monotonic() - began:.1f} s\n")
 
 

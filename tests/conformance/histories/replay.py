@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gpuipc_doctor.histories.crew import Crew, Failed
 from gpuipc_doctor.histories.generator import unavailable
-from gpuipc_doctor.histories.model import NOTHING, Model
+from gpuipc_doctor.histories.memory_model import NOTHING, Model
 from gpuipc_doctor.histories.operations import History, Operation, ProcessPlan
 from gpuipc_doctor.model import Json
 from gpuipc_doctor.worker import children, stem
@@ -74,7 +74,9 @@ def main(file: str, backend: str = "cuda") -> None:
     stem.load([backend])
     recording = json.loads(Path(file).read_text())
     elsewhere = recording.get("backend", "cuda") != backend
-    all_ = {one["seed"]: answers(one, backend, elsewhere=elsewhere) for one in recording["histories"]}
+    all_ = {
+        history["seed"]: answers(history, backend, elsewhere=elsewhere) for history in recording["histories"]
+    }
     json.dump(
         {
             "histories": len(all_),
