@@ -1,5 +1,5 @@
-"""Random legal histories of several processes' memory, held against a model and shrunk to the shortest.
+"""Random valid histories of several processes' memory, compared with a model and shrunk when they fail.
 
-A history is a list of symbolic operations. The `model` says which are legal and what memory must show after
-each; the `generator` makes them, `crew` has processes perform them, and `shrink` shortens what fails.
+A history is a list of symbolic operations. The `memory_model` defines which are legal and what memory must
+contain after each. `generator` makes histories, `crew` performs them, `shrink` shortens failing ones.
 """

@@ -1,4 +1,4 @@
-"""One process of a history: it performs the operations that it is sent, on the driver that it has loaded."""
+"""One process of a history: it performs the operations that it receives, on the driver that it has loaded."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from gpuipc_doctor.api.gpu import DriverError, Gpu, GpuContext, GpuStream, Memor
 from gpuipc_doctor.api.process_ledger import figures_of_process
 from gpuipc_doctor.api.worker import Child
 from gpuipc_doctor.histories.contents import PIECE, contents, first_difference, stamp_at
-from gpuipc_doctor.histories.model import FIRST_CONTEXT, NO_CONTEXT
+from gpuipc_doctor.histories.memory_model import FIRST_CONTEXT, NO_CONTEXT
 
 FULL_BYTES = 256 << 10
-"""Memory up to this size is read in full each time; of larger memory, both ends and the middle are."""
+"""Memory up to this size is read in full each time, larger memory only at both ends and in the middle."""
 
 GLANCE = 16 << 10
-"""Bytes that are read at each of those places."""
+"""Bytes read at each end and in the middle."""
 
 WHOLE_BYTES = 64 << 20
-"""Of larger memory, only what is read is written."""
+"""Memory above this size is written only at the offsets at which it is read."""
 
 BOUNDARIES = (2 << 30, 4 << 30)
-"""Places around which huge memory is written and read, too."""
+"""Offsets around which huge memory is also written and read."""
 
 
 RESTED = 0
-"""Where an answer has the figures of a process at rest; no object has this number."""
+"""Key in `Answer.made` of an idle process's figures; no object has this number."""
 
 
 class Order(NamedTuple):
-    """An operation as its process gets it, with what it needs to know beside it."""
+    """An operation as its process receives it, with its parameters."""
 
     do: str
     on: int
@@ -40,28 +40,28 @@ class Order(NamedTuple):
     nbytes: int
     stamp: int
     handle: bytes = b""
-    """The handle that an ``open`` opens, or the pointer that is imported."""
+    """The IPC handle to open, or the pool pointer to import."""
 
 
 class Answer(NamedTuple):
-    """What came of a list of orders: how many were performed, and what went wrong with the next."""
+    """The result of a batch of orders: the number performed, and the failure of the next one."""
 
     done: int
     made: dict[int, Any]
-    """Object → its handle, of what was exported; `RESTED` → what the process has, by `leaks.NOISE`."""
+    """Exported object → its handle; `RESTED` → the process's usage, by `leaks.NOISE`."""
     compared: int
-    """Bytes that were read and compared."""
+    """Bytes read and compared."""
     what: str = ""
     name: str = ""
     says: str = ""
 
 
 class WrongData(Exception):
-    """Memory does not show what the model expects."""
+    """Memory does not have the contents that the model expects."""
 
 
 def act(child: Child) -> None:
-    """The whole life of a process of a history."""
+    """Main loop of a history's process: receive orders, perform them, answer."""
     device, primary = child.recv()
     actor = Actor(child.gpus[device], child.progress, primary=primary)
     child.send(None)
@@ -74,7 +74,7 @@ def act(child: Child) -> None:
 
 
 class Actor:
-    """Objects of one process by their numbers."""
+    """The objects of one process, by number."""
 
     def __init__(self, gpu: Gpu, progress: Callable[[int], None], *, primary: bool) -> None:
         self._gpu = gpu
@@ -92,7 +92,9 @@ class Actor:
         self.descriptors: list[int] = []
 
     def perform(self, orders: Sequence[Order], received: Sequence[int]) -> Answer:
-        """``received``: the descriptor that came with an import. What is exported is in ``descriptors``."""
+        """Perform the orders. ``received`` is the descriptor sent with an import; exported descriptors are
+        appended to ``descriptors``.
+        """
         self._made, self._compared = {}, 0
         self._received, self.descriptors = received, []
         for number, order in enumerate(orders):
@@ -119,7 +121,9 @@ class Actor:
         return thing
 
     def _get(self, number: int) -> Any:
-        """An object, with its context current, or the process's where it has none."""
+        """Return an object after making its context current, or the process's current context if the object
+        has none.
+        """
         context = self._context_of[number]
         self._enter(self._current if context == NO_CONTEXT else context)
         return self._things[number]
@@ -205,7 +209,7 @@ class Actor:
         os.waitpid(pid, 0)
 
     def _stream(self, streams: dict[int, GpuStream] | None = None) -> GpuStream:
-        """Of the context that is current."""
+        """The stream of the context that is current."""
         streams = self._streams if streams is None else streams
         if self._entered not in streams:
             streams[self._entered] = self._gpu.create_stream()
@@ -216,9 +220,11 @@ class Actor:
     def _create(self, order: Order) -> None:
         self._add(order, self._gpu.create_physical(self._granules(order.nbytes)))
 
-    def _granules(self, nbytes: int) -> int:
-        """Bytes of physical memory in which so many find place: where a granule is more than `GRANULE`."""
-        granule = self._gpu.granule
+    def _granules(self, nbytes: int, granule: int = 0) -> int:
+        """Bytes of physical memory for ``nbytes``, in the device's granules if these are larger than
+        `GRANULE`.
+        """
+        granule = granule or self._gpu.granule
         return -(-nbytes // granule) * granule
 
     def _export_descriptor(self, order: Order) -> None:
@@ -227,6 +233,17 @@ class Actor:
     def _import(self, order: Order) -> None:
         self._enter(self._current)
         self._add(order, self._gpu.import_descriptor(self._received[0], self._granules(order.nbytes)))
+
+    def _create_fabric(self, order: Order) -> None:
+        self._add(order, self._gpu.create_fabric(self._granules(order.nbytes, self._gpu.fabric_granule)))
+
+    def _export_fabric(self, order: Order) -> None:
+        self._made[order.on] = self._get(order.on).export_fabric()
+
+    def _import_fabric(self, order: Order) -> None:
+        self._enter(self._current)
+        nbytes = self._granules(order.nbytes, self._gpu.fabric_granule)
+        self._add(order, self._gpu.import_fabric(order.handle, nbytes))
 
     def _map(self, order: Order) -> None:
         self._add(order, self._get(order.on).map())
@@ -245,7 +262,7 @@ class Actor:
 
     def _import_pool(self, order: Order) -> None:
         pool = self._add(order, self._gpu.import_pool(self._received[0]))
-        if order.stamp:  # it is of another device
+        if order.stamp:  # the memory is on another device
             pool.give_access()
 
     def _allocate_from_pool(self, order: Order) -> None:
@@ -301,14 +318,14 @@ class Actor:
 
 
 class Sized(NamedTuple):
-    """Where a copy reads from, and how much."""
+    """Source and size of a device-to-device copy."""
 
     address: int
     nbytes: int
 
 
 def glances(nbytes: int) -> list[tuple[int, int]]:
-    """(offset, length) of what is read of memory of a size."""
+    """(offset, length) of the parts of memory of this size that are read."""
     if nbytes <= FULL_BYTES:
         return [(0, nbytes)]
     within = [boundary - 4099 for boundary in BOUNDARIES if boundary + GLANCE < nbytes]

@@ -1,4 +1,4 @@
-"""What memory holds: words that tell the write they are from, and their place."""
+"""Test data: words that encode the write they come from and their offset."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from functools import lru_cache
 from struct import pack, unpack_from
 
 PERIOD = 4099
-"""Bytes after which contents repeat. A prime, so that no shift by a page maps contents onto themselves."""
+"""Period of the data in bytes. A prime, so that data shifted by whole pages never matches."""
 
 PIECE = 1 << 20
-"""Bytes that are written and read by one copy."""
+"""Bytes per copy."""
 
 _LINES = (b"", *(pack("<I", line) for line in range(PERIOD // 8)))
 
@@ -21,13 +21,13 @@ def _block(stamp: int) -> bytes:
 
 
 def contents(stamp: int, nbytes: int, offset: int = 0) -> bytes:
-    """The bytes from ``offset`` on of memory that was filled by the write ``stamp``."""
+    """The bytes from ``offset`` on of memory filled by the write ``stamp``."""
     begin = offset % PERIOD
     return (_block(stamp) * ((begin + nbytes) // PERIOD + 1))[begin : begin + nbytes]
 
 
 def first_difference(found: bytes, expected: bytes) -> int:
-    """Offset of the first byte in which two strings of one length differ."""
+    """Offset of the first difference between two byte strings of equal length."""
     low, high = 0, len(expected)
     while high - low > 1:
         middle = (low + high) // 2
@@ -39,7 +39,7 @@ def first_difference(found: bytes, expected: bytes) -> int:
 
 
 def stamp_at(found: bytes, at: int, offset: int) -> int:
-    """The stamp that the word around ``found[at]`` shows, where ``found`` is read from ``offset``."""
+    """The stamp encoded in the word around ``found[at]``, if ``found`` was read from ``offset``."""
     place = (offset + at) % PERIOD
     begin = at - place % 8
     if place >= PERIOD - 3 or begin < 0 or begin + 4 > len(found):

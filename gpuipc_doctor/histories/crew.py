@@ -1,28 +1,37 @@
-"""The processes of a history: they start when they are needed, and perform what they are sent."""
+"""The processes of a history: started when needed, they perform operations on request."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from gpuipc_doctor.api.worker import Child, ChildGone, ChildHangs, ChildProcess
 from gpuipc_doctor.histories.actor import RESTED, Answer, Order, act
-from gpuipc_doctor.histories.model import Expected
+from gpuipc_doctor.histories.memory_model import Expected
 from gpuipc_doctor.histories.operations import Disagreement, Operation, ProcessPlan
 
 Start = Callable[[Callable[[Child], None]], ChildProcess]
 
+Batch = list[tuple[int, Operation, Order]]
+"""Operations of one process, each with its index in the history."""
+
 BATCH = 64
-"""The most operations that a process is sent at a time."""
+"""Maximum operations sent to a process at a time."""
 
 NEEDS = {
     "import": "export-descriptor",
+    "import-fabric": "export-fabric",
     "import-pool": "export-descriptor",
     "import-pointer": "export-pointer",
 }
-"""Operation → the order that goes to the exporter first."""
+"""Operation → the order that the exporter of its object performs first."""
+
+
+HANDLES = ("open", "import-pointer", "import-fabric")
+"""Operations on a handle for which the exporter's process has replied."""
 
 
 class Failed(Exception):
@@ -34,7 +43,10 @@ class Failed(Exception):
 
 
 class Crew:
-    """Performs operations in order. Those that follow each other in one process travel together."""
+    """Performs operations in order. Consecutive operations of one process are sent together.
+
+    Operations that may be performed at the same time are sent to their processes before any has answered.
+    """
 
     def __init__(
         self,
@@ -44,9 +56,7 @@ class Crew:
         settle: Callable[[], object] = lambda: None,
         idle: Callable[[], object] = lambda: None,
     ) -> None:
-        """``settle`` waits until a device's figures are as they are after the latest operation; ``idle`` for
-        a second.
-        """
+        """``settle`` waits until the device's memory figures are stable; ``idle`` waits one second."""
         self._idle = idle
         self._start = start
         self._settle = settle
@@ -54,20 +64,22 @@ class Crew:
         self._plans = plans
         self._limit_s = limit_s
         self._children: dict[int, ChildProcess] = {}
-        self._waiting: list[tuple[int, Operation, Order]] = []
+        self._waiting: dict[int, Batch] = {}
         self._made: dict[int, Any] = {}
         self._owner: dict[int, int] = {}
         """Object → the process that made it."""
         self.rests: list[tuple[int, dict[str, int]]] = []
-        """Processes that have rested since this was emptied last, and what they had then."""
+        """(process, usage) of the processes that have rested since the caller last cleared the list."""
         self.performed = 0
         self.compared = 0
 
     def add(self, at: int, operation: Operation, expected: Expected) -> None:
-        """Perform an operation, now or with those that follow. Raises `Failed`, maybe for an earlier one."""
+        """Perform an operation, now or together with later ones. Raises `Failed`, possibly for an earlier
+        one."""
         if operation.makes:
             self._owner[operation.makes] = operation.by
-        if self._waiting and (self._waiting[0][1].by != operation.by or len(self._waiting) == BATCH):
+        others = self._waiting.keys() - {operation.by}
+        if (others and not expected.beside) or len(self._waiting.get(operation.by, ())) == BATCH:
             self.flush()
         if operation.do == "idle":
             self.flush()
@@ -85,57 +97,77 @@ class Crew:
         self._settled = operation.do == "rest"
         needs = NEEDS.get(operation.do)
         descriptors = self._ask(at, operation, needs) if needs else []
-        handle = self._made.get(operation.on, b"") if operation.do in ("open", "import-pointer") else b""
+        handle = self._made.get(operation.on, b"") if operation.do in HANDLES else b""
         nbytes, stamp = operation.nbytes or expected.nbytes, operation.stamp or expected.stamp
         order = Order(operation.do, operation.on, operation.makes, operation.of, nbytes, stamp, handle)
-        self._waiting.append((at, operation, order))
+        self._waiting.setdefault(operation.by, []).append((at, operation, order))
         if needs:
             self.flush(descriptors)
 
     def _ask(self, at: int, operation: Operation, needs: str) -> list[int]:
-        """Have the process that owns an object export it, just before another imports it."""
+        """Have the exporter export the object, just before another process imports it."""
         self.flush()
         order = Order(needs, operation.on, 0, 0, 0, 0)
-        self._waiting.append((at, replace(operation, by=self._owner[operation.on]), order))
+        owner = self._owner[operation.on]
+        self._waiting[owner] = [(at, replace(operation, by=owner), order)]
         return self.flush()
 
     def flush(self, descriptors: Sequence[int] = ()) -> list[int]:
-        """Perform what waits, with these descriptors, which are closed; returns those that came back."""
-        if not self._waiting:
-            return []
-        waiting, self._waiting = self._waiting, []
-        by = waiting[0][1].by
-        child = None
+        """Send the pending operations with ``descriptors`` (closed afterwards); returns the received
+        descriptors."""
+        waiting, self._waiting = self._waiting, {}
+        returned, failures = list[int](), list[Disagreement]()
         try:
-            child = self._child(by)
-            child.send([order for _, _, order in waiting], descriptors)
-            answer: Answer = child.recv(self._limit_s)
-        except ChildGone as gone:
-            raise Failed(self._ended(waiting, child, "crash", str(gone))) from None
-        except ChildHangs:
-            raise Failed(self._ended(waiting, child, "hang", "")) from None
+            for by, batch in waiting.items():
+                if failed := self._unless_it_ends(batch, partial(self._send, by, batch, descriptors)):
+                    raise Failed(failed)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+        for by, batch in waiting.items():
+            if failed := self._unless_it_ends(batch, partial(self._answer, by, batch)):
+                others = (one for of, other in waiting.items() if of != by for one in other)
+                beside = tuple(sorted(at for at, _, _ in others if at > failed.at))
+                failures.append(replace(failed, beside=beside))
+            else:
+                returned += self._children[by].descriptors
+        if failures:
+            raise Failed(min(failures, key=lambda failed: (failed.what == "hang", failed.at)))
+        return returned
+
+    def _unless_it_ends(self, batch: Batch, talk: Callable[[], Disagreement | None]) -> Disagreement | None:
+        """The result of ``talk``, or the operation during which the batch's process ended or hung."""
+        try:
+            return talk()
+        except ChildGone as gone:
+            return self._ended(batch, "crash", str(gone))
+        except ChildHangs:
+            return self._ended(batch, "hang", "")
+
+    def _send(self, by: int, batch: Batch, descriptors: Sequence[int]) -> None:
+        self._child(by).send([order for _, _, order in batch], descriptors)
+
+    def _answer(self, by: int, batch: Batch) -> Disagreement | None:
+        """Receive a process's answer to its operations; returns the disagreement, if any."""
+        child = self._children[by]
+        answer: Answer = child.recv(self._limit_s)
         self.performed += answer.done
         self.compared += answer.compared
         if RESTED in answer.made:
             self.rests.append((by, answer.made.pop(RESTED)))
         self._made.update(answer.made)
-        if answer.what:
-            at, operation, _ = waiting[answer.done]
-            call = child.call
-            raise Failed(Disagreement(at, answer.what, operation.do, answer.name, call, answer.says))
-        return list(child.descriptors)
+        if not answer.what:
+            return None
+        at, operation, _ = batch[answer.done]
+        return Disagreement(at, answer.what, operation.do, answer.name, child.call, answer.says)
 
-    def _ended(
-        self, waiting: list[tuple[int, Operation, Order]], child: ChildProcess | None, what: str, name: str
-    ) -> Disagreement:
-        """What a process that ended, or hangs, was about: one by one they were not sent, so it tells."""
-        child = child or self._children.get(waiting[0][1].by)  # it has not got so far as to take orders
+    def _ended(self, batch: Batch, what: str, name: str) -> Disagreement:
+        """The operation during which a process ended or hung, from its journal, since operations are sent in
+        batches."""
+        child = self._children.get(batch[0][1].by)  # None if it could not be started
         call = child.call if child else ""
-        at, operation, _ = waiting[min(child.progress if child else 0, len(waiting) - 1)]
-        says = f"{call or 'it'} hung" if what == "hang" else f"{call or 'it'} ended the process: {name}"
+        at, operation, _ = batch[min(child.progress if child else 0, len(batch) - 1)]
+        says = f"{call or 'process'} hung" if what == "hang" else f"{call or 'it'} ended the process: {name}"
         return Disagreement(at, what, operation.do, name, call, says)
 
     def _child(self, by: int) -> ChildProcess:
@@ -147,7 +179,7 @@ class Crew:
         return self._children[by]
 
     def end(self) -> None:
-        """End all processes, as programs end."""
+        """Let all processes exit normally and wait."""
         children, self._children = self._children, {}
         for child in children.values():
             try:
@@ -156,14 +188,14 @@ class Crew:
                 child.kill()
 
     def kill(self) -> None:
-        """End all processes at once, after one has failed."""
+        """Kill all processes after one of them has failed."""
         children, self._children = self._children, {}
         for child in children.values():
             child.kill()
 
 
 def perform(crew: Crew, operations: Iterable[tuple[int, Operation, Expected]]) -> Disagreement | None:
-    """Have a crew perform operations; where it disagrees with the model first."""
+    """Perform operations with a crew; returns the first disagreement with the model."""
     try:
         for at, operation, expected in operations:
             crew.add(at, operation, expected)

@@ -1,25 +1,25 @@
-"""History files: what `gpuipc-doctor replay` reads, and the schema that its types make."""
+"""History files: the input of `gpuipc-doctor replay`, and their JSON Schema."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from gpuipc_doctor.histories import procedures
-from gpuipc_doctor.histories.model import Model
-from gpuipc_doctor.histories.operations import VERSION, History
-from gpuipc_doctor.histories.steps import SENTENCES
+from gpuipc_doctor.histories import c_program, memory_model, procedures, steps
+from gpuipc_doctor.histories.mpi import message_model, message_steps, mpi_program
+from gpuipc_doctor.histories.operations import IPC, MPI, VERSION, History
 from gpuipc_doctor.model import Report, Status
 
 MOST_BYTES = 64 << 20
-"""Of a file that is read."""
+"""Maximum size of a history file."""
 
 
 class BadHistory(Exception):
-    """A file that holds no history that can be replayed; the text says what is wrong, and where."""
+    """A file without a history that can be replayed; the message says why and where."""
 
 
 def parse(data: bytes) -> History:
-    """The history in a history file, or in a JSON report: that of the first finding which has one."""
+    """The history of a history file, or of the first finding in a JSON report that has one."""
     import msgspec
 
     if len(data) > MOST_BYTES:
@@ -32,7 +32,7 @@ def parse(data: bytes) -> History:
 
 
 def read(document: Any) -> History:
-    """A history that was read from JSON. Raises `BadHistory`."""
+    """Validate a history that was parsed from JSON. Raises `BadHistory`."""
     import msgspec
 
     try:
@@ -41,15 +41,17 @@ def read(document: Any) -> History:
         raise BadHistory(f"no history: {error}") from error
     if history.version != VERSION:
         raise BadHistory(f"version {history.version} of the format; this gpuipc-doctor reads {VERSION}")
+    if history.check not in (IPC, MPI):
+        raise BadHistory(f"check {history.check!r} performs no histories; use {IPC} or {MPI}")
     if history.backend not in ("cuda", "hip"):
-        raise BadHistory(f"no backend {history.backend!r}; there are cuda and hip")
+        raise BadHistory(f"unknown backend {history.backend!r}; use cuda or hip")
     _verify(history)
     return history
 
 
 def reproducer(report: Report) -> History:
-    """The history of a finding, else the procedure of a check that failed. Raises `BadHistory`."""
-    bad = [one for one in report.results if one.finding.status in (Status.FAIL, Status.WARN)]
+    """The history of a finding, or the procedure of a failed hand-written check. Raises `BadHistory`."""
+    bad = [result for result in report.results if result.finding.status in (Status.FAIL, Status.WARN)]
     for result in bad:
         if history := result.finding.values.get("history"):
             return read(history)
@@ -58,7 +60,17 @@ def reproducer(report: Report) -> History:
             known := procedures.of_check(result.check, result.devices)
         ):
             return known
-    raise BadHistory(f"nothing failed of ipc-histories, {', '.join(procedures.CHECKS)}")
+    raise BadHistory(f"no failure of ipc-histories, mpi-histories, {', '.join(procedures.CHECKS)}")
+
+
+def sentences(history: History) -> Sequence[str]:
+    """The history as numbered steps."""
+    return message_steps.steps(history) if history.check == MPI else steps.steps(history)
+
+
+def program(history: History) -> str:
+    """The history as a C program. Raises `c_program.NotInC`."""
+    return mpi_program.source(history) if history.check == MPI else c_program.source(history)
 
 
 def schema() -> dict[str, Any]:
@@ -74,15 +86,21 @@ def _in_report(document: Any) -> Any:
     for result in document["results"]:
         if history := result.get("finding", {}).get("values", {}).get("history"):
             return history
-    raise BadHistory("a report without a history: ipc-histories found nothing, or did not run")
+    raise BadHistory(f"the report has no history: {IPC} and {MPI} found nothing or did not run")
 
 
 def _verify(history: History) -> None:
-    """Raise what is wrong with the first operation that must not come where it stands."""
-    model = Model(history)
+    """Raise an error for the first operation that is not valid."""
+    known: memory_model.Model | message_model.Model
+    if history.check == MPI:
+        known, sentences = message_model.Model(history), message_steps.SENTENCES
+    else:
+        known, sentences = memory_model.Model(history), steps.SENTENCES
     for number, operation in enumerate(history.operations, 1):
-        if operation.do not in SENTENCES:
-            raise BadHistory(f"step {number}: no operation {operation.do!r}")
-        if why := model.illegal(operation):
-            raise BadHistory(f"step {number} ({operation.do}) is not legal on {history.backend}: {why}")
-        model.apply(operation)
+        if operation.do not in sentences:
+            raise BadHistory(f"step {number}: unknown operation {operation.do!r}")
+        if why := known.illegal(operation):
+            raise BadHistory(f"step {number} ({operation.do}) is not valid on {history.backend}: {why}")
+        known.apply(operation)
+    if isinstance(known, message_model.Model) and (unmatched := known.unmatched()):
+        raise BadHistory(f"step {min(unmatched) + 1}: no send or receive matches this operation")

@@ -1,4 +1,4 @@
-"""Perform a random history; where the driver and the model disagree, find the shortest history that does."""
+"""Perform a random history and, if the driver disagrees with the model, shrink it."""
 
 from __future__ import annotations
 
@@ -7,77 +7,85 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
+from gpuipc_doctor.api.gpu import NOT_PERMITTED
 from gpuipc_doctor.histories import leaks
 from gpuipc_doctor.histories.crew import Crew, Failed, Start, perform
 from gpuipc_doctor.histories.generator import Generator
 from gpuipc_doctor.histories.leaks import repeated
-from gpuipc_doctor.histories.model import Expected, Model, legal
+from gpuipc_doctor.histories.memory_model import GRANULE, Expected, Model, legal
 from gpuipc_doctor.histories.operations import Disagreement, History, Operation, ProcessPlan
 from gpuipc_doctor.histories.shrink import SMALLEST, renumber, shrink
 
 SHRINK_S = 10.0
-"""The most time for finding the shortest history, after one failed."""
+"""Time limit for shrinking a failed history."""
 
 LOOP = 40
-"""Repetitions of the failing epoch, where it does not fail alone: what fails from the 33rd import on."""
+"""Repetitions of the failing epoch if it does not fail alone: some faults appear only at the 33rd import."""
+
+LATEST = 10_000
+"""If the last epoch alone does not fail in fresh processes, they repeat this many operations from the end of
+the history: 25 s on an H200."""
+
+RACE_TRIES = 4
+"""Replays of a history in which processes act at the same time: their order differs from run to run."""
 
 SIGN_OF_LIFE = 40
-"""Operations of a replay after which it says that it goes on: each takes some ms, more beside load."""
+"""Operations of a replay between two progress reports; each takes some ms, more under load."""
 
 HANG_FRACTION = 0.4
-"""Part of the usual limit that a driver call may take in a replay of a history that hung."""
+"""Fraction of the usual time limit for a driver call in a replay of a history that hung."""
 
 Rests = list[tuple[int, dict[str, int]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What a history is performed with."""
+    """How and where histories are performed."""
 
     start: Start
     clock: Callable[[], float]
     limit_s: float
-    """The longest that a driver call may take."""
+    """Maximum seconds for a driver call."""
     step: Callable[[str], AbstractContextManager[None]]
     settle: Callable[[], object] = lambda: None
-    """Waits until figures of a device are as they are now."""
+    """Function that waits until the device's memory figures are stable."""
     idle: Callable[[], object] = lambda: None
-    """Waits for a second."""
+    """Function that waits for a second."""
 
 
 @dataclass
 class Explored:
-    """What became of a random history."""
+    """The result of a random history."""
 
     seed: int
     wanted: int
-    """Operations that were asked for."""
+    """Number of operations requested."""
     operations: int = 0
     compared: int = 0
-    """Bytes that were read and compared."""
+    """Bytes read and compared."""
     elapsed_s: float = 0.0
     done: dict[str, int] = field(default_factory=dict)
-    """Operation → how often it was performed."""
+    """Operation → number of times performed."""
     dismissed: list[str] = field(default_factory=list)
-    """Figures that rose once, and not when the epoch was repeated."""
+    """Figures that rose once but not when the epoch was repeated."""
     first: Disagreement | None = None
     history: History | None = None
-    """What failed, in full."""
+    """The failing history in full."""
     shortest: History | None = None
-    """None where no replay in fresh processes failed."""
+    """The shortest failing history; None if no replay in fresh processes failed."""
     again: Disagreement | None = None
-    """Of the shortest."""
+    """The disagreement of the shortest history."""
     unusable: str = ""
-    """What a new process met on a device after a failure that none showed again, where it cannot use it."""
+    """Error that a new process got from a device after a failure that could not be reproduced."""
 
 
 def replay(
     bench: Bench, history: History, rests: Rests | None = None
 ) -> tuple[Disagreement | None, Sequence[Operation]]:
-    """Perform a history in fresh processes. What is not legal any more, since it was shrunk, is left out.
+    """Perform a history in fresh processes, without operations that shrinking made invalid.
 
-    Returns the disagreement, if any, and the legal operations, up to the one that disagreed. What processes
-    had when they rested is added to ``rests``.
+    Returns the disagreement, if any, and the performed operations. The usage of idle processes is appended to
+    ``rests``.
     """
     unrolled = repeated(history) if history.times > 1 else history
     model, performed = Model(unrolled), list[Operation]()
@@ -97,13 +105,15 @@ def replay(
         rests += crew.rests
     if disagreement:
         crew.kill()
-        return disagreement, performed[: disagreement.at + 1]
+        return disagreement, disagreement.end_of(performed)
     crew.end()
     return None, performed
 
 
 def replay_leak(bench: Bench, history: History, name: str) -> Disagreement | None:
-    """Repeat a history in fresh processes, and see whether a figure grows each time."""
+    """Repeat a history in fresh processes and compare usage: a `Disagreement` if it grows with each
+    repetition.
+    """
     rests = Rests()
     found, _ = replay(bench, history, rests)
     process, growth = leaks.growth(rests, name, history.times)
@@ -115,9 +125,12 @@ def replay_leak(bench: Bench, history: History, name: str) -> Disagreement | Non
 
 
 def replay_once(bench: Bench, history: History) -> Explored:
-    """What becomes of one history in fresh processes; of a repeated one, whether a figure grows, too."""
+    """Replay a history in fresh processes; a history with repetitions also fails if a usage figure grows."""
     explored, began = Explored(history.seed or 0, len(history.operations) * history.times), bench.clock()
-    explored.again, performed = replay(bench, history)
+    for _ in range(tries(history)):
+        explored.again, performed = replay(bench, history)
+        if explored.again:
+            break
     if explored.again is None and history.times >= leaks.TRIED:
         found = (replay_leak(bench, history, name) for name in leaks.NOISE)
         explored.again = next(filter(None, found), None)
@@ -128,8 +141,15 @@ def replay_once(bench: Bench, history: History) -> Explored:
     return explored
 
 
+def without_permission(bench: Bench, backend: str) -> list[str]:
+    """Families of operations that the node refuses; only an attempt shows it for fabric handles."""
+    ask = Operation("create-fabric", 1, makes=1, nbytes=GRANULE)
+    found, _ = replay(bench, History(backend, {1: ProcessPlan()}, (ask,)))
+    return ["fabric-handles"] if found and found.name in NOT_PERMITTED else []
+
+
 def explore(bench: Bench, generator: Generator, operations: int, time_s: float) -> Explored:
-    """Perform ``operations`` random operations, or what is possible in ``time_s`` seconds."""
+    """Perform ``operations`` random operations, or fewer if ``time_s`` seconds pass first."""
     exploration = _Exploration(bench, generator, Explored(generator.seed, operations))
     exploration.run(time_s)
     return exploration.explored
@@ -145,6 +165,8 @@ class _Exploration:
         self._crew = Crew(bench.start, generator.plans, bench.limit_s, bench.settle, bench.idle)
         self._performed: list[Operation] = []
         self._epoch_at = 0
+        self._begins: list[int] = []
+        """Index of each epoch's first operation."""
         self._watch = leaks.Watch()
 
     def run(self, time_s: float) -> None:
@@ -159,11 +181,14 @@ class _Exploration:
         else:
             crew.kill()
             explored.history = self._history(0 if first.what != "leak" else self._epoch_at, first)
-            _shorten(self._bench, explored, explored.history, [self._history(self._epoch_at, first)])
+            since = next(begin for begin in self._begins if len(self._performed) - begin <= LATEST)
+            latest = self._history(since, first)
+            _shorten(self._bench, explored, latest, [self._history(self._epoch_at, first)])
 
     def _generate(self, until: float) -> Iterator[tuple[int, Operation, Expected]]:
         while len(self._performed) < self.explored.wanted and self._bench.clock() < until:
             self._epoch_at = len(self._performed)
+            self._begins.append(self._epoch_at)
             self._crew.rests.clear()
             with self._bench.step(f"operations from {self._epoch_at + 1} on"):
                 for operation, expected in self._generator.epoch():
@@ -173,7 +198,7 @@ class _Exploration:
             self._look_for_leaks()
 
     def _look_for_leaks(self) -> None:
-        """Repeat the epoch in fresh processes where a figure has risen; each figure once in a run."""
+        """Repeat the epoch in fresh processes if a usage figure rose; each figure only once per run."""
         for name in self._watch.risen(self._crew.rests):
             if name not in self.explored.dismissed:
                 epoch = replace(self._history(self._epoch_at), times=leaks.TRIED)
@@ -182,17 +207,16 @@ class _Exploration:
                 self.explored.dismissed.append(name)
 
     def _history(self, begin: int, failed: Disagreement | None = None) -> History:
-        """What was performed from there on, up to the operation that failed."""
+        """The history from operation ``begin`` up to the operation that failed."""
         generator = self._generator
-        plans, end = dict(generator.plans), len(self._performed)
-        if failed and failed.what != "leak":
-            end = failed.at + 1
-        whole = History(generator.backend, plans, seed=generator.seed, peers=generator.peers)
-        return whole.of(self._performed[begin:end])
+        whole = History(generator.backend, dict(generator.plans), seed=generator.seed, peers=generator.peers)
+        ends = failed and failed.what != "leak"
+        operations = failed.end_of(self._performed) if failed and ends else self._performed
+        return whole.of(operations[begin:])
 
 
 def _shorten(bench: Bench, explored: Explored, whole: History, epochs: Sequence[History]) -> None:
-    """See whether it fails again in fresh processes, and what the shortest is that does."""
+    """Replay the failing history and shrink it in fresh processes."""
     first, until = explored.first, bench.clock() + SHRINK_S
     assert first is not None
     if first.what == "hang":
@@ -213,7 +237,8 @@ def _shorten(bench: Bench, explored: Explored, whole: History, epochs: Sequence[
                 history = replace(history, times=leaks.CERTAIN)
                 explored.again = replay_leak(bench, history, first.name)
             else:
-                explored.again, _ = replay(bench, history)
+                found = (replay(bench, history)[0] for _ in range(tries(history)))
+                explored.again = next(filter(None, found), None)
             explored.shortest = history if explored.again else None
             return
     alone = {1 + place: ProcessPlan(place) for place in {plan.device for plan in whole.processes.values()}}
@@ -223,7 +248,7 @@ def _shorten(bench: Bench, explored: Explored, whole: History, epochs: Sequence[
 
 
 def _on_one_device(bench: Bench, history: History, first: Disagreement) -> History:
-    """The same with all processes on one of its devices, where it fails so, too."""
+    """The history with all processes on one device, if it still fails."""
     devices = dict.fromkeys(plan.device for plan in history.processes.values())
     for device in devices if len(devices) > 1 else ():
         plans = {number: replace(plan, device=device) for number, plan in history.processes.items()}
@@ -234,12 +259,19 @@ def _on_one_device(bench: Bench, history: History, first: Disagreement) -> Histo
 
 
 def _fails(bench: Bench, history: History, first: Disagreement) -> Sequence[Operation] | None:
-    """The operations that are needed where a replay disagrees as it did first."""
+    """The operations up to the failure if a replay fails in the same way as the first run, else None."""
     if not history.operations:
         return None
     if first.what == "leak":
         return legal(history) if replay_leak(bench, history, first.name) else None
-    found, performed = replay(bench, history)
-    if found is None or found.kind != first.kind:
-        return None
-    return performed if history.times == 1 else legal(history)
+    for _ in range(tries(history)):
+        found, performed = replay(bench, history)
+        if found is not None and found.kind == first.kind:
+            return performed if history.times == 1 else legal(history)
+    return None
+
+
+def tries(history: History) -> int:
+    """Number of replays after which a history counts as not failing; long histories are replayed once."""
+    is_short = len(history.operations) * history.times <= LATEST // RACE_TRIES
+    return RACE_TRIES if is_short and any(operation.beside for operation in history.operations) else 1

@@ -1,25 +1,36 @@
-"""Random legal histories: epochs that differ in what they favour, each ending with everything given back."""
+"""Random valid histories: epochs with different weights; each epoch ends with everything released."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from random import Random
+from typing import Any
 
-from gpuipc_doctor.histories.model import FIRST_CONTEXT, GRANULE, NOTHING, USABLE, Expected, Model, Thing
+from gpuipc_doctor.histories.memory_model import (
+    FIRST_CONTEXT,
+    GRANULE,
+    NOTHING,
+    USABLE,
+    Expected,
+    Model,
+    Thing,
+)
 from gpuipc_doctor.histories.operations import History, Operation, ProcessPlan
 
 SMALL = (256, 512, 4096, 65536)
 ODD = (1, 8, 1000, 5000, 146064, 226656)
 LARGE = (1 << 20, 2 << 20, 3 << 20, 8 << 20)
 HUGE = ((2 << 30) + (2 << 20), (4 << 30) + (2 << 20))
-"""Bytes. Small allocations share a segment of 2 MiB on CUDA, large ones have their own. An offset in a huge
-one has more than 31 or 32 bits; wide histories have them where there is room."""
+"""Bytes. Offsets in such memory need more than 31 or 32 bits. Only wide histories use these sizes, if memory
+allows. (On CUDA, small allocations share a segment of 2 MiB, large ones have their own.)"""
 
 EPOCH_OPERATIONS = (60, 160)
+AT_ONCE_EPOCHS = 0.5
+"""Probability that, in an epoch, two processes perform operations at the same time if these allow it."""
 STAYS = 0.75
-"""How often the process of the operation before goes on, where it can: switching costs a message."""
+"""Probability that the next operation is in the same process: switching costs a message."""
 
 WEIGHTS = {
     "allocate": 6.0,
@@ -39,6 +50,8 @@ WEIGHTS = {
     "recycle": 2.0,
     "create": 2.0,
     "import": 5.0,
+    "create-fabric": 2.0,
+    "import-fabric": 5.0,
     "map": 5.0,
     "unmap": 3.0,
     "release": 2.0,
@@ -50,23 +63,24 @@ WEIGHTS = {
     "trim": 0.7,
     "destroy-pool": 0.5,
 }
-"""How often each is chosen before an epoch makes its own weights of them.
+"""Base weight of each operation; an epoch multiplies it by a factor of `SWARM`.
 
-``share`` and ``recycle`` are macros: memory that is allocated, written, opened and read; memory whose users
-get a new buffer of the same size. A fault that needs a small segment to be reused was found with them in
-1,500 operations, and in 60,000 not without.
+``share`` and ``recycle`` are macros. ``share``: allocate, write, open and read memory. ``recycle``: free
+memory and give its users a new buffer of the same size. With the macros, a fault that needs the reuse of a
+small segment was found in 1,500 operations; without them, not in 60,000.
 """
 
 WIDE_WEIGHTS = {"read-in-thread": 3.0, "copy-across-streams": 2.0, "fork": 0.5, "idle": 0.02}
-"""Beside them where a history is wide."""
+"""Weights that wide histories have in addition."""
 
 SWARM = (0.0, 0.5, 1.0, 1.0, 3.0)
-"""Factors of which each epoch has one for each weight (swarm testing: Groce et al., ISSTA 2012)."""
+"""Each epoch picks one of these factors for each weight (swarm testing: Groce et al., ISSTA 2012)."""
 
 FAMILIES: dict[str, frozenset[str]] = {
     "contexts": frozenset({"end-context", "create-context", "use-context"}),
     "legacy-ipc": frozenset({"export", "open", "close", "free-open", "share", "recycle"}),
     "vmm-ipc": frozenset({"create", "import", "map", "unmap", "release"}),
+    "fabric-handles": frozenset({"create-fabric", "import-fabric", "map", "unmap", "release"}),
     "pool-ipc": frozenset(
         {
             "create-pool",
@@ -81,17 +95,28 @@ FAMILIES: dict[str, frozenset[str]] = {
 }
 """Capability → the operations that need it."""
 
+LEAST_ROOM: dict[str, int] = {
+    "vmm-ipc": 4 * GRANULE,
+    "fabric-handles": 4 * GRANULE,
+    "pool-ipc": 32 << 20,
+}
+"""Capability → bytes of device memory that its operations need: a few segments, and the 32 MiB block in which
+a pool reserves memory (seen on an H200)."""
+
+WAYS = ("legacy-ipc", "vmm-ipc", "fabric-handles", "pool-ipc")
+"""Ways of sharing memory, by capability."""
+
 FOCUS = 0.6
-"""How often an epoch has one way of sharing memory only, so that its objects meet each other often."""
+"""Probability that an epoch uses only one sharing method, so that its objects interact often."""
 
 HUGE_EPOCHS = 0.1
-"""How often an epoch of a wide history has huge memory."""
+"""Probability that an epoch of a wide history uses huge memory."""
 
 OTHER_SIZE = 0.3
-"""How often memory is followed by memory of another size, in a wide history."""
+"""Probability, in a wide history, that freed memory is followed by memory of another size."""
 
 SAME_CREW = 0.75
-"""How often a process of an earlier epoch takes part, where a new one could."""
+"""Probability that a process of an earlier epoch takes part, rather than a new process."""
 
 GIVING_BACK = (
     ("close", "mapping"),
@@ -103,41 +128,65 @@ GIVING_BACK = (
     ("free-to-pool", "pool-memory"),
     ("destroy-pool", "pool"),
 )
-"""How each kind of object ends, in an order in which all of them can."""
+"""(operation, kind) that releases each kind of object, in an order that always works."""
 
 DECLARED = frozenset({"free-open"})
-"""Operations by which the application, too, breaks a rule."""
+"""Operations that break a rule in the driver's documentation, as applications do."""
 
-HARMFUL = {"kills an importer": frozenset({"kill"}), "exports VMM memory": FAMILIES["vmm-ipc"]}
-"""Words of `model.Probe.harms` → the operations that do so."""
+HARMFUL = {
+    "kills an importer": frozenset({"kill"}),
+    "exports VMM memory": FAMILIES["vmm-ipc"] | FAMILIES["fabric-handles"],
+}
+"""Step of `model.Probe.harms` → the operations that include this step."""
 
 
 def harmful(harms: Iterable[str]) -> frozenset[str]:
-    """The operations that must be left out where these steps harm a device."""
+    """Operations to omit if these steps harm a device."""
     return frozenset(chain.from_iterable(HARMFUL.get(harm, ()) for harm in harms))
 
 
 def unavailable(capabilities: Container[str]) -> frozenset[str]:
-    """The operations of families that a device does not have."""
-    lacking = (family for family in FAMILIES if family not in capabilities)
-    return frozenset(chain.from_iterable(FAMILIES[family] for family in lacking))
+    """Operations to omit because they need a capability that the device lacks."""
+    return without_families(family for family in FAMILIES if family not in capabilities)
+
+
+def without_families(lacking: Iterable[str]) -> frozenset[str]:
+    """The operations that belong to these families only."""
+    kept = FAMILIES.keys() - set(lacking)
+    needed = frozenset[str]().union(*(FAMILIES[family] for family in kept))
+    return frozenset(chain.from_iterable(FAMILIES.values())) - needed
+
+
+def without_room(room: int, without: frozenset[str]) -> list[str]:
+    """Families of operations that need more memory, except families that are omitted anyway."""
+    return [
+        family
+        for family, nbytes in LEAST_ROOM.items()
+        if room < nbytes and not without_families([family]) <= without
+    ]
+
+
+def families(done: Iterable[str]) -> list[str]:
+    """The families of operations that were performed."""
+    performed = set(done)
+    return [family for family in FAMILIES if without_families([family]) & performed]
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a history keeps within. ``room``: bytes on each device."""
+    """Size of a history. ``room`` is in bytes for each device."""
 
     room: int = 64 << 20
     processes: int = 3
-    """That take part in an epoch. There is one more for each device beyond the first."""
+    """Maximum processes in an epoch, plus one for each device beyond the first."""
     objects: int = 24
     wide: bool = False
-    """Also threads, two streams, forks, idle time, huge memory, and places taken again in another size."""
+    """Whether to add threads, second streams, forks, idle time, huge memory and reuse with other sizes."""
 
 
 @dataclass
 class Epoch:
-    """What one epoch favours."""
+    """The weights of one epoch."""
 
     weights: dict[str, float]
     sizes: tuple[int, ...]
@@ -146,19 +195,22 @@ class Epoch:
 
 @dataclass
 class Generator:
-    """Makes a history, operation by operation; ``model`` is where it has come to."""
+    """Makes a history, operation by operation; ``model`` holds the state so far."""
 
     backend: str
     devices: int
     seed: int
     limits: Limits = Limits()
     without: frozenset[str] = frozenset()
-    """Operations that are left out."""
+    """Operations that are never generated."""
     peers: tuple[tuple[int, int], ...] = ()
     plans: dict[int, ProcessPlan] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.random = Random(self.seed)
+        self._chance = Random(~self.seed)
+        """For choices that change no operation, so that the operations of a seed stay the same."""
+        self._at_once = False
         self.model = Model(History(self.backend, self.plans, peers=self.peers))
         self._numbers = 0
         self._crew: list[int] = []
@@ -168,12 +220,13 @@ class Generator:
         self._expected = NOTHING
 
     def epoch(self) -> Iterator[tuple[Operation, Expected]]:
-        """Operations of one epoch, each with what it must show."""
+        """Generate one epoch: its operations with their expected data."""
         for operation in self._operations():
             yield operation, self._expected
 
     def _operations(self) -> Iterator[Operation]:
         epoch = self._plan()
+        self._at_once = self._chance.random() < AT_ONCE_EPOCHS
         self._choose_crew(self.random.randint(2, self.limits.processes))
         for _ in range(epoch.operations):
             yield from self._step(epoch)
@@ -188,16 +241,18 @@ class Generator:
         weights = {
             do: weight * random.choice(SWARM) for do, weight in possible.items() if do not in self.without
         }
-        ways = [way for way in ("legacy-ipc", "vmm-ipc", "pool-ipc") if not FAMILIES[way] <= self.without]
+        ways = [way for way in WAYS if not without_families([way]) <= self.without]
         if random.random() < FOCUS:
             chosen = random.choice(ways)
-            for do in set().union(*(FAMILIES[way] for way in ways if way != chosen)):
+            for do in set().union(*(FAMILIES[way] for way in ways)) - FAMILIES[chosen]:
                 weights.pop(do, None)
         for do in {
             "allocate",
             "open",
             "create",
+            "create-fabric",
             "import",
+            "import-fabric",
             "map",
             "create-pool",
             "import-pool",
@@ -205,7 +260,7 @@ class Generator:
             weights[do] = WEIGHTS[do]
         if (
             "free-open" in weights and random.random() < 0.25
-        ):  # a phase that frees what is open elsewhere, as registration caches do
+        ):  # a phase that frees memory while it is open elsewhere, as registration caches do
             weights["free-open"] = 4.0
         if random.random() < 0.7:
             weights.pop("kill", None)
@@ -216,7 +271,7 @@ class Generator:
         return Epoch(weights, sizes, random.randint(*EPOCH_OPERATIONS))
 
     def _choose_crew(self, size: int) -> None:
-        """Processes for an epoch: the first on each device in turn, so that no device waits for its luck."""
+        """Choose an epoch's processes: first one on each device in turn, so that every device takes part."""
         staff = [number for number in self.plans if number not in self.model.ended]
         device = self._epochs % self.devices
         self._epochs += 1
@@ -234,15 +289,19 @@ class Generator:
                 self._crew.append(self._hire(self.random.randrange(self.devices)))
 
     def _hire(self, device: int) -> int:
-        """A process that starts with its first operation."""
+        """Start a process; it exists from its first operation on."""
         number = len(self.plans) + 1
         self.plans[number] = ProcessPlan(device, self.random.random() < 0.5)
         return number
 
-    def _do(self, do: str, by: int, **fields: int) -> Operation:
-        operation = Operation(do, by, **fields)
+    def _do(self, do: str, by: int, **fields: Any) -> Operation:
+        return self._made(Operation(do, by, **fields))
+
+    def _made(self, operation: Operation) -> Operation:
+        if self._at_once and self.model.joins(operation):
+            operation = replace(operation, beside=True)
         self._expected = self.model.apply(operation)
-        self._latest = by
+        self._latest = operation.by
         return operation
 
     def _number(self) -> int:
@@ -250,7 +309,7 @@ class Generator:
         return self._numbers
 
     def _step(self, epoch: Epoch) -> Iterator[Operation]:
-        """One operation, or those of a macro; nothing where what was chosen is not possible now."""
+        """One operation, or the operations of a macro; empty if the chosen operation is not valid now."""
         self._crew = [
             self._hire(self.plans[number].device) if number in self.model.ended else number
             for number in self._crew
@@ -266,7 +325,7 @@ class Generator:
         return self.random.choice(self._crew)
 
     def _pick(self, *kinds: str, usable: bool = False) -> Thing | None:
-        """An object of these kinds, rather one of the process that was at work."""
+        """A random object of these kinds, preferably of the current process."""
         things = [
             thing
             for thing in self.model.things.values()
@@ -277,12 +336,10 @@ class Generator:
             things = own
         return self.random.choice(things) if things else None
 
-    def _try(self, do: str, by: int, **fields: int) -> Iterator[Operation]:
+    def _try(self, do: str, by: int, **fields: Any) -> Iterator[Operation]:
         operation = Operation(do, by, **fields)
         if not self.model.illegal(operation):
-            self._expected = self.model.apply(operation)
-            self._latest = by
-            yield operation
+            yield self._made(operation)
 
     # -- operations ---------------------------------------------------------------------------------------
 
@@ -327,7 +384,8 @@ class Generator:
         yield from self._copied("copy-across-streams")
 
     def _copied(self, do: str) -> Iterator[Operation]:
-        """A copy between two of a process; of huge memory none, since all of it would come to be used."""
+        """Copy between two buffers of a process. Huge buffers are excluded, because a copy makes all their
+        pages resident."""
         to, source = self._pick(*USABLE, usable=True), self._pick(*USABLE, usable=True)
         if to and source and to.storage.nbytes < HUGE[0]:
             yield from self._try(do, to.by, on=to.number, of=source.number)
@@ -359,7 +417,7 @@ class Generator:
             yield from self._try("use-context", by, on=self.random.choice(process.contexts))
 
     def _kill(self, epoch: Epoch) -> Iterator[Operation]:
-        yield from self._try("kill", max(self._crew))  # mostly the same one, or none lives long enough
+        yield from self._try("kill", max(self._crew))  # mostly this context, or none lives long enough
 
     def _room_for(self, nbytes: int) -> bool:
         live = {thing.storage.number: thing.storage.nbytes for thing in self.model.things.values()}
@@ -375,6 +433,14 @@ class Generator:
     def _import(self, epoch: Epoch) -> Iterator[Operation]:
         if memory := self._pick("physical"):
             yield from self._elsewhere("import", memory)
+
+    def _create_fabric(self, epoch: Epoch) -> Iterator[Operation]:
+        if self._room_for(GRANULE):
+            yield from self._try("create-fabric", self._process(), makes=self._number(), nbytes=GRANULE)
+
+    def _import_fabric(self, epoch: Epoch) -> Iterator[Operation]:
+        if memory := self._pick("physical"):
+            yield from self._elsewhere("import-fabric", memory)
 
     def _map(self, epoch: Epoch) -> Iterator[Operation]:
         if (memory := self._pick("physical")) and len(self.model.things) < self.limits.objects:
@@ -424,14 +490,14 @@ class Generator:
             yield from self._try("destroy-pool", pool.by, on=pool.number)
 
     def _elsewhere(self, do: str, thing: Thing) -> Iterator[Operation]:
-        """Something that a process does with another's object."""
+        """An operation of a process on another process's object."""
         others = [number for number in self._crew if number != thing.by]
         yield from self._try(do, self.random.choice(others), on=thing.number, makes=self._number())
 
     # -- macros -------------------------------------------------------------------------------------------
 
     def _share(self, epoch: Epoch, nbytes: int = 0, users: tuple[int, ...] = ()) -> Iterator[Operation]:
-        """A new buffer, written by its owner and read by all who open it."""
+        """Allocate a buffer, write it and have all other processes open and read it."""
         made = list(self._allocate(epoch, nbytes))
         yield from made
         for operation in made:
@@ -446,7 +512,7 @@ class Generator:
                     yield from self._try("read", user, on=mapping.makes)
 
     def _recycle(self, epoch: Epoch) -> Iterator[Operation]:
-        """Memory is closed and freed, and its users get a new buffer of the same size."""
+        """Close and free memory, then give its users a new buffer of the same size."""
         if (buffer := self._pick("buffer")) is None:
             return
         mappings = [thing for thing in self.model.others_of(buffer) if thing.kind == "mapping"]
@@ -466,12 +532,12 @@ class Generator:
     # -- the end of an epoch ------------------------------------------------------------------------------
 
     def _look(self) -> Iterator[Operation]:
-        """Read all that can be read."""
+        """Read all readable memory."""
         for thing in sorted(self.model.of_kind(*USABLE), key=lambda thing: thing.by):
             yield from self._try("read", thing.by, on=thing.number)
 
     def _give_back(self) -> Iterator[Operation]:
-        """Close everything, then free everything, each in random order; end contexts beyond the first."""
+        """Close all mappings, then free all memory, in random order; destroy all but the first contexts."""
         for do, kind in GIVING_BACK:
             things = self.model.of_kind(kind)
             self.random.shuffle(things)

@@ -1,4 +1,4 @@
-"""What a history loses: figures of processes at rest that grow with each repetition of its operations."""
+"""Leaks: usage figures of idle processes that grow with each repetition of a history."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from gpuipc_doctor.api.trend import last_third, slope
-from gpuipc_doctor.histories.operations import History, Operation
+from gpuipc_doctor.histories.operations import IPC, History, Operation
 
 NOISE = {"descriptors": 0, "threads": 0, "addresses": 0, "device": 0, "host": 5 << 19}
-"""Figure → growth over the last third of the repetitions that says nothing. `api.process_ledger` says why."""
+"""Figure → growth over the last third of the repetitions that counts as noise; see `api.process_ledger`."""
 
 SUSPECT = {"descriptors": 1, "threads": 1, "addresses": 64 << 10, "device": 64 << 10, "host": 1 << 20}
-"""Figure → the rise from one rest to the next for which an epoch is repeated."""
+"""Figure → rise, from one idle time to the next, after which the epoch is repeated."""
 
 WORDS = {
     "descriptors": "open descriptors",
@@ -25,21 +25,21 @@ WORDS = {
 BYTES = {"addresses", "device", "host"}
 
 TRIED, CERTAIN = 12, 24
-"""Repetitions while a history is shortened, and before a leak is believed."""
+"""Repetitions of a history while it is shrunk, and before a leak is reported."""
 
 _NEXT = 1 << 20
-"""From one repetition to the next, numbers of objects and writes differ by so much."""
+"""Added to the numbers of objects and writes in each repetition."""
 
 
 class Watch:
-    """What processes had when they rested last, as a long history goes on."""
+    """Usage of idle processes over a long history."""
 
     def __init__(self) -> None:
         self._latest: dict[int, Mapping[str, int]] = {}
         self._risen: set[str] = set()
 
     def risen(self, rests: Sequence[tuple[int, Mapping[str, int]]]) -> list[str]:
-        """The figures that have risen twice in a row: drivers reserve something once, for what is new."""
+        """The figures that rose twice in a row. A single rise can be memory that the driver reserves."""
         same = {by for by, _ in rests} == self._latest.keys()
         risen = {
             name
@@ -54,7 +54,7 @@ class Watch:
 
 
 def repeated(history: History) -> History:
-    """The operations one after the other, as often as the history says; who was killed has a successor."""
+    """The operations, repeated as often as the history states; killed processes are replaced by new ones."""
     killed = {operation.by for operation in history.operations if operation.do == "kill"}
     alive = [number for number in history.processes if number not in killed]
     plans = dict(history.processes)
@@ -74,8 +74,9 @@ def repeated(history: History) -> History:
                 of=operation.of and operation.of + offset,
                 makes=operation.makes and operation.makes + offset,
                 stamp=operation.stamp and operation.stamp + offset,
+                within=operation.within and operation.within + offset,
             )
-        for by in alive:
+        for by in alive if history.check == IPC else ():
             yield Operation("rest", by)
 
     operations = tuple(operation for number in range(history.times) for operation in one(number))
@@ -83,7 +84,7 @@ def repeated(history: History) -> History:
 
 
 def growth(rests: Sequence[tuple[int, Mapping[str, int]]], name: str, times: int) -> tuple[int, float]:
-    """(process, growth of a figure with each repetition) of the one that grew most; (0, 0) where none did."""
+    """(process, growth per repetition) of the process that grew most; (0, 0) if none grew."""
     grew = (0, 0.0)
     for process in {by for by, _ in rests}:
         figures = [of[name] for by, of in rests if by == process]

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 VERSION = 1
 """Version of the format of history files."""
 
+IPC, MPI = "ipc-histories", "mpi-histories"
+"""Checks that perform histories."""
+
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One step of one process. Objects have numbers, so that an operation may be left out of a history.
+    """One step of one process. Objects have numbers, so that a history stays meaningful when operations are
+    omitted.
 
     ``do`` is a key of `steps.SENTENCES`; ``by`` is the number of the process, from 1. ``on`` is the object
-    that it acts on, ``makes`` the number of the object that it makes, and ``of`` what a copy is made from.
-    ``nbytes`` is the size of what is allocated. A write fills its memory with the `contents` of ``stamp``.
+    used, ``makes`` the number of the new object, and ``of`` the source of a copy. ``nbytes`` is the size of
+    an allocation. A write fills its memory with the `contents` of ``stamp``.
+
+    The other fields are for MPI, where process 1 is rank 0. ``peer`` is the other process of a message, 0 for
+    any source; ``tag`` is `ANY_TAG` or the message's; ``within`` is the communicator, 0 for the world;
+    ``kind`` is a key of `mpi.layouts.LAYOUTS`, or for a buffer where it is allocated.
+
+    ``beside``: it begins before the operations of another process that precede it have ended, if they do not
+    depend on each other; see `memory_model.Model.joins`.
     """
 
     do: str
@@ -25,11 +36,16 @@ class Operation:
     of: int = 0
     nbytes: int = 0
     stamp: int = 0
+    peer: int = 0
+    tag: int = 0
+    within: int = 0
+    kind: str = ""
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessPlan:
-    """The device of a process (its place among the history's devices) and the kind of its first context."""
+    """The device of a process, as an index into the history's devices, and the kind of its first context."""
 
     device: int = 0
     primary: bool = True
@@ -37,7 +53,7 @@ class ProcessPlan:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Operations that processes perform in this order, each beginning when the one before it has ended.
+    """Operations that processes perform in this order, one at a time unless an operation is ``beside``.
 
     A process starts with its first operation and ends when it is killed, or after the last operation.
     """
@@ -47,21 +63,23 @@ class History:
     operations: tuple[Operation, ...] = ()
     version: int = VERSION
     seed: int | None = None
-    """Of the generator; None where the history was not generated."""
+    """Seed of the generator; None if the history was not generated."""
     peers: tuple[tuple[int, int], ...] = ()
-    """(device of memory, device that reaches it): places among the history's devices."""
+    """Pairs (device of the memory, device with access), as indices into the history's devices."""
     labels: tuple[str, ...] = ()
-    """Of the devices, where it was found."""
+    """Names of the devices on which the history failed."""
     times: int = 1
-    """How often the operations are performed, each time with other objects."""
+    """Repetitions of the operations, each with new objects."""
+    check: str = IPC
+    """The check that the history belongs to: `IPC` or `MPI`."""
 
     def index(self, number: int) -> int:
-        """The number by which the driver knows the device of a process."""
+        """The driver's number of the device that a process uses."""
         place = self.processes[number].device if number in self.processes else 0
         return int(self.labels[place].rpartition(":")[2]) if place < len(self.labels) else place
 
     def of(self, operations: Iterable[Operation]) -> History:
-        """A history of the same processes with other operations."""
+        """A copy of the history with other operations."""
         chosen = tuple(operations)
         used = {operation.by for operation in chosen}
         processes = {number: plan for number, plan in self.processes.items() if number in used}
@@ -70,11 +88,11 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """Where the driver and the model disagree first.
+    """The first disagreement between driver and model.
 
-    ``at`` is the operation's place in the history, from 0. ``what`` is ``error``, ``data``, ``crash``,
-    ``hang`` or ``leak``; ``name`` is what tells two of them apart: an error's or a signal's name, or what
-    was lost. ``call`` is the driver's function, ``says`` one sentence.
+    ``at`` is the operation's index in the history. ``what`` is ``error``, ``data``, ``crash``, ``hang`` or
+    ``leak``; ``name`` is the name of the error, signal or leaked resource. ``call`` is the driver function,
+    ``says`` one sentence. ``beside``: indices of later operations that other processes performed meanwhile.
     """
 
     at: int
@@ -83,8 +101,13 @@ class Disagreement:
     name: str
     call: str
     says: str
+    beside: tuple[int, ...] = ()
+
+    def end_of(self, operations: Sequence[Operation]) -> list[Operation]:
+        """The operations up to the failing one, and other processes' operations at the same time."""
+        return [*operations[: self.at + 1], *(operations[at] for at in self.beside)]
 
     @property
     def kind(self) -> tuple[str, str, str]:
-        """What two disagreements share that are one fault's."""
+        """Key that is equal for disagreements caused by the same fault."""
         return (self.what, self.do, self.name)

@@ -1,21 +1,21 @@
-"""The procedures of hand-written checks as histories, for the reproducers of what they find."""
+"""The procedures of hand-written checks as histories, for reproducers of their findings."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from gpuipc_doctor.histories.model import legal
+from gpuipc_doctor.histories.memory_model import legal
 from gpuipc_doctor.histories.operations import History, Operation, ProcessPlan
 
 EXPORTER, IMPORTER = 1, 2
 KIB, MIB = 1 << 10, 1 << 20
 
 SIZES = (146064, 226656)
-"""Bytes of the segments that are reopened: of those in the report of 2021, the two small ones."""
+"""Bytes of the reopened segments: the two small ones of a bug report of 2021."""
 
 
 def _shared(number: int, nbytes: int) -> tuple[Operation, ...]:
-    """A buffer that is written and opened, and read there. Its mapping has the next number."""
+    """Allocate, write, open and read a buffer. Its mapping has the next number after the buffer."""
     return (
         Operation("allocate", EXPORTER, makes=number, nbytes=nbytes),
         Operation("write", EXPORTER, on=number, stamp=number),
@@ -96,13 +96,14 @@ _PROCEDURES: Mapping[str, tuple[Operation, ...]] = {
     "ipc-vmm": _VMM,
     "ipc-pool": _POOL,
 }
-"""Check → what it does, once and in short."""
+"""Check → one round of the check's procedure."""
 
 CHECKS = tuple(_PROCEDURES)
 
 
 def of_check(check: str, devices: Sequence[str]) -> History | None:
-    """The procedure of a check, on devices as its findings have them; None where it is no history.
+    """The procedure of a check on its finding's devices; None if the procedure cannot be written as a
+    history.
 
     The exporter is on the first device, the importer on the last.
     """

@@ -1,18 +1,12 @@
-"""What became of a random history, as JSON: for records, reports and history files."""
+"""The result of a random history as JSON, for records, reports and history files."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from zlib import crc32
 
 from gpuipc_doctor.histories.explore import Explored
-from gpuipc_doctor.histories.operations import History, Operation, ProcessPlan
+from gpuipc_doctor.histories.operations import History
 from gpuipc_doctor.model import Json
-
-
-def seed_of(node: str, now: float) -> int:
-    """A seed that another node, or another run, does not have."""
-    return crc32(f"{node} {now!r}".encode())
 
 
 def to_json(explored: Explored) -> Json:
@@ -24,9 +18,10 @@ def to_json(explored: Explored) -> Json:
 
 
 def history_to_json(history: History) -> Json:
-    """As a history file has it. What is 0 is left out of operations."""
+    """A history in the format of history files. Fields with value 0 are left out."""
     return {
         "version": history.version,
+        "check": history.check,
         "backend": history.backend,
         "seed": history.seed,
         "times": history.times,
@@ -41,14 +36,7 @@ def history_to_json(history: History) -> Json:
 
 
 def history_from_json(data: Json) -> History:
-    """Of what `history_to_json` made."""
-    return History(
-        data["backend"],
-        {int(number): ProcessPlan(**plan) for number, plan in data["processes"].items()},
-        tuple(Operation(**operation) for operation in data["operations"]),
-        version=data["version"],
-        seed=data["seed"],
-        peers=tuple((memory, device) for memory, device in data["peers"]),
-        labels=tuple(data.get("labels", ())),
-        times=data["times"],
-    )
+    """The inverse of `history_to_json`."""
+    import msgspec
+
+    return msgspec.convert(data, History, strict=False)  # JSON keys are text, also the numbers of processes

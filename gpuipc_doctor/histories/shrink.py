@@ -1,41 +1,66 @@
-"""The shortest history that still fails: parts are left out as long as what is left fails."""
+"""Shrink a failing history by omitting parts while it still fails."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from gpuipc_doctor.histories.model import FIRST_CONTEXT
+from gpuipc_doctor.histories.memory_model import FIRST_CONTEXT
 from gpuipc_doctor.histories.operations import History, Operation
 
 SMALLEST = 4096
-"""Bytes to which allocations shrink, where the history still fails then."""
+"""Bytes to which allocations shrink if the history still fails."""
 
-SIMPLER = {"read-in-thread": "read", "copy-across-streams": "copy"}
-"""Operation → one that does the same with less."""
+SIMPLER = {
+    "read-in-thread": "read",
+    "copy-across-streams": "copy",
+    "isend": "send",
+    "issend": "send",
+    "ssend": "send",
+    "irecv": "recv",
+    "test": "wait",
+}
+"""Operation → a simpler operation with the same effect."""
 
 Fails = Callable[[Sequence[Operation]], Sequence[Operation] | None]
-"""Performs what is legal of some operations; returns those up to the failing one, None where none failed."""
+"""Performs the valid operations; returns them up to the failing one, or None if none failed."""
 
 
-def shrink(failing: Sequence[Operation], fails: Fails, more: Callable[[], bool]) -> list[Operation]:
-    """The shortest that was found while ``more`` said that there is time for another try."""
-    shortest = _without_objects(_smaller(list(failing), fails, more), fails, more)
+def shrink(
+    failing: Sequence[Operation], fails: Fails, more: Callable[[], bool], *, keep_last: bool = True
+) -> list[Operation]:
+    """The shortest failing history found while ``more()`` is true.
+
+    ``keep_last``: only histories that end with the last operation are tried, unless processes act at the same
+    time: then another process's may be the last.
+    """
+    keep_last = keep_last and not any(operation.beside for operation in failing)
+    shortest = _in_turn(list(failing), fails, more)
+    shortest = _without_objects(_smaller(shortest, fails, more), fails, more)
     size = max(len(shortest) // 2, 1)
     while more():
         before = len(shortest)
-        shortest = _without_parts(shortest, size, fails, more)
+        shortest = _without_parts(shortest, size, fails, more, keep_last=keep_last)
         if size > 1:
             size //= 2
         elif len(shortest) == before:
             break
     shortest = _simpler(shortest, fails, more)
-    shortest = _without_parts(_fewer_objects(shortest, fails, more), 1, fails, more)
+    shortest = _fewer_objects(shortest, fails, more)
+    shortest = _without_parts(shortest, 1, fails, more, keep_last=keep_last)
     return _smaller(shortest, fails, more)
 
 
+def _in_turn(operations: list[Operation], fails: Fails, more: Callable[[], bool]) -> list[Operation]:
+    """The operations performed one after the other, if the history then also fails."""
+    if any(operation.beside for operation in operations) and more():
+        kept = fails([replace(operation, beside=False) for operation in operations])
+        return operations if kept is None else list(kept)
+    return operations
+
+
 def _without_objects(operations: list[Operation], fails: Fails, more: Callable[[], bool]) -> list[Operation]:
-    """Leave out objects, half of them, then a quarter …; what is done with them is not legal then."""
+    """Omit half of the objects, then a quarter, and so on, together with the operations on them."""
     objects = [operation.makes for operation in operations if operation.makes]
     size = len(objects) // 2
     while size and more():
@@ -50,10 +75,10 @@ def _without_objects(operations: list[Operation], fails: Fails, more: Callable[[
 
 
 def _without_parts(
-    operations: list[Operation], size: int, fails: Fails, more: Callable[[], bool]
+    operations: list[Operation], size: int, fails: Fails, more: Callable[[], bool], *, keep_last: bool
 ) -> list[Operation]:
-    """Leave out parts of so many operations, from the end on: the failing operation's needs stand late."""
-    end = len(operations) - 1  # the last one is what fails
+    """Omit runs of ``size`` operations, last ones first."""
+    end = len(operations) - keep_last
     while end > 0 and more():
         begin = max(end - size, 0)
         if (shorter := fails(operations[:begin] + operations[end:])) is not None:
@@ -64,10 +89,10 @@ def _without_parts(
 
 
 def _fewer_objects(operations: list[Operation], fails: Fails, more: Callable[[], bool]) -> list[Operation]:
-    """Have an earlier object of the same kind stand for a later one, and the first context for another."""
+    """Replace later objects by earlier ones of the same kind, and other contexts by the first."""
     makers = [operation for operation in operations if operation.makes and operation.do != "open"]
     for later in reversed(makers):
-        earlier = [one.makes for one in makers[: makers.index(later)] if one.do == later.do]
+        earlier = [maker.makes for maker in makers[: makers.index(later)] if maker.do == later.do]
         for stands_in in [FIRST_CONTEXT] if later.do == "create-context" else earlier:
             if more():
                 others = [operation for operation in operations if operation is not later]
@@ -79,11 +104,13 @@ def _fewer_objects(operations: list[Operation], fails: Fails, more: Callable[[],
 
 
 def _simpler(operations: list[Operation], fails: Fails, more: Callable[[], bool]) -> list[Operation]:
-    """Read in the same thread and copy in one stream, where it fails so, too."""
-    for at, operation in enumerate(operations):
-        if operation.do in SIMPLER and more():
-            tried = [*operations[:at], replace(operation, do=SIMPLER[operation.do]), *operations[at + 1 :]]
-            if (kept := fails(tried)) is not None and len(kept) == len(operations):
+    """Try simpler operations: read in the same thread, copy in one stream, send without a request."""
+    for operation in list(operations):
+        if operation.do in SIMPLER and operation in operations and more():
+            at = operations.index(operation)
+            simpler = replace(operation, do=SIMPLER[operation.do])
+            tried = [*operations[:at], simpler, *operations[at + 1 :]]
+            if (kept := fails(tried)) is not None and len(kept) <= len(operations):
                 operations = list(kept)
     return operations
 
@@ -94,9 +121,8 @@ def _with_object(operation: Operation, old: int, new: int) -> Operation:
 
 
 def _smaller(operations: list[Operation], fails: Fails, more: Callable[[], bool]) -> list[Operation]:
-    """All allocations at once of the smallest size, else one after the other."""
-    sized = ("allocate", "allocate-from-pool")
-    large = [at for at, one in enumerate(operations) if one.do in sized and one.nbytes > SMALLEST]
+    """Reduce all allocations to the smallest size at once; if the history then passes, one by one."""
+    large = [at for at, one in enumerate(operations) if one.nbytes > SMALLEST and one.do != "create"]
     for places in (large, *([at] for at in large)):
         if places and more():
             tried = list(operations)
@@ -109,26 +135,27 @@ def _smaller(operations: list[Operation], fails: Fails, more: Callable[[], bool]
     return operations
 
 
-def renumber(history: History) -> History:
-    """The same history with processes, objects and writes numbered from 1, as they come."""
-    processes: dict[int, int] = {}
+def renumber(history: History, *, processes: bool = True) -> History:
+    """The same history with objects, writes and ``processes`` renumbered from 1 in order."""
+    numbers = {} if processes else {number: number for number in history.processes}
     objects: dict[int, int] = {0: 0}
     stamps: dict[int, int] = {0: 0}
     operations = []
     for operation in history.operations:
-        processes.setdefault(operation.by, len(processes) + 1)
+        numbers.setdefault(operation.by, len(numbers) + 1)
         if operation.makes:
             objects.setdefault(operation.makes, len(objects))
         stamps.setdefault(operation.stamp, len(stamps))
         operations.append(
             replace(
                 operation,
-                by=processes[operation.by],
+                by=numbers[operation.by],
                 on=objects.get(operation.on, 0),
                 of=objects.get(operation.of, 0),
                 makes=objects[operation.makes],
                 stamp=stamps[operation.stamp],
+                within=objects.get(operation.within, 0),
             )
         )
-    plans = {new: history.processes[old] for old, new in processes.items()}
+    plans = {new: history.processes[old] for old, new in numbers.items()}
     return replace(history, processes=plans, operations=tuple(operations))

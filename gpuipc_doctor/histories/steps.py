@@ -19,9 +19,11 @@ SENTENCES: Mapping[str, str] = {
     "read-in-thread": "process {by} reads {on} in another thread and compares",
     "copy-across-streams": "process {by} copies all of {of} to {on} in one stream, which another waits for",
     "fork": "process {by} forks a child, which exits at once",
-    "idle": "process {by} does nothing for a second, nor do the others",
+    "idle": "process {by} and all others idle for a second",
     "create": "process {by} creates physical memory {makes} ({nbytes} B)",
     "import": "process {by} imports physical memory {on}, exported as a file descriptor: {makes}",
+    "create-fabric": "process {by} creates physical memory {makes} ({nbytes} B) for a fabric handle",
+    "import-fabric": "process {by} imports physical memory {on}, exported as a fabric handle: {makes}",
     "map": "process {by} maps physical memory {on}: view {makes}",
     "unmap": "process {by} unmaps view {on}",
     "release": "process {by} releases physical memory {on}",
@@ -36,16 +38,16 @@ SENTENCES: Mapping[str, str] = {
     "use-context": "process {by} makes {on} current",
     "end-context": "process {by} {ends}",
     "kill": "process {by} is killed",
-    "rest": "process {by} holds nothing any more",
+    "rest": "process {by} has released everything",
 }
-"""Operation → its sentence. Also the list of all operations that there are."""
+"""Operation → its sentence. Also the list of all operations."""
 
 
 def step(operation: Operation, *, primary: bool, device: str = "") -> str:
     """One operation in words.
 
-    ``primary``: whether the first context of its process is the primary one. ``device``: the label of the
-    process's device, where it matters.
+    ``primary``: whether the process's first context is the primary one. ``device``: label of the process's
+    device, empty if all processes use the same.
     """
     if operation.on:
         ends = f"destroys context {operation.on}"
@@ -61,17 +63,18 @@ def step(operation: Operation, *, primary: bool, device: str = "") -> str:
         "stamp": operation.stamp,
         "ends": ends,
     }
-    return SENTENCES[operation.do].format(**values)
+    sentence = SENTENCES[operation.do].format(**values)
+    return f"at the same time, {sentence}" if operation.beside else sentence
 
 
 def steps(history: History, first: int = 1) -> Sequence[str]:
-    """``1. process 1 allocates …``, in order; with devices, where processes have several."""
+    """``1. process 1 allocates …``, in order; with devices if processes use several."""
     several = len({plan.device for plan in history.processes.values()}) > 1
     numbered = [
         f"{number}. {_step(history, operation, several=several)}"
         for number, operation in enumerate(history.operations, first)
     ]
-    again = f"repeated {history.times} times, each time with other objects"
+    again = f"repeated {history.times} times, each time with new objects"
     return [*numbered, again] if history.times > 1 else numbered
 
 

@@ -10,10 +10,11 @@ import pytest
 
 from gpuipc_doctor.api.worker import ChildGone, ChildHangs
 from gpuipc_doctor.histories.actor import RESTED, Answer, Order
-from gpuipc_doctor.histories.explore import SHRINK_S, Bench, explore
-from gpuipc_doctor.histories.generator import Generator
+from gpuipc_doctor.histories.explore import LATEST, LOOP, SHRINK_S, Bench, explore
+from gpuipc_doctor.histories.generator import Generator, unavailable
 from gpuipc_doctor.histories.leaks import NOISE
 from gpuipc_doctor.histories.operations import Operation
+from gpuipc_doctor.histories.steps import steps
 from tests.unit.histories.trivial_driver import TrivialDriver
 
 LIMIT_S = 5.0
@@ -28,7 +29,11 @@ class Node:
         self.driver = TrivialDriver()
         self.fault = fault
         self.now = 0.0
-        self.started = 0
+        self.started = self.acting = 0
+        self.at_work: dict[int, set[str]] = {}
+        """Process → the operations that it has been sent and has not answered."""
+        self.meanwhile: dict[int, set[str]] = {}
+        """Process → the operations that others are sent before it answers."""
 
     def start(self, act: object) -> FakeProcess:
         self.started += 1
@@ -57,16 +62,30 @@ class FakeProcess:
 
     def send(self, value: Any, descriptors: object = ()) -> None:
         self._message = value
+        if isinstance(value, list):
+            mine = {order.do for order in value}
+            meanwhile = self._node.meanwhile[self._number] = set[str]()
+            for other, does in self._node.at_work.items():
+                meanwhile |= does
+                self._node.meanwhile[other] |= mine
+            self._node.at_work[self._number] = mine
 
     def recv(self, limit_s: float) -> Any:
         if isinstance(self._message, tuple):  # its device
             self._node.fault(Order("begin", 0, 0, 0, 0, 0), 0)
             return None
+        try:
+            return self._perform(limit_s)
+        finally:
+            del self._node.at_work[self._number]
+
+    def _perform(self, limit_s: float) -> Answer:
         made: dict[int, Any] = {}
         for place, order in enumerate(self._message):
             self.progress = place
             self._done += 1
             try:
+                self._node.acting = self._number
                 answer = self._node.fault(order, self._done)
             except ChildHangs:
                 self._node.now += limit_s
@@ -109,12 +128,39 @@ def test_hang_is_shrunk_within_a_minute(seed: int) -> None:
             raise ChildHangs
 
     node = Node(second_open_hangs)
-    explored = explore(node.bench, Generator("cuda", 1, seed), 5000, 1e6)
+    without = unavailable({"contexts", "legacy-ipc", "vmm-ipc", "pool-ipc"})
+    explored = explore(node.bench, Generator("cuda", 1, seed, without=without), 5000, 1e6)
     assert explored.first is not None
     assert explored.first.what == "hang"
     assert node.now - explored.elapsed_s <= SHRINK_S + 3 * LIMIT_S < 60
     assert explored.shortest is not None
     assert explored.shortest.operations[-1].do == "open"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_race_is_found_and_shrunk_to_the_operations_of_two_processes(seed: int) -> None:
+    def open_beside_an_allocation_fails(order: Order, number: int) -> Answer | None:
+        if order.do == "open" and "allocate" in node.meanwhile[node.acting]:
+            return Answer(0, {}, 0, "error", "CUDA_ERROR_INVALID_HANDLE", "it returned 400")
+        return None
+
+    node = Node(open_beside_an_allocation_fails)
+    explored = explore(node.bench, Generator("cuda", 1, seed), 5000, 1e6)
+    assert explored.shortest is not None
+    operations = explored.shortest.operations
+    assert {"allocate", "open"} == {operation.do for operation in operations}, steps(explored.shortest)
+    assert any(operation.beside for operation in operations)
+    assert len(operations) <= 4
+
+
+def test_fault_of_one_process_is_shrunk_to_operations_in_turn() -> None:
+    def third_open_fails(order: Order, number: int) -> Answer | None:
+        fails = order.do == "open" and number > 30
+        return Answer(0, {}, 0, "error", "CUDA_ERROR_INVALID_HANDLE", "it returned 400") if fails else None
+
+    explored = explore(Node(third_open_fails).bench, Generator("cuda", 1, 2), 5000, 1e6)
+    assert explored.shortest is not None
+    assert not any(operation.beside for operation in explored.shortest.operations)
 
 
 def test_device_that_vanishes_is_no_disagreement_that_repeats() -> None:
@@ -148,3 +194,19 @@ def test_failure_that_does_not_repeat_leaves_a_usable_device() -> None:
     explored = explore(Node(once).bench, Generator("cuda", 1, 1), 5000, 1e6)
     assert explored.first is not None
     assert (explored.again, explored.unusable) == (None, "")
+
+
+def test_long_history_that_fails_once_is_replayed_in_part_and_told_as_a_whole() -> None:
+    orders = 0
+
+    def once(order: Order, number: int) -> Answer | None:
+        nonlocal orders
+        orders += order.do not in ("begin", "rest")
+        failed = orders == 30_000
+        return Answer(0, {}, 0, "error", "CUDA_ERROR_UNKNOWN", "it returned 999") if failed else None
+
+    explored = explore(Node(once).bench, Generator("cuda", 1, 1), 100_000, 1e6)
+    assert explored.again is None
+    assert explored.history is not None
+    assert len(explored.history.operations) >= 30_000
+    assert orders - 30_000 < LATEST + (LOOP + 2) * 250  # the latest operations, and the epoch in a loop

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from gpuipc_doctor.histories.generator import Generator
-from gpuipc_doctor.histories.model import Model
+from gpuipc_doctor.histories.memory_model import Model
 from gpuipc_doctor.histories.operations import History, Operation
 from gpuipc_doctor.histories.shrink import SMALLEST, renumber, shrink
 from gpuipc_doctor.histories.steps import steps
@@ -26,12 +26,17 @@ def reopen(done: Sequence[Operation]) -> bool:
 def third_import(done: Sequence[Operation]) -> bool:
     """The third open of any process is wrong."""
     last = done[-1]
-    return last.do == "open" and [(one.do, one.by) for one in done].count(("open", last.by)) == 3
+    return (
+        last.do == "open"
+        and [(operation.do, operation.by) for operation in done].count(("open", last.by)) == 3
+    )
 
 
 def large(done: Sequence[Operation]) -> bool:
     """A close is wrong once more than 1 MiB has been allocated at once."""
-    return done[-1].do == "close" and any(one.do == "allocate" and one.nbytes > 1 << 20 for one in done)
+    return done[-1].do == "close" and any(
+        operation.do == "allocate" and operation.nbytes > 1 << 20 for operation in done
+    )
 
 
 def recycled(done: Sequence[Operation]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gpuipc_doctor.histories.model import NO_CONTEXT
+from gpuipc_doctor.histories.memory_model import NO_CONTEXT
 from gpuipc_doctor.histories.operations import Operation
 
 
@@ -36,12 +36,12 @@ class TrivialDriver:
         by, on = operation.by, operation.on
         current = self.contexts.setdefault(by, 0)
         match operation.do:
-            case "allocate" | "create" | "create-pool" | "allocate-from-pool":
-                cell = Cell((by, operation.makes), outlives_owner=operation.do == "create")
+            case "allocate" | "create" | "create-fabric" | "create-pool" | "allocate-from-pool":
+                cell = Cell((by, operation.makes), outlives_owner=operation.do in ("create", "create-fabric"))
                 current = current if operation.do == "allocate" else NO_CONTEXT
                 self.memory.add(cell)
                 self.pointers[by, operation.makes] = cell, current
-            case "open" | "import" | "import-pool" | "import-pointer":
+            case "open" | "import" | "import-fabric" | "import-pool" | "import-pointer":
                 (cell,) = {cell for cell in self.memory if cell.owned and cell.owner[1] == on}
                 cell.users += 1
                 current = current if operation.do == "open" else NO_CONTEXT

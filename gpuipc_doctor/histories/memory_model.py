@@ -1,4 +1,4 @@
-"""What every process's memory must show, and which operation is legal next."""
+"""The reference model: which operations are legal, and what memory must contain."""
 
 from __future__ import annotations
 
@@ -9,34 +9,35 @@ from gpuipc_doctor.histories import legality
 from gpuipc_doctor.histories.operations import History, Operation, ProcessPlan
 
 FIRST_CONTEXT = 0
-"""Number of the context that a process has from its start."""
+"""Number of the context with which a process starts."""
 
 NO_CONTEXT = -1
-"""Of objects that outlive the context in which they were made."""
+"""Context number of objects that outlive their context."""
 
 
 @dataclass(slots=True, eq=False)
 class Storage:
-    """Device memory itself, however many objects lead to it."""
+    """One allocation of device memory, which any number of objects can refer to."""
 
     number: int
-    """Of the object that was allocated."""
+    """Number of the object that allocated it."""
     owner: int
     device: int
     nbytes: int
     stamp: int = 0
-    """Of the write whose contents it has; 0: not known."""
+    """Number of the write that filled the memory; 0 if unknown."""
+    fabric: bool = False
+    """Whether it is physical memory exported as a fabric handle instead of a descriptor."""
     freed: bool = False
-    """Freed by its owner, or its owner has ended. What is left may only be closed."""
+    """Whether the owner has freed the memory or has ended. Mappings of freed memory may only be closed."""
 
 
 @dataclass(slots=True, eq=False)
 class Thing:
     """An object of one process.
 
-    ``kind``: ``buffer``, or another's as a ``mapping``; ``physical`` memory, own or imported, and a
-    ``view`` of it; ``pool``, or another's as an ``imported-pool``; ``pool-memory``, or another's as
-    ``imported-memory``.
+    ``kind``: ``buffer``, or ``mapping`` for another process's buffer; ``physical`` memory, own or imported,
+    and a ``view`` of it; ``pool`` or ``imported-pool``; ``pool-memory`` or ``imported-memory``.
     """
 
     number: int
@@ -45,12 +46,12 @@ class Thing:
     storage: Storage
     context: int = FIRST_CONTEXT
     pool: Storage | None = None
-    """Of memory in a pool: what stands for that pool."""
+    """The pool from which the memory was allocated; it is an object of the same process."""
 
 
 @dataclass(slots=True, eq=False)
 class Process:
-    """A process that is alive."""
+    """A running process."""
 
     number: int
     plan: ProcessPlan
@@ -59,25 +60,51 @@ class Process:
 
 
 class Expected(NamedTuple):
-    """The contents that an operation reads or writes, 0 where they are not known, and their bytes."""
+    """The contents that an operation reads or writes (0 if unknown), and their size in bytes.
+
+    ``beside``: whether it is performed at the same time as operations of another process before it.
+    """
 
     stamp: int
     nbytes: int
+    beside: bool = False
 
 
 NOTHING = Expected(0, 0)
 
 GRANULE = 2 << 20
-"""Bytes of which physical memory is a multiple; CUDA and HIP alike."""
+"""Granularity of physical memory in bytes, for CUDA and HIP."""
 
 POOLED = {"pool", "imported-pool", "pool-memory", "imported-memory"}
 
 USABLE = {"buffer", "mapping", "view", "pool-memory", "imported-memory"}
-"""Kinds of objects that have an address."""
+"""Kinds of objects with an address."""
+
+
+AT_ONCE = 2
+"""Maximum processes that perform operations at the same time."""
+
+ALONE = {
+    "import",
+    "import-fabric",
+    "import-pool",
+    "import-pointer",
+    "free-open",
+    "kill",
+    "fork",
+    "idle",
+    "rest",
+}
+"""Operations during which other processes are idle, because two processes or all take part in them."""
+
+ENDS = {"free", "free-to-pool", "destroy-pool"}
+WRITES = {"write", "copy", "copy-across-streams"}
+BEGINS = {"allocate", "create", "create-fabric", "create-pool", "allocate-from-pool"}
+"""Operations that change the memory of ``on`` or its contents; and operations that create memory."""
 
 
 class Model:
-    """The state after some operations. `illegal` and `apply` know each operation by its name."""
+    """The state after some operations. `illegal` and `apply` find their rule by the operation's name."""
 
     def __init__(self, history: History) -> None:
         self.backend = history.backend
@@ -87,9 +114,13 @@ class Model:
         self.ended: set[int] = set()
         self.things: dict[int, Thing] = {}
         self.made: set[int] = set()
+        self._group: dict[int, tuple[set[int], set[int]]] = {}
+        """Process → storages that it uses and those that it changes, in operations that may be performed at
+        the same time."""
+        self._is_closed = False
 
     def illegal(self, operation: Operation) -> str:
-        """Why the operation must not come next, in words; empty where it may."""
+        """Why the operation is not valid now; empty if it is valid."""
         if operation.by in self.ended or operation.by not in self.plans:
             return f"process {operation.by} has ended"
         if operation.makes and operation.makes in self.made:
@@ -98,14 +129,58 @@ class Model:
         return why
 
     def apply(self, operation: Operation) -> Expected:
-        """Take a legal operation in."""
+        """Update the state for a valid operation; returns the expected data."""
         process = self.processes.get(operation.by)
         if process is None:
             process = self.processes[operation.by] = Process(operation.by, self.plans[operation.by])
         if operation.makes:
             self.made.add(operation.makes)
+        beside = operation.beside and self.joins(operation)
+        if not beside and self._group.keys() != {operation.by}:
+            self._group, self._is_closed = {}, False
+        used, changed = self._group.setdefault(operation.by, (set(), set()))
+        if operation.do in ALONE:
+            self._is_closed = True  # nothing joins its process's operations, before or after it
+        else:
+            uses, changes = self._touched(operation)
+            used |= uses
+            changed |= changes
         expected: Expected | None = getattr(self, f"_{operation.do.replace('-', '_')}")(operation, process)
+        if beside:
+            return (expected or NOTHING)._replace(beside=True)
         return expected or NOTHING
+
+    # -- at the same time ---------------------------------------------------------------------------------
+
+    def joins(self, operation: Operation) -> bool:
+        """Whether another process may still be performing the latest operations while this one begins.
+
+        In any order they must mean the same: no process may change memory, or its contents, that another
+        uses. What a process does follows its own order in any case.
+        """
+        others = [touched for by, touched in self._group.items() if by != operation.by]
+        if self._is_closed or not 0 < len(others) < AT_ONCE or operation.do in ALONE:
+            return False
+        uses, changes = self._touched(operation)
+        return all(
+            changes.isdisjoint(used) and changed.isdisjoint(changes) and changed.isdisjoint(uses)
+            for used, changed in others
+        )
+
+    def _touched(self, operation: Operation) -> tuple[set[int], set[int]]:
+        """The numbers of the storages that an operation uses, and of those that it changes."""
+        do, things = operation.do, self.things
+        if do == "end-context":
+            return set(), {thing.storage.number for thing in self._in_context(operation.by, operation.on)}
+        uses = {things[number].storage.number for number in (operation.on, operation.of) if number in things}
+        if do in BEGINS:
+            return uses, {operation.makes}
+        if do in ENDS:
+            return set(), uses
+        if do in WRITES:
+            changes = {things[operation.on].storage.number}
+            return uses - changes, changes
+        return uses, set()
 
     def allows(self, case: str, *values: str) -> bool:
         return legality.value(self.backend, case) in (values or (legality.LEGAL,))
@@ -116,8 +191,10 @@ class Model:
         return [thing for thing in self.things.values() if thing.kind in kinds]
 
     def others_of(self, thing: Thing) -> list[Thing]:
-        """What else leads to the memory of an object."""
-        return [one for one in self.things.values() if one.storage is thing.storage and one is not thing]
+        """Other objects that refer to the same memory."""
+        return [
+            other for other in self.things.values() if other.storage is thing.storage and other is not thing
+        ]
 
     def _own(self, operation: Operation, *kinds: str) -> Thing | None:
         thing = self.things.get(operation.on)
@@ -133,12 +210,12 @@ class Model:
         self.things[number] = Thing(number, kind, operation.by, storage, NO_CONTEXT, pool)
 
     def _reaches(self, operation: Operation, storage: Storage) -> bool:
-        """Whether the process's device is the memory's, or has peer access to it."""
+        """Whether the process's device is the memory's device or has peer access to it."""
         device = self.plans[operation.by].device
         return device == storage.device or (storage.device, device) in self.peers
 
     def _end_things(self, things: list[Thing]) -> None:
-        """Objects that go without being closed or freed, and the memory that goes with them."""
+        """Remove objects that end without a close or free, with their memory."""
         for thing in things:
             del self.things[thing.number]
             if thing.kind in ("buffer", "pool", "pool-memory"):
@@ -147,7 +224,7 @@ class Model:
     # -- buffers and legacy handles -----------------------------------------------------------------------
 
     def _may_allocate(self, operation: Operation) -> str:
-        return "" if operation.makes and operation.nbytes > 0 else "it makes no object, or one of no size"
+        return "" if operation.makes and operation.nbytes > 0 else "needs a new object of at least one byte"
 
     def _allocate(self, operation: Operation, process: Process) -> None:
         storage = Storage(operation.makes, operation.by, process.plan.device, operation.nbytes)
@@ -162,38 +239,39 @@ class Model:
     def _may_open(self, operation: Operation) -> str:
         buffer = self.things.get(operation.on)
         if buffer is None or buffer.kind != "buffer" or not operation.makes:
-            return f"there is no buffer {operation.on}"
+            return f"no buffer {operation.on}"
         if buffer.by == operation.by:
-            return "a process opens no handle of its own"
+            return "a process cannot open its own handle"
         if not self._reaches(operation, buffer.storage):
-            return "its device cannot reach the memory"
+            return "the process's device cannot access the memory"
         if self._beside_stale(operation, buffer):
-            return "it may lie where freed memory lay that is still open"
+            return "the buffer may reuse the address of freed memory that is still open"
         if not self.allows("open an exporter's memory in a second context"):
             process = self.processes.get(operation.by)
             current = process.current if process else FIRST_CONTEXT
             elsewhere = any(
-                one.by == operation.by
-                and one.kind == "mapping"
-                and one.context != current
-                and (one.storage.owner, one.storage.device) == (buffer.storage.owner, buffer.storage.device)
-                for one in self.things.values()
+                thing.by == operation.by
+                and thing.kind == "mapping"
+                and thing.context != current
+                and (thing.storage.owner, thing.storage.device)
+                == (buffer.storage.owner, buffer.storage.device)
+                for thing in self.things.values()
             )
             if elsewhere:
                 return f"memory of process {buffer.by} is open in another context of process {operation.by}"
         return ""
 
     def _beside_stale(self, operation: Operation, buffer: Thing) -> bool:
-        """Whether the process still has freed memory of the same exporter open, and both are small."""
+        """Whether the process still has freed memory of this exporter open, and both memories are small."""
         if self.allows("open small memory beside a stale mapping of small memory"):
             return False
         return buffer.storage.nbytes < GRANULE and any(
-            one.by == operation.by
-            and one.kind == "mapping"
-            and one.storage.freed
-            and one.storage.owner == buffer.by
-            and one.storage.nbytes < GRANULE
-            for one in self.things.values()
+            thing.by == operation.by
+            and thing.kind == "mapping"
+            and thing.storage.freed
+            and thing.storage.owner == buffer.by
+            and thing.storage.nbytes < GRANULE
+            for thing in self.things.values()
         )
 
     def _open(self, operation: Operation, process: Process) -> None:
@@ -208,18 +286,20 @@ class Model:
     def _may_free(self, operation: Operation) -> str:
         if not (buffer := self._own(operation, "buffer")):
             return _no_such(operation, "buffer")
-        return "it is open in another process" if self.others_of(buffer) else ""
+        return "the buffer is open in another process" if self.others_of(buffer) else ""
 
     def _free(self, operation: Operation, process: Process) -> None:
         self._end_things([self.things[operation.on]])
 
     def _may_free_open(self, operation: Operation) -> str:
-        """The same where it is open elsewhere: as registration caches of MPI libraries have it."""
+        """As `_may_free`, but the buffer must be open in another process, as with registration caches of MPI
+        libraries.
+        """
         if not (buffer := self._own(operation, "buffer")):
             return _no_such(operation, "buffer")
         if not self.allows("free memory that is open elsewhere", legality.LEGAL, legality.DECLARED):
-            return "no memory is freed that is open elsewhere"
-        return "" if self.others_of(buffer) else "it is not open elsewhere"
+            return "memory that is open in another process must not be freed"
+        return "" if self.others_of(buffer) else "the buffer is not open in another process"
 
     _free_open = _free
 
@@ -228,10 +308,10 @@ class Model:
     def _may_use(self, operation: Operation) -> str:
         if not (thing := self._own(operation, *USABLE)):
             return _no_such(operation, "memory")
-        return "its memory was freed" if thing.storage.freed else ""
+        return "the memory was freed" if thing.storage.freed else ""
 
     def _may_write(self, operation: Operation) -> str:
-        return self._may_use(operation) or ("" if operation.stamp else "a write has a stamp")
+        return self._may_use(operation) or ("" if operation.stamp else "a write needs a stamp")
 
     def _write(self, operation: Operation, process: Process) -> Expected:
         storage = self.things[operation.on].storage
@@ -253,7 +333,7 @@ class Model:
         to = self.things[operation.on]
         contexts = {to.context, source.context} - {NO_CONTEXT}
         if source.storage is to.storage or len(contexts) > 1:
-            return "it copies between two memories of one context"
+            return "a copy needs two buffers of one context"
         return "" if source.storage.nbytes == to.storage.nbytes else "sizes differ"
 
     def _copy(self, operation: Operation, process: Process) -> Expected:
@@ -268,24 +348,37 @@ class Model:
 
     def _may_create(self, operation: Operation) -> str:
         granules, rest = divmod(operation.nbytes, GRANULE)
-        return "" if operation.makes and granules > 0 and not rest else "physical memory is whole granules"
+        return "" if operation.makes and granules > 0 and not rest else "the size is no granule multiple"
 
     def _create(self, operation: Operation, process: Process) -> None:
         storage = Storage(operation.makes, operation.by, process.plan.device, operation.nbytes)
         self._add_shared(operation, "physical", storage)
 
-    def _may_import(self, operation: Operation) -> str:
+    def _create_fabric(self, operation: Operation, process: Process) -> None:
+        self._create(operation, process)
+        self.things[operation.makes].storage.fabric = True
+
+    _may_create_fabric = _may_create
+
+    def _may_import(self, operation: Operation, *, fabric: bool = False) -> str:
         memory = self.things.get(operation.on)
         if memory is None or memory.kind != "physical" or memory.number != memory.storage.number:
-            return f"there is no exportable memory {operation.on}"
+            return f"no exportable memory {operation.on}"
+        if memory.storage.fabric is not fabric:
+            return "the memory is exported by fabric handle" if memory.storage.fabric else "no fabric handle"
         if memory.by == operation.by or not operation.makes:
-            return "a process imports no memory of its own"
-        return "" if self._reaches(operation, memory.storage) else "its device cannot reach the memory"
+            return "a process cannot import its own memory"
+        return "" if self._reaches(operation, memory.storage) else "no access to the memory's device"
 
     def _import(self, operation: Operation, process: Process) -> Expected:
         storage = self.things[operation.on].storage
         self._add_shared(operation, "physical", storage)
         return Expected(0, storage.nbytes)
+
+    def _may_import_fabric(self, operation: Operation) -> str:
+        return self._may_import(operation, fabric=True)
+
+    _import_fabric = _import
 
     def _may_map(self, operation: Operation) -> str:
         has = self._own(operation, "physical") and operation.makes
@@ -309,7 +402,7 @@ class Model:
 
     # -- pools --------------------------------------------------------------------------------------------
 
-    # Whether pool memory and its streams outlive a context, no source says: such a process has one context.
+    # No source says whether pool memory and its streams outlive a context: such a process has one context.
 
     def _one_context(self, operation: Operation) -> bool:
         process = self.processes.get(operation.by)
@@ -322,7 +415,7 @@ class Model:
         return (
             ""
             if operation.makes and self._one_context(operation)
-            else "it makes no pool, or has two contexts"
+            else "needs a new pool and a process with one context"
         )
 
     def _create_pool(self, operation: Operation, process: Process) -> None:
@@ -335,8 +428,8 @@ class Model:
         if not self._one_context(operation):
             return f"process {operation.by} has two contexts"
         if any(other.by == operation.by for other in self.others_of(pool)):
-            return "it is imported already"
-        return "" if self._reaches(operation, pool.storage) else "its device cannot reach the memory"
+            return "the pool is already imported"
+        return "" if self._reaches(operation, pool.storage) else "no access to the memory's device"
 
     def _import_pool(self, operation: Operation, process: Process) -> Expected:
         storage = self.things[operation.on].storage
@@ -354,11 +447,11 @@ class Model:
     def _may_import_pointer(self, operation: Operation) -> str:
         memory, pool = self.things.get(operation.on), self.things.get(operation.of)
         if memory is None or memory.kind != "pool-memory" or not operation.makes:
-            return f"there is no pool memory {operation.on}"
+            return f"no pool memory {operation.on}"
         if pool is None or (pool.by, pool.kind, pool.storage) != (operation.by, "imported-pool", memory.pool):
-            return f"process {operation.by} has not imported its pool"
+            return f"process {operation.by} has not imported the memory's pool"
         if any(other.by == operation.by for other in self.others_of(memory)):
-            return "it is imported already"
+            return "the memory is already imported"
         return ""
 
     def _import_pointer(self, operation: Operation, process: Process) -> Expected:
@@ -370,7 +463,7 @@ class Model:
         if not (memory := self._own(operation, "pool-memory", "imported-memory")):
             return _no_such(operation, "pool memory")
         imported = memory.kind == "pool-memory" and self.others_of(memory)
-        return "another process has it imported" if imported else ""
+        return "another process has imported the memory" if imported else ""
 
     def _free_to_pool(self, operation: Operation, process: Process) -> None:
         self._end_things([self.things[operation.on]])
@@ -379,14 +472,14 @@ class Model:
         return "" if self._own(operation, "pool") else _no_such(operation, "pool")
 
     def _trim(self, operation: Operation, process: Process) -> None:
-        """What is free goes back to the device."""
+        """Release the pool's free memory to the device."""
 
     def _may_destroy_pool(self, operation: Operation) -> str:
         if not (pool := self._own(operation, "pool", "imported-pool")):
             return _no_such(operation, "pool")
         if any(thing.by == pool.by and thing.pool is pool.storage for thing in self.things.values()):
-            return "memory of it is still allocated"
-        return "another process has it imported" if pool.kind == "pool" and self.others_of(pool) else ""
+            return "memory of the pool is still allocated"
+        return "another process has imported the pool" if pool.kind == "pool" and self.others_of(pool) else ""
 
     def _destroy_pool(self, operation: Operation, process: Process) -> None:
         self._end_things([self.things[operation.on]])
@@ -405,7 +498,7 @@ class Model:
         if operation.on not in (process.contexts if process else [FIRST_CONTEXT]):
             return f"process {operation.by} has no context {operation.on}"
         if self._has_pool(operation):
-            return "it has a pool"
+            return "the process has a pool"
         ending = self._in_context(operation.by, operation.on)
         ends = self.allows("destroy a context ends what lives in it")
         if ends and any(thing.kind == "buffer" and self.others_of(thing) for thing in ending):
@@ -425,7 +518,11 @@ class Model:
 
     def _may_create_context(self, operation: Operation) -> str:
         return (
-            "it has a pool" if self._has_pool(operation) else "" if operation.makes else "it makes no context"
+            "the process has a pool"
+            if self._has_pool(operation)
+            else ""
+            if operation.makes
+            else "no new context"
         )
 
     def _create_context(self, operation: Operation, process: Process) -> None:
@@ -449,7 +546,7 @@ class Model:
             return ""
         own = (thing for thing in self.things.values() if thing.by == operation.by)
         shared = any(other.by != operation.by for thing in own for other in self.others_of(thing))
-        return "its memory is open in another process" if shared else ""
+        return "memory of the process is open in another process" if shared else ""
 
     def _kill(self, operation: Operation, process: Process) -> None:
         self._end_things([thing for thing in self.things.values() if thing.by == operation.by])
@@ -460,21 +557,21 @@ class Model:
         return "" if operation.by in self.processes else f"process {operation.by} has not started"
 
     def _fork(self, operation: Operation, process: Process) -> None:
-        """The child does nothing with the driver, as no vendor lets it."""
+        """Fork a child that makes no driver calls, since no vendor allows them."""
 
     _may_idle, _idle = _may_fork, _fork
 
     def _may_rest(self, operation: Operation) -> str:
         if operation.by not in self.processes:
             return f"process {operation.by} has not started"
-        return "something is still open" if self.things else ""
+        return "the process still has objects" if self.things else ""
 
     def _rest(self, operation: Operation, process: Process) -> None:
-        """Look at what the process has of descriptors, threads and memory. Nothing is allocated anywhere."""
+        """Read the process's descriptors, threads and memory while nothing is allocated in any process."""
 
 
 def legal(history: History) -> list[Operation]:
-    """The operations that are legal when what is not has been left out."""
+    """The operations that remain valid when invalid ones are omitted."""
     model, kept = Model(history), list[Operation]()
     for operation in history.operations:
         if not model.illegal(operation):

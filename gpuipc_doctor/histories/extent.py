@@ -1,0 +1,49 @@
+"""How much the checks of histories do in each tier, and what their options and results have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from zlib import crc32
+
+from gpuipc_doctor.api import Context, Json, Tier, Worker
+
+SEED = 6
+"""In the acceptance tier every node performs the same operations."""
+
+TIME_S, SOAK_S = 20.0, 600.0
+"""Seconds. A node that needs longer has performed fewer operations, and the PASS reports this."""
+
+UNBOUNDED = 10**9
+"""Operations of a run that ends by time."""
+
+OPTIONS: Mapping[str, Json] = {
+    "seed": {"type": "integer", "minimum": 0},
+    "operations": {"type": "integer", "minimum": 1},
+    "seconds": {"type": "number", "exclusiveMinimum": 0},
+    "history": {"type": "object"},  # of a history file: `gpuipc-doctor replay`
+}
+
+REPLAY = "replay it from the JSON report: gpuipc-doctor replay FILE"
+
+
+def extent(ctx: Context, operations: int, runs: int = 1) -> dict[str, Json]:
+    """Params of a probe: its seed (None: an individual seed), its operations and the seconds of each run.
+
+    ``operations``: those of the acceptance tier.
+    """
+    seed, number, time_s = (None, UNBOUNDED, SOAK_S) if ctx.tier is Tier.SOAK else (SEED, operations, TIME_S)
+    return {
+        "seed": ctx.options.get("seed", seed),
+        "operations": ctx.options.get("operations", number),
+        "time_s": ctx.within_budget(ctx.options.get("seconds", time_s)) / runs,
+    }
+
+
+def own_seed(w: Worker) -> int:
+    """A seed that differs between nodes and runs."""
+    return crc32(f"{w.node} {w.clock()!r}".encode())
+
+
+def is_complete(figures: Mapping[str, Json]) -> bool:
+    """Whether a run performed all planned operations, or was planned to end by time."""
+    return bool(figures["operations"] >= figures["wanted"] or figures["wanted"] == UNBOUNDED)

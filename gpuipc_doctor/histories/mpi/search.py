@@ -1,0 +1,328 @@
+"""Shrink a history on which ranks disagree with the model, over several launches.
+
+A launch tries several histories and ends at the first that fails, so its histories are those that the
+shrinker would try next if none failed. The state is a `Search`, passed from probe to probe as JSON; the state
+and the last launch's result determine the next probe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+
+from gpuipc_doctor.histories import results
+from gpuipc_doctor.histories.leaks import CERTAIN, repeated
+from gpuipc_doctor.histories.mpi.message_generator import Generator
+from gpuipc_doctor.histories.mpi.message_model import OF_ALL, Message, Model, Receive, legal
+from gpuipc_doctor.histories.mpi.performer import Steps
+from gpuipc_doctor.histories.operations import Disagreement, History, Operation
+from gpuipc_doctor.histories.shrink import renumber, shrink
+from gpuipc_doctor.model import Ending, Json, ProbeOutcome
+
+SEARCH_S = 40.0
+"""Seconds after which only the shortest failing history is tried once more."""
+
+MOST_LAUNCHES = 30
+"""Maximum launches of a search; the engine allows 40 follow-up probes."""
+
+AT_ONCE = 12
+"""Histories per launch."""
+
+LOOP = 20
+"""Repetitions of the failing epoch if it does not fail alone."""
+
+LATEST_EPOCHS = 20
+"""Number of last epochs that are replayed together."""
+
+_WHAT = {
+    Ending.HUNG: "hang",
+    Ending.UNKILLABLE: "hang",
+    Ending.CRASHED: "crash",
+    Ending.DRIVER_ERROR: "error",
+}
+
+
+def steps_of(history: History) -> Steps:
+    """The valid operations of a history, each with its expected result."""
+    whole = repeated(history) if history.times > 1 else history
+    model = Model(whole)
+    return [(operation, model.apply(operation)) for operation in legal(whole)]
+
+
+# -- how a probe ended ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """A disagreement. ``trying``: index of the failed history among those of the launch."""
+
+    trying: int
+    disagreement: Disagreement
+
+
+def met(ended: ProbeOutcome) -> Met | None:
+    """The first disagreement of ranks and model; None if there was none, or if it is unknown."""
+    if ended.completed:
+        found = [rank["wrong"] for rank in ended.records.values() if rank.get("wrong")]
+        if not found:
+            return None
+        first = min(found, key=lambda wrong: (wrong["trying"], wrong["at"]))
+        return Met(
+            first["trying"],
+            Disagreement(first["at"], "data", first["do"], "", first["call"], first["says"]),
+        )
+    role = ended.roles.get(ended.blamed or "")
+    what = _WHAT.get(role.ending) if role else None
+    if role is None or what is None or not role.operation or "at" not in role.records:
+        return None
+    if what == "hang":  # if ranks wait for each other, the earliest pending operation was lost
+        waiting = [role for role in ended.roles.values() if role.operation and "at" in role.records]
+        role = min(waiting, key=lambda one: (one.records["trying"], one.records["at"]))
+    records = role.records
+    if role.fault:
+        name = role.fault.name.partition(", error stack")[0].partition("\n")[0]  # MPICH appends addresses
+        says = f"{role.operation} returned {name}"
+    elif what == "hang":
+        name, says = "", f"{role.operation} hung"
+    else:
+        name = role.signal or f"exit {role.exit_code}"
+        says = f"{role.operation} ended the process: {name}"
+    at = Disagreement(records["at"], what, records["do"], name, role.operation, f"{role.role}: {says}")
+    return Met(records["trying"], at)
+
+
+def _alike(one: Disagreement, other: Disagreement) -> bool:
+    return (one.what, one.name) == (other.what, other.name)
+
+
+# -- what is known ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """The state of a search. ``stage``: ``again``, ``shrink``, ``confirm`` or ``replay``."""
+
+    first: Disagreement | None
+    """The disagreement in the random run; None in a replay that the user requested."""
+    explored: Json
+    """Figures of the run in which the history was found."""
+    candidates: tuple[History, ...]
+    """Histories that may fail in fresh ranks, likeliest first."""
+    stage: str = "again"
+    number: int = 0
+    """Index of the candidate that is being tried, or that has failed again."""
+    base: History | None = None
+    """The candidate that failed in fresh ranks, up to the failing operation."""
+    at: int = 0
+    """Index of the operation in ``base`` that failed."""
+    answers: tuple[int | None, ...] = ()
+    """For each history that the shrinker tried: index of the failing operation; None if it passed."""
+    shortest: History | None = None
+    launches: int = 0
+    spent_s: float = 0.0
+
+    @property
+    def tries(self) -> tuple[History, ...]:
+        """The histories to try in the next launch."""
+        if self.stage == "again":
+            return (self.candidates[self.number],)
+        if self.stage == "shrink":
+            return self._asked()[1]
+        assert self.shortest is not None
+        return (self.shortest,)
+
+    def _asked(self) -> tuple[History, tuple[History, ...]]:
+        """The shortest failing history so far, and those to try next; empty if none can be shorter."""
+        assert self.base is not None
+        base, known = self.base, list(self.answers)
+        best: Sequence[Operation] = base.operations
+        asked: list[list[Operation]] = []
+        answered: dict[tuple[Operation, ...], Sequence[Operation] | None] = {tuple(best): best}
+
+        def fails(operations: Sequence[Operation]) -> Sequence[Operation] | None:
+            nonlocal best
+            kept = legal(base.of(operations))
+            key = tuple(kept)
+            if not kept or key in answered:
+                return answered.get(key)
+            answered[key] = None
+            if not known:
+                asked.append(kept)
+            elif (at := known.pop(0)) is not None:
+                answered[key] = best = kept if base.times > 1 else _up_to(base, kept, at)
+            return answered[key]
+
+        begin = next(filter(None, map(fails, _slices(base, self.at))), best) if base.times == 1 else best
+        shrink(begin, fails, lambda: len(asked) < AT_ONCE, keep_last=False)
+        return base.of(best), tuple(base.of(operations) for operations in asked)
+
+    def after(self, ended: ProbeOutcome) -> Search | None:
+        """The state after a launch; None when the search is complete."""
+        now = replace(self, launches=self.launches + 1, spent_s=self.spent_s + ended.elapsed_s)
+        found = met(ended)
+        failed = found if found and self.first and _alike(found.disagreement, self.first) else None
+        match self.stage:
+            case "again":
+                if failed:
+                    history = self.candidates[self.number]
+                    operations = [operation for operation, _ in steps_of(replace(history, times=1))]
+                    at = failed.disagreement.at
+                    if history.times == 1:
+                        operations = list(_up_to(history, operations, at))
+                        at = min(at, len(operations) - 1)
+                    return replace(now, stage="shrink", base=history.of(operations), at=at)._onwards()
+                if self.number + 1 < len(self.candidates):
+                    return replace(now, number=self.number + 1)
+                return None
+            case "shrink":
+                tried = len(self._asked()[1])
+                answers: list[int | None] = [None] * (failed.trying if failed else tried)
+                if failed:
+                    answers.append(failed.disagreement.at)
+                return replace(now, answers=(*self.answers, *answers))._onwards()
+        return None
+
+    def _onwards(self) -> Search:
+        """Go to the ``confirm`` stage when no history is left to try or the time is over."""
+        best, asked = self._asked()
+        if asked and self.launches < MOST_LAUNCHES and self.spent_s < SEARCH_S:
+            return self
+        return replace(self, stage="confirm", shortest=renumber(best, processes=False))
+
+
+def _up_to(history: History, performed: Sequence[Operation], at: int) -> Sequence[Operation]:
+    """The operations up to the failing one; all performed ones if those are no complete history."""
+    cut = legal(history.of(performed[: at + 1]))
+    return cut if cut and cut[-1] == performed[at] else performed
+
+
+def _slices(history: History, at: int) -> Iterator[Sequence[Operation]]:
+    """Candidates around the failing operation: its messages alone, then all messages between its ranks."""
+    steps = steps_of(history)
+    operations = [operation for operation, _ in steps]
+    messages = [part for part in steps[at][1].parts if isinstance(part, Message)]
+    messages += [part.message for part in steps[at][1].parts if isinstance(part, Receive) and part.message]
+    if not messages:
+        return
+    places = {at, *(message.at for message in messages)}
+    places |= {message.receive.at for message in messages if message.receive}
+    yield [operations[place] for place in sorted(_with_needs(operations, places))]
+    ranks = {rank for message in messages for rank in (message.sent.by, message.sent.peer)}
+    yield [
+        operation
+        for operation in operations
+        if operation.do in OF_ALL or {operation.by, operation.peer or operation.by} <= ranks
+    ]
+
+
+def _with_needs(operations: Sequence[Operation], places: set[int]) -> set[int]:
+    """These indices, and the indices of operations that created the objects which they use."""
+    made = {operation.makes: place for place, operation in enumerate(operations) if operation.makes}
+    while True:
+        used = {number for place in places for number in _used(operations[place])}
+        needed = {made[number] for number in used if number in made}
+        if needed <= places:
+            return places
+        places = places | needed
+
+
+def _used(operation: Operation) -> tuple[int, ...]:
+    return (operation.on, operation.of, operation.within)
+
+
+def _since(generator: Generator, made: Sequence[Operation], begin: int) -> History:
+    """The operations from index ``begin`` on, and the earlier ones that made objects they use."""
+    places = _with_needs(made, set(range(begin, len(made))))
+    return generator.history.of([made[place] for place in sorted(places)])
+
+
+def begin(generator: Generator, found: Met, explored: Json, operations: int) -> Search:
+    """Start a search after a random history failed. ``generator`` can regenerate the same history."""
+    made, begins, at = list[Operation](), [0], found.disagreement.at
+    while len(made) <= at and len(made) < operations:
+        begins.append(len(made))
+        made += [operation for operation, _ in generator.epoch()]
+
+    epoch, whole = (
+        _since(generator, made, begin) for begin in (begins[-1], begins[max(len(begins) - LATEST_EPOCHS, 0)])
+    )
+    candidates = (epoch, replace(epoch, times=LOOP), *([whole] if whole != epoch else []))
+    return Search(found.disagreement, explored, candidates)
+
+
+# -- what is left ------------------------------------------------------------------------------------------
+
+
+FEWEST_RISES = 3
+"""Rises of a figure in the last third of the epochs that are suspicious if it never falls there."""
+
+
+def losing_epoch(usages: Collection[Mapping[str, Sequence[int]]]) -> int | None:
+    """Index of an epoch to repeat, because the usage of a rank rises; None if no rank's does.
+
+    ``usages``: of each rank, its figures after each epoch. It is the epoch with the greatest rise.
+    """
+    for name in dict.fromkeys(name for usage in usages for name in usage):
+        of_ranks = [usage[name] for usage in usages if name in usage]
+        if any(map(_keeps_rising, of_ranks)):
+            rises = [
+                (later - earlier, at)
+                for figures in of_ranks
+                for at, (earlier, later) in enumerate(pairwise(figures), 1)
+                if at >= len(figures) // 3
+            ]
+            return max(rises)[1]
+    return None
+
+
+def _keeps_rising(figures: Sequence[int]) -> bool:
+    """Whether the last third lies above the third before it, or rises several times and never falls."""
+    third = len(figures) // 3
+    if third <= FEWEST_RISES:
+        return False
+    last, before = figures[-third:], figures[third:-third]
+    rises = [later - earlier for earlier, later in pairwise(last)]
+    never_falls = min(rises) >= 0 and sum(rise > 0 for rise in rises) >= FEWEST_RISES
+    return min(last) > max(before) or never_falls
+
+
+def repeat(generator: Generator, epoch: int, explored: Json) -> Search:
+    """Repeat an epoch so often that a loss with each repetition is certain."""
+    made, begin = list[Operation](), 0
+    for _ in range(epoch + 1):
+        begin = len(made)
+        made += [operation for operation, _ in generator.epoch()]
+    history = renumber(_since(generator, made, begin), processes=False)
+    return Search(None, explored, (), "replay", shortest=replace(history, times=CERTAIN))
+
+
+# -- as JSON ----------------------------------------------------------------------------------------------
+
+
+_PLAIN = ("stage", "number", "at", "launches", "spent_s", "explored")
+
+
+def to_json(search: Search) -> Json:
+    return {
+        **{name: getattr(search, name) for name in _PLAIN},
+        "first": search.first and asdict(search.first),
+        "candidates": [results.history_to_json(history) for history in search.candidates],
+        "base": search.base and results.history_to_json(search.base),
+        "answers": list(search.answers),
+        "shortest": search.shortest and results.history_to_json(search.shortest),
+    }
+
+
+def from_json(data: Json) -> Search:
+    """The inverse of `to_json`."""
+    return Search(
+        **{
+            **data,
+            "first": data["first"] and Disagreement(**data["first"]),
+            "candidates": tuple(map(results.history_from_json, data["candidates"])),
+            "base": data["base"] and results.history_from_json(data["base"]),
+            "answers": tuple(data["answers"]),
+            "shortest": data["shortest"] and results.history_from_json(data["shortest"]),
+        }
+    )

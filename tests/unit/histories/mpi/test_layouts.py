@@ -1,0 +1,33 @@
+"""Where the bytes of a message lie, against a list of their places."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuipc_doctor.histories.mpi.layouts import BLANK, LAYOUTS, Layout
+
+SIZES = (0, 8, 9, 256, 768)
+
+
+def places(layout: Layout, nbytes: int) -> list[int]:
+    """The offset of each byte of a message, in order."""
+    if layout.block:
+        blocks = range(nbytes // layout.block)
+        return [layout.begin + n * layout.stride + i for n in blocks for i in range(layout.block)]
+    first = nbytes // 3 if layout.split else nbytes
+    return [layout.begin + i + (layout.split if i >= first else 0) for i in range(nbytes)]
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+@pytest.mark.parametrize("nbytes", SIZES)
+@pytest.mark.parametrize("came", [0, 1, 5, 8, 200, 768])
+def test_message_lies_at_its_places_and_nothing_elsewhere(kind: str, nbytes: int, came: int) -> None:
+    layout = LAYOUTS[kind]
+    if not layout.fits(nbytes):
+        return
+    data = bytes(1 + i % 99 for i in range(min(came, nbytes)))
+    total = layout.extent(nbytes) + 64
+    wanted = bytearray([BLANK]) * total
+    for place, byte in zip(places(layout, nbytes), data, strict=False):
+        wanted[place] = byte
+    assert layout.spread(data, nbytes, total) == bytes(wanted)

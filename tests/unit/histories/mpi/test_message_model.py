@@ -1,0 +1,168 @@
+"""The model of messages against a trivial MPI in which ranks and messages come in any order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+from gpuipc_doctor.histories.mpi.message_generator import REPEATS, Generator
+from gpuipc_doctor.histories.mpi.message_model import OF_ALL, Model, Receive, legal
+from gpuipc_doctor.histories.mpi.message_steps import SENTENCES, step
+from gpuipc_doctor.histories.operations import MPI, History, Operation, ProcessPlan
+from tests.unit.histories.mpi.trivial_mpi import TrivialMpi
+
+EPOCHS = 6
+
+
+def made(ranks: int, seed: int, epochs: int = EPOCHS) -> tuple[Generator, list[Operation]]:
+    generator = Generator("cuda", ranks, seed, (8192, 65536))
+    return generator, [operation for _ in range(epochs) for operation, _ in generator.epoch()]
+
+
+def expected(history: History) -> dict[int, list[int]]:
+    """In a rank's order, the stamps of the messages that its completed receives get."""
+    model = Model(history)
+    steps = [(operation, model.apply(operation)) for operation in history.operations]
+    assert not model.unmatched()
+    received: dict[int, list[int]] = {rank: [] for rank in model.ranks}
+    for operation, outcome in steps:
+        for part in outcome.parts:
+            completes = operation.do in ("recv", "sendrecv", "wait", "test", "receive-matched")
+            if completes and isinstance(part, Receive):
+                assert part.message is not None
+                received[operation.by].append(part.message.sent.stamp)
+    return received
+
+
+@pytest.mark.parametrize("seed", range(3, 21, 3))
+def test_every_epoch_ends_and_messages_are_repeated(seed: int) -> None:
+    """No rank waits for a message of any source that no other rank may send any more."""
+    for ranks in (3, 4):
+        generator, operations = made(ranks, seed, epochs=40)
+        received = Counter(
+            (operation.by, operation.on, operation.nbytes)
+            for operation in operations
+            if operation.do == "recv"
+        )
+        assert max(received.values()) >= REPEATS
+        assert not generator.model.unmatched()
+
+
+def without_wait_all(operations: Sequence[Operation]) -> list[Operation]:
+    """The same, in which what nothing waits for ends with the history."""
+    return [operation for operation in operations if operation.do != "wait-all"]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("seed", range(6))
+def test_generated_history_ends_and_matches_as_modelled_in_any_order(ranks: int, seed: int) -> None:
+    generator, operations = made(ranks, seed)
+    history = generator.history.of(legal(generator.history.of(without_wait_all(operations))))
+    wanted = expected(history)
+    for order in range(8):
+        mpi = TrivialMpi(history.operations, sorted(history.processes), Random(order))
+        mpi.run()
+        assert mpi.received == wanted
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_part_of_a_history_ends_and_matches_as_modelled_in_any_order(seed: int) -> None:
+    """What a shrinker leaves: any operations may be gone."""
+    random = Random(seed)
+    generator, operations = made(3, seed, 1)
+    for _ in range(20):
+        part = [operation for operation in without_wait_all(operations) if random.random() < 0.8]
+        history = generator.history.of(legal(generator.history.of(part)))
+        wanted = expected(history)
+        mpi = TrivialMpi(history.operations, sorted(history.processes), random)
+        mpi.run()
+        assert mpi.received == wanted
+
+
+def test_two_generators_of_one_seed_make_one_history() -> None:
+    assert made(3, 7)[1] == made(3, 7)[1]
+
+
+def test_every_operation_comes_and_has_a_sentence() -> None:
+    done = Counter(operation.do for seed in range(6) for operation in made(3, seed)[1])
+    assert set(done) == set(SENTENCES)
+    assert all("{" not in step(operation) for operation in made(3, 0)[1])
+
+
+def test_every_operation_of_all_is_one_of_the_model() -> None:
+    assert set(SENTENCES) > OF_ALL
+
+
+HISTORY = History("cuda", {number: ProcessPlan() for number in (1, 2, 3)}, check=MPI)
+BUFFERS = [Operation("allocate", by, makes=by, nbytes=64, kind="host") for by in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("operations", "why"),
+    [
+        (
+            [Operation("send", 1, on=1, nbytes=65, stamp=1, peer=2)],
+            "a message of 65 bytes does not fit buffer 1",
+        ),
+        ([Operation("send", 1, on=2, nbytes=8, stamp=1, peer=2)], "process 1 has no buffer 2"),
+        ([Operation("isend", 1, on=1, nbytes=8, stamp=1, peer=2)], "needs a new request"),
+        (
+            [
+                Operation("send", 1, on=1, nbytes=8, stamp=1, peer=2),
+                Operation("free", 1, on=1),
+            ],
+            "process 1 is blocked in its latest operation",
+        ),
+        (
+            [
+                Operation("isend", 1, on=1, makes=9, nbytes=8, stamp=1, peer=2),
+                Operation("free", 1, on=1),
+            ],
+            "the buffer is in use",
+        ),
+        (
+            [
+                Operation("isend", 1, on=1, makes=8, nbytes=8, stamp=1, peer=3),
+                Operation("isend", 2, on=2, makes=9, nbytes=8, stamp=2, peer=3),
+                Operation("recv", 3, on=3, nbytes=8),
+            ],
+            "messages of several ranks may match the receive",
+        ),
+        (
+            [
+                Operation("irecv", 3, on=3, makes=8, nbytes=8),
+                Operation("isend", 1, on=1, makes=9, nbytes=8, stamp=1, peer=3),
+                Operation("isend", 2, on=2, makes=10, nbytes=8, stamp=2, peer=3),
+            ],
+            "a receive from any source may match the message instead of another",
+        ),
+        ([Operation("probe", 2, peer=1)], "no such message"),
+    ],
+)
+def test_illegal_operation_is_refused(operations: list[Operation], why: str) -> None:
+    model = Model(HISTORY)
+    for operation in [*BUFFERS, *operations[:-1]]:
+        assert not model.illegal(operation)
+        model.apply(operation)
+    assert model.illegal(operations[-1]) == why
+
+
+def test_barrier_ends_the_doubt_about_any_source() -> None:
+    model = Model(HISTORY)
+    for operation in [
+        *BUFFERS,
+        Operation("isend", 1, on=1, makes=9, nbytes=8, stamp=1, peer=3),
+        Operation("recv", 3, on=3, nbytes=8),
+        Operation("barrier", 1),
+    ]:
+        assert not model.illegal(operation)
+        model.apply(operation)
+    assert not model.illegal(Operation("isend", 2, on=2, makes=10, nbytes=8, stamp=2, peer=3))
+
+
+def test_what_nothing_matches_is_left_out() -> None:
+    unmatched = Operation("isend", 1, on=1, makes=9, nbytes=8, stamp=1, peer=2)
+    assert legal(HISTORY.of([*BUFFERS, unmatched])) == BUFFERS

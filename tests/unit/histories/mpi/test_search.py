@@ -1,0 +1,186 @@
+"""From a disagreement to the shortest history that shows it, with ranks that are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from gpuipc_doctor.histories import results
+from gpuipc_doctor.histories.mpi import search as searching
+from gpuipc_doctor.histories.mpi.message_generator import Generator
+from gpuipc_doctor.histories.mpi.message_model import legal
+from gpuipc_doctor.histories.mpi.search import MOST_LAUNCHES, Met, Search, met, steps_of
+from gpuipc_doctor.histories.operations import Disagreement, History, Operation
+from gpuipc_doctor.model import Ending, Json, ProbeOutcome, RoleOutcome
+
+Fault = Callable[[Sequence[Operation]], int | None]
+"""The place of the operation that fails, None where none does."""
+
+EPOCHS = 10
+
+
+def ended(ending: Ending = Ending.COMPLETED, elapsed_s: float = 1.0, **records: Json) -> ProbeOutcome:
+    operation = "" if ending is Ending.COMPLETED else "MPI_Recv"
+    roles = {
+        "rank 0": RoleOutcome("rank 0", Ending.COMPLETED),
+        "rank 1": RoleOutcome("rank 1", ending, operation=operation, signal="SIGSEGV", records=records),
+    }
+    blamed = None if ending is Ending.COMPLETED else "rank 1"
+    return ProbeOutcome("", (), {}, roles, blamed, elapsed_s)
+
+
+def wrong(trying: int, at: int) -> ProbeOutcome:
+    return ended(
+        wrong={"trying": trying, "at": at, "do": "recv", "call": "MPI_Recv", "says": "the message is wrong"}
+    )
+
+
+def launch(tries: Sequence[History], fault: Fault) -> ProbeOutcome:
+    """What becomes of histories that are tried one after the other by fresh ranks."""
+    for number, history in enumerate(tries):
+        operations = [operation for operation, _ in steps_of(history)]
+        if (at := fault(operations)) is not None:
+            return wrong(number, at)
+    return ended()
+
+
+def found(fault: Fault) -> Search:
+    generator = Generator("cuda", 3, 1, (8192,))
+    operations = [operation for _ in range(EPOCHS) for operation, _ in generator.epoch()]
+    at = fault(operations)
+    assert at is not None
+    disagreement = Disagreement(at, "data", "recv", "", "MPI_Recv", "the message is wrong")
+    again = Generator("cuda", 3, 1, (8192,))
+    return searching.begin(again, Met(0, disagreement), {}, len(operations))
+
+
+def searched(fault: Fault) -> tuple[Search, int]:
+    """What it comes to, and the number of launches."""
+    search, launches = found(fault), 0
+    while True:
+        launches += 1
+        assert launches <= MOST_LAUNCHES + 5
+        travelled = searching.from_json(searching.to_json(search))
+        assert travelled == search
+        following = search.after(launch(search.tries, fault))
+        if following is None:
+            return search, launches
+        search = following
+
+
+def large_receive(operations: Sequence[Operation]) -> int | None:
+    places = (n for n, one in enumerate(operations) if one.do == "recv" and one.nbytes >= 8191)
+    return next(places, None)
+
+
+def fifth_derived(operations: Sequence[Operation]) -> int | None:
+    """The fifth of a history that sends in blocks."""
+    places = [n for n, one in enumerate(operations) if "send" in one.do and one.kind == "blocks-of-8"]
+    return places[4] if len(places) > 4 else None
+
+
+def fortieth(operations: Sequence[Operation]) -> int | None:
+    places = [n for n, one in enumerate(operations) if one.do == "recv"]
+    return places[39] if len(places) > 39 else None
+
+
+def test_fault_of_one_message_is_found_in_a_few_operations_and_launches() -> None:
+    search, launches = searched(large_receive)
+    assert search.stage == "confirm"
+    assert search.shortest is not None
+    assert [operation.do for operation in search.shortest.operations if operation.do != "allocate"] in (
+        [first, second] for first in ("send", "isend", "recv") for second in ("recv", "send")
+    )
+    assert len(search.shortest.operations) <= 4
+    assert launches < 12
+
+
+@pytest.mark.parametrize("fault", [fifth_derived, fortieth])
+def test_fault_that_comes_by_count_is_shown_by_what_counts(fault: Fault) -> None:
+    search, _ = searched(fault)
+    assert search.stage == "confirm"
+    assert search.shortest is not None
+    assert fault([operation for operation, _ in steps_of(search.shortest)]) is not None
+
+
+def test_every_history_that_is_tried_is_legal() -> None:
+    search = found(large_receive)
+    while search.stage != "confirm":
+        for history in search.tries:
+            assert legal(history) == list(history.operations)
+        following = search.after(launch(search.tries, large_receive))
+        assert following is not None
+        search = following
+
+
+def test_disagreement_that_never_comes_again_ends_the_search_without_a_history() -> None:
+    search, launches = found(large_receive), 0
+    while following := search.after(ended()):
+        search, launches = following, launches + 1
+    assert (search.base, search.shortest) == (None, None)
+    assert launches < 3
+
+
+def test_search_ends_in_time() -> None:
+    search = found(fortieth)
+    search = search.after(launch(search.tries, fortieth)) or search
+    while search.stage == "again":
+        following = search.after(launch(search.tries, fortieth))
+        assert following is not None
+        search = following
+    slow = search.after(ended(elapsed_s=1000.0))
+    assert slow is not None
+    assert slow.stage == "confirm"
+
+
+@pytest.mark.parametrize(
+    ("ending", "what", "name"),
+    [(Ending.HUNG, "hang", ""), (Ending.CRASHED, "crash", "SIGSEGV")],
+)
+def test_rank_that_did_not_end_is_a_disagreement(ending: Ending, what: str, name: str) -> None:
+    it = met(ended(ending, trying=2, at=7, do="recv"))
+    assert it is not None
+    assert (it.trying, it.disagreement.at) == (2, 7)
+    assert (it.disagreement.what, it.disagreement.name, it.disagreement.call) == (what, name, "MPI_Recv")
+
+
+def test_rank_that_ended_before_any_operation_is_none() -> None:
+    assert met(ended(Ending.CRASHED)) is None
+    assert met(ended()) is None
+
+
+def test_history_survives_as_json() -> None:
+    history = found(large_receive).candidates[0]
+    assert results.history_from_json(results.history_to_json(history)) == history
+
+
+FLAT, LATE = [34] * 24, [34] * 16 + [35, 37, 36, 40, 40, 41, 44, 43]
+
+
+@pytest.mark.parametrize(
+    ("usages", "epoch"),
+    [
+        ([{"descriptors": FLAT}, {"descriptors": LATE}], 19),
+        ([{"descriptors": FLAT}, {"descriptors": [34] * 13 + [58, 61, 87] + [88] * 8}, {}], 15),
+        ([{"descriptors": [*FLAT[:-4], 35, 36, 36, 37]}], 23),  # it began late
+        ([{"descriptors": FLAT, "addresses": [1 << 40, *[(1 << 40) + 4096] * 23]}], None),  # at the beginning
+        ([{"descriptors": [34] * 20 + [40, 34, 40, 34]}], None),  # what rises falls
+        ([{"descriptors": [34] * 20 + [40] * 4}], None),  # once
+        ([{"descriptors": [34, 40, 50]}], None),  # too few epochs
+        ([], None),
+    ],
+)
+def test_epoch_is_repeated_if_the_usage_of_a_rank_rises(
+    usages: list[dict[str, list[int]]], epoch: int | None
+) -> None:
+    assert searching.losing_epoch(usages) == epoch
+
+
+def test_repeated_epoch_is_a_history_that_needs_nothing_before_it() -> None:
+    epoch = searching.repeat(Generator("cuda", 3, 6, (8192,)), 5, {}).shortest
+    assert epoch is not None
+    assert epoch.times == 24
+    alone = replace(epoch, times=1)
+    assert [operation for operation, _ in steps_of(alone)] == list(epoch.operations)

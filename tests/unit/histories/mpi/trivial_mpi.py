@@ -1,0 +1,168 @@
+"""MPI's matching in memory, in any order of ranks and arrivals, with no send that is buffered.
+
+It knows nothing of the model: it has only what each rank is told to do, and so it shows whether a history
+ends, and what each receive gets, whatever the timing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from gpuipc_doctor.histories.mpi.message_model import ANY_SOURCE, ANY_TAG, OF_ALL
+from gpuipc_doctor.histories.operations import Operation
+
+
+class Deadlock(Exception):
+    """No rank can go on, and nothing is under way."""
+
+
+@dataclass(eq=False)
+class Sent:
+    source: int
+    to: int
+    tag: int
+    within: int
+    stamp: int
+    matched: bool = False
+
+
+@dataclass(eq=False)
+class Posted:
+    source: int
+    tag: int
+    within: int
+    got: Sent | None = None
+
+    def accepts(self, sent: Sent) -> bool:
+        return (
+            self.within == sent.within
+            and self.source in (ANY_SOURCE, sent.source)
+            and self.tag in (ANY_TAG, sent.tag)
+        )
+
+    @property
+    def matched(self) -> bool:
+        return self.got is not None
+
+
+@dataclass
+class TrivialMpi:
+    """Performs a history; ``received`` is, in a rank's order, the stamp that each receive got."""
+
+    operations: Sequence[Operation]
+    ranks: Sequence[int]
+    random: Random
+    received: dict[int, list[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.received = {rank: [] for rank in self.ranks}
+        self._programs = {
+            rank: deque(
+                operation for operation in self.operations if operation.by == rank or operation.do in OF_ALL
+            )
+            for rank in self.ranks
+        }
+        self._under_way: dict[tuple[int, int], deque[Sent]] = {}
+        self._arrived: dict[int, list[Sent]] = {rank: [] for rank in self.ranks}
+        self._posted: dict[int, list[Posted]] = {rank: [] for rank in self.ranks}
+        self._waiting: dict[int, list[Sent | Posted]] = {}
+        self._requests: dict[int, list[Sent | Posted]] = {}
+        self._persistent: dict[int, Operation] = {}
+        self._matched: dict[int, Sent] = {}
+        self._meeting: set[int] = set()
+
+    def run(self) -> None:
+        while any(self._programs.values()) or self._waiting:
+            moves = [("arrive", lane) for lane, sent in self._under_way.items() if sent]
+            moves += [("go", (rank, 0)) for rank in self.ranks if self._can_go(rank)]
+            if not moves:
+                raise Deadlock(self._waiting)
+            what, (first, second) = self.random.choice(moves)
+            if what == "arrive":
+                self._arrive(self._under_way[first, second].popleft())
+            else:
+                self._go(first)
+
+    def _can_go(self, rank: int) -> bool:
+        if rank in self._waiting:
+            return all(waiting.matched for waiting in self._waiting[rank])
+        if not self._programs[rank] or rank in self._meeting:
+            return False
+        operation = self._programs[rank][0]
+        if "probe" in operation.do:
+            return self._seen(operation) is not None
+        return True
+
+    def _seen(self, operation: Operation) -> Sent | None:
+        wants = Posted(operation.peer, operation.tag, operation.within)
+        return next((sent for sent in self._arrived[operation.by] if wants.accepts(sent)), None)
+
+    def _arrive(self, sent: Sent) -> None:
+        for posted in self._posted[sent.to]:
+            if posted.accepts(sent):
+                self._match(posted, sent)
+                self._posted[sent.to].remove(posted)
+                return
+        self._arrived[sent.to].append(sent)
+
+    def _match(self, posted: Posted, sent: Sent) -> None:
+        posted.got, sent.matched = sent, True
+
+    def _send(self, operation: Operation, stamp: int) -> Sent:
+        sent = Sent(operation.by, operation.peer, operation.tag, operation.within, stamp)
+        self._under_way.setdefault((sent.source, sent.to), deque()).append(sent)
+        return sent
+
+    def _post(self, operation: Operation) -> Posted:
+        posted = Posted(operation.peer, operation.tag, operation.within)
+        for sent in self._arrived[operation.by]:
+            if posted.accepts(sent):
+                self._arrived[operation.by].remove(sent)
+                self._match(posted, sent)
+                return posted
+        self._posted[operation.by].append(posted)
+        return posted
+
+    def _go(self, rank: int) -> None:
+        if rank in self._waiting:
+            for waiting in self._waiting.pop(rank):
+                if isinstance(waiting, Posted) and waiting.got:
+                    self.received[rank].append(waiting.got.stamp)
+            return
+        operation = self._programs[rank].popleft()
+        do = operation.do
+        if do in OF_ALL:
+            self._meeting.add(rank)
+            if len(self._meeting) == len(self.ranks):
+                self._meeting.clear()
+        elif do in ("send", "ssend"):
+            self._waiting[rank] = [self._send(operation, operation.stamp)]
+        elif do in ("isend", "issend"):
+            self._requests[operation.makes] = [self._send(operation, operation.stamp)]
+        elif do == "recv":
+            self._waiting[rank] = [self._post(operation)]
+        elif do == "irecv":
+            self._requests[operation.makes] = [self._post(operation)]
+        elif do == "sendrecv":
+            self._waiting[rank] = [self._post(operation), self._send(operation, operation.stamp)]
+        elif do.startswith("make-"):
+            self._persistent[operation.makes] = operation
+        elif do == "start":
+            again = self._persistent[operation.on]
+            starts = self._send(again, operation.stamp) if again.do == "make-send" else self._post(again)
+            self._requests[operation.on] = [starts]
+        elif do in ("wait", "test"):
+            self._waiting[rank] = self._requests.pop(operation.on)
+        elif do == "matched-probe":
+            seen = self._seen(operation)
+            assert seen is not None
+            self._arrived[rank].remove(seen)
+            self._matched[operation.makes] = seen
+        elif do == "receive-matched":
+            sent = self._matched.pop(operation.of)
+            posted = Posted(sent.source, sent.tag, sent.within)
+            self._match(posted, sent)
+            self._waiting[rank] = [posted]
