@@ -1,4 +1,4 @@
-"""From what was seen of an MPI library to the `MpiStack` that checks run on. Loads nothing."""
+"""From the survey of an MPI library to the `MpiStack` for checks. Loads nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpuipc_doctor.mpi.identity import identify
 from gpuipc_doctor.mpi.ranks import RankSetting
 
 COMPONENTS = frozenset({"mpich", "cray-mpich", "openmpi", "intel-mpi", "mvapich", "ucx"})
-"""The facts of the inventory that say which MPI library and which UCX are on a node."""
+"""Facts about the node's MPI libraries and UCX."""
 
 
 def launcher(
@@ -22,7 +22,7 @@ def launcher(
     nodes: int,
     hosts: Sequence[str] = (),
 ) -> locate.Launcher:
-    """How ranks start under the library of which ``seen`` is the survey. Raises `locate.NotFound`."""
+    """How ranks start under the surveyed library ``seen``. Raises `locate.NotFound`."""
     facts = seen["facts"]
     found = locate.find_launcher(
         identify(facts["version_text"]),
@@ -44,9 +44,9 @@ def stack(
     *,
     simulated: bool,
 ) -> MpiStack:
-    """The MPI that checks run on, and which backends' device pointers it takes.
+    """The MPI for checks, with the backends whose device pointers it accepts.
 
-    Simulated device memory is the host's, so on a simulated node an MPI that knows of no GPU takes it, too.
+    Simulated device memory is host memory, so on a simulated node every MPI accepts it.
     """
     facts = seen["facts"]
     identity = identify(facts["version_text"])
@@ -79,10 +79,10 @@ def stack(
 def in_use(
     facts: Iterable[Fact], stack: MpiStack, in_ranks: Collection[str] | None = None
 ) -> tuple[Fact, ...]:
-    """The inventory as this run's probes saw it: of MPI libraries, and of UCX, only the one in use.
+    """The inventory as used by this run's probes: without MPI libraries and UCX that were not in use.
 
-    What else is installed took no part, so nothing that a probe finds can speak for or against it.
-    ``in_ranks``: the fabric libraries (`loaded.fabric`) that ranks had loaded, where that is known.
+    The others took no part, so no probe is evidence for or against them. ``in_ranks``: the fabric libraries
+    (`loaded.fabric`) that ranks had loaded, if known.
     """
     used = {stack.family: stack.version, "ucx": stack.ucx}
     others = tuple(fact for fact in facts if fact.name not in COMPONENTS)
@@ -93,9 +93,9 @@ def in_use(
 def relevant_facts(
     facts: Iterable[Fact], stack: MpiStack | None, in_ranks: Collection[str] | None = None
 ) -> tuple[Fact, ...]:
-    """Of the facts `in_use`, those whose faults can show: of nothing that gets no device memory.
+    """The `in_use` facts that can cause faults; excludes an MPI that receives no device memory.
 
-    Without a ``stack``, libfabric is left out where the inventory has no MPI that could load it.
+    Without a ``stack``, libfabric is excluded if the inventory has no MPI that could load it.
     """
     if stack is None:
         facts = tuple(facts)
@@ -107,7 +107,7 @@ def relevant_facts(
 
 
 def messages_went_through(facts: Iterable[Fact], stack: MpiStack) -> tuple[Fact, ...]:
-    """Of the facts `in_use`, what messages went through: the MPI library and the fabric's libraries."""
+    """The `in_use` facts of libraries that carried messages: those of the MPI and of the fabric."""
     names = (stack.family, "ucx", "libfabric", "shs-libfabric")
     by_name = {fact.name: fact for fact in facts if fact.value}
     return tuple(by_name[name] for name in names if name in by_name)

@@ -1,4 +1,4 @@
-"""A rank's view of MPI: mpi4py with raw pointers as buffers, each call armed under its C name.
+"""A rank's view of MPI: mpi4py with raw pointers as buffers, each call journalled under its C name.
 
 Imported in ranks only: importing mpi4py's MPI module loads the MPI library.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
@@ -17,14 +17,14 @@ from gpuipc_doctor.api.gpu import Arm, BackendUnavailable, DriverError
 from gpuipc_doctor.model import DriverFault
 
 Request = Any
-"""An operation under way; goes to `Communicator.wait` and nowhere else."""
+"""A pending operation, only for `Communicator.wait`."""
 
 
 _ABSENT = re.compile(r"\S*libmpi[^/\s]*: cannot open shared object file: No such file")
 
 
 def load_mpi4py(arm: Arm) -> Any:
-    """mpi4py's MPI module, which loads its library and initialises nothing. Raises `BackendUnavailable`."""
+    """mpi4py's MPI module, which loads its library without initialising it. Raises `BackendUnavailable`."""
     try:
         import mpi4py
 
@@ -32,11 +32,9 @@ def load_mpi4py(arm: Arm) -> Any:
         with arm("dlopen libmpi"):
             from mpi4py import MPI
     except ImportError as error:
-        raise BackendUnavailable(
-            f"mpi4py cannot be loaded: {error}", 'pip install "gpuipc-doctor[mpi]"'
-        ) from error
+        raise BackendUnavailable(f"cannot load mpi4py: {error}", "pip install 'mpi4py>=4'") from error
     except RuntimeError as error:  # mpi4py's wheels look for the MPI library when they are imported
-        # It lists every place where there is none; what matters is one that is there and does not load.
+        # It lists every missing file; only existing files that fail to load matter.
         tried = [line for line in str(error).splitlines()[1:] if not _ABSENT.match(line)]
         raise BackendUnavailable(
             ": ".join(["mpi4py finds no MPI library", *tried]),
@@ -46,17 +44,17 @@ def load_mpi4py(arm: Arm) -> Any:
 
 
 class Communicator:
-    """``MPI_COMM_WORLD`` of a job that should have ``ranks`` ranks. Addresses may be the host's or a GPU's.
+    """``MPI_COMM_WORLD`` of a job with ``ranks`` ranks. Addresses may be the host's or a GPU's.
 
-    Raises `BackendUnavailable` when mpi4py or its MPI library cannot be loaded, or when the launcher is not
-    this library's; `DriverError` when an MPI call fails.
+    Raises `BackendUnavailable` if mpi4py or its MPI library cannot be loaded, or the launcher belongs to
+    another MPI; `DriverError` if an MPI call fails.
     """
 
     def __init__(self, ranks: int, arm: Arm) -> None:
         self._arm = arm
         self._api = load_mpi4py(arm)
         library = self.library_version().splitlines()[0]
-        # MPICH ends the process, rather than return an error, when it is initialised under this launcher.
+        # Under this launcher MPICH ends the process instead of returning an error.
         if "OMPI_COMM_WORLD_SIZE" in os.environ and "Open MPI" not in library:
             raise _mismatch("Open MPI's launcher", library)
         with self._armed("MPI_Init_thread"):
@@ -66,11 +64,11 @@ class Communicator:
         self.size: int = self._world.Get_size()
         if self.size != ranks and "SLURM_PROCID" in os.environ and not _launchers_words():
             raise BackendUnavailable(
-                f"srun did not tell the {ranks} ranks of {library} of each other: each sees {self.size}",
+                f"srun started {ranks} ranks of {library} without common MPI: each sees {self.size}",
                 "set SLURM_MPI_TYPE to the interface that the library speaks, pmi2 or pmix (srun --mpi=list)",
             )
         if self.size != ranks:
-            raise _mismatch(f"it started {ranks} ranks, each sees {self.size}; the launcher", library)
+            raise _mismatch(f"{ranks} ranks were started, but each sees {self.size}; the launcher", library)
 
     def library_version(self) -> str:
         text: str = self._api.Get_library_version()
@@ -78,7 +76,7 @@ class Communicator:
 
     @property
     def node(self) -> str:
-        """The name of the node that this rank is on."""
+        """Name of this rank's node."""
         return node_name.full()
 
     def send(self, address: int, nbytes: int, to: int, tag: int = 0) -> None:
@@ -101,6 +99,20 @@ class Communicator:
         with self._armed("MPI_Waitall"):
             self._api.Request.Waitall(list(requests))
 
+    @property
+    def api(self) -> Any:
+        """mpi4py's MPI module, for functions without a method here; see `call`."""
+        return self._api
+
+    def call(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of mpi4py, armed under its C name."""
+        with self._armed(name):
+            return function(*arguments)
+
+    def is_truncation(self, error: DriverError) -> bool:
+        """Whether the error means that a message was too long for its receive."""
+        return bool(self._api.Get_error_class(error.fault.code) == self._api.ERR_TRUNCATE)
+
     def barrier(self) -> None:
         with self._armed("MPI_Barrier"):
             self._world.Barrier()
@@ -111,8 +123,13 @@ class Communicator:
             self._world.Allreduce([ours, byte], [all_of_us, byte], op=self._api.BOR)
         return any(all_of_us)
 
+    def first_says(self, number: int) -> int:
+        """Rank 0's number, in all ranks."""
+        with self._armed("MPI_Bcast"):
+            return int(self._world.bcast(number))
+
     def ping_pong(self, address: int, nbytes: int, partner: int, rounds: int) -> list[float]:
-        """Rank 0 sends first. One way is half of there and back; in rank 1 the times mean little."""
+        """Rank 0 sends first. Half of the round trip is returned; times measured in rank 1 mean little."""
         buffer, send, recv, clock = (
             self._buffer(address, nbytes),
             self._world.Send,
@@ -143,7 +160,7 @@ class Communicator:
 
     @contextmanager
     def _armed(self, call: str) -> Iterator[None]:
-        """Arm ``call``; an error that MPI returns becomes a `DriverError` once it is no longer armed."""
+        """Arm ``call``; an MPI error disarms it and becomes a `DriverError`."""
         failure = None
         with self._arm(call):
             try:
@@ -155,12 +172,12 @@ class Communicator:
 
 
 def _launchers_words() -> list[str]:
-    """What a launcher that this library understands would have told a rank."""
+    """Variables that a launcher of this library sets for a rank."""
     return [name for name in os.environ if name.startswith(("PMI_", "PMIX_", "OMPI_COMM_WORLD_"))]
 
 
 def _mismatch(launcher: str, library: str) -> BackendUnavailable:
     return BackendUnavailable(
-        f"{launcher} belongs to another MPI than the library, {library}",
+        f"{launcher} does not belong to the MPI of the library, {library}",
         "use the mpiexec that belongs to the library, or name the library with --mpi-lib",
     )

@@ -1,4 +1,4 @@
-"""Which libraries a shared library asks for itself: the ``DT_NEEDED`` entries of its ELF file."""
+"""The direct dependencies of a shared library: ``DT_NEEDED`` entries of its ELF file."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _CLASS_64_LITTLE_ENDIAN = b"\x7fELF\x02\x01"
 
 
 class Damaged(Exception):
-    """The file is not what a loader of this machine could load."""
+    """The file cannot be loaded on this machine."""
 
 
 def is_elf(path: Path) -> bool:
-    """Whether it can be a library of this machine, by its first bytes."""
+    """Whether the file can be a library for this machine, by its first bytes."""
     try:
         with path.open("rb") as file:
             return file.read(len(_CLASS_64_LITTLE_ENDIAN)) == _CLASS_64_LITTLE_ENDIAN

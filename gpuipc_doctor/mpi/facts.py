@@ -1,27 +1,29 @@
-"""What `survey.survey` saw of an MPI library, in the terms in which the tables ask."""
+"""The facts of `survey.survey` about an MPI library, in the tables' terms."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from gpuipc_doctor.model import Json
 from gpuipc_doctor.mpi.identity import identify
+from gpuipc_doctor.tables import table
 
 
 @dataclass(frozen=True, slots=True)
 class Vendor:
-    """What MPI libraries and what they use call one vendor's parts."""
+    """One vendor's names in MPI libraries and their dependencies."""
 
     name: str
     driver: str
-    """Libraries one of which everything links with that uses this vendor's GPUs: a regular expression."""
+    """Regular expression for libraries that all programs for this vendor's GPUs link with."""
     configure: str
-    """Open MPI's option that builds it in; MPICH's is ``mpich_configure``."""
+    """Open MPI's configure option for the vendor; MPICH's is ``mpich_configure``."""
     mpich_configure: str
     accelerator: str
-    """Open MPI's accelerator component; UCX's alias for all transports of this vendor, too."""
+    """Open MPI's accelerator component, also UCX's alias for this vendor's transports."""
     ucx_component: str
     ucx_copy: str
     """The transport by which UCX recognises this vendor's device memory."""
@@ -30,34 +32,6 @@ class Vendor:
     """Cray MPICH's GPU transport library."""
     cray_module: str
 
-
-VENDORS = {
-    "cuda": Vendor(
-        name="CUDA",
-        driver=r"libcuda(rt)?\.so",
-        configure="--with-cuda",
-        mpich_configure="--with-cuda",
-        accelerator="cuda",
-        ucx_component="cuda_cpy",
-        ucx_copy="cuda_copy",
-        ucx_ipc="cuda_ipc",
-        gtl="libmpi_gtl_cuda.so",
-        cray_module="craype-accel-nvidia90",
-    ),
-    "hip": Vendor(
-        name="ROCm",
-        driver=r"lib(amdhip64|hsa-runtime64)\.so",
-        configure="--with-rocm",
-        mpich_configure="--with-hip",
-        accelerator="rocm",
-        ucx_component="rocm_cpy",
-        ucx_copy="rocm_copy",
-        ucx_ipc="rocm_ipc",
-        gtl="libmpi_gtl_hsa.so",
-        cray_module="craype-accel-amd-gfx90a",
-    ),
-}
-"""By backend."""
 
 VARIABLES = (
     "MPIR_CVAR_ENABLE_GPU",
@@ -71,7 +45,7 @@ VARIABLES = (
     "pml",
     "pml_ucx_priority",
 )
-"""The control variables on which the routes depend."""
+"""Control variables that the routes depend on."""
 
 EDGES = (
     "MPIR_CVAR_CH4_IPC_CMA_P2P_THRESHOLD",
@@ -88,20 +62,20 @@ EDGES = (
     "btl_tcp_eager_limit",
     "btl_vader_eager_limit",
 )
-"""The control variables that are message sizes in bytes from which on another protocol is used."""
+"""Control variables for message sizes, in bytes, at which the protocol changes."""
 
 EDGE_ENVIRONMENT: Mapping[str, int] = {
     "MPICH_GPU_IPC_THRESHOLD": 1024,
     "FI_CXI_RDZV_THRESHOLD": 16384,
     "FI_CXI_SAFE_DEVMEM_COPY_THRESHOLD": 4096,
 }
-"""Such sizes that only the environment tells, each with its default: Cray MPICH's (intro_mpi) and those of
-its libfabric provider (fi_cxi(7))."""
+"""Sizes that only the environment sets, with defaults: Cray MPICH's (intro_mpi) and its libfabric provider's
+(fi_cxi(7))."""
 
 ENVIRONMENT = re.compile(
     r"MPIR_|MPICH_|I_MPI_OFFLOAD|OMPI_MCA_|MV2_|MVP_|UCX_|FI_CXI_|CRAY_MPICH_ROOTDIR$|LD_PRELOAD$"
 )
-"""Environment variables that decide, or explain, what becomes of a device pointer."""
+"""Environment variables that affect or explain the handling of device pointers."""
 
 
 def _number(text: str | None, otherwise: int) -> int:
@@ -109,11 +83,11 @@ def _number(text: str | None, otherwise: int) -> int:
 
 
 class Facts:
-    """The facts about one library, looked at for the devices of one backend."""
+    """The facts about one library, for the devices of one backend."""
 
     def __init__(self, seen: Mapping[str, Json], backend: str) -> None:
         self.backend = backend
-        self.vendor = VENDORS[backend]
+        self.vendor = Vendor(**table(Path(__file__).with_name("vendors.yaml"))[backend])
         self.identity = identify(seen["version_text"])
         self.environment: Mapping[str, str] = seen["environment"]
         self.cannot_load: Mapping[str, str] = seen["cannot_load"]
@@ -121,7 +95,7 @@ class Facts:
         self._ucx: Mapping[str, Json] = seen["ucx"] or {"library": "none", "version": "", "components": []}
 
     def variable(self, name: str) -> Json:
-        """The value of a control variable as the library itself reads it; None when it has none such."""
+        """Value of a control variable as read by the library; None if it has no such variable."""
         assert name in VARIABLES, name
         return self._seen["variables"].get(name)
 
@@ -132,11 +106,11 @@ class Facts:
         if self.identity.family == "cray-mpich":
             sizes |= {_number(self.environment.get(name), size) for name, size in EDGE_ENVIRONMENT.items()}
         sizes.add(_number(self.environment.get("UCX_RNDV_THRESH"), 0))
-        return tuple(sorted(size for size in sizes if size > 1))  # 0, 1 and -1: always, or chosen by itself
+        return tuple(sorted(size for size in sizes if size > 1))  # 0, 1 and -1 mean always or automatic
 
     @property
     def linked(self) -> bool:
-        """Whether the library itself, not one that it uses, links with the vendor's driver or runtime."""
+        """Whether the library itself, not a dependency, links with the vendor's driver or runtime."""
         return any(re.match(self.vendor.driver, name) for name in self._seen["needs"])
 
     @property
@@ -145,16 +119,17 @@ class Facts:
 
     @property
     def netmods(self) -> list[str]:
-        """MPICH ch4's network modules, the default one first: ``MPICH Device: ch4:ucx ofi``."""
+        """MPICH ch4's network modules, default first: ``MPICH Device: ch4:ucx ofi``."""
         found = re.search(r"Device\s*:\s*ch4:(.+)", self._seen["version_text"])
         return re.split(r"[\s,]+", found[1].strip()) if found else []
 
     @property
     def netmod(self) -> str:
-        """The one that messages go through.
+        """The network module in use.
 
-        A control variable that is a text has its environment's value only after `MPI_Init` (seen in MPICH
-        4.3.2 and 5.0.2), so the environment is asked. Of its three prefixes the last one here wins.
+        A text control variable has its environment's value only after `MPI_Init` (seen in MPICH 4.3.2 and
+        5.0.2), so the environment is read. Of the variable's three prefixes, the one listed last here takes
+        precedence.
         """
         values = [
             self.environment.get(f"{prefix}CH4_NETMOD") for prefix in ("MPICH_", "MPIR_PARAM_", "MPIR_CVAR_")
@@ -167,23 +142,23 @@ class Facts:
 
     @property
     def ucx_tls(self) -> str:
-        """The transports that UCX is told to use; a ``^`` before them excludes them instead."""
+        """The transports in UCX_TLS; a leading ``^`` excludes them instead."""
         return self.environment.get("UCX_TLS") or "all"
 
     @property
     def ucx_lets_vendor(self) -> bool:
-        """Whether the transports that UCX is told to use let it recognise this vendor's memory."""
+        """Whether UCX_TLS lets UCX recognise this vendor's memory."""
         named = set(self.ucx_tls.lstrip("^").split(","))
         names = {self.vendor.ucx_copy, self.vendor.accelerator}
         return not named & names if self.ucx_tls.startswith("^") else bool(named & (names | {"all"}))
 
     @property
     def may_choose_ucx(self) -> bool:
-        """Whether Open MPI may send by UCX: it does by itself where it finds an InfiniBand adapter."""
+        """Whether Open MPI may use UCX, which it does by default if it finds an InfiniBand adapter."""
         return self.variable("pml_ucx_priority") is not None and self.variable("pml") in ("", "ucx")
 
     def fill_in(self, template: str) -> str:
-        """A table's text with what it leaves open, in braces, filled in."""
+        """A table's text with its placeholders filled in."""
         vendor, environment = self.vendor, self.environment
         unloadable, reason = next(iter(self.cannot_load.items()), ("", ""))
         return template.format(

@@ -1,4 +1,4 @@
-"""What follows for an MPI library from what `survey.survey` saw of it. Pure functions of those facts."""
+"""Conclusions about an MPI library from the facts of `survey.survey`. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,31 +8,32 @@ from dataclasses import dataclass
 from gpuipc_doctor.model import Json
 from gpuipc_doctor.mpi.facts import Facts
 from gpuipc_doctor.mpi.identity import UNKNOWN
-from gpuipc_doctor.mpi.switches import Switch, bounding, suitable
+from gpuipc_doctor.mpi.ipc_settings import IpcSetting, bounding, suitable
 from gpuipc_doctor.mpi.transports import ROUTES, Condition, Route
 
 
 @dataclass(frozen=True, slots=True)
 class Awareness:
-    """Whether a device pointer may be handed to an MPI library; if not, why, and what to do."""
+    """Whether an MPI library accepts device pointers; if not, why, and what to do."""
 
     able: bool
     via: str = ""
-    """``own`` or ``ucx``: who moves, or would move, the memory."""
+    """``own`` or ``ucx``: the code that moves, or would move, device memory."""
     why_not: str = ""
     remedy: str = ""
 
 
 def gpu_aware(seen: Mapping[str, Json], backend: str) -> Awareness:
-    """Judge what `survey.survey` saw, for the devices of one backend.
+    """Judge the facts of `survey.survey` for one backend's devices.
 
-    Of several ways, the one that needs least is told: settings rather than another build.
+    If device pointers can be enabled in several ways, the easiest is reported: settings rather than another
+    build.
     """
     facts = Facts(seen, backend)
     if facts.identity.family == UNKNOWN:
         return Awareness(
             False,
-            why_not=f"this tool does not know {facts.identity.title}, so it cannot tell",
+            why_not=f"{facts.identity.title} is unknown to this tool: cannot tell",
             remedy="name another library with --mpi-lib",
         )
     unmet = {
@@ -44,7 +45,7 @@ def gpu_aware(seen: Mapping[str, Json], backend: str) -> Awareness:
         return Awareness(
             False,
             why_not=f"{facts.identity.title} does not support {facts.vendor.name}",
-            remedy="use another MPI on this node, and name it with --mpi-lib",
+            remedy="use another MPI on this node and name it with --mpi-lib",
         )
     via = min(unmet, key=lambda name: (any(not row.by_setting for row in unmet[name]), len(unmet[name])))
     remedies = [", and ".join(facts.fill_in(row.remedy) for row in unmet[via])]
@@ -59,25 +60,25 @@ def gpu_aware(seen: Mapping[str, Json], backend: str) -> Awareness:
 
 
 def _unmet(route: Route, facts: Facts) -> list[Condition]:
-    """The conditions that do not hold; the first that needs another build stands for all."""
+    """The unmet conditions; if one requires another build, the first such one only."""
     unmet = [row for row in route.conditions if not row.holds(facts)]
     return next(([row] for row in unmet if not row.by_setting), unmet)
 
 
-def switches(seen: Mapping[str, Json], backend: str) -> tuple[Switch, ...]:
-    """What is right for this library, in this version and with these settings, in order of cost."""
+def switches(seen: Mapping[str, Json], backend: str) -> tuple[IpcSetting, ...]:
+    """Settings for this library, version and environment, cheapest first."""
     return suitable(Facts(seen, backend), gpu_aware(seen, backend).via)
 
 
 def ipc_off(seen: Mapping[str, Json], backend: str) -> Mapping[str, str]:
-    """The environment that turns this library's use of IPC off; empty when none is known."""
+    """The environment that stops this library from using IPC; empty if unknown."""
     return next((switch.env for switch in switches(seen, backend) if switch.no_ipc), {})
 
 
 def cache_bound(seen: Mapping[str, Json], backend: str) -> tuple[str, int | None, bool]:
-    """The variable that bounds its cache of mappings of others' memory; empty when none is known.
+    """(variable that limits its IPC mapping cache, buffers to which it is set, whether it counts bytes).
 
-    The number of buffers to which it is set; None if it is not set, or counts bytes. Whether it counts bytes.
+    The variable is empty if unknown, the number None if not set or in bytes.
     """
     facts, ucx = Facts(seen, backend), seen["ucx"] or {}
     bound = bounding(facts, gpu_aware(seen, backend).via, ucx.get("version", ""))
@@ -89,5 +90,5 @@ def cache_bound(seen: Mapping[str, Json], backend: str) -> tuple[str, int | None
 
 
 def edges(seen: Mapping[str, Json], backend: str) -> tuple[int, ...]:
-    """The message sizes, in bytes and in order, at which the library may change its protocol."""
+    """Message sizes in bytes, ascending, at which the library may change its protocol."""
     return Facts(seen, backend).edges

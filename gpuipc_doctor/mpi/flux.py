@@ -1,8 +1,4 @@
-"""How Flux starts ranks. By its documentation and over a stand-in; not tried on Flux.
-
-Sources, all in flux-framework/flux-core: doc/man1/flux-run.rst, doc/man7/flux-shell-options.rst
-for ``-o``, and doc/man7/flux-environment.rst.
-"""
+"""How to start ranks with Flux. Written from its documentation and tested with a stand-in, not with Flux."""
 
 from __future__ import annotations
 
@@ -11,13 +7,13 @@ from collections.abc import Mapping, Sequence
 
 from gpuipc_doctor.mpi.identity import Identity
 
-SOURCE = "flux run, for this is within a Flux instance (not tried on Flux)"
+SOURCE = "flux run, because this is a Flux instance (not tried on Flux)"
 
 
 def program(environment: Mapping[str, str]) -> str:
-    """Path of ``flux`` within an instance that can start ranks; else empty.
+    """Path of ``flux`` in an instance that can start ranks; else empty.
 
-    The script of ``flux batch`` and the shell of ``flux alloc`` have FLUX_URI. Tasks of a job also have
+    FLUX_URI is set in scripts of ``flux batch`` and shells of ``flux alloc``. Tasks of a job also have
     FLUX_JOB_ID: the job holds the resources, and ``flux run`` would wait for them.
     """
     if "FLUX_URI" not in environment or "FLUX_JOB_ID" in environment:
@@ -26,10 +22,11 @@ def program(environment: Mapping[str, str]) -> str:
 
 
 def command(flux: str, nodes: int, hosts: Sequence[str], identity: Identity | None = None) -> tuple[str, ...]:
-    """The words before ``-n{ranks}``. ``identity``: of the MPI library, None for processes without MPI.
+    """The words before ``-n{ranks}``. ``identity``: the MPI library; None for processes without MPI.
 
-    Without ``exit-on-error`` Flux waits 30 s for the other ranks when one has died. With ``gpu-affinity=off``
-    each rank sees all GPUs, though none is requested. Open MPI 5 speaks PMIx alone, which flux-pmix brings.
+    Without ``exit-on-error``, Flux waits 30 s for the other ranks when one has died. With
+    ``gpu-affinity=off`` each rank sees all GPUs, although none is requested. Open MPI 5 only supports PMIx,
+    which flux-pmix provides.
     """
     options = ["exit-on-error", "gpu-affinity=off"]
     if identity is None:
@@ -41,7 +38,7 @@ def command(flux: str, nodes: int, hosts: Sequence[str], identity: Identity | No
 
 
 def on_hosts(words: Sequence[str], hosts: Sequence[str]) -> tuple[str, ...]:
-    """``flux run …`` on these nodes alone."""
+    """``flux run …`` restricted to these nodes."""
     named = (f"--requires=host:{','.join(hosts)}",) if hosts else ()
     after = words.index("run") + 1
     return (*words[:after], *named, *words[after:])

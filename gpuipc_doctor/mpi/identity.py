@@ -1,4 +1,4 @@
-"""Which MPI library it is: the families that we know, and how each introduces itself."""
+"""The known MPI families and their version strings."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _FAMILIES: Mapping[str, tuple[str, str]] = {
     "intel-mpi": ("Intel MPI", r"^Intel\(R\) MPI Library (?P<version>\d+(\.\d+)*)( Update (?P<update>\d+))?"),
     "mpich": ("MPICH", r"^MPICH Version:\s*(?P<version>\S+)"),
 }
-"""By the name of the family's version among the inventory's facts: what people call it, and how the text of
-`MPI_Get_library_version` begins. Derivatives of MPICH come before it."""
+"""Inventory name of a family's version → (display name, start of `MPI_Get_library_version`'s text).
+Derivatives of MPICH come before MPICH."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """``family`` is a name of the inventory (``openmpi``) or `UNKNOWN`."""
+    """An MPI library. ``family`` is an inventory name (``openmpi``) or `UNKNOWN`."""
 
     family: str
     version: str
@@ -34,11 +34,11 @@ class Identity:
 
 
 def identify(version_text: str) -> Identity:
-    """Which library it is whose `MPI_Get_library_version` says ``version_text``."""
+    """Identify the library from its `MPI_Get_library_version` text."""
     for family, (name, begins) in _FAMILIES.items():
         if found := re.search(begins, version_text, re.MULTILINE):
             parts = found.groupdict()
             version = ".".join(filter(None, (parts["version"], parts.get("update"))))
             return Identity(family, version, f"{name} {version}")
     first_line = version_text.strip().partition("\n")[0][:80]
-    return Identity(UNKNOWN, "", first_line or "an MPI library that does not say its name")
+    return Identity(UNKNOWN, "", first_line or "an MPI library that does not report its name")

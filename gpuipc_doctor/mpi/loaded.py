@@ -1,4 +1,4 @@
-"""Which shared libraries a process has loaded: what else is on the node's disk takes no part in it."""
+"""The shared libraries that a process has loaded."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ LIBRARIES = {
     "ucx": "libucp.so",
     "psm2": "libpsm2.so",
 }
-"""By fact of the inventory, the library of which it speaks."""
+"""Inventory fact → prefix of its library's file name."""
 
 
 def mapped_files() -> set[str]:
-    """The shared libraries in this process, by path."""
+    """Paths of the shared libraries in this process."""
     with Path("/proc/self/maps").open() as maps:
         paths = {line.split(maxsplit=5)[-1].strip() for line in maps if "/" in line}
     return {path for path in paths if ".so" in Path(path).name}
 
 
 def fabric() -> list[str]:
-    """The paths of those `LIBRARIES` that are in this process."""
+    """Paths of those `LIBRARIES` that are loaded in this process."""
     names = tuple(LIBRARIES.values())
     return sorted(path for path in mapped_files() if Path(path).name.startswith(names))
 
 
 def facts_of_loaded(facts: Iterable[Fact], paths: Collection[str]) -> tuple[Fact, ...]:
-    """The facts less those of libraries that are not at one of these ``paths``."""
+    """The facts, without those about libraries outside ``paths``."""
     return tuple(fact for fact in facts if fact.name not in LIBRARIES or _is_at_any(fact, paths))
 
 
 def _is_at_any(fact: Fact, paths: Collection[str]) -> bool:
-    """Whether a fact's library is at one of these paths; where it was read does not always name a file."""
+    """Whether a fact's library is at one of these paths. A fact's source is not always a file."""
     library = f"/{LIBRARIES[fact.name]}"
     read_in = {os.path.realpath(word.rstrip(";,)")) for word in fact.source.split() if library in word}
     found = {os.path.realpath(path) for path in paths if library in path}

@@ -1,7 +1,7 @@
-"""What ``module load`` would do to the environment: asked of Lmod or Environment Modules, in no shell.
+"""The effect of ``module load`` on the environment, from Lmod or Environment Modules without a shell.
 
-Both have a program behind the shell's ``module`` that writes commands in a language of one's choice, Python
-among them. What it writes is read, never run. Tried: Lmod 8.6.19, Environment Modules 5.2.0.
+In both, the shell's ``module`` calls a program that prints commands in a chosen language, here Python. Its
+output is parsed, never executed. Tried: Lmod 8.6.19, Environment Modules 5.2.0.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from gpuipc_doctor.mpi.locate import NotFound
 
 _PROGRAMS = ("LMOD_CMD", "MODULES_CMD")
-"""Variables in which Lmod and Environment Modules say where that program is."""
+"""Variables that contain the path of this program."""
 
 _LIMIT_S = 30.0
-"""For all modules together; a cold network file system takes its time."""
+"""Seconds for all modules together; a cold network file system is slow."""
 
 _OWN = ("_ModuleTable", "__LMOD_", "__MODULES_", "_LMFILES_")
-"""How variables begin in which a module system keeps accounts; nothing in a rank asks for them."""
+"""Prefixes of the module systems' own variables, which ranks do not need."""
 
 
 def load(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that these modules set, in this environment; those that they unset stay.
+    """The variables that these modules set, in this environment; unset variables are kept.
 
-    Raises `NotFound` where there is no module system, or where it has no such module.
+    Raises `NotFound` without a module system or such a module.
     """
     program = find_program(environment)
     try:
@@ -41,13 +41,15 @@ def load(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]
             check=False,
         )
     except OSError as error:
-        raise NotFound(f"{program} cannot be run: {error.strerror}", "unset what names it") from None
+        raise NotFound(
+            f"{program} cannot be run: {error.strerror}", "unset the variable that names it"
+        ) from None
     except subprocess.TimeoutExpired:
         reason = f"{program} did not load {' '.join(names)} within {_LIMIT_S:g} s"
-        raise NotFound(reason, "see whether `module load` hangs in a shell, too") from None
+        raise NotFound(reason, "check whether `module load` also hangs in a shell") from None
     done, changes = _read(ended.stdout)
     if not done:
-        said = " ".join(ended.stderr.split())[:200] or f"it ended with {ended.returncode} and no word"
+        said = " ".join(ended.stderr.split())[:200] or f"exit code {ended.returncode}, no output"
         raise NotFound(
             f"{program} cannot load {' '.join(names)}: {said}",
             "see `module avail`, and correct the list",
@@ -56,19 +58,19 @@ def load(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]
 
 
 def find_program(environment: Mapping[str, str]) -> str:
-    """The module system's program. Raises `NotFound` where there is none."""
+    """The module system's program. Raises `NotFound`."""
     named = (environment.get(name) for name in _PROGRAMS)
     found = next(filter(None, named), None) or shutil.which("modulecmd", path=environment.get("PATH"))
     if found is None:
         raise NotFound(
-            "there is no module system here: no LMOD_CMD, no MODULES_CMD, and no modulecmd in PATH",
-            "start it where `module` works (a login shell), or give the variables as `environment`",
+            "no module system found: no LMOD_CMD, no MODULES_CMD, no modulecmd on PATH",
+            "run where `module` works (a login shell), or set the variables with `environment`",
         )
     return found
 
 
 def _read(text: str) -> tuple[bool, list[tuple[str, str]]]:
-    """Whether the modules were loaded, and the assignments to ``os.environ`` among the statements."""
+    """Whether the modules were loaded, and the assignments to ``os.environ`` in the output."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -1,4 +1,4 @@
-"""What ranks have beside the tool's environment: the site's modules, variables and libraries to preload."""
+"""The ranks' additional environment: the site's modules, variables and libraries to preload."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from gpuipc_doctor.site.config import NodeConfig, SourcedValue
 
 @dataclass(frozen=True, slots=True)
 class RankSetting:
-    """``preload``: the paths of libraries that ranks load first."""
+    """Additions for ranks. ``preload``: paths of libraries that ranks load first."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     preload: tuple[str, ...] = ()
 
     def of(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """That environment as a rank has it."""
+        """An environment with these additions."""
         return {**environment, **self.environment}
 
     @property
     def preloading(self) -> dict[str, str]:
-        """For whatever loads what a rank loads."""
+        """The environment of processes that load the libraries of a rank."""
         return {"LD_PRELOAD": ":".join(self.preload)} if self.preload else {}
 
 
 def setting(
     site: NodeConfig, backends: Iterable[str], environment: Mapping[str, str], root: str = "/"
 ) -> RankSetting:
-    """What ranks have on a node with GPUs of these backends. Raises `NotFound`, naming ``file:line``.
+    """The ranks' additions on a node with GPUs of these backends. Raises `NotFound`, naming ``file:line``.
 
-    What is set in ``environment`` stands before the site's variables, and those before what modules set.
-    ``root``: the node's (see `model.Node`).
+    ``environment`` overrides the site's variables, which override those of modules. ``root``: the node's (see
+    `model.Node`).
     """
     loaded: dict[str, str] = {}
     if site.modules:
         try:
-            loaded = modules.load([one.value for one in site.modules], environment)
+            loaded = modules.load([module.value for module in site.modules], environment)
         except NotFound as absent:
             raise NotFound(f"{site.modules[0].where}: modules: {absent.reason}", absent.remedy) from None
     own = {name: one.value for name, one in site.environment.items() if name not in environment}
@@ -55,36 +55,36 @@ def setting(
 
 
 def _library(said: SourcedValue, environment: Mapping[str, str], root: str) -> str:
-    """The path of a library to preload, which is there."""
+    """Path of an existing library to preload. Raises `NotFound`."""
     unset = [name for name in re.findall(r"\$\{(\w+)\}", said.value) if name not in environment]
     if unset:
         raise NotFound(
-            f"{said.where}: preload: {said.value}: {unset[0]} is not set, neither here nor by the modules",
+            f"{said.where}: preload: {said.value}: {unset[0]} is set neither here nor by the modules",
             "add the module that sets it to `modules`, or write the path out",
         )
     path = re.sub(r"\$\{(\w+)\}", lambda name: environment[name[1]], said.value)
     if not (Path(root) / path.lstrip("/")).is_file():
         raise NotFound(
-            f"{said.where}: preload: there is no file {path}",
-            f"correct the path, or remove the entry; it is there because: {said.why}",
+            f"{said.where}: preload: file not found: {path}",
+            f"correct the path, or remove the entry; its reason: {said.why}",
         )
     return path
 
 
 def missing(site: NodeConfig, environment: Mapping[str, str]) -> Iterator[str]:
-    """What ranks could not have on this node, with ``file:line``, as far as loading no module tells."""
+    """What is missing for the ranks' environment, with ``file:line``, without loading modules."""
     if site.modules:
         try:
             modules.find_program(environment)
         except NotFound as absent:
             yield f"{site.modules[0].where}: modules: {absent.reason}; {absent.remedy}"
-    else:  # else the modules may bring them
+    else:  # otherwise the modules may provide them
         if (library := site.mpi.library) and not Path(library).is_file():
-            yield f"{site.mpi.library_where}: mpi.library: there is no file {library}; correct the path"
+            yield f"{site.mpi.library_where}: mpi.library: file not found: {library}; correct the path"
         for program in site.mpi.launcher.split()[:1]:
             if not shutil.which(program, path=environment.get("PATH")):
                 where = f"{site.mpi.where}: mpi.launcher"
-                yield f"{where}: there is no program {program}; add its directory to PATH, or write its path"
+                yield f"{where}: program not found: {program}; add its directory to PATH, or write its path"
     for said in site.preload.values():
         if "$" in said.value and site.modules:
             continue  # the modules may set it

@@ -1,7 +1,7 @@
-"""What an MPI library can be seen to be, without initialising it and without giving it a device pointer.
+"""Examine an MPI library without initialising it or passing it a device pointer.
 
-Runs in a worker: it loads the library, and everything else that this library would load, and asks. What
-follows from the answers is for `families` to say.
+Runs in a worker: it loads the library and its dependencies and queries them; `families` draws the
+conclusions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import ctypes
 
 _MAX_VERSION_TEXT = 8192
-"""`MPI_MAX_LIBRARY_VERSION_STRING` of MPICH and its derivatives; Open MPI's is 256."""
+"""`MPI_MAX_LIBRARY_VERSION_STRING` of MPICH and its derivatives; Open MPI has 256."""
 
 
 _MPI_LIBRARY = re.compile(r"libmpi(ch)?(_(?!gtl|usempi)\w+)?\.so")
@@ -33,7 +33,7 @@ _MPI_LIBRARY = re.compile(r"libmpi(ch)?(_(?!gtl|usempi)\w+)?\.so")
 
 
 def survey(library: str | None, arm: Arm) -> dict[str, Json]:
-    """Load ``library`` (the one that mpi4py finds, when None) and say what it is and was told.
+    """Load ``library`` (None: the one that mpi4py finds) and report its version, build and settings.
 
     ``library``       its path, links resolved
     ``version_text``  what `MPI_Get_library_version` says
@@ -70,7 +70,7 @@ def survey(library: str | None, arm: Arm) -> dict[str, Json]:
 
 
 def report(library: str | None, backends: Sequence[str], arm: Arm) -> dict[str, Json]:
-    """A survey as ``facts``, the library's title as ``mpi``, and what follows by backend as ``aware``."""
+    """A survey as ``facts``, the library's title as ``mpi``, and conclusions by backend as ``aware``."""
     seen = survey(library, arm)
     return {
         "facts": seen,
@@ -80,7 +80,7 @@ def report(library: str | None, backends: Sequence[str], arm: Arm) -> dict[str, 
 
 
 def _found_by_mpi4py(arm: Arm) -> str:
-    """Import mpi4py's MPI module, which loads its library and initialises nothing; the library's path."""
+    """Path of the library that mpi4py's MPI module loads; nothing is initialised."""
     load_mpi4py(arm)
     for path in sorted(mapped_files()):
         if _MPI_LIBRARY.match(Path(path).name):
@@ -96,16 +96,16 @@ def _load(path: str, arm: Arm) -> ctypes.CDLL:
             library = ctypes.CDLL(path, mode=os.RTLD_LAZY | os.RTLD_GLOBAL)
             _ = library.MPI_Get_library_version
     except AttributeError:
-        reason = f"{path} is no MPI library: it has no MPI_Get_library_version"
+        reason = f"{path} is not an MPI library: it has no MPI_Get_library_version"
         raise BackendUnavailable(reason, "name the library, libmpi.so.…, with --mpi-lib") from None
     except OSError as error:
-        reason = f"the MPI library cannot be loaded: {error}"
+        reason = f"cannot load the MPI library: {error}"
         raise BackendUnavailable(reason, "load your MPI's module, or name another with --mpi-lib") from None
     return library
 
 
 def _path_of(library: ctypes.CDLL, asked_for: str) -> str:
-    """Where the library really lies: ``asked_for`` may be a bare name or a link."""
+    """The library's real path; ``asked_for`` may be a bare name or a link."""
     name = Path(asked_for).name
     if Path(asked_for).is_absolute():
         return str(Path(asked_for).resolve())
@@ -122,9 +122,9 @@ def _library_version(mpi: ctypes.CDLL) -> str:
 
 
 def _control_variables(mpi: ctypes.CDLL) -> dict[str, Json]:
-    """Read what `MPI_T`, which works before `MPI_Init`, says of our variables: a number each, or a text.
+    """Read our control variables by `MPI_T`, which works before `MPI_Init`; numbers or texts.
 
-    It is not finalized: Open MPI would unload its components, and with them the UCX that is asked next.
+    MPI_T is not finalised: Open MPI would unload its components and their UCX, which is queried next.
     """
     import ctypes
 
@@ -153,7 +153,7 @@ def _control_variable(mpi: ctypes.CDLL, name: str) -> Json:
 
 
 def _ucx() -> Json:
-    """Ask the UCX that came with the library which transports it has, which loads its modules."""
+    """Query the transports of the library's UCX, which loads UCX's modules."""
     import ctypes
 
     paths = {Path(path).name.partition(".")[0]: path for path in mapped_files()}
@@ -169,11 +169,11 @@ def _ucx() -> Json:
 
 
 def _components(uct: ctypes.CDLL) -> list[str]:
-    """The names of UCT's components: its transports' families (uct_query_components, uct/api/uct.h)."""
+    """The names of UCT's components, families of transports (uct_query_components, uct/api/uct.h)."""
     import ctypes
 
     class Attributes(ctypes.Structure):
-        """``uct_component_attr_t``: what to fill in, the name, and more that is not asked for."""
+        """``uct_component_attr_t``: the fields to fill in, the name, and unused fields."""
 
         _fields_ = (
             ("field_mask", ctypes.c_uint64),
@@ -196,13 +196,13 @@ def _components(uct: ctypes.CDLL) -> list[str]:
 
 
 def _cannot_load(variables: dict[str, Json], arm: Arm) -> dict[str, str]:
-    """The driver library that Intel MPI will load by name, if that fails here, and why."""
+    """The driver library that Intel MPI will load by name, and the reason if it does not load here."""
     import ctypes
 
     name = variables.get("MPIR_CVAR_OFFLOAD_CUDA_LIBRARY")
     if name is None:
         return {}
-    # MPI_T tells the default before MPI_Init, whatever the environment says (seen in 2021.17).
+    # MPI_T reports the default before MPI_Init, regardless of the environment (seen in 2021.17).
     name = os.environ.get("I_MPI_OFFLOAD_CUDA_LIBRARY") or name
     try:
         with arm(f"dlopen {name}"):

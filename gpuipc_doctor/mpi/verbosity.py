@@ -1,24 +1,25 @@
-"""How much MPI libraries and what they use write into their logs: as a rule, and after a failure."""
+"""Log levels of MPI libraries and their dependencies: in every run, and after a failure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 ERRORS_ONLY: Mapping[str, str] = {"FI_LOG_LEVEL": "warn"}
-"""What every run has: libfabric, left alone, does not even tell its errors (src/log.c, `fi_log_init`).
+"""Set in every run: by default libfabric does not even log its errors (src/log.c, `fi_log_init`).
 
-It costs nothing as long as nothing goes wrong. UCX, MPICH and Open MPI tell their errors by themselves."""
+Without an error, this setting costs nothing. UCX, MPICH and Open MPI log their errors by default."""
 
 _LIBFABRIC = {"FI_LOG_LEVEL": "info"}
-"""The loudest that a release build has: ``debug`` is compiled out (include/rdma/providers/fi_log.h)."""
+"""The most verbose level that a release build has: ``debug`` is compiled out
+(include/rdma/providers/fi_log.h)."""
 
 _UCX = {"UCX_LOG_LEVEL": "info"}
-"""The loudest that a release build has (contrib/configure-release)."""
+"""The most verbose level that a release build has (contrib/configure-release)."""
 
 _RAISED: Mapping[str, Mapping[str, str]] = {
     # What is set, and which modules it has: MPI_T of 4.3.2 and 5.0.2.
     "mpich": {"MPIR_CVAR_DEBUG_SUMMARY": "1"},
-    # As in the report of December 2023 that the check mpi-small-message is made after.
+    # As in the report of December 2023 behind the check mpi-small-message.
     "cray-mpich": {"MPICH_VERSION_DISPLAY": "1", "MPICH_ENV_DISPLAY": "1"},
     # docs.open-mpi.org, "Debugging Open MPI": each framework's verbosity.
     "openmpi": {"OMPI_MCA_pml_base_verbose": "10", "OMPI_MCA_btl_base_verbose": "10"},
@@ -30,6 +31,6 @@ _RAISED: Mapping[str, Mapping[str, str]] = {
 
 
 def raised(family: str, *, over_ucx: bool, environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment that makes a library of ``family`` say more, less what the user has set."""
+    """The environment that makes a library of ``family`` log more, except what the user has set."""
     env = {**_LIBFABRIC, **(_UCX if over_ucx else {}), **_RAISED.get(family, {})}
     return {name: value for name, value in env.items() if name not in environment}

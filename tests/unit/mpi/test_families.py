@@ -13,7 +13,7 @@ import pytest
 from gpuipc_doctor.mpi import families
 from gpuipc_doctor.mpi.facts import Facts
 from gpuipc_doctor.mpi.identity import identify
-from gpuipc_doctor.mpi.switches import SWITCHES
+from gpuipc_doctor.mpi.ipc_settings import table
 from gpuipc_doctor.mpi.transports import ROUTES
 
 MPICH_5 = (
@@ -73,7 +73,7 @@ def seen(version_text: str, **facts: Any) -> dict[str, Any]:
         (MVAPICH_2, "mvapich", "2.3.7", "MVAPICH 2.3.7"),
         (MVAPICH_4, "mvapich", "4.0", "MVAPICH 4.0"),
         ("FUJITSU MPI Library 4.0.1\nmore", "unknown", "", "FUJITSU MPI Library 4.0.1"),
-        ("", "unknown", "", "an MPI library that does not say its name"),
+        ("", "unknown", "", "an MPI library that does not report its name"),
     ],
 )
 def test_a_library_is_known_by_what_it_says(text: str, family: str, version: str, title: str) -> None:
@@ -141,12 +141,12 @@ def changed(facts: dict[str, Any], **changes: Any) -> dict[str, Any]:
         (
             MPICH_5,
             changed(MPICH_OVER_UCX, environment={"UCX_TLS": "sm,self"}),
-            "add cuda_copy to what UCX_TLS allows",
+            "add cuda_copy to UCX_TLS",
         ),
         (
             MPICH_5,
             changed(MPICH_OVER_UCX, ucx=PLAIN_UCX),
-            "put a UCX with CUDA first in LD_LIBRARY_PATH with UCX_MODULE_DIR naming its lib/ucx",
+            "put a UCX with CUDA first in LD_LIBRARY_PATH and set UCX_MODULE_DIR to its lib/ucx",
         ),
         (
             OPEN_MPI_5,
@@ -156,7 +156,7 @@ def changed(facts: dict[str, Any], **changes: Any) -> dict[str, Any]:
         (
             OPEN_MPI_5,
             changed(OPEN_MPI_WITH_CUDA, variables={"pml_ucx_priority": 51}, ucx=PLAIN_UCX),
-            "set OMPI_MCA_pml=ob1, or put a UCX with CUDA in place of that one",
+            "set OMPI_MCA_pml=ob1, or replace that UCX by a UCX with CUDA",
         ),
         (OPEN_MPI_5, changed(OPEN_MPI_OVER_UCX, variables={"pml": ""}), "set OMPI_MCA_pml=ucx"),
         (
@@ -207,10 +207,10 @@ def test_where_much_is_missing_another_build_is_told_too() -> None:
     aware = families.gpu_aware(seen(MPICH_5, ucx=PLAIN_UCX, variables={"MPIR_CVAR_NOLOCAL": 0}), "hip")
     assert aware.why_not == (
         "its UCX 1.20.1 (/opt/mpi/libucp.so.0) has no ROCm transports; "
-        "within a node it copies buffers itself, and it was built without ROCm"
+        "MPICH copies buffers within a node itself and was built without ROCm"
     )
     assert aware.remedy == (
-        "put a UCX with ROCm first in LD_LIBRARY_PATH with UCX_MODULE_DIR naming its lib/ucx, "
+        "put a UCX with ROCm first in LD_LIBRARY_PATH and set UCX_MODULE_DIR to its lib/ucx, "
         "and set MPIR_CVAR_NOLOCAL=1; or use a build of it with ROCm (configured --with-hip)"
     )
 
@@ -237,7 +237,7 @@ def test_intel_mpi_has_no_support_for_amd() -> None:
 def test_of_an_unknown_library_nothing_is_assumed() -> None:
     aware = families.gpu_aware(seen("FUJITSU MPI Library 4.0.1", needs=["libcuda.so.1"]), "cuda")
     assert not aware.able
-    assert "does not know FUJITSU MPI Library 4.0.1" in aware.why_not
+    assert "FUJITSU MPI Library 4.0.1 is unknown" in aware.why_not
 
 
 @pytest.mark.parametrize(
@@ -352,8 +352,8 @@ def test_the_edges_of_protocols_come_from_the_library_and_its_environment() -> N
 
 def test_every_row_says_where_it_is_from_and_leaves_nothing_open() -> None:
     conditions = [row for routes in ROUTES.values() for route in routes for row in route.conditions]
-    assert all(row.source for row in (*conditions, *SWITCHES))
-    assert all(switch.cost for switch in SWITCHES)
+    assert all(row.source for row in (*conditions, *table().switches))
+    assert all(switch.cost for switch in table().switches)
     facts = Facts(seen(MPICH_5), "cuda")
     for row in conditions:
         for text in (row.why_not, row.remedy):

@@ -86,8 +86,8 @@ def test_nothing_that_is_written_is_run(program: Program, tmp_path: Path) -> Non
             "Lmod has found: unknown: nosuch",
         ),
         ("import os\nos.environ['A'] = '1'\n_mlstatus = False\n", "ERROR: no nosuch", "ERROR: no nosuch"),
-        ("", "", "it ended with 1 and no word"),
-        ("raise (", "", "it ended with 1 and no word"),
+        ("", "", "exit code 1, no output"),
+        ("raise (", "", "exit code 1, no output"),
     ],
 )
 def test_a_module_that_is_not_there_is_said_in_the_systems_words(
@@ -107,8 +107,7 @@ def test_no_module_system_is_said_with_the_line_that_asks_for_one() -> None:
     with pytest.raises(NotFound) as caught:
         ranks.setting(site, ["cuda"], {"PATH": ""})
     assert caught.value.reason == (
-        "site.yaml:3: modules: there is no module system here: "
-        "no LMOD_CMD, no MODULES_CMD, and no modulecmd in PATH"
+        "site.yaml:3: modules: no module system found: no LMOD_CMD, no MODULES_CMD, no modulecmd on PATH"
     )
 
 
@@ -142,11 +141,11 @@ def test_each_vendors_ranks_preload_its_own_library(program: Program, tmp_path: 
     assert found.preloading == {"LD_PRELOAD": "/opt/cray/pe/mpich/8.1.28/gtl/lib/libmpi_gtl_hsa.so"}
     with pytest.raises(NotFound) as caught:
         ranks.setting(site, ["cuda"], program(LMOD), str(tmp_path))
-    assert caught.value.reason == "site.yaml:3: preload: there is no file /none/libmpi_gtl_cuda.so"
-    assert caught.value.remedy == "correct the path, or remove the entry; it is there because: for NVIDIA"
+    assert caught.value.reason == "site.yaml:3: preload: file not found: /none/libmpi_gtl_cuda.so"
+    assert caught.value.remedy == "correct the path, or remove the entry; its reason: for NVIDIA"
 
 
 def test_a_variable_that_nobody_sets_is_said(tmp_path: Path) -> None:
     site = NodeConfig(preload={"hip": SourcedValue("${CRAY_MPICH_ROOTDIR}/x.so", "site.yaml:4", "for AMD")})
-    with pytest.raises(NotFound, match=r"site.yaml:4: preload: .*: CRAY_MPICH_ROOTDIR is not set"):
+    with pytest.raises(NotFound, match=r"site.yaml:4: preload: .*: CRAY_MPICH_ROOTDIR is set neither"):
         ranks.setting(site, ["hip"], {}, str(tmp_path))

@@ -1,0 +1,120 @@
+"""Environment variables that disable an MPI library's IPC, or are known to help."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from gpuipc_doctor import tables
+from gpuipc_doctor.mpi.facts import Facts
+
+
+@dataclass(frozen=True, slots=True)
+class IpcSetting:
+    """One setting, for versions from ``introduced`` on and before ``fixed`` (empty: unbounded).
+
+    ``family`` and ``via`` select the library, as in `routes`; family ``*`` matches every one. ``no_ipc``:
+    with the setting, device memory does not use IPC at all, so the setting serves as a control. ``cost`` is
+    in words.
+    """
+
+    family: str
+    env: Mapping[str, str]
+    cost: str
+    source: str
+    via: str = "own"
+    no_ipc: bool = False
+    backends: tuple[str, ...] = ("cuda", "hip")
+    introduced: str = ""
+    fixed: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The variable that limits how many buffers or bytes of other processes a library keeps mapped.
+
+    For versions of the library, or of UCX if ``via`` is ``ucx``.
+    """
+
+    family: str
+    variable: str
+    via: str = "own"
+    introduced: str = ""
+    fixed: str = ""
+    backends: tuple[str, ...] = ("cuda", "hip")
+    in_bytes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The content of ``ipc_settings.yaml``; of each kind of row, the first that matches counts."""
+
+    switches: tuple[IpcSetting, ...]
+    bounds: tuple[Bound, ...]
+
+
+@cache
+def table() -> Table:
+    import msgspec
+
+    return msgspec.convert(tables.table(Path(__file__).with_name("ipc_settings.yaml")), Table)
+
+
+def bounding(facts: Facts, via: str, ucx: str) -> Bound | None:
+    """The variable that limits a library's cache of mappings; None if unknown."""
+    version = ucx if via == "ucx" else facts.identity.version
+    return next((row for row in table().bounds if _is_of(row, facts, via, version)), None)
+
+
+def suitable(facts: Facts, via: str) -> tuple[IpcSetting, ...]:
+    """Rows for a library whose variables it reads and that are not set already."""
+    return tuple(
+        replace(
+            row, env={name: _value(facts, name, row.env[name]) for name in row.env if _reads(facts, name)}
+        )
+        for row in table().switches
+        if _is_of(row, facts, via, facts.identity.version)
+    )
+
+
+def _reads(facts: Facts, variable: str) -> bool:
+    return facts.identity.family == "openmpi" or not variable.startswith("OMPI_")
+
+
+def _is_of(row: IpcSetting | Bound, facts: Facts, via: str, version: str) -> bool:
+    """Whether a row is for this library, for how it moves messages, and for its version."""
+    return (
+        row.family in ("*", facts.identity.family)
+        and row.via == via
+        and facts.backend in row.backends
+        and _covers(row, version)
+    )
+
+
+def _value(facts: Facts, name: str, value: str) -> str:
+    """A row's value; if UCX_TLS is already set, the IPC transport is removed from it."""
+    if name != "UCX_TLS" or facts.ucx_tls == "all":
+        return facts.fill_in(value)
+    vendor = facts.vendor
+    if facts.ucx_tls.startswith("^"):
+        return f"{facts.ucx_tls},{vendor.ucx_ipc}"
+    without_alias = [
+        vendor.ucx_copy if part == vendor.accelerator else part for part in facts.ucx_tls.split(",")
+    ]
+    return ",".join(alias for alias in without_alias if alias != vendor.ucx_ipc)
+
+
+def _covers(row: IpcSetting | Bound, version: str) -> bool:
+    from packaging.version import InvalidVersion, Version
+
+    if not row.introduced and not row.fixed:
+        return True
+    try:
+        ours = Version(version)
+    except InvalidVersion:
+        return False
+    return not (row.introduced and ours < Version(row.introduced)) and not (
+        row.fixed and ours >= Version(row.fixed)
+    )
