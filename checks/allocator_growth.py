@@ -1,14 +1,15 @@
-"""Keep as much allocated all the time, in changing pieces, and see what the allocator comes to hold.
+"""Keep a constant amount allocated, in changing pieces, and check that the allocator's memory levels off.
 
-So many bytes stay allocated. In each round half of the blocks, chosen at random, are freed, and as many
-bytes are allocated again in pieces of other sizes, which do not fit the holes that were left. Three things
-are watched: what is allocated, what the allocator has reserved for it, and how much of the device is in
-use. A cache levels off; what still grows at constant allocation in the last third of the rounds is lost.
-In the end all is freed and the allocator is told to give its cache back: how much comes back, and how long
-that takes beside a kernel that has nothing to do with it, since `cudaFree` waits for the whole device.
+In each round a random half of the blocks is freed, and as many bytes are allocated in pieces of other sizes,
+which do not fit the holes. The probe watches the allocated bytes, the allocator's reserved bytes and the
+device's used memory. A cache levels off; growth in the last third of the rounds, at constant allocation, is a
+leak. At the end everything is freed and the allocator is asked to release its cache: the probe measures how
+much is released, and how long that takes beside an unrelated kernel, since `cudaFree` waits for the whole
+device.
 
-A second process, which does nothing, looks at the device before the first begins and after it has ended:
-what is still in use then is somebody else's, and so may be the growth.
+A second, idle process reads the device's used memory before the first process starts and after it has ended:
+a difference then comes from other processes, and so may the growth. A loss is measured again by new
+processes.
 """
 
 from __future__ import annotations
@@ -38,10 +39,12 @@ from gpuipc_doctor.api import (
     blind,
     give_back,
     interval,
+    judge_loss,
     lasting,
     look_on,
     memory_series,
     mib,
+    repeat_if_lost,
     share,
     share_of_free,
     use_once,
@@ -51,42 +54,43 @@ from gpuipc_doctor.api import (
 ROUNDS, BLOCKS = 120, 16
 
 ALLOCATED = 0.1
-"""Of the share that may be held: what stays allocated. The rest is for what the allocator makes of it; its
-cache hides a leak until it is used up."""
+"""Fraction of the memory limit that stays allocated. The rest is for the allocator's overhead, and for its
+cache, which hides a leak until it is full."""
 
 UNIT = 64 << 10
-"""Sizes are multiples of it, in bytes."""
+"""Sizes are multiples of this many bytes."""
 
 KEPT = 0.25
-"""A lower bound of the slope above this fraction of the mean block, each round, is growth without bound."""
+"""Growth is unbounded if the lower bound of the slope exceeds this fraction of the mean block per round."""
 
 HIGH = 6.0
-"""A plateau of so many times what is allocated is worth a warning: on an H200 it is 4 times for CuPy's
-MemoryPool, 3.5 times for PyTorch and 1.7 times for the driver's own pool."""
+"""Reserved memory that levels off at this multiple of the allocated memory or more is a WARN. On an H200 the
+multiple is 4 for CuPy's MemoryPool, 3.5 for PyTorch and 1.7 for the driver's own pool."""
 
 BUSY_S = 0.05
 
 
 class AllocatorGrowth(Check):
     id = "allocator-growth"
-    title = "an allocator's memory levels off and is given back"
+    title = "an allocator's memory levels off and is released"
     requires = frozenset({"multi-process"})
+    searches = True
     explains_losses = frozenset({"grows", "keeps"})
     needs_allocators = True
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
         for device, name in ctx.allocators:
-            roles = {"program": work, "onlooker": look_on}
-            yield allocator_probe(name, device, roles, **share(ctx.memory))
+            yield allocator_probe(name, device, ROLES, **share(ctx.memory))
+
+    def again(self, failed: ProbeOutcome) -> Iterable[Probe]:
+        yield from repeat_if_lost(failed, ROLES, lost)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
-        program, after = done.records["program"], account(done.records["onlooker"]).entries[0]
-        if unsure := blind(done):
-            yield unsure
-            return
-        bad = judge_growth(done.probe, program) or judge_kept(done.probe, program)
-        yield after.trust(bad) or judge_plateau(done.probe, program)
-        if late := after.late():
+        if found := blind(done) or judge_loss(done, lost):
+            yield found
+        elif done.completed:
+            yield judge_plateau(done.probe, done.records["program"])
+        if done.completed and (late := account(done.records["onlooker"]).entries[0].late()):
             yield late
 
     def series(self, done: ProbeOutcome) -> Iterable[Series]:
@@ -95,20 +99,26 @@ class AllocatorGrowth(Check):
         yield memory_series(title, program["samples"])
 
 
+def lost(done: ProbeOutcome) -> Finding | None:
+    """The FAIL if the program lost memory while running."""
+    program = done.records["program"]
+    return judge_growth(done.probe, program) or judge_kept(done.probe, program)
+
+
 def judge_growth(allocator: str, program: Json) -> Finding | None:
-    """Judge whether used memory goes on growing while no more is allocated."""
+    """Judge whether used memory keeps growing while allocated memory stays constant."""
     growth, reserved = (lasting(rounds_of(program, name)) for name in ("used", "reserved"))
     block = program["live"] / BLOCKS
     if growth.low <= KEPT * block:
         return None
     return Finding.fail(
         "grows",
-        "{allocator}: used memory grows by {growth:mib} each round, while {live:mib} stay allocated",
+        "{allocator}: used memory grows by {growth:mib} each round with {live:mib} allocated throughout",
         interval(growth, program["rounds"]),
         Evidence.seen(
-            "{half} blocks of {block:mib} are freed and made each round", half=BLOCKS // 2, block=block
+            "{half} blocks of {block:mib} are freed and allocated each round", half=BLOCKS // 2, block=block
         ),
-        Evidence.seen("{reserved:mib} of it are the allocator's own account", reserved=reserved.estimate),
+        Evidence.seen("{reserved:mib} of it are reserved by the allocator", reserved=reserved.estimate),
         gave_back(program),
         allocator=allocator,
         growth=growth.estimate,
@@ -117,48 +127,48 @@ def judge_growth(allocator: str, program: Json) -> Finding | None:
 
 
 def judge_kept(allocator: str, program: Json) -> Finding | None:
-    """Judge whether what is free was given back."""
+    """Judge whether free memory was released."""
     if program["kept"] <= NOISE_BYTES:
         return None
     return Finding.fail(
         "keeps",
-        "{allocator}: {kept:mib} are not given back, with nothing allocated any more",
+        "{allocator}: {kept:mib} not released, with nothing allocated",
         gave_back(program),
-        remedy="until the process ends, nobody else can use this memory",
+        remedy="until the process ends, no other process can use this memory",
         allocator=allocator,
         kept=program["kept"],
     )
 
 
 def judge_plateau(allocator: str, program: Json) -> Finding:
-    """Judge how much is held where used memory levels off."""
+    """Judge how much memory is reserved once usage levels off."""
     times = max(rounds_of(program, "used")[program["rounds"] // 2 :]) / program["live"]
     told = (gave_back(program), release_time(program))
     if times > HIGH:
-        says = "{allocator}: holds {times:times} times what is allocated"
+        says = "{allocator}: holds {times:times} times the allocated memory"
         return Finding.warn("holds-much", says, *told, allocator=allocator, times=times)
-    says = "{allocator}: levels off at {times:times} times what is allocated"
+    says = "{allocator}: levels off at {times:times} times the allocated memory"
     return Finding.ok("levels-off", says, *told, allocator=allocator, times=times)
 
 
 def rounds_of(program: Json, name: str) -> list[float]:
-    """What was sampled before all was freed."""
+    """The samples taken before everything was freed."""
     sampled: list[float] = program["samples"][name]
     return sampled[: program["rounds"]]
 
 
 def gave_back(program: Json) -> Evidence:
     cached, kept = program["cached"], program["kept"]
-    says = "{call} gave back {returned:mib} of {cached:mib}"
+    says = "{call} released {returned:mib} of {cached:mib}"
     return Evidence.seen(says, call=program["call"], returned=cached - kept, cached=cached)
 
 
 def release_time(program: Json) -> Evidence:
-    """Whether giving back waits for kernels, and how long it took."""
+    """Evidence on whether releasing the cache waits for kernels, and how long it took."""
     times = program["release_s"]
     waits = times["beside"] - times["idle"] > times["kernel"] / 2
     return Evidence.measured(
-        "{call} {waits} for kernels: {idle:ms}, and {beside:ms} beside one of {kernel:ms}",
+        "{call} {waits} for kernels: {idle:ms} idle, {beside:ms} beside a {kernel:ms} kernel",
         call=program["call"],
         waits="waits" if waits else "does not wait",
         **times,
@@ -166,10 +176,10 @@ def release_time(program: Json) -> Evidence:
 
 
 def work(w: Worker) -> None:
-    begin_when_asked(w)  # the onlooker has looked
+    begin_when_asked(w)  # the second process has read used memory
     allocator = w.allocator(w.params["allocator"])
     stream, busy = allocator.stream(), allocator.stream()
-    busy.spin(BUSY_S)  # loads the kernel, which takes memory of its own
+    busy.spin(BUSY_S)  # loads the kernel, which also takes memory
     busy.synchronize()
     use_once(allocator, stream, UNIT)
 
@@ -178,7 +188,7 @@ def work(w: Worker) -> None:
     each = int(room * ALLOCATED) // BLOCKS // UNIT * UNIT
     live, random = BLOCKS * each, Random(0)
     blocks = [allocator.alloc(each, stream) for _ in range(BLOCKS)]
-    # An allocator that caches a little more reserves addresses for that.
+    # An allocator that caches slightly more reserves address space for it.
     for number in watched(w, "round of allocations", range(ROUNDS), but={"addresses"}):
         with w.step(f"round {number + 1} of {ROUNDS}, {live} B allocated"):
             if samples.take() > room:
@@ -202,7 +212,7 @@ def work(w: Worker) -> None:
 
 
 def change(allocator: Allocator, stream: Stream, blocks: list[Block], random: Random) -> None:
-    """Free half of the blocks and allocate as many bytes again, in as many pieces of other sizes."""
+    """Free half of the blocks, and allocate as many bytes in as many blocks of other sizes."""
     random.shuffle(blocks)
     old, blocks[:] = blocks[: BLOCKS // 2], blocks[BLOCKS // 2 :]
     units = sum(block.nbytes for block in old) // UNIT
@@ -223,5 +233,7 @@ def timed(w: Worker, call: Callable[[], None]) -> float:
     call()
     return w.clock() - began
 
+
+ROLES = {"program": work, "onlooker": look_on}
 
 CHECK = AllocatorGrowth()

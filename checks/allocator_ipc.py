@@ -1,13 +1,13 @@
-"""Share an allocator's memory with another process, as MPI libraries do, and see what it comes with.
+"""Share an allocator's memory with another process, as MPI libraries do.
 
-An allocator cuts blocks out of larger pieces that it took from the driver. A handle stands for the whole
-piece, so whoever opens a block's must add the block's offset; and as long as it is open, the whole piece
-stays in use, even when the allocator has given it back. Two blocks of one piece are exported, opened and
-read here; then they are freed and given back while the other process still has them open.
+An allocator cuts blocks out of larger pieces from the driver. A handle refers to the whole piece, so the
+importer must add the block's offset; and while the handle is open, the whole piece stays in use even if the
+allocator releases it. This check exports, opens and reads two blocks of one piece, then frees and releases
+them while the other process still has them open.
 
 Memory of stream-ordered pools (`cudaMallocAsync`) and of virtual memory management (PyTorch's expandable
-segments) has no such handles: the driver refuses, and so does every library that shares device memory this
-way (MPI with GPU IPC, UCX's cuda_ipc). Which setting makes an application's memory such is told.
+segments) has no IPC handles: the driver refuses to export it, so libraries that share device memory by handle
+fail too (MPI with GPU IPC, UCX's cuda_ipc). The check reports which setting selects such memory.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpuipc_doctor.api import (
+    Allocator,
     Block,
     Check,
     Context,
@@ -24,6 +25,7 @@ from gpuipc_doctor.api import (
     Ledger,
     Probe,
     ProbeOutcome,
+    Stream,
     Worker,
     account,
     allocator_probe,
@@ -39,8 +41,8 @@ from gpuipc_doctor.api import (
 )
 
 CACHED, PART = 8 << 20, 3 << 20
-"""Bytes that are allocated and freed first, so that the allocator has a piece to cut from, and of each block
-that is cut from it."""
+"""Bytes allocated and freed first, so that the allocator has a piece from which to cut blocks; and bytes of
+each block."""
 
 EXPANDABLE = "PyTorch expandable"
 
@@ -66,7 +68,7 @@ class AllocatorIpc(Check):
             bad.append(
                 Finding.fail(
                     "other-memory",
-                    "{allocator}: a block's handle and offset led to other memory",
+                    "{allocator}: a block's IPC handle and offset opened the wrong memory",
                     *importer["wrong"],
                     allocator=done.probe,
                 )
@@ -76,16 +78,16 @@ class AllocatorIpc(Check):
         if not bad:
             yield Finding.ok(
                 "shared",
-                "{allocator}: blocks can be shared, data right",
+                "{allocator}: blocks can be shared, data correct",
                 Evidence.seen(
                     "two blocks of {part:mib} share one handle, at offsets {offsets}"
                     if exporter["one_handle"]
-                    else "two blocks of {part:mib} have a handle each, at offsets {offsets}",
+                    else "two blocks of {part:mib} have one handle each, at offsets {offsets}",
                     part=PART,
                     offsets=exporter["offsets"],
                 ),
                 Evidence.measured(
-                    "open, they kept {kept:mib} in use that the allocator had given back",
+                    "while open, the blocks kept {kept:mib} in use that the allocator had released",
                     kept=exporter["kept"],
                 ),
                 allocator=done.probe,
@@ -103,7 +105,7 @@ def judge_refusal(allocator: str, refused: str, kind: str, chosen_by: str) -> Fi
             sees,
             allocator=allocator,
         )
-    if allocator == "PyTorch":  # not we have chosen this kind but who set up this node
+    if allocator == "PyTorch":  # This tool did not choose the kind of memory; the node's settings did.
         return Finding.warn(
             "refused-by-setting",
             "{allocator}: its memory cannot be shared by IPC handles, because of a setting of this "
@@ -125,9 +127,21 @@ def export(w: Worker) -> None:
     allocator = w.allocator(w.params["allocator"])
     stream = allocator.stream()
     use_once(allocator, stream, PART)
-    ledger = Ledger(w)
-    before = ledger.mark()
+    ledger, given_back, exchanged = Ledger(w), list[int](), list[str]()
 
+    def share() -> None:
+        share_blocks(w, allocator, stream, exchanged)
+        given_back.append(ledger.used())
+        w.peer.send("given back")
+        w.peer.recv()  # closed
+
+    ledger.watch("the importer had closed everything", share)
+    w.peer.send(None)
+    w.record(exchanged=exchanged, kept=given_back[-1] - ledger.used())
+
+
+def share_blocks(w: Worker, allocator: Allocator, stream: Stream, exchanged: list[str]) -> None:
+    """Have two blocks opened, exchange data in them and release them; or record the refused export."""
     allocator.alloc(CACHED, stream).free()
     blocks = [allocator.alloc(PART, stream) for _ in range(2)]
     for number, block in enumerate(blocks):
@@ -137,32 +151,20 @@ def export(w: Worker) -> None:
     if isinstance(handles, DriverError):
         w.record(refused=str(handles))
         w.peer.send([])
-        return
-    pieces = dict(w.gpu.allocation_of(block.address) for block in blocks)
-    offsets = [offset(w, block) for block in blocks]
-    w.peer.send(list(zip(handles, offsets, strict=True)))
-    exchanged = []
-    for number, block in enumerate(blocks):
-        exchanged += exchange_as_exporter(w, block, PART, f"block {number + 1}")
-    w.record(exchanged=exchanged)
-
+    else:
+        pieces = dict(w.gpu.allocation_of(block.address) for block in blocks)
+        offsets = [offset(w, block) for block in blocks]
+        w.record(one_handle=handles[0] == handles[1], offsets=offsets, piece=sum(pieces.values()))
+        w.peer.send(list(zip(handles, offsets, strict=True)))
+        for number, block in enumerate(blocks):
+            exchanged += exchange_as_exporter(w, block, PART, f"block {number + 1}")
     for block in blocks:
         block.free()
     give_back(allocator, stream)
-    given_back = ledger.used()
-    w.peer.send("given back")
-    w.peer.recv()  # closed
-    ledger.enter("the importer had closed everything", before)
-    w.record(
-        one_handle=handles[0] == handles[1],
-        offsets=offsets,
-        piece=sum(pieces.values()),
-        kept=given_back - ledger.used(),
-    )
 
 
 def offset(w: Worker, block: Block) -> int:
-    """Where the block lies in what its handle opens to, in bytes."""
+    """Offset of the block in the opened memory, in bytes."""
     base, _ = w.gpu.allocation_of(block.address)
     return block.address - base if w.gpu.expects("export-interior-pointer") == "base" else 0
 
@@ -170,22 +172,21 @@ def offset(w: Worker, block: Block) -> int:
 def read(w: Worker) -> None:
     w.gpu.memory_used()  # makes a context
     w.peer.send("ready")
-    wrong, exchanged, mappings = [], [], []
-    shared = w.peer.recv()
-    for number, (handle, offset) in enumerate(shared):
-        with w.step(f"open block {number + 1}"):
-            mappings.append(w.gpu.open_ipc(handle))
-        data = mappings[-1].read(PART, offset)
-        wrong += differences(f"block {number + 1}", data, pattern(PART, number))
-    if not shared:
-        return
-    for number, (mapping, (_, offset)) in enumerate(zip(mappings, shared, strict=True)):
-        exchanged += exchange_as_importer(w, mapping, PART, f"block {number + 1}", offset=offset)
+    wrong, exchanged = list[str](), list[str]()
+    while (shared := w.peer.recv()) is not None:
+        mappings = []
+        for number, (handle, offset) in enumerate(shared):
+            with w.step(f"open block {number + 1}"):
+                mappings.append(w.gpu.open_ipc(handle))
+            data = mappings[-1].read(PART, offset)
+            wrong += differences(f"block {number + 1}", data, pattern(PART, number))
+        for number, (mapping, (_, offset)) in enumerate(zip(mappings, shared, strict=True)):
+            exchanged += exchange_as_importer(w, mapping, PART, f"block {number + 1}", offset=offset)
+        w.peer.recv()  # freed and released
+        for mapping in mappings:
+            mapping.close()
+        w.peer.send("closed")
     w.record(wrong=wrong, exchanged=exchanged)
-    w.peer.recv()  # freed and given back
-    for mapping in mappings:
-        mapping.close()
-    w.peer.send("closed")
 
 
 CHECK = AllocatorIpc()

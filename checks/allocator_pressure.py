@@ -1,14 +1,14 @@
-"""Let an allocator run full again and again, and see that it then gives back what it only keeps.
+"""Fill an allocator repeatedly and check that it releases its cache.
 
-The allocator may take so many bytes and no more, a small share of the device's memory, as if the device had
-no more. Blocks of one size fill nearly all of it and are freed; the next, larger ones fit into none of
-them, so the allocator must give back what it has cached and take memory anew. There must be no error; each
-block must keep its data while it is allocated; and at the end nothing may be missing. Where the library has
-no such bound (CuPy's MemoryAsyncPool), it is told to give back what it keeps whenever it would hold more
-than the share.
+The allocator is limited to a small share of the device's memory, as if the device had no more. Blocks of one
+size fill nearly all of it and are freed; the next, larger blocks do not fit into the cached ones, so the
+allocator must release its cache and allocate from the driver. There must be no error, each block must keep
+its data while allocated, and at the end no memory may be missing. An allocator without a limit (CuPy's
+MemoryAsyncPool) is asked to release its cache whenever it would exceed the share.
 
-A second process has memory of its own on the device, whose bytes must stay as they are. It also sees what
-is in use before and after the first, so that memory of others is not mistaken for memory lost.
+A second process has its own memory on the device, whose bytes must not change. It also reads used memory
+before the first process starts and after it ends, so that other processes' memory is not mistaken for a leak.
+A loss is measured again by new processes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from gpuipc_doctor.api import (
     Context,
     Evidence,
     Finding,
-    Json,
     MemorySamples,
     Probe,
     ProbeOutcome,
@@ -35,10 +34,12 @@ from gpuipc_doctor.api import (
     begin_when_asked,
     blind,
     difference,
+    judge_loss,
     look_on,
     memory_series,
     mib,
     pattern,
+    repeat_if_lost,
     share,
     share_of_free,
     use_once,
@@ -46,13 +47,14 @@ from gpuipc_doctor.api import (
 
 CYCLES = 4
 PARTS = (11, 7, 3)
-"""How many blocks fill the allocator, in turn; each time they are larger, so that none of before fits."""
+"""Number of blocks that fill the allocator in each cycle: fewer, larger blocks each time, so that cached
+blocks do not fit."""
 
 FILLED = 0.9
-"""Of what the allocator may take: the rest is for its rounding."""
+"""Fraction of the allocator's limit to use; the rest is for rounding."""
 
 EDGE = 64 << 10
-"""Bytes that are written and read again at either end of each block."""
+"""Bytes written and verified at both ends of each block."""
 
 BYSTANDER = 32 << 20
 """Bytes of the other process's memory."""
@@ -60,19 +62,27 @@ BYSTANDER = 32 << 20
 
 class AllocatorPressure(Check):
     id = "allocator-pressure"
-    title = "a full allocator gives back what it only keeps"
+    title = "a full allocator releases its cache"
     requires = frozenset({"multi-process"})
     needs_allocators = True
+    searches = True
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
         for device, name in ctx.allocators:
-            roles = {"program": run_full, "bystander": stand_by}
-            yield allocator_probe(name, device, roles, **share(ctx.memory))
+            yield allocator_probe(name, device, ROLES, **share(ctx.memory))
+
+    def again(self, failed: ProbeOutcome) -> Iterable[Probe]:
+        if failed.completed and not list(judge_data(failed)):
+            yield from repeat_if_lost(failed, ROLES, lost)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
-        program, bystander = done.records["program"], done.records["bystander"]
-        found = [*judge_data(done.probe, program, bystander["wrong"]), *judge_memory(done, program)]
-        says = "{allocator}: ran full {times} times within {room:mib}, data right, all given back"
+        loss = blind(done) or judge_loss(done, lost)
+        if not done.completed:
+            yield from filter(None, [loss])
+            return
+        program, after = done.records["program"], account(done.records["bystander"]).entries[0]
+        found = [*judge_data(done), *filter(None, [loss or after.late()])]
+        says = "{allocator}: filled {times} times within {room:mib}, data correct, all released"
         told, times = given_back(program["releases_s"]), CYCLES * len(PARTS)
         yield from found or [
             Finding.ok("returned", says, told, allocator=done.probe, times=times, room=program["room"])
@@ -80,49 +90,51 @@ class AllocatorPressure(Check):
 
     def series(self, done: ProbeOutcome) -> Iterable[Series]:
         program = done.records["program"]
-        title = f"{done.probe}: full again and again, {mib(program['room'])} at most"
+        title = f"{done.probe}: repeated fills of up to {mib(program['room'])}"
         yield memory_series(title, program["samples"])
 
 
-def judge_data(allocator: str, program: Json, overwritten: str) -> Iterable[Finding]:
-    """Judge whether there was memory to be had, and whether what was in it, and beside it, stayed."""
-    if overwritten:
+def judge_data(done: ProbeOutcome) -> Iterable[Finding]:
+    """Judge whether allocations succeeded, and whether the data in the blocks and next to them survived."""
+    allocator, program = done.probe, done.records["program"]
+    if overwritten := done.records["bystander"]["wrong"]:
         says = "{allocator}: another process's memory was overwritten"
         yield Finding.fail("overwrote-others", says, overwritten, allocator=allocator)
     if wrong := program["wrong"]:
         yield Finding.fail("wrong-data", "{allocator}: blocks lost their data", *wrong, allocator=allocator)
     if refused := program["refused"]:
-        says = "{allocator}: it ran out of memory with most of it only cached"
+        says = "{allocator}: out of memory although most of the memory was only cached"
         yield Finding.fail("out-of-memory", says, refused, allocator=allocator)
 
 
-def judge_memory(done: ProbeOutcome, program: Json) -> Iterable[Finding]:
-    """Judge whether all came back, and soon."""
-    kept, after = program["samples"]["used"][-1], account(done.records["bystander"]).entries[0]
-    says = "{allocator}: {kept:mib} did not come back after {call}, with nothing allocated any more"
-    keeps = Finding.fail("keeps", says, allocator=done.probe, kept=kept, call=program["call"])
-    if found := blind(done) or after.trust(keeps if kept > NOISE_BYTES else None) or after.late():
-        yield found
+def lost(done: ProbeOutcome) -> Finding | None:
+    """The FAIL if the program kept memory."""
+    program = done.records["program"]
+    kept = program["samples"]["used"][-1]
+    if kept <= NOISE_BYTES:
+        return None
+    says = "{allocator}: {kept:mib} not released after {call}, with nothing allocated"
+    return Finding.fail("keeps", says, allocator=done.probe, kept=kept, call=program["call"])
 
 
 def given_back(releases_s: Sequence[float]) -> Evidence | str:
     if not releases_s:
-        return "it never had to give anything back"
+        return "the allocator never needed to release its cache"
     return Evidence.measured(
-        "gave back {times} times for want of room; such an allocation took {longest:ms} at most",
+        "released its cache {times} times because memory ran out; each took {longest:ms} at most",
         times=len(releases_s),
         longest=max(releases_s),
     )
 
 
 def run_full(w: Worker) -> None:
-    begin_when_asked(w)  # the bystander has its memory
+    begin_when_asked(w)  # the second process has its memory
     allocator = w.allocator(w.params["allocator"])
     bounded, stream = Bounded(w, allocator, share_of_free(w)), allocator.stream()
     use_once(allocator, stream, EDGE)
     samples, wrong = MemorySamples(w, allocator), list[str]()
     for cycle in range(CYCLES):
-        allocator.release()  # many small blocks out of a few large ones would be a matter of fragmentation
+        allocator.release()  # cutting many small blocks from few large ones would only test fragmentation
         for parts in PARTS:
             with w.step(f"cycle {cycle + 1}, {parts} blocks"):
                 wrong += fill(bounded, stream, parts, samples)
@@ -133,7 +145,7 @@ def run_full(w: Worker) -> None:
 
 
 def fill(bounded: Bounded, stream: Stream, parts: int, samples: MemorySamples) -> list[str]:
-    """Allocate all that may be, in so many blocks, and free them; what of their data they have not kept."""
+    """Allocate all allowed memory in this many blocks, then free them; returns the blocks with wrong data."""
     nbytes, blocks, lost = int(bounded.room * FILLED) // parts, list[Block](), []
     while len(blocks) < parts and (block := bounded.alloc(nbytes, stream)):
         write_edges(block, len(blocks))
@@ -164,5 +176,7 @@ def stand_by(w: Worker) -> None:
         look_on(w)
         w.record(wrong=difference(memory.read(), pattern(BYSTANDER, 0)))
 
+
+ROLES = {"program": run_full, "bystander": stand_by}
 
 CHECK = AllocatorPressure()

@@ -1,17 +1,17 @@
-"""Free memory that another stream still reads, have it handed out again, and see who overtakes whom.
+"""Free memory that another stream still reads, reallocate it, and check the data that the stream read.
 
-A buffer is filled on stream A; stream B is busy for a while and then copies the buffer; meanwhile the
-buffer is freed, and memory of the same size is allocated and overwritten on stream A. The allocator knows
-of stream A alone and hands the same memory out again, so stream B copies what it was not meant to see.
+A buffer is filled on stream A; stream B is busy for a while and then copies the buffer; meanwhile the buffer
+is freed, and memory of the same size is allocated and overwritten on stream A. The allocator knows only of
+stream A and reuses the same memory, so stream B copies the later data.
 
-First without a guard: this must go wrong, else the probe cannot see the race and the answer is SKIP. Then
-with each guard that is documented, and the copy must be right every time:
+The first run has no guard and must fail, else the probe cannot detect the race and the result is SKIP. After
+that, each documented guard is tried, and every copy must be correct:
 
 - event wait: stream A waits for stream B before the buffer is freed
-- record_stream: the allocator is told that stream B uses the buffer, too (PyTorch)
+- record_stream: the allocator learns that stream B also uses the buffer (PyTorch)
 - pool per stream: the buffer is allocated for stream B, so that stream A gets other memory
 
-Some allocators treat small and large buffers differently; both are tried.
+Small and large buffers are tried, since some allocators treat them differently.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from gpuipc_doctor.api import (
 )
 
 SIZES = (64 << 10, 4 << 20, 12 << 20)
-"""Bytes. PyTorch cuts up to 1 MiB out of pieces of 2 MiB, up to 10 MiB out of 20 MiB, and takes what is
-larger by itself (c10/cuda/CUDACachingAllocator.cpp)."""
+"""Bytes. PyTorch cuts up to 1 MiB out of pieces of 2 MiB, up to 10 MiB out of 20 MiB, and allocates larger
+blocks separately (c10/cuda/CUDACachingAllocator.cpp)."""
 
 ROUNDS = 4
 
 BUSY_S = (0.01, 0.04, 0.16)
-"""For how long stream B is busy: longer where the race was not provoked."""
+"""Seconds for which stream B is busy; the longer times are tried if the race was not provoked."""
 
 OVERTAKEN = 4096
-"""Bytes that show without a guard whether the copy was overtaken; with one all must be right."""
+"""Bytes compared without a guard, to see whether the race occurs. With a guard, all are compared."""
 
 GUARDS = ("event wait", "pool per stream")
 RECORD_STREAM = "record_stream"
@@ -86,17 +86,16 @@ class AllocatorStreamReuse(Check):
         elif unseen:
             yield Finding.skip(
                 "not-provoked",
-                "{allocator}: could not provoke the race without a guard ({sizes} B), so it is not known "
-                "whether the guards hold",
+                "{allocator}: guards not tested: no race even without a guard ({sizes} B)",
                 allocator=done.probe,
                 sizes=unseen,
             )
         else:
             yield Finding.ok(
                 "guards-hold",
-                "{allocator}: right with {guards}, {rounds} rounds of {sizes} sizes each",
+                "{allocator}: correct with {guards}, {rounds} rounds of {sizes} sizes each",
                 Evidence.control(
-                    "without a guard {wrong} of {rounds} rounds read what was written later",
+                    "without a guard {wrong} of {rounds} rounds read data written later",
                     wrong=sum(map(len, unguarded.values())),
                     rounds=ROUNDS * len(SIZES),
                 ),
@@ -115,7 +114,7 @@ def overtake(w: Worker) -> None:
     for nbytes in SIZES:
         race = Race(allocator, nbytes)
         with w.step(f"{nbytes} B, first use"):
-            race.run(0, "", 0.0)  # loads what is loaded at first use, and takes memory from the driver
+            race.run(0, "", 0.0)  # loads modules that load at first use, and allocates from the driver
         for busy_s in BUSY_S:
             with w.step(f"{nbytes} B without a guard"):
                 unguarded[str(nbytes)] = race.repeat("", busy_s)
@@ -129,7 +128,7 @@ def overtake(w: Worker) -> None:
 
 
 class Race:
-    """Two streams, and the buffers of one size that they copy from and to."""
+    """Two streams, with a source and a destination buffer of the same size."""
 
     def __init__(self, allocator: Allocator, nbytes: int) -> None:
         self.allocator = allocator
@@ -139,7 +138,7 @@ class Race:
         write_pattern(self.later, nbytes, -1)
 
     def repeat(self, guard: str, busy_s: float) -> list[str]:
-        """What stream B read wrong, of each round in which it did."""
+        """Wrong data read by stream B, by round."""
         results = (self.run(number, guard, busy_s) for number in range(ROUNDS))
         return [wrong for wrong in results if wrong]
 
@@ -148,7 +147,7 @@ class Race:
         write_pattern(self.first, self.nbytes, number)
 
         buffer = self.allocator.alloc(self.nbytes, b if guard == "pool per stream" else a)
-        a.wait_for(b)  # which has nothing to do but, with a pool of its own, this allocation
+        a.wait_for(b)  # this stream has nothing to do but, with a pool of its own, this allocation
         a.copy(buffer, self.first)
         b.wait_for(a)
         b.spin(busy_s)

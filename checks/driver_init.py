@@ -1,10 +1,11 @@
-"""Initialise each driver and list its devices: the first call of every GPU program, and it can hang."""
+"""Initialise each driver and list its devices: the first calls of every GPU program, which can hang."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from gpuipc_doctor.api import (
+    REINSTALL,
     AtRest,
     BackendUnavailable,
     Check,
@@ -18,9 +19,7 @@ from gpuipc_doctor.api import (
 )
 
 DESCRIPTION = ("backend", "index", "uuid", "pci", "name", "total_bytes")
-"""By which a device is told from others, and planned with."""
-
-REINSTALL = "reinstall the driver; see dmesg for errors of the GPU"
+"""Properties that identify a device and that planning uses."""
 
 
 class DriverInit(Check):
@@ -31,7 +30,7 @@ class DriverInit(Check):
     def probes(self, ctx: Context) -> Iterable[Probe]:
         for backend in ctx.options["backends"]:
             params = {"backend": backend, "required": ctx.options["required"]}
-            # Without persistence mode the first initialisation loads firmware, for several seconds a GPU.
+            # Without persistence mode, the first initialisation loads firmware: several seconds per GPU.
             yield Probe(backend, {"driver": initialise}, params=params, deadline_s=30.0, imports=(backend,))
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
@@ -44,6 +43,7 @@ class DriverInit(Check):
                 [Device(**{name: device[name] for name in DESCRIPTION}) for device in seen["devices"]]
             )
             told = [*names, *(value for _, value, _ in seen["facts"] if value)]
+            yield from without_version(seen["facts"])
             yield from not_text([text for text in told if "\N{REPLACEMENT CHARACTER}" in text])
             yield from missing(len(names), seen["on_bus"], seen["hiding"])
         else:
@@ -52,7 +52,7 @@ class DriverInit(Check):
 
 
 def misdescribed(devices: list[Device]) -> Iterable[Finding]:
-    """Judge whether devices have sizes and identities that can be; others are not tested."""
+    """Findings on devices with impossible sizes or identities; these devices are not tested."""
     for device in devices:
         if not device.has_credible_size:
             yield Finding.fail(
@@ -62,10 +62,19 @@ def misdescribed(devices: list[Device]) -> Iterable[Finding]:
                 device=device.label,
                 total=device.total_bytes,
             )
+    for what, value in {"name": "name", "pci": "PCI address"}.items():
+        if lacking := [device.label for device in devices if not getattr(device, what)]:
+            yield Finding.warn(
+                "not-described",
+                "the driver reports no {what} for {devices}",
+                remedy=REINSTALL,
+                what=value,
+                devices=lacking,
+            )
     for identity, alike in same(devices, "identity").items():
         yield Finding.fail(
             "same-identity",
-            "the driver reports one identity for {devices}: {identity}; not tested",
+            "the driver reports the same identity for {devices}: {identity}; not tested",
             remedy=REINSTALL,
             devices=[device.label for device in alike],
             identity=identity,
@@ -74,30 +83,37 @@ def misdescribed(devices: list[Device]) -> Iterable[Finding]:
         if len({device.identity for device in alike}) == len(alike):
             yield Finding.warn(
                 "same-pci-address",
-                "the driver reports one PCI address for {devices}: {pci}",
-                remedy="partitions of one GPU may have; otherwise reinstall the driver",
+                "the driver reports the same PCI address for {devices}: {pci}",
+                remedy="normal for partitions of one GPU; otherwise reinstall the driver",
                 devices=[device.label for device in alike],
                 pci=pci,
             )
 
 
 def same(devices: list[Device], what: str) -> dict[str, list[Device]]:
-    """The devices that have one identity or PCI address, by that."""
+    """Identity or PCI address → the devices that have it."""
     alike: dict[str, list[Device]] = {}
     for device in devices:
         alike.setdefault(getattr(device, what), []).append(device)
     return {value: found for value, found in alike.items() if value and len(found) > 1}
 
 
+def without_version(facts: list[list[str | None]]) -> Iterable[Finding]:
+    """Warn of a driver that gives no version. NVML, which has the driver package's, may be missing."""
+    if lacking := [source for name, value, source in facts if value is None and name != "nvidia-driver"]:
+        says = "the driver reports no version ({answers}): known issues by it cannot be told"
+        yield Finding.warn("no-version", says, remedy=REINSTALL, answers=lacking)
+
+
 def not_text(texts: list[str]) -> Iterable[Finding]:
-    """Warn of names and versions that held bytes which stand for no character."""
+    """Warn about names and versions that are not valid UTF-8."""
     if texts:
         says = "the driver returned text that is not UTF-8: {texts}"
         yield Finding.warn("not-text", says, remedy=REINSTALL, texts=texts)
 
 
 def missing(here: int, on_bus: int, hiding: list[str]) -> Iterable[Finding]:
-    """What to say of GPUs that the node has and this process does not see."""
+    """Findings on the node's GPUs that this process does not see."""
     if here >= on_bus:
         return
     counts = {"missing": on_bus - here, "on_bus": on_bus}
@@ -113,7 +129,7 @@ def missing(here: int, on_bus: int, hiding: list[str]) -> Iterable[Finding]:
         yield Finding.warn(
             "not-listed",
             "{missing} of {on_bus} GPUs on the PCI bus not tested: the driver does not list them",
-            remedy="see the kernel's log (dmesg) for lost GPUs; in a container, see which it was given",
+            remedy="check dmesg for lost GPUs; in a container, check which GPUs it was given",
             **counts,
         )
 
@@ -126,13 +142,13 @@ def initialise(w: Worker) -> None:
 
 
 def keep_open(w: Worker) -> None:
-    """Hold the driver until this process is ended."""
+    """Keep the driver initialised until this process is ended."""
     w.discover(w.params["backend"])
     w.wait_until(lambda: False, float("inf"))
 
 
 def look_at_rest(w: Worker) -> None:
-    """See how much of each device is in use once it is at rest, or nobody waits for it any longer."""
+    """Read each device's used memory once the device is idle or the waiting time is over."""
     used, outside = w.wait_for_rest([AtRest(*each) for each in w.params["at_rest"]])
     w.record(used=used, outside=outside)
 

@@ -1,9 +1,9 @@
-"""Allocate and free in the order of a stream, and see that the driver's pools give memory back as documented.
+"""Allocate and free in stream order, and check that the driver's pools release memory as documented.
 
-A pool with a release threshold of 0 gives memory back at the next synchronisation; with a larger one it holds
-what was freed, and gives that back when it is trimmed, but nothing that is still allocated; and round after
-round no memory is lost. Control of the loss: as many rounds of a call that allocates nothing. What is missing
-after a trim or a destroyed pool is looked for once more, by another one.
+With a release threshold of 0, a pool releases freed memory at the next synchronisation; with a larger
+threshold the pool keeps freed memory until it is trimmed. A trim must not release allocated memory, and no
+round may lose memory. The control is the same number of rounds of a call that allocates nothing. A loss after
+a trim or a destroyed pool is repeated with another pool.
 
 NVIDIA: https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html (cuMemPoolSetAttribute,
 cuMemPoolTrimTo). AMD documents the same in the same words (hipMemPoolSetAttribute, hipMemPoolTrimTo):
@@ -39,35 +39,35 @@ from gpuipc_doctor.api import (
 )
 
 NBYTES = 96 << 20
-"""Of each allocation whose return is watched. A multiple of the blocks (32 MiB on an H200) in which pools
-reserve, and large beside what a driver takes for itself."""
+"""Bytes of each watched allocation. A multiple of the blocks (32 MiB on an H200) in which pools reserve, and
+large compared with the driver's own allocations."""
 
 PIECES = 4
-"""Allocations of that size before the rounds. What is missing and more than that was never ours: others
-allocate gibibytes, and every third of them is a multiple of 96 MiB."""
+"""Number of such allocations before the rounds. A larger loss has another cause: other processes allocate
+gibibytes, and a third of such amounts are multiples of 96 MiB."""
 
 LEAST = 32 << 20
-"""Too little to tell from what a driver takes for itself."""
+"""Losses of fewer bytes cannot be distinguished from the driver's own allocations."""
 
 ROUNDS = range(1, 49)
-"""Of allocating, freeing and trimming."""
+"""Rounds of allocating, freeing and trimming."""
 
 WHAT = "allocation that is freed and trimmed"
 
 CHECKED = 1 << 20
-"""Bytes of each allocation that are written and read in those rounds."""
+"""Bytes of each allocation that are written and verified per round."""
 
 
 class DriverPoolRelease(Check):
     id = "driver-pool-release"
-    title = "pools of stream-ordered memory give it back"
+    title = "stream-ordered pools release their memory"
     requires = frozenset({"memory-pools"})
 
     def probes(self, ctx: Context) -> Iterable[Probe | Finding]:
         for device in ctx.devices:
             room = ctx.memory.of(device.total_bytes)
             if room < 2 * LEAST:
-                says = "{device}: the site allows {room:mib}, too little to tell by"
+                says = "{device}: the site allows {room:mib}, too little for the test"
                 yield Finding.skip("share-too-small", says, device=device.label, room=room)
             else:
                 yield Probe("", {"allocator": give_back}, (device,), share(ctx.memory), exclusive=True)
@@ -77,9 +77,9 @@ class DriverPoolRelease(Check):
         if seen["room"] < 2 * LEAST:
             yield Finding.error(
                 "too-little-free",
-                "only {room:mib} of free device memory may be taken: too little to tell by",
+                "only {room:mib} of free device memory may be used: too little for the test",
                 *holders(seen["holders"]),
-                remedy="stop the processes holding it, then rerun",
+                remedy="stop the processes that hold device memory, then rerun",
                 room=seen["room"],
             )
         else:
@@ -93,34 +93,34 @@ class DriverPoolRelease(Check):
 
 
 def judge_memory(seen: Json) -> Iterable[Finding]:
-    """Judge whether memory of the pool held what was written to it."""
+    """Judge whether the pool's memory kept its data."""
     if wrong := seen["wrong"]:
-        yield Finding.fail("wrong-data", "memory of a pool did not hold what was written to it", *wrong)
+        yield Finding.fail("wrong-data", "memory of a pool lost the data written to it", *wrong)
 
 
 def judge_trimmed(seen: Json) -> Iterable[Finding]:
-    """Judge what a pool says that it has, trimmed with nothing allocated."""
+    """Judge the memory that a pool reports after a trim with nothing allocated."""
     reserved, used = seen["trimmed"]["reserved"], seen["trimmed"]["used"]
     if reserved:
         yield Finding.fail(
             "trim-keeps",
-            "trimming a pool left {reserved:mib} reserved, though nothing was allocated",
-            "destroying the pool gives them back",
+            "trimming a pool left {reserved:mib} reserved although nothing was allocated",
+            "destroying the pool releases this memory",
             reserved=reserved,
         )
     elif used:
-        says = "a pool counts {used:mib} as allocated, though all were freed"
+        says = "a pool reports {used:mib} used although all of its memory was freed"
         yield Finding.fail("counts-freed", says, used=used)
 
 
 def judge_threshold(seen: Json) -> Iterable[Finding]:
-    """Judge when memory went back: drivers *try* to do as the release threshold says."""
+    """Judge when memory was released: drivers only *try* to keep to the release threshold."""
     nbytes, unheld, held = seen["nbytes"], seen["unheld"], seen["held"]
     if unheld:
         yield Finding.warn(
             "held-below-threshold",
             "a pool whose release threshold is 0 still held {reserved:mib} after synchronising",
-            "trimming gave them back",
+            "trimming released this memory",
             remedy="trim pools when other processes need the memory",
             reserved=unheld,
         )
@@ -128,16 +128,16 @@ def judge_threshold(seen: Json) -> Iterable[Finding]:
         yield Finding.warn(
             "not-held",
             "a pool held {reserved:mib} although its release threshold is {threshold:mib}",
-            "more was allocated from it and freed; allocating that again must wait for the device",
+            "more than that was allocated and freed; a new allocation of that size must wait for the device",
             reserved=held,
             threshold=2 * nbytes,
         )
     if not unheld and held >= nbytes:
         yield Finding.ok(
             "returned",
-            "memory came back at the threshold, by trimming and by destroying; {verified:mib} verified",
+            "memory released at the threshold, by trimming and by destroying; {verified:mib} verified",
             *account(seen).evidence(),
-            "trimmed while half of it was allocated, a pool kept what was allocated",
+            "trimmed while half allocated, a pool kept the allocated half",
             verified=nbytes + len(ROUNDS) * CHECKED,
         )
 
@@ -183,13 +183,13 @@ def give_back(w: Worker) -> None:
 
     sampled = ledger.sampled(ROUNDS)
     growing = ledger.used_after(
-        sampled, watched(w, WHAT, ROUNDS), lambda number: use(w, pool, stream, nbytes, number, wrong)
+        sampled, watched(w, WHAT, ROUNDS), lambda number: use(w, pool, stream, nbytes, number, wrong), WHAT
     )
     ledger.enter_loop(WHAT, sampled, growing, [ledger.used() for _ in sampled])
     with w.step("destroy the pool"):
         pool.destroy()
         ledger.enter("the pool was destroyed", before, lambda: create_and_destroy(w, stream, nbytes))
-    w.record(wrong=[one for one in wrong if one])
+    w.record(wrong=[line for line in wrong if line])
 
 
 def allocate_and_free(pool: Pool, stream: GpuStream, nbytes: int) -> None:
@@ -210,7 +210,7 @@ def create_and_destroy(w: Worker, stream: GpuStream, nbytes: int) -> None:
 
 
 def use(w: Worker, pool: Pool, stream: GpuStream, nbytes: int, number: int, wrong: list[str]) -> None:
-    """One round, whose wrong data is added to ``wrong``."""
+    """Perform one round; descriptions of wrong data are appended to ``wrong``."""
     with w.step(f"allocate, free and trim, round {number} of {max(ROUNDS)}"):
         memory = pool.alloc(nbytes, stream)
         stream.synchronize()

@@ -1,9 +1,9 @@
-"""Free in one stream, allocate in another, and see that the driver's pools reuse memory only as documented.
+"""Free in one stream, allocate in another, and check that the driver's pools reuse memory only as documented.
 
-What one stream freed goes to another only in the cases that the pool's attributes allow
+Memory freed on one stream is reused on another only if the pool's attributes allow it
 (REUSE_FOLLOW_EVENT_DEPENDENCIES, REUSE_ALLOW_OPPORTUNISTIC, REUSE_ALLOW_INTERNAL_DEPENDENCIES), and never
-before the first stream is done with it: it still has copies to make when the other asks, and the data of both
-must be right. Where copies are over when they are asked for, there is no race to be seen.
+before the first stream has finished: its copies are still pending when the other allocates, and the data of
+both must be correct. If the copies finish too early to be observed, the result is SKIP.
 
 NVIDIA: https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html (cuMemPoolSetAttribute).
 AMD documents the same in the same words (hipMemPoolSetAttribute):
@@ -35,17 +35,17 @@ from gpuipc_doctor.api import (
 )
 
 SHARED = 2 << 20
-"""Bytes of each allocation that goes from one stream to another."""
+"""Bytes of each allocation that is passed from one stream to another."""
 
 BALLAST = 128 << 20
-"""Of the copies that keep a stream busy: on an H200 one takes longer than asking for it does."""
+"""Bytes of the copies that keep a stream busy: on an H200 a copy takes longer than its launch."""
 
 COPIES = 100
 FIRST_COPIES = 10
-"""To see whether they are made while the next ones are asked for: one may be over when that is asked."""
+"""Copies that test whether a copy still runs when the next is launched; the first may have ended."""
 
 TIMES = 4
-"""How often each case of reuse is tried."""
+"""Number of tries of each case of reuse."""
 
 CASES = {
     "no reuse allowed": ((), False),
@@ -57,12 +57,12 @@ CASES = {
     "all reuse allowed": (tuple(sorted(REUSES)), False),
     "all reuse allowed, after an event": (tuple(sorted(REUSES)), True),
 }
-"""Case → what the pool allows, and whether the second stream waits for the first by an event."""
+"""Case → (attributes of the pool, whether the second stream waits for the first by an event)."""
 
 
 class DriverPoolReuse(Check):
     id = "driver-pool-reuse"
-    title = "pools of stream-ordered memory reuse it only when it is free"
+    title = "stream-ordered pools reuse memory only when it is free"
     requires = frozenset({"memory-pools"})
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
@@ -72,7 +72,7 @@ class DriverPoolReuse(Check):
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         tries = done.records["allocator"]["tries"]
-        strayed = [one["case"] for one in tries if one["given"] and not may_be_given(**one)]
+        strayed = [attempt["case"] for attempt in tries if attempt["given"] and not may_be_given(**attempt)]
         if wrong := wrong_data(tries):
             says = "wrong data where one stream freed memory and another allocated"
             yield Finding.fail("wrong-data", says, *wrong)
@@ -84,14 +84,14 @@ class DriverPoolReuse(Check):
                 times=len(strayed),
             )
         if not (wrong or strayed):
-            given = sum(one["given"] for one in tries)
+            given = sum(attempt["given"] for attempt in tries)
             yield Finding.ok(
                 "reused-as-allowed",
                 "{tries} frees on one stream and allocations on another, all data correct",
-                f"the second was given the first's memory {given} times, always as allowed",
+                f"the second stream reused the first's memory {given} times, always as allowed",
                 tries=len(tries),
             )
-        if not any(one["busy"] for one in tries):
+        if not any(attempt["busy"] for attempt in tries):
             yield Finding.skip(
                 "no-race",
                 "no race was provoked: the first stream finished before the second allocated",
@@ -99,17 +99,17 @@ class DriverPoolReuse(Check):
 
 
 def wrong_data(tries: Sequence[Json]) -> list[str]:
-    """In which cases, and how often, a stream read wrong data."""
+    """Cases in which a stream read wrong data, and how often each occurred."""
     found: dict[str, list[str]] = {}
-    for one in tries:
-        for stream, wrong in zip(("first", "second"), one["wrong"], strict=True):
+    for attempt in tries:
+        for stream, wrong in zip(("first", "second"), attempt["wrong"], strict=True):
             if wrong:
-                found.setdefault(f"{one['case']}, {stream} stream", []).append(wrong)
+                found.setdefault(f"{attempt['case']}, {stream} stream", []).append(wrong)
     return [f"{where}, in {len(wrong)} of {TIMES} tries: {wrong[0]}" for where, wrong in found.items()]
 
 
 def may_be_given(case: str, busy: bool, **_: Json) -> bool:
-    """Whether the pool's attributes let the second stream have memory that the first freed."""
+    """Whether the pool's attributes allow the second stream to reuse memory freed by the first."""
     reuses, with_event = CASES[case]
     by_event = "event-dependencies" in reuses and with_event
     when_done = "opportunistic" in reuses and not busy
@@ -124,7 +124,7 @@ def reuse(w: Worker) -> None:
     results = w.gpu.alloc(nbytes), w.gpu.alloc(nbytes)
     ballasts = w.gpu.alloc(ballast), w.gpu.alloc(ballast)
 
-    with w.step("see whether copies keep a stream busy"):
+    with w.step("check that a copy keeps its stream busy"):
         for _ in range(FIRST_COPIES):
             streams[0].copy(*ballasts)
         copies = COPIES if streams[0].is_busy() else 0
@@ -155,9 +155,10 @@ def hand_over(
     ballast: Iterable[Sequence[Memory]],
     with_event: bool,
 ) -> dict[str, bool]:
-    """Have each stream copy its source to its result by way of pool memory, the second after the first frees.
+    """Have each stream copy data through pool memory, the second stream after the first freed its memory.
 
-    Tells whether the second was ``given`` what the first freed, and whether that was still ``busy`` then.
+    Returns whether the second stream was ``given`` the freed memory, and whether the first was still
+    ``busy``.
     """
     first, second = streams
     memory = pool.alloc(sources[0].nbytes, first)

@@ -1,8 +1,9 @@
-"""Look at the environment variables that decide over GPU IPC: each must do what its setter believes.
+"""Check that the environment variables that affect GPU IPC have the intended effect.
 
-Told with them is what of the node decides over how processes share memory: who may take another's
-descriptor, and whether fabric handles have a channel. Whether that forbids anything, only the attempt tells
-(`ipc-vmm`, `ipc-fabric`).
+It also lists the node's settings that affect sharing: whether a process may fetch another process's
+descriptor, and whether an IMEX channel for fabric handles exists. Only `ipc-vmm` and `ipc-fabric` show
+whether sharing works. A second PASS lists the variables and kernel limits that would help `gpuipc-doctor job`
+diagnose a hanging job.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable
 from gpuipc_doctor.api import Check, Context, Finding
 
 DECIDE = ("ptrace-scope", "seccomp", "container", "namespaces", "imex-channels", "imex-daemon")
-"""Facts of the inventory that decide over sharing, beside the variables."""
+"""Inventory facts, other than variables, that affect sharing."""
 
 
 class Environment(Check):
@@ -20,27 +21,37 @@ class Environment(Check):
     title = "variables are known to the versions here"
 
     def probes(self, ctx: Context) -> Iterable[Finding]:
-        for one in ctx.settings:
-            if one.effect.is_mistake:
-                instead = f"set {one.instead} instead, or unset it" if one.instead else f"unset {one.name}"
+        for setting in ctx.settings:
+            if setting.effect.is_mistake:
+                instead = (
+                    f"set {setting.instead} instead, or unset it"
+                    if setting.instead
+                    else f"unset {setting.name}"
+                )
                 yield Finding.warn(
                     "in-vain",
                     "{name}={value} ({where}) is {effect}: {says_it}",
                     remedy=instead,
-                    name=one.name,
-                    value=one.value,
-                    where=one.where,
-                    effect=one.effect.value,
-                    says_it=one.says,
+                    name=setting.name,
+                    value=setting.value,
+                    where=setting.where,
+                    effect=setting.effect.value,
+                    says_it=setting.says,
                 )
-        if not any(one.effect.is_mistake for one in ctx.settings):
-            said = (f"{one.name}={one.value}: {one.says}" for one in ctx.settings)
+        if not any(setting.effect.is_mistake for setting in ctx.settings):
+            said = (f"{setting.name}={setting.value}: {setting.says}" for setting in ctx.settings)
             yield Finding.ok(
                 "none-in-vain",
                 "relevant variables that are set: {count}, no mistakes found",
                 *said,
                 *decisive(ctx),
                 count=len(ctx.settings),
+            )
+        if ctx.lacking:
+            yield Finding.ok(
+                "hang-unarmed",
+                "not set, although they would help to diagnose a hang; `gpuipc-doctor job --arm` prints them",
+                *ctx.lacking,
             )
 
 

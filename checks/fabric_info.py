@@ -1,14 +1,13 @@
 """Find libfabric, UCX and network adapters, and compare the fabric with the site config.
 
-An adapter that the kernel has and libfabric does not offer is lost to every MPI; what stands against it is
-read where libfabric reads it: a retry handler that does not run, an address that the fabric manager has not
-set. HPE calls ``fi_info`` the first tool for that (shs-docs,
-troubleshoot/cassini/RDMA_interface_troubleshooting.md). Where the site config names a fabric
-that takes an adapter (``cxi``, ``verbs``, ``efa``, ``opa``), the kernel must list one, and of all but cxi one
-whose port is active.
+No MPI can use an adapter that the kernel lists but libfabric does not. The check reads the reason where
+libfabric reads it: a retry handler that is not running, or an address that the fabric manager has not set.
+HPE calls ``fi_info`` the first tool for this (shs-docs,
+troubleshoot/cassini/RDMA_interface_troubleshooting.md). If the site config names a fabric with adapters
+(``cxi``, ``verbs``, ``efa``, ``opa``), the kernel must list one, and except for cxi one port must be active.
 
-Options: ``status_dir``, where HPE's ``cxi_healthcheck --status_dir`` leaves its results; they are told, never
-repeated.
+Options: ``status_dir``, the directory of ``cxi_healthcheck --status_dir`` (HPE); the results in this
+directory are reported; the health check is not rerun.
 """
 
 from __future__ import annotations
@@ -37,20 +36,20 @@ WHAT_IT_IS = {
 }
 
 SEEK = {
-    "cxi": "see whether `lspci -d 17db:` shows it, its driver cxi_ss1 is loaded, and what dmesg says",
-    "verbs": "see whether lspci shows it, its driver (mlx5_ib, …) is loaded, and what dmesg says",
-    "efa": "see whether `lspci -d 1d0f:` shows it, its driver efa is loaded, and what dmesg says",
-    "opa": "see whether lspci shows it, its driver hfi1 is loaded, and what dmesg says",
+    "cxi": "check `lspci -d 17db:`, that its driver cxi_ss1 is loaded, and dmesg",
+    "verbs": "check lspci, that its driver (mlx5_ib, …) is loaded, and dmesg",
+    "efa": "check `lspci -d 1d0f:`, that its driver efa is loaded, and dmesg",
+    "opa": "check lspci, that its driver hfi1 is loaded, and dmesg",
 }
-"""Where to look for an adapter that the kernel does not list."""
+"""Fabric → remedy for an adapter that the kernel does not list."""
 
 OF_INTEREST = ("libfabric", "shs-libfabric", "libfabric-providers", "ucx", "cxi-driver", "shs")
-"""Facts of the inventory that are evidence here."""
+"""Inventory facts shown as evidence."""
 
 
 class FabricInfo(Check):
     id = "fabric-info"
-    title = "libfabric and UCX are here, and offer each adapter"
+    title = "libfabric and UCX are found and list each adapter"
     uses_fabric = True
     options: ClassVar = {"status_dir": {"type": "string", "minLength": 1}}
 
@@ -68,13 +67,13 @@ class FabricInfo(Check):
         if not (known or adapters or here or ctx.fabric.programs):
             yield Finding.skip(
                 "no-fabric",
-                "neither libfabric nor UCX was found, nor an adapter of HPE's{why_not:aside}",
-                remedy="where MPI uses them, load its module, or name it with --mpi-lib",
+                "no libfabric, UCX or HPE Slingshot adapter found{why_not:aside}",
+                remedy="if MPI uses them, load its module or name it with --mpi-lib",
                 why_not=ctx.fabric.why_not,
             )
             return
         params = {
-            "programs": {name: [one.file, one.via] for name, one in ctx.fabric.programs.items()},
+            "programs": {name: [program.file, program.via] for name, program in ctx.fabric.programs.items()},
             "known": known,
             "status_dir": ctx.options.get("status_dir"),
             "stated": [stated.name, stated.where, here] if stated and here != () else None,
@@ -89,14 +88,14 @@ class FabricInfo(Check):
             *unlike_stated(seen, done.params["stated"]),
             *health(seen, done.params["status_dir"]),
         ]
-        adapters = [in_words(one) for one in seen["adapters"]]
+        adapters = [in_words(adapter) for adapter in seen["adapters"]]
         by_itself = [f"{name}: {file} ({via})" for name, (file, via) in programs.items()]
-        providers = list(dict.fromkeys(one["provider"] for one in seen.get("interfaces", ())))
+        providers = list(dict.fromkeys(interface["provider"] for interface in seen.get("interfaces", ())))
         yield from told or [
             Finding.ok(
                 "offered",
                 "{what}",
-                *(["fi_info offers " + ", ".join(providers)] if providers else []),
+                *(["fi_info lists " + ", ".join(providers)] if providers else []),
                 *adapters,
                 *(f"{port} is {state}" for port, state in seen["ports"].items()),
                 *by_itself,
@@ -107,10 +106,12 @@ class FabricInfo(Check):
 
 
 def without_adapter(fabric: FabricStack, stated: StatedFabric) -> Finding:
-    """That the kernel lists none of the fabric that the site states, and what it lists in its place."""
+    """The FAIL if the kernel lists no adapter of the fabric in the site config; evidence: the adapters
+    listed.
+    """
     return Finding.fail(
         "no-adapter",
-        "no adapter of {what} is here, and {where} says that this node has {fabric}",
+        "no {what} adapter found; {where} says this node has {fabric}",
         *(f"the kernel lists {', '.join(names)} ({of})" for of, names in fabric.adapters.items() if names),
         remedy=f"{SEEK[stated.name]}; if the node has none, correct that line",
         fabric=stated.name,
@@ -120,7 +121,7 @@ def without_adapter(fabric: FabricStack, stated: StatedFabric) -> Finding:
 
 
 def unlike_stated(seen: Json, stated: Json) -> Iterator[Finding]:
-    """What is missing of the fabric that the site states and whose adapter, if it takes one, is here."""
+    """The finding if an adapter of the fabric exists but no library lists it."""
     name, where, adapters = stated or ("", "", None)
     ports = {
         port: state for port, state in seen["ports"].items() if port.partition("/")[0] in (adapters or ())
@@ -128,27 +129,27 @@ def unlike_stated(seen: Json, stated: Json) -> Iterator[Finding]:
     if ports and "ACTIVE" not in ports.values():
         yield Finding.fail(
             "no-active-port",
-            "no port of {adapters} is active, and {where} says that this node has {fabric}",
+            "no port of {adapters} is active; {where} says this node has {fabric}",
             *(f"{port} is {state}" for port, state in ports.items()),
-            remedy="look at cable and switch port, and at the subnet manager (ibstat, ibv_devinfo)",
+            remedy="check cable, switch port and subnet manager (ibstat, ibv_devinfo)",
             adapters=adapters,
             where=where,
             fabric=name,
         )
-    if name not in OFFERED_AS:  # of cxi each adapter is looked for
+    if name not in OFFERED_AS:  # for cxi, each adapter is checked
         return
     offers = {
-        "fi_info": [one["provider"] for one in seen.get("interfaces", ())],
+        "fi_info": [interface["provider"] for interface in seen.get("interfaces", ())],
         "ucx_info": seen.get("transports", []),
     }
     if ("interfaces" in seen or "transports" in seen) and not any(
-        one.startswith(OFFERED_AS[name]) for one in (*offers["fi_info"], *offers["ucx_info"])
+        offer.startswith(OFFERED_AS[name]) for offer in (*offers["fi_info"], *offers["ucx_info"])
     ):
         yield Finding.warn(
             "stated-not-offered",
-            "neither libfabric nor UCX offers {fabric} here, and {where} says that this node has it",
+            "neither libfabric nor UCX lists {fabric}; {where} says this node has it",
             *(
-                f"{program} offers {', '.join(dict.fromkeys(found))}"
+                f"{program} lists {', '.join(dict.fromkeys(found))}"
                 for program, found in offers.items()
                 if found
             ),
@@ -164,26 +165,26 @@ OFFERED_AS = {
     "opa": ("opx", "psm2"),
     "tcp": ("tcp",),
 }
-"""How the words begin by which libfabric and UCX (src/uct/ib) offer a fabric."""
+"""Fabric → prefixes of the names under which libfabric and UCX (src/uct/ib) list it."""
 
 
 def summary(seen: Json, known: list[str], stated: Json = None) -> str:
-    """What is here, in a few words."""
+    """The versions found, in short."""
     parts = [f"libfabric {seen['libfabric']}"] if seen.get("libfabric") else []
     parts += [f"UCX {seen['ucx']}"] if seen.get("ucx") else []
     parts = parts or [line.partition(" (")[0] for line in known]
     if count := len(seen["adapters"]):
-        parts.append(f"{count} adapter{'s' * (count != 1)}, all offered")
+        parts.append(f"{count} adapter{'s' * (count != 1)}, all listed")
     if stated and stated[0] != "cxi" and stated[2]:
         parts.append(f"{stated[0]} on {', '.join(stated[2])}")
-    return ", ".join(parts) or "nothing that tells its version"
+    return ", ".join(parts) or "no version found"
 
 
 def in_words(adapter: Json) -> str:
-    """``cxi0 (hsn0): link up, BS_200G, link layer retry on``; what was not to be read is left out."""
+    """``cxi0 (hsn0): link up, BS_200G, link layer retry on``; unreadable attributes are omitted."""
     parts = [f"{word} {adapter[key]}" for key, word in WORDS.items() if adapter[key]]
     return (
-        f"{adapter['name']} ({adapter['interface'] or 'no interface'}): {', '.join(parts) or 'nothing told'}"
+        f"{adapter['name']} ({adapter['interface'] or 'no interface'}): {', '.join(parts) or 'no attributes'}"
     )
 
 
@@ -191,7 +192,7 @@ WORDS = {"link": "link", "speed": "speed", "retries": "link layer retry", "loopb
 
 
 def broken(failed: Json, programs: Json) -> Iterator[Finding]:
-    """What kept the programs from saying what libfabric and UCX offer."""
+    """Findings on programs that failed to list providers and transports."""
     for program, bad in failed.items():
         file, via = programs[program]
         values = {"program": program, "ended": bad["ended"], "said": bad["said"]}
@@ -200,7 +201,7 @@ def broken(failed: Json, programs: Json) -> Iterator[Finding]:
                 "program-failed",
                 "{program} {ended}: {said}",
                 f"{program}: {file} ({via})",
-                remedy=f"run `{file}` by hand; reinstall the library that it belongs to, or take it off PATH",
+                remedy=f"run `{file}` by hand; reinstall its library, or remove the program from PATH",
                 **values,
             )
         else:
@@ -214,16 +215,20 @@ def broken(failed: Json, programs: Json) -> Iterator[Finding]:
 
 
 def problems(seen: Json, programs: Json) -> Iterator[Finding]:
-    offered = {one["domain"]: one["state"] for one in seen.get("interfaces", ()) if one["provider"] == "cxi"}
+    offered = {
+        interface["domain"]: interface["state"]
+        for interface in seen.get("interfaces", ())
+        if interface["provider"] == "cxi"
+    }
     for adapter in seen["adapters"]:
         name, shown = adapter["name"], in_words(adapter)
         if "interfaces" in seen and name not in offered:
             yield Finding.fail(
                 "not-offered",
-                "libfabric offers {adapter} to nobody{why:aside}",
+                "libfabric does not list {adapter}{why:aside}",
                 shown,
-                remedy="cure that, or see `fi_info -p cxi` under FI_LOG_LEVEL=warn; a retry handler that has "
-                "crashed takes a reboot (HPE's guide)",
+                remedy="remove that cause, or run FI_LOG_LEVEL=warn fi_info -p cxi; after a crash of the "
+                "retry handler, reboot (HPE's guide)",
                 adapter=name,
                 why=adapter["left_out"],
             )
@@ -232,7 +237,7 @@ def problems(seen: Json, programs: Json) -> Iterator[Finding]:
                 "link-down",
                 "the link of {adapter} is down",
                 shown,
-                remedy="look at cable and switch port (cxi_stat, and the fabric manager)",
+                remedy="check cable and switch port (cxi_stat, fabric manager)",
                 adapter=name,
             )
         if adapter["loopback"] not in ("", "off"):
@@ -248,7 +253,7 @@ def problems(seen: Json, programs: Json) -> Iterator[Finding]:
                 "no-link-retry",
                 "link-layer retry is off on {adapter}: lost frames are not resent",
                 shown,
-                remedy="ask HPE, or whoever has set the port's policy",
+                remedy="ask HPE, or the administrator who set the port's policy",
                 adapter=name,
             )
     file, via = programs.get("fi_info", ("", ""))
@@ -264,36 +269,35 @@ def problems(seen: Json, programs: Json) -> Iterator[Finding]:
     if seen.get("interfaces") == [] and not seen["adapters"]:
         yield Finding.warn(
             "offers-nothing",
-            "libfabric offers no provider: {program} found no data",
-            remedy="look at FI_PROVIDER and FI_PROVIDER_PATH, and at what fi_info prints under "
-            "FI_LOG_LEVEL=warn",
+            "libfabric has no usable provider: {program} found no data",
+            remedy="check FI_PROVIDER and FI_PROVIDER_PATH, and the output of FI_LOG_LEVEL=warn fi_info",
             program=file or "fi_info",
         )
     if seen["adapters"] and "interfaces" not in seen and "fi_info" not in seen["broken"]:
         yield Finding.warn(
             "cannot-ask",
-            "adapters found, but no fi_info to ask whether libfabric lists them",
+            "adapters found, but no fi_info to show whether libfabric lists them",
             *map(in_words, seen["adapters"]),
             remedy="install libfabric's programs, or put them on PATH",
         )
 
 
 def health(seen: Json, status_dir: str | None) -> Iterator[Finding]:
-    """What HPE's own check has said."""
-    bad = [one for one in seen["health"] if one["result"].lower() not in ("pass", "skip")]
+    """Findings from the results of HPE's own check."""
+    bad = [result for result in seen["health"] if result["result"].lower() not in ("pass", "skip")]
     if bad:
         yield Finding.fail(
             "healthcheck",
-            "HPE's cxi_healthcheck has found: {checks}",
-            *("{check}: {result} ({file}, {when})".format(**one) for one in bad),
-            remedy="see HPE's troubleshooting guide for these; run cxi_healthcheck again after the cure",
-            checks=sorted({one["check"] for one in bad}),
+            "HPE's cxi_healthcheck reports: {checks}",
+            *("{check}: {result} ({file}, {when})".format(**result) for result in bad),
+            remedy="see HPE's troubleshooting guide for these; then rerun cxi_healthcheck",
+            checks=sorted({result["check"] for result in bad}),
         )
     if status_dir and not seen["health"]:
         yield Finding.warn(
             "no-results",
-            "{directory} holds no result of cxi_healthcheck",
-            remedy="let it be run with --status_dir, or take status_dir out of the options",
+            "{directory} has no cxi_healthcheck result",
+            remedy="run cxi_healthcheck with --status_dir, or remove status_dir from the options",
             directory=status_dir,
         )
 

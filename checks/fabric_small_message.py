@@ -1,15 +1,14 @@
-"""Send what `mpi-small-message` sends without MPI: through libfabric, and through UCX in device memory, too.
+"""Send the messages of `mpi-small-message` without MPI: through libfabric, and through UCX also in device
+memory.
 
-Each size is a run of its own of two programs that come with these libraries, so that one which hangs or
-crashes is named and the others are tried all the same. ``fi_pingpong`` compares what arrives with what was
-sent, in host memory; ``ucx_perftest`` compares nothing, and tells that messages arrive. It is a control:
-what is right here and wrong through MPI is not the fabric's doing.
+Each size is a separate run of a program of each library, so that a hang or crash is attributed and the other
+sizes are still tried. ``fi_pingpong`` compares received with sent data, in host memory; ``ucx_perftest`` only
+shows that messages arrive. This check is a control: if it passes and MPI fails, the fabric is not the cause.
 
-The provider is the one that MPI would use: an adapter's, or tcp and shm where there is none; where the site
-config says which ``fabric`` its nodes have, that one's, whatever else is here. With ``--nodes 2`` messages go
-between two nodes, too.
+The provider is the one that MPI would use: the adapter's, or tcp and shm without an adapter; if the site
+config sets ``fabric``, that fabric's provider. With ``--nodes 2``, messages are also sent between two nodes.
 
-Options: ``sizes`` (a list of bytes), in place of those of `mpi-small-message`.
+Options: ``sizes`` (a list of bytes), instead of those of `mpi-small-message`.
 """
 
 from __future__ import annotations
@@ -41,23 +40,23 @@ from gpuipc_doctor.api import (
 SIZES = (*SMALL_MESSAGES, *LARGE_MESSAGES)
 
 DEVICE_SIZES = (1, 16, 256, 4096, 65536, *LARGE_MESSAGES)
-"""Fewer, for each run initialises the driver anew."""
+"""Fewer sizes, because each run initialises the driver."""
 
 ROUNDS = 2
-"""Messages of one size there and back: more only makes the control slow."""
+"""Round trips per size; more would only take longer."""
 
 ACROSS, REST = "between nodes", "the rest"
 
 COME_FROM = {
     "fi_pingpong": "fi_pingpong comes with libfabric (Debian: libfabric-bin; HPE: /opt/cray/libfabric)",
-    "ucx_perftest": "ucx_perftest comes with UCX; that of `pip install libucx-cu12` has CUDA",
+    "ucx_perftest": "ucx_perftest comes with UCX; `pip install libucx-cu12` has one with CUDA",
 }
-"""By program, what would bring it."""
+"""Program → the package that contains it."""
 
 
 class FabricSmallMessage(Check):
     id = "fabric-small-message"
-    title = "small messages arrive without MPI, too"
+    title = "small messages arrive without MPI"
     uses_fabric = True
     across = True
     options: ClassVar = {"sizes": SIZES_OPTION}
@@ -73,7 +72,7 @@ class FabricSmallMessage(Check):
         if len(missing) == len(COME_FROM):
             yield Finding.skip(
                 "no-program",
-                "there is neither {programs}{why_not:aside}",
+                "found neither {programs}{why_not:aside}",
                 remedy="; ".join(COME_FROM.values()),
                 programs=" nor ".join(missing),
                 why_not=ctx.fabric.why_not,
@@ -96,7 +95,7 @@ class FabricSmallMessage(Check):
                 params = {**common, "program": programs["ucx_perftest"], "memory": "host"}
                 yield probe(named("UCX", where), (), params, launch)
                 sizes = ctx.options.get("sizes", DEVICE_SIZES)
-                for devices in ctx.subjects if launch is None else [(one,) for one in ctx.devices[:1]]:
+                for devices in ctx.subjects if launch is None else [(device,) for device in ctx.devices[:1]]:
                     in_device = {**params, "memory": devices[0].backend, "sizes": sizes}
                     yield probe(named("UCX", where), devices, in_device, launch)
 
@@ -116,7 +115,7 @@ class FabricSmallMessage(Check):
             return
         program = PurePath(done.params["program"]).name
         tries = [*done.params["failed"], *done.records[CLIENT]["tries"]]
-        if unstarted := [one["said"] for one in tries if one["ended"] == "cannot start"]:
+        if unstarted := [attempt["said"] for attempt in tries if attempt["ended"] == "cannot start"]:
             yield Finding.error(
                 "cannot-start",
                 "{program} cannot start: {said}",
@@ -125,7 +124,7 @@ class FabricSmallMessage(Check):
                 said=unstarted[0],
             )
             return
-        unable = [one["said"] for one in tries if one["ended"] == "unable"]
+        unable = [attempt["said"] for attempt in tries if attempt["ended"] == "unable"]
         if unable or not tries:
             yield Finding.skip(
                 "cannot-send",
@@ -135,10 +134,10 @@ class FabricSmallMessage(Check):
                 remedy=COME_FROM[program],
             )
             return
-        right = [one for one in tries if one["ended"] == "right"]
+        right = [attempt for attempt in tries if attempt["ended"] == "right"]
         bad = False
         for ended, (key, says) in ENDINGS.items():
-            if evidence := list(mapped([one for one in tries if one["ended"] == ended])):
+            if evidence := list(mapped([attempt for attempt in tries if attempt["ended"] == ended])):
                 bad = True
                 yield Finding.fail(key, says, *evidence, program=program, right=len(right))
         if not bad:
@@ -151,17 +150,17 @@ class FabricSmallMessage(Check):
                 measured=measured(program, right),
                 count=len(done.params["sizes"]),
                 checked="right" if program == "fi_pingpong" else "delivered",
-                routes=list(dict.fromkeys(one["route"] for one in right)),
+                routes=list(dict.fromkeys(message["route"] for message in right)),
             )
 
 
 ENDINGS = {
-    "wrong": ("wrong-data", "{program}: messages arrived wrong without MPI; {right} sizes were right"),
-    "crashed": ("crashed", "{program} crashed over messages without MPI; {right} sizes were right"),
-    "failed": ("failed", "{program} could not send messages without MPI; {right} sizes were right"),
-    "hung": ("map", "map of what hung in {program}; {right} sizes were right"),
+    "wrong": ("wrong-data", "{program}: messages without MPI had wrong data; {right} sizes passed"),
+    "crashed": ("crashed", "{program} crashed sending messages without MPI; {right} sizes passed"),
+    "failed": ("failed", "{program} could not send messages without MPI; {right} sizes passed"),
+    "hung": ("map", "{program} hung at the sizes below; {right} sizes passed"),
 }
-"""What a message may come to, and what is then said: the finding's key, and its sentence."""
+"""Result of a message → key and summary of its finding."""
 
 
 def probe(name: str, devices: tuple[Device, ...], params: dict[str, Json], launch: Launch | None) -> Probe:
@@ -173,42 +172,48 @@ def named(library: str, where: str) -> str:
 
 
 def mapped(failed: list[Json]) -> Iterator[Evidence]:
-    """A line for each route: which sizes, and how the first of them failed."""
-    for route in dict.fromkeys(one["route"] for one in failed):
-        first, *others = (one for one in failed if one["route"] == route)
-        sizes = [f"{one['size']} B" for one in (first, *others)]
+    """One line per route: the sizes that failed, and how the first of them failed."""
+    for route in dict.fromkeys(attempt["route"] for attempt in failed):
+        first, *others = (attempt for attempt in failed if attempt["route"] == route)
+        sizes = [f"{message['size']} B" for message in (first, *others)]
         more = "" if len(sizes) < ENOUGH else ", and no more sizes tried"
         says = f"{{route}}: {{sizes}}{more}: {{said}}"
         yield Evidence.seen(says, route=route, sizes=sizes, said=first["said"])
 
 
 def timed(tries: list[Json]) -> list[Json]:
-    """The smallest message and the largest small one, by route, where the program tells their latency."""
-    return [one for one in tries if one.get("us") is not None and one["size"] in (1, SMALL_MESSAGES[-1])]
+    """Latency of the smallest message and of the largest small one, by route, if the program prints it."""
+    return [
+        attempt
+        for attempt in tries
+        if attempt.get("us") is not None and attempt["size"] in (1, SMALL_MESSAGES[-1])
+    ]
 
 
 def measured(program: str, tries: list[Json]) -> Iterator[Measurement]:
-    for one in timed(tries):
-        yield Measurement(f"{program} over {one['route']}, latency, {one['size']} B", one["us"], "µs")
+    for timing in timed(tries):
+        yield Measurement(
+            f"{program} over {timing['route']}, latency, {timing['size']} B", timing["us"], "µs"
+        )
 
 
 def latencies(tries: list[Json]) -> Iterator[Evidence]:
-    for one in timed(tries):
+    for timing in timed(tries):
         says = "{route}, {size:bytes}: {latency:us}"
-        yield Evidence.measured(says, route=one["route"], size=one["size"], latency=one["us"] / 1e6)
+        yield Evidence.measured(says, route=timing["route"], size=timing["size"], latency=timing["us"] / 1e6)
 
 
 def offers_none(stated: Json) -> str:
     if stated is None:
-        return "fi_info offers no provider that MPI would use"
+        return "fi_info lists no provider that an MPI would use"
     name, where = stated
-    return f"fi_info offers no provider of {name}, which {where} says that this node has; see fabric-info"
+    return f"fi_info lists no provider of {name}, which {where} says this node has; see fabric-info"
 
 
 def chosen(tries: list[Json], stated: Json) -> Iterator[str]:
-    """What told UCX which fabric."""
-    told = {f"{name}={value}" for one in tries for name, value in one.get("chosen", {}).items()}
-    yield from (f"{one}, for {stated[1]} says {stated[0]}" for one in sorted(told))
+    """Settings that make UCX use the stated fabric."""
+    told = {f"{name}={value}" for attempt in tries for name, value in attempt.get("chosen", {}).items()}
+    yield from (f"{setting}, for {stated[1]} says {stated[0]}" for setting in sorted(told))
 
 
 def exchange(w: Worker) -> None:
@@ -217,10 +222,14 @@ def exchange(w: Worker) -> None:
     stated, _ = w.params["stated"] or (None, None)
     for route in routes(w):
         for size in w.params["sizes"]:
-            bad = [one for one in (*failed, *tries) if one["route"] == route and one["ended"] != "right"]
-            if any(one["ended"] == "cannot start" for one in bad):
+            bad = [
+                attempt
+                for attempt in (*failed, *tries)
+                if attempt["route"] == route and attempt["ended"] != "right"
+            ]
+            if any(message["ended"] == "cannot start" for message in bad):
                 break
-            if len(bad) >= ENOUGH or size in [one["size"] for one in bad]:
+            if len(bad) >= ENOUGH or size in [message["size"] for message in bad]:
                 continue
             w.record(message=[route, size])
             with w.step(f"{size} B over {route}"):
@@ -230,7 +239,7 @@ def exchange(w: Worker) -> None:
 
 
 def routes(w: Worker) -> list[str]:
-    """What messages go through, of which both ends must have the same idea."""
+    """The route of the messages, which both ends receive."""
     if memory := w.params.get("memory"):
         return [memory]
     if w.role == SERVER:

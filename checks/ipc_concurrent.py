@@ -1,13 +1,13 @@
-"""Attach to memory from several processes while the one that owns it goes on exporting, and another starts.
+"""Open memory in several processes while its exporter keeps exporting and another process starts.
 
-Each round has a segment of its own, which three importers open at the same time. Until they all have, the
-exporter exports it and a spare one again and again. (ROCm 10.0 is reported to hand out other memory then.)
-Meanwhile one more process initialises the driver, on another GPU where there is a pair of them. (Exports are
-reported to fail from then on with ROCm 7.2.4.) In each round all read what the exporter wrote; one importer,
-each in its turn, writes the segment and unmaps it; the exporter reads that and writes again, and the
-importers that still have it mapped must see it. So by IPC handles and by descriptors, with segments of the
-smallest size and, where the site's share of memory reaches so far, with segments in which an offset has more
-than 31 or 32 bits.
+In each round, three importers open a segment at the same time. Until all have opened it, the exporter
+repeatedly exports it and a spare segment. (ROCm 10.0 is reported to export the wrong memory then.) Meanwhile
+another process initialises the driver, on another GPU if there is a pair. (With ROCm 7.2.4, exports are
+reported to fail from then on.) In each round all importers read the exporter's data; one importer, a
+different one each round, writes the segment and unmaps it; the exporter reads this data and writes again, and
+the importers that still have the segment mapped must see the new data. All this is done with IPC handles and
+with descriptors, with segments of the smallest size and, if the memory limit allows, with segments in which
+an offset has more than 31 or 32 bits.
 """
 
 from __future__ import annotations
@@ -41,28 +41,21 @@ from gpuipc_doctor.api import (
 IMPORTERS = ("importer-1", "importer-2", "importer-3")
 
 NEEDS = {"handles": "legacy-ipc", "descriptors": "vmm-ipc"}
-"""How memory is shared, and what a device must be able to do for it."""
+"""Method of sharing memory → device capability that it requires."""
 
 WATCHED = {"handles": "open and close", "descriptors": "import"}
-"""What an importer repeats."""
+"""Method → the steps that importers repeat."""
 
 SIZES, ROUNDS = (1, 4 << 20), 16
-"""Bytes of the segments of the rounds in turn; for descriptors, the next multiple of the device's granule."""
-
-OPENS = 8
-"""How often an importer opens each segment in the second half of the rounds, by which what a process loses is
-judged. Then so few rounds show a loss with every eighth open."""
-
-PAGE = 4096
-"""Bytes that an importer reads of what it opens and closes at once."""
+"""Bytes of the segments of successive rounds; for descriptors, rounded up to the device's granule."""
 
 LARGE, LARGE_ROUNDS = tuple(boundary + (2 << 20) for boundary in BOUNDARIES), 2
 
 WHOLE = (0, 1)
-"""The exporter's first writing of a round and the importer's: all of the segment is written, and verified."""
+"""The first writes of exporter and importer in a round: the whole segment is written and verified."""
 
 SPARE = -1
-"""In place of a round's number in the data of the segment that nobody is to get."""
+"""Round number in the data of the spare segment, which no importer opens."""
 
 Exported = bytes | int
 """An IPC handle, or a descriptor."""
@@ -70,7 +63,7 @@ Exported = bytes | int
 
 class IpcConcurrent(Check):
     id = "ipc-concurrent"
-    title = "memory is right for many who attach while it is exported"
+    title = "many importers read correct data while memory is exported"
     requires = frozenset({"legacy-ipc", "multi-process"})
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
@@ -83,28 +76,27 @@ class IpcConcurrent(Check):
                         "how": how,
                         "sizes": SIZES,
                         "rounds": ROUNDS,
-                        "opens": OPENS,
                         "large": bool(fits),
                         "whole": True,
                     }
                     yield Probe(how, ROLES, devices, params)
                     if fits:
                         whole = ctx.tier is Tier.SOAK
-                        sizes = {"sizes": fits[-1:], "rounds": LARGE_ROUNDS, "opens": 1}
+                        sizes = {"sizes": fits[-1:], "rounds": LARGE_ROUNDS}
                         params = {**params, **sizes, "whole": whole}
                         yield Probe(f"{how}, large", ROLES, devices, params, exclusive=True)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
-        wrong = [f"{role}: {one}" for role in WITNESSES for one in done.records[role]["wrong"]]
+        wrong = [f"{role}: {record}" for role in WITNESSES for record in done.records[role]["wrong"]]
         lost, exports = done.records["exporter"]["lost"], done.records["exporter"]["exports"]
         if wrong:
-            says = "wrong data when several importers map it while the exporter exports"
+            says = "wrong data when several importers map a segment while the exporter exports"
             yield Finding.fail("wrong-data", says, *wrong[:3], times=len(wrong))
         elif lost:
-            says = "wrong data reached the memory's owner through one of several mappings of it"
+            says = "wrong data reached the exporter through one of several mappings"
             yield Finding.fail("writes-lost", says, *lost[:3], times=len(lost))
         elif not exports:
-            says = "nothing was exported while others attached, so nothing was tested"
+            says = "nothing was exported while importers opened memory, so nothing was tested"
             yield Finding.skip("not-concurrent", says, remedy="rerun on a less busy node")
         else:
             says = "{rounds} segments correct for {importers} importers at once, {verified:mib} verified"
@@ -119,7 +111,7 @@ class IpcConcurrent(Check):
 
 
 def subjects(ctx: Context) -> Iterable[tuple[Device, ...]]:
-    """Pairs of devices that reach each other, and devices that are in none; in ``soak`` each device, too."""
+    """Pairs of devices with peer access, and devices without a pair; in ``soak`` also each single device."""
     pairs = [(one, other) for one, other in ctx.neighbours if one.label in other.peers]
     paired = {device for pair in pairs for device in pair}
     alone = [device for device in ctx.devices if ctx.tier is Tier.SOAK or device not in paired]
@@ -127,7 +119,7 @@ def subjects(ctx: Context) -> Iterable[tuple[Device, ...]]:
 
 
 def evidence(exports: int, *, large: bool) -> Iterable[Evidence]:
-    yield Evidence.measured("{exports} exports while others attached", exports=exports)
+    yield Evidence.measured("{exports} exports while importers opened memory", exports=exports)
     if not large:
         says = "not tested above {boundary:mib}: the memory limit is too small"
         yield Evidence.measured(says, boundary=BOUNDARIES[0])
@@ -139,7 +131,7 @@ def evidence(exports: int, *, large: bool) -> Iterable[Evidence]:
 def export(w: Worker) -> None:
     newcomer, *importers = w.peers
     lost, exports, verified = [], 0, 0
-    hear(importers)  # they have made their contexts
+    hear(importers)  # the importers have created their contexts
     newcomer.send("start")
     rounds = takewhile(lambda done: done < w.params["rounds"] or not newcomer.has_news(), count())
     for number in watched(w, "shared segment", rounds):
@@ -156,7 +148,7 @@ def export(w: Worker) -> None:
 def share(
     w: Worker, importers: Sequence[Peer], number: int, memory: Memory, export_it: Callable[[], Exported]
 ) -> int:
-    """Have all importers open the segment, and export until they have; says how often that was."""
+    """Have all importers open the segment, and keep exporting meanwhile; returns the number of exports."""
     exports = 0
     with segment(w, SIZES[number % len(SIZES)]) as (spare, export_spare):
         write(w, memory, memory.nbytes, number, 0)
@@ -168,28 +160,30 @@ def share(
             give(export_it(), None)
             give(export_spare(), None)
             exports += 2
-        hear(importers)  # they have looked
+        hear(importers)  # the importers have read the segment
     return exports
 
 
 def exchange(w: Worker, importers: Sequence[Peer], number: int, memory: Memory) -> list[str]:
-    """Have one importer write and unmap, read that, write again for the others; what was lost."""
+    """Have one importer write and unmap, read its data, and write again for the others; returns the lost
+    data.
+    """
     readers = list(importers)
     writer = readers.pop(number % len(importers))
     writer.send("write")
-    writer.recv()  # it has unmapped the segment
+    writer.recv()  # the importer has unmapped the segment
     lost = wrong_in(w, memory, memory.nbytes, number, 1)
     write(w, memory, memory.nbytes, number, 2)
     tell(readers, "look")
-    hear(readers)  # they have unmapped it
+    hear(readers)  # the importers have unmapped the segment
     return lost
 
 
 @contextmanager
 def segment(w: Worker, nbytes: int) -> Iterator[tuple[Memory, Callable[[], Exported]]]:
-    """New memory, and what exports it.
+    """New memory and its export.
 
-    It is not freed here when a call fails: importers that attach to it then would fail first, and be blamed.
+    If a call fails, the memory is not freed: otherwise importers that open it would fail first.
     """
     if w.params["how"] == "handles":
         buffer = w.gpu.alloc(nbytes)
@@ -204,7 +198,7 @@ def segment(w: Worker, nbytes: int) -> Iterator[tuple[Memory, Callable[[], Expor
 
 
 def give(exported: Exported, importer: Peer | None) -> None:
-    """Give it to an importer, or to nobody."""
+    """Pass the export to one importer, or close the descriptor."""
     if isinstance(exported, int):
         if importer:
             importer.send_descriptor(exported)
@@ -227,7 +221,7 @@ def hear(importers: Iterable[Peer]) -> None:
 
 
 def start(w: Worker) -> None:
-    """Initialise the driver, and have memory of its own, while others share theirs."""
+    """Initialise the driver and allocate memory while other processes share their memory."""
     w.peer.recv()
     with w.gpu.alloc(SIZES[-1]) as buffer:
         write(w, buffer, buffer.nbytes, SPARE, 1)
@@ -239,27 +233,25 @@ def attach(w: Worker) -> None:
     wrong: list[str] = []
     w.gpu.memory_info()
     w.peer.send("ready")
-    what, opens = WATCHED[w.params["how"]], w.params["opens"]
-    for number, nbytes in watched(w, what, iter(w.peer.recv, None), opens):
-        with w.step(f"round {number + 1}"), received(w) as exported:
-            for _ in range(opens - 1 if number >= w.params["rounds"] // 2 else 0):
-                with opened(w, exported, nbytes) as memory:
-                    read = min(nbytes, PAGE)
-                    wrong += wrong_pattern(f"round {number + 1}, {nbytes} B", memory, read, number, 0)
-            with opened(w, exported, nbytes) as memory:
-                wrong += wrong_in(w, memory, nbytes, number, 0)
-                w.peer.send("looked")
-                if w.peer.recv() == "write":
-                    write(w, memory, nbytes, number, 1)
-                else:
-                    wrong += wrong_in(w, memory, nbytes, number, 2)
+    for number, nbytes in watched(w, WATCHED[w.params["how"]], iter(w.peer.recv, None)):
+        with (
+            w.step(f"round {number + 1}"),
+            received(w) as exported,
+            opened(w, exported, nbytes) as memory,
+        ):
+            wrong += wrong_in(w, memory, nbytes, number, 0)
+            w.peer.send("looked")
+            if w.peer.recv() == "write":
+                write(w, memory, nbytes, number, 1)
+            else:
+                wrong += wrong_in(w, memory, nbytes, number, 2)
         w.peer.send("unmapped")
     w.record(wrong=wrong)
 
 
 @contextmanager
 def received(w: Worker) -> Iterator[Exported]:
-    """What the exporter passes in a round. A descriptor is closed in the end."""
+    """The handles that the exporter passes in a round. Descriptors are closed at the end."""
     if w.params["how"] == "handles":
         yield w.peer.recv()
     else:
@@ -279,13 +271,13 @@ def opened(w: Worker, exported: Exported, nbytes: int) -> Iterator[Memory]:
 
 
 def write(w: Worker, memory: Memory, nbytes: int, number: int, writing: int) -> None:
-    """Write in this round: all of the memory, or where it is looked at. ``writing`` counts from 0."""
+    """Write this round's data to all of the memory, or only where it is read. ``writing`` counts from 0."""
     write_all = w.params["whole"] and writing in WHOLE
     (write_pattern if write_all else write_glances)(memory, nbytes, number, writing)
 
 
 def wrong_in(w: Worker, memory: Memory, nbytes: int, number: int, writing: int) -> list[str]:
-    """Where the memory does not show what `write` wrote."""
+    """Differences between the memory and the data written by `write`."""
     read_all = w.params["whole"] and writing in WHOLE
     find_wrong = wrong_pattern if read_all else wrong_glances
     return find_wrong(f"round {number + 1}, {nbytes} B", memory, nbytes, number, writing)

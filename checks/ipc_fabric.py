@@ -1,8 +1,8 @@
-"""Share memory by fabric handle: what reaches GPUs of other nodes where an IMEX channel permits it.
+"""Share memory by fabric handle, which also reaches other nodes if an IMEX channel permits it.
 
-Neither the device's attribute nor the daemon's state says whether handles are given (both were seen to be
-wrong, either way): only the attempt tells. The handle is imported by the process that made it, by another
-one, and with ``--nodes 2`` by one on another node, which has to be in the same IMEX domain for that.
+Only an attempt shows whether exports succeed: the device's attribute and the daemon's state were both seen to
+be wrong, in both directions. The handle is imported by the exporting process, by another process, and with
+``--nodes 2`` by a process on another node, which must be in the same IMEX domain.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from gpuipc_doctor.api import (
 )
 
 NBYTES = 20 << 20
-"""Of the memory, before it is rounded up to the device's granule."""
+"""Bytes of the memory, before rounding up to the device's granularity."""
 
 
 class IpcFabric(Check):
     id = "ipc-fabric"
-    title = "memory shared by fabric handle has right data"
+    title = "memory shared by fabric handle has correct data"
     requires = frozenset({"fabric-handles", "multi-process"})
     across = True
 
@@ -62,36 +62,36 @@ class IpcFabric(Check):
 
 
 def judge_refusal(refused: str, channels: list[str]) -> Finding:
-    """Say which condition is missing; the device itself knows fabric handles, or the check would not run."""
+    """The SKIP or FAIL that names the missing condition, for devices that support fabric handles."""
     if not channels:
         return Finding.skip(
             "no-imex-channel",
             "fabric handles are refused ({refused}): /dev/nvidia-caps-imex-channels has no IMEX channel",
-            remedy="create one (nvidia-modprobe -c 0), and give it to the container",
+            remedy="create a channel (nvidia-modprobe -c 0) and pass it to the container",
             refused=refused,
         )
     return Finding.skip(
         "not-permitted",
-        "fabric handles are refused ({refused}) although there is {channels}",
-        remedy="check that this process can open it and that nvidia-imex runs and reports READY",
+        "fabric handles are refused ({refused}) although {channels} exists",
+        remedy="check that nvidia-imex runs and is READY, and that this process can open its channel",
         refused=refused,
         channels=channels,
     )
 
 
 def not_in_domain(refused: str) -> Finding:
-    """It is no fault of either node that the other one is in another IMEX domain, or in none."""
+    """The SKIP if the nodes are not in a common IMEX domain, which is the fault of neither node."""
     return Finding.skip(
         "not-in-domain",
-        "the other node may not import the fabric handle of this one ({refused})",
-        remedy="to share memory both must be in one IMEX domain: nvidia-imex's nodes_config.cfg names both, "
-        "and they have the same channel",
+        "the other node cannot import this node's fabric handle ({refused})",
+        remedy="put both nodes into one IMEX domain: both in nvidia-imex's nodes_config.cfg, with the "
+        "same channel",
         refused=refused,
     )
 
 
 def create(w: Worker) -> PhysicalMemory | str:
-    """Memory that a fabric handle can be made of, or the driver's refusal."""
+    """Memory that can be exported by fabric handle, or the driver's refusal."""
     granule = w.gpu.fabric_granule
     try:
         return w.gpu.create_fabric(-(-NBYTES // granule) * granule)

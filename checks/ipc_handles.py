@@ -1,16 +1,18 @@
-"""Export segments in every way and see that each handle leads where it must, and only there.
+"""Export memory in every way and check that each handle opens the right memory and nothing else.
 
-Two segments have two handles; opened, each shows its own data, then and when it changes, sub-allocations of
-one block included, also after another mapping was closed: one of the same handle, or of another segment; the
-handle of an interior pointer leads where this vendor documents; memory of kinds that cannot be shared is
-refused; and opening in a second context of the process does what this vendor documents. What a vendor leaves
-open is recorded and not judged.
+Different segments must have different handles, and each opened handle must show its own segment's data,
+before and after the data changes. This also holds for sub-allocations of one block, and after another mapping
+of the same or another segment was closed. The handle of an interior pointer must open where this vendor
+documents; kinds of memory that cannot be shared must be refused; and opening in a second context of the
+process must behave as this vendor documents. Behaviour that a vendor does not document is recorded but not
+judged.
 
-Where a handle is given out that should not be, an application opens it: a kind of memory that should be
-refused, or a second handle of one segment. What it meets then is judged. Right data both ways harms nobody;
-wrong data does, and so does an error, since a library that was refused at once would have gone another way.
+If an export succeeds that should be refused (such a kind of memory, or a second handle of one segment), the
+importer opens the handle as an application would, and the result is judged. Correct data in both directions
+is harmless. Wrong data and errors are failures, because a library would use another method if the export were
+refused.
 
-Memory of VMM has a probe of its own: where its export was not refused, nodes have lost device memory by it.
+VMM memory has a separate probe: nodes on which its export succeeded have lost device memory.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ from gpuipc_doctor.api import (
     unless_refused,
 )
 
-SIZES = (1000, 1000, 1000, 64 << 10, 12 << 20, 2 << 20)
-"""Bytes of the segments: four that the driver places in one block, and two with a block each."""
+SIZES = (1000, 64 << 10, 12 << 20, 2 << 20)
+"""Bytes of the segments: two that the driver places in one block, and two with their own blocks."""
 
 INTERIOR = 512
 """Offset, in bytes, of the interior pointer that is exported."""
@@ -46,12 +48,12 @@ VMM = "VMM memory"
 HARMS = frozenset({"exports VMM memory"})
 
 Answers = dict[str, tuple[str, str]]
-"""By case: what was seen, and what this vendor documents."""
+"""Case → (observed, documented) behaviour."""
 
 
 class IpcHandles(Check):
     id = "ipc-handles"
-    title = "IPC handles lead to the memory that they were made for"
+    title = "each IPC handle opens its own memory"
     requires = frozenset({"legacy-ipc", "multi-process"})
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
@@ -64,7 +66,7 @@ class IpcHandles(Check):
         exporter, importer = done.records["exporter"], done.records["importer"]
         answers, useless = exporter["answers"], importer["useless"] + exporter["useless"]
         if done.probe == VMM:
-            says = "no legacy handle is made of VMM memory, as documented"
+            says = "exporting VMM memory by IPC handle is refused, as documented"
             yield from [*judge_answers(answers, useless)] or [Finding.ok("vmm-refused", says)]
             return
         answers = answers | importer["answers"]
@@ -75,16 +77,16 @@ class IpcHandles(Check):
 
 
 def judge_segments(done: ProbeOutcome) -> Iterable[Finding]:
-    """Judge where the handles led that may be made."""
+    """Judge the handles of segments that may be shared."""
     yield from judge_exchange(done)
     if collisions := done.records["exporter"]["collisions"]:
-        yield Finding.fail("one-handle", "two segments have one handle", *collisions)
+        yield Finding.fail("one-handle", "two segments share one IPC handle", *collisions)
     if wrong := done.records["importer"]["wrong"]:
-        yield Finding.fail("other-memory", "a handle led to other memory than its own", *wrong)
+        yield Finding.fail("other-memory", "an IPC handle opened the wrong memory", *wrong)
 
 
 def judge_answers(answers: Answers, useless: Sequence[str]) -> Iterable[Finding]:
-    """Judge what was seen of each case beside what is documented, and what an application would suffer."""
+    """Compare each case with the documented behaviour, and judge what it means for an application."""
     if useless:
         yield Finding.fail(
             "useless-handle",
@@ -92,7 +94,7 @@ def judge_answers(answers: Answers, useless: Sequence[str]) -> Iterable[Finding]
             *useless,
         )
     if surprises := [
-        f"{case}: {seen}, where {expected} is documented"
+        f"{case}: {seen}; documented: {expected}"
         for case, (seen, expected) in answers.items()
         if expected not in ("unspecified", seen)
     ]:
@@ -123,7 +125,7 @@ def export(w: Worker) -> None:
         if kind != "vmm":
             with w.gpu.alloc_unexportable(kind) as memory:
                 answers |= export_unexportable(w, kind, memory, memory.nbytes, useless)
-    w.peer.send(None)  # no more strays
+    w.peer.send(None)  # no more stray handles
     w.record(exchanged=exchanged, collisions=collisions, answers=answers, useless=useless)
     w.peer.recv()  # the importer has closed everything
     for buffer in buffers:
@@ -133,14 +135,14 @@ def export(w: Worker) -> None:
 def export_vmm(w: Worker) -> None:
     useless: list[str] = []
     with w.gpu.alloc_unexportable("vmm") as memory:
-        # Nobody has been granted access to it: it is opened and no more.
+        # No device has access to the memory: the handle is only opened.
         answers = export_unexportable(w, "vmm", memory, 0, useless)
     w.peer.send(None)
     w.record(answers=answers, useless=useless)
 
 
 def export_unexportable(w: Worker, kind: str, memory: Buffer, nbytes: int, useless: list[str]) -> Answers:
-    """Ask for the handle of memory that may be refused; share one that should be, over so many bytes."""
+    """Export memory that may be refused; share the memory if the export should have failed but did not."""
     with w.step(f"export {kind} memory"):
         handle = unless_refused(memory.ipc_handle)
     if isinstance(handle, DriverError):
@@ -151,7 +153,7 @@ def export_unexportable(w: Worker, kind: str, memory: Buffer, nbytes: int, usele
 
 
 def share(w: Worker, what: str, memory: Buffer, handle: bytes, nbytes: int) -> list[str]:
-    """Have the importer use a handle whose export should have failed; returns what goes wrong."""
+    """Have the importer use a handle whose export should have failed; returns its errors and wrong data."""
     w.peer.send((what, handle, nbytes))
     if w.peer.recv() == "refused":
         return []
@@ -182,7 +184,7 @@ def follow(w: Worker) -> None:
             data = mapping.read(min(nbytes, mapping.nbytes))
         wrong += differences(f"segment {n + 1}", data, pattern(nbytes, n))
 
-    w.peer.send("some wrong" if wrong else "all right")  # nothing is written where other memory may be
+    w.peer.send("some wrong" if wrong else "all right")  # no write here: it might hit other memory
     for n in closing_order(len(SIZES)):
         with w.step(f"exchange data in segment {n + 1}, with some of the others closed"):
             if not wrong:
@@ -201,14 +203,14 @@ def follow(w: Worker) -> None:
 
 
 def locate_data(data: bytes) -> str:
-    """Where in the last segment these bytes are from; ``nowhere`` if there are none."""
+    """Offset of these bytes in the last segment; ``nowhere`` if not found."""
     segment = pattern(SIZES[-1], len(SIZES) - 1)
     starts = {"base": 0, "interior": INTERIOR} if data else {}
     return next((where for where, at in starts.items() if data == segment[at : at + len(data)]), "nowhere")
 
 
 def use_strays(w: Worker) -> None:
-    """Do with each stray handle what an application does."""
+    """Use each handle that should have been refused as an application would."""
     useless: list[str] = []
     while stray := w.peer.recv():
         useless += use(w, *stray)
@@ -229,7 +231,7 @@ def use(w: Worker, what: str, handle: bytes, nbytes: int) -> list[str]:
 
 
 def open_again(w: Worker, handle: bytes, address: int) -> str:
-    """What opening does here while another context of the process has the segment open at an address."""
+    """Result of opening a segment that another context of this process already has open."""
     with w.step("open in a second context"):
         mapping = unless_refused(lambda: w.gpu.open_ipc(handle))
         if isinstance(mapping, DriverError):

@@ -1,9 +1,9 @@
-"""Random legal histories of several processes' memory, against a model of what each must see.
+"""Random valid histories of several processes' memory, checked against a model.
 
-Processes allocate, export, open (twice, too), close, write, read, copy and free, share physical memory and
-pools by descriptor, end their contexts and are killed, in random order. Every operation must succeed, every
-read must show what was written last, and nothing may be left. Where the driver disagrees with the model,
-fresh processes repeat the history, and the shortest that still fails is reported as numbered steps.
+In random order, processes allocate, export, open (also twice), close, write, read, copy and free memory,
+share physical memory and pools by descriptor, end their contexts and are killed. Every operation must
+succeed, every read must return the last write, and nothing may leak. If the driver disagrees with the model,
+fresh processes repeat the history, and the shortest failing one is reported as numbered steps.
 """
 
 from __future__ import annotations
@@ -29,49 +29,49 @@ from gpuipc_doctor.api import (
     look_on_another,
 )
 from gpuipc_doctor.histories import results
-from gpuipc_doctor.histories.explore import Bench, explore, replay_once
-from gpuipc_doctor.histories.generator import DECLARED, Generator, Limits, harmful, unavailable
+from gpuipc_doctor.histories.explore import Bench, explore, replay_once, without_permission
+from gpuipc_doctor.histories.extent import OPTIONS, REPLAY, extent, is_complete, own_seed
+from gpuipc_doctor.histories.generator import (
+    DECLARED,
+    Generator,
+    Limits,
+    families,
+    harmful,
+    unavailable,
+    without_families,
+    without_room,
+)
 from gpuipc_doctor.histories.leaks import WORDS
 from gpuipc_doctor.histories.steps import steps
 
-SEED, OPERATIONS, OPERATIONS_PER_DEVICE = 6, 1500, 100
-"""In the acceptance tier every node performs the same operations, so many more for each device beyond the
-first: 3.7 s on one H100."""
-
-TIME_S, SOAK_S = 20.0, 600.0
-"""A node that takes longer has performed fewer operations, and the PASS says so."""
+OPERATIONS, OPERATIONS_PER_DEVICE = 1500, 100
+"""Operations in the acceptance tier, the same on every node; and the additional ones per further device."""
 
 LIMIT = 0.5
-"""Part of the deadline that an operation may take: the role that waits for it must not be late itself."""
+"""Fraction of the deadline allowed for one operation, so that a role that waits keeps its own deadline."""
 
 ROOM, WIDE_ROOM = 64 << 20, 9 << 30
-"""The most bytes that are allocated on a device at a time; in soak, those of two huge buffers."""
-
-UNBOUNDED = 10**9
-"""Operations of a run that ends by time."""
+"""Maximum bytes allocated on a device at a time; in soak, enough for two huge buffers."""
 
 SAYS = {
-    "error": "{call} returned {name} at step {steps} of a legal history on {device}",
-    "data": "memory is wrong at step {steps} of a legal history on {device}",
-    "crash": "{call} ended its process ({name}) at step {steps} of a legal history on {device}",
-    "hang": "{call} hung at step {steps} of a legal history on {device}",
-    "leak": "each repetition of a legal history of {steps} steps leaves more {name} on {device}",
+    "error": "{call} returned {name} at step {steps} of a valid history on {device}",
+    "data": "memory is wrong at step {steps} of a valid history on {device}",
+    "crash": "{call} ended its process ({name}) at step {steps} of a valid history on {device}",
+    "hang": "{call} hung at step {steps} of a valid history on {device}",
+    "leak": "each repetition of a valid history of {steps} steps leaves more {name} on {device}",
 }
-LEFT_OUT = "left out, since it may harm this node: {left_out}"
-BREAKS_A_RULE = Evidence.seen("the history frees memory that is open elsewhere, which no vendor promises")
-REPLAY = "replay it from the JSON report: gpuipc-doctor replay FILE"
+LEFT_OUT = "omitted because it may harm this node: {left_out}"
+NO_ROOM = "omitted because the limit of device memory is only {room:mib}: {no_room}"
+BREAKS_A_RULE = Evidence.seen(
+    "the sequence frees memory that another process has open, which no vendor allows"
+)
 
 
 class IpcHistories(Check):
     id = "ipc-histories"
-    title = "random legal histories of shared memory"
+    title = "random valid sequences of operations on shared memory"
     requires = frozenset({"legacy-ipc", "multi-process"})
-    options: ClassVar = {
-        "seed": {"type": "integer", "minimum": 0},
-        "operations": {"type": "integer", "minimum": 1},
-        "seconds": {"type": "number", "exclusiveMinimum": 0},
-        "history": {"type": "object"},  # of a history file: `gpuipc-doctor replay`
-    }
+    options: ClassVar = OPTIONS
 
     def probes(self, ctx: Context) -> Iterable[Probe | Finding]:
         soak = ctx.tier is Tier.SOAK
@@ -81,16 +81,14 @@ class IpcHistories(Check):
         )
         fitting = [devices for devices in groups(ctx.devices) if len(devices) >= places]
         if not fitting:
-            says = "the history needs {places} devices that reach each other's memory"
+            says = "the sequence needs {places} devices with peer access to each other"
             yield Finding.error("too-few-devices", says, places=places)
-        if history:  # where it was found, if that is here
+        if history:  # the device where it was found, if present
             fitting.sort(key=lambda group: [device.label for device in group] != history.get("labels"))
         for devices in fitting[:1] if history else fitting:
             operations = OPERATIONS + OPERATIONS_PER_DEVICE * (len(devices) - 1)
             params = {
-                "seed": ctx.options.get("seed", None if soak else SEED),
-                "operations": ctx.options.get("operations", UNBOUNDED if soak else operations),
-                "time_s": ctx.options.get("seconds", SOAK_S if soak else TIME_S),
+                **extent(ctx, operations),
                 "room": min(ctx.room(devices), WIDE_ROOM if soak else ROOM),
                 "wide": soak,
                 "backend": devices[0].backend,
@@ -111,50 +109,56 @@ class IpcHistories(Check):
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
         labels = [device.label for device in done.devices]
-        findings = list(conclude(done.records["crew"]["explored"], done.params["left_out"], labels))
+        crew, left_out = done.records["crew"], done.params["left_out"]
+        findings = list(conclude(crew["explored"], left_out, labels, crew.get("little", {})))
         yield from findings
         for place, label in enumerate(labels):
             entry = account(done.records[watcher(place)]).entries[-1]
             if entry.missing > NOISE_BYTES and findings[0].key != "leak":
                 yield Finding.warn(
                     "not-returned",
-                    "{missing:mib} on {device} did not come back after the processes ended",
-                    remedy="run ipc-release, which says after which end memory is missing",
+                    "{missing:mib} on {device} was not released after the processes ended",
+                    remedy="run ipc-release, which shows after which step memory is missing",
                     missing=entry.missing,
                     device=label,
                 )
 
 
-def conclude(explored: Json, left_out: Sequence[str], labels: Sequence[str]) -> Iterator[Finding]:
-    """Findings about what `results.to_json` made of an exploration.
+def conclude(
+    explored: Json, left_out: Sequence[str], labels: Sequence[str], little: Json
+) -> Iterator[Finding]:
+    """Findings about an exploration, given as the JSON of `results.to_json`.
 
-    ``left_out``: see `harmful`. ``labels``: of the probe's devices.
+    ``left_out``: see `harmful`. ``labels``: of the probe's devices. ``little``: the ``room`` in bytes and the
+    families that need more, by capability; empty if none does.
     """
     figures = {name: explored[name] for name in ("operations", "wanted", "compared", "seed", "elapsed_s")}
     again = explored["again"]
     if explored["first"] is None:
-        enough = explored["operations"] >= explored["wanted"] or explored["wanted"] == UNBOUNDED
         yield Finding.ok(
             "as-modelled",
-            "{operations} operations, {compared:mib} compared"
-            if enough
-            else "{operations} of {wanted} operations in {elapsed_s:round} s, {compared:mib} compared",
+            "{operations} operations ({families}), {compared:mib} compared"
+            if is_complete(explored)
+            else "{operations} of {wanted} operations ({families}) in {elapsed_s:round} s, "
+            "{compared:mib} compared",
             ", ".join(f"{times} × {do}" for do, times in sorted(explored["done"].items())),
             *([Evidence.seen(LEFT_OUT, left_out=left_out)] if left_out else []),
+            *([Evidence.seen(NO_ROOM, **little)] if little else []),
+            families=families(explored["done"]),
             **figures,
         )
     elif explored["unusable"]:
         yield Finding.error(
             "device-gone",
             "a device vanished after {operations} operations: {says}",
-            Evidence.seen("a new process then met: {met}", met=explored["unusable"]),
+            Evidence.seen("error in a new process: {met}", met=explored["unusable"]),
             says=explored["first"]["says"],
             **figures,
         )
     elif again is None:
         yield Finding.warn(
             "seen-once",
-            "{says}; replayed in fresh processes, it did not",
+            "{says}; not reproduced in fresh processes",
             remedy=REPLAY,
             says=explored["first"]["says"],
             history={**explored["history"], "labels": list(labels)},
@@ -163,7 +167,9 @@ def conclude(explored: Json, left_out: Sequence[str], labels: Sequence[str]) -> 
     else:
         history = results.history_from_json({**explored["shortest"], "labels": labels})
         places = dict.fromkeys(plan.device for plan in history.processes.values())
-        failing = history.operations[-1].by
+        last = len(history.operations) - 1
+        at = min(again["at"], last) if history.times == 1 else last
+        failing = history.operations[at].by
         yield Finding.fail(
             again["what"],
             SAYS[again["what"]],
@@ -172,8 +178,8 @@ def conclude(explored: Json, left_out: Sequence[str], labels: Sequence[str]) -> 
             *([BREAKS_A_RULE] if DECLARED & {operation.do for operation in history.operations} else []),
             remedy=REPLAY,
             step=again["do"],
-            steps=len(history.operations),
-            did=[operation.do for operation in history.operations if operation.by == failing],
+            steps=at + 1,
+            did=[operation.do for operation in history.operations[: at + 1] if operation.by == failing],
             name=WORDS.get(again["name"], again["name"]),
             call=again["call"],
             history={**explored["shortest"], "labels": list(labels)},
@@ -189,12 +195,12 @@ def probe(devices: tuple[Device, ...], params: Mapping[str, Json]) -> Probe:
 
 
 def watcher(place: int) -> str:
-    """The role that watches one of the probe's devices: the first role is the first device's."""
+    """Name of the role that watches the device at this index; for index 0, the first role."""
     return "watch" if place == 0 else f"watch-{place + 1}"
 
 
 def groups(devices: Sequence[Device]) -> list[tuple[Device, ...]]:
-    """Devices that reach each other's memory, together: each group is tested by one crew."""
+    """Groups of devices with peer access to each other: each group is tested by one crew."""
     found = list[list[Device]]()
     for device in devices:
         for group in found:
@@ -207,12 +213,12 @@ def groups(devices: Sequence[Device]) -> list[tuple[Device, ...]]:
 
 
 def reachable(devices: Sequence[Device]) -> list[tuple[int, int]]:
-    """(place of a device, place of one that reaches its memory)."""
+    """Pairs (index of a device, index of a device with peer access to it)."""
     return [(a, b) for a, b in permutations(range(len(devices)), 2) if devices[a].label in devices[b].peers]
 
 
 def perform(w: Worker) -> None:
-    lag_s = w.peer.recv()  # the devices are at rest and watched
+    lag_s, free = w.peer.recv()  # the devices are at rest and watched
 
     def settle() -> None:
         if lag_s:
@@ -227,12 +233,16 @@ def perform(w: Worker) -> None:
         history = results.history_from_json(params["history"])
         w.record(explored=results.to_json(replay_once(bench, history)))
         return
+    room = min(params["room"], free // 2)
+    if too_large := without_room(room, frozenset(params["without"])):
+        w.record(little={"room": room, "no_room": too_large})
+    not_given = [] if "create-fabric" in params["without"] else without_permission(bench, params["backend"])
     generator = Generator(
         params["backend"],
         params["devices"],
-        params["seed"] if params["seed"] is not None else results.seed_of(w.node, w.clock()),
-        Limits(room=params["room"], wide=params["wide"]),
-        frozenset(params["without"]),
+        params["seed"] if params["seed"] is not None else own_seed(w),
+        Limits(room=room, wide=params["wide"]),
+        frozenset(params["without"]) | without_families([*too_large, *not_given]),
         tuple((memory, device) for memory, device in params["peers"]),
     )
     explored = explore(bench, generator, params["operations"], params["time_s"])

@@ -1,12 +1,13 @@
-"""Share a stream-ordered pool by descriptor, and find in it the memory whose pointers its owner exports.
+"""Share a stream-ordered pool by descriptor, and its memory by exported pointers.
 
-The importer frees before the owner does, as both vendors demand. Memory whose pointer was exported may stay
-taken until both ends have destroyed the pool and every descriptor of it is closed (measured on an H200,
-driver 580.159.04), so it is then that memory must be back. All pointers are imported before the first is
-read, so that a wrong one shows, and freed one by one while data is exchanged through the others; in the end
-the exporter is killed with a pointer open.
+The importer frees before the exporter does, as both vendors require. Memory whose pointer was exported may
+stay in use until both ends have destroyed the pool and all its descriptors are closed (measured on an H200,
+driver 580.159.04), so memory is compared only then. All pointers are imported before the first is read, so
+that swapped pointers are noticed; all are freed one by one while data is exchanged through the others; at
+the end the exporter is killed with a pointer open.
 
-Many small pools, one after the other, must leave nothing behind in either process or on the device.
+Many small pools, one after the other, must leave nothing behind in either process or on the device, and must
+not touch a pointer of another pool that stays open meanwhile.
 """
 
 from __future__ import annotations
@@ -31,8 +32,11 @@ from gpuipc_doctor.api import (
     exchange_as_exporter,
     exchange_as_importer,
     judge_exchange,
+    reader_of,
     watched,
+    write_glances,
     write_pattern,
+    wrong_glances,
     wrong_pattern,
 )
 
@@ -40,18 +44,20 @@ NBYTES = ODD_BYTES
 POINTERS = 2
 
 MANY = "many pools"
-"""Name of a probe."""
+"""Name of the probe with many pools."""
 
 SMALL, ROUNDS = 2 << 20, range(1, 65)
-"""Bytes that each of many pools has allocated; numbers of those pools."""
+"""Bytes allocated from each of the many pools, and the pools' numbers."""
+
+POINTER_STAYS = "the pointer that stays"
 
 HARMS = frozenset({"kills an importer"})
-"""Or an exporter: where the memory of killed processes does not come back, it is the same."""
+"""The same step of `Probe.harms` as when an exporter is killed: either way, the device may lose memory."""
 
 
 class IpcPool(Check):
     id = "ipc-pool"
-    title = "a pool shared by descriptor has right data and is given back"
+    title = "a pool shared by descriptor has correct data and is released"
     requires = frozenset({"pool-ipc", "memory-pools", "multi-process"})
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
@@ -75,19 +81,23 @@ class IpcPool(Check):
             return
         watched = account(done.records["exporter"])
         bad += [*judge_exchange(done), *watched.judge(NBYTES, POINTERS)]
-        says = "{nbytes:mib} verified both ways; memory came back"
+        says = "{nbytes:mib} verified both ways; memory released"
         yield from bad or [Finding.ok("right", says, *watched.evidence(), nbytes=POINTERS * NBYTES)]
 
 
 def judge_many(done: ProbeOutcome) -> Iterable[Finding]:
-    """Judge what pools cost that are shared and destroyed one after the other."""
+    """Judge used memory, and the data that stays, as pools are shared and destroyed one after the other."""
     ledger = account(done.records["exporter"])
-    says = "{rounds} pools shared and destroyed; nothing was lost"
-    passed = Finding.ok("returned", says, *ledger.evidence(), rounds=len(ROUNDS))
-    yield from ledger.judge(SMALL, len(ROUNDS)) or [passed]
+    bad = list(ledger.judge(SMALL, len(ROUNDS)))
+    if wrong := [line for record in done.records.values() for line in record["wrong"]]:
+        says = "memory of a pool shows wrong data after an imported pointer was freed"
+        bad.append(Finding.fail("wrong-data", says, *wrong[:3], times=len(wrong)))
+    says = "{rounds} pools shared and destroyed, no memory lost"
+    yield from bad or [Finding.ok("returned", says, *ledger.evidence(), rounds=len(ROUNDS))]
 
 
 def share(w: Worker) -> None:
+    w.gpu.primary_context()  # both create their contexts at the same time
     w.peer.recv()  # the importer has made its context
     exchanged: list[str] = []
     share_once(w, exchanged, SMALL)  # for what the first one costs
@@ -107,7 +117,7 @@ def share_once(w: Worker, exchanged: list[str], nbytes: int = NBYTES) -> None:
     offer(w, pool, memories)
     for n in closing_order(POINTERS):
         exchanged += exchange_as_exporter(w, memories[n], nbytes, f"pointer {n + 1}")
-    w.peer.recv()  # the importer has freed them, and destroyed its pool
+    w.peer.recv()  # the importer has freed the pointers and destroyed its pool
     for memory in memories:
         memory.free(stream)
     stream.synchronize()
@@ -115,7 +125,7 @@ def share_once(w: Worker, exchanged: list[str], nbytes: int = NBYTES) -> None:
 
 
 def offer(w: Worker, pool: Pool, memories: list[PoolMemory]) -> None:
-    descriptor = pool.export_descriptor()  # first, or no pointer of it can be exported
+    descriptor = pool.export_descriptor()  # must come first, or no pointer of it can be exported
     w.peer.send([memory.export_pointer() for memory in memories])
     w.peer.send_descriptor(descriptor)
     os.close(descriptor)
@@ -154,7 +164,7 @@ def share_and_die(w: Worker) -> None:
     stream.synchronize()
     write_pattern(memory, NBYTES)
     offer(w, pool, [memory])
-    w.peer.recv()  # the importer has it open
+    w.peer.recv()  # the importer has the pointer open
     w.die()
 
 
@@ -173,39 +183,59 @@ def outlive(w: Worker) -> None:
 
 
 def share_many(w: Worker) -> None:
-    """Share one small pool after the other; the controls: pools that are not shared, and no pools."""
-    w.peer.recv()  # the importer has made its context
-    ledger, stream = Ledger(w), w.gpu.create_stream()
+    """Share small pools one after the other. Controls: pools that are not shared, and no pools."""
+    w.gpu.primary_context()  # both create their contexts at the same time
+    w.peer.recv()  # the importer has created its context
+    ledger, stream, wrong = Ledger(w), w.gpu.create_stream(), list[str]()
+    lasting = w.gpu.create_shared_pool()
+    stays = lasting.alloc(SMALL, stream)
+    stream.synchronize()
+    write_glances(stays, SMALL)
+    offer(w, lasting, [stays])
+    read_stays = reader_of(w, POINTER_STAYS, stays, SMALL)
 
     def use_pool(*, shared: bool) -> None:
         pool = w.gpu.create_shared_pool()
         memory = pool.alloc(SMALL, stream)
         stream.synchronize()
         if shared:
+            write_glances(memory, SMALL)
             offer(w, pool, [memory])
             w.peer.recv()  # the importer has destroyed its pool
+            wrong.extend(wrong_glances("after the importer freed it", memory, SMALL))
         memory.free(stream)
         stream.synchronize()
         pool.destroy()
+        wrong.extend(read_stays("another pool of the exporter was destroyed"))
 
     use_pool(shared=True)  # for what the first one costs
     sampled = ledger.sampled(ROUNDS)
-    shared = ledger.used_after(sampled, watched(w, "shared pool", ROUNDS), lambda _: use_pool(shared=True))
+
+    def used_by(what: str, *, shared: bool) -> list[int]:
+        return ledger.used_after(sampled, watched(w, what, ROUNDS), lambda _: use_pool(shared=shared), what)
+
+    shared = used_by("shared pool", shared=True)
     w.peer.send(None)
-    alone = ledger.used_after(sampled, watched(w, "pool", ROUNDS), lambda _: use_pool(shared=False))
+    alone = used_by("pool", shared=False)
     ledger.enter_loop("shared pool", sampled, shared, alone)
     ledger.enter_loop("pool", sampled, alone, [ledger.used() for _ in sampled])
+    w.record(wrong=wrong)
 
 
 def attach_many(w: Worker) -> None:
-    stream = w.gpu.create_stream()
+    stream, wrong = w.gpu.create_stream(), list[str]()
     w.peer.send("ready")
+    (pointer,), lasting = w.peer.recv(), import_pool(w)
+    stays = lasting.import_pointer(pointer, SMALL)
+    read_stays = reader_of(w, POINTER_STAYS, stays, SMALL)
     for (pointer,) in watched(w, "imported pool", iter(w.peer.recv, None)):
         pool = import_pool(w)
         pool.import_pointer(pointer, SMALL).free(stream)
         stream.synchronize()
         pool.destroy()
+        wrong += read_stays("another pool of the importer was destroyed")
         w.peer.send("destroyed")
+    w.record(wrong=wrong)
 
 
 CHECK = IpcPool()

@@ -1,13 +1,15 @@
-"""See that shared device memory comes back once nobody has it open any more.
+"""Check that shared device memory is released once no process has it open.
 
-Five ends of a mapping: the importer closes it; the exporter frees first and the importer closes later; the
-importer has opened and closed it many times; it exits with it open; it is killed with it open. After each,
-and after the exporter's free, as much memory must be in use as before it. Where it is not, the same is done
-once more; a spare importer repeats an exit or a kill. The many times must not creep, and each time the handle
-must lead to its own segment; the control is as long a loop that opens nothing.
+A mapping ends in five ways: the importer closes it; the exporter frees the memory before the importer closes
+the mapping; the importer opens and closes it many times; the importer exits, or is killed, while the mapping
+is open. After each, and after the exporter's free, used memory must be back at its level. If not, the step is
+repeated; a spare importer repeats an exit or a kill. Many opens must not leak, each must open its own
+segment, and no close may end another mapping; the control is an equally long loop without opens. In ``soak``
+many importers exit, one after the other, which shows losses that are too small after one exit; the control is
+importers that open nothing.
 
-The segment is memory of the exporter's device, so it must come back there, wherever the importer's context
-was. What an open and close costs may be kept on either device, so over a pair both are watched for creep.
+The segment must be released on the exporter's device, wherever the importer's context was. An open and close
+may leak on either device, so with a pair both are watched.
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ from gpuipc_doctor.api import (
     Account,
     Buffer,
     Check,
+    Child,
+    ChildGone,
+    ChildHangs,
     Context,
     Finding,
     Gpu,
@@ -30,10 +35,12 @@ from gpuipc_doctor.api import (
     Probe,
     ProbeOutcome,
     Series,
+    Tier,
     Worker,
     account,
     differences,
     pattern,
+    reader_of,
     unlike_pattern,
     watched,
     write_pattern,
@@ -41,23 +48,29 @@ from gpuipc_doctor.api import (
 
 NBYTES = ODD_BYTES
 SEGMENTS = 4
-"""How many take turns in the loop."""
+"""Number of segments in the loop. Another segment stays open meanwhile."""
 
 OPENS = 256
 SAMPLED = range(8, OPENS + 1, 8)
 """Rounds of a loop after which used memory is read."""
 
 GLANCE = 4096
-"""Bytes that are looked at in each round of the loop."""
+"""Bytes read in each round of the loop."""
 
 IMPORTERS = ("importer", "spare importer")
+
+MANY = "many exits"
+"""Name of the probe with many exits."""
+
+EXITS = range(1, 25)
+"""Numbers of the importers that exit one after the other."""
 
 HARMS = frozenset({"kills an importer"})
 
 
 class IpcRelease(Check):
     id = "ipc-release"
-    title = "shared memory is given back when nobody has it open"
+    title = "shared memory is released when no process has it open"
     requires = frozenset({"legacy-ipc", "multi-process"})
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
@@ -65,16 +78,26 @@ class IpcRelease(Check):
             importers = dict.fromkeys(IMPORTERS, do_as_asked)
             yield Probe("close and exit", {"exporter": watch_close, **importers}, devices, exclusive=True)
             yield Probe("kill", {"exporter": watch_kill, **importers}, devices, exclusive=True, harms=HARMS)
+            if ctx.tier is Tier.SOAK:
+                roles, starters = (
+                    {"exporter": watch_exits, "starter": start_importers},
+                    frozenset({"starter"}),
+                )
+                yield Probe(MANY, roles, devices, exclusive=True, starters=starters)
 
     def judge(self, done: ProbeOutcome) -> Iterable[Finding]:
+        if failed := done.records.get("starter", {}).get("failed"):
+            says = "importer {number} of {exits} did not open the segment and exit: {call} {how}"
+            yield Finding.fail("importer-ended", says, exits=len(EXITS), **failed)
+            return
         wrong = [line for record in done.records.values() for line in record.get("wrong", ())]
-        found = [finding for each in accounts(done) for finding in each.judge(NBYTES, SEGMENTS)]
+        found = [finding for each in accounts(done) for finding in each.judge(NBYTES, SEGMENTS + 1)]
         if wrong:
             first = wrong[:3]
             found.append(Finding.fail("wrong-data", "the importer saw wrong data", *first, times=len(wrong)))
         if not found:
             evidence = [item for each in accounts(done) for item in each.evidence()]
-            found.append(Finding.ok("returned", "memory came back", *evidence))
+            found.append(Finding.ok("returned", "memory was released", *evidence))
         yield from found
 
     def series(self, done: ProbeOutcome) -> Iterable[Series]:
@@ -83,9 +106,9 @@ class IpcRelease(Check):
 
 
 def accounts(done: ProbeOutcome) -> list[Account]:
-    """Of each device; both roles see the same of one."""
+    """One account per device; if both roles use the same device, their accounts are the same."""
     roles = ("exporter", "importer")[: len(done.devices)]
-    return [account(done.records[role]) for role in roles if "ledger" in done.records[role]]
+    return [account(done.records[role]) for role in roles if "ledger" in done.records.get(role, {})]
 
 
 # -- exporters --------------------------------------------------------------------------------------------
@@ -101,7 +124,7 @@ def watch_close(w: Worker) -> None:
     ledger.watch("the exporter freed it and then the importer closed it", lambda: freed_first(w))
     ledger.watch("the importer had opened and closed it many times", lambda: many_times(w, ledger))
 
-    before = ledger.mark() - context  # which goes along
+    before = ledger.mark() - context  # the second importer joins in
     end_importer(w, ledger, before, "exit", "the importer exited with it open")
 
 
@@ -118,7 +141,7 @@ def freed_first(w: Worker) -> None:
 
 
 def many_times(w: Worker, ledger: Ledger) -> None:
-    buffers = [w.gpu.alloc(NBYTES) for _ in range(SEGMENTS)]
+    buffers = [w.gpu.alloc(NBYTES) for _ in range(SEGMENTS + 1)]
     ask(w.peer, "open and close in a loop", *buffers, written=GLANCE)
     opening, control = watch_loop(w, ledger), watch_loop(w, ledger)
     ledger.enter_loop("open and close", ledger.sampled(SAMPLED), opening, control)
@@ -128,12 +151,12 @@ def many_times(w: Worker, ledger: Ledger) -> None:
 
 
 def watch_loop(w: Worker, ledger: Ledger) -> list[int]:
-    """Used memory, in bytes, after those `SAMPLED` rounds of the importer's loop that are read here."""
+    """Used memory in bytes after the `SAMPLED` rounds of the importer's loop, read by this role."""
     samples = []
     for number in SAMPLED:
-        w.peer.recv()  # so many rounds are over
+        w.peer.recv()  # that many rounds are over
         if number in ledger.sampled(SAMPLED):
-            samples.append(ledger.used())
+            samples.append(ledger.sample("open and close", number))
         w.peer.send("go on")
     return samples
 
@@ -144,7 +167,7 @@ def watch_kill(w: Worker) -> None:
 
 
 def end_importer(w: Worker, ledger: Ledger, before: int, how: str, end: str) -> None:
-    """Have the importer end with a segment open, and the spare one, too, if memory is missing then."""
+    """End the importer while it has a segment open; if memory is then missing, also the spare importer."""
 
     def end_one(importer: Peer) -> None:
         with w.gpu.alloc(NBYTES) as buffer:
@@ -158,10 +181,34 @@ def end_importer(w: Worker, ledger: Ledger, before: int, how: str, end: str) -> 
         spare.send(("exit", []))
 
 
-def ask(importer: Peer, act: str, *buffers: Buffer, written: int = NBYTES) -> None:
-    """Have an importer do something with these segments, and wait until it has, or begins with its loop.
+def watch_exits(w: Worker) -> None:
+    ledger = Ledger(w)
+    sampled = ledger.sampled(EXITS)
 
-    So many bytes of each are ``written`` for it to see.
+    def used_by(what: str, *, opens: bool) -> list[int]:
+        def act(number: int) -> None:
+            exit_one(w, ledger, number, opens=opens)
+
+        return ledger.used_after(sampled, EXITS, act, what)
+
+    exit_one(w, ledger, 0, opens=True)  # for what the first one costs
+    opened, control = used_by("exit with it open", opens=True), used_by("exit", opens=False)
+    ledger.enter_loop("exit with it open", sampled, opened, control)
+    w.peer.send(None)
+
+
+def exit_one(w: Worker, ledger: Ledger, number: int, *, opens: bool) -> None:
+    with w.gpu.alloc(NBYTES) as buffer:
+        write_pattern(buffer, GLANCE, number)
+        w.peer.send([number, buffer.ipc_handle() if opens else b""])
+        w.peer.recv()  # the importer has exited
+    ledger.mark()  # the driver may release its memory only now
+
+
+def ask(importer: Peer, act: str, *buffers: Buffer, written: int = NBYTES) -> None:
+    """Have an importer act on these segments; returns when the importer is done or starts its loop.
+
+    ``written``: bytes of data in each.
     """
     for number, buffer in enumerate(buffers, 1):
         write_pattern(buffer, written, number)
@@ -195,7 +242,7 @@ def do_as_asked(w: Worker) -> None:
 
 
 def open_segment(gpu: Gpu, wrong: list[str], handle: bytes) -> IpcMapping:
-    """Open a segment, and note what is wrong with its data."""
+    """Open a segment and record wrong data."""
     mapping = gpu.open_ipc(handle)
     if unlike := unlike_pattern(mapping, NBYTES, 1):
         wrong.append(f"opened to be closed later: {unlike}")
@@ -203,20 +250,30 @@ def open_segment(gpu: Gpu, wrong: list[str], handle: bytes) -> IpcMapping:
 
 
 def open_many_times(w: Worker, ledger: Ledger, wrong: list[str], handles: Sequence[bytes]) -> None:
-    segments = cycle(enumerate(handles, 1))
-    opening = repeat(w, ledger, "open and close", lambda: glance(w, wrong, *next(segments)))
-    control = repeat(w, ledger, "only ask for the free memory", w.gpu.memory_info)
-    ledger.enter_loop("open and close", ledger.sampled(SAMPLED), opening, control)
+    segments = cycle(enumerate(handles[:SEGMENTS], 1))
+    with w.gpu.open_ipc(handles[SEGMENTS]) as stays:
+        read_stays = reader_of(w, "the segment that stays open", stays, GLANCE, SEGMENTS + 1)
+
+        def look(after: str) -> None:
+            wrong.extend(read_stays(after))
+
+        opening = repeat(w, ledger, "open and close", lambda: glance(w, wrong, *next(segments)), look)
+        control = repeat(w, ledger, "only ask for the free memory", w.gpu.memory_info, look)
+        ledger.enter_loop("open and close", ledger.sampled(SAMPLED), opening, control)
 
 
-def repeat(w: Worker, ledger: Ledger, what: str, call: Callable[[], object]) -> list[int]:
-    """Make a call `OPENS` times; read used memory, as the exporter does, after the `SAMPLED` ones."""
+def repeat(
+    w: Worker, ledger: Ledger, what: str, call: Callable[[], object], look: Callable[[str], None]
+) -> list[int]:
+    """Make a call `OPENS` times, ``look`` after each; both roles read used memory after `SAMPLED` rounds."""
     samples = []
     for done in watched(w, what, range(1, OPENS + 1)):
-        with w.step(f"{what}, round {done} of {OPENS}"):
+        step = f"{what}, round {done} of {OPENS}"
+        with w.step(step):
             call()
+        look(step)
         if done in SAMPLED:
-            w.peer.send(done)  # the exporter reads it at the same time
+            w.peer.send(done)  # the exporter reads used memory at the same time
             if done in ledger.sampled(SAMPLED):
                 samples.append(ledger.used())
             w.peer.recv()
@@ -224,7 +281,7 @@ def repeat(w: Worker, ledger: Ledger, what: str, call: Callable[[], object]) -> 
 
 
 def glance(w: Worker, wrong: list[str], number: int, handle: bytes) -> None:
-    """Open a segment, note where its beginning is not its own, and close it."""
+    """Open a segment, record wrong data at its start, and close it."""
     with w.gpu.open_ipc(handle) as mapping:
         opened = f"opened segment {number} of {SEGMENTS} in a loop"
         wrong += differences(opened, mapping.read(GLANCE), beginning(number))
@@ -233,6 +290,34 @@ def glance(w: Worker, wrong: list[str], number: int, handle: bytes) -> None:
 @cache
 def beginning(number: int) -> bytes:
     return pattern(GLANCE, number)
+
+
+def start_importers(w: Worker) -> None:
+    """Start an importer for each segment, and let it exit while the segment is open."""
+    wrong = list[str]()
+    while told := w.peer.recv():
+        number, _ = told
+        try:
+            importer = w.start(open_and_exit)
+            importer.send(told)
+            wrong += importer.recv(w.deadline_s)
+            importer.end(w.deadline_s)
+        except (ChildGone, ChildHangs) as error:
+            w.record(failed={"number": number, "how": str(error) or "no answer", "call": importer.call})
+            return
+        w.peer.send("gone")
+    w.record(wrong=wrong)
+
+
+def open_and_exit(child: Child) -> None:
+    number, handle = child.recv()
+    gpu = child.gpus[-1]
+    gpu.memory_info()  # makes its context
+    wrong = list[str]()
+    if handle:
+        mapping = gpu.open_ipc(handle)
+        wrong = differences(f"importer {number}", mapping.read(GLANCE), beginning(number))
+    child.send(wrong)
 
 
 CHECK = IpcRelease()

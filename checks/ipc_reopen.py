@@ -1,10 +1,10 @@
-"""Open IPC memory a second time after the importer destroyed its context and made a new one.
+"""Reopen IPC memory after the importer destroyed and re-created its context.
 
-The steps and sizes of heterodb/toybox issue_20210314: on NVIDIA 455.32.00 and 460.32.03 the second
-`cuIpcOpenMemHandle` returned CUDA_ERROR_INVALID_HANDLE, unless the context had been kept; on 450.102.04
-it did not. Here the importer first opens other segments twice with its context kept, as a control; then it
-opens three segments, closes them, ends its context (destroyed, or the primary context reset), and opens
-them again. What is opened for the second time must show, too, what is written from then on.
+Steps and sizes are those of heterodb/toybox issue_20210314: on NVIDIA 455.32.00 and 460.32.03 the second
+`cuIpcOpenMemHandle` returned CUDA_ERROR_INVALID_HANDLE unless the context was kept; on 450.102.04 it
+succeeded. As a control, the importer first opens other segments twice in the same context. Then it opens
+three segments, closes them, destroys its context (or resets the primary context) and opens them again. The
+reopened segments must also show data written later.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from gpuipc_doctor.api import (
 )
 
 SIZES = (146064, 226656, 154909264)
-"""Bytes of the segments, as in the report."""
+"""Bytes of the segments, as in the bug report."""
 
 GLANCE = 1 << 20
-"""Bytes of each segment that are verified when it is first opened; when it is opened again, all are."""
+"""Bytes of each segment verified at the first open; at the second open, the whole segment is verified."""
 
 SEGMENTS = {"control": (1, 2), "tested": (1, 2, 3)}
-"""Numbers of the segments of each set, from 1; the control leaves out the one that takes time to verify."""
+"""Set → numbers of its segments, from 1; the control leaves out the largest, which takes time to verify."""
 
 VARIANTS = ("destroy-context", "reset-primary")
-"""The first is the report's, and all there is time for before a job: a context takes a tenth of a second."""
+"""Variants. The first is that of the bug report, and the only one before a job: a context takes 0.1 s."""
 
 Segment = tuple[bytes, str, int]
-"""An exported segment: its handle, which set it is of, and its number."""
+"""An exported segment: handle, name of its set, number."""
 
 
 class IpcReopen(Check):
@@ -117,9 +117,10 @@ def reopen(w: Worker) -> None:
 def open_all(
     w: Worker, segments: Sequence[Segment], step: str, exchanged: list[str] | None = None
 ) -> list[str]:
-    """Open, verify and close each segment; returns what was wrong with their data.
+    """Open, verify and close each segment; returns wrong data.
 
-    With a list for what is wrong there it is the second time: all is verified, and data is exchanged.
+    With ``wrong``, the segments are opened for the second time: each whole segment is verified and data is
+    exchanged.
     """
     wrong = []
     for handle, which, number in segments:
@@ -134,7 +135,7 @@ def open_all(
 
 
 def key(which: str, number: int) -> tuple[int, ...]:
-    """Of the pattern that a segment holds."""
+    """Seed of a segment's data pattern."""
     return (*which.encode(), number)
 
 

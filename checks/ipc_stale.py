@@ -1,11 +1,11 @@
-"""Free shared memory, allocate over the same address, and see that no mapping shows the old data.
+"""Free shared memory, allocate at the same address, and check that no mapping shows the old data.
 
-The importer has the old segment still open, or has closed it; the new segment is as large, larger or smaller,
-or both are small and lie in a block that lives on, since a neighbour in it stays open. The new handle must
-open and show the new data, then and when it changes. A cache that keeps mappings beyond the exporter's free
-(MPICH before its pull request 7862, UCX's IPC cache) lives from what is tested here: with a stale mapping
-open, some drivers refuse a new one that overlaps it, and a new handle that equals the old one cannot be told
-from it. Where no address comes again nothing is tested, so that is counted.
+The importer has closed the old segment or still has it open. The new segment is as large, larger or smaller,
+or both are small and lie in a block that stays allocated because a neighbour in it stays open. The new handle
+must open and show the new data, also after the data changes. A cache that keeps mappings beyond the
+exporter's free (MPICH before its pull request 7862, UCX's IPC cache) depends on this: beside a stale mapping,
+some drivers refuse an overlapping new mapping, and a new handle may equal the old one. Reused addresses are
+counted, because without them nothing is tested.
 """
 
 from __future__ import annotations
@@ -40,27 +40,28 @@ SIZES = {
     "4 KiB": (4096, 4096),
     "64 KiB": (64 << 10, 64 << 10),
 }
-"""Bytes of the freed segment, and of that allocated after it."""
+"""Case → bytes of the freed segment, and bytes of the segment allocated after it."""
 
 PARTS = ("4 KiB", "64 KiB")
-"""Of a block that lives on. A driver may refuse one that lies where a freed one is still open (AMD calls it
-undefined), and may give it the freed one's handle: an H100 does."""
+"""Sizes below a driver block, which have the block's handle. A driver may refuse to open memory at the
+address of a freed segment that is still open (undefined, according to AMD), and may reuse the freed segment's
+handle, as an H100 does."""
 
 NEIGHBOUR, STAYS = 4096, -1
-"""Bytes of a segment that lives on, in the block of the small ones, and its number in place of a round's."""
+"""Bytes and number of a segment that stays allocated in the block of the small segments."""
 
 MAPPING = ("closed", "open")
-"""What the importer has done with the old mapping by then."""
+"""State of the old mapping when the new segment is opened."""
 
-ROUNDS = [(mapping, name) for _ in range(2) for mapping in MAPPING for name in SIZES]
+ROUNDS = [(mapping, name) for mapping in MAPPING for name in SIZES]
 
 PAGE = 4096
-"""Bytes that tell old data from new."""
+"""Bytes compared to tell old data from new data."""
 
 
 class IpcStale(Check):
     id = "ipc-stale"
-    title = "memory allocated over a freed segment is not mistaken for it"
+    title = "a new segment over a freed one shows its own data"
     requires = frozenset({"legacy-ipc", "multi-process"})
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
@@ -76,13 +77,13 @@ class IpcStale(Check):
         if stale:
             yield Finding.fail("stale", "a new handle showed wrong data after its address was reused", *stale)
         if wrong:
-            yield Finding.fail("wrong-data", "a handle showed wrong data at an address of its own", *wrong)
+            yield Finding.fail("wrong-data", "wrong data in a segment at an address not used before", *wrong)
         if importer["overlap"]:
             yield Finding.fail(
                 "overlap",
                 "overlapping mapping: a new segment cannot be opened beside a stale mapping",
                 *importer["overlap"],
-                remedy="MPI: limit or switch off its cache of IPC mappings, so that none outlives its memory",
+                remedy="MPI: limit or disable its cache of IPC mappings",
             )
         exchanged = list(judge_exchange(done))
         yield from exchanged
@@ -114,7 +115,7 @@ def recycle(w: Worker) -> None:
         write_pattern(old, old_nbytes, number, 0)
         old_handle, old_address = old.ipc_handle(), old.address
         w.peer.send(old_handle)
-        w.peer.recv()  # opened, and closed again or not
+        w.peer.recv()  # opened, and perhaps closed again
         old.free()
         with w.gpu.alloc(new_nbytes) as new:
             write_pattern(new, new_nbytes, number, 1)
@@ -177,7 +178,7 @@ def new_segment(mapping: str, name: str) -> str:
 
 
 def mistaken(new: IpcMapping, nbytes: int, number: int) -> str:
-    """What is wrong with what a round's new segment shows, and whether it is the old one's."""
+    """Descriptions of wrong data in a round's new segment; and whether it is the old segment's data."""
     wrong = unlike_pattern(new, nbytes, number, 1)
     shows_old = wrong and new.read(PAGE) == pattern(PAGE, number, 0)
     return f"the old data: {wrong}" if shows_old else wrong

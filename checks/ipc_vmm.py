@@ -1,12 +1,12 @@
 """Share physical memory by descriptor, as NCCL, UCX and PyTorch do: `cuMemCreate`, export, import, map.
 
-A descriptor goes to the other process in a message (``SCM_RIGHTS``) or is fetched by it (``pidfd_getfd``),
-which an environment may refuse although the driver supports it. Segments of one size are all imported before
-the first is read, so that a wrong one shows, and unmapped one by one while data is exchanged through the
-others. Then the ends of things: a context that is re-created, which legacy handles did not survive on some
-drivers, with the control of contexts that are kept; an exporter that released everything, and one that was
-killed; an importer that was killed, and if memory is missing then, a spare one. What a loop leaves behind is
-`ipc-vmm-release`'s question.
+A descriptor is sent to the other process in a message (``SCM_RIGHTS``) or fetched by that process
+(``pidfd_getfd``); an environment may refuse either way although the driver supports sharing. Segments of one
+size are all imported before the first is read, so that swapped descriptors are noticed, and unmapped one by
+one while data is exchanged through the others. Further cases: a re-created context, which IPC handles did not
+survive on some drivers (control: contexts that are kept); an exporter that released everything, and one that
+was killed; an importer that was killed, and a spare one if memory is missing then. Leaks over many imports
+are tested by `ipc-vmm-release`.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from gpuipc_doctor.api import (
 )
 
 NBYTES = 20 << 20
-"""Of each segment, before it is rounded up to the device's granule."""
+"""Bytes of each segment, before rounding up to the device's granularity."""
 
 HARMS = frozenset({"kills an importer"})
-"""Or an exporter: where the memory of killed processes does not come back, it is the same."""
+"""The same step of `Probe.harms` as when an exporter is killed: either way, the device may lose memory."""
 
 ROUTES = ("SCM_RIGHTS", "pidfd_getfd", "SCM_RIGHTS")
-"""How the descriptors of the segments are passed."""
+"""How the descriptor of each segment is passed."""
 CASES = ("with both contexts kept", "in the importer's new context", "from the exporter's new context")
 
 
 class IpcVmm(Check):
     id = "ipc-vmm"
-    title = "memory shared by descriptor is right and outlives its owner"
+    title = "memory shared by descriptor is correct, outlives exporter"
     requires = frozenset({"vmm-ipc", "multi-process", "contexts"})
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
@@ -79,7 +79,7 @@ def export(w: Worker) -> None:
         descriptor = memory.export_descriptor()
         arrived.append(w.peer.send_descriptor(descriptor))
         os.close(descriptor)
-        w.peer.recv()  # importing while another is exported is `ipc-concurrent`'s question
+        w.peer.recv()  # importing while another exports is tested by `ipc-concurrent`
     exchanged = []
     for n in filter(arrived.__getitem__, closing_order(len(ROUTES))):
         exchanged += exchange_as_exporter(w, mappings[n], nbytes, segment(n))
@@ -138,9 +138,9 @@ def judge_data(done: ProbeOutcome) -> Iterable[Finding]:
     if importer["refused"]:
         yield Finding.warn(
             "pidfd-refused",
-            "this environment refuses pidfd_getfd ({reason}); memory can be shared by SCM_RIGHTS",
-            remedy="UCX and PyTorch's expandable segments need it: allow it in the container's seccomp "
-            "profile, or set kernel.yama.ptrace_scope to 0",
+            "this environment refuses pidfd_getfd ({reason}); sharing by SCM_RIGHTS works",
+            remedy="UCX and PyTorch's expandable segments need pidfd_getfd: allow it in the container's "
+            "seccomp profile, or set kernel.yama.ptrace_scope to 0",
             reason=importer["refused"],
         )
     elif not bad:
@@ -169,7 +169,7 @@ def export_anew(w: Worker) -> None:
                 descriptor = memory.export_descriptor()
             w.peer.send_descriptor(descriptor)
             os.close(descriptor)
-        w.peer.recv()  # the importer has looked
+        w.peer.recv()  # the importer has read it
 
 
 def attach_anew(w: Worker) -> None:
@@ -205,7 +205,7 @@ def export_and_die(w: Worker) -> None:
 
 
 def share(importer: Peer, memory: PhysicalMemory) -> None:
-    """Send an importer the size of the memory and a descriptor, which is closed here."""
+    """Send an importer the size of the memory and a descriptor, then close the descriptor here."""
     importer.send(memory.nbytes)
     descriptor = memory.export_descriptor()
     importer.send_descriptor(descriptor)
@@ -257,7 +257,7 @@ def share_and_watch(w: Worker) -> None:
 
 
 def write_and_die(w: Worker) -> None:
-    gpu = w.gpus[-1]  # before there is a descriptor: a child that its driver starts would inherit that
+    gpu = w.gpus[-1]  # before any descriptor exists: the driver may start a child, which would inherit it
     if nbytes := w.peer.recv():
         descriptor = w.peer.recv_descriptor()
         with w.step("import and write"):
@@ -269,7 +269,7 @@ def judge_killed(done: ProbeOutcome) -> Iterable[Finding]:
     exporter = done.records["exporter"]
     bad, watched = list(judge_wrong(exporter)), account(exporter)
     bad += watched.judge(exporter["nbytes"])
-    says = "memory came back after its importer was killed"
+    says = "memory was released after its importer was killed"
     yield from bad or [Finding.ok("returned", says, *watched.evidence())]
 
 

@@ -1,15 +1,16 @@
-"""See that memory shared by descriptor leaves nothing behind: no memory, no descriptor, no addresses.
+"""Check that sharing memory by descriptor leaks no memory, descriptors or addresses.
 
-One loop of creating, exporting, importing, mapping and releasing, watched from both ends: used memory of each
-end's device, and what each process has. The control is as long a loop in which nothing is imported. The
-importer first sees that its descriptors and addresses rise while something is open. Each import is looked at,
-since one may show wrong data after many others.
+A loop creates, exports, imports, maps and releases memory, while both ends watch their device's used memory
+and their process's resources. The control is an equally long loop without imports. First the importer
+verifies that its counts of descriptors and addresses rise while an import is open. The data of each import is
+verified, because a late import may be wrong. After each import, the exporter's memory and a mapping that
+stays open at each end are verified: the end of an import must change neither.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from gpuipc_doctor.api import (
     ODD_BYTES,
@@ -26,21 +27,27 @@ from gpuipc_doctor.api import (
     account,
     figures_of_process,
     glanced_at,
+    reader_of,
     watched,
     write_glances,
     wrong_glances,
 )
 
 ROUNDS = 160
-"""So many show a loss of 64 KiB with each import, in used memory that moves in steps of 2 MiB."""
+"""Rounds in which a loss of 64 KiB per import shows, although used memory changes in steps of 2 MiB."""
 
 SAMPLED = range(4, ROUNDS + 1, 4)
 """Rounds of a loop after which used memory is read."""
 
 WARM_UP = 2
-"""Rounds for what the first imports cost."""
+"""Rounds not judged, for the initial cost of imports."""
 
 IMPORT, LOOK_ON = "import", "no import"
+
+STAYS = 0
+"""Number of the memory that stays mapped, used in place of a round's number."""
+
+MAPPING_STAYS = "the mapping that stays"
 
 
 class IpcVmmRelease(Check):
@@ -59,9 +66,12 @@ class IpcVmmRelease(Check):
         if wrong := importer["wrong"]:
             says = "an imported descriptor shows wrong data"
             found.append(Finding.fail("wrong-data", says, *wrong[:3], times=len(wrong)))
+        if wrong := exporter["wrong"]:
+            says = "the exporter sees wrong data after an import of its memory was unmapped"
+            found.append(Finding.fail("wrong-at-exporter", says, *wrong[:3], times=len(wrong)))
         if not found:
             evidence = [item for each in accounts(done) for item in each.evidence()]
-            says = "nothing was left of {rounds} imports, {verified:mib} verified"
+            says = "nothing left after {rounds} imports, {verified:mib} verified"
             verified = ROUNDS * glanced_at(exporter["nbytes"])
             found.append(Finding.ok("returned", says, *evidence, rounds=ROUNDS, verified=verified))
         yield from found
@@ -72,39 +82,59 @@ class IpcVmmRelease(Check):
 
 
 def accounts(done: ProbeOutcome) -> list[Account]:
-    """Of each device; both roles see the same of one."""
+    """Findings by device; if both roles use one device, their findings are the same."""
     return [account(done.records[role]) for role in ("exporter", "importer")[: len(done.devices)]]
 
 
 def judge_figures(while_open: Json, nbytes: int) -> Iterable[Finding]:
-    """Judge whether the figures of the importer's process moved while it had something open."""
+    """Judge whether the importer's resource counts rose while it had an import open."""
     if while_open["descriptors"] < 1 or while_open["addresses"] < nbytes:
         yield Finding.error(
             "process-does-not-follow",
-            "what the importer holds cannot be told: a descriptor and a mapping changed it by {descriptors} "
-            "descriptors and {addresses:mib} of addresses",
+            "cannot measure the importer: one import changed it by {descriptors} descriptors and "
+            "{addresses:mib} of address space",
             **while_open,
         )
 
 
 def share(w: Worker) -> None:
     nbytes = -(-ODD_BYTES // w.gpu.granule) * w.gpu.granule
-    w.peer.recv()  # the importer has opened its ledger
-    ledger, used = Ledger(w), dict[str, list[int]]()
+    w.gpu.primary_context()  # both create their contexts at the same time
+    w.peer.send("ready")
+    w.peer.recv()  # the importer has started to watch its resources
+    ledger, used, wrong = Ledger(w), dict[str, list[int]](), list[str]()
+    with w.gpu.create_physical(nbytes) as memory, memory.map() as stays:
+        write_glances(stays, nbytes, STAYS)
+        descriptor = memory.export_descriptor()
+        w.peer.send(nbytes)
+        w.peer.send_descriptor(descriptor)
+        w.peer.recv()  # the importer has it mapped
+        os.close(descriptor)
 
-    def loop(what: str, rounds: int = ROUNDS) -> None:
-        used[what] = share_rounds(w, ledger, nbytes, what, rounds)
+        read_stays = reader_of(w, MAPPING_STAYS, stays, nbytes, STAYS)
 
-    loop(IMPORT, WARM_UP)
-    ledger.watch("many imports", lambda: loop(IMPORT))
-    ledger.watch("as many rounds without an import", lambda: loop(LOOK_ON))
-    ledger.enter_loop(IMPORT, ledger.sampled(SAMPLED), used[IMPORT], used[LOOK_ON])
-    w.peer.send(None)
-    w.record(nbytes=nbytes)
+        def loop(what: str, rounds: int = ROUNDS) -> None:
+            used[what] = share_rounds(w, ledger, read_stays, nbytes, what, rounds, wrong)
+
+        loop(IMPORT, WARM_UP)
+        ledger.watch("many imports", lambda: loop(IMPORT))
+        ledger.watch("as many rounds without an import", lambda: loop(LOOK_ON))
+        ledger.enter_loop(IMPORT, ledger.sampled(SAMPLED), used[IMPORT], used[LOOK_ON])
+        w.peer.send(None)
+    w.record(nbytes=nbytes, wrong=wrong)
 
 
-def share_rounds(w: Worker, ledger: Ledger, nbytes: int, what: str, rounds: int) -> list[int]:
-    """Have each round's memory imported, or not; used memory after those that are sampled."""
+def share_rounds(
+    w: Worker,
+    ledger: Ledger,
+    read_stays: Callable[[str], list[str]],
+    nbytes: int,
+    what: str,
+    rounds: int,
+    wrong: list[str],
+) -> list[int]:
+    """Import each round's memory, or skip imports for the control; returns used memory after the sampled
+    rounds."""
 
     def share_one(number: int) -> None:
         step = w.step(f"{what}, round {number} of {rounds}")
@@ -115,37 +145,51 @@ def share_rounds(w: Worker, ledger: Ledger, nbytes: int, what: str, rounds: int)
                 w.peer.send_descriptor(descriptor)
             w.peer.recv()  # the importer has released it
             os.close(descriptor)
+            wrong.extend(wrong_glances(f"memory of round {number}", mapping, nbytes, number))
+        wrong.extend(read_stays(f"{what}, round {number} of {rounds}"))
 
-    w.peer.send([what, nbytes, rounds])
-    return ledger.used_after(ledger.sampled(SAMPLED), watched(w, "export", range(1, rounds + 1)), share_one)
+    w.peer.send([what, rounds])
+    numbers = watched(w, "export", range(1, rounds + 1))
+    return ledger.used_after(ledger.sampled(SAMPLED), numbers, share_one, what)
 
 
 def attach(w: Worker) -> None:
+    w.gpu.primary_context()
+    w.peer.recv()  # the exporter also has a context
     ledger, used, wrong = Ledger(w), dict[str, list[int]](), list[str]()
     w.peer.send("ready")
-    while told := w.peer.recv():
-        what, nbytes, rounds = told
-        used[what] = []
-        for number in watched(w, what, range(1, rounds + 1)):
-            with w.step(f"{what}, round {number} of {rounds}"):
-                if what == IMPORT:
-                    wrong += import_one(w, nbytes, number)
-            if number in ledger.sampled(SAMPLED):
-                used[what].append(ledger.used())
-            w.peer.send("released")
-    ledger.enter_loop(IMPORT, ledger.sampled(SAMPLED), used[IMPORT], used[LOOK_ON])
+    nbytes, descriptor = w.peer.recv(), w.peer.recv_descriptor()
+    with w.gpu.import_descriptor(descriptor, nbytes) as memory, memory.map() as stays:
+        os.close(descriptor)
+        w.peer.send("mapped")
+        read_stays = reader_of(w, MAPPING_STAYS, stays, nbytes, STAYS)
+        while told := w.peer.recv():
+            what, rounds = told
+            used[what] = []
+            for number in watched(w, what, range(1, rounds + 1)):
+                with w.step(f"{what}, round {number} of {rounds}"):
+                    if what == IMPORT:
+                        wrong += import_one(w, nbytes, number)
+                wrong += read_stays(f"{what}, round {number} of {rounds}")
+                if number in ledger.sampled(SAMPLED):
+                    used[what].append(ledger.sample(what, number))
+                w.peer.send("released")
+        ledger.enter_loop(IMPORT, ledger.sampled(SAMPLED), used[IMPORT], used[LOOK_ON])
     w.record(wrong=wrong)
 
 
 def import_one(w: Worker, nbytes: int, number: int) -> list[str]:
-    """Import and map what the exporter passes, record what that changes of this process; the wrong data."""
-    without = figures_of_process()
+    """Import and map memory from the exporter; returns wrong data. The first time, verify that resource
+    counts rise.
+    """
+    without = figures_of_process() if number == 1 else {}
     descriptor = w.peer.recv_descriptor()
     with w.gpu.import_descriptor(descriptor, nbytes) as memory, memory.map() as mapping:
-        while_open = figures_of_process()
+        if without:
+            while_open = figures_of_process()
+            w.record(open={name: while_open[name] - without[name] for name in ("descriptors", "addresses")})
         wrong = wrong_glances(f"import {number}", mapping, nbytes, number)
     os.close(descriptor)
-    w.record(open={name: while_open[name] - without[name] for name in ("descriptors", "addresses")})
     return wrong
 
 

@@ -1,4 +1,4 @@
-"""Look up the versions found on this node in the database of known issues; probes nothing."""
+"""Look up this node's versions in the database of known issues; tests nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpuipc_doctor.api import Check, Context, Evidence, EvidenceKind, Finding, T
 
 class KnownVersions(Check):
     id = "known-versions"
-    title = "no version on this node is known to be bad"
+    title = "no version on this node has a known issue"
     tier = Tier.PROLOG
 
     def probes(self, ctx: Context) -> Iterable[Finding]:
@@ -23,16 +23,16 @@ class KnownVersions(Check):
                 issue=match.issue,
                 reason=match.reason,
             )
-        for one in ctx.unexpected:
+        for version in ctx.unexpected:
             yield Finding.warn(
                 "unexpected",
-                "{name} is {found}, and {where} expects {wanted}",
-                *([one.why] if one.why else []),
-                remedy="install what the site expects, or correct that line",
-                name=one.name,
-                found=one.found,
-                where=one.where,
-                wanted=one.wanted,
+                "{name} is {found}; {where} expects {wanted}",
+                *([version.why] if version.why else []),
+                remedy="install the expected version, or correct that line",
+                name=version.name,
+                found=version.found,
+                where=version.where,
+                wanted=version.wanted,
             )
         if not (ctx.version_matches or ctx.unexpected):
             known = [f"{fact.name} {fact.value}" for fact in ctx.inventory if fact.value]

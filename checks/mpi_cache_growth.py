@@ -1,20 +1,20 @@
-"""Send buffers that are freed and grow each time, and see whether device memory is ever given back.
+"""Send growing buffers, free each, and check that device memory is released.
 
-The pattern of eth-cscs/alps-gh200-reproducers (gpudirect-oom): each iteration allocates a large buffer, a
-little larger than the last, and a small one that stays; the large one is sent and freed. MPI libraries that
-keep IPC handles or mappings of freed buffers then lose about one large buffer each iteration, and on two
-devices it shows whose memory it is. The controls: as many iterations without a message, in the same ranks;
-buffers of one size; and this MPI's own switch that turns IPC off.
+The pattern is that of eth-cscs/alps-gh200-reproducers (gpudirect-oom): each iteration allocates a large
+buffer, a little larger than the last, and a small one that stays; the large buffer is sent and freed. An MPI
+library that keeps IPC handles or mappings of freed buffers then loses about one large buffer each iteration;
+with two devices, the growing one shows whose memory is lost. Controls: as many iterations without messages,
+in the same ranks; buffers of one size; and this MPI's own setting that turns IPC off.
 
-Only the last third of the iterations counts. If more is in use than at first, small buffers follow, as many
-as the share of memory has room for, and then a large one: most caches count buffers, of whatever size. They
-are allocated before the first buffer is freed, so no address is used twice: a library without any bound,
-such as Open MPI's smcuda, also releases a mapping if a later buffer has its address. A cache that releases
-buffers for small ones and levels off has a bound, in bytes if the large one adds nothing: a warning; in the
-soak tier only if that bound was passed twice. Growth that was seen to stop is a warning, too. The small
-buffers also show a library that loses few of its buffers, or a little with each, beside a cache or without
-one. Else it is a failure, unless the bound was set to more buffers than were sent. Intel MPI's own bound,
-256, is more than are sent, and 17 buffers of 8 GiB fill an H200.
+Only the last third of the iterations counts. If memory use grew, small buffers follow, as many as the memory
+limit allows, and then a large one, since most caches limit the number of buffers. All are allocated before
+the first is freed, so that no address is used twice: even a library without a bound, such as Open MPI's
+smcuda, releases a mapping when a later buffer has its address. A cache that evicts buffers for the small ones
+and levels off is bounded (by bytes, if the large buffer adds nothing): a warning; in the soak tier only if
+the bound was passed twice. Growth that stops is also a warning. The small buffers also reveal a library that
+loses a few buffers, or a little with each. All other growth is a failure, unless the bound is set to more
+buffers than were sent. Intel MPI's default bound of 256 exceeds the number sent, and 17 buffers of 8 GiB fill
+an H200.
 """
 
 from __future__ import annotations
@@ -51,38 +51,40 @@ from gpuipc_doctor.api import (
 )
 
 BASE, STEP, SMALL = 4 << 20, 2 << 20, 2 << 20
-"""Bytes of the first large buffer, how much each is larger than the last, and of a small one: one block.
+"""Bytes of the first large buffer, the increase per iteration, and the bytes of a small buffer: one driver
+block.
 
-The small ones that stay must keep the freed ranges apart: with blocks shared among them, a later large buffer
-fits over earlier ones, and a library that notices gives the old ones up (Intel MPI 2021.17.2 does).
+Small buffers stay allocated to keep the freed ranges apart. If they shared blocks, a later large buffer would
+fit over earlier ones, and a library that notices would release those (Intel MPI 2021.17.2 does).
 """
 
 MOST = 43
-"""Iterations, as the share has room for them."""
+"""Maximum iterations; fewer if the memory limit is small."""
 
 TELLING = 180 << 20
-"""Bytes of the fewest buffers. In less room some are equal, in the driver's blocks of 2 MiB, and come to lie
-over earlier ones: then nothing kept is no answer."""
+"""Bytes of the smallest meaningful set of buffers. With fewer bytes, some buffers occupy the same number of 2
+MiB blocks and reuse earlier addresses, and a run without growth would prove nothing."""
 
 MANY = {False: 192, True: 384}
-"""Small buffers at most, by whether the tier is soak, in which a bound must be passed twice. A cache of more
-buffers is as bad as one without a bound: 192 of 1 GiB fill most GPUs."""
+"""Soak tier or not → maximum number of small buffers; in soak, a bound must be exceeded twice. A cache of
+more buffers is as bad as an unbounded cache: 192 of 1 GiB fill most GPUs."""
 
 FOR_LARGE = {False: 0.6, True: 0.3}
-"""Part of the share, by whether the tier is soak. The rest is for the buffers that follow and for what stays:
-all may be held at once."""
+"""Soak tier or not → fraction of the memory limit for large buffers. The rest is for the small buffers, which
+a library may all keep at the same time."""
 
 TOO_FEW = 24
-"""Buffers that tell no leak from a cache if more than a third of them are kept and none can follow."""
+"""Number of buffers below which a leak and a cache look the same: each buffer is 2 MiB larger, so a cache of
+two grows as much as a loss of 4 MiB."""
 
 SAME, SOAK = 128, 400
-"""Iterations with buffers of one size, and in the soak tier, which decides over what grows a little. Drivers
-count in blocks of 2 MiB: the last third of 128 shows growth by 256 KiB each time, of 400 by 64 KiB."""
+"""Iterations with buffers of one size, outside and in the soak tier. Drivers count in blocks of 2 MiB: the
+last third of 128 iterations shows growth of 256 KiB each, of 400 growth of 64 KiB."""
 
 
 class MpiCacheGrowth(Check):
     id = "mpi-cache-growth"
-    title = "MPI gives the memory of freed buffers back"
+    title = "MPI releases the memory of freed buffers"
     requires = frozenset({"multi-process"})
     needs_mpi = True
     curable_warnings = frozenset({"keeps-many", "grows-a-little"})
@@ -138,7 +140,9 @@ class MpiCacheGrowth(Check):
 
 
 def measured(done: ProbeOutcome) -> dict[str, BufferGrowth]:
-    """The growth of used memory of each device, by the rank that uses it; both see the same of one device."""
+    """Growth of used memory of each device, by the rank that uses it; on a shared device both ranks see the
+    same.
+    """
     ranks, small = list(done.records.items())[: len(done.devices)], done.params["small"]
     are_apart = all(
         share_no_address(record["follow"], record["freed"])
@@ -169,34 +173,46 @@ def judge_plateau(done: ProbeOutcome, seen: dict[str, BufferGrowth]) -> Finding:
     if room < TELLING:
         return Finding.skip(
             "share-too-small",
-            "{room:mib} of buffers are too little to tell by, though none was kept ({variant})",
+            "{room:mib} of buffers are too few for a verdict, although none was kept ({variant})",
             *evidence,
-            remedy=f"let checks have {least:.0f} MiB of the device: memory in the site config",
+            remedy=f"raise `memory` in the site config to {least:.0f} MiB of device memory",
             room=room,
             variant=done.probe,
         )
     if limit := next(iter(done.records.values())).get("not_reached"):
         return Finding.skip(
             "limit-not-reached",
-            "no message larger than {variable}={limit} fits into the share of memory ({variant})",
+            "no message larger than {variable}={limit} fits into the memory limit ({variant})",
             *evidence,
-            remedy="let checks use more device memory: memory in the site config",
+            remedy="raise the limit of device memory: `memory` in the site config",
             variable=done.params["bounded_by"],
             limit=limit,
             variant=done.probe,
         )
-    return Finding.ok("levels-off", "memory comes back ({variant})", *evidence, variant=done.probe)
+    return Finding.ok("levels-off", "memory is released ({variant})", *evidence, variant=done.probe)
 
 
 def judge_growth(done: ProbeOutcome, place: int, role: str, seen: BufferGrowth) -> Finding | None:
-    """Judge how the memory used on the device of this place, which is this role's, went."""
-    if not seen.grows:
-        return judge_creep(done, role, seen) if seen.creep else None
+    """Judge the growth on the device of the role at this index."""
     growth, params, decides = seen.growth, done.params, done.params["decides"]
     sent, followed = len(seen.small), len(seen.small) + len(seen.late)
     where = f"on the {role}'s device" if len(done.devices) > 1 else "on the device of both ranks"
     values: dict[str, Json] = {"where": where, "growth": growth.estimate, "variant": done.probe}
     rate, held = interval(growth, len(seen.used)), held_by(done, place, growth)
+    are_few = seen.sizes[0] < seen.sizes[-1] and not params["small"] and len(seen.used) < TOO_FEW
+    if are_few and (seen.grows or seen.rose_often):
+        return Finding.error(
+            "too-few-to-tell",
+            "cannot tell a cache from a leak after {times} buffers: {buffers} are kept {where} ({variant})",
+            rate,
+            *held,
+            remedy="raise `memory` in the site config to 1024 MiB of device memory",
+            times=len(seen.used),
+            buffers=seen.at_least,
+            **values,
+        )
+    if not seen.grows:
+        return judge_creep(done, role, seen) if seen.creep or seen.climb else None
     remedy, most = bounded_by(params), params["bounded_to"] or 0
     all_sent = not params["small"] or followed > params["small"]
     bound = seen.bound if all_sent else None
@@ -207,7 +223,7 @@ def judge_growth(done: ProbeOutcome, place: int, role: str, seen: BufferGrowth) 
         reach = f"{bound / SMALL:.0f} of {filled:.1f} GiB would fill this device"
         return Finding.warn(
             "keeps-many",
-            f"about {kept} are kept {{where}} ({{variant}}), and then no more",
+            f"about {kept} are kept {{where}} ({{variant}}), then use levels off",
             Evidence.seen(
                 "{sent} of {each:mib} displaced the large ones; no address was used twice", **values
             ),
@@ -221,10 +237,10 @@ def judge_growth(done: ProbeOutcome, place: int, role: str, seen: BufferGrowth) 
     if all_sent and seen.stops:
         return Finding.warn(
             "stops",
-            "used memory {where} grew by {more:mib} and then no more ({variant})",
+            "used memory {where} grew by {more:mib}, then levelled off ({variant})",
             Evidence.seen(
-                "{growth:mib} each iteration at first; {sent} more buffers of {each:mib} and one of "
-                "{large:mib} added nothing, and nothing was released",
+                "{growth:mib} each iteration at first; then {sent} buffers of {each:mib} and one of "
+                "{large:mib} added nothing",
                 sent=sent,
                 each=SMALL,
                 large=seen.sizes[-1],
@@ -239,32 +255,20 @@ def judge_growth(done: ProbeOutcome, place: int, role: str, seen: BufferGrowth) 
             "grows-a-little",
             "used memory {where} grows by {growth:bytes} with each message ({variant})",
             rate,
-            Evidence.control("without messages it does not"),
-            remedy="check mpi-cache-growth --tier soak sends more of them, and decides",
+            Evidence.control("control: no growth without messages"),
+            remedy="to decide, run `gpuipc-doctor check mpi-cache-growth --tier soak`",
             **values,
         )
     values["buffers"] = seen.at_least
-    is_growing = seen.sizes[0] < seen.sizes[-1]
-    is_like_a_cache = is_growing and seen.at_least > len(seen.used) / 3
-    if not params["small"] and is_like_a_cache and len(seen.used) < TOO_FEW:
-        return Finding.error(
-            "too-few-to-tell",
-            "cannot tell a cache from a leak by {times} buffers: {buffers} are kept {where} ({variant})",
-            rate,
-            *held,
-            remedy="let checks have 1024 MiB of the device: memory in the site config",
-            times=len(seen.used),
-            **values,
-        )
     if all_sent and most >= seen.at_least > (len(seen.used) + sent) / 2:
         says = "at least {buffers:round} freed buffers are kept {where} ({variant}): {variable} is {most}"
         told = {"variable": params["bounded_by"], "most": most, **values}
         return Finding.warn("keeps-many", says, rate, *held, remedy=remedy, **told)
-    says = "it did not level off in {times} iterations: at least {buffers:round} freed buffers are kept"
+    says = "did not level off in {times} iterations: at least {buffers:round} freed buffers are kept"
     if bound:
         often = "twice" if decides else "once"
-        says = f"a bound of {kept}, if that is one, was not passed {often} in {{times}} iterations"
-    full = "at this rate this device is full after {left:round} more iterations"
+        says = f"a bound of {kept}, if there is one, was not exceeded {often} in {{times}} iterations"
+    full = "at this rate the device is full after {left:round} more iterations"
     return Finding.fail(
         "grows",
         "used memory {where} grows by {growth:mib} each iteration ({variant})",
@@ -283,20 +287,24 @@ def judge_growth(done: ProbeOutcome, place: int, role: str, seen: BufferGrowth) 
 
 
 def judge_creep(done: ProbeOutcome, role: str, seen: BufferGrowth) -> Finding:
-    """Judge growth that the small buffers have shown, of few of the buffers or a little with each."""
+    """Judge slow growth, some whole buffers or a little of each, seen with small buffers or in all thirds."""
     where = f"on the {role}'s device" if len(done.devices) > 1 else "on the device of both ranks"
     each = seen.beyond_the_first / (len(seen.used) - 1)
-    is_large = not seen.grows and each >= SMALL
+    is_large = bool(seen.creep) and not seen.grows and each >= SMALL
     values: dict[str, Json] = {
         "where": where,
-        "growth": each if is_large else seen.creep,
+        "growth": each if is_large else seen.creep or seen.climb,
         "variant": done.probe,
     }
     rose = Evidence.seen(
-        "{sent} small buffers of {each:mib} followed: at their end, each raised it by {creep:bytes} for good",
+        "{sent} small buffers of {each:mib} followed; each of the last permanently added {creep:bytes}"
+        if seen.creep
+        else "{steps} permanent increases in {times} iterations, in each third of them",
         sent=len(seen.small),
         each=SMALL,
         creep=seen.creep,
+        steps=seen.steps,
+        times=len(seen.used),
     )
     if is_large:
         says = "used memory {where} grows by {growth:mib} each iteration ({variant})"
@@ -304,18 +312,18 @@ def judge_creep(done: ProbeOutcome, role: str, seen: BufferGrowth) -> Finding:
     says = "used memory {where} grows by {growth:bytes} with each message ({variant})"
     if done.params["decides"]:
         return Finding.fail("grows", says, rose, remedy=bounded_by(done.params), **values)
-    remedy = "check mpi-cache-growth --tier soak sends more of them, and decides"
+    remedy = "to decide, run `gpuipc-doctor check mpi-cache-growth --tier soak`"
     return Finding.warn("grows-a-little", says, rose, remedy=remedy, **values)
 
 
 def bounded_by(params: Mapping[str, Json]) -> str:
-    """What to do where a variable bounds the library's cache."""
+    """The remedy if a variable limits the library's cache."""
     variable = params["bounded_by"]
     if not variable:
         return ""
     if params["in_bytes"]:
-        return f"if that is a cache, {variable} bounds it, in bytes: more than the largest message has"
-    return f"if that is a cache, {variable} bounds it: set it to what your memory has room for"
+        return f"if this is a cache, limit it: set {variable} (bytes) above the largest message's size"
+    return f"if this is a cache, limit it: set {variable} to what fits in memory"
 
 
 # -- the ranks --------------------------------------------------------------------------------------------
@@ -330,7 +338,7 @@ def iterate(w: Worker) -> None:
     quiet = w.clock()
     control, _ = send_and_free(w, ledger, quietly, alive, communicates=False)
     buffers = large_ones(w, sizes, alive, freed)
-    if sizes[0] == sizes[-1]:  # else small ones stay, which take addresses
+    if sizes[0] == sizes[-1]:  # otherwise small buffers stay, which take addresses
         buffers = watched(w, "sent and freed buffer", buffers)
     began = w.clock()
     used, held = send_and_free(w, ledger, buffers, alive)
@@ -345,7 +353,7 @@ def iterate(w: Worker) -> None:
 
 
 def beyond_the_limit(w: Worker) -> list[int]:
-    """The planned sizes; if the cache is bounded in bytes here, larger ones than that bound, if they fit.
+    """The planned sizes; if the cache has a limit in bytes, sizes above that limit if they fit.
 
     Open MPI's smcuda never closes the mapping of a message that is larger than its limit.
     """
@@ -364,7 +372,7 @@ def beyond_the_limit(w: Worker) -> list[int]:
 def large_ones(
     w: Worker, sizes: Sequence[int], alive: list[Buffer], freed: list[tuple[int, int]]
 ) -> Iterator[Buffer]:
-    """A buffer of each size; where they grow, with a small one each that stays alive."""
+    """A buffer of each size. If sizes grow, a small buffer that stays allocated follows each."""
     for nbytes in sizes:
         large = w.gpu.alloc(nbytes)
         freed.append((large.address, nbytes))
@@ -376,7 +384,7 @@ def large_ones(
 def one_by_one(
     w: Worker, ledger: Ledger, alive: list[Buffer], follow: list[Buffer], most: int
 ) -> Iterator[Buffer]:
-    """The buffers that follow, in both ranks as long as neither's device has more in use than ``most``."""
+    """Later buffers, sent one at a time while neither rank's device uses more than ``most`` bytes."""
     for buffer in follow:
         if w.mpi.any_says(ledger.used() > most):
             return
@@ -392,9 +400,8 @@ def send_and_free(
     *,
     communicates: bool = True,
 ) -> tuple[list[int], list[list[int | None]]]:
-    """Send each buffer, and free it: by iteration, used memory without what is ``alive`` of ranks here.
-
-    And by device, what this process holds of it.
+    """Send each buffer and free it. Returns used memory by iteration, minus the ``alive`` bytes of this
+    node's ranks, and this process's own usage by device.
     """
     partner, ranks, used = 1 - w.mpi.rank, w.mpi.size // len(w.gpus), []
     held: list[list[int | None]] = [[] for _ in w.gpus]
@@ -406,7 +413,7 @@ def send_and_free(
                 w.mpi.recv(buffer.address, buffer.nbytes, partner)
             w.mpi.barrier()
         w.mpi.barrier()
-        ours = sum(one.nbytes for one in alive)
+        ours = sum(buffer.nbytes for buffer in alive)
         used.append(ledger.used() - ours * ranks)
         for series, each in zip(held, w.gpus, strict=True):
             theirs = each.memory_of_this_process()

@@ -1,13 +1,13 @@
-"""Time the first message from a buffer whose size is no multiple of a page, beside one whose size is.
+"""Time the first message from a buffer of odd size against one of whole pages.
 
-The report behind it (eth-cscs/alps-gh200-reproducers, gpudirect-p2p-overalloc; GH200, Cray MPICH): one byte
-more than 1 GiB, and the first message from that buffer takes 0.46 s in place of 3.4 ms, even a short one;
-later ones are as fast as from any buffer, and only the sender's buffer matters. So the receiver's stays the
-same here, and the sender has a new one each time, of either size in turn.
+In eth-cscs/alps-gh200-reproducers (gpudirect-p2p-overalloc; GH200, Cray MPICH), the first message from a
+buffer of one byte more than 1 GiB takes 0.46 s instead of 3.4 ms, even if it is short. Later messages are as
+fast as from any buffer, and only the sender's buffer matters. So in this check the receiver keeps one buffer,
+and the sender uses a new buffer each time, of either size in turn.
 
-That a first message takes longer than later ones is so on every node, since the memory is mapped for it:
-that ratio is told and not judged. On two H200 (driver 580.159.04, Intel MPI 2021.17, the whole of 1 GiB
-sent) the first took 5.6 to 7.6 ms with one byte more and 8.8 to 11 ms without.
+On every node a first message takes longer than later ones, since the memory must be mapped: the ratio is
+reported but not judged. On two H200 (driver 580.159.04, Intel MPI 2021.17, the whole of 1 GiB sent) the first
+took 5.6 to 7.6 ms with one byte more and 8.8 to 11 ms without.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from gpuipc_doctor.api import (
 )
 
 LARGE, PAGE = 128 << 20, 2 << 20
-"""Bytes of the sender's buffer where the device is large enough, and of a GPU's large page."""
+"""Bytes of the sender's buffer if the device is large enough, and of a GPU's large page."""
 
 MESSAGE = 2 << 20
-"""Bytes that are sent of it: enough to be sent by mapping the buffer, and soon done next to a slow start."""
+"""Bytes sent: enough that the library maps the buffer, and short compared with a slow first message."""
 
 SIZES = {"whole pages": 0, "one byte more": 1}
-"""The two kinds of buffer, and the bytes of each beyond whole pages."""
+"""Kind of buffer → bytes beyond whole pages."""
 
 REPETITIONS, LATER = 5, 8
-"""New buffers of either kind that count, after one of each that does not; and messages after the first."""
+"""New buffers of each kind that count, after one warm-up each; and messages after the first."""
 
 OUT_OF_PROPORTION, SLOW_S = 10.0, 0.010
-"""The fastest first message from an odd buffer is slow when it takes so many times the fastest from whole
-pages, and more than so many seconds. In the report it takes 130 times as long, and 0.4 ms for each MiB of the
-buffer. The fastest of several, since on a busy node even the median waits for a processor: 4 ms were seen.
-And where a later message waited as long, so may the first ones have."""
+"""A first message from an odd buffer is slow if the fastest takes this many times the fastest from whole
+pages, and more than this many seconds. In the report the factor is 130, and 0.4 ms for each MiB of the
+buffer. The fastest counts because on a busy node even the median waits for a processor (4 ms were seen). A
+later message that is as slow excuses slow first ones."""
 
 
 class MpiFirstTouch(Check):
     id = "mpi-first-touch"
-    title = "the first message from a buffer of odd size is not slow"
+    title = "the first message from an odd-sized buffer is not slow"
     requires = frozenset({"multi-process"})
     needs_mpi = True
 
@@ -86,13 +86,14 @@ class MpiFirstTouch(Check):
 
 
 def whole_pages(ctx: Context, devices: tuple[Device, ...]) -> int:
-    """Bytes of the sender's smaller buffer, so that all together keep to the share, if none is given back."""
+    """Bytes of the sender's smaller buffer, such that all buffers fit the memory limit even if none is
+    released."""
     pages = ctx.room(devices) // PAGE // ((1 + REPETITIONS) * len(SIZES)) - 1  # one for the odd byte
     return min(LARGE, max(pages, 1) * PAGE)
 
 
 def in_words(kind: str, times: Mapping[str, list[float]]) -> Evidence:
-    """How long messages from one kind of buffer took."""
+    """Times of messages from one kind of buffer, in words."""
     first, later = median(times["first"]), median(times["later"])
     return Evidence.measured(
         "{kind}: first message {fastest:ms} (median {first:ms}), later ones {later:ms}; {ratio:times} to 1",
@@ -105,7 +106,7 @@ def in_words(kind: str, times: Mapping[str, list[float]]) -> Evidence:
 
 
 def rounds() -> Iterator[tuple[int, str]]:
-    """Each repetition's number and kind of buffer; 0 is the warm-up."""
+    """Number and kind of each repetition's buffer; number 0 is the warm-up."""
     for number in range(1 + REPETITIONS):
         for kind in SIZES:
             yield number, kind

@@ -1,14 +1,14 @@
-"""See which MPI this is and whether it takes device pointers, before anybody hands it one.
+"""Find out which MPI this is and whether it accepts device pointers, without passing it one.
 
-The library is loaded, never initialised: an MPI that is told to use a GPU it cannot use ends its process in
-`MPI_Init`, and one that is not GPU-aware ends it by SIGSEGV in the first send. What is asked instead is what
-the library was built with, what its control variables and the environment tell it, and what the UCX or the
-GPU transport library that it would use can do here.
+The library is loaded but not initialised: an MPI configured for a GPU that it cannot use aborts in
+`MPI_Init`, and an MPI that is not GPU-aware crashes with SIGSEGV in the first send. Instead the check reads
+the build options, the control variables and environment, and the capabilities of the UCX or GPU transport
+library that the MPI would use.
 
-Options: ``library`` (path; without it, what mpi4py finds), ``chosen_by`` (who chose it, in words), ``named``
-(whether a person did: then one that cannot be loaded is an error, and one that takes no device pointers a
-failure), ``environment`` (what ranks have beside the tool's) and ``simulated`` (whether device memory is the
-host's, which any takes).
+Options: ``library`` (path; default: the one that mpi4py finds), ``chosen_by`` (origin of the choice, in
+words), ``named`` (whether a user named it: then failure to load it is an ERROR, and missing support for
+device pointers a FAIL), ``environment`` (additional variables of the ranks) and ``simulated`` (whether device
+memory is host memory, which every MPI accepts).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gpuipc_doctor.api import (
 
 class MpiGpuAware(Check):
     id = "mpi-gpu-aware"
-    title = "the MPI library takes device pointers"
+    title = "the MPI library accepts device pointers"
 
     def probes(self, ctx: Context) -> Iterable[Probe | Finding]:
         backends = list(dict.fromkeys(device.backend for device in ctx.devices))
@@ -43,7 +43,7 @@ class MpiGpuAware(Check):
             "named": ctx.options.get("named", False),
             "simulated": ctx.options.get("simulated", False),
         }
-        # Loading a library and all that it links with from a cold network file system takes long.
+        # Loading a library and its dependencies from a slow network file system can take long.
         env = ctx.options.get("environment", {})
         yield Probe("", {"mpi": look}, params=params, deadline_s=30.0, env=env)
 
@@ -67,17 +67,17 @@ class MpiGpuAware(Check):
                 conclude = Finding.fail if named else Finding.warn
                 yield conclude(
                     "not-aware",
-                    "{mpi} takes no {backend} device pointers: {why_not}",
+                    "{mpi} accepts no {backend} device pointers: {why_not}",
                     *evidence,
                     remedy=aware["remedy"],
                     why_not=aware["why_not"],
                     **which,
                 )
             elif aware["via"] == "ucx":
-                says = "{mpi} takes {backend} device pointers, through UCX {ucx}"
+                says = "{mpi} accepts {backend} device pointers, through UCX {ucx}"
                 yield Finding.ok("aware", says, *evidence, ucx=facts["ucx"]["version"], **which)
             else:
-                says = "{mpi} takes {backend} device pointers, by itself"
+                says = "{mpi} accepts {backend} device pointers, without UCX"
                 yield Finding.ok("aware", says, *evidence, **which)
 
 

@@ -1,16 +1,16 @@
-"""Send small messages between two ranks in every way in which a cxi node was seen to hang or crash.
+"""Send small messages between two ranks in every way that hung or crashed on a cxi node.
 
-The report behind it (Slingshot, Cray MPICH, December 2023): device to device, 16 bytes hang and 256 bytes
-crash, blocking and not. Here every size goes device to device, host to device and device to host, in both
-directions, blocking and non-blocking; each message is verified, with guard bytes behind it that must stay
-as they were. What hangs or crashes is left out and the rest is tried in fresh ranks, so the result is a map
-and not the first stone. Large messages go the same ways. Last, latency and bandwidth are measured, device to
-device.
+In a report of December 2023 (Slingshot, Cray MPICH), device-to-device messages of 16 bytes hang and of 256
+bytes crash, blocking and non-blocking. This check sends every size device to device, host to device and
+device to host, in both directions, blocking and non-blocking, and verifies each message and the guard bytes
+behind it. After a hang or crash, the remaining messages are tried in fresh ranks, so the result lists all
+failures, not only the first. Large messages are sent in the same ways. Finally, device-to-device latency and
+bandwidth are measured.
 
-All of it happens on each device, between any two of the node, and, where `--nodes 2` asks for that, between
-the first devices of two nodes.
+This is done on each device, between any two of the node, and with `--nodes 2` between the first devices of
+two nodes.
 
-Options: ``sizes`` (a list of bytes), in place of the usual ones; nothing larger is timed, either.
+Options: ``sizes`` (a list of bytes), instead of the default ones; larger messages are then not timed.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from gpuipc_doctor.api import (
 TIMED = (0, 1, 8, 16, 64, 256, 1024, 4096, 16384, 65536, *LARGE_MESSAGES)
 
 GUARD, PAGE = 64, 4096
-"""Bytes behind each message that must stay as they were: at least so many, to the end of their page."""
+"""Minimum bytes behind each message that must not change, up to the end of their page."""
 
 PLACES = (("device", "device"), ("host", "device"), ("device", "host"))
-"""Where the message comes from, and where it goes."""
+"""Source and destination of the message."""
 
 MODES = ("blocking", "non-blocking")
 
@@ -61,16 +61,16 @@ ACROSS, REST = "between nodes", "the rest"
 MOST_FAILED = 9
 """Messages that may fail one by one: more than two sizes in all four ways from device to device.
 
-After as many, each way and each size that has failed is left out at once, for the last time: a hang that
-comes by count, whichever message it is, would else take 36 probes, each of a deadline.
+After that, each way and each size that failed is omitted. Otherwise a hang after a certain number of
+messages, whatever their kind, would take 36 probes with one deadline each.
 """
 
 SHOWN = 8
-"""Wrong messages that a finding describes."""
+"""Wrong messages listed in a finding."""
 
 
 class Message(NamedTuple):
-    """One square of the map."""
+    """One combination of size, way and mode."""
 
     size: int
     source: str
@@ -89,7 +89,7 @@ class Message(NamedTuple):
 
 class MpiSmallMessage(Check):
     id = "mpi-small-message"
-    title = "small messages between ranks arrive, whole and in time"
+    title = "small messages between ranks arrive, complete and in time"
     requires = frozenset({"multi-process"})
     needs_mpi = True
     options: ClassVar = {"sizes": SIZES_OPTION}
@@ -130,7 +130,7 @@ class MpiSmallMessage(Check):
             bad.append(
                 Finding.fail(
                     "map",
-                    "map of what failed; {kinds} kinds of message are right",
+                    "failures by kind of message; {kinds} kinds are correct",
                     *mapped([(Message(*message), ending) for message, ending in failed]),
                     kinds=kinds,
                 )
@@ -139,7 +139,7 @@ class MpiSmallMessage(Check):
             says = "{count} of {kinds} kinds of message arrived wrong"
             bad.append(Finding.fail("wrong-data", says, *wrong[:SHOWN], count=len(wrong), kinds=kinds))
         elif wrong := [line for rank in ranks for line in rank["wrong_repeated"]]:
-            says = "messages arrived wrong when they were sent again and again"
+            says = "messages arrived wrong when they were sent repeatedly"
             bad.append(Finding.fail("wrong-when-repeated", says, *wrong[:SHOWN]))
         latencies = [Latency(*each) for each in first["latencies"]]
         if odd := list(out_of_line(latencies)):
@@ -147,7 +147,9 @@ class MpiSmallMessage(Check):
         yield from bad or [
             Finding.ok(
                 "right",
-                "{kinds} kinds of message right from {nodes}" if across else "{kinds} kinds of message right",
+                "{kinds} kinds of message correct from {nodes}"
+                if across
+                else "{kinds} kinds of message correct",
                 *figures(latencies),
                 measured=measurements(latencies),
                 kinds=kinds,
@@ -157,11 +159,11 @@ class MpiSmallMessage(Check):
 
 
 Failed = Sequence[tuple[Message, str]]
-"""Messages that failed, each with how its probe ended."""
+"""Failed messages, each with how its probe ended."""
 
 
 def mapped(failed: Failed) -> Iterator[Evidence]:
-    """The failed messages, a line for each way and ending."""
+    """One line for each way of failed messages and each ending."""
     for way, ending in dict.fromkeys((message.way, ending) for message, ending in failed):
         sizes = [message.size for message, other in failed if (message.way, other) == (way, ending)]
         values = {"way": way, "sizes": [f"{size} B" for size in sizes], "ending": ending}
@@ -172,7 +174,8 @@ def mapped(failed: Failed) -> Iterator[Evidence]:
 
 
 def given_up(message: Message, failed: Failed) -> bool:
-    """Whether a message has failed, or enough others of its way; after many failures, any of its size."""
+    """Whether to omit a message: it failed, or enough others of its way did, or, after many failures, any of
+    its size did."""
     sizes = [other.size for other, _ in failed if other.way == message.way]
     if len(failed) >= MOST_FAILED:
         return bool(sizes) or message.size in [other.size for other, _ in failed]
@@ -187,7 +190,7 @@ def exchange(w: Worker) -> None:
     room = sizes[-1] + guarded(sizes[-1])
     with w.gpu.alloc(room) as device:
         places = {"device": device, "host": w.host_memory(room)}
-        w.record(node=w.mpi.node)  # MPI is initialised; what fails before is no message's fault
+        w.record(node=w.mpi.node)  # MPI is initialised; earlier failures belong to no message
         for message in safe:
             w.record(message=message)
             with w.step(str(message)):
@@ -204,7 +207,7 @@ def exchange(w: Worker) -> None:
 
 
 def guarded(size: int) -> int:
-    """Bytes that are guarded behind a message of this size."""
+    """Bytes guarded behind a message of this size."""
     return GUARD + -(size + GUARD) % PAGE
 
 
@@ -214,7 +217,7 @@ def messages(sizes: Sequence[int]) -> Iterator[Message]:
 
 
 def deliver(w: Worker, message: Message, places: dict[str, Memory]) -> list[str]:
-    """This rank's part in one message; returns what the receiver finds wrong with it."""
+    """This rank's part of one message; returns the receiver's mismatches."""
     size, source, target, mode, sender = message
     is_sender = w.mpi.rank == sender
     memory = places[source if is_sender else target]

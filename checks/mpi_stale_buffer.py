@@ -1,10 +1,11 @@
-"""Send from a buffer, free it, send another from the same address, and see that the old one is not received.
+"""Send from a buffer, free it, send another from the same address, and check that the old data is not
+received.
 
 An MPI library that maps a sender's buffer keeps the mapping for the next message. When the buffer is freed
-and another takes its address, the library must notice; where it does not, the receiver is given what lay
-there before, without any error (UCX before pull request 10405; MPICH's issue 7977 ends in the same way).
-Here both ranks allocate, send, receive and free again and again, growing and shrinking between any two of the
-sizes. It says nothing when no address came back, so that is counted.
+and another takes its address, the library must notice; otherwise the receiver gets the old data, without any
+error (UCX before pull request 10405; MPICH's issue 7977 ends in the same way). Both ranks allocate, send,
+receive and free repeatedly, so that each size follows each other one. Reused addresses are counted, because
+without them nothing is tested.
 """
 
 from __future__ import annotations
@@ -31,28 +32,28 @@ from gpuipc_doctor.api import (
 )
 
 SIZES = (64 << 10, 1 << 20, 4 << 20, 6 << 20)
-"""Bytes. From sizes that a library may send eagerly, and that drivers place in one block with others, to
-those that are mapped and have blocks of their own. If nothing is given back, either rank keeps 176 MiB."""
+"""Bytes. The small sizes may be sent eagerly and share a driver block; the large ones are mapped and have
+their own blocks. If nothing is released, each rank keeps 176 MiB."""
 
 ROUNDS = [size for change in product(SIZES, repeat=2) for size in change] * 2
-"""The size of each round's buffer: every change from one size to another, and each size after itself."""
+"""The size of each round's buffer: every change from one size to another, and every size twice in a row."""
 
 PAGE = 4096
-"""Bytes in which old content is looked for: a mapping covers pages."""
+"""Bytes compared with old contents: mappings cover whole pages."""
 
 SHOWN = 7
-"""Messages that a finding describes."""
+"""Messages listed in a finding."""
 
 
 class MpiStaleBuffer(Check):
     id = "mpi-stale-buffer"
-    title = "messages hold what is sent, not what its address held before"
+    title = "messages deliver the sent data, not a freed buffer's"
     requires = frozenset({"multi-process"})
     needs_mpi = True
 
     def probes(self, ctx: Context) -> Iterable[Probe]:
         assert ctx.mpi is not None
-        # The first device and the first pair of each backend: the library's books are what is tested.
+        # The first device and the first pair of each backend: this tests the library's bookkeeping.
         alone = {device.backend: (device,) for device in reversed(ctx.devices)}
         pairs = {pair[0].backend: pair for pair in reversed(ctx.rank_pairs)}
         for devices in [*alone.values(), *pairs.values()]:
@@ -72,7 +73,7 @@ class MpiStaleBuffer(Check):
         if stale:
             yield Finding.fail(
                 "stale",
-                "{count} of {messages} messages show what a buffer held that is freed",
+                "{count} of {messages} messages delivered data of a freed buffer",
                 *stale[:SHOWN],
                 how_often,
                 remedy="limit or disable MPI's cache of IPC mappings",
@@ -86,11 +87,11 @@ class MpiStaleBuffer(Check):
             )
         if not (stale or wrong):
             yield (
-                Finding.ok("right", "{messages} messages right", how_often, messages=messages)
+                Finding.ok("right", "{messages} messages correct", how_often, messages=messages)
                 if all(reused)
                 else Finding.skip(
                     "no-reuse",
-                    "no address was reused at a rank in {rounds} rounds: nothing could be stale",
+                    "no address was reused on a rank in {rounds} rounds: nothing could be stale",
                     how_often,
                     rounds=len(ROUNDS),
                 )
@@ -125,23 +126,23 @@ def describe(number: int) -> str:
 
 
 def overlaps(past: list[tuple[int, int]], address: int, nbytes: int) -> bool:
-    """Whether a buffer lies on what an earlier one lay on, wherever it begins."""
+    """Whether a buffer overlaps an earlier buffer's address range."""
     return any(start < address + nbytes and address < start + length for start, length in past)
 
 
 def inspect(buffer: Buffer, number: int, sender: int, stale: list[str], wrong: list[str]) -> None:
-    """Compare a round's message with what was sent, and add what is wrong with it where it belongs."""
+    """Compare a round's message with the sent data and record it as stale or wrong."""
     data = read_unless_pattern(buffer, buffer.nbytes, number, sender)
     if data is not None:
         what = f"{describe(number)}, from rank {sender}"
         if (earlier := round_shown(data, number)) is None:
             wrong.append(f"{what}: {difference(data, pattern(len(data), number, sender))}")
         else:
-            stale.append(f"{what}: shows what was sent in round {earlier + 1}")
+            stale.append(f"{what}: delivered the data of round {earlier + 1}")
 
 
 def round_shown(data: bytes, number: int) -> int | None:
-    """The latest earlier round of which a message's page stands in ``data``, where there is one."""
+    """The latest earlier round whose message has a page in ``data``, or None."""
 
     def shows(earlier: int) -> bool:
         messages = [pattern(len(data), earlier, sender) for sender in (0, 1)]

@@ -1,8 +1,8 @@
-"""Start two ranks, initialise MPI in them and see which GPUs the launcher shows each.
+"""Start two ranks, initialise MPI and list the GPUs that the launcher shows each rank.
 
 It runs before all checks that send messages, so that an MPI which cannot be initialised is reported once. On
-real systems the launcher binds GPUs to ranks: one to each on Frontier (``srun --gpus-per-task=1
---gpu-bind=closest``). The other MPI checks are then planned with each rank's own GPU.
+real systems the launcher binds GPUs to ranks, for example one to each rank on Frontier (``srun
+--gpus-per-task=1 --gpu-bind=closest``). The other MPI checks are then planned with each rank's own GPU.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ class MpiStart(Check):
         if blind := [rank for rank, labels in shown.items() if not labels]:
             yield Finding.error(
                 "shows-no-gpu",
-                "the launcher shows {ranks} none of the GPUs that are to be tested",
+                "the launcher shows {ranks} no GPU that should be tested",
                 *evidence,
                 *(f"{rank}: {why}" for rank in blind for why in done.records[rank]["unavailable"]),
-                remedy="have mpi.launcher of the site config give each rank a GPU (srun --gpus-per-task=1), "
-                "or all of them (srun --gpu-bind=none)",
+                remedy="set an mpi.launcher in the site config that gives each rank a GPU "
+                "(srun --gpus-per-task=1), or all GPUs (srun --gpu-bind=none)",
                 ranks=" and ".join(blind),
             )
         elif any(labels != all_labels for labels in shown.values()):
             yield Finding.ok("bound", "two ranks started; the launcher binds GPUs to them", *evidence)
         else:
-            yield Finding.ok("started", "two ranks started, and each sees {labels}", labels=all_labels)
+            yield Finding.ok("started", "two ranks started, each sees {labels}", labels=all_labels)
 
 
 def start(w: Worker) -> None:

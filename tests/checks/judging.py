@@ -52,7 +52,7 @@ def conclude(
     findings = found_by(check(id_), outcome(records, devices, probe, **params))
     for finding in findings:
         left_open = [
-            one for one in (summary(finding), *evidence(finding)) if re.search(r"\{[a-z_]+\b[^{}]*\}", one)
+            line for line in (summary(finding), *evidence(finding)) if re.search(r"\{[a-z_]+\b[^{}]*\}", line)
         ]
         assert not left_open, f"a sentence has a value that it cannot fill in: {left_open}"
     return findings
@@ -88,7 +88,7 @@ def ledger(
     """What a role recorded that kept a ledger: by end, the bytes that were missing, or more of it."""
     told = {end: {"missing": one} if isinstance(one, int) else one for end, one in entries.items()}
     rises = [[0, 38 * MIB if moves else 0]]
-    return {"ledger": {"device": device, "rises": rises, "entries": told, "loops": loops}}
+    return {"ledger": {"device": device, "rises": rises, "entries": told, "loops": loops, "sizes": [0, 0]}}
 
 
 def each_round(

@@ -45,7 +45,7 @@ def growth(
 
 def test_how_much_is_held_is_the_most_of_the_later_rounds() -> None:
     (finding,) = growth([200, *[700] * 5, *[500] * 7, *[600] * 7, 600, 0, 0])
-    assert sentences.summary(finding) == "MemoryPool: levels off at 3.0 times what is allocated"
+    assert sentences.summary(finding) == "MemoryPool: levels off at 3.0 times the allocated memory"
 
 
 @pytest.mark.parametrize(
@@ -65,10 +65,10 @@ LEVEL = [200, 300, 400, *[600] * 17]
 def test_a_cache_that_levels_off_and_comes_back_passes_and_tells_what_giving_back_waits_for() -> None:
     (finding,) = growth([*LEVEL, 600, 0, 0])
     assert finding.status is Status.PASS
-    assert sentences.summary(finding) == "MemoryPool: levels off at 3.0 times what is allocated"
+    assert sentences.summary(finding) == "MemoryPool: levels off at 3.0 times the allocated memory"
     assert sentences.evidence(finding) == (
-        "MemoryPool.free_all_blocks gave back 600 MiB of 600 MiB",
-        "MemoryPool.free_all_blocks waits for kernels: 1 ms, and 52 ms beside one of 50 ms",
+        "MemoryPool.free_all_blocks released 600 MiB of 600 MiB",
+        "MemoryPool.free_all_blocks waits for kernels: 1 ms idle, 52 ms beside a 50 ms kernel",
     )
 
 

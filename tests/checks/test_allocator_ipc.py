@@ -41,7 +41,7 @@ def test_only_what_was_shared_can_be_kept(missing: int, status: Status) -> None:
 def test_what_came_with_a_block_that_was_shared_is_told() -> None:
     assert sentences.evidence(ipc("PyTorch", **SHARED)) == (
         "two blocks of 3 MiB share one handle, at offsets 0, 3145728",
-        "open, they kept 20 MiB in use that the allocator had given back",
+        "while open, the blocks kept 20 MiB in use that the allocator had released",
     )
 
 

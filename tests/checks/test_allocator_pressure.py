@@ -13,6 +13,7 @@ from tests.checks.judging import MIB, ONE, conclude, drawn, ledger
 
 
 def pressure(**changes: Any) -> list[Finding]:
+    lost = {"lost": changes.pop("lost")} if "lost" in changes else {}
     samples = {"used": [0, 900 * MIB, changes.pop("kept", 0)], "reserved": [], "allocated": [], "seconds": []}
     after = {"missing": changes.pop("others", 0), "waited_s": changes.pop("waited_s", 0.1)}
     bystander = {"wrong": changes.pop("overwritten", ""), **ledger({"the program ended": after})}
@@ -26,14 +27,19 @@ def pressure(**changes: Any) -> list[Finding]:
         **ledger(moves=changes.pop("moves", True)),
         **changes,
     }
-    return conclude("allocator-pressure", {"program": program, "bystander": bystander}, ONE, probe="PyTorch")
+    records = {"program": program, "bystander": bystander}
+    return conclude("allocator-pressure", records, ONE, probe="PyTorch", **lost)
+
+
+KEPT = {"found": {"key": "keeps", "says": "30 MiB kept", "values": {}}, "missing": 0}
+"""What a first run lost."""
 
 
 @pytest.mark.parametrize(
     ("releases_s", "says"),
     [
-        ([0.002, 0.004], "gave back 2 times for want of room; such an allocation took 4 ms at most"),
-        ([], "it never had to give anything back"),
+        ([0.002, 0.004], "released its cache 2 times because memory ran out; each took 4 ms at most"),
+        ([], "the allocator never needed to release its cache"),
     ],
 )
 def test_what_it_gave_back_under_pressure_is_told(releases_s: list[float], says: str) -> None:
@@ -48,6 +54,9 @@ def test_what_it_gave_back_under_pressure_is_told(releases_s: list[float], says:
         ({"overwritten": "1 of 2 B wrong"}, [Status.FAIL]),
         ({"wrong": ["block 1 of 3: 1 B wrong"], "refused": "asked for 1 MiB"}, [Status.FAIL, Status.FAIL]),
         ({"kept": 30 * MIB}, [Status.FAIL]),
+        ({"lost": KEPT, "kept": 50 * MIB}, [Status.FAIL]),
+        ({"lost": KEPT}, [Status.ERROR]),
+        ({"lost": {"found": None, "missing": 30 * MIB}, "others": 30 * MIB}, [Status.FAIL]),
         ({"kept": 30 * MIB, "others": 30 * MIB}, [Status.ERROR]),
         ({"others": 30 * MIB}, [Status.PASS]),
         ({"waited_s": 4.0}, [Status.WARN]),
@@ -68,5 +77,5 @@ def test_what_was_sampled_is_drawn_with_its_marks() -> None:
         },
     }
     (drawing,) = drawn("allocator-pressure", {"program": program}, ONE, "PyTorch")
-    assert drawing.title == "PyTorch: full again and again, 1000.0 MiB at most"
+    assert drawing.title == "PyTorch: repeated fills of up to 1000.0 MiB"
     assert (drawing.at, [mark.text for mark in drawing.marks]) == ((0.0, 1.0, 2.0), ["all freed"])

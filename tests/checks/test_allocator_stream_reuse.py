@@ -24,9 +24,9 @@ def test_guards_that_hold_pass_beside_a_race_that_was_seen() -> None:
     assert finding.status is Status.PASS
     assert (
         sentences.summary(finding)
-        == "MemoryPool: right with event wait, pool per stream, 4 rounds of 3 sizes each"
+        == "MemoryPool: correct with event wait, pool per stream, 4 rounds of 3 sizes each"
     )
-    assert sentences.evidence(finding) == ("without a guard 8 of 12 rounds read what was written later",)
+    assert sentences.evidence(finding) == ("without a guard 8 of 12 rounds read data written later",)
 
 
 def test_a_guard_that_fails_once_fails_and_is_named_with_its_size() -> None:

@@ -23,9 +23,13 @@ TWO_H200 = [
 
 
 def initialised(
-    on_bus: int = 2, hiding: Json = (), driver: str = "580.159.04", **of_each: Json
+    on_bus: int = 2,
+    hiding: Json = (),
+    driver: str | None = "580.159.04",
+    cuda: str | None = "13.0",
+    **of_each: Json,
 ) -> list[Finding]:
-    facts = [["nvidia-driver", driver, "NVML"], ["cuda-driver", None, "not found"]]
+    facts = [["nvidia-driver", driver, "NVML"], ["cuda-driver", cuda, "cuDriverGetVersion returned 0"]]
     devices = [{**device, **of_each} for device in TWO_H200]
     seen = {"devices": devices, "on_bus": on_bus, "hiding": hiding, "facts": facts}
     return conclude("driver-init", {"driver": seen}, (), "cuda", backend="cuda", required=False)
@@ -53,6 +57,14 @@ def test_text_that_is_not_utf_8_is_a_warning_about_the_driver() -> None:
     assert (garbled.status, garbled.key) == (Status.WARN, "not-text")
 
 
+def test_a_driver_without_a_version_is_a_warning_but_nvml_may_be_missing() -> None:
+    passes, nameless = initialised(cuda=None)
+    assert passes.status is Status.PASS
+    assert (nameless.status, nameless.key) == (Status.WARN, "no-version")
+    assert "cuDriverGetVersion returned 0" in sentences.summary(nameless)
+    assert statuses(initialised(driver=None)) == GOOD
+
+
 @pytest.mark.parametrize("total", [0, -1, 1 << 50, 2**64 - 1])
 def test_a_size_that_cannot_be_fails_for_each_device(total: int) -> None:
     _, *wrong = initialised(total_bytes=total)
@@ -72,11 +84,20 @@ def test_a_size_that_cannot_be_fails_for_each_device(total: int) -> None:
 def test_devices_that_look_alike_are_named(of_each: dict[str, Json], status: Status, key: str) -> None:
     _, alike = initialised(**of_each)
     assert (alike.status, alike.key) == (status, key)
-    assert sentences.summary(alike).startswith("the driver reports one ")
+    assert sentences.summary(alike).startswith("the driver reports the same ")
     assert "cuda:0, cuda:1" in sentences.summary(alike)
 
 
-@pytest.mark.parametrize("of_each", [{}, {"uuid": ""}, {"uuid": "", "pci": ""}])
+@pytest.mark.parametrize(("of_each", "what"), [({"name": ""}, "name"), ({"pci": ""}, "PCI address")])
+def test_devices_without_a_name_or_an_address_are_a_warning_about_the_driver(
+    of_each: dict[str, Json], what: str
+) -> None:
+    _, lacking = initialised(**of_each)
+    assert (lacking.status, lacking.key) == (Status.WARN, "not-described")
+    assert sentences.summary(lacking) == f"the driver reports no {what} for cuda:0, cuda:1"
+
+
+@pytest.mark.parametrize("of_each", [{}, {"uuid": ""}])
 def test_devices_without_a_uuid_are_no_devices_of_one_uuid(of_each: dict[str, Json]) -> None:
     assert statuses(initialised(**of_each)) == GOOD
 

@@ -55,7 +55,7 @@ def pool(
     ],
 )
 def test_what_a_pool_gives_back(found: list[Finding], key: str, status: Status) -> None:
-    assert [(one.key, one.status) for one in found] == [(key, status)]
+    assert [(finding.key, finding.status) for finding in found] == [(key, status)]
 
 
 @pytest.mark.parametrize(

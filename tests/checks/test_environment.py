@@ -44,6 +44,14 @@ def test_a_mistake_is_a_warning_that_says_where_and_what_to_do(
     )
 
 
+def test_what_a_hanging_job_would_lack_is_no_warning() -> None:
+    found = [*check("environment").probes(Context(lacking=("NCCL_DEBUG is not set: its warnings",)))]
+    passed, lacks = (finding for finding in found if isinstance(finding, Finding))
+    assert (passed.status, lacks.status) == (Status.PASS, Status.PASS)
+    assert sentences.summary(lacks).startswith("not set, although they would help to diagnose a hang")
+    assert sentences.evidence(lacks) == ("NCCL_DEBUG is not set: its warnings",)
+
+
 def test_nothing_set_passes() -> None:
     (finding,) = findings()
     assert (finding.status, sentences.evidence(finding)) == (Status.PASS, ())

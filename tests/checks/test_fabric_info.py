@@ -48,7 +48,7 @@ def told(
 def test_what_is_here() -> None:
     [finding] = told({}, ucx="1.22.0")
     assert finding.status is Status.PASS
-    assert sentences.summary(finding) == "libfabric 2.3.1, UCX 1.22.0, 1 adapter, all offered"
+    assert sentences.summary(finding) == "libfabric 2.3.1, UCX 1.22.0, 1 adapter, all listed"
     assert "cxi0 (hsn0): link up, speed BS_200G, link layer retry on, loopback off" in sentences.evidence(
         finding
     )
@@ -69,9 +69,7 @@ def test_a_dead_adapter_fails(adapter: dict[str, str], seen: dict[str, object], 
 
 def test_why_an_adapter_is_not_offered_is_said() -> None:
     [finding] = told({"left_out": "its retry handler is not running"}, interfaces=[])
-    assert sentences.summary(finding) == (
-        "libfabric offers cxi0 to nobody (its retry handler is not running)"
-    )
+    assert sentences.summary(finding) == ("libfabric does not list cxi0 (its retry handler is not running)")
 
 
 @pytest.mark.parametrize(
@@ -102,7 +100,7 @@ def test_what_hpes_check_found_is_told_and_what_passed_is_not() -> None:
     ]
     [finding] = told({}, health=results)
     assert (finding.status, finding.key) == (Status.FAIL, "healthcheck")
-    assert sentences.summary(finding) == "HPE's cxi_healthcheck has found: link_flap_check"
+    assert sentences.summary(finding) == "HPE's cxi_healthcheck reports: link_flap_check"
     assert statuses(told({}, health=results[:2])) == GOOD
 
 
@@ -150,8 +148,8 @@ def test_what_is_no_fabric_is_not(fact: Fact) -> None:
 
 def test_the_providers_are_told_where_there_are_any() -> None:
     [some], [none] = told({}), told(None, interfaces=[])
-    assert "fi_info offers cxi" in sentences.evidence(some)
-    assert not any("offers" in line for line in sentences.evidence(none))
+    assert "fi_info lists cxi" in sentences.evidence(some)
+    assert not any("lists" in line for line in sentences.evidence(none))
 
 
 # -- the fabric that the site states --------------------------------------------------------------------
@@ -177,7 +175,7 @@ def test_a_stated_fabric_without_an_adapter_fails(stated: str, what: str, sought
     [fail, skip] = planned(stated)
     assert isinstance(fail, Finding)
     assert (fail.status, fail.key) == (Status.FAIL, "no-adapter")
-    said = f"no adapter of {what} is here, and x.yaml:3 says that this node has {stated}"
+    said = f"no {what} adapter found; x.yaml:3 says this node has {stated}"
     assert sentences.summary(fail) == said
     assert sought in fail.remedy
     assert "correct that line" in fail.remedy
@@ -202,7 +200,7 @@ def test_a_stated_adapter_is_looked_at_though_nothing_else_is_here() -> None:
 
 @pytest.mark.parametrize("stated", ["tcp", "cxi"])
 def test_tcp_takes_no_adapter(stated: str) -> None:
-    keys = [one.key for one in planned(stated) if isinstance(one, Finding)]
+    keys = [finding.key for finding in planned(stated) if isinstance(finding, Finding)]
     assert ("no-adapter" in keys) is (stated == "cxi")
 
 
@@ -216,7 +214,7 @@ def test_ports_of_which_none_is_active_fail() -> None:
     [finding] = told(stated=VERBS, ports=ports, interfaces=[OVER_VERBS])
     assert (finding.status, finding.key) == (Status.FAIL, "no-active-port")
     assert sentences.summary(finding) == (
-        "no port of mlx5_0, mlx5_1 is active, and x.yaml:3 says that this node has verbs"
+        "no port of mlx5_0, mlx5_1 is active; x.yaml:3 says this node has verbs"
     )
     assert sentences.evidence(finding) == ("mlx5_0/1 is DOWN", "mlx5_1/1 is INIT")
     [finding] = told(stated=VERBS, ports=ports | {"mlx5_1/1": "ACTIVE"}, interfaces=[OVER_VERBS])
@@ -249,10 +247,10 @@ def test_a_stated_fabric_that_no_library_offers_is_pointed_out(
     assert finding.key == ("offered" if offered else "stated-not-offered")
     if not offered:
         assert finding.status is Status.WARN
-        assert "x.yaml:3 says that this node has it" in sentences.summary(finding)
+        assert "x.yaml:3 says this node has it" in sentences.summary(finding)
 
 
 def test_what_is_offered_in_place_of_the_stated_fabric_is_told_of_who_offers_anything() -> None:
     [finding] = told(stated=VERBS, interfaces=[OVER_TCP, OVER_TCP], transports=[])
-    assert sentences.evidence(finding)[:1] == ("fi_info offers tcp",)
+    assert sentences.evidence(finding)[:1] == ("fi_info lists tcp",)
     assert not any("ucx_info" in line for line in sentences.evidence(finding))

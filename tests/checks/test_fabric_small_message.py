@@ -112,7 +112,7 @@ def test_no_provider_that_mpi_would_use_is_said() -> None:
 def test_a_stated_fabric_that_is_not_offered_is_named_with_the_line_that_states_it() -> None:
     [finding] = told(stated=("cxi", "x.yaml:3"))
     assert (finding.status, finding.key) == (Status.SKIP, "cannot-send")
-    assert "no provider of cxi, which x.yaml:3 says that this node has" in sentences.summary(finding)
+    assert "no provider of cxi, which x.yaml:3 says this node has" in sentences.summary(finding)
 
 
 def test_what_told_ucx_the_stated_fabric_is_evidence() -> None:
@@ -175,7 +175,9 @@ def test_what_is_not_tried_for_want_of_a_program_is_said() -> None:
 
 def test_a_site_may_choose_the_sizes() -> None:
     [probe, *_] = [
-        one for one in planned(FabricStack(PROGRAMS), options={"sizes": [16]}) if isinstance(one, Probe)
+        finding
+        for finding in planned(FabricStack(PROGRAMS), options={"sizes": [16]})
+        if isinstance(finding, Probe)
     ]
     assert probe.params["sizes"] == [16]
 

@@ -62,7 +62,7 @@ def test_a_refusal_names_what_is_missing_and_wrong_data_fail(
 def test_between_nodes_it_is_asked_where_that_was_asked_for() -> None:
     across = Launch(("srun", "-N2", "-n{ranks}"), nodes=2)
     probes = [
-        one for one in check("ipc-fabric").probes(Context(TWO, across=across)) if isinstance(one, Probe)
+        probe for probe in check("ipc-fabric").probes(Context(TWO, across=across)) if isinstance(probe, Probe)
     ]
     assert [probe.subject for probe in probes if probe.launch == across] == ["cuda:0"]
     assert all(probe.params["across"] == (probe.launch == across) for probe in probes)

@@ -39,7 +39,7 @@ def test_handles_that_do_what_is_documented_or_what_is_left_open_pass(documented
 def test_a_handle_that_does_otherwise_than_documented_is_a_warning_that_names_both() -> None:
     (finding,) = handles({"export-managed": ("succeeds", "refused")})
     assert finding.status is Status.WARN
-    assert sentences.evidence(finding) == ("export-managed: succeeds, where refused is documented",)
+    assert sentences.evidence(finding) == ("export-managed: succeeds; documented: refused",)
 
 
 def test_handles_that_collide_or_lead_astray_fail_each_for_itself() -> None:

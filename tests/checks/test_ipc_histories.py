@@ -9,8 +9,10 @@ import pytest
 from gpuipc_doctor.api import Context, Finding, Json
 from gpuipc_doctor.histories import results
 from gpuipc_doctor.histories.explore import Explored
+from gpuipc_doctor.histories.generator import families, harmful, unavailable, without_room
 from gpuipc_doctor.histories.operations import Disagreement, History, Operation, ProcessPlan
 from gpuipc_doctor.model import Probe, Status, Tier
+from gpuipc_doctor.report import sentences
 from tests.checks.judging import MIB, check, conclude, gpu, ledger, outcome, plan
 
 REOPEN = History(
@@ -54,6 +56,34 @@ def test_shortfall_of_time_is_said() -> None:
 def test_operations_left_out_are_named() -> None:
     (finding,) = concluded(WELL, left_out=["kill"])
     assert finding.evidence[-1].values["left_out"] == ["kill"]
+
+
+def test_families_are_named_and_those_left_out_for_lack_of_memory_too() -> None:
+    explored = replace(WELL, done={"open": 126, "trim": 3})
+    records = {
+        "watch": ledger({"the program ended": 0}),
+        "crew": {
+            "explored": results.to_json(explored),
+            "little": {
+                "room": 4 * MIB,
+                "no_room": without_room(4 * MIB, unavailable({"vmm-ipc", "pool-ipc"})),
+            },
+        },
+    }
+    (finding,) = conclude("ipc-histories", records, left_out=[])
+    assert sentences.summary(finding) == "1556 operations (legacy-ipc, pool-ipc), 10 MiB compared"
+    says = "omitted because the limit of device memory is only 4 MiB: vmm-ipc, pool-ipc"
+    assert sentences.evidence(finding)[-1] == says
+
+
+def test_families_that_share_operations_are_left_out_and_named_by_their_own() -> None:
+    assert unavailable({"contexts", "legacy-ipc", "vmm-ipc", "pool-ipc"}) == {
+        "create-fabric",
+        "import-fabric",
+    }
+    assert families(["create-fabric", "map", "unmap"]) == ["fabric-handles"]
+    assert families(["create", "map", "unmap"]) == ["vmm-ipc"]
+    assert {"create", "create-fabric", "map"} <= harmful({"exports VMM memory"})
 
 
 def test_history_that_fails_again_is_a_failure_with_its_steps() -> None:
@@ -131,6 +161,13 @@ def test_each_tier_has_its_work(tier: Tier, operations: int, seconds: float, see
     (planned,) = check("ipc-histories").probes(asked)
     assert isinstance(planned, Probe)
     assert [planned.params[name] for name in ("operations", "seed")] == [5, 9]
+
+
+def test_a_soak_ends_before_the_run_does() -> None:
+    """Else the run's budget ends it, and what it has compared is lost."""
+    (planned,) = check("ipc-histories").probes(Context((gpu(0),), tier=Tier.SOAK, time_left_s=100.0))
+    assert isinstance(planned, Probe)
+    assert planned.params["time_s"] == 60.0
 
 
 def test_harmful_operations_are_left_out() -> None:

@@ -11,8 +11,13 @@ from tests.checks.judging import GOOD, TWO, check, conclude, gpu, plan, statuses
 SOME = ["turn 2 of 5: 1 B wrong"]
 
 
-def peer(wrong: str = "", exporter: Json = (), importer: Json = ()) -> list[Finding]:
-    records = {"exporter": {"exchanged": exporter}, "importer": {"wrong": wrong, "exchanged": importer}}
+def peer(
+    wrong: str = "", exporter: Json = (), importer: Json = (), copied: Json = (), back: Json = ()
+) -> list[Finding]:
+    records = {
+        "exporter": {"exchanged": exporter, "copied": back},
+        "importer": {"wrong": wrong, "exchanged": importer, "copied": copied},
+    }
     return conclude("ipc-peer", records, TWO)
 
 
@@ -26,6 +31,9 @@ def test_right_data_both_ways_passes() -> None:
         ({"wrong": "1 B wrong"}, "wrong-data"),
         ({"importer": SOME}, "later-writes-unseen"),
         ({"exporter": SOME}, "writes-lost"),
+        ({"copied": SOME}, "wrong-copy"),
+        ({"exporter": SOME, "copied": SOME, "back": SOME}, "writes-lost"),
+        ({"back": SOME}, "wrong-copy"),
     ],
 )
 def test_wrong_data_fails_and_says_on_which_way(seen: dict[str, Json], key: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from gpuipc_doctor.api import Finding, Json
@@ -48,7 +50,7 @@ def test_memory_is_watched_with_the_device_to_itself() -> None:
     assert [probe.exclusive for probe in plan("ipc-pool", gpu(0))] == [True, False, True]
 
 
-def many(each: int = 0, alone: int = 0, descriptors: int = 0) -> list[Finding]:
+def many(each: int = 0, alone: int = 0, descriptors: int = 0, wrong: Sequence[str] = ()) -> list[Finding]:
     """What many pools left that were shared, or were not, with each of them."""
     rounds, idle = range(1, 65), [600 * MIB] * 64
     shared, own = ([600 * MIB + lost * number for number in rounds] for lost in (each + alone, alone))
@@ -56,8 +58,8 @@ def many(each: int = 0, alone: int = 0, descriptors: int = 0) -> list[Finding]:
         "shared pool": {"rounds": [*rounds], "used": shared, "control": own},
         "pool": {"rounds": [*rounds], "used": own, "control": idle},
     }
-    importer = each_round("imported pool", descriptors=descriptors.__mul__)
-    records = {"exporter": ledger(loops=loops), "importer": importer}
+    importer = {**each_round("imported pool", descriptors=descriptors.__mul__), "wrong": wrong}
+    records = {"exporter": {**ledger(loops=loops), "wrong": []}, "importer": importer}
     return conclude("ipc-pool", records, probe="many pools")
 
 
@@ -68,8 +70,9 @@ def many(each: int = 0, alone: int = 0, descriptors: int = 0) -> list[Finding]:
         ({"each": 2 * MIB}, Status.FAIL, "grows", "shared pool"),
         ({"alone": 2 * MIB}, Status.FAIL, "grows", "pool"),
         ({"descriptors": 1}, Status.FAIL, "descriptors-left", "imported pool"),
+        ({"wrong": ["at the importer, at 0: 1 B wrong"]}, Status.FAIL, "wrong-data", None),
     ],
 )
-def test_what_many_pools_leave(lost: dict[str, int], status: Status, key: str, what: str | None) -> None:
+def test_what_many_pools_leave(lost: dict[str, Json], status: Status, key: str, what: str | None) -> None:
     (finding,) = many(**lost)
     assert (finding.status, finding.key, finding.values.get("what")) == (status, key, what)

@@ -39,14 +39,33 @@ def release(
     [
         (0, Status.PASS),
         (37 * MIB, Status.FAIL),
-        (4 * 37 * MIB, Status.FAIL),  # as many as take turns in the loop
-        (5 * 37 * MIB, Status.ERROR),
+        (5 * 37 * MIB, Status.FAIL),  # as many as the loop opens
+        (6 * 37 * MIB, Status.ERROR),
         (64 * MIB, Status.ERROR),
         (-37 * MIB, Status.ERROR),
     ],
 )
 def test_only_memory_of_our_size_can_have_stayed_away(missing: int, status: Status) -> None:
     assert statuses(release(missing)) == [status]
+
+
+@pytest.mark.parametrize(("each", "status"), [(0, Status.PASS), (2 * MIB, Status.FAIL)])
+def test_many_exits_show_a_loss_that_is_too_small_after_one(each: int, status: Status) -> None:
+    numbers = list(range(1, 25))
+    used = [704 * MIB + each * number for number in numbers]
+    exits = {"exit with it open": {"rounds": numbers, "used": used, "control": [704 * MIB] * 24}}
+    records = {"exporter": ledger({}, exits), "starter": {"wrong": []}}
+    (finding,) = conclude("ipc-release", records, probe="many exits")
+    assert finding.status is status
+    assert "with each exit with it open" in sentences.summary(finding) + "".join(sentences.evidence(finding))
+
+
+def test_an_importer_that_does_not_get_as_far_as_its_exit_is_named_with_its_call() -> None:
+    failed = {"number": 3, "how": "SIGSEGV", "call": "cuIpcOpenMemHandle"}
+    (finding,) = conclude("ipc-release", {"exporter": {}, "starter": {"failed": failed}}, probe="many exits")
+    assert finding.status is Status.FAIL
+    assert "importer 3 of 24" in sentences.summary(finding)
+    assert "cuIpcOpenMemHandle SIGSEGV" in sentences.summary(finding)
 
 
 def test_over_a_pair_either_device_may_creep() -> None:
@@ -69,14 +88,16 @@ def test_over_a_pair_either_counter_may_stand_still() -> None:
 def test_a_pass_says_what_was_watched_and_which_growth_would_have_been_found() -> None:
     (finding,) = release()
     end, growth = sentences.evidence(finding)
-    assert end == "after the importer closed it"
-    assert growth.startswith("growth of cuda:0 by ")
+    assert end == "after the importer closed it; up to 4 MiB missing would not have been noticed"
+    assert growth.startswith("would have detected growth of ")
 
 
 def test_a_probe_without_a_loop_claims_nothing_about_growth() -> None:
     records = {"exporter": ledger({"the importer was killed with it open": 0}), "importer": {"wrong": []}}
     (finding,) = conclude("ipc-release", records)
-    assert sentences.evidence(finding) == ("after the importer was killed with it open",)
+    assert sentences.evidence(finding) == (
+        "after the importer was killed with it open; up to 4 MiB missing would not have been noticed",
+    )
 
 
 def test_wrong_data_fails_though_all_memory_came_back() -> None:

@@ -26,6 +26,7 @@ def release(
     each: int = 0,
     at_importer: int = 0,
     wrong: Sequence[str] = (),
+    at_exporter: Sequence[str] = (),
     descriptors: int = 0,
     addresses: int = 0,
     open_descriptors: int = 1,
@@ -34,7 +35,7 @@ def release(
 ) -> list[Finding]:
     lost = each_round("import", ROUNDS, descriptors=descriptors.__mul__, addresses=addresses.__mul__)
     opened = {"descriptors": open_descriptors, "addresses": open_addresses}
-    exporter = {"nbytes": NBYTES, **ledger({"many imports": missing}, loop(each))}
+    exporter = {"nbytes": NBYTES, "wrong": at_exporter, **ledger({"many imports": missing}, loop(each))}
     importer = {"open": opened, "wrong": wrong, **lost, **ledger(loops=loop(at_importer), device="cuda:1")}
     devices = TWO if pair else ONE
     return conclude("ipc-vmm-release", {"exporter": exporter, "importer": importer}, devices)
@@ -53,6 +54,7 @@ def release(
         ({"at_importer": MIB}, Status.PASS, "returned"),  # of one device the exporter sees the same
         ({"at_importer": MIB, "pair": True}, Status.FAIL, "grows"),
         ({"wrong": ["import 33: 1 B wrong"]}, Status.FAIL, "wrong-data"),
+        ({"at_exporter": ["memory of round 90: 1 B wrong"]}, Status.FAIL, "wrong-at-exporter"),
         ({"descriptors": 1}, Status.FAIL, "descriptors-left"),
         ({"addresses": NBYTES}, Status.FAIL, "addresses-left"),
         ({"open_descriptors": 0}, Status.ERROR, "process-does-not-follow"),
@@ -72,8 +74,8 @@ def test_all_that_was_left_is_reported() -> None:
 def test_a_pass_says_which_growth_would_have_been_found() -> None:
     (finding,) = release()
     line = sentences.evidence(finding)[-1]
-    assert int(line.partition("by ")[2].split()[0]) <= 64 << 10
-    assert statuses(release(each=int(line.partition("by ")[2].split()[0]))) == [Status.FAIL]
+    assert int(line.partition("growth of ")[2].split()[0]) <= 64 << 10
+    assert statuses(release(each=int(line.partition("growth of ")[2].split()[0]))) == [Status.FAIL]
 
 
 def test_the_loops_are_drawn_for_each_device() -> None:

@@ -12,7 +12,7 @@ BAD = Join("nvidia-ipc-reopen", "no second opening", Relation.LATENT, "460.32.03
 
 
 def findings(context: Context) -> list[Finding]:
-    return [one for one in check("known-versions").probes(context) if isinstance(one, Finding)]
+    return [finding for finding in check("known-versions").probes(context) if isinstance(finding, Finding)]
 
 
 def test_versions_of_no_known_issue_pass_and_are_told() -> None:
@@ -33,6 +33,6 @@ def test_what_the_site_does_not_expect_is_a_warning_with_its_line() -> None:
     (finding,) = findings(Context(inventory=FACTS, unexpected=(one,)))
     assert (finding.status, finding.key) == (Status.WARN, "unexpected")
     assert sentences.summary(finding) == (
-        "nvidia-driver is 460.32.03 (/proc), and site.yaml:7 expects 535 and later"
+        "nvidia-driver is 460.32.03 (/proc); site.yaml:7 expects 535 and later"
     )
     assert sentences.evidence(finding) == ("ticket 4711",)

@@ -56,7 +56,7 @@ def test_an_able_library_passes_and_says_through_what() -> None:
         seen({"cuda": able}, ucx=ucx, environment={"UCX_TLS": "all", "MPIR_CVAR_NOLOCAL": "1"})
     )
     assert finding.status is Status.PASS
-    assert sentences.summary(finding) == "Intel MPI 2021.17 takes cuda device pointers, through UCX 1.22.0"
+    assert sentences.summary(finding) == "Intel MPI 2021.17 accepts cuda device pointers, through UCX 1.22.0"
     assert sentences.evidence(finding) == (
         "/opt/libmpi.so.12 (--mpi-lib)",
         "environment: MPIR_CVAR_NOLOCAL=1 UCX_TLS=all",
@@ -69,7 +69,7 @@ def test_one_that_takes_none_fails_only_whom_it_was_promised(named: bool, status
     assert finding.status is status
     assert (
         sentences.summary(finding)
-        == "Intel MPI 2021.17 takes no cuda device pointers: its GPU support is off"
+        == "Intel MPI 2021.17 accepts no cuda device pointers: its GPU support is off"
     )
     assert finding.remedy == "set I_MPI_OFFLOAD=1"
 

@@ -40,7 +40,7 @@ def small_message(
 def test_small_messages_that_arrive_pass_with_their_latency() -> None:
     (finding,) = small_message()
     assert finding.status is Status.PASS
-    assert sentences.summary(finding) == "120 kinds of message right"
+    assert sentences.summary(finding) == "120 kinds of message correct"
     assert sentences.evidence(finding)[0] == "0 B: median 1.3 µs, fastest 1.2 µs"
     assert sentences.evidence(finding)[-1] == "65536 B: median 14.0 µs, fastest 12.6 µs, 4.68 GB/s"
 
@@ -48,7 +48,10 @@ def test_small_messages_that_arrive_pass_with_their_latency() -> None:
 def test_what_other_nodes_are_held_against_is_measured() -> None:
     """The fleet's page and `compare` live on it: how slow a node is among its peers, or since yesterday."""
     (finding,) = small_message(medians=LATENCIES | {16 << 20: 400.0})
-    told = [(one.name, round(one.value, 1), one.unit, one.more_is_better) for one in finding.measured]
+    told = [
+        (figure.name, round(figure.value, 1), figure.unit, figure.more_is_better)
+        for figure in finding.measured
+    ]
     first, last = (size for size in (min(filter(None, LATENCIES)), max(LATENCIES)))
     assert told == [
         (f"latency, {first} B", LATENCIES[first], "µs", False),
@@ -61,7 +64,7 @@ def test_between_nodes_are_messages_of_ranks_on_two_of_them() -> None:
     (finding,) = small_message(nodes=("n1", "n2"), probe="between nodes")
     assert (finding.status, sentences.summary(finding)) == (
         Status.PASS,
-        "120 kinds of message right from n1 to n2",
+        "120 kinds of message correct from n1 to n2",
     )
     (finding,) = small_message(nodes=("n1", "n1"), probe="between nodes")
     assert finding.status is Status.ERROR
@@ -138,7 +141,7 @@ def failures_by_count() -> int:
     (probe,) = plan("mpi-small-message", gpu(0))
     for number in itertools.count():
         failed = [(Message(*message), ending) for message, ending in probe.params["failed"]]
-        left = [one for one in SMALL.messages(probe.params["sizes"]) if not given_up(one, failed)]
+        left = [message for message in SMALL.messages(probe.params["sizes"]) if not given_up(message, failed)]
         role = RoleOutcome("rank 0", Ending.HUNG, operation="MPI_Send", records={"message": left[20]})
         hung = ProbeOutcome("", (gpu(0),), probe.params, {"rank 0": role}, "rank 0", 1.0)
         if not (more := list(small.again(hung))):

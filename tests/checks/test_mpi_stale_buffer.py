@@ -46,10 +46,12 @@ def test_right_messages_prove_nothing_when_no_address_came_again() -> None:
 
 @pytest.mark.parametrize("to", [0, 1])
 def test_a_message_of_an_earlier_round_is_called_stale_with_its_rounds_and_sizes(to: int) -> None:
-    shown = [f"round {number}, 65536 B after 4194304 B: shows what round 3 sent" for number in range(4, 24)]
+    shown = [
+        f"round {number}, 65536 B after 4194304 B: delivered the data of round 3" for number in range(4, 24)
+    ]
     (finding,) = stale_buffer(stale=shown, to=to)
     assert finding.status is Status.FAIL
-    assert sentences.summary(finding).startswith("20 of 128 messages show")
+    assert sentences.summary(finding).startswith("20 of 128 messages delivered")
     assert sentences.evidence(finding)[0] == shown[0]
     assert "63 on rank 0" in sentences.evidence(finding)[-1]
     assert "cache of IPC mappings" in finding.remedy
@@ -71,7 +73,7 @@ def test_stale_buffers_are_looked_for_on_one_device_and_one_pair_of_each_backend
 def test_buffers_shrink_and_grow_between_any_two_sizes_and_follow_their_own() -> None:
     module = loader.module(loader.built_in_dir() / "mpi_stale_buffer.py")
     followed = set(zip(module.ROUNDS, module.ROUNDS[1:], strict=False))
-    assert followed >= {(one, other) for one in module.SIZES for other in module.SIZES}
+    assert followed >= {(size, other) for size in module.SIZES for other in module.SIZES}
 
 
 def test_an_address_is_used_before_when_any_part_of_it_was() -> None:

@@ -1,0 +1,130 @@
+"""What the check mpi-histories plans, and concludes from what its ranks recorded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpuipc_doctor.api import Finding, Json
+from gpuipc_doctor.histories import results
+from gpuipc_doctor.histories.mpi import search as searching
+from gpuipc_doctor.histories.mpi.search import Search
+from gpuipc_doctor.histories.operations import MPI, Disagreement, History, Operation, ProcessPlan
+from gpuipc_doctor.model import Ending, ProbeOutcome, RoleOutcome, Status
+from gpuipc_doctor.report import sentences
+from tests.checks.judging import ONE, TWO, check, conclude, plan
+
+SHORT = History(
+    "cuda",
+    {1: ProcessPlan(), 2: ProcessPlan()},
+    (
+        Operation("allocate", 1, makes=1, nbytes=1024, kind="device"),
+        Operation("allocate", 2, makes=2, nbytes=1024, kind="host"),
+        Operation("send", 1, on=1, nbytes=1024, stamp=1, peer=2, tag=3),
+        Operation("recv", 2, on=2, nbytes=1024, peer=0, tag=-1),
+    ),
+    check=MPI,
+)
+WRONG = Disagreement(3, "data", "recv", "", "MPI_Recv", "the message is wrong from byte 512 on")
+EXPLORED = {"operations": 700, "wanted": 2500, "messages": 150, "compared": 99, "seed": 6, "ranks": 3}
+SEARCH = Search(WRONG, EXPLORED, (SHORT,), "confirm", shortest=SHORT, base=SHORT, at=3)
+
+WELL = {
+    "rank 0": {"operations": 2530, "messages": 400, "seed": 6, "elapsed_s": 1.0, "done": {"send": 80}},
+    "rank 1": {"messages": 410, "compared": 10**6},
+}
+
+
+def concluded(search: Search, *, again: bool) -> list[Finding]:
+    wrong = {"trying": 0, "at": 3, "do": "recv", "call": "MPI_Recv", "says": WRONG.says}
+    records: dict[str, dict[str, Json]] = {"rank 0": {}, "rank 1": {"wrong": wrong if again else None}}
+    return conclude("mpi-histories", records, search=searching.to_json(search))
+
+
+def test_pass_says_operations_and_messages() -> None:
+    (finding,) = conclude("mpi-histories", WELL, search=None, operations=2500, lacks="")
+    assert finding.status is Status.PASS
+    assert (finding.values["operations"], finding.values["messages"]) == (2530, 810)
+
+
+def test_shortfall_of_time_and_what_is_left_out_are_said() -> None:
+    (finding,) = conclude("mpi-histories", WELL, search=None, operations=9000, lacks="derived types")
+    assert "2530 of 9000 operations" in sentences.summary(finding)
+    assert sentences.summary(finding).endswith("; without derived types")
+    assert "not drawn: " in sentences.evidence(finding)[1]
+    assert "issend" in sentences.evidence(finding)[1]
+
+
+def test_history_that_fails_again_is_a_failure_with_its_steps() -> None:
+    (finding,) = concluded(SEARCH, again=True)
+    assert (finding.status, finding.key) == (Status.FAIL, "data")
+    steps = [item.says for item in finding.evidence]
+    assert "3. rank 0 sends 1024 B (contents 1) from buffer 1 to rank 1, tag 3" in steps
+    assert "4. rank 1 receives 1024 B into buffer 2 from any source, any tag" in steps
+    assert results.history_from_json(finding.values["history"]) == replace(SHORT, labels=("cuda:0",))
+
+
+def test_shortest_that_does_not_fail_alone_leaves_what_did() -> None:
+    (finding,) = concluded(SEARCH, again=False)
+    assert finding.status is Status.FAIL
+
+
+def test_history_that_does_not_fail_again_is_a_warning() -> None:
+    (finding,) = concluded(Search(WRONG, EXPLORED, (SHORT,)), again=False)
+    assert (finding.status, finding.key) == (Status.WARN, "seen-once")
+    assert results.history_from_json(finding.values["history"]) == SHORT
+
+
+@pytest.mark.parametrize(("again", "status"), [(True, Status.FAIL), (False, Status.PASS)])
+def test_replay_that_was_asked_for(again: bool, status: Status) -> None:
+    (finding,) = concluded(Search(None, {}, (), "replay", shortest=SHORT), again=again)
+    assert finding.status is status
+
+
+def test_each_launch_of_a_search_tries_what_the_last_one_left_open() -> None:
+    (probe,) = plan("mpi-histories", *ONE, edges=(8192,))
+    assert list(probe.roles) == ["rank 0", "rank 1", "rank 2"]
+    roles = {
+        name: RoleOutcome(
+            name,
+            Ending.CRASHED if name == "rank 1" else Ending.STOPPED,
+            operation="MPI_Recv",
+            signal="SIGSEGV",
+            records={"trying": 0, "at": 300, "do": "recv", "seed": 6},
+        )
+        for name in probe.roles
+    }
+    ended = ProbeOutcome("", ONE, probe.params, roles, "rank 1", 1.0, 10.0, launch=probe.launch)
+    (following,) = check("mpi-histories").again(ended)
+    assert following.params["search"]["stage"] == "again"
+    assert len(following.params["tries"]) == 1
+
+
+def test_ranks_are_of_one_device_or_of_a_pair() -> None:
+    near = [replace(device, peers=frozenset(device.label for device in TWO)) for device in TWO]
+    assert [len(probe.devices) for probe in plan("mpi-histories", *near)] == [2]
+    assert [len(probe.roles) for probe in plan("mpi-histories", *ONE, options={"ranks": 4})] == [4]
+
+
+RISING = [34] * 16 + [35, 37, 38, 40, 40, 41, 44, 45]
+LEFT = {"after each repetition of a valid history of messages": {"times": 1, "descriptors": [*range(34, 50)]}}
+
+
+def test_epoch_after_which_descriptors_are_left_is_repeated_and_judged() -> None:
+    """Only fresh ranks show for certain what repeated messages leave."""
+    records = {rank: {**had, "usage": {"descriptors": RISING}} for rank, had in WELL.items()}
+    (planned,) = plan("mpi-histories", *ONE)
+    roles = {rank: RoleOutcome(rank, Ending.COMPLETED, records=had) for rank, had in records.items()}
+    done = ProbeOutcome("", ONE, {**planned.params, "operations": 2500}, roles, None, 1.0)
+    (again,) = check("mpi-histories").again(done)
+    assert again.params["tries"][0]["times"] == 24
+    repeated = {**again.params, "tries": []}
+    (lost,) = conclude("mpi-histories", {"rank 0": {}, "rank 1": LEFT}, **repeated)
+    assert (lost.status, lost.key) == (Status.FAIL, "descriptors-left")
+    assert lost.values["history"]["times"] == 24
+    (passed,) = conclude("mpi-histories", {"rank 0": {}, "rank 1": {}}, **repeated)
+    assert (passed.status, passed.values["operations"]) == (Status.PASS, 2530)
+    flat = {rank: {**had, "usage": {"descriptors": [34] * 24}} for rank, had in WELL.items()}
+    roles = {rank: RoleOutcome(rank, Ending.COMPLETED, records=had) for rank, had in flat.items()}
+    assert not [*check("mpi-histories").again(replace(done, roles=roles))]
