@@ -1,1 +1,1 @@
-"""A running job, examined from outside: which rank waits for which, and what grows. Nothing is stopped."""
+"""Examine a running job from outside, without stopping it: which rank waits for which, and what grows."""

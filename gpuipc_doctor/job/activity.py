@@ -1,4 +1,4 @@
-"""What one rank is doing, from its stacks, the state of its threads and the system call it is in."""
+"""What a rank is doing, concluded from its stacks, thread states and system call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuipc_doctor.job.document import Process, Stack, Thread
 
 
 class Kind(Enum):
-    """What a rank does. The value goes into documents."""
+    """What a rank is doing. The value is written into documents."""
 
     RECEIVES = "waits for a message"
     SENDS = "waits for a receiver"
@@ -26,6 +26,8 @@ class Kind(Enum):
     ENDED = "has ended"
     COMPUTES = "computes outside MPI"
     SLEEPS = "sleeps outside MPI"
+    LOOPS = "goes through functions outside MPI"
+    COUNTS = "counts outside MPI"
     MOVES = "moves on"
     UNKNOWN = "cannot be told"
 
@@ -35,7 +37,12 @@ class Kind(Enum):
 
     @property
     def is_outside(self) -> bool:
-        return self in (Kind.COMPUTES, Kind.SLEEPS)
+        return self in (Kind.COMPUTES, Kind.SLEEPS, Kind.LOOPS, Kind.COUNTS)
+
+    @property
+    def may_advance(self) -> bool:
+        """Whether it is a loop that may end, for all that is seen."""
+        return self in (Kind.LOOPS, Kind.COUNTS)
 
 
 _IN_MPI = frozenset({Kind.RECEIVES, Kind.SENDS, Kind.PROGRESSES, Kind.COLLECTIVE, Kind.STARTS, Kind.ENDS})
@@ -45,7 +52,7 @@ _OF_MPI: tuple[tuple[tuple[str, ...], Kind], ...] = (
     (("finalize", "session_finalize"), Kind.ENDS),
     (("recv", "mrecv", "probe", "mprobe"), Kind.RECEIVES),
     (("send", "ssend", "bsend", "rsend", "buffer_detach"), Kind.SENDS),
-    (("wait", "test", "iprobe", "improbe", "win_", "parrived"), Kind.PROGRESSES),
+    (("wait", "test", "iprobe", "improbe", "request_get_status", "win_", "parrived"), Kind.PROGRESSES),
     (
         (
             *("all", "bcast", "barrier", "gather", "scatter", "scan", "exscan", "reduce", "neighbor_"),
@@ -54,10 +61,10 @@ _OF_MPI: tuple[tuple[tuple[str, ...], Kind], ...] = (
         Kind.COLLECTIVE,
     ),
 )
-"""How the names of functions begin, in lower case and without the prefix, by what they wait for (MPI 5.0)."""
+"""Prefixes of MPI function names (lower case, without ``mpi_``) by what the function waits for (MPI 5.0)."""
 
 _MPI = re.compile(r"^P?MPI_(\w+?)(_c)?$|^p?mpi_(\w+?)_{1,2}(?:f08_)?$")
-"""The C and the Fortran names; ``_c`` is the variant with large counts."""
+"""C and Fortran names of MPI functions; ``_c`` is the variant with large counts."""
 
 _MPI4PY = re.compile(r"^__pyx_pw_6mpi4py_3MPI_\d+[A-Za-z]+_\d+([A-Za-z]\w*)$")
 
@@ -67,7 +74,18 @@ _LIBRARY = re.compile(
     r"[(\[](libmpi|libpmpi|lib(open-)?(pal|rte)|libpmix|libuc[pstm]|libfabric|libpsm|libibverbs|libcuda|libcudart"
     r"|libamdhip|libhsa|libc\.|libc-|libpthread|ld-|linux-vdso|MPI\.)"
 )
-"""Files between a program and the system call in which MPI or a GPU's driver waits."""
+"""Files that a stack can pass through between the program and the system call in which MPI or a GPU driver
+waits."""
+
+_SHARED = re.compile(r"\.so[\d.]*[)\]]$")
+_DRIVER = re.compile(r"[(\[](libcuda\.so|libamdhip64\.so|libhsa-runtime64\.so)")
+_DRIVER_WAITS = frozenset({"kfd_wait_on_events", "amdgpu_cs_wait_ioctl", "dma_fence_default_wait"})
+"""Kernel functions in which a thread sleeps until the GPU has done its work, whatever the thread's stack
+shows (Linux, drivers/gpu/drm/amd/amdkfd/kfd_events.c, drivers/gpu/drm/amd/amdgpu/amdgpu_cs.c,
+drivers/dma-buf/dma-fence.c).
+"""
+_SYSTEM = re.compile(r"[(\[](libc\.|libc-|libpthread|linux-vdso|ld-)|\[vdso\]")
+"""Files that a polling driver calls, to read the time or to yield."""
 
 _DEVICE = re.compile(
     r"^(cu(da)?|hip)(Ctx|Device|Stream|Event)?(Synchronize|WaitEvent)(_v2|_ptsz|_spt)?$"
@@ -75,110 +93,151 @@ _DEVICE = re.compile(
     r"|^(ncclCommFinalize|ncclCommDestroy)$"
     r"|^torch\.cuda\.synchronize$"
 )
-"""Calls of the drivers and runtimes that return when the GPU has done its work (CUDA driver and runtime API,
-HIP runtime API: synchronisation behaviour; ``torch.cuda`` of PyTorch: devices, streams, events)."""
+"""Driver and runtime functions that return only when the GPU has finished (CUDA driver and runtime API, HIP
+runtime API: synchronisation behaviour; ``torch.cuda`` of PyTorch: devices, streams, events)."""
 
 _NOISE_THREADS = re.compile(
     r"cuda|async|ucx|nvidia|hsa|rocm|openblas|jemalloc|pmix|hydra|libfabric|orte|gdrdrv", re.I
 )
-"""Threads that libraries start for themselves, by the names that they give them."""
+"""Names of threads that libraries start for themselves."""
+
+MOST_PLACES = 3
+MUCH_BYTES = 1 << 20
+"""Bytes that a main thread reads and writes in all snapshots, more than a waiting loop writes to a log."""
+
+MOST_THREADS = 3
+"""Maximum number of threads named for a rank whose main thread waits for another thread."""
+
+VFORK_WAITS = ("kernel_clone", "_do_fork", "wait_for_vfork_done")
+"""Kernel functions in which the parent of a vfork() waits, in state D but killable (Linux, kernel/fork.c)."""
 
 _FUSE_WAIT = "request_wait_answer"
-"""Where a thread waits for a FUSE server, in state S until a signal comes (Linux, fs/fuse/dev.c)."""
+"""Kernel function in which a thread waits for a FUSE server, in state S until a signal comes (Linux,
+fs/fuse/dev.c).
+"""
+
+_KERNEL_WAITS = {
+    _FUSE_WAIT: "a file system in user space (FUSE) does not answer",
+    **dict.fromkeys(VFORK_WAITS, "waits for its child of vfork()"),
+}
 
 _INTERPRETER = re.compile(r"\((lib)?python[\w.]*\)$|^_?Py|^\[(lib)?python")
 
 
 Call = tuple[Kind, str]
-"""A call that waits: for what, and the function."""
+"""A waiting call: the kind of thing that it waits for, and its function."""
 
-_POLLS = ("MPI_Test", "MPI_Iprobe", "MPI_Improbe", "MPI_Request_get_status")
+_POLLS = ("MPI_Test", "MPI_Iprobe", "MPI_Improbe", "MPI_Request_get_status", "MPI_Parrived")
 
 _UNNAMED: Call = (Kind.PROGRESSES, "an MPI call")
-"""In a stack that ends inside MPI, as one that is cut off does: any of MPI's functions."""
+"""Stands for the function in a stack that ends inside MPI without a function name, such as a truncated
+stack."""
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """``operation``: the MPI function, the driver's call, or the program's own function."""
+    """What a rank does. ``operation``: the MPI function, the driver call, or the program's own function."""
 
     kind: Kind
     operation: str = ""
     path: tuple[str, ...] = ()
-    """Where it is, outermost first: what ranks are folded by."""
+    """The rank's stack, outermost frame first. Ranks are grouped by their stacks."""
     reason: str = ""
-    """What this was concluded from."""
+    """The evidence for the activity."""
 
 
-def activity(looks: Sequence[Process]) -> Activity:
-    """What a rank did in all of these looks, the latest last."""
-    last = looks[-1]
+def activity(snapshots: Sequence[Process]) -> Activity:
+    """What a rank did during these snapshots, which are in order of time."""
+    last = snapshots[-1]
     main = last.main
     if main is None or main.state == "Z":
         return Activity(Kind.ENDED, reason="the process is a zombie")
     if main.state in "Tt":
-        return Activity(Kind.STOPPED, path=_path(looks, main), reason=f"state {main.state}")
-    if stuck := _in_kernel(looks):
+        return Activity(Kind.STOPPED, path=_path(snapshots, main), reason=f"state {main.state}")
+    if stuck := _in_kernel(snapshots):
         place = stuck.wchan or (stuck.kernel[0] if stuck.kernel else "the kernel")
-        why = "a file system in user space (FUSE) does not answer" if place == _FUSE_WAIT else "state D"
-        return Activity(Kind.KERNEL, place, _path(looks, stuck), f"{why} at every look")
-    for thread in _candidates(looks):
-        calls = _calls(looks, thread.tid)
+        why = _KERNEL_WAITS.get(place, "state D")
+        return Activity(Kind.KERNEL, place, _path(snapshots, stuck), f"{why} in every snapshot")
+    for thread in _candidates(snapshots):
+        calls = _calls(snapshots, thread.tid)
+        if polls := _polls(calls):
+            if thread.tid != last.pid:
+                continue
+            why = f"polls in {polls}, which does not wait"
+            return Activity(Kind.LOOPS, polls, _path(snapshots, thread), why)
         if len(calls) > 1:
-            return Activity(Kind.MOVES, path=_path(looks, thread), reason="its calls differ between samples")
+            return Activity(
+                Kind.MOVES, path=_path(snapshots, thread), reason="the stack differs between samples"
+            )
         for call in filter(None, calls):
-            if thread.tid == last.pid and call[0].is_in_mpi and (why := _moves(looks, call)):
-                return Activity(Kind.MOVES, path=_path(looks, thread), reason=why)
-            return Activity(call[0], call[1], _path(looks, thread), "native stacks")
-    return _outside(looks, main)
+            if thread.tid == last.pid and call[0].is_in_mpi and (why := _moves(snapshots)):
+                return Activity(Kind.MOVES, path=_path(snapshots, thread), reason=why)
+            return Activity(call[0], call[1], _path(snapshots, thread), "native stacks")
+    return _outside(snapshots, main)
 
 
-def _moves(looks: Sequence[Process], call: Call) -> str:
-    """Why a rank that is in the same call at every look moves on; empty if it does not.
+def _polls(calls: Iterable[Call | None]) -> str:
+    """The call in which a loop of the program itself polls; empty if there is none, or the loop waits in
+    another call."""
+    names = {call[1] for call in calls if call}
+    return min(names) if names and all(map(is_poll, names)) else ""
 
-    A program that polls (MPI_Test, MPI_Iprobe) waits in a loop of its own, which moves all the time.
-    """
-    if call[1].startswith(_POLLS):
-        return ""
-    if len({look.python for look in looks if look.python}) > 1:
-        return "its Python frames differ between looks"
-    if len({look.callers for look in looks if look.callers}) > 1:
-        return "the stack of MPI's caller differs between looks"
+
+def is_poll(operation: str) -> bool:
+    """Whether a call returns at once, so that a waiting program calls it repeatedly."""
+    return operation.startswith(_POLLS)
+
+
+def _moves(snapshots: Sequence[Process]) -> str:
+    """Evidence that a rank makes progress although every snapshot shows the same call; empty if none."""
+    if len({snapshot.python for snapshot in snapshots if snapshot.python}) > 1:
+        return "the Python frames differ between snapshots"
+    if len({snapshot.variables for snapshot in snapshots if snapshot.variables}) > 1:
+        return "the variables of the Python frames differ between snapshots"
+    if len({snapshot.callers for snapshot in snapshots if snapshot.callers}) > 1:
+        return "the stack of MPI's caller differs between snapshots"
     return ""
 
 
-def _candidates(looks: Sequence[Process]) -> list[Thread]:
-    """The main thread, then the application's others, the busiest first."""
-    last = looks[-1]
-    others = [one for one in last.threads if one.tid != last.pid and not _NOISE_THREADS.search(one.name)]
+def _candidates(snapshots: Sequence[Process]) -> list[Thread]:
+    """The main thread, then the application's other threads, busiest first."""
+    last = snapshots[-1]
+    others = [
+        thread for thread in last.threads if thread.tid != last.pid and not _NOISE_THREADS.search(thread.name)
+    ]
     others.sort(key=lambda thread: -thread.busy)
     return [thread for thread in (last.main, *others) if thread is not None]
 
 
-def _stacks(looks: Iterable[Process], tid: int) -> list[tuple[str, ...]]:
+def _stacks(snapshots: Iterable[Process], tid: int) -> list[tuple[str, ...]]:
     return [
-        stack for look in looks for thread in look.threads if thread.tid == tid for stack in thread.native
+        stack
+        for snapshot in snapshots
+        for thread in snapshot.threads
+        if thread.tid == tid
+        for stack in thread.native
     ]
 
 
-def _approximate(looks: Iterable[Process], tid: int) -> list[Stack]:
+def _approximate(snapshots: Iterable[Process], tid: int) -> list[Stack]:
     return [
         stack
-        for look in looks
-        for thread in look.threads
+        for snapshot in snapshots
+        for thread in snapshot.threads
         if thread.tid == tid
         for stack in thread.approximate
     ]
 
 
-def _calls(looks: Iterable[Process], tid: int) -> set[Call | None]:
-    """The waiting calls in which a thread was seen; None stands for a stack without one.
+def _calls(snapshots: Iterable[Process], tid: int) -> set[Call | None]:
+    """The waiting calls in which a thread was seen; None for a stack without a waiting call.
 
-    Of an exact stack it is the outermost call. Of an approximate one, only the frames before those of another
-    library are looked at: further out, frames of earlier calls may be left over. Some are nearer (Open MPI's
-    MPI_Comm_dup in MPI_Allreduce), so approximate stacks count only without exact ones.
+    In an exact stack this is the outermost call. In an approximate stack, frames left over from earlier calls
+    may follow the first frame of another library, so only the frames before it count. Left-over frames can
+    also be before it (MPI_Comm_dup of Open MPI inside MPI_Allreduce), so approximate stacks count only if
+    there are no exact ones.
     """
-    seen = [thread for look in looks for thread in look.threads if thread.tid == tid]
+    seen = [thread for snapshot in snapshots for thread in snapshot.threads if thread.tid == tid]
     exact = {_first_call(reversed(stack)) for thread in seen for stack in filter(_is_telling, thread.native)}
     rough = [stack for thread in seen for stack in filter(_is_telling, thread.approximate)]
     calls = exact or {_first_call(_of_libraries(stack)) for stack in rough}
@@ -186,23 +245,29 @@ def _calls(looks: Iterable[Process], tid: int) -> set[Call | None]:
     return named if any(call and call[0].is_in_mpi for call in named) else calls
 
 
-def is_seen(looks: Iterable[Process], tid: int) -> bool:
-    """Whether a stack of this thread tells what it does."""
-    return bool(_calls(looks, tid))
+def is_outside(snapshots: Iterable[Process], tid: int) -> bool:
+    """Whether a stack of this thread reaches the program without a waiting call."""
+    return None in _calls(snapshots, tid)
+
+
+def is_seen(snapshots: Iterable[Process], tid: int) -> bool:
+    """Whether a stack of this thread shows what it does."""
+    return bool(_calls(snapshots, tid))
 
 
 def _is_telling(stack: Stack) -> bool:
-    """Whether it holds a waiting call or reaches the program: else it was cut off below the caller."""
+    """Whether the stack holds a waiting call or reaches the program; if not, it was truncated below the
+    caller."""
     return _first_call(stack) is not None or any(not _LIBRARY.search(frame) for frame in stack)
 
 
 def _of_libraries(stack: Stack) -> Iterator[str]:
-    """The inner frames that belong to the C library, MPI, its transports and the GPU's driver."""
+    """The inner frames in the C library, MPI, its transports and the GPU driver."""
     return takewhile(lambda frame: _LIBRARY.search(frame), stack)
 
 
 def _first_call(stack: Iterable[str]) -> Call | None:
-    """The first waiting call among these frames; "an MPI call" if MPI's library is there without a name."""
+    """The first waiting call among these frames; "an MPI call" if a frame of MPI's library has no name."""
     inside = None
     for frame in stack:
         function, _, file = frame.partition(" (")
@@ -225,44 +290,139 @@ def mpi_function(symbol: str) -> str:
     return found[1] or found[3].capitalize()
 
 
+_DO_NOT_WAIT = re.compile(
+    r"(initialized|finalized|comm_(rank|size|group|compare|get_|set_|test_inter|remote_))"
+)
+
+
 def _kind_of_mpi(function: str) -> Kind:
     name = function.lower()
+    if _DO_NOT_WAIT.match(name):
+        return Kind.UNKNOWN
     if name.startswith("sendrecv"):
         return Kind.PROGRESSES
     return next((kind for names, kind in _OF_MPI if name.startswith(names)), Kind.UNKNOWN)
 
 
-def _in_kernel(looks: Sequence[Process]) -> Thread | None:
-    """A thread that was in state D, or waited for a file system, at every look."""
-    stuck = set.intersection(*({one.tid for one in look.threads if _is_blocked(one)} for look in looks))
-    return next((one for one in looks[-1].threads if one.tid in stuck), None)
+def _in_kernel(snapshots: Sequence[Process]) -> Thread | None:
+    """A thread that was in every snapshot in state D or waiting for a file system."""
+    stuck = set.intersection(
+        *({thread.tid for thread in snapshot.threads if _is_blocked(thread)} for snapshot in snapshots)
+    )
+    return next((thread for thread in snapshots[-1].threads if thread.tid in stuck), None)
 
 
 def _is_blocked(thread: Thread) -> bool:
     return thread.state == "D" or (thread.state == "S" and thread.wchan == _FUSE_WAIT)
 
 
-def _outside(looks: Sequence[Process], main: Thread) -> Activity:
-    busy = sum(look.main.busy for look in looks if look.main) / len(looks)
-    python, path = _stable_python(looks), _path(looks, main)
-    where = python[0] if python else next(iter(path[-1:]), "")
-    function = where.partition(" (")[0]
+def _outside(snapshots: Sequence[Process], main: Thread) -> Activity:
+    busy = sum(snapshot.main.busy for snapshot in snapshots if snapshot.main) / len(snapshots)
+    python, path = _stable_python(snapshots), _path(snapshots, main)
+    where = _own_first(snapshots, python) or " > ".join(path[-2:] if main.state != "R" else path[-1:])
+    function = python[0].partition(" (")[0] if python else ""
     if python and _DEVICE.match(function):
         return Activity(Kind.DEVICE, function, path, "Python frames")
-    if None not in _calls(looks, main.tid):
-        return Activity(Kind.UNKNOWN, "", path, "no native stack of its main thread reaches the program")
+    if all(snapshot.main and snapshot.main.wchan in _DRIVER_WAITS for snapshot in snapshots):
+        return Activity(Kind.DEVICE, where or main.wchan, path, f"sleeps in {main.wchan} in every snapshot")
+    if None not in _calls(snapshots, main.tid):
+        return Activity(Kind.UNKNOWN, "", path, "its native stacks end before the program's own frames")
+    if why := _transfers(snapshots, main):
+        return Activity(Kind.MOVES, where, path, why)
+    if len(through := _functions(snapshots, main)) > 1:
+        return Activity(Kind.LOOPS, where, path, f"goes through {', '.join(through[:MOST_PLACES])}")
+    if driver := _driver_that_waits(snapshots, main):
+        how = "polls" if busy > 0.5 else "sleeps"
+        return Activity(Kind.DEVICE, where or driver, path, f"{how} in {driver} at every sample")
     if main.state == "R" or busy > 0.5:
-        return Activity(Kind.COMPUTES, where, path, "it runs, and is in no call of MPI or of the driver")
-    return Activity(Kind.SLEEPS, where or main.wchan, path, f"it sleeps in {main.wchan or 'a system call'}")
+        if any(snapshot.counts for snapshot in snapshots):
+            return Activity(Kind.COUNTS, where, path, "a number in its registers, stack or variables counts")
+        return Activity(Kind.COMPUTES, where, path, "runs outside MPI and the driver")
+    reason = f"sleeps in {main.wchan or 'a system call'}{_other_threads(snapshots, main)}"
+    return Activity(Kind.SLEEPS, where or main.wchan, path, reason)
 
 
-def _stable_python(looks: Sequence[Process]) -> tuple[str, ...]:
-    """The Python frames in which it was at every look, innermost first."""
-    return _common([look.python for look in looks if look.python])
+def _functions(snapshots: Sequence[Process], main: Thread) -> list[str]:
+    """Functions that the thread was seen in: the Python function, or those of extensions that it calls, else
+    each stack's innermost frame in the program. One that calls itself is several, where its depth differs.
+    """
+    python = [tuple(map(_without_line, snapshot.python)) for snapshot in snapshots if snapshot.python]
+    if len({*python}) > 1:
+        return [*dict.fromkeys(stack[0].partition(" (")[0] for stack in python)]
+    stacks = _stacks(snapshots, main.tid)
+    if python:
+        called = ([*takewhile(_is_outside_interpreter, stack)] for stack in stacks)
+        inner = (stack[-1] for stack in called if stack and not _LIBRARY.search(stack[-1]))
+    else:
+        inner = (next((frame for frame in stack if not _SHARED.search(frame)), "[") for stack in stacks)
+    names = [*dict.fromkeys(frame.partition(" (")[0] for frame in inner if frame[0] != "[")]
+    depths = {sum(frame.startswith(f"{name} (") for frame in stack) for stack in stacks for name in names[:1]}
+    return [*names, f"itself at {len(depths)} depths"] if len(depths) > 1 < max(depths) else names
+
+
+def _is_outside_interpreter(frame: str) -> bool:
+    return not _INTERPRETER.search(frame)
+
+
+def _transfers(snapshots: Sequence[Process], main: Thread) -> str:
+    """Why a thread that reads or writes counts as making progress; empty if no bytes move."""
+    counts = [snapshot.transferred for snapshot in snapshots if snapshot.transferred is not None]
+    moved = counts[-1] - counts[0] if counts else 0
+    if moved >= MUCH_BYTES:
+        return f"reads and writes: {moved / 2**20:.1f} MiB within these snapshots"
+    return f"reads {moved} bytes within these snapshots" if moved and main.wchan.endswith("pipe_read") else ""
+
+
+def _own_first(snapshots: Sequence[Process], python: Stack) -> str:
+    """The innermost frame of the program's own files, then the frame of a library that it has called."""
+    if not python:
+        return ""
+    outward = len(snapshots[-1].python) - snapshots[-1].own
+    own = python[-outward] if 0 < outward <= len(python) else python[0]
+    return own if own == python[0] else f"{own} > {python[0]}"
+
+
+def _other_threads(snapshots: Sequence[Process], main: Thread) -> str:
+    """Where a program's other threads are while its main thread waits for one of them."""
+    if not main.wchan.startswith("futex"):
+        return ""
+    places = dict.fromkeys(
+        " < ".join([*takewhile(_LIBRARY.search, inward), *dropwhile(_LIBRARY.search, inward)][:3])
+        for thread in _candidates(snapshots)[1:]
+        if (inward := tuple(reversed(_path(snapshots, thread))))
+    )
+    return f"; other threads: {'; '.join([*places][:MOST_THREADS])}" if places else ""
+
+
+def _driver_that_waits(snapshots: Sequence[Process], main: Thread) -> str:
+    """The driver library in which all samples of a thread end; empty if any sample ends elsewhere.
+
+    The library's inner functions have no names, and the unwinder may lose the frames above them. A program
+    that only queues work is also sampled in its own code, or on other lines.
+    """
+    stacks = _stacks(snapshots, main.tid) or _approximate(snapshots, main.tid)
+    inmost = [next(dropwhile(_SYSTEM.search, stack), "") for stack in stacks]
+    files = {found[1] for frame in inmost if (found := _DRIVER.search(frame))}
+    lines = {snapshot.python[:1] for snapshot in snapshots}
+    is_there = len(stacks) >= len(snapshots) and all(_DRIVER.search(frame) for frame in inmost)
+    return min(files) if is_there and len(lines) == 1 else ""
+
+
+def _stable_python(snapshots: Sequence[Process]) -> tuple[str, ...]:
+    """The Python frames common to all snapshots, innermost first; without the line if it differs."""
+    stacks = [snapshot.python for snapshot in snapshots if snapshot.python]
+    same = _common(stacks)
+    inner = {_without_line(stack[-1 - len(same)]) if len(stack) > len(same) else "" for stack in stacks}
+    loop = inner.pop() if len(inner) == 1 else ""
+    return (loop, *same) if loop else same
+
+
+def _without_line(frame: str) -> str:
+    return re.sub(r":\d+\)$", ")", frame)
 
 
 def _common(stacks: Sequence[Stack]) -> tuple[str, ...]:
-    """The outer frames that all of these stacks share, innermost first."""
+    """The outer frames shared by all stacks, innermost first."""
     if not stacks:
         return ()
     outward = zip(*(reversed(stack) for stack in stacks), strict=False)
@@ -270,10 +430,10 @@ def _common(stacks: Sequence[Stack]) -> tuple[str, ...]:
     return tuple(reversed(shared))
 
 
-def _path(looks: Sequence[Process], thread: Thread) -> tuple[str, ...]:
-    """Where a thread is at every look, outermost first; of the interpreter's frames, the program's own."""
-    python = _stable_python(looks) if thread.tid == looks[-1].pid else ()
-    stacks = _stacks(looks, thread.tid) or _approximate(looks, thread.tid)
+def _path(snapshots: Sequence[Process], thread: Thread) -> tuple[str, ...]:
+    """A thread's frames common to all snapshots, outermost first; Python frames replace the interpreter's."""
+    python = _stable_python(snapshots) if thread.tid == snapshots[-1].pid else ()
+    stacks = _stacks(snapshots, thread.tid) or _approximate(snapshots, thread.tid)
     native = [frame for frame in _common(stacks) if not _is_wrapper(frame)]
     shown = takewhile(lambda frame: not _INTERPRETER.search(frame), native) if python else native
     named = dropwhile(lambda frame: frame.startswith("["), shown)
@@ -282,10 +442,10 @@ def _path(looks: Sequence[Process], thread: Thread) -> tuple[str, ...]:
 
 
 def program_frames(path: Stack) -> Stack:
-    """Frames of a path down to the first of a library: further in, samples of one wait differ."""
+    """Frames of a path up to the first library: beyond that, samples of the same wait differ."""
     return tuple(takewhile(lambda frame: not _LIBRARY.search(frame), path))
 
 
 def _is_wrapper(frame: str) -> bool:
-    """Whether it is a frame of mpi4py between the program and MPI."""
+    """Whether this is a frame of mpi4py, between the program and MPI."""
     return _MPI4PY.match(frame.partition(" (")[0]) is not None

@@ -1,7 +1,8 @@
-"""Whether the program moves on between two calls of MPI that look alike.
+"""Whether the program makes progress between two calls of MPI that look alike.
 
-A rank that is stuck in a call changes the stack below that call only: the frames of its callers stay as they
-are, byte for byte. A loop that makes the same call again changes a counter or a saved register there.
+A rank that is stuck in a call changes the stack only below that call: its callers' frames stay the same, byte
+for byte. A loop that repeats the call changes a counter or a saved register in them. Of the call's own frame,
+only the registers that it saves first count, because MPICH polls in the frame of MPI_Mprobe.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from pathlib import Path
 from gpuipc_doctor.job.code import Code
 
 MOST_BYTES = 1 << 20
-"""Of the outer end of the main thread's stack."""
+"""Bytes read from the outer end of the main thread's stack."""
 
 
 def fingerprint(pid: int) -> str:
-    """A digest of the main thread's stack above its outermost frame of MPI; empty where there is none.
+    """A digest of the main thread's stack above the current MPI call; empty if the thread is in no MPI call.
 
-    Raises `OSError` if the memory may not be read.
+    Raises `OSError` if the memory cannot be read.
     """
     code = Code(pid)
     if code.stack is None:
@@ -33,4 +34,10 @@ def fingerprint(pid: int) -> str:
     place = next((n for n in range(len(words) - 1, -1, -1) if code.returns_to_mpi(words[n])), None)
     if place is None:
         return ""
-    return hashlib.blake2b(raw[8 * place :], digest_size=8).hexdigest()
+    outward = range(place + 1, len(words))
+    calls = (n for n in outward if code.called(words[n]).lower().startswith(("mpi_", "pmpi_")))
+    caller = next(calls, next((n for n in outward if code.is_return(words[n])), None))
+    if caller is None:
+        return ""
+    saved = min(code.saved_registers(words[place]), caller - place - 1)
+    return hashlib.blake2b(raw[8 * (caller - saved) :], digest_size=8).hexdigest()

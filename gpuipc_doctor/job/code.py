@@ -1,7 +1,7 @@
-"""The code of a process: which function an address is in, and which words of a stack lead back to a caller.
+"""The code of a process: the function at an address, and the return addresses on a stack.
 
-A word on a stack that points behind a call instruction is a return address. Some may be left over from
-earlier calls, so these stacks are approximate; the frames next to the stack pointer are exact.
+A word on a stack that points behind a call instruction is a return address. Some are left over from earlier
+calls, so these stacks are approximate; only the frames next to the stack pointer are exact.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import struct
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from gpuipc_doctor.job.document import MPI_LIBRARY, Stack
@@ -22,9 +22,17 @@ MAX_FRAMES = 60
 _X86_CALL = re.compile(
     rb"(?s).*(?:\xe8....|\xff[\xd0-\xd7]|\xff[\x50-\x57].|\xff[\x10-\x17]|\xff[\x90-\x97\x15]....)"
 )
-"""The end of the bytes before a return address: call rel32, and the indirect calls (Intel SDM, CALL)."""
+"""Pattern for the bytes before a return address: call rel32 and the indirect calls (Intel SDM, CALL)."""
 
-_SHT_SYMTAB, _SHT_DYNSYM, _STT_FUNC = 2, 11, 2
+_PUSHES = re.compile(rb"(?:\x41?[\x50-\x57])+")
+
+_SHT_SYMTAB, _SHT_RELA, _SHT_DYNSYM, _STT_FUNC = 2, 4, 11, 2
+_CALL_NEAR, _CALL_MEMORY, _JUMP_MEMORY = b"\xe8", b"\xff\x15", b"\xff\x25"
+"""x86-64 calls that end with a 32-bit distance, and the jump in a procedure linkage table."""
+_MPI_FUNCTION = re.compile(r"P?MPI_[A-Z]\w+$|p?mpi_\w+_$")
+_RELOCATIONS = (6, 7)
+"""GLOB_DAT and JUMP_SLOT: relocations that say where an imported function's address is (System V ABI for
+AMD64, "Relocation")."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +46,7 @@ class _Segment:
 
 
 class Code:
-    """The executable mappings of one process, as they are when it is made."""
+    """The executable mappings of a process at the time of creation."""
 
     def __init__(self, pid: int) -> None:
         maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")
@@ -47,28 +55,47 @@ class Code:
         place = next((line for line in maps.splitlines() if line.endswith("[stack]")), "")
         bounds = [int(bound, 16) for bound in place.split(" ")[0].split("-")] if place else []
         self.stack = (bounds[0], bounds[1]) if bounds else None
-        """The addresses of the main thread's stack."""
+        """Address range of the main thread's stack."""
 
     def frames(self, counter: int, words: bytes) -> Stack:
         """The frames of a stack, innermost first.
 
-        ``counter`` is the instruction pointer, ``words`` the stack's bytes from the stack pointer on.
+        ``counter`` is the instruction pointer; ``words`` are the stack's bytes from the stack pointer on.
         """
         addresses = (value for (value,) in struct.iter_unpack("<Q", words[: len(words) & ~7]))
         frames = [self._frame(counter, returns=False)]
-        frames += [self._frame(address, returns=True) for address in addresses]
+        for address in addresses:
+            if frame := self._frame(address, returns=True):
+                frames += [entered(frames[-1], self.called(address)), frame]
         return tuple(frame for frame in frames if frame)[:MAX_FRAMES]
 
+    def called(self, address: int) -> str:
+        """As the function `called`, for an address in this process."""
+        segment = self._segment(address)
+        return called(segment.file, address - segment.begin + segment.offset) if segment else ""
+
     def returns_to_mpi(self, address: int) -> bool:
-        """Whether an address is behind a call in MPI's library."""
+        """Whether an address follows a call instruction in MPI's library."""
         for segment in self._mpi:
             if segment.begin <= address < segment.end:
                 image = _image(segment.file)
                 return image is not None and image.is_after_call(address - segment.begin + segment.offset)
         return False
 
+    def is_return(self, address: int) -> bool:
+        """Whether an address follows a call instruction in any file."""
+        segment = self._segment(address)
+        image = _image(segment.file) if segment else None
+        return bool(segment and image and image.is_after_call(address - segment.begin + segment.offset))
+
+    def saved_registers(self, address: int) -> int:
+        """Number of registers that the function at an address saves on the stack first."""
+        segment = self._segment(address)
+        image = _image(segment.file) if segment else None
+        return image.saved_registers(address - segment.begin + segment.offset) if segment and image else 0
+
     def file(self, address: int) -> str:
-        """The name of the file that an address is in; empty if it is no code."""
+        """Name of the mapped file at an address; empty if the address is not in code."""
         segment = self._segment(address)
         return Path(segment.file).name if segment else ""
 
@@ -78,7 +105,7 @@ class Code:
         return self._segments[place] if is_code else None
 
     def _frame(self, address: int, *, returns: bool) -> str:
-        """``function (file)``, ``[file]`` if the function has no name, nothing if the address is no code."""
+        """``function (file)``; ``[file]`` if the function has no name; empty if the address is no code."""
         segment = self._segment(address)
         if segment is None:
             return ""
@@ -109,6 +136,11 @@ class _Image:
         self._loads = [
             (offset, address, nbytes) for kind, _, offset, address, _, nbytes in loads if kind == 1
         ]
+        (headers,) = struct.unpack_from("<Q", self._raw, 0x28)
+        size, count = struct.unpack_from("<HH", self._raw, 0x3A)
+        self._sections = [
+            struct.unpack_from("<IIQQQQII", self._raw, headers + n * size) for n in range(count)
+        ]
         self._functions = sorted(self._symbols())
 
     def is_after_call(self, offset: int) -> bool:
@@ -119,32 +151,99 @@ class _Image:
         return _X86_CALL.fullmatch(before) is not None
 
     def function(self, offset: int) -> str:
-        address = next(
-            (offset - at + start for at, start, nbytes in self._loads if at <= offset < at + nbytes), -1
-        )
+        return self._function(offset)[1]
+
+    def saved_registers(self, offset: int) -> int:
+        """Registers saved by the first instructions of the function at this offset: endbr64, then pushes
+        (Intel SDM).
+        """
+        begin = self._offset(self._function(offset)[0])
+        prologue = self._raw[begin : begin + 32].removeprefix(b"\xf3\x0f\x1e\xfa") if begin >= 0 else b""
+        pushes = _PUSHES.match(prologue)
+        return len(pushes[0].replace(b"\x41", b"")) if pushes else 0
+
+    def _function(self, offset: int) -> tuple[int, str]:
+        """Address and name of the function at an offset; -1 and an empty name if the function has no name."""
+        address = self._address(offset)
         place = bisect_right(self._functions, address, key=lambda function: function[0]) - 1
-        if place < 0:
-            return ""
-        start, nbytes, name = self._functions[place]
-        return name if address < start + nbytes else ""
+        start, nbytes, name = self._functions[place] if place >= 0 else (0, 0, "")
+        return (start, name) if address < start + nbytes else (-1, "")
+
+    def called(self, offset: int) -> str:
+        """The imported function that the call before this offset calls."""
+        if self._raw[offset - 5 : offset - 4] == _CALL_NEAR:
+            stub = self._offset(self._target(offset))
+            jump = self._raw.find(_JUMP_MEMORY, stub, stub + 16) if stub >= 0 else -1
+            return self._imports.get(self._target(jump + 6), "") if jump >= 0 else ""
+        if self._raw[offset - 6 : offset - 4] == _CALL_MEMORY:
+            return self._imports.get(self._target(offset), "")
+        return ""
+
+    def _target(self, offset: int) -> int:
+        """The address to which an instruction before this offset refers, by the distance in its last four
+        bytes."""
+        (distance,) = struct.unpack_from("<i", self._raw, offset - 4)
+        return self._address(offset) + int(distance)
+
+    def _address(self, offset: int) -> int:
+        return next((offset - at + start for at, start, size in self._loads if at <= offset < at + size), -1)
+
+    def _offset(self, address: int) -> int:
+        there = ((address - start, at, size) for at, start, size in self._loads)
+        return next((inside + at for inside, at, size in there if 0 <= inside < size), -1)
+
+    @cached_property
+    def _imports(self) -> dict[int, str]:
+        """Slot in the global offset table → imported symbol."""
+        found = {}
+        for _, kind, _, _, offset, nbytes, link, _ in self._sections:
+            if kind == _SHT_RELA:
+                for at in range(offset, offset + nbytes, 24):
+                    slot, info = struct.unpack_from("<QQ", self._raw, at)
+                    if info & 0xFFFFFFFF in _RELOCATIONS:
+                        found[slot] = self._name(self._sections[link], info >> 32)
+        return found
+
+    def _name(self, table: tuple[int, ...], number: int) -> str:
+        """Name of a symbol in this table."""
+        (name,) = struct.unpack_from("<I", self._raw, table[4] + 24 * number)
+        begin = self._sections[table[6]][4] + name
+        return self._raw[begin : self._raw.index(b"\0", begin)].decode(errors="replace")
 
     def _symbols(self) -> Iterator[tuple[int, int, str]]:
-        (headers,) = struct.unpack_from("<Q", self._raw, 0x28)
-        size, count = struct.unpack_from("<HH", self._raw, 0x3A)
-        sections = [struct.unpack_from("<IIQQQQII", self._raw, headers + n * size) for n in range(count)]
-        for _, kind, _, _, offset, nbytes, link, _ in sections:
+        for section in self._sections:
+            _, kind, _, _, offset, nbytes, *_ = section
             if kind in (_SHT_SYMTAB, _SHT_DYNSYM):
-                names = sections[link][4]
-                for at in range(offset, offset + nbytes, 24):
-                    name, info, _, section, value, length = struct.unpack_from("<IBBHQQ", self._raw, at)
-                    if info & 15 == _STT_FUNC and section and length:
-                        end = self._raw.index(b"\0", names + name)
-                        yield value, length, self._raw[names + name : end].decode(errors="replace")
+                for number in range(nbytes // 24):
+                    at = offset + 24 * number
+                    _, info, _, defined, value, length = struct.unpack_from("<IBBHQQ", self._raw, at)
+                    if info & 15 == _STT_FUNC and defined and length:
+                        yield value, length, self._name(section, number)
+
+
+def entered(inner: str, function: str) -> str:
+    """The frame of an MPI function that was called, if the next inner frame does not show it."""
+    file = inner.strip("[]").rpartition("(")[2].strip(")")
+    is_known = not MPI_LIBRARY.search(f"/{file}") or inner.removeprefix("P").startswith(f"{function} ")
+    return f"{function} ({file})" if _MPI_FUNCTION.match(function) and not is_known else ""
+
+
+def called(file: str, offset: int) -> str:
+    """The imported function that the call before this offset of a file calls; empty if unknown.
+
+    It names a frame without a name: an exported function may jump to a function that is not exported, as
+    MPI_Waitall of MPICH 5.0 and MPI_Ssend of Intel MPI 2021 do.
+    """
+    image = _image(file)
+    try:
+        return image.called(offset) if image else ""
+    except (struct.error, IndexError):
+        return ""
 
 
 @lru_cache(maxsize=64)
 def _image(path: str) -> _Image | None:
-    """The file, if it is an ELF file of this machine's kind that can be read."""
+    """The parsed file; None unless it is a readable ELF file for this architecture."""
     try:
         return _Image(Path(path))
     except (OSError, struct.error, ValueError, IndexError):

@@ -1,6 +1,6 @@
-"""The document of a job: what each rank was seen to do, and the verdict.
+"""The document of a job: what each rank was doing, and the verdict.
 
-It holds nothing of an environment beyond listed names, and nothing of a command line beyond the program.
+Of environments it contains listed variables only, and of command lines the program's name.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import re
 from dataclasses import dataclass, field
 from enum import Enum
 
-from gpuipc_doctor.model import Json, Relation, Setting
+from gpuipc_doctor.model import Relation, Setting
 from gpuipc_doctor.report import documents
 
 SCHEMA = "gpuipc-doctor/job/1"
-"""Any change of what may stand in the document raises the number; ``job.schema.json`` describes it."""
+"""Any change to the document's fields raises this number; ``job.schema.json`` describes them."""
 
 Stack = tuple[str, ...]
-"""Frames, innermost first: ``function (file)``, or ``[file]`` where the function has no name."""
+"""Frames, innermost first: ``function (file)``, or ``[file]`` if the function has no name."""
 
 
 MPI_LIBRARY = re.compile(r"/libmpi(ch)?(_\w+)?[\w.-]*\.so")
@@ -25,52 +25,58 @@ _DRIVER_LIBRARY = re.compile(r"/lib(cuda|amdhip64|hsa-runtime64)\.so")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thread:
-    """One thread at one look."""
+    """One thread during one snapshot."""
 
     tid: int
     name: str
     state: str
-    """The kernel's letter: R running, S sleeping, D uninterruptible, T stopped, t traced, Z zombie."""
+    """State letter of the kernel: R running, S sleeping, D uninterruptible, T stopped, t traced, Z zombie."""
     busy: float = 0.0
-    """Part of one processor that it used since the look before, 0 to 1."""
+    """Processor share since the previous snapshot, 0 to 1."""
     wchan: str = ""
-    """The kernel function in which it sleeps; empty where it runs, or where that may not be read."""
+    """Kernel function in which the thread sleeps; empty if it runs or the function cannot be read."""
     syscall: str = ""
-    """The number of the system call, ``running``, or nothing where that may not be read."""
+    """Number of the system call, or ``running``; empty if unreadable."""
     kernel: Stack = ()
     native: tuple[Stack, ...] = ()
-    """Sampled stacks of a thread that runs."""
+    """Sampled stacks of a running thread."""
     approximate: tuple[Stack, ...] = ()
-    """Stacks in which frames of earlier calls may be left over; their first frames are exact."""
+    """Stacks that may contain frames of earlier calls; only their first frames are exact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """One process at one look."""
+    """One process during one snapshot."""
 
     pid: int
     parent: int
     uid: int
     program: str
     started: int = 0
-    """Clock ticks from the node's boot: tells a process from a later one with its pid."""
+    """Start time in clock ticks since boot; distinguishes processes that had the same pid."""
     rank: int | None = None
     size: int | None = None
-    """Ranks of the job, where the launcher says it."""
+    """Number of ranks in the job, if the launcher sets it."""
     threads: tuple[Thread, ...] = ()
     python: tuple[str, ...] = ()
     """Python frames of the main thread, innermost first."""
+    own: int = 0
+    """Index of the first Python frame in one of the program's own files."""
+    variables: str = ""
+    """Hash of the local variables of the Python frames; empty if unknown."""
     callers: str = ""
-    """A digest of the main thread's stack outside MPI; empty if it is in no call of MPI, or not known."""
+    """Hash of the main thread's stack outside MPI; empty if unknown, or if the thread is in no MPI call."""
+    counts: bool = False
+    """Whether numbers in the main thread's registers, stack or Python variables count; False also if
+    unknown."""
     libraries: tuple[str, ...] = ()
-    """Paths of the mapped shared libraries."""
+    """Paths of mapped shared libraries."""
     settings: dict[str, str] = field(default_factory=dict)
     descriptors: int | None = None
-    mappings: int | None = None
-    resident: int | None = None
-    """Bytes of host memory."""
+    transferred: int | None = None
+    """Bytes that the main thread has read and written so far."""
     refused: dict[str, str] = field(default_factory=dict)
-    """What could not be read, and why: ``{"environ": "Permission denied"}``."""
+    """File or method that could not be read → reason: ``{"environ": "Permission denied"}``."""
 
     @property
     def main(self) -> Thread | None:
@@ -86,42 +92,54 @@ class Process:
         return any(_DRIVER_LIBRARY.search(path) for path in self.libraries)
 
 
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """Hash of the memory that ranks share. ``whole``: whether all of the memory was read."""
+
+    digest: str
+    whole: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """All processes of the job on one host at one time, in seconds since the epoch."""
+class Snapshot:
+    """A snapshot: all processes of the job on one host at one time, in seconds since the epoch."""
 
     at: float
     host: str
     processes: tuple[Process, ...]
+    shared: Contents | None = None
+    """Hash of the memory that the ranks share; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
-    """One rank, and what it did at every look."""
+    """One rank and what it did in every snapshot."""
 
     rank: int
     host: str
     pid: int
     program: str
     doing: str
-    """The value of an `activity.Kind`."""
+    """Value of an `activity.Kind`."""
     operation: str
     path: Stack
-    """Where it was at every look, outermost frame first."""
+    """Its frames common to all snapshots, outermost first."""
     reason: str = ""
-    """What was concluded from."""
+    """Evidence for ``doing``."""
     settings: dict[str, str] = field(default_factory=dict)
-    """Values of the variables that libraries of GPUs and MPI read; no other variable is kept."""
+    """Variables that GPU and MPI libraries read, with their values; no other variable is kept."""
     versions: dict[str, str] = field(default_factory=dict)
-    """Of the loaded libraries, by the inventory's names."""
+    """Versions of the loaded libraries, by inventory name."""
     started: int = 0
-    """Clock ticks from the node's boot."""
+    """Start time in clock ticks since boot."""
     refused: dict[str, str] = field(default_factory=dict)
-    """What could not be read of this process, and why."""
+    """What could not be read of this process → reason."""
+    gpus: tuple[str, ...] = ()
+    """GPUs on which the process has memory, numbered as by the vendor's tools: ``nvidia:3``."""
 
 
 class Cause(Enum):
-    """Why a job stands still, or that it does not."""
+    """Why a job is stuck; or that nothing is stuck."""
 
     KERNEL = "kernel"
     HOST_LATE = "host-late"
@@ -139,38 +157,38 @@ class Cause(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """``blamed`` ranks are waited for by ``waiting`` ranks; either may be empty."""
+    """``waiting`` ranks wait for ``blamed`` ranks; either may be empty."""
 
     cause: Cause
     blamed: tuple[int, ...] = ()
     waiting: tuple[int, ...] = ()
     operation: str = ""
-    """What the blamed ranks are in; if no rank is blamed, what the waiting ranks are in."""
+    """Operation of the blamed ranks; without blamed ranks, that of the waiting ranks."""
     waits_in: str = ""
     reasons: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchedIssue:
-    """A known issue that fits a rank's stack, the versions that it has loaded, or both."""
+    """A known issue that matches a rank's stack, its loaded versions, or both."""
 
     id: str
     title: str
     relation: Relation
     reason: str
     remedy: str
-    """Right for the loaded version. Nothing is changed in the running job."""
+    """Workaround for the loaded version. The running job is never changed."""
     checks: tuple[str, ...]
-    """Checks that show it on a free node."""
+    """Checks that reproduce the issue on a free node."""
     ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """What a rank takes more of: change in a minute with its 95 % interval, in bytes or pieces."""
+    """Growth of one resource of a rank: change per minute with its 95 % interval, in bytes or pieces."""
 
     rank: int | None
-    """None for what belongs to no rank."""
+    """The rank; None for resources that belong to no rank."""
     pid: int | None
     what: str
     per_minute: float
@@ -181,70 +199,96 @@ class Growth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryFile:
+    """A file in /dev/shm or a System V segment."""
+
+    host: str
+    name: str
+    held: int | None
+    """Size in bytes; None if unreadable."""
+    ranks: tuple[int, ...] | None
+    """Ranks that have it mapped; None if no process has it mapped or open."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A variable, or the version of a loaded library, that is not the same in all ranks."""
+    """A variable or library version that differs between ranks."""
 
     name: str
     ranks: dict[str, tuple[int, ...]]
-    """By value; an empty one stands for a variable that is not set, or a library that is not loaded."""
+    """Value → ranks; the empty value stands for an unset variable or a library that is not loaded."""
+    binds: bool = False
+    """Whether the variable assigns GPUs to the ranks of a node, as launchers do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What has moved since an earlier report."""
+    """Progress since an earlier report."""
 
     earlier: float
-    """When that was taken, in seconds since the epoch."""
+    """Time of the earlier report, in seconds since the epoch."""
     moved: tuple[int, ...]
-    """Ranks that do something else, or moved on in either report."""
+    """Ranks that are doing something else now, or that made progress in either report."""
     still: tuple[int, ...]
-    """Ranks that are where they were."""
+    """Ranks without progress."""
     restarted: tuple[int, ...] = ()
-    """Ranks that are another process now."""
+    """Ranks whose process was replaced by a new one."""
     gone: tuple[int, ...] = ()
+
+
+GROWTH = "growth"
+"""Prefix of those keys of `JobReport.unable` that state which growth could not be watched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobReport:
-    """What ``gpuipc-doctor job`` saw and concluded."""
+    """Observations and conclusions of ``gpuipc-doctor job``."""
 
     taken: float
     """Seconds since the epoch."""
     seconds: float
-    """From the first look to the last."""
+    """Seconds from the first snapshot to the last."""
     looks: int
+    """Number of snapshots."""
     size: int | None
-    """Ranks of the job, as far as its launcher says it."""
+    """Number of ranks in the job, if the launcher sets it."""
     ranks: tuple[Rank, ...]
     verdict: Verdict
     unable: dict[str, str] = field(default_factory=dict)
-    """What could not be seen, and why."""
+    """What could not be read → reason."""
+    messages: bool | None = None
+    """Whether memory shared by the ranks of a node changed between the last snapshots; None if unknown."""
     stopped: bool = False
-    """Whether each process was stopped for a moment, for its native stacks."""
+    """Whether each process was stopped briefly for its native stacks."""
     watched_s: float = 0.0
     """Seconds for which growth was watched."""
     growth: tuple[Growth, ...] = ()
     ras: tuple[str, ...] = ()
-    """What there is to say of NCCL's RAS service."""
+    """Messages of NCCL's RAS service."""
     issues: tuple[MatchedIssue, ...] = ()
     wrong_settings: tuple[Setting, ...] = ()
-    """Settings that the loaded libraries do not know, or whose value they do not take."""
+    """Settings that the loaded libraries do not know, or with values that they do not accept."""
     differences: tuple[Difference, ...] = ()
+    memory_files: tuple[MemoryFile, ...] = ()
     since: Progress | None = None
 
 
-def schema() -> Json:
-    return documents.schema(SCHEMA, JobReport, "Which rank of a running job waits for which.")
+KIND = documents.Kind(SCHEMA, JobReport, "Which rank of a running job waits for which.")
+schema, dumps = KIND.schema, KIND.dumps
 
 
-def dumps(report: JobReport) -> str:
-    """The JSON document, ending in a newline."""
-    return documents.dumps({"schema": SCHEMA, **documents.encode(report)})
+def is_of_job(text: str | bytes) -> bool:
+    """Whether a text is a job document of any version. Raises `documents.BadDocument`."""
+    document = documents.parse(text)
+    return isinstance(document, dict) and str(document.get("schema")).startswith(
+        SCHEMA.rpartition("/")[0] + "/"
+    )
 
 
 def loads(text: str | bytes) -> JobReport:
-    """The report that was dumped. Raises `documents.BadDocument`."""
+    """Parse a job document. Raises `documents.BadDocument`."""
     document = documents.parse(text)
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        raise documents.BadDocument(f"this is not a document of {SCHEMA}")
+        what = "is of another version of gpuipc-doctor" if is_of_job(text) else "is not a job's report"
+        raise documents.BadDocument(f"this {what}: not a document of {SCHEMA}")
     return documents.load(JobReport, document, ("schema",))

@@ -1,34 +1,75 @@
-"""From several looks at a job to its report."""
+"""Turn several snapshots of a job into its report."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 
-from gpuipc_doctor.job import loaded
-from gpuipc_doctor.job.activity import Activity, activity
-from gpuipc_doctor.job.document import JobReport, Look, Process, Rank
-from gpuipc_doctor.job.looking import by_rank
+from gpuipc_doctor.job import loaded, shared_memory
+from gpuipc_doctor.job.activity import Activity, Kind, activity
+from gpuipc_doctor.job.document import JobReport, Process, Rank, Snapshot
 from gpuipc_doctor.job.merging import differences
 from gpuipc_doctor.job.verdict import judge
+from gpuipc_doctor.job.watcher import by_rank
 
 
-def examine(looks: Sequence[Look], unable: Mapping[str, str]) -> JobReport:
-    """The report of a job; ``unable``: what could not be seen, and why."""
-    seen = [by_rank(look) for look in looks]
+def examine(snapshots: Sequence[Snapshot], unable: Mapping[str, str]) -> JobReport:
+    """The report of a job. ``unable``: what could not be read → reason."""
+    seen = [by_rank(snapshot) for snapshot in snapshots]
     last = seen[-1]
     activities = {rank: activity([each[rank] for each in seen if rank in each]) for rank in last}
+    activities.update(_ended(snapshots[-1], last, activities))
     size = max((process.size for process in last.values() if process.size), default=None)
-    ranks = tuple(_rank(number, last[number], activities[number], looks[-1].host) for number in sorted(last))
+    # Before the second of several snapshots, ranks may still arrive.
+    settled = snapshots[1:] if len(snapshots) > 2 else snapshots
+    moved = {shared_memory.moved(earlier.shared, later.shared) for earlier, later in pairwise(settled)}
+    messages = True if True in moved else False if moved == {False} else None
+    ranks = tuple(
+        _rank(number, last[number], activities[number], snapshots[-1].host) for number in sorted(last)
+    )
     return JobReport(
-        taken=looks[0].at,
-        seconds=looks[-1].at - looks[0].at,
-        looks=len(looks),
+        taken=snapshots[0].at,
+        seconds=snapshots[-1].at - snapshots[0].at,
+        looks=len(snapshots),
         size=size,
         ranks=ranks,
-        verdict=judge(activities, _size_here(size, last)),
+        verdict=judge(activities, _size_here(size, last), messages),
+        messages=messages,
         unable={**unable, **_refused(last)},
         differences=tuple(differences(ranks)),
     )
+
+
+SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "csh", "tcsh", "busybox"})
+
+
+def _ended(
+    snapshot: Snapshot, ranks: Mapping[int, Process], activities: Mapping[int, Activity]
+) -> dict[int, Activity]:
+    """Ranks of which only a script is left: their processes do not use MPI although others are past MPI_Init.
+
+    MPI_Init needs every rank, so a rank without MPI has used MPI before and has ended.
+    """
+    left: dict[int, list[str]] = {}
+    for process in snapshot.processes:
+        if process.rank is not None:
+            left.setdefault(process.rank, []).append(process.program)
+    is_past_init = any(
+        activities[rank].kind.is_in_mpi and activities[rank].kind is not Kind.STARTS and process.has_mpi
+        for rank, process in ranks.items()
+    )
+    return {
+        rank: replace(
+            activities[rank], kind=Kind.ENDED, reason=f"of it {', '.join(left[rank])} is left, without MPI"
+        )
+        for rank, process in ranks.items()
+        if is_past_init
+        and not process.has_mpi
+        and "maps" not in process.refused
+        and SHELLS & {*left.get(rank, ())}
+        and (activities[rank].kind.is_outside or activities[rank].kind is Kind.UNKNOWN)
+    }
 
 
 def _rank(number: int, process: Process, doing: Activity, host: str) -> Rank:
@@ -49,13 +90,13 @@ def _rank(number: int, process: Process, doing: Activity, host: str) -> Rank:
 
 
 def _size_here(size: int | None, ranks: Mapping[int, Process]) -> int | None:
-    """How many ranks should be here: all of the job where this node has most of them, else not known.
+    """Number of ranks expected here: the whole job if this node has most of its ranks, else None (unknown).
 
-    The other ranks of a job of several nodes are absent here, and have not ended.
+    Ranks of the job on other nodes are absent here but have not ended.
     """
     return size if size and len(ranks) > size / 2 else None
 
 
 def _refused(ranks: Mapping[int, Process]) -> dict[str, str]:
-    """What could not be read of a rank, and why."""
+    """What could not be read of a rank → reason."""
     return {what: why for process in ranks.values() for what, why in process.refused.items()}

@@ -1,4 +1,4 @@
-"""Ranks folded into a tree by where they are: one screen, however many ranks there are."""
+"""Fold ranks into a tree by stack, so that any number of ranks fits one screen."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Branch:
-    """Ranks that share a way: ``frames`` lead from the branch above to the next fork."""
+    """Ranks with common frames: ``frames`` are those between the parent branch and the next fork."""
 
     frames: tuple[str, ...]
     ranks: tuple[int, ...]
@@ -16,7 +16,7 @@ class Branch:
 
 
 def fold(paths: Mapping[int, Sequence[str]]) -> list[Branch]:
-    """The prefix tree of the ranks' paths, outermost frames first; the largest branch first."""
+    """The prefix tree of the ranks' stacks, outermost frames first, largest branch first."""
     return _branches(sorted(paths), {rank: tuple(path) for rank, path in paths.items()}, 0)
 
 
@@ -30,15 +30,8 @@ def _branches(ranks: Iterable[int], paths: Mapping[int, tuple[str, ...]], depth:
 
 
 def _branch(ranks: Sequence[int], paths: Mapping[int, tuple[str, ...]], depth: int) -> Branch:
-    """The branch of ranks that share the frame at ``depth``, as far as all of them go on together."""
+    """The branch of ranks that share the frame at ``depth`` and all frames up to their next fork."""
     first, end = paths[ranks[0]], depth + 1
     while end < len(first) and all(paths[rank][end : end + 1] == first[end : end + 1] for rank in ranks):
         end += 1
     return Branch(first[depth:end], tuple(ranks), _branches(ranks, paths, end))
-
-
-def ranges(ranks: Iterable[int]) -> str:
-    """``0-6,8-15``."""
-    from ClusterShell.RangeSet import RangeSet
-
-    return str(RangeSet.fromlist([str(rank) for rank in ranks])) if (ranks := list(ranks)) else ""

@@ -1,9 +1,9 @@
-"""The processes that use a GPU, as NVML and the kernel driver of AMD's GPUs list them."""
+"""Processes that use a GPU, as listed by NVML and AMD's kernel driver."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gpuipc_doctor.job.selection import NoSuchJob
 from gpuipc_doctor.memory import watching
@@ -12,26 +12,28 @@ from gpuipc_doctor.model import Node
 from gpuipc_doctor.report import sentences
 from gpuipc_doctor.supervise.tree import PROC
 
-LABEL = re.compile(r"(cuda|nvidia|hip|amd):(\d+)")
+LABEL = re.compile(r"(cuda|nvidia|hip|amd):\d+")
 
 _VENDORS = {"cuda": "nvidia", "hip": "amd"}
 
 START_UP_S = 60.0
+SHORT_START_UP_S = 8.0
+"""Time limit for the GPU driver when its answer is optional: a hung driver must not delay the verdict."""
 
 
 def pids(label: str, node: Node) -> tuple[int, ...]:
-    """The processes with memory on ``cuda:0`` or ``hip:0``, which count in PCI order. Raises `NoSuchJob`.
+    """Pids of processes with memory on ``cuda:0`` or ``hip:0`` (numbered in PCI order). Raises `NoSuchJob`.
 
-    Drivers list pids of the node: in a container, those of its processes are other ones.
+    Drivers list pids of the node, which differ from those inside a container.
     """
     vendor, _, number = label.partition(":")
     wanted = f"{_VENDORS.get(vendor, vendor)}:{number}"
     gpus = _gpus(("cuda",) if wanted.startswith("nvidia") else ("hip",), node)
     found = next((gpu for gpu in gpus if gpu.label == wanted), None)
     if found is None:
-        raise NoSuchJob(f"no GPU {label} here; found: {', '.join(gpu.label for gpu in gpus) or 'none'}")
+        raise NoSuchJob(f"GPU {label} not found; found: {', '.join(gpu.label for gpu in gpus) or 'none'}")
     if found.trouble or found.processes is None:
-        raise NoSuchJob(f"which processes use {label} cannot be told: {found.trouble or 'not listed'}")
+        raise NoSuchJob(f"cannot list the processes on {label}: {found.trouble or 'not listed'}")
     listed = tuple(process.pid for process in found.processes)
     if not listed:
         raise NoSuchJob(f"no process uses {label}")
@@ -42,24 +44,56 @@ def pids(label: str, node: Node) -> tuple[int, ...]:
     return ours
 
 
-def _gpus(backends: Sequence[str], node: Node) -> Sequence[GpuUse]:
+def _gpus(backends: Sequence[str], node: Node, start_up_s: float = START_UP_S) -> Sequence[GpuUse]:
     samples: list[Sample] = []
-    end = watching.watch(node, backends, 0.0, samples.append, start_up_s=START_UP_S)
+    end = watching.watch(node, backends, 0.0, samples.append, start_up_s=start_up_s)
     if end.trouble:
-        raise NoSuchJob(f"GPUs cannot be asked: {sentences.summary(end.trouble)}")
+        raise NoSuchJob(f"cannot list GPUs: {sentences.summary(end.trouble)}")
     if not samples:
-        raise NoSuchJob("; ".join(end.absent) or "no GPU here")
+        raise NoSuchJob("; ".join(end.absent) or "no GPU found")
     return samples[-1].gpus
 
 
-def memory(node: Node) -> dict[int, int]:
-    """Bytes of device memory by pid, on all GPUs together; empty where no GPU can be asked."""
-    used: dict[int, int] = {}
-    try:
-        gpus = _gpus(("cuda", "hip"), node)
-    except NoSuchJob:
-        return used
+def by_process(node: Node) -> dict[int, tuple[str, ...]]:
+    """As `holders`, for the node's current GPUs. Raises `NoSuchJob` if no GPU can be listed."""
+    return holders(_gpus(("cuda", "hip"), node, start_up_s=SHORT_START_UP_S))
+
+
+def holders(gpus: Sequence[GpuUse]) -> dict[int, tuple[str, ...]]:
+    """The GPUs on which each process has memory, as `nvidia-smi` and `rocm-smi` number them, by pid."""
+    held: dict[int, list[str]] = {}
     for gpu in gpus:
         for process in gpu.processes or ():
-            used[process.pid] = used.get(process.pid, 0) + (process.used or 0)
-    return used
+            held.setdefault(process.pid, []).append(gpu.label)
+    return {pid: tuple(labels) for pid, labels in held.items()}
+
+
+def used(gpus: Sequence[GpuUse]) -> dict[int, int]:
+    """Bytes of device memory by pid, on all GPUs together."""
+    total: dict[int, int] = {}
+    for gpu in gpus:
+        for process in gpu.processes or ():
+            total[process.pid] = total.get(process.pid, 0) + (process.used or 0)
+    return total
+
+
+def watch(node: Node, interval_s: float, is_over: Callable[[Sequence[GpuUse]], bool]) -> None:
+    """Read the node's GPUs every ``interval_s`` seconds, all in one worker, until ``is_over`` returns true
+    for a reading.
+
+    Raises `NoSuchJob` if no GPU can be read, at the start or later, and `KeyboardInterrupt`.
+    """
+    over = False
+
+    def listen(sample: Sample) -> object:
+        nonlocal over
+        over = is_over(sample.gpus)
+        return watching.ENOUGH if over else None
+
+    end = watching.watch(node, ("cuda", "hip"), interval_s, listen, start_up_s=START_UP_S)
+    if end.trouble:
+        raise NoSuchJob(f"cannot list GPUs: {sentences.summary(end.trouble)}")
+    if end.absent:
+        raise NoSuchJob("; ".join(end.absent))
+    if not over:
+        raise KeyboardInterrupt

@@ -1,79 +1,127 @@
-"""What a job's processes take more of as time passes: memory of host and device, descriptors, mappings."""
+"""Growth of a job's processes over time: host and device memory, descriptors, mappings."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from gpuipc_doctor.api.trend import Slope, slope
-from gpuipc_doctor.job.document import Growth, Process
+from gpuipc_doctor.job.document import GROWTH, Growth, Process
 from gpuipc_doctor.job.processes import Gone, Reader
+from gpuipc_doctor.job.selection import NoSuchJob
 
 SAMPLES = 24
 SHORTEST_S = 0.5
-"""Between two samples."""
+"""Minimum seconds between two samples."""
 
 FEWEST = 8
-"""Samples that are judged."""
+"""Minimum samples for a judgement."""
+
+MOST_TIMES = 4
+"""On a busy node, the minimum number of samples may take this many times as long."""
 
 HOST, DEVICE, DESCRIPTORS, MAPPINGS = "host memory", "device memory", "descriptors", "mappings"
+THREADS = "threads"
 SHARED = "shared memory of the node"
 
-FLOOR = {HOST: 1 << 20, DEVICE: 1 << 20, DESCRIPTORS: 1, MAPPINGS: 2, SHARED: 1 << 20}
-"""Change from first to last sample that is not growth: allocators and interpreters move by as much."""
+FLOOR = {HOST: 1 << 20, DEVICE: 1 << 20, DESCRIPTORS: 1, MAPPINGS: 2, THREADS: 1, SHARED: 1 << 20}
+"""Change from first to last sample that is not growth: allocators and interpreters cause as much."""
 
 Key = tuple[int | None, str]
-"""Rank, and what it holds; None for what belongs to no rank."""
+"""(rank, resource); rank None for resources that belong to no rank."""
 
 Series = dict[Key, list[tuple[float, int]]]
 
 
-def watch(
-    ranks: Mapping[int, Process], seconds: float, device_memory: Callable[[], Mapping[int, int]]
-) -> tuple[Growth, ...]:
-    """Sample these processes for so many seconds. ``device_memory``: bytes by pid."""
-    interval = max(SHORTEST_S, seconds / SAMPLES)
-    began = time.monotonic()
-    series: Series = {}
-    has_gpu = any(process.has_gpu for process in ranks.values())
-    while True:
+@dataclass(slots=True)
+class Watched:
+    """Everything sampled from a job's processes, and what could not be sampled."""
+
+    ranks: Mapping[int, Process]
+    seconds: float
+    """Seconds for which to watch; up to `MOST_TIMES` as long, until there are `FEWEST` samples."""
+    took_s: float = 0.0
+    began: float = field(default_factory=lambda: time.monotonic())
+    series: Series = field(default_factory=dict)
+    unseen: dict[str, str] = field(default_factory=dict)
+    """What could not be watched → reason."""
+    _times: list[float] = field(default_factory=list)
+
+    @property
+    def interval_s(self) -> float:
+        return max(SHORTEST_S, self.seconds / SAMPLES)
+
+    def sample(self) -> None:
+        """Sample host memory, descriptors and mappings until the time is over."""
+        while not self.add({}):
+            time.sleep(self.interval_s)
+
+    def add(self, device: Mapping[int, int]) -> bool:
+        """Add a sample, with the bytes of device memory by pid. Returns whether it was the last sample."""
         at = time.monotonic()
-        for key, value in _sample(ranks, device_memory() if has_gpu else {}):
-            series.setdefault(key, []).append((at, value))
-        if at - began >= seconds:
-            return tuple(judge(series, {rank: process.pid for rank, process in ranks.items()}))
-        time.sleep(max(0.0, interval - (time.monotonic() - at)))
+        self._times.append(at)
+        pids = ((rank, process.pid) for rank, process in self.ranks.items())
+        self._add(at, [((rank, DEVICE), device[pid]) for rank, pid in pids if pid in device])
+        self._add(at, _sample(self.ranks))
+        samples, elapsed = len(self._times), at - self._times[0]
+        if samples < FEWEST and elapsed >= self.seconds * MOST_TIMES:
+            self.unseen[GROWTH] = f"only {samples} samples in {elapsed:.0f} s, of {FEWEST} that are needed"
+        return GROWTH in self.unseen or (samples >= FEWEST and elapsed >= self.seconds)
+
+    def _add(self, at: float, values: Iterable[tuple[Key, int]]) -> None:
+        for key, value in values:
+            self.series.setdefault(key, []).append((at, value))
+
+    def grown(self) -> tuple[Growth, ...]:
+        return tuple(judge(self.series, {rank: process.pid for rank, process in self.ranks.items()}))
 
 
-def _sample(ranks: Mapping[int, Process], device: Mapping[int, int]) -> Iterator[tuple[Key, int]]:
+def watch(
+    ranks: Mapping[int, Process],
+    seconds: float,
+    devices: Callable[[float, Callable[[Mapping[int, int]], bool]], None] | None = None,
+) -> Watched:
+    """Sample these processes for this many ``seconds``.
+
+    ``devices`` calls back at the given interval with the bytes of device memory by pid, until the callback
+    returns True. Raises `NoSuchJob` if no GPU can be queried.
+    """
+    watched = Watched(ranks, seconds)
+    try:
+        if devices:
+            devices(watched.interval_s, watched.add)
+        else:
+            watched.sample()
+    except NoSuchJob as reason:
+        watched.unseen[f"{GROWTH} of {DEVICE}"] = str(reason)
+        watched.sample()
+    watched.took_s = time.monotonic() - watched.began
+    return watched
+
+
+def _sample(ranks: Mapping[int, Process]) -> Iterator[tuple[Key, int]]:
     for rank, process in ranks.items():
         with suppress(Gone):
             reader = Reader(process.pid)
-            if (anonymous := _anonymous_bytes(reader)) is not None:
-                yield (rank, HOST), anonymous
+            status = dict(line.split(":", 1) for line in reader.text("status").splitlines())
+            if anonymous := status.get("RssAnon"):  # pages of libraries come and go
+                yield (rank, HOST), int(anonymous.split()[0]) << 10
+            if threads := status.get("Threads"):
+                yield (rank, THREADS), int(threads)
             if (descriptors := reader.count("fd")) is not None:
                 yield (rank, DESCRIPTORS), descriptors
             if mappings := reader.raw("maps").count(b"\n"):
                 yield (rank, MAPPINGS), mappings
-            if process.pid in device:
-                yield (rank, DEVICE), device[process.pid]
     with suppress(OSError):
         shared = os.statvfs("/dev/shm")  # noqa: S108 - it is only looked at
         yield (None, SHARED), (shared.f_blocks - shared.f_bfree) * shared.f_frsize
 
 
-def _anonymous_bytes(reader: Reader) -> int | None:
-    """Memory that no file stands behind; pages of libraries come and go."""
-    for line in reader.text("status").splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) << 10
-    return None
-
-
 def judge(series: Series, pids: Mapping[int, int]) -> Iterator[Growth]:
-    """What grows in the second half of the samples, too; what levels off fills a cache."""
+    """Resources that still grow in the second half of the samples; a cache that fills up levels off."""
     for (rank, what), samples in series.items():
         if len(samples) < FEWEST:
             continue
@@ -94,5 +142,5 @@ def judge(series: Series, pids: Mapping[int, int]) -> Iterator[Growth]:
 
 
 def _slope(samples: Sequence[tuple[float, int]]) -> Slope:
-    """Change in a minute."""
+    """Change per minute."""
     return slope([at / 60 for at, _ in samples], [value for _, value in samples])

@@ -1,4 +1,4 @@
-"""What is known of a job's libraries: issues that fit its stacks and versions, and dead settings."""
+"""Known issues that match a job's stacks and versions, and settings without effect."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from gpuipc_doctor.inventory import environment, variables
 from gpuipc_doctor.inventory.environment import SetVariable
 from gpuipc_doctor.job.document import Cause, JobReport, MatchedIssue, Rank
 from gpuipc_doctor.knownissues import Confidence, KnownIssue
+from gpuipc_doctor.knownissues.conditions import NamedFacts
 from gpuipc_doctor.model import Effect, Fact, Relation, Setting
 from gpuipc_doctor.versions import Verdict
 
@@ -22,7 +23,7 @@ _OF_LIBRARIES = frozenset(
         Cause.UNKNOWN,
     }
 )
-"""Verdicts that a fault of a library can explain; a late rank's own program explains the others."""
+"""Verdicts that a library fault can explain; other verdicts are due to the late rank's program."""
 
 _CLASSES: Mapping[Cause, frozenset[str]] = {Cause.GROWS: frozenset({"leak"})}
 _HANGS = frozenset({"hang"})
@@ -33,11 +34,11 @@ _RELATIONS = {
     (Verdict.FINE, True): Relation.NEW,
     (Verdict.UNKNOWN, True): Relation.UNKNOWN,
 }
-"""By what the loaded versions are, and whether a stack shows the issue."""
+"""(verdict on the loaded versions, whether a stack shows the issue) → relation."""
 
 
 def matching(report: JobReport, known: Iterable[KnownIssue]) -> Iterator[MatchedIssue]:
-    """The issues that a stack shows, and those that the loaded versions make likely for this verdict."""
+    """Issues shown by a stack, and those that the loaded versions make likely for this verdict."""
     groups = [(facts(ranks[0]), _text(ranks), ranks) for ranks in _alike(report.ranks)]
     classes = _CLASSES.get(report.verdict.cause, _HANGS)
     for issue in known:
@@ -67,7 +68,7 @@ def matching(report: JobReport, known: Iterable[KnownIssue]) -> Iterator[Matched
 
 
 def wrong_settings(ranks: Sequence[Rank]) -> tuple[Setting, ...]:
-    """The settings of these ranks that their loaded libraries do not know or do not take."""
+    """Settings of these ranks that their loaded libraries do not know or do not accept."""
     found: dict[tuple[str, str], Setting] = {}
     for alike in _alike(ranks):
         own = {name: SetVariable(name, value, "a rank") for name, value in alike[0].settings.items()}
@@ -77,19 +78,19 @@ def wrong_settings(ranks: Sequence[Rank]) -> tuple[Setting, ...]:
     return tuple(found.values())
 
 
-def facts(rank: Rank) -> tuple[Fact, ...]:
-    """Versions of the libraries that a rank has loaded, and its settings."""
+def facts(rank: Rank) -> NamedFacts:
+    """Versions of a rank's loaded libraries, and its settings, as facts."""
     own = {name: SetVariable(name, value, f"rank {rank.rank}") for name, value in rank.settings.items()}
     loaded = (Fact(name, version, f"loaded by rank {rank.rank}") for name, version in rank.versions.items())
-    return (*loaded, *environment.facts(own, variables.load()))
+    return NamedFacts((*loaded, *environment.facts(own, variables.load())))
 
 
-def _is_loaded(issue: KnownIssue, found: Iterable[Fact]) -> bool:
-    return any(fact.name == issue.component and fact.value for fact in found)
+def _is_loaded(issue: KnownIssue, found: NamedFacts) -> bool:
+    return any(fact.value for fact in found.named(issue.component))
 
 
 def _alike(ranks: Iterable[Rank]) -> list[list[Rank]]:
-    """Ranks with the same stack, versions and settings."""
+    """Groups of ranks with the same stack, versions and settings."""
     groups: dict[tuple[object, ...], list[Rank]] = {}
     for rank in ranks:
         key = (rank.path, tuple(rank.versions.items()), tuple(rank.settings.items()))
@@ -98,5 +99,5 @@ def _alike(ranks: Iterable[Rank]) -> list[list[Rank]]:
 
 
 def _text(ranks: Sequence[Rank]) -> str:
-    """Their stack as a debugger prints it, innermost frame first."""
+    """A rank's stack in a debugger's format, innermost frame first."""
     return "\n".join(f"#{number} {frame}" for number, frame in enumerate(reversed(ranks[0].path)))

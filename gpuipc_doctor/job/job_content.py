@@ -1,4 +1,4 @@
-"""The content of a job: the verdict, where the ranks are, and what could not be seen."""
+"""Content of a job's screen: the verdict, the ranks' stacks, and what could not be read."""
 
 from __future__ import annotations
 
@@ -7,26 +7,41 @@ from datetime import datetime
 from functools import partial
 
 from gpuipc_doctor.fleet.nodeset import NodeSetFormatter
-from gpuipc_doctor.job.document import Cause, Difference, Growth, JobReport, MatchedIssue, Progress, Rank
-from gpuipc_doctor.job.folding import Branch, fold, ranges
+from gpuipc_doctor.job.activity import VFORK_WAITS, Kind
+from gpuipc_doctor.job.document import (
+    GROWTH,
+    Cause,
+    Difference,
+    Growth,
+    JobReport,
+    MatchedIssue,
+    MemoryFile,
+    Progress,
+    Rank,
+)
+from gpuipc_doctor.job.folding import Branch, fold
 from gpuipc_doctor.model import Relation
 from gpuipc_doctor.present import markdown, terminal
 from gpuipc_doctor.present.blocks import Block, Entry, Group, Item, Lines, Parts, do
 from gpuipc_doctor.present.html import page
+from gpuipc_doctor.present.text import counted, ranges, shorten
 
 COLUMNS = 10
-"""For the ranks, before the way that they share."""
+"""Columns for the ranks, to the left of their common frames."""
 
 DEEPEST = 20
-"""Columns of the deepest branch; those below it are not indented further."""
+"""Maximum indent in columns; deeper branches are not indented further."""
 
 MOST_DIFFERENCES = 10
+MOST_FILES = 3
+MUCH_LEFT = 64 << 20
+"""Minimum bytes of shared memory left by ended processes for which a line is shown."""
 MOST_BRANCHES = 20
-"""Lines of the tree: a screen for any number of ranks."""
+"""Maximum lines of the tree, so that any number of ranks fits a screen."""
 
 MOST_ISSUES = 5
 LONGEST = 48
-"""Characters of a set of ranks."""
+"""Maximum characters of a set of ranks."""
 
 _WAY = " > "
 
@@ -37,27 +52,36 @@ _SENTENCES = {
     Cause.STOPPED: "{blamed} {is_} stopped by a signal or a debugger",
     Cause.DEVICE_BUSY: "{blamed} {wait} for the GPU in {operation}",
     Cause.MESSAGE_LOST: "{blamed} {wait} in {operation} for a message that no rank sends",
-    Cause.MISMATCH: "{waiting} are in different collectives: {operation}",
-    Cause.ALL_WAIT: "every rank waits in MPI for another one: {waits_in}",
+    Cause.MISMATCH: "the ranks are in different collectives: {calls}",
+    Cause.ALL_WAIT: "every rank waits in MPI for another rank: {waits_in}",
     Cause.FINALIZE: "every rank waits in MPI_Finalize",
-    Cause.GROWS: "{operation} of {blamed} grows",
+    Cause.GROWS: "growth in {blamed}: {operation}",
     Cause.RUNS: "nothing is stuck",
     Cause.UNKNOWN: "cannot tell",
 }
 
-_WAITING_BLAMED = (Cause.DEVICE_BUSY, Cause.MESSAGE_LOST)
-"""Where the blamed ranks are those that wait."""
+_PARTNERS = (
+    "{blamed} {wait} in {operation} for a partner that does not answer; "
+    "{waiting}, in {waits_in}, for {blamed}"
+)
+"""The sentence if all ranks wait, and those in a collective wait for the others."""
+
+_WAITING_BLAMED = (Cause.DEVICE_BUSY, Cause.MESSAGE_LOST, Cause.ALL_WAIT)
+"""Verdicts in which the blamed ranks are the waiting ranks."""
+
+_ON_A_FREE_NODE = "run gpuipc-doctor check --all on a free node"
 
 _REMEDIES = {
-    Cause.KERNEL: "look at dmesg of that node; a process in state D cannot be killed",
-    Cause.HOST_LATE: "look at what the late rank does there; it may only be slow, so look again",
-    Cause.RANK_ENDED: "look in the job's output for its last words, and in dmesg for the OOM killer",
-    Cause.STOPPED: "send it SIGCONT, or end the debugger",
+    Cause.KERNEL: "check dmesg and the file systems of that node; SIGKILL may not end the process",
+    Cause.HOST_LATE: "check what the late rank does there; it may only be slow: rerun to compare",
+    Cause.RANK_ENDED: "check the job's output for its last messages, and dmesg for the OOM killer",
+    Cause.STOPPED: "send the process SIGCONT, or quit the debugger",
     Cause.DEVICE_BUSY: "see whether the GPU is busy (nvidia-smi, rocm-smi); a kernel may not end",
-    Cause.MESSAGE_LOST: "compare its tag, communicator and source with the sends",
+    Cause.MESSAGE_LOST: "compare the receive's tag, communicator and source with the sends",
     Cause.MISMATCH: "call collectives in the same order on all ranks of a communicator",
-    Cause.ALL_WAIT: "look for a cycle of sends and receives; or run gpuipc-doctor check --all on a free node",
-    Cause.GROWS: "run gpuipc-doctor check --all on a free node: mpi-cache-growth and others find what grows",
+    Cause.ALL_WAIT: f"look for a cycle of sends and receives; or {_ON_A_FREE_NODE}",
+    Cause.GROWS: "see what it keeps (ls -l /proc/PID/fd, pmap PID); if the program frees it, "
+    f"{_ON_A_FREE_NODE}: mpi-cache-growth and others find what grows",
     Cause.FINALIZE: "look for requests that were never completed",
 }
 
@@ -67,15 +91,30 @@ def sentence(report: JobReport) -> str:
     verdict = report.verdict
     one = len(verdict.blamed) == 1
     subject = verdict.blamed if verdict.cause in _WAITING_BLAMED else verdict.waiting
-    return _SENTENCES[verdict.cause].format(
-        blamed=_ranks(verdict.blamed),
+    template = _SENTENCES[verdict.cause]
+    if verdict.cause is Cause.ALL_WAIT and verdict.blamed:
+        template = _PARTNERS
+    elif verdict.cause is Cause.RUNS and verdict.waiting:
+        template = "some ranks make progress; {waiting} {wait} in {waits_in}"
+    return template.format(
+        blamed=_ranks(verdict.blamed) if verdict.blamed else "no rank",
         waiting=_ranks(verdict.waiting),
         wait="waits" if len(subject) == 1 else "wait",
         is_="is" if one else "are",
         has="has" if one else "have",
         operation=verdict.operation or "a place that could not be seen",
         waits_in=verdict.waits_in or verdict.operation,
+        calls=_calls(report),
     )
+
+
+def _calls(report: JobReport) -> str:
+    """The calls in which ranks are, those of the fewest ranks first."""
+    found: dict[str, list[int]] = {}
+    for rank in report.ranks:
+        found.setdefault(rank.operation, []).append(rank.rank)
+    ordered = sorted(found, key=lambda call: len(found[call]))
+    return ", ".join(f"{_ranks(found[call])} in {call}" for call in ordered)
 
 
 def screen(report: JobReport, *, width: int, color: bool) -> str:
@@ -92,56 +131,69 @@ def html(report: JobReport) -> str:
 
 
 def blocks(report: JobReport) -> Iterator[Block]:
-    """The verdict, then where the ranks are, then what could not be seen."""
+    """The screen's blocks: verdict, ranks by stack, and what could not be read."""
     hosts = sorted({rank.host for rank in report.ranks})
     yield Parts(
         (
             f"{len(report.ranks)} of {report.size} ranks" if report.size else f"{len(report.ranks)} ranks",
             f"on {NodeSetFormatter(hosts).brief(hosts)}" if hosts else "",
-            f"{report.looks} looks in {report.seconds:.1f} s",
+            f"{report.looks} snapshots in {report.seconds:.1f} s",
             "each process was stopped for a moment" if report.stopped else "no process was stopped",
         )
     )
     found = [
         *map(Item, report.verdict.reasons),
-        *(Item(f"rank {rank.rank}: {rank.host}, pid {rank.pid} ({rank.program})") for rank in _odd(report)),
+        *(Item(_place(rank)) for rank in _odd(report)),
     ]
-    if remedy := _REMEDIES.get(report.verdict.cause):
+    if remedy := _remedy(report):
         found.append(do(remedy))
     yield Entry(status(report), sentence(report), tuple(found), columns=7)
     paths = {rank.rank: rank.path or (rank.doing,) for rank in report.ranks}
-    yield Group((Lines(("where the ranks are at every look",)), *map(_tree, fold(paths))))
+    yield Group((Lines(("where the ranks are in every snapshot",)), *map(_tree, fold(paths))))
     if report.growth:
         yield Group((Lines((f"grew in {report.watched_s:.0f} s",)), *map(_growth, report.growth)))
-    elif report.watched_s:
+    elif report.watched_s and not any(what.startswith(GROWTH) for what in report.unable):
         yield Lines((f"nothing grew in {report.watched_s:.0f} s",))
     yield from map(
         _issue, sorted(report.issues, key=lambda issue: _RELATIONS.index(issue.relation))[:MOST_ISSUES]
     )
-    if report.wrong_settings:
-        yield Lines(tuple(f"{one.name}={one.value}: {one.says}" for one in report.wrong_settings))
-    if report.ras:
-        yield Lines(report.ras)
+    yield Lines(tuple(f"{setting.name}={setting.value}: {setting.says}" for setting in report.wrong_settings))
+    yield Lines(report.ras)
     if report.since:
         yield _progress(report.since)
-    if report.differences:
-        yield Group(
-            (Lines(("differs between ranks",)), *map(_difference, report.differences[:MOST_DIFFERENCES]))
-        )
-    if report.unable:
-        yield Lines(tuple(f"not seen: {what}: {why}" for what, why in sorted(report.unable.items())))
+    differences = [each for each in report.differences if not each.binds]
+    if differences:
+        yield Group((Lines(("differs between ranks",)), *map(_difference, differences[:MOST_DIFFERENCES])))
+    yield Lines(tuple(_binding(each) for each in report.differences if each.binds))
+    yield Lines(tuple(_left_behind(report.memory_files)))
+    yield Lines(tuple(f"not seen: {what}: {why}" for what, why in sorted(report.unable.items())))
+
+
+def _remedy(report: JobReport) -> str | None:
+    """What to do first about the verdict."""
+    calls = {(rank.doing, rank.operation) for rank in report.ranks}
+    if report.verdict.cause is Cause.ALL_WAIT and len(calls) == 1:
+        (doing, call) = calls.pop()
+        if doing == Kind.COLLECTIVE.value:
+            return f"compare root, communicator and sizes of {call} on all ranks; or {_ON_A_FREE_NODE}"
+    if report.verdict.cause is Cause.KERNEL and report.verdict.operation in VFORK_WAITS:
+        return "see what its child does (pstree -p PID): the rank goes on when that ends or starts a program"
+    late = {rank.doing for rank in report.ranks if rank.rank in report.verdict.blamed}
+    if report.verdict.cause is Cause.UNKNOWN and report.verdict.waiting and Kind.UNKNOWN.value not in late:
+        return "rerun with --save FILE, and a minute later with --since FILE"
+    return _REMEDIES.get(report.verdict.cause)
 
 
 def _progress(progress: Progress) -> Lines:
     at = datetime.fromtimestamp(progress.earlier).astimezone().isoformat(" ", "seconds")
-    parts = {"moved": progress.moved, "in the same place": progress.still,
+    parts = {"moved": progress.moved, "without progress": progress.still,
              "restarted": progress.restarted, "gone": progress.gone}  # fmt: skip
     said = (f"{what}: {_ranks(ranks)}" for what, ranks in parts.items() if ranks)
     return Lines((f"since {at}", *said))
 
 
 _RELATIONS = (Relation.CONFIRMED, Relation.UNKNOWN, Relation.NEW, Relation.LATENT)
-"""The most telling first."""
+"""Relations in the order of their strength, strongest evidence first."""
 
 
 def _issue(issue: MatchedIssue) -> Entry:
@@ -173,18 +225,42 @@ def _difference(difference: Difference) -> Entry:
     return Entry(difference.name, "; ".join(values), look="-", columns=COLUMNS)
 
 
+def _left_behind(files: Sequence[MemoryFile]) -> Iterator[str]:
+    """Shared memory that no process uses, largest first, if there is much of it."""
+    left = sorted((file for file in files if file.ranks is None), key=lambda file: -(file.held or 0))
+    held = sum(file.held or 0 for file in left)
+    if held >= MUCH_LEFT:
+        names = [f"{file.name} on {file.host}" for file in left[:MOST_FILES]]
+        more = ["…"] if len(left) > MOST_FILES else []
+        files_ = counted(len(left), "shared memory file")
+        yield (
+            f"no process seen here uses {files_}, {_amount(held, is_bytes=True)}: "
+            f"{', '.join([*names, *more])}"
+        )
+
+
+def _binding(difference: Difference) -> str:
+    values = sorted(difference.ranks, key=lambda value: difference.ranks[value])
+    return f"the launcher binds ranks to GPUs by {difference.name}: {shorten(', '.join(values), LONGEST)}"
+
+
 def status(report: JobReport) -> str:
-    """FAIL for a verdict, PASS where nothing is stuck, ERROR where it cannot be told."""
+    """FAIL for a verdict, PASS if nothing is stuck, ERROR if unknown."""
     return {Cause.RUNS: "PASS", Cause.UNKNOWN: "ERROR"}.get(report.verdict.cause, "FAIL")
 
 
 def _odd(report: JobReport) -> Sequence[Rank]:
-    """The blamed ranks, as far as they are few."""
+    """Details of the blamed ranks, if they are few."""
     return [rank for rank in report.ranks if rank.rank in report.verdict.blamed][:8]
 
 
+def _place(rank: Rank) -> str:
+    gpus = f", {', '.join(rank.gpus)}" if rank.gpus else ""
+    return f"rank {rank.rank}: {rank.host}, pid {rank.pid} ({rank.program}){gpus}"
+
+
 def _tree(branch: Branch) -> Entry:
-    """A branch with all below it; ranks that go on alike share a line."""
+    """Lines for a branch and everything below it; ranks with the same frames share a line."""
     below = list(_below(branch, 0))
     if len(below) > MOST_BRANCHES:
         below[MOST_BRANCHES:] = [Item(f"{len(below) - MOST_BRANCHES} more places; --json has all")]
@@ -203,7 +279,7 @@ def _ranks(numbers: Sequence[int]) -> str:
 
 
 def _brief(numbers: Sequence[int]) -> str:
-    """``0-6,8-15``, cut where it is long."""
+    """``0-6,8-15``, truncated if long."""
     text = ranges(numbers)
     if len(text) <= LONGEST:
         return text

@@ -1,4 +1,4 @@
-"""Versions of the libraries that a process has loaded, by the inventory's readers."""
+"""Versions of the libraries that a process has loaded, found with the inventory's readers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpuipc_doctor.node_files import Tree
 
 
 class _Loaded(Libraries):
-    """The libraries of one process, in place of those that a loader would find."""
+    """The libraries of one process, which replace those that the loader would find."""
 
     def __init__(self, tree: Tree, paths: tuple[str, ...]) -> None:
         super().__init__(tree, {})
@@ -33,13 +33,13 @@ class _Loaded(Libraries):
 
 @lru_cache(maxsize=8)
 def facts(paths: tuple[str, ...], root: str = "/") -> tuple[Fact, ...]:
-    """What the names of these files, and what lies beside them, say of their versions."""
+    """Facts about versions from these files' names and neighbouring files."""
     tree = Tree(Path(root))
     return tuple(fact for fact in libraries.facts(tree, _Loaded(tree, paths)) if fact.value is not None)
 
 
 def versions(process: Process) -> dict[str, str]:
-    """Version by component. The files of a process in a container are looked at in its own root."""
+    """Component → version. A container's files are read in the process's own root."""
     namespaces = [_namespace(pid) for pid in (str(process.pid), "self")]
     root = "/" if namespaces[0] in ("", namespaces[1]) else f"/proc/{process.pid}/root"
     return {fact.name: fact.value for fact in facts(process.libraries, root) if fact.value}

@@ -1,65 +1,88 @@
-"""The reports of a job's nodes, put together: one verdict on all ranks."""
+"""Merge the reports of a job's nodes into one, with one verdict on all ranks."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from gpuipc_doctor.job.activity import Activity, Kind
-from gpuipc_doctor.job.document import Difference, JobReport, Rank
+from gpuipc_doctor.job.document import GROWTH, Difference, JobReport, Rank
 from gpuipc_doctor.job.verdict import judge, with_growth
+
+BINDING = frozenset(
+    {"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL",
+     "ZE_AFFINITY_MASK"}
+)  # fmt: skip
+"""Variables by which launchers assign a GPU to each rank."""
 
 
 def merge(reports: Sequence[JobReport], silent: Mapping[str, str]) -> JobReport:
-    """One report of all nodes; ``silent``: the nodes without a report, and why.
+    """Merge the nodes' reports. ``silent``: nodes without a report → reason.
 
-    A rank that no node has shown has ended only if every node has answered.
+    A rank missing from all reports counts as ended only if every node has answered.
     """
     ranks = tuple(sorted(_numbered(rank for report in reports for rank in report.ranks), key=_by_number))
     growth = tuple(each for report in reports for each in report.growth)
     size = max((report.size for report in reports if report.size), default=None)
+    messages = _together(report.messages for report in reports)
+    unable = {f"{what} on {_host(report)}": why for report in reports for what, why in report.unable.items()}
+    unwatched = {what: why for what, why in unable.items() if what.startswith(GROWTH)}
+    stuck = judge({rank.rank: _activity(rank) for rank in ranks}, None if silent else size, messages)
     return JobReport(
         taken=min(report.taken for report in reports),
         seconds=max(report.seconds for report in reports),
         looks=min(report.looks for report in reports),
         size=size,
         ranks=ranks,
-        verdict=with_growth(
-            judge({rank.rank: _activity(rank) for rank in ranks}, None if silent else size), growth
-        ),
-        unable={
-            **{
-                f"{what} on {_host(report)}": why for report in reports for what, why in report.unable.items()
-            },
-            **silent,
-        },
+        verdict=with_growth(stuck, growth, unwatched),
+        messages=messages,
+        unable={**unable, **silent},
         watched_s=max(report.watched_s for report in reports),
         growth=growth,
         ras=tuple(f"{_host(report)}: {line}" for report in reports for line in report.ras),
         stopped=any(report.stopped for report in reports),
         differences=tuple(differences(ranks)),
+        memory_files=tuple(file for report in reports for file in report.memory_files),
     )
 
 
+def _together(moved: Iterable[bool | None]) -> bool | None:
+    """Whether messages move on any node; None if this is unknown on every node."""
+    known = [each for each in moved if each is not None]
+    return any(known) if known else None
+
+
 def differences(ranks: Sequence[Rank]) -> Iterator[Difference]:
-    """The settings and the versions that are not the same in all ranks."""
+    """Settings and versions that differ between ranks."""
     for kind in ("settings", "versions"):
         each = {rank.rank: getattr(rank, kind) for rank in ranks if "environ" not in rank.refused}
         for name in sorted({name for values in each.values() for name in values}):
             found: dict[str, list[int]] = {}
             for number, values in each.items():
                 found.setdefault(values.get(name, ""), []).append(number)
-            if len(found) > 1 and not _is_of_rank(found, len(each)):
-                yield Difference(name=name, ranks={value: tuple(those) for value, those in found.items()})
+            if len(found) > 1 and (name in BINDING or not _is_of_rank(found, len(each))):
+                by_value = {value: tuple(those) for value, those in found.items()}
+                binds = name in BINDING and _is_binding(by_value, {rank.rank: rank.host for rank in ranks})
+                yield Difference(name=name, ranks=by_value, binds=binds)
 
 
 def _is_of_rank(values: Mapping[str, Sequence[int]], ranks: int) -> bool:
-    """Whether every rank has its own, as of CUDA_VISIBLE_DEVICES: that is how launchers bind ranks."""
+    """Whether the value differs for every rank, as does the network interface next to a rank's GPU."""
     return "" not in values and len(values) == ranks and ranks > 2
 
 
+def _is_binding(values: Mapping[str, Sequence[int]], hosts: Mapping[int, str]) -> bool:
+    """Whether each rank has a GPU, and no GPU of a node is used by more ranks than another of it."""
+    by_host: dict[str, Counter[str]] = {}
+    for value, ranks in values.items():
+        for rank in ranks:
+            by_host.setdefault(hosts[rank], Counter())[value] += 1
+    return "" not in values and all(len(set(counts.values())) == 1 for counts in by_host.values())
+
+
 def _numbered(ranks: Iterable[Rank]) -> Iterator[Rank]:
-    """The ranks; of processes that no launcher numbered, each node has its own first."""
+    """The ranks; those that no launcher numbered are numbered node by node."""
     taken: set[int] = set()
     for rank in ranks:
         number = rank.rank if rank.rank not in taken else max(taken) + 1

@@ -1,26 +1,27 @@
-"""Have every node of a job look at its ranks, over the launchers of `fleet`."""
+"""Have every node of a job examine its ranks, through the launchers of `fleet`."""
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
-from gpuipc_doctor.fleet.ask import GRACE_S, LaunchOptions, Target, Via
+from gpuipc_doctor.fleet.ask import GRACE_S, LaunchOptions, Target
 from gpuipc_doctor.job import document
 from gpuipc_doctor.job.document import JobReport
+from gpuipc_doctor.job.merging import merge
 from gpuipc_doctor.job.selection import NoSuchJob
 from gpuipc_doctor.model import Exit
 from gpuipc_doctor.report.documents import BadDocument
 from gpuipc_doctor.site import hosts
+from gpuipc_doctor.supervise import tree
 
 PATIENCE_S = 20.0
-"""For an answer of Slurm's."""
+"""Seconds to wait for Slurm's answer."""
 
 
 def of_slurm_job(job: str) -> list[str]:
-    """The nodes of a running job or of one step of it; empty where Slurm does not say. Raises `NoSuchJob`."""
+    """Nodes of a running job or job step; empty if Slurm does not list them. Raises `NoSuchJob`."""
     number, _, step = job.partition(".")
     words = ["squeue", "-h", "-j", number, "-o", "%N"]
     if step:
@@ -38,20 +39,16 @@ def of_slurm_job(job: str) -> list[str]:
         return []
 
 
-def within_job(way: LaunchOptions, job: str) -> LaunchOptions:
-    """The same way, by a step beside those of a Slurm job, which needs no other allocation."""
-    if way.via is not Via.SLURM:
-        return way
-    return replace(way, job=job.partition(".")[0])
-
-
-def ask(nodes: Sequence[str], way: LaunchOptions) -> tuple[list[JobReport], Mapping[str, str]]:
-    """What each node reports, and why the others do not. A node without a process of the job is neither."""
+def ask(nodes: Sequence[str], way: LaunchOptions) -> JobReport:
+    """The merged report of the nodes, and for nodes without a report the reason. Raises `NoSuchJob` if no
+    node has a process of the job."""
     with ThreadPoolExecutor(min(way.fanout, len(nodes))) as pool:
-        answers = list(pool.map(lambda node: _ask(node, way), nodes))
-    reports = [answer for answer in answers if isinstance(answer, JobReport)]
-    silent = {node: why for node, why in zip(nodes, answers, strict=True) if isinstance(why, str)}
-    return reports, silent
+        answers = dict(zip(nodes, pool.map(lambda node: _ask(node, way), nodes), strict=True))
+    silent = {node: why for node, why in answers.items() if isinstance(why, str)}
+    if reports := [answer for answer in answers.values() if isinstance(answer, JobReport)]:
+        return merge(reports, silent)
+    why = "; ".join(f"{node}: {reason}" for node, reason in list(silent.items())[:3])
+    raise NoSuchJob(f"no process of the job on these {len(nodes)} nodes{': ' * bool(why)}{why}")
 
 
 def _ask(node: str, way: LaunchOptions) -> JobReport | str | None:
@@ -64,6 +61,7 @@ def _ask(node: str, way: LaunchOptions) -> JobReport | str | None:
             stderr=subprocess.PIPE,
             start_new_session=True,
         ) as started:
+            tree.carry_priority(started.pid)
             try:
                 output, errors = started.communicate(timeout=way.deadline_s)
             except subprocess.TimeoutExpired:
@@ -80,11 +78,11 @@ def _ask(node: str, way: LaunchOptions) -> JobReport | str | None:
     if started.returncode == Exit.NOTHING:
         return None
     lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
-    return (lines or [f"exit code {started.returncode}, and nothing was printed"])[-1][:200]
+    return (lines or [f"exit code {started.returncode} and no output"])[-1][:200]
 
 
 def _end(started: subprocess.Popen[bytes]) -> None:
-    """With TERM, at which srun cancels its step, then with KILL."""
+    """Stop the command: SIGTERM first (srun then cancels its step), then SIGKILL."""
     started.terminate()
     try:
         started.communicate(timeout=GRACE_S)

@@ -1,8 +1,8 @@
-"""Samples of running threads by ``perf_event_open`` itself, for nodes without perf(1).
+"""Sample running threads with the system call ``perf_event_open``, for nodes without perf(1).
 
-The kernel copies the instruction pointer, the stack pointer and part of the stack; nothing stops. The layouts
-are those of include/uapi/linux/perf_event.h; what a user may sample, perf_event_open(2) says. The frames are
-found as in `code`, so they are approximate.
+The kernel copies the instruction pointer, the stack pointer and part of the stack; nothing stops. Layouts are
+from include/uapi/linux/perf_event.h, permissions from perf_event_open(2). Frames are found as in `code`, so
+stacks are approximate.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpuipc_doctor.job.sampling import FREQUENCY_HZ, MOST_S, only_user_space, wa
 
 STACK_BYTES = 16 << 10
 BATCH = 2
-"""Threads sampled at a time: each needs a buffer, of which a user may lock 516 KiB
+"""Threads sampled at a time: each needs a buffer, and a user may lock 516 KiB for buffers
 (``kernel.perf_event_mlock_kb``)."""
 
 _PAGES = 64
@@ -28,25 +28,25 @@ _SYSCALL = {"x86_64": 298, "aarch64": 241}
 _SP_REGISTER = {"x86_64": 7, "aarch64": 31}
 _TYPE_SOFTWARE, _CPU_CLOCK = 1, 0
 _SAMPLE = 1 << 0 | 1 << 1 | 1 << 12 | 1 << 13
-"""IP, thread, user registers, user stack."""
+"""Sample fields: IP, thread, user registers, user stack."""
 _EXCLUDE_KERNEL, _FREQUENCY = 1 << 5, 1 << 10
-"""Flags: leave out what is done in the kernel; the period is a frequency."""
+"""Flags of the event: exclude the kernel; the period is a frequency."""
 _ATTRIBUTES = struct.Struct("<IIQQQQQIIQQQQIiQIHH")
 _HEADER, _RECORD_SAMPLE = struct.Struct("<IHH"), 9
 _HEAD_AT = 1024
-"""Of ``data_head`` and ``data_tail`` in the first page."""
+"""Offset of ``data_head`` and ``data_tail`` in the first page."""
 
 
 def sample(threads: Sequence[tuple[int, int]], most_s: float = MOST_S) -> Iterator[tuple[int, Stack]]:
-    """Yield thread and stack of each sample of these threads, which are (pid, tid), a `BATCH` at a time.
+    """Sample these (pid, tid) threads, `BATCH` at a time; yields (thread, stack) for each sample.
 
-    Raises `OSError` where the kernel does not allow it.
+    Raises `OSError` if the kernel does not allow it.
     """
     for first in range(0, len(threads), BATCH):
         batch = threads[first : first + BATCH]
         with ExitStack() as stack:
             opened = [(pid, stack.enter_context(_Event(tid))) for pid, tid in batch]
-            wait_for_use(batch, most_s)
+            wait_for_use(batch, most_s=most_s)
             for pid, event in opened:
                 code = Code(pid)
                 for tid, counter, words in event.samples():
@@ -54,12 +54,12 @@ def sample(threads: Sequence[tuple[int, int]], most_s: float = MOST_S) -> Iterat
 
 
 class _Event:
-    """The clock of one thread, and the ring of pages into which its samples go."""
+    """Clock of one thread, and the ring buffer for its samples."""
 
     def __init__(self, tid: int) -> None:
         machine = platform.machine()
         if machine not in _SYSCALL:
-            raise OSError(f"sampling is not known for {machine}")
+            raise OSError(f"sampling is not implemented for {machine}")
         flags = _FREQUENCY | (_EXCLUDE_KERNEL if only_user_space() else 0)
         attributes = _ATTRIBUTES.pack(
             *(_TYPE_SOFTWARE, _ATTRIBUTES.size, _CPU_CLOCK, FREQUENCY_HZ, _SAMPLE, 0, flags, 0, 0, 0, 0, 0),
@@ -82,7 +82,8 @@ class _Event:
         os.close(self._file)
 
     def samples(self) -> Iterator[tuple[int, int, bytes]]:
-        """Thread, instruction pointer and copied stack of each sample so far; the ring is not overwritten."""
+        """(thread, instruction pointer, copied stack) of each sample taken so far; a full ring keeps its old
+        samples."""
         (head,) = struct.unpack_from("<Q", self._ring, _HEAD_AT)
         data, at = memoryview(self._ring)[mmap.PAGESIZE :], 0
         try:

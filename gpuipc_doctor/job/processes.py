@@ -1,7 +1,7 @@
-"""One passive look at processes: ``/proc`` alone, which stops and wakes nothing.
+"""A passive snapshot of processes, through ``/proc`` only: nothing is stopped or woken.
 
-What each file tells: Linux, Documentation/filesystems/proc.rst. ``syscall``, ``stack`` and ``environ`` need
-the right to trace the process (ptrace(2), "Ptrace access mode checking"), though nothing is traced.
+File contents: Linux, Documentation/filesystems/proc.rst. ``syscall``, ``stack`` and ``environ`` need the
+right to trace the process (ptrace(2), "Ptrace access mode checking"), although nothing is traced.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from gpuipc_doctor.supervise.rank import RANK_VARIABLES
 from gpuipc_doctor.supervise.tree import PROC
 
 RANKS = (*RANK_VARIABLES, "RANK")
-"""Where launchers say which rank a process is; the last one is torchrun's."""
+"""Variables in which launchers pass the rank number; the last one is torchrun's."""
 
 SIZES = ("PMIX_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_NTASKS",
          "FLUX_JOB_SIZE", "WORLD_SIZE")  # fmt: skip
-"""Where they say how many there are."""
+"""Variables in which launchers pass the number of ranks."""
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _LARGEST = 4 << 20
-"""Bytes of one file of ``/proc`` that are read: a process may have 65,530 mappings."""
+"""Maximum bytes read from one file of ``/proc``: a process may have 65,530 mappings."""
 
 
 class Gone(Exception):
@@ -34,7 +33,7 @@ class Gone(Exception):
 
 
 class Reader:
-    """Reads one process, and keeps what could not be read and why."""
+    """Reads the files of one process; records why a file could not be read."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -42,7 +41,7 @@ class Reader:
         self.refused: dict[str, str] = {}
 
     def text(self, name: str) -> str:
-        """A file's text; empty where it may not be read. Raises `Gone`."""
+        """Text of a file; empty if unreadable. Raises `Gone`."""
         return self.raw(name).decode(errors="replace")
 
     def raw(self, name: str) -> bytes:
@@ -56,7 +55,7 @@ class Reader:
             return b""
 
     def count(self, name: str) -> int | None:
-        """Entries of a directory; None where it may not be read."""
+        """Number of entries in a directory; None if unreadable."""
         try:
             return len(os.listdir(self._directory / name))  # noqa: PTH208 - names are not needed as paths
         except (FileNotFoundError, ProcessLookupError):
@@ -71,16 +70,16 @@ class Reader:
 
 
 def environment(reader: Reader) -> Mapping[str, str]:
-    """The process's environment as it was when the process started. Never goes into a document as it is."""
+    """The environment with which the process started. Never put into a document unfiltered."""
     pairs = (pair.partition("=") for pair in reader.text("environ").split("\0"))
     return {name: value for name, separator, value in pairs if separator}
 
 
 def read_process(pid: int, used_s: Callable[[int, float], float], names: frozenset[str]) -> Process | None:
-    """The process at this moment; None where it has ended.
+    """The process now; None if it has ended.
 
-    ``used_s``: gives the part of a processor that a thread has used since the look before, by its id and the
-    seconds of processor time that it has had so far. ``names``: the variables of the environment to keep.
+    ``used_s``: called with (thread id, processor seconds so far), returns the thread's processor share since
+    the previous snapshot. ``names``: environment variables to keep.
     """
     reader = Reader(pid)
     with suppress(Gone, FileNotFoundError, ProcessLookupError):
@@ -99,21 +98,20 @@ def read_process(pid: int, used_s: Callable[[int, float], float], names: frozens
             libraries=tuple(sorted(_libraries(reader))),
             settings={name: environ[name] for name in sorted(names & environ.keys())},
             descriptors=reader.count("fd"),
-            mappings=reader.raw("maps").count(b"\n") or None,
-            resident=stat.resident_bytes,
+            transferred=_transferred(reader.text(f"task/{pid}/io")),
             refused=reader.refused,
         )
     return None
 
 
 def used_s(pid: int, tid: int) -> float:
-    """Seconds of processor time that a thread has had. Raises `Gone`."""
+    """Processor seconds used by a thread. Raises `Gone`."""
     text = Reader(pid).text(f"task/{tid}/stat")
     return _Stat(text).used_s if text else 0.0
 
 
 class _Stat:
-    """The fields of ``/proc/PID/stat`` that are used here. A name may hold spaces and brackets."""
+    """Fields of ``/proc/PID/stat``. The name may contain spaces and brackets."""
 
     def __init__(self, text: str) -> None:
         self.name, _, rest = text.partition("(")[2].rpartition(")")
@@ -122,7 +120,6 @@ class _Stat:
         self.parent = int(fields[1])
         self.used_s = (int(fields[11]) + int(fields[12])) * _TICK_S
         self.started_ticks = int(fields[19])
-        self.resident_bytes = int(fields[21]) * _PAGE_BYTES
 
 
 def _threads(pid: int, reader: Reader, used_s: Callable[[int, float], float]) -> Iterator[Thread]:
@@ -147,6 +144,12 @@ def _libraries(reader: Reader) -> set[str]:
     lines = reader.text("maps").splitlines()
     paths = {line.split(maxsplit=5)[-1].removesuffix(" (deleted)") for line in lines if "/" in line}
     return {path for path in paths if ".so" in Path(path).name}
+
+
+def _transferred(text: str) -> int | None:
+    """Bytes moved by read(2) and write(2), also on pipes and terminals, from the file ``io``."""
+    counts = dict(line.split(": ") for line in text.splitlines())
+    return int(counts["rchar"]) + int(counts["wchar"]) if counts else None
 
 
 def _number(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:

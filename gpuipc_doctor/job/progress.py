@@ -1,4 +1,4 @@
-"""What has moved in a job since an earlier report of it."""
+"""Progress of a job since an earlier report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gpuipc_doctor.job.document import JobReport, Progress, Rank
 
 
 def since(earlier: JobReport, now: JobReport) -> Progress:
-    """Each rank by whether it is the same process in the same place."""
+    """Compare each rank with the earlier report: same process and same stack, or not."""
     before = {rank.rank: rank for rank in earlier.ranks}
     here = {rank.rank: rank for rank in now.ranks}
     known = [rank for number, rank in here.items() if number in before]

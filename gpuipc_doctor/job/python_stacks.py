@@ -1,10 +1,13 @@
-"""Python frames of a process by ``py-spy dump --nonblocking``, which reads memory and stops nothing."""
+"""Python frames of a process by ``py-spy dump --nonblocking``, which reads its memory without stopping it."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import subprocess
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +17,48 @@ from gpuipc_doctor.supervise.evidence import find_program
 LIMIT_S = 5.0
 MAX_FRAMES = 60
 
+_INTEGER = re.compile(r"-?\d{1,18}")
+_OF_LIBRARY = re.compile(r"/lib(64)?/python3[\d.]*/|/(site|dist)-packages/|^<frozen ")
+"""Files of Python's own library and of installed packages."""
+
 
 class NotRead(Exception):
-    """Why there are no Python frames, in one line."""
+    """Python frames could not be read; the message says why in one line."""
 
 
-def dump(process: Process) -> Stack:
-    """The frames of the main thread, innermost first; empty for a program that is not Python.
+@dataclass(frozen=True, slots=True)
+class PythonStack:
+    """Python frames of a main thread, innermost first: ``function (file.py:line)``."""
 
-    A frame is ``function (file.py:line)``. Raises `NotRead`.
-    """
+    frames: Stack = ()
+    own: int = 0
+    """Index of the first frame in a file of the program's own."""
+    variables: Mapping[tuple[int, str], str] = field(default_factory=dict)
+    """(frame, counted from the outermost; name) → value of its local variables, never put into a document.
+    Empty if the process has other Python threads, which may change them."""
+
+    @property
+    def digest(self) -> str:
+        """A hash of the variables; empty without any."""
+        text = repr(sorted(self.variables.items())).encode(errors="replace")
+        return hashlib.blake2b(text, digest_size=8).hexdigest() if self.variables else ""
+
+    @property
+    def numbers(self) -> dict[tuple[int, str], int]:
+        """Variables that are integers."""
+        return {name: int(value) for name, value in self.variables.items() if _INTEGER.fullmatch(value)}
+
+
+def dump(process: Process) -> PythonStack:
+    """The stack of the main thread; without frames for a program that is not Python. Raises `NotRead`."""
     if not is_python(process):
-        return ()
+        return PythonStack()
     program = find_program("py-spy")
     if program is None:
-        raise NotRead("py-spy is not installed; PyPI's package py-spy brings it")
+        raise NotRead("py-spy is not installed; run pip install py-spy")
     try:
         done = subprocess.run(
-            [program, "dump", "--nonblocking", "--json", "--pid", str(process.pid)],
+            [program, "dump", "--nonblocking", "--locals", "--json", "--pid", str(process.pid)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             check=False,
@@ -41,27 +68,36 @@ def dump(process: Process) -> Stack:
     except subprocess.TimeoutExpired:
         raise NotRead(f"py-spy did not answer within {LIMIT_S:g} s") from None
     except OSError as error:
-        raise NotRead(f"py-spy cannot be started: {error.strerror}") from None
+        raise NotRead(f"cannot start py-spy: {error.strerror}") from None
     if done.returncode:
         words = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise NotRead(f"py-spy: {words[0][:200]}")
     try:
         threads = json.loads(done.stdout)
-        main = next((one for one in threads if one["os_thread_id"] in (process.pid, None)), threads[0])
+        main = next(
+            (thread for thread in threads if thread["os_thread_id"] in (process.pid, None)), threads[0]
+        )
         frames = [label(frame) for frame in main["frames"]]
+        libraries = [_OF_LIBRARY.search(frame["filename"]) is not None for frame in main["frames"]]
+        variables = {
+            (depth, variable["name"]): str(variable["repr"])
+            for depth, frame in enumerate(reversed(main["frames"]))
+            for variable in frame.get("locals") or ()
+        }
     except (ValueError, LookupError, TypeError) as error:
         raise NotRead(f"py-spy printed no stack that can be read: {error!r}") from None
-    return tuple(frames[:MAX_FRAMES])
+    own = libraries.index(False) if False in libraries else 0
+    return PythonStack(tuple(frames[:MAX_FRAMES]), own, variables if len(threads) == 1 else {})
 
 
 def label(frame: Mapping[str, Any]) -> str:
-    """``function (file.py:line)`` of py-spy's frame; of PyTorch's module ``torch.cuda`` with its name."""
+    """``function (file.py:line)`` for a py-spy frame; ``torch.cuda.function`` for that module of PyTorch."""
     path = Path(frame["filename"])
     module = "torch.cuda." if path.parts[-3:-1] == ("torch", "cuda") else ""
     return f"{module}{frame['name']} ({path.name}:{frame['line']})"
 
 
 def is_python(process: Process) -> bool:
-    """Whether the interpreter is the program or loaded by it."""
+    """Whether the process is a Python interpreter or has loaded one."""
     names = (process.program, *(Path(library).name for library in process.libraries))
     return any(name.startswith(("python", "libpython")) for name in names)

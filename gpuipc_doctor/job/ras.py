@@ -1,8 +1,4 @@
-"""What NCCL's RAS service says of a communicators; asked where asking is known to be safe, or on request.
-
-Asking has crashed jobs before NCCL 2.29.2 (NVIDIA/nccl#1762). The protocol is that of NCCL's own client,
-src/ras/client.cc: a handshake, a format (JSON since 2.28.7), a request, and the answer up to the end.
-"""
+"""Query NCCL's RAS service for its communicators' state, if querying is known to be safe or was requested."""
 
 from __future__ import annotations
 
@@ -13,15 +9,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from gpuipc_doctor.job.document import Process
-from gpuipc_doctor.job.folding import ranges
 from gpuipc_doctor.job.loaded import versions
 from gpuipc_doctor.job.processes import Gone, Reader
+from gpuipc_doctor.present.text import ranges
 from gpuipc_doctor.versions import Range, Verdict
 
 PORT = 28028
 
 LIMIT_S = 12.0
-"""NCCL waits for other processes for 5 s, and twice where some do not answer."""
+"""Seconds. NCCL waits 5 s for other processes, twice if some do not answer."""
 
 MAX_BYTES = 4 << 20
 MAX_LINES = 30
@@ -30,22 +26,22 @@ _SAFE = Range("nccl", "2.29.2")
 _JSON = Range("nccl", "2.28.7")
 
 _LISTEN = "0A"
-"""The state of a socket that listens (Linux, include/net/tcp_states.h)."""
+"""State of a listening socket (Linux, include/net/tcp_states.h)."""
 
 
 class NotAnswered(Exception):
-    """Why there is no answer, in one line."""
+    """RAS did not answer; the message says why in one line."""
 
 
 def lines(ranks: Iterable[Process], *, ask: bool) -> tuple[str, ...]:
-    """What there is to say of RAS; nothing where no rank has NCCL loaded and listens."""
+    """Lines about RAS; empty if no rank has NCCL loaded and listens."""
     found = next(((rank, version) for rank in ranks if (version := versions(rank).get("nccl"))), None)
     if found is None or not _listens(found[0].pid):
         return ()
     version = found[1]
     if not ask and _SAFE.judge(version) is not Verdict.BAD:
-        because = "asking has crashed jobs before 2.29.2 (NVIDIA/nccl#1762)"
-        return (f"RAS of NCCL {version} listens on port {PORT} and was not asked: {because}; --ras asks it",)
+        because = "queries crashed jobs before 2.29.2 (NVIDIA/nccl#1762)"
+        return (f"RAS of NCCL {version} listens on port {PORT} but was not queried: {because}; use --ras",)
     try:
         return (f"RAS of NCCL {version} says:", *status(PORT, as_json=_JSON.judge(version) is Verdict.BAD))
     except NotAnswered as reason:
@@ -53,7 +49,7 @@ def lines(ranks: Iterable[Process], *, ask: bool) -> tuple[str, ...]:
 
 
 def _listens(pid: int) -> bool:
-    """Whether a socket listens on RAS's port in the network namespace of a process."""
+    """Whether a socket listens on RAS's port in the process's network namespace."""
     reader = Reader(pid)
     try:
         text = reader.text("net/tcp") + reader.text("net/tcp6")
@@ -63,7 +59,7 @@ def _listens(pid: int) -> bool:
 
 
 def status(port: int, *, as_json: bool) -> tuple[str, ...]:
-    """The lines of an answer that tell of trouble, or that there is none. Raises `NotAnswered`."""
+    """Lines of the answer that report problems, or one line that reports none. Raises `NotAnswered`."""
     try:
         with socket.create_connection(("localhost", port), LIMIT_S) as connection:
             connection.settimeout(LIMIT_S)
@@ -96,7 +92,7 @@ def _rest(file: Any) -> str:
 
 
 def _of_text(text: str) -> Iterator[str]:
-    """What stands below the headings Errors and Warnings."""
+    """Lines below the headings Errors and Warnings."""
     section = ""
     previous = ""
     for line in text.splitlines():
@@ -117,7 +113,7 @@ def _of_json(text: str) -> Iterator[str]:
             name = f"communicator {number} of {len(communicator['ranks'])} ranks"
             yield from (f"{name}: {line}" for line in _of_communicator(communicator))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise NotAnswered(f"its JSON cannot be read: {error!r}"[:200]) from None
+        raise NotAnswered(f"cannot parse RAS's JSON: {error!r}"[:200]) from None
 
 
 def _of_communicator(communicator: Mapping[str, Any]) -> Iterator[str]:

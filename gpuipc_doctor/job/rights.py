@@ -1,4 +1,4 @@
-"""Why the kernel does not let a process be read, in words that say what to do."""
+"""Why the kernel does not let a process be read, and what to do about that."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 
 def reason(pid: int) -> str:
-    """The first of ptrace(2)'s conditions ("Ptrace access mode checking") that is not met for us."""
+    """The first of ptrace(2)'s conditions ("Ptrace access mode checking") that this process does not meet."""
     try:
         owner = (PROC / str(pid)).stat().st_uid
         real = _real_uid(pid)
         same_users = _namespace(pid, "user") in ("", _namespace(os.getpid(), "user"))
     except OSError:
-        return "it has ended"
+        return "the process has ended"
     if real not in (os.geteuid(), None) and os.geteuid() != 0:
-        return f"it belongs to {_name(real)}; run this as root or as {_name(real)}"
+        return f"the process belongs to {_name(real)}; run this as root or as {_name(real)}"
     if real is not None and owner != real and os.geteuid() != 0:
         return "it is not dumpable (set-uid, capabilities or PR_SET_DUMPABLE); run this as root"
     if not same_users:
-        return "it is in a container's user namespace; run this as root of the node"
+        return "the process is in a container's user namespace; run this as root of the node"
     if yama() > 1 or (yama() == 1 and os.geteuid() != 0):
         return f"kernel.yama.ptrace_scope is {yama()}; run this as root or set it to 0"
     return "permission denied; run this as root, with CAP_SYS_PTRACE"
@@ -45,7 +45,7 @@ def _namespace(pid: int, kind: str) -> str:
 
 
 def yama() -> int:
-    """``kernel.yama.ptrace_scope``: 0 for a kernel without Yama."""
+    """Value of ``kernel.yama.ptrace_scope``; 0 for a kernel without Yama."""
     with suppress(OSError, ValueError):
         return int(YAMA.read_text())
     return 0

@@ -1,9 +1,9 @@
-"""Native stacks of threads that run, by sampling: the kernel copies registers and stack, nothing stops.
+"""Native stacks of running threads, by sampling: the kernel copies registers and stack, and nothing stops.
 
-perf(1), where it is installed, unwinds them (``--call-graph dwarf``). The software clock is there on virtual
-machines, where hardware events are not. A user may sample his own processes as long as
-kernel.perf_event_paranoid is at most 2 (Linux, Documentation/admin-guide/perf-security.rst). A thread that
-sleeps gives no samples.
+perf(1), if installed, unwinds them (``--call-graph dwarf``). The software clock also exists on virtual
+machines, where hardware events are missing. A user may sample their own processes if
+kernel.perf_event_paranoid is at most 2 (Linux, Documentation/admin-guide/perf-security.rst). A sleeping
+thread gives no samples.
 """
 
 from __future__ import annotations
@@ -15,78 +15,131 @@ import shutil
 import subprocess
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 
+from gpuipc_doctor.job import code, counting
 from gpuipc_doctor.job.document import Stack
 from gpuipc_doctor.job.processes import Gone, used_s
 
 FREQUENCY_HZ = 99
-"""Samples in a second of a thread's own processor time, not of the clock on the wall."""
+"""Samples per second of a thread's processor time."""
+
+FEWEST_HZ, MOST_HZ = 12, 60
+ALL_HZ = 120
+"""Maximum samples per second of all ranks of a node together, because perf unwinds about 1,000 per second."""
+
+SAMPLES = 3.5
+"""Processor time of a thread, in sample periods, after which it has at least three samples."""
 
 LEAST_S, MOST_S = 0.2, 2.0
-"""For which one look samples."""
-
-ENOUGH_S = 0.035
-"""Processor time after which a thread has been sampled at least twice. Beside a load, that takes a while."""
+"""Minimum and maximum seconds to wait for threads; on a busy node a sample takes longer."""
 
 STACK_BYTES = 32 << 10
-"""Copied with each sample. Of 8 KiB, the default, Intel MPI needs more in a collective alone."""
+"""Bytes of stack copied with each sample. The default, 8 KiB, is too little for Intel MPI's collectives."""
 
 LIMIT_S = 30.0
-"""For perf to start, and for it to unwind what it sampled."""
+"""Seconds for perf to start, and for it to unwind its samples."""
 
 MAX_FRAMES = 100
 
 _EVENT = re.compile(r"^(?:.*\s)?(\d+)\s*$")
-_FRAME = re.compile(r"^\s+[0-9a-f]+ (.*) \((.*)\)$")
-
-
-class NotInstalled(Exception):
-    """There is no perf(1) here."""
+_FRAME = re.compile(r"^\s+([0-9a-f]+) (.*) \((.*)\)$")
+_REGISTER = re.compile(r"(\w+):0x([0-9a-f]+)")
+_NO_NUMBERS = frozenset({"SP", "IP", "FLAGS", "CS", "SS", "sp", "lr", "pc"})
+"""Registers that hold no number of the program's (Linux, tools/perf/arch)."""
 
 
 class NotSampled(Exception):
-    """Why there are no samples, in one line."""
+    """There are no samples; the message says why in one line."""
 
 
-def sample(
-    pids: Sequence[int], running: Sequence[tuple[int, int]], scratch: Path, most_s: float = MOST_S
-) -> Mapping[int, list[Stack]]:
-    """The stacks by thread, each innermost first, that were seen until each running thread was sampled.
+def is_installed() -> bool:
+    return shutil.which("perf") is not None
 
-    ``running``: (pid, tid) of the threads that must be seen. ``scratch``: a directory for perf's file, of
-    some 34 kB a sample, which is removed. Raises `NotInstalled` or `NotSampled`.
+
+class Recording:
+    """Samples all threads of these processes from its start until `stacks`; the stacks are those by thread.
+
+    One perf(1) for all snapshots: starting it costs more than what it samples. ``scratch``: a directory for
+    its file, of some 34 kB a sample, which is removed. Raises `NotSampled`.
     """
-    perf = shutil.which("perf")
-    if perf is None:
-        raise NotInstalled
-    data = scratch / "perf.data"
-    what = ["-e", f"cpu-clock{only_user_space()}", "-F", str(FREQUENCY_HZ), "-p", ",".join(map(str, pids))]
-    how = ["-q", "-B", "--call-graph", f"dwarf,{STACK_BYTES}", "-o", str(data)]
-    try:
-        _record([perf, "record", *what, *how, "--", "cat"], running, most_s)
-        text = _end(_start([perf, "script", "-i", str(data), "--no-inline", "-F", "tid,ip,sym,dso"]))
-    finally:
-        data.unlink(missing_ok=True)
-    found: dict[int, list[Stack]] = defaultdict(list)
-    for thread, stack in stacks(text):
-        found[thread].append(stack)
-    return found
+
+    def __init__(self, pids: Sequence[int], scratch: Path) -> None:
+        at_a_time = max(1, min(len(pids), os.cpu_count() or 1))
+        self.frequency_hz = min(MOST_HZ, max(FEWEST_HZ, ALL_HZ // at_a_time))
+        self._data = scratch / "perf.data"
+        event = ["-e", f"cpu-clock{only_user_space()}", "-F", str(self.frequency_hz)]
+        how = ["-q", "-B", "--call-graph", f"dwarf,{STACK_BYTES}", "-o", str(self._data)]
+        self._record = _start(["perf", "record", *event, "-p", ",".join(map(str, pids)), *how, "--", "cat"])
+        self._before: dict[tuple[int, int], float] | None = None
+        self.counting: Set[int] = frozenset()
+        """Threads in whose registers numbers count, once `stacks` is done."""
+
+    def begin(self, running: Sequence[tuple[int, int]]) -> None:
+        """Wait until perf samples, and note the processor seconds that these (pid, tid) have used by then."""
+        if self._before is not None:
+            return
+        assert self._record.stdin
+        assert self._record.stdout
+        with suppress(BrokenPipeError):  # perf starts its `cat` when it samples, and ends with it
+            self._record.stdin.write("\n")
+            self._record.stdin.flush()
+        select.select([self._record.stdout], [], [], LIMIT_S)
+        self._before = _all_used(running)
+
+    def stacks(self, running: Sequence[tuple[int, int]], most_s: float = MOST_S) -> Mapping[int, list[Stack]]:
+        """Wait until each running thread was sampled, then end; returns the stacks by thread, each innermost
+        first."""
+        try:
+            self.begin(running)
+            wait_for_use(running, SAMPLES / self.frequency_hz, most_s, self._before)
+            _end(self._record)
+            shown = ["--no-inline", "-F", "tid,ip,sym,dso,uregs"]
+            text = _end(_start(["perf", "script", "-i", str(self._data), *shown]))
+        finally:
+            self.close()
+        found: dict[int, list[Stack]] = defaultdict(list)
+        for thread, stack in stacks(text):
+            found[thread].append(stack)
+        self.counting = counting_threads(text)
+        return found
+
+    def close(self) -> None:
+        """End perf, and remove its file."""
+        if self._record.poll() is None:
+            self._record.kill()
+            self._record.communicate()
+        self._data.unlink(missing_ok=True)
 
 
-def wait_for_use(running: Sequence[tuple[int, int]], most_s: float = MOST_S) -> None:
-    """Return when each of these threads has used `ENOUGH_S` of a processor from now on, or has ended."""
-    began = time.monotonic()
-    waiting = {thread: used for thread in running if (used := _used(*thread)) is not None}
-    while (elapsed := time.monotonic() - began) < LEAST_S or (waiting and elapsed < most_s):
-        time.sleep(0.02)
+def wait_for_use(
+    running: Sequence[tuple[int, int]],
+    enough_s: float = SAMPLES / FREQUENCY_HZ,
+    most_s: float = MOST_S,
+    before: Mapping[tuple[int, int], float] | None = None,
+) -> None:
+    """Wait until each of these threads has used this many more processor seconds, or has ended.
+
+    ``before``: processor seconds that the threads had used when sampling began. Without it, counting starts
+    now, and at least `LEAST_S` pass.
+    """
+    began, least_s = time.monotonic(), LEAST_S if before is None else 0.0
+    used = {**_all_used(running), **(before or {})}
+    waiting = {thread: used[thread] for thread in running if thread in used}
+    while (elapsed := time.monotonic() - began) < least_s or (waiting and elapsed < most_s):
         waiting = {
-            thread: before
-            for thread, before in waiting.items()
-            if (now := _used(*thread)) is not None and now - before < ENOUGH_S
+            thread: before_s
+            for thread, before_s in waiting.items()
+            if (now := _used(*thread)) is not None and now - before_s < enough_s
         }
+        if waiting or elapsed < least_s:
+            time.sleep(0.02)
+
+
+def _all_used(threads: Sequence[tuple[int, int]]) -> dict[tuple[int, int], float]:
+    return {thread: used for thread in threads if (used := _used(*thread)) is not None}
 
 
 def _used(pid: int, tid: int) -> float | None:
@@ -96,29 +149,12 @@ def _used(pid: int, tid: int) -> float | None:
 
 
 def only_user_space() -> str:
-    """``:u`` where the kernel does not let this user sample what a thread does in the kernel.
+    """``:u`` if the kernel does not let this user sample the kernel, else empty.
 
-    A library that yields the processor while it waits is nearly always found there.
+    A library that yields the processor while it waits is nearly always sampled in the kernel.
     """
     paranoid = int(Path("/proc/sys/kernel/perf_event_paranoid").read_text())
     return "" if os.geteuid() == 0 or paranoid <= 1 else ":u"
-
-
-def _record(command: Sequence[str], running: Sequence[tuple[int, int]], most_s: float) -> None:
-    """Sample until the threads were seen. perf starts its ``cat`` when it samples, and ends with it."""
-    perf = _start(command)
-    try:
-        assert perf.stdin
-        assert perf.stdout
-        with suppress(BrokenPipeError):
-            perf.stdin.write("\n")
-            perf.stdin.flush()
-        if select.select([perf.stdout], [], [], LIMIT_S)[0]:
-            wait_for_use(running, most_s)
-    except BaseException:
-        perf.kill()
-        raise
-    _end(perf)
 
 
 def _start(command: Sequence[str]) -> subprocess.Popen[str]:
@@ -126,11 +162,11 @@ def _start(command: Sequence[str]) -> subprocess.Popen[str]:
     try:
         return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, errors="replace")
     except OSError as error:
-        raise NotSampled(f"perf cannot be started: {error.strerror}") from None
+        raise NotSampled(f"cannot start perf: {error.strerror}") from None
 
 
 def _end(perf: subprocess.Popen[str]) -> str:
-    """Wait until perf ends, after its input has; what it printed."""
+    """Close perf's input and wait for its end; returns its output."""
     with perf:
         try:
             output, errors = perf.communicate(timeout=LIMIT_S)
@@ -144,13 +180,17 @@ def _end(perf: subprocess.Popen[str]) -> str:
 
 
 def stacks(text: str) -> Iterator[tuple[int, Stack]]:
-    """Thread and frames of each sample in what ``perf script -F tid,ip,sym,dso`` prints."""
+    """(thread, frames) of each sample in the output of ``perf script -F tid,ip,sym,dso,uregs``."""
     thread, frames = 0, list[str]()
     for line in [*text.splitlines(), ""]:
         if frame := _FRAME.match(line):
-            if not frame[2].startswith("["):  # [kernel.kallsyms], [unknown], [vdso]
-                frames.append(_name(frame[1], frame[2]))
-        elif thread and not line.strip():
+            if not frame[3].startswith("["):  # [kernel.kallsyms], [unknown], [vdso]
+                # perf has an address within the call, by the offset in its file.
+                entered = (
+                    code.entered(frames[-1], code.called(frame[3], int(frame[1], 16) + 1)) if frames else ""
+                )
+                frames += [*filter(None, [entered]), _name(frame[2], frame[3])]
+        elif thread and (line.startswith(" ABI:") or not line.strip()):
             if frames:
                 yield thread, tuple(frames[:MAX_FRAMES])
             thread, frames = 0, []
@@ -158,7 +198,19 @@ def stacks(text: str) -> Iterator[tuple[int, Stack]]:
             thread = int(event[1])
 
 
+def counting_threads(text: str) -> Set[int]:
+    """Threads in one of whose registers a number counts, from the same output."""
+    thread, found = 0, defaultdict[int, list[list[int]]](list)
+    for line in text.splitlines():
+        if line.startswith(" ABI:"):
+            registers = _REGISTER.findall(line)
+            found[thread].append([int(value, 16) for name, value in registers if name not in _NO_NUMBERS])
+        elif event := _EVENT.match(line):
+            thread = int(event[1])
+    return {thread for thread, samples in found.items() if counting.any_counts(samples)}
+
+
 def _name(symbol: str, file: str) -> str:
-    """``MPI_Recv (libmpi.so.12)``; a function without a name is its file alone, in brackets."""
+    """``MPI_Recv (libmpi.so.12)``; for a function without a name, the file in brackets."""
     base = file.rpartition("/")[2]
     return f"[{base}]" if symbol == "[unknown]" else f"{symbol.partition('@')[0]} ({base})"

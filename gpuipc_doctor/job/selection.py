@@ -1,4 +1,4 @@
-"""Which processes make up the job: by pid, Slurm job or user, with all that their launcher started."""
+"""Select the processes of a job by pid, Slurm job or user, with all processes that their launcher started."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from gpuipc_doctor.supervise.tree import Process, processes
 LAUNCHERS = re.compile(
     r"mpiexec|mpirun|hydra_|pmi_proxy|orted|orterun|prte|srun|slurmstepd|flux-shell|torchrun|aprun|palsd?"
 )
-"""Programs whose descendants are one job. The kernel cuts a name after 15 characters."""
+"""Programs whose descendants form one job. The kernel truncates names to 15 characters."""
 
 DEVICE_FILES = re.compile(r"/dev/(nvidia\d+|kfd|dri/renderD\d+)$")
 
 
 class NoSuchJob(Exception):
-    """There is no such process, job or user here; the text is one line."""
+    """The requested process, job or user does not exist here; the message is one line."""
 
 
 class SeveralJobs(Exception):
-    """The request fits more than one job; the text is one line."""
+    """The request matches more than one job; the message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the user asked for. With nothing, every rank and every process that has a GPU open."""
+    """The user's selection. If empty: every rank and every process that has a GPU open."""
 
     pids: tuple[int, ...] = ()
     slurm: str = ""
@@ -42,7 +42,7 @@ class Request:
 
 
 def select(request: Request) -> tuple[int, ...]:
-    """The pids of the job, in ascending order. Raises `NoSuchJob`."""
+    """Pids of the job, ascending. Raises `NoSuchJob`."""
     everyone = processes()
     ours = _family(os.getpid(), everyone)
     if request.pids:
@@ -60,7 +60,7 @@ def select(request: Request) -> tuple[int, ...]:
 
 
 def _refuse_several(found: Iterable[int], everyone: Mapping[int, Process]) -> None:
-    """Raise `SeveralJobs` where two launchers have a rank of the same number."""
+    """Raise `SeveralJobs` if ranks of two launchers have the same number."""
     jobs: dict[int, set[str]] = {}
     for pid in found:
         top = _launcher(pid, everyone)
@@ -75,7 +75,7 @@ def _refuse_several(found: Iterable[int], everyone: Mapping[int, Process]) -> No
 
 
 def _by_pid(pids: Iterable[int], everyone: Mapping[int, Process]) -> set[int]:
-    """These processes with all below their launcher. A pid of 1 or of a zombie is no job."""
+    """These processes and all others of their launcher. Pid 1 and zombies are rejected."""
     found: set[int] = set()
     for pid in pids:
         if pid not in everyone:
@@ -91,7 +91,7 @@ def _by_pid(pids: Iterable[int], everyone: Mapping[int, Process]) -> set[int]:
 
 
 def _launcher(pid: int, everyone: Mapping[int, Process]) -> int:
-    """The topmost launcher above a process, else the process itself."""
+    """The topmost launcher above a process; without a launcher, the process itself."""
     top, above = pid, pid
     while (above := everyone[above].parent) in everyone and above != 1:
         if LAUNCHERS.match(everyone[above].name):
@@ -100,7 +100,7 @@ def _launcher(pid: int, everyone: Mapping[int, Process]) -> int:
 
 
 def _complete(found: set[int], everyone: Mapping[int, Process]) -> set[int]:
-    """These processes and all that descend from them."""
+    """These processes and all their descendants."""
     children: dict[int, list[int]] = {}
     for process in everyone.values():
         children.setdefault(process.parent, []).append(process.pid)
@@ -112,7 +112,7 @@ def _complete(found: set[int], everyone: Mapping[int, Process]) -> set[int]:
 
 
 def _family(pid: int, everyone: Mapping[int, Process]) -> set[int]:
-    """A process and those that it was started from, as the shell of this command."""
+    """A process and its ancestors, such as the shell of this command."""
     family = set[int]()
     while pid in everyone:
         family.add(pid)
@@ -130,7 +130,7 @@ def _matching(everyone: Mapping[int, Process], belongs: Callable[[int], bool]) -
 
 
 def _is_of_slurm(pid: int, job: str) -> bool:
-    """By the control group that slurmd made, else by Slurm's own variables."""
+    """Whether a process belongs to the Slurm job, by slurmd's control group or Slurm's variables."""
     number, _, step = job.partition(".")
     reader = Reader(pid)
     group = reader.text("cgroup")
@@ -141,12 +141,12 @@ def _is_of_slurm(pid: int, job: str) -> bool:
 
 
 def _is_here(pid: int) -> bool:
-    """Whether a rank belongs to this node: several slurmd may run on one machine."""
+    """Whether a rank belongs to this node, since one machine may run several slurmd."""
     return environment(Reader(pid)).get("SLURMD_NODENAME") in (None, node_name.short())
 
 
 def _is_work(pid: int, uid: int | None) -> bool:
-    """Whether it is a rank, or has a GPU open, and belongs to that user where one is given."""
+    """Whether a process is a rank or has a GPU open, and belongs to ``user`` if given."""
     reader = Reader(pid)
     if uid is not None and _owner(pid) != uid:
         return False
@@ -163,7 +163,7 @@ def _has_gpu(pid: int) -> bool:
 
 
 def _probes(found: Iterable[int]) -> set[int]:
-    """Workers of a check that runs at this moment: they are no user's job."""
+    """Workers of a running check, which are not a job."""
     carrying = set()
     for pid in found:
         with suppress(Gone):
@@ -185,12 +185,12 @@ def _uid(user: str) -> int | None:
     try:
         return pwd.getpwnam(user).pw_uid
     except KeyError:
-        raise NoSuchJob(f"no user {user!r} on this node") from None
+        raise NoSuchJob(f"unknown user {user!r}") from None
 
 
 def _absence(request: Request) -> str:
     if request.slurm:
         return f"no process of Slurm job {request.slurm} on this node"
     if request.user:
-        return f"{request.user} has no rank here and no process with a GPU open"
-    return "no rank of a job here, and no process with a GPU open; name one with --pid"
+        return f"{request.user} has no rank and no process with an open GPU on this node"
+    return "no rank and no process with an open GPU on this node; name one with --pid"

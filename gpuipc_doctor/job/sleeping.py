@@ -1,7 +1,7 @@
-"""The stack of a thread that sleeps in a system call, read from its memory without stopping it.
+"""Stack of a thread that sleeps in a system call, read from its memory without stopping it.
 
-``/proc/PID/task/TID/syscall`` has the stack pointer of a thread that sleeps, and its stack does not change
-until the call returns. Reading it needs the right to trace the process, but traces nothing (proc(5)).
+``/proc/PID/task/TID/syscall`` has the stack pointer of a sleeping thread, whose stack does not change until
+the call returns. Reading it needs the right to trace the process but traces nothing (proc(5)).
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from gpuipc_doctor.job.code import Code
 from gpuipc_doctor.job.document import Stack
 
 DEPTH_BYTES = 32 << 10
-"""Of the stack that is read, from the stack pointer on."""
+"""Bytes of stack read from the stack pointer on."""
 
 
 ATTEMPTS, BETWEEN_S = 8, 0.001
-"""A rank that yields the processor with short sleeps wakes during half of the readings."""
+"""Number of attempts: a rank that yields the processor with short sleeps wakes during half of them."""
 
 
 def stack(pid: int, tid: int) -> Stack:
-    """The frames, innermost first; empty for a thread that runs. Raises `OSError` if it may not be read."""
+    """The frames, innermost first; empty for a running thread. Raises `OSError` if memory is unreadable."""
     for _ in range(ATTEMPTS):
         if frames := _stack(pid, tid):
             return frames
@@ -31,7 +31,7 @@ def stack(pid: int, tid: int) -> Stack:
 
 
 def _stack(pid: int, tid: int) -> Stack:
-    """As `stack`, but empty also if the thread woke in the meantime."""
+    """As `stack`, but also empty if the thread woke up in the meantime."""
     syscall = Path(f"/proc/{pid}/task/{tid}/syscall")
     before = syscall.read_text()
     fields = before.split()

@@ -1,7 +1,7 @@
-"""Native stacks by tools that stop a process for a moment: py-spy for Python programs, else eu-stack or gdb.
+"""Native stacks from tools that stop a process briefly: py-spy for Python programs, else eu-stack or gdb.
 
-One process is stopped at a time, for `LIMIT_S` at most, and is found afterwards as it was. A stop interrupts
-a system call that waits, and the kernel restarts it, except for some that return EINTR, such as epoll_wait
+One process is stopped at a time, for at most `LIMIT_S`, and then continues unchanged. A stop interrupts
+waiting system calls; the kernel restarts them, except for some that return EINTR, such as epoll_wait
 (signal(7), "Interruption of system calls and library functions by stop signals").
 """
 
@@ -24,12 +24,14 @@ from gpuipc_doctor.supervise.evidence import find_program
 from gpuipc_doctor.supervise.tree import PROC
 
 LIMIT_S = 2.0
-"""For which a process is stopped at most."""
+"""Maximum seconds for which a process is stopped."""
 
 MAX_FRAMES = 100
 
-_RESUMED_S = 1.0
-"""Until a process that a tool has left is running again."""
+_STOPPED = "the process is already stopped"
+
+_RESUMED_S = 10.0
+"""Seconds until a process counts as not resumed after its tool has ended."""
 
 _THREAD = re.compile(r"^(?:TID |Thread .*\((?:LWP|process|Thread [^)]*\(LWP) )(\d+)")
 _FRAME = re.compile(r"^#\d+ +0x([0-9a-f]+)(?: in)? (\S+)")
@@ -37,15 +39,20 @@ _INNERMOST = re.compile(r"^#0 +(\w+) \(.*\)(?: from (\S+))?")
 
 _GDB = ("-nx", "-batch", "-iex", "set auto-load off", "-iex", "set debuginfod enabled off",
         "-iex", "set pagination off")  # fmt: skip
-"""Nothing that a process or a user brings along is executed by gdb."""
+"""gdb options: execute nothing that a process or a user provides."""
 
 
 class NotStopped(Exception):
-    """Why a process was not stopped, or gave no stack, in one line."""
+    """A process was not stopped, or gave no stack; the message says why in one line."""
+
+
+class _Killed(NotStopped):
+    """The tool took too long."""
 
 
 def stacks(process: Process) -> Mapping[int, Stack]:
-    """The stacks by thread, innermost first, of a process that is stopped meanwhile. Raises `NotStopped`."""
+    """Stacks by thread, innermost frame first, of a process that is stopped meanwhile. Raises
+    `NotStopped`."""
     if why := reason_to_leave(process.pid):
         raise NotStopped(why)
     program, command, parse = _tool(process)
@@ -53,6 +60,9 @@ def stacks(process: Process) -> Mapping[int, Stack]:
         raise NotStopped("neither gdb nor eu-stack is installed")
     try:
         text = _run([program, *command])
+    except _Killed:
+        _continue(process.pid)  # the SIGSTOP of its attach may be on its way, neither pending nor taken
+        raise
     finally:
         _resume(process.pid)
     if found := dict(parse(text, process.pid)):
@@ -69,12 +79,12 @@ def reason_to_leave(pid: int) -> str:
             for task in (PROC / str(pid) / "task").iterdir()
         ]
     except (OSError, IndexError):
-        return "it has ended"
+        return "the process has ended"
     tracer = re.search(r"^TracerPid:\t(\d+)$", status, re.MULTILINE)
     if tracer and tracer[1] != "0":
-        return f"it is traced by process {tracer[1]}"
+        return f"the process is traced by process {tracer[1]}"
     if "T" in states or "t" in states:
-        return "it is stopped already"
+        return _STOPPED
     if "D" in states:
         return "a thread is in state D and would not stop"
     return ""
@@ -93,7 +103,7 @@ def _tool(process: Process) -> tuple[str | None, tuple[str, ...], Parser]:
 
 
 def _run(command: list[str]) -> str:
-    """What a tool prints. One that takes longer is killed, at which the kernel detaches it."""
+    """Output of a tool. A tool that takes too long is killed, and the kernel detaches it from the process."""
     try:
         with subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -102,7 +112,7 @@ def _run(command: list[str]) -> str:
                 output, errors = tool.communicate(timeout=LIMIT_S)
             except subprocess.TimeoutExpired:
                 tool.kill()
-                raise NotStopped(f"{Path(command[0]).name} took longer than {LIMIT_S:g} s") from None
+                raise _Killed(f"{Path(command[0]).name} took longer than {LIMIT_S:g} s") from None
     except OSError as error:
         raise NotStopped(f"{Path(command[0]).name}: {error.strerror}") from None
     if tool.returncode:
@@ -112,17 +122,22 @@ def _run(command: list[str]) -> str:
 
 
 def _resume(pid: int) -> None:
-    """Continue a process that a killed tool has left stopped: the SIGSTOP of its attach may come after it."""
+    """Continue a process that a killed tool left stopped."""
     end = time.monotonic() + _RESUMED_S
     while (why := reason_to_leave(pid)) and "D" not in why and time.monotonic() < end:
-        if why == "it is stopped already":
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGCONT)
+        if why == _STOPPED:
+            _continue(pid)
         time.sleep(0.02)
 
 
+def _continue(pid: int) -> None:
+    """Send SIGCONT, which also discards a SIGSTOP that a thread has not taken yet (signal(7))."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGCONT)
+
+
 def _of_py_spy(text: str, pid: int) -> Iterator[tuple[int, Stack]]:
-    """The native frames of each thread, down to the interpreter, which stands for the Python frames."""
+    """Native frames of each thread up to the interpreter; beyond it, the Python frames apply."""
     try:
         threads = json.loads(text)
         for thread in threads:
@@ -133,22 +148,22 @@ def _of_py_spy(text: str, pid: int) -> Iterator[tuple[int, Stack]]:
                 frames.append(_native(frame["name"], Path(frame["module"]).name))
             yield int(thread["os_thread_id"] or pid), (*frames[:MAX_FRAMES], "[python]")
     except (ValueError, LookupError, TypeError) as error:
-        raise NotStopped(f"py-spy printed no stack that can be read: {error!r}") from None
+        raise NotStopped(f"cannot parse py-spy's output: {error!r}") from None
 
 
 def _native(name: str, file: str) -> str:
-    """py-spy names Cython's functions as their sources do: those of mpi4py are MPI's."""
+    """Rename mpi4py's Cython functions to MPI's names: py-spy names them as in the source."""
     if name.startswith("0x"):
         return f"[{file}]"
     return f"MPI_{name[:1].upper()}{name[1:]} ({file})" if file.startswith("MPI.") else f"{name} ({file})"
 
 
 def _of_debugger(text: str, pid: int) -> Iterator[tuple[int, Stack]]:
-    """The frames of each thread that eu-stack or gdb prints; inlined functions are left out."""
+    """Frames of each thread printed by eu-stack or gdb, without inlined functions."""
     try:
         code = Code(pid)
     except OSError:
-        raise NotStopped("it has ended") from None
+        raise NotStopped("the process has ended") from None
     thread, frames = 0, list[str]()
     for line in [*text.splitlines(), "TID 0"]:
         if begin := _THREAD.match(line):

@@ -1,4 +1,4 @@
-"""Which ranks wait for which, and why that is concluded. The smaller group is not always to blame."""
+"""Which ranks wait for which, and why. The smaller group is not always to blame."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from gpuipc_doctor.job.activity import Activity, Kind
+from gpuipc_doctor.job.activity import Activity, Kind, is_poll
 from gpuipc_doctor.job.document import Cause, Growth, Verdict
 
 
-def judge(activities: Mapping[int, Activity], size: int | None = None) -> Verdict:
-    """Judge a job by what its ranks did at every look; ``size``: how many ranks it has, where known."""
+def judge(
+    activities: Mapping[int, Activity], size: int | None = None, messages: bool | None = None
+) -> Verdict:
+    """The verdict on a job from its ranks' activities.
+
+    ``size``: number of ranks, if known. ``messages``: whether messages moved between the last snapshots; None
+    if unknown.
+    """
     if not activities:
         return Verdict(cause=Cause.UNKNOWN, reasons=("no rank could be read",))
     absent = sorted(set(range(size or 0)) - activities.keys())
@@ -23,7 +29,14 @@ def judge(activities: Mapping[int, Activity], size: int | None = None) -> Verdic
     if ended and waiting:
         return _blame(Cause.RANK_ENDED, ended, waiting, activities)
     if moved := _ranks(activities, {Kind.MOVES}):
-        return Verdict(cause=Cause.RUNS, reasons=(f"{len(moved)} of {len(activities)} ranks moved on",))
+        progress = f"{len(moved)} of {len(activities)} ranks made progress"
+        calls = {activities[rank].operation for rank in waiting if activities[rank].kind is Kind.COLLECTIVE}
+        stays = len(calls) > 1 or any(each.kind.is_outside for each in activities.values())
+        if still := [rank for rank in waiting if stays or activities[rank].kind in _FOR_PARTNERS]:
+            verdict = _blame(Cause.UNKNOWN, (), still, activities)
+            idle = f"{_plural(len(still), 'other')} in {verdict.waits_in}: idle, or stuck"
+            return replace(verdict, reasons=(progress, idle))
+        return replace(_blame(Cause.RUNS, (), waiting, activities), reasons=(progress,))
     if device := _ranks(activities, {Kind.DEVICE}):
         return _blame(Cause.DEVICE_BUSY, device, waiting, activities)
     outside = [rank for rank, each in sorted(activities.items()) if each.kind.is_outside]
@@ -31,46 +44,154 @@ def judge(activities: Mapping[int, Activity], size: int | None = None) -> Verdic
         reasons = tuple(dict.fromkeys(activities[rank].reason for rank in unknown))
         return Verdict(cause=Cause.UNKNOWN, blamed=tuple(unknown), waiting=tuple(waiting), reasons=reasons)
     if waiting and outside:
-        return _blame(Cause.HOST_LATE, outside, waiting, activities)
+        return _late(activities, outside, waiting, messages)
     if waiting:
-        return _all_in_mpi(activities, waiting)
+        return _all_in_mpi(activities, waiting, messages)
+    polling = [rank for rank in outside if is_poll(activities[rank].operation)]
+    if polling and messages is False:
+        why = (
+            f"{_plural(len(polling), 'rank')} polling in {_operations(activities, polling)}: no message moves"
+        )
+        return Verdict(cause=Cause.UNKNOWN, blamed=tuple(polling), reasons=(why,))
+    if len(activities) > 1 and (deaf := [rank for rank in outside if _is_at_socket(activities[rank])]):
+        why = "at a socket, outside MPI: for whom is not visible"
+        return Verdict(
+            cause=Cause.UNKNOWN, waiting=tuple(deaf), reasons=(f"{_plural(len(deaf), 'rank')} {why}",)
+        )
     return Verdict(cause=Cause.RUNS, reasons=("no rank waits for another",))
 
 
-def with_growth(verdict: Verdict, growth: Sequence[Growth]) -> Verdict:
-    """The verdict on a job that is not known to be stuck and whose ranks take more and more."""
-    if not growth or verdict.cause not in (Cause.RUNS, Cause.UNKNOWN):
+def _late(
+    activities: Mapping[int, Activity],
+    outside: Sequence[int],
+    waiting: Sequence[int],
+    messages: bool | None,
+) -> Verdict:
+    """The verdict if some ranks wait for ranks outside MPI and nothing moves. Ranks that poll may also be
+    waiting."""
+    late = [rank for rank in outside if not is_poll(activities[rank].operation)] or outside
+    verdict = _blame(Cause.HOST_LATE, late, waiting, activities)
+    if messages:
+        why = f"ranks were in {verdict.waits_in} in every snapshot, but {_MOVE}"
+    elif all(activities[rank].kind.may_advance for rank in late):
+        why = f"ranks wait in {verdict.waits_in} for it: it is late, or in a loop that does not end"
+    else:
         return verdict
-    ranks = dict.fromkeys(each.rank for each in growth if each.rank is not None)
-    what = ", ".join(dict.fromkeys(each.what for each in growth))
-    return Verdict(cause=Cause.GROWS, blamed=tuple(sorted(ranks)), operation=what, reasons=verdict.reasons)
+    return replace(verdict, cause=Cause.UNKNOWN, reasons=(*verdict.reasons, why))
 
 
-def _all_in_mpi(activities: Mapping[int, Activity], waiting: Sequence[int]) -> Verdict:
-    """Every rank waits in MPI: by which operations they differ."""
-    ends, receives = _ranks(activities, {Kind.ENDS}), _ranks(activities, {Kind.RECEIVES})
-    if ends and len(ends) == len(waiting):
-        return _blame(Cause.FINALIZE, [], waiting, activities)
-    sends = _ranks(activities, {Kind.SENDS, Kind.PROGRESSES})
-    if receives and not sends and len(receives) < len(waiting):
-        others = [rank for rank in waiting if rank not in receives]
-        verdict = _blame(Cause.MESSAGE_LOST, receives, others, activities)
-        left = f"{_plural(len(others), 'rank')} left the exchange for {_operations(activities, others)}"
-        return replace(verdict, reasons=("no rank is in a send", left))
-    counts = Counter(activities[rank].operation for rank in waiting)
-    if len(counts) > 1 and not receives and not sends:
+_FOR_PARTNERS = (Kind.RECEIVES, Kind.SENDS, Kind.PROGRESSES)
+"""What ranks do that may wait for each other while others move on. A collective waits for those that move on,
+unless a rank is at one place outside MPI or in another collective."""
+
+_MOVE = "memory shared by ranks changes: messages move"
+
+
+def _is_at_socket(activity: Activity) -> bool:
+    """Whether the rank sleeps in a read from a network socket (Linux, net/core/sock.c,
+    net/unix/af_unix.c)."""
+    return activity.kind is Kind.SLEEPS and activity.path[-1:] in _AT_SOCKET
+
+
+_AT_SOCKET = (
+    ("wait_woken",),
+    ("sk_wait_data",),
+    ("unix_stream_data_wait",),
+    ("__skb_wait_for_more_packets",),
+)
+
+
+def with_growth(verdict: Verdict, growth: Sequence[Growth], unseen: Mapping[str, str]) -> Verdict:
+    """The verdict on a job that is not known to be stuck and whose ranks use more and more resources.
+
+    ``unseen``: what could not be watched, and why. In that case, it is unknown whether something grows.
+    """
+    if verdict.cause not in (Cause.RUNS, Cause.UNKNOWN):
+        return verdict
+    if growth:
+        ranks = dict.fromkeys(each.rank for each in growth if each.rank is not None)
+        what = ", ".join(dict.fromkeys(each.what for each in growth))
         return Verdict(
-            cause=Cause.MISMATCH,
-            waiting=tuple(waiting),
-            operation=_operations(activities, waiting),
-            reasons=("the ranks are in different collectives, which must be called in one order",),
+            cause=Cause.GROWS, blamed=tuple(sorted(ranks)), operation=what, reasons=verdict.reasons
         )
-    return Verdict(
-        cause=Cause.ALL_WAIT,
-        waiting=tuple(waiting),
-        operation=_operations(activities, waiting),
-        reasons=("every rank waits in MPI for another one",),
-    )
+    if unseen:
+        reasons = (*verdict.reasons, *(f"{what}: {why}" for what, why in unseen.items()))
+        return replace(verdict, cause=Cause.UNKNOWN, reasons=reasons)
+    return verdict
+
+
+def _all_in_mpi(activities: Mapping[int, Activity], waiting: Sequence[int], messages: bool | None) -> Verdict:
+    """The verdict if every rank waits in MPI: running if messages still move, else judged by operations."""
+    calls = {(activities[rank].kind, activities[rank].operation) for rank in waiting}
+    in_one_collective = len(calls) == 1 and all(kind is Kind.COLLECTIVE for kind, _ in calls)
+    if messages:
+        return Verdict(cause=Cause.RUNS if len(calls) == 1 else Cause.UNKNOWN, reasons=(_MOVE,))
+    if messages is None and in_one_collective and any(_is_python(activities[rank]) for rank in waiting):
+        loop = "every rank is in the same collective; a Python loop of it would look the same"
+        return Verdict(cause=Cause.UNKNOWN, waiting=tuple(waiting), reasons=(loop,))
+    collective = _ranks(activities, {Kind.COLLECTIVE, Kind.STARTS, Kind.ENDS})
+    if len(collective) < len(waiting):
+        return _exchange(activities, waiting, collective, messages)
+    if len(_ranks(activities, {Kind.ENDS})) == len(waiting):
+        return _blame(Cause.FINALIZE, [], waiting, activities)
+    if len({activities[rank].operation for rank in waiting}) > 1:
+        left = _ranks(activities, {Kind.ENDS})
+        order = "the ranks are in different collectives, which must be called in one order"
+        gone = "a rank in MPI_Finalize takes part in no other collective"
+        return replace(
+            _blame(Cause.MISMATCH, left, waiting, activities),
+            operation=_operations(activities, waiting),
+            reasons=(gone if left else order,),
+        )
+    alike = "all ranks are in the same collective: its root, communicator or sizes may differ between them"
+    return _all_wait((), waiting, activities, alike, messages)
+
+
+def _exchange(
+    activities: Mapping[int, Activity],
+    waiting: Sequence[int],
+    collective: Sequence[int],
+    messages: bool | None,
+) -> Verdict:
+    """The verdict if some ranks wait for partners: ranks in a collective are in no cycle with them, but wait
+    for them."""
+    partners = [rank for rank in waiting if rank not in collective]
+    if not collective:
+        return _all_wait((), partners, activities, "every rank waits in MPI for another rank", messages)
+    gone = f"{_plural(len(collective), 'rank')} left the exchange for {_operations(activities, collective)}"
+    calls = {activities[rank].operation for rank in partners}
+    if any(activities[rank].kind is Kind.SENDS for rank in partners) or any(map(_is_open, calls)):
+        request = "a request may be of a message or of a nonblocking collective"
+        reasons = [gone, request] if any(call.startswith("MPI_Wait") for call in calls) else [gone]
+        return _all_wait(partners, collective, activities, "; ".join(reasons), messages)
+    verdict = _blame(Cause.MESSAGE_LOST, partners, collective, activities)
+    several = ("or a request is of a send that no rank receives",) if calls - set(_RECEIVES) else ()
+    return replace(verdict, reasons=("no rank is in a send", *several, gone))
+
+
+_RECEIVES = ("MPI_Recv", "MPI_Mrecv", "MPI_Probe", "MPI_Mprobe")
+
+
+def _is_open(call: str) -> bool:
+    """Whether a call may wait for something other than a message."""
+    return call.startswith(("MPI_Win", "an MPI")) or call == "MPI_Wait"
+
+
+def _all_wait(
+    blamed: Sequence[int],
+    waiting: Sequence[int],
+    activities: Mapping[int, Activity],
+    why: str,
+    messages: bool | None,
+) -> Verdict:
+    still = ("the memory that ranks share does not change",) if messages is False else ()
+    verdict = _blame(Cause.ALL_WAIT, blamed, waiting, activities)
+    operation = verdict.operation or verdict.waits_in
+    return replace(verdict, operation=operation, reasons=(why, *still))
+
+
+def _is_python(activity: Activity) -> bool:
+    return any(".py:" in frame for frame in activity.path)
 
 
 def _blame(
@@ -93,7 +214,7 @@ def _ranks(activities: Mapping[int, Activity], kinds: Collection[Kind]) -> list[
 
 
 def _operations(activities: Mapping[int, Activity], ranks: Sequence[int]) -> str:
-    """What these ranks are in, the most frequent first."""
+    """Operations of these ranks, most frequent first."""
     counts = Counter(activities[rank].operation for rank in ranks if activities[rank].operation)
     return ", ".join(operation for operation, _ in counts.most_common(3))
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
-from gpuipc_doctor.job.document import Process
+from gpuipc_doctor.job import growth
+from gpuipc_doctor.job.document import Cause, Process, Verdict
 from gpuipc_doctor.job.growth import DESCRIPTORS, HOST, Key, judge, watch
+from gpuipc_doctor.job.selection import NoSuchJob
+from gpuipc_doctor.job.verdict import with_growth
 
 MIB = 1 << 20
 
@@ -58,8 +64,47 @@ def test_growth_of_a_process_is_seen_from_outside(loses: str, what: str) -> None
             assert child.stdout
             child.stdout.readline()
             process = Process(pid=child.pid, parent=1, uid=0, program="python3")
-            grown = {each.what: each for each in watch({0: process}, 6.0, dict) if each.rank == 0}
+            grown = {each.what: each for each in watch({0: process}, 6.0).grown() if each.rank == 0}
         finally:
             child.kill()
     assert what in grown
     assert grown[what].last > grown[what].first
+
+
+@pytest.mark.parametrize(("slow_s", "cause"), [(0.02, Cause.GROWS), (10.0, Cause.UNKNOWN)])
+def test_slow_driver_gets_more_time_and_too_few_samples_are_no_verdict(
+    monkeypatch: pytest.MonkeyPatch, slow_s: float, cause: Cause
+) -> None:
+    """On a busy node one sample takes as long as all of them should."""
+    clock = iter(range(1_000_000))
+    slow = SimpleNamespace(monotonic=lambda: next(clock) * slow_s, sleep=lambda seconds: None)
+    monkeypatch.setattr(growth, "time", slow)
+    process = Process(pid=os.getpid(), parent=1, uid=0, program="app", libraries=("/lib/libcuda.so.1",))
+
+    def devices(interval_s: float, is_over: Callable[[dict[int, int]], bool]) -> None:
+        held = 0
+        while not is_over({process.pid: held}):
+            held += 4 * MIB
+
+    watched = watch({0: process}, 0.6, devices)
+    verdict = with_growth(Verdict(cause=Cause.RUNS), watched.grown(), watched.unseen)
+    assert verdict.cause is cause, watched.unseen
+    if cause is Cause.UNKNOWN:
+        assert any("samples in" in reason for reason in verdict.reasons)
+
+
+def test_growth_that_a_dead_driver_hides_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(1_000_000))
+    fast = SimpleNamespace(monotonic=lambda: next(clock) * 0.02, sleep=lambda seconds: None)
+    monkeypatch.setattr(growth, "time", fast)
+
+    def devices(interval_s: float, is_over: Callable[[dict[int, int]], bool]) -> None:
+        raise NoSuchJob("cannot list GPUs: sampler: nvmlInit hung (10 s)")
+
+    process = Process(pid=os.getpid(), parent=1, uid=0, program="app")
+    watched = watch({0: process}, 0.6, devices)
+    verdict = with_growth(Verdict(cause=Cause.RUNS), (), watched.unseen)
+    assert verdict.cause is Cause.UNKNOWN
+    assert verdict.reasons == ("growth of device memory: cannot list GPUs: sampler: nvmlInit hung (10 s)",)
+    stuck = Verdict(cause=Cause.HOST_LATE, blamed=(1,))
+    assert with_growth(stuck, (), watched.unseen) == stuck

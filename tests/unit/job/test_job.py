@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from gpuipc_doctor.cli.main import cli
 from gpuipc_doctor.job import python_stacks
 from gpuipc_doctor.job.activity import Activity, Kind, activity, mpi_function
-from gpuipc_doctor.job.document import Cause, Process, Stack, Thread
+from gpuipc_doctor.job.document import Cause, Contents, Process, Snapshot, Stack, Thread
+from gpuipc_doctor.job.examination import examine
 from gpuipc_doctor.job.folding import Branch, fold
 from gpuipc_doctor.job.sampling import stacks
 from gpuipc_doctor.job.verdict import judge
@@ -62,6 +63,7 @@ def test_mpi_function_of_c_and_fortran_names(symbol: str, function: str) -> None
         (("MPI_Finalize (libmpi.so.40)",), Kind.ENDS, "MPI_Finalize"),
         (("PMPI_Init_thread (libmpi.so.40)",), Kind.STARTS, "MPI_Init_thread"),
         (("PMPI_Comm_dup (libmpi.so.40)",), Kind.COLLECTIVE, "MPI_Comm_dup"),
+        (("PMPI_Initialized (libmpi.so.12)", "PMPI_Finalize (libmpi.so.12)"), Kind.ENDS, "MPI_Finalize"),
         (("cuCtxSynchronize (libcuda.so.1)", "main (app)"), Kind.DEVICE, "cuCtxSynchronize"),
         (("hipStreamSynchronize (libamdhip64.so.6)",), Kind.DEVICE, "hipStreamSynchronize"),
         (COMPUTING, Kind.COMPUTES, "kernel (app)"),
@@ -80,7 +82,7 @@ def test_python_that_synchronizes_with_the_gpu_waits_for_it_without_a_native_sta
     own = ("synchronize (__init__.py:12)", "<module> (app.py:4)")
     assert activity([replace(process(COMPUTING), python=own)] * 2).kind is Kind.COMPUTES
     moved = [replace(process(COMPUTING), python=stack) for stack in (python, python[1:])]
-    assert activity(moved).kind is Kind.COMPUTES
+    assert activity(moved).kind is Kind.LOOPS
 
 
 def test_frames_of_torch_cuda_are_told_from_a_programs_own() -> None:
@@ -136,11 +138,65 @@ def test_thread_in_state_d_at_every_look_is_stuck_in_the_kernel() -> None:
     seen = activity([stuck, stuck])
     assert (seen.kind, seen.operation) == (Kind.KERNEL, "fuse_wait")
     assert activity([process(COMPUTING), stuck]).kind is not Kind.KERNEL
+    vfork = process(COMPUTING, state="D", wchan="kernel_clone")
+    assert activity([vfork, vfork]).reason == "waits for its child of vfork() in every snapshot"
+
+
+IN_DRIVER = (
+    "clock_gettime (linux-vdso.so.1)",
+    "[libcuda.so.580.95.05]",
+    "[libcuda.so.580.95.05]",
+    "at::native::_local_scalar_dense_cuda (libtorch_cuda.so)",
+    "[python3.12]",
+)
+QUEUES = ("[libcudart.so.12]", "launch (libtorch_cuda.so)", "[python3.12]")
+
+
+@pytest.mark.parametrize(
+    ("samples", "lines", "kind"),
+    [
+        ([IN_DRIVER[1:], IN_DRIVER], ("f (t.py:1)",), Kind.DEVICE),
+        ([("spin (libamdhip64.so.6)", "main (app)")] * 2, (), Kind.DEVICE),
+        ([("[libhsa-runtime64.so.1]", "main (app)")] * 2, (), Kind.DEVICE),
+        ([IN_DRIVER, QUEUES], ("f (t.py:1)",), Kind.LOOPS),  # between two launches
+        ([IN_DRIVER, IN_DRIVER], ("f (t.py:1)", "f (t.py:2)"), Kind.COMPUTES),  # it goes on
+        ([("memcpy (libc.so.6)", "main (app)")] * 2, (), Kind.COMPUTES),
+        ([(*IN_DRIVER[:3], "PMPI_Recv (libmpi.so.12)", "main (app)")] * 2, (), Kind.RECEIVES),
+    ],
+)
+def test_thread_that_polls_in_the_driver_waits_for_the_gpu(
+    samples: list[Stack], lines: tuple[str, ...], kind: Kind
+) -> None:
+    snapshots = [
+        replace(process(stack), python=lines[number % len(lines) :][:1] if lines else ())
+        for number, stack in enumerate(samples)
+    ]
+    assert activity(snapshots).kind is kind
+
+
+@pytest.mark.parametrize(
+    ("stack", "wchan", "kind"),
+    [
+        (("poll (libc.so.6)", "[libcuda.so.580.95.05]", "train (app)"), "do_sys_poll", Kind.DEVICE),
+        (("ioctl (libc.so.6)", "[libhsa-runtime64.so.1]", "train (app)"), "kfd_wait_on_events", Kind.DEVICE),
+        ((), "kfd_wait_on_events", Kind.DEVICE),  # its stack may not be read
+        (("poll (libc.so.6)", "train (app)"), "do_sys_poll", Kind.SLEEPS),
+        (("poll (libc.so.6)", "[libcuda.so.1]", "PMPI_Recv (libmpi.so.12)"), "do_sys_poll", Kind.RECEIVES),
+    ],
+)
+def test_thread_that_sleeps_in_the_driver_waits_for_the_gpu(stack: Stack, wchan: str, kind: Kind) -> None:
+    """As with cudaDeviceScheduleBlockingSync, and on AMD's GPUs by default: it does not poll."""
+    assert activity([process(state="S", approximate=stack, wchan=wchan)] * 2).kind is kind
 
 
 SLEEPS = doing(Kind.SLEEPS, "nap")
 REDUCES = doing(Kind.COLLECTIVE, "MPI_Allreduce")
 RECEIVES = doing(Kind.RECEIVES, "MPI_Recv")
+SENDS = doing(Kind.SENDS, "MPI_Ssend")
+
+
+def requests(operation: str) -> Activity:
+    return doing(Kind.PROGRESSES, operation)
 
 
 @pytest.mark.parametrize("late", [{3}, {*range(1, 16)}, {0, 15}])
@@ -158,8 +214,21 @@ def test_late_ranks_are_blamed_whether_few_or_most(late: set[int]) -> None:
         ([RECEIVES, REDUCES, REDUCES], Cause.MESSAGE_LOST, (0,)),
         ([RECEIVES, RECEIVES], Cause.ALL_WAIT, ()),
         ([RECEIVES, doing(Kind.SENDS, "MPI_Send")], Cause.ALL_WAIT, ()),
+        ([SENDS, SENDS, REDUCES], Cause.ALL_WAIT, (0, 1)),  # those in a collective are in no cycle
+        ([SENDS, RECEIVES, REDUCES], Cause.ALL_WAIT, (0, 1)),
+        ([SENDS, doing(Kind.ENDS, "MPI_Finalize")], Cause.ALL_WAIT, (0,)),
+        ([requests("MPI_Waitall"), REDUCES, REDUCES], Cause.MESSAGE_LOST, (0,)),
+        ([requests("MPI_Sendrecv"), RECEIVES, REDUCES], Cause.MESSAGE_LOST, (0, 1)),
+        ([requests("MPI_Waitall"), requests("MPI_Waitall")], Cause.ALL_WAIT, ()),
+        ([requests("MPI_Wait"), REDUCES], Cause.ALL_WAIT, (0,)),  # perhaps of a nonblocking collective
+        ([requests("MPI_Win_lock"), REDUCES], Cause.ALL_WAIT, (0,)),
+        ([requests("an MPI call"), REDUCES], Cause.ALL_WAIT, (0,)),
+        ([doing(Kind.LOOPS, "solve"), REDUCES], Cause.UNKNOWN, (0,)),
+        ([doing(Kind.LOOPS, "solve"), SLEEPS, REDUCES], Cause.HOST_LATE, (0, 1)),
+        ([doing(Kind.LOOPS, "solve")] * 2, Cause.RUNS, ()),
         ([REDUCES, doing(Kind.COLLECTIVE, "MPI_Barrier")], Cause.MISMATCH, ()),
         ([REDUCES, REDUCES], Cause.ALL_WAIT, ()),
+        ([REDUCES, doing(Kind.ENDS, "MPI_Finalize"), REDUCES], Cause.MISMATCH, (1,)),
         ([doing(Kind.ENDS, "MPI_Finalize")] * 2, Cause.FINALIZE, ()),
         ([REDUCES, doing(Kind.KERNEL, "fuse_wait")], Cause.KERNEL, (1,)),
         ([REDUCES, doing(Kind.STOPPED)], Cause.STOPPED, (1,)),
@@ -175,6 +244,31 @@ def test_verdict_by_what_the_ranks_do(
 ) -> None:
     verdict = judge(dict(enumerate(activities)))
     assert (verdict.cause, verdict.blamed) == (cause, blamed)
+
+
+IN_PYTHON = replace(REDUCES, path=("<module> (train.py:3)", "PMPI_Allreduce (libmpi.so.12)"))
+
+
+@pytest.mark.parametrize(
+    ("activities", "messages", "cause"),
+    [
+        ([REDUCES, REDUCES], True, Cause.RUNS),
+        ([REDUCES, REDUCES], False, Cause.ALL_WAIT),
+        ([REDUCES, REDUCES], None, Cause.ALL_WAIT),
+        ([IN_PYTHON, IN_PYTHON], True, Cause.RUNS),
+        ([IN_PYTHON, IN_PYTHON], False, Cause.ALL_WAIT),
+        ([IN_PYTHON, IN_PYTHON], None, Cause.UNKNOWN),  # a loop of nothing but it looks the same
+        ([RECEIVES, REDUCES], True, Cause.UNKNOWN),
+        ([RECEIVES, REDUCES], False, Cause.MESSAGE_LOST),
+        ([REDUCES, SLEEPS], True, Cause.UNKNOWN),  # a step of a few seconds, a task of a worker
+        ([REDUCES, SLEEPS], False, Cause.HOST_LATE),
+        ([REDUCES, SLEEPS], None, Cause.HOST_LATE),
+    ],
+)
+def test_ranks_between_which_messages_move_do_not_wait(
+    activities: list[Activity], messages: bool | None, cause: Cause
+) -> None:
+    assert judge(dict(enumerate(activities)), messages=messages).cause is cause
 
 
 def test_rank_that_is_absent_has_ended() -> None:
@@ -252,7 +346,7 @@ def test_samples_of_root_are_in_no_directory_of_a_user(
     os.chown(tmp_path, 12345, -1)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("gpuipc_doctor.job.selection.select", lambda request: request)
-    monkeypatch.setattr("gpuipc_doctor.job.looking.Watcher", watch)
+    monkeypatch.setattr("gpuipc_doctor.job.here.Watcher", watch)
     ended = CliRunner().invoke(cli, ["job"])
     assert isinstance(ended.exception, Seen), ended.output
     (place,) = ended.exception.args
@@ -269,6 +363,162 @@ def test_rank_whose_caller_moves_between_two_equal_calls_moves_on(changes: dict[
     assert activity([before, replace(before, **changes)]).kind is Kind.MOVES  # type: ignore[arg-type]
 
 
-def test_program_that_polls_in_a_loop_of_its_own_waits() -> None:
-    polls = replace(process(("PMPI_Test (libmpi.so.12)", "main (app)")), callers="05aa")
-    assert activity([polls, replace(polls, callers="8d1f")]).kind is Kind.PROGRESSES
+@pytest.mark.parametrize(
+    "call", ["Test", "Testall", "Testsome", "Iprobe", "Improbe", "Request_get_status", "Parrived"]
+)
+def test_nonblocking_test_is_no_wait(call: str) -> None:
+    """An idle server looks like this; all samples of a loop that sleeps can fall into its test."""
+    polls = replace(process((f"PMPI_{call} (libmpi.so.12)", "main (app)")), callers="05aa")
+    seen = activity([polls, replace(polls, callers="8d1f")])
+    assert (seen.kind, seen.operation) == (Kind.LOOPS, f"MPI_{call}")
+    assert judge({0: seen, 1: SLEEPS}, messages=True).cause is Cause.RUNS
+    assert judge({0: seen, 1: REDUCES}, messages=False).cause is Cause.UNKNOWN
+    late = judge({0: seen, 1: SLEEPS, 2: REDUCES}, messages=False)
+    assert (late.cause, late.blamed) == (Cause.HOST_LATE, (1,))
+
+
+def test_thread_that_polls_does_not_hide_the_main_thread() -> None:
+    main = Thread(tid=7, name="app", state="R", busy=1.0, native=(COMPUTING,))
+    poller = Thread(tid=8, name="app", state="R", native=(("PMPI_Iprobe (libmpi.so.12)", "serve (app)"),))
+    assert activity([replace(process(), threads=(main, poller))] * 2).operation == "kernel (app)"
+
+
+def test_python_that_goes_through_extension_functions_is_late_or_in_a_loop() -> None:
+    """One line in every snapshot, since it naps there, but its samples show several calls of NumPy."""
+    numpy, inner = "(_multiarray_umath.so)", ("_PyEval_EvalFrameDefault (python3.11)", "main (python3.11)")
+    naps = replace(process(), python=("solve (h3.py:8)", "<module> (h3.py:10)"))
+
+    def seen(*samples: Stack) -> Activity:
+        thread = replace(naps.threads[0], native=tuple((*sample, *inner) for sample in samples))
+        return activity([replace(naps, threads=(thread,))] * 2)
+
+    multiply = ("dgemm_kernel (libopenblas.so)", f"array_dot {numpy}")
+    sleeps = ("clock_nanosleep (libc.so.6)", "[python3.11]")
+    several = seen(multiply, (f"array_arange {numpy}",), sleeps)
+    assert (several.kind, several.reason) == (Kind.LOOPS, "goes through array_dot, array_arange")
+    assert seen(multiply, multiply[1:], sleeps, ()).kind is Kind.COMPUTES  # one call, again and again
+
+
+def test_messages_between_any_looks_but_the_first_two_count() -> None:
+    """A master that has a message every two seconds: none need fall between the last two snapshots."""
+
+    def moved(*digests: str) -> bool | None:
+        shared = [Contents(digest, whole=digest != "partial") for digest in digests]
+        each = [Snapshot(at=1.0, host="n1", processes=(process(IN_RECEIVE),), shared=one) for one in shared]
+        return examine(each, {}).messages
+
+    assert moved("a", "a", "b", "b") is True
+    assert moved("a", "b", "b", "b") is False  # ranks may still have been arriving
+    assert moved("a", "b") is True
+    assert moved("a", "b", "partial", "partial") is True
+    assert moved("a", "partial", "partial", "partial") is None
+
+
+def test_rank_whose_main_thread_reads_or_writes_moves_on() -> None:
+    """A checkpoint of minutes, a line that a pipe gives every second: late, and not stuck."""
+
+    def snapshots(wchan: str, *transferred: int | None) -> list[Process]:
+        asleep = process(state="S", approximate=("read (libc.so.6)", "main (app)"), wchan=wchan)
+        return [replace(asleep, transferred=each) for each in transferred]
+
+    assert activity(snapshots("anon_pipe_read", 100, 100, 140)).kind is Kind.MOVES
+    assert activity(snapshots("anon_pipe_read", 100, 100, 100)).kind is Kind.SLEEPS
+    assert activity(snapshots("jbd2_log_wait", 0, 2 << 20)).kind is Kind.MOVES
+    assert (
+        activity(snapshots("hrtimer_nanosleep", 0, 4000)).kind is Kind.SLEEPS
+    )  # a loop that writes to its log
+    assert activity(snapshots("anon_pipe_read", None, None)).kind is Kind.SLEEPS
+
+
+def test_python_frames_name_the_programs_own_function_and_its_loop() -> None:
+    waits = ("Condition.wait (threading.py:320)", "train (app.py:13)", "<module> (app.py:20)")
+    asleep = replace(process(state="S", approximate=("[python3.11]",)), python=waits, own=1)
+    assert activity([asleep] * 2).operation == "train (app.py:13) > Condition.wait (threading.py:320)"
+    loop = [
+        replace(process(COMPUTING), python=(f"iterate (app.py:{line})", "<module> (app.py:20)"))
+        for line in (7, 8, 9)
+    ]
+    seen = activity(loop)
+    assert (seen.kind, seen.operation) == (Kind.COMPUTES, "iterate (app.py)")
+    through = [*loop, replace(loop[0], python=("residual (app.py:3)", *loop[0].python))]
+    assert activity(through).kind is Kind.LOOPS
+
+
+def test_ranks_that_poll_in_loops_of_their_own_are_told_by_whether_messages_move() -> None:
+    polls, sleeps = ("MPI_Iprobe (libmpi.so.40)", "main (app)"), ("nap (app)", "main (app)")
+    seen = activity([process(polls, sleeps)] * 2)
+    assert (seen.kind, seen.operation) == (Kind.LOOPS, "MPI_Iprobe")
+    assert judge({0: seen, 1: seen}, messages=False).cause is Cause.UNKNOWN
+    assert judge({0: seen, 1: seen}, messages=True).cause is Cause.RUNS
+    assert judge({0: seen, 1: REDUCES}).cause is Cause.UNKNOWN
+    assert activity([process(polls, IN_RECEIVE)] * 2).kind is Kind.MOVES
+
+
+def test_ranks_that_wait_while_others_move_are_named() -> None:
+    verdict = judge({0: doing(Kind.MOVES), 1: RECEIVES, 2: RECEIVES})
+    assert (verdict.cause, verdict.waiting) == (Cause.UNKNOWN, (1, 2))
+    idle = "2 others in MPI_Recv: idle, or stuck"
+    assert (verdict.waits_in, verdict.reasons) == ("MPI_Recv", ("1 of 3 ranks made progress", idle))
+    verdict = judge({0: doing(Kind.MOVES), 1: REDUCES, 2: REDUCES})
+    assert (verdict.cause, verdict.waiting) == (Cause.RUNS, (1, 2))
+    verdict = judge({0: doing(Kind.MOVES), 1: REDUCES, 2: doing(Kind.COMPUTES)})
+    assert (verdict.cause, verdict.waiting) == (Cause.UNKNOWN, (1,))
+    other = replace(REDUCES, operation="MPI_Barrier")
+    assert judge({0: doing(Kind.MOVES), 1: REDUCES, 2: other}).cause is Cause.UNKNOWN
+
+
+def test_rank_whose_variables_change_between_two_receives_makes_progress() -> None:
+    seen = [replace(process(IN_RECEIVE), variables=each) for each in ("a", "a", "b")]
+    assert activity(seen[:2]).kind is Kind.RECEIVES
+    assert activity(seen).kind is Kind.MOVES
+    assert (
+        activity([replace(each, threads=process(COMPUTING).threads) for each in seen]).kind is Kind.COMPUTES
+    )
+
+
+def test_rank_that_counts_in_one_function_is_late_or_in_a_loop() -> None:
+    main = Thread(tid=7, name="app", state="R", busy=1.0, native=(("main (app)",),))
+    seen = Process(pid=7, parent=1, uid=0, program="app", threads=(main,))
+    assert activity([seen, seen]).kind is Kind.COMPUTES
+    counting = activity([seen, replace(seen, counts=True)])
+    assert counting.kind is Kind.COUNTS
+    verdict = judge({0: counting, 1: REDUCES})
+    assert (verdict.cause, verdict.blamed) == (Cause.UNKNOWN, (0,))
+    assert judge({0: counting, 1: REDUCES, 2: doing(Kind.COMPUTES)}).cause is Cause.HOST_LATE
+
+
+def test_ranks_that_wait_at_a_socket_without_mpi_cannot_be_told() -> None:
+    deaf = replace(doing(Kind.SLEEPS, "recv"), path=("recv (app)", "wait_woken"))
+    verdict = judge({0: deaf, 1: SLEEPS})
+    assert (verdict.cause, verdict.waiting) == (Cause.UNKNOWN, (0,))
+    assert judge({0: deaf}).cause is Cause.RUNS
+
+
+def test_c_program_that_goes_through_functions_is_late_or_in_a_loop() -> None:
+    assemble = ("assemble (app)", "go_on (app)", "main (app)")
+    solve = ("sin (libm.so.6)", "solve (app)", "main (app)")
+    seen = activity([process(assemble, solve)] * 2)
+    assert (seen.kind, seen.reason) == (Kind.LOOPS, "goes through assemble, solve")
+    assert activity([process(solve, solve[1:])] * 2).kind is Kind.COMPUTES
+    calls_itself = activity([process(solve[1:], ("solve (app)", *solve[1:]))] * 2)
+    assert (calls_itself.kind, calls_itself.reason) == (Kind.LOOPS, "goes through solve, itself at 2 depths")
+
+
+def test_threads_are_told_of_a_main_thread_that_waits_for_them() -> None:
+    main = Thread(tid=7, name="app", state="S", wchan="futex_do_wait", approximate=(("main (app)",),))
+    lock = ("pthread_mutex_lock (libc.so.6)", "fill (app)")
+    other = Thread(tid=8, name="app", state="S", wchan="futex_do_wait", approximate=(lock,))
+    seen = activity([replace(process(), threads=(main, other))] * 2)
+    assert (seen.kind, seen.operation) == (Kind.SLEEPS, "main (app)")
+    assert seen.reason.endswith("other threads: pthread_mutex_lock (libc.so.6) < fill (app)")
+
+
+@pytest.mark.parametrize(("left", "cause"), [("bash", Cause.RANK_ENDED), ("python3", Cause.HOST_LATE)])
+def test_rank_of_which_only_its_script_is_left_has_ended(left: str, cause: Cause) -> None:
+    """Its processes have no MPI, though other ranks are past MPI_Init, which needs every rank."""
+    waits = replace(process(IN_ALLREDUCE), rank=0, size=2, libraries=("/opt/mpi/lib/libmpi.so.12",))
+    rest = replace(process(state="S", approximate=("wait4 (libc.so.6)", "main (bash)")), program=left)
+    rest = replace(rest, pid=9, rank=1, size=2, threads=(replace(rest.threads[0], tid=9),))
+    snapshot = Snapshot(at=1.0, host="n1", processes=(waits, rest))
+    verdict = examine([snapshot, snapshot], {}).verdict
+    assert (verdict.cause, verdict.blamed, verdict.waiting) == (cause, (1,), (0,))

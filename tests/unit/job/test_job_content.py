@@ -36,7 +36,7 @@ EMPTY = JobReport(
 ONE_LATE = report(
     *(rank(n, Kind.COLLECTIVE, WAITING, operation="MPI_Allreduce") for n in range(15)),
     rank(15, Kind.SLEEPS, ("main (app)", "step (app)", "write_checkpoint (app)"),
-         operation="write_checkpoint (app)", reason="it sleeps in hrtimer_nanosleep"),
+         operation="write_checkpoint (app)", reason="sleeps in hrtimer_nanosleep"),
 )  # fmt: skip
 
 STUCK = replace(
@@ -47,7 +47,7 @@ STUCK = replace(
     issues=(
         MatchedIssue(
             id="ucx-hangs", title="UCX waits for itself", relation=Relation.LATENT,
-            reason="ucx 1.17.0 is among the versions known to be bad (1.17.0 to before 1.18.0)",
+            reason="ucx 1.17.0 is affected (1.17.0 to before 1.18.0)",
             remedy="use UCX 1.18.0 or newer", checks=("mpi-small-message",), ranks=tuple(range(16)),
         ),
     ),
@@ -77,6 +77,21 @@ def _utc(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_screen(name: str) -> None:
     shown = {"one-late": ONE_LATE, "stuck": STUCK, "grows": GROWS}[name]
     golden.check(f"job/{name}.txt", job_content.screen(shown, width=80, color=False))
+
+
+def test_verdict_does_not_call_waiting_ranks_well() -> None:
+    waits = rank(0, Kind.COLLECTIVE, WAITING, operation="MPI_Bcast")
+    moves = job_content.screen(report(waits, rank(1, Kind.MOVES, WAITING), size=2), width=80, color=False)
+    assert "PASS   some ranks make progress; rank 0 waits in MPI_Bcast" in moves
+    loops = job_content.screen(report(waits, rank(1, Kind.LOOPS, WAITING), size=2), width=80, color=False)
+    assert "cannot tell" in loops
+    assert "Do: rerun with --save FILE, and a minute later with --since FILE" in loops
+
+
+def test_parent_of_a_vfork_is_not_sent_to_dmesg() -> None:
+    parent = rank(0, Kind.KERNEL, WAITING, operation="kernel_clone")
+    remedy = "Do: see what its child does (pstree -p PID): the rank goes on when that"
+    assert remedy in job_content.screen(report(parent, size=1), width=80, color=False)
 
 
 def test_markdown() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpuipc_doctor.job import document
+import pytest
+
+from gpuipc_doctor.job import document, job_content
 from gpuipc_doctor.job.activity import Kind
 from gpuipc_doctor.job.document import Cause, Difference, JobReport, Rank, Verdict
 from gpuipc_doctor.job.merging import merge
@@ -41,7 +43,7 @@ def test_absent_rank_has_ended_only_if_every_node_answered() -> None:
 
 def test_processes_without_a_rank_are_numbered_over_all_nodes() -> None:
     merged = merge([report(rank(0, "n1"), size=None), report(rank(0, "n2"), size=None)], {})
-    assert [(one.rank, one.host) for one in merged.ranks] == [(0, "n1"), (1, "n2")]
+    assert [(rank.rank, rank.host) for rank in merged.ranks] == [(0, "n1"), (1, "n2")]
 
 
 def test_settings_and_versions_that_differ_are_listed() -> None:
@@ -54,8 +56,44 @@ def test_settings_and_versions_that_differ_are_listed() -> None:
 
 
 def test_setting_that_every_rank_has_of_its_own_is_no_difference() -> None:
-    ranks = [rank(n, "n1", settings={"CUDA_VISIBLE_DEVICES": str(n)}) for n in range(4)]
+    ranks = [rank(n, "n1", settings={"UCX_NET_DEVICES": f"mlx5_{n}:1"}) for n in range(4)]
     assert merge([report(*ranks)], {}).differences == ()
+
+
+@pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"])
+@pytest.mark.parametrize(
+    ("gpus", "binds"),
+    [
+        ({"n1": ["0", "1"]}, True),
+        ({"n1": ["0", "1", "2", "3"], "n2": ["0", "1", "2", "3"]}, True),
+        ({"n1": ["0", "0", "1", "1"]}, True),
+        ({"n1": ["0"], "n2": ["3"]}, True),
+        ({"n1": ["0,1", "2,3"]}, True),
+        ({"n1": ["0", "0", "2", "3"]}, False),  # two ranks on one GPU, and one GPU without
+        ({"n1": ["0", None]}, False),
+        ({"n1": ["0", "1"], "n2": ["0", "0", "1"]}, False),
+    ],
+)
+def test_launcher_that_gives_ranks_their_gpus_makes_no_difference(
+    name: str, gpus: dict[str, list[str | None]], binds: bool
+) -> None:
+    bound = [(host, gpu) for host, those in gpus.items() for gpu in those]
+    ranks = [
+        rank(n, host, settings={} if gpu is None else {name: gpu}) for n, (host, gpu) in enumerate(bound)
+    ]
+    (difference,) = merge([report(*ranks)], {}).differences
+    assert (difference.name, difference.binds) == (name, binds)
+    assert ("the launcher binds" in job_content.ticket(merge([report(*ranks)], {}))) == binds
+
+
+@pytest.mark.parametrize(
+    ("each", "together"),
+    [([True, False], True), ([False, None], False), ([None, None], None), ([None, True], True)],
+)
+def test_messages_of_any_node_count(each: list[bool | None], together: bool | None) -> None:
+    reports = [report(rank(n, f"n{n}"), size=None) for n in range(2)]
+    seen = [replace(one, messages=messages) for one, messages in zip(reports, each, strict=True)]
+    assert merge(seen, {}).messages is together
 
 
 def test_rank_sampled_deeper_in_the_same_call_is_still_there() -> None:

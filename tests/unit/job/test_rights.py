@@ -22,7 +22,7 @@ def pid() -> Iterator[int]:
 
 def test_process_of_another_user_names_the_user(pid: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 54321)
-    assert rights.reason(pid).startswith("it belongs to ")
+    assert rights.reason(pid).startswith("the process belongs to ")
 
 
 def test_process_that_is_not_dumpable_is_said_to_be(pid: int, monkeypatch: pytest.MonkeyPatch) -> None:

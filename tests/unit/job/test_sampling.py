@@ -30,7 +30,9 @@ def test_thread_that_runs_seldom_is_sampled(means: str, tmp_path: Path) -> None:
             child.stdout.readline()
             running = [(child.pid, child.pid)]
             if means == "perf":
-                seen = sampling.sample([child.pid], running, tmp_path, most_s=60)[child.pid]
+                recording = sampling.Recording([child.pid], tmp_path)
+                seen = recording.stacks(running, most_s=60)[child.pid]
+                assert not list(tmp_path.iterdir())
             else:
                 seen = [stack for _, stack in perf_events.sample(running, most_s=60)]
         finally:

@@ -74,7 +74,7 @@ def test_ranks_of_another_node_on_the_same_machine_are_not_taken(tmp_path: Path)
 
 def test_user_without_a_job_is_said_to_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "_uid", lambda user: 54321)
-    with pytest.raises(NoSuchJob, match="has no rank here"):
+    with pytest.raises(NoSuchJob, match="has no rank and no process"):
         select(Request(user="somebody"))
 
 
@@ -82,8 +82,8 @@ def test_job_of_slurm_whose_nodes_are_not_known_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpuipc_doctor.job.nodes.of_slurm_job", lambda job: [])
-    monkeypatch.setattr("gpuipc_doctor.job.looking.LOOKS", 1)
-    monkeypatch.setattr("gpuipc_doctor.job.looking.MORE", 0)
+    monkeypatch.setattr("gpuipc_doctor.job.watcher.SNAPSHOTS", 1)
+    monkeypatch.setattr("gpuipc_doctor.job.watcher.MORE", 0)
     with launched(tmp_path, "990008"):
         ended = CliRunner().invoke(cli, ["job", "--slurm", "990008"])
-    assert "other nodes of the job: squeue does not say which they are" in " ".join(ended.output.split())
+    assert "other nodes of the job: squeue does not list them" in " ".join(ended.output.split())

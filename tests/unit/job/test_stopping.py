@@ -144,7 +144,7 @@ def test_stopped_process_stays_stopped() -> None:
     with running(sys.executable, "-c", IN_A_SYSTEM_CALL) as child:
         os.kill(child.pid, signal.SIGSTOP)
         until("it is stopped", lambda: seen(child.pid)[0] == "T")
-        with pytest.raises(NotStopped, match="stopped already"):
+        with pytest.raises(NotStopped, match="already stopped"):
             stacks(process(child))
         assert seen(child.pid)[0] == "T"
 

@@ -1,0 +1,106 @@
+"""Shared memory of ranks and leftovers of ended processes: files in /dev/shm, System V segments."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpuipc_doctor.job.document import MemoryFile, Process
+from gpuipc_doctor.supervise.tree import PROC
+
+SHM = Path("/dev/shm")  # noqa: S108 - it is only looked at
+SYSV = PROC / "sysvipc/shm"
+SYSV_NAME = "/SYSV"
+"""Name of System V segments in ``maps``; the inode is the segment's id."""
+
+_REMOVED = " (deleted)"
+
+
+@dataclass(slots=True)
+class _Mapped:
+    name: str
+    place: str
+    """Path at which the file can be opened even if it was removed."""
+    ranks: set[int] = field(default_factory=set)
+
+
+def of_node(host: str, ranks: Mapping[int, Process]) -> Iterator[MemoryFile]:
+    """Files mapped by the ranks, then files of no process. The latter are listed only if they are this
+    user's, or for root."""
+    segments = _sysv()
+    for (name, inode), mapped in sorted(_of_ranks(ranks).items()):
+        held = segments.get(inode, (None, 1))[0] if name.startswith(SYSV_NAME) else _held(mapped.place)
+        shown = f"System V {inode}" if name.startswith(SYSV_NAME) else name
+        yield MemoryFile(host=host, name=shown, held=held, ranks=tuple(sorted(mapped.ranks)))
+    yield from _left_behind(host, segments)
+
+
+def _of_ranks(ranks: Mapping[int, Process]) -> dict[tuple[str, int], _Mapped]:
+    found: dict[tuple[str, int], _Mapped] = {}
+    for rank, process in ranks.items():
+        for name, inode, place in _shared(process.pid):
+            found.setdefault((name, inode), _Mapped(name, place)).ranks.add(rank)
+    return found
+
+
+def _shared(pid: int) -> Iterator[tuple[str, int, str]]:
+    """(name, inode, path) of each in-memory file that a process has mapped."""
+    with suppress(OSError):
+        for line in (PROC / str(pid) / "maps").read_text(errors="replace").splitlines():
+            span, _, _, _, inode, *name = line.split(maxsplit=5)
+            if name and name[0].startswith((f"{SHM}/", SYSV_NAME)):
+                begin, end = (bound.lstrip("0") for bound in span.split("-"))
+                yield name[0].removesuffix(_REMOVED), int(inode), f"/proc/{pid}/map_files/{begin}-{end}"
+
+
+def _left_behind(host: str, segments: Mapping[int, tuple[int, int]]) -> Iterator[MemoryFile]:
+    used = None
+    for file in _files():
+        with suppress(FileNotFoundError):  # other jobs remove theirs meanwhile
+            status = file.lstat()
+            if os.geteuid() not in (0, status.st_uid) or not file.is_file() or file.is_symlink():
+                continue
+            used = _used() if used is None else used
+            if status.st_ino not in used:
+                yield MemoryFile(host=host, name=str(file), held=status.st_blocks * 512, ranks=None)
+    for number, (held, users) in segments.items():
+        if users == 0:
+            yield MemoryFile(host=host, name=f"System V {number}", held=held, ranks=None)
+
+
+def _files() -> list[Path]:
+    with suppress(OSError):
+        return sorted(SHM.iterdir())
+    return []
+
+
+def _used() -> set[int]:
+    """Inodes of the files in /dev/shm that some process has mapped or open."""
+    used = set()
+    for pid in (int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()):
+        used |= {inode for _, inode, _ in _shared(pid)}
+        with suppress(OSError):
+            for descriptor in (PROC / str(pid) / "fd").iterdir():
+                with suppress(OSError):
+                    if str(descriptor.readlink()).startswith(f"{SHM}/"):
+                        used.add(descriptor.stat().st_ino)
+    return used
+
+
+def _held(place: str) -> int | None:
+    """Bytes of memory in a file; None if it cannot be opened."""
+    with suppress(OSError):
+        return Path(place).stat().st_blocks * 512
+    return None
+
+
+def _sysv() -> dict[int, tuple[int, int]]:
+    """Segment id → (bytes of memory, number of users) (sysvipc(7), proc(5))."""
+    with suppress(OSError):
+        titles, *rows = (line.split() for line in SYSV.read_text().splitlines())
+        of_title = [dict(zip(titles, row, strict=False)) for row in rows]
+        return {int(row["shmid"]): (int(row["rss"]), int(row["nattch"])) for row in of_title}
+    return {}

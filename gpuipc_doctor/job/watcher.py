@@ -1,0 +1,298 @@
+"""Look at a job several times, through ``/proc`` and by sampling, without stopping it."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from gpuipc_doctor import node_name
+from gpuipc_doctor.job import (
+    callers,
+    counting,
+    perf_events,
+    python_stacks,
+    rights,
+    sampling,
+    shared_memory,
+    sleeping,
+    stopping,
+)
+from gpuipc_doctor.job.activity import is_outside, is_seen
+from gpuipc_doctor.job.document import Process, Snapshot, Stack, Thread
+from gpuipc_doctor.job.processes import read_process
+from gpuipc_doctor.job.python_stacks import PythonStack, is_python
+
+SNAPSHOTS = 4
+MORE = 4
+BETWEEN_S = 1.2
+"""Seconds between snapshots. A program with iterations longer than all snapshots together seems to wait."""
+
+BETWEEN_NUMBERS_S = 0.1
+"""Seconds between readings of what may count in a running program."""
+
+FEWEST_NUMBERS, MOST_NUMBERS_S = 16, 5.0
+"""Readings of a late Python rank's variables, and seconds in which to complete them on a busy node."""
+
+BUSY = 0.0175
+"""Part of a processor from which a thread counts as running: within `MOST_S` it has been sampled."""
+
+
+@dataclass(slots=True)
+class Watcher:
+    """Looks at the same processes repeatedly and keeps state between snapshots."""
+
+    pids: Sequence[int]
+    scratch: Path
+    """Directory for perf's file."""
+    variables: frozenset[str] = frozenset()
+    """Names of the environment variables to keep."""
+    stops: bool = False
+    """Whether to stop each rank briefly in each snapshot, one after the other, for its native stacks."""
+    unable: dict[str, str] = field(default_factory=dict)
+    """Means that this node lacks → reason: ``{"sampling": "perf is not installed"}``."""
+    _used: dict[int, tuple[float, float]] = field(default_factory=dict)
+    _started: dict[int, int] = field(default_factory=dict)
+    _stacks: dict[int, list[Sequence[int]]] = field(default_factory=lambda: defaultdict(list))
+    _variables: dict[int, list[dict[tuple[int, str], int]]] = field(default_factory=lambda: defaultdict(list))
+
+    def snapshot(self) -> Snapshot:
+        """One snapshot; processes that have ended are missing."""
+        began = time.time()
+        processes = [process for pid in self.pids if (process := self._read(pid))]
+        ranks = [process for process in processes if is_candidate(process)]
+        with ThreadPoolExecutor(4) as pool:
+            python = {rank.pid: pool.submit(self._python, rank) for rank in ranks}
+            samples = self._sample(ranks)
+            seen = [_with_stacks(process, samples) for process in processes]
+        seen = [
+            replace(process, python=found.frames, own=found.own, variables=found.digest)
+            if (found := python[process.pid].result() if process.pid in python else None)
+            else process
+            for process in seen
+        ]
+        if self.stops:
+            seen = [_stopped(process) if is_candidate(process) else process for process in seen]
+        snapshot = Snapshot(at=began, host=node_name.short(), processes=tuple(seen))
+        in_mpi = {number: process for number, process in by_rank(snapshot).items() if process.has_mpi}
+        return replace(snapshot, shared=shared_memory.contents(in_mpi))
+
+    def snapshots(self, number: int) -> list[Snapshot]:
+        """Take ``number`` snapshots, `BETWEEN_S` apart, while perf(1), if installed, samples continuously."""
+        snapshots = [self.snapshot()]
+        recording = self._record(_ranks(snapshots[0]))
+        try:
+            while len(snapshots) < number:
+                self._wait(snapshots)
+                if recording:
+                    recording.begin(_running(_ranks(snapshots[-1])))
+                snapshots.append(self.snapshot())
+            if recording:
+                found = recording.stacks(_running(_ranks(snapshots[-1])))
+                seen = tuple(_sampled(process, found) for process in snapshots[-1].processes)
+                snapshots[-1] = replace(snapshots[-1], processes=seen)
+        except sampling.NotSampled as reason:
+            self.unable.setdefault("sampled stacks", str(reason))
+        finally:
+            if recording:
+                recording.close()
+        in_registers = recording.counting if recording else frozenset()
+        seen = tuple(self._counted(process, snapshots, in_registers) for process in snapshots[-1].processes)
+        return [*snapshots[:-1], replace(snapshots[-1], processes=seen)]
+
+    def _wait(self, snapshots: Sequence[Snapshot]) -> None:
+        """Wait for the time of the next snapshot; read what may count in running programs meanwhile."""
+        runs = {pid for pid, tid in _running(_ranks(snapshots[-1])) if pid == tid}
+        programs = [rank for rank in _ranks(snapshots[-1]) if rank.pid in runs]
+        programs = [rank for rank in programs if not is_python(rank) or _varies(_of(rank.pid, snapshots))]
+        while (left := snapshots[-1].at + BETWEEN_S - time.time()) > 0:
+            for program in programs:
+                self._read_numbers(program)
+            time.sleep(min(left, BETWEEN_NUMBERS_S))
+
+    def _read_numbers(self, process: Process) -> None:
+        """Keep the numbers of the outer stack, or the variables of a Python program."""
+        with suppress(OSError):
+            if not is_python(process):
+                self._stacks[process.pid].append(counting.outer_stack(process.pid))
+            elif numbers := self._python(process).numbers:
+                self._variables[process.pid].append(numbers)
+
+    def _counted(self, process: Process, snapshots: Sequence[Snapshot], in_registers: Set[int]) -> Process:
+        """The process, with whether it counts, if it computes outside MPI."""
+        if not is_outside(_of(process.pid, snapshots), process.pid):
+            return process
+        if is_python(process):
+            samples = self._variables.get(process.pid, [])
+            ends_at = time.monotonic() + MOST_NUMBERS_S
+            while 0 < len(samples) < FEWEST_NUMBERS and time.monotonic() < ends_at:
+                time.sleep(BETWEEN_NUMBERS_S)
+                self._read_numbers(process)
+            names = {name for sample in samples for name in sample}  # a running program is misread at times
+            series = ([sample[name] for sample in samples if name in sample] for name in names)
+            counts = any(map(counting.counts, series))
+        else:
+            counts = process.pid in in_registers or counting.any_counts(self._stacks.get(process.pid, ()))
+        return replace(process, counts=counts)
+
+    def _record(self, ranks: Sequence[Process]) -> sampling.Recording | None:
+        try:
+            if ranks and sampling.is_installed():
+                return sampling.Recording([rank.pid for rank in ranks], self.scratch)
+        except sampling.NotSampled as reason:
+            self.unable.setdefault("sampled stacks", str(reason))
+        return None
+
+    def _read(self, pid: int) -> Process | None:
+        """The process; None if it has ended, even if its pid was reused."""
+        process = read_process(pid, self._busy, self.variables)
+        if process and process.started == self._started.setdefault(pid, process.started):
+            return process
+        return None
+
+    def _busy(self, tid: int, used_s: float) -> float:
+        """Processor share of a thread since the last snapshot, 0 to 1."""
+        now = time.monotonic()
+        before, at = self._used.get(tid, (used_s, now - 1))
+        self._used[tid] = used_s, now
+        return min(1.0, max(0.0, (used_s - before) / max(now - at, 0.01)))
+
+    def _python(self, process: Process) -> PythonStack:
+        try:
+            return python_stacks.dump(process)
+        except python_stacks.NotRead as reason:
+            self.unable.setdefault("Python stacks", str(reason))
+            return PythonStack()
+
+    def _sample(self, ranks: Sequence[Process]) -> Mapping[int, Sequence[Stack]]:
+        """Approximate stacks of the threads that run, where there is no perf(1)."""
+        found: dict[int, list[Stack]] = defaultdict(list)
+        try:
+            if not sampling.is_installed():
+                for tid, stack in perf_events.sample(_running(ranks)):
+                    found[tid].append(stack)
+        except OSError as error:
+            self.unable.setdefault("sampled stacks", error.strerror or str(error))
+        return found
+
+
+def _ranks(snapshot: Snapshot) -> list[Process]:
+    return [process for process in snapshot.processes if is_candidate(process)]
+
+
+def _varies(snapshots: Sequence[Process]) -> bool:
+    """Whether variables of a Python program have changed."""
+    return len({snapshot.variables for snapshot in snapshots if snapshot.variables}) > 1
+
+
+def _running(ranks: Iterable[Process]) -> list[tuple[int, int]]:
+    return [(rank.pid, thread.tid) for rank in ranks for thread in rank.threads if _runs(thread)]
+
+
+def _sampled(process: Process, found: Mapping[int, Sequence[Stack]]) -> Process:
+    """The process with the stacks that were sampled, unless it was stopped for better ones."""
+    threads = [
+        thread if thread.native else replace(thread, native=tuple(found.get(thread.tid, ())))
+        for thread in process.threads
+    ]
+    return replace(process, threads=tuple(threads))
+
+
+def _runs(thread: Thread) -> bool:
+    return thread.state == "R" or thread.busy > BUSY
+
+
+def take_snapshots(watcher: Watcher) -> list[Snapshot]:
+    """Take `SNAPSHOTS` snapshots, `BETWEEN_S` apart, and up to `MORE` further ones while a rank has no stack.
+
+    On a node with more ranks than processors, a waiting rank seldom runs.
+    """
+    snapshots = watcher.snapshots(SNAPSHOTS)
+    while len(snapshots) < SNAPSHOTS + MORE and _is_unsampled(snapshots):
+        snapshots += watcher.snapshots(MORE // 2)
+    return snapshots
+
+
+def _is_unsampled(snapshots: Sequence[Snapshot]) -> bool:
+    """Whether a main thread that runs or sleeps has no stack in any snapshot that shows what it does."""
+    return any(
+        rank.main and rank.main.state in "RS" and not is_seen(_of(rank.pid, snapshots), rank.pid)
+        for rank in _ranks(snapshots[-1])
+    )
+
+
+def _of(pid: int, snapshots: Iterable[Snapshot]) -> list[Process]:
+    return [process for snapshot in snapshots for process in snapshot.processes if process.pid == pid]
+
+
+def is_candidate(process: Process) -> bool:
+    """Whether a process may do a rank's work, rather than being a shell or launcher around it."""
+    return process.rank is not None or process.has_gpu
+
+
+def by_rank(snapshot: Snapshot) -> dict[int, Process]:
+    """Rank → the process that does its work: of a wrapper and its child, the child.
+
+    Processes without a rank number (no launcher) are numbered in order.
+    """
+    candidates = [process for process in snapshot.processes if is_candidate(process)]
+    found: dict[int, Process] = {}
+    ordered = sorted(candidates, key=lambda process: process.pid)
+    for number, process in enumerate(ordered):
+        rank = number if process.rank is None else process.rank
+        there = found.get(rank)
+        if there is None or _does_more(process, there):
+            found[rank] = process
+    return found
+
+
+def _does_more(process: Process, other: Process) -> bool:
+    """Whether ``one`` communicates or uses a GPU and the other does not, or else has more libraries."""
+    return (process.has_mpi, process.has_gpu, len(process.libraries)) > (
+        other.has_mpi,
+        other.has_gpu,
+        len(other.libraries),
+    )
+
+
+def _stopped(process: Process) -> Process:
+    """The process with native stacks for which it was stopped, instead of samples."""
+    try:
+        found = stopping.stacks(process)
+    except stopping.NotStopped as reason:
+        return replace(process, refused={**process.refused, "native stacks": str(reason)})
+    threads = [
+        replace(thread, native=(found[thread.tid],), approximate=()) if thread.tid in found else thread
+        for thread in process.threads
+    ]
+    return replace(process, threads=tuple(threads))
+
+
+def _with_stacks(process: Process, samples: Mapping[int, Sequence[Stack]]) -> Process:
+    if not is_candidate(process):
+        return process
+    refused = dict(process.refused)
+
+    def asleep(thread: Thread) -> tuple[Stack, ...]:
+        if thread.state == "R" or thread.tid in samples:
+            return ()
+        try:
+            return tuple(filter(None, [sleeping.stack(process.pid, thread.tid)]))
+        except OSError as error:
+            denied = isinstance(error, PermissionError)
+            refused["stack of a sleeping thread"] = rights.reason(process.pid) if denied else str(error)
+            return ()
+
+    threads = [
+        replace(thread, approximate=(*samples.get(thread.tid, ()), *asleep(thread)))
+        for thread in process.threads
+    ]
+    fingerprint = ""
+    if process.has_mpi:
+        with suppress(OSError):
+            fingerprint = callers.fingerprint(process.pid)
+    return replace(process, threads=tuple(threads), callers=fingerprint, refused=refused)

@@ -1,0 +1,256 @@
+"""Consistent pseudonyms for hosts, users, addresses and paths in everything that is sent.
+
+Addresses and paths in free text are found by their form; hosts and users by the documents, this node and the
+home directories in paths. A name without such a mark, such as a project's name in a message, stays unless it
+is in `Names.words`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import ipaddress
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from gpuipc_doctor.inventory import variables
+from gpuipc_doctor.job.document import JobReport
+from gpuipc_doctor.model import Fact, Report
+
+T = TypeVar("T")
+
+_KEPT = re.compile(
+    r"/(?:usr/local/cuda[^/]*|usr(?!/local)|lib\d*|bin|sbin|proc|sys|dev|etc|run|"
+    r"opt/(?:rocm[^/]*|cray|nvidia|intel)|var/(?:lib|log|run))(?:/|$)"
+)
+"""Directories found on every node of a kind, kept because their names identify software."""
+
+_PLAIN = frozenset("home users tmp scratch work data mnt opt var usr local root srv lib lib64 bin".split())  # noqa: SIM905
+"""Directory names that do not identify a site."""
+
+_PACKAGES = re.compile(r"/(?:site-packages|dist-packages|python3\.\d+)/")
+"""Paths of published packages; names below these paths are kept."""
+
+_LIBRARY = re.compile(r"lib[\w+.-]*\.so(?:\.[\w.-]+)?|[\w+.-]+\.so")
+_INTERPRETERS = re.compile(
+    r"python[\d.]*|perl|bash|sh|java|julia|mpi(?:exec|run)\S*|srun|slurmstepd|orted|prted|hydra\w*"
+)
+_HOME = re.compile(r"/(?:home|users?)/([\w.-]+)", re.IGNORECASE)
+_LABEL = re.compile(r"(?:cuda|hip):\d+")
+_SUFFIX = re.compile(r"(?:\.[A-Za-z]\w{0,5}){1,2}$")
+_COMMON_USERS = frozenset({"root", "nobody", "daemon", ""})
+
+_HARMLESS = re.compile(
+    r"[\d.,:*^+-]*[kmgt]?i?b?|y|n|yes|no|on|off|true|false|try|auto|all|none|inf|unlimited|"
+    r"(?:mlx5_|hsn|ib|cxi|bnxt_re|eth)\d+(?::\d+)?|"
+    r"rc|rc_x|rc_v|ud|ud_x|dc|dc_x|tcp|self|sm|shm|posix|sysv|cma|xpmem|cuda|cuda_copy|cuda_ipc|gdr_copy|"
+    r"rocm|rocm_copy|rocm_ipc|ze|verbs|cxi|efa|psm2|psm3|ofi|ucx|ob1|cm|vader|smcuda|uct|"
+    r"fatal|error|warn|info|debug|trace|data|version|memhooks|userfaultfd|kdreg2|disabled",
+    re.IGNORECASE,
+)
+"""Values that do not identify a site: numbers, switches, transports, levels."""
+
+_NAME = r"[\w.+@%~#-]"
+_PRIVATE = r"/(?:home|users|scratch|work|projects?|tmp|lustre|gpfs|nfs)"
+_SHAPES = (
+    r"(?P<secret>(?i:[\w-]*(?:passw(?:or)?d|secret|token|api[_-]?key|credential)[\w-]*[\"']?\s*[=:]\s*)"
+    r"(?:\"[^\"]*\"|'[^']*'|[^\s\"',;]+))",
+    r"(?P<url>\b[a-z][a-z0-9+.-]*://[^\s\"'<>]+)",
+    r"(?P<mail>[\w.+-]+@[\w.-]+)",
+    r"(?P<uuid>(?<![0-9A-Fa-f])[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12})",
+    r"(?P<hex>(?<![\w:.])(?:[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){5,}|(?:[0-9A-Fa-f]{4}:){3}[0-9A-Fa-f]{4})(?![\w:]))",
+    r"(?P<six>(?<![\w:.])[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,7}(?:%\w+)?(?![\w:]))",
+    r"(?P<four>(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.]))",
+    rf"(?P<path>(?<![\w/.~-])~?{_NAME}*(?:/{_NAME}+)+/?|{_PRIVATE}/{_NAME}+(?:/{_NAME}+)*)",
+)
+
+
+@dataclass(frozen=True)
+class Names:
+    """The names to replace, by kind."""
+
+    hosts: frozenset[str] = frozenset()
+    users: frozenset[str] = frozenset()
+    programs: frozenset[str] = frozenset()
+    values: frozenset[str] = frozenset()
+    """Values of variables that may identify a site."""
+    identifiers: frozenset[str] = frozenset()
+    """The uuids of devices."""
+    words: frozenset[str] = frozenset()
+    versions: frozenset[str] = frozenset()
+    """Versions with four numbers, which look like IP addresses."""
+
+
+class Pseudonyms:
+    """Replaces names. ``texts``: all texts to be rewritten, to find names that only occur in paths."""
+
+    def __init__(self, names: Names, texts: Iterable[str]) -> None:
+        self._given: dict[tuple[str, str], str] = {}
+        self._versions = names.versions
+        self._users = set(names.users)
+        files = set(names.programs)
+        for text in texts:
+            self._users.update(_HOME.findall(text))
+            files.update(_file_names(text))
+        self._users -= _COMMON_USERS
+        kinds = {
+            "value": names.values,
+            "id": names.identifiers,
+            "word": names.words,
+            "name": {name for name in files if not _is_public(name)},
+            "user": self._users,
+        }
+        self._kinds = {word: kind for kind, those in reversed(kinds.items()) for word in those if word}
+        known = sorted(map(re.escape, self._kinds), key=len, reverse=True)
+        hosts = [_like(host) for host in sorted(names.hosts, key=len, reverse=True) if len(host) > 1]
+        groups = {"known": known, "host": hosts}
+        words = [
+            f"(?P<{kind}>(?<![A-Za-z0-9])(?:{'|'.join(those)})(?![A-Za-z0-9]))"
+            for kind, those in groups.items()
+            if those
+        ]
+        self._word = re.compile("|".join(words) or r"(?!)")
+        self._all = re.compile("|".join((self._word.pattern, *_SHAPES)))
+
+    def text(self, text: str) -> str:
+        """The text with pseudonyms."""
+        return text if _LABEL.fullmatch(text) else self._all.sub(self._replace, text)
+
+    def of(self, value: T) -> T:
+        """A document, or part of one, with pseudonyms. Enums, numbers and field names are kept."""
+        return self._of(value)  # type: ignore[no-any-return]
+
+    def _of(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, enum.Enum):
+            return value
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = {each.name: self._of(getattr(value, each.name)) for each in dataclasses.fields(value)}
+            return dataclasses.replace(value, **fields)
+        if isinstance(value, Mapping):
+            return {self._of(key): self._of(each) for key, each in value.items()}
+        if isinstance(value, tuple | list | frozenset):
+            return type(value)(self._of(each) for each in value)
+        return value
+
+    def _replace(self, found: re.Match[str]) -> str:
+        assert found.lastgroup is not None
+        token = found[0]
+        replace: Callable[[str], str] = {
+            "known": self._known,
+            "host": lambda token: self._named("host", token),
+            "secret": lambda token: re.sub(r"(?s)([=:]\s*).*", r"\1removed", token, count=1),
+            "url": lambda token: self._words(re.sub("//[^/@]*@", "//", token)),
+            "mail": lambda token: "@".join(map(self._named, ("user", "host"), token.split("@", 1))),
+            "uuid": lambda token: self._named("id", token),
+            "hex": lambda token: self._named("address", token),
+            "six": self._address,
+            "four": self._address,
+            "path": self._path,
+        }[found.lastgroup]
+        return replace(token)
+
+    def _named(self, kind: str, token: str) -> str:
+        number = len([key for key in self._given if key[0] == kind]) + 1
+        return self._given.setdefault((kind, token), f"{kind}-{number}")
+
+    def _known(self, token: str) -> str:
+        kind = self._kinds[token]
+        suffix = _SUFFIX.search(token) if kind == "name" else None
+        return self._named(kind, token) + (suffix[0] if suffix else "")
+
+    def _words(self, token: str) -> str:
+        return self._word.sub(self._replace, token)
+
+    def _address(self, token: str) -> str:
+        try:
+            address = ipaddress.ip_address(token.partition("%")[0])
+        except ValueError:
+            return token
+        is_public = token in self._versions or address.is_loopback or address.is_unspecified
+        return token if is_public else self._named("address", token)
+
+    def _path(self, path: str) -> str:
+        if not path.startswith(("/", "~")):
+            option, slash, rest = path.partition("/")
+            if option.startswith("-") or re.match(_PRIVATE + "/", slash + rest):  # -L/home/anna/lib
+                return self._words(option) + self._path(slash + rest)
+            return self._words(path)  # below a directory that is not named
+        if _KEPT.match(path):
+            return self._words(path)
+        packages = _PACKAGES.search(path)
+        if packages:
+            return self._path(path[: packages.start()] or "/") + self._words(path[packages.start() :])
+        *directories, last = path.split("/")
+        return "/".join((*map(self._component, directories), self._component(last)))
+
+    def _component(self, name: str) -> str:
+        if not name or name in _PLAIN or _LIBRARY.fullmatch(name):
+            return name
+        replaced = self._words(name)
+        if replaced != name:
+            return replaced
+        suffix = _SUFFIX.search(name)
+        return self._named("name", name) + (suffix[0] if suffix else "")
+
+
+def names(documents: Iterable[Report | JobReport], more: Iterable[Fact], here: Names) -> Names:
+    """Names from the documents, from ``more`` facts, from this node and of the user."""
+    hosts, users, programs = set(here.hosts), set(here.users), set(here.programs)
+    values, identifiers, versions = set[str](), set[str](), set[str]()
+    facts = list(more)
+    for document in documents:
+        if isinstance(document, Report):
+            hosts.add(document.host)
+            identifiers |= {device.uuid for device in document.devices}
+            facts += (*document.inventory, *document.stack)
+        else:
+            for rank in document.ranks:
+                hosts.add(rank.host)
+                programs.add(rank.program)
+                values |= set(rank.settings.values())
+                versions |= set(rank.versions.values())
+    versions |= {str(fact.value) for fact in facts}
+    values |= {str(fact.value) for fact in facts if fact.name.startswith("env:") and fact.value}
+    return Names(
+        frozenset(hosts),
+        frozenset(users),
+        frozenset(programs),
+        frozenset(value for value in values if not _is_harmless(value)),
+        frozenset(identifiers),
+        here.words,
+        frozenset(versions),
+    )
+
+
+def _is_harmless(value: str) -> bool:
+    vocabulary = _vocabulary()
+    parts = re.split(r"[,;=\s]", value.lower().lstrip("^+"))
+    return all(_HARMLESS.fullmatch(part) or part in vocabulary for part in parts)
+
+
+def _vocabulary() -> Collection[str]:
+    forms = (form for variable in variables.load().values() for form in variable.forms)
+    return {word.lower() for form in forms if isinstance(form.values, tuple) for word in form.values}
+
+
+def _is_public(name: str) -> bool:
+    return bool(not name or _LIBRARY.fullmatch(name) or _INTERPRETERS.fullmatch(name))
+
+
+def _file_names(text: str) -> Iterator[str]:
+    """Names of files at the end of private paths, since they may also occur without their directory."""
+    for found in re.finditer(rf"(?<![\w/.~])~?(?:/{_NAME}+)+", text):
+        path = found[0]
+        last = path.rpartition("/")[2]
+        if not _KEPT.match(path) and not _PACKAGES.search(path) and _SUFFIX.search(last):
+            yield last
+
+
+def _like(host: str) -> str:
+    """Hosts whose names differ from this one's only in numbers, with their domain."""
+    short = host.partition(".")[0]
+    return re.sub(r"\d+", r"\\d+", re.escape(short)) + r"(?:\.[A-Za-z][\w-]*)*"

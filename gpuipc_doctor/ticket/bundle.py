@@ -1,0 +1,151 @@
+"""The files that belong to a ticket, in one archive."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+import stat
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+from gpuipc_doctor.job import document, job_content
+from gpuipc_doctor.model import Report
+from gpuipc_doctor.report import documents, node_exports, report_json
+from gpuipc_doctor.site import bounded
+from gpuipc_doctor.ticket import answers
+from gpuipc_doctor.ticket.subject import Subject
+
+MOST_BYTES = 64 << 20
+"""Maximum bytes of one file; larger files are omitted."""
+
+MOST_TOTAL = 1 << 30
+"""Maximum bytes of all log files together."""
+
+DIRECTORY = "gpuipc-doctor-ticket"
+
+Members = dict[str, bytes]
+"""File name → contents."""
+
+
+def of_documents(subject: Subject) -> tuple[Members, dict[str, str]]:
+    """Documents, pages, inventory, stacks and reproducer; and what is missing → reason."""
+    members: Members = {}
+    absent: dict[str, str] = {}
+    for number, each in enumerate((subject.about, *subject.also)):
+        is_report = isinstance(each, Report)
+        stem = "report" if is_report else "job"
+        name = stem if number == 0 else f"{stem}-{number + 1}"
+        text = report_json.dumps(each) if isinstance(each, Report) else document.dumps(each)
+        members[f"{name}.json"] = text.encode()
+        if find_spec("jinja2"):
+            page = node_exports.html(each) if isinstance(each, Report) else job_content.html(each)
+            members[f"{name}.html"] = page.encode()
+        else:
+            absent[f"{name}.html"] = "jinja2 is not installed: pip install jinja2"
+    if subject.before:
+        members["earlier-report.json"] = report_json.dumps(subject.before).encode()
+    facts = subject.inventory or tuple(fact for report in subject.reports[:1] for fact in report.inventory)
+    if facts:
+        members["inventory.json"] = documents.dumps({"facts": documents.encode(facts)}).encode()
+    else:
+        absent["inventory.json"] = "add one: gpuipc-doctor inventory --json > i.json, then --also i.json"
+    stacks = answers.stacks(subject)
+    for name, frames in stacks.items():
+        file = re.sub(r"[^\w.-]+", "-", name).strip("-")[:100]
+        members[f"stacks/{file}.txt"] = ("\n".join(frames) + "\n").encode()
+    if not stacks:
+        absent["stacks"] = "no process in the documents has a stack"
+    if program := answers.program(subject):
+        members["reproducer.c"] = program.encode()
+    else:
+        absent["reproducer.c"] = "no C program exists for this failure"
+    return members, absent
+
+
+def of_directory(directory: Path) -> tuple[Members, dict[str, str]]:
+    """Regular files below a directory by relative path, and omitted file → reason. Raises `OSError`.
+
+    Links are not followed: their targets may belong to another user.
+    """
+    members: Members = {}
+    absent: dict[str, str] = {}
+    left = MOST_TOTAL
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for root, directories, files, fd in os.fwalk(directory, onerror=fail):
+        directories.sort()
+        for file in sorted(files):
+            name = os.path.relpath(os.path.join(root, file), directory)  # noqa: PTH118 - bytes of any name
+            content = _read(file, fd)
+            if isinstance(content, bytes) and len(content) <= left:
+                members[name] = content
+                left -= len(content)
+            else:
+                absent[name] = (
+                    content if isinstance(content, str) else f"more than {MOST_TOTAL >> 30} GiB in all"
+                )
+    return members, absent
+
+
+def _read(name: str, directory: int) -> bytes | str:
+    """Contents of the file, or the reason for omitting it."""
+    try:
+        with (
+            bounded.opened(name, os.O_NOFOLLOW, within=directory) as fd,
+            open(fd, "rb", closefd=False) as file,
+        ):
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                return "is no regular file"
+            if status.st_size > MOST_BYTES:
+                return f"is larger than {MOST_BYTES >> 20} MiB"
+            return file.read(MOST_BYTES)
+    except OSError as error:
+        return "is a link" if error.errno == errno.ELOOP else str(error.strerror)
+
+
+def is_text(content: bytes) -> bool:
+    """Whether the contents are text, in which names can be replaced."""
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return b"\0" not in content
+
+
+def rewritten(members: Mapping[str, bytes], rewrite: Callable[[str], str]) -> tuple[Members, dict[str, str]]:
+    """The text files with rewritten names and contents, and other files → reason for omitting them."""
+    texts = {
+        rewrite(name): rewrite(content.decode()).encode()
+        for name, content in members.items()
+        if is_text(content)
+    }
+    return texts, {
+        rewrite(name): "is no text, so it cannot be anonymised"
+        for name, content in members.items()
+        if not is_text(content)
+    }
+
+
+def pack(members: Mapping[str, bytes], compress: Callable[[bytes], bytes]) -> bytes:
+    """The archive, without owner names."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for info, content in _entries(members):
+            archive.addfile(info, io.BytesIO(content))
+    return compress(packed.getvalue())
+
+
+def _entries(members: Mapping[str, bytes]) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
+    now = int(time.time())
+    for name, content in members.items():
+        info = tarfile.TarInfo(f"{DIRECTORY}/{name}")
+        info.size, info.mtime, info.mode = len(content), now, 0o644
+        yield info, content

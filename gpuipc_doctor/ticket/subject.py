@@ -1,0 +1,82 @@
+"""The subject of a ticket: a report or a job, with related documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from gpuipc_doctor.job.document import JobReport
+from gpuipc_doctor.model import Fact, Report, Status
+from gpuipc_doctor.present.text import ranges
+from gpuipc_doctor.report import digest
+from gpuipc_doctor.report.digest import Paragraph
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The documents of a ticket, and the names of the files that go with it."""
+
+    about: Report | JobReport
+    also: tuple[Report | JobReport, ...] = ()
+    inventory: tuple[Fact, ...] = ()
+    """Facts of the node if no document has them."""
+    before: Report | None = None
+    """A report from before the problem appeared."""
+    files: tuple[str, ...] = ()
+
+    @property
+    def reports(self) -> tuple[Report, ...]:
+        return tuple(each for each in (self.about, *self.also) if isinstance(each, Report))
+
+    @property
+    def job(self) -> JobReport | None:
+        return next((each for each in (self.about, *self.also) if isinstance(each, JobReport)), None)
+
+    @cached_property
+    def bad(self) -> tuple[Paragraph, ...]:
+        """The paragraphs that failed; if nothing failed, those that are otherwise not PASS."""
+        if not isinstance(self.about, Report):
+            return ()
+        shown = [each for each in digest.paragraphs(self.about) if each.status is not Status.SKIP]
+        failed = [each for each in shown if each.status is Status.FAIL]
+        return tuple(failed or shown)
+
+    @property
+    def checks(self) -> tuple[str, ...]:
+        """The checks that failed, or that reproduce a job's problem."""
+        if self.bad:
+            return tuple(dict.fromkeys(check for each in self.bad for check in each.checks))
+        return tuple(
+            dict.fromkeys(check for each in self.job.issues for check in each.checks) if self.job else ()
+        )
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        of_reports = [report.host for report in self.reports]
+        of_ranks = [rank.host for rank in self.job.ranks] if self.job else []
+        return tuple(dict.fromkeys((*of_reports, *of_ranks)))
+
+    def facts(self, name: str) -> list[Fact]:
+        """Facts with this name that have a value; those of the loaded libraries come before the node's."""
+        found = [*self._loaded(name), *(fact for fact in self._read() if fact.name == name and fact.value)]
+        return list({fact.value: fact for fact in reversed(found)}.values())[::-1]
+
+    def asked(self, name: str) -> Fact | None:
+        """The first fact with this name, even without a value; None if nobody looked for the fact."""
+        return next((fact for fact in self._read() if fact.name == name), None)
+
+    def _read(self) -> Iterator[Fact]:
+        for report in self.reports[:1]:
+            yield from report.stack
+            yield from report.inventory
+        yield from self.inventory
+
+    def _loaded(self, name: str) -> Iterator[Fact]:
+        ranks: dict[str, list[int]] = {}
+        for rank in self.job.ranks if self.job else ():
+            if name in rank.versions:
+                ranks.setdefault(rank.versions[name], []).append(rank.rank)
+        yield from (
+            Fact(name, value, f"loaded in ranks {ranges(numbers)}") for value, numbers in ranks.items()
+        )

@@ -1,0 +1,96 @@
+"""Names of functions that a stripped library does not tell."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from gpuipc_doctor.job import code, sleeping
+from gpuipc_doctor.job.callers import fingerprint
+from tests.waiting import until
+
+LIBRARY = """
+#include <unistd.h>
+static volatile int waits = 1;
+__attribute__((noinline)) static int wait_for_all(void) { while (waits) pause(); return 0; }
+int MPI_Waitall(void) { return wait_for_all(); }
+"""
+PROGRAM = """
+int MPI_Waitall(void);
+__attribute__((noinline)) static int halo(void) { return MPI_Waitall() + 1; }
+int main(void) { return halo() + 1; }
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="needs x86-64")
+@pytest.mark.parametrize("how", ["-fplt", "-fno-plt"])
+def test_function_that_jumps_to_a_nameless_one_is_named_by_its_caller(tmp_path: Path, how: str) -> None:
+    """MPI_Waitall of MPICH 5.0 and MPI_Ssend of Intel MPI 2021 are five and two bytes long."""
+    for name, text in (("mpi.c", LIBRARY), ("app.c", PROGRAM)):
+        (tmp_path / name).write_text(text)
+    library = tmp_path / "libmpi.so.12"
+    for command in (
+        ["gcc", "-O2", "-s", "-shared", "-fPIC", "mpi.c", "-o", library],
+        ["gcc", "-O1", how, "app.c", library, f"-Wl,-rpath,{tmp_path}", "-o", "app"],
+    ):
+        subprocess.run(command, cwd=tmp_path, check=True)
+    with subprocess.Popen([tmp_path / "app"]) as app:
+        try:
+            seen = until("it waits", lambda: [*filter(_is_of_mpi, sleeping.stack(app.pid, app.pid))])
+        finally:
+            app.kill()
+    assert seen[-1] == "MPI_Waitall (libmpi.so.12)"
+
+
+POLLS = """
+#include <time.h>
+static int (*volatile poll)(const struct timespec *, struct timespec *) = nanosleep;
+int MPI_Mprobe(int number) {
+    volatile long polled[8] = {number};
+    struct timespec pause = {0, 1000000};
+    while (polled[0] >= 0) { polled[3]++; poll(&pause, 0); if (polled[0] == 1) return 0; }
+    return 1;
+}
+"""
+CALLER = """
+int MPI_Mprobe(int);
+int main(int argc, char **argv) { volatile long n; for (n = 0;; n++) if (MPI_Mprobe(argc - 1)) return 1; }
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="needs x86-64")
+@pytest.mark.parametrize(("arguments", "moves"), [((), False), (("again",), True)])
+def test_call_that_polls_in_its_own_frame_does_not_move_its_caller(
+    tmp_path: Path, arguments: tuple[str, ...], moves: bool
+) -> None:
+    (tmp_path / "mpi.c").write_text(POLLS)
+    (tmp_path / "app.c").write_text(CALLER)
+    library = tmp_path / "libmpi.so.12"
+    for command in (
+        ["gcc", "-O1", "-shared", "-fPIC", "mpi.c", "-o", library],
+        ["gcc", "-O1", "app.c", library, f"-Wl,-rpath,{tmp_path}", "-o", "app"],
+    ):
+        subprocess.run(command, cwd=tmp_path, check=True)
+    with subprocess.Popen([tmp_path / "app", *arguments]) as app:
+        try:
+            until("it polls", lambda: fingerprint(app.pid))
+            seen = {fingerprint(app.pid) for _ in range(100) if not time.sleep(0.003)} - {""}
+        finally:
+            app.kill()
+    assert (len(seen) > 1) is moves
+
+
+def _is_of_mpi(frame: str) -> bool:
+    return "libmpi" in frame
+
+
+def test_frame_of_a_call_is_told_once() -> None:
+    assert code.entered("[libmpi.so.12]", "MPI_Waitall") == "MPI_Waitall (libmpi.so.12)"
+    assert code.entered("PMPI_Waitall (libmpi.so.12)", "MPI_Waitall") == ""
+    assert code.entered("poll (libc.so.6)", "MPI_Waitall") == ""
+    assert code.entered("[libmpi.so.12]", "exchange") == ""
+    assert code.called("/nowhere", 77) == ""

@@ -1,0 +1,60 @@
+"""Which rank is on which GPU, as far as the drivers say it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from gpuipc_doctor.job import gpu_holders, here, job_content
+from gpuipc_doctor.job.activity import Kind
+from gpuipc_doctor.job.selection import NoSuchJob
+from gpuipc_doctor.memory.usage import GpuUse, ProcessUse, Sample
+from gpuipc_doctor.memory.watching import End
+from gpuipc_doctor.model import Finding, Node
+from tests.unit.job.test_job_content import rank, report
+
+LATE = report(rank(0, Kind.COLLECTIVE, ("main (app)",)), rank(1, Kind.SLEEPS, ("main (app)",)), size=2)
+
+
+def driver_says(monkeypatch: pytest.MonkeyPatch, *gpus: GpuUse, trouble: Finding | None = None) -> None:
+    def watch(
+        node: Node,
+        backends: Sequence[str],
+        interval_s: float,
+        listener: Callable[[Sample], None],
+        **more: float,
+    ) -> End:
+        if gpus:
+            listener(Sample(1.0, gpus))
+        return End(trouble, () if gpus else ("NVIDIA: no libnvidia-ml.so.1",))
+
+    monkeypatch.setattr(gpu_holders.watching, "watch", watch)
+
+
+def used(label: str, *pids: int) -> GpuUse:
+    return GpuUse(label, "", "H200", processes=tuple(ProcessUse(pid, "app", 1 << 20) for pid in pids))
+
+
+def test_late_rank_is_shown_with_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver_says(monkeypatch, used("nvidia:0", 4000, 77), used("nvidia:3", 4001), used("nvidia:4", 4001))
+    found = here.with_gpus(LATE, Node())
+    assert [each.gpus for each in found.ranks] == [("nvidia:0",), ("nvidia:3", "nvidia:4")]
+    assert "rank 1: n1, pid 4001 (app), nvidia:3, nvidia:4" in job_content.screen(
+        found, width=80, color=False
+    )
+
+
+def test_driver_that_does_not_answer_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver_says(monkeypatch, trouble=Finding.fail("hung", "sampler: nvmlInit hung (10 s)"))
+    found = here.with_gpus(LATE, Node())
+    assert found.unable["GPUs of the ranks"] == "cannot list GPUs: sampler: nvmlInit hung (10 s)"
+    assert found.verdict == LATE.verdict
+
+
+def test_gpu_whose_processes_are_not_listed_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver_says(monkeypatch, GpuUse("nvidia:0", "", "H200", processes=None))
+    assert gpu_holders.by_process(Node()) == {}
+    driver_says(monkeypatch)
+    with pytest.raises(NoSuchJob, match=r"no libnvidia-ml\.so\.1"):
+        gpu_holders.by_process(Node())

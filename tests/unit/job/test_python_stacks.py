@@ -1,0 +1,56 @@
+"""Python stacks of a real process, with its local variables, which are compared and never shown."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from gpuipc_doctor.job import python_stacks
+from gpuipc_doctor.job.processes import read_process
+
+PROGRAM = """
+import sys, threading, time
+
+def work(secret):
+    number = 40
+    while True:
+        print(number, flush=True)
+        sys.stdin.readline()
+        number += 1
+
+if len(sys.argv) > 1:
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+work("correct-horse")
+"""
+
+
+def stack(pid: int) -> python_stacks.PythonStack:
+    process = read_process(pid, lambda tid, used_s: 0.0, frozenset())
+    assert process
+    return python_stacks.dump(process)
+
+
+@pytest.mark.parametrize("threads", [[], ["with another thread"]], ids=["alone", "two-threads"])
+def test_variables_change_when_the_program_goes_on_but_not_while_it_waits(threads: list[str]) -> None:
+    """Another thread may change them as well, so that they say nothing of the main thread."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *threads], stdin=pipe, stdout=pipe, text=True
+    ) as child:
+        try:
+            assert child.stdin
+            assert child.stdout
+            child.stdout.readline()
+            before = stack(child.pid)
+            assert before.numbers == ({} if threads else {(1, "number"): 40})
+            assert stack(child.pid).digest == before.digest
+            child.stdin.write("\n")
+            child.stdin.flush()
+            child.stdout.readline()
+            after = stack(child.pid)
+            assert after.numbers == ({} if threads else {(1, "number"): 41})
+            assert (after.digest == before.digest) is bool(threads)
+        finally:
+            child.kill()

@@ -1,0 +1,54 @@
+"""Processes that end, or whose pid another one gets, while a job is looked at."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpuipc_doctor.job import watcher as watching
+from gpuipc_doctor.job.processes import read_process
+from gpuipc_doctor.job.watcher import Watcher
+
+
+def test_process_that_ends_during_a_snapshot_is_absent() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+
+    def end(tid: int, used_s: float) -> float:
+        child.kill()
+        child.wait()
+        return 0.0
+
+    assert read_process(child.pid, end, frozenset()) is None
+
+
+def test_later_process_with_the_same_pid_is_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watcher = Watcher((os.getpid(),), tmp_path)
+    assert watcher.snapshot().processes
+    real = watching.read_process(os.getpid(), lambda tid, used_s: 0.0, frozenset())
+    assert real
+    later = real.started + 1
+    monkeypatch.setattr(watching, "read_process", lambda *_: watching.replace(real, started=later))
+    assert not watcher.snapshot().processes
+
+
+@pytest.mark.parametrize(
+    ("perf", "why"),
+    [
+        ("#!/bin/sh\necho 'No permission to sample' >&2\nexit 255\n", "perf: No permission to sample"),
+        ("#!/nowhere/sh\n", "cannot start perf"),
+    ],
+)
+def test_perf_that_fails_costs_no_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, perf: str, why: str
+) -> None:
+    (tmp_path / "perf").write_text(perf)
+    (tmp_path / "perf").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(watching, "BETWEEN_S", 0.0)
+    monkeypatch.setattr(watching, "is_candidate", lambda process: True)
+    watcher = Watcher((os.getpid(),), tmp_path)
+    assert len(watcher.snapshots(3)) == 3
+    assert why in watcher.unable["sampled stacks"]

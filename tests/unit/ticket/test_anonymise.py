@@ -1,0 +1,165 @@
+"""Pseudonyms: what is planted is in nothing that is sent, and what diagnosis needs stays."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuipc_doctor.job import document
+from gpuipc_doctor.model import Fact, Report
+from gpuipc_doctor.report import documents, report_json
+from gpuipc_doctor.ticket import anonymise, bundle, templates, ticket_content
+from gpuipc_doctor.ticket.anonymise import Names, Pseudonyms
+from gpuipc_doctor.ticket.subject import Subject
+from tests.sample_reports import PROPERTY, reports
+from tests.unit.job.test_job_content import ONE_LATE
+from tests.unit.ticket.sample_subjects import NVIDIA, OPEN_MPI, RECEIVE_HANGS, SUBJECTS, node
+
+
+def pseudonyms(*texts: str, **names: frozenset[str]) -> Pseudonyms:
+    return Pseudonyms(Names(**names), texts)
+
+
+@pytest.mark.parametrize(
+    ("text", "replaced"),
+    [
+        ("no route to 10.31.4.7 (10.31.4.7:4711)", "no route to address-1 (address-1:4711)"),
+        ("fe80::5054:ff:fe12:3456%hsn0 answers", "address-1 answers"),
+        ("hsn0 has 02:00:00:00:68:63", "hsn0 has address-1"),
+        ("port GUID 0c42:a103:00aa:bb01", "port GUID address-1"),
+        ("UUID GPU-5f3b0c9e-1111-2222-3333-444455556666", "UUID GPU-id-1"),
+        ("mail anna@login1.example.org", "mail user-1@host-1"),
+        ("nid001002.example.org and nid000007 hang, nid001002 too", "host-1 and host-2 hang, host-3 too"),
+        ("/home/anna/flood/run.py: anna_seg", "/home/user-1/name-1/name-2.py: user-1_seg"),
+        ("in run.py of /scratch/flood/run.py", "in name-1.py of /scratch/name-2/name-1.py"),
+        ("gcc -L/home/anna/lib -I/opt/site/inc", "gcc -L/home/user-1/lib -I/opt/name-1/name-2"),
+        ("PATH=/home/anna/bin:/scratch/flood/bin", "PATH=/home/user-1/bin:/scratch/name-1/bin"),
+        ("~anna/x.log", "name-1/name-2.log"),
+        ("https://anna:pw1@git.example.org/x", "https://git.example.org/x"),
+        ("MY_PASSWORD=hunter2 ./app", "MY_PASSWORD=removed ./app"),
+        ('{"api_key": "a\\tb c", "x": 1}', '{"api_key": removed, "x": 1}'),
+        ("--token 'hunter2 x' is no value", "--token 'hunter2 x' is no value"),
+        ("/home/anna/v/lib/python3.11/site-packages/torch/cuda/__init__.py:9",
+         "/home/user-1/name-1/lib/python3.11/site-packages/torch/cuda/__init__.py:9"),
+    ],
+)  # fmt: skip
+def test_names_are_replaced(text: str, replaced: str) -> None:
+    assert pseudonyms(text, hosts=frozenset({"nid001001"})).text(text) == replaced
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "libfabric 1.15.2.0 at 0000:3b:00.0, cuda:0, 12:30:45, 12/12 pairs, 13.4 MiB/s, and/or",
+        "std::vector<int>::push_back (libmpi.so.12), torch/cuda/__init__.py, running.py:51",
+        "/usr/lib64/libucp.so.0 /proc/driver/nvidia/version /opt/rocm-6.3.1/lib/libhsa-runtime64.so.1",
+        "/usr/local/cuda-13.0/lib64/libcudart.so.13 of /opt/cray/pe/mpich/8.1.30/ofi",
+        "127.0.0.1 and ::1; https://github.com/openucx/ucx/issues/1",
+        "cuda:0",
+    ],
+)
+def test_what_diagnosis_needs_stays(text: str) -> None:
+    names = {
+        "hosts": frozenset({"n1"}),
+        "versions": frozenset({"1.15.2.0"}),
+        "users": frozenset({"root", "anna"}),
+    }
+    assert pseudonyms(text, **names).text(text) == text
+
+
+def test_same_name_has_the_same_pseudonym_everywhere() -> None:
+    made = pseudonyms("/home/anna/x", hosts=frozenset({"n1"}))
+    assert made.of({"n1": ("anna", "n1")}) == {"host-1": ("user-1", "host-1")}
+    assert made.text("anna on n1, anna on n2") == "user-1 on host-1, user-1 on host-2"
+
+
+def test_words_of_the_user_are_replaced() -> None:
+    assert pseudonyms(words=frozenset({"Blue Flood"})).text("Blue Flood's run") == "word-1's run"
+
+
+@pytest.mark.parametrize(
+    "value", ["1", "rc,cuda_ipc", "^ucx", "64M", "mlx5_0:1,mlx5_1:1", "DEBUG", "limited", ""]
+)
+def test_values_that_name_nothing_stay(value: str) -> None:
+    assert anonymise._is_harmless(value)
+
+
+@PROPERTY
+@given(reports)
+def test_any_report_is_one_afterwards(report: Report) -> None:
+    names = anonymise.names([report], [], Names())
+    made = Pseudonyms(names, [report_json.dumps(report)]).of(report)
+    again = report_json.loads(report_json.dumps(made))
+    assert [each.finding.status for each in again.results] == [each.finding.status for each in report.results]
+
+
+SECRET = st.from_regex(r"zq[bcdfghjkmnpqrstvwxz]{4,8}", fullmatch=True)
+
+
+@PROPERTY
+@given(
+    host=SECRET,
+    user=SECRET,
+    directory=SECRET,
+    file=SECRET,
+    program=SECRET,
+    value=SECRET,
+    octet=st.integers(1, 254),
+)
+def test_no_planted_name_is_in_anything_that_is_sent(
+    host: str, user: str, directory: str, file: str, program: str, value: str, octet: int
+) -> None:
+    path, address = f"/home/{user}/{directory}/{file}.py", f"10.77.3.{octet}"
+    log = (
+        f"[{host}01:4711] UCX ERROR connect to {address} of {host}02.site.example failed",
+        f"{user}@{host}02 runs {path}, {file}.py:12, LD_LIBRARY_PATH=/usr/lib:/home/{user}/{directory}/lib",
+        f"DB_PASSWORD={value} --prefix=/home/{user}/{directory} -I/home/{user}/{directory}",
+    )
+    roles = tuple(
+        replace(role, log_tail=log, native_stack=(f"main ({path}:3)", f"step ({file}.py:9)"))
+        for role in RECEIVE_HANGS.roles
+    )
+    report = node(
+        *NVIDIA, *OPEN_MPI, Fact("env:UCX_LOG_FILE", path, "the environment"),
+        Fact("env:NCCL_SOCKET_IFNAME", value, "the environment"), Fact("nccl", "2.27.7", f"{path}.so.2"),
+        host=f"{host}01", bad=replace(RECEIVE_HANGS, roles=roles, logs=f"/home/{user}/{directory}/logs"),
+    )  # fmt: skip
+    job = replace(
+        ONE_LATE,
+        ranks=tuple(
+            replace(each, host=f"{host}{each.rank:02}", program=program, settings={"UCX_NET_DEVICES": value},
+                    path=(f"main ({program})", f"f ({file}.py:1)"))
+            for each in ONE_LATE.ranks
+        ),
+        verdict=replace(ONE_LATE.verdict, operation=f"f ({file}.py:1) ({program})"),
+        unable={f"sampled stacks on {host}09": f"{path}: Permission denied"},
+        differences=(document.Difference(name="UCX_NET_DEVICES", ranks={value: (1,), "": (0,)}),),
+    )  # fmt: skip
+    subject = Subject(report, also=(job,))
+    text = json.dumps([documents.encode(report), documents.encode(job)])
+    made = Pseudonyms(anonymise.names([report, job], [], Names()), [text, *log])
+    hidden = made.of(subject)
+    members, absent = bundle.of_documents(hidden)
+    members |= bundle.rewritten({f"{host}01/{user}.log": "\n".join(log).encode()}, made.text)[0]
+    sent = [*members, *(content.decode() for content in members.values()), str(absent)]
+    sent += [ticket_content.ticket(each, hidden) for each in templates.load().values()]
+    for secret in (host, user, directory, file, program, value, address):
+        assert not [each for each in sent if secret in each], secret
+
+
+def test_ticket_stays_readable_with_pseudonyms() -> None:
+    subject = SUBJECTS["ucx"]
+    assert isinstance(subject.about, Report)
+    made = Pseudonyms(anonymise.names([subject.about], [], Names()), [report_json.dumps(subject.about)])
+    text = ticket_content.ticket(templates.load()["ucx"], made.of(subject))
+    for kept in (
+        "UCX_TLS=rc,cuda_ipc",
+        "ucx 1.17.0 (/usr/lib64/libucp.so.0)",
+        "Rocky Linux 9.4",
+        "uct_rc_mlx5",
+    ):
+        assert kept in text
