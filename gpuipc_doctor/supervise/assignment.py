@@ -1,7 +1,7 @@
-"""What a supervisor and its workers tell each other: files in the probe's directory, and orders to stems.
+"""Messages between supervisor and workers: files in the probe's directory, and orders to stems.
 
-There is no result pipe that a runaway writer could fill and no message that is lost when its writer dies:
-the `Assignment` is there before the worker starts, the `RoleResult` appears whole or not at all.
+There is no result pipe that a runaway writer could fill, and no message is lost when its writer dies: the
+`Assignment` exists before the worker starts, and the `RoleResult` appears completely or not at all.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ class RoleFiles:
         self.result = file("result.json")
         self.journal = file("journal")
         self.inbox = file("inbox")
-        """The pipe through which the role tells things while it runs, if somebody listens."""
+        """The named pipe for reports of the running role, if the probe has a listener."""
         self.turn = directory / "turn"
-        """There once it is the probe's turn, where that is waited for: one for all roles."""
+        """File that signals all roles to start, for probes that wait for it."""
         self.pid = file("pid")
-        """Written by whoever starts the worker of a rank, as is ``exit_status``."""
+        """Written by the process that starts a rank's worker, as is ``exit_status``."""
         self.exit_status = file("exit-status")
         self.python_stack = file("python-stack")
         self.native_stack = file("native-stack")
         self.log = file("log")
-        """Standard output and standard error of the worker and of all that it started."""
+        """Standard output and error of the worker and of all processes that it started."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a worker is to do: the function of that name in that check file, on these devices.
+    """A worker's task: a function of a check file, on these devices.
 
-    ``place`` is the role's number among the probe's roles, from 0; ``root`` is the node's (see `model.Node`);
-    ``ranks`` is the number of MPI ranks, 0 when no launcher started this worker. ``waits_for_turn``: it
-    makes no context before the probe's turn (see `StartSignal`). ``starter``: it starts processes of its own.
+    ``place`` is the role's index among the probe's roles; ``root`` is the node's (see `model.Node`);
+    ``ranks`` is the number of MPI ranks, 0 without a launcher. ``waits_for_turn``: no context is created
+    before the start signal (see `StartSignal`). ``starter``: the role itself starts processes.
     """
 
     check_file: str
@@ -77,23 +77,23 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class RoleResult:
-    """How the role function ended, by its own account."""
+    """How the role function ended, as reported by the worker."""
 
     ending: Ending
     fault: DriverFault | None = None
     exception: str = ""
-    """The exception's class and text, then its traceback, for endings other than a driver error."""
+    """Class and text of the exception, then its traceback; empty for driver errors."""
     occurrence: int = 0
-    """Which call of its name the fault was of; 0 if that is not known."""
+    """Number of the failed call among the calls of its name; 0 if unknown."""
     at: float = field(default_factory=time.monotonic)
-    """`time.monotonic` seconds of the node that it ran on."""
+    """`time.monotonic` seconds on the role's node."""
 
     def write(self, path: Path) -> None:
         write_whole(path, json.dumps({**asdict(self), "ending": self.ending.name}))
 
     @classmethod
     def read(cls, path: Path) -> RoleResult | None:
-        """None when the worker did not get as far as writing one."""
+        """The result; None if the worker wrote none."""
         try:
             data = json.loads(path.read_text())
         except FileNotFoundError:
@@ -116,12 +116,12 @@ def device_from_json(data: Json) -> Device:
 
 @dataclass
 class StartSignal:
-    """The turn of a probe that has its devices to itself.
+    """The start signal of a probe with exclusive devices.
 
-    Until it comes, the probe's workers start and initialise the driver, which takes nothing of a device. The
-    scheduler, which knows which devices are free, sets it; the probe's supervisor reads it in another thread.
-    ``at_rest``: how the probe's devices are at rest, once its turn has come. ``given_up``: it will not come,
-    and the probe is to end as it stands.
+    Before the signal, the probe's workers start and initialise the driver, which uses no device memory. The
+    scheduler, which knows the free devices, sets the signal; the probe's supervisor reads it in another
+    thread. ``at_rest``: the idle level of the probe's devices, once set. ``given_up``: no signal will come,
+    and the probe must end.
     """
 
     at_rest: Sequence[AtRest] | None = None
@@ -129,12 +129,12 @@ class StartSignal:
 
 
 def announce(path: Path, at_rest: Sequence[AtRest]) -> None:
-    """Have the roles learn that their turn has come."""
+    """Signal the roles to start."""
     write_whole(path, json.dumps(at_rest))
 
 
 def announced(path: Path) -> list[AtRest] | None:
-    """How the devices are at rest; None as long as the turn has not come."""
+    """The idle state of the devices, once the start signal's file exists; else None."""
     try:
         return [AtRest(*each) for each in json.loads(path.read_text())]
     except FileNotFoundError:
@@ -145,21 +145,21 @@ Listener = Callable[[Json], None]
 
 
 class Inbox:
-    """What a role tells while it runs: JSON lines through a named pipe, each handed to ``listener``.
+    """Reports of a running role: JSON lines through a named pipe, each passed to ``listener``.
 
-    A check needs none of this, for what a role found out is in its journal when it has ended. It is for a
-    probe that goes on until somebody has seen enough.
+    Most checks do not need it, since the journal has a role's findings when it has ended. It is for probes
+    that run until stopped.
     """
 
     def __init__(self, path: Path, listener: Listener) -> None:
         os.mkfifo(path, 0o600)
-        # For writing, too: without a writer it would be at its end, and never wait.
+        # Opened for writing too: without a writer, reads would return at once instead of waiting.
         self._pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._listener = listener
         self._unread = b""
 
     def wait(self, limit_s: float) -> bool:
-        """Wait until something is told or the time is over, and hand on what there is; says whether."""
+        """Wait for reports until the time is over, and pass them on; returns whether there were any."""
         if not select.select([self._pipe], [], [], limit_s)[0]:
             return False
         *lines, self._unread = (self._unread + os.read(self._pipe, 1 << 20)).split(b"\n")
@@ -174,10 +174,10 @@ class Inbox:
 # -- orders to stems ------------------------------------------------------------------------------------
 
 GO = b"go"
-"""What a worker that has told its process number waits for."""
+"""The start signal for a worker that has reported its pid."""
 
 MOST_BYTES = 1 << 16
-"""Of one message."""
+"""Maximum bytes of one message."""
 
 _MOST_FILES = 16
 
@@ -185,7 +185,7 @@ _MOST_FILES = 16
 @dataclass(frozen=True, slots=True)
 class _Order:
     files: Mapping[str, int] = field(default_factory=dict, kw_only=True)
-    """Descriptors that go with it, which are the fork's own then."""
+    """Descriptors sent with the order; the forked process then owns them."""
 
     def send(self, to: socket.socket) -> None:
         text = json.dumps({**asdict(self), "files": list(self.files)})
@@ -198,7 +198,7 @@ class _Order:
 
 @dataclass(frozen=True, slots=True)
 class Order(_Order):
-    """What a worker is to be: its role, its marker, and what its environment has beside the stem's.
+    """A worker's start parameters: its role, its marker, and its additions to the stem's environment.
 
     ``files``: its log, a socket to its supervisor, and one to each peer, ``peer 1`` and so on.
     """
@@ -211,13 +211,13 @@ class Order(_Order):
 
 @dataclass(frozen=True, slots=True)
 class StemOrder(_Order):
-    """What a stem is to import. ``files``: its log, and the socket from which it takes orders."""
+    """A stem's imports. ``files``: its log, and the socket for its orders."""
 
     imports: Sequence[str]
 
 
 def receive_order(stream: socket.socket) -> Order | StemOrder | None:
-    """The next order; None at the end."""
+    """The next order; None at end of input."""
     data, fds, _, _ = socket.recv_fds(stream, MOST_BYTES, _MOST_FILES, socket.MSG_CMSG_CLOEXEC)
     if not data:
         return None

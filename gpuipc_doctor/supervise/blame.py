@@ -1,29 +1,30 @@
-"""What it means that a probe did not complete: the same answer for every check.
+"""The finding for an incomplete probe, by the same rule for every check.
 
-Ended while an operation was armed, by a hang, a signal or a driver error: FAIL, naming the operation. Ended
-while nothing was armed, or for want of memory that others hold: ERROR, for then we could not tell.
+Ended in an armed operation, by a hang, a signal or a driver error: FAIL, naming the operation. Ended outside
+an operation, or because other processes hold the memory: ERROR, because the cause is unknown.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from gpuipc_doctor.api.gpu import OUT_OF_MEMORY
-from gpuipc_doctor.api.ledger import holders
+from gpuipc_doctor.api.ledger import filled, holders
 from gpuipc_doctor.api.worker import TellingRecord
 from gpuipc_doctor.log_lines import reason_of_abort
 from gpuipc_doctor.model import Ending, Evidence, EvidenceKind, Finding, Json, ProbeOutcome, RoleOutcome
 from gpuipc_doctor.supervise.rank import COMPLAINT
 
 FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGXCPU")
-"""Signals that say nothing of a driver: somebody, or a limit of the system, ends processes here."""
+"""Signals that say nothing about a driver: sent by a user or by a limit of the system."""
 
 PLENTY = 0.25
-"""Part of a device's memory that is far more than the share of it that checks may take."""
+"""Fraction of device memory that is far above the memory limit of checks."""
 
 _BANNER = re.compile(r"^-{20,}\n\s*(.+?)\n\s*(?:\n|-{20,}$)", re.MULTILINE | re.DOTALL)
-"""The first paragraph of what stands between rules."""
+"""The first paragraph between rules."""
 
 
 _CALL = "{role}: {call} #{occurrence}{step:aside}"
@@ -31,7 +32,7 @@ _CALL = "{role}: {call} #{occurrence}{step:aside}"
 
 
 def conclude(outcome: ProbeOutcome) -> Finding:
-    """The finding of a probe that was stopped or that went wrong."""
+    """The finding of a probe that was stopped or failed."""
     if outcome.stopped:
         return _stopped(outcome)
     assert outcome.blamed is not None
@@ -42,12 +43,18 @@ def conclude(outcome: ProbeOutcome) -> Finding:
             assert role.fault is not None
             fault = {"error": role.fault.name, "code": role.fault.code}
             if role.fault.name in OUT_OF_MEMORY and not (free := _plenty(role)):
+                if grows := next(
+                    filter(None, (filled(each.records) for each in outcome.roles.values())), None
+                ):
+                    full = Evidence.seen(f"then {_CALL} returned {{error}} ({{code}})", **_of(role), **fault)
+                    return replace(grows, evidence=(*grows.evidence, full, *so_far))
                 return Finding.error(
                     "out-of-memory",
-                    f"{_CALL} returned {{error}} ({{code}}): too little device memory is free to test with",
+                    f"{_CALL} returned {{error}} ({{code}}): too little device memory is free for the test",
                     *holders(role.records.get("holders", ())),
                     *so_far,
-                    remedy=f"see who holds the memory ({_memory_tool(outcome)}), end it, run again",
+                    remedy=f"find the process that holds the memory ({_memory_tool(outcome)}), "
+                    "stop it, rerun",
                     **_of(role),
                     **fault,
                 )
@@ -63,7 +70,7 @@ def conclude(outcome: ProbeOutcome) -> Finding:
                 "killed-from-outside",
                 f"{_CALL if role.operation else '{role}'} was killed from outside ({{signal}})",
                 *so_far,
-                remedy="check dmesg for the OOM killer, and what else kills processes here",
+                remedy="check dmesg for the OOM killer, and find what else kills processes here",
                 signal=role.signal,
                 **_of(role),
             )
@@ -92,8 +99,8 @@ def conclude(outcome: ProbeOutcome) -> Finding:
                 "unrecorded",
                 "{role}: could not write its journal",
                 *so_far,
-                remedy="see whether the place for temporary files is full (df, df -i); else a driver, or "
-                "what is loaded with it, closes files that are not its own",
+                remedy="check that the temporary directory is not full (df, df -i); else a driver, or a "
+                "library loaded with it, closes files it does not own",
                 role=role.role,
             )
         case Ending.PEER_LOST:
@@ -106,12 +113,12 @@ def conclude(outcome: ProbeOutcome) -> Finding:
 
 
 def of_launcher(outcome: ProbeOutcome) -> Iterator[Finding]:
-    """What is wrong with a launcher whose ranks have all ended well: it did not end so itself."""
+    """The finding about a launcher that failed although its ranks succeeded."""
     if outcome.launcher is None or outcome.launch is None:
         return
     launcher, values = outcome.launcher, {"launcher": outcome.launch.command[0]}
     evidence = [line for line in launcher.log_tail if line.strip()][-3:]
-    remedy = "run `{launcher} -n 2 true` by hand; jobs of this launcher end as it does".format(**values)
+    remedy = "run `{launcher} -n 2 true` by hand: it probably ends in the same way".format(**values)
     if launcher.exit_code is None:
         says = "the launcher, {launcher}, had not ended {waited:s} after its ranks"
         yield Finding.fail(
@@ -125,7 +132,7 @@ def of_launcher(outcome: ProbeOutcome) -> Iterator[Finding]:
 
 
 def _who_aborted(outcome: ProbeOutcome) -> tuple[RoleOutcome, str] | None:
-    """The rank whose MPI library ended all of them, and its reason; any may be the first to be gone."""
+    """The rank whose MPI library ended all ranks, and its reason; another rank may have ended first."""
     roles = sorted(outcome.roles.values(), key=lambda role: role.role != outcome.blamed)
     return next(((role, said) for role in roles if (said := reason_of_abort(role.log_tail))), None)
 
@@ -145,15 +152,15 @@ def _stopped(outcome: ProbeOutcome) -> Finding:
     role = outcome.roles[outcome.blamed]
     return Finding.error(
         "not-returned-in-budget",
-        f"{_CALL} had not returned when the run's budget ended",
+        f"{_CALL} had not returned when the time budget ended",
         *_so_far(outcome),
-        remedy="run this check alone, or with a larger --budget, to see whether it hangs",
+        remedy="run this check alone or with a larger --budget to find out whether it hangs",
         **_of(role),
     )
 
 
 def _plenty(role: RoleOutcome) -> int:
-    """Free bytes of the role's fullest device, where that is far more than a probe may take; else 0."""
+    """Free bytes of the role's fullest device if they are far more than a probe may use; else 0."""
     memory = role.records.get("memory", [])
     return min((free for free, _ in memory), default=0) * all(free > PLENTY * total for free, total in memory)
 
@@ -161,7 +168,7 @@ def _plenty(role: RoleOutcome) -> int:
 def _during(
     role: RoleOutcome, key: str, says: str, so_far: tuple[Evidence, ...], /, **values: Json
 ) -> Finding:
-    """What happened in the armed operation; where none was armed, we cannot tell what it means."""
+    """The finding on the armed operation; an ERROR if none was armed."""
     values = {**_of(role), **values}
     if role.operation:
         return Finding.fail(key, f"{_CALL} {says}", *so_far, **values)
@@ -177,7 +184,7 @@ def _not_started(outcome: ProbeOutcome, role: RoleOutcome, so_far: tuple[Evidenc
 
 
 def _of(role: RoleOutcome) -> dict[str, Json]:
-    """The values that `_CALL` asks for; where no operation was armed, the role alone."""
+    """The values for `_CALL`; without an armed operation, only the role."""
     if not role.operation:
         return {"role": role.role}
     return {
@@ -189,16 +196,16 @@ def _of(role: RoleOutcome) -> dict[str, Json]:
 
 
 def _no_word(outcome: ProbeOutcome) -> str:
-    """Why a worker that never began may have left nothing."""
+    """Why a worker that never started wrote nothing."""
     if outcome.launch is None:
         return "it printed nothing"
-    return f"the launcher, {outcome.launch.command[0]}, started no rank in time and said nothing"
+    return f"the launcher, {outcome.launch.command[0]}, started no rank in time and printed nothing"
 
 
 def _complaint(log: Sequence[str]) -> str:
-    """What stood in the way by the log, in our own words, else in those of a launcher; empty if neither.
+    """The reason in the log: in this tool's own line, else in a launcher's; empty if there is none.
 
-    Open MPI's draws rules of dashes around what it says, and says the reason first.
+    Open MPI's launcher prints its message between rules of dashes; the reason comes first.
     """
     ours = [line.removeprefix(COMPLAINT) for line in log if line.startswith(COMPLAINT)]
     theirs = _BANNER.findall("\n".join(log))
@@ -206,7 +213,7 @@ def _complaint(log: Sequence[str]) -> str:
 
 
 def _so_far(outcome: ProbeOutcome) -> tuple[Evidence, ...]:
-    """What the roles had seen by then: often the control that makes the failure telling."""
+    """The roles' observations before the failure, often its control."""
     return tuple(
         Evidence(
             EvidenceKind.CONTROL if name is TellingRecord.CONTROL else EvidenceKind.BEFORE,

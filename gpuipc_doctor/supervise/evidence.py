@@ -1,7 +1,7 @@
-"""What can be learned of a process that hangs, least intrusive first.
+"""Evidence of a hanging process, least intrusive first.
 
-Reading ``/proc`` disturbs nothing. A debugger stops the process, which can wake the call that hangs, so it
-comes second, and only when the process is about to be ended anyway. Every helper has its own time limit.
+Reading ``/proc`` disturbs nothing. A debugger stops the process, which can wake the hanging call, so it runs
+last, just before the process is killed. Every tool has its own time limit.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from gpuipc_doctor.node_files import quietly
 from gpuipc_doctor.supervise.tree import PROC, descendants, processes
 
 NATIVE_LIMIT_S = 8.0
-"""For one tool on one process. Debuggers read the symbols of every library first."""
+"""Seconds for one tool on one process. Debuggers read the symbols of every library first."""
 
 MAX_FRAMES = 40
 
 
 def kernel_view(pid: int) -> tuple[str, ...]:
-    """One line for ``pid`` and each process below it: state, where in the kernel, which system call."""
+    """One line for ``pid`` and each descendant: state, kernel function, system call."""
     lines = []
     itself = [process for process in processes().values() if process.pid == pid]
     for process in (*itself, *descendants(pid)):
@@ -45,7 +45,7 @@ def kernel_view(pid: int) -> tuple[str, ...]:
 
 
 def python_stack(file: Path) -> tuple[str, ...]:
-    """The main thread's frames, innermost first, from the last dump that `faulthandler` left in ``file``."""
+    """The main thread's frames, innermost first, from the last dump that `faulthandler` wrote to ``file``."""
     try:
         text = file.read_text(errors="replace")
     except FileNotFoundError:
@@ -56,11 +56,10 @@ def python_stack(file: Path) -> tuple[str, ...]:
 
 
 def native_stack(pid: int, save_to: Path, until: float) -> tuple[str, ...]:
-    """The main thread's native frames, innermost first, by the first tool that is there and succeeds.
+    """The main thread's native frames, innermost first, from the first installed tool that succeeds.
 
-    ``until``: `time.monotonic()` seconds after which none is asked, and none is waited for.
-
-    The tool's whole output is kept in ``save_to``. A tool that fails leaves a line there that says so.
+    ``until``: `time.monotonic()` seconds at which the search ends. The tool's whole output goes to
+    ``save_to``; a tool that fails leaves a line there.
     """
     with save_to.open("w") as record:
         for name, arguments, parse in TOOLS:
@@ -69,7 +68,7 @@ def native_stack(pid: int, save_to: Path, until: float) -> tuple[str, ...]:
                 record.write(f"{name}: not installed\n")
                 continue
             limit_s = min(NATIVE_LIMIT_S, until - time.monotonic())
-            text = _output([program, *arguments(pid)], limit_s) if limit_s > 0 else "there was no time for it"
+            text = _output([program, *arguments(pid)], limit_s) if limit_s > 0 else "no time left"
             record.write(f"{name}:\n{text}\n")
             frames = parse(text)
             if frames:
@@ -78,13 +77,13 @@ def native_stack(pid: int, save_to: Path, until: float) -> tuple[str, ...]:
 
 
 def find_program(program: str) -> str | None:
-    """The path of a program beside this Python, else on PATH; None if it is not installed."""
+    """The path of a program next to this Python, else on PATH; None if not installed."""
     beside = Path(sys.executable).parent / program
     return str(beside) if beside.exists() else shutil.which(program)
 
 
 def _output(command: Sequence[str], limit_s: float) -> str:
-    """What ``command`` prints, as far as it gets within its limit. Never waits for it beyond that."""
+    """The output of ``command``, within the time limit."""
     try:
         process = subprocess.Popen(
             command,
@@ -107,7 +106,7 @@ def _output(command: Sequence[str], limit_s: float) -> str:
         process.stdout.close()
         partial = expired.output or b""
         said = partial.decode(errors="replace") if isinstance(partial, bytes) else partial
-        return f"{said}\ngave no answer within {limit_s:.1f} s"
+        return f"{said}\ndid not answer within {limit_s:.1f} s"
 
 
 def _frames_of_py_spy(text: str) -> list[str]:
@@ -139,14 +138,14 @@ TOOLS: tuple[Tool, ...] = (
 )
 
 
-# -- what it printed ------------------------------------------------------------------------------------
+# -- output ------------------------------------------------------------------------------------
 
 
 def log_tail(*files: Path, lines: int = 10, telling: int = 5, nbytes: int = 65536) -> tuple[str, ...]:
-    """The end of the first of these logs that holds anything; they may be of any size.
+    """The end of the first non-empty log, of any size.
 
-    The last lines, and before them the few that tell most: a library that gives up says why before it prints
-    its backtrace, and after it warned of much else.
+    The last lines, preceded by the most relevant ones: a library prints its reason before its backtrace and
+    after other warnings.
     """
     for file in files:
         with contextlib.suppress(FileNotFoundError), file.open("rb") as log:
@@ -157,21 +156,21 @@ def log_tail(*files: Path, lines: int = 10, telling: int = 5, nbytes: int = 6553
 
 
 MAX_LOG_BYTES = 64 << 20
-"""A log that has grown beyond it loses its middle."""
+"""Size from which a log loses its middle."""
 
 KEPT_LOG_BYTES = 8 << 20
-"""What then stays of each end."""
+"""Bytes kept at each end."""
 
 _LOG_EVERY_S = 0.2
 
 
 @contextmanager
 def bounded_logs(directory: Path) -> Iterator[None]:
-    """Until the block is left, and when it is, see that no log in the directory is too large.
+    """During and after the ``with`` block, keep all logs in the directory below the size limit.
 
-    Workers and launchers may print without end, into the node's memory.
-    Whoever writes a log must append (``O_APPEND``), so that he goes on at its new end. Ranks on other nodes
-    write through a file system that may learn of that end late: for theirs the bound is a rough one.
+    Workers and launchers may print without end, and the logs may be in memory. Writers must append
+    (``O_APPEND``), so that they continue at the new end. For ranks on other nodes the limit is approximate,
+    since their file system may learn of the new end late.
     """
     over = threading.Event()
 
@@ -184,7 +183,7 @@ def bounded_logs(directory: Path) -> Iterator[None]:
                     if log.stat().st_size > MAX_LOG_BYTES:
                         _leave_out_the_middle(log)
 
-    with ThreadPoolExecutor(1) as thread:  # not the supervisor's own, which is busy while it takes evidence
+    with ThreadPoolExecutor(1) as thread:  # the supervisor's thread gathers evidence
         watching = thread.submit(watch)
         try:
             yield
@@ -197,7 +196,7 @@ def _leave_out_the_middle(log: Path) -> None:
     with log.open("rb+", buffering=0) as file:
         file.seek(-KEPT_LOG_BYTES, os.SEEK_END)
         end = b""
-        for _ in range(8):  # it may grow faster than it is read; else the last words are in time
+        for _ in range(8):  # the log may grow faster than it is read; else the last lines arrive in time
             if not (more := file.read(KEPT_LOG_BYTES)):
                 break
             end = (end + more)[-KEPT_LOG_BYTES:]

@@ -1,7 +1,7 @@
-"""The journal: what a worker is about to do, written down before it does it.
+"""The journal: a worker writes what it is about to do before doing it.
 
-A worker appends one JSON line for each event to a file that only its supervisor reads. A line is a single
-`write`, so it is there when the next call hangs, crashes or is killed. Times are `time.monotonic()`
+For each event a worker appends one JSON line to a file that only its supervisor reads. A line is a single
+`write`, so it is complete when the next call hangs, crashes or is killed. Times are `time.monotonic()`
 seconds, which all processes of a node share.
 """
 
@@ -13,7 +13,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,20 +21,20 @@ from typing import Any
 from gpuipc_doctor.model import Calls, Json
 
 CANNOT_WRITE = os.EX_IOERR
-"""The exit code of a worker that cannot write down what it does, and so does nothing more."""
+"""Exit code of a worker that cannot write its journal."""
 
 PROCESS_EXIT = "process exit"
-"""The operation that is armed last, and stays so."""
+"""Stands for the last operation, which stays armed."""
 
 MPI_PREFIX = "MPI_"
-"""How the operations begin that are MPI calls."""
+"""Prefix of operations that are MPI calls."""
 
 _line = json.JSONEncoder(separators=(",", ":")).encode
-"""Made once: `json.dumps` makes an encoder each time that it is told how to separate."""
+"""A shared encoder: with ``separators``, `json.dumps` would create an encoder for each call."""
 
 
 def add(returned: dict[str, Calls], calls: Calls) -> None:
-    """Add calls to those of the same operation."""
+    """Add the counts and seconds of other calls."""
     so_far = returned.get(calls.operation, Calls(calls.operation, 0, 0.0))
     count, seconds = so_far.count + calls.count, so_far.seconds + calls.seconds
     returned[calls.operation] = Calls(calls.operation, count, seconds)
@@ -50,22 +50,30 @@ class Journal:
         self._returned: dict[str, Calls] = {}
 
     def _write(self, event: str, **fields: Json) -> None:
-        data = _line({"event": event, "at": time.monotonic(), **fields}).encode() + b"\n"
+        self._append(_line({"event": event, "at": time.monotonic(), **fields}))
+
+    def _append(self, line: str) -> None:
+        data = line.encode() + b"\n"
         try:
             is_written = os.write(self._fd, data) == len(data)
-        except OSError:  # the disk is full, or a driver has closed what is not its own
+        except OSError:  # the disk is full, or a driver has closed the journal's descriptor
             is_written = False
         if not is_written:
-            os._exit(CANNOT_WRITE)  # an operation that has come back must not be taken for one that has not
+            os._exit(CANNOT_WRITE)  # a finished operation must not be taken for a running one
 
-    @contextmanager
-    def armed(self, operation: str) -> Iterator[None]:
-        """Blame what ends the process inside the block on ``operation``; an exception leaves it armed."""
+    def armed(self, operation: str) -> AbstractContextManager[None]:
+        """Attribute the end of the process inside the block to ``operation``; after an exception the
+        operation stays armed.
+        """
+        return _Armed(self, operation)
+
+    def arm(self, operation: str) -> None:
         self._calls[operation] += 1
         self._latest = {"operation": operation, "occurrence": self._calls[operation]}
         self._write("armed", **self._latest)
-        yield
-        self._write("disarmed")
+
+    def disarm(self) -> None:
+        self._append(f'{{"event":"disarmed","at":{time.monotonic()!r}}}')
 
     @contextmanager
     def step(self, text: str) -> Iterator[None]:
@@ -75,7 +83,7 @@ class Journal:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Inside the block this role waits for its partner, and the clock does not run against it."""
+        """Inside the block this role waits for its partner, and its own deadline is suspended."""
         self._write("waiting")
         yield
         self._write("resumed")
@@ -84,45 +92,64 @@ class Journal:
         self._write("record", facts=facts)
 
     def add_returned(self, calls: Calls) -> None:
-        """Count calls that returned in a process which this role started."""
+        """Count calls that returned in a process started by this role."""
         add(self._returned, calls)
 
     def tell_returned(self) -> None:
-        """Write down what `add_returned` counted."""
+        """Write the counts of `add_returned` to the journal."""
         for calls in self._returned.values():
             self._write("returned", **asdict(calls))
 
     def begin_anew(self) -> None:
-        """Forget what was written, so that a worker that goes on and on does not fill the disk."""
+        """Truncate the journal, so that a long-running worker does not fill the disk."""
         os.ftruncate(self._fd, 0)
-        self._write("disarmed")  # the reader may have missed that the last operation came back
+        self.disarm()  # the reader may have missed the end of the last operation
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Arm other operations in the block, and then the one again that has failed."""
+        """Arm other operations in the block; after it, the operation that failed is armed again."""
         failed = self._latest
         yield
         self._write("armed", **failed)
 
     def dying(self) -> None:
-        """The process is about to end itself by a signal, as its procedure asks."""
+        """Record that the process is about to end itself by a signal, as part of its test."""
         self._write("dying")
+
+
+class _Armed(AbstractContextManager[None]):
+    """An armed operation. A class rather than a generator: each driver call makes two, and a generator takes
+    twice as long.
+    """
+
+    __slots__ = ("_journal", "_operation")
+
+    def __init__(self, journal: Journal, operation: str) -> None:
+        self._journal = journal
+        self._operation = operation
+
+    def __enter__(self) -> None:
+        self._journal.arm(self._operation)
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self._journal.disarm()
 
 
 @dataclass
 class Progress:
-    """The supervisor's side: what the journal says so far. ``read`` takes in what was appended since."""
+    """The supervisor's view of the journal. ``read`` adds the lines appended since the last call."""
 
     path: Path
     same_clock: bool = True
-    """Whether the writer's clock is ours. Another node's is taken to show ours when its first line comes."""
+    """Whether the writer uses this node's clock. Another node's clock is synchronised with its first line."""
     started: bool = False
     operation: str = ""
     """The armed operation; empty when nothing is armed."""
     occurrences: dict[str, int] = field(default_factory=dict)
-    """How often each operation has been armed."""
+    """Number of times that each operation was armed."""
     returned: dict[str, Calls] = field(default_factory=dict)
-    """The calls that came back, by operation."""
+    """Number of returned calls by operation."""
     step: str = ""
     waiting: bool = False
     dying: bool = False
@@ -131,21 +158,21 @@ class Progress:
     records: dict[str, Json] = field(default_factory=dict)
     _armed_at: float = 0.0
     _ahead: float = 0.0
-    """Seconds that the writer's clock is ahead of ours."""
+    """Seconds by which the writer's clock is ahead of ours."""
     _offset: int = 0
 
     @property
     def is_in_mpi(self) -> bool:
-        """Whether an MPI call is armed."""
+        """Whether the journalled operation in progress is an MPI call."""
         return self.operation.startswith(MPI_PREFIX)
 
     @property
     def mpi_calls(self) -> int:
-        """How many MPI calls have been armed."""
+        """Number of armed MPI calls."""
         return sum(count for name, count in self.occurrences.items() if name.startswith(MPI_PREFIX))
 
     def read(self) -> None:
-        """Follow the file; a line that is not complete yet waits for the next call."""
+        """Read appended lines; an incomplete line waits for the next call."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self._offset)
@@ -155,11 +182,11 @@ class Progress:
         complete = data[: data.rfind(b"\n") + 1]
         self._offset += len(complete)
         for line in complete.decode(errors="replace").splitlines():  # once, and not for each line
-            with contextlib.suppress(json.JSONDecodeError):  # torn: the disk was full
+            with contextlib.suppress(json.JSONDecodeError):  # truncated: the disk was full
                 self._apply(json.loads(line))
 
     def begin_anew(self) -> None:
-        """The worker has begun its journal anew: read it from its start."""
+        """Begin again at the journal's start, because the worker has restarted its journal."""
         self._offset = 0
 
     def _apply(self, line: dict[str, Any]) -> None:

@@ -1,12 +1,12 @@
-"""Outlives a killed supervisor for as long as it takes to end what that one had started.
+"""Ends the processes of a supervisor that was killed.
 
 Started as ``python -I -S keeper.py`` with a pipe on standard input that its supervisor keeps open; it prints
-an empty line when it is ready. Through the pipe come, each with a NUL behind it, the run's marker and the
-directories as they are made, for a command line is everybody's to read; and in the end `DONE` when the
-supervisor has cleaned up itself. Where that is missing the supervisor is gone (kill -9, out of memory): every
-process with the marker is then killed, and the directories and what was left in shared memory are removed.
-Uses the standard library alone, and what of it takes long to import only when there is something to end: it
-starts with every run, in milliseconds.
+an empty line when ready. Through the pipe it receives, each followed by a NUL, the run's marker, the
+directories as they are created (not as arguments, which every user can read), and finally `DONE` if the
+supervisor has cleaned up itself. At end of input without `DONE`, the supervisor is gone (kill -9, out of
+memory): every process with the marker is then killed, and the directories and leftovers in shared memory are
+removed. It uses only the standard library, and imports slow modules only when there is something to end,
+because it starts with every run.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import time
 from collections.abc import Iterator
 
 MARKER = "GPUIPC_DOCTOR_PROBE"
-"""The variable by which a process is known for a run's; its value is ``<run>/<probe>``."""
+"""Variable that identifies a run's processes; its value is ``<run>/<probe>``."""
 
 NAME = "gpuipc-keeper"
-"""What `ps` and ``/proc`` call it, and no other: who ends all that a run has left leaves it to its work."""
+"""Name of its process in `ps` and ``/proc``, by which a run's clean-up spares it."""
 
 DONE = b"done"
 
 GRACE_S = 0.3
-"""Between TERM and KILL: a launcher may have ranks to end on other nodes."""
+"""Seconds between TERM and KILL: a launcher may have to end ranks on other nodes."""
 
 ROUNDS, PAUSE_S = 500, 0.02
 
@@ -36,7 +36,7 @@ PR_SET_NAME = 15
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - looked at, and files removed that processes of ours made
 
 TICK_S = 0.02
-"""By so much a file may seem older than it is: its time is that of the kernel's last tick."""
+"""Seconds by which a file may seem too old, because file times lag by up to one kernel tick."""
 
 SEGMENTS = (
     *("mpich_shm_*", "sm_segment.*", "vader_segment.*", "Intel_MPI_*", "psm*_shm*", "ucx_shm_*"),
@@ -44,8 +44,8 @@ SEGMENTS = (
 )
 """Names of shared memory of MPICH, Open MPI 5 and 4, Intel MPI, PSM, UCX, libfabric's shm provider and HIP.
 
-Ranks leave it behind when they crash or are killed before their library unlinks it; HIP 7.2 leaves some for
-each pool that a process shares, under an address of that process (seen over an emulated kernel driver).
+Ranks leave it behind if they crash or are killed before their library unlinks it; HIP 7.2 leaves some for
+each pool that a process shares, named after an address in the pool (seen over an emulated kernel driver).
 """
 
 
@@ -69,7 +69,7 @@ def main() -> None:
     import shutil
 
     for directory in filter(None, directories):
-        for _ in range(ROUNDS):  # a worker of another run of ours may still write there
+        for _ in range(ROUNDS):  # a worker of another run may still write there
             shutil.rmtree(directory, ignore_errors=True)
             if not os.path.lexists(directory):
                 break
@@ -88,7 +88,7 @@ def take_name() -> None:
 
 
 def kill_all(wanted: bytes, number: int = signal.SIGKILL) -> int:
-    """Send this signal to every process whose environment holds ``wanted``; returns how many there were."""
+    """Send this signal to every process whose environment contains ``wanted``; returns their number."""
     found = 0
     for pid, environment in _of_processes("environ"):
         if any(variable.startswith(wanted) for variable in environment.split(b"\0")):
@@ -99,17 +99,17 @@ def kill_all(wanted: bytes, number: int = signal.SIGKILL) -> int:
 
 
 def remove_abandoned(since: float) -> None:
-    """Remove what is `abandoned`."""
+    """Remove `abandoned` directories."""
     for path in abandoned(since):
         with contextlib.suppress(OSError):
             os.unlink(path)  # noqa: PTH108 - see `take_name`
 
 
 def abandoned(since: float) -> set[str]:
-    """Such files of this user, made at or after ``since`` (`time.time()`), that no process maps."""
+    """Such files of this user that no process maps, created at or after ``since`` (`time.time()`)."""
     candidates = set(_made(since))
     if candidates:
-        for _, maps in _of_processes("maps"):  # as far as we may look
+        for _, maps in _of_processes("maps"):  # as far as permissions allow
             for line in maps.decode(errors="replace").splitlines():
                 if f" {SHARED_MEMORY}/" in line:
                     path = line[line.index(f" {SHARED_MEMORY}/") + 1 :]
@@ -129,7 +129,7 @@ def _made(since: float) -> Iterator[str]:
 
 
 def _of_processes(file: str) -> Iterator[tuple[int, bytes]]:
-    """Each process, and what this file of it in ``/proc`` holds."""
+    """(pid, contents of the named file in ``/proc``) of each process."""
     for entry in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208 - see `take_name`
         with contextlib.suppress(OSError), open(f"/proc/{entry}/{file}", "rb") as opened:  # noqa: PTH123
             yield int(entry), opened.read()

@@ -1,7 +1,7 @@
-"""One probe, from the start of its workers to the last process that they left.
+"""One probe, from the start of its workers to the end of their last process.
 
-The order of things: start every role; watch until all have ended or one has gone wrong; gather evidence,
-passive first; end the whole tree; say for each role how it ended, and which of them is to blame.
+Start every role; watch until all have ended or one has failed; gather evidence, passive first; end the
+process tree; report how each role ended and which one failed.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from gpuipc_doctor.supervise.stems import Stems
 
 TICK_S = 0.005
 SLOW_TICK_S, SLOW_AFTER_S = 0.02, 1.0
-"""A probe that has run for long is looked at less often."""
+"""Seconds between polls of a probe that has run for a while."""
 
 JOURNAL_EVERY_S = 0.1
 
 LISTEN_S = 0.5
-"""A probe that somebody listens to may run for days, so it is not looked at as often as others."""
+"""Seconds between polls of a probe with a listener, which may run for days."""
 
 STALLED_S = 1.0
-"""An operation under way for longer when the budget ends is told: it may be hanging."""
+"""An operation that has run for longer when the budget ends is reported: it may be hanging."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds. ``start_up_s``: until a worker's first journal line, for a cold file system is no hung GPU.
-    ``settle_s``: for the other roles to end by themselves once one went wrong, and for a launcher once its
-    ranks have ended. ``grace_s``: between TERM and KILL. ``launcher_s``: the same where a launcher has ranks
-    to end, maybe on other nodes; killed before it has done that, it leaves them. ``kill_s``: for KILL to work
-    before a process counts as unkillable.
+    """Seconds. ``start_up_s``: until a worker's first journal line, since a cold file system is not a hung
+    GPU. ``settle_s``: for other roles to end by themselves after a failure, and for a launcher after its
+    ranks. ``grace_s``: between TERM and KILL. ``launcher_s``: the same for a launcher, which must end its
+    ranks, perhaps on other nodes; a launcher killed earlier leaves its ranks. ``kill_s``: after KILL, until a
+    process counts as unkillable.
     """
 
     start_up_s: float = 60.0
@@ -65,7 +65,7 @@ _WORST_FIRST = (
     Ending.EXCEPTION,
     Ending.NOT_STARTED,
 )
-"""Of roles that ended in the same tick the first in this order is to blame: a signal before an exception."""
+"""Of roles that ended in the same tick, the first in this order is blamed: a signal before an exception."""
 
 
 @dataclass
@@ -103,7 +103,7 @@ class Execution:
                 self._start(until, stop)
                 self._watch(until, stop)
                 if self._inbox:
-                    self._inbox.wait(0.0)  # its last words
+                    self._inbox.wait(0.0)  # its last lines
             finally:
                 self._end_tree()
                 if self._inbox:
@@ -145,7 +145,7 @@ class Execution:
         return stop.is_set() or (self.turn is not None and self.turn.given_up)
 
     def _take_turn(self) -> None:
-        """Pass the turn on once it has come: from then on the probe's time counts, and its roles' clocks."""
+        """Pass on the start signal; the time of the probe and its roles counts from the signal."""
         if self.turn and self._waits_for_turn and self.turn.at_rest is not None:
             announce(self._turn_file, self.turn.at_rest)
             self._waits_for_turn = False
@@ -158,7 +158,7 @@ class Execution:
     # -- watch ------------------------------------------------------------------------------------------
 
     def _watch(self, until: float, stop: threading.Event) -> None:
-        """Until every role has ended, one has gone wrong, or the run is over; then find whom to blame."""
+        """Watch until all roles have ended, one has failed, or the run is over; then find the failed one."""
         journals_read_at = time.monotonic()
         while any(role.ending is None for role in self._roles.values()):
             self._take_turn()
@@ -188,11 +188,11 @@ class Execution:
             if self._inbox is None:
                 soon = self._waits_for_turn or now - self._began < SLOW_AFTER_S
                 time.sleep(TICK_S if soon else SLOW_TICK_S)
-            elif self._inbox.wait(LISTEN_S):  # who tells begins his journal anew
+            elif self._inbox.wait(LISTEN_S):  # a role that reports restarts its journal
                 next(iter(self._roles.values())).progress.begin_anew()
 
     def _settle(self) -> None:
-        """Let the roles that lost their partner end by themselves, then blame the first that went wrong."""
+        """Let roles that lost their partner end by themselves, then blame the first failure."""
         until = time.monotonic() + self.limits.settle_s
         while time.monotonic() < until and any(role.ending is None for role in self._roles.values()):
             time.sleep(TICK_S)
@@ -201,7 +201,7 @@ class Execution:
         self._culprit = first_wrong(role for role in self._roles.values() if role.went_wrong)
 
     def _overdue(self, now: float) -> tuple[RunningRole, Ending] | None:
-        """The role whose clock has run out, one with an armed operation before one without."""
+        """The role that exceeded its deadline; a role in an armed operation takes precedence."""
         living = [role for role in self._roles.values() if role.ending is None]
         for role in living:
             role.progress.read()
@@ -209,28 +209,30 @@ class Execution:
             if not role.progress.started and now - role.started_at > self.limits.start_up_s:
                 return role, Ending.NOT_STARTED
         busy = [role for role in living if not role.progress.waiting]
-        all_wait = not busy and not self._waits_for_turn  # then somebody should be at work
+        all_wait = not busy and not self._waits_for_turn  # some role should be working then
         started = [role for role in (living if all_wait else busy) if role.progress.started]
         allowed_s = self.probe.deadline_s
         silent = [role for role in started if role.silent_for(now, allowed_s) > allowed_s]
         if (all_wait or self.probe.launch or self.probe.together) and len(silent) < len(started):
-            # Roles that all wait may have a message under way. Ranks spin while they wait for each other: one
-            # that has a processor is not to hang because the other had none. On two busy cores a message of
+            # If all roles wait, a message may be under way. Ranks busy-wait for each other: a rank with a
+            # processor must not count as hung because another rank had none. On two busy cores a message of
             # 16 MiB took over two seconds.
             return None
         return (min(silent, key=self._stuck_order), Ending.HUNG) if silent else None
 
     def _stuck_order(self, role: RunningRole) -> tuple[bool, bool, int, float]:
-        """A role in an operation first; of ranks the one in a driver call, which waits for no other rank.
+        """Sort key: a role in an operation first; of ranks, one in a driver call, which waits for no other
+        rank.
 
-        Of ranks in MPI calls the one that has made fewest: all make as many, but copies differ.
+        Of ranks in MPI calls, the one with the fewest calls first, since all ranks make the same number
+        except for copies.
         """
         progress, is_rank = role.progress, self.probe.launch is not None
         calls = progress.mpi_calls if is_rank else 0
         return not progress.operation, is_rank and progress.is_in_mpi, calls, progress.last_at
 
     def _suspects(self, hung: RunningRole) -> list[RunningRole]:
-        """The ranks in as many MPI calls as this one: which of them keeps the others cannot be told."""
+        """The ranks in equally many MPI calls as this one: any of them may block the others."""
         if not (self.probe.launch and hung.progress.is_in_mpi):
             return [hung]
         return likeliest_first(
@@ -242,7 +244,7 @@ class Execution:
         )
 
     def _stalled(self, now: float) -> RunningRole | None:
-        """The living role that has been longest in its operation, if that is long at all."""
+        """The running role that has been longest in its operation; None if none has been in one for long."""
         for role in self._roles.values():
             role.progress.read()
         armed = [role for role in self._roles.values() if role.ending is None and role.progress.operation]
@@ -250,15 +252,15 @@ class Execution:
         return longest if longest and now - longest.progress.last_at > STALLED_S else None
 
     def _gather_evidence(self, until: float) -> None:
-        """Evidence of every role that still runs: passive for all of them before anything that disturbs.
+        """Gather evidence of every running role: passive evidence of all before anything that disturbs.
 
-        ``until``: when that has to end, so that what follows keeps within the budget.
+        ``until``: time at which this must end, so that the rest stays within the budget.
         """
         living = [role for role in self._roles.values() if role.ending is None]
         here = [role for role in living if role.process.pid]
         for role in living:
             if role.process.is_elsewhere:
-                role.kernel = (f"{role.files.role} is on another node: no native stack from there",)
+                role.kernel = (f"{role.files.role} is on another node: no native stack available",)
         for role in here:
             role.kernel = evidence.kernel_view(role.process.pid)
         for role in here:
@@ -269,7 +271,7 @@ class Execution:
 
     def _end_tree(self) -> None:
         def left() -> list[tree.Process]:
-            # Of ranks that srun starts, those on this node are not ours, but Slurm's.
+            # Ranks that srun starts on this node are not our children, but Slurm's.
             among = tree.processes().values() if self.probe.launch else tree.descendants(os.getpid())
             return [process for process in among if tree.carries(process.pid, self.marker)]
 
@@ -282,7 +284,7 @@ class Execution:
             self.unkillable = "; ".join(every_line)
             roles = self._roles.values()
             stuck = [role for role in roles if role.process.pid in views]
-            # What stays may be something that a worker had started; the probe has not passed for that.
+            # A remaining process may come from a worker; then the probe has not passed.
             for role in stuck or [role for role in roles if role.ending in (None, Ending.COMPLETED)][:1]:
                 role.ending = Ending.UNKILLABLE
                 role.kernel = views.get(role.process.pid, every_line)
@@ -295,7 +297,7 @@ class Execution:
                 role.result = RoleResult.read(role.files.result)
 
     def _await_launcher(self) -> None:
-        """Let the launcher end by itself; one that is ended from outside calls that a bad termination."""
+        """Let the launcher end by itself; a killed one would report a bad termination."""
         launch, began = self.probe.launch, time.monotonic()
         is_known = launch is None or launch.ends_badly
         limit_s = self.limits.settle_s if is_known else max(self.probe.deadline_s, self.limits.launcher_s)
@@ -312,7 +314,7 @@ class Execution:
         code = role.process.returncode
         bad = role.ending is not Ending.COMPLETED
         fault = role.result.fault if role.result else None
-        # A call that returned an error is not armed any more, and what cleaned up after it has been since.
+        # A call that returned an error is no longer armed, nor is the clean-up after it.
         operation = fault.call if fault else role.progress.operation if bad else ""
         return RoleOutcome(
             role=name,
@@ -332,12 +334,12 @@ class Execution:
             kernel=role.kernel,
             log_tail=evidence.log_tail(*self._logs(role)) if bad else (),
             elapsed_s=(role.ended_at or time.monotonic()) - max(role.started_at, self._began),
-            start_up_s=max(role.progress.first_at - role.started_at, 0.0),  # 0 where it never began
+            start_up_s=max(role.progress.first_at - role.started_at, 0.0),  # 0 if it never started
             calls=tuple(role.progress.returned.values()),
         )
 
     def _logs(self, role: RunningRole) -> list[Path]:
-        """Where to look for a role's last words: in its launcher's where it has none, unless we ended it."""
+        """Logs with a role's last output: its own, or its launcher's unless we ended the launcher."""
         ended_by_us = role.ending in (Ending.HUNG, Ending.STOPPED)
         return [role.files.log] if ended_by_us else [role.files.log, self.directory / LAUNCHER_LOG]
 
@@ -354,11 +356,11 @@ def likeliest_first(ranks: Iterable[RunningRole]) -> list[RunningRole]:
 
 
 def first_wrong(roles: Iterable[RunningRole]) -> RunningRole:
-    """Of roles that went wrong, the one to blame.
+    """The failed role to blame.
 
-    First who is no mere casualty, then who went wrong first (to the tick), then by how it ended, and of those
-    that ended alike who was first after all. Beside load a process has to wait for a processor to end on, so
-    one that failed for want of it may be seen to have ended before it. Clocks of two nodes are not compared.
+    Roles that just lost their partner come last; then the earliest failure counts (by tick), then the kind of
+    ending, then the time. On a busy node an exit can be delayed, so a partner may seem to end before the
+    cause. Clocks of two nodes are not compared.
     """
     wrong = list(roles)
     here = not any(role.process.is_elsewhere for role in wrong)

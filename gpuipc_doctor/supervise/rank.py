@@ -1,7 +1,7 @@
-"""Stands between an MPI launcher and a worker: starts the worker of its rank and writes down how it ended.
+"""Runs between an MPI launcher and a worker: starts the worker of a rank and records how it ended.
 
-A launcher keeps its ranks' exit codes to itself, or mixes them. Started once for each rank as
-``python -I -S rank.py DIRECTORY``, with the standard library alone, so that it costs milliseconds.
+A launcher does not return its ranks' exit codes, or mixes them. Started once per rank as ``python -I -S
+rank.py DIRECTORY``, with the standard library only, so that it costs milliseconds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 PLAN = "ranks.json"
 
 COMPLAINT = "gpuipc-doctor: "
-"""How a line begins that says why no worker was started."""
+"""Prefix of a line that says why no worker was started."""
 
 RANK_VARIABLES = (
     "PMIX_RANK",
@@ -25,7 +25,7 @@ RANK_VARIABLES = (
     "SLURM_PROCID",
     "FLUX_TASK_RANK",
 )
-"""Where launchers say which rank a process is: PRRTE, Hydra, Open MPI, MVAPICH, Slurm, Flux."""
+"""Variables in which launchers pass the rank: PRRTE, Hydra, Open MPI, MVAPICH, Slurm, Flux."""
 
 
 def main(directory: Path) -> int:
@@ -35,10 +35,10 @@ def main(directory: Path) -> int:
     try:
         plan = json.loads((directory / PLAN).read_text())
     except FileNotFoundError:
-        node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename  # our `node_name`, out of reach here
+        node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename  # `node_name` is out of reach
         return complain(
-            f"{node} does not see {directory}: ranks on several nodes need a directory that all of them "
-            "share; name one with --keep-logs, or as TMPDIR"
+            f"{node} does not see {directory}: ranks on several nodes need a shared directory: name one "
+            "with --keep-logs or TMPDIR"
         )
     role = plan["roles"][int(own)]
     # A second process of the same rank ends here. Appending: see `evidence.bounded_logs`.
@@ -58,18 +58,18 @@ def main(directory: Path) -> int:
 
 
 def boot_id() -> str:
-    """What tells this running kernel from those of other nodes."""
+    """Identity of the running kernel, different on every node."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def complain(text: str) -> int:
-    """Say where the launcher hears it why there is no worker."""
-    sys.stderr.write(f"{COMPLAINT}{text}\n")  # one write: a launcher mixes what ranks say
+    """Print to the launcher why there is no worker."""
+    sys.stderr.write(f"{COMPLAINT}{text}\n")  # one write: a launcher mixes the ranks' output
     return 1
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Whoever reads the file finds all of it, or none."""
+    """Write the file atomically."""
     draft = path.with_suffix(".draft")
     draft.write_text(text)
     draft.replace(path)

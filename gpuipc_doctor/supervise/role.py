@@ -1,4 +1,4 @@
-"""One role while its worker runs, and how it ended once it has."""
+"""A role while its worker runs, and how it ended."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 
 
 class ChildProcess:
-    """A worker that is our own child."""
+    """A worker that is our child process."""
 
     is_elsewhere = False
 
@@ -40,7 +40,7 @@ class ChildProcess:
 
 
 class ForkedProcess:
-    """A worker that a stem forked; ours since the process between the two ended, for we adopt orphans."""
+    """A worker that a stem forked. When the process in between ends, we adopt it as our child."""
 
     is_elsewhere = False
 
@@ -62,11 +62,10 @@ class ForkedProcess:
 
 
 class LaunchedProcess:
-    """A worker that an MPI launcher started: what we know of it is what its starter wrote down.
+    """A worker that an MPI launcher started, known only from the files of its starter (`rank`).
 
-    See `rank`, the starter. Where nothing is written, a launcher has ended the starter, and maybe the worker;
-    the kernel says how that ended as long as nobody has reaped it. There is no launcher when it could not be
-    started.
+    If the files are missing, a launcher has ended the starter and perhaps the worker; the kernel keeps the
+    worker's exit status until it is reaped. The launcher is None if it could not be started.
     """
 
     def __init__(self, launcher: ChildProcess | None, files: RoleFiles) -> None:
@@ -83,12 +82,12 @@ class LaunchedProcess:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether it runs on another node."""
+        """Whether the worker runs on another node."""
         return bool(self._named) and not self.pid
 
     @property
     def _named(self) -> str:
-        """Its pid and its kernel, once they are written down."""
+        """The worker's pid and kernel id, once written."""
         self._written = self._written or _read(self._desk.pid)
         return self._written
 
@@ -130,17 +129,17 @@ def _exists(pid: int) -> bool:
 
 
 WorkerProcess = ChildProcess | ForkedProcess | LaunchedProcess
-"""A worker's process, whoever started it.
+"""A worker's process.
 
-``pid`` is 0 as long as it is not known, and where it is another node's (``is_elsewhere``). ``returncode`` is
-as of `subprocess.Popen`; None when it has not ended, or nobody can say how it did. ``poll`` says whether it
-has ended; ``collect`` waits for the end of one that was killed, so that no zombie stays.
+``pid`` is 0 while unknown, and on another node (``is_elsewhere``). ``returncode`` is as in
+`subprocess.Popen`; None while running or if unknown. ``poll`` returns whether it has ended; ``collect`` waits
+for the end of a killed one, so that no zombie stays.
 """
 
 
 @dataclass
 class RunningRole:
-    """What the supervisor keeps of a role."""
+    """The supervisor's state for a role."""
 
     process: WorkerProcess
     files: RoleFiles
@@ -152,29 +151,31 @@ class RunningRole:
     kernel: tuple[str, ...] = ()
     native_stack: tuple[str, ...] = ()
     _line_at: float = 0.0
-    _had_by_then: tree.Timeslices = field(default_factory=tree.Timeslices)
+    _seen_at: float = 0.0
+    _starvation: tree.Starvation = field(default_factory=lambda: tree.Starvation({}))
 
     def silent_for(self, now: float, allowed_s: float = 0.0) -> float:
-        """Seconds since its last line in the journal, less those in which it had no processor to run on.
+        """Seconds since the last journal line was first seen, minus the time spent waiting for a processor.
 
-        What the node's other work takes from it is nobody's hang: on two busy cores a healthy worker took
-        more than 1.5 s to exit. To be called often: the want is known from the first call after a line.
-        Up to ``allowed_s`` it is not looked whether a program that the worker has started wants one, too:
-        all processes of the node are read for that.
+        Waiting for a processor is no hang: on two busy cores a healthy worker took more than 1.5 s to exit.
+        The time before the line was seen does not count either: a supervisor without a processor does not
+        know what the worker did. Up to ``allowed_s``, programs started by the worker are not counted, because
+        that reads all processes of the node.
         """
         had = tree.timeslices_of(self.process.pid)
         if self._line_at != self.progress.last_at:
-            self._line_at, self._had_by_then = self.progress.last_at, had
-        silent_s = now - self.progress.last_at - had.starved_since(self._had_by_then)
+            self._line_at, self._seen_at = self.progress.last_at, now
+            self._starvation = tree.Starvation(had)
+        silent_s = now - self._seen_at - self._starvation.until(had)
         if silent_s <= allowed_s or not self.process.pid:
             return silent_s
-        program = tree.at_work(self.process.pid)  # one that it has started since then, if it is another
+        program = tree.at_work(self.process.pid)  # a program that it started since then, if another
         if program == self.process.pid:
             return silent_s
-        return silent_s - tree.timeslices_of(program).starved_since(tree.Timeslices())
+        return silent_s - tree.Starvation({}).until(tree.timeslices_of(program))
 
     def poll(self, now: float) -> None:
-        """See whether the process has ended, and how."""
+        """Check whether the process has ended, and how."""
         if self.ending is None and self.process.poll():
             self.progress.read()
             self.result = RoleResult.read(self.files.result)
@@ -199,8 +200,8 @@ class RunningRole:
 
     @property
     def _is_recorded(self) -> bool:
-        """Whether the journal is there to its end: a driver may have closed it, and got its number."""
-        begins_anew = self.files.inbox.exists()  # so its end may not have been seen
+        """Whether the journal is complete: a driver may have closed its descriptor and reused the number."""
+        begins_anew = self.files.inbox.exists()  # so the end may have been missed
         return begins_anew or self.progress.operation == PROCESS_EXIT
 
     @property
@@ -209,11 +210,12 @@ class RunningRole:
 
     @property
     def went_wrong_at(self) -> float:
-        """When, by its own node's clock, as well as that can be known: when it was seen may be much later.
+        """Time of the failure on the role's own node, as far as it is known; the supervisor may notice the
+        failure much later.
 
-        It says so itself, or has crashed, and that is taken to be when it was last known to live: what went
-        wrong elsewhere since may be a consequence of it. Not so for a rank that its own library has ended
-        with an exit code, as MPI's do when another rank is gone.
+        The role reports the time itself. If it crashed, its last sign of life counts: later failures
+        elsewhere may be consequences. This does not hold for a rank that its own library ended with an exit
+        code, as MPI libraries do when another rank is gone.
         """
         if self.result and self.result.ending is self.ending:
             return self.result.at
@@ -224,7 +226,7 @@ class RunningRole:
 
     @property
     def _stack_written_at(self) -> float:
-        """When it last wrote down where it was, as it does on the signals by which processes crash."""
+        """Time of its last stack dump, written on the signals of crashes."""
         try:
             written = self.files.python_stack.stat().st_mtime
         except FileNotFoundError:
@@ -233,6 +235,6 @@ class RunningRole:
 
     @property
     def is_casualty(self) -> bool:
-        """Whether it ended because another one had: launchers kill the ranks that are left."""
+        """Whether the role ended because another role had ended: launchers kill the remaining ranks."""
         was_killed = isinstance(self.process, LaunchedProcess) and self.process.returncode in _KILLED
         return self.ending is Ending.PEER_LOST or was_killed

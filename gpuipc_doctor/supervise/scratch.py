@@ -1,44 +1,50 @@
-"""Directories for a run's files: ours alone, where there is room, and gone when the run is."""
+"""Private directories for a run's files, on a file system with room, removed when the run ends."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import shutil
+import string
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from gpuipc_doctor.site.trust import untrusted
-from gpuipc_doctor.supervise import keeper
+from gpuipc_doctor.supervise import keeper, leftovers
 
 PLACES = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))  # noqa: S108 - private directories are made there
 
 ROOM_BYTES, ROOM_INODES = 64 << 20, 4096
-"""What a run's logs and journals may come to."""
+"""Maximum bytes of a run's logs and journals."""
+
+
+_NAME_CHARACTERS = string.ascii_lowercase + string.digits + "_"
 
 
 class NoPlace(Exception):
-    """No directory can be made for a run's files; the text is one line that says why."""
+    """No directory can be created for a run's files; the message is one line with the reason."""
 
 
 def usual() -> tuple[Path, ...]:
-    """Where ``TMPDIR`` says, then where else such directories may be."""
+    """The usual places for temporary files, ``TMPDIR`` first."""
     try:
         return (Path(tempfile.gettempdir()), *PLACES)
-    except FileNotFoundError:  # nothing can be written anywhere
+    except FileNotFoundError:  # no place is writable
         return PLACES
 
 
-def make(places: Iterable[Path], room_bytes: int = ROOM_BYTES) -> Path:
-    """Make a directory that is ours alone, under a name that nobody knew before.
+def make(
+    places: Iterable[Path], room_bytes: int = ROOM_BYTES, *, announce: Callable[[Path], None] = lambda _: None
+) -> Path:
+    """Create a private directory with an unguessable name.
 
-    It is in the first of these places where nobody else could put another in its stead and where there is
-    room; where none has, in the first that takes it. Raises `NoPlace`.
+    It is in the first of these places that has room and in which no other user can replace it; if none has
+    room, in the first in which it can be created. Raises `NoPlace`.
     """
     wrong, full = [], []
     for place in places:
@@ -48,39 +54,50 @@ def make(places: Iterable[Path], room_bytes: int = ROOM_BYTES) -> Path:
             full.append((place, f"{place} {reason}"))
         else:
             try:
-                return _make_in(place)
+                return _make_in(place, announce)
             except OSError as error:
                 wrong.append(f"{place}: {error.strerror}")
     for place, reason in full:
         try:
-            return _make_in(place)
+            return _make_in(place, announce)
         except OSError:
             wrong.append(reason)
-    raise NoPlace(f"there is no place for the run's files: {'; '.join(wrong)}; name one by TMPDIR")
+    raise NoPlace(f"no directory for the run's files: {'; '.join(wrong)}; name one with TMPDIR")
 
 
-def _make_in(place: Path) -> Path:
-    return Path(tempfile.mkdtemp(prefix="gpuipc-doctor-", dir=place))
+def _make_in(place: Path, announce: Callable[[Path], None]) -> Path:
+    for path in map(place.joinpath, _names()):
+        if not os.path.lexists(path):
+            announce(path)
+            with suppress(FileExistsError):
+                path.mkdir(mode=0o700)
+                return path
+    raise AssertionError("names do not end")
+
+
+def _names() -> Iterator[str]:
+    """Random directory names in mkdtemp(3)'s form, by which `leftovers` recognises them."""
+    while True:
+        yield "gpuipc-doctor-" + "".join(secrets.choice(_NAME_CHARACTERS) for _ in range(8))
 
 
 def _lacks(place: Path, room_bytes: int) -> str:
-    """What a place is short of; nothing where it has all, or cannot say."""
+    """Why a place is unsuitable; empty if it is suitable or unknown."""
     try:
         status = os.statvfs(place)
     except OSError as error:
-        return f"cannot be looked at: {error.strerror}"
+        return f"cannot be read: {error.strerror}"
     if status.f_bavail * status.f_frsize < room_bytes:
         return "is full"
-    is_counted = status.f_files > 0  # some file systems make inodes as they need them
+    is_counted = status.f_files > 0  # some file systems create inodes as needed
     return "has no inodes left" if is_counted and status.f_favail < ROOM_INODES else ""
 
 
 class Keeper:
-    """Has `keeper` clean up after this process, should it be killed: end all processes that carry a marker,
-    and remove the directories that it is told of.
+    """Have `keeper` clean up if this process is killed: end all processes with a marker, and remove the given
+    directories.
 
-    It has its name when this returns. Whoever kills it before that has killed us before there was anything
-    to clean up.
+    It is ready when the constructor returns; before that there is nothing to clean up.
     """
 
     def __init__(self, marker: str) -> None:
@@ -101,7 +118,7 @@ class Keeper:
         return self._process.pid
 
     def remove(self, directory: Path) -> None:
-        """A directory that must not outlive us is there now."""
+        """Register a directory that must not outlive this process."""
         self._tell(os.fsencode(directory) + b"\0")
 
     def dismiss(self) -> None:
@@ -117,21 +134,22 @@ class Keeper:
         return pipe
 
     def _tell(self, text: bytes) -> None:
-        with suppress(BrokenPipeError):  # somebody may have killed it
+        with suppress(BrokenPipeError):  # keeper may have been killed
             self._pipe.write(text)
             self._pipe.flush()
 
 
 @contextmanager
 def directory(places: Iterable[Path], room_bytes: int = ROOM_BYTES) -> Iterator[Path]:
-    """Such a directory, until the block is left or this process is gone."""
+    """A directory that exists until the block ends or this process is gone."""
     cleaner = Keeper(secrets.token_hex(8))
     try:
-        made = make(places, room_bytes)
-        cleaner.remove(made)
+        made = make(places, room_bytes, announce=cleaner.remove)
+        held = leftovers.hold(made)
         try:
             yield made
         finally:
             shutil.rmtree(made, ignore_errors=True)
+            os.close(held)
     finally:
         cleaner.dismiss()

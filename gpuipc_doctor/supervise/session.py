@@ -1,7 +1,7 @@
-"""One run's supervision: whatever a worker does, the run goes on and nothing of it is left behind.
+"""Supervision of one run: whatever a worker does, the run continues and leaves nothing behind.
 
-The session makes this process the reaper of all orphans below it, gives the run a private directory and a
-marker, and starts the keeper that cleans up should this process be killed.
+The session makes this process the reaper of its orphaned descendants, gives the run a private directory and a
+marker, and starts the keeper, which cleans up if this process is killed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gpuipc_doctor.model import Node, Probe, ProbeOutcome
-from gpuipc_doctor.supervise import scratch, tree
+from gpuipc_doctor.supervise import leftovers, scratch, tree
 from gpuipc_doctor.supervise.assignment import Listener, StartSignal
 from gpuipc_doctor.supervise.probe import Execution, Limits
 from gpuipc_doctor.supervise.start import environment_with
@@ -29,19 +29,19 @@ PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
 
 
 class Session:
-    """Runs probes, from several threads if asked to, until it is closed; one at a time in a process.
+    """Runs probes until closed, from several threads if necessary; one session per process.
 
-    ``keep_logs`` is where the probes' files go, to stay; without it they go into a directory that is
-    removed at the end.
+    ``keep_logs`` is the permanent directory for the probes' files; without it, they go into a directory that
+    is removed at the end.
     """
 
     def __init__(self, node: Node, limits: Limits, *, keep_logs: Path | None = None) -> None:
         self.node = node
         self.limits = limits
         self.unkillable = ""
-        """Names the process that even SIGKILL did not end; no GPU probe may start after it."""
+        """The process that even SIGKILL did not end; no GPU probe may start after it."""
         self._id = secrets.token_hex(8)
-        self._keep_logs = keep_logs.absolute() if keep_logs else None  # workers are elsewhere
+        self._keep_logs = keep_logs.absolute() if keep_logs else None  # workers are on other nodes
         self._numbers = itertools.count(1)
         self._stop = threading.Event()
         self._expected: dict[frozenset[str], Stem] = {}
@@ -57,13 +57,12 @@ class Session:
             self._keeper.dismiss()
             _adopt_orphans(self._adopted_orphans)
             raise
+        self._held = leftovers.hold(self._directory)
         self._stems = Stems(self._directory, self._id)
         return self
 
     def _own_directory(self) -> Path:
-        directory = scratch.make(scratch.usual())
-        self._keeper.remove(directory)
-        return directory
+        return scratch.make(scratch.usual(), announce=self._keeper.remove)
 
     def __exit__(self, *_: object) -> None:
         def ours() -> list[tree.Process]:
@@ -73,22 +72,23 @@ class Session:
         tree.end(ours, grace_s=0.0, limit_s=self.limits.kill_s)
         if self._keep_logs is None:
             shutil.rmtree(self._directory, ignore_errors=True)
+        os.close(self._held)
         self._keeper.dismiss()
         tree.reap_orphans()
         _adopt_orphans(self._adopted_orphans)
 
     def expect(self, imports: Iterable[str]) -> None:
-        """Start the stem of probes to come, which may import while they are planned."""
+        """Start the stem for later probes, which may import while they are planned."""
         names = frozenset(imports)
         self._expected[names] = self._stems.of(names, environment_with(self.node.env))
 
     def has_imported(self, imports: Iterable[str]) -> bool:
-        """Whether no stem with these need be waited for any longer, as far as one is expected."""
+        """Whether the stem with these imports is ready or none is expected."""
         stem = self._expected.get(frozenset(imports))
         return stem is None or stem.has_imported()
 
     def stop(self) -> None:
-        """End the probes that run now; they come back as stopped, and so does every later one."""
+        """End the running probes, which return as stopped, as do all later ones."""
         self._stop.set()
 
     def run(
@@ -104,8 +104,8 @@ class Session:
     ) -> ProbeOutcome:
         """Run one probe to its end. ``until``: `time.monotonic()` seconds at which the run's budget ends.
 
-        ``turn``: when it may use its devices, if not at once. ``listener`` is called with what the first
-        role tells, when it tells it. ``stop`` ends this probe in place of what `stop` sets for all.
+        ``turn``: the start signal for using its devices; None: use them at once. ``listener`` is called with
+        each report of the first role. ``stop`` ends this probe, instead of the session's `stop`.
         """
         number = next(self._numbers)
         parts = (f"{number:03}", check, probe.subject, probe.name)
@@ -132,9 +132,9 @@ class Session:
 
     @contextmanager
     def _temporary(self, probe: Probe) -> Iterator[Path | None]:
-        """A directory for what a launcher and its ranks make for themselves, which goes with the probe.
+        """A directory for the files of a launcher and its ranks, removed with the probe.
 
-        None where there is no launcher, or it starts ranks on other nodes, too; and where there is no place.
+        None without a launcher, for ranks on several nodes, or without room.
         """
         made = None
         if probe.launch and probe.launch.nodes == 1:
@@ -148,7 +148,7 @@ class Session:
 
     @contextmanager
     def beside(self, check: str, check_file: Path, probe: Probe) -> Iterator[None]:
-        """Run a probe beside the others until the block is left, and end it then; its outcome is nobody's."""
+        """Run a probe during a ``with`` block, then end it; its outcome is dropped."""
         over = threading.Event()
         with ThreadPoolExecutor(1) as thread:
             thread.submit(self.run, check, check_file, probe, until=math.inf, stop=over)
@@ -159,9 +159,9 @@ class Session:
 
 
 def _adopt_orphans(whether: bool) -> bool:
-    """Say whether orphans below this process become its children; returns whether they did.
+    """Set whether orphaned descendants become this process's children; returns the earlier setting.
 
-    Who adopts them must reap them, too, or a PID namespace below never ends.
+    A process that adopts orphans must also reap them, or a PID namespace below it never ends.
     """
     import ctypes
 

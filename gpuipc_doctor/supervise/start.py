@@ -1,4 +1,4 @@
-"""Start the workers of a probe: each role by ourselves, or all ranks by an MPI launcher."""
+"""Start a probe's workers: each role by this process, or all ranks by an MPI launcher."""
 
 from __future__ import annotations
 
@@ -28,31 +28,30 @@ from gpuipc_doctor.supervise.role import (
 )
 
 LAUNCHER_LOG = "launcher.log"
-"""What the launcher printed, in the probe's directory."""
+"""The launcher's output, in the probe's directory."""
 
 Fork = Callable[[set[str], Mapping[str, str], Order], int | None]
-"""Forks a worker from the stem with these imports and this environment; returns its process number.
-
-None where there is no stem to fork from.
+"""Fork a worker from the stem with these imports and this environment; returns its pid, or None without a
+stem.
 """
 
 _LISTS = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PATH")
-"""Variables to which several may add; any other is replaced by the last to set it."""
+"""Variables that are lists, to which additions are appended; others are replaced."""
 
 _OF_ONE_PROCESS = re.compile(r"PMI_|PMIX_(?!MCA_)|OMPI_COMM_WORLD_|SLURMD_NODENAME$")
-"""Variables by which launchers tell a process which rank of which job it is, and on which node.
+"""Variables with which launchers give a process its rank, job and node.
 
-Hydra would hand them on to ranks on other nodes.
+Hydra would pass them on to ranks on other nodes.
 """
 
 
 def imports(probe: Probe) -> set[str]:
-    """What the stem of a probe's workers imports."""
+    """Imports for the stem of a probe's workers."""
     return {device.backend for device in probe.devices} | set(probe.imports)
 
 
 def environment_with(*additions: Mapping[str, str]) -> dict[str, str]:
-    """Our environment and what is added, for processes that have another working directory."""
+    """Our environment plus additions, for processes with another working directory."""
     environment = dict(os.environ)
     for addition in additions:
         for name, value in addition.items():
@@ -67,11 +66,11 @@ def environment_with(*additions: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Starter:
-    """Starts the roles of a probe. All that it starts carries ``marker`` in its environment.
+    """Starts the roles of a probe, with ``marker`` in their environment.
 
-    ``waits_for_turn``: they make no context before the probe's turn (see `turn`). ``temporary``: where a
-    launcher and its ranks put temporary files, if not where everybody does. Open MPI's launcher leaves some,
-    in which another of the same process number fails.
+    ``waits_for_turn``: they create no context before the start signal (see `turn`). ``temporary``: directory
+    for temporary files of a launcher and its ranks, if it is not the usual directory. Open MPI's launcher
+    leaves files in it that make a later process with the same pid fail.
     """
 
     probe: Probe
@@ -87,7 +86,7 @@ class Starter:
         return self._ranks(self.probe.launch) if self.probe.launch else self._children()
 
     def _children(self) -> dict[str, RunningRole]:
-        """Each role as a child of ours; socket pairs connect the first one to each of the others."""
+        """Each role as a child process; socket pairs connect the first with each of the others."""
         first, *others = self.probe.roles
         pairs = {name: socket.socketpair() for name in others}
         ends = {first: [one for one, _ in pairs.values()]} | {name: [end] for name, (_, end) in pairs.items()}
@@ -116,7 +115,7 @@ class Starter:
         )
 
     def _ranks(self, launch: Launch) -> dict[str, RunningRole]:
-        """All roles as ranks of one launcher, which starts one `rank` starter for each."""
+        """All roles as ranks of one launcher, which starts a `rank` process for each."""
         common = {"TMPDIR": str(self.temporary)} if self.temporary else dict[str, str]()
         files_of = {role: self._assign(role, ranks=len(self.probe.roles)) for role in self.probe.roles}
         preload = {"LD_PRELOAD": ":".join(launch.preload)} if launch.preload else {}
@@ -130,7 +129,7 @@ class Starter:
         log = self.directory / LAUNCHER_LOG
         environment = environment_with(common, launch.env)
         environment |= self._own(environment)
-        for name in filter(_OF_ONE_PROCESS.match, os.environ):  # we may be a rank ourselves
+        for name in filter(_OF_ONE_PROCESS.match, os.environ):  # this process may itself be a rank
             environment.pop(name, None)
         try:
             launcher = _popen([*command, *starter], log, self.directory, environment)
@@ -144,7 +143,7 @@ class Starter:
 
     @property
     def _command(self) -> list[str]:
-        """A worker's, less its role and the descriptors of its peers."""
+        """A worker's command line, without its role and the descriptors of its peers."""
         isolated = ["-I"] if sys.flags.isolated else []
         return [sys.executable, *isolated, "-m", "gpuipc_doctor.worker", str(self.directory)]
 
@@ -156,7 +155,7 @@ class Starter:
     def _assign(self, role: str, *, ranks: int = 0) -> RoleFiles:
         files = RoleFiles(self.directory, role)
         devices = self.probe.devices
-        if not self._stays:  # elsewhere, it is another device of the same number
+        if not self._stays:  # on another node it is another device of the same number
             devices = tuple(replace(device, uuid="", pci="") for device in devices)
         Assignment(
             check_file=str(self.check_file),
@@ -173,7 +172,7 @@ class Starter:
         return files
 
     def _own(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """What workers of this probe have beside an environment that they share with those of others."""
+        """Variables specific to this probe's workers."""
         own = {MARKER: self.marker}
         if self._stays and not (self.probe.launch and self.probe.launch.shows):
             own |= visible_devices(self.probe.devices, environment) or self.node.visible
@@ -186,7 +185,7 @@ def _popen(
     with log.open("ab") as output:  # appending: see `evidence.bounded_logs`
         process = subprocess.Popen(
             command,
-            cwd=directory,  # private: nothing in it shadows a module
+            cwd=directory,  # private: nothing in this directory shadows a module
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -220,12 +219,12 @@ _HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 
 
 def hides_gpus(environment: Mapping[str, str]) -> bool:
-    """Whether who starts the tool, a batch system for one, chose among the node's GPUs."""
+    """Whether the process that started this tool, such as a batch system, selected GPUs of the node."""
     return any(name in environment for name in _HIDING)
 
 
 def visible_devices(devices: Sequence[Device], environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables to set for a worker that needs ``devices``, which are all of one backend."""
+    """Variables for a worker that needs ``devices``, all of one backend."""
     if not devices:
         return {}
     if devices[0].backend == "cuda":
@@ -242,7 +241,7 @@ def visible_devices(devices: Sequence[Device], environment: Mapping[str, str]) -
 
 
 def one_queue(devices: Sequence[Device], environment: Mapping[str, str]) -> dict[str, str]:
-    """The variable to set for a worker whose streams need not run at the same time, unless the user has."""
+    """Variable for a worker whose streams need not run concurrently; empty if the user has set it."""
     name = "CUDA_DEVICE_MAX_CONNECTIONS"
     chosen = name in environment or all(device.backend != "cuda" for device in devices)
     return {} if chosen else {name: "1"}

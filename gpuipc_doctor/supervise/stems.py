@@ -1,8 +1,8 @@
-"""Stems: processes that have imported what workers need and touched no driver, to fork workers from.
+"""Stems: processes that have imported the workers' modules but used no driver, from which workers are forked.
 
-There is one for each set of imports and environment, made when it is first wanted (see `worker.stem`). The
-first of an environment imports what is ours alone, and the others are forked from it. Where one is not fit to
-be forked from, hangs or is gone, workers are spawned without it, and its log says why.
+There is one for each set of imports and environment, started at first use (see `worker.stem`). The first stem
+of an environment imports our own modules only; the others are forked from the first. If a stem is unfit,
+hangs or is gone, workers are started without it, and its log says why.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ from gpuipc_doctor.supervise.keeper import MARKER
 from gpuipc_doctor.supervise.role import ChildProcess, ForkedProcess, WorkerProcess
 
 FORK_LIMIT_S = 10.0
-"""For a stem that has imported everything to fork."""
+"""Seconds for a stem that has imported everything to fork."""
 
 _LOOK_EVERY_S = 0.05
 
 
 class Stem:
-    """One stem. Any thread may ask it for workers."""
+    """A stem, used from any thread."""
 
     def __init__(self, orders: socket.socket, log: Path, process: WorkerProcess | None = None) -> None:
         self._orders = orders
         self._log = log
         self._process = process
-        """None as long as it has not said which it is."""
+        """None until the stem has reported its pid."""
         self._lock = threading.Lock()
         self._verdict: str | None = None
-        """Why it is not to be forked, empty if it is; None as long as it imports."""
+        """Why the stem must not be forked; empty if it may be; None while it imports."""
 
     def fork(self, order: Order, until: float, given_up: Callable[[], bool]) -> int | None:
-        """Have it fork a worker; returns that one's process number, or None where there is none to be had.
+        """Have the stem fork a worker; returns the worker's pid, or None on failure.
 
-        Waits for the stem's imports until `time.monotonic` is ``until``, or ``given_up`` says so.
+        Waits for the stem's imports until `time.monotonic` reaches ``until``, or ``given_up()`` is true.
         """
         with self._lock:
             while self._verdict is None and not given_up():
                 if self._has_news(_LOOK_EVERY_S):
                     self._hear()
                 elif time.monotonic() > until:
-                    self._give_up("it had not imported everything in time")
+                    self._give_up("the stem did not finish its imports in time")
             if self._verdict != "":
                 return None
         ours, theirs = socket.socketpair()
@@ -69,19 +69,19 @@ class Stem:
                     ours.send(GO)
                     return int(told)
         with self._lock:
-            self._give_up("it forked no worker when it was asked to")
+            self._give_up("the stem forked no worker on request")
         return None
 
     def fork_stem(self, imports: Sequence[str], log: Path) -> Stem:
-        """Have it fork a stem that imports these, as soon as it has imported its own."""
+        """Have the stem fork another stem with these imports, after its own imports."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, log.open("ab") as output, contextlib.suppress(OSError):
             StemOrder(imports, files={"log": output.fileno(), "orders": theirs.fileno()}).send(self._orders)
         return Stem(ours, log)
 
     def has_imported(self) -> bool:
-        """Whether nobody need wait for it any longer, be it fit to be forked or not."""
-        if not self._lock.acquire(blocking=False):  # somebody waits for it
+        """Whether the imports are over, successful or not."""
+        if not self._lock.acquire(blocking=False):  # another thread is waiting for it
             return False
         try:
             while self._verdict is None and self._has_news(0.0):
@@ -94,11 +94,11 @@ class Stem:
         return bool(select.select([self._orders], [], [], within_s)[0])
 
     def _hear(self) -> None:
-        """Hear its process number, or why it is not to be forked."""
+        """Receive the stem's pid, or the reason why it must not be forked."""
         said = b""
         with contextlib.suppress(OSError):
             said = self._orders.recv(MOST_BYTES)
-        told = json.loads(said) if said else "it ended while it imported"
+        told = json.loads(said) if said else "the stem ended during its imports"
         if isinstance(told, int):
             self._process = self._process or ForkedProcess(told)
         elif told:
@@ -117,7 +117,7 @@ class Stem:
             os.kill(self._process.pid, signal.SIGKILL)
 
     def close(self, limit_s: float) -> None:
-        """End it. Workers that it forked are not concerned."""
+        """End the stem. Its workers continue."""
         while self._process is None and self._verdict is None and self._has_news(0.0):
             self._hear()
         self._orders.close()
@@ -127,14 +127,15 @@ class Stem:
 
 
 class Stems:
-    """The stems of a run, whose logs are in ``directory``."""
+    """The stems (`worker.stem`) of a run, with their logs in ``directory``."""
 
     def __init__(self, directory: Path, run: str) -> None:
         self._directory = directory
         self._marker = tree.with_room(f"{run}/stem")
         self._lock = threading.Lock()
         self._stems: dict[tuple[tuple[str, ...], frozenset[tuple[str, str]]], Stem] = {}
-        # A process is killed with the thread that started it, so with one that lives as long as this.
+        # The kernel kills a process with the thread that started it, so start it from one that lives as long
+        # as this.
         self._thread = ThreadPoolExecutor(1)
 
     def of(self, imports: Iterable[str], environment: Mapping[str, str]) -> Stem:
@@ -158,7 +159,7 @@ class Stems:
             process = subprocess.Popen(
                 [sys.executable, *isolated, "-m", "gpuipc_doctor.worker.stem", str(theirs.fileno())],
                 cwd=self._directory,
-                # OpenBLAS, which array libraries load, would start threads; they compute nothing here.
+                # OpenBLAS, loaded by array libraries, would start threads that are not needed here.
                 env={**environment, "OPENBLAS_NUM_THREADS": "1", MARKER: self._marker},
                 stdin=subprocess.DEVNULL,
                 stdout=output,

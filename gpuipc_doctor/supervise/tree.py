@@ -1,8 +1,8 @@
-"""Processes: who descends from whom, who belongs to a run, and how to end them all.
+"""Processes: find a process's descendants or a run's processes, and end them.
 
-A group or a session is not enough: MPI launchers give ranks groups and sessions of their own. Every process
-below us is found by walking parents, which is complete because the supervisor is a subreaper; the run's
-marker in the environment tells whose it is, and finds what a killed supervisor left behind.
+Process groups and sessions are not enough: MPI launchers create their own for ranks. Descendants are found by
+walking parents, which is complete because the supervisor is a subreaper; the marker in the environment names
+a process's run, also after a supervisor was killed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -20,12 +20,15 @@ from gpuipc_doctor.supervise import keeper
 from gpuipc_doctor.supervise.keeper import MARKER
 
 KEEPER = keeper.NAME
-"""The name of the process that ends what a killed supervisor had started, and of no other."""
+"""Unique name of the process that cleans up after a killed supervisor."""
 
 PROC = Path("/proc")
 
+PRIORITY = -10
+"""Niceness beside ranks that use every processor: nine times the share of a process with 0 (sched(7))."""
+
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What ends a run from outside."""
+"""Signals that end a run from outside."""
 
 
 class Process(NamedTuple):
@@ -50,7 +53,7 @@ def processes() -> dict[int, Process]:
 
 
 def _read(pid: int | str, name: str) -> str:
-    """A file of ``/proc/PID`` that is one line; every process has one, so it is read without layers."""
+    """A one-line file of ``/proc/PID``, read directly because every process has one."""
     file = os.open(f"{PROC}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(file, 4096).decode(errors="replace")
@@ -73,16 +76,16 @@ def descendants(root: int) -> list[Process]:
 
 
 def carries(pid: int, marker: str) -> bool:
-    """Whether the environment of ``pid`` has that marker. A zombie has no environment left."""
+    """Whether the environment of the process has this marker. A zombie has no environment."""
     with contextlib.suppress(OSError):
         return carried((PROC / str(pid) / "environ").read_bytes()) == marker
     return False
 
 
 def exit_code_of_zombie(pid: int) -> int | None:
-    """How a process ended that waits to be reaped, as `subprocess.Popen` says it; None where it is no zombie.
+    """The return code of a zombie, as in `subprocess.Popen`; None if it is no zombie.
 
-    The last number of ``/proc/PID/stat`` is what `waitpid` will say (Linux, filesystems/proc.rst).
+    The last field of ``/proc/PID/stat`` is the status of `waitpid` (Linux, filesystems/proc.rst).
     """
     with contextlib.suppress(OSError):
         fields = _read(pid, "stat").rpartition(")")[2].split()
@@ -92,51 +95,76 @@ def exit_code_of_zombie(pid: int) -> int | None:
 
 
 def at_work(pid: int) -> int:
-    """The process that does the work of ``pid``: the program below it that it has started, else itself."""
+    """The process that does the work of ``pid``: the program that it has started, else itself."""
     living = [process.pid for process in descendants(pid) if process.state != "Z"]
     return living[-1] if living else pid
 
 
 class Timeslices(NamedTuple):
-    """What a thread has had of the processors so far: seconds, seconds in want of one, and how often."""
+    """A thread's processor time so far: seconds run, seconds waited, and number of timeslices."""
 
     ran_s: float = 0.0
     wanted_s: float = 0.0
     number: int = 0
 
-    def starved_since(self, before: Timeslices) -> float:
-        """Seconds since then for which it was ready to run and no processor was free for it.
-
-        None of them where it gives its timeslices away, as MPI's ranks do that poll and yield: each time they
-        go to the end of the line. On two busy cores one had 34,000 in 41 s, and stood in line for 40.
+    def yields_since(self, before: Timeslices) -> bool:
+        """Whether the thread gives its turns away, as polling MPI ranks do, which queue again each time: on
+        two busy cores one had 34,000 timeslices in 41 s and waited for 40.
         """
         number = self.number - before.number
-        if number > _FEW and (self.ran_s - before.ran_s) / number < _SHORT_S:
-            return 0.0
-        return max(self.wanted_s - before.wanted_s, 0.0)
+        return number > _FEW and (self.ran_s - before.ran_s) / number < _SHORT_S
 
 
 _FEW, _SHORT_S = 20, 0.0001
-"""A thread that computes has timeslices of 2.4 ms beside others; of few, nothing can be told."""
+"""Number; seconds. A computing thread has slices of 2.4 ms beside others; a few short ones prove nothing."""
 
 
-def timeslices_of(pid: int) -> Timeslices:
-    """Of the main thread of ``pid``, from ``/proc/PID/schedstat``.
+def timeslices_of(pid: int) -> dict[int, Timeslices]:
+    """Timeslices of each thread of ``pid``, from ``/proc/PID/task/TID/schedstat``.
 
-    None where the kernel does not count them, or the process is gone. Source: Linux,
+    Empty if the kernel does not count them, or the process is gone. Source: Linux,
     Documentation/scheduler/sched-stats.rst.
     """
-    with contextlib.suppress(OSError, ValueError):
-        ran, wanted, number = map(int, _read(pid, "schedstat").split())
-        return Timeslices(ran / 1e9, wanted / 1e9, number)
-    return Timeslices()
+    found = {}
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - ten times a second for each role
+            with contextlib.suppress(OSError, ValueError):
+                ran, wanted, number = map(int, _read(pid, f"task/{thread}/schedstat").split())
+                found[int(thread)] = Timeslices(ran / 1e9, wanted / 1e9, number)
+    return found
+
+
+class Starvation:
+    """Seconds since a moment in which a thread of a process was ready to run but had no processor.
+
+    Any of its threads counts, since a driver call may wait for another one: `hipStreamCreateWithFlags` starts
+    a thread and waits for its first sign. Threads that yield do not count.
+    """
+
+    def __init__(self, then: Mapping[int, Timeslices]) -> None:
+        self._first = self._latest = then
+        self._seconds = 0.0
+
+    def until(self, now: Mapping[int, Timeslices]) -> float:
+        """The seconds so far. Between two calls, the thread that waited longest counts."""
+        none = Timeslices()
+        self._seconds += max(
+            (
+                had.wanted_s - self._latest.get(thread, none).wanted_s
+                for thread, had in now.items()
+                if not had.yields_since(self._first.get(thread, none))
+            ),
+            default=0.0,
+        )
+        self._latest = now
+        return self._seconds
 
 
 def end(find: Callable[[], list[Process]], *, grace_s: float, limit_s: float) -> list[Process]:
-    """TERM, then after ``grace_s`` KILL all that ``find`` returns, until it returns nothing.
+    """Send TERM, then after ``grace_s`` KILL, to all that ``find`` returns, until ``find`` returns nothing.
 
-    Returns what even SIGKILL has not ended after ``limit_s`` more seconds. What is in state R is not among
-    it: on a busy node a killed process is there until it is given a processor to end on.
+    Returns the processes that SIGKILL has not ended after ``limit_s`` more seconds, except those in state R:
+    on a busy node a killed process stays until it gets a processor.
     """
     signal_all(find(), signal.SIGTERM)
     _wait_until_gone(find, grace_s, lambda left: None)
@@ -163,7 +191,7 @@ def signal_all(targets: list[Process], number: signal.Signals) -> None:
 
 
 def signal_name(number: int) -> str:
-    """``SIGKILL``."""
+    """The signal's name: ``SIGKILL``."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -171,25 +199,25 @@ def signal_name(number: int) -> str:
 
 
 def reap_orphans() -> None:
-    """Collect ended processes that the kernel made our children. Only when no worker is left to wait for."""
+    """Collect ended processes that became our children. Call it only when no worker is waited for."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
 def name_of(pid: int) -> str:
-    """Its command's name; empty when it has ended, or is in another pid namespace than this one."""
+    """Name of the process's command; empty if it has ended or is in another pid namespace."""
     with contextlib.suppress(OSError):
         return _read(pid, "comm").strip()
     return ""
 
 
 def carry_priority(pid: int | None = None) -> None:
-    """Have the session that ``pid`` leads, or that we lead, scheduled by our niceness, if we may go first.
+    """Give a negative niceness of ours to the session led by ``pid`` or by us.
 
-    Linux schedules sessions as groups, and the niceness of a process counts within its group alone; that of
-    a new session's group is 0 (sched(7), "The autogroup feature"). It takes root, and where the kernel does
-    not group sessions there is no such file.
+    Linux schedules sessions as groups, a process's niceness counts only within its group, and a new session's
+    group has 0 (sched(7), "The autogroup feature"). Needs root; without session groups the file does not
+    exist.
     """
     if (niceness := os.getpriority(os.PRIO_PROCESS, 0)) < 0:
         with contextlib.suppress(OSError):
@@ -197,8 +225,29 @@ def carry_priority(pid: int | None = None) -> None:
 
 
 @contextmanager
+def prioritised() -> Iterator[None]:
+    """Run this process, its session and its later children at `PRIORITY`, if permitted (root)."""
+    niceness = os.getpriority(os.PRIO_PROCESS, 0)
+    group = Path("/proc/self/autogroup")
+    try:
+        before = group.read_text().split()[-1]
+    except OSError:
+        before = ""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, min(niceness, PRIORITY))
+        carry_priority()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, niceness)
+            if before:
+                group.write_text(before)
+
+
+@contextmanager
 def interruptible(interrupt: Callable[[], None]) -> Iterator[None]:
-    """Have Ctrl-C, SIGTERM and a lost terminal call ``interrupt`` and do no more."""
+    """Make Ctrl-C, SIGTERM and a lost terminal only call ``interrupt``."""
     before = {number: signal.signal(number, lambda *_: interrupt()) for number in INTERRUPTS}
     try:
         yield
@@ -210,26 +259,26 @@ def interruptible(interrupt: Callable[[], None]) -> Iterator[None]:
 # -- whose it is ----------------------------------------------------------------------------------------
 
 _ROOM = 40
-"""Bytes that a process which is to `carry` other markers later needs for them from its start."""
+"""Bytes reserved in the environment for a marker that `carry` sets later."""
 
 
 def carried(environ: bytes) -> str:
-    """The marker in what ``/proc/PID/environ`` holds; empty where there is none."""
+    """The marker in ``/proc/PID/environ``; empty if there is none."""
     name = f"{MARKER}=".encode()
     found = (variable for variable in environ.split(b"\0") if variable.startswith(name))
     return next(found, name).removeprefix(name).decode(errors="replace")
 
 
 def with_room(marker: str) -> str:
-    """The marker to start a process with that will `carry` others."""
+    """The marker with room for a later one, for starting a process that will `carry` others."""
     return marker.ljust(_ROOM, ".")
 
 
 def carry(marker: str) -> None:
-    """Have ``/proc/PID/environ`` show this marker for this process, and for those that it forks.
+    """Make ``/proc/PID/environ`` show this marker for this process and its forks.
 
-    The kernel shows the memory in which the environment was when the process started, whatever `os.environ`
-    has become; so it is overwritten there, in the room that `with_room` made. Before `os.environ` is changed.
+    The kernel shows the environment's memory from the start of the process, so the marker is overwritten
+    there, in the room reserved by `with_room`. Call it before `os.environ` is changed.
     """
     import ctypes
 

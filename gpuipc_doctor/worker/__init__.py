@@ -1,1 +1,1 @@
-"""What runs in a worker: only here is a driver loaded."""
+"""Code of workers, the only processes that load a driver."""

@@ -1,4 +1,4 @@
-"""A worker of its own: ``python -m gpuipc_doctor.worker DIRECTORY ROLE [PEER]…``, see `running`."""
+"""Start a worker: ``python -m gpuipc_doctor.worker DIRECTORY ROLE [PEER]…``, see `running`."""
 
 from __future__ import annotations
 

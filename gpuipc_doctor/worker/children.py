@@ -1,4 +1,4 @@
-"""Processes that a role starts while it runs: forked from it, each with a driver of its own."""
+"""Processes that a role starts while it runs: forked from it, each with its own driver."""
 
 from __future__ import annotations
 
@@ -16,32 +16,41 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+from struct import pack
 from typing import NoReturn
 
 from gpuipc_doctor.api.worker import ChildGone, ChildHangs
-from gpuipc_doctor.backends import open_backend
+from gpuipc_doctor.backends import open_backend, rules
 from gpuipc_doctor.backends.device import DriverGpu
 from gpuipc_doctor.model import Calls, Json
+from gpuipc_doctor.supervise import tree
 from gpuipc_doctor.supervise.assignment import Assignment
 from gpuipc_doctor.supervise.journal import PROCESS_EXIT
 from gpuipc_doctor.worker import process
 
 MESSAGE_BYTES = 64 << 10
 DESCRIPTORS = 8
-"""The most file descriptors that travel with one message."""
+"""Maximum file descriptors per message."""
+
+SOON_S, LOOK_S = 0.1, 0.25
+"""Seconds within which most messages arrive and the child is not examined, and between later examinations."""
 
 CALL_BYTES = 128
-"""For the name of the call under way, in memory that parent and child share; behind it, for its progress."""
+"""Bytes for the current call's name in memory shared by parent and child, followed by 4 bytes each for its
+progress and the number of its calls.
+"""
+_PROGRESS, _CALLS = slice(CALL_BYTES, CALL_BYTES + 4), slice(CALL_BYTES + 4, CALL_BYTES + 8)
 
 
 class Child:
-    """What the function of a child sees of its process; implements ``api.Child``."""
+    """The interface for a child's function; implements ``api.Child``."""
 
     def __init__(self, channel: socket.socket, call: mmap.mmap, assignment: Assignment) -> None:
         self._channel = channel
         self._call = call
         self._assignment = assignment
         self._returned: dict[str, list[float]] = {}
+        self._calls = 0
         self.descriptors: list[int] = []
 
     @cached_property
@@ -55,9 +64,11 @@ class Child:
 
     @contextmanager
     def armed(self, operation: str) -> Iterator[None]:
-        """Name the driver call under way where the parent can read it. No journal: a call takes 5 µs."""
+        """Publish the current driver call to the parent. Not journalled, since a call takes 5 µs."""
         name = operation.encode()[: CALL_BYTES - 1]
         self._call[: len(name) + 1] = name + b"\0"
+        self._calls += 1
+        self._call[_CALLS] = pack("<I", self._calls & 0xFFFFFFFF)
         began = time.perf_counter()
         yield
         returned = self._returned.setdefault(operation, [0, 0.0])
@@ -65,11 +76,11 @@ class Child:
         returned[1] += time.perf_counter() - began
 
     def progress(self, number: int) -> None:
-        self._call[CALL_BYTES:] = number.to_bytes(4, "little")
+        self._call[_PROGRESS] = number.to_bytes(4, "little")
 
     def recv(self) -> Json:
         data, self.descriptors = _receive(self._channel)
-        if not data:  # the role has ended it, or has ended
+        if not data:  # the role has ended this process, or has ended itself
             self.armed(PROCESS_EXIT).__enter__()
             process.exit_as_programs_do()
         return pickle.loads(data)  # noqa: S301 - written by a process of ours
@@ -83,10 +94,16 @@ class ChildProcess:
     """A child as the role that started it sees it; implements ``api.ChildProcess``."""
 
     def __init__(
-        self, pid: int, channel: socket.socket, call: mmap.mmap, returned: Callable[[Calls], None]
+        self,
+        pid: int,
+        channel: socket.socket,
+        call: mmap.mmap,
+        returned: Callable[[Calls], None],
+        still_waits: Callable[[], None],
     ) -> None:
         self.pid = pid
         self._returned = returned
+        self._still_waits = still_waits
         self.descriptors: list[int] = []
         self._channel = channel
         self._call = call
@@ -98,7 +115,7 @@ class ChildProcess:
 
     @property
     def progress(self) -> int:
-        return int.from_bytes(self._call[CALL_BYTES:], "little")
+        return int.from_bytes(self._call[_PROGRESS], "little")
 
     def send(self, value: Json, descriptors: Sequence[int] = ()) -> None:
         try:
@@ -107,8 +124,7 @@ class ChildProcess:
             raise ChildGone(self._reap()) from None
 
     def recv(self, limit_s: float) -> Json:
-        if not select.select([self._channel], [], [], limit_s)[0]:
-            raise ChildHangs
+        self._await_message(limit_s)
         try:
             data, self.descriptors = _receive(self._channel)
         except OSError:
@@ -120,6 +136,21 @@ class ChildProcess:
             self._returned(Calls(operation, count, seconds))
         return value
 
+    def _await_message(self, limit_s: float) -> None:
+        """Raises `ChildHangs` after ``limit_s`` without a message, progress or another call of the child, not
+        counting its wait for a processor.
+        """
+        last, began, starvation, wait_s = b"", 0.0, tree.Starvation({}), min(limit_s, SOON_S)
+        while not select.select([self._channel], [], [], wait_s)[0]:
+            now, had, latest = time.monotonic(), tree.timeslices_of(self.pid), self._call[:]
+            if latest != last:  # or the first look: earlier, this process may have had no processor
+                last, began, starvation = latest, now, tree.Starvation(had)
+            silent_s = now - began - starvation.until(had)
+            if silent_s >= limit_s:
+                raise ChildHangs
+            wait_s = min(limit_s - silent_s, LOOK_S)
+            self._still_waits()
+
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             if self._ended is None:
@@ -127,11 +158,12 @@ class ChildProcess:
         self._reap()
 
     def end(self, limit_s: float) -> str:
+        self._still_waits()
         self._channel.shutdown(socket.SHUT_RDWR)
         return self._reap(limit_s)
 
     def _reap(self, limit_s: float = 5.0) -> str:
-        """How it ended: a signal's name, ``exit 1``, or empty where it has not."""
+        """How the process ended: a signal's name, ``exit 1``, or empty if it is running."""
         until = time.monotonic() + limit_s
         while self._ended is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -146,21 +178,26 @@ class ChildProcess:
 
 
 def start(
-    act: Callable[[Child], None], assignment: Assignment, returned: Callable[[Calls], None] = lambda _: None
+    act: Callable[[Child], None],
+    assignment: Assignment,
+    returned: Callable[[Calls], None] = lambda _: None,
+    still_waits: Callable[[], None] = lambda: None,
 ) -> ChildProcess:
-    """Fork a process that calls ``act`` and then exits. This process must have loaded no driver.
+    """Fork a process that calls ``act`` and then exits. This process must not have loaded a driver.
 
-    ``returned`` gets the driver calls that the child has made, with each message.
+    ``returned`` is called with each message's driver calls made by the child, ``still_waits`` while the role
+    waits for the child, so that the role does not count as silent.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    call = mmap.mmap(-1, CALL_BYTES + 4)
+    call = mmap.mmap(-1, CALL_BYTES + 8)
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE_BYTES)
+    rules.cases()  # read once here instead of in thousands of forks
     pid = os.fork()
     if pid == 0:
         _be_child(theirs, call, act, assignment)
     theirs.close()
-    return ChildProcess(pid, ours, call, returned)
+    return ChildProcess(pid, ours, call, returned, still_waits)
 
 
 def _be_child(
@@ -189,7 +226,7 @@ def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def _close_all_but(kept: int) -> None:
-    """A child must not keep its role's partners from seeing the role end."""
+    """Close inherited sockets, so that the role's partners notice when the role ends."""
     for number in [int(file.name) for file in Path("/proc/self/fd").iterdir()]:
         if number > 2 and number != kept:
             with contextlib.suppress(OSError):

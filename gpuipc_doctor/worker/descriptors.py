@@ -1,4 +1,4 @@
-"""Descriptors that go from one process to another."""
+"""Pass descriptors between processes."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ _SYS_PIDFD_GETFD = 438  # on every architecture that Linux 5.6 and later knows
 
 
 def send(connection: socket.socket, descriptor: int) -> None:
-    """Pass it on with ``SCM_RIGHTS``, over a socket that is connected and of ``AF_UNIX``."""
+    """Send a descriptor with ``SCM_RIGHTS`` over a connected ``AF_UNIX`` socket."""
     socket.send_fds(connection, [b"\0"], [descriptor])
 
 
 def receive(connection: socket.socket) -> int:
-    """The descriptor that the other end sent, close-on-exec; raises `EOFError` where it has hung up."""
+    """The descriptor from the other end, close-on-exec. Raises `EOFError` if the other end is closed."""
     data, received, _, _ = socket.recv_fds(connection, 1, 1)
     if not data:
-        raise EOFError("nobody sends any more")
+        raise EOFError("the sender closed its end")
     return received[0]
 
 
 def fetch(pid: int, number: int) -> int:
-    """Another process's descriptor of this number, by ``pidfd_getfd``, close-on-exec.
+    """Another process's descriptor with this number, through ``pidfd_getfd``, close-on-exec.
 
-    Raises `PermissionError` where this process may not trace that one (Yama, another user, a container's
-    seccomp filter: ptrace(2), "Ptrace access mode checking"), and other kinds of `OSError`.
+    Raises `PermissionError` if this process is not permitted to trace the other (Yama, another user, a
+    container's seccomp filter: ptrace(2), "Ptrace access mode checking"), or another `OSError`.
     """
     import ctypes
 

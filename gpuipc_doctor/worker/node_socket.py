@@ -1,8 +1,8 @@
-"""A connection between two roles that a launcher has started, maybe on two nodes.
+"""A connection between two roles started by a launcher, possibly on two nodes.
 
-The first role listens and writes where, and a secret, into the probe's directory, which all its nodes share
-and nobody else can read; the other reads it there and connects. Whoever does not know the secret is turned
-away.
+The first role listens and writes its address and a secret into the probe's directory, which all of the
+probe's nodes share and no other user can read; the other role reads both and connects. A peer without the
+secret is refused.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _POLL_S = 0.02
 
 
 def host() -> str:
-    """The name by which other nodes reach this one."""
+    """The host name for other nodes."""
     return socket.gethostname()
 
 
 def connect(directory: Path, place: int, journal: Journal) -> int:
-    """A descriptor of the connection to the other of two roles; waits for that one as for a partner."""
+    """Descriptor of the connection to the other of two roles; waits for that role."""
     with journal.waiting():
         return _wait(directory) if place == 0 else _seek(directory)
 

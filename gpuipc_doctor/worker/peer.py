@@ -13,15 +13,15 @@ from gpuipc_doctor.supervise.journal import Journal
 from gpuipc_doctor.worker import descriptors
 
 _RECEIVE, _FETCH = "SCM_RIGHTS", "pidfd_getfd"
-"""How the partner wants a descriptor."""
+"""Requests for the partner's descriptor: each is the name of the method."""
 
 
 class PeerLost(Exception):
-    """The other role of this probe has ended; this one cannot go on, and is not to blame."""
+    """The other role of this probe has ended; this role cannot continue but has not failed itself."""
 
 
 class Peer:
-    """The other role, at the far end of a socket pair. Values travel pickled, between processes of ours."""
+    """The other role, at the other end of a socket pair. Values are sent as pickles, within one run."""
 
     def __init__(self, fd: int, journal: Journal) -> None:
         self._socket = socket.socket(fileno=fd)
@@ -44,10 +44,10 @@ class Peer:
             raise PeerLost from error
 
     def has_news(self) -> bool:
-        """Whether `recv` would return, or raise, at once. For who sends one value and then waits."""
+        """Whether `recv` would return or raise at once. For a role that sends one value and then waits."""
         return bool(select.select([self._socket], [], [], 0)[0])
 
-    # The stream is empty while a descriptor travels: who wants it asks first.
+    # The stream is empty while a descriptor is passed: the receiver requests it first.
 
     def send_descriptor(self, descriptor: int) -> bool:
         if self.recv() == _FETCH:
@@ -84,6 +84,8 @@ class Peer:
                 pass
 
     def hang_up(self) -> None:
-        """Let the other role see the end of this one, even if a child of its driver inherited the socket."""
+        """Close the connection, so that the other role sees the end even if a child of the driver inherited
+        the socket.
+        """
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)

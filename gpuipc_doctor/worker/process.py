@@ -1,4 +1,4 @@
-"""How a process of ours ends: with its parent, or as C programs do."""
+"""How a process of this tool ends: with its parent, or as C programs do."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends."""
+    """Make the kernel kill this process when the thread that started it ends."""
     import ctypes
 
     parent = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it went before we asked
+    if os.getppid() != parent:  # the parent ended before the request
         os._exit(1)
 
 
 def exit_as_programs_do() -> NoReturn:
-    """End this process as C programs do, whose exit handlers are the drivers' and libraries' own.
+    """End this process as C programs do, through the exit handlers of drivers and libraries only.
 
-    Taking Python's modules apart first would add half a second where PyTorch is among them.
+    Unloading Python's modules first would add half a second with PyTorch.
     """
     import ctypes
 

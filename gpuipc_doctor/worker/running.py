@@ -1,7 +1,7 @@
-"""Run one role of a probe to its end, in this process.
+"""Run one role of a probe in this process.
 
-It may hang, crash or be killed at any moment; whatever its supervisor needs to know of it is in files by
-then (see `assignment` and `journal`).
+The process may hang, crash or be killed at any moment; all that its supervisor needs is already in files (see
+`assignment` and `journal`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gpuipc_doctor.worker.stack_timer import StackTimer
 
 
 def run(directory: Path, role: str, peer_fds: Sequence[int]) -> NoReturn:
-    """Do what a role is assigned, and exit. ``peer_fds``: sockets to other roles, see `api.Worker.peers`."""
+    """Run a role's assignment, and exit. ``peer_fds``: sockets to other roles, see `api.Worker.peers`."""
     files = RoleFiles(directory, role)
     assignment = Assignment.read(files.assignment)
     journal = Journal(files.journal)
@@ -38,15 +38,15 @@ def run(directory: Path, role: str, peer_fds: Sequence[int]) -> NoReturn:
     except OSError:
         os._exit(CANNOT_WRITE)
     if result.ending is not Ending.COMPLETED:
-        os._exit(1)  # a driver that has just failed may hang on the way out, and the blame is known
+        os._exit(1)  # a driver that has just failed may hang on exit, and the failed call is known
     worker.hang_up()
-    # Left armed: what the driver's exit handlers do wrong after this line is blamed on it.
+    # Left armed: failures of the driver's exit handlers after this line are attributed to it.
     worker.armed(PROCESS_EXIT).__enter__()
     exit_as_programs_do()
 
 
 def _call(worker: Worker, assignment: Assignment) -> RoleResult:
-    """Call the role function and say how that ended."""
+    """Call the role function; returns how it ended."""
     try:
         function = loader.role(Path(assignment.check_file), assignment.function)
         worker.begin()

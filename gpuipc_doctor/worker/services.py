@@ -1,4 +1,4 @@
-"""What a role function may ask of the process that it runs in."""
+"""Services of a worker for its role function."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NoReturn
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 
 class Unfit(Exception):
-    """A GPU of this probe lacks a capability that its check requires."""
+    """A GPU of this probe lacks a capability that the check requires."""
 
 
 class HostMemory:
-    """Ordinary memory at an address that stays."""
+    """Host memory at a fixed address."""
 
     def __init__(self, nbytes: int) -> None:
         import ctypes
@@ -59,7 +59,7 @@ def _is_at_rest(backend: Backend, device: Device, used: int) -> bool:
 
 
 class Worker:
-    """What a role function sees of its process; implements ``api.Worker``."""
+    """The worker as seen by a role function; implements ``api.Worker``."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Worker:
                 raise
             return backend.hidden(device)  # by a launcher that binds GPUs: it is another rank's
         check = getattr(loader.module(Path(self._assignment.check_file)), "CHECK", None)
-        # Asked here, too: in a prolog nobody has asked before, and an administrator can change the mode.
+        # Also tested here: a prolog has not tested before, and an administrator can change the mode.
         if check and check.requires and (lacking := check.requires - gpu.capabilities):
             raise Unfit(f"{device.label} has no {', '.join(sorted(lacking))}")
         return gpu
@@ -119,7 +119,7 @@ class Worker:
         return devices[self._assignment.place % len(devices)]
 
     def begin(self) -> None:
-        """Have it be the probe's turn, and the devices at rest, before a role begins: the first looks."""
+        """Wait for the probe's start signal and idle devices before a role starts; only the first reads."""
         if not self._assignment.waits_for_turn:
             return
         if not self._assignment.starter:
@@ -130,7 +130,7 @@ class Worker:
             self.peer.recv()
             return
         for backend, device in self._unopened:
-            backend.is_seen_from_outside(device)  # NVML takes its time, too
+            backend.is_seen_from_outside(device)  # NVML is also slow
         self._timer.rest()
         self.record(at_rest=self.wait_for_rest(self._await_turn())[0])
         for peer in self.peers if self._peer_fds else ():
@@ -156,7 +156,7 @@ class Worker:
         return [(self._backend(device.backend), device) for device in self._assignment.devices]
 
     def record_holders(self) -> None:
-        """After a call that found no memory: note how much is free, and who has the rest."""
+        """After a call that ran out of memory, record how much is free, and which processes hold the rest."""
         with self._journal.aside():
             held = [holder for gpu in self.gpus for holder in gpu.memory_holders()]
             with suppress(DriverError):
@@ -175,7 +175,7 @@ class Worker:
     @cached_property
     def mpi(self) -> Communicator:
         if not self._assignment.ranks:
-            raise RuntimeError(f"role {self.role} is no rank: only probes with a launch have MPI")
+            raise RuntimeError(f"role {self.role} is no rank: only probes with a launcher have MPI")
         from gpuipc_doctor.mpi import loaded
         from gpuipc_doctor.mpi.communicator import Communicator
 
@@ -189,7 +189,7 @@ class Worker:
         return survey.report(library, backends, self.armed)
 
     def finish(self) -> None:
-        """What a role owes its job and its report when its function has returned."""
+        """The worker's last steps after its role function returned."""
         self._journal.tell_returned()
         if "mpi" in vars(self):
             self.mpi.finalize()
@@ -205,7 +205,7 @@ class Worker:
 
             self._peer_fds = (node_socket.connect(self._directory, self._assignment.place, self._journal),)
         if not self._peer_fds:
-            raise RuntimeError(f"role {self.role} has no peer: there are no other roles, or not two ranks")
+            raise RuntimeError(f"role {self.role} has no peer: it has no other role, or not two ranks")
         return tuple(Peer(fd, self._journal) for fd in self._peer_fds)
 
     @cached_property
@@ -219,8 +219,9 @@ class Worker:
 
     def start(self, act: Callable[[children.Child], None]) -> children.ChildProcess:
         if not self._assignment.starter or self._backends:
-            raise RuntimeError(f"role {self.role} cannot start a process: it is no starter, or has a driver")
-        return children.start(act, self._assignment, self._journal.add_returned)
+            raise RuntimeError(f"role {self.role} cannot start a process: no starter, or has a driver")
+        journal = self._journal
+        return children.start(act, self._assignment, journal.add_returned, journal.disarm)
 
     def _backend(self, name: str) -> Backend:
         if name not in self._backends:
@@ -236,11 +237,9 @@ class Worker:
             "facts": [[fact.name, fact.value, fact.source] for fact in opened.versions()],
         }
 
-    @contextmanager
-    def armed(self, operation: str) -> Iterator[None]:
+    def armed(self, operation: str) -> AbstractContextManager[None]:
         self._timer.renew()
-        with self._journal.armed(operation):
-            yield
+        return self._journal.armed(operation)
 
     def step(self, text: str) -> AbstractContextManager[None]:
         return self._journal.step(text)
@@ -273,4 +272,4 @@ class Worker:
         self._journal.dying()
         self.hang_up()
         os.kill(os.getpid(), signal.Signals[signal_name])
-        os._exit(1)  # not reached by a signal that kills
+        os._exit(1)  # not reached after a signal that kills

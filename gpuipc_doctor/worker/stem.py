@@ -1,11 +1,11 @@
 """A stem, ``python -m gpuipc_doctor.worker.stem SOCKET``: imports once, then forks workers and stems.
 
-It never calls into a driver. Its supervisor sends an order for each fork, with the files that are to be the
-fork's (see `supervise.stems`); the end of the socket is the end of the stem. A stem that is forked imports
-what it is told to, and then takes orders of its own.
+It never calls a driver. Its supervisor sends an order for each fork, with the fork's files (see
+`supervise.stems`); the stem ends with its socket. A forked stem imports the modules in its order, and then
+accepts orders.
 
-All are forked twice. When the process between has ended, the fork is a child of the supervisor, which adopts
-orphans: it alone learns how a worker ended, and a killed stem takes nobody with it.
+The stem forks a process, which forks the worker and ends. The worker is then a child of the supervisor, which
+adopts orphans: the supervisor learns how a worker ended, and killing a stem ends no worker.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ BINDINGS = {
     "cuda": ("gpuipc_doctor.backends.cuda", "cuda.bindings.driver", "ctypes"),
     "hip": ("gpuipc_doctor.backends.hip", "hip.hip", "ctypes"),
 }
-"""What a worker of a backend imports; any other name is that of a module."""
+"""Backend → its workers' imports; any other name is a module."""
 
 
 def main(fd: int) -> None:
-    gc.disable()  # garbage that is found in a stem leaves holes in pages that its forks have from it
+    gc.disable()  # collecting garbage in a stem would unshare pages of its forks
     _keep_freed_memory()
     process.die_with_parent()
     order = _serve(socket.socket(fileno=fd))
@@ -47,9 +47,9 @@ def main(fd: int) -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Have glibc keep up to 64 MiB that are freed: fresh pages cost more than what is written to them.
+    """Make glibc keep up to 64 MiB of freed memory: obtaining new pages takes longer than writing to them.
 
-    A worker fills and frees bytes of some MiB hundreds of times.
+    A worker fills and frees some MiB hundreds of times.
     """
     import ctypes
 
@@ -57,24 +57,24 @@ def _keep_freed_memory() -> None:
     with contextlib.suppress(AttributeError):  # another C library
         libc = ctypes.CDLL(None)
         libc.mallopt(trim_threshold, 64 << 20)
-        libc.mallopt(mmap_threshold, 32 << 20)  # the most that glibc takes
+        libc.mallopt(mmap_threshold, 32 << 20)  # glibc's maximum
 
 
 def load(names: Iterable[str]) -> str:
-    """Import what stands behind the names, as far as it is installed; says what went wrong."""
+    """Import the named modules if installed; returns errors."""
     for module in (module for name in names for module in BINDINGS.get(name, (name,))):
         try:
             import_module(module)
         except ModuleNotFoundError as error:
             if not f"{module}.".startswith(f"{error.name}."):
                 return f"import {module}: {error}"
-        except Exception as error:  # a library may fail in any way; its worker tells how
+        except Exception as error:  # a library may fail in any way; its worker reports how
             return f"import {module}: {type(error).__name__}: {error}"
     return ""
 
 
 def _why_not_to_fork() -> str:
-    """What forks of this process would break, or share with each other; nothing where all is well."""
+    """Reasons why this process must not fork; empty if it may."""
     threads = sum(1 for _ in Path("/proc/self/task").iterdir())
     if threads > 1:
         return f"the imports started threads: {threads - 1}"
@@ -89,20 +89,20 @@ def _why_not_to_fork() -> str:
 
 
 def _serve(orders: socket.socket, imports: Iterable[str] = ()) -> Order | StemOrder | None:
-    """Be a stem with these imports. Returns its order in each fork, and None in the stem, at its end."""
+    """Serve orders with these imports. Returns the order in each fork, and None in the stem at its end."""
     supervisor = os.getppid()
     orders.send(json.dumps(os.getpid()).encode())
     unsafe = load(imports) or _why_not_to_fork()
     orders.send(json.dumps(unsafe).encode())
     if unsafe:
         return None
-    gc.freeze()  # what is there by now is garbage in no worker, and not looked at there
+    gc.freeze()  # workers need not scan existing objects for garbage
     while order := receive_order(orders):
         child = _fork()
         if child == 0:
             orders.close()
             if isinstance(order, Order):
-                carry(order.marker)  # before there is a worker, which is found by it
+                carry(order.marker)  # before any worker, which is found by this
             between = os.getpid()
             if _fork() != 0:
                 os._exit(0)
@@ -117,7 +117,7 @@ def _serve(orders: socket.socket, imports: Iterable[str] = ()) -> Order | StemOr
 
 
 def _fork() -> int:
-    """As `os.fork`; -1 where there can be no more processes. The supervisor sees its socket closed then."""
+    """As `os.fork`, but -1 at the process limit, which the supervisor notices because the socket closes."""
     try:
         return os.fork()
     except OSError:
@@ -125,7 +125,7 @@ def _fork() -> int:
 
 
 def _become_child(order: Order | StemOrder, between: int, supervisor: int) -> None:
-    """Make this fork what a process is that the supervisor has started by itself."""
+    """Give this fork the state of a process started by the supervisor itself."""
     os.setsid()
     tree.carry_priority()
     log = order.files["log"]
@@ -140,14 +140,14 @@ def _become_child(order: Order | StemOrder, between: int, supervisor: int) -> No
 
 
 def _become_worker(order: Order) -> None:
-    """Take on what a worker's own process has, and wait until the supervisor knows it."""
+    """Adopt a worker's directory and environment, and wait until the supervisor has its pid."""
     gc.enable()
-    os.chdir(order.directory)  # private: nothing in it shadows a module
+    os.chdir(order.directory)  # private: nothing in this directory shadows a module
     os.environ.update(order.environment)
     with socket.socket(fileno=order.files["go"]) as go:
         go.send(str(os.getpid()).encode())
         if go.recv(len(GO)) != GO:
-            os._exit(1)  # it has been given up meanwhile
+            os._exit(1)  # the worker was given up meanwhile
 
 
 if __name__ == "__main__":

@@ -37,3 +37,45 @@ def test_out_of_memory_fails_only_where_far_more_is_free(memory: list[list[int]]
             "importer: cuIpcOpenMemHandle #1 returned CUDA_ERROR_OUT_OF_MEMORY (2) with 142336 MiB of device "
             "memory free"
         )
+
+
+def until_full(used: list[int]) -> dict[str, object]:
+    rounds = [4 * n for n in range(1, len(used) + 1)]
+    return {
+        "running": {"device": "hip:0", "what": "import", "rounds": rounds, "used": used, "total": 3 * GIB}
+    }
+
+
+@pytest.mark.parametrize(
+    ("used", "status"),
+    [
+        ([(1 << 28) + n * (152 << 20) for n in range(18)], Status.FAIL),  # all of it, step by step
+        ([(1 << 28) + n * (152 << 20) for n in range(5)], Status.ERROR),  # too few to tell
+        ([1 << 28] * 9 + [5 << 29] * 9, Status.ERROR),  # another process came
+        ([(1 << 28) + n * (1 << 20) for n in range(18)], Status.ERROR),  # others took nearly all of it
+        ([1 << 28] * 18, Status.ERROR),
+    ],
+)
+@pytest.mark.parametrize("sampler", ["exporter", "importer"])
+def test_a_loop_that_filled_the_device_itself_fails(used: list[int], status: Status, sampler: str) -> None:
+    fault = DriverFault("hipMemCreate", 2, "hipErrorOutOfMemory")
+    roles = {
+        "exporter": RoleOutcome(
+            "exporter",
+            Ending.DRIVER_ERROR,
+            operation="hipMemCreate",
+            occurrence=76,
+            fault=fault,
+            records={"memory": [[GIB >> 5, 3 * GIB]]},
+        ),
+        "importer": RoleOutcome("importer", Ending.PEER_LOST),
+    }
+    roles[sampler].records.update(until_full(used))
+    finding = blame.conclude(ProbeOutcome("", (), {}, roles, "exporter", 1.0))
+    assert finding.status is status
+    if status is Status.FAIL:
+        summary = sentences.summary(finding)
+        assert summary == "used memory of hip:0 grows by 39845888 B with each import"
+        assert sentences.evidence(finding)[-1] == (
+            "then exporter: hipMemCreate #76 returned hipErrorOutOfMemory (2)"
+        )

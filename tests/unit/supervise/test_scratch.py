@@ -16,6 +16,7 @@ from gpuipc_doctor.model import Node
 from gpuipc_doctor.supervise import scratch, tree
 from gpuipc_doctor.supervise.probe import Limits
 from gpuipc_doctor.supervise.session import Session
+from tests.waiting import until
 
 ROOM = SimpleNamespace(f_bavail=1 << 40, f_frsize=1, f_files=1 << 20, f_favail=1 << 20)
 NO_BYTES = SimpleNamespace(**{**vars(ROOM), "f_bavail": 0})
@@ -55,10 +56,12 @@ def test_where_every_place_is_full_the_first_that_takes_it_will_do(
 def test_a_name_that_is_taken_means_another_name(
     places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = iter(["taken", "free"])
-    monkeypatch.setattr("tempfile._get_candidate_names", lambda: names)
+    """And the other directory is not announced, or the keeper would remove it."""
+    monkeypatch.setattr(scratch, "_names", lambda: iter(["gpuipc-doctor-taken", "gpuipc-doctor-free"]))
     (places[0] / "gpuipc-doctor-taken").mkdir()
-    assert scratch.make(places).name == "gpuipc-doctor-free"
+    announced: list[Path] = []
+    made = scratch.make(places, announce=announced.append)
+    assert (made.name, announced) == ("gpuipc-doctor-free", [made])
 
 
 @AS_ROOT
@@ -67,7 +70,7 @@ def test_root_works_in_no_place_where_a_user_could_put_another_directory(places:
     assert scratch.make(places).parent == places[1]
     places[1].chmod(0o777)
     with pytest.raises(
-        scratch.NoPlace, match=r"no place for the run's files: .*user 12345.*others can write"
+        scratch.NoPlace, match=r"no directory for the run's files: .*user 12345.*others can write"
     ):
         scratch.make(places)
     places[1].chmod(0o1777)
@@ -97,7 +100,7 @@ def test_where_nothing_can_be_written_one_line_says_so() -> None:
     if ended.returncode == 99 or "unshare failed" in ended.stderr:
         pytest.skip("needs the right to mount")
     assert ended.returncode == 1
-    assert "there is no place for the run's files: /tmp: Read-only file system" in ended.stderr
+    assert "no directory for the run's files: /tmp: Read-only file system" in ended.stderr
     assert ended.stderr.count("\n") == 1
 
 
@@ -110,6 +113,20 @@ def test_no_command_line_tells_where_a_run_s_files_are() -> None:
         ]
         assert len(told) >= 2
         assert not [line for line in told if session._directory.name in line or session._id in line]
+
+
+def test_a_directory_of_a_process_that_is_killed_as_it_makes_it_is_removed(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, sys; from pathlib import Path; from gpuipc_doctor.supervise import scratch\n"
+        "real, here = Path.mkdir, Path(sys.argv[1])\n"
+        "def die(path, *given, **named):\n"
+        "    real(path, *given, **named); (here / 'made').touch(); os.kill(os.getpid(), signal.SIGKILL)\n"
+        "Path.mkdir = die\n"
+        "with scratch.directory([here]): pass"
+    )
+    ended = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
+    assert (ended.returncode, (tmp_path / "made").exists()) == (-9, True)
+    until("its directory is removed", lambda: [path.name for path in tmp_path.iterdir()] == ["made"])
 
 
 def test_what_a_killed_process_made_for_itself_is_removed(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_a_worker_has_the_environment_of_its_own_node(session: Session, roles: M
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
-        ("crashes_when_imported", "it ended while it imported"),
+        ("crashes_when_imported", "the stem ended during its imports"),
         ("fails_when_imported", "import fails_when_imported: OSError: libwhatever.so.1: cannot open"),
         ("starts_a_thread", "the imports started threads: 1"),
         ("opens_a_device", "the imports opened /dev/zero"),
@@ -122,7 +122,7 @@ def test_a_stem_that_hangs_while_it_imports_costs_its_time_and_no_more(
         outcome = run(session, roles, "raise_error", imports=("hangs_when_imported",))
         assert outcome.roles["raise_error"].ending in (Ending.EXCEPTION, Ending.NOT_STARTED)
         assert complaints(tmp_path) == [
-            "gpuipc-doctor: no worker is forked from this stem: it had not imported everything in time"
+            "gpuipc-doctor: no worker is forked from this stem: the stem did not finish its imports in time"
         ]
         assert len(stems(session)) == 1  # the one that it was forked from, and is as fit as before
         assert run(session, roles, "say_hello", "answer_hello").completed
@@ -146,7 +146,7 @@ def test_the_loss_of_a_stem_concerns_no_worker(session: Session, roles: ModuleTy
         assert run(session, roles, "say_hello", "answer_hello").completed
         assert tree.carries(worker, f"{session._id}/1")
     assert complaints(tmp_path) == [
-        "gpuipc-doctor: no worker is forked from this stem: it forked no worker when it was asked to"
+        "gpuipc-doctor: no worker is forked from this stem: the stem forked no worker on request"
     ]
 
 

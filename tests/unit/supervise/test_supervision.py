@@ -153,14 +153,15 @@ def test_a_debugger_that_hangs_costs_neither_the_verdict_nor_the_budget(
 
 def test_waiting_for_a_processor_is_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waited = {7: 3.0}
-    monkeypatch.setattr(tree, "timeslices_of", lambda pid: tree.Timeslices(wanted_s=waited[pid]))
+    monkeypatch.setattr(tree, "timeslices_of", lambda pid: {pid: tree.Timeslices(wanted_s=waited[pid])})
     role = RunningRole(SimpleNamespace(pid=7), RoleFiles(tmp_path, "one"), Progress(tmp_path / "j"), 0.0)  # type: ignore[arg-type]
     role.progress.last_at = 100.0
-    assert role.silent_for(100.5) == 0.5  # what it had waited before that line is not counted
+    assert role.silent_for(120.0) == 0.0  # seen late: the supervisor had no processor, either
     waited[7] = 5.0
-    assert role.silent_for(103.0) == 1.0
-    role.progress.last_at = 103.0
-    assert role.silent_for(104.0) == 1.0
+    assert role.silent_for(123.0) == 1.0
+    role.progress.last_at = 123.0
+    assert role.silent_for(123.1) == 0.0
+    assert role.silent_for(124.1) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -175,11 +176,39 @@ def test_a_program_below_a_worker_is_starved_unless_it_gives_its_turns_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, had: tree.Timeslices, silent_s: float
 ) -> None:
     """As fi_pingpong does while it waits for a message that never comes."""
-    monkeypatch.setattr(tree, "timeslices_of", {7: tree.Timeslices(), 8: had}.__getitem__)
+    monkeypatch.setattr(tree, "timeslices_of", {7: {}, 8: {8: had}}.__getitem__)
     monkeypatch.setattr(tree, "at_work", lambda pid: 8)
     role = RunningRole(SimpleNamespace(pid=7), RoleFiles(tmp_path, "one"), Progress(tmp_path / "j"), 0.0)  # type: ignore[arg-type]
     role.progress.last_at = 100.0
+    role.silent_for(100.0)
     assert role.silent_for(142.0) == silent_s
+
+
+THREADS = {7: tree.Timeslices(number=1), 8: tree.Timeslices(number=1)}
+
+
+@pytest.mark.parametrize(
+    ("looks", "starved_s"),
+    [
+        ([{8: tree.Timeslices(0.0, 2.0, 9)}], 2.0),  # it waits for a thread without a processor
+        ([{8: tree.Timeslices(2.0, 0.0, 9)}], 0.0),  # for one that runs
+        ([{}], 0.0),  # for one that sleeps
+        ([{7: tree.Timeslices(0.1, 2.0, 9)}, {8: tree.Timeslices(0.1, 2.0, 9)}], 4.0),  # in turn
+        ([{7: tree.Timeslices(0.1, 2.0, 9), 8: tree.Timeslices(0.1, 2.0, 9)}], 2.0),  # together
+        ([{9: tree.Timeslices(0.0, 2.0, 1)}], 2.0),  # for a thread that has not yet run
+    ],
+    ids=["starved", "runs", "sleeps", "in-turn", "together", "new"],
+)
+def test_threads_that_a_call_may_wait_for_are_starved_if_any_is(
+    looks: list[dict[int, tree.Timeslices]], starved_s: float
+) -> None:
+    """As of hipStreamCreateWithFlags, which starts a thread and waits for it."""
+    threads, seconds = dict(THREADS), 0.0
+    starvation = tree.Starvation(dict(threads))
+    for look in looks:
+        threads |= look
+        seconds = starvation.until(dict(threads))
+    assert seconds == starved_s
 
 
 def test_who_failed_first_is_to_blame_though_it_was_seen_to_end_last(tmp_path: Path) -> None:
@@ -253,7 +282,7 @@ def test_a_rank_is_not_hung_while_the_other_waits_for_a_processor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited = {7: 0.0, 8: 0.0}
-    monkeypatch.setattr(tree, "timeslices_of", lambda pid: tree.Timeslices(wanted_s=waited[pid]))
+    monkeypatch.setattr(tree, "timeslices_of", lambda pid: {pid: tree.Timeslices(wanted_s=waited[pid])})
     probe = Probe("probe", {"rank 0": id, "rank 1": id}, deadline_s=2.0, launch=Launch(("mpiexec",)))
     execution = Execution(
         probe, tmp_path, tmp_path, node=Node(), marker="", limits=Limits(), stems=Stems(tmp_path, "")
@@ -273,7 +302,7 @@ def test_a_rank_is_not_hung_while_the_other_waits_for_a_processor(
 def test_a_role_that_waits_long_is_not_hung_while_a_message_is_under_way_between_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tree, "timeslices_of", lambda pid: tree.Timeslices())
+    monkeypatch.setattr(tree, "timeslices_of", lambda pid: {})
     probe = Probe("probe", dict.fromkeys(("exporter", "importer", "spare"), id), deadline_s=2.0)
     execution = Execution(
         probe, tmp_path, tmp_path, node=Node(), marker="", limits=Limits(), stems=Stems(tmp_path, "")
@@ -283,7 +312,7 @@ def test_a_role_that_waits_long_is_not_hung_while_a_message_is_under_way_between
         role = RunningRole(SimpleNamespace(pid=7), RoleFiles(tmp_path, name), progress, 99.0)  # type: ignore[arg-type]
         execution._roles[name] = role
     assert execution._overdue(110.0) is None
-    overdue = execution._overdue(112.0)
+    overdue = execution._overdue(112.1)
     assert overdue
     assert overdue[1] is Ending.HUNG
 
@@ -304,7 +333,7 @@ SEND_20, RECV_20 = {"MPI_Send": 20}, {"MPI_Recv": 20}
 def test_the_rank_to_blame_is_in_a_driver_call_or_has_made_fewest_mpi_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: Any, second: Any, suspects: set[str]
 ) -> None:
-    monkeypatch.setattr(tree, "timeslices_of", lambda pid: tree.Timeslices())
+    monkeypatch.setattr(tree, "timeslices_of", lambda pid: {})
     probe = Probe("probe", {"rank 0": id, "rank 1": id}, deadline_s=2.0, launch=Launch(("mpiexec",)))
     execution = Execution(
         probe, tmp_path, tmp_path, node=Node(), marker="", limits=Limits(), stems=Stems(tmp_path, "")
@@ -314,7 +343,8 @@ def test_the_rank_to_blame_is_in_a_driver_call_or_has_made_fewest_mpi_calls(
         progress.last_at = 100.0 + pid
         files = RoleFiles(tmp_path, name)
         execution._roles[name] = RunningRole(SimpleNamespace(pid=pid), files, progress, 99.0)  # type: ignore[arg-type]
-    overdue = execution._overdue(120.0)
+    assert execution._overdue(118.0) is None  # seen for the first time
+    overdue = execution._overdue(121.0)
     assert overdue
     assert {role.files.role for role in execution._suspects(overdue[0])} == suspects
 
@@ -332,23 +362,36 @@ def test_a_process_without_a_processor_is_seen_to_wait_unless_it_gives_its_turns
         for rival in rivals:
             assert rival.stdout
             rival.stdout.read(1)
-        before = {rival: tree.timeslices_of(rival.pid) for rival in rivals}
+
+        def had(rival: subprocess.Popen[bytes]) -> tree.Timeslices:
+            return tree.timeslices_of(rival.pid)[rival.pid]
+
+        before = {rival: had(rival) for rival in rivals}
 
         def starved(rival: subprocess.Popen[bytes]) -> float:
-            return tree.timeslices_of(rival.pid).starved_since(before[rival])
+            return tree.Starvation({rival.pid: before[rival]}).until(tree.timeslices_of(rival.pid))
 
         *spinning, yielding = rivals
         until("they want a processor", lambda: min(map(starved, spinning)) > 0.5)
-        until(
-            "it had its turns", lambda: tree.timeslices_of(yielding.pid).number > before[yielding].number + 20
-        )
-        assert tree.timeslices_of(yielding.pid).wanted_s > before[yielding].wanted_s + 0.5
+        until("it had its turns", lambda: had(yielding).number > before[yielding].number + 20)
+        assert had(yielding).wanted_s > before[yielding].wanted_s + 0.5
         assert starved(yielding) == 0.0
     finally:
         for rival in rivals:
             rival.kill()
             rival.communicate()
-    assert tree.timeslices_of(rivals[0].pid) == tree.Timeslices()
+    assert tree.timeslices_of(rivals[0].pid) == {}
+
+
+def test_every_thread_of_a_process_has_its_timeslices() -> None:
+    release = threading.Event()
+    thread = threading.Thread(target=release.wait)
+    thread.start()
+    try:
+        assert {os.getpid(), thread.native_id} <= tree.timeslices_of(os.getpid()).keys()
+    finally:
+        release.set()
+        thread.join()
 
 
 def test_orphans_are_this_process_s_only_during_a_session() -> None:

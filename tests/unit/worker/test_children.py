@@ -11,6 +11,7 @@ import pytest
 
 from gpuipc_doctor.api.worker import ChildGone, ChildHangs
 from gpuipc_doctor.model import Calls
+from gpuipc_doctor.supervise import tree
 from gpuipc_doctor.supervise.assignment import Assignment
 from gpuipc_doctor.worker import children
 from gpuipc_doctor.worker.children import Child, ChildProcess
@@ -105,6 +106,51 @@ def test_hang_is_seen_after_the_limit(start: Start) -> None:
     with pytest.raises(ChildHangs):
         child.recv(0.05)
     child.kill()
+
+
+def test_child_without_a_processor_is_not_hung(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree, "timeslices_of", lambda pid: {pid: tree.Timeslices(wanted_s=time.monotonic())})
+    waits = list[None]()
+
+    def still_waits() -> None:
+        waits.append(None)
+        if len(waits) == 3:
+            child.send("a processor")
+
+    child = children.start(lambda child: child.send(child.recv()), ASSIGNMENT, still_waits=still_waits)
+    try:
+        assert child.recv(0.05) == "a processor"
+    finally:
+        child.kill()
+    assert len(waits) >= 3
+
+
+@pytest.mark.parametrize("sign", ["progress", "call"])
+def test_child_that_goes_on_within_a_batch_is_not_hung(sign: str) -> None:
+    """A crew sends up to 64 operations at once, which may take longer together than one may."""
+
+    def perform(child: Child) -> None:
+        for number in range(1, 7):
+            child.recv()
+            if sign == "progress":
+                child.progress(number)
+            else:
+                with child.armed("cuMemcpyHtoD"):
+                    pass
+        child.send("done")
+
+    looks = list[float]()
+
+    def still_waits() -> None:
+        looks.append(time.monotonic())
+        child.send("go on")
+
+    child = children.start(perform, ASSIGNMENT, still_waits=still_waits)
+    try:
+        assert child.recv(limit_s := 0.5) == "done"
+    finally:
+        child.kill()
+    assert looks[-1] - looks[0] > limit_s
 
 
 def test_exception_ends_the_child(start: Start) -> None:

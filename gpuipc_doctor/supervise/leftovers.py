@@ -1,0 +1,84 @@
+"""Remove leftovers of this user's killed runs from the directories for temporary files.
+
+A run removes its directories when it ends; if only the run is killed, `keeper` removes them. If all processes
+of a step are killed at once, as Slurm does, the directories remain; so does a file that was sent to the node
+(`fleet check --ship`) but not started.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import stat
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from gpuipc_doctor.site.bounded import opened
+from gpuipc_doctor.site.trust import changeable
+
+AGE_S = 3600.0
+"""Seconds. Younger leftovers are kept: a sent file may not have started, a directory not be locked yet."""
+
+_DIRECTORY = re.compile(r"gpuipc-doctor-[a-z0-9_]{8}")
+"""Names from mkdtemp(3), for a run's files or the unpacked tool."""
+
+_FILE = re.compile(r"gpuipc-doctor\.(?:\d+|\w{6})|slurm_bcast_\d+\.\d+_.+")
+"""Names of the sent tool from `sbcast`, mktemp(1) over ssh and `srun --bcast`."""
+
+HEADER = b"#!/bin/sh\n# gpuipc-doctor in one file"
+"""Start of the sent tool (`ship/header.sh`), since Slurm gives other programs similar names."""
+
+
+def hold(directory: Path) -> int:
+    """Lock a directory against `sweep` of any process; returns the descriptor, which holds the lock until
+    closed.
+    """
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with suppress(OSError):  # a file system without locks: only its age protects the directory
+        fcntl.flock(fd, fcntl.LOCK_SH)
+    return fd
+
+
+def sweep(places: Iterable[Path]) -> list[Path]:
+    """Remove old directories of this user that belong to no running run; returns them.
+
+    Skips symbolic links and places in which another user could replace files.
+    """
+    removed = []
+    for place in dict.fromkeys(places):
+        with suppress(OSError):
+            if changeable(place / "leftover"):
+                continue
+            with os.scandir(place) as entries:
+                names = [
+                    entry.name for entry in entries if entry.name.startswith(("gpuipc-doctor", "slurm_bcast"))
+                ]
+            for name in names:
+                with suppress(OSError):
+                    if _remove(place / name):
+                        removed.append(place / name)
+    return removed
+
+
+def _remove(path: Path) -> bool:
+    """Remove a leftover; returns whether it was a leftover and is gone. Raises `OSError`."""
+    is_directory = _DIRECTORY.fullmatch(path.name)
+    if not is_directory and not _FILE.fullmatch(path.name):
+        return False
+    with opened(path, os.O_NOFOLLOW) as fd:
+        found = os.fstat(fd)
+        if found.st_uid != os.geteuid() or time.time() - found.st_mtime < AGE_S:
+            return False
+        if is_directory and stat.S_ISDIR(found.st_mode):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
+        elif not is_directory and stat.S_ISREG(found.st_mode):
+            begins = os.read(fd, len(HEADER))
+            if begins != HEADER[: len(begins)]:  # the file may be truncated
+                return False
+            path.unlink()
+        return not path.exists()
