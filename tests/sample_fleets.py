@@ -54,25 +54,60 @@ def timed(reports: list[NodeReport], usual: float = 2.0, **slow: float) -> list[
     """With a figure each, and another one for those that stand out."""
     return [
         named(
-            one,
-            one.node,
-            figures={"x: latency": Figure(slow.get(one.node, usual), "µs", more_is_better=False)},
+            report,
+            report.node,
+            figures={"x: latency": Figure(slow.get(report.node, usual), "µs", more_is_better=False)},
         )
-        if one.state is State.REPORTED
-        else one
-        for one in reports
+        if report.state is State.REPORTED
+        else report
+        for report in reports
     ]
+
+
+SKIPPED = (
+    FindingSummary("mpi-start", "no-mpi", "SKIP", ("SKIP", "no-mpi"), says="no MPI to test"),
+    FindingSummary("ipc-peer", "no-pair", "SKIP", ("SKIP", "no-pair"), says="no two devices to pair"),
+)
+
+CAUSES = (
+    (State.UNREACHABLE, "ssh: connect to host {} port 22: No route to host"),
+    (State.UNREACHABLE, "ssh: connect to host {} port 22: Connection refused"),
+    (State.UNREACHABLE, "{}: Permission denied (publickey)"),
+    (State.DEADLINE, "no answer within 600 s"),
+    (State.NOT_LAUNCHED, "Slurm: it is drained: fan 3 is dead"),
+)
+
+
+def ten_thousand(*, failing: int = 0, silent: int = 0, differing: bool = False) -> list[NodeReport]:
+    """The others pass, and skip two checks; ``differing``: each silent node has a reason of its own."""
+    skips = {skipped.check: skipped.status for skipped in SKIPPED}
+    healthy = named(HEALTHY, "", checks={**HEALTHY.checks, **skips}, findings=SKIPPED)
+    reports = []
+    for number in range(10_000):
+        node, words = f"nid{number:06}", f" at 0x{number * 4096:x}"
+        if number < failing:
+            findings = tuple(
+                msgspec.structs.replace(finding, says=finding.says + words) for finding in BAD.findings
+            )
+            reports.append(named(BAD, node, findings=findings))
+        elif number < failing + silent:
+            state, reason = CAUSES[number % len(CAUSES)]
+            reports.append(summary.silent(node, state, reason.format(node) + 20 * words * differing))
+        else:
+            facts = OTHER_DRIVER if failing and number % 1000 == 999 else healthy.facts
+            reports.append(named(healthy, node, facts=facts))
+    return timed(reports, **({"nid009777": 9.5} if failing else {}))
 
 
 def upgraded() -> list[NodeReport]:
     """The same forty a day after: most have a new driver, one bad node is mended, two were given the bad
     driver, one node is lost, one has come back and one is new."""
     after = {}
-    for one in a_fleet():
-        if one.state is State.REPORTED and one.node not in ("nid0011", "nid0036"):
-            after[one.node] = named(HEALTHY, one.node, facts=NEW_DRIVER)
+    for report in a_fleet():
+        if report.state is State.REPORTED and report.node not in ("nid0011", "nid0036"):
+            after[report.node] = named(HEALTHY, report.node, facts=NEW_DRIVER)
         else:
-            after[one.node] = one
+            after[report.node] = report
     for node in ("nid0003", "nid0004"):
         after[node] = named(BAD, node)
     after["nid0020"] = summary.silent("nid0020", State.DEADLINE, "no answer within 600 s")
@@ -80,7 +115,8 @@ def upgraded() -> list[NodeReport]:
         after[node] = named(HEALTHY, node, facts=NEW_DRIVER)
     del after["nid0021"]
     return [
-        named(one, one.node, started="2026-11-21T08:00:00") if one.started else one for one in after.values()
+        named(report, report.node, started="2026-11-21T08:00:00") if report.started else report
+        for report in after.values()
     ]
 
 

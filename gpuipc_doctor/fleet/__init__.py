@@ -1,1 +1,1 @@
-"""Many nodes under one question: which are bad, which differ, which did not answer."""
+"""Run checks on many nodes: which are bad, which differ, which did not answer."""

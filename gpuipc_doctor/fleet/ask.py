@@ -1,8 +1,8 @@
-"""Have every node answer by a command of its own, each within its deadline: one that hangs delays no other.
+"""Run a command for each node, each within its deadline, so that a hanging node delays no other.
 
 A command is started here for each node: `ssh`, `flux run`, or `srun` with a step (inside an allocation) or a
-job (outside). `blocks` asks many nodes with one command. A node prints its report, which comes back over
-that channel: no file system need be shared.
+job (outside). `node_blocks` runs many nodes with one command. A node prints its report to the command's
+output, so no shared file system is needed.
 """
 
 from __future__ import annotations
@@ -22,47 +22,65 @@ from pathlib import Path
 from typing import Protocol
 
 from gpuipc_doctor.fleet import flux
-from gpuipc_doctor.fleet.summary import BadSummary, NodeReport, State, clocked, loads, named, of, silent
+from gpuipc_doctor.fleet.summary import (
+    BadSummary,
+    GarbledSummary,
+    NodeReport,
+    State,
+    clocked,
+    loads,
+    named,
+    of,
+    silent,
+)
 from gpuipc_doctor.model import Exit
 from gpuipc_doctor.report import report_json
-from gpuipc_doctor.report.documents import BadDocument
+from gpuipc_doctor.report.documents import BadDocument, NotJson
 
 MAX_ANSWER = 64 << 20
-"""Bytes of a report; what is longer is none."""
+"""Maximum bytes of a report."""
 
 SHOWN_OUTPUT = 120
 """Characters of the first line of an output that is not a report."""
 
 MAX_WORDS = 8 << 10
-"""Bytes of what a launcher says that are kept."""
+"""Bytes of a launcher's output to keep."""
 
 GRACE_S = 5.0
-"""Between TERM, at which srun cancels its step or job, and KILL; and for the last words of what has ended."""
+"""Seconds between TERM, at which srun cancels its step or job, and KILL; also for the last output."""
 
-NOT_ASKED = "it was not asked: the budget for all nodes was spent"
+NOT_ASKED = "not run: the time budget for all nodes was exhausted"
+
+_OBJECT = re.compile(rb"^\{(?=\s*\"|\s*\Z|\})", re.MULTILINE)
+"""Start of a possible document: a banner may contain a brace, but not an object with a key."""
 
 SUMMARY_BEGINS = b'{"node":'
-"""The first field of a summary, which is one line."""
+"""First field of a summary, which is one line."""
 
 _MISSING = re.compile(r"not found|No such file or directory|No module named")
 
 _ENDED = "Exited with exit code"
-"""srun's words for what it has launched, and what has ended badly."""
+"""srun's messages on launches and failures."""
 
 _WRONG, _OWN = "Error: ", "gpuipc-doctor: "
-"""How a line of the tool's begins: what click says of the command line, and all else."""
+"""Prefixes of the tool's own lines: click's usage errors, and all others."""
 
 _CARRY = """\
 umask 077
 file=$(mktemp "$1/gpuipc-doctor.XXXXXX") && cat > "$file" || { rm -f "$file"; exit 126; }
 seconds=$2; export GPUIPC_DOCTOR_PYTHON="$3"; shift 3
-exec timeout "$seconds" sh "$file" --once "$@" < /dev/null
+timeout "$seconds" sh "$file" --once "$@" < /dev/null
+exit $?
 """
-"""What puts a shipped file, its standard input, in a place of its own and runs it; `--once` removes it."""
+"""Shell script that saves a shipped file from standard input, privately, and runs it; `--once` removes it."""
+
+_TIMED = 'timeout "$@"; exit $?'
+"""Ends a command on its node: timeout(1) dies of the command's signal, for which ssh would exit with 255, as
+for an unreachable node."""
 
 
 class Via(enum.Enum):
-    """How a command gets to a node."""
+    """How a node is told to run a command."""
 
     SLURM = "slurm"
     FLUX = "flux"
@@ -71,43 +89,45 @@ class Via(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Shipped:
-    """The tool as one file (`make zipapp`), which each node is sent."""
+    """The tool as one file (`make zipapp`), which is sent to each node."""
 
     file: Path
     to: str = "/tmp"  # noqa: S108 - there mktemp(1) makes a file, and Slurm one that was none
-    """A directory of the nodes."""
+    """Target directory on the nodes."""
     python: str = ""
-    """Of the nodes, by default the first in PATH that is new enough."""
+    """Python on the nodes; default: the first on PATH that is new enough."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
-    """How to reach the nodes. Times in seconds; ``options`` are for `srun` or `ssh` as they stand."""
+    """How to reach the nodes. Times in seconds; ``options`` are passed to `srun` or `ssh` unchanged."""
 
     via: Via
     command: tuple[str, ...]
-    """What runs on the node and prints a JSON report, a summary, or the one before the other."""
+    """Command for the node that prints a JSON report, a summary, or both, the summary last."""
     fanout: int = 64
-    """Commands at a time."""
+    """Maximum commands at a time."""
     rate: float = math.inf
-    """Jobs and steps started in a second."""
+    """Jobs and steps started per second."""
     block: int = 1
-    """Nodes of one job and its step, at most."""
+    """Maximum nodes of a job."""
     job_limit_s: float = math.inf
-    """The longest job that Slurm admits there."""
+    """Longest job in seconds that Slurm admits."""
     deadline_s: float = 600.0
     budget_s: float = math.inf
-    """For all nodes together: who has not been asked by then is not, and who is being asked is no longer."""
+    """Seconds for the whole fleet. At the end, running nodes are stopped and the rest are not started."""
     patience_s: float = 30.0
-    """How long a job waits for a node that is busy, drained or down, and ssh for one that does not answer."""
+    """Seconds for which a job waits for a node that is busy, drained or down, and ssh for one that does not
+    answer.
+    """
     options: tuple[str, ...] = ()
     job: str = ""
-    """Of Slurm, whose nodes are asked by steps in it; without one each command is a job."""
+    """The Slurm allocation whose steps run on the nodes; without it, each command is a job."""
     shipped: Shipped | None = None
-    """Then ``command`` is for the tool, and does not begin with it."""
+    """The tool to send; ``command`` then starts with its arguments."""
 
     def words(self, target: Target) -> list[str]:
-        """The command that is started here for a target."""
+        """The local command line for a target."""
         command = [*self.command, *target.arguments]
         if self.via is Via.SSH:
             quiet = ["-oBatchMode=yes", f"-oConnectTimeout={math.ceil(self.patience_s)}"]
@@ -115,7 +135,7 @@ class LaunchOptions:
         if self.via is Via.FLUX:
             return [*flux.run([target.node], self.deadline_s), *self.options, *command]
         where = ["--overlap", f"--jobid={self.job}"] if self.job else [self.immediate]
-        # In minutes: what nobody waits for any more, for we were killed, ends by itself.
+        # in minutes: ends the job even if this process is killed
         limit = f"--time={math.ceil(self.deadline_s / 60)}"
         if self.shipped:
             python = f"--export=ALL,GPUIPC_DOCTOR_PYTHON={self.shipped.python}"
@@ -125,27 +145,27 @@ class LaunchOptions:
 
     @property
     def immediate(self) -> str:
-        """How long a job waits for its nodes."""
+        """Seconds for which a job waits for its nodes."""
         return f"--immediate={math.ceil(self.patience_s)}"
 
     def line(self, target: Target) -> str:
-        """What a shell on the node is given over ssh."""
-        # The other end of a broken connection goes on; timeout(1) there ends what nobody waits for.
+        """The shell command that ssh runs on the node."""
+        # After a broken connection the command continues; timeout(1) ends it.
         seconds = f"{math.ceil(self.deadline_s)}"
         command = [*self.command, *target.arguments]
-        there = ["timeout", seconds, *command]
+        there = ["sh", "-c", _TIMED, "sh", seconds, *command]
         if self.shipped:
             there = ["sh", "-c", _CARRY, "sh", self.shipped.to, seconds, self.shipped.python, *command]
         return shlex.join(there)
 
     def stdin(self) -> Path:
-        """What is sent along."""
+        """The command's standard input: the shipped file."""
         return self.shipped.file if self.shipped and self.via is Via.SSH else Path(os.devnull)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What to ask, by its ``name``: on ``node``, with more arguments; ``uses``: the nodes it takes up."""
+    """A run called ``name`` on ``node``, with additional arguments. ``uses``: the nodes that it occupies."""
 
     name: str
     node: str
@@ -158,29 +178,27 @@ class Target:
 
 
 class Listener(Protocol):
-    """Is told what becomes of the targets."""
+    """Called with the results of targets."""
 
     def started(self, name: str) -> None: ...
     def finished(self, report: NodeReport, full: bytes) -> None: ...
 
 
 def ask(targets: Sequence[Target], way: LaunchOptions, listener: Listener) -> None:
-    """Ask all of them, a node one thing at a time; returns when each has answered or will not.
-
-    Ctrl-C ends what runs, as srun and ssh end it on the nodes, and is raised.
-    """
+    """Run all targets, one at a time on each node; returns when no more answers can come. Ctrl-C is raised
+    after ending the running commands, which srun and ssh end on the nodes."""
     asyncio.run(_ask_all(targets, way, listener))
 
 
 class Pace:
-    """Lets commands begin, ``rate`` in a second, so that a controller is not flooded."""
+    """Limits the rate of starting commands to ``rate`` per second, so as not to flood a controller."""
 
     def __init__(self, rate: float) -> None:
         self._apart_s = 1 / rate
         self._next = 0.0
 
     async def turn(self) -> None:
-        """Return when the next command may begin."""
+        """Wait until the next command may start."""
         now = time.monotonic()
         begin = max(now, self._next)
         self._next = begin + self._apart_s
@@ -194,7 +212,7 @@ async def _ask_all(targets: Sequence[Target], way: LaunchOptions, listener: List
 
     async def ask_one(target: Target) -> None:
         async with contextlib.AsyncExitStack() as held:
-            for node in sorted(target.uses):  # in one order, so that no two wait for each other
+            for node in sorted(target.uses):  # in a fixed order, to avoid deadlock
                 await held.enter_async_context(busy[node])
             await held.enter_async_context(places)
             await pace.turn()
@@ -205,7 +223,7 @@ async def _ask_all(targets: Sequence[Target], way: LaunchOptions, listener: List
 
 
 async def ask_one_until(target: Target, way: LaunchOptions, ends: float) -> tuple[NodeReport, bytes]:
-    """The answer of a target, which has until its deadline and until ``ends``, by the monotonic clock."""
+    """The answer of a target, limited by its deadline and by ``ends`` (monotonic clock)."""
     left = ends - time.monotonic()
     if left <= 0:
         return silent(target.name, State.NO_ANSWER, NOT_ASKED), b""
@@ -224,7 +242,7 @@ async def _ask_one(target: Target, way: LaunchOptions) -> tuple[NodeReport, byte
     try:
         await within(way.deadline_s, channel.exited)
         if channel.exited.is_set():
-            await within(GRACE_S, channel.closed)  # what ssh has left behind may hold it open for ever
+            await within(GRACE_S, channel.closed)  # a child that ssh left behind may keep it open
             code, said = transport.get_returncode() or 0, channel.said.decode(errors="replace")
             report, full = answer(node, bytes(channel.told), code, said, way.via)
             return clocked(report, channel.arrived), full
@@ -234,7 +252,7 @@ async def _ask_one(target: Target, way: LaunchOptions) -> tuple[NodeReport, byte
 
 
 class Channel(asyncio.SubprocessProtocol):
-    """What comes back from a node. An answer that is too long is ended, not read to its end."""
+    """A node's output, which is read up to a maximum length."""
 
     def __init__(self) -> None:
         self.told, self.said = bytearray(), bytearray()
@@ -266,64 +284,74 @@ async def within(seconds: float, event: asyncio.Event) -> None:
 
 
 async def end(transport: asyncio.SubprocessTransport, channel: Channel) -> None:
-    """End a command, at which srun and salloc end their step or job."""
+    """End a command; srun and salloc then end their step or job."""
     with contextlib.suppress(ProcessLookupError):
         if not channel.exited.is_set():
             transport.terminate()
             await within(GRACE_S, channel.exited)
-    transport.close()  # kills what is still there
+    transport.close()  # kills remaining processes
     await channel.exited.wait()
 
 
 def answer(node: str, data: bytes, code: int, said: str, via: Via) -> tuple[NodeReport, bytes]:
-    """What a node's output comes to: its summary and its report, or why there is none."""
+    """A node's summary and report from its output, or the reason for having none."""
     words = " ".join(said.split())
     if len(data) >= MAX_ANSWER:
-        return silent(node, State.NO_ANSWER, f"its answer is longer than {MAX_ANSWER >> 20} MiB"), b""
-    begin = _line_start(data, b"{")
-    if begin >= 0:
+        return silent(node, State.NO_ANSWER, f"the answer is longer than {MAX_ANSWER >> 20} MiB"), b""
+    if start := _OBJECT.search(data):
+        begin = start.start()
         end = _line_start(data, SUMMARY_BEGINS)
         try:
             if end >= 0:
                 line = data[end:].partition(b"\n")[0]
                 return named(loads(line), node), data[begin:end]
-            return of(report_json.loads(data[begin:].decode(errors="replace")), node, code), data[begin:]
+            full = data[begin : data.rindex(b"}") + 2] if b"}" in data else data[begin:]
+            return of(report_json.loads(full.decode(errors="replace")), node, code), full
         except (BadDocument, BadSummary) as error:
             if not data.rstrip().endswith(b"}"):
-                return silent(node, State.NO_ANSWER, f"its answer was cut after {len(data)} bytes"), b""
+                return silent(node, State.NO_ANSWER, f"the answer was truncated after {len(data)} bytes"), b""
+            if isinstance(error, (NotJson, GarbledSummary)):
+                garbled = _first_line(data[max(begin, end) :])
+                return silent(node, State.NO_ANSWER, f"the answer is garbled: {garbled}; {error}"), b""
             return silent(node, State.OTHER_VERSION, str(error)), b""
     if code == Exit.USAGE and (refusal := _refusal(said)):
-        # The option is ours, not the user's: a tool from before summaries does not know it.
+        # The option is ours, not the user's: tool versions without summaries do not know it.
         state = State.OTHER_VERSION if "--summary" in refusal else State.REFUSED
         return silent(node, state, refusal), b""
-    reason = words or f"exit code {code}, and nothing was printed"
+    state = _state(code, words, via)
+    unsaid = "ended at the deadline" if state is State.DEADLINE else f"exit code {code}"
+    reason = words or f"{unsaid}, no output"
     if printed := data.strip():
-        first = printed.partition(b"\n")[0].decode(errors="replace")[:SHOWN_OUTPUT]
-        reason = f"its output is not a report: {first!r}" + f"; {words}" * bool(words)
-    return silent(node, _state(code, words, via), reason), b""
+        reason = f"the output is not a report: {_first_line(printed)}" + f"; {words}" * bool(words)
+    return silent(node, state, reason), b""
+
+
+def _first_line(data: bytes) -> str:
+    return repr(data.partition(b"\n")[0].decode(errors="replace")[:SHOWN_OUTPUT])
 
 
 def _line_start(data: bytes, prefix: bytes) -> int:
-    """Where the first line with a prefix begins, -1 without one: login banners may stand before it."""
+    """Offset of the first line with this prefix, which login banners may precede; -1 if there is none."""
     return 0 if data.startswith(prefix) else data.find(b"\n" + prefix) + 1 or -1
 
 
 def _refusal(said: str) -> str:
-    """What the tool said was wrong: with the command line, else with something there; empty if nothing."""
+    """The tool's error about the command line or the node; empty if none."""
     lines = [line.strip() for line in said.splitlines()]
     wrong = [line.removeprefix(_WRONG) for line in lines if line.startswith(_WRONG)]
     return "; ".join(wrong or [line.removeprefix(_OWN) for line in lines if line.startswith(_OWN)])
 
 
 def _state(code: int, words: str, via: Via) -> State:
-    """By the exit codes of ssh(1), timeout(1) and shells, and by what srun says where it has no code for
-    it."""
+    """The state, judged by the exit codes of ssh(1), timeout(1) and shells, and by srun's messages."""
     if code in (126, 127) or (via is Via.SLURM and _MISSING.search(words)):
         return State.NO_TOOL
     if via is Via.SSH and code == 255:
         return State.UNREACHABLE
     if via is not Via.SLURM and code == 124:
         return State.DEADLINE
-    if via is Via.SLURM and "srun: error" in words and _ENDED not in words:  # it exits with 233, among others
+    if (
+        via is Via.SLURM and "srun: error" in words and _ENDED not in words
+    ):  # srun exits with 233, for example
         return State.NOT_LAUNCHED
     return State.KILLED if code < 0 or code > 128 else State.NO_ANSWER

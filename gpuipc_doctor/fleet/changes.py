@@ -1,7 +1,7 @@
-"""Two runs over a fleet held against each other, before and after an upgrade: who got worse, better or lost.
+"""Compare two runs over a fleet, before and after an upgrade: nodes that got worse, better or lost.
 
-Pure. Nodes are held against themselves, check by check and by the keys of what was found; what they have in
-common is folded.
+Pure. Each node is compared with itself, check by check and by the keys of findings; common changes are
+folded.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from gpuipc_doctor.fleet.nodeset import NodeSetFormatter
 from gpuipc_doctor.fleet.summary import FindingSummary, NodeReport, State, silent
 from gpuipc_doctor.model import Exit, Status
 
-NOT_ASKED = "it is not among those that were asked"
+NOT_ASKED = "not among the nodes of this run"
 
 MEANINGS = {
-    Exit.OK: "nothing is worse, slower or no longer tested, and no report is missing that was there",
+    Exit.OK: "nothing is worse, slower or no longer tested, and no report is missing",
     Exit.INTERNAL: "gpuipc-doctor itself failed",
     Exit.USAGE: "the command line is wrong, or a directory has no node reports",
-    Exit.NOTHING: "no node has answered both times, so there is nothing to compare",
-    Exit.WARN: "something is slower, or is a WARN that was none",
-    Exit.ERROR: "a node, or something on a node, that was tested no longer is",
-    Exit.FAIL: "something fails on a node where it did not",
+    Exit.NOTHING: "no node answered both times: nothing to compare",
+    Exit.WARN: "something is slower, or newly a WARN",
+    Exit.ERROR: "a node, or a check on it, is no longer tested",
+    Exit.FAIL: "something newly fails on a node",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class CheckTransition:
-    """What became of a check on some nodes, as the first of them says it.
+    """Change of a check on some nodes, as reported by the first of them.
 
-    ``key`` names the finding, the later one if there is one.
+    ``key`` names the later run's finding, else the earlier run's.
     """
 
     check: str
@@ -59,7 +59,7 @@ class ChangedValue:
 
 @dataclass(frozen=True, slots=True)
 class FactChange:
-    """A fact that has changed on some nodes; the changes first, then what is the same, each by its nodes."""
+    """A fact that changed on some nodes: changed values first, then unchanged ones, each with its nodes."""
 
     name: str
     changes: tuple[ChangedValue, ...]
@@ -67,9 +67,9 @@ class FactChange:
 
 @dataclass(frozen=True, slots=True)
 class SpeedChange:
-    """A figure that is not what it was: its medians, and the median of what it has changed by on each node.
+    """A changed figure: its medians, and the median change per node.
 
-    ``ratio`` is after by before, turned round where more is better: above 1 is slower.
+    ``ratio`` is after by before, inverted if more is better: above 1 is slower.
     """
 
     name: str
@@ -86,21 +86,21 @@ class SpeedChange:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Everything that two runs over a fleet say when held against each other."""
+    """Differences between two runs over a fleet."""
 
     before: Fleet
     after: Fleet
     both: int
-    """Nodes that have answered both times."""
+    """Nodes that answered in both runs."""
     findings: tuple[CheckTransition, ...]
     lost: tuple[MissingReports, ...]
-    """Nodes that have answered before and not after, by why they have not."""
+    """Nodes that answered only in the earlier run, by reason."""
     new: tuple[str, ...]
-    """Nodes that have answered after and not before."""
+    """Nodes that answered only in the later run."""
     facts: tuple[FactChange, ...]
     figures: tuple[SpeedChange, ...]
     slow: tuple[Outlier, ...]
-    """Figures of single nodes that stand out among their peers' and did not."""
+    """Figures of single nodes that are newly outliers among their peers."""
     folder: NodeSetFormatter
 
     def turned(self, turn: ChangeKind) -> list[CheckTransition]:
@@ -108,9 +108,9 @@ class Changes:
 
     @property
     def nodes(self) -> Mapping[str, tuple[str, ...]]:
-        """The nodes by the worst that became of them; those that are lost or new have only one side."""
+        """Nodes by their worst change; lost and new nodes have only one side."""
         lost = {node for silence in self.lost for node in silence.nodes}
-        left = {one.node for one in self.after.answered} - set(self.new)
+        left = {report.node for report in self.after.answered} - set(self.new)
         sets = {"lost": tuple(sorted(lost)), "new": self.new}
         for turn in ChangeKind:
             if turn is not ChangeKind.SAME:
@@ -134,12 +134,12 @@ class Changes:
 
 
 def compare(before: Iterable[NodeReport], after: Iterable[NodeReport]) -> Changes:
-    """What has changed from one run to the other."""
+    """Compare two runs over a fleet."""
     was, now = fold.fold(before), fold.fold(after)
-    old, new = ({one.node: one for one in fleet.answered} for fleet in (was, now))
+    old, new = ({report.node: report for report in fleet.answered} for fleet in (was, now))
     pairs = [(old[node], one) for node, one in new.items() if node in old]
     newly = [(None, one) for node, one in new.items() if node not in old]
-    slow_before = {(one.name, one.node) for one in was.slow}
+    slow_before = {(outlier.name, outlier.node) for outlier in was.slow}
     return Changes(
         was,
         now,
@@ -149,8 +149,8 @@ def compare(before: Iterable[NodeReport], after: Iterable[NodeReport]) -> Change
         tuple(one.node for _, one in newly),
         tuple(_shifts(pairs)),
         tuple(sorted(_paces(pairs), key=lambda pace: -pace.ratio)),
-        tuple(one for one in now.slow if (one.name, one.node) not in slow_before),
-        NodeSetFormatter(sorted({one.node for fleet in (was, now) for one in fleet.reports})),
+        tuple(outlier for outlier in now.slow if (outlier.name, outlier.node) not in slow_before),
+        NodeSetFormatter(sorted({report.node for fleet in (was, now) for report in fleet.reports})),
     )
 
 
@@ -163,7 +163,7 @@ _Pairs = Sequence[tuple[NodeReport, NodeReport]]
 
 
 def _moves(pairs: Iterable[tuple[NodeReport | None, NodeReport]]) -> Iterator[CheckTransition]:
-    """What has changed, and what is as bad as it was."""
+    """Checks that changed, and checks that stayed bad."""
     groups: dict[tuple[str, str, Status | None, Status | None, ChangeKind], list[str]] = defaultdict(list)
     examples: dict[object, FindingSummary | None] = {}
     for was, now in pairs:
@@ -174,7 +174,7 @@ def _moves(pairs: Iterable[tuple[NodeReport | None, NodeReport]]) -> Iterator[Ch
             )
             if before is after and after not in (Status.FAIL, Status.ERROR):
                 continue
-            if was is None and after is not Status.FAIL:  # what is fine on a new node is no news
+            if was is None and after is not Status.FAIL:  # a PASS on a new node is not listed
                 continue
             known = _found(was, check, before)
             found = _found(now, check, after)
@@ -193,7 +193,7 @@ def _moves(pairs: Iterable[tuple[NodeReport | None, NodeReport]]) -> Iterator[Ch
 
 
 def _found(report: NodeReport | None, check: str, status: Status | None) -> dict[str, FindingSummary]:
-    """The findings behind the worst status of a check, by their keys."""
+    """Findings behind a check's worst status, by key."""
     if report is None or status is None:
         return {}
     return {
@@ -206,23 +206,23 @@ def _found(report: NodeReport | None, check: str, status: Status | None) -> dict
 def _telling(
     known: dict[str, FindingSummary], found: dict[str, FindingSummary], turn: ChangeKind
 ) -> dict[str, FindingSummary | None]:
-    """What a change is told by: of what is found now that which is new, else what is there no more."""
+    """The findings that represent a change: the new ones, else those that disappeared."""
     fresh = {key: told for key, told in found.items() if key not in known}
     gone = turn in (ChangeKind.BETTER, ChangeKind.NEWLY_TESTED)
     return {**((known if gone else fresh) or found or known)} or {"": None}
 
 
 def _lost(nodes: Iterable[str], after: Iterable[NodeReport]) -> Iterator[MissingReports]:
-    there = {one.node: one for one in after}
+    there = {report.node: report for report in after}
     return fold.silences(there.get(node) or silent(node, State.NO_ANSWER, NOT_ASKED) for node in nodes)
 
 
 def _shifts(pairs: _Pairs) -> Iterator[FactChange]:
-    names = sorted({name for pair in pairs for one in pair for name in one.facts} - fold.OF_A_NODE)
+    names = sorted({name for pair in pairs for report in pair for name in report.facts} - fold.OF_A_NODE)
     for name in names:
         rows: dict[tuple[str, str], list[str]] = defaultdict(list)
         for was, now in pairs:
-            before, after = (", ".join(one.facts.get(name, ())) for one in (was, now))
+            before, after = (", ".join(report.facts.get(name, ())) for report in (was, now))
             rows[before, after].append(now.node)
         is_each_nodes_own = len(rows) >= max(len(pairs), 3)
         if any(before != after for before, after in rows) and not is_each_nodes_own:
@@ -231,7 +231,7 @@ def _shifts(pairs: _Pairs) -> Iterator[FactChange]:
 
 
 def _paces(pairs: _Pairs) -> Iterator[SpeedChange]:
-    """Figures that have changed on most nodes; a node that stands out alone is the other fold's to tell."""
+    """Figures that changed on most nodes; single outliers are reported elsewhere."""
     figures: dict[str, list[tuple[float, float]]] = defaultdict(list)
     kinds = {}
     for was, now in pairs:

@@ -1,4 +1,4 @@
-"""The content of a comparison of two runs over a fleet, for a terminal and for a ticket."""
+"""Content of a comparison of two runs over a fleet, for a terminal and a ticket."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TypedDict
 from gpuipc_doctor.comparison.check_changes import ChangeKind
 from gpuipc_doctor.comparison.comparison_content import DESCRIBED, NOT_RUN, statuses, was
 from gpuipc_doctor.fleet.changes import MEANINGS, Changes, CheckTransition, FactChange, SpeedChange
+from gpuipc_doctor.fleet.fleet_content import outlier
 from gpuipc_doctor.fleet.fold import Outlier
 from gpuipc_doctor.fleet.summary import State
 from gpuipc_doctor.model import Status
@@ -18,12 +19,12 @@ from gpuipc_doctor.present.text import shorten
 from gpuipc_doctor.report import documents
 
 LONGEST_VALUE = 60
-"""Columns of a fact's value."""
+"""Maximum columns of a fact's value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One run: its nodes, the reports among them, the beginning, the simulated nodes."""
+    """One of the two runs: its nodes, number of reports, start time, and simulated nodes."""
 
     nodes: int
     reports: int
@@ -33,7 +34,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Nodes that have answered before and not after, as a set, and the reason."""
+    """Nodes, as a set, that answered only in the earlier run, and the reason."""
 
     state: State
     reason: str
@@ -41,28 +42,28 @@ class Lost:
 
 
 class Content:
-    """Two runs as JSON; sets of nodes are folded, and their sizes stand beside them."""
+    """The comparison as JSON; node sets are folded and counted."""
 
     before: Side
     after: Side
     nodes: dict[str, str]
-    """By what became of them."""
+    """Result → node set."""
     findings: tuple[CheckTransition, ...]
     lost: tuple[Lost, ...]
     facts: tuple[FactChange, ...]
     drift: dict[str, tuple[str, ...]]
-    """The facts that are not the same everywhere, of both sides."""
+    """Facts that differ between nodes, before and after."""
     figures: tuple[SpeedChange, ...]
     slow: tuple[Outlier, ...]
 
 
 def nodeset(changes: Changes) -> str:
-    """The sets of nodes, a line each."""
+    """The node sets, one per line."""
     return "".join(f"{name}: {changes.folder.fold(nodes)}\n" for name, nodes in changes.nodes.items())
 
 
 _SETS = TypedDict("Sets", {"lost": str, "new": str, **{turn.value: str for turn in ChangeKind}})  # type: ignore[misc]
-_ABOUT = "What has changed from one run over a fleet to another."
+_ABOUT = "Comparison of two runs over a fleet."
 _HEAD = {"exit_code": documents.codes(MEANINGS), "nodes": _SETS}
 KIND = documents.Kind("gpuipc-doctor/fleet-changes/2", Content, _ABOUT, _HEAD)
 schema = KIND.schema
@@ -80,8 +81,8 @@ def dumps(changes: Changes) -> str:
             for name, fleet in sides.items()
         },
         nodes={name: fold(nodes) for name, nodes in changes.nodes.items()},
-        lost=[Lost(one.state, one.reason, fold(one.nodes)) for one in changes.lost],
-        drift={name: [one.name for one in fleet.drift] for name, fleet in sides.items()},
+        lost=[Lost(missing.state, missing.reason, fold(missing.nodes)) for missing in changes.lost],
+        drift={name: [fact.name for fact in fleet.drift] for name, fleet in sides.items()},
     )
 
 
@@ -133,8 +134,7 @@ def _blocks(changes: Changes) -> Iterator[Block]:
             for number, row in enumerate(shift.changes)
         ),
     )
-    if drifts := list(_drifts(changes)):
-        yield Lines(tuple(drifts))
+    yield Lines(tuple(_drifts(changes)))
     yield from table(
         ("figure", "before", "after", "", "median of"),
         (
@@ -148,14 +148,7 @@ def _blocks(changes: Changes) -> Iterator[Block]:
             for pace in changes.figures
         ),
     )
-    if changes.slow:
-        yield Lines(
-            tuple(
-                f"Newly slow: {one.node}, {one.name}: {one.value:.3g} {one.unit}; the median of {one.peers} "
-                f"nodes is {one.median:.3g} {one.unit}"
-                for one in changes.slow
-            )
-        )
+    yield Lines(tuple(f"Newly slow: {outlier(figure, 'nodes')}" for figure in changes.slow))
 
 
 def _sides(changes: Changes) -> Table:
@@ -166,7 +159,10 @@ def _sides(changes: Changes) -> Table:
             ("nodes", *(str(len(fleet.reports)) for fleet in fleets)),
             ("reports", *(str(len(fleet.answered)) for fleet in fleets)),
             ("run at", *(fleet.started[:16].replace("T", " ") or NOT_RUN for fleet in fleets)),
-            ("gpuipc-doctor", *(", ".join(sorted({one.tool for one in fleet.answered})) for fleet in fleets)),
+            (
+                "gpuipc-doctor",
+                *(", ".join(sorted({report.tool for report in fleet.answered})) for fleet in fleets),
+            ),
         )
     )
 
@@ -193,7 +189,6 @@ def _entries(changes: Changes) -> Iterator[Entry]:
 
 def _drifts(changes: Changes) -> Iterator[str]:
     before, after = ({drift.name for drift in fleet.drift} for fleet in (changes.before, changes.after))
-    if names := sorted(after - before):
-        yield f"Differs from node to node, and did not before: {', '.join(names)}"
-    if names := sorted(before - after):
-        yield f"No longer differs from node to node: {', '.join(names)}"
+    for words, names in (("Newly differs", after - before), ("No longer differs", before - after)):
+        if names:
+            yield f"{words} between nodes: {', '.join(sorted(names))}"

@@ -1,17 +1,23 @@
-"""The directory of a fleet's reports: for each node a summary and a full one, each whole or not there.
+"""The directory of a fleet's reports: a summary and a full report per node, written atomically.
 
-Full reports that lie there alone count as well.
+Full reports without a summary also count.
 """
 
 from __future__ import annotations
 
 import fcntl
+import gzip
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import zlib
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
+
+import msgspec  # noqa: TID253 - who imports this module reads node reports
 
 from gpuipc_doctor.fleet.nodeset import NAME
 from gpuipc_doctor.fleet.summary import BadSummary, NodeReport, State, dumps, loads, of, silent
@@ -20,32 +26,44 @@ from gpuipc_doctor.report.documents import BadDocument, ForeignDocument
 from gpuipc_doctor.site import bounded
 from gpuipc_doctor.site.bounded import Unreadable
 
-SUMMARY, FULL, LOCK = ".summary.json", ".json", ".lock"
+SUMMARY, FULL, LOCK = ".summary.json.gz", ".json", ".lock"
+"""A summary is compressed so that it takes one block of a file system: 10 kB of facts become 4 KiB."""
+
+PLAIN_SUMMARY = ".summary.json"
+"""Suffix of summaries written by earlier versions."""
+
+GZIP = 16 + zlib.MAX_WBITS
+"""zlib's number for the gzip format."""
 
 MAX_SUMMARY = 1 << 20
-"""Bytes; one is a few thousand."""
+"""Maximum bytes of a decompressed summary; most have a few thousand."""
 
 MAX_FULL = 64 << 20
-"""Bytes; a thousand repetitions on eight GPUs are less."""
+"""Maximum bytes of a report; one with a thousand repetitions on eight GPUs has fewer."""
 
 
 class InUse(Exception):
-    """Another run writes there."""
+    """Another run writes to the directory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """A file that is no node report, and why."""
+    """A file that is not a node report, and the reason."""
 
     path: Path
     reason: str
 
 
 def save(directory: Path, summary: NodeReport, full: bytes = b"") -> None:
-    """The full report first: whoever sees a summary finds what it is of. Raises `OSError`."""
-    if full:
-        _put(directory / f"{summary.node}{FULL}", full)
-    _put(directory / f"{summary.node}{SUMMARY}", dumps(summary))
+    """Write the full report first, so that each summary has its report. Raises `OSError`."""
+    packed = gzip.compress(dumps(summary), compresslevel=6, mtime=0)
+    try:
+        if full:
+            _put(directory / f"{summary.node}{FULL}", full)
+    except OSError:
+        _put(directory / f"{summary.node}{SUMMARY}", packed)
+        raise
+    _put(directory / f"{summary.node}{SUMMARY}", packed)
 
 
 def _put(path: Path, data: bytes) -> None:
@@ -59,35 +77,45 @@ def _put(path: Path, data: bytes) -> None:
 
 
 def forget_silent(directory: Path, reports: Iterable[NodeReport]) -> None:
-    """Remove what says of nodes no more than that they did not answer."""
-    for one in reports:
-        if not (directory / f"{one.node}{FULL}").exists():
-            (directory / f"{one.node}{SUMMARY}").unlink()
+    """Remove files that only record that nodes did not answer."""
+    for report in reports:
+        if not (directory / f"{report.node}{FULL}").exists():
+            for ending in (SUMMARY, PLAIN_SUMMARY):
+                (directory / f"{report.node}{ending}").unlink(missing_ok=True)
 
 
 def read(directory: Path) -> tuple[list[NodeReport], list[Foreign]]:
-    """The node reports, by their summaries, else by the full ones; and the files that are not reports.
+    """The node reports, from summaries or else full reports; and the files that are not reports.
 
-    A node of which only a damaged file is there has a report that says so. A node with reports under its
-    short and its full name has the newer one.
+    A node with only a damaged file has a report that says so. Of reports under a node's short and full name,
+    the newer counts.
     """
     reports: dict[str, NodeReport] = {}
+    files: dict[str, str] = {}
+    seen: dict[object, Any] = {}
     damaged: dict[str, str] = {}
     foreign = []
+    endings = (SUMMARY, PLAIN_SUMMARY, FULL)  # the first of them that a node has counts
     with os.scandir(directory) as entries:
-        names = sorted(one.name for one in entries if one.name.endswith(FULL) and one.name[0] != ".")
-    for name in sorted(names, key=lambda name: not name.endswith(SUMMARY)):
-        is_summary = name.endswith(SUMMARY)
-        node = name.removesuffix(SUMMARY if is_summary else FULL)
+        names = sorted(
+            entry.name for entry in entries if entry.name.endswith(endings) and entry.name[0] != "."
+        )
+    ending_of = {name: next(filter(name.endswith, endings)) for name in names}
+    for name in sorted(names, key=lambda name: endings.index(ending_of[name])):
+        node = name.removesuffix(ending_of[name])
         if node in reports:
             continue
         if not NAME.fullmatch(node):
-            foreign.append(Foreign(directory / name, "its name is not that of a node"))
+            foreign.append(Foreign(directory / name, "its name is not a node name"))
             continue
         try:
             reports[node] = (
-                _summary(f"{directory}/{name}", node) if is_summary else _full(directory / name, node)
+                _full(directory / name, node)
+                if ending_of[name] == FULL
+                else _summary(f"{directory}/{name}", node)
             )
+            reports[node] = _sharing(reports[node], seen)
+            files[node] = name
         except ForeignDocument as error:
             foreign.append(Foreign(directory / name, str(error)))
         except (BadSummary, Unreadable, BadDocument, OSError) as error:
@@ -95,26 +123,46 @@ def read(directory: Path) -> tuple[list[NodeReport], list[Foreign]]:
     for node, reason in damaged.items():
         reports.setdefault(node, silent(node, State.UNREADABLE, reason))
     for older, newer in list(_same_nodes(reports)):
-        del reports[older]
+        reports.pop(older, None)
         foreign.append(
-            Foreign(directory / f"{older}{FULL}", f"is older than the report of {newer}, which counts")
+            Foreign(directory / files[older], f"{newer} is the same node, and its report is the newer one")
         )
     return list(reports.values()), foreign
 
 
+def _sharing(report: NodeReport, seen: dict[object, Any]) -> NodeReport:
+    """The report, sharing equal objects with earlier reports, since most nodes of a fleet report the same."""
+    facts = {seen.setdefault(name, name): seen.setdefault(held, held) for name, held in report.facts.items()}
+    findings = tuple(seen.setdefault(finding, finding) for finding in report.findings)
+    return msgspec.structs.replace(report, facts=facts, findings=findings)
+
+
+def lacking(wanted: Iterable[str], there: Collection[str]) -> list[str]:
+    """The nodes of ``wanted`` without a report in ``there``, under neither the short nor the full name."""
+    short = {name.partition(".")[0] for name in there}
+    return [
+        node
+        for node in wanted
+        if node not in there and node not in short and node.partition(".")[0] not in there
+    ]
+
+
 def _same_nodes(reports: Mapping[str, NodeReport]) -> Iterator[tuple[str, str]]:
-    """Of each node that has answered under its short and its full name, the older name and the newer."""
+    """For each node that answered under its short and its full name: (older name, newer name)."""
+    full_names = Counter(name.partition(".")[0] for name in reports if "." in name)
     for name in reports:
         short, dot, _ = name.partition(".")
-        both = [reports[name], reports[short]] if dot and short in reports else []
-        with suppress(ValueError):
-            times = {datetime.fromisoformat(one.started).astimezone(): one.node for one in both}
-            if len(times) == 2:
-                yield times[min(times)], times[max(times)]
+        if dot and short in reports:
+            with suppress(ValueError):
+                times = [datetime.fromisoformat(reports[node].started).astimezone() for node in (name, short)]
+                if times[0] > times[1]:
+                    yield short, name
+                elif times[0] < times[1] or full_names[short] == 1:
+                    yield name, short
 
 
 def _summary(path: str, node: str) -> NodeReport:
-    """Raises `BadSummary`, `OSError`."""
+    """Parse a summary file. Raises `BadSummary`, `OSError`."""
     found = loads(_bytes(path))
     if found.node != node:
         raise BadSummary(f"is the report of {found.node[:80]}")
@@ -122,27 +170,33 @@ def _summary(path: str, node: str) -> NodeReport:
 
 
 def _full(path: Path, node: str) -> NodeReport:
-    """The summary of a full report, such as `check --output` writes. Raises `Unreadable`, `BadDocument`."""
+    """The summary of a full report, as written by `check --output`. Raises `Unreadable`, `BadDocument`."""
     report = report_json.loads(bounded.read(path, MAX_FULL).decode(errors="replace"))
     return of(report, node, exits.code(report))
 
 
 def _bytes(path: str) -> bytes:
-    """A regular file of a sensible size."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
+    """Contents of a regular file of a plausible size."""
+    with bounded.opened(path) as fd:
         data = os.read(fd, MAX_SUMMARY + 1)
-    finally:
-        os.close(fd)
+    is_whole = True
+    if path.endswith(SUMMARY):
+        unpacking = zlib.decompressobj(GZIP)
+        try:
+            data = unpacking.decompress(data, MAX_SUMMARY + 1)
+        except zlib.error as error:
+            raise BadSummary(f"cannot be decompressed: {error}") from None
+        is_whole = unpacking.eof
     if len(data) > MAX_SUMMARY:
         raise BadSummary(f"is longer than {MAX_SUMMARY >> 10} KiB")
+    if not is_whole:
+        raise BadSummary(f"was cut after {len(data)} bytes")
     return data
 
 
 @contextmanager
 def ours(directory: Path) -> Iterator[None]:
-    """Have the directory to ourselves, which a process that has died no longer has. Raises `InUse`,
-    `OSError`."""
+    """Lock the directory for this process; the lock ends with the process. Raises `InUse`, `OSError`."""
     directory.mkdir(parents=True, exist_ok=True)
     fd = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -150,7 +204,7 @@ def ours(directory: Path) -> Iterator[None]:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.read(fd, 40).decode(errors="replace").strip()
-            raise InUse(f"{directory}: process {holder or '?'} writes there") from None
+            raise InUse(f"{directory}: process {holder or '?'} is writing to it") from None
         os.ftruncate(fd, 0)
         os.write(fd, f"{os.getpid()}\n".encode())
         yield

@@ -1,10 +1,12 @@
-"""The content of a fleet, for a terminal and for a ticket: groups of nodes, findings, drift, slow nodes."""
+"""Content of a fleet's screen: groups of nodes, findings, drift, slow nodes; for a terminal and a ticket."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from gpuipc_doctor.fleet.fold import (
     Drift,
@@ -34,17 +36,19 @@ from gpuipc_doctor.present.blocks import (
 )
 from gpuipc_doctor.present.text import counted, shorten
 
+T = TypeVar("T")
+
 SHOWN = 12
-"""Groups, findings, reasons, facts or figures at most; more of them are counted, and the JSON has all."""
+"""Maximum groups, findings, reasons, facts or figures; more are only counted, but are in the JSON."""
 
 MAX_LINES = 60
-"""Lines of the screen before its last, whatever the fleet looks like."""
+"""Maximum lines of the screen before its last line."""
 
 SHARE = 0.5
-"""Each section may have this part of the lines that those before it have left."""
+"""Fraction of the lines left that each section may use."""
 
 SHOWN_ISSUES = 3
-"""Of one version."""
+"""Maximum known issues listed for a version."""
 
 SHORT = {"PASS": "pass", "SKIP": "skip", "WARN": "WARN", "ERROR": "ERR", "FAIL": "FAIL", "": "-"}
 
@@ -63,7 +67,7 @@ def _screen(fleet: Fleet, width: int) -> Iterator[Block]:
     hint = Lines(("`fleet report DIR` with --format html or markdown, or --json, shows the rest",))
     left = MAX_LINES - _height([head], width) - _height([hint], width)
     is_cut = False
-    for section in (_matrix, _problems, _silence_entries, _drifts, _slow):
+    for section in (_matrix, _problems, _silence_entries, _drifts, _slow, _skipped):
         for shown in range(SHOWN, -1, -1):
             drawn, is_whole = section(fleet, shown)
             if (height := _height(drawn, width)) <= SHARE * left:
@@ -77,16 +81,16 @@ def _screen(fleet: Fleet, width: int) -> Iterator[Block]:
 
 
 def _height(drawn: Sequence[Block], width: int) -> int:
-    """Lines of blocks, and the empty ones behind them."""
+    """Lines of blocks, including the empty lines after them."""
     return sum(terminal.screen([block], width=width).count("\n") + 1 for block in drawn)
 
 
 Section = tuple[list[Block], bool]
-"""Blocks, and whether nothing is left out."""
+"""(blocks, whether they are complete)."""
 
 
 def _cut(drawn: Iterable[Block], rest: str, *, apart: bool = True) -> Section:
-    """Blocks with a line for the rest, if there is one; ``apart``: with empty lines between them."""
+    """Blocks, then a line about the omitted ones, if any. ``apart``: with empty lines between them."""
     entries = [*drawn, *([Lines((f"… and {rest}",))] if rest else [])]
     return entries if apart or not entries else [blocks.Group(tuple(entries))], not rest
 
@@ -102,15 +106,14 @@ def _header(fleet: Fleet) -> Iterator[Block]:
     parts = [counted(len(fleet.reports), "node"), counted(len(answered), "report")]
     if answered:
         longest = max(answered, key=lambda one: one.elapsed_s)
-        began = sorted(one.started for one in answered)
+        began = sorted(report.started for report in answered)
         parts.append(f"the longest took {longest.elapsed_s:.1f} s, on {longest.node}")
         parts.append(f"{began[0][:16].replace('T', ' ')} to {began[-1][11:16]}")
     yield Parts(tuple(parts))
 
 
 def _matrix(fleet: Fleet, most: int) -> Section:
-    """Rows are groups of nodes with the same answer, worst first; columns the checks that are not PASS
-    there."""
+    """Rows are groups of nodes with equal results, worst first; columns are checks that are not PASS."""
     groups = [group for group in fleet.groups if group.state is State.REPORTED]
     shown, more = groups[:most], groups[most:]
     telling = fleet.telling_checks
@@ -135,10 +138,10 @@ def _group(group: Group, nodes: str) -> Entry:
 
 def _problems(fleet: Fleet, most: int) -> Section:
     found = list(judged(fleet))
-    more = Counter(one.problem.status.value for one in found[most:])
+    more = Counter(explained.problem.status.value for explained in found[most:])
     rest = ", ".join(f"{number} {status}" for status, number in more.items())
     what = f"{counted(len(found) - most, 'more finding')} ({rest})" if rest else ""
-    return _cut((_problem(fleet, one) for one in found[:most]), what)
+    return _cut((_problem(fleet, explained) for explained in found[:most]), what)
 
 
 def _problem(fleet: Fleet, one: ExplainedProblem) -> Entry:
@@ -146,16 +149,22 @@ def _problem(fleet: Fleet, one: ExplainedProblem) -> Entry:
     place = f" ({problem.where})" if problem.where else ""
     items = [Item(f"{problem.example}{place}: {problem.says}", hang=0)]
     if len(problem.nodes) > 1:
-        items.append(Item(f"and {len(problem.nodes) - 1} more; each node's report has its own"))
+        items.append(Item(f"and {len(problem.nodes) - 1} more; each node's report has its figures"))
     where = f"{problem.check} on {fleet.folder.brief(problem.nodes)}"
     return _entry(problem.status.value, where, *items, *one.known_issues, do(one.remedy))
 
 
 def _silence_entries(fleet: Fleet, most: int) -> Section:
     more = fleet.silent[most:]
-    nodes = counted(sum(len(one.nodes) for one in more), "more node")
-    what = f"{nodes} without a report, for {counted(len(more), 'other reason')}" if more else ""
-    return _cut((_silence(fleet, one) for one in fleet.silent[:most]), what)
+    states: Counter[str] = Counter()
+    for missing in more:
+        states[missing.state.value] += len(missing.nodes)
+    nodes = counted(states.total(), "more node")
+    reasons = (
+        f"{counted(len(more), 'other reason')} ({', '.join(f'{n} {name}' for name, n in states.items())})"
+    )
+    what = f"{nodes} without a report, for {reasons}" if more else ""
+    return _cut((_silence(fleet, missing) for missing in fleet.silent[:most]), what)
 
 
 def _silence(fleet: Fleet, silence: MissingReports) -> Entry:
@@ -164,10 +173,18 @@ def _silence(fleet: Fleet, silence: MissingReports) -> Entry:
     return _entry(Status.ERROR.value, silence.about(where), Item(said), do(silence.remedy))
 
 
+def _listed(
+    word: str, found: Sequence[T], title: Callable[[T], str], most: int, more: str, rest: str
+) -> Section:
+    """An entry of one line for each; ``more`` and ``rest`` say what is omitted."""
+    left = len(found) - most
+    drawn = (_entry(word, title(explained)) for explained in found[:most])
+    return _cut(drawn, f"{counted(left, more)} {rest}" if left > 0 else "", apart=False)
+
+
 def _drifts(fleet: Fleet, most: int) -> Section:
-    more = len(fleet.drift) - most
-    what = f"{counted(more, 'more fact')} not the same everywhere" if more > 0 else ""
-    return _cut((_entry("DRIFT", _drift(fleet, one)) for one in fleet.drift[:most]), what, apart=False)
+    rest = "not the same everywhere"
+    return _listed("DRIFT", fleet.drift, partial(_drift, fleet), most, "more fact", rest)
 
 
 def _drift(fleet: Fleet, drift: Drift) -> str:
@@ -180,24 +197,36 @@ def _drift(fleet: Fleet, drift: Drift) -> str:
 
 
 def known_bad(held: FactValue) -> str:
-    """The known issues of a version, in words; empty without any."""
+    """Known issues of a version as text; empty without any."""
     issues = held.known_bad
     more = f" and {len(issues) - SHOWN_ISSUES} more" if len(issues) > SHOWN_ISSUES else ""
     return f", known bad ({', '.join(issues[:SHOWN_ISSUES])}{more})" if issues else ""
 
 
 def _slow(fleet: Fleet, most: int) -> Section:
-    more = len(fleet.slow) - most
-    what = f"{counted(more, 'more figure')} out of line" if more > 0 else ""
-    return _cut((_outlier(one) for one in fleet.slow[:most]), what, apart=False)
+    return _listed("SLOW", fleet.slow, outlier, most, "more figure", "far from the median")
 
 
-def _outlier(one: Outlier) -> Entry:
-    text = (
-        f"{one.node}, {one.name}: {one.value:.3g} {one.unit}; the median of {one.peers} nodes with the "
-        f"same GPUs is {one.median:.3g} {one.unit}"
-    )
-    return _entry("SLOW", text)
+def outlier(one: Outlier, nodes: str = "nodes with the same GPUs") -> str:
+    value, median = (f"{figure:.3g} {one.unit}" for figure in (one.value, one.median))
+    return f"{one.node}, {one.name}: {value}; median of {one.peers} {nodes}: {median}"
+
+
+def _skipped(fleet: Fleet, most: int) -> Section:
+    """Checks that were skipped on the same nodes for the same reason, in one line."""
+    says = "{0[0]} on {0[1]}: {0[2]}".format
+    together = list(skipped_together(fleet))
+    return _listed("SKIP", together, says, most, "more reason", "why checks were skipped")
+
+
+def skipped_together(fleet: Fleet) -> Iterator[tuple[str, str, str]]:
+    """(checks, nodes that skipped them, reason), by number of nodes."""
+    together: dict[tuple[tuple[str, ...], str], list[str]] = defaultdict(list)
+    for skip in fleet.skipped:
+        together[skip.nodes, skip.says].append(skip.check)
+    for (nodes, says), checks in together.items():
+        everywhere = len(nodes) == len(fleet.answered) > 1
+        yield ", ".join(checks), f"all {len(nodes)}" if everywhere else fleet.folder.brief(nodes), says
 
 
 # -- a ticket -----------------------------------------------------------------------------------------------
@@ -228,11 +257,11 @@ def _ticket(fleet: Fleet) -> Iterator[Block]:
             if group.state is State.REPORTED
         ),
     )
-    for one in judged(fleet):
-        problem = one.problem
+    for explained in judged(fleet):
+        problem = explained.problem
         said = Item(f"{problem.example}: {problem.says}")
         title = f"{problem.check} on {brief(problem.nodes)}"
-        yield _entry(problem.status.value, title, said, *one.known_issues, do(one.remedy))
+        yield _entry(problem.status.value, title, said, *explained.known_issues, do(explained.remedy))
     for silence in fleet.silent:
         said = Item(f"{silence.nodes[0]}: {silence.reason}")
         yield _entry(Status.ERROR.value, silence.about(brief(silence.nodes)), said, do(silence.remedy))
@@ -252,10 +281,16 @@ def _ticket(fleet: Fleet) -> Iterator[Block]:
     yield from table(
         ("slow", "figure", "value", "median of its peers"),
         (
-            (one.node, one.name, f"{one.value:.3g} {one.unit}", f"{one.median:.3g} {one.unit}")
-            for one in fleet.slow
+            (
+                figure.node,
+                figure.name,
+                f"{figure.value:.3g} {figure.unit}",
+                f"{figure.median:.3g} {figure.unit}",
+            )
+            for figure in fleet.slow
         ),
     )
+    yield from table(("skipped", "nodes", "why"), skipped_together(fleet))
 
 
 # -- known issues: each is described once, with the worst finding -------------------------------------
@@ -263,7 +298,7 @@ def _ticket(fleet: Fleet) -> Iterator[Block]:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedProblem:
-    """A problem, its known issues, and the remedy that is none of theirs."""
+    """A problem with its known issues and its own remedy."""
 
     problem: Problem
     known_issues: tuple[Item, ...]
@@ -271,7 +306,7 @@ class ExplainedProblem:
 
 
 def judged(fleet: Fleet) -> Iterator[ExplainedProblem]:
-    """Each problem, in their order."""
+    """Each problem, in order, with its issues and remedy."""
     told: set[tuple[str, str]] = set()
     for problem in fleet.findings:
         causes = problem.known_issues
@@ -283,7 +318,7 @@ def judged(fleet: Fleet) -> Iterator[ExplainedProblem]:
 def _cause(
     fleet: Fleet, problem: Problem, cause: IssueOnNodes, told: set[tuple[str, str]]
 ) -> tuple[Item, Item]:
-    """``told``: known issues with the texts that an entry above has; this entry's are added."""
+    """``told``: known issues described in an earlier entry; this entry's are added."""
     before = {text for issue, text in told if issue == cause.issue}
     told.update((cause.issue, text) for text in (cause.title, cause.reason, cause.remedy))
     on = f" on {fleet.folder.brief(cause.nodes)}" if len(cause.nodes) < len(problem.nodes) else ""

@@ -1,13 +1,14 @@
-"""A fleet for programs and browsers: JSON, an HTML page, JUnit XML, Prometheus' metrics."""
+"""A fleet for programs and browsers: JSON, HTML page, JUnit XML, Prometheus metrics."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from typing import TypedDict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TypedDict
 from xml.etree import ElementTree
 
-from gpuipc_doctor.fleet.fleet_content import head, judged, known_bad
+from gpuipc_doctor.fleet.fleet_content import head, judged, known_bad, skipped_together
 from gpuipc_doctor.fleet.fold import (
     COMPLAINTS,
     REMEDIES,
@@ -17,12 +18,13 @@ from gpuipc_doctor.fleet.fold import (
     MissingReports,
     Outlier,
     Problem,
+    SkippedCheck,
 )
-from gpuipc_doctor.fleet.summary import NodeReport, State
+from gpuipc_doctor.fleet.summary import FindingSummary, NodeReport, State
 from gpuipc_doctor.model import Exit, Status
 from gpuipc_doctor.present.html import page
 from gpuipc_doctor.present.junit import case, document
-from gpuipc_doctor.present.metrics import SEVERITIES, Metric, exposition, moment
+from gpuipc_doctor.present.metrics import SEVERITIES, Metric, by, exposition, moment
 from gpuipc_doctor.present.text import counted
 from gpuipc_doctor.report import documents
 
@@ -30,11 +32,11 @@ Sets = TypedDict("Sets", {"pass": str, "fail": str, "unknown": str})
 
 
 class Content:
-    """A fleet as JSON; sets of nodes are folded, and their sizes stand beside them."""
+    """A fleet as JSON; node sets are folded and counted."""
 
     exit_code: Exit
     count: int
-    """Nodes that were asked."""
+    """Number of nodes in the run."""
     started: str
     nodes: Sets
     totals: dict[Status, int]
@@ -44,14 +46,15 @@ class Content:
     silent: tuple[MissingReports, ...]
     drift: tuple[Drift, ...]
     slow: tuple[Outlier, ...]
+    skipped: tuple[SkippedCheck, ...]
 
 
 def nodeset(fleet: Fleet) -> str:
-    """The sets of nodes, a line each."""
+    """The node sets, one per line."""
     return "".join(f"{name}: {fleet.folder.fold(nodes)}\n" for name, nodes in fleet.sets.items())
 
 
-KIND = documents.Kind("gpuipc-doctor/fleet/3", Content, "What the node reports of a fleet say together.")
+KIND = documents.Kind("gpuipc-doctor/fleet/3", Content, "The merged node reports of a fleet.")
 schema = KIND.schema
 
 
@@ -71,70 +74,111 @@ def dumps(fleet: Fleet) -> str:
 # -- HTML -------------------------------------------------------------------------------------------------
 
 
+PAGE_ROWS = 100
+"""Maximum groups, findings, causes, values of a fact or figures on a page; the JSON has all."""
+
+PAGE_SET = 2_000
+"""Maximum characters of a node set on a page."""
+
+OWN_WORDS = 400_000
+"""Maximum characters of nodes' findings and reasons on a page, worst nodes first: a page of 10,000 nodes has
+at most 2 MB."""
+
+SHORT_REASON = 60
+"""Maximum characters of a reason after these; the finding has the full text."""
+
+
 def html(fleet: Fleet) -> str:
     """The page, ending in a newline."""
-    fold = fleet.folder.fold
-    telling = fleet.telling_checks
+    found = sorted(_findings(fleet), key=lambda one: -Status(one["status"]).severity)
+    findings = found[:PAGE_ROWS]
+    anchors = {node: finding["id"] for finding in findings for node in finding["silent"]}
+    links = {
+        (finding["title"], finding["status"]): finding["id"]
+        for finding in reversed(findings)
+        if finding["key"]
+    }
     return page(
         "fleet.html",
         title=counted(len(fleet.reports), "node"),
-        simulated=fold(fleet.simulated),
+        simulated=_set(fleet, fleet.simulated),
+        fleet=fleet,
+        most=PAGE_ROWS,
+        folded=partial(_set, fleet),
+        complaints=partial(_complaints, links),
+        known_bad=known_bad,
         reports=counted(len(fleet.answered), "report"),
-        totals=", ".join(f"{n} {s.value}" for s in reversed(Status) if (n := len(fleet.nodes(s)))),
-        exit_code=int(fleet.exit_code),
-        telling=telling,
-        groups=[
-            {
-                "nodes": fold(group.nodes),
-                "count": len(group.nodes),
-                "status": group.status.value,
-                "cells": [group.checks.get(check, "") for check in telling],
-            }
-            for group in fleet.groups
-            if group.state is State.REPORTED
-        ],
-        findings=list(_findings(fleet)),
-        drift=[
-            {
-                "name": one.name,
-                "rows": [(v.value, fold(v.nodes), len(v.nodes), known_bad(v)) for v in one.values],
-            }
-            for one in fleet.drift
-        ],
-        slow=fleet.slow,
-        all=[
-            (one.node, one.status.value, _what(one))
-            for one in sorted(fleet.reports, key=lambda one: -one.status.severity)
-        ],
+        totals=[(n, s.value) for s in reversed(Status) if (n := len(fleet.nodes(s)))],
+        groups=[group for group in fleet.groups if group.state is State.REPORTED],
+        findings=found,
+        skipped=list(skipped_together(fleet)),
+        all=list(_every_node(fleet, links, anchors)),
     )
 
 
-def _findings(fleet: Fleet) -> Iterator[dict[str, object]]:
-    def finding(nodes: tuple[str, ...], **values: object) -> dict[str, object]:
-        return {"nodes": fleet.folder.fold(nodes), "count": len(nodes), "example": nodes[0], **values}
+def _set(fleet: Fleet, nodes: Sequence[str]) -> str:
+    """A node set, truncated if very long."""
+    text = fleet.folder.fold(nodes)
+    return text if len(text) <= PAGE_SET else f"{text[:PAGE_SET].rpartition(',')[0]},… ({len(nodes)} nodes)"
 
-    for one in judged(fleet):
+
+def _complaints(
+    links: Mapping[tuple[str, str], str], checks: Mapping[str, str]
+) -> list[tuple[str, str, str]]:
+    """For each check that is not fine: name, status and link to its description on the page."""
+    bad = [(check, status) for check, status in checks.items() if status in COMPLAINTS]
+    bad.sort(key=lambda one: -Status(one[1]).severity)
+    return [(check, status, links.get((check, status), "")) for check, status in bad]
+
+
+def _findings(fleet: Fleet) -> Iterator[dict[str, Any]]:
+    def finding(nodes: tuple[str, ...], **values: object) -> dict[str, object]:
+        return {"nodes": _set(fleet, nodes), "count": len(nodes), "example": nodes[0], **values}
+
+    for number, one in enumerate(judged(fleet)):
         problem = one.problem
         yield finding(
             problem.nodes,
+            id=f"f{number}",
             status=problem.status.value,
             title=problem.check,
             key=f"{problem.check}.{problem.key}",
             says=problem.says,
             known_issues=one.known_issues,
             remedy=one.remedy,
+            silent=(),
         )
-    for silence in fleet.silent:
+    for number, silence in enumerate(fleet.silent):
         kind = "no report: " * (silence.state not in (State.UNTESTED, State.REFUSED)) + silence.state.value
         error = {"status": Status.ERROR.value, "key": "", "known_issues": (), "remedy": silence.remedy}
-        yield finding(silence.nodes, title=kind, says=silence.reason, **error)
+        about = {"title": kind, "says": silence.reason, "silent": silence.nodes}
+        yield finding(silence.nodes, id=f"s{number}", **about, **error)
 
 
-def _what(report: NodeReport) -> str:
-    """What is wrong with a node, in a few words."""
-    if report.state is not State.REPORTED:
-        return f"{report.state.value}: {report.reason}"
-    return ", ".join(check for check, status in report.checks.items() if status in COMPLAINTS)
+def _every_node(
+    fleet: Fleet, links: Mapping[tuple[str, str], str], anchors: Mapping[str, str]
+) -> Iterator[tuple[str, str, str, str, list[str]]]:
+    """For each node: name, status, short reason, link to the description, and the node's own findings."""
+    left = OWN_WORDS
+    for report in sorted(fleet.reports, key=lambda one: -one.status.severity):
+        own: list[str] = []
+        if report.state is not State.REPORTED:
+            anchor, reason = anchors.get(report.node, ""), report.reason
+            if (left := left - len(reason)) < 0:
+                reason = reason[:SHORT_REASON]
+            what = f"{report.state.value}: {reason}"
+        else:
+            bad = _complaints(links, report.checks)
+            what, anchor = ", ".join(check for check, _, _ in bad), bad[0][2] if bad else ""
+            told = sorted(report.findings, key=lambda one: -Status(one.status).severity)
+            own = [_words(finding) for finding in told if finding.status in COMPLAINTS] if left > 0 else []
+            left -= sum(map(len, own))
+        yield report.node, report.status.value, what, anchor, own
+
+
+def _words(finding: FindingSummary) -> str:
+    where = f" ({finding.where})" if finding.where else ""
+    return f"{finding.status} {finding.check}{where}: {finding.says}"
 
 
 # -- JUnit ------------------------------------------------------------------------------------------------
@@ -142,29 +186,34 @@ def _what(report: NodeReport) -> str:
 
 def junit(fleet: Fleet) -> str:
     """A case for each node."""
-    where = {"timestamp": fleet.started, "hostname": fleet.folder.brief([one.node for one in fleet.reports])}
+    where = {
+        "timestamp": fleet.started,
+        "hostname": fleet.folder.brief([report.node for report in fleet.reports]),
+    }
     facts = [
         (drift.name, f"{held.value or 'not found'} on {fleet.folder.fold(held.nodes)}")
         for drift in fleet.drift
         for held in drift.values
     ]
-    elapsed_s = sum(one.elapsed_s for one in fleet.answered)
+    elapsed_s = sum(report.elapsed_s for report in fleet.answered)
     simulated = fleet.folder.fold(fleet.simulated)
-    return document([_case(one) for one in fleet.reports], facts, where, elapsed_s, simulated)
+    return document([_case(report) for report in fleet.reports], facts, where, elapsed_s, simulated)
 
 
 def _case(report: NodeReport) -> ElementTree.Element:
     if report.state is not State.REPORTED:
         lines = [report.reason, f"Do: {REMEDIES[report.state].format(node=report.node)}"]
         return case("node", report.node, report.elapsed_s, report.status, report.state.value, lines)
-    told = [one for one in report.findings if one.status == report.status.value]
-    issues = {issue for one in told for issue in one.issues}
-    known = [one for one in report.known if one.issue in issues]
-    lines = [f"{one.status} {one.check} {one.where}: {one.says}" for one in told]
-    lines += [f"{head(one)}: {one.title}; {one.reason}" for one in known]
-    remedies = dict.fromkeys([*(one.remedy for one in known), *(one.remedy for one in told)])
+    told = [finding for finding in report.findings if finding.status == report.status.value]
+    issues = {issue for finding in told for issue in finding.issues}
+    known = [issue for issue in report.known if issue.issue in issues]
+    lines = [f"{finding.status} {finding.check} {finding.where}: {finding.says}" for finding in told]
+    lines += [f"{head(issue)}: {issue.title}; {issue.reason}" for issue in known]
+    remedies = dict.fromkeys([*(issue.remedy for issue in known), *(finding.remedy for finding in told)])
     lines += [f"Do: {remedy}" for remedy in remedies if remedy]
-    message = ", ".join(dict.fromkeys(f"{one.check}.{one.key}" if one.key else one.check for one in told))
+    message = ", ".join(
+        dict.fromkeys(f"{finding.check}.{finding.key}" if finding.key else finding.check for finding in told)
+    )
     return case("node", report.node, report.elapsed_s, report.status, message, lines)
 
 
@@ -172,55 +221,37 @@ def _case(report: NodeReport) -> ElementTree.Element:
 
 
 def prometheus(fleet: Fleet) -> str:
-    """The exposition of a fleet, beside what each node may say of itself."""
+    """A fleet's Prometheus metrics, without those of single nodes."""
     simulated = fleet.folder.fold(fleet.simulated)
     return exposition(_metrics(fleet, simulated), simulated)
 
 
 def _metrics(fleet: Fleet, simulated: str) -> Iterator[Metric]:
-    states = Counter(one.state for one in fleet.reports)
-    cells = Counter(item for one in fleet.answered for item in one.checks.items())
-    yield "fleet_info", "What was asked; simulated names the nodes that are.", [({"simulated": simulated}, 1)]
+    states = Counter(report.state for report in fleet.reports)
+    cells = Counter(item for report in fleet.answered for item in report.checks.items())
+    yield "fleet_info", "What ran; simulated names the simulated nodes.", [({"simulated": simulated}, 1)]
     began = fleet.started
-    yield "fleet_start_timestamp_seconds", "When the first report was begun.", moment(began)
+    yield "fleet_start_timestamp_seconds", "When the first report was started.", moment(began)
     yield "fleet_exit_code", "Exit code over all nodes.", [({}, fleet.exit_code)]
-    yield (
-        "fleet_nodes",
-        "Nodes by their worst status; one without a report is an ERROR.",
-        [({"status": status.value}, len(fleet.nodes(status))) for status in Status],
-    )
-    yield (
-        "fleet_answers",
-        "Nodes by whether they have answered, and what stood in the way.",
-        [({"state": state.value}, states[state]) for state in State],
-    )
-    yield (
-        "fleet_check_nodes",
-        "Nodes by the worst status of a check.",
-        [({"check": check, "status": status}, number) for (check, status), number in sorted(cells.items())],
-    )
-    yield (
-        "fleet_finding_nodes",
-        "Nodes that a finding was made on.",
-        [
-            ({"check": one.check, "key": one.key, "status": one.status.value}, len(one.nodes))
-            for one in fleet.findings
-        ],
-    )
-    yield (
-        "fleet_drift_values",
-        "Values of a fact that is not the same everywhere.",
-        [({"fact": drift.name}, len(drift.values)) for drift in fleet.drift],
-    )
-    yield (
-        "fleet_node_severity",
-        f"Worst status of a node: {SEVERITIES}; one without a report is an ERROR.",
-        [({"node": one.node, "reason": _reason(one)}, one.status.severity) for one in fleet.reports],
-    )
+    nodes = {status.value: len(fleet.nodes(status)) for status in Status}
+    yield "fleet_nodes", "Nodes by their worst status; one without a report is an ERROR.", by(nodes, "status")
+    answers = by({state.value: states[state] for state in State}, "state")
+    yield "fleet_answers", "Nodes by state: answered, or the reason for not answering.", answers
+    checks = by(dict(sorted(cells.items())), "check", "status")
+    yield "fleet_check_nodes", "Nodes by the worst status of a check.", checks
+    found = {
+        (finding.check, finding.key, finding.status.value): len(finding.nodes) for finding in fleet.findings
+    }
+    yield "fleet_finding_nodes", "Nodes with a finding.", by(found, "check", "key", "status")
+    values = by({drift.name: len(drift.values) for drift in fleet.drift}, "fact")
+    yield "fleet_drift_values", "Values of a fact that differs between nodes.", values
+    about = f"Worst status of a node: {SEVERITIES}; a node without a report is an ERROR."
+    severities = {(report.node, _reason(report)): report.status.severity for report in fleet.reports}
+    yield "fleet_node_severity", about, by(severities, "node", "reason")
 
 
 def _reason(report: NodeReport) -> str:
-    """A state, or the first check that has the node's status: of so many values as there are of those."""
+    """A state, or the first check with the node's status, so that labels have few values."""
     if report.state is not State.REPORTED:
         return str(report.state.value)
     worst = report.status.value if report.status.value in COMPLAINTS else ""

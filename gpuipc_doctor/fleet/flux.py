@@ -1,4 +1,4 @@
-"""Flux as a launcher and as who knows the nodes. By its documentation and over a stand-in; not tried on Flux.
+"""Flux as launcher and source of nodes. Written from Flux's documentation, tested only with a stand-in.
 
 Sources, in flux-framework/flux-core: doc/man1/flux-run.rst, doc/man1/flux-resource.rst and
 doc/man7/flux-shell-options.rst.
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from gpuipc_doctor.fleet.slurm import printed_by
 
 SHELL_OPTIONS = ("exit-timeout=none", "gpu-affinity=off", "pmi=off", "output.limit=1G")
-"""Without the first a job is ended 30 s after its first task; without the last its output is cut at 10 MB."""
+"""Without the first, a job ends 30 s after its first task; without the last, output is cut at 10 MB."""
 
 
 def run(nodes: Sequence[str], seconds: float) -> list[str]:
@@ -23,6 +23,6 @@ def run(nodes: Sequence[str], seconds: float) -> list[str]:
 
 
 def nodes_of(*, queue: str | None, all_idle: bool) -> str:
-    """The set of a queue, by default of the instance, only free nodes if so asked. Raises `slurm.Refused`."""
+    """Node set of a queue (default: the instance); ``all_idle``: only free nodes. Raises `slurm.Refused`."""
     which = ["-s", "free" if all_idle else "up"] + (["-q", queue] if queue else [])
     return ",".join(printed_by("flux", "resource", "list", "-n", "-o", "{nodelist}", *which).split())

@@ -1,4 +1,4 @@
-"""From the reports of many nodes to what an admin asks: which are bad, which differ. Pure."""
+"""Merge the reports of many nodes: which nodes are bad, and which differ. Pure."""
 
 from __future__ import annotations
 
@@ -15,35 +15,38 @@ from gpuipc_doctor.fleet.summary import Figure, FindingSummary, MatchedIssue, No
 from gpuipc_doctor.model import Exit, Relation, Status
 
 OF_A_NODE = frozenset({"hostname", "gpu-uuid", "boot-id"})
-"""Facts that differ from node to node as they should."""
+"""Facts that are meant to differ between nodes."""
 
 OUTLYING = 5.0
-"""So many robust standard deviations from the fleet's median make a figure an outlier, if it is also
-`FACTOR` times as bad: the spread of healthy nodes can be very small."""
+"""Number of robust standard deviations from the fleet's median that makes an outlier, if the figure is also
+`FACTOR` times as bad, since healthy nodes can be very similar."""
 
 FACTOR = 1.25
 
 COMPLAINTS = frozenset({Status.WARN.value, Status.ERROR.value, Status.FAIL.value})
 
 REMEDIES = {
-    State.UNREACHABLE: "run `ssh -oBatchMode=yes {node} true`; if it does not answer, look at its console",
+    State.UNREACHABLE: "run `ssh -oBatchMode=yes {node} true`; if it does not answer, check its console",
     State.NOT_LAUNCHED: "run `scontrol show node {node}`; for busy nodes raise --patience",
-    State.DEADLINE: "look at the console and the kernel log of {node}, or raise --deadline",
-    State.KILLED: "look for `Out of memory` in the kernel log of {node}",
+    State.DEADLINE: "check console and dmesg of {node}; or raise --deadline",
+    State.KILLED: "look for `Out of memory` in dmesg of {node}",
     State.NO_TOOL: "name the tool on the nodes with --tool, or send it with --ship and --python",
-    State.REFUSED: "correct what that line names, after `--` or in the site config of the node",
+    State.REFUSED: "correct the mistake in that line, after `--` or in the node's site config",
     State.OTHER_VERSION: "install the same version on the node and here",
     State.UNTESTED: "check driver and bindings on {node}; a Slurm job may need --launch-option=--gres=gpu:N",
-    State.UNREADABLE: "ask again with `fleet check --resume`",
-    State.NO_ANSWER: "ask again with `fleet check --resume`, or run `gpuipc-doctor check --all` on {node}",
+    State.UNREADABLE: "rerun with `fleet check --resume`",
+    State.NO_ANSWER: "rerun with `fleet check --resume`, or run `gpuipc-doctor check --all` on {node}",
 }
-"""What to do about nodes without a report; ``node`` is the first of them."""
+"""Remedies for missing reports; ``node`` is the first of the nodes."""
 
 _FIGURE = re.compile(r"\b\d[\d.:]{3,}")
-"""Job ids, addresses, times, sizes; an exit code or a port is shorter."""
+"""Job ids, addresses, times and sizes. Exit codes and ports are shorter, and stay."""
+
+EXPECTED_SKIPS = frozenset({"disabled", "no-fabric-here", "suppressed"})
+"""Keys of SKIPs that a site config requests."""
 
 FEWEST = 5
-"""With fewer nodes there is no fleet to stand out from."""
+"""Minimum number of nodes for outliers."""
 
 PER_DEVIATION = 1.4826
 """The median of the absolute deviations of a normal distribution, times this, is its standard deviation."""
@@ -51,7 +54,7 @@ PER_DEVIATION = 1.4826
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Nodes with the same answer: the same statuses, the same findings."""
+    """Nodes whose statuses and findings are identical."""
 
     nodes: tuple[str, ...]
     state: State
@@ -61,7 +64,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class IssueOnNodes:
-    """A known issue that belongs to a finding, with the nodes whose reports say so in the same words."""
+    """A known issue of a finding, with the nodes whose reports describe it in the same words."""
 
     issue: str
     relation: Relation
@@ -73,7 +76,7 @@ class IssueOnNodes:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One finding, wherever it was made, as its first node, the ``example``, says it."""
+    """One finding with all nodes that have it; the text is that of the first, the ``example``."""
 
     check: str
     key: str
@@ -87,8 +90,18 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
+class SkippedCheck:
+    """A check that was skipped, but not at the site's request, with the first node's reason."""
+
+    check: str
+    key: str
+    nodes: tuple[str, ...]
+    says: str
+
+
+@dataclass(frozen=True, slots=True)
 class MissingReports:
-    """Nodes without a report for the same reason, in the words of the first."""
+    """Nodes whose reports are missing for the same reason; the first node's words give the reason."""
 
     state: State
     reason: str
@@ -96,7 +109,7 @@ class MissingReports:
     remedy: str
 
     def about(self, nodes: str) -> str:
-        """What is to be told of a set of nodes."""
+        """Merged results of a set of nodes."""
         if self.state is State.UNTESTED:
             return f"nothing was tested on {nodes}"
         if self.state is State.REFUSED:
@@ -106,7 +119,7 @@ class MissingReports:
 
 @dataclass(frozen=True, slots=True)
 class FactValue:
-    """A value of a fact (empty: not found), and the known issues of a version that is bad."""
+    """A value of a fact (empty: not found), and the known issues of an affected version."""
 
     value: str
     nodes: tuple[str, ...]
@@ -115,7 +128,7 @@ class FactValue:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """A fact that is not the same everywhere; the most common value first."""
+    """A fact that differs between nodes; most common value first."""
 
     name: str
     values: tuple[FactValue, ...]
@@ -123,7 +136,7 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class Outlier:
-    """A figure of a node that stands out among its peers', for the worse."""
+    """A node's figure that is worse than its peers'."""
 
     name: str
     node: str
@@ -135,7 +148,7 @@ class Outlier:
 
 @dataclass(frozen=True)
 class Fleet:
-    """What the node reports say together."""
+    """Merged results of all node reports."""
 
     reports: Sequence[NodeReport]
     groups: tuple[Group, ...]
@@ -143,37 +156,38 @@ class Fleet:
     silent: tuple[MissingReports, ...]
     drift: tuple[Drift, ...]
     slow: tuple[Outlier, ...]
+    skipped: tuple[SkippedCheck, ...]
     folder: NodeSetFormatter
 
     @cached_property
     def answered(self) -> list[NodeReport]:
-        """The reports that are one."""
-        return [one for one in self.reports if one.state is State.REPORTED]
+        """Reports of nodes that answered."""
+        return [report for report in self.reports if report.state is State.REPORTED]
 
     @property
     def started(self) -> str:
-        """When the first of them was begun; empty without one."""
-        return min((one.started for one in self.answered), default="")
+        """Start of the first report; empty without one."""
+        return min((report.started for report in self.answered), default="")
 
     @property
     def telling_checks(self) -> list[str]:
-        """The checks that are not fine everywhere."""
+        """Checks that are not fine on every node."""
         return sorted(
-            {check for one in self.groups for check, status in one.checks.items() if status in COMPLAINTS}
+            {check for group in self.groups for check, status in group.checks.items() if status in COMPLAINTS}
         )
 
     @property
     def simulated(self) -> tuple[str, ...]:
-        """The nodes that were simulated ones."""
-        return tuple(one.node for one in self.reports if one.simulated)
+        """The simulated nodes."""
+        return tuple(report.node for report in self.reports if report.simulated)
 
     def nodes(self, *statuses: Status) -> tuple[str, ...]:
-        """The nodes whose worst status is one of these."""
+        """Nodes with one of these worst statuses."""
         return tuple(node for group in self.groups if group.status in statuses for node in group.nodes)
 
     @property
     def sets(self) -> dict[str, tuple[str, ...]]:
-        """Each node in one of them: whom to give to jobs, whom to take out, of whom nothing is known."""
+        """Three disjoint sets of nodes: usable, to drain, unknown."""
         return {
             "pass": self.nodes(Status.PASS, Status.WARN),
             "fail": self.nodes(Status.FAIL),
@@ -182,16 +196,16 @@ class Fleet:
 
     @property
     def exit_code(self) -> Exit:
-        """As for a node; one without a report is an ERROR."""
+        """As for a single node; a missing report counts as ERROR."""
         if self.nodes(Status.FAIL):
             return Exit.FAIL
         return Exit.ERROR if self.nodes(Status.ERROR) else Exit.OK
 
 
 def fold(reports: Iterable[NodeReport]) -> Fleet:
-    """All of it, from one report a node."""
+    """Merge the reports, one per node."""
     known = sorted(reports, key=lambda one: one.node)
-    answered = [one for one in known if one.state is State.REPORTED]
+    answered = [report for report in known if report.state is State.REPORTED]
     return Fleet(
         known,
         tuple(sorted(_groups(known), key=lambda g: (-g.status.severity, len(g.nodes), g.nodes))),
@@ -199,26 +213,27 @@ def fold(reports: Iterable[NodeReport]) -> Fleet:
         tuple(silences(known)),
         tuple(_drifts(answered)),
         tuple(_slow(answered)),
-        NodeSetFormatter([one.node for one in known]),
+        tuple(sorted(_skipped(answered), key=lambda one: (-len(one.nodes), one.check))),
+        NodeSetFormatter([report.node for report in known]),
     )
 
 
 def _groups(reports: Iterable[NodeReport]) -> Iterator[Group]:
     alike: dict[object, list[NodeReport]] = defaultdict(list)
-    for one in reports:
-        alike[one.likeness].append(one)
+    for report in reports:
+        alike[report.likeness].append(report)
     for group in alike.values():
         first = group[0]
-        yield Group(tuple(one.node for one in group), first.state, first.status, first.checks)
+        yield Group(tuple(report.node for report in group), first.state, first.status, first.checks)
 
 
 def _problems(reports: Iterable[NodeReport]) -> Iterator[Problem]:
-    """By check and key, not by each difference in words: a fleet has more of those than a reader has time."""
+    """Problems by check and key, because the texts differ too often in a fleet."""
     found: dict[tuple[str, str, str], list[tuple[NodeReport, FindingSummary]]] = defaultdict(list)
-    for one in reports:
-        for told in one.findings:
+    for report in reports:
+        for told in report.findings:
             if told.status != Status.SKIP.value:
-                found[told.check, told.key or told.says, told.status].append((one, told))
+                found[told.check, told.key or told.says, told.status].append((report, told))
     for (check, key, status), places in found.items():
         nodes = tuple(dict.fromkeys(one.node for one, _ in places))
         first, causes = places[0][1], tuple(_causes(places))
@@ -227,8 +242,19 @@ def _problems(reports: Iterable[NodeReport]) -> Iterator[Problem]:
         )
 
 
+def _skipped(reports: Iterable[NodeReport]) -> Iterator[SkippedCheck]:
+    """SKIPs by check and key, except those that the site requested."""
+    found: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
+    for report in reports:
+        for finding in report.findings:
+            if finding.status == Status.SKIP.value and finding.key not in EXPECTED_SKIPS:
+                found[finding.check, finding.key].setdefault(report.node, finding.says)
+    for (check, key), says in found.items():
+        yield SkippedCheck(check, key, tuple(says), next(iter(says.values())))
+
+
 def _causes(places: Iterable[tuple[NodeReport, FindingSummary]]) -> Iterator[IssueOnNodes]:
-    """Those of most nodes first."""
+    """Causes, most nodes first."""
     nodes: dict[MatchedIssue, dict[str, None]] = defaultdict(dict)
     for one, told in places:
         for known in one.known:
@@ -241,34 +267,34 @@ def _causes(places: Iterable[tuple[NodeReport, FindingSummary]]) -> Iterator[Iss
 def silences(reports: Iterable[NodeReport]) -> Iterator[MissingReports]:
     """Nodes without a report, by state and cause, most nodes first."""
     silent: dict[tuple[State, str], list[NodeReport]] = defaultdict(list)
-    for one in reports:
-        if one.state is not State.REPORTED:
-            silent[one.state, _cause(one)].append(one)
+    for report in reports:
+        if report.state is not State.REPORTED:
+            silent[report.state, _cause(report)].append(report)
     for (state, _), those in sorted(silent.items(), key=lambda item: -len(item[1])):
-        nodes = tuple(one.node for one in those)
+        nodes = tuple(report.node for report in those)
         yield MissingReports(state, those[0].reason, nodes, REMEDIES[state].format(node=nodes[0]))
 
 
 def _cause(report: NodeReport) -> str:
-    """The reason without the names of the node and without figures."""
+    """The reason without node names and figures."""
     bare = report.reason.replace(report.node, "").replace(report.node.partition(".")[0], "")
     return _FIGURE.sub("", bare)
 
 
 def _drifts(reports: Sequence[NodeReport]) -> Iterator[Drift]:
-    """The facts of which nodes have different values."""
-    models = [", ".join(f"{n} × {name}" for name, n in sorted(one.devices.items())) for one in reports]
+    """Facts that differ between nodes."""
+    models = [", ".join(f"{n} × {name}" for name, n in sorted(report.devices.items())) for report in reports]
     if len(set(models)) > 1:
-        yield Drift("GPUs", _held(zip((one.node for one in reports), models, strict=True)))
-    bad = {one.node: one.bad for one in reports if one.bad}
-    for name in sorted({name for one in reports for name in one.facts} - OF_A_NODE):
-        held = _held((one.node, ", ".join(one.facts.get(name, ()))) for one in reports)
-        if 1 < len(held) < max(len(reports), 3):  # a value for each node is no drift
+        yield Drift("GPUs", _held(zip((report.node for report in reports), models, strict=True)))
+    bad = {report.node: report.bad for report in reports if report.bad}
+    for name in sorted({name for report in reports for name in report.facts} - OF_A_NODE):
+        held = _held((report.node, ", ".join(report.facts.get(name, ()))) for report in reports)
+        if 1 < len(held) < max(len(reports), 3):  # a different value on each node is no drift
             yield Drift(name, tuple(replace(e, known_bad=_issues(name, e.nodes, bad)) for e in held))
 
 
 def _held(values: Iterable[tuple[str, str]]) -> tuple[FactValue, ...]:
-    """From nodes with their values: the most common value first."""
+    """Values and the nodes that have them, most common first."""
     nodes: dict[str, list[str]] = defaultdict(list)
     for node, value in values:
         nodes[value].append(node)
@@ -279,18 +305,18 @@ def _held(values: Iterable[tuple[str, str]]) -> tuple[FactValue, ...]:
 def _issues(
     name: str, nodes: Iterable[str], bad: Mapping[str, Mapping[str, Sequence[str]]]
 ) -> tuple[str, ...]:
-    """Those that all of the nodes have by this fact."""
+    """Known issues that this value of the fact implies on each of the nodes."""
     of_each = [frozenset(bad.get(node, {}).get(name, ())) for node in nodes]
     return tuple(sorted(frozenset.intersection(*of_each)))
 
 
 def _slow(reports: Sequence[NodeReport]) -> Iterator[Outlier]:
-    """Nodes that stand out among those with the same GPUs, by median and median absolute deviation."""
+    """Outliers among nodes with the same GPUs, by median and median absolute deviation."""
     peers: dict[tuple[str, str], list[tuple[str, Figure]]] = defaultdict(list)
-    for one in reports:
-        kind = str(sorted(one.devices.items()))
-        for name, figure in one.figures.items():
-            peers[name, kind].append((one.node, figure))
+    for report in reports:
+        kind = str(sorted(report.devices.items()))
+        for name, figure in report.figures.items():
+            peers[name, kind].append((report.node, figure))
     for (name, _), figures in sorted(peers.items()):
         if len(figures) < FEWEST:
             continue
@@ -303,7 +329,7 @@ def _slow(reports: Sequence[NodeReport]) -> Iterator[Outlier]:
 
 
 def _is_worse(figure: Figure, middle: float, spread: float) -> bool:
-    """Whether it is both far from the median and a good deal worse."""
+    """Whether a figure is far from the median and considerably worse."""
     distance = middle - figure.value if figure.more_is_better else figure.value - middle
     if distance <= OUTLYING * spread or not middle:
         return False

@@ -1,6 +1,6 @@
-"""Several runs over a fleet in a row: when a node last passed, how often it failed, which nodes flap. Pure.
+"""Successive runs over a fleet: when a node last passed, how often it failed, which nodes flap. Pure.
 
-The runs are the directories that `fleet check` wrote, so that there is no data base to keep or to lose.
+The runs are the directories of `fleet check`; there is no other database.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from gpuipc_doctor.present.text import counted, sanitise, shorten
 WELL = frozenset({Status.PASS, Status.WARN})
 
 FLAPS = 3
-"""So many changes between well and not well in a row of runs, and a node flaps."""
+"""Number of changes between well and not well in successive runs that makes a node flap."""
 
 MAX_LINES = 40
-"""Nodes shown, the worst first; the rest is counted."""
+"""Maximum nodes shown, worst first; the rest is counted."""
 
 Run = Mapping[str, NodeReport]
 
 
 @dataclass(frozen=True, slots=True)
 class NodeHistory:
-    """What became of a node over the runs."""
+    """Results of a node over the runs."""
 
     node: str
     marks: str
-    """A letter for each run: p well, F failed, E no report or cannot tell, s nothing tested, - not asked."""
+    """One letter per run: p well, F failed, E no report or unknown, s nothing tested, - not in the run."""
     last_passed: str
-    """When the last run began in which it was well; empty for never."""
+    """Start of the last run in which the node was well; empty if none."""
     failures: int
     changes: int
-    """Between well and not well."""
+    """Number of changes between well and not well."""
     changed: tuple[str, ...]
-    """The facts that differ between the last run in which it was well and the first one after it."""
+    """Facts that differ between the last run in which the node was well and the next one."""
 
     @property
     def flaps(self) -> bool:
@@ -46,23 +46,23 @@ class NodeHistory:
 
 
 def histories(runs: Sequence[Run]) -> list[NodeHistory]:
-    """Of each node, the worst first; ``runs`` stand in the order of time."""
+    """Each node's history, worst first; ``runs`` are in order of time."""
     nodes = sorted({node for run in runs for node in run})
     found = [_of(node, [run.get(node) for run in runs]) for node in nodes]
     return sorted(found, key=lambda one: (one.marks[-1:] == "p", -one.failures, -one.changes, one.node))
 
 
 def _of(node: str, reports: Sequence[NodeReport | None]) -> NodeHistory:
-    there = [one for one in reports if one is not None]
-    well = [one.status in WELL for one in there]
+    there = [report for report in reports if report is not None]
+    well = [report.status in WELL for report in there]
     places = [place for place, is_well in enumerate(well) if is_well]
     after = there[places[-1] + 1 :] if places else []
-    answered = [one for one in after if one.state is State.REPORTED]
+    answered = [report for report in after if report.state is State.REPORTED]
     return NodeHistory(
         node,
-        "".join(_mark(one) for one in reports),
+        "".join(_mark(report) for report in reports),
         there[places[-1]].started if places else "",
-        sum(one.status is Status.FAIL for one in there),
+        sum(report.status is Status.FAIL for report in there),
         sum(one != other for one, other in pairwise(well)),
         tuple(_changed(there[places[-1]], answered[0])) if answered else (),
     )
@@ -83,17 +83,19 @@ def _changed(before: NodeReport, after: NodeReport) -> Iterator[str]:
 
 
 def screen(runs: Sequence[Run], names: Sequence[str]) -> str:
-    """Lines for a terminal, ending in a newline: nodes that were not well in some run, the worst first."""
+    """Lines for a terminal, ending in a newline: nodes that were not well in some run, worst first."""
     found = histories(runs)
-    notable = [one for one in found if set(one.marks) - {"p", "-"}]
+    notable = [node for node in found if set(node.marks) - {"p", "-"}]
     lines = [f"{counted(len(runs), 'run')}, {names[0]} to {names[-1]}: {counted(len(found), 'node')}"]
-    for one in notable[:MAX_LINES]:
-        last = f"last passed {one.last_passed[:16].replace('T', ' ')}" if one.last_passed else "never passed"
-        failed = f", failed {one.failures} times" if one.failures else ""
-        flaps = ", flaps" if one.flaps else ""
-        changed = f"; since then: {'; '.join(one.changed[:3])}" if one.changed else ""
-        lines.append(f"{one.node} {one.marks} {last}{failed}{flaps}{changed}")
+    for node in notable[:MAX_LINES]:
+        last = (
+            f"last passed {node.last_passed[:16].replace('T', ' ')}" if node.last_passed else "never passed"
+        )
+        failed = f", failed {node.failures} times" if node.failures else ""
+        flaps = ", flaps" if node.flaps else ""
+        changed = f"; since then: {'; '.join(node.changed[:3])}" if node.changed else ""
+        lines.append(f"{node.node} {node.marks} {last}{failed}{flaps}{changed}")
     if more := notable[MAX_LINES:]:
-        lines.append(f"… and {counted(len(more), 'more node')} that were not well in each run")
-    lines.append(f"{counted(len(found) - len(notable), 'node')} passed each time they were asked")
+        lines.append(f"… and {counted(len(more), 'more node')} that did not pass every run")
+    lines.append(f"{counted(len(found) - len(notable), 'node')} passed every time")
     return "".join(f"{sanitise(line)}\n" for line in lines)

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 NAME = re.compile(r"\w[\w.:@%-]*")
-"""Of a node: no option of ssh, and no way out of a directory."""
+"""Pattern of a node's name: no ssh option, no path outside a directory."""
 
 LONGEST = 160
-"""Characters of a set in a sentence."""
+"""Maximum characters of a set in a sentence."""
 
 
 class NodeSetFormatter:
-    """Folds subsets of one set of nodes; what most of them share is folded as all but the others."""
+    """Folds subsets of a node set; a subset of nearly all nodes is written as all except the other nodes."""
 
     def __init__(self, nodes: Sequence[str]) -> None:
         from ClusterShell.NodeSet import NodeSet
@@ -37,7 +37,7 @@ class NodeSetFormatter:
         return self._seen[wanted]
 
     def brief(self, nodes: Sequence[str]) -> str:
-        """The same, cut where it is long."""
+        """The folded set, truncated if long."""
         text = self.fold(nodes)
         if len(text) <= LONGEST:
             return text

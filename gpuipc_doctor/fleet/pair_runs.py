@@ -1,4 +1,4 @@
-"""How probes between two nodes ended."""
+"""Results of probes between two nodes."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ Pair = tuple[str, str]
 
 
 class Outcome(enum.Enum):
-    """How a probe between two nodes ended."""
+    """Result of a probe between two nodes."""
 
     PASS = "pass"
     FAIL = "fail"
     SILENT = "silent"
-    """There was no answer: it could not be started, or its report is lost."""
+    """No answer: the probe could not be started, or its report was lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of the probe between two nodes."""
+    """One run of a probe between two nodes."""
 
     pair: Pair
     outcome: Outcome

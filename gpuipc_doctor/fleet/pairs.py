@@ -1,4 +1,4 @@
-"""Try nodes two by two, in the rounds that `partners` plans, and say who is to blame."""
+"""Test pairs of nodes in the rounds planned by `partners`, to find bad nodes and links."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from gpuipc_doctor.report import report_json
 
 CHECK = "mpi-small-message"
 BETWEEN = "between nodes"
-"""What the names of probes hold, of any check, whose processes are on two nodes."""
+"""Part of the names of probes, in all checks, that run on two nodes."""
 
 
 @dataclass
 class Rounds:
-    """What was run so far, and the reports of the pairs that failed."""
+    """The runs so far, and the reports of failed pairs."""
 
     runs: list[list[Run]] = field(default_factory=list)
     failed: dict[Pair, Report] = field(default_factory=dict)
     silent: dict[Pair, str] = field(default_factory=dict)
-    """Of the pairs that gave no answer, why."""
+    """Pair without an answer → reason."""
 
 
 @dataclass
 class _Round:
-    """Takes in the answers of one round."""
+    """Collects the answers of one round."""
 
     told: Rounds
     pairs: dict[str, Pair]
@@ -43,13 +43,13 @@ class _Round:
     def finished(self, report: NodeReport, full: bytes) -> None:
         pair = self.pairs[report.node]
         outcome = Outcome.SILENT
-        if report.state in (State.REPORTED, State.UNTESTED):  # without MPI no GPU has a part in it
+        if report.state in (State.REPORTED, State.UNTESTED):  # without MPI, no GPU is involved
             answer = report_json.loads(full.decode(errors="replace"))
             outcome = outcome_of(answer)
             if outcome is Outcome.FAIL:
                 self.told.failed[pair] = answer
         if outcome is Outcome.SILENT:
-            self.told.silent[pair] = report.reason or "the check says nothing of two nodes"
+            self.told.silent[pair] = report.reason or "the check has no result between two nodes"
         self.runs.append(Run(pair, outcome))
         self.progress(len(self.runs), len(self.pairs))
 
@@ -62,7 +62,7 @@ def try_all(
     *,
     across: bool = False,
 ) -> tuple[Blame, Rounds]:
-    """Run the rounds that are needed; ``progress`` is told of each run that ends."""
+    """Run as many rounds as needed; ``progress`` is called after each run."""
     told = Rounds()
     while pairs := next_round(nodes, told.runs, across=across, topology=topology):
         named = {f"{one}+{other}": (one, other) for one, other in pairs}
@@ -73,21 +73,21 @@ def try_all(
 
 
 def _target(name: str, pair: Pair) -> Target:
-    """The first of the two supervises; a pair that hangs ends at its deadline, and holds up nobody else."""
+    """The first node supervises; a hanging pair ends at its deadline without delaying others."""
     one, other = pair
     return Target(name, one, arguments(other), uses=pair)
 
 
 def arguments(partner: str) -> tuple[str, ...]:
-    """What `check` is told on the first of a pair."""
+    """Options of `check` on the first node of a pair."""
     return (CHECK, "--partner", partner, "--no-workarounds", "--json")
 
 
 def outcome_of(report: Report) -> Outcome:
-    """What a report says of the two nodes together: nothing, where no probe ran between them to its end.
+    """A report's result for the pair; `Outcome.SILENT` if no probe between the nodes completed.
 
-    Of the checks that were asked for beside `CHECK` a SKIP is no loss where others of their probes passed:
-    they try what libraries there are. Without an MPI, they alone tell.
+    A SKIP of a check other than `CHECK` does not count if other probes of that check passed, because such
+    checks try all libraries. Without an MPI, only those checks count.
     """
     told: dict[str, set[Status]] = {}
     for result in report.results:

@@ -1,10 +1,10 @@
-"""Who is tried with whom, and who is to blame: a bad link is not a bad node. Pure.
+"""Choose pairs of nodes, and distinguish bad nodes from bad links. Pure.
 
-A probe between two nodes that fails speaks against both and against what lies between them. So each node is
-tried with partners until it has passed with one, and is *proven*, or has failed `FAILURES` times beside some
-that are. In the first round neighbours are tried, all at once; then whoever is not proven, beside whoever is.
-A failure is repeated before it is believed: a node may lose one message in twenty. The cost grows with the
-nodes and not with the pairs, of which a thousand nodes have half a million.
+A failed probe between two nodes is evidence against both and against the link. So each node is tested until
+it has passed with a partner (it is then *proven*) or has failed `FAILURES` times with proven partners. The
+first round pairs neighbours, all at once; later rounds pair each unproven node with a proven one. A single
+failure does not count, since a node may lose one message in twenty. The cost grows with the number of nodes,
+not of pairs (half a million for a thousand nodes).
 """
 
 from __future__ import annotations
@@ -20,34 +20,38 @@ from gpuipc_doctor.fleet.switches import Cut, Switches, Topology
 MAX_ROUNDS = 8
 
 FAILURES = 5
-"""So often a node must have failed beside proven partners, two at least, to be blamed, and a pair."""
+"""Failures that make a node bad (with at least two proven partners) or make a pair bad."""
 
 UNSTABLE = 2
-"""With so many partners a node has failed and passed that is unstable."""
+"""Number of partners with which a node must both fail and pass to be unstable."""
 
 _NO_TOPOLOGY: Topology = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """What the runs say together. No node and no pair is in two of these."""
+    """The verdict of the runs. No node or pair is in two fields."""
 
     nodes: tuple[str, ...] = ()
-    """Failed beside `FAILURES` proven partners and passed with nobody."""
+    """Nodes that failed with `FAILURES` proven partners and passed with none."""
     pairs: tuple[Pair, ...] = ()
-    """Failed each time, while both ends pass with others."""
+    """Pairs that failed each time, while both nodes pass with others."""
     flaky: tuple[Pair, ...] = ()
-    """Failed, and passed or were not tried often enough."""
+    """Pairs that failed and passed, or were not tested often enough."""
     unclear: tuple[str, ...] = ()
-    """Failed, and too few proven partners were there to tell."""
+    """Nodes that failed, but with too few proven partners for a verdict."""
     silent: tuple[str, ...] = ()
-    """Never answered."""
+    """Nodes that never answered."""
     unstable: tuple[str, ...] = ()
-    """Failed and passed with several partners."""
+    """Nodes that failed and passed with several partners."""
     cut: tuple[Cut, ...] = ()
-    """Switches that let nothing out; their nodes are in none of the others for that."""
+    """Switches that no message leaves; their nodes are not listed as bad."""
+    suspected: tuple[str, ...] = ()
+    """Switches that may be cut off: no message left them, and too few were sent for a verdict."""
+    uncrossed: tuple[str, ...] = ()
+    """Switches that no message was sent across, or whose messages across had no answer."""
     links: tuple[tuple[str, str], ...] = ()
-    """Switches between which nothing passes, while their nodes pass with others."""
+    """Pairs of switches between which nothing passes, while their nodes pass with others."""
 
 
 class _Record:
@@ -72,7 +76,7 @@ class _Record:
             yield partner, self.outcomes[frozenset((node, partner))]
 
     def is_bad(self, node: str) -> bool:
-        """Whether it has passed with nobody and failed often enough beside proven partners."""
+        """Whether the node has passed with no partner and failed often enough with proven ones."""
         failed = [
             outcomes.count(Outcome.FAIL)
             for partner, outcomes in self.with_partner(node)
@@ -80,11 +84,8 @@ class _Record:
         ]
         return node not in self.proven and len(failed) > 1 and sum(failed) >= FAILURES
 
-    def is_judged(self, node: str) -> bool:
-        return node in self.proven or self.is_bad(node)
-
     def is_decided(self, pair: Pair) -> bool:
-        """Whether it has failed so often, or has passed as well."""
+        """Whether the node has failed often enough, or has also passed."""
         return Outcome.PASS in self.outcomes[frozenset(pair)] or self.is_bad_pair(pair)
 
     def is_bad_pair(self, pair: Pair) -> bool:
@@ -92,7 +93,7 @@ class _Record:
         return Outcome.PASS not in outcomes and outcomes.count(Outcome.FAIL) >= FAILURES
 
     def suspect_pairs(self) -> Iterator[Pair]:
-        """Pairs that failed while both ends have passed, with others."""
+        """Pairs that failed while both nodes have passed with others."""
         for pair, outcomes in self.outcomes.items():
             if Outcome.FAIL in outcomes and pair <= self.proven:
                 one, other = sorted(pair)
@@ -106,11 +107,11 @@ def next_round(
     across: bool = False,
     topology: Topology = _NO_TOPOLOGY,
 ) -> list[Pair]:
-    """The pairs to run next, after these rounds; none when no more can be learned in `MAX_ROUNDS`.
+    """The next pairs after these rounds; empty if `MAX_ROUNDS` allows no more evidence.
 
-    ``nodes`` stand in the order of the topology, neighbours side by side. With ``across`` the first round
-    tries each with one from the other half instead, so that messages cross switches. A node may stand in
-    several pairs of a later round: whoever runs them runs one at a time of those.
+    ``nodes`` are in topological order, neighbours side by side. With ``across`` the first round pairs each
+    node with a node of the other half, so that messages cross switches. A node may be in several pairs of a
+    later round, which must run one at a time.
     """
     if len(rounds) >= MAX_ROUNDS:
         return []
@@ -118,11 +119,13 @@ def next_round(
         return _neighbours(nodes, across=across)
     record = _Record(run for done in rounds for run in done)
     switches = Switches([run for done in rounds for run in done], topology)
-    open_nodes = [node for node in nodes if not record.is_judged(node)]
+    open_nodes = [node for node in nodes if node not in record.proven and not _is_bad(node, record, switches)]
     inner = switches.to_try(open_nodes, record.proven)
     within = {node for pair in inner for node in pair}
     others = [node for node in open_nodes if node not in within]
-    pairs = _with_proven(others, nodes, record) if record.proven else _among_themselves(others, record)
+    pairs = (
+        _with_proven(others, nodes, record, topology) if record.proven else _among_themselves(others, record)
+    )
     unsure = [
         pair
         for pair in record.suspect_pairs()
@@ -132,29 +135,38 @@ def next_round(
 
 
 def _neighbours(nodes: Sequence[str], *, across: bool) -> list[Pair]:
-    """Each node once; of an odd number the last is left to the next round."""
+    """Pair each node once; an odd last node waits for the next round."""
     half = len(nodes) // 2
     if across:
         return list(zip(nodes[:half], nodes[half:], strict=False))
     return [(one, other) for one, other in list(pairwise(nodes))[::2]]
 
 
-def _with_proven(open_nodes: Iterable[str], nodes: Sequence[str], record: _Record) -> list[Pair]:
-    """Each open node with the proven partner that it has not met and that has had least to do."""
+def _with_proven(
+    open_nodes: Iterable[str], nodes: Sequence[str], record: _Record, topology: Topology
+) -> list[Pair]:
+    """Pair each undecided node with its least used proven partner not yet tried, preferably of its switch."""
     uses = {node: record.uses[node] for node in nodes if node in record.proven}
     idle = _LeastUsed(uses)
+    beside: dict[str, list[str]] = defaultdict(list)
+    for node in uses:
+        if switch := topology.get(node):
+            beside[switch].append(node)
     pairs = []
     for node in open_nodes:
-        if partner := idle.take(record.met[node]) or idle.take(set()):
+        near = beside.get(topology.get(node, ""), [])
+        if near and not record.met[node] & set(near):
+            pairs.append((node, min(near, key=uses.__getitem__)))
+        elif partner := idle.take(record.met[node]) or idle.take(set()):
             pairs.append((node, partner))
     return pairs
 
 
 def _among_themselves(open_nodes: Sequence[str], record: _Record) -> list[Pair]:
-    """Nobody is proven yet: each open node with another one that it has not met."""
+    """Pair undecided nodes with each other while no node is proven."""
     left, pairs = list(open_nodes), []
     shift = max(len(left) // 2, 1)
-    order = [node for one in range(shift) for node in left[one::shift]]
+    order = [node for start in range(shift) for node in left[start::shift]]
     while order:
         node = order.pop(0)
         partner = next((other for other in order if other not in record.met[node]), None)
@@ -165,7 +177,7 @@ def _among_themselves(open_nodes: Sequence[str], record: _Record) -> list[Pair]:
 
 
 class _LeastUsed:
-    """Hands out nodes, the least used first, in time that does not grow with their number."""
+    """Returns nodes, least used first, in constant time per node."""
 
     def __init__(self, uses: dict[str, int]) -> None:
         self._by_use: dict[int, list[str]] = defaultdict(list)
@@ -184,8 +196,18 @@ class _LeastUsed:
         return None
 
 
+def _is_bad(node: str, record: _Record, switches: Switches) -> bool:
+    """Whether the node has enough failures, and at least one is not explained by a switch."""
+    if not record.is_bad(node) or switches.is_nowhere(node):
+        return False
+    return any(
+        partner in record.proven and Outcome.FAIL in outcomes and not switches.suspected((node, partner))
+        for partner, outcomes in record.with_partner(node)
+    )
+
+
 def blame(nodes: Sequence[str], rounds: Sequence[Sequence[Run]], topology: Topology = _NO_TOPOLOGY) -> Blame:
-    """Who is to blame, by all rounds together."""
+    """The verdict after all rounds."""
     record = _Record(run for done in rounds for run in done)
     switches = Switches([run for done in rounds for run in done], topology)
     cut = {node for each in switches.cut for node in each.nodes}
@@ -193,16 +215,15 @@ def blame(nodes: Sequence[str], rounds: Sequence[Sequence[Run]], topology: Topol
     for node in nodes:
         if node in record.proven:
             continue
-        seen = [(partner, outcome) for partner, each in record.with_partner(node) for outcome in each]
-        own = [outcome for partner, outcome in seen if not switches.explains((node, partner))]
-        if record.is_bad(node) and (node not in cut or Outcome.FAIL in own):
+        if _is_bad(node, record, switches):
             bad.append(node)
-        elif any(outcome is Outcome.FAIL for _, outcome in seen):
+        elif any(Outcome.FAIL in outcomes for _, outcomes in record.with_partner(node)):
             if node not in cut:
                 unclear.append(node)
         elif node not in cut:
             silent.append(node)
-    suspects = [pair for pair in sorted(record.suspect_pairs()) if not switches.explains(pair)]
+    unexplained = [pair for pair in sorted(record.suspect_pairs()) if not switches.explains(pair)]
+    suspects = [pair for pair in unexplained if not switches.suspected(pair)]
     flaky = [pair for pair in suspects if not record.is_bad_pair(pair)]
     often = Counter(node for pair in flaky for node in pair)
     unstable = tuple(sorted(node for node, number in often.items() if number >= UNSTABLE))
@@ -214,5 +235,7 @@ def blame(nodes: Sequence[str], rounds: Sequence[Sequence[Run]], topology: Topol
         tuple(silent),
         unstable,
         tuple(switches.cut),
+        tuple(sorted({switch for pair in unexplained for switch in switches.suspected(pair)})),
+        tuple(switches.uncrossed),
         tuple(switches.links),
     )

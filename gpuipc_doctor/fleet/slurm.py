@@ -1,4 +1,4 @@
-"""What Slurm says of its nodes: which there are and in which state, its limits, and its topology."""
+"""Slurm's nodes and their states, its limits, and its topology."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from dataclasses import dataclass
 from gpuipc_doctor.site import hosts
 
 PATIENCE_S = 60.0
-"""For an answer of Slurm's."""
+"""Seconds to wait for Slurm's answer."""
 
 _LINE = re.compile(
     r"^(?:SwitchName|BlockName)=(?P<name>\S+)(?: Level=(?P<level>\d+))?.* Nodes=(?P<nodes>\S+)"
 )
-"""As `scontrol show topology` prints topology/tree (tried: 22.05) and topology/block (read: its
+"""Lines of `scontrol show topology` for topology/tree (tried: 22.05) and topology/block (from its
 topology_block.c, 24.05)."""
 
 
 _GONE = re.compile(r"down|drain|fail|error|unknown|inval|power(ing|ed)?_?(down|off)")
-"""Begins the states of sinfo in which a node gets no job, until somebody acts."""
+"""Prefixes of sinfo states in which a node gets no job until an administrator acts."""
 
 _READY = re.compile(r"idle|planned|reserved|maint")
-"""Begins those in which it gets one at once."""
+"""Prefixes of states in which a node gets a job at once."""
 
 
 class Readiness(enum.Enum):
-    """Whether a job would get a node."""
+    """Whether a node would get a job."""
 
     READY = "ready"
     BUSY = "busy"
-    """Or in a state of which nothing is known here: a job for it may wait."""
+    """Also an unknown state: a job may wait."""
     GONE = "gone"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """What sinfo says of a node, its reason included."""
+    """sinfo's state of a node, with the reason."""
 
     readiness: Readiness
     words: str
@@ -48,7 +48,7 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of a partition: nodes of a job, and seconds that it may take."""
+    """Limits of a partition: nodes per job, and seconds per job."""
 
     partition: str = ""
     nodes: float = math.inf
@@ -56,14 +56,11 @@ class Limits:
 
 
 class Refused(Exception):
-    """Slurm or Flux does not say; the text is one line."""
+    """Slurm or Flux gave no answer; the message is one line."""
 
 
 def nodes_of(*, partition: str | None, reservation: str | None, all_idle: bool) -> str:
-    """The set of a reservation, else of a partition (by default of all), idle ones only if so asked.
-
-    Raises `Refused`.
-    """
+    """Node set of a reservation, else of a partition (default: all; or only idle nodes). Raises `Refused`."""
     if reservation:
         said = printed_by("scontrol", "-o", "show", "reservation", reservation)
         fields = dict(field.partition("=")[::2] for field in said.split())
@@ -74,7 +71,7 @@ def nodes_of(*, partition: str | None, reservation: str | None, all_idle: bool) 
 
 
 def states() -> dict[str, NodeState]:
-    """Of all nodes; empty where Slurm does not say."""
+    """States of all nodes; empty if Slurm does not report any."""
     try:
         lines = printed_by("sinfo", "-h", "-N", "-o", "%N|%T|%E").splitlines()
     except Refused:
@@ -86,7 +83,7 @@ def states() -> dict[str, NodeState]:
         readiness = Readiness.BUSY
         if _GONE.match(state):
             readiness = Readiness.GONE
-        elif _READY.match(state) and not state.endswith("*"):  # with *, it does not respond
+        elif _READY.match(state) and not state.endswith("*"):  # with *, the node does not respond
             readiness = Readiness.READY
         words = f"Slurm: it is {state}" + (f": {reason.strip()}" if reason not in ("", "none") else "")
         found[node] = NodeState(readiness, words)
@@ -94,7 +91,7 @@ def states() -> dict[str, NodeState]:
 
 
 def limits(partition: str | None) -> Limits:
-    """Of a partition, by default of Slurm's default one; none where Slurm does not say."""
+    """Limits of a partition (default: Slurm's default partition); none if Slurm does not report any."""
     try:
         lines = printed_by(
             "scontrol", "-o", "show", "partition", *([partition] if partition else [])
@@ -114,7 +111,7 @@ def limits(partition: str | None) -> Limits:
 
 
 def _seconds(limit: str) -> float:
-    """Of ``[days-]hours:minutes:seconds``, as scontrol prints a time limit; infinite if it is none."""
+    """Seconds of scontrol's time limit ``[days-]hours:minutes:seconds``; infinite if unlimited."""
     said = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)", limit)
     if not said:
         return math.inf
@@ -123,7 +120,7 @@ def _seconds(limit: str) -> float:
 
 
 def topology() -> str:
-    """Slurm's, as scontrol prints it; empty where it has none, or does not say."""
+    """Slurm's topology, as printed by scontrol; empty if there is none."""
     try:
         return printed_by("scontrol", "-o", "show", "topology")
     except Refused:
@@ -131,7 +128,7 @@ def topology() -> str:
 
 
 def leaves(nodes: Sequence[str], topology: str) -> dict[str, str]:
-    """Of each of the nodes that the topology knows, the name of its lowest switch, or of its block."""
+    """Node → its lowest switch or its block, for nodes in the topology."""
     lines = topology.splitlines()
     switches = _switches(topology)
     lowest = {node: lines[switches[node][-1]] for node in nodes if node in switches}
@@ -139,11 +136,7 @@ def leaves(nodes: Sequence[str], topology: str) -> dict[str, str]:
 
 
 def ordered(nodes: Sequence[str], topology: str) -> list[str]:
-    """Neighbours side by side, so that each two of them, from the first on, are below one switch.
-
-    Of a switch with an odd number of these nodes one is left over; those stand at the end, and so do nodes
-    of which the topology does not know. Otherwise the order of ``nodes`` is kept.
-    """
+    """Nodes ordered in pairs below one switch; odd nodes, then nodes outside the topology, come last."""
     switches = _switches(topology)
     below: dict[tuple[int, ...], list[str]] = defaultdict(list)
     for node in nodes:
@@ -158,7 +151,7 @@ def ordered(nodes: Sequence[str], topology: str) -> list[str]:
 
 
 def _switches(topology: str) -> Mapping[str, tuple[int, ...]]:
-    """Of each node the switches above it, the highest first, by their place in the text."""
+    """Node → the switches above it, highest first, by their place in the text."""
     found: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for place, line in enumerate(topology.splitlines()):
         if (said := _LINE.match(line)) and said["nodes"] != "(null)":
@@ -175,7 +168,7 @@ def _expanded(nodes: str) -> Iterable[str]:
 
 
 def printed_by(*words: str) -> str:
-    """What a program of Slurm's or of Flux's prints. Raises `Refused`."""
+    """Output of a program of Slurm or Flux. Raises `Refused`."""
     try:
         asked = subprocess.run(words, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Have every node answer over ssh and the gateways of a site, as ClusterShell's topology has them.
+"""Run nodes over ssh through a site's gateways, as defined in ClusterShell's topology.
 
-Gateways need ClusterShell, and each starts so many ssh at a time as we do. Who they are, topology.conf says:
-https://clustershell.readthedocs.io/en/latest/tools/clush.html#tree-mode
+Each gateway needs ClusterShell, and runs as many ssh at a time as this host. Gateways are listed in
+topology.conf: https://clustershell.readthedocs.io/en/latest/tools/clush.html#tree-mode
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from gpuipc_doctor.fleet.summary import State, clocked, silent
 
 
 class BadTopology(ValueError):
-    """The site's topology cannot be read; the text is one line."""
+    """The site's topology cannot be read; the message is one line."""
 
 
 def is_laid_out() -> bool:
-    """Whether the site has a topology, with this node at its root. Raises `BadTopology`."""
+    """Whether the site has a topology with this node as a root. Raises `BadTopology`."""
     for path in filter(Path.exists, map(Path, reversed(Task.TOPOLOGY_CONFIGS))):
         try:
             laid_out = TopologyParser(str(path))
@@ -46,14 +46,14 @@ def is_laid_out() -> bool:
             raise BadTopology(f"{path}: {' '.join(str(error).split())}") from None
         try:
             laid_out.tree(socket.gethostname().partition(".")[0])
-        except TopologyError:  # this node is none of its roots
+        except TopologyError:  # this node is not one of its roots
             return False
         return True
     return False
 
 
 def ask(nodes: Sequence[str], way: LaunchOptions, listener: Listener) -> None:
-    """Ask all of them; returns when each has answered or will not. Ctrl-C ends what runs, and is raised."""
+    """Run the command on all nodes until each has answered or failed. Ctrl-C ends the commands."""
     task = task_self()
     task.set_info("fanout", way.fanout)
     task.set_info("connect_timeout", math.ceil(way.patience_s))
@@ -84,7 +84,7 @@ def ask(nodes: Sequence[str], way: LaunchOptions, listener: Listener) -> None:
 
 
 class _Answers(EventHandler):  # type: ignore[misc]
-    """Puts together what comes back, line by line."""
+    """Assembles answers line by line."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener

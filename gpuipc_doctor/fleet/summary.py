@@ -1,8 +1,8 @@
-"""A node report: one node's answer in a few kilobytes, for folding ten thousand of them in seconds.
+"""A node's summary: its results in a few kilobytes, so that ten thousand nodes merge in seconds.
 
-It holds what tells nodes apart (worst status of each check, the findings by their identity, versions and
-settings, figures), and no evidence: that stays in the node's full report beside it. No answer is an answer,
-too: its `State` says why there is none.
+It holds what distinguishes nodes (worst status of each check, findings by identity, versions and settings,
+figures), but no evidence, which is in the node's full report. A missing answer also has a summary, whose
+`State` gives the reason.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from gpuipc_doctor.report import digest, documents, sentences
 SCHEMA = "gpuipc-doctor/node/1"
 
 MAX_TEXT = 400
-"""Characters of a sentence; the full report has the rest."""
+"""Maximum characters of a sentence; the full report has all."""
 
 
 class State(enum.Enum):
-    """Whether a node has answered, and what stood in the way if not."""
+    """Whether a node has answered, or why not."""
 
     REPORTED = "reported"
     UNREACHABLE = "not reachable"
@@ -37,12 +37,12 @@ class State(enum.Enum):
     OTHER_VERSION = "other version of the tool"
     UNTESTED = "nothing was tested"
     UNREADABLE = "unreadable"
-    """There is a file of its answer, and it is damaged."""
+    """The file with the node's answer is damaged."""
     NO_ANSWER = "no report"
 
 
 class MatchedIssue(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A known issue that has something to do with a finding, as the node's report joins the two."""
+    """A known issue related to a finding, as joined in the node's report."""
 
     issue: str
     relation: Relation
@@ -52,10 +52,7 @@ class MatchedIssue(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class FindingSummary(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One finding that is not PASS, on all subjects of the node where it is the same.
-
-    ``issues``: of the known issues that belong to it; summaries written before there were any have none.
-    """
+    """A finding that is not PASS, with all subjects of the node that have it."""
 
     check: str
     key: str
@@ -64,12 +61,13 @@ class FindingSummary(msgspec.Struct, frozen=True, omit_defaults=True):
     where: str = ""
     says: str = ""
     remedy: str = ""
-    """Empty for a SKIP: a thousand nodes do not say again how to install what a check needs."""
+    """Empty for a SKIP, so that a thousand nodes do not repeat how to install what a check needs."""
     issues: tuple[str, ...] = ()
+    """The known issues of the finding; older summaries have none."""
 
 
 class Figure(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A measurement: the median of the node's, where there are several."""
+    """A measurement: the node's median if there are several."""
 
     value: float
     unit: str
@@ -77,13 +75,13 @@ class Figure(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class NodeReport(msgspec.Struct, frozen=True, omit_defaults=True):
-    """``facts``: of each name the values found, sorted. ``checks``: the worst status of each."""
+    """A node's summary. ``facts``: name → sorted values found. ``checks``: check → worst status."""
 
     node: str
     state: State
-    schema: str = msgspec.field(default_factory=lambda: SCHEMA)  # so that it is always written
+    schema: str = msgspec.field(default_factory=lambda: SCHEMA)  # so that the field is always written
     reason: str = ""
-    """In words, where there is no report."""
+    """The reason in words if there is no report."""
     host: str = ""
     started: str = ""
     elapsed_s: float = 0.0
@@ -96,32 +94,36 @@ class NodeReport(msgspec.Struct, frozen=True, omit_defaults=True):
     findings: tuple[FindingSummary, ...] = ()
     figures: dict[str, Figure] = {}
     known: tuple[MatchedIssue, ...] = ()
-    """The known issues that its findings name."""
+    """Known issues named in the findings."""
     bad: dict[str, tuple[str, ...]] = {}
-    """Of each component whose version is among those known to be bad, the issues."""
+    """Component with an affected version → its issues."""
 
     @property
     def status(self) -> Status:
-        """The worst status of the tested checks: SKIP where all were skipped, ERROR where there is none."""
+        """Worst status of the tested checks: SKIP if all were skipped, ERROR if there is none."""
         if self.state is not State.REPORTED or not self.checks:
             return Status.ERROR
-        tested = {Status(one) for one in self.checks.values()} - {Status.SKIP}
+        tested = {Status(status) for status in self.checks.values()} - {Status.SKIP}
         return max(tested, key=lambda status: status.severity, default=Status.SKIP)
 
     @property
     def is_well(self) -> bool:
-        """Whether the summary is all that the head needs: the node passed, with WARN or SKIP at worst."""
+        """Whether the head node needs only the summary: the node passed, with WARN or SKIP at worst."""
         return self.status not in (Status.ERROR, Status.FAIL)
 
     @property
     def likeness(self) -> tuple[object, ...]:
-        """What nodes with the same answer share."""
+        """Key that is equal for nodes with equal results."""
         checks = tuple(sorted(self.checks.items()))
-        return (self.state.value, checks, tuple(sorted((one.check, one.identity) for one in self.findings)))
+        return (
+            self.state.value,
+            checks,
+            tuple(sorted((finding.check, finding.identity) for finding in self.findings)),
+        )
 
 
 def of(report: Report, node: str, exit_code: int) -> NodeReport:
-    """The summary of a node's full report."""
+    """Summarise a node's full report."""
     facts: dict[str, set[str]] = {}
     for fact in report.inventory:
         if fact.value is not None:
@@ -161,12 +163,12 @@ def _bad(report: Report) -> dict[str, tuple[str, ...]]:
 
 
 def named(report: NodeReport, node: str) -> NodeReport:
-    """The same report as that of ``node``: a node's own summary leaves its name to the head."""
+    """The same report under the name of ``node``, since a node's own summary has no name."""
     return msgspec.structs.replace(report, node=node)
 
 
 def clocked(report: NodeReport, now: datetime) -> NodeReport:
-    """With the clock of the node among its facts, by ``now``, when its answer came, to the minute."""
+    """Add the offset of the node's clock, in minutes, to the facts. ``now``: time of the answer."""
     try:
         began = datetime.fromisoformat(report.started).astimezone()
         minutes = round((began + timedelta(seconds=report.elapsed_s) - now).total_seconds() / 60)
@@ -177,11 +179,13 @@ def clocked(report: NodeReport, now: datetime) -> NodeReport:
 
 
 def _state(report: Report) -> tuple[State, str]:
-    """A FAIL is an answer however the run ended; what did not come to its end, or saw no GPU, is none."""
+    """The state. A FAIL is an answer even if the run was interrupted; otherwise an unfinished run, or one
+    without a GPU, is not.
+    """
     if report.worst() is Status.FAIL:
         return State.REPORTED, ""
     if report.interrupted:
-        return State.KILLED, "its run was interrupted"
+        return State.KILLED, "the run was interrupted"
     if report.nothing_tested:
         why = (r.finding for r in report.results if r.finding.status in (Status.SKIP, Status.ERROR))
         return State.UNTESTED, next(map(sentences.summary, why), "no probe ran on a GPU")
@@ -215,21 +219,21 @@ def _known(report: Report, issues: Container[str]) -> Iterator[MatchedIssue]:
 
 
 def _figures(report: Report) -> dict[str, Figure]:
-    """By check and name of the measurement."""
+    """Figures by check and name of the measurement."""
     from statistics import median
 
     values: dict[str, list[float]] = {}
     shape: dict[str, tuple[str, bool]] = {}
     for result in report.results:
-        for one in result.finding.measured:
-            name = f"{result.check}: {one.name}"
-            values.setdefault(name, []).append(one.value)
-            shape[name] = (one.unit, one.more_is_better)
+        for measurement in result.finding.measured:
+            name = f"{result.check}: {measurement.name}"
+            values.setdefault(name, []).append(measurement.value)
+            shape[name] = (measurement.unit, measurement.more_is_better)
     return {name: Figure(median(each), *shape[name]) for name, each in values.items()}
 
 
 def schema() -> Json:
-    whole = documents.schema(SCHEMA, NodeReport, "What one node of a fleet answered.")
+    whole = documents.schema(SCHEMA, NodeReport, "The answer of one node of a fleet.")
     described = cast(dict[str, dict[str, object]], whole.get("$defs", {}))
     _may_be_left_out(cast(dict[str, object], whole), NodeReport)
     for kind in (FindingSummary, Figure, MatchedIssue):
@@ -238,14 +242,20 @@ def schema() -> Json:
 
 
 def _may_be_left_out(described: dict[str, object], kind: type[msgspec.Struct]) -> None:
-    """Require no more than the fields that `dumps` always writes."""
-    left_out = {one.name for one in msgspec.structs.fields(kind) if one.default is not msgspec.NODEFAULT}
-    left_out |= {one.name for one in msgspec.structs.fields(kind) if one.default_factory is dict}
+    """Require only the fields that `dumps` always writes."""
+    left_out = {
+        field.name for field in msgspec.structs.fields(kind) if field.default is not msgspec.NODEFAULT
+    }
+    left_out |= {field.name for field in msgspec.structs.fields(kind) if field.default_factory is dict}
     described["required"] = [name for name in cast(list[str], described["required"]) if name not in left_out]
 
 
 class BadSummary(ValueError):
-    """Not a node report of this version; the text says where and why, in one line."""
+    """The text is no summary of this version; the message is one line with place and reason."""
+
+
+class GarbledSummary(BadSummary):
+    """The text is not JSON."""
 
 
 _ENCODER = msgspec.json.Encoder()
@@ -253,24 +263,26 @@ _DECODER = msgspec.json.Decoder(NodeReport)
 
 
 def dumps(node_report: NodeReport) -> bytes:
-    """A line of JSON, without the fields that have their default: ten thousand files then take 40 MB."""
+    """One line of JSON without default values: ten thousand files then take 40 MB."""
     return _ENCODER.encode(node_report) + b"\n"
 
 
 def loads(data: bytes) -> NodeReport:
-    """Raises `BadSummary`."""
+    """Parse a summary. Raises `BadSummary`."""
     try:
         found = _DECODER.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:  # of which a ValidationError is one
+    except msgspec.ValidationError as error:
         raise BadSummary(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise GarbledSummary(f"this is not JSON: {error}") from None
     if found.schema != SCHEMA:
         raise BadSummary(f'"schema" is {found.schema[:80]!r}, not {SCHEMA!r}')
     statuses = {*found.checks.values(), *(told.status for told in found.findings)}
     if wrong := sorted(statuses - Status.__members__.keys()):
-        raise BadSummary(f"{wrong[0][:40]!r} is no status")
+        raise BadSummary(f"{wrong[0][:40]!r} is not a status")
     return found
 
 
 def silent(node: str, state: State, reason: str) -> NodeReport:
-    """The report of a node that gave none."""
+    """The summary of a node that gave no answer."""
     return NodeReport(node=node, state=state, reason=reason[:MAX_TEXT])

@@ -1,12 +1,12 @@
-"""Which switch is to blame, where failures between nodes follow the topology. Pure.
+"""Find bad switches if failures between nodes follow the topology. Pure.
 
-A switch whose nodes pass among themselves and fail with all others is cut off; none of its nodes is bad for
-that. Where all that was tried between two switches fails, while both reach others, what links them is bad.
+A switch whose nodes pass among themselves and fail with all others is cut off; its nodes are not bad. If all
+pairs between two switches fail while both reach others, their link is bad.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,20 +14,21 @@ from itertools import pairwise
 from gpuipc_doctor.fleet.pair_runs import Outcome, Pair, Run
 
 Topology = Mapping[str, str]
-"""Of each node the switch that it is plugged into."""
+"""Node → the switch that it is connected to."""
 
 Link = frozenset[str]
 """Two switches."""
 
 FEWEST = 2
-"""Nodes below a switch that fail across it, to blame it: one that fails alone is a bad node."""
+"""Number of nodes below a switch that must fail across it to blame the switch."""
 
 FEWEST_SILENT = 3
-"""The same where its nodes do not pass among themselves either: two nodes may both be bad."""
+"""The same number if the nodes below the switch do not pass among themselves: two nodes may both be bad."""
 
 
 OTHERS = 3
-"""Switches that reach others, with which one fails that is cut off, if there are so many."""
+"""Number of switches with other contacts, if there are as many, that must have failed with a switch that is
+cut off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,46 +37,75 @@ class Cut:
 
     switch: str
     nodes: tuple[str, ...]
+    is_certain: bool = True
+    """Whether messages pass below the switch; if not, each of its nodes may be bad instead."""
+
+
+def _inferred(runs: Sequence[Run], topology: Topology) -> Topology:
+    """The switch of each node that the topology lacks and that passes with nodes below one switch alone."""
+    passed: dict[str, set[str]] = defaultdict(set)
+    known: Topology = topology
+    while True:
+        before = sum(map(len, passed.values()))
+        for run in runs:
+            for node, partner in (run.pair, run.pair[::-1]):
+                if run.outcome is Outcome.PASS and node not in topology and partner in known:
+                    passed[node].add(known[partner])
+        found = {node: min(switches) for node, switches in passed.items() if len(switches) == 1}
+        if sum(map(len, passed.values())) == before:
+            return found
+        known = {**topology, **found}
 
 
 class Switches:
-    """What the runs say of switches: those that are ``cut``, and ``links`` between which nothing passed."""
+    """The verdict on switches: ``cut`` off, or ``links`` on which everything failed."""
 
     def __init__(self, runs: Sequence[Run], topology: Topology) -> None:
-        self._topology = topology
+        self._topology = {**topology, **_inferred(runs, topology)}
+        self._sizes = Counter(self._topology.values())
+        self._unplaced = {node for run in runs for node in run.pair} - self._topology.keys()
+        self._met: dict[str, set[str]] = defaultdict(set)
         self._proven = {node for run in runs if run.outcome is Outcome.PASS for node in run.pair}
+        self._answering = {node for run in runs if run.outcome is not Outcome.SILENT for node in run.pair}
         self._inner_pass: set[str] = set()
         self._inner_met: set[str] = set()
         self._passes: set[Link] = set()
         self._failing: dict[Link, set[Pair]] = defaultdict(set)
         for run in runs:
-            one, other = (topology.get(node) for node in run.pair)
-            if one is None or other is None:
+            if run.outcome is Outcome.SILENT:
                 continue
+            one, other = map(self._switch, run.pair)
             link = frozenset((one, other))
+            self._met[run.pair[0]].add(other)
+            self._met[run.pair[1]].add(one)
             if one == other:
                 self._inner_met |= set(run.pair)
                 if run.outcome is Outcome.PASS:
                     self._inner_pass.add(one)
             elif run.outcome is Outcome.PASS:
                 self._passes.add(link)
-            elif run.outcome is Outcome.FAIL:
+            else:
                 self._failing[link].add(run.pair)
         self._reaching = {switch for link in self._passes for switch in link}
-        self._suspects = {
-            switch
-            for switch in {switch for link in self._failing for switch in link} - self._reaching
-            if len(self._failed(switch)) >= FEWEST
-        }
+        self._suspects = {switch for link in self._failing for switch in link} - self._reaching
         self.cut, self.links = self._judge()
+        crossed = {switch for link in {*self._passes, *self._failing} for switch in link}
+        switches = set(topology.values())
+        self.uncrossed = sorted(switches - crossed) if len(switches) > 1 else []
+        """The switches across which no message was seen to arrive or to fail."""
+
+    def _switch(self, node: str) -> str:
+        """The node's switch; a node that the topology lacks has a switch of its own."""
+        return self._topology.get(node, f"?{node}")
 
     def _failed(self, switch: str, beside: Collection[str] | None = None) -> dict[str, set[str]]:
-        """The nodes of a switch that failed across it, with whom; ``beside``: these alone."""
+        """Nodes of a switch that failed across it, with their partners (only those in ``beside``, if
+        given)."""
         failed: dict[str, set[str]] = defaultdict(set)
         for link, pairs in self._failing.items():
             if switch in link:
                 for pair in pairs:
-                    own, other = pair if self._topology[pair[0]] == switch else pair[::-1]
+                    own, other = pair if self._switch(pair[0]) == switch else pair[::-1]
                     if beside is None or other in beside:
                         failed[own].add(other)
         return failed
@@ -85,18 +115,20 @@ class Switches:
         for node, switch in self._topology.items():
             below[switch].append(node)
         cut = []
-        for switch in sorted(self._suspects):
+        for switch in sorted(self._suspects & set(below)):
             failed = self._failed(switch, self._proven)
+            if switch in self._inner_pass:  # a node that fails below it, too, may be bad
+                failed = {own: others for own, others in failed.items() if own in self._proven}
             partners = {other for others in failed.values() for other in others}
             fewest = FEWEST if switch in self._inner_pass else FEWEST_SILENT
-            reach = {self._topology[other] for other in partners} & self._reaching
-            enough = min(OTHERS, len(below) - 1 - len(self._suspects - {switch}))
+            reach = set(map(self._switch, partners)) & self._reaching
+            enough = min(OTHERS, len(below) - 1 - len(self._suspects & set(below) - {switch}))
             if len(failed) >= fewest and len(partners) >= FEWEST and len(reach) >= max(enough, 1):
-                cut.append(Cut(switch, tuple(below[switch])))
+                cut.append(Cut(switch, tuple(below[switch]), switch in self._inner_pass))
         names = {each.switch for each in cut}
         links = []
         for link, pairs in self._failing.items():
-            if link & names or link in self._passes:
+            if link & names or link in self._passes or not link <= self._reaching:
                 continue
             sound = [pair for pair in pairs if set(pair) <= self._proven]
             if len({node for pair in sound for node in pair}) >= 2 * FEWEST and len(sound) >= FEWEST:
@@ -104,40 +136,76 @@ class Switches:
         return cut, sorted(links)
 
     def explains(self, pair: Iterable[str]) -> bool:
-        """Whether a failure between two nodes is a switch's, or that of a link between switches."""
-        one, other = (self._topology.get(node, "") for node in pair)
+        """Whether a failure between two nodes is explained by a switch or by a link between switches."""
+        one, other = map(self._switch, pair)
         if one == other:
             return False
         cut = {each.switch for each in self.cut}
         return bool({one, other} & cut) or (min(one, other), max(one, other)) in self.links
 
+    def suspected(self, pair: Iterable[str]) -> set[str]:
+        """The switches that may explain a failure between two nodes, because no message has crossed them."""
+        one, other = map(self._switch, pair)
+        if one == other:
+            return set()
+        fewest = 1 if self._unplaced else 2  # a node that the topology lacks may be below the same switch
+        return {switch for switch in {one, other} & self._suspects if self._sizes[switch] >= fewest}
+
+    def is_nowhere(self, node: str) -> bool:
+        """Whether the node is not in the topology and may be below a switch that no message crossed."""
+        return node not in self._topology and bool(set(self._sizes) - self._reaching - self._met[node])
+
     def to_try(self, nodes: Sequence[str], proven: Collection[str]) -> list[Pair]:
-        """Pairs that tell a switch from its nodes: nodes below it together, then some of them with others."""
-        return [*self._inner(nodes, proven), *self._across(proven)]
+        """Pairs that distinguish a switch from its nodes: nodes below it, then some of them with others."""
+        return [*self._inner(nodes, proven), *self._across(proven), *self._unknown(nodes, proven)]
 
     def _inner(self, nodes: Sequence[str], proven: Collection[str]) -> list[Pair]:
         below: dict[str, list[str]] = defaultdict(list)
         for node in nodes:
-            if (switch := self._topology.get(node, "")) in self._suspects and node not in self._inner_met:
+            switch = self._topology.get(node, "")
+            if switch in self._suspects and node in self._answering and node not in self._inner_met:
                 below[switch].append(node)
         pairs = [(one, other) for each in below.values() for one, other in list(pairwise(each))[::2]]
         alone = {switch: each[-1] for switch, each in below.items() if len(each) % 2}
         partners = {self._topology.get(node, ""): node for node in proven}
         return pairs + [(node, partners[switch]) for switch, node in alone.items() if switch in partners]
 
+    def _unknown(self, nodes: Sequence[str], proven: Collection[str]) -> list[Pair]:
+        """Failing nodes that the topology lacks, each paired with a node of each switch that reaches no
+        other. A failing node may be below such a switch. The switch's node has passed below it, or is the
+        only one that the topology lists there."""
+        partners = {self._topology.get(node, ""): node for node in proven}
+        switches = self._suspects & self._inner_pass & set(partners)
+        for node in nodes:
+            switch = self._topology.get(node, "")
+            if self._sizes[switch] == 1:
+                partners[switch] = node
+                switches |= {switch} & self._suspects
+        failing = [
+            node for node in nodes if node not in self._topology and self._switch(node) in self._suspects
+        ]
+        return [
+            (node, partners[switch])
+            for node in failing
+            for switch in sorted(switches)
+            if switch not in self._met[node]
+        ]
+
     def _across(self, proven: Collection[str]) -> list[Pair]:
-        """Two nodes of each switch that reaches no other, with those of the nearest other switch."""
+        """Two nodes of each switch that reaches no other, paired with nodes of the nearest other switch."""
         sound: dict[str, list[str]] = defaultdict(list)
         for node, switch in self._topology.items():
             sound[switch] += [node] * (node in proven)
         order = {switch: place for place, switch in enumerate(sound)}
-        others = self._reaching - self._suspects or self._suspects
+        others = self._reaching & set(order) - self._suspects or set(order)
         pairs: list[Pair] = []
         for switch in sorted(self._suspects & self._inner_pass):
-            tried = {each for link in self._failing if switch in link for each in link} | {switch}
-            if len((tried & others) - {switch}) >= OTHERS:
+            # A partner without any pass is no evidence.
+            partners = set[str]().union(*self._failed(switch, proven).values())
+            tried = set(map(self._switch, partners))
+            if len(tried & others) >= OTHERS:
                 continue
-            fresh = [each for each in others - tried if len(sound[each]) >= FEWEST]
+            fresh = [each for each in others - tried - {switch} if len(sound[each]) >= FEWEST]
             if fresh:
                 partner = min(fresh, key=lambda each: (abs(order[each] - order[switch]), each))
                 pairs += zip(sound[switch][:FEWEST], sound[partner][:FEWEST], strict=False)

@@ -43,7 +43,6 @@ TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
 JobCompType=jobcomp/none
 ReturnToService=2
 # More CPUs than the machine may have.
@@ -54,19 +53,46 @@ SchedulerParameters=batch_sched_delay=0
 PartitionName=test Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
+_DBD_CONF = """\
+AuthType=auth/munge
+AuthInfo=socket={directory}/munge/socket
+DbdHost=localhost
+DbdAddr=127.0.0.1
+DbdPort={dbd}
+SlurmUser=root
+PidFile={directory}/slurmdbd.pid
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={database}
+StorageUser=root
+StorageLoc=slurm
+"""
+
+_ACCOUNTING = """\
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=127.0.0.1
+AccountingStoragePort={dbd}
+AccountingStoragePass={directory}/munge/socket
+AccountingStorageEnforce=associations,limits,qos
+"""
+
 
 class Cluster:
     """A cluster of ``nodes`` nodes, n1, n2, …, each with ``gpus`` GPUs to hand out.
 
     Its nodes are idle on entry, and it is gone on exit. ``settings`` are lines of slurm.conf, such as
     ``Prolog="{directory}/prolog"``, in the directory of the cluster. The device files of the GPUs are made
-    up, and all nodes have the same ones.
+    up, and all nodes have the same ones. ``accounting``: with a slurmdbd and a database of its own, in which
+    root has the account `site` and the QOS `normal`; see `limit`.
     """
 
-    def __init__(self, directory: Path, nodes: int = 1, gpus: int = 0, **settings: str) -> None:
+    def __init__(
+        self, directory: Path, nodes: int = 1, gpus: int = 0, accounting: bool = False, **settings: str
+    ) -> None:
         self.directory = directory
         self.nodes = [f"n{number}" for number in range(1, nodes + 1)]
         self.environment = {**os.environ, "PATH": _path(), "SLURM_CONF": str(directory / "slurm.conf")}
+        self._accounting = accounting
         self._write_files(gpus, settings)
         # Its init ignores ended children, so that they do not stay behind as zombies, and ends, with all
         # that is in the namespace, when its standard input does.
@@ -122,14 +148,26 @@ class Cluster:
         state, _, reason = self.ask("sinfo", "-h", "-N", "-n", name, "-o", "%T|%E").partition("|")
         return state, reason.rstrip("\n")
 
+    def limit(self, of: str, *limits: str) -> None:
+        """Set limits, such as ``MaxJobsPU=1`` of ``qos normal``; slurmctld knows them on return."""
+        self.ask("sacctmgr", "--immediate", "modify", *of.split(), "set", *limits)
+
+    def rest(self) -> None:
+        """Wait until the cluster is as at its start: no job, no process beside Slurm, each node idle."""
+        until("no job is left", lambda: self.ask("squeue", "-h") == "")
+        until("no step is left", lambda: not self.left())
+        idle = re.compile(r"State=IDLE\*?\s")
+        for name in self.nodes:  # sinfo may go on with "mixed" after the last job until the next one begins
+            until(f"{name} idle", lambda name=name: idle.search(self.ask("scontrol", "show", "node", name)))
+
     def job(self, number: str) -> dict[str, str]:
         """The fields of ``scontrol show job``."""
         shown = self.ask("scontrol", "--oneliner", "show", "job", number)
         return dict(re.findall(r"(\S+?)=(.*?)(?= \S+?=|$)", shown))
 
-    def await_node(self, name: str, state: str, limit_s: float = LIMIT_S) -> str:
+    def await_node(self, name: str, state: str) -> str:
         """Wait until a node is in a state; returns the node's reason."""
-        until(f"{name} {state}", lambda: self.node(name)[0] == state, limit_s)
+        until(f"{name} {state}", lambda: self.node(name)[0] == state)
         return self.node(name)[1]
 
     def processes(self) -> Iterator[str]:
@@ -144,7 +182,7 @@ class Cluster:
 
     def left(self) -> list[str]:
         """The command lines of what is there beside Slurm itself."""
-        mine = ("cat", "munged ", "slurmctld ", ": slurmscriptd", "slurmd ")
+        mine = ("cat", "munged ", "slurmctld ", ": slurmscriptd", "slurmd ", "slurmdbd ", "mariadbd ")
         return [words for words in self.processes() if not words.startswith(mine)]
 
     def log(self, daemon: str) -> str:
@@ -155,8 +193,13 @@ class Cluster:
         return "\n".join(f"== {name}\n{self.log(name)}" for name in self._daemons)
 
     def _write_files(self, gpus: int, settings: Mapping[str, str]) -> None:
-        port, *ports = _free_ports(1 + len(self.nodes))
+        port, dbd, self._database, *ports = _free_ports(3 + len(self.nodes))
         lines = [_CONF.format(directory=self.directory, port=port)]
+        if self._accounting:
+            lines.append(_ACCOUNTING.format(directory=self.directory, dbd=dbd))
+            conf = _DBD_CONF.format(directory=self.directory, dbd=dbd, database=self._database)
+            (self.directory / "slurmdbd.conf").write_text(conf)
+            (self.directory / "slurmdbd.conf").chmod(0o600)
         lines += [f"{key}={value}\n".format(directory=self.directory) for key, value in settings.items()]
         gres = ""
         if gpus:
@@ -190,6 +233,8 @@ class Cluster:
         options = (f"--{name}-file={path}" for name, path in files.items())
         self._daemon("munged", "munged", "--foreground", f"--socket={munge}/socket", *options)
         until("munged has its socket", (munge / "socket").exists)
+        if self._accounting:
+            self._start_accounting()
         conf = self.environment["SLURM_CONF"]
         self._daemon("slurmctld", "slurmctld", "-D", "-f", conf)
         until("slurmctld answers", lambda: self.run("scontrol", "ping").returncode == 0)
@@ -197,6 +242,33 @@ class Cluster:
             self._daemon(name, "slurmd", "-D", "-f", conf, "-N", name)
         for name in self.nodes:  # a HealthCheckProgram may have drained it
             until(f"{name} up", lambda name=name: self.node(name)[0] in ("idle", "drained"))
+
+    def _start_accounting(self) -> None:
+        """A database and slurmdbd; root has one account."""
+        data = self.directory / "database"
+        install = (
+            "mariadb-install-db",
+            "--no-defaults",
+            "--user=root",
+            "--skip-test-db",
+            f"--datadir={data}",
+        )
+        assert self.run(*install).returncode == 0
+        where = (f"--datadir={data}", f"--socket={data}/socket", f"--pid-file={data}/pid")
+        port = ("--bind-address=127.0.0.1", f"--port={self._database}", "--innodb-flush-method=nosync")
+        self._daemon(
+            "mariadbd", "mariadbd", "--no-defaults", "--user=root", "--skip-grant-tables", *where, *port
+        )
+        until("the database listens", lambda: (data / "socket").exists())
+        self._daemon("slurmdbd", "slurmdbd", "-D")
+
+        def told(*words: str) -> bool:
+            return self.run("sacctmgr", "--immediate", *words).returncode == 0
+
+        until("slurmdbd answers", lambda: told("show", "cluster"))
+        told("add", "cluster", "test")
+        told("add", "account", "site")
+        assert told("add", "user", "root", "account=site", "defaultaccount=site")
 
     def _daemon(self, name: str, *command: str) -> None:
         with (self.directory / f"{name}.log").open("wb") as log:
@@ -229,4 +301,4 @@ def _free_ports(count: int) -> list[int]:
                 one = stack.enter_context(socket.socket())
                 one.bind(("127.0.0.1", random.randrange(10000, 32768)))
                 sockets.append(one)
-        return [one.getsockname()[1] for one in sockets]
+        return [socket_.getsockname()[1] for socket_ in sockets]

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,9 +16,9 @@ import pytest
 from tests.slurm.cluster import Cluster, until
 
 
-@pytest.fixture
-def slurm() -> Iterator[Callable[..., Cluster]]:
-    """``cluster = slurm(nodes=2)``: its nodes are idle on return, and it is gone after the test.
+@contextmanager
+def clusters() -> Iterator[Callable[..., Cluster]]:
+    """``cluster = slurm(nodes=2)``: its nodes are idle on return, and it is gone at the end.
 
     ``prepare`` is called with the cluster before Slurm is started.
     """
@@ -33,6 +33,20 @@ def slurm() -> Iterator[Callable[..., Cluster]]:
             prepare(cluster)
             return stack.enter_context(cluster)
 
+        yield start
+
+
+@pytest.fixture
+def slurm() -> Iterator[Callable[..., Cluster]]:
+    """Starts a cluster for one test."""
+    with clusters() as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def shared_slurm() -> Iterator[Callable[..., Cluster]]:
+    """Starts a cluster for the tests of a module, which leave it idle: see `Cluster.rest`."""
+    with clusters() as start:
         yield start
 
 

@@ -5,13 +5,18 @@ The tool on the nodes is a script that writes down the step it runs in and print
 
 from __future__ import annotations
 
+import shutil
 import subprocess
+import tempfile
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.fleet import summary
+from gpuipc_doctor.fleet import directory, summary
 from tests.sample_fleets import HEALTHY, named
+from tests.slurm import kills
 from tests.slurm.cluster import Cluster, until
 from tests.slurm.test_fleet import DOCTOR, Slurm, told
 from tests.waiting import LIMIT_S
@@ -20,15 +25,20 @@ pytestmark = pytest.mark.slurm
 
 
 class Nodes:
-    """The tool on the nodes of a cluster; ``first`` are lines of shell that it runs before it answers."""
+    """The tool on the nodes of a cluster; ``first`` are lines of shell that it runs before it answers.
+
+    Its files are in a directory of this test's, since others may use the cluster.
+    """
 
     def __init__(self, cluster: Cluster, first: str = "") -> None:
-        self.cluster, self.into = cluster, cluster.directory / "out"
-        self.path, self._asked = cluster.directory / "gpuipc-doctor", cluster.directory / "asked"
-        (cluster.directory / "answer").write_bytes(summary.dumps(named(HEALTHY, "")))
+        self.cluster = cluster
+        directory = Path(tempfile.mkdtemp(prefix="nodes-", dir=cluster.directory))
+        self.into, self.answer = directory / "out", directory / "answer"
+        self.path, self._asked = directory / "gpuipc-doctor", directory / "asked"
+        self.answer.write_bytes(summary.dumps(named(HEALTHY, "")))
         self.path.write_text(
             f"#!/bin/sh\necho $SLURM_JOB_ID.$SLURM_STEP_ID $SLURMD_NODENAME >> {self._asked}\n"
-            f"{first}\nexec cat {cluster.directory}/answer\n"
+            f"{first}\nexec cat {self.answer}\n"
         )
         self.path.chmod(0o755)
 
@@ -47,40 +57,58 @@ class Nodes:
         until(f"{count} have begun", lambda: len(self.steps()) >= count)
 
 
+PARTITIONS = (
+    "gpu Nodes=ALL MaxNodes=2 MaxTime=INFINITE State=UP",
+    "short Nodes=ALL MaxTime=1 State=UP",
+    'empty Nodes="" MaxTime=1 State=UP',
+)
+
+
+@pytest.fixture(scope="module")
+def five_nodes(shared_slurm: Slurm) -> Cluster:
+    return shared_slurm(nodes=5, PartitionName="\nPartitionName=".join(PARTITIONS))
+
+
+@pytest.fixture
+def five(five_nodes: Cluster) -> Iterator[Cluster]:
+    """Five nodes, which are idle again when the test is over."""
+    yield five_nodes
+    five_nodes.rest()
+
+
 def slurmd(cluster: Cluster, node: str) -> str:
     [pid] = cluster.ask("pgrep", "-f", f"slurmd.* -N {node}$").split()
     return pid
 
 
 def silent_states(nodes: Nodes) -> dict[str, str]:
-    return {one["nodes"]: one["state"] for one in told(nodes.into)["silent"]}  # type: ignore[attr-defined]
+    return {missing["nodes"]: missing["state"] for missing in told(nodes.into)["silent"]}  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("around", [(), ("salloc", "-N4")], ids=["partition", "allocation"])
-def test_nodes_are_asked_by_one_job_and_one_step(slurm: Slurm, around: tuple[str, ...]) -> None:
-    nodes = Nodes(slurm(nodes=4))
+@pytest.mark.parametrize("around", [(), ("salloc", "-N5")], ids=["partition", "allocation"])
+def test_nodes_are_asked_by_one_job_and_one_step(five: Cluster, around: tuple[str, ...]) -> None:
+    nodes = Nodes(five)
     where = () if around else ("--partition", "test")
     ended = nodes.cluster.run(*around, *nodes.command(*where), timeout_s=LIMIT_S)
     assert ended.returncode == 0, ended
-    assert told(nodes.into)["nodes"]["pass"] == "n[1-4]"  # type: ignore[index]
-    assert [count for _, count in Counter(step for step, _ in nodes.steps()).items()] == [4]
-    until("no job is left", lambda: nodes.cluster.ask("squeue", "-h") == "")
+    assert told(nodes.into)["nodes"]["pass"] == "n[1-5]"  # type: ignore[index]
+    assert [count for _, count in Counter(step for step, _ in nodes.steps()).items()] == [5]
 
 
-def test_a_long_answer_in_full_is_whole(slurm: Slurm) -> None:
+def test_a_long_answer_in_full_is_whole(five: Cluster) -> None:
     """Slurm passes on 1024 bytes of a line at most."""
-    cluster = slurm(nodes=3)
     answer = named(HEALTHY, "", reason="", facts={f"fact{n}": ("x" * 300,) for n in range(2000)})
-    nodes = Nodes(cluster)
-    (cluster.directory / "answer").write_bytes(summary.dumps(answer))
-    ended = nodes.check("--partition", "test")
+    nodes = Nodes(five)
+    nodes.answer.write_bytes(summary.dumps(answer))
+    ended = nodes.check("-w", "n[1-3]")
     assert ended.returncode == 0, ended
-    assert len(summary.loads((nodes.into / "n3.summary.json").read_bytes()).facts) == 2001  # and the clock
+    whole = {report.node: len(report.facts) for report in directory.read(nodes.into)[0]}
+    assert whole == dict.fromkeys(["n1", "n2", "n3"], 2001)  # and the clock
     assert len(Counter(step for step, _ in nodes.steps())) == 1
 
 
-def test_blocks_are_no_larger_than_asked_and_than_the_partition_admits(slurm: Slurm) -> None:
-    nodes = Nodes(slurm(nodes=5, PartitionName="gpu Nodes=ALL MaxNodes=2 MaxTime=INFINITE State=UP"))
+def test_blocks_are_no_larger_than_asked_and_than_the_partition_admits(five: Cluster) -> None:
+    nodes = Nodes(five)
     assert nodes.check("--partition", "gpu").returncode == 0
     assert sorted(Counter(step for step, _ in nodes.steps()).values()) == [1, 2, 2]
     assert nodes.check("--partition", "test", "--block", "3", "--into", str(nodes.into) + "2").returncode == 0
@@ -98,6 +126,7 @@ def test_a_dead_slurmd_costs_its_own_answer_and_no_single_step_of_the_others(slu
     assert silent_states(nodes)["n3"] in ("launch failed", "deadline")
     assert max(Counter(step for step, _ in nodes.steps()).values()) == 4
     assert len(Counter(step for step, _ in nodes.steps())) <= 2, nodes.steps()
+    kills.check("slurmd of n3, by `kill -9`", "before the run", nodes.into, ended.returncode)
 
 
 def test_a_slurmd_that_dies_in_mid_step_costs_no_answer(slurm: Slurm) -> None:
@@ -115,6 +144,7 @@ def test_a_slurmd_that_dies_in_mid_step_costs_no_answer(slurm: Slurm) -> None:
         (cluster.directory / "go").touch()
         shown, _ = running.communicate(timeout=LIMIT_S)
     assert (running.returncode, "4 PASS" in shown) == (0, True), shown
+    kills.check("slurmd of n2, by `kill -9`", "during the step", nodes.into, running.returncode)
 
 
 def test_a_node_that_dies_in_mid_step_costs_its_own_answer(slurm: Slurm) -> None:
@@ -142,58 +172,66 @@ def test_a_node_that_dies_in_mid_step_costs_its_own_answer(slurm: Slurm) -> None
     assert running.returncode == 11, shown
     assert told(nodes.into)["nodes"] == {"pass": "n[1,3-4]", "fail": "", "unknown": "n2"}
     assert silent_states(nodes) == {"n2": "deadline"}
+    kills.check(
+        "slurmd, step and tool of n2, by `kill -9`", "during the step", nodes.into, running.returncode
+    )
 
 
-def test_a_tool_that_hangs_costs_its_own_answer(slurm: Slurm) -> None:
-    nodes = Nodes(slurm(nodes=3), "[ $SLURMD_NODENAME != n2 ] || exec sleep 4711")
-    ended = nodes.check("--partition", "test", "--deadline", "3")
+def test_a_tool_that_hangs_costs_its_own_answer(five: Cluster) -> None:
+    nodes = Nodes(five, "[ $SLURMD_NODENAME != n2 ] || exec sleep 4711")
+    ended = nodes.check("-w", "n[1-3]", "--deadline", "3")
     assert ended.returncode == 11, ended
     assert silent_states(nodes) == {"n2": "deadline"}
     assert len(nodes.steps()) == 3  # n2 has had its time
+    kills.check("the tool on n2", "hangs", nodes.into, ended.returncode)
 
 
-def test_a_kill_of_the_command_leaves_no_job(slurm: Slurm) -> None:
-    nodes = Nodes(slurm(nodes=3), "exec sleep 4711")
-    command = nodes.cluster._inside(tuple(nodes.command("--partition", "test")))
+def test_a_kill_of_the_command_leaves_no_job(five: Cluster) -> None:
+    nodes = Nodes(five, "exec sleep 4711")
+    command = nodes.cluster._inside(tuple(nodes.command("-w", "n[1-3]")))
     with subprocess.Popen(command, env=nodes.cluster.environment) as running:
         nodes.begun(3)
         [pid] = nodes.cluster.ask("pgrep", "-f", "gpuipc_doctor fleet check").split()
         nodes.cluster.run("kill", "-9", pid)
         running.wait()
     until("no job is left", lambda: nodes.cluster.ask("squeue", "-h") == "")
-    until("no tool is left", lambda: not [one for one in nodes.cluster.processes() if "sleep 4711" in one])
+    until(
+        "no tool is left",
+        lambda: not [process for process in nodes.cluster.processes() if "sleep 4711" in process],
+    )
 
 
-def test_what_slurm_says_of_a_drained_node_is_its_reason(slurm: Slurm) -> None:
-    cluster = slurm(nodes=3)
-    nodes = Nodes(cluster)
-    cluster.ask("scontrol", "update", "nodename=n2", "state=drain", "reason=fan 3 is dead")
-    ended = nodes.check("--partition", "test")
+def test_what_slurm_says_of_a_drained_node_is_its_reason(five: Cluster) -> None:
+    nodes = Nodes(five)
+    five.ask("scontrol", "update", "nodename=n2", "state=drain", "reason=fan 3 is dead")
+    ended = nodes.check("-w", "n[1-3]")
+    five.ask("scontrol", "update", "nodename=n2", "state=resume")
     assert ended.returncode == 11, ended
     assert "n2: Slurm: it is drained: fan 3 is dead" in ended.stdout
     assert [node for _, node in nodes.steps() if node == "n2"] == []
+    kills.check("n2 is drained", "before the run", nodes.into, ended.returncode)
 
 
-def test_a_busy_node_does_not_delay_its_block(slurm: Slurm) -> None:
-    cluster = slurm(nodes=3)
-    nodes = Nodes(cluster)
+def test_a_busy_node_does_not_delay_its_block(five: Cluster) -> None:
+    nodes = Nodes(five)
     with subprocess.Popen(
-        cluster._inside(("srun", "--exclusive", "-w", "n2", "sleep", "4711")), env=cluster.environment
+        five._inside(("srun", "--exclusive", "-w", "n2", "sleep", "4711")), env=five.environment
     ) as job:
-        until("n2 is busy", lambda: cluster.node("n2")[0] == "allocated")
-        ended = nodes.check("--partition", "test", "--patience", "2")
-        cluster.ask("scancel", "-u", "root")
+        until("n2 is busy", lambda: five.node("n2")[0] == "allocated")
+        ended = nodes.check("-w", "n[1-3]", "--patience", "2")
+        five.ask("scancel", "-u", "root")
         job.wait()
     assert ended.returncode == 11, ended
     assert told(nodes.into)["nodes"]["pass"] == "n[1,3]"  # type: ignore[index]
     assert [silent_states(nodes)["n2"]] == ["launch failed"]
+    kills.check("n2 is busy with a job", "for longer than --patience", nodes.into, ended.returncode)
 
 
-def test_a_partition_with_a_short_limit_has_a_shorter_deadline(slurm: Slurm) -> None:
-    nodes = Nodes(slurm(nodes=2, PartitionName="short Nodes=ALL MaxTime=1 State=UP"))
-    ended = nodes.check("--partition", "short")
+def test_a_partition_with_a_short_limit_has_a_shorter_deadline(five: Cluster) -> None:
+    nodes = Nodes(five)
+    ended = nodes.check("--partition", "short", "-w", "n[1-2]")
     assert ended.returncode == 0, ended
-    assert "partition short ends jobs after 60 s: asking with --deadline 50" in ended.stderr
+    assert "partition short ends jobs after 60 s: using --deadline 50" in ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -204,10 +242,87 @@ def test_a_partition_with_a_short_limit_has_a_shorter_deadline(slurm: Slurm) -> 
         (("--reservation", "nowhere"), "nowhere"),
     ],
 )
-def test_where_slurm_has_no_nodes_one_line_says_so(slurm: Slurm, options: tuple[str, ...], says: str) -> None:
-    nodes = Nodes(slurm(nodes=1, PartitionName='empty Nodes="" MaxTime=1 State=UP'))
+def test_where_slurm_has_no_nodes_one_line_says_so(
+    five: Cluster, options: tuple[str, ...], says: str
+) -> None:
+    nodes = Nodes(five)
     ended = nodes.check(*options)
     assert ended.returncode == 2, ended
     lines = [line for line in ended.stderr.splitlines() if line.startswith(("Error", "gpuipc-doctor:"))]
     assert len(lines) == 1
     assert says in lines[0]
+
+
+WITH_LIMITS = pytest.mark.skipif(
+    not all(
+        shutil.which(name, path="/usr/sbin:/usr/bin")
+        for name in ("slurmdbd", "mariadbd", "my_print_defaults")
+    ),
+    reason="needs slurmdbd and MariaDB: Debian's slurmdbd, slurm-wlm-mysql-plugin, mariadb-server-core",
+)
+
+
+@pytest.fixture(scope="module")
+def six_nodes(shared_slurm: Slurm) -> Cluster:
+    return shared_slurm(nodes=6, accounting=True)
+
+
+NO_LIMIT = {
+    "qos normal": (
+        "MaxTRESPerJob=node=-1",
+        "MaxTRESPU=node=-1",
+        "MaxJobsPU=-1",
+        "MaxSubmitJobsPU=-1",
+        "flags=-1",
+    ),
+    "account site": ("MaxTRES=node=-1", "GrpTRES=node=-1", "MaxJobs=-1", "GrpJobs=-1", "GrpSubmitJobs=-1"),
+}
+
+
+@pytest.fixture
+def accounted(six_nodes: Cluster) -> Iterator[Cluster]:
+    """Six nodes with accounts; no limit and no job is left when the test is over."""
+    yield six_nodes
+    for of, limits in NO_LIMIT.items():
+        six_nodes.limit(of, *limits)
+    six_nodes.rest()
+
+
+@WITH_LIMITS
+@pytest.mark.parametrize(
+    ("of", "limits", "sizes"),
+    [
+        ("qos normal", ("MaxTRESPerJob=node=2",), [1, 1, 2, 2]),
+        ("qos normal", ("MaxTRESPerJob=node=2", "flags=DenyOnLimit"), [1, 1, 2, 2]),
+        ("qos normal", ("MaxJobsPU=1",), [3, 3]),
+        ("qos normal", ("MaxSubmitJobsPU=1",), [3, 3]),
+        ("qos normal", ("MaxTRESPU=node=3",), [3, 3]),
+        ("account site", ("MaxTRES=node=2",), [1, 1, 2, 2]),
+        ("account site", ("MaxJobs=1",), [3, 3]),
+        ("account site", ("GrpJobs=1",), [3, 3]),
+        ("account site", ("GrpSubmitJobs=1",), [3, 3]),
+        ("account site", ("GrpTRES=node=3",), [3, 3]),
+    ],
+    ids=lambda value: (
+        " ".join(value) if isinstance(value, tuple) else value if isinstance(value, str) else ""
+    ),
+)
+def test_limits_of_a_qos_and_of_an_account_cost_no_answer(
+    accounted: Cluster, of: str, limits: tuple[str, ...], sizes: list[int]
+) -> None:
+    """Blocks become smaller where a job may not be so large, and wait where there may not be so many jobs."""
+    accounted.limit(of, *limits)
+    nodes = Nodes(accounted, "sleep 1")
+    ended = nodes.check("--partition", "test", "--block", "3", "--patience", "10")
+    assert ended.returncode == 0, ended
+    assert sorted(Counter(step for step, _ in nodes.steps()).values()) == sizes, nodes.steps()
+
+
+@WITH_LIMITS
+def test_a_limit_that_admits_no_job_is_said_in_slurms_words(accounted: Cluster) -> None:
+    accounted.limit("qos normal", "MaxSubmitJobsPU=0")
+    nodes = Nodes(accounted)
+    ended = nodes.check("-w", "n[1-2]", "--patience", "10")
+    assert ended.returncode == 11, ended
+    assert "QOSMaxSubmitJobPerUserLimit" in ended.stdout
+    assert silent_states(nodes) == {"n[1-2]": "launch failed"}

@@ -35,7 +35,7 @@ def between(slurm: Callable[..., Cluster], tmp_path: Path, node: str, *options: 
     assert ended.stdout, (ended, shlex.join(command))
     until("nothing is left", lambda: not cluster.left())
     results = json.loads(ended.stdout)["results"]
-    [told] = [one for one in results if one["probe"] == "libfabric, between nodes"]
+    [told] = [result for result in results if result["probe"] == "libfabric, between nodes"]
     return {**told["finding"], "roles": told["roles"]}
 
 

@@ -44,6 +44,6 @@ def test_fabric_handles_go_between_two_nodes(
     assert ended.stdout, ended
     until("nothing is left", lambda: not cluster.left())
     results: list[dict[str, Any]] = json.loads(ended.stdout)["results"]
-    told = [one["finding"] for one in results if one["probe"] == "between nodes"]
-    assert {one["status"] for one in told} == {status}, told
-    assert key in {one["key"] for one in told}
+    told = [result["finding"] for result in results if result["probe"] == "between nodes"]
+    assert {finding["status"] for finding in told} == {status}, told
+    assert key in {finding["key"] for finding in told}

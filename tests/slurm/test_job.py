@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import shlex
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,41 @@ PLANTED = Path(__file__).parents[1] / "fixtures/jobs/planted.py"
 LIBRARY = Path(os.environ.get("GPUIPC_TEST_MPI", "/nowhere")) / "mpich50/lib/libmpi.so.12"
 
 DOCTOR = (sys.executable, "-m", "gpuipc_doctor", "job")
+
+
+@pytest.fixture
+def rank_of_nobody() -> Iterator[int]:
+    """The pid of a rank of a user who has no other one."""
+    ranked = {**os.environ, "PMI_RANK": "0", "PMI_SIZE": "1"}
+    with subprocess.Popen(["sleep", "600"], env=ranked, user="nobody") as rank:
+        yield rank.pid
+        rank.kill()
+
+
+@pytest.mark.full
+def test_job_is_looked_at_over_ssh(sshd: list[str], rank_of_nobody: int) -> None:
+    options = [word for option in sshd for word in ("--launch-option", option)]
+    command = [*DOCTOR, "--user", "nobody", "-w", "n1", "--via", "ssh", "--json", *options]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    report = document.loads(ended.stdout)
+    assert [rank.pid for rank in report.ranks] == [rank_of_nobody], ended
+    assert report.verdict.cause is Cause.RUNS
+    wrong = ["1" if word == sshd[1] else word for word in command]
+    refused = subprocess.run(wrong, capture_output=True, text=True)
+    assert (refused.returncode, "Connection refused" in refused.stderr) == (3, True), refused
+
+
+@pytest.mark.full
+def test_job_is_looked_at_by_flux_run(tmp_path: Path, rank_of_nobody: int) -> None:
+    """Over a stand-in that runs what is behind Flux's own options: Flux itself was not tried."""
+    flux = tmp_path / "flux"
+    start = "at = sys.argv.index(sys.executable); os.execv(sys.executable, sys.argv[at:])"
+    flux.write_text(f"#!{sys.executable}\nimport os, sys\n{start}\n")
+    flux.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "FLUX_URI": "local:///run/flux"}
+    command = [*DOCTOR, "--user", "nobody", "-w", "n1", "--json"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert [rank.pid for rank in document.loads(ended.stdout).ranks] == [rank_of_nobody], ended
 
 
 def test_late_rank_of_a_job_on_two_nodes_is_blamed(slurm: Callable[..., Cluster]) -> None:
@@ -42,7 +78,7 @@ def test_late_rank_of_a_job_on_two_nodes_is_blamed(slurm: Callable[..., Cluster]
     saved = cluster.directory / "report.json"
     saved.write_text(ended.stdout)
     again = cluster.run(*DOCTOR, "--slurm", job, "--since", saved)
-    assert "in the same place: ranks 0-3" in again.stdout, again
+    assert "without progress: ranks 0-3" in again.stdout, again
 
     here = cluster.run(*DOCTOR, "--slurm", job, "-w", "n1,n3", "--json")
     partly = document.loads(here.stdout)

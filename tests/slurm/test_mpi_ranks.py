@@ -71,7 +71,7 @@ def test_messages_go_between_two_nodes(slurm: Slurm, library: str) -> None:
     within, between = findings(ended)
     assert (within["status"], within["probe"]) == ("PASS", "")
     assert (between["status"], between["probe"]) == ("PASS", "between nodes"), between
-    right = between["summary"].endswith(" kinds of message right from n1 to n2")
+    right = between["summary"].endswith(" kinds of message correct from n1 to n2")
     assert right or between["key"] == "out-of-line", between
     assert [role["records"]["node"] for role in between["roles"]] == ["n1", "n2"]
     assert [role["records"]["node"] for role in within["roles"]] == ["n1", "n1"]
@@ -148,7 +148,7 @@ def test_ranks_that_srun_does_not_tell_of_each_other_are_explained(slurm: Slurm)
     ended = cluster.run("salloc", "-n2", *check("healthy-single"), env={"SLURM_MPI_TYPE": "none"})
     (finding,) = findings(ended, "mpi-start")
     assert finding["status"] == "ERROR"
-    assert "srun did not tell the 2 ranks of MPICH" in finding["summary"]
+    assert "srun started 2 ranks of MPICH" in finding["summary"]
     assert finding["remedy"].startswith("set SLURM_MPI_TYPE to the interface that the library speaks")
 
 
@@ -171,7 +171,7 @@ def test_without_the_library_of_pmix_ranks_start_all_the_same_and_the_package_is
     assert (within["status"], between["status"]) == ("PASS", "PASS"), (within, between)
     results = [result["finding"] for result in json.loads(ended.stdout)["results"]]
     (warned,) = (finding for finding in results if finding["key"] == "srun-cannot-start-ranks")
-    assert warned["summary"].endswith("--mpi=pmix; they start under the mpiexec of Open MPI 5.0.11")
+    assert warned["summary"].endswith("--mpi=pmix); using the mpiexec of Open MPI 5.0.11")
     assert "libpmix-dev" in warned["remedy"]
     assert_nothing_is_left(cluster)
 

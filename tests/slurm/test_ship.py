@@ -61,6 +61,24 @@ def test_it_runs_where_nothing_is_installed_and_leaves_nothing(
     assert (list(place.iterdir()), copy.exists()) == ([], False)
 
 
+def test_what_a_killed_run_leaves_the_next_removes(pyz: Path, python: Path, tmp_path: Path) -> None:
+    place = tmp_path / "tmp"
+    place.mkdir(mode=0o700)
+    environment = {"PATH": os.defpath, "GPUIPC_DOCTOR_PYTHON": str(python), "TMPDIR": str(place)}
+    environment |= {"HOME": "/proc/nowhere", "XDG_CACHE_HOME": str(Path.home() / ".cache")}
+    sent = place / "gpuipc-doctor.4711"
+    sent.write_bytes(pyz.read_bytes())
+    command = ["sh", pyz, "check", *CHECKS[1:], "--summary", "--deadline", "300"]
+    with subprocess.Popen(command, env=environment, cwd="/", stdout=subprocess.PIPE) as running:
+        until("it has started", lambda: len(list(place.glob("gpuipc-doctor-*"))) > 1)
+        running.kill()
+    until("its own directory alone is left", lambda: len(list(place.glob("gpuipc-doctor-*"))) == 1)
+    for left in place.iterdir():
+        os.utime(left, (0, 0))
+    ended = subprocess.run(command, env=environment, cwd="/", capture_output=True)
+    assert (ended.returncode, list(place.iterdir())) == (0, []), ended
+
+
 def test_where_there_is_no_python_it_says_so_in_a_line(tmp_path: Path) -> None:
     copy = tmp_path / "copy.pyz"
     copy.write_bytes((REPOSITORY / "ship/header.sh").read_bytes())

@@ -128,7 +128,7 @@ def test_any_two_fleets_can_be_compared(before: list[NodeReport], after: list[No
     found = changes.compare(before, after)
     Draft202012Validator(SCHEMA).validate(json.loads(changes_content.dumps(found)))
     told = [node for nodes in found.nodes.values() for node in nodes]
-    answered = {one.node for one in (*before, *after) if one.state is State.REPORTED}
+    answered = {report.node for report in (*before, *after) if report.state is State.REPORTED}
     assert sorted(told) == sorted(answered)
     for text in (changes_content.screen(found), changes_content.ticket(found)):
         assert "\x1b" not in text

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -14,13 +11,12 @@ from jsonschema import Draft202012Validator
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpuipc_doctor.fleet import fleet_content, fleet_exports, fold, summary
+from gpuipc_doctor.fleet import fleet_content, fleet_exports, fold
 from gpuipc_doctor.fleet.summary import NodeReport, State
 from gpuipc_doctor.model import Relation, Status
 from tests import golden, schemas
 from tests.sample_fleets import HEALTHY, a_fleet, fleets, named, timed
 from tests.sample_reports import PROPERTY
-from tests.waiting import LIMIT_S
 
 SCHEMA = schemas.beside(fleet_exports, "fleet")
 
@@ -40,11 +36,11 @@ def test_the_schema_is_a_schema_and_knows_every_word() -> None:
     assert SCHEMA["$defs"]["Status"]["enum"] == sorted(status.value for status in Status)
     assert SCHEMA["properties"]["schema"]["enum"] == [fleet_exports.KIND.name]
     objects = [SCHEMA, *SCHEMA["$defs"].values(), *SCHEMA["properties"].values()]
-    closed = [one for one in objects if "properties" in one]
+    closed = [object_ for object_ in objects if "properties" in object_]
     assert SCHEMA["$defs"]["Relation"]["enum"] == sorted(r.value for r in Relation)
-    assert len(closed) == 9
-    assert all(set(one["required"]) == set(one["properties"]) for one in closed)
-    assert not any(one["additionalProperties"] for one in closed)
+    assert len(closed) == 10
+    assert all(set(object_["required"]) == set(object_["properties"]) for object_ in closed)
+    assert not any(object_["additionalProperties"] for object_ in closed)
 
 
 @PROPERTY
@@ -53,7 +49,7 @@ def test_any_fleet_fits_the_schema_and_every_format(reports: list[NodeReport]) -
     fleet = fold.fold(reports)
     document = json.loads(fleet_exports.dumps(fleet))
     Draft202012Validator(SCHEMA).validate(document)
-    assert sum(one["count"] for one in document["groups"]) == document["count"] == len(reports)
+    assert sum(group["count"] for group in document["groups"]) == document["count"] == len(reports)
     assert sum(document["totals"].values()) == len(reports)
     [suite] = ElementTree.fromstring(fleet_exports.junit(fleet))
     assert int(suite.attrib["tests"]) == len(suite.findall("testcase")) == len(reports)
@@ -67,7 +63,7 @@ def test_any_fleet_fits_the_schema_and_every_format(reports: list[NodeReport]) -
 def test_one_is_no_plural() -> None:
     fleet = fold.fold([named(HEALTHY, "n1")])
     assert "<h1>1 node</h1>" in fleet_exports.html(fleet)
-    assert ">1 report · 1 PASS" in fleet_exports.html(fleet)
+    assert ">1 report · from 2026-" in fleet_exports.html(fleet)
     assert fleet_content.ticket(fleet).startswith("## 1 node: 1 PASS")
     assert fleet_content.screen(fleet).startswith("1 node · 1 report ·")
 
@@ -94,45 +90,5 @@ def test_a_node_without_a_report_is_an_error_that_says_why() -> None:
     [error] = silent
     assert (error.attrib["message"], error.text) == (
         "deadline",
-        "no answer within 600 s\nDo: look at the console and the kernel log of nid0039, or raise --deadline",
+        "no answer within 600 s\nDo: check console and dmesg of nid0039; or raise --deadline",
     )
-
-
-@pytest.mark.browser
-def test_a_page_is_sorted_by_severity_with_the_keyboard(tmp_path: Path) -> None:
-    """In Chromium: the nodes with the same answer and all nodes, by Enter on a header."""
-    browser = shutil.which("chromium")
-    assert browser
-    press = """<script>
-for (const table of ["groups", "all"]) for (const times of table === "all" ? [1, 2] : [1]) {
-  const head = [...document.querySelectorAll(`#${table} th`)].find(one => one.textContent === "worst");
-  head.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter" }));
-  const seen = [...document.querySelectorAll(`#${table} .mark:first-child`)].map(one => one.classList[1]);
-  document.body.append(`${table} ${head.ariaSort} ${head.tabIndex} ${[...new Set(seen)]};`);
-}
-</script>"""
-    (tmp_path / "page.html").write_text(fleet_exports.html(fold.fold(a_fleet())) + press)
-    options = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        f"--user-data-dir={tmp_path}/profile",
-        "--dump-dom",
-    ]
-    command = [browser, *options, f"file://{tmp_path}/page.html"]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S).stdout
-    assert "all ascending 0 FAIL,ERROR,PASS;all descending 0 PASS,ERROR,FAIL;" in shown
-    assert "groups ascending 0 FAIL,PASS" in shown or "groups ascending 0 FAIL,WARN" in shown
-
-
-def test_a_page_of_ten_thousand_nodes_is_small_and_has_every_reason() -> None:
-    reports = [named(HEALTHY, f"nid{number:06}") for number in range(9_700)]
-    for number in range(9_700, 10_000):
-        reports.append(
-            summary.silent(f"nid{number:06}", State.UNREACHABLE, f"ssh: no route, code {number % 7}")
-        )
-    page = fleet_exports.html(fold.fold(reports))
-    assert len(page.encode()) < 2 << 20
-    assert page.count("not reachable: ssh: no route") >= 300
-    nodes = page[page.index('id="all"') :]
-    assert nodes.index("nid009700") < nodes.index("nid000000")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import random
 import re
+import resource
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -20,7 +23,7 @@ from jsonschema import Draft202012Validator
 from gpuipc_doctor.cli.main import cli
 from gpuipc_doctor.fleet import directory, fleet_content, fleet_exports, fold, nodeset, summary
 from gpuipc_doctor.fleet.ask import MAX_ANSWER, LaunchOptions, Target, Via, answer
-from gpuipc_doctor.fleet.summary import Figure, NodeReport, State
+from gpuipc_doctor.fleet.summary import Figure, FindingSummary, NodeReport, State
 from gpuipc_doctor.model import Relation, Status
 from gpuipc_doctor.present.blocks import do
 from gpuipc_doctor.report import report_json
@@ -49,7 +52,7 @@ def test_the_bad_the_different_and_the_silent() -> None:
     fleet = fold.fold(a_fleet())
     assert fleet.nodes(Status.FAIL) == ("nid0035", "nid0036")
     assert sorted(fleet.nodes(Status.ERROR)) == ["nid0037", "nid0038", "nid0039"]
-    assert {one.state: one.nodes for one in fleet.silent} == {
+    assert {missing.state: missing.nodes for missing in fleet.silent} == {
         State.UNREACHABLE: ("nid0037", "nid0038"),
         State.DEADLINE: ("nid0039",),
     }
@@ -104,9 +107,9 @@ def test_a_screen_has_at_most_60_lines_however_bad_the_fleet(width: int, checks:
 
 def test_the_slow() -> None:
     fleet = fold.fold(timed(a_fleet(), nid0009=9.5))
-    assert [(one.node, one.peers) for one in fleet.slow] == [("nid0009", 37)]
+    assert [(outlier.node, outlier.peers) for outlier in fleet.slow] == [("nid0009", 37)]
     assert (
-        "SLOW  nid0009, x: latency: 9.5 µs; the median of 37 nodes with the same GPUs is 2 µs"
+        "SLOW  nid0009, x: latency: 9.5 µs; median of 37 nodes with the same GPUs: 2 µs"
         in fleet_content.screen(fleet, width=100)
     )
 
@@ -128,11 +131,15 @@ def judged(*reports: NodeReport) -> list[tuple[str, list[str], list[str]]]:
     """Of each finding the check, what is said of known issues, and what to do."""
     return [
         (
-            one.problem.check,
-            [item.text for item in one.known_issues if not item.lead],
-            [item.text for item in (*one.known_issues, do(one.remedy)) if item.lead and item.text],
+            explained.problem.check,
+            [item.text for item in explained.known_issues if not item.lead],
+            [
+                item.text
+                for item in (*explained.known_issues, do(explained.remedy))
+                if item.lead and item.text
+            ],
         )
-        for one in fleet_content.judged(fold.fold(reports))
+        for explained in fleet_content.judged(fold.fold(reports))
     ]
 
 
@@ -162,7 +169,7 @@ def test_nodes_whose_reports_say_otherwise_of_a_known_issue_are_told_apart() -> 
 
 
 def test_a_remedy_of_its_own_is_told_beside_that_of_a_known_issue() -> None:
-    told = tuple(msgspec.structs.replace(one, remedy="drain it") for one in BAD.findings)
+    told = tuple(msgspec.structs.replace(finding, remedy="drain it") for finding in BAD.findings)
     assert judged(named(BAD, "n1", findings=told))[0][2] == [KNOWN.remedy, "drain it"]
 
 
@@ -200,7 +207,7 @@ gpuipc-doctor: /etc/gpuipc-doctor/site.yaml:1: hosts: n1 is not one of n[2-4]
 Usage: gpuipc-doctor check [OPTIONS] [CHECK]...
 Try 'gpuipc-doctor check --help' for help.
 
-Error: --mpi-lib: there is no file /mpi.so; name the library itself"""
+Error: --mpi-lib: file not found: /mpi.so; name the library itself"""
 EXITED = "srun: error: n1: task 0: Exited with exit code 2"
 
 
@@ -209,7 +216,7 @@ EXITED = "srun: error: n1: task 0: Exited with exit code 2"
     [
         (b"", 255, "ssh: connect to host n1: Connection refused", Via.SSH, State.UNREACHABLE, "refused"),
         (b"", 127, "sh: 1: gpuipc-doctor: not found", Via.SSH, State.NO_TOOL, "not found"),
-        (b"", 124, "", Via.SSH, State.DEADLINE, "exit code 124"),
+        (b"", 124, "", Via.SSH, State.DEADLINE, "ended at the deadline"),
         (b"", -9, "", Via.SLURM, State.KILLED, "exit code -9"),
         (
             b"",
@@ -227,15 +234,15 @@ EXITED = "srun: error: n1: task 0: Exited with exit code 2"
             State.REFUSED,
             "s.yaml:1: No",
         ),
-        (b"", 2, USAGE, Via.SSH, State.REFUSED, "--mpi-lib: there is no file /mpi.so; name the library"),
-        (b"", 2, f"{USAGE}\n{EXITED}", Via.SLURM, State.REFUSED, "--mpi-lib: there is no file /mpi.so"),
+        (b"", 2, USAGE, Via.SSH, State.REFUSED, "--mpi-lib: file not found: /mpi.so; name the library"),
+        (b"", 2, f"{USAGE}\n{EXITED}", Via.SLURM, State.REFUSED, "--mpi-lib: file not found: /mpi.so"),
         (b"", 1, f"gpuipc-doctor: no place\n{EXITED}", Via.SLURM, State.NO_ANSWER, "no place"),
         (b"", 2, "Error: No such option: --summary", Via.SSH, State.OTHER_VERSION, "--summary"),
         (b"", 2, "sh: 1: Syntax error", Via.SSH, State.NO_ANSWER, "sh: 1: Syntax error"),
         (b'{"schema": "gpuipc-doctor/report/9"}', 0, "", Via.SSH, State.OTHER_VERSION, "another version"),
         (b"{}", 0, "", Via.SSH, State.OTHER_VERSION, "is not a report"),
-        (b"{", 0, "", Via.SSH, State.NO_ANSWER, "cut after 1 bytes"),
-        (summary.dumps(HEALTHY)[:-9], 0, "", Via.SSH, State.NO_ANSWER, "its answer was cut after"),
+        (b"{", 0, "", Via.SSH, State.NO_ANSWER, "truncated after 1 bytes"),
+        (summary.dumps(HEALTHY)[:-9], 0, "", Via.SSH, State.NO_ANSWER, "the answer was truncated after"),
         (b"Welcome to nid0001\n", 0, "", Via.SSH, State.NO_ANSWER, "not a report: 'Welcome to nid0001'"),
         (b"x" * MAX_ANSWER, 0, "", Via.SSH, State.NO_ANSWER, "longer than 64 MiB"),
     ],
@@ -248,6 +255,36 @@ def test_what_is_no_answer_says_why(
     assert reason in found.reason
     assert "Usage" not in found.reason
     assert found.status is Status.ERROR
+
+
+@pytest.mark.parametrize("banner", [b"", b"motd\n"])
+@pytest.mark.parametrize(
+    ("data", "state", "reason"),
+    [
+        (
+            b'{"schema": oops}\n',
+            State.NO_ANSWER,
+            """the answer is garbled: '{"schema": oops}'; this is not JSON""",
+        ),
+        (b'{\n  "schema": oops\n}\n', State.NO_ANSWER, "the answer is garbled: '{'; this is not JSON"),
+        (
+            b'{"node":"",oops}\n',
+            State.NO_ANSWER,
+            """the answer is garbled: '{"node":"",oops}'; this is not""",
+        ),
+        (
+            b'{"node":"\xff"}\n',
+            State.NO_ANSWER,
+            """the answer is garbled: '{"node":"\ufffd"}'; this is not""",
+        ),
+        (b'{"node":"","state":7}\n', State.OTHER_VERSION, "Expected `str`"),
+        (b'{"node":"","state":"on holiday"}\n', State.OTHER_VERSION, "Invalid enum value 'on holiday'"),
+    ],
+)
+def test_garbage_is_no_other_version(banner: bytes, data: bytes, state: State, reason: str) -> None:
+    found, full = answer("n1", banner + data, 0, "", Via.SSH)
+    assert (found.state, full) == (state, b"")
+    assert found.reason.startswith(reason)
 
 
 BANNER = b"Lmod: loading cuda/12\n"
@@ -268,6 +305,17 @@ def test_a_banner_before_a_full_report_is_skipped() -> None:
     assert answer("n1", BANNER + data, 12, "", Via.SSH) == answer("n1", data, 12, "", Via.SSH)
 
 
+@pytest.mark.parametrize("before", [b"", b"{ welcome to n1 }\n", b"{motd}\n", b"\x1b[31mn1\x1b[0m\n"])
+@pytest.mark.parametrize("behind", [b"", b"logout\n"])
+@pytest.mark.parametrize(
+    "sent", [report_json.dumps(seed_002()).encode().rstrip(), summary.dumps(BAD).rstrip()]
+)
+def test_banners_of_any_kind_are_no_part_of_an_answer(before: bytes, behind: bytes, sent: bytes) -> None:
+    found, full = answer("n1", before + sent + b"\n" + behind, 12, "", Via.SSH)
+    assert (found.state, found.checks["ipc-reopen"]) == (State.REPORTED, "FAIL")
+    assert full.rstrip() in (b"", sent)
+
+
 @pytest.mark.parametrize(
     ("checks", "status", "where"),
     [
@@ -284,6 +332,51 @@ def test_status_of_a_node_is_the_worst_of_its_tested_checks(
     found = named(HEALTHY, "n1", checks=checks)
     assert found.status is status
     assert fold.fold([found]).sets[where] == ("n1",)
+
+
+SKIPPED = {
+    "mpi-start": ("no-mpi", "no MPI to test"),
+    "mpi-first-touch": ("no-mpi", "no MPI to test"),
+    "ipc-peer": ("no-pair", "needs two devices of one vendor"),
+    "ipc-fabric": ("disabled", "disabled at site.yaml:12: no NVLink"),
+    "ipc-stale": ("suppressed", "FAIL ipc-stale.stale is suppressed at site.yaml:9: 4711"),
+    "fabric-info": ("no-fabric-here", "site.yaml:3 says this node has no fabric"),
+}
+
+
+def skipping(node: str, *checks: str) -> NodeReport:
+    findings = tuple(
+        FindingSummary(check, SKIPPED[check][0], "SKIP", (), says=SKIPPED[check][1]) for check in checks
+    )
+    return named(HEALTHY, node, checks={**HEALTHY.checks, **dict.fromkeys(checks, "SKIP")}, findings=findings)
+
+
+@pytest.mark.parametrize("form", ["screen", "html", "markdown", "json"])
+def test_skips_that_no_site_asked_for_are_reported_by_check_once(tmp_path: Path, form: str) -> None:
+    for number in range(30):
+        directory.save(tmp_path, skipping(f"n{number}", *(SKIPPED if number else ("mpi-start",))))
+    option = ["--json"] if form == "json" else ["--format", form]
+    ended = CliRunner().invoke(cli, ["fleet", "report", str(tmp_path), *option])
+    assert ended.exit_code == 0
+    shown = ended.stdout.replace("\\", "")
+    if form == "json":
+        found = json.loads(shown)["skipped"]
+        assert [(finding["check"], finding["key"], finding["nodes"]) for finding in found] == [
+            ("mpi-start", "no-mpi", "n[0-29]"),
+            ("ipc-peer", "no-pair", "n[1-29]"),
+            ("mpi-first-touch", "no-mpi", "n[1-29]"),
+        ]
+    else:
+        assert shown.count("no MPI to test") == 2  # on all nodes, and on all but one
+        assert ("all 30" in shown, shown.count("needs two devices")) == (True, 1)
+    assert not [says for key, says in SKIPPED.values() if key in fold.EXPECTED_SKIPS and says in shown]
+
+
+def test_checks_skipped_for_one_reason_are_one_line() -> None:
+    fleet = fold.fold(skipping(f"n{number}", "mpi-start", "mpi-first-touch") for number in range(40))
+    lines = [line for line in fleet_content.screen(fleet).splitlines() if line.startswith("SKIP")]
+    assert lines == ["SKIP  mpi-first-touch, mpi-start on all 40: no MPI to test"]
+    assert fleet.exit_code == 0
 
 
 def test_an_answer_is_kept_whole_and_summed_up() -> None:
@@ -326,24 +419,85 @@ def test_a_command_for_each_way() -> None:
     ]
     assert (
         LaunchOptions(Via.SSH, command).words(Target.of_node("n1"))[-1]
-        == "timeout 600 gpuipc-doctor check 'a b'"
+        == """sh -c 'timeout "$@"; exit $?' sh 600 gpuipc-doctor check 'a b'"""
     )
 
 
 def test_what_else_lies_in_the_directory_is_told(tmp_path: Path) -> None:
     directory.save(tmp_path, named(HEALTHY, "n1"))
-    (tmp_path / "n2.summary.json").write_bytes(summary.dumps(named(HEALTHY, "n3")))
-    (tmp_path / "n4.summary.json").write_bytes(summary.dumps(named(HEALTHY, "n4"))[:100])
-    (tmp_path / "n5.summary.json").write_bytes(b'{"node": "n5", "state": "reported", "schema": "other"}')
-    os.mkfifo(tmp_path / "n6.summary.json")
+    other = b'{"node": "n5", "state": "reported", "schema": "other"}'
+    (tmp_path / f"n2{directory.SUMMARY}").write_bytes(gzip.compress(summary.dumps(named(HEALTHY, "n3"))))
+    (tmp_path / f"n4{directory.SUMMARY}").write_bytes(
+        gzip.compress(summary.dumps(named(HEALTHY, "n4")))[:100]
+    )
+    (tmp_path / f"n5{directory.SUMMARY}").write_bytes(gzip.compress(other))
+    os.mkfifo(tmp_path / f"n6{directory.SUMMARY}")
+    (tmp_path / f"n7{directory.SUMMARY}").write_bytes(summary.dumps(named(HEALTHY, "n7")))
+    (tmp_path / f"n8{directory.SUMMARY}").write_bytes(gzip.compress(bytes(directory.MAX_SUMMARY + 1)))
     (tmp_path / "package.json").write_text('{"name": "x"}')
     reports, foreign = directory.read(tmp_path)
-    assert [one.path.name for one in foreign] == ["package.json"]
-    assert {one.node: one.state for one in reports} == {
+    assert [file.path.name for file in foreign] == ["package.json"]
+    assert {report.node: report.state for report in reports} == {
         "n1": State.REPORTED,
-        **dict.fromkeys(["n2", "n4", "n5", "n6"], State.UNREADABLE),
+        **dict.fromkeys(["n2", "n4", "n5", "n6", "n7", "n8"], State.UNREADABLE),
     }
-    assert fold.fold(reports).sets["unknown"] == ("n2", "n4", "n5", "n6")
+    assert fold.fold(reports).sets["unknown"] == ("n2", "n4", "n5", "n6", "n7", "n8")
+    said = {report.node: report.reason for report in reports}
+    assert ("was cut after" in said["n4"], "is longer than 1024 KiB" in said["n8"]) == (True, True), said
+
+
+def test_a_summary_of_many_facts_takes_one_block_of_a_file_system(tmp_path: Path) -> None:
+    """Each fact has a number of the node's own; as text it is three blocks."""
+    chaos = random.Random(0)
+    facts = {
+        f"env:UCX_OPTION_{n}": (f"{chaos.choice(['rc', 'dc', 'ud'])},{chaos.randrange(10**9)}",)
+        for n in range(250)
+    }
+    node = named(HEALTHY, "n1", facts={**HEALTHY.facts, **facts})
+    assert len(summary.dumps(node)) > 2 * 4096
+    directory.save(tmp_path, node)
+    assert (tmp_path / f"n1{directory.SUMMARY}").stat().st_size <= 4096
+    assert directory.read(tmp_path) == ([node], [])
+
+
+def test_what_nodes_have_in_common_is_in_memory_once(tmp_path: Path) -> None:
+    """Ten thousand nodes of a hundred facts took 330 MB in place of 100."""
+    for node in ("n1", "n2"):
+        directory.save(tmp_path, named(BAD, node))
+    [one, other], _ = directory.read(tmp_path)
+    assert (one.facts, one.findings) == (BAD.facts, BAD.findings)
+    assert all(one.facts[name] is other.facts[name] for name in BAD.facts)
+    assert all(ours is theirs for ours, theirs in zip(one.findings, other.findings, strict=True))
+
+
+def test_a_summary_is_kept_where_its_full_report_has_no_room(tmp_path: Path) -> None:
+    """Or a later `fleet report` would not know of the bad node."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            directory.save(tmp_path, named(BAD, "n1"), bytes(8193))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path.name for path in tmp_path.iterdir()] == [f"n1{directory.SUMMARY}"]
+    assert directory.read(tmp_path) == ([named(BAD, "n1")], [])
+
+
+def test_a_directory_of_an_earlier_version_is_read_resumed_and_forgotten(tmp_path: Path) -> None:
+    """Its summaries are plain; a node's compressed one is the newer."""
+    for node, report in {"n1": HEALTHY, "n2": BAD, "n3": BAD}.items():
+        (tmp_path / f"{node}{directory.PLAIN_SUMMARY}").write_bytes(summary.dumps(named(report, node)))
+    (tmp_path / "n3.json").write_text(report_json.dumps(seed_002()))
+    directory.save(tmp_path, named(HEALTHY, "n2"))
+    silent = summary.silent("n4", State.DEADLINE, "no answer")
+    (tmp_path / f"n4{directory.PLAIN_SUMMARY}").write_bytes(summary.dumps(silent))
+    reports, foreign = directory.read(tmp_path)
+    assert ({report.node: report.status.value for report in reports}, foreign) == (
+        {"n1": "PASS", "n2": "PASS", "n3": "FAIL", "n4": "ERROR"},
+        [],
+    )
+    directory.forget_silent(tmp_path, [silent])
+    assert [report.node for report in directory.read(tmp_path)[0]] == ["n2", "n1", "n3"]
 
 
 @pytest.mark.parametrize("form", ["screen", "html", "junit", "markdown", "nodeset", "prometheus", "json"])
@@ -362,8 +516,19 @@ def test_the_newer_report_counts_of_a_node_with_two_names(tmp_path: Path, newer:
         directory.save(tmp_path, named(HEALTHY if node == newer else BAD, node, started=started))
     directory.save(tmp_path, named(HEALTHY, "n1.other"))
     reports, foreign = directory.read(tmp_path)
-    assert (newer in [one.node for one in reports], fold.fold(reports).sets["fail"]) == (True, ())
-    assert f"older than the report of {newer}" in foreign[0].reason
+    assert (newer in [report.node for report in reports], fold.fold(reports).sets["fail"]) == (True, ())
+    assert foreign[0].reason == f"{newer} is the same node, and its report is the newer one"
+    assert foreign[0].path.exists()
+
+
+def test_of_a_node_with_two_names_one_report_of_a_second_counts(tmp_path: Path) -> None:
+    """As where both names stand in one -w: neither is counted twice, nor told as not asked."""
+    for node in ("n1.site", "n1"):
+        directory.save(tmp_path, named(HEALTHY, node))
+    reports, _ = directory.read(tmp_path)
+    assert [report.node for report in reports] == ["n1"]
+    assert directory.lacking(["n1", "n1.site", "n2", "n2.site"], ["n1", "n2.site"]) == []
+    assert directory.lacking(["n1.site", "n10", "n1.other"], ["n1.site"]) == ["n10", "n1.other"]
 
 
 def test_nodes_without_a_report_are_grouped_by_state_and_cause() -> None:
@@ -378,7 +543,7 @@ def test_nodes_without_a_report_are_grouped_by_state_and_cause() -> None:
         for name in names
     ]
     fleet = fold.fold(reports)
-    assert [len(one.nodes) for one in fleet.silent] == [3, 2, 1]
+    assert [len(missing.nodes) for missing in fleet.silent] == [3, 2, 1]
     screen = fleet_content.screen(fleet, width=100)
     assert [screen.count(words) for words in ("No route", "refused", "denied", "Do: run `ssh")] == [
         1,
@@ -413,15 +578,21 @@ def test_two_runs_do_not_share_a_directory(tmp_path: Path) -> None:
         (["-w", ""], "name the nodes"),
         ([], "name the nodes"),
         (["-w", "n1!n1"], "the set is empty"),
-        (["-w", "-oProxyCommand=x"], "'-oProxyCommand=x' is no name of a node"),
-        (["-w", "../n1"], "'../n1' is no name of a node"),
+        (["-w", "-oProxyCommand=x"], "'-oProxyCommand=x' is not a node name"),
+        (["-w", "../n1"], "'../n1' is not a node name"),
         (["-w", "n1", "--", "--deadlin", "5"], "--deadlin"),
-        (["-w", "n1", "--", "ipc-repoen"], "no check 'ipc-repoen'; did you mean 'ipc-reopen'? (a site's own"),
+        (
+            ["-w", "n1", "--", "ipc-repoen"],
+            "no check 'ipc-repoen'; did you mean 'ipc-reopen'? (name the directory",
+        ),
         (["-w", "n1", "--", "--deadline", "soon"], "'soon' is not a valid float"),
-        (["-w", "n1", "--", "--all", "ipc-reopen"], "--all runs every check of the tier; leave it out"),
+        (["-w", "n1", "--", "--all", "ipc-reopen"], "--all runs every check of the tier; omit --all"),
         (["-w", "n1", "--", "--deadline", "5"], "name the checks to run, or give --all"),
-        (["-w", "n1", "--", "ipc-reopen", "--nodes", "2"], "are for checks between nodes"),
-        (["-w", "n1", "--", "--all", "--tier", "prolog", "--partner", "n2"], "are for checks between nodes"),
+        (["-w", "n1", "--", "ipc-reopen", "--nodes", "2"], "need a check that runs between nodes"),
+        (
+            ["-w", "n1", "--", "--all", "--tier", "prolog", "--partner", "n2"],
+            "need a check that runs between nodes",
+        ),
         (["-w", "n1", "--", "--all", "--dry-run"], "--dry-run leaves no report"),
     ],
 )
@@ -446,7 +617,7 @@ def test_a_set_is_folded_and_comes_back(names: list[str]) -> None:
 def test_a_node_that_refused_the_command_is_none_that_did_not_answer() -> None:
     reports = [HEALTHY, answer("n2", b"", 2, USAGE, Via.SSH)[0]]
     shown = fleet_content.screen(fold.fold(reports))
-    assert "ERROR n2 refused the command\n      n2: --mpi-lib: there is no file /mpi.so; name" in shown
+    assert "ERROR n2 refused the command\n      n2: --mpi-lib: file not found: /mpi.so; name" in shown
     assert "no report" not in shown
     assert "no report" not in fleet_exports.html(fold.fold(reports))
 
@@ -485,7 +656,8 @@ def test_a_directory_of_foreign_and_torn_files(tmp_path: Path) -> None:
     """A line for each foreign file, of many for some; a node for each torn one."""
     directory.save(tmp_path, named(HEALTHY, "n1"))
     for number in range(20):
-        (tmp_path / f"m{number:02}.summary.json").write_bytes(summary.dumps(HEALTHY)[: 10 * number])
+        torn = gzip.compress(summary.dumps(HEALTHY))[: 10 * number]
+        (tmp_path / f"m{number:02}{directory.SUMMARY}").write_bytes(torn)
         (tmp_path / f"package{number:02}.json").write_text("{}")
     for name in ("holiday.jpg", ".n7.json.4711", "n8.json"):
         (tmp_path / name).write_bytes(b"\xff")
@@ -502,11 +674,11 @@ def test_full_reports_are_folded_where_no_summary_lies_beside_them(tmp_path: Pat
         (tmp_path / f"{node}.json").write_text(report_json.dumps(report))
     directory.save(tmp_path, named(BAD, "c"))
     reports, foreign = directory.read(tmp_path)
-    assert (sorted((one.node, one.status.value, one.exit_code) for one in reports), foreign) == (
+    assert (sorted((report.node, report.status.value, report.exit_code) for report in reports), foreign) == (
         [("a", "FAIL", 12), ("b", "PASS", 0), ("c", "FAIL", 12)],
         [],
     )
-    [a] = [one for one in reports if one.node == "a"]
+    [a] = [report for report in reports if report.node == "a"]
     assert a == summary.of(seed_002(), "a", 12)
 
 
@@ -514,7 +686,7 @@ def test_full_reports_are_folded_where_no_summary_lies_beside_them(tmp_path: Pat
     ("name", "text", "says"),
     [
         ("n1.json", '{"schema": "gpuipc-doctor/fleet/2"}', "n1.json: "),
-        ("n[1-2].json", report_json.dumps(healthy(gpus(1))), "n[1-2].json: its name is not that of a node"),
+        ("n[1-2].json", report_json.dumps(healthy(gpus(1))), "n[1-2].json: its name is not a node name"),
     ],
 )
 def test_json_that_is_no_report_is_told_in_a_line(tmp_path: Path, name: str, text: str, says: str) -> None:
@@ -534,5 +706,5 @@ def test_a_directory_without_a_report(tmp_path: Path) -> None:
 def test_a_second_run_into_a_directory_is_refused(tmp_path: Path) -> None:
     with directory.ours(tmp_path):
         ended = CliRunner().invoke(cli, ["fleet", "check", "-w", "n1", "--into", str(tmp_path)])
-    assert (ended.exit_code, f"process {os.getpid()} writes there" in ended.output) == (2, True)
+    assert (ended.exit_code, f"process {os.getpid()} is writing to it" in ended.output) == (2, True)
     assert not list(tmp_path.glob("*.json"))

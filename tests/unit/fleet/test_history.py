@@ -30,7 +30,7 @@ RUNS = [run("ppFpp", 1), run("pFFpE", 2), run("ppF-p", 3), run("pFFpE", 4)]
 
 
 def test_each_node_has_its_marks_its_failures_and_its_last_pass() -> None:
-    found = {one.node: one for one in histories(RUNS)}
+    found = {history.node: history for history in histories(RUNS)}
     assert {node: one.marks for node, one in found.items()} == {
         "n1": "pppp", "n2": "pFpF", "n3": "FFFF", "n4": "pp-p", "n5": "pEpE",
     }  # fmt: skip
@@ -39,7 +39,7 @@ def test_each_node_has_its_marks_its_failures_and_its_last_pass() -> None:
     assert found["n2"].last_passed.startswith("2026-11-03")
     assert found["n3"].last_passed == ""
     assert "nvidia-driver 450.102.04 -> 460.32.03" in found["n2"].changed
-    assert [one.node for one in histories(RUNS)] == ["n3", "n2", "n5", "n1", "n4"]
+    assert [history.node for history in histories(RUNS)] == ["n3", "n2", "n5", "n1", "n4"]
 
 
 @pytest.mark.parametrize("backwards", [False, True])
@@ -59,7 +59,7 @@ def test_the_screen_is_in_the_order_of_time(tmp_path: Path, backwards: bool) -> 
     assert lines[0] == f"4 runs, {tmp_path}/0 to {tmp_path}/3: 5 nodes"
     assert lines[1] == "n3 FFFF never passed, failed 4 times"
     assert lines[2].startswith("n2 pFpF last passed 2026-11-03 08:00, failed 2 times, flaps; since then: ")
-    assert lines[-1] == "2 nodes passed each time they were asked"
+    assert lines[-1] == "2 nodes passed every time"
 
 
 def test_a_format_of_the_history_is_refused(tmp_path: Path) -> None:

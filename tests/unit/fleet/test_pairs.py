@@ -68,9 +68,26 @@ def test_pairs_of_neighbours_say_that_links_between_switches_were_not_tried(
     assert open_links not in shown(["n1", "n2"], Blame(), Rounds(), "")
 
 
+def test_switches_out_of_which_nothing_was_sent_are_listed() -> None:
+    """A cut leaf passes without --across; with it, silent nodes may leave a leaf untried."""
+    found = Blame(uncrossed=("leaf1", "leaf2"))
+    assert fleet_pairs._untried(found, across=False) == f"{fleet_pairs.UNTRIED}; any link out of leaf[1-2]"
+    assert fleet_pairs._untried(found, across=True) == "any link out of leaf[1-2]"
+    assert fleet_pairs._untried(Blame(), across=True) == ""
+
+
+def test_a_switch_below_which_nothing_passes_is_not_called_bad() -> None:
+    nodes = [f"n{number}" for number in range(8)]
+    cut = Cut("leaf1", tuple(nodes[4:]), is_certain=False)
+    lines = fleet_pairs._pairs_as_text(
+        nodes, Blame(cut=(cut,), suspected=("leaf0",)), Rounds(), ""
+    ).splitlines()
+    assert lines[1:] == ["cut off, or all of their nodes are bad: leaf1 (n[4-7])", "perhaps cut off: leaf0"]
+
+
 def test_a_switch_and_a_split_are_a_line_each() -> None:
     nodes = [f"n{number}" for number in range(8)]
-    links = tuple((f"leaf{one}", f"leaf{other}") for one in (1, 2) for other in (3, 4))
+    links = tuple((f"leaf{leaf}", f"leaf{other}") for leaf in (1, 2) for other in (3, 4))
     blamed = Blame(cut=(Cut("leaf0", tuple(nodes[:4])),), links=links, unstable=("n7",))
     lines = fleet_pairs._pairs_as_text(nodes, blamed, Rounds(), "").splitlines()
     assert lines[1:] == [

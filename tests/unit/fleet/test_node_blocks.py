@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from gpuipc_doctor.fleet import blocks, summary
+from gpuipc_doctor.fleet import node_blocks, summary
 from gpuipc_doctor.fleet.ask import LaunchOptions, Shipped, Via
 from gpuipc_doctor.fleet.summary import NodeReport, State
 from tests.sample_fleets import HEALTHY, named
@@ -105,7 +106,7 @@ def lines(place: Path, program: str) -> list[str]:
 def test_flux_runs_one_job_for_a_block(place: Path) -> None:
     told = Told()
     way = LaunchOptions(Via.FLUX, ("cat", f"{place}/answer"), block=3)
-    blocks.ask(nodes(5), way, told)
+    node_blocks.ask(nodes(5), way, told)
     assert {report.state for report in told.reports.values()} == {State.REPORTED}
     assert len(told.reports) == 5
     assert sorted(line.split()[1] for line in lines(place, "flux")) == nodes(5)
@@ -114,7 +115,7 @@ def test_flux_runs_one_job_for_a_block(place: Path) -> None:
 def test_under_flux_the_others_of_a_block_are_asked_one_by_one(place: Path) -> None:
     (place / "dead-n2").touch()
     told = Told()
-    blocks.ask(nodes(3), LaunchOptions(Via.FLUX, ("cat", f"{place}/answer"), block=3), told)
+    node_blocks.ask(nodes(3), LaunchOptions(Via.FLUX, ("cat", f"{place}/answer"), block=3), told)
     states = {node: report.state for node, report in told.reports.items()}
     assert states == {"n1": State.REPORTED, "n2": State.NO_ANSWER, "n3": State.REPORTED}
     assert told.reports["n2"].reason == "flux: error: n2 is dead"
@@ -123,17 +124,19 @@ def test_under_flux_the_others_of_a_block_are_asked_one_by_one(place: Path) -> N
 def test_a_block_that_slurm_refuses_is_halved(place: Path) -> None:
     told = Told()
     way = LaunchOptions(Via.SLURM, ("cat", f"{place}/answer"), block=8, options=("--gres=gpu:4",))
-    blocks.ask(nodes(8), way, told)
+    node_blocks.ask(nodes(8), way, told)
     assert len(told.reports) == 8
-    sizes = [line.split("-N")[1].split()[0] for line in lines(place, "salloc")]
-    assert sorted(sizes) == ["2", "2", "2", "2", "4", "4", "8"]
+    sizes = Counter(line.split("-N")[1].split()[0] for line in lines(place, "salloc"))
+    # A block that is refused while a job of two nodes runs is asked for again when that job has ended.
+    assert sizes.pop("4") >= 2
+    assert sizes == {"8": 1, "2": 4}
     assert all("--gres=gpu:4" in line for line in lines(place, "salloc"))
 
 
 def test_each_node_is_asked_by_itself_where_salloc_is_missing(place: Path) -> None:
     (place / "salloc").unlink()
     told = Told()
-    blocks.ask(nodes(2), LaunchOptions(Via.SLURM, ("cat", f"{place}/answer"), block=8), told)
+    node_blocks.ask(nodes(2), LaunchOptions(Via.SLURM, ("cat", f"{place}/answer"), block=8), told)
     assert {report.state for report in told.reports.values()} == {State.REPORTED}
 
 
@@ -142,7 +145,7 @@ def test_a_file_is_sent_once_to_a_block(place: Path) -> None:
     shipped.write_text(f'[ "$1$2" = --oncecheck ] || exit 9\nexec cat {place}/answer\n')
     told = Told()
     way = LaunchOptions(Via.SLURM, ("check",), block=2, shipped=Shipped(shipped, str(place)))
-    blocks.ask(nodes(2), way, told)
+    node_blocks.ask(nodes(2), way, told)
     assert {report.state for report in told.reports.values()} == {State.REPORTED}
     assert lines(place, "sbcast") == ["sbcast --jobid=7"]
     assert (place / "gpuipc-doctor.7").read_text() == shipped.read_text()
@@ -155,7 +158,7 @@ def test_where_a_file_cannot_be_sent_to_a_block_each_node_is_sent_it(place: Path
     shipped.chmod(0o755)
     told = Told()
     way = LaunchOptions(Via.SLURM, ("check",), block=2, shipped=Shipped(shipped, str(place)))
-    blocks.ask(nodes(2), way, told)
+    node_blocks.ask(nodes(2), way, told)
     assert {report.state for report in told.reports.values()} == {State.REPORTED}
     assert len(lines(place, "bcast")) == 2
 
@@ -164,7 +167,7 @@ def test_jobs_and_steps_are_begun_at_the_rate_that_is_asked(place: Path) -> None
     told = Told()
     way = LaunchOptions(Via.SLURM, ("cat", f"{place}/answer"), block=2, rate=5)
     began = time.monotonic()
-    blocks.ask(nodes(4), way, told)
+    node_blocks.ask(nodes(4), way, told)
     assert len(told.reports) == 4
     assert time.monotonic() - began >= 3 / 5  # two jobs and two steps
 
@@ -176,7 +179,7 @@ def test_an_answer_is_put_together_from_any_pieces(label: str, size: int) -> Non
     import base64
 
     told = Told()
-    answers = blocks._Answers(["n1", "n2.site"], told, 60)
+    answers = node_blocks._Answers(["n1", "n2.site"], told, 60)
     encoded = base64.b64encode(summary.dumps(named(HEALTHY, "")) + b"\0banner\n0").decode()
     sent = "welcome\n"
     for node in ("n1", "n2"):
@@ -196,7 +199,7 @@ def test_an_answer_is_put_together_from_any_pieces(label: str, size: int) -> Non
 
 def test_an_answer_without_a_line_is_none() -> None:
     told = Told()
-    answers = blocks._Answers(["n1"], told, 60)
+    answers = node_blocks._Answers(["n1"], told, 60)
     answers.pipe_data_received(
         1, b"@gpuipc-doctor n1 begins\n@gpuipc-doctor n1 abc\n@gpuipc-doctor n1 ends\n"
     )

@@ -1,9 +1,9 @@
-"""Have many nodes answer by one command: a job for a block of nodes, and one step in it over all of them.
+"""Run many nodes with one command: a job for a block of nodes, with one step over all of them.
 
-A controller then sees a job for a hundred nodes, not a hundred jobs. Each answer comes back over the
-command's own output, in short lines that begin with the node's name, so that no file system need be shared.
-Slurm aborts a step whose launch fails on one node (tried: 22.05): nodes whose answer was cut are asked by one
-more step, and who has not answered then by a step of its own.
+The controller then has one job for a hundred nodes. Answers arrive in the command's output, in short lines
+that begin with the node's name, so that no shared file system is needed. Slurm aborts a step whose launch
+fails on one node (tried: 22.05): one more step runs the nodes with truncated answers, and separate steps run
+those still without an answer.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import binascii
 import contextlib
 import math
 import os
+import re
 import signal
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -38,13 +39,25 @@ from gpuipc_doctor.fleet.ask import (
 from gpuipc_doctor.fleet.summary import State, clocked, silent
 
 BLOCKS = 16
-"""At a time."""
+"""Maximum blocks at a time."""
 
 REMOVAL_S = 30.0
-"""For the removal of a shipped file from the nodes that did not start it."""
+"""Seconds for removing a shipped file from nodes that did not start it."""
+
+PENDING_S = 3.0
+"""Seconds after which Slurm has examined a job and reports why it waits."""
+
+POLICY = "accounting/QOS policy"
+"""Part of Slurm's message for a job beyond a user's or a QOS's limit (tried: 22.05, slurmdbd)."""
+
+_PENDING = re.compile(rb"Pending job allocation (\d+)")
+
+_JOB_LIMIT = re.compile(rb"Max\w*(Node|CPU|GRES|Mem|Billing)\w*PerJob|PartitionNodeLimit", re.IGNORECASE)
+"""Slurm's reasons for a job that is too large ever to start (`squeue --format=%r`; tried:
+QOSMaxNodePerJobLimit)."""
 
 MARK = b"@gpuipc-doctor "
-"""Begins each line of ours; the node's name follows, and one of the words below or a part of the answer."""
+"""Prefix of our lines; the node's name and one of the words below, or a part of the answer, follow."""
 
 BEGINS, ENDS = b"begins", b"ends"
 
@@ -52,7 +65,7 @@ TIMED_OUT = 124
 """Exit code of timeout(1)."""
 
 KILLED = 128
-"""And the number of a signal, is the exit code in a shell of what it has ended."""
+"""Exit codes of a shell above this are a signal's number plus this."""
 
 _ON_NODE = """\
 seconds=$1; shift
@@ -69,38 +82,42 @@ echo "$name begins"
 } | base64 -w 400 | sed "s/^/$name /"
 echo "$name ends"
 """
-"""Runs the command: its output, a NUL, the end of what it said on standard error, and its exit code.
+"""Runs the command on a node; prints its output, a NUL, the end of its standard error, and its exit code.
 
-Slurm passes a task's output on by lines, in pieces of 1024 bytes at most.
+Slurm forwards a task's output line by line, in pieces of at most 1024 bytes.
 """
 
 _HOLD = 'echo "$SLURM_JOB_ID"; exec cat'
-"""Holds an allocation as long as we live: the end of our pipe ends it, however we end."""
+"""Holds an allocation until this process ends, which closes the pipe."""
 
 
 def ask(nodes: Sequence[str], way: LaunchOptions, listener: Listener, *, apart: Sequence[str] = ()) -> None:
-    """Ask all of them, `LaunchOptions.block` nodes by one command; returns when no answer can come any more.
+    """Run all nodes, `LaunchOptions.block` at a time; returns when no more answers can come.
 
-    ``apart``: more nodes, each by a command of its own, since a block would wait for them.
-    Ctrl-C ends what runs, as srun and salloc end it on the nodes, and is raised.
+    ``apart``: nodes run by separate commands, since they would delay a block. Ctrl-C is raised after
+    ending the running commands, which srun and salloc end on the nodes.
     """
     asyncio.run(_Asking(way, listener).all(nodes, apart))
 
 
 @dataclass
 class _Asking:
-    """One run over all blocks."""
+    """The state of a run over all blocks."""
 
     way: LaunchOptions
     listener: Listener
     ends: float = field(init=False)
-    """When the budget is spent, by the monotonic clock."""
+    """End of the budget (monotonic clock)."""
 
     def __post_init__(self) -> None:
         self.ends = time.monotonic() + self.way.budget_s
         self._pace = Pace(self.way.rate)
         self._singles = asyncio.Semaphore(self.way.fanout)
         self._blocks = asyncio.Semaphore(min(BLOCKS, self.way.fanout))
+        self._jobs, self._job_ended = 0, asyncio.Event()
+        """Our jobs that hold nodes, and the condition that signals the end of one of the jobs."""
+        self._too_many = math.inf
+        """Nodes in the smallest job that Slurm refused because of a limit."""
 
     async def all(self, nodes: Sequence[str], apart: Sequence[str]) -> None:
         left = iter(nodes)
@@ -114,33 +131,62 @@ class _Asking:
             await asyncio.gather(*map(self._in_turn, refused))
 
     async def _block(self, nodes: list[str]) -> list[list[str]]:
-        """Ask a block; returns smaller ones where Slurm refuses so large a job."""
+        """Run a block; returns smaller blocks if Slurm refuses a job of this size."""
         if len(nodes) == 1 or time.monotonic() >= self.ends:
             await self._one_by_one(nodes, self.way)
         elif self.way.via is Via.FLUX or self.way.job:
             await self._steps(nodes, self.way)
+        elif len(nodes) >= self._too_many:
+            return _halves(nodes)
         else:
             async with self._allocation(nodes) as (job, is_refused):
                 if job:
-                    await self._steps(nodes, replace(self.way, job=job, options=()))
+                    async with self._job():
+                        await self._steps(nodes, replace(self.way, job=job, options=()))
             if is_refused:
-                middle = len(nodes) // 2
-                return [nodes[:middle], nodes[middle:]]
+                # A limit on a user's jobs or nodes may admit the job after one of ours has ended.
+                if len(nodes) < self._too_many and await self._another_ended():
+                    return [nodes]
+                return _halves(nodes)
             if not job:
                 await self._one_by_one(nodes, self.way)
         return []
 
+    @contextlib.asynccontextmanager
+    async def _job(self) -> AsyncIterator[None]:
+        """Hold nodes with a job during the block."""
+        self._jobs += 1
+        try:
+            yield
+        finally:
+            self._jobs -= 1
+            self._job_ended.set()
+            self._job_ended = asyncio.Event()
+
+    async def _another_ended(self) -> bool:
+        """Wait until any of our jobs ends; returns whether there was one to wait for."""
+        if self._jobs:
+            await self._job_ended.wait()
+            return True
+        return False
+
     async def _one_by_one(self, nodes: Iterable[str], way: LaunchOptions) -> None:
         async def single(node: str) -> None:
             async with self._singles:
-                await self._pace.turn()
-                self.listener.started(node)
-                self.listener.finished(*await ask_one_until(Target.of_node(node), way, self.ends))
+                while True:
+                    await self._pace.turn()
+                    self.listener.started(node)
+                    async with contextlib.nullcontext() if way.job else self._job():
+                        report, full = await ask_one_until(Target.of_node(node), way, self.ends)
+                    is_refused = report.state is State.NOT_LAUNCHED and POLICY in report.reason
+                    if not is_refused or not await self._another_ended():
+                        break
+                self.listener.finished(report, full)
 
         await asyncio.gather(*map(single, nodes))
 
     async def _steps(self, nodes: Sequence[str], way: LaunchOptions, *, is_first: bool = True) -> None:
-        """A step over all nodes, one more over those that were cut, and one for each of the rest."""
+        """A step over all nodes, then one over those with truncated answers, then separate steps."""
         step = await self._step(nodes, way)
         if way.shipped and len(step.begun) < len(nodes):
             await _remove([node for node in nodes if node not in step.begun], way)
@@ -151,13 +197,13 @@ class _Asking:
             for node in cut:
                 self.listener.finished(silent(node, State.DEADLINE, step.late), b"")
             await self._one_by_one(unbegun, way)
-        elif is_first and len(cut) > 1 and not way.shipped:  # its file is gone where it was started
+        elif is_first and len(cut) > 1 and not way.shipped:  # the file is gone from nodes that started it
             await asyncio.gather(self._steps(cut, way, is_first=False), self._one_by_one(unbegun, way))
         else:
             await self._one_by_one(left, way)
 
     async def _step(self, nodes: Sequence[str], way: LaunchOptions) -> _Answers:
-        """One command over the nodes; returns who has begun and who has answered."""
+        """One command over the nodes; returns the nodes that started and those that answered."""
         seconds = min(way.deadline_s, max(self.ends - time.monotonic(), 0))
         answers = _Answers(nodes, self.listener, seconds)
         await self._pace.turn()
@@ -167,7 +213,7 @@ class _Asking:
                 lambda: answers, *words, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
             )
         except OSError:
-            return answers  # each node is asked by itself, and that says why it is not
+            return answers  # each node is then run separately, which shows the reason
         try:
             await within(seconds + GRACE_S, answers.exited)
             answers.is_late = not answers.exited.is_set()
@@ -179,7 +225,7 @@ class _Asking:
 
     @contextlib.asynccontextmanager
     async def _allocation(self, nodes: Sequence[str]) -> AsyncIterator[tuple[str, bool]]:
-        """The id of a job that has the nodes; else empty, and whether Slurm has refused it at once."""
+        """Id of a job that holds the nodes, or empty; and whether Slurm refused the job at once."""
         way = self.way
         minutes = min(way.job_limit_s, 2 * way.deadline_s + way.patience_s) / 60
         limits = [way.immediate, f"--time={math.ceil(minutes)}", "--no-kill", "--job-name=gpuipc-doctor"]
@@ -193,8 +239,17 @@ class _Asking:
             yield "", False
             return
         try:
+            await within(PENDING_S, channel.settled)
+            if not channel.settled.is_set() and (pending := _PENDING.search(channel.said)):
+                channel.said += await _reason(pending[1].decode())
+            if _JOB_LIMIT.search(channel.said):
+                self._too_many = min(self._too_many, len(nodes))
+                with contextlib.suppress(ProcessLookupError):
+                    transport.terminate()
+                yield "", True
+                return
             await within(way.patience_s + GRACE_S, channel.settled)
-            if b"Granted job allocation" in channel.said:  # a Prolog may take its time
+            if b"Granted job allocation" in channel.said:  # a Prolog may take some time
                 await within(way.deadline_s, channel.settled)
             job = channel.told.decode(errors="replace").strip()
             is_refused = not job and channel.exited.is_set() and b"busy" not in channel.said
@@ -208,8 +263,19 @@ class _Asking:
             await asyncio.shield(end(transport, channel))
 
 
+def _halves(nodes: list[str]) -> list[list[str]]:
+    middle = len(nodes) // 2
+    return [nodes[:middle], nodes[middle:]]
+
+
+async def _reason(job: str) -> bytes:
+    """Slurm's reason why a job waits; empty if unknown."""
+    _, said = await _run(["squeue", "--noheader", f"--jobs={job}", "--format=%r"], GRACE_S)
+    return said
+
+
 class _Answers(Channel):
-    """Takes the answers of a block apart as they come."""
+    """Parses a block's answers as they arrive."""
 
     def __init__(self, nodes: Iterable[str], listener: Listener, deadline_s: float) -> None:
         super().__init__()
@@ -220,17 +286,17 @@ class _Answers(Channel):
         self._size: dict[str, int] = {}
         self._rest = b""
         self.begun: dict[str, float] = {}
-        """When, by the monotonic clock."""
+        """Node → time at which it started (monotonic clock)."""
         self.ended: set[str] = set()
         self.is_late, self.late = False, f"no answer within {deadline_s:g} s"
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         if fd != 1:
-            return  # whoever has not answered is asked by itself, and that says why it does not
+            return  # each silent node is run separately, which shows its reason
         *lines, self._rest = (self._rest + data).split(b"\n")
         self._rest = self._rest[-MAX_ANSWER:]
         for line in lines:
-            _, mark, ours = line.partition(MARK)  # before it, the label that SLURM_LABELIO asks for
+            _, mark, ours = line.partition(MARK)  # after the label that SLURM_LABELIO adds
             name, _, part = ours.partition(b" ")
             if mark and (node := self._node(name.decode(errors="replace"))):
                 self._take(node, part)
@@ -255,16 +321,16 @@ class _Answers(Channel):
         try:
             data = binascii.a2b_base64(b"".join(self._parts.pop(node)))
         except binascii.Error:
-            return  # a line was lost; it is asked once more
+            return  # a line was lost; the node is rerun
         told, _, said = data.rpartition(b"\0")
         words, _, code = said.rpartition(b"\n")
         if not code.isdigit():
             return
         is_late = time.monotonic() - self.begun[node] >= self._deadline_s
         if int(code) > KILLED and not is_late:
-            return  # perhaps by Slurm, with the step; it is asked once more
+            return  # perhaps by Slurm, with the step; the node is rerun
         self.ended.add(node)
-        if int(code) in (TIMED_OUT, KILLED + signal.SIGKILL) and is_late:
+        if int(code) == TIMED_OUT or (int(code) == KILLED + signal.SIGKILL and is_late):
             self._listener.finished(silent(node, State.DEADLINE, self.late), b"")
         else:
             found, full = answer(node, told[:MAX_ANSWER], int(code), words.decode(errors="replace"), Via.FLUX)
@@ -272,7 +338,7 @@ class _Answers(Channel):
 
 
 class _Job(Channel):
-    """An allocation: ``settled`` when it has been granted or refused."""
+    """An allocation. ``settled``: it was granted or refused."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -302,7 +368,7 @@ def _words(nodes: Sequence[str], way: LaunchOptions, seconds: float) -> list[str
 
 def _step(nodes: Sequence[str], way: LaunchOptions, seconds: float) -> list[str]:
     """A step of Slurm with a task on each node."""
-    # The others go on where the command has failed, or has ended, on one node.
+    # The other nodes continue when the command fails or ends on one node.
     patient = ["--no-kill", "--kill-on-bad-exit=0", "--wait=0"]
     size = [f"-N{len(nodes)}", f"-n{len(nodes)}", "--ntasks-per-node=1", "-w", ",".join(nodes)]
     limit = f"--time={math.ceil(seconds / 60)}"
@@ -310,41 +376,42 @@ def _step(nodes: Sequence[str], way: LaunchOptions, seconds: float) -> list[str]
 
 
 def _sent(way: LaunchOptions) -> str:
-    """Where the shipped file is on the nodes of a job."""
+    """Path of the shipped file on a job's nodes."""
     assert way.shipped
     return f"{way.shipped.to}/gpuipc-doctor.{way.job}"
 
 
 async def _send(nodes: Sequence[str], way: LaunchOptions) -> bool:
-    """Whether the shipped file has come to all nodes of a job. It replaces no file that is there."""
+    """Send the shipped file to a job's nodes, without replacing a file; returns whether all nodes have it."""
     assert way.shipped
     copy = ["sbcast", f"--jobid={way.job}", str(way.shipped.file), _sent(way)]
-    if await _run(copy, way.deadline_s) == 0:
+    code, _ = await _run(copy, way.deadline_s)
+    if code == 0:
         return True
     await _remove(nodes, way)
     return False
 
 
 async def _remove(nodes: Sequence[str], way: LaunchOptions) -> None:
-    """Remove the shipped file from nodes on which it was not started, which removes it, too."""
+    """Remove the shipped file from nodes on which it did not start; a file that started removes itself."""
     await _run([*_step(nodes, way, REMOVAL_S), "rm", "-f", "--", _sent(way)], REMOVAL_S)
 
 
-async def _run(words: Sequence[str], seconds: float) -> int | None:
-    """The exit code of a command; None without one by the deadline."""
+async def _run(words: Sequence[str], seconds: float) -> tuple[int | None, bytes]:
+    """A command's exit code (None at the deadline) and output."""
     start = asyncio.get_running_loop().subprocess_exec
     transport, channel = await start(
         Channel, *words, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
     )
     try:
-        await within(seconds, channel.exited)
-        return transport.get_returncode()
+        await within(seconds, channel.closed)
+        return transport.get_returncode(), bytes(channel.told)
     finally:
         await asyncio.shield(end(transport, channel))
 
 
 def _as_salloc_reads_it() -> Mapping[str, str]:
-    """The environment, with what ``SLURM_*`` say of jobs by srun as ``SALLOC_*``, unless there are those."""
+    """The environment, with srun's ``SLURM_*`` options copied to ``SALLOC_*`` unless these are set."""
     of_srun = (
         (name.removeprefix("SLURM_"), value) for name, value in os.environ.items() if name[:6] == "SLURM_"
     )
