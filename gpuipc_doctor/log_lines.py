@@ -1,4 +1,4 @@
-"""Which lines of a log tell what went wrong, and what an MPI library said when it gave up."""
+"""The error lines of a log, and the last message of an MPI library that aborts."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ _ERROR = re.compile(r"error|fail|abort|assert|fatal", re.IGNORECASE)
 _WARNING = re.compile(r"warn", re.IGNORECASE)
 
 _NO_NEWS = re.compile(r"error checking", re.IGNORECASE)
-"""A setting: MPICH's summary says ``error checking    : enabled``."""
+"""A line with a setting, as in MPICH's summary: ``error checking : enabled``."""
 
 _GOES_ON = re.compile(r"\bdlopen\b", re.IGNORECASE)
-"""Of a library that looks for all vendors': ``Failed to dlopen libze_loader.so.1`` where no Intel GPU is."""
+"""Printed by a library that tries all vendors: ``Failed to dlopen libze_loader.so.1`` without Intel GPUs."""
 
 _ABORT = re.compile(r"Fatal error in \w+: (.*?)(?:, error stack:)?$")
-"""MPICH and what is made of it, when no caller takes the error: above all in ``MPI_Init``."""
+"""Message of MPICH and its derivatives on an error without a handler, mostly in ``MPI_Init``."""
 
 _IN_ERROR_STACK = re.compile(r"[\w@]+\(\d+\)\.*: ?(.*)$")
 
 
 def how_telling(line: str) -> int:
-    """0: it says nothing of a fault. 1: that something is amiss. 2: that something went wrong."""
+    """Relevance of a line: 0 for no sign of a fault, 1 for a sign of a problem, 2 for a failure."""
     if _NO_NEWS.search(line):
         return 0
     if _ERROR.search(line):
@@ -30,14 +30,14 @@ def how_telling(line: str) -> int:
 
 
 def most_telling(lines: Sequence[str], most: int) -> list[str]:
-    """The first so many of the lines that tell most, in their order."""
+    """The first of the most relevant lines."""
     telling = [number for number, line in enumerate(lines) if how_telling(line)]
     telling.sort(key=lambda number: -how_telling(lines[number]))
     return [lines[number] for number in sorted(telling[:most])]
 
 
 def reason_of_abort(lines: Sequence[str]) -> str:
-    """The innermost reason that an MPI library gave when it ended its ranks; empty where it gave none."""
+    """The innermost reason that an MPI library gave for ending its ranks; empty if none."""
     reason, in_stack = "", False
     for line in lines:
         if abort := _ABORT.search(line):

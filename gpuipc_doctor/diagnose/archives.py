@@ -1,4 +1,4 @@
-"""Archives of logs, tar and zip: read a block at a time and in memory only; nothing is unpacked to a disk."""
+"""Archives of logs, tar and zip: read in blocks and in memory only; nothing is unpacked to disk."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import IO, NamedTuple, cast
 from gpuipc_doctor.diagnose.decompress import RawBlocks, Unreadable
 
 MOST_FILES = 4096
-"""Files of one archive that are read."""
+"""Maximum files read from one archive."""
 MOST_BYTES = 1 << 34
-"""Bytes of one archive's files that are read: a few kB of an archive can hold any number of them."""
+"""Maximum bytes read from one archive: a few kB of archive can expand to any size."""
 _PIECE = 1 << 14
-"""Bytes read at once; as many are lost before damage."""
+"""Bytes read at once; at damaged data, so many bytes before it are lost."""
 _LONGEST_HEADER = 1 << 20
 _LONG_HEADERS = (
     tarfile.XHDTYPE,
@@ -41,21 +41,23 @@ def is_zip(sample: bytes) -> bool:
 
 
 def tar_members(begin: bytes, rest: Iterable[bytes | None]) -> Iterator[Member]:
-    """The regular files of a tar archive; links, devices and sparse files are passed over."""
+    """Regular files of a tar archive; links, devices and sparse files are skipped."""
     raw = cast("IO[bytes]", RawBlocks(begin, rest))
     with (
         _damage_named("tar"),
         tarfile.open(fileobj=raw, mode="r|", tarinfo=_BoundedHeader, errorlevel=1) as archive,
     ):
-        files = (one for one in archive if one.isreg() and not one.issparse())
-        yield from _bounded("tar", ((one.name, cast("IO[bytes]", archive.extractfile(one))) for one in files))
+        files = (member for member in archive if member.isreg() and not member.issparse())
+        yield from _bounded(
+            "tar", ((member.name, cast("IO[bytes]", archive.extractfile(member))) for member in files)
+        )
 
 
 def zip_members(file: IO[bytes]) -> Iterator[Member]:
     """The files of a zip archive."""
     with _damage_named("zip"), zipfile.ZipFile(file) as archive:
-        files = (one for one in archive.infolist() if not one.is_dir())
-        yield from _bounded("zip", ((one.filename, archive.open(one)) for one in files))
+        files = (member for member in archive.infolist() if not member.is_dir())
+        yield from _bounded("zip", ((member.filename, archive.open(member)) for member in files))
 
 
 @contextlib.contextmanager
@@ -63,9 +65,9 @@ def _damage_named(form: str) -> Iterator[None]:
     try:
         yield
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError) as error:
-        raise Unreadable(f"has damaged {form} data; what is before that was looked at ({error})") from None
-    except RuntimeError as error:  # encrypted, or compressed in a way that Python cannot read
-        raise Unreadable(f"cannot be read any further: {error}") from None
+        raise Unreadable(f"has damaged {form} data; the part before it was read ({error})") from None
+    except RuntimeError as error:  # encrypted, or compressed in a way that Python does not support
+        raise Unreadable(f"cannot be read further: {error}") from None
 
 
 def _bounded(form: str, files: Iterable[tuple[str, IO[bytes]]]) -> Iterator[Member]:
@@ -80,14 +82,14 @@ def _bounded(form: str, files: Iterable[tuple[str, IO[bytes]]]) -> Iterator[Memb
 
     for number, (name, file) in enumerate(files):
         if number == MOST_FILES:
-            raise Unreadable(f"holds more than {MOST_FILES} files; the rest was not looked at")
+            raise Unreadable(f"holds more than {MOST_FILES} files; the rest was not read")
         yield Member(name, blocks(file))
         if not left:
-            raise Unreadable(f"holds more than {MOST_BYTES} bytes; the rest was not looked at")
+            raise Unreadable(f"holds more than {MOST_BYTES} bytes; the rest was not read")
 
 
 class _BoundedHeader(tarfile.TarInfo):
-    """A header that Python's tarfile may read into memory as a whole."""
+    """A header that Python's tarfile may read into memory completely."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _BoundedHeader:

@@ -1,4 +1,4 @@
-"""Compressed logs: known by their first bytes, read a block at a time whatever they may grow to."""
+"""Compressed logs, recognised by their first bytes and read in blocks, whatever their size."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from gpuipc_doctor.diagnose.scanner import BLOCK
 
 
 class Unreadable(Exception):
-    """Why a log, or the rest of it, cannot be read. ``str()`` is one line that begins with a verb."""
+    """A log, or the rest of it, cannot be read; the message is one line that begins with a verb."""
 
 
 class NoText(Unreadable):
-    """A file of a kind that no log has."""
+    """A file of a kind that is never a log."""
 
 
 def is_compressed(sample: bytes) -> bool:
@@ -23,20 +23,22 @@ def is_compressed(sample: bytes) -> bool:
 
 
 def decompressed(begin: bytes, rest: Iterable[bytes | None]) -> Iterator[bytes]:
-    """What ``begin`` and ``rest`` hold. Raises `Unreadable`, after all that could be decompressed."""
+    """The decompressed data of ``begin`` and ``rest``. Raises `Unreadable` after all that could be
+    decompressed.
+    """
     name, open_ = next(found for magic, found in _FORMATS.items() if begin.startswith(magic))
     file, damaged = open_(RawBlocks(begin, rest))
     try:
         while block := file.read1(BLOCK):
             yield block
     except EOFError:
-        raise Unreadable(f"ends in the midst of its {name} data; what is there was looked at") from None
+        raise Unreadable(f"is truncated {name} data; the part before the end was read") from None
     except (OSError, ValueError, damaged) as error:
-        raise Unreadable(f"has damaged {name} data; what is before that was looked at ({error})") from None
+        raise Unreadable(f"has damaged {name} data; the part before it was read ({error})") from None
 
 
 class RawBlocks(io.RawIOBase):
-    """Blocks as the file that the decompressors want."""
+    """Presents blocks as a file object to the decompressors."""
 
     def __init__(self, begin: bytes, rest: Iterable[bytes | None]) -> None:
         self._have = begin
@@ -74,16 +76,19 @@ def _xz(raw: io.RawIOBase) -> tuple[Any, type[Exception]]:
     return lzma.LZMAFile(cast("IO[bytes]", raw)), lzma.LZMAError
 
 
+ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
+"""This Python's module for zstd (RFC 8878)."""
+
+
 def _zstd(raw: io.RawIOBase) -> tuple[Any, type[Exception]]:
     import importlib
 
-    name = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
     try:
-        zstd: Any = importlib.import_module(name)
+        zstd: Any = importlib.import_module(ZSTD)
     except ImportError:
         raise Unreadable(
-            f"is compressed with zstd, for which Python's {name} is missing; "
-            "install gpuipc-doctor[logs], or pipe zstdcat's output in"
+            f"is compressed with zstd, for which Python's {ZSTD} is missing: "
+            "pip install backports.zstd, or pipe zstdcat's output in"
         ) from None
     return zstd.ZstdFile(raw), zstd.ZstdError
 

@@ -1,4 +1,4 @@
-"""What logs have shown: the known issues that were recognised, and what nobody knows."""
+"""The diagnosis of logs: recognised known issues, and unknown error lines."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gpuipc_doctor.model import Fact, Relation
 class Recognised:
     """A known issue whose signature is in the logs.
 
-    ``confidence`` is that of the ``signature``, one step up where the version is known to be bad, and
-    LOW where it is known to be fine; LOW is a hint, no more.
+    ``confidence`` is that of the ``signature``, raised by one step if the version is affected, and LOW if it
+    is known to be fine; LOW is only a hint.
     """
 
     issue: KnownIssue
@@ -25,43 +25,43 @@ class Recognised:
     reason: str
     remedy: str
     lines: Occurrences
-    """All lines of all signatures."""
+    """Lines of all signatures of the issue."""
     signatures: tuple[Occurrences, ...]
-    """The lines of each expression, in the order of their appearance."""
+    """Lines of each expression of the signature, in order of appearance."""
     lookalikes: tuple[Lookalike, ...] = ()
-    """Other issues of the same diagnosis that leave the same lines."""
+    """Other issues of this diagnosis that cause the same lines."""
 
     def rank(self, log: int) -> tuple[bool, int, int, int, int]:
-        """Its order in a diagnosis: hints last, then severity, then the first line of the ``log``-th log."""
+        """Sort key in a diagnosis: hints last, then severity, then the first line of log number ``log``."""
         is_hint = self.confidence is Confidence.LOW
         return is_hint, self.issue.severity, log, self.lines.first.line, -self.confidence
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What sets some ranks apart from the others."""
+    """A difference between some ranks and the others."""
 
     says: str
     ranks: tuple[str, ...]
-    """``rank 17 (nid000004)``; the log's name where nothing tells the rank."""
+    """``rank 17 (nid000004)``; the log's name if the rank is unknown."""
     log: str
-    """That of the first of them."""
+    """Log of the first of these ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankFiles:
-    """Logs of one rank each."""
+    """Logs of which each has one rank."""
 
     alike: int
-    """So many of them say the same."""
+    """Number of logs with the same contents."""
     issues: tuple[str, ...]
-    """The ids that these have."""
+    """Ids of the issues in these logs."""
     differences: tuple[Difference, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LogRead:
-    """What was read of one log. ``trouble`` says why there is no more; ``notes`` what one should know."""
+    """How far one log was read. ``trouble`` says why reading ended early; ``notes`` are remarks."""
 
     name: str
     lines: int
@@ -72,24 +72,24 @@ class LogRead:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What the logs say, gravest first."""
+    """Conclusions from the logs, most severe first."""
 
     logs: tuple[LogRead, ...]
     facts: tuple[Fact, ...]
     recognised: tuple[Recognised, ...]
     unknown: tuple[Occurrences, ...]
-    """Lines that tell of an error that nothing recognised explains; most telling kind first."""
+    """Error lines that no recognised issue explains; most relevant kind first."""
     unknown_beyond: int = 0
-    """At least so many such lines of still other kinds."""
+    """Minimum number of such lines whose kinds are not listed."""
     interrupted: bool = False
     rank_files: tuple[RankFiles, ...] = ()
     flights: tuple[Difference, ...] = ()
-    """Where PyTorch's Flight Recorder shows ranks apart, or a collective that did not end."""
+    """Ranks that differ in PyTorch's Flight Recorder, or a collective that did not end."""
 
     @property
     def found(self) -> tuple[Recognised, ...]:
-        return tuple(one for one in self.recognised if one.confidence > Confidence.LOW)
+        return tuple(issue for issue in self.recognised if issue.confidence > Confidence.LOW)
 
     @property
     def hints(self) -> tuple[Recognised, ...]:
-        return tuple(one for one in self.recognised if one.confidence is Confidence.LOW)
+        return tuple(issue for issue in self.recognised if issue.confidence is Confidence.LOW)

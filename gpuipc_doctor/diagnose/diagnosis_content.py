@@ -1,25 +1,28 @@
-"""The content of a diagnosis: known issues, gravest first; why; what to do; then unexplained errors."""
+"""Content of a diagnosis: known issues, most severe first, with reason and remedy; then unknown errors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypedDict
 
-from gpuipc_doctor.diagnose.diagnosis import Diagnosis, RankFiles, Recognised
-from gpuipc_doctor.diagnose.occurrences import MOST, Occurrences
+from gpuipc_doctor.diagnose.diagnosis import Diagnosis, Difference, LogRead, RankFiles, Recognised
+from gpuipc_doctor.diagnose.exits import MEANINGS
+from gpuipc_doctor.diagnose.occurrences import MOST, Occurrences, Place
 from gpuipc_doctor.knownissues import Confidence
-from gpuipc_doctor.model import Relation
+from gpuipc_doctor.knownissues.entry import Lookalike
+from gpuipc_doctor.model import Fact, Relation
 from gpuipc_doctor.present import markdown, terminal
 from gpuipc_doctor.present.blocks import Block, Closing, Entry, Group, Item, Lines, Parts, do, table
 from gpuipc_doctor.present.html import page
 from gpuipc_doctor.present.text import counted, sanitise, shorten
+from gpuipc_doctor.report import documents
 
 DO_COLUMNS = 60
-"""Of a remedy in the table of issues."""
+"""Columns of a remedy in the table of issues."""
 
 
 class Limits(NamedTuple):
-    """How much of each is shown; JSON has the rest."""
+    """Maximum items shown; the JSON has all."""
 
     signatures: int
     unknown: int
@@ -33,17 +36,17 @@ VERBOSE = Limits(signatures=100, unknown=1000, names=MOST, columns=4096)
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 _WORTH = {
-    Confidence.HIGH: "nothing else is known to leave such lines",
-    Confidence.MEDIUM: "of what leaves such lines this is the likeliest",
-    Confidence.LOW: "other things leave such lines, too",
+    Confidence.HIGH: "no other known cause leaves such lines",
+    Confidence.MEDIUM: "the likeliest of several known causes",
+    Confidence.LOW: "such lines also have other causes",
 }
 _TELL = (
-    "What is not known of a node is judged when you give its inventory: run `gpuipc-doctor inventory --json` "
-    "there, and here `gpuipc-doctor diagnose --inventory FILE LOG`."
+    "To judge unknown versions, run `gpuipc-doctor inventory --json` on the node, then `gpuipc-doctor "
+    "diagnose --inventory FILE LOG` here."
 )
 _RELATION = {
-    Relation.CONFIRMED: "the version is known to be bad",
-    Relation.NEW: "though the version is not known to be bad",
+    Relation.CONFIRMED: "the version is affected",
+    Relation.NEW: "although the version is not known to be affected",
     Relation.UNKNOWN: "version not known",
 }
 
@@ -62,7 +65,7 @@ def ticket(diagnosis: Diagnosis, *, exit_code: int, limits: Limits = BRIEF) -> s
 
 
 def html(diagnosis: Diagnosis, *, exit_code: int) -> str:
-    """The same as a page, ending in a newline, with all that `VERBOSE` shows."""
+    """The page as HTML, ending in a newline, with everything that `VERBOSE` shows."""
     title = _title(diagnosis, exit_code)
     return page("diagnosis.html", title=title, simulated="", blocks=list(_blocks(diagnosis, VERBOSE)))
 
@@ -75,33 +78,35 @@ def _blocks(diagnosis: Diagnosis, limits: Limits) -> Iterator[Block]:
     yield from _head(diagnosis, limits)
     if len(diagnosis.recognised) > 1:
         yield from table(("class", "issue", "do first"), map(_row, diagnosis.recognised))
-    yield from (entry(one, limits) for one in diagnosis.recognised)
+    yield from (entry(seen, limits) for seen in diagnosis.recognised)
     if diagnosis.flights:
-        items = tuple(Item(f"{_names('rank', one.ranks, limits)}: {one.says}") for one in diagnosis.flights)
+        items = tuple(
+            Item(f"{_names('rank', difference.ranks, limits)}: {difference.says}")
+            for difference in diagnosis.flights
+        )
         yield Entry("RANKS", "in PyTorch's Flight Recorder", items, "WARN", columns=7)
-    yield from (_rank_files(one, limits) for one in diagnosis.rank_files)
+    yield from (_rank_files(files, limits) for files in diagnosis.rank_files)
     if diagnosis.unknown:
         yield _unknown(diagnosis, limits)
-    if any(one.relation is Relation.UNKNOWN for one in diagnosis.recognised):
+    if any(seen.relation is Relation.UNKNOWN for seen in diagnosis.recognised):
         yield Lines((_TELL,), hang=0)
 
 
 def _row(one: Recognised) -> tuple[str, ...]:
-    """An issue in a line of the summary."""
+    """An issue in one line of the summary."""
     maybe = "maybe " * (one.confidence is Confidence.LOW)
     return f"{maybe}{one.issue.kind}", one.issue.id, shorten(one.remedy.partition("; or ")[0], DO_COLUMNS)
 
 
 def entry(one: Recognised, limits: Limits = BRIEF) -> Entry:
-    """One known issue: where it is, why it is thought to be this one, what to check and what to do."""
+    """A known issue: places, reason for recognising it, checks and remedies."""
     issue = one.issue
     word, look = ("MAYBE", "WARN") if one.confidence is Confidence.LOW else ("FOUND", "FAIL")
     number = "at least " * one.lines.at_least + counted(one.lines.count, "line")
     items = [Item(issue.title, hang=0), Item(f"{number}: {_where(one.lines, limits)}")]
     quoted = list({(seen.first.where, seen.count): seen for seen in one.signatures}.values())
     items += [_quoted(seen, limits) for seen in quoted[: limits.signatures]]
-    if (more := len(quoted) - limits.signatures) > 0:
-        items.append(Item(f"… and {more} more with -v", hang=0))
+    items += _rest(len(quoted) - limits.signatures, "more with -v")
     checks = f"gpuipc-doctor check {' '.join(issue.checks)}" if issue.checks else ""
     items += [Item(_why(one), "Why: ")]
     items += [Item(f"{other.id}; to decide: {other.decide}", "Or: ") for other in one.lookalikes]
@@ -112,9 +117,9 @@ def entry(one: Recognised, limits: Limits = BRIEF) -> Entry:
 
 
 def _why(one: Recognised) -> str:
-    """One sentence. A contradiction stands in the place of what the lines are worth, not beside it."""
+    """One sentence on why the issue was recognised. A contradiction replaces the strength of the evidence."""
     if one.relation is Relation.NEW:
-        return f"the lines look like it, but {one.reason}."
+        return f"the lines match, but {one.reason}."
     return f"{_WORTH[one.signature]}{', and' if one.relation is Relation.CONFIRMED else ';'} {one.reason}."
 
 
@@ -128,7 +133,7 @@ def _head(diagnosis: Diagnosis, limits: Limits) -> Iterator[Block]:
     ]
     if diagnosis.facts:
         told = (f"{fact.name.removeprefix('env:')} {fact.value}" for fact in diagnosis.facts if fact.value)
-        head.append(Lines((f"known of the node: {', '.join(told)}",)))
+        head.append(Lines((f"node: {', '.join(told)}",)))
     yield Group(tuple(head))
 
 
@@ -152,18 +157,18 @@ def _unknown(diagnosis: Diagnosis, limits: Limits) -> Entry:
     items = []
     for seen in diagnosis.unknown[: limits.unknown]:
         items += [_quoted(seen, limits, depth=1), Item(_where(seen, limits), hang=0, depth=3)]
-    if (more := kinds - limits.unknown) > 0:
-        items.append(Item(f"… and {more} more kinds with -v", hang=0, depth=1))
-    if diagnosis.unknown_beyond:
-        items.append(
-            Item(f"… and at least {diagnosis.unknown_beyond} lines of still other kinds", hang=0, depth=1)
-        )
-    about = f"lines that tell of errors, of no known issue: {counted(kinds, 'kind')}, most telling first"
+    items += _rest(kinds - limits.unknown, "more kinds with -v", depth=1)
+    items += _rest(diagnosis.unknown_beyond, "lines of further kinds", "at least ", depth=1)
+    about = f"error lines that match no known issue: {counted(kinds, 'kind')}, most relevant first"
     return Entry("OTHER", about, tuple(items), gap=1, hang=1)
 
 
+def _rest(number: int, what: str, how: str = "", depth: int = 0) -> list[Item]:
+    return [Item(f"… and {how}{number} {what}", hang=0, depth=depth)] if number > 0 else []
+
+
 def _totals(diagnosis: Diagnosis) -> list[str]:
-    """How much was recognised."""
+    """Totals of recognised issues and unread logs."""
     parts = [f"{counted(len(diagnosis.found), 'known issue')} recognised"]
     if diagnosis.hints:
         parts.append(counted(len(diagnosis.hints), "hint"))
@@ -202,3 +207,107 @@ def _size(number: int) -> str:
     """``29.6 kB``, ``1.2 GB``."""
     power = min((len(str(number)) - 1) // 3, len(_UNITS) - 1)
     return f"{number / 1000**power:.{int(power > 0)}f} {_UNITS[power]}"
+
+
+# -- JSON --------------------------------------------------------------------------------------------------
+
+
+class LogLine(TypedDict):
+    log: str
+    line: int
+    time: str
+    host: str
+    rank: str
+    text: str
+
+
+class LogLines(TypedDict):
+    count: int
+    at_least: bool
+    first: LogLine
+    last: LogLine
+    hosts: tuple[str, ...]
+    ranks: tuple[str, ...]
+
+
+KnownIssue = TypedDict(
+    "KnownIssue",
+    {
+        "issue": str,
+        "title": str,
+        "component": str,
+        "class": str,
+        "confidence": Literal["high", "medium", "low"],
+        "relation": Relation,
+        "reason": str,
+        "checks": tuple[str, ...],
+        "remedy": str,
+        "references": list[str],
+        "lines": LogLines,
+        "lookalikes": tuple[Lookalike, ...],
+        "signatures": list[LogLines],
+    },
+)
+
+
+class Content:
+    """A diagnosis as JSON; `Diagnosis` documents the fields."""
+
+    interrupted: bool
+    logs: tuple[LogRead, ...]
+    facts: tuple[Fact, ...]
+    recognised: list[KnownIssue]
+    unknown: list[LogLines]
+    unknown_beyond: int
+    rank_files: tuple[RankFiles, ...]
+    flights: tuple[Difference, ...]
+
+
+KIND = documents.Kind(
+    "gpuipc-doctor/diagnosis/3",
+    Content,
+    "What gpuipc-doctor diagnose --json prints.",
+    {"known_issues": str, "exit_code": documents.codes(MEANINGS)},
+)
+schema = KIND.schema
+
+
+def dumps(diagnosis: Diagnosis, *, exit_code: int, edition: str) -> str:
+    """A diagnosis made with this edition of the known issues, as JSON in ASCII, ending in a newline."""
+    return KIND.dumps(
+        diagnosis,
+        known_issues=edition,
+        exit_code=exit_code,
+        recognised=[_known_issue(seen) for seen in diagnosis.recognised],
+        unknown=[_lines(lines) for lines in diagnosis.unknown],
+    )
+
+
+def _known_issue(one: Recognised) -> KnownIssue:
+    issue = one.issue
+    return {
+        "issue": issue.id,
+        "title": issue.title,
+        "component": issue.component,
+        "class": issue.kind,
+        "confidence": one.confidence.label,  # type: ignore[typeddict-item]
+        "relation": one.relation,
+        "reason": one.reason,
+        "checks": issue.checks,
+        "remedy": one.remedy,
+        "references": [reference.url for reference in issue.references],
+        "lines": _lines(one.lines),
+        "lookalikes": one.lookalikes,
+        "signatures": [_lines(lines) for lines in one.signatures],
+    }
+
+
+def _lines(lines: Occurrences) -> LogLines:
+    return LogLines(
+        count=lines.count, at_least=lines.at_least, first=_line(lines.first), last=_line(lines.last),
+        hosts=lines.hosts, ranks=lines.ranks,
+    )  # fmt: skip
+
+
+def _line(at: Place) -> LogLine:
+    return LogLine(log=at.log, line=at.line, time=at.time, host=at.host, rank=at.rank, text=at.excerpt)

@@ -1,4 +1,4 @@
-"""Count what is found in logs, and conclude which known issues that shows, with the versions there are."""
+"""Count matches in logs, and conclude which known issues they show with the known versions."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import date
+from math import inf
 from operator import attrgetter, itemgetter
 
 from gpuipc_doctor.diagnose.diagnosis import Diagnosis, LogRead, Recognised
 from gpuipc_doctor.diagnose.error_lines import ErrorLines
 from gpuipc_doctor.diagnose.flight_recorder import Dump, differences
-from gpuipc_doctor.diagnose.index import Index
+from gpuipc_doctor.diagnose.index import Index, Part
 from gpuipc_doctor.diagnose.literals import bare
 from gpuipc_doctor.diagnose.log_facts import Facts
 from gpuipc_doctor.diagnose.occurrences import Place, Sighting, Tally
@@ -19,24 +20,26 @@ from gpuipc_doctor.diagnose.origin import Writers, day
 from gpuipc_doctor.diagnose.rank_files import LogSummary, compare
 from gpuipc_doctor.diagnose.scanner import Hit, Scanner, spanned
 from gpuipc_doctor.knownissues import Confidence, KnownIssue, Signature, may_concern
+from gpuipc_doctor.knownissues.conditions import NamedFacts
 from gpuipc_doctor.knownissues.entry import Lookalike
 from gpuipc_doctor.knownissues.stacks import Stack, Stacks
 from gpuipc_doctor.model import Fact, Relation
 from gpuipc_doctor.versions import Verdict
 
 MANY = 1000
-"""Lines of a part of a signature, without the other parts, after which it rests until those are found.
+"""Number of lines with one part of a signature after which the search for it pauses until the other parts are
+found.
 
-The names of libfabric's functions are in stacks, and in every line of its debug log.
+libfabric's function names, for example, are in stacks and in every line of its debug log.
 """
 
 ENOUGH = 100
-"""Lines with a function of a stack, none of which is a frame, after which it rests."""
+"""Lines with a stack's function outside frames after which the search for the function pauses."""
 MOST_LOGS = 1 << 14
-"""Logs that are compared with each other."""
+"""Maximum logs compared with each other."""
 
 StackLine = tuple[int, str, tuple[int, ...]]
-"""The number of a line that is a frame, its text, and the parts of signatures in it."""
+"""(line number, text, parts of signatures in it) of a line that is a frame."""
 
 _RELATIONS = {
     Verdict.BAD: Relation.CONFIRMED,
@@ -46,12 +49,12 @@ _RELATIONS = {
 
 
 class Examination:
-    """Looks for known issues in any number of logs; its memory does not grow with their length."""
+    """Searches any number of logs for known issues; its memory does not grow with their length."""
 
     def __init__(self, issues: Iterable[KnownIssue]) -> None:
         self.index = Index(issues)
         self.complete: set[tuple[int, int]] = set()
-        """(issue, signature) of which one log has every part."""
+        """(issue, signature) pairs with every part in one log."""
         self._of_part: dict[int, Tally] = {}
         self._of_issue: dict[int, Tally] = {}
         self._facts = Facts()
@@ -66,7 +69,7 @@ class Examination:
         return LogExamination(summary, self)
 
     def count(self, seen: Sighting, parts: Sequence[int], told: int | None) -> None:
-        """Count lines with parts of signatures, or with the telling words number ``told``."""
+        """Count lines with parts of signatures, or with error words number ``told``."""
         of_issue: dict[int, Sighting] = {}
         for number in parts:
             part = self.index.parts[number]
@@ -79,11 +82,11 @@ class Examination:
             self._groups.add(seen, told, parts)
 
     def is_flood(self, pattern: int) -> bool:
-        """Whether telling lines of this pattern are of too many kinds to remember more of them."""
+        """Whether this pattern has too many kinds of lines to keep more."""
         return self._groups.is_full(pattern)
 
     def lose_count(self, part: int) -> None:
-        """There may be more lines of a part from here on than are counted."""
+        """Record that further lines of a part are not counted."""
         self._of_part[part].lose_count()
         self._of_issue[self.index.parts[part].issue].lose_count()
 
@@ -107,7 +110,7 @@ class Examination:
         return Sighting(kind, 1 + len(hit.again), first, last, hosts, ranks)
 
     def line(self, log: str, number: int, text: str) -> Sighting:
-        """A single line."""
+        """Examine a single line."""
         kind = bare(text.encode())
         place = Place(log, number, text, 0, len(text), *self._writers.writer(text, kind))
         return Sighting(kind, 1, place, place, (), ()).once
@@ -119,9 +122,9 @@ class Examination:
         interrupted: bool = False,
         dumps: Iterable[Dump] = (),
     ) -> Diagnosis:
-        """``known``: facts of the node that are known otherwise; they win over what logs tell."""
+        """Conclude. ``known``: facts of the node from other sources, which override the logs'."""
         names = {fact.name for fact in known}
-        facts = (*known, *(fact for fact in self._facts.all() if fact.name not in names))
+        facts = NamedFacts((*known, *(fact for fact in self._facts.all() if fact.name not in names)))
         order = {log.name: number for number, log in enumerate(logs)}
         recognised: list[Recognised] = []
         explained: set[int] = set()
@@ -133,12 +136,17 @@ class Examination:
             }
             if may_concern(issue, facts) and (one := self._recognise(number, signatures, facts)):
                 recognised.append(one)
-                explained.update(part for numbers in signatures.values() for part in numbers)
+                if not issue.fallback:
+                    explained.update(part for numbers in signatures.values() for part in numbers)
+        recognised = list(_without_needless_fallbacks(recognised))
         recognised.sort(key=lambda one: one.rank(order.get(one.lines.first.log, 0)))
-        recognised = [replace(one, lookalikes=tuple(_lookalikes(one, recognised))) for one in recognised]
+        recognised = [
+            replace(known_issue, lookalikes=tuple(_lookalikes(known_issue, recognised)))
+            for known_issue in recognised
+        ]
         unknown = dict(self._groups.unexplained(explained))
         ids = {number: issue.id for number, issue in enumerate(self.index.issues)}
-        there = {one.issue.id for one in recognised}
+        there = {known_issue.issue.id for known_issue in recognised}
         return Diagnosis(
             tuple(logs),
             facts,
@@ -151,7 +159,7 @@ class Examination:
         )
 
     def _last_day(self) -> date | None:
-        """The last day that a counted line is of."""
+        """The last date of a counted line."""
         last = (day(tally.occurrences().last.time) for tally in self._of_issue.values())
         return max(filter(None, last), default=None)
 
@@ -163,10 +171,10 @@ class Examination:
         told = any(fact.name == issue.component and fact.value for fact in facts)
         today = None if told else self._last_day()
         outdated = issue.cured_before(today) if today else ""
-        applying = [one for one in signatures if one.applies(facts) is Verdict.BAD]
-        possible = [one for one in signatures if one.applies(facts) is Verdict.UNKNOWN]
+        applying = [signature for signature in signatures if signature.applies(facts) is Verdict.BAD]
+        possible = [signature for signature in signatures if signature.applies(facts) is Verdict.UNKNOWN]
         if applying:
-            worth = max(one.confidence for one in applying)
+            worth = max(signature.confidence for signature in applying)
             steps = {Verdict.BAD: 1, Verdict.FINE: -Confidence.HIGH}.get(verdict, 0)
             if issue.has_cure and not told:
                 worth = min(worth, Confidence.MEDIUM)
@@ -174,8 +182,8 @@ class Examination:
                 steps, reason = -1, f"{reason}, and {outdated}; the log is of {today:%Y}"
         elif possible:
             worth, steps = Confidence.LOW, 0
-            needs = dict.fromkeys(str(need) for one in possible for need in one.needs)
-            reason += f", and the lines mean it only with {', '.join(needs)}"
+            needs = dict.fromkeys(str(need) for signature in possible for need in signature.needs)
+            reason += f", and the lines indicate this issue only with {', '.join(needs)}"
         else:
             return None
         parts = dict.fromkeys(part for numbers in signatures.values() for part in numbers)
@@ -191,8 +199,23 @@ class Examination:
         )
 
 
+def _without_needless_fallbacks(recognised: Sequence[Recognised]) -> Iterator[Recognised]:
+    """The issues less each fallback of which a more definite entry has the component or the first line."""
+    definite = [known_issue for known_issue in recognised if not known_issue.issue.fallback]
+    components = {
+        name for known_issue in definite for name in (known_issue.issue.component, *known_issue.issue.also)
+    }
+    places = {lines.first.where for known_issue in definite for lines in known_issue.signatures}
+    for known_issue in recognised:
+        explained = not components.isdisjoint((known_issue.issue.component, *known_issue.issue.also)) or any(
+            lines.first.where in places for lines in known_issue.signatures
+        )
+        if not (known_issue.issue.fallback and explained):
+            yield known_issue
+
+
 def _lookalikes(one: Recognised, recognised: Iterable[Recognised]) -> Iterator[Lookalike]:
-    """The other recognised issues that leave the same lines; either of two names the other."""
+    """Other recognised issues that cause the same lines; either issue may name the other."""
     named = {lookalike.id: lookalike for lookalike in one.issue.resembles}
     for other in recognised:
         if lookalike := named.get(other.issue.id):
@@ -203,7 +226,7 @@ def _lookalikes(one: Recognised, recognised: Iterable[Recognised]) -> Iterator[L
 
 
 class LogExamination:
-    """The examination of one log: the parts of a signature count together when they are in the same one."""
+    """Examination of one log: the parts of a signature must be in the same log."""
 
     def __init__(self, summary: LogSummary, examination: Examination) -> None:
         self._summary = summary
@@ -213,7 +236,7 @@ class LogExamination:
         self._seen: Counter[int] = Counter()
         self._stacks: Stacks[StackLine] = Stacks()
         self._framed: Counter[int] = Counter()
-        """Parts of which stacks were seen."""
+        """Signature parts whose stacks were found."""
 
     @property
     def lines(self) -> int:
@@ -223,7 +246,7 @@ class LogExamination:
         self._add(self._scanner.feed(block))
 
     def flush(self) -> None:
-        """Look at the lines that wait for what follows them."""
+        """Examine the lines that are held back until following lines arrive."""
         self._add(self._scanner.flush(), ended=True)
 
     def _add(self, hits: Iterable[Hit], *, ended: bool = False) -> None:
@@ -253,7 +276,7 @@ class LogExamination:
         self._add_frames(sorted(frames, key=itemgetter(0)), ended)
 
     def _add_frames(self, frames: Iterable[tuple[int, bytes | str, tuple[int, ...]]], ended: bool) -> None:
-        """Take lines that may be frames, in their order, and look at the stacks that they complete."""
+        """Add lines that may be frames, in order, and examine the stacks that they complete."""
         for at, line, numbers in frames:
             text = line if isinstance(line, str) else line.decode("utf-8", "replace")
             for stack in self._stacks.add(at, text, (at, text, numbers)):
@@ -261,7 +284,7 @@ class LogExamination:
             for number in numbers:
                 self._seen[number] += 1
                 if self._seen[number] == ENOUGH and not self._framed[number]:
-                    self._scanner.rest(number)  # in the lines of a debug log, not in stacks
+                    self._scanner.rest(number)  # in lines of a debug log, not in stacks
         for stack in self._stacks.end() if ended else ():
             self._look_at(stack)
 
@@ -278,20 +301,28 @@ class LogExamination:
                 self._summary.issues.add(one.issue)
 
     def _is_news(self, number: int) -> bool:
-        """Of a part that does not count, only the first line matters."""
+        """Whether a line adds information: for a part that does not count, only the first line does."""
         return self._index.is_part(number) and (self._index.parts[number].counts or not self._seen[number])
+
+    def _most(self, part: Part, complete: bool) -> float:
+        """Lines of a part after which its search pauses; a fallback's part is in every error of a library."""
+        if self._index.issues[part.issue].fallback:
+            return ENOUGH
+        return inf if complete else MANY
 
     def _count(self, number: int, lines: int) -> None:
         part = self._index.parts[number]
         begins = not self._seen[number]
         self._seen[number] += lines
-        complete = all(self._seen[one] for one in part.numbers)
+        complete = all(self._seen[part_number] for part_number in part.numbers)
         if complete and begins:
             self._examination.complete.add((part.issue, part.signature))
             self._summary.issues.add(part.issue)
-            self._scanner.wake([one for one in part.numbers if self._index.parts[one].counts])
+            self._scanner.wake(
+                [part_number for part_number in part.numbers if self._index.parts[part_number].counts]
+            )
         if not part.counts and begins:
             self._scanner.rest(number)
-        elif part.counts and not complete and self._seen[number] >= MANY > self._seen[number] - lines:
+        elif part.counts and self._seen[number] >= self._most(part, complete) > self._seen[number] - lines:
             self._scanner.rest(number)
             self._examination.lose_count(number)

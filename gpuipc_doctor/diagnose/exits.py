@@ -1,4 +1,4 @@
-"""What the exit code of ``diagnose`` says to a script."""
+"""Exit codes of ``diagnose``."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from gpuipc_doctor.model import Exit
 
 MEANINGS = {
     Exit.OK: "no known issue was recognised",
-    Exit.INTERNAL: "gpuipc-doctor itself failed, or could not write what it found",
+    Exit.INTERNAL: "gpuipc-doctor itself failed, or could not write its result",
     Exit.USAGE: "the command line or a configuration file is wrong",
-    Exit.NOTHING: "there was nothing to read: no log, or only empty ones",
-    Exit.WARN: "hints of known issues, or errors that nothing known explains (with --strict only)",
+    Exit.NOTHING: "nothing to read: no log, or only empty ones",
+    Exit.WARN: "hints of known issues, or errors that no known issue explains (with --strict only)",
     Exit.ERROR: "a log, or a part of one, could not be read; no known issue in the rest",
     Exit.FAIL: "a known issue was recognised",
-    Exit.INTERRUPTED: "interrupted before the end; no known issue until then",
+    Exit.INTERRUPTED: "interrupted before the end; no known issue before the interruption",
 }
 
 
 def code(diagnosis: Diagnosis, *, strict: bool = False) -> int:
-    """The first that applies of: found, interrupted, unreadable, nothing read, hints or errors."""
+    """The first applicable code: found, interrupted, unreadable, nothing read, hints or errors."""
     if diagnosis.found:
         return Exit.FAIL
     if diagnosis.interrupted:

@@ -1,6 +1,6 @@
-"""Search a block for many fixed texts at once: Hyperscan where it is installed, `re` elsewhere.
+"""Search a block for many fixed texts at once: with Hyperscan if installed, else with `re`.
 
-benchmarks/diagnose_speed.py compares the candidates; benchmarks/diagnose_speed.md says why it is this one.
+benchmarks/diagnose_speed.py compares the candidates; benchmarks/diagnose_speed.md has the results.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 from gpuipc_doctor.diagnose.literals import trie
 
 Find = Callable[[bytes], list[tuple[int, int]]]
-"""Each place in a block where one of the texts is: (the text's number, the offset of its end)."""
+"""Finds (index of the text, offset of its end) for each occurrence of one of the texts in a block."""
 
 
 def finder(texts: Sequence[bytes]) -> Find:
-    """The fastest that there is for this Python and this processor; all find the same.
+    """The fastest finder for this Python and processor; all return the same results.
 
-    ``texts`` must not be empty, nor any of them.
+    Neither ``texts`` nor any of them may be empty.
     """
     try:
         import hyperscan
@@ -26,12 +26,12 @@ def finder(texts: Sequence[bytes]) -> Find:
         return with_re(texts)
     try:
         return with_hyperscan(texts)
-    except hyperscan.HyperscanError:  # it needs SSE 4.2, or ARMv8's NEON
+    except hyperscan.HyperscanError:  # needs SSE 4.2, or ARMv8's NEON
         return with_re(texts)
 
 
 def with_hyperscan(texts: Sequence[bytes]) -> Find:
-    """Intel's Hyperscan, or Vectorscan, its portable descendant: SIMD over all texts in one pass."""
+    """A finder with Intel's Hyperscan or its portable fork Vectorscan: SIMD over all texts in one pass."""
     import hyperscan
 
     database: Any = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
@@ -51,9 +51,9 @@ def with_hyperscan(texts: Sequence[bytes]) -> Find:
 
 
 def with_re(texts: Sequence[bytes]) -> Find:
-    """One expression made of all texts."""
+    """A finder with one expression for all texts."""
     expression = re.compile(trie(texts), re.DOTALL)
-    # The expression finds the longest text at a place; those that it begins with are there as well.
+    # The expression finds the longest text at a place; its prefixes match too.
     there = {
         text: [(number, len(one)) for number, one in enumerate(texts) if text.startswith(one)]
         for text in texts

@@ -1,4 +1,4 @@
-"""PyTorch's Flight Recorder: what each rank's dump says of its collectives, and where ranks differ.
+"""PyTorch's Flight Recorder: the collectives in each rank's dump, and differences between ranks.
 
 The fields are those of torch/csrc/distributed/c10d/FlightRecorder.hpp, versions 2.0 to 2.10 of the dump.
 """
@@ -13,30 +13,30 @@ from typing import Any, NamedTuple
 from gpuipc_doctor.diagnose.diagnosis import Difference
 
 MOST_ENTRIES = 20_000
-"""Collectives of one dump, the latest, that are looked at; PyTorch keeps 2,000 by default."""
+"""Maximum number of collectives examined per dump: the latest. PyTorch keeps 2,000 by default."""
 _LONGEST = 80
-"""Characters of a name."""
+"""Maximum characters of a name."""
 _MOST_TEXTS = 8
 _DEEPEST = 200
 _SHOWN = 3
-"""Frames of the program that are named."""
+"""Maximum number of the program's frames shown."""
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/torch/|\(C\)|\.(?:cpp|cc|h|hpp|so)\b|^\?*$")
 
-_PENDING = {"scheduled": "was not begun by the GPU", "started": "was begun and did not end"}
+_PENDING = {"scheduled": "was not started by the GPU", "started": "started but did not end"}
 
 
 class Operation(NamedTuple):
-    """A collective as one rank recorded it."""
+    """A collective as recorded by one rank."""
 
     group: str
     number: int
-    """Its place among the group's collectives."""
+    """Number of the collective in the order of its group."""
     name: str
     sizes: str
     state: str
     """``scheduled``, ``started`` or ``completed``."""
     where: str
-    """The program's frames, innermost first."""
+    """Frames of the program, innermost first."""
 
     @property
     def words(self) -> str:
@@ -46,12 +46,12 @@ class Operation(NamedTuple):
 class Dump(NamedTuple):
     log: str
     rank: str
-    """A figure; the log's name where nothing tells the rank."""
+    """Rank number; the log's name if unknown."""
     operations: tuple[Operation, ...]
 
 
 def dump(value: Any, log: str, rank: str) -> Dump | None:
-    """The dump that a JSON document or a pickle is; None where it is none."""
+    """The dump in a JSON document or a pickle; None if it is something else."""
     if not isinstance(value, dict) or not {"pg_config", "version"} & value.keys():
         return None
     entries = value.get("entries")
@@ -59,7 +59,7 @@ def dump(value: Any, log: str, rank: str) -> Dump | None:
         return None
     if isinstance(value.get("rank"), int):
         rank = str(value["rank"])
-    latest = (one for one in entries[-MOST_ENTRIES:] if isinstance(one, dict))
+    latest = (entry for entry in entries[-MOST_ENTRIES:] if isinstance(entry, dict))
     return Dump(log, rank or log, tuple(filter(None, map(_operation, latest))))
 
 
@@ -69,7 +69,7 @@ def _operation(entry: dict[str, Any]) -> Operation | None:
         return None
     group = entry.get("process_group")
     named = _texts(group if isinstance(group, list | tuple) else [group])[:2]
-    named[1:] = [f"({one})" for one in named[1:] if one not in ("", "undefined")]
+    named[1:] = [f"({part})" for part in named[1:] if part not in ("", "undefined")]
     sizes = entry.get("input_sizes")
     shapes = sizes[:4] if isinstance(sizes, list | tuple) else ()
     size = " + ".join("×".join(_texts(shape)) for shape in shapes)
@@ -85,7 +85,7 @@ def _operation(entry: dict[str, Any]) -> Operation | None:
 
 
 def _text(value: Any) -> str:
-    """A text or a number; empty for anything else, which may be larger than it looks."""
+    """A text or number; empty for other values, which may be unexpectedly large."""
     return str(value)[:_LONGEST] if isinstance(value, str | int | float) else ""
 
 
@@ -103,15 +103,15 @@ def _where(frames: Any) -> str:
 
 
 def differences(dumps: Iterable[Dump]) -> Iterator[Difference]:
-    """Where the ranks of a group are not at the same collective, or not in the same one; worst first.
+    """Differences between the ranks of a group in their collectives, worst first.
 
-    Of a single dump: the collectives that it says are not completed.
+    For a single dump: the collectives recorded as not completed.
     """
-    latest = {one.rank: one for one in dumps}
+    latest = {dump.rank: dump for dump in dumps}
     groups: defaultdict[str, dict[str, dict[int, Operation]]] = defaultdict(lambda: defaultdict(dict))
-    for one in latest.values():
-        for operation in one.operations:
-            groups[operation.group][one.rank][operation.number] = operation
+    for dump in latest.values():
+        for operation in dump.operations:
+            groups[operation.group][dump.rank][operation.number] = operation
     for group, ranks in groups.items():
         for says, some in _of_group(group, ranks):
             names = tuple(sorted(some, key=lambda rank: (len(rank), rank)))
@@ -131,10 +131,10 @@ def _of_group(group: str, ranks: dict[str, dict[int, Operation]]) -> Iterator[tu
                 where = at[some[0]].where
                 place = f", at {where}" if where else ""
                 yield (
-                    f"collective {number} of {group} is {words}, where the others do {usual[0]}{place}",
+                    f"collective {number} of {group} is {words}, but the others do {usual[0]}{place}",
                     some,
                 )
-            return  # what follows is not the same on both sides either
+            return  # later collectives differ too
     last = {rank: max(operations) for rank, operations in ranks.items()}
     furthest = max(last.values())
     if behind := [rank for rank, number in last.items() if number < furthest]:
@@ -147,7 +147,7 @@ def _of_group(group: str, ranks: dict[str, dict[int, Operation]]) -> Iterator[tu
             if least == max(last[r] for r in behind)
             else f"collectives {least} to {furthest - 1}"
         )
-        says = f"stopped after {upto} of {group}, where the others go on to {furthest} ({ahead.words}){place}"
+        says = f"stopped after {upto} of {group}, but the others reached {furthest} ({ahead.words}){place}"
         yield says, behind
     waiting: defaultdict[tuple[int, str], dict[str, Operation]] = defaultdict(dict)
     for rank, operations in ranks.items():

@@ -1,4 +1,4 @@
-"""Everything that is looked for in logs, numbered: signatures' expressions, facts, telling words."""
+"""All patterns searched in logs, numbered: signatures' expressions, facts, error words."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from gpuipc_doctor.knownissues import KnownIssue, stacks
 class Part:
     """One expression of a signature.
 
-    Of several that make up a signature, most only have to be there at all, and may be in every other line
-    (``MPI_``); ``counts``: its lines are counted, because it has the most fixed text.
+    Of several expressions, most only have to occur, and may be in every other line (``MPI_``). ``counts``:
+    the lines of this expression are counted, because it has the most fixed text.
     """
 
     issue: int
     signature: int
     numbers: tuple[int, ...]
-    """Of all parts of the signature."""
+    """Numbers of all parts of the signature."""
     counts: bool
     stack: tuple[str, ...] = ()
-    """Functions of one stack, which the parts of the signature are."""
+    """Functions of one stack, if the signature's parts are functions."""
 
 
 class Index:
-    """What each pattern's number means. First come `parts`, then facts, then telling words."""
+    """Meaning of pattern numbers: first `parts`, then facts, then error words."""
 
     def __init__(self, issues: Iterable[KnownIssue]) -> None:
         self.issues = tuple(issue for issue in issues if not issue.withdrawn)
         self.skipped: list[str] = []
-        """Signatures that cannot be looked for, and why."""
+        """Signatures that cannot be searched, with the reason."""
         self.parts: list[Part] = []
         self.signatures: dict[int, dict[int, tuple[int, ...]]] = {}
-        """By an issue's number, its signatures, and the numbers of the parts of each."""
+        """Issue number → its signatures, with the numbers of their parts."""
         patterns: list[Pattern] = []
         for issue, signature, texts, unless in self._signatures():
             stack = self.issues[issue].signatures[signature].stack
             lengths = [min(map(len, fixed_text(text)), default=0) for text in texts]
             if 0 in lengths:
-                says = f"{texts[lengths.index(0)]!r} has no fixed text but figures, white space and a to f"
+                says = f"{texts[lengths.index(0)]!r} has no fixed text except digits, white space and a to f"
                 self.skipped.append(f"{self.issues[issue].id}: {says}")
                 continue
             first = len(patterns)
@@ -53,21 +53,22 @@ class Index:
             for length, text in zip(lengths, texts, strict=True):
                 counts = length == max(lengths) or bool(stack)
                 self.parts.append(Part(issue, signature, numbers, counts, stack))
-                patterns.append(Pattern(re.compile(text), counts, unless))
+                wrapped = counts and not self.issues[issue].fallback  # whose texts are in every error line
+                patterns.append(Pattern(re.compile(text), wrapped, unless))
         fact_patterns = log_facts.patterns(self._facts_asked_for())
         self._facts = [name for name, _ in fact_patterns]
         patterns += [Pattern(regex, wrapped=True) for _, regex in fact_patterns]
-        telling = [Pattern(re.compile(text)) for text in error_lines.PATTERNS]
+        telling = list(map(Pattern, error_lines.patterns()))
         self.patterns = Patterns([*patterns, *telling, Pattern(re.compile(stacks.BEGIN))])
         self.stack_begin = len(self.patterns.patterns) - 1
-        """The pattern of lines before a stack."""
+        """The pattern for lines before a stack."""
 
     def is_part(self, number: int) -> bool:
-        """Whether a pattern is a signature's."""
+        """Whether a pattern belongs to a signature."""
         return number < len(self.parts)
 
     def fact(self, number: int) -> str | None:
-        """The fact whose value a pattern's first group is."""
+        """The fact whose value is the pattern's first group."""
         number -= len(self.parts)
         return self._facts[number] if 0 <= number < len(self._facts) else None
 
@@ -75,7 +76,7 @@ class Index:
         return len(self.parts) + len(self._facts) <= number < self.stack_begin
 
     def is_of_stack(self, number: int) -> bool:
-        """Whether a pattern's lines are frames of stacks, or stand before one."""
+        """Whether a pattern's lines are frames of stacks, or precede one."""
         return number == self.stack_begin or (self.is_part(number) and bool(self.parts[number].stack))
 
     def _signatures(self) -> Iterator[tuple[int, int, tuple[str, ...], re.Pattern[str] | None]]:

@@ -1,7 +1,7 @@
-"""The fixed text in a regular expression: what a fast search looks for before `re` is asked.
+"""Fixed text in a regular expression, for a fast search before `re` is applied.
 
-Everything here is *bare*: without white space, and without figures of decimal and hexadecimal numbers. Lines
-that say the same are the same when they are bare, whatever they count and wherever they were wrapped.
+All text here is *bare*: without white space, and without digits of decimal and hexadecimal numbers. Lines
+that differ only in numbers and wrapping are equal when bare.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from functools import cache
 from itertools import groupby
 
 SHORTEST = 2
-"""Bytes. Shorter text is in so many lines that looking for it costs more than it saves."""
+"""Bytes. Shorter texts occur in too many lines for a search to pay."""
 LONGEST = 32
-"""Bytes. More tells nothing more."""
+"""Bytes. Longer texts gain nothing."""
 
 _FIGURES = b"0123456789abcdef"
 _WHITE = b" \t\r\v\f"
 _MOST = 32
-"""Texts into which one expression is spelt out."""
+"""Maximum texts into which one expression is expanded."""
 _GAP = "\n"
-"""Stands where anything may be; no fixed text goes on across it."""
+"""Placeholder for arbitrary text, which ends a fixed text."""
 
 _TOKEN = re.compile(
     r"(?P<atom>\(\?(?:[:=!]|<[=!]|P<\w+>)|\[\^?\]?(?:\\.|[^\]\\])*\]|\\.|.)(?P<times>(?:[?*+]|\{[\d,]+\})?\??)",
@@ -30,43 +30,45 @@ _TOKEN = re.compile(
 
 
 def bare(text: bytes) -> bytes:
-    """``text`` without figures and white space; the line ends stay."""
+    """``text`` without digits and white space; line ends are kept."""
     return text.translate(None, _FIGURES + _WHITE)
 
 
 def dense(text: bytes) -> bytes:
-    """``text`` without white space; the figures and the line ends stay."""
+    """``text`` without white space; digits and line ends are kept."""
     return text.translate(None, _WHITE)
 
 
 @cache
 def fixed_text(pattern: str) -> frozenset[bytes]:
-    """Bare texts of which at least one is in whatever ``pattern`` matches, each as long as can be.
+    """Fixed texts, as long as possible, at least one of which is in every match of ``pattern``.
 
-    Empty when there is none of at least `SHORTEST` bytes. The pattern is one that `re` accepts, no flags.
+    Empty if none has at least `SHORTEST` bytes. The pattern is valid for `re`, without flags.
     """
     texts = {text[:LONGEST] for text in _best(pattern, bare, _worth)}
     if min(map(len, texts)) < SHORTEST:
         return frozenset()
-    return frozenset(one for one in texts if not any(other != one and other in one for other in texts))
+    return frozenset(text for text in texts if not any(other != text and other in text for other in texts))
 
 
 @cache
 def dense_text(pattern: str) -> frozenset[bytes]:
-    """Dense texts of which at least one is in whatever ``pattern`` matches; with figures if it has any."""
+    """Dense texts, at least one of which is in every match of ``pattern``; with digits if the pattern has
+    any.
+    """
     return _best(pattern, dense, lambda text: (bool(re.search(rb"\d", text)), len(text)))
 
 
 def _best(
     pattern: str, strip: Callable[[bytes], bytes], worth: Callable[[bytes], tuple[bool, int]]
 ) -> frozenset[bytes]:
-    """Of each of the ways to match, the fixed text that is worth most when it is stripped."""
+    """For each way to match, the most selective fixed text after stripping."""
     spelt, _ = _alternatives(_TOKEN.finditer(pattern))
-    return frozenset(max((strip(run.encode()) for run in one.split(_GAP)), key=worth) for one in spelt)
+    return frozenset(max((strip(run.encode()) for run in text.split(_GAP)), key=worth) for text in spelt)
 
 
 def _alternatives(tokens: Iterator[re.Match[str]]) -> tuple[set[str], str]:
-    """All that a pattern, or a group, can be, as far as it is fixed; and how often the group is repeated."""
+    """All alternatives of a pattern or group, as far as fixed; and how often the group is repeated."""
     done: set[str] = set()
     now = {""}
     for token in tokens:
@@ -79,22 +81,22 @@ def _alternatives(tokens: Iterator[re.Match[str]]) -> tuple[set[str], str]:
         if atom.startswith("("):
             spelt, times = _alternatives(tokens)
             if atom.endswith(("=", "!")):
-                continue  # takes no text
+                continue  # matches no text
         else:
             spelt = _spelt(atom)
         if times.startswith("?"):
             spelt = spelt | {""}
         elif times.startswith("+") and spelt != {""}:
-            spelt = {_GAP.join((one, one)) for one in spelt}
+            spelt = {_GAP.join((text, text)) for text in spelt}
         elif times and spelt != {""}:
             spelt = {_GAP}
-        longer = {one + more for one in now for more in spelt}
-        now = longer if len(longer) <= _MOST else {one + _GAP for one in now}
+        longer = {text + more for text in now for more in spelt}
+        now = longer if len(longer) <= _MOST else {text + _GAP for text in now}
     return done | now, ""
 
 
 def _spelt(atom: str) -> set[str]:
-    if atom in ("^", "$", r"\b", r"\B", r"\A", r"\Z", r"\s"):  # white space is not looked at
+    if atom in ("^", "$", r"\b", r"\B", r"\A", r"\Z", r"\s"):  # white space is ignored
         return {""}
     if atom.startswith("["):
         members = set(re.sub(r"\\s", " ", atom[1:-1]))
@@ -105,7 +107,7 @@ def _spelt(atom: str) -> set[str]:
 _EVERYDAY = frozenset(
     map(bare, b"address cuda debug device error Error failed invalid memory version".split())
 )
-"""Texts that are in so many lines that any other is better."""
+"""Texts so frequent in lines that any other text is better."""
 
 
 def _worth(text: bytes) -> tuple[bool, int]:
@@ -113,7 +115,7 @@ def _worth(text: bytes) -> tuple[bool, int]:
 
 
 def trie(texts: Iterable[bytes]) -> bytes:
-    """A regular expression that matches the longest of ``texts`` and, unlike a list of them, tries few."""
+    """A regular expression for the longest of ``texts`` that needs fewer attempts than a list of them."""
     alike = groupby(sorted(set(texts)), key=lambda text: text[:1])
     branches = {first: trie(text[1:] for text in some) if first else b"" for first, some in alike}
     ends_here = branches.pop(b"", None) is not None

@@ -1,4 +1,4 @@
-"""Lines that say the same: how many, the first and the last of them, and who wrote them."""
+"""Groups of equal lines: their number, first and last line, and who wrote them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import NamedTuple
 from gpuipc_doctor.diagnose.origin import time
 
 MOST = 1024
-"""Hosts, and ranks, that are remembered by name; of a larger job these are enough."""
+"""Maximum hosts and ranks kept by name."""
 
 _AROUND = 200
-"""Characters shown before and after what was found in a very long line."""
+"""Characters shown before and after a match in a very long line."""
 
 
 class Place(NamedTuple):
-    """A line of a log, and where in it something was found."""
+    """A line of a log, and the position of a match in it."""
 
     log: str
     line: int
@@ -36,16 +36,16 @@ class Place(NamedTuple):
 
     @property
     def excerpt(self) -> str:
-        """The line; of a very long one what is near."""
+        """The line; of a very long line, the match and its surroundings."""
         begin, end = max(0, self.start - _AROUND), min(self.end, self.start + _AROUND) + _AROUND
         return "…" * (begin > 0) + self.text[begin:end] + "…" * (end < len(self.text))
 
 
 class Sighting(NamedTuple):
-    """One line, or some lines that say the same, from the first of them to the last."""
+    """One line, or several equal lines, from the first to the last."""
 
     kind: bytes
-    """What is the same in them."""
+    """The part in which the lines are equal."""
     lines: int
     first: Place
     last: Place
@@ -54,18 +54,18 @@ class Sighting(NamedTuple):
 
     @property
     def once(self) -> Sighting:
-        """The first line alone."""
+        """The first line alone, as a sighting."""
         first = self.first
         return Sighting(self.kind, 1, first, first, {first.host} - {""}, {first.rank} - {""})
 
 
 @dataclass(frozen=True, slots=True)
 class Occurrences:
-    """Lines that say the same. ``count`` is at least 1; first and last are in the order of reading."""
+    """Equal lines. ``count`` is at least 1; first and last are in reading order."""
 
     count: int
     at_least: bool
-    """There may be more of them than were counted."""
+    """Whether there may be more lines than counted."""
     first: Place
     last: Place
     hosts: tuple[str, ...]
@@ -73,7 +73,7 @@ class Occurrences:
 
 
 class Tally:
-    """Counts lines that say the same, in bounded memory."""
+    """Counts equal lines in bounded memory."""
 
     def __init__(self, first: Place) -> None:
         self._count = 0

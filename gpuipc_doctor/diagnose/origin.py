@@ -1,4 +1,4 @@
-"""Who wrote a line of a log, and when: as far as the line says so itself."""
+"""Host, rank and time of a line in a log, if the line contains them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import date, datetime, timezone
 
 _HEAD = 300
-"""Characters of a line in which its origin is looked for."""
+"""Characters at the start of a line that are searched."""
 
 _DATE = r"\d{4}-\d\d-\d\d"
 _CLOCK = r"\d\d:\d\d:\d\d(?:[.,]\d+)?"
@@ -59,12 +59,11 @@ _HOST = _once_a_line(_HOSTS)
 _RANK = _once_a_line(_RANKS, re.IGNORECASE)
 
 _MOST_KINDS = 4096
-"""Kinds of lines whose form is remembered."""
+"""Maximum kinds of lines whose format is kept."""
 
 
 def time(line: str) -> str:
-    """When a line says that it was written: ISO 8601 in UTC where it counts seconds since 1970, else as it
-    says it; empty where it does not."""
+    """A line's time: ISO 8601 in UTC if it counts seconds since 1970, else as written; empty if none."""
     told = _first(_TIME, line[:_HEAD])
     seconds = re.fullmatch(r"(\d+)(?:\.\d+)?", told)
     if not seconds:
@@ -73,7 +72,7 @@ def time(line: str) -> str:
         return f"{told} s after boot"
     try:
         return datetime.fromtimestamp(int(seconds[1]), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    except (OverflowError, ValueError, OSError):  # a number that is no time, or in a year without a name
+    except (OverflowError, ValueError, OSError):  # a number that is not a time, or a year out of range
         return told
 
 
@@ -84,7 +83,7 @@ _DAYS = (
 
 
 def day(time: str) -> date | None:
-    """The day of a `time`, where it has one."""
+    """The date in a `time`, if it has one."""
     for form, layout in _DAYS:
         if found := form.search(time):
             with contextlib.suppress(ValueError):
@@ -93,13 +92,13 @@ def day(time: str) -> date | None:
 
 
 class Writers:
-    """Finds a line's host and rank; remembers in which form, if at all, they are in each kind of line."""
+    """Finds a line's host and rank; remembers the format for each kind of line."""
 
     def __init__(self) -> None:
         self._forms: dict[bytes, tuple[re.Pattern[str] | None, re.Pattern[str] | None]] = {}
 
     def writer(self, line: str, kind: bytes) -> tuple[str, str]:
-        """Host and rank, each empty where the line does not tell. ``kind``: the bare line."""
+        """(host, rank), each empty if unknown. ``kind``: the bare line."""
         head = line[:_HEAD]
         host, rank = (form.search(head) if form else None for form in self._of(kind, head))
         return host[1] if host else "", rank[1] if rank else ""

@@ -1,4 +1,4 @@
-"""Plain data in a pickle, read without importing or calling anything that the pickle names."""
+"""Plain data in a pickle, read without importing or calling anything named in it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from gpuipc_doctor.diagnose.decompress import Unreadable
 
 MOST_STEPS = 20_000_000
-"""Steps of a pickle that are taken, some 30 s of them: a dump of 2,000 collectives takes a million."""
+"""Maximum steps of a pickle, about 30 s; a dump of 2,000 collectives has a million."""
 
 _CONSTANTS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _EMPTY: dict[str, Callable[[], Any]] = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
@@ -28,14 +28,14 @@ _VALUES = frozenset(
 
 
 def is_pickle(sample: bytes) -> bool:
-    """Whether it begins as protocols 2 to 5 do, with an opcode behind the version."""
+    """Whether the data starts as in protocols 2 to 5, with an opcode after the version."""
     return len(sample) > 2 and sample[0] == 0x80 and 2 <= sample[1] <= 5 and sample[2:3] in b"}](K\x95"
 
 
 def plain(data: bytes) -> Any:
-    """The dictionaries, lists, tuples, texts and numbers of a pickle. Raises `Unreadable`.
+    """The dictionaries, lists, tuples, texts and numbers in a pickle. Raises `Unreadable`.
 
-    A step that would import or call something ends the reading.
+    Reading ends at a step that would import or call something.
     """
     machine = _Machine()
     try:
@@ -43,11 +43,11 @@ def plain(data: bytes) -> Any:
             if opcode.name == "STOP":
                 return machine.stack[-1]
             if number == MOST_STEPS:
-                raise Unreadable(f"is a pickle of more than {MOST_STEPS} steps, and was not read")
+                raise Unreadable(f"is a pickle of more than {MOST_STEPS} steps; not read")
             machine.step(opcode.name, argument)
     except (ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError) as error:
         raise Unreadable(f"has damaged pickle data ({error})") from None
-    raise Unreadable("ends in the midst of its pickle data")
+    raise Unreadable("is truncated pickle data")
 
 
 class _Machine:
@@ -87,9 +87,7 @@ class _Machine:
             stack[-1].update(zip(items[::2], items[1::2], strict=True))
         elif name not in _PASSED_OVER:
             named = f" {argument.replace(' ', '.')}" if isinstance(argument, str) else ""
-            raise Unreadable(
-                f"is a pickle that would run code when it is loaded ({name}{named}); nothing of it was run"
-            )
+            raise Unreadable(f"is a pickle that would run code when loaded ({name}{named}); no code was run")
 
     def _build(self, kind: type, begin: int) -> None:
         self.stack.append(kind(self._since(begin)))

@@ -1,4 +1,4 @@
-"""Logs of one rank each: the same in most of them, and which differ in what."""
+"""Logs of one rank each: what most logs share, and which logs differ."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from gpuipc_doctor.diagnose.diagnosis import Difference, RankFiles
 from gpuipc_doctor.diagnose.occurrences import Place
 
 FEWEST = 3
-"""Logs whose names differ in figures only that are taken for those of a job's ranks."""
+"""Minimum number of logs with names that differ only in numbers to count as a job's ranks."""
 MOST_KINDS = 64
-"""Kinds of lines that are remembered of one log."""
+"""Maximum kinds of lines kept per log."""
 _QUOTED = 2
 _NAMES = (
-    r"rank[._=-]?(\d+)",  # Open MPI's --output-filename, PyTorch's dumps, and what people choose
+    r"rank[._=-]?(\d+)",  # Open MPI's --output-filename, PyTorch's dumps, and common user choices
     r"attempt_\d+/(\d+)/std(?:out|err)",  # torchrun --log-dir
 )
 
 
 def rank_in(name: str) -> str:
-    """The rank that the name of a file tells; empty where it tells none."""
+    """The rank in a file's name; empty if none."""
     found = [match[1] for pattern in _NAMES for match in re.finditer(pattern, name, re.IGNORECASE)]
     return str(int(found[-1])) if found else ""
 
 
 @dataclass(slots=True)
 class LogSummary:
-    """What one log holds, without its lines."""
+    """Summary of one log, without its lines."""
 
     name: str
     issues: set[int] = field(default_factory=set)
     kinds: dict[bytes, Place] = field(default_factory=dict)
-    """Kinds of lines that tell of errors, each with its first line."""
+    """Kind of error line → its first occurrence."""
     hosts: set[str] = field(default_factory=set)
     ranks: set[str] = field(default_factory=set)
 
@@ -43,14 +43,14 @@ class LogSummary:
             self.kinds.setdefault(kind, line)
 
     def saw(self, hosts: Collection[str], ranks: Collection[str]) -> None:
-        """Two names are enough to know that the log is not one host's or one rank's."""
+        """Record a host and a rank; a second host or rank shows that the log is not of one host or rank."""
         for own, more in ((self.hosts, hosts), (self.ranks, ranks)):
             if len(own) < 2:
                 own.update(more)
 
     @property
     def label(self) -> str:
-        """``rank 17 (nid000004)``; the log's name where nothing tells the rank."""
+        """``rank 17 (nid000004)``; the log's name if the rank is unknown."""
         rank = rank_in(self.name) or (next(iter(self.ranks)) if len(self.ranks) == 1 else "")
         host = next(iter(self.hosts)) if len(self.hosts) == 1 else ""
         return f"{f'rank {rank}' if rank else self.name}{f' ({host})' if host else ''}"
@@ -59,10 +59,10 @@ class LogSummary:
 def compare(
     summaries: Iterable[LogSummary], ids: Mapping[int, str], unknown: Collection[bytes]
 ) -> Iterator[RankFiles]:
-    """Each family of logs, for which ``ids`` of issues and ``unknown`` kinds of lines count."""
+    """Compare each family of logs by their issues (``ids``) and ``unknown`` kinds of lines."""
     families: defaultdict[str, dict[str, LogSummary]] = defaultdict(dict)
-    for one in summaries:
-        families[re.sub(r"\d+", "0", one.name)][one.name] = one
+    for log in summaries:
+        families[re.sub(r"\d+", "0", log.name)][log.name] = log
     for logs in families.values():
         if len(logs) >= FEWEST and (found := _of_family(list(logs.values()), ids, frozenset(unknown))):
             yield found
@@ -74,16 +74,16 @@ State = tuple[frozenset[str], frozenset[bytes]]
 def _of_family(logs: list[LogSummary], ids: Mapping[int, str], unknown: frozenset[bytes]) -> RankFiles | None:
     groups: defaultdict[State, list[LogSummary]] = defaultdict(list)
     lines: dict[bytes, Place] = {}
-    for one in logs:
-        named = frozenset(ids[number] for number in one.issues if number in ids)
-        groups[named, unknown.intersection(one.kinds)].append(one)
-        lines |= one.kinds
+    for log in logs:
+        named = frozenset(ids[number] for number in log.issues if number in ids)
+        groups[named, unknown.intersection(log.kinds)].append(log)
+        lines |= log.kinds
     usual, alike = max(groups.items(), key=lambda group: len(group[1]))
     others = [(state, some) for state, some in groups.items() if state != usual]
     if 2 * len(alike) < len(logs) or not (others or any(usual)):
-        return None  # as many contents as logs: nothing is usual
+        return None  # all contents differ: nothing is usual
     differences = tuple(
-        Difference(_beside(state, usual, lines), tuple(one.label for one in some), some[0].name)
+        Difference(_beside(state, usual, lines), tuple(log.label for log in some), some[0].name)
         for state, some in sorted(others, key=lambda group: len(group[1]))
     )
     return RankFiles(len(alike), tuple(sorted(usual[0])), differences)

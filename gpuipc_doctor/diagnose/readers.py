@@ -1,4 +1,4 @@
-"""Read logs and conclude: those that end one after the other, then those that may not, side by side."""
+"""Read logs and conclude: finite ones one after the other, then possibly endless ones in parallel."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gpuipc_doctor.diagnose.sources import Log, Pieces, expanded
 from gpuipc_doctor.model import Fact
 
 _PAUSE_S = 0.1
-"""Between looks at logs to which nothing was added."""
+"""Seconds between reads of logs without new data."""
 _PATIENCE_S = 1.0
-"""After which lines that wait for what follows them are looked at, and news is told."""
+"""Seconds after which lines held back are examined and new issues are reported."""
 
 Say = Callable[[str], None]
 
@@ -32,10 +32,10 @@ def diagnose(
     say: Say = lambda text: None,
     news: Callable[[Recognised], None] = lambda one: None,
 ) -> Diagnosis:
-    """Read until all logs have ended or the user interrupts; both lead to a diagnosis.
+    """Read until all logs end or the user interrupts; either way, return a diagnosis.
 
-    ``say`` gets one line for each log that cannot be read, when that is found out; ``news`` each known
-    issue that is recognised while logs that may never end are being read.
+    ``say`` is called with a line for each log that cannot be read, as soon as that is known; ``news`` with
+    each known issue recognised in logs that may never end.
     """
     readers = [_Reader(path, examination, follow, say) for path in dict.fromkeys(expanded(paths, say))]
     interrupted = False
@@ -55,7 +55,8 @@ def diagnose(
 
 @contextlib.contextmanager
 def _one_interrupt() -> Iterator[None]:
-    """SIGINT raises `KeyboardInterrupt` once: timeout(1) sends it twice, and the rest takes no time."""
+    """Raise `KeyboardInterrupt` at the first SIGINT only: timeout(1) sends two, and the rest takes no
+    time."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -86,21 +87,21 @@ def _read_endless(
             looked = time.monotonic()
             for reader in readers:
                 reader.flush()
-            for one in examination.conclude((), known).found:
-                if one.issue.id not in told:
-                    told.add(one.issue.id)
-                    news(one)
+            for found in examination.conclude((), known).found:
+                if found.issue.id not in told:
+                    told.add(found.issue.id)
+                    news(found)
 
 
 class _Reader:
-    """One log, its scanner, and what became of it."""
+    """One log, its scanner, and the result."""
 
     def __init__(self, path: str, examination: Examination, follow: bool, say: Say) -> None:
         self._examination = examination
         self._say = say
         self._bytes = 0
         self._lines = 0
-        """Of earlier files of this name, or of the archive."""
+        """Number of lines in earlier files of this name, or of the archive."""
         self._trouble = ""
         self._name = path or '""'
         self._log: Log | None = None
@@ -121,7 +122,7 @@ class _Reader:
             self.read_some()
 
     def read_some(self) -> bool:
-        """Whether something had come."""
+        """Read a block; returns whether there was new data."""
         try:
             block = next(self._blocks)
         except StopIteration:

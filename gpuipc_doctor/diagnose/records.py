@@ -1,7 +1,7 @@
-"""Logs that are JSON, as lines: systemd's journal, containers' logs, Kubernetes' objects, and loggers'.
+"""Convert JSON logs to lines: systemd's journal, containers' logs, Kubernetes' objects, and loggers'.
 
-A record becomes the line that the program wrote, with the time and the host in front of it; what is no
-record of a message becomes a line of its values. Lines keep their numbers.
+A record becomes the program's line, prefixed by time and host; a record without a message becomes a line of
+its values. Line numbers are kept.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from datetime import datetime, timezone
 from typing import Any
 
 LONGEST = 1 << 26
-"""Bytes of one document, or of one record, that are taken for JSON; longer ones are read as they stand."""
+"""Maximum bytes of a document or record of JSON; longer ones are read as text."""
 DEEPEST = 50
 TAKEN = b"(a dump of PyTorch's Flight Recorder)\n"
-"""The line that stands for a document which was understood otherwise."""
+"""The line that replaces a document which another reader has handled."""
 _LONGEST_VALUE = 1 << 16
 
 _BEGIN = re.compile(rb'(?:\x1e|data: )?\s*(?:\{\s*(?:"|\})|\[\s*(?:\{|\]))')
-"""A document, a record of ``journalctl -o json-seq`` or one of ``-o json-sse``."""
+"""Start of a document, of a record of ``journalctl -o json-seq`` or of ``-o json-sse``."""
 _NEXT = re.compile(r"\s*(?:\x1e\s*)?(?=\S)")
 _MESSAGES = ("MESSAGE", "log", "message", "msg", "textPayload", "text", "event", "body")
 _TIMES = (
@@ -31,18 +31,20 @@ _HOSTS = ("_HOSTNAME", "hostname", "host", "node_name", "nodeName", "node", "pod
 _PROGRAMS = ("SYSLOG_IDENTIFIER", "_COMM", "container_name", "reason", "logger", "name")
 _LEVELS = ("level", "levelname", "severity", "lvl")
 _WITHIN = ("kubernetes", "source", "resource", "labels", "fields", "attributes", "involvedObject")
-"""Objects in which a record's host and program may be."""
+"""Objects that may contain a record's host and program."""
 
 
 def is_json(sample: bytes) -> bool:
-    """Whether a log that begins so may be JSON: a document shows at its end, a record at that of its line."""
+    """Whether a log with this start may be JSON; documents are recognised at their end, records at their
+    line's end.
+    """
     return bool(_BEGIN.match(sample))
 
 
 def lines(blocks: Iterable[bytes | None], is_taken: Callable[[Any], bool]) -> Iterator[bytes | None]:
-    """What JSON in UTF-8 says, as lines of text; what turns out not to be JSON as it stands.
+    """JSON in UTF-8 as lines of text; other text unchanged.
 
-    Of a document that ``is_taken`` says it has understood there are no lines.
+    A document accepted by ``is_taken`` gives no lines.
     """
     waiting = bytearray()
     by_line: bool | None = None
@@ -68,7 +70,7 @@ def lines(blocks: Iterable[bytes | None], is_taken: Callable[[Any], bool]) -> It
 
 
 def _rest(text: bytearray, is_taken: Callable[[Any], bool]) -> Iterator[bytes]:
-    """Documents, one after the other; all as it stands where it is no JSON to the end."""
+    """The lines of consecutive documents; the unchanged text if it is not all JSON."""
     documents = _documents(text.decode("utf-8", "replace"))
     if documents is None:
         yield bytes(text)
@@ -103,7 +105,7 @@ def _parsed(line: bytearray) -> dict[str, Any] | None:
 
 
 def _line(line: bytearray, is_taken: Callable[[Any], bool]) -> bytes:
-    """A record as one line: carriage returns part what were several, so that the numbers stay."""
+    """A record as one line; carriage returns separate its lines, so that line numbers stay correct."""
     record = _parsed(line)
     if record is None:
         return bytes(line)
@@ -113,7 +115,7 @@ def _line(line: bytearray, is_taken: Callable[[Any], bool]) -> bytes:
 
 
 def of_value(value: Any, depth: int = 0) -> Iterator[str]:
-    """The lines of a record, of a list of them, or of an object that holds some."""
+    """Lines of a record, of a list of records, or of an object that contains records."""
     if isinstance(value, list):
         for item in value:
             yield from of_value(item, depth + 1) if depth < DEEPEST else ()
@@ -133,7 +135,7 @@ def of_value(value: Any, depth: int = 0) -> Iterator[str]:
 
 
 def _said(record: dict[str, Any]) -> str | None:
-    """The message; journald writes one that is not UTF-8 as the numbers of its bytes."""
+    """The message; journald writes a message that is not UTF-8 as byte values."""
     for name in _MESSAGES:
         value = record.get(name)
         if isinstance(value, str):
@@ -141,12 +143,12 @@ def _said(record: dict[str, Any]) -> str | None:
         if name == "MESSAGE" and isinstance(value, list):
             if all(isinstance(byte, int) and 0 <= byte < 256 for byte in value):
                 return bytes(value).decode("utf-8", "replace")
-            return "\n".join(filter(None, (_said({name: one}) for one in value[:1000])))
+            return "\n".join(filter(None, (_said({name: part}) for part in value[:1000])))
     return None
 
 
 def _head(record: dict[str, Any]) -> str:
-    """``2026-11-24T01:02:03.000000+00:00 n17 kernel: ``, as far as the record says it."""
+    """``2026-11-24T01:02:03.000000+00:00 n17 kernel: ``, as far as given in the record."""
     around = [record, *(record[name] for name in _WITHIN if isinstance(record.get(name), dict))]
     around += [inner["labels"] for inner in around[1:] if isinstance(inner.get("labels"), dict)]
     host = _first(around, _HOSTS)
@@ -165,16 +167,16 @@ def _first(objects: Iterable[dict[str, Any]], names: Iterable[str]) -> str:
     return next(
         (
             value
-            for one in objects
+            for record in objects
             for name in names
-            if isinstance(value := one.get(name), str) and re.fullmatch(r"[\w./@-]{1,80}", value)
+            if isinstance(value := record.get(name), str) and re.fullmatch(r"[\w./@-]{1,80}", value)
         ),
         "",
     )
 
 
 def _stamp(record: dict[str, Any]) -> str:
-    """The time as ISO 8601, and a space; systemd counts microseconds, loggers seconds since 1970."""
+    """The time as ISO 8601 and a space; systemd counts microseconds, loggers seconds since 1970."""
     value = next((record[name] for name in _TIMES if record.get(name)), None)
     if isinstance(value, str) and re.match(r"\d{4}-\d\d-\d\d[T ]\d\d:", value):
         return value[:40].replace(" ", "T", 1) + " "

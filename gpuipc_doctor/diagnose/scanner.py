@@ -1,7 +1,7 @@
-"""Find patterns in a log that comes in blocks: linear in its length, bounded in memory, whole at block edges.
+"""Find patterns in a log read in blocks, in linear time and bounded memory, also across block ends.
 
-A pattern is searched in one line. Where it is not in the line that holds its fixed text, the line is read
-together with its neighbours: messages are wrapped by terminals, editors and gdb, sometimes inside a word.
+A pattern is searched in single lines. If it is not in the line with its fixed text, the line is joined with
+its neighbours, since messages are wrapped by terminals, editors and gdb, sometimes inside a word.
 """
 
 from __future__ import annotations
@@ -11,42 +11,44 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, compress
 
 from gpuipc_doctor.diagnose.finder import finder
 from gpuipc_doctor.diagnose.literals import LONGEST as LONGEST_TEXT
 from gpuipc_doctor.diagnose.literals import bare, dense, dense_text, fixed_text
 
 REACH = 6
-"""Lines before and after that a line is read with."""
+"""Number of neighbouring lines on each side that are joined with a line."""
 LONGEST = 4096
-"""Bytes. A longer line is taken for several that belong together."""
+"""Bytes. A longer line is treated as several lines."""
 BLOCK = 1 << 18
-"""Bytes read at a time: little enough to stay in the cache, and enough lines of a kind. A line that does not
-end within as many is read in parts."""
+"""Bytes read at a time: few enough for the cache, enough for many lines of a kind. A longer line is examined
+in parts."""
 
 _SAMPLE = 3
-"""Lines that say the same, in one block, that are looked at one by one."""
+"""Equal lines per block that are examined individually."""
 _MOST_KNOWN = 50_000
-"""Pairs of lines that are remembered, in some 5 MB; of a log with more forms than that, all is forgotten."""
+"""Maximum pairs of lines kept, about 5 MB; a log with more forms clears them."""
 _MOSTLY = 0.3
-"""The part of a block's lines that are new from which on it is dearer to remember them than to look again."""
+"""Fraction of new lines in a block above which remembering lines costs more than examining them again."""
 _FEW = 200
-"""Lines of a block that tell nothing of how many will be new."""
+"""Minimum lines in a block for its fraction of new lines to count."""
 _UNREMEMBERED = 24
-"""Blocks after which it is tried again."""
+"""Blocks after which remembering is tried again."""
+_WASTED = 30_000
+"""Matches for paused patterns that take as long as preparing a search without these."""
 
 _WIDTHS = {79, 80, 100, 120, 132, LONGEST}
-"""Columns at which one full line is enough to think that it was wrapped; at others it takes two."""
+"""Terminal widths at which one full line counts as wrapped; at other widths two full lines are needed."""
 _NARROWEST = 60
-"""Bytes. Whoever reads logs has at least as many columns."""
+"""Minimum columns of a reader's terminal."""
 _ESCAPE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[ -/]*[0-Z\\^-~])")
-"""Colours and the like, ECMA-48; they may stand inside a message."""
+"""Colours and other ECMA-48 sequences, which may occur inside a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """``wrapped``: also look for it across line ends. ``unless``: lines that this finds do not count."""
+    """``wrapped``: also search across line ends. ``unless``: lines matching this do not count."""
 
     regex: re.Pattern[str]
     wrapped: bool = False
@@ -54,7 +56,8 @@ class Pattern:
 
     @property
     def reads_figures(self) -> bool:
-        r"""Whether it may tell lines apart that are the same but for figures: ``-22`` does, ``\d+`` not."""
+        r"""Whether the pattern can distinguish lines that differ only in digits: ``-22`` does, ``\d+`` does
+        not."""
         return bool(re.search(r"\d|\\d(?!\+)", _ANY_FIGURES.sub("", self.regex.pattern)))
 
 
@@ -63,23 +66,23 @@ _ANY_FIGURES = re.compile(r"0x|\[0-9a-f\]\+|\{[\d,]+\}")
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A line, or the lines that a wrapped one takes, and the patterns in it."""
+    """A line, or the lines of a wrapped message, with the patterns found."""
 
     number: int
-    """Of the first line, counted from 1."""
+    """Number of the first line, from 1."""
     text: str
     kind: bytes
-    """The bare line: the same in all lines that say the same."""
+    """The bare line, which is the same in all equal lines."""
     matches: tuple[tuple[int, re.Match[str]], ...]
-    """Number of the pattern and what it matched, in ``text`` or in more than it."""
+    """Index of the pattern, and its match, in or near ``text``."""
     again: Sequence[bytes] = ()
-    """Further lines that say the same, soon after."""
+    """Further equal lines that soon follow."""
     numbers: Sequence[int] = ()
-    """Theirs."""
+    """Numbers of the lines in ``again``."""
 
 
 def spanned(match: re.Match[str]) -> tuple[str, int, int]:
-    """The lines that a match is in, and from where to where."""
+    """The lines that a match spans, with start and end."""
     begin = match.string.rfind("\n", 0, match.start()) + 1
     end = match.string.find("\n", match.end())
     text = match.string[begin : end if end >= 0 else None]
@@ -87,10 +90,10 @@ def spanned(match: re.Match[str]) -> tuple[str, int, int]:
 
 
 class Patterns:
-    """What to look for, prepared once and shared by the scanners of all logs."""
+    """Prepared patterns, shared by the scanners of all logs."""
 
     def __init__(self, patterns: Sequence[Pattern]) -> None:
-        """Raises `ValueError` for a pattern without fixed text: each line would have to be tried."""
+        """Raises `ValueError` for a pattern without fixed text, which would have to be tried on each line."""
         self.patterns = patterns
         self.read_figures = frozenset(n for n, pattern in enumerate(patterns) if pattern.reads_figures)
         numbers: dict[bytes, list[int]] = {}
@@ -100,37 +103,56 @@ class Patterns:
                 raise ValueError(f"{pattern.regex.pattern!r} has no fixed text to look for")
             for text in texts:
                 numbers.setdefault(text, []).append(number)
-        self.of_text: Sequence[Sequence[int]] = list(numbers.values())
-        """The patterns of each text that is looked for."""
-        self._find = finder(list(numbers))
+        self.of_text = numbers
+        """A fixed text → its patterns."""
+        self.find = finder(list(numbers))
 
-    def possible(
-        self, befores: Sequence[bytes], lines: Sequence[bytes], awake: Sequence[Sequence[int]]
-    ) -> dict[int, set[int]]:
-        """The patterns that each line may hold by its bare text, or by that and the end of the line before.
 
-        A text counts where it ends. Lines that hold none are left out. ``awake``: as `of_text`, without the
-        patterns that rest.
+class _Search:
+    """Searches for the fixed texts of the patterns that are not paused."""
+
+    def __init__(self, patterns: Patterns, resting: Collection[int] = ()) -> None:
+        self._texts: Sequence[bytes] = list(patterns.of_text)
+        self._find = patterns.find
+        self._awake = [[n for n in some if n not in resting] for some in patterns.of_text.values()]
+        """Index of a text → its patterns without paused patterns."""
+        self._wasted = 0
+        """Number of matches of texts without patterns."""
+
+    def rest(self, number: int) -> None:
+        self._awake = [[n for n in some if n != number] for some in self._awake]
+
+    def _matches(self, text: bytes) -> list[tuple[int, list[int]]]:
+        """(offset of the end, patterns) of each fixed text."""
+        found = self._find(text)
+        matches = [(end, numbers) for index, end in found if (numbers := self._awake[index])]
+        self._wasted += len(found) - len(matches)
+        if self._wasted > _WASTED and any(self._awake):
+            self._texts = list(compress(self._texts, self._awake))
+            self._awake = list(filter(None, self._awake))
+            self._find, self._wasted = finder(self._texts), 0
+        return matches
+
+    def possible(self, befores: Sequence[bytes], lines: Sequence[bytes]) -> dict[int, set[int]]:
+        """Patterns that each line may contain, by its bare text and the end of the previous line.
+
+        A text counts for the line in which it ends. Lines without any are left out.
         """
         tails = [before[-LONGEST_TEXT:] for before in befores]
         texts = [b"%b%b\n" % both for both in zip(tails, lines, strict=True)]
         ends = list(accumulate(map(len, texts)))
         found: dict[int, set[int]] = {}
-        for text, end in self._find(b"".join(texts)):
-            if numbers := awake[text]:
-                at = bisect_right(ends, end - 1)
-                if end >= ends[at] - len(lines[at]):
-                    found.setdefault(at, set()).update(numbers)
+        for end, numbers in self._matches(b"".join(texts)):
+            at = bisect_right(ends, end - 1)
+            if end >= ends[at] - len(lines[at]):
+                found.setdefault(at, set()).update(numbers)
         return found
 
-    def in_block(
-        self, before: bytes, lines: Sequence[bytes], awake: Sequence[Sequence[int]]
-    ) -> dict[int, set[int]]:
-        """As `possible`, of lines that follow each other."""
+    def in_block(self, before: bytes, lines: Sequence[bytes]) -> dict[int, set[int]]:
+        """As `possible`, for consecutive lines."""
         tail = before[-LONGEST_TEXT:]
         found: defaultdict[int, set[int]] = defaultdict(set)
-        matches = [(end, awake[text]) for text, end in self._find(tail + b"".join(lines)) if awake[text]]
-        if matches:
+        if matches := self._matches(tail + b"".join(lines)):
             ends = list(accumulate(map(len, lines), initial=len(tail)))
             for end, numbers in matches:
                 found[bisect_right(ends, end - 1) - 1].update(numbers)
@@ -140,39 +162,38 @@ class Patterns:
 
 @dataclass(eq=False, slots=True)
 class _Form:
-    """Lines that say the same, and may hold the same patterns."""
+    """Equal lines, which may contain the same patterns."""
 
     kind: int
-    """The bare line's hash."""
+    """Hash of the bare line."""
     numbers: tuple[int, ...]
     is_news: bool = True
-    """No two of them were looked at yet."""
+    """Whether none of the lines was examined yet."""
 
 
 class _Memory:
-    """Which patterns the lines of a log may hold.
+    """Which patterns the lines of a log may contain.
 
-    That depends on the bare line and, for a text that was broken, on the one before. Nearly every line has
-    been seen in this company: a log has few forms of lines, and many lines. Of a log whose lines are in words
-    of their own nothing is remembered, as long as that is so.
+    This depends on the bare line and, for a broken text, on the line before. Nearly every pair of lines
+    recurs, since a log has few forms of lines. For logs in which most lines are new, nothing is remembered.
     """
 
     def __init__(self, patterns: Patterns) -> None:
         self._patterns = patterns
         self._form_of: dict[int, _Form | None] = {}
-        """By a pair's hash; None for most, which hold nothing."""
+        """Hash of a pair of lines → form. Most pairs contain no pattern and have None."""
         self._forms: dict[tuple[int, tuple[int, ...]], _Form] = {}
         self._resting: set[int] = set()
-        self._awake = patterns.of_text
+        self._search = _Search(patterns)
         self._not_remembered = 0
-        """So many blocks are looked at without remembering."""
+        """Number of blocks examined without remembering."""
 
     def groups(self, before: bytes, lines: Sequence[bytes]) -> dict[_Form, list[int]]:
-        """The places of the lines that may hold patterns. ``before`` is the bare line before the first."""
+        """Positions of the bare lines that may contain patterns. ``before`` is the one before the first."""
         groups: defaultdict[_Form, list[int]] = defaultdict(list)
         if self._not_remembered:
             self._not_remembered -= 1
-            for at, numbers in sorted(self._patterns.in_block(before, lines, self._awake).items()):
+            for at, numbers in sorted(self._search.in_block(before, lines).items()):
                 if form := self._form(hash(lines[at]), numbers):
                     groups[form].append(at)
             return groups
@@ -190,24 +211,21 @@ class _Memory:
         return groups
 
     def rest(self, number: int) -> None:
-        """Look for this pattern no more."""
+        """Pause the search for this pattern."""
         if number in self._resting:
             return
         self._resting.add(number)
-        self._look_again()
+        self._search.rest(number)
         for pair, form in self._form_of.items():
             if form and number in form.numbers:
                 self._form_of[pair] = self._form(form.kind, form.numbers)
 
     def wake(self, numbers: Collection[int]) -> None:
-        """Look for these again."""
+        """Resume the search for these patterns."""
         if not self._resting.isdisjoint(numbers):
             self._resting.difference_update(numbers)
-            self._look_again()
+            self._search = _Search(self._patterns, self._resting)
             self._forget()
-
-    def _look_again(self) -> None:
-        self._awake = [[n for n in some if n not in self._resting] for some in self._patterns.of_text]
 
     def _learn(self, pairs: Sequence[int], befores: Sequence[bytes], lines: Sequence[bytes]) -> None:
         if len(self._form_of) > _MOST_KNOWN:
@@ -218,7 +236,7 @@ class _Memory:
         self._form_of.update(dict.fromkeys(fresh))
         places = list(fresh.values())
         befores, lines = [befores[at] for at in places], [lines[at] for at in places]
-        for index, numbers in self._patterns.possible(befores, lines, self._awake).items():
+        for index, numbers in self._search.possible(befores, lines).items():
             self._form_of[pairs[places[index]]] = self._form(hash(lines[index]), numbers)
 
     def _form(self, kind: int, numbers: Iterable[int]) -> _Form | None:
@@ -242,21 +260,21 @@ class Scanner:
         self._memory = _Memory(patterns)
         self.rest, self.wake = self._memory.rest, self._memory.wake
         self._before = b""
-        """The last lines that were looked at: what comes may belong to them."""
+        """The last examined lines, in case new lines continue them."""
         self._waiting = b""
-        """Lines that wait for what comes after them, and a line that has not ended."""
+        """Lines held back until following lines arrive, and an unfinished line."""
         self._ended = 0
-        """Lines that have ended."""
+        """Number of finished lines."""
         self._open = False
-        """Whether the last one has begun only."""
+        """Whether the last line is unfinished."""
 
     @property
     def lines(self) -> int:
-        """How many have been looked at."""
+        """Number of examined lines."""
         return self._ended + self._open
 
     def feed(self, data: bytes) -> Iterator[Hit]:
-        """Look at what has come; the last `REACH` lines of it wait for what follows."""
+        """Examine new lines; the last `REACH` lines are held back until more lines arrive."""
         self._waiting += data
         end = self._waiting.rfind(b"\n") + 1
         if len(self._waiting) - end >= BLOCK:
@@ -266,12 +284,12 @@ class Scanner:
             yield from self._scan(upto or end, end)
 
     def flush(self) -> Iterator[Hit]:
-        """Look at what is waiting as well: nothing follows, or not soon."""
+        """Also examine the lines held back, because no more lines arrive soon."""
         if self._waiting:
             yield from self._scan(len(self._waiting), len(self._waiting))
 
     def _scan(self, upto: int, end: int) -> Iterator[Hit]:
-        """Look at ``waiting[:upto]``, with what is known of its surroundings up to ``end``."""
+        """Examine ``waiting[:upto]``, with neighbours up to ``end``."""
         before, new, after = self._before, self._waiting[:upto], self._waiting[upto:end]
         first = self._ended + 1
         self._waiting = self._waiting[upto:]
@@ -299,16 +317,18 @@ class Scanner:
                 yield from self._look(block, alike, form)
 
     def _alike(self, block: _Block, places: Sequence[int], wanted: Iterable[int]) -> Iterable[Sequence[int]]:
-        """Lines that are the same but for figures, by which of the patterns that read these they hold.
+        """Group lines that differ only in digits by the digit-sensitive patterns that they match.
 
-        Most lines hold none of them, and a look for the figures in all lines at once tells that.
+        Most lines match none, which one search over all lines shows.
         """
         figures = [self._patterns.patterns[n].regex for n in wanted if n in self._patterns.read_figures]
         if not figures or len(places) <= _SAMPLE:
             return [places]
         text = b"\n".join(block.rows(places))
         there = dense(text)
-        figures = [one for one in figures if any(some in there for some in dense_text(one.pattern))]
+        figures = [
+            pattern for pattern in figures if any(some in there for some in dense_text(pattern.pattern))
+        ]
         lines = text.decode("utf-8", "replace").split("\n") if figures else []
         held = [[regex.search(line) is not None for line in lines] for regex in figures]
         if all(map(all, held)):
@@ -319,7 +339,7 @@ class Scanner:
         return alike.values()
 
     def _look(self, block: _Block, places: Sequence[int], form: _Form) -> Iterator[Hit]:
-        """Look at lines that say the same; what the first ones have shown, the others are taken to show."""
+        """Examine equal lines; the results for the first lines apply to all of them."""
         sample = [self._hit(block, place, form.numbers) for place in places[: _SAMPLE if form.is_news else 1]]
         form.is_news &= len(places) == 1
         shown = {tuple(number for number, _ in hit.matches) for hit in sample}
@@ -349,22 +369,22 @@ class Scanner:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Lines that are looked at, and some of those around them."""
+    """Lines to examine, with some of their neighbours."""
 
     lines: Sequence[bytes]
     numbers: Sequence[int]
     kinds: Sequence[bytes]
     around: Sequence[bytes]
-    """``lines`` with those before and after."""
+    """``lines`` with neighbours."""
     before: int
-    """How many are before."""
+    """Number of lines in the block before ``lines``."""
 
     def rows(self, places: Iterable[int]) -> list[bytes]:
         return list(map(self.lines.__getitem__, places))
 
 
 def _lines_back(text: bytes, end: int, count: int) -> int:
-    """Where the last ``count`` lines before ``end`` begin; 0 when there are not as many."""
+    """Start of the last ``count`` lines before ``end``; 0 if there are fewer."""
     for _ in range(count + (text[end - 1 : end] == b"\n")):
         end = text.rfind(b"\n", 0, end)
         if end < 0:
@@ -373,14 +393,14 @@ def _lines_back(text: bytes, end: int, count: int) -> int:
 
 
 def _lines(block: bytes) -> list[bytes]:
-    """The lines of a block, the last of which may not have ended."""
+    """The lines of a block; the last one may be unfinished."""
     lines = block.split(b"\n")
     return lines if lines[-1] else lines[:-1]
 
 
 def _rows(block: bytes, first: int = 1) -> tuple[Sequence[int], list[bytes]]:
-    """The lines of a block and their numbers; one that is too long, or overwritten by carriage returns, is
-    several of one number."""
+    """(line, number) of each line of a block; a line that is too long or overwritten by carriage returns
+    becomes several."""
     lines = _lines(block)
     numbers: Sequence[int] = range(first, first + len(lines))
     if b"\r" in block or max(map(len, lines), default=0) > LONGEST:
@@ -395,10 +415,10 @@ def _parts(line: bytes) -> Iterator[bytes]:
 
 
 def _readings(lines: Sequence[bytes], index: int) -> list[tuple[str, int, int]]:
-    """A line with those that it was wrapped into, if it was: the text, and where in it the line is.
+    """A line joined with its wrapped parts: (text, position of the line).
 
-    Twice where lines are as long as a terminal is wide: as they stand, so that white space in a pattern
-    matches a line's end, and with the words put together that the terminal broke.
+    Twice if the lines are as long as a terminal is wide: unchanged, so that white space in a pattern matches
+    a line end, and with broken words joined.
     """
     low = max(0, index - REACH)
     near = lines[low : index + REACH + 1]
@@ -416,13 +436,15 @@ def _readings(lines: Sequence[bytes], index: int) -> list[tuple[str, int, int]]:
 
 
 def _goes_on(line: bytes, following: bytes, width: int) -> bool:
-    """Whether a line may go on in the next: that is indented, or its first word had no room before it."""
+    """Whether a line may continue the line before it: it is indented, or its first word did not fit there."""
     word = following.split(maxsplit=1)[:1]
     return bool(word) and (following[:1] in b" \t" or len(line) + len(word[0]) >= max(width, _NARROWEST))
 
 
 def _joined(lines: Sequence[bytes], index: int, full: int) -> tuple[str, int, int]:
-    """``lines`` with a line end after each that is not ``full`` bytes long, and where ``lines[index]`` is."""
+    """``lines`` joined, with a line end after each that is not ``full`` bytes long, and the position of
+    ``lines[index]``.
+    """
     ended = [line if len(line) == full else line + b"\n" for line in lines]
     texts = [text.decode("utf-8", "replace") for text in ended]
     start = sum(map(len, texts[:index]))
@@ -430,7 +452,7 @@ def _joined(lines: Sequence[bytes], index: int, full: int) -> tuple[str, int, in
 
 
 def _across(regex: re.Pattern[str], readings: Iterable[tuple[str, int, int]]) -> re.Match[str] | None:
-    """A match that is partly in the line itself and partly in its neighbours."""
+    """A match that is partly in the line and partly in its neighbours."""
     for text, start, end in readings:
         for match in regex.finditer(text):
             if match.start() < end and match.end() > start:

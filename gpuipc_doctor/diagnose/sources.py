@@ -1,6 +1,6 @@
-"""Logs as blocks of bytes: files, standard input, pipes; compressed or not; that end, grow or disappear.
+"""Logs as blocks of bytes: files, standard input, pipes; compressed or not; finite, growing or replaced.
 
-What is wrong with a log is a `Unreadable`, one line; what could be read before that is read all the same.
+An error in a log is an `Unreadable`, one line; the part before it is still read.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from gpuipc_doctor.diagnose.scanner import BLOCK
 STDIN = "-"
 
 Blocks = Iterator[bytes | None]
-"""What a log yields: bytes; none of them when nothing has come yet; None when it begins anew."""
+"""Blocks of a log: bytes; empty if there is no new data; None if the log was replaced."""
 Pieces = Iterator[bytes | str | None]
-"""Blocks and, before those of each file of an archive, its name."""
+"""Blocks and, before the blocks of each file of an archive, the file's name."""
 
 LARGEST_PICKLE = 1 << 28
-"""Bytes."""
+"""Maximum bytes of a pickle."""
 _SAMPLE = 1 << 13
-"""Bytes at a log's beginning that tell text from other things."""
+"""Bytes at a log's start that distinguish text from binary."""
 _PATIENCE_MS = 20
-"""For which a stream is waited for: a pipe holds 64 KiB, and whoever fills it is often slower than we are."""
+"""Milliseconds to wait for a stream: a pipe holds 64 KiB, and its writer is often slower than we are."""
 _LEAST = 6
-"""Bytes by which each compressed format is known, if no more come for a while."""
+"""Bytes that identify each compressed format, if no more bytes arrive for a while."""
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _CONTROL = bytes(byte for byte in range(32) if byte not in b"\a\b\t\n\v\f\r\x1b")
 
 
 MOST_FILES = 4096
-"""Files of one directory, the newest, that are read."""
+"""Maximum files read from one directory, newest first."""
 
 
 def expanded(paths: Iterable[str], say: Callable[[str], None]) -> Iterator[str]:
-    """The paths; for a directory, the logs below it, newest first, without what is no text and without links.
+    """The paths; for a directory, the logs below it, newest first, without binary files and links.
 
-    ``say`` gets a line for each directory of more than `MOST_FILES`.
+    ``say`` is called with a line for each directory of more than `MOST_FILES`.
     """
     for path in paths:
         if path in ("", STDIN) or not Path(path).is_dir():
@@ -59,7 +59,7 @@ def expanded(paths: Iterable[str], say: Callable[[str], None]) -> Iterator[str]:
 
 
 def _logs_below(directory: str) -> Iterator[tuple[float, str]]:
-    """Each log and its age, as a number that is smaller for newer ones."""
+    """(log, age) of each log below a directory."""
     for at, _, names in os.walk(directory):
         for name in names:
             file = Path(at, name)
@@ -72,7 +72,7 @@ def _logs_below(directory: str) -> Iterator[tuple[float, str]]:
 
 
 def _may_be_log(file: Path) -> bool:
-    """Whether it begins with text or compressed data; a file that cannot be opened may."""
+    """Whether a file starts with text or compressed data; True if it cannot be opened."""
     try:
         with file.open("rb") as opened:
             sample = opened.read(_SAMPLE)
@@ -89,19 +89,19 @@ def _may_be_log(file: Path) -> bool:
 
 
 class Log:
-    """One log, opened. ``endless``: only its reader can say when it is enough.
+    """An open log. ``endless``: only its reader can decide when to stop.
 
-    A regular file is read up to the size that it had when it was opened or, with ``follow``, as
-    ``tail -F`` reads: for ever, and anew when it was replaced or cut off.
+    A regular file is read up to the size that it had when opened. With ``follow`` it is read as by ``tail
+    -F``: for ever, and from the start when it is replaced or truncated.
     """
 
     def __init__(self, path: str, *, follow: bool = False) -> None:
         """Raises `Unreadable`."""
         self.name = "standard input" if path == STDIN else path
         self.notes: list[str] = []
-        """What a reader of the results should know."""
+        """Remarks for readers of the results."""
         self.dumps: list[Dump] = []
-        """PyTorch's Flight Recorder, as far as read."""
+        """Dumps of PyTorch's Flight Recorder read so far."""
         self._path = path
         self._fd = 0 if path == STDIN else _open(path)
         status = os.fstat(self._fd)
@@ -114,7 +114,7 @@ class Log:
             os.close(self._fd)
 
     def blocks(self) -> Pieces:
-        """Raises `Unreadable`, at the beginning or later."""
+        """Blocks of the log. Raises `Unreadable`, at the start or later."""
         raw = self._raw()
         sample = yield from _sample(raw)
         if archives.is_zip(sample):
@@ -129,10 +129,10 @@ class Log:
             yield from self._lines(self.name, sample, raw)
 
     def _lines(self, name: str, sample: bytes, rest: Blocks) -> Blocks:
-        """The lines of a log that has begun with ``sample``, in UTF-8. Raises `NoText` for what has none."""
+        """Lines of a log that starts with ``sample``, in UTF-8. Raises `NoText`."""
         if pickles.is_pickle(sample):
             if not self._takes(name, pickles.plain(_whole(sample, rest))):
-                raise NoText("is a pickle and no dump of PyTorch's Flight Recorder, and was not looked at")
+                raise NoText("is a pickle but not a dump of PyTorch's Flight Recorder; not read")
             yield records.TAKEN
             return
         if sample.startswith(_UTF_16):
@@ -146,19 +146,19 @@ class Log:
         yield from text
 
     def _takes(self, name: str, value: object) -> bool:
-        """Whether this is a dump of the Flight Recorder, which has no lines."""
+        """Whether the data is a dump of the Flight Recorder, which has no lines."""
         if dump := flight_recorder.dump(value, name, rank_in(name)):
             self.dumps.append(dump)
         return dump is not None
 
     def _zip(self) -> Pieces:
         if not self._regular:
-            raise Unreadable("is a zip archive, which can be read from a file only; name the file")
+            raise Unreadable("is a zip archive, which cannot be read from a pipe; name the file")
         with os.fdopen(os.dup(self._fd), "rb") as file:
             yield from self._files(archives.zip_members(file))
 
     def _files(self, members: Iterable[archives.Member]) -> Pieces:
-        """The files of an archive, without those that are no text."""
+        """The text files of an archive."""
         for name, blocks in members:
             raw: Blocks = blocks
             try:
@@ -184,16 +184,16 @@ class Log:
     def _file(self) -> Blocks:
         size = os.fstat(self._fd).st_size
         left = size - os.lseek(self._fd, 0, os.SEEK_CUR)
-        if not size:  # what is below /proc says so and is not empty
+        if not size:  # files below /proc have size 0 but are not empty
             yield from iter(self._read, b"")
         while left > 0:
             block = self._read()[:left]
             if not block:
-                raise Unreadable(f"was cut off while it was read, {left} bytes before its end")
+                raise Unreadable(f"was truncated while it was read, {left} bytes before its end")
             left -= len(block)
             yield block
         if size and os.fstat(self._fd).st_size > size:
-            self.notes.append(f"has grown while it was read; its first {size} bytes were looked at")
+            self.notes.append(f"grew while it was read; its first {size} bytes were read")
 
     def _stream(self) -> Blocks:
         ready = select.poll()
@@ -219,7 +219,7 @@ class Log:
                 moved = (now.st_dev, now.st_ino) != (mine.st_dev, mine.st_ino)
                 successor = _open(self._path) if moved else self._fd
             except (OSError, Unreadable):
-                continue  # between its removal and its return there is no file
+                continue  # between removal and re-creation there is no file
             if moved:
                 os.close(self._fd)
                 self._fd, at = successor, 0
@@ -239,7 +239,7 @@ class Log:
 
 def _open(path: str) -> int:
     try:
-        # A pipe's writer is not waited for here: the logs that are complete come first.
+        # Do not wait for a pipe's writer: complete logs come first.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
         raise Unreadable(f"cannot be opened: {error.strerror}" if path else "the name is empty") from None
@@ -247,12 +247,12 @@ def _open(path: str) -> int:
         raise Unreadable("is not the name of a file") from None
     if stat.S_ISDIR(os.fstat(fd).st_mode):
         os.close(fd)
-        raise Unreadable("is a directory; name the files in it")
+        raise Unreadable("is a directory; name files in the directory")
     return fd
 
 
 def _sample(blocks: Blocks) -> Generator[bytes | None, None, bytes]:
-    """Read the beginning of a log, waiting for the least that is needed, and return it."""
+    """The start of a log; waits for as few bytes as needed."""
     sample = b""
     try:
         for block in blocks:
@@ -260,7 +260,7 @@ def _sample(blocks: Blocks) -> Generator[bytes | None, None, bytes]:
                 sample = b""
                 yield None
                 continue
-            # A log that was emptied while it is written to begins with a hole.
+            # A log truncated while being written to starts with a hole.
             sample = (sample + block).lstrip(b"\0")
             if len(sample) >= _SAMPLE or (len(sample) >= _LEAST and not block):
                 break
@@ -274,7 +274,7 @@ def _sample(blocks: Blocks) -> Generator[bytes | None, None, bytes]:
 
 
 def _whole(sample: bytes, rest: Blocks) -> bytes:
-    """All of a log that has to be read at once. Raises `Unreadable` where that is too much."""
+    """A log that must be read completely. Raises `Unreadable` if it is too large."""
     data = bytearray(sample)
     for block in rest:
         if block is None:
@@ -282,12 +282,12 @@ def _whole(sample: bytes, rest: Blocks) -> bytes:
         else:
             data += block
         if len(data) > LARGEST_PICKLE:
-            raise Unreadable(f"is a pickle of more than {LARGEST_PICKLE} bytes, and was not read")
+            raise Unreadable(f"is a pickle of more than {LARGEST_PICKLE} bytes; not read")
     return bytes(data)
 
 
 def _as_utf_8(begin: bytes, rest: Blocks) -> Blocks:
-    """A log in UTF-16, as Windows' tools write it."""
+    """A UTF-16 log, as written by Windows tools, in UTF-8."""
     decoder = codecs.getincrementaldecoder("utf-16")("replace")
     for block in chain((begin,), rest):
         if block is None:
@@ -296,12 +296,12 @@ def _as_utf_8(begin: bytes, rest: Blocks) -> Blocks:
 
 
 def _check(begin: bytes) -> None:
-    """Raises `NoText` for what is no text: a library holds every message that it could ever print.
+    """Raise `NoText` for binary files, because a library contains all messages that it could print.
 
-    Nor is a report of ours a log: its words for what was not found are not errors.
+    Also raised for our own reports, whose words are not errors.
     """
     sample = begin[:_SAMPLE]
     if written := re.match(rb'\s*\{\s*"schema":\s*"(gpuipc-doctor/[a-z/0-9-]+)"', sample):
-        raise NoText(f"is what gpuipc-doctor itself wrote ({written[1].decode()}), and no log")
+        raise NoText(f"is output of gpuipc-doctor ({written[1].decode()}), not a log")
     if (len(sample) - len(sample.translate(None, _CONTROL))) * 16 > len(sample):
-        raise NoText("is no text and no compressed text, and was not looked at")
+        raise NoText("is neither text nor compressed text; not read")

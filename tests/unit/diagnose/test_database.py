@@ -59,8 +59,8 @@ def test_a_signature_finds_its_sample(issue: knownissues.KnownIssue, number: int
 )
 def test_the_seeds_are_recognised(log: str, found: list[str], hints: list[str]) -> None:
     diagnosis = diagnosed(LOGS / "faulty" / log)
-    assert [one.issue.id for one in diagnosis.found] == found
-    assert [one.issue.id for one in diagnosis.hints] == hints
+    assert [issue_.issue.id for issue_ in diagnosis.found] == found
+    assert [issue_.issue.id for issue_ in diagnosis.hints] == hints
 
 
 def test_an_inventory_makes_a_finding_of_a_hint() -> None:

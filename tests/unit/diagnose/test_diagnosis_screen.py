@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from gpuipc_doctor.diagnose import diagnosis_content, diagnosis_json, exits
+from gpuipc_doctor.diagnose import diagnosis_content, exits
 from gpuipc_doctor.diagnose.diagnosis import Diagnosis, LogRead, Recognised
 from gpuipc_doctor.diagnose.examination import Examination
 from gpuipc_doctor.diagnose.occurrences import Occurrences, Place
@@ -21,7 +21,7 @@ from gpuipc_doctor.present.text import columns
 from gpuipc_doctor.versions import Range
 from tests import golden, schemas
 
-SCHEMA = schemas.beside(diagnosis_json, "diagnosis")
+SCHEMA = schemas.beside(diagnosis_content, "diagnosis")
 
 EDITION = "0123456789ab"
 
@@ -142,8 +142,8 @@ def test_the_page_at_three_in_the_morning(
     page = diagnosis_content.screen(diagnosis, width=80, exit_code=strict)
     golden.check(f"diagnose/{name}.txt", page)
     assert strict == code
-    if any(one.relation is Relation.NEW for one in diagnosis.recognised):
-        assert "nothing else is known" not in page
+    if any(issue_.relation is Relation.NEW for issue_ in diagnosis.recognised):
+        assert "no other known cause" not in page
 
 
 def test_the_exit_code_gets_a_line_where_the_last_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,11 +163,11 @@ def test_colours_are_for_the_words_only(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_document_is_as_its_schema_says(monkeypatch: pytest.MonkeyPatch) -> None:
     Draft202012Validator.check_schema(SCHEMA)
-    schemas.check(diagnosis_json, "diagnosis")
+    schemas.check(diagnosis_content, "diagnosis")
     diagnosis = diagnosed(*SEEDS, "none", monkeypatch=monkeypatch)
-    told = json.loads(diagnosis_json.dumps(diagnosis, exit_code=12, edition=EDITION))
+    told = json.loads(diagnosis_content.dumps(diagnosis, exit_code=12, edition=EDITION))
     assert [error.message for error in Draft202012Validator(SCHEMA).iter_errors(told)] == []
-    assert [(one["issue"], one["confidence"], one["relation"]) for one in told["recognised"]] == [
+    assert [(issue_["issue"], issue_["confidence"], issue_["relation"]) for issue_ in told["recognised"]] == [
         ("cxi-not-mapped", "high", "cannot tell"),
         ("ipc-reopen", "high", "confirmed"),
         ("cache-leak", "low", "cannot tell"),
@@ -186,7 +186,7 @@ def test_the_document_is_as_its_schema_says(monkeypatch: pytest.MonkeyPatch) -> 
 def test_names_that_are_no_text_do_not_break_the_document() -> None:
     diagnosis = Diagnosis((LogRead("job\udcff.out", 1, 2),), (), (), ())
     assert (
-        json.loads(diagnosis_json.dumps(diagnosis, exit_code=0, edition=EDITION))["logs"][0]["name"]
+        json.loads(diagnosis_content.dumps(diagnosis, exit_code=0, edition=EDITION))["logs"][0]["name"]
         == "job?.out"
     )
 
@@ -239,7 +239,7 @@ def test_a_contradiction_stands_in_the_place_of_what_the_lines_are_worth() -> No
         (lines,),
     )
     page = terminal.screen([diagnosis_content.entry(fine)], width=100)
-    assert "Why: the lines look like it, but the driver is a good one." in page
+    assert "Why: the lines match, but the driver is a good one." in page
     assert "nothing else" not in page
 
 
@@ -249,8 +249,8 @@ def test_page_and_ticket_have_the_content_of_the_screen(form: str, monkeypatch: 
     make = {"markdown": diagnosis_content.ticket, "html": diagnosis_content.html}[form]
     text = make(diagnosis, exit_code=Exit.FAIL)
     golden.check(f"diagnose/seeds.{form}", text)
-    for one in diagnosis.recognised:
-        assert text.count(one.issue.id) >= 3
+    for issue_ in diagnosis.recognised:
+        assert text.count(issue_.issue.id) >= 3
 
 
 @pytest.mark.parametrize("form", ["markdown", "html"])

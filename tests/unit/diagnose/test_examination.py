@@ -13,7 +13,7 @@ from gpuipc_doctor.diagnose.examination import MANY, Examination
 from gpuipc_doctor.diagnose.readers import diagnose
 from gpuipc_doctor.knownissues import Confidence, KnownIssue, Signature, Workaround
 from gpuipc_doctor.knownissues.conditions import Need
-from gpuipc_doctor.knownissues.releases import RELEASED
+from gpuipc_doctor.knownissues.releases import released
 from gpuipc_doctor.model import Fact, Relation
 from gpuipc_doctor.versions import Range
 
@@ -141,7 +141,7 @@ def test_what_is_known_of_the_node_wins_over_what_logs_tell() -> None:
 def test_a_signature_may_need_a_version_beside_it(text: str, confidence: Confidence | None) -> None:
     needy = Signature(GONE.match, needs=(Need("ucx", range=Range("ucx", introduced="0", fixed="1.16")),))
     diagnosis = examine({"a": text}, issue(needy))
-    assert [one.confidence for one in diagnosis.recognised] == [confidence] * (confidence is not None)
+    assert [issue_.confidence for issue_ in diagnosis.recognised] == [confidence] * (confidence is not None)
     assert len(diagnosis.found) == (confidence is Confidence.HIGH)
 
 
@@ -149,7 +149,7 @@ def test_a_bad_version_does_not_stand_in_for_what_a_signature_needs() -> None:
     needy = Signature(GONE.match, needs=(Need("ucx"),))
     (one,) = examine({"a": "NCCL version 2.5.1\nthe handle is gone"}, issue(needy, affected=[BAD])).recognised
     assert (one.confidence, one.relation) == (Confidence.LOW, Relation.CONFIRMED)
-    assert one.reason.endswith("and the lines mean it only with ucx")
+    assert one.reason.endswith("and the lines indicate this issue only with ucx")
 
 
 @pytest.mark.parametrize(
@@ -173,9 +173,9 @@ def test_the_surest_comes_first() -> None:
         issue(Signature(GONE.match, confidence=confidence), id_=confidence.label) for confidence in Confidence
     ]
     diagnosis = examine({"a": "the handle is gone"}, *issues)
-    assert [one.issue.id for one in diagnosis.recognised] == ["high", "medium", "low"]
-    assert [one.issue.id for one in diagnosis.found] == ["high", "medium"]
-    assert [one.issue.id for one in diagnosis.hints] == ["low"]
+    assert [issue_.issue.id for issue_ in diagnosis.recognised] == ["high", "medium", "low"]
+    assert [issue_.issue.id for issue_ in diagnosis.found] == ["high", "medium"]
+    assert [issue_.issue.id for issue_ in diagnosis.hints] == ["low"]
 
 
 def test_withdrawn_issues_are_not_looked_for() -> None:
@@ -188,7 +188,7 @@ def test_withdrawn_issues_are_not_looked_for() -> None:
 def test_a_signature_that_cannot_be_searched_for_is_named_and_the_others_are_found() -> None:
     examination = Examination([issue(Signature((r"\d+|[a-z]*\d",)), GONE)])
     assert examination.index.skipped == [
-        r"one: '\\d+|[a-z]*\\d' has no fixed text but figures, white space and a to f"
+        r"one: '\\d+|[a-z]*\\d' has no fixed text except digits, white space and a to f"
     ]
     log = examination.log("a")
     log.feed(b"the handle is gone\n")
@@ -200,14 +200,14 @@ def test_telling_lines_that_nothing_explains_are_grouped_most_telling_first() ->
     text = "".join(f"srun: error: nid{n:06}: task {n}: Terminated\n" for n in range(1000))
     text += "ERROR: the handle is gone\nsegmentation fault\nno error here\n"
     diagnosis = examine({"a": text}, issue(GONE))
-    assert [(one.count, one.first.line) for one in diagnosis.unknown] == [(1, 1002), (1000, 1)]
+    assert [(lines.count, lines.first.line) for lines in diagnosis.unknown] == [(1, 1002), (1000, 1)]
     assert len(diagnosis.unknown[1].hosts) == 1000
 
 
 def test_a_line_of_an_incomplete_signature_is_not_explained() -> None:
     diagnosis = examine({"a": "ERROR: the handle is gone\n"}, issue(Signature((*GONE.match, "elsewhere"))))
     assert not diagnosis.recognised
-    assert [one.count for one in diagnosis.unknown] == [1]
+    assert [lines.count for lines in diagnosis.unknown] == [1]
 
 
 def test_there_is_an_end_to_the_kinds_that_are_told_apart() -> None:
@@ -322,7 +322,7 @@ def test_a_stack_is_recognised_by_its_functions_in_order(again: int, block: int)
             reading.feed(data[at : at + block])
         reading.flush()
         recognised = examination.conclude([]).recognised
-        assert sum(one.lines.count for one in recognised) == lines
+        assert sum(issue_.lines.count for issue_ in recognised) == lines
 
 
 def test_names_of_functions_in_a_debug_log_are_no_stack_and_are_looked_for_no_more() -> None:
@@ -361,18 +361,18 @@ def test_date_and_version_of_a_log_count_against_what_was_cured_long_before(
     facts = [Fact("ucx", version, "log")] if version else []
     (one,) = diagnose([str(log)], Examination([known]), known=facts).recognised
     assert one.confidence is confidence
-    assert ("ucx 1.12.1, which mends this, is of 2022-03; the log is of 2026" in one.reason) is (
+    assert ("ucx 1.12.1, which fixes this, was released in 2022-03; the log is of 2026" in one.reason) is (
         "2026" in stamp and not version
     )
 
 
 def test_every_cure_with_a_public_tag_has_its_date() -> None:
     lacking = {
-        (issue.component, one.fixed)
+        (issue.component, range_.fixed)
         for issue in knownissues.load()
-        for one in issue.affected
-        if one.fixed not in (None, "", "unknown")
-        and one.fixed not in RELEASED.get(issue.component, {one.fixed})
+        for range_ in issue.affected
+        if range_.fixed not in (None, "", "unknown")
+        and range_.fixed not in released().get(issue.component, {range_.fixed})
     }
     assert lacking == {
         ("nccl", "2.30.6"),

@@ -91,7 +91,6 @@ def test_each_xid_has_one_row(number: int, issue: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "NVRM: Xid (PCI:0000:44:00): 179, pid=7\n",  # another number that ends alike
         "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error\n",
         "amdgpu 0000:c3:00.0: amdgpu: no uncorrectable hardware errors detected in umc block\n",
         "amdgpu 0000:c3:00.0: amdgpu: 0 uncorrectable hardware errors detected in umc block\n",
@@ -105,6 +104,11 @@ def test_each_xid_has_one_row(number: int, issue: str, tmp_path: Path) -> None:
 )
 def test_what_is_no_such_event_is_not_named(line: str, tmp_path: Path) -> None:
     assert not read(line, tmp_path).recognised
+
+
+def test_another_number_that_ends_alike_is_hinted_at_without_a_name(tmp_path: Path) -> None:
+    (recognised,) = read("NVRM: Xid (PCI:0000:44:00): 179, pid=7\n", tmp_path).recognised
+    assert (recognised.issue.id, recognised.issue.fallback) == ("nvidia-kernel-message", True)
 
 
 @pytest.mark.parametrize(

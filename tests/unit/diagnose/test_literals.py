@@ -10,7 +10,9 @@ from gpuipc_doctor import knownissues
 from gpuipc_doctor.diagnose.finder import finder, with_re
 from gpuipc_doctor.diagnose.literals import bare, dense, dense_text, fixed_text
 
-SIGNATURES = [text for issue in knownissues.load() for one in issue.signatures for text in one.patterns]
+SIGNATURES = [
+    text for issue in knownissues.load() for signature in issue.signatures for text in signature.patterns
+]
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_one_rank_of_many_differs(tmp_path: Path) -> None:
 
 def test_debug_files_of_nccl_are_a_family(tmp_path: Path) -> None:
     ranks = read([CLOSED, CLOSED, CLOSED, "fine\n"], tmp_path, "nccl.{1}.{0}").rank_files
-    assert [one.ranks for one in ranks[0].differences] == [(f"{tmp_path}/nccl.nid000000.3",)]
+    assert [difference.ranks for difference in ranks[0].differences] == [(f"{tmp_path}/nccl.nid000000.3",)]
 
 
 def test_known_issue_of_one_rank_is_named(tmp_path: Path) -> None:

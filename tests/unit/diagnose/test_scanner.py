@@ -129,6 +129,23 @@ def test_what_rests_is_not_looked_for_until_it_is_woken() -> None:
     assert list(scanner.feed(log)) != []
 
 
+@pytest.mark.parametrize("wasted", [0, 10**9])
+def test_a_search_without_the_paused_patterns_finds_the_others(
+    monkeypatch: pytest.MonkeyPatch, wasted: int
+) -> None:
+    monkeypatch.setattr("gpuipc_doctor.diagnose.scanner._WASTED", wasted)
+    scanner = Scanner(PATTERNS)
+    scanner.rest(0)
+    log = f"{NEEDLES[0]}\n{NEEDLES[1]}\n" * 3  # the search is narrowed by the first block
+    for _ in range(2):
+        found = [*scanner.feed(log.encode()), *scanner.flush()]
+        assert {number for hit in found for number, _ in hit.matches} == {1}
+    scanner.rest(1)
+    scanner.wake([0])
+    found = [*scanner.feed(log.encode()), *scanner.flush()]
+    assert {number for hit in found for number, _ in hit.matches} == {0}
+
+
 def test_a_pattern_without_fixed_text_is_refused() -> None:
     with pytest.raises(ValueError, match="no fixed text"):
         Patterns([Pattern(re.compile(r"\d+"))])

@@ -68,7 +68,7 @@ def test_compressed_text_is_read(tmp_path: Path, name: str) -> None:
 def test_of_truncated_data_nothing_that_is_there_is_lost(tmp_path: Path, name: str) -> None:
     whole = FORMATS[name](TEXT)
     data, said = read(written(tmp_path, whole[: len(whole) * 3 // 4]))
-    assert said == f"ends in the midst of its {name} data; what is there was looked at"
+    assert said == f"is truncated {name} data; the part before the end was read"
     assert TEXT.startswith(data)
     if name != "bzip2":  # of whose blocks, larger than this text, no part can be had
         assert len(data) > len(TEXT) // 2
@@ -80,7 +80,7 @@ def test_damaged_data_is_named(tmp_path: Path, name: str) -> None:
     for at in range(len(whole) // 2, len(whole) // 2 + 40):
         whole[at] ^= 0x5A
     _, said = read(written(tmp_path, bytes(whole)))
-    assert said.startswith((f"has damaged {name} data", f"ends in the midst of its {name} data"))
+    assert said.startswith((f"has damaged {name} data", f"is truncated {name} data"))
     assert len(said.splitlines()) == 1
 
 
@@ -95,8 +95,8 @@ def test_a_bomb_is_read_a_block_at_a_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (Path(sys.executable).read_bytes()[:200_000], "is no text and no compressed text"),
-        (gzip.compress(os.urandom(20_000)), "is no text and no compressed text"),
+        (Path(sys.executable).read_bytes()[:200_000], "is neither text nor compressed text"),
+        (gzip.compress(os.urandom(20_000)), "is neither text nor compressed text"),
     ],
     ids=["a program", "compressed noise"],
 )
@@ -155,7 +155,7 @@ def test_the_hole_of_an_emptied_log_is_passed_over(tmp_path: Path) -> None:
 
 def test_what_cannot_be_opened_says_why(tmp_path: Path) -> None:
     assert read(tmp_path / "none") == (b"", "cannot be opened: No such file or directory")
-    assert read(tmp_path) == (b"", "is a directory; name the files in it")
+    assert read(tmp_path) == (b"", "is a directory; name files in the directory")
     assert read(Path("nul\0byte"))[1] == "is not the name of a file"
 
 
@@ -169,7 +169,7 @@ def test_a_file_that_grows_is_read_up_to_where_it_was(tmp_path: Path) -> None:
     data += b"".join(block or b"" for block in blocks)
     log.close()
     assert data == TEXT
-    assert log.notes == [f"has grown while it was read; its first {len(TEXT)} bytes were looked at"]
+    assert log.notes == [f"grew while it was read; its first {len(TEXT)} bytes were read"]
 
 
 def test_a_file_that_shrinks_says_so(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_file_that_shrinks_says_so(tmp_path: Path) -> None:
     blocks = log.blocks()
     next(blocks)
     os.truncate(path, 100)
-    with pytest.raises(Unreadable, match=r"was cut off while it was read, \d+ bytes before its end"):
+    with pytest.raises(Unreadable, match=r"was truncated while it was read, \d+ bytes before its end"):
         list(blocks)
     log.close()
 
