@@ -1,7 +1,7 @@
-"""Two reports held against each other: what changed, what got better, worse or slower.
+"""Compare two reports: what changed, got better, worse or slower.
 
-Pure functions of two `model.Report`: `compare` makes a `Comparison` of them, the renderers turn that into
-text and add nothing.
+Pure functions of two `model.Report`: `compare` makes a `Comparison`, which renderers turn into text without
+adding anything.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What became of each check on each subject."""
+"""The change of each check on each subject."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Subject = tuple[str, ...]
 """Device labels: none for the node, one for a device, two for a pair."""
 
 TESTED = {Status.PASS, Status.WARN, Status.FAIL}
-"""Statuses that say something of the node; the others say that nothing is known."""
+"""Statuses that are a result; with any other status the node's state is unknown."""
 
 
 class ChangeKind(enum.Enum):
-    """What became of a check on a subject."""
+    """The change of a check on a subject."""
 
     WORSE = "worse"
     NO_LONGER_TESTED = "no longer tested"
@@ -29,7 +29,7 @@ class ChangeKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class CheckChange:
-    """The worst that a check found on some subjects, in each report; None where it has not run."""
+    """The worst status of a check on some subjects in each report; None if it did not run."""
 
     check: str
     subjects: tuple[Subject, ...]
@@ -37,13 +37,13 @@ class CheckChange:
     after: Status | None
     turn: ChangeKind
     finding: Finding | None
-    """The finding behind it: the later one, where there is one."""
+    """The finding with that status: the later report's, else the earlier one's."""
 
 
 def verdicts(before: Sequence[Result], after: Sequence[Result]) -> list[CheckChange]:
-    """One verdict for each check and change of status; subjects that fared alike share it.
+    """One verdict for each check and change of status; subjects with the same change share it.
 
-    The subjects of ``before`` must have been put into the labels of ``after``.
+    The subjects of ``before`` must already have the labels of ``after``.
     """
     old, new = _cells(before), _cells(after)
     groups: dict[object, list[CheckChange]] = {}
@@ -55,7 +55,7 @@ def verdicts(before: Sequence[Result], after: Sequence[Result]) -> list[CheckCha
 
 
 Place = tuple[str, Subject]
-"""A check's id, and the subject: a cell of the matrix."""
+"""A cell of the matrix: (check id, subject)."""
 
 
 def _cells(results: Sequence[Result]) -> dict[Place, list[Result]]:
@@ -74,12 +74,12 @@ def _verdict(place: Place, before: Sequence[Result], after: Sequence[Result]) ->
 
 
 def _not_skipped(results: Sequence[Result]) -> Sequence[Result]:
-    """Without what was skipped, where something was not: one repetition may have had its reason to."""
+    """Results without SKIPs, unless all are SKIPs: a single repetition may have been skipped."""
     return [result for result in results if result.finding.status is not Status.SKIP] or results
 
 
 def turn_of(was: Status | None, now: Status | None) -> ChangeKind:
-    """What became of a check by its worst status, of which None says that it has not run."""
+    """The change of a check between its worst statuses; None: the check did not run."""
     if was is now:
         return ChangeKind.SAME
     if now in (Status.FAIL, Status.WARN) and was is not Status.FAIL:
@@ -90,31 +90,31 @@ def turn_of(was: Status | None, now: Status | None) -> ChangeKind:
 
 
 def _turn_of_failures(before: Sequence[Result], after: Sequence[Result]) -> ChangeKind:
-    """A check that has failed before has got worse where it fails in a probe that did not."""
+    """A check that failed before is worse if it fails in a probe that did not."""
     failed = {result.probe for result in before if result.finding.status is Status.FAIL}
     was_fine = {result.probe for result in before if result.finding.status in TESTED} - failed
     if any(result.probe in was_fine for result in after if result.finding.status is Status.FAIL):
         return ChangeKind.WORSE
     if _are_without_keys(before) or _are_without_keys(after):
-        return ChangeKind.SAME  # of sentences, nobody can tell
+        return ChangeKind.SAME  # sentences do not decide
     return (
         ChangeKind.SAME if _failures(before).keys() == _failures(after).keys() else ChangeKind.FAILS_OTHERWISE
     )
 
 
 def _are_without_keys(results: Sequence[Result]) -> bool:
-    """Whether they are of a report from before findings had keys."""
+    """Whether the findings come from a report without finding keys."""
     return any(not result.finding.key for result in results)
 
 
 def _failures(results: Sequence[Result]) -> Mapping[object, Finding]:
-    """The kinds of failure, by all that tells them apart but their figures."""
+    """Kinds of failure, by everything that distinguishes them except figures."""
     failed = [(result.probe, result.finding) for result in results if result.finding.status is Status.FAIL]
     return {(probe, finding.identity): finding for probe, finding in failed}
 
 
 def _telling(after: Sequence[Result], before: Sequence[Result]) -> Iterator[Finding]:
-    """The findings that made the status, the most telling first: of failures, one that is new."""
+    """The findings with the worst status, most relevant first: new failures before those of both reports."""
     known = _failures(before)
     yield from (finding for kind, finding in _failures(after).items() if kind not in known)
     for results in (after, before):
@@ -123,5 +123,5 @@ def _telling(after: Sequence[Result], before: Sequence[Result]) -> Iterator[Find
 
 def _together(group: Sequence[CheckChange]) -> CheckChange:
     first = group[0]
-    subjects = tuple(subject for one in group for subject in one.subjects)
+    subjects = tuple(subject for change in group for subject in change.subjects)
     return CheckChange(first.check, subjects, first.before, first.after, first.turn, first.finding)

@@ -1,4 +1,4 @@
-"""Two reports become a comparison: the values of which it consists, and its exit code."""
+"""Compare two reports: the values of a comparison, and its exit code."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from gpuipc_doctor.model import Exit, Join, Relation, Report, Result, Status, Ti
 from gpuipc_doctor.report import digest
 
 TOLERANCE = 0.10
-"""A change of speed up to this part is nobody's news."""
+"""A change of speed up to this fraction is not reported."""
 
 
 MEANINGS = {
     Exit.OK: "nothing is worse, slower or no longer tested",
     Exit.INTERNAL: "gpuipc-doctor itself failed",
-    Exit.USAGE: "the command line is wrong, or a file is no report",
-    Exit.NOTHING: "one of the reports asked about GPUs and no probe ran, so there is nothing to compare",
-    Exit.WARN: "something is slower, or is a WARN that was none",
-    Exit.ERROR: "something that was tested no longer is (ERROR, SKIP, not run, a GPU that is gone)",
-    Exit.FAIL: "something fails that did not",
+    Exit.USAGE: "the command line is wrong, or a file is not a report",
+    Exit.NOTHING: "in one of the reports no probe ran on a GPU: nothing to compare",
+    Exit.WARN: "something is slower, or newly a WARN",
+    Exit.ERROR: "something is no longer tested (ERROR, SKIP, not run, a missing GPU)",
+    Exit.FAIL: "something newly fails",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Which report one side is of."""
+    """One of the two reports."""
 
     host: str
     started: str
@@ -46,7 +46,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class IssueChange:
-    """A known issue whose relation to the node has changed; None where it had none."""
+    """A known issue whose relation to the node changed; None: no relation."""
 
     issue: str
     title: str
@@ -56,12 +56,12 @@ class IssueChange:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Everything that two reports say when held against each other."""
+    """Differences between two reports."""
 
     before: Side
     after: Side
     notes: tuple[str, ...]
-    """What makes them hard to compare."""
+    """Differences that limit the comparison."""
     inventory: tuple[Change, ...]
     devices: tuple[Match, ...]
     verdicts: tuple[CheckChange, ...]
@@ -87,7 +87,7 @@ class Comparison:
 
 
 def compare(before: Report, after: Report, tolerance: float = TOLERANCE) -> Comparison:
-    """What has changed from one report to the other."""
+    """The comparison of two reports."""
     matches = devices.match(before.devices, after.devices)
     old = _relabelled(before.results, devices.labels_now(matches))
     return Comparison(
@@ -118,7 +118,7 @@ def _side(report: Report) -> Side:
 
 
 def _relabelled(results: Sequence[Result], now: dict[str, str | None]) -> list[Result]:
-    """Results under the labels that their devices have now, less those of devices that are gone."""
+    """Results whose devices have their present labels; results of missing devices are dropped."""
     relabelled = []
     for result in results:
         labels = [now.get(label, label) for label in result.devices]
@@ -129,34 +129,34 @@ def _relabelled(results: Sequence[Result], now: dict[str, str | None]) -> list[R
 
 def _notes(before: Report, after: Report) -> Iterator[str]:
     if before.host != after.host:
-        yield f"these are two nodes: {before.host} and {after.host}"
+        yield f"the reports are of two nodes: {before.host} and {after.host}"
     for name, report in (("before", before), ("after", after)):
         if report.interrupted:
             yield f"{name} was interrupted, so some checks did not run"
         if report.nothing_tested:
             yield f"{name} has tested nothing: no probe ran on a GPU"
         if any(not result.finding.key for result in report.results):
-            yield f"{name} has findings without keys: whether a check fails otherwise cannot be told"
+            yield f"{name} has no finding keys (older version): cannot tell if a check fails differently"
     if before.tier is not after.tier:
         yield f"the tiers differ: {before.tier.label} and {after.tier.label}"
     if before.tool_version != after.tool_version:
         yield (
-            f"the versions of gpuipc-doctor differ ({before.tool_version}, {after.tool_version}), "
-            "and with them may what the checks do"
+            f"the versions of gpuipc-doctor differ ({before.tool_version}, {after.tool_version}); the "
+            "checks may differ too"
         )
     if before.known_issues and after.known_issues and before.known_issues != after.known_issues:
         yield (
-            f"the editions of the known issues differ ({before.known_issues}, {after.known_issues}), "
-            "and with them may what is recognised"
+            f"the editions of the known issues differ ({before.known_issues}, {after.known_issues}); "
+            "recognised issues may differ too"
         )
     if _is_earlier(after.started, before.started):
-        yield f"after is the older one: {after.started}, before {before.started}"
+        yield f"AFTER is older than BEFORE: {after.started}, {before.started}"
 
 
 def _is_earlier(one: str, other: str) -> bool:
     try:
         return datetime.fromisoformat(one) < datetime.fromisoformat(other)
-    except (ValueError, TypeError):  # no time, or one without an offset
+    except (ValueError, TypeError):  # no time, or a time without an offset
         return False
 
 

@@ -1,4 +1,4 @@
-"""The content of a comparison: what changed, for a terminal and for a ticket."""
+"""Content of a comparison of two reports, for a terminal and a ticket."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ from gpuipc_doctor.comparison.check_changes import ChangeKind, CheckChange
 from gpuipc_doctor.comparison.comparison import MEANINGS, Comparison, Side
 from gpuipc_doctor.comparison.devices import DeviceChange, Match
 from gpuipc_doctor.comparison.speed import DOUBT, Speed, SpeedVerdict
-from gpuipc_doctor.model import Device, Status
+from gpuipc_doctor.model import Device, Relation, Status
 from gpuipc_doctor.present import markdown, terminal
 from gpuipc_doctor.present.blocks import Block, Closing, Entry, Item, Lines, Table, do, table
 from gpuipc_doctor.present.text import counted, fold_subjects
 from gpuipc_doctor.report import documents, sentences
 
 MOST_ROWS = 20
-"""Rows of slower or faster quantities that are shown; the JSON has all."""
+"""Maximum rows of slower or faster quantities; the JSON has all."""
 
 NOT_RUN = "-"
 
+_CHANGED = (SpeedVerdict.SLOWER, SpeedVerdict.FASTER)
+
 DESCRIBED = (ChangeKind.WORSE, ChangeKind.NO_LONGER_TESTED, ChangeKind.FAILS_OTHERWISE)
-"""Each of these changes has an entry with its finding."""
+"""Changes that get an entry with their finding."""
 
 KIND = documents.Kind(
     "gpuipc-doctor/comparison/3",
     Comparison,
-    "What has changed from one report to another.",
+    "Changes from one report to another.",
     {"exit_code": documents.codes(MEANINGS)},
 )
 schema, dumps = KIND.schema, KIND.dumps
@@ -49,12 +51,10 @@ def ticket(comparison: Comparison) -> str:
 
 
 def _blocks(comparison: Comparison) -> Iterator[Block]:
-    """All of it in the order in which it is read, without the totals."""
-    if simulated := _simulated(comparison.before, comparison.after):
-        yield Lines((simulated,))
+    """All blocks in reading order, without the totals."""
+    yield from _simulated(comparison.before, comparison.after)
     yield _sides(comparison.before, comparison.after)
-    if comparison.notes:
-        yield Lines(tuple(f"Note: {note}" for note in comparison.notes))
+    yield Lines(tuple(f"Note: {note}" for note in comparison.notes))
     yield from table(
         ("inventory", "before", "after"),
         ((change.name, change.before or NOT_RUN, change.after or NOT_RUN) for change in comparison.inventory),
@@ -64,16 +64,9 @@ def _blocks(comparison: Comparison) -> Iterator[Block]:
     yield from _entries(comparison)
     yield from table(
         ("known issue", "before", "after"),
-        (
-            (
-                change.issue,
-                change.before.value if change.before else NOT_RUN,
-                change.after.value if change.after else NOT_RUN,
-            )
-            for change in comparison.issues
-        ),
+        ((change.issue, *statuses(change.before, change.after)) for change in comparison.issues),
     )
-    for pace in (SpeedVerdict.SLOWER, SpeedVerdict.FASTER):
+    for pace in _CHANGED:
         rows = list(_speeds(comparison.speeds.of(pace)))
         yield from table((pace.value, "in", "before", "after", "ratio (bounds)"), rows[:MOST_ROWS])
         if len(rows) > MOST_ROWS:
@@ -82,26 +75,19 @@ def _blocks(comparison: Comparison) -> Iterator[Block]:
 
 
 def _totals(comparison: Comparison) -> list[str]:
-    """How much has changed, the worst first."""
+    """Number of changes by kind, worst first."""
     turns = Counter({turn: sum(len(v.subjects) for v in comparison.turned(turn)) for turn in ChangeKind})
     issues = len(comparison.issues)
     words = [f"{turns[turn]} {turn.value}" for turn in ChangeKind if turns[turn]]
-    words += [
-        f"{len(found)} {pace.value}"
-        for pace in (SpeedVerdict.SLOWER, SpeedVerdict.FASTER)
-        if (found := comparison.speeds.of(pace))
-    ]
+    words += [f"{len(found)} {pace.value}" for pace in _CHANGED if (found := comparison.speeds.of(pace))]
     words += [f"{counted(issues, 'known issue')} changed"] if issues else []
     return words or ["nothing to compare"]
 
 
-def _simulated(before: Side, after: Side) -> str:
-    if not (before.simulated or after.simulated):
-        return ""
-    profiles = (
-        f"{name} {side.simulated}" for name, side in (("before", before), ("after", after)) if side.simulated
-    )
-    return f"SIMULATED ({', '.join(profiles)}): there no real GPU was tested"
+def _simulated(before: Side, after: Side) -> Iterator[Lines]:
+    sides = (("before", before), ("after", after))
+    if profiles := [f"{name} {side.simulated}" for name, side in sides if side.simulated]:
+        yield Lines((f"SIMULATED ({', '.join(profiles)}): no real GPU was tested there",))
 
 
 def _sides(before: Side, after: Side) -> Table:
@@ -121,7 +107,7 @@ def _tier(side: Side) -> str:
 
 
 def _devices(comparison: Comparison) -> Iterator[tuple[str, ...]]:
-    """The devices that are not what they were. Of two nodes, no GPU is expected to be the same."""
+    """The changed devices. Two nodes are expected to have different GPUs."""
     same_node = (comparison.before.host, comparison.before.simulated) == (
         comparison.after.host,
         comparison.after.simulated,
@@ -143,7 +129,7 @@ _ROWS = (*DESCRIBED, ChangeKind.SAME, ChangeKind.BETTER, ChangeKind.NEWLY_TESTED
 
 
 def _checks(comparison: Comparison) -> Iterator[tuple[str, ...]]:
-    """What has changed, the worst first, and what is as bad as it was."""
+    """Changed results, worst first, and unchanged bad ones."""
     for turn in _ROWS:
         for verdict in comparison.turned(turn):
             if turn is not ChangeKind.SAME or verdict.after in (Status.FAIL, Status.ERROR):
@@ -169,15 +155,15 @@ def was(before: Status | None) -> str:
     return f"was {before.value}" if before else "had not run"
 
 
-def statuses(before: Status | None, after: Status | None) -> tuple[str, str]:
-    return before.value if before else NOT_RUN, after.value if after else NOT_RUN
+def statuses(*sides: Status | Relation | None) -> Iterator[str]:
+    return (side.value if side else NOT_RUN for side in sides)
 
 
 # -- speed ----------------------------------------------------------------------------------------------
 
 
 def _speeds(speeds: Sequence[Speed]) -> Iterator[tuple[str, ...]]:
-    """A row for each quantity of a check, the largest changes first; of its subjects, that of the largest."""
+    """A row for each quantity of a check: the subject with the largest change. Largest change first."""
     groups: dict[tuple[str, str], list[Speed]] = {}
     for speed in sorted(speeds, key=_change, reverse=True):
         groups.setdefault((speed.quantity.name, speed.quantity.check), []).append(speed)
@@ -190,7 +176,7 @@ def _speeds(speeds: Sequence[Speed]) -> Iterator[tuple[str, ...]]:
 
 
 def _change(speed: Speed) -> float:
-    """How large a change is, whichever way it goes."""
+    """Size of a change in either direction."""
     assert speed.ratio is not None
     return max(speed.ratio.estimate, 1 / speed.ratio.estimate)
 
@@ -201,7 +187,7 @@ def _ratio(speed: Speed) -> str:
 
 
 def _figure(value: float, unit: str) -> str:
-    """``38 µs`` for 0.000038 s; other units as they are."""
+    """``38 µs`` for 0.000038 s; other units are unchanged."""
     if unit == "s":
         value, unit = next((value * by, name) for by, name in _SCALES if value * by < 1000 or by == 1)
     return f"{value:.3g} {unit}"
@@ -211,7 +197,7 @@ _SCALES = ((1e6, "µs"), (1e3, "ms"), (1.0, "s"))
 
 
 def _on_speed(comparison: Comparison) -> Iterator[str]:
-    """What the figures are worth."""
+    """Notes on the reliability of the figures."""
     speeds = comparison.speeds
     control = speeds.control
     if control is None:
@@ -223,22 +209,20 @@ def _on_speed(comparison: Comparison) -> Iterator[str]:
     told = [speed for speed in speeds.all if speed.pace is not SpeedVerdict.TOO_FEW]
     few = len(speeds.all) - len(told)
     if told:
-        found = ", ".join(
-            f"{len(speeds.of(pace))} {pace.value}" for pace in (SpeedVerdict.SLOWER, SpeedVerdict.FASTER)
-        )
+        found = ", ".join(f"{len(speeds.of(pace))} {pace.value}" for pace in _CHANGED)
         yield (
-            f"Speed: {len(told)} quantities compared: {found}. What is within "
-            f"{100 * comparison.tolerance:g} % counts as no difference; all bounds hold together with "
-            f"{100 - 100 * DOUBT:g} %."
+            f"Speed: {len(told)} quantities compared: {found}. Changes within "
+            f"{100 * comparison.tolerance:g} % are ignored; "
+            f"all bounds hold together with {100 - 100 * DOUBT:g} %."
         )
     if few:
         yield (
-            f"Speed: of {few} quantities there are too few samples ({control.samples[0]} and "
+            f"Speed: {few} quantities have too few samples ({control.samples[0]} and "
             f"{control.samples[1]} repetitions), cannot tell; run both with --repeat {speeds.needed} or more."
         )
     if control.ratio:
         was, now = (_figure(value, "s") for value in (control.before, control.after))
         yield (
-            f"Control: a worker started in {was}, then in {now}, which no driver has a part in: ratio "
-            f"{_ratio(control)}. Only what changed by more counts."
+            f"Control: a worker started in {was}, then in {now}, without any driver: ratio "
+            f"{_ratio(control)}. Only larger changes count."
         )

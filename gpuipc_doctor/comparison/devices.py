@@ -1,4 +1,4 @@
-"""Which device of one report is which of the other: the same GPU may have got another number."""
+"""Match the devices of two reports, since GPUs may be renumbered."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpuipc_doctor.model import Device
 
 
 class DeviceChange(enum.Enum):
-    """What became of a device between two reports."""
+    """The change of a device between two reports."""
 
     SAME = "same"
     RENUMBERED = "renumbered"
@@ -22,7 +22,7 @@ class DeviceChange(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """One device as each report has it; None where it has not."""
+    """A device in each report; None if missing."""
 
     before: Device | None
     after: Device | None
@@ -30,9 +30,9 @@ class Match:
 
 
 def match(before: Sequence[Device], after: Sequence[Device]) -> tuple[Match, ...]:
-    """Every device of either side: by uuid, which survives renumbering, and what is left by its label.
+    """Match the devices of both reports by uuid, which survives renumbering, else by label.
 
-    A uuid that two devices of a side have tells neither from the other.
+    A uuid that occurs twice in one report identifies no device.
     """
     uuids_before, by_uuid = _by_uuid(before), _by_uuid(after)
     partners = {device: by_uuid[uuid] for uuid, device in uuids_before.items() if uuid in by_uuid}
@@ -45,7 +45,7 @@ def match(before: Sequence[Device], after: Sequence[Device]) -> tuple[Match, ...
 
 
 def _by_uuid(devices: Sequence[Device]) -> dict[str, Device]:
-    """The devices whose uuid is their own."""
+    """The devices with a unique uuid."""
     times = Counter(device.uuid for device in devices)
     return {device.uuid: device for device in devices if device.uuid and times[device.uuid] == 1}
 
@@ -71,7 +71,7 @@ def _fate(before: Device, after: Device | None) -> DeviceChange:
 
 
 def labels_now(matches: Sequence[Match]) -> dict[str, str | None]:
-    """For each label of before, that of the same device after; None where it is gone."""
+    """Label before → label of the same device after; None if missing."""
     return {
         match.before.label: match.after.label if match.after else None for match in matches if match.before
     }

@@ -1,4 +1,4 @@
-"""What has changed between two inventories."""
+"""Changes between two inventories."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuipc_doctor.model import Fact
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A fact whose values differ; None where it was not found."""
+    """A fact whose values differ. None: not found."""
 
     name: str
     before: str | None
@@ -18,7 +18,7 @@ class Change:
 
 
 def changes(before: Iterable[Fact], after: Iterable[Fact]) -> Iterator[Change]:
-    """The facts whose values differ, wherever they were read. A fact may have several values."""
+    """Facts whose values differ, regardless of their source. A fact may have several values."""
     old, new = _values(before), _values(after)
     for name in dict.fromkeys((*new, *old)):
         was, now = ("; ".join(values.get(name, ())) or None for values in (old, new))

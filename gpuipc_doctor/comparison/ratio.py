@@ -1,4 +1,4 @@
-"""By which factor one set of samples is larger than another, with bounds that noise seldom crosses."""
+"""The ratio of two sets of samples, with bounds that noise rarely crosses."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from functools import cache
 from itertools import accumulate, count
 
 _EXACT_UP_TO = 1600
-"""Pairs of samples up to which the distribution is counted out; beyond, the normal one is as good."""
+"""Number of sample pairs up to which the distribution is computed exactly; above, the normal distribution is
+as good.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """After to before: the estimate, and the bounds of its interval."""
+    """Ratio of after to before: estimate and interval."""
 
     estimate: float
     low: float
@@ -27,13 +29,14 @@ class Ratio:
 
 
 def ratio(before: Sequence[float], after: Sequence[float], doubt: float) -> Ratio | None:
-    """How many times as large the values of ``after`` are; ``doubt`` is the chance to miss the true factor.
+    """The ratio of ``after`` to ``before``; ``doubt`` is the probability that the bounds miss it.
 
-    The median of all ratios of one value to another, between two of these ratios whose ranks the
-    Mann-Whitney distribution gives: Hodges and Lehmann's estimate and its interval, on logarithms
-    (J. L. Hodges, E. L. Lehmann, Ann. Math. Stat. 34 (1963), 598). It supposes that samples are independent
-    and, but for the factor, alike; not how they are distributed, so an outlier costs width and no truth.
-    None with too few samples for so little doubt. Values are positive.
+    The estimate is the median of all ratios of an ``after`` value to a ``before`` value, with bounds at two
+    ranks given by the Mann-Whitney distribution: Hodges and Lehmann's estimate and interval, on logarithms
+    (J. L. Hodges, E. L. Lehmann, Ann. Math. Stat. 34 (1963), 598). It assumes that samples are independent
+    and equally distributed except for the factor, but no particular distribution, so an outlier widens the
+    interval without making it wrong. None if there are too few samples for this ``doubt``. Values must be
+    positive.
     """
     rank = _rank(len(before), len(after), doubt)
     if rank is None:
@@ -45,13 +48,13 @@ def ratio(before: Sequence[float], after: Sequence[float], doubt: float) -> Rati
 
 
 def samples_needed(doubt: float) -> int:
-    """The fewest samples, the same number a side, that can have bounds with no more ``doubt``."""
+    """Minimum samples per side, equal on both, for bounds with this ``doubt``."""
     return next(n for n in count(1) if _rank(n, n, doubt) is not None)
 
 
 @cache
 def _rank(m: int, n: int, doubt: float) -> int | None:
-    """How many of the m·n sorted ratios may be left out at each end; None when not even the bounds hold."""
+    """Number of the m·n sorted ratios to omit at each end; None if there are too few ratios."""
     if m * n > _EXACT_UP_TO:
         from statistics import NormalDist
 
@@ -64,9 +67,9 @@ def _rank(m: int, n: int, doubt: float) -> int | None:
 
 
 def _arrangements(m: int, n: int) -> list[int]:
-    """In how many orders of m and n values so many of the m·n pairs stand the wrong way round: 0, 1, …
+    """Number of orderings of m and n values with 0, 1, … of the m·n pairs inverted.
 
-    The coefficients of the Gaussian binomial, built up by one factor (1 - q^(n+i)) / (1 - q^i) at a time.
+    The coefficients of the Gaussian binomial, computed by multiplying with (1 - q^(n+i)) / (1 - q^i).
     """
     ways = [1] + [0] * (m * n)
     for i in range(1, m + 1):

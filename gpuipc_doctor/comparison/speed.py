@@ -1,11 +1,11 @@
-"""What became slower or faster: the time of every driver and MPI call, and what checks measure.
+"""Changes in speed: the time of every driver and MPI call, and the checks' measurements.
 
 The unit is one repetition of a check on a subject. Rounds within a probe share a processor and a moment, and
-a hundred of them would make bounds so narrow that the next run crosses them; only repetitions count, and one
-says nothing. All bounds of a comparison hold together with the confidence of one.
+a hundred of them would give bounds so narrow that the next run exceeds them; only repetitions count, and a
+single one proves nothing. The stated confidence is that all bounds of a comparison hold.
 
-How long workers take to start, in which no driver has a part, is the control: where that differs between
-the reports, the node was busier or slower altogether, and nothing counts that did not change by more.
+The control is the start-up time of workers, which involves no driver: if it differs between the reports, the
+node was busier or slower altogether, and only larger changes count.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from gpuipc_doctor.model import Result, Status
 from gpuipc_doctor.report import digest
 
 DOUBT = 0.05
-"""The chance that any of the bounds of a comparison misses the true ratio."""
+"""Probability that any bound of a comparison misses the true ratio."""
 
 LEAST_S = 50e-6
-"""A call that takes so few seconds more says nothing: writing down that it begins costs some ten µs."""
+"""Seconds: smaller increases per call are ignored, since journalling a call takes some ten µs."""
 
 CONTROL = "start of a worker"
 
 _SMALLEST, _LARGEST = 1e-15, 1e18
-"""Of nothing there is no ratio, and nothing that a node does is beyond these."""
+"""Limits of ratios: values of zero have no ratio, and real ratios stay within these."""
 
 
 class SpeedVerdict(enum.Enum):
     SLOWER = "slower"
     FASTER = "faster"
     SAME = "no difference"
-    """None that is larger than the tolerance, beyond doubt."""
+    """The verdict: no change larger than the tolerance, with confidence."""
     TOO_FEW = "too few samples"
 
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """What is compared: the mean time of a call within a check, or a measurement of that check."""
+    """A compared quantity: the mean time of a call within a check, or one of the check's measurements."""
 
     name: str
     unit: str
@@ -53,34 +53,34 @@ class Quantity:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """A quantity in both reports: the samples' medians and numbers, and the ratio of after to before."""
+    """A quantity in both reports: medians and numbers of samples, and the ratio of after to before."""
 
     quantity: Quantity
     before: float
     after: float
     samples: tuple[int, int]
     ratio: Ratio | None
-    """None where the samples are too few."""
+    """None if there are too few samples."""
     pace: SpeedVerdict
 
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """All quantities that both reports have."""
+    """All quantities in both reports."""
 
     all: tuple[Speed, ...] = ()
     control: Speed | None = None
     needed: int = 0
-    """Samples a side with which so many quantities can be compared."""
+    """Samples per side needed to compare this number of quantities."""
 
     def of(self, pace: SpeedVerdict) -> list[Speed]:
         return [speed for speed in self.all if speed.pace is pace]
 
 
 def compare(before: Sequence[Result], after: Sequence[Result], tolerance: float) -> Speeds:
-    """``tolerance``: a ratio within 1 + this, and its inverse, counts as none.
+    """Compare speeds. ``tolerance``: ratios from 1 / (1 + tolerance) to 1 + tolerance are ignored.
 
-    The subjects of ``before`` must have been put into the labels of ``after``.
+    The subjects of ``before`` must already have the labels of ``after``.
     """
     old, new = _completed(before), _completed(after)
     probes = [probe for probe in old if probe in new]
@@ -89,7 +89,7 @@ def compare(before: Sequence[Result], after: Sequence[Result], tolerance: float)
     if control not in old_samples or control not in new_samples:
         return Speeds()
     repeated = min(len(old_samples[control]), len(new_samples[control])) > 1
-    both = [  # finding the devices, say, is not repeated
+    both = [  # discovery, for example, is not repeated
         quantity
         for quantity in new_samples
         if min(len(old_samples.get(quantity, ())), len(new_samples[quantity])) > repeated
@@ -106,7 +106,7 @@ def compare(before: Sequence[Result], after: Sequence[Result], tolerance: float)
 
 
 def _limits(shift: Ratio | None, tolerance: float) -> tuple[float, float] | None:
-    """Ratios above the first and below the second count, where the control has shifted by ``shift``."""
+    """Limits outside which ratios count, if the control has shifted by ``shift``."""
     if shift is None:
         return None
     return max(shift.high, 1.0) * (1 + tolerance), min(shift.low, 1.0) / (1 + tolerance)
@@ -134,14 +134,14 @@ def _speed(
 # -- samples --------------------------------------------------------------------------------------------
 
 ProbeOf = tuple[str, Subject, str]
-"""A check's id, the subject, and the probe's name."""
+"""(check id, subject, name of the probe)."""
 
 Runs = Mapping[ProbeOf, Mapping[int, Sequence[Result]]]
-"""The results of each probe that did what it was to do, by repetition."""
+"""Results of each completed probe, by repetition."""
 
 
 def _completed(results: Iterable[Result]) -> dict[ProbeOf, dict[int, list[Result]]]:
-    """What failed says nothing of speed: a hang has taken its deadline."""
+    """Results of completed probes only, because a hang takes its whole deadline."""
     runs: dict[ProbeOf, dict[int, list[Result]]] = {}
     for result in results:
         if result.roles:
@@ -157,7 +157,7 @@ def _completed(results: Iterable[Result]) -> dict[ProbeOf, dict[int, list[Result
 
 
 def _samples(runs: Runs) -> dict[Quantity, list[float]]:
-    """A value for each repetition, of those that have all probes of the check on the subject."""
+    """One value for each repetition that has all of the check's probes on the subject."""
     samples: dict[Quantity, list[float]] = {}
     for check, subject in dict.fromkeys((check, subject) for check, subject, _ in runs):
         own = [of for (c, s, _), of in runs.items() if (c, s) == (check, subject)]
@@ -178,7 +178,7 @@ def _samples(runs: Runs) -> dict[Quantity, list[float]]:
 def _quantities(
     check: str, subject: Subject, probes: Sequence[Sequence[Result]]
 ) -> Iterator[tuple[Quantity, float]]:
-    """What one repetition of a check on a subject says; all results of a probe have the same roles."""
+    """The figures of one repetition of a check on a subject; all results of a probe have the same roles."""
     count: dict[str, int] = {}
     seconds: dict[str, float] = {}
     for results in probes:
@@ -186,8 +186,8 @@ def _quantities(
             count[calls.operation] = count.get(calls.operation, 0) + calls.count
             seconds[calls.operation] = seconds.get(calls.operation, 0.0) + calls.seconds
         for result in results:
-            for one in result.finding.measured:
-                name = f"{one.name} ({result.probe})" if result.probe else one.name
-                yield Quantity(name, one.unit, check, subject, one.more_is_better), one.value
+            for figure in result.finding.measured:
+                name = f"{figure.name} ({result.probe})" if result.probe else figure.name
+                yield Quantity(name, figure.unit, check, subject, figure.more_is_better), figure.value
     for operation, number in count.items():
         yield Quantity(operation, "s", check, subject), seconds[operation] / number

@@ -1,1 +1,1 @@
-"""One way to present: `blocks` are data without layout; each other module draws one format. No I/O."""
+"""Presentation: `blocks` are content without layout; each other module renders one format. No I/O."""

@@ -1,4 +1,4 @@
-"""The content of a screen or a ticket, as data: a subject's content module yields it, a format draws it."""
+"""Content of a screen or ticket as data: a content module yields blocks, a format renders them."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 DO = "Do: "
-"""What a remedy begins with."""
+"""Prefix of a remedy."""
 
 Cell = tuple[str, str]
-"""Text, and the status (or ``-``) that gives it its colour."""
+"""(text, status or ``-`` for its colour)."""
 
 EMPTY: Cell = ("-", "-")
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A sentence below a heading. An empty one is not drawn."""
+    """A sentence below a heading; empty ones are not shown."""
 
     text: str
     lead: str = ""
     hang: int = 2
-    """Columns by which its further lines stand to the right of the first, without a ``lead``."""
+    """Hanging indent in columns, without a ``lead``."""
     depth: int = 0
-    """Columns by which it stands to the right of its neighbours."""
+    """Indent in columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +35,22 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A word such as a status, a title, and what belongs to it."""
+    """A heading (a word such as a status, and a title) with its content."""
 
     word: str
     title: str
     items: tuple[Item | Chain, ...] = ()
     look: str = ""
-    """The status whose colour the word has, by default the word itself."""
+    """Status whose colour the word has; default: the word itself."""
     columns: int = 6
-    """Where the title and the items begin; a longer word keeps ``gap`` columns before the title."""
+    """Column of the title and the items; after a longer word, ``gap`` columns separate the title."""
     gap: int = 2
     hang: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Columns as wide as they need and the page allows; the first row holds the titles."""
+    """Columns as wide as needed and as the page allows; the first row holds the titles."""
 
     rows: tuple[tuple[str, ...], ...]
 
@@ -73,20 +73,27 @@ class Grid:
     folded: tuple[Column, ...] = ()
     """Fewer columns with the same content, for a narrow page."""
     entries: tuple[Entry, ...] = ()
-    """An entry for each row, in place of columns that do not fit side by side."""
+    """One entry per row, used if the columns do not fit side by side."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Sentences, each on a line of its own."""
+    """Sentences, each on its own line; nothing is shown if there are none."""
 
     lines: tuple[str, ...]
     hang: int = 2
 
 
 @dataclass(frozen=True, slots=True)
+class Verbatim:
+    """Lines to be copied unchanged: a command, a stack, a program."""
+
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Notice:
-    """A sentence that stands out, in the colour of a status."""
+    """A highlighted sentence, in the colour of a status."""
 
     text: str
     look: str
@@ -101,7 +108,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """The last line: short texts, and at its right end the exit code."""
+    """The last line: short texts, and the exit code at its right end."""
 
     parts: Sequence[str]
     ending: str
@@ -115,7 +122,7 @@ class Group:
     blocks: tuple[Block, ...]
 
 
-Block = Entry | Table | Grid | Lines | Notice | Parts | Closing | Group
+Block = Entry | Table | Grid | Lines | Verbatim | Notice | Parts | Closing | Group
 
 
 def do(remedy: str) -> Item:

@@ -1,7 +1,7 @@
-"""One HTML file: for a vendor's ticket, or to be opened in the morning.
+"""A self-contained HTML file, for a vendor's ticket or for reading later.
 
-It can be read without a network and without script; with script its tables sort and filter. Whatever a report
-holds is text to it: Jinja2 escapes all, and the page's policy lets nothing but its own style and script in.
+It needs no network and no script; with script its tables can be sorted and filtered. All report content is
+text: Jinja2 escapes it, and the page's policy allows only its own style and script.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 from gpuipc_doctor.present.text import sanitise
 
 SIGNS = {"PASS": "✓", "SKIP": "○", "WARN": "!", "ERROR": "?", "FAIL": "✗"}
-"""A status differs by its sign as well as by its colour."""
+"""Sign of each status, so that colour is not the only difference."""
 
 
 def page(template: str, **values: Any) -> str:
-    """A page made from one of the templates beside this file, ending in a newline."""
+    """A page from one of the templates in this directory, ending in a newline."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -30,6 +30,6 @@ def page(template: str, **values: Any) -> str:
 
 
 def _shown(value: Any) -> Any:
-    """Text without control characters, because people copy from pages; markup of templates stays."""
+    """Text without control characters, since readers copy it; the templates' markup is kept."""
     is_ours = hasattr(value, "__html__") or not isinstance(value, str)
     return value if is_ours else "\n".join(map(sanitise, value.split("\n")))

@@ -1,8 +1,8 @@
 """JUnit XML, which CI systems show as tests.
 
-No standard exists; this keeps to what the schemas in use agree on (Jenkins' and Maven Surefire's): a suite
-with its counts, and cases, each with at most one of ``failure``, ``error`` and ``skipped``. A WARN has
-passed, and the case's output says why.
+JUnit XML has no standard; this module follows the schemas in use (Jenkins', Maven Surefire's) where they
+agree: a suite with its counts, and cases, each with at most one of ``failure``, ``error`` and ``skipped``. A
+WARN counts as passed, with the reason in the case's output.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def document(
     elapsed_s: float,
     simulated: str,
 ) -> str:
-    """One suite, ending in a newline; ``simulated`` names what is no real node."""
+    """A test suite, ending in a newline; ``simulated`` names a simulated profile."""
     outcomes = Counter(outcome.tag for case in cases for outcome in case)
     counts = {
         "tests": str(len(cases)),
@@ -48,7 +48,7 @@ def document(
 def case(
     kind: str, name: str, elapsed_s: float, status: Status | None, message: str, lines: Iterable[str] = ()
 ) -> ElementTree.Element:
-    """A case with the outcome of a status; a PASS has none."""
+    """A test case with a status; a PASS has no child element."""
     attributes = {"classname": f"gpuipc-doctor.{kind}", "name": name, "time": f"{elapsed_s:.3f}"}
     made = ElementTree.Element("testcase", {key: sanitise(text) for key, text in attributes.items()})
     if status in _OUTCOMES:

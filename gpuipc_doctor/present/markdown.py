@@ -1,21 +1,21 @@
-"""Blocks as Markdown, for a ticket or a pull request. No text of a report becomes markup."""
+"""Render blocks as Markdown, for a ticket or a pull request. Text from a report never becomes markup."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from gpuipc_doctor.present.blocks import Block, Entry, Group, Item, Lines, Parts, Table
+from gpuipc_doctor.present.blocks import Block, Entry, Group, Item, Lines, Parts, Table, Verbatim
 from gpuipc_doctor.present.text import sanitise
 
 _MARKUP = re.compile(r"([\\`*_\[\]<>|#~&])")
-"""Characters that Markdown takes for markup wherever they stand (CommonMark 2.4, and tables of GitHub's)."""
+"""Characters that are Markdown markup anywhere (CommonMark 2.4, and GitHub's tables)."""
 
 
 def render(head: str, blocks: Iterable[Block]) -> str:
-    """The document below a heading, which is markup already; it ends in a newline."""
-    drawn = ["\n".join(_draw(block)) for block in blocks]
-    return "\n\n".join([f"## {head}", *drawn]) + "\n"
+    """The document with its heading, which is already markup; it ends in a newline."""
+    drawn = ("\n".join(_draw(block)) for block in blocks)
+    return "\n\n".join([f"## {head}", *filter(None, drawn)]) + "\n"
 
 
 def _draw(block: Block) -> Iterator[str]:
@@ -35,11 +35,25 @@ def _draw(block: Block) -> Iterator[str]:
                     yield f"{lead}{_escaped(item.text)}"
         case Lines(lines):
             yield from (f"- {_escaped(line)}" for line in lines)
+        case Verbatim(lines):
+            yield from _fenced([_as_it_stands(line) for line in lines])
         case Parts(parts):
             yield f"- {_escaped(' · '.join(parts))}"
         case Group(blocks):
             for one in blocks:
                 yield from _draw(one)
+
+
+def _fenced(lines: Sequence[str]) -> Iterator[str]:
+    """Lines between fences that are longer than any fence in the lines (CommonMark 4.5)."""
+    longest = max((len(run) for line in lines for run in re.findall("`+", line)), default=0)
+    fence = "`" * max(3, longest + 1)
+    yield from (fence, *lines, fence)
+
+
+def _as_it_stands(line: str) -> str:
+    """The line with its indentation, but without control sequences."""
+    return line[: len(line) - len(line.lstrip(" "))] + sanitise(line)
 
 
 def _row(cells: Sequence[str]) -> str:

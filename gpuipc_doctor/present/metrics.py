@@ -1,14 +1,15 @@
 """Prometheus' text format 0.0.4, for the textfile collector of node_exporter.
 
-Names and units follow https://prometheus.io/docs/practices/naming/. No sample has a time of its own, because
-the collector refuses that; the start of the run is a metric.
+Names and units follow https://prometheus.io/docs/practices/naming/. Samples have no timestamp, because the
+collector refuses timestamps; the start of the run is a metric.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
+from typing import Any
 
 from gpuipc_doctor.model import Status
 from gpuipc_doctor.present.text import sanitise
@@ -16,18 +17,18 @@ from gpuipc_doctor.present.text import sanitise
 _PREFIX = "gpuipc_doctor_"
 
 Sample = tuple[Mapping[str, str], float]
-"""Labels and value."""
+"""(labels, value)."""
 
 Metric = tuple[str, str, Iterable[Sample]]
-"""Name without our prefix, help, samples; a metric without samples is left out."""
+"""(name without our prefix, help, samples); a metric without samples is omitted."""
 
 SEVERITIES = ", ".join(f"{status.severity} {status.value}" for status in Status)
 
 
 def exposition(metrics: Iterable[Metric], simulated: str) -> str:
-    """Gauges in the format, ending in a newline; ``simulated`` names what is no real node.
+    """Gauges in the format, ending in a newline; ``simulated`` names a simulated profile.
 
-    Of samples with the same labels, once sanitised, the last counts: readers refuse a file with both.
+    Of samples with equal sanitised labels the last counts, since readers refuse duplicates.
     """
     lines = [f"# SIMULATED ({sanitise(simulated)})"] if simulated else []
     for name, about, samples in metrics:
@@ -37,8 +38,14 @@ def exposition(metrics: Iterable[Metric], simulated: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def by(numbers: Mapping[Any, float], *labels: str) -> Iterator[Sample]:
+    """A sample for each number; each key is the text of one label, or the texts of several."""
+    for key, number in numbers.items():
+        yield dict(zip(labels, (key,) if isinstance(key, str) else key, strict=True)), number
+
+
 def moment(started: str) -> list[Sample]:
-    """A report's time in seconds since 1970; none where it is no time."""
+    """A report's time in seconds since 1970; None if it is not a time."""
     try:
         return [({}, datetime.fromisoformat(started).timestamp())]
     except (ValueError, OverflowError):

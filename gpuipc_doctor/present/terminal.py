@@ -1,4 +1,4 @@
-"""Blocks as lines for a terminal: a width, and colours where the terminal has them. All text is sanitised."""
+"""Render blocks as lines for a terminal, with a width and optional colours. All text is sanitised."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from gpuipc_doctor.present.blocks import (
     Notice,
     Parts,
     Table,
+    Verbatim,
 )
 from gpuipc_doctor.present.text import columns, sanitise, shorten, wrap
 
 MIN_WIDTH, MAX_WIDTH = 60, 120
-"""A narrower terminal gets lines of the least width; lines longer than the most are hard to read."""
+"""Limits of the line width: narrower terminals get the minimum; longer lines are hard to read."""
 
 COLUMNS = 80
-"""Width of what does not depend on the terminal."""
+"""Width of output that does not depend on the terminal."""
 
 _GAP = 2
 _LEAST, _LEAST_WRAPPED = 6, 20
-"""Columns that a column of a table keeps, however narrow the page."""
+"""Minimum width of a table's column, for any page."""
 
 _NAMES_AND_COUNTS = 30
-"""Columns that the cells of a grid leave for its names where these are long."""
+"""Columns that a grid's cells leave for long row names."""
 
 _COLOURS = {"PASS": "32", "WARN": "33", "LATENT": "33", "FAIL": "31;1", "ERROR": "35", "SKIP": "2", "-": "2"}
 """SGR parameters, ECMA-48 8.3.117."""
@@ -46,16 +47,16 @@ class Page:
     color: bool = False
 
     def paint(self, text: str, look: str) -> str:
-        """``text`` in the colour of a status; layout never depends on it."""
+        """``text`` in the colour of a status; layout never depends on colour."""
         code = _COLOURS.get(look)
         return f"\x1b[{code}m{text}\x1b[0m" if self.color and code else text
 
     def fill(self, text: str, first: str = "", rest: str | None = None) -> list[str]:
-        """The words of ``text``, in lines that begin with ``first`` and ``rest`` (see `text.wrap`)."""
+        """Wrap ``text`` in lines that start with ``first`` and ``rest`` (see `text.wrap`)."""
         return wrap(sanitise(text), self.width, first, rest)
 
     def join(self, parts: Iterable[str], mark: str = "·", first: str = "", rest: str = "  ") -> list[str]:
-        """The parts with a mark between them; a line ends after a mark rather than inside a part."""
+        """The parts with a mark between them; lines end after a mark rather than inside a part."""
         lines: list[str] = []
         for part in filter(None, map(sanitise, parts)):
             if lines and columns(f"{lines[-1]} {mark} {part} {mark}") <= self.width:
@@ -89,6 +90,10 @@ def draw(block: Block, page: Page) -> Iterator[str]:
         case Lines(lines, hang):
             for line in lines:
                 yield from page.fill(line, rest=" " * hang)
+        case Verbatim(lines):
+            for line in lines:
+                indent = " " * (2 + len(line) - len(line.lstrip(" ")))
+                yield from wrap(sanitise(line), page.width, indent, to_copy=True) or [""]
         case Notice(text, look):
             yield from (page.paint(line, look) for line in page.fill(text, rest="  "))
         case Parts(parts):
@@ -119,7 +124,7 @@ def _entry(entry: Entry, page: Page) -> Iterator[str]:
 
 
 def table(rows: Sequence[Sequence[str]], titles: Sequence[str], *, wrapped: int) -> str:
-    """A table of 80 columns: the column with the number ``wrapped`` has the width that the others leave."""
+    """A table of 80 columns; column number ``wrapped`` gets the remaining width."""
     rows = [[sanitise(cell) for cell in row] for row in rows]
     widths = [max(map(columns, cells)) for cells in zip(titles, *rows, strict=True)]
     room = max(COLUMNS - sum(widths) + widths[wrapped] - _GAP * (len(widths) - 1), _LEAST_WRAPPED)
@@ -139,7 +144,7 @@ def ruled(rows: Sequence[Sequence[Sequence[str]]], titles: Sequence[str]) -> str
 def laid_out(
     cells: Sequence[Sequence[str]], widths: Sequence[int], page: Page | None = None
 ) -> Iterator[str]:
-    """The lines of a row whose cells have several; with a ``page``, statuses have their colour."""
+    """The lines of a row with multi-line cells; with a ``page``, statuses are coloured."""
     for parts in zip_longest(*cells, fillvalue=""):
         filled = (
             (page.paint(part, part) if page else part) + " " * (width - columns(part))
@@ -149,7 +154,7 @@ def laid_out(
 
 
 def _table(rows: Sequence[Sequence[str]], page: Page) -> Iterator[str]:
-    """The widest columns give way until all fit; what does not fit its column goes on below."""
+    """Reduce the widest columns until all fit; text that does not fit continues below."""
     cells = [[sanitise(cell) for cell in row] for row in rows]
     widths = [max(map(columns, column)) for column in zip(*cells, strict=True)]
     while sum(widths) + _GAP * (len(widths) - 1) > page.width and max(widths) > _LEAST:
@@ -163,7 +168,7 @@ def _table(rows: Sequence[Sequence[str]], page: Page) -> Iterator[str]:
 
 
 def _grid(grid: Grid, page: Page) -> Iterator[str]:
-    """Several grids, one below the other, where the columns do not fit side by side."""
+    """Several grids, one below the other, if the columns do not fit side by side."""
     wanted = sum(map(_width, grid.columns))
     names = [
         shorten(sanitise(name), max(page.width // 3, page.width - wanted))
@@ -185,19 +190,19 @@ def _cells(names: Sequence[str], line_up: Sequence[Column], page: Page) -> Itera
     from tabulate import tabulate
 
     titles = (names[0], *(sanitise(column.title) for column in line_up))  # tabulate pads headers: a row
-    rows = [(name, *(page.paint(*one.cells[n]) for one in line_up)) for n, name in enumerate(names[1:])]
+    rows = [(name, *(page.paint(*block.cells[n]) for block in line_up)) for n, name in enumerate(names[1:])]
     aligned = ("left", *("right" for _ in line_up))
     drawn = tabulate([titles, *rows], tablefmt="plain", colalign=aligned, disable_numparse=True)
     yield from (line.rstrip() for line in drawn.splitlines())
 
 
 def _width(column: Column) -> int:
-    """In terminal columns, the gap before it included."""
+    """Width in terminal columns, including the gap before it."""
     return _GAP + max(columns(sanitise(column.title)), *(len(text) for text, _ in column.cells))
 
 
 def _break(line_up: Sequence[Column], room: int) -> list[list[Column]]:
-    """As few blocks as ``room`` columns allow, and those about equally wide."""
+    """Split the columns into as few blocks as ``room`` allows, of about equal width."""
     fewest = len(_greedy(line_up, room))
     return next(blocks for r in range(room + 1) if len(blocks := _greedy(line_up, r)) == fewest)
 

@@ -1,4 +1,4 @@
-"""Text that a terminal can be trusted with: sanitised, measured, wrapped, and device lists made short."""
+"""Text that is safe for a terminal: sanitised, measured, wrapped, with short device lists."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ _ESCAPE_SEQUENCE = re.compile(
     r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor movement
     r"|\x1b[ -/]*[0-~]"  # the short ones
 )
-"""ECMA-48, 5.4 and 5.6, with xterm's BEL as a second end of a string."""
+"""ECMA-48, 5.4 and 5.6, with xterm's BEL as an alternative end of a string."""
 
 _UNPRINTABLE = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}
 """Unicode categories that move a cursor, reorder a line, are not text or cannot be encoded."""
 
 _BREAK_AFTER = ("/", ",;:=_&?-.)")
-"""Where an overlong word is broken: rather between the parts of a path than inside one."""
+"""Where to break an overlong word: preferably between the parts of a path."""
 
 
 def sanitise(text: str) -> str:
-    """One line of ``text`` without anything that a terminal would act upon.
+    """One line of ``text`` without control sequences.
 
-    Escape sequences go, white space of any kind becomes single spaces, and what is left of control,
-    direction and undecodable characters is shown by its number (``\\x07``).
+    Escape sequences are removed, white space of any kind becomes single spaces, and remaining control,
+    direction and undecodable characters are shown by their number (``\x07``).
     """
     line = " ".join(_ESCAPE_SEQUENCE.sub("", text).split())
     if line.isascii() and line.isprintable():
@@ -36,7 +36,7 @@ def sanitise(text: str) -> str:
 
 
 def columns(text: str) -> int:
-    """Terminal columns that ``text`` takes: two for an East Asian wide character, none for an accent."""
+    """Terminal columns of ``text``: two for an East Asian wide character, none for an accent."""
     if text.isascii():
         return len(text)
     return sum(_columns(character) for character in text)
@@ -49,18 +49,18 @@ def _columns(character: str) -> int:
 
 
 def shorten(text: str, width: int) -> str:
-    """``text``, cut to ``width`` columns with an ellipsis where it is longer."""
+    """``text``, truncated to ``width`` columns with an ellipsis if longer."""
     return text if columns(text) <= width else _prefix(text, width - 1) + "…"
 
 
 def wrap(
     text: str, width: int, first: str = "", rest: str | None = None, *, to_copy: bool = False
 ) -> list[str]:
-    """Fill lines of ``width`` columns with the words of ``text``; ``first`` and ``rest`` begin them.
+    """Wrap words in lines of ``width`` columns that start with ``first`` and ``rest``.
 
-    Both leave room for at least one character of the widest kind, two columns.
-    A word (a path, a symbol) is broken only when a whole line cannot hold it, and then where its parts
-    meet; in a text ``to_copy`` from, no word is, and gaps stay as wide as they are.
+    Both prefixes leave at least two columns, for one wide character. A word (a path, a symbol) is broken only
+    if a whole line cannot hold it, preferably between its parts. With ``to_copy``, no word is broken and gaps
+    keep their width.
     """
     rest = " " * columns(first) if rest is None else rest
     lines: list[str] = []
@@ -92,7 +92,7 @@ def _head(word: str, room: int) -> str:
 
 
 def _prefix(text: str, width: int) -> str:
-    """As much of ``text`` as ``width`` columns hold, and at least one character."""
+    """The start of ``text`` that fits into ``width`` columns, at least one character."""
     used = 0
     for position, character in enumerate(text):
         used += _columns(character)
@@ -107,7 +107,7 @@ def counted(count: int, what: str) -> str:
 
 
 def device_key(label: str) -> tuple[str, int]:
-    """Backend and index of a device label: what labels are ordered by."""
+    """Sort key of a device label: backend and index."""
     backend, _, index = label.rpartition(":")
     return backend, int(index)
 
@@ -116,14 +116,14 @@ def fold_devices(labels: Iterable[str]) -> str:
     """``cuda:0-3,6, hip:0`` for the labels ``cuda:0``, ``cuda:1`` …"""
     keys = sorted({device_key(label) for label in labels})
     return ", ".join(
-        f"{backend}:{_runs([index for _, index in group])}"
+        f"{backend}:{ranges(index for _, index in group)}"
         for backend, group in groupby(keys, key=lambda key: key[0])
     )
 
 
-def _runs(numbers: Sequence[int]) -> str:
+def ranges(numbers: Iterable[int]) -> str:
     """``0-3,6`` for 0, 1, 2, 3, 6, as Slurm and the kernel write lists of numbers."""
-    runs = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    runs = groupby(enumerate(sorted({*numbers})), key=lambda pair: pair[1] - pair[0])
     ends = [(run[0][1], run[-1][1]) for run in (list(group) for _, group in runs)]
     return ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in ends)
 
@@ -149,7 +149,7 @@ def fold_pairs(pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def fold_subjects(subjects: Iterable[Sequence[str]]) -> str:
-    """``cuda:0-3``, ``cuda:0 > cuda:1``: devices, also those of groups, and pairs; nothing for the node."""
+    """``cuda:0-3``, ``cuda:0 > cuda:1``: devices, groups and pairs; empty for the node."""
     subjects = list(subjects)
     pairs = fold_pairs((labels[0], labels[1]) for labels in subjects if len(labels) == 2)
     singles = fold_devices(label for labels in subjects if len(labels) != 2 for label in labels)

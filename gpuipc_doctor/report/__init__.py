@@ -1,1 +1,1 @@
-"""What a run learned, as text: for people, for programs, for scripts. Pure functions, no I/O."""
+"""A run's results as text, for people, programs and scripts. Pure functions without I/O."""

@@ -1,4 +1,4 @@
-"""What the many results of a run say together: verdicts, cells of the matrix, paragraphs."""
+"""The merged results of a run: verdicts, cells of the matrix, paragraphs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _CASUALTIES = {Ending.COMPLETED, Ending.PEER_LOST, Ending.STOPPED}
 
 
 def worst(results: Iterable[Result]) -> Status | None:
-    """The worst status of ``results``; None when there are none."""
+    """The worst status of ``results``; None if empty."""
     return max((result.finding.status for result in results), key=lambda s: s.severity, default=None)
 
 
 def by_check(report: Report) -> dict[str, list[Result]]:
-    """The results of every check, in the report's order; a check that was not reached has none."""
+    """Check → its results, in report order; empty for checks that were not reached."""
     checks: dict[str, list[Result]] = {check.id: [] for check in report.checks}
     for result in report.results:
         checks.setdefault(result.check, []).append(result)
@@ -28,34 +28,34 @@ def by_check(report: Report) -> dict[str, list[Result]]:
 
 
 def totals(report: Report) -> Counter[Status]:
-    """How many checks have which status as their worst. Checks that were not reached do not count."""
+    """Number of checks by worst status. Checks that were not reached do not count."""
     return Counter(status for status in map(worst, by_check(report).values()) if status)
 
 
 def not_reached(report: Report) -> list[str]:
-    """Checks that were asked for and left no finding, because the run ended before them."""
+    """Requested checks that have no finding because the run ended before them."""
     return [check for check, results in by_check(report).items() if not results]
 
 
 def repetitions(report: Report) -> int:
-    """How often every probe was run."""
+    """Number of runs of each probe."""
     return max((result.repetition for result in report.results), default=1)
 
 
 def culprits(result: Result) -> list[RoleOutcome]:
-    """The roles whose end the finding is about: the first that ended badly, and those that hung with it."""
+    """Roles at fault: the failed one, and those that hung with it."""
     bad = [role for role in result.roles if role.ending not in _CASUALTIES]
     return [role for role in bad if role is bad[0] or role.ending is bad[0].ending is Ending.HUNG]
 
 
 @dataclass(frozen=True)
 class Paragraph:
-    """Findings that are the same apart from where they were made, and apart from their figures."""
+    """Findings that are equal except for place and figures."""
 
     results: tuple[Result, ...]
-    """At least one; the first one's figures stand for all."""
+    """The results, at least one; the paragraph shows the figures of the first."""
     passed_beside: tuple[str, ...] = ()
-    """Probes of the same check that passed on the very same subjects: the controls."""
+    """Probes of the same check that passed on the same subjects: the controls."""
     joins: tuple[Join, ...] = ()
 
     @property
@@ -75,23 +75,23 @@ class Paragraph:
 
     @property
     def where(self) -> str:
-        """``cuda:0-3``, ``cuda:0 > cuda:1``, both, or nothing when the findings speak of the node."""
+        """``cuda:0-3``, ``cuda:0 > cuda:1``, or both; empty for findings about the node."""
         return fold_subjects(result.devices for result in self.results)
 
     @property
     def times(self) -> int:
-        """In how many repetitions it was found."""
+        """Number of repetitions with this finding."""
         return len({result.repetition for result in self.results})
 
     @property
     def figures_differ(self) -> bool:
-        """Whether the first finding's figures are not those of all the others."""
+        """Whether the figures differ between the findings."""
         said = {(sentences.summary(r.finding), sentences.evidence(r.finding)) for r in self.results}
         return len(said) > 1
 
 
 def paragraphs(report: Report) -> list[Paragraph]:
-    """One paragraph for each thing that is not PASS, worst first, then in the order of the checks."""
+    """One paragraph for each finding that is not PASS, worst first, then in check order."""
     checks = by_check(report)
     return [
         Paragraph(
@@ -104,12 +104,12 @@ def paragraphs(report: Report) -> list[Paragraph]:
 
 
 def joins_of(joins: Iterable[Join], group: Sequence[Result]) -> tuple[Join, ...]:
-    """The known issues that explain results with one and the same finding, or that it names."""
+    """Known issues that explain results with the same finding, or that the finding names."""
     return tuple(join for join in joins if _belongs(join, group))
 
 
 def loose_joins(report: Report, shown: Sequence[Paragraph]) -> list[Join]:
-    """Joins that no paragraph carries, less the latent ones: to tell those is what known-versions is for."""
+    """Joins without a paragraph, except latent ones, which known-versions reports."""
     carried = {join.issue for paragraph in shown for join in paragraph.joins}
     return [
         join for join in report.joins if join.issue not in carried and join.relation is not Relation.LATENT
@@ -117,9 +117,10 @@ def loose_joins(report: Report, shown: Sequence[Paragraph]) -> list[Join]:
 
 
 def grouped(results: Iterable[Result]) -> list[tuple[Result, ...]]:
-    """What is not PASS, together where it is the same, worst first.
+    """Results other than PASS, with equal ones merged, worst first.
 
-    First the same finding of one probe on many subjects, then of many probes on the same subjects.
+    First, equal findings of one probe on many subjects are merged, then those of many probes on the same
+    subjects.
     """
     on_subjects: dict[object, list[Result]] = {}
     for result in results:
@@ -150,7 +151,7 @@ def _passed_beside(group: Sequence[Result], checks: Mapping[str, Sequence[Result
 
 
 def _belongs(join: Join, group: Sequence[Result]) -> bool:
-    """Whether a known issue explains a finding (the probes of its check speak for it) or is named in it."""
+    """Whether a known issue explains a finding (through the probes of its check), or the finding names it."""
     finding = group[0].finding
     if join.issue in finding.issues:
         return True

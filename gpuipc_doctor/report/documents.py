@@ -1,4 +1,4 @@
-"""JSON documents: dumped from the types of their content, loaded into these, and described by them."""
+"""JSON documents: written from, parsed into and described by their dataclasses."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from gpuipc_doctor.report import sentences
 T = TypeVar("T")
 
 _SENTENCES = {Finding: "summary", Evidence: "line"}
-"""The field in which a document has the sentence that says and values make."""
+"""Type → the document field that holds its sentence, filled in from ``says`` and ``values``."""
 
 Fold = Callable[[Collection[str]], str]
-"""Writes names of nodes as a set."""
+"""Writes a list of node names as a folded set."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Kind:
-    """The documents of one ``name``: that, what they have at the head, and the fields of ``content``.
+    """The format of documents called ``name``: header fields and the fields of ``content``.
 
-    Any change of what may stand in them raises the number at the end of the name.
+    Any change to the format raises the number at the end of the name.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Kind:
         return schema(self.name, self.content, self.about, **self.head)
 
     def dumps(self, value: Any, fold: Fold | None = None, **given: Any) -> str:
-        """The JSON document of a value; what is not ``given`` is the value's attribute of that name."""
+        """The JSON document of a value; fields not in ``given`` are attributes of the value."""
         fields = get_type_hints(self.content)
         names = (*(name for name in self.head if name not in fields), *fields)
         told = {name: given[name] if name in given else getattr(value, name) for name in names}
@@ -46,15 +46,19 @@ class Kind:
 
 
 class BadDocument(ValueError):
-    """A text is no document of this kind and version; ``str()`` is one line that says where and why."""
+    """The text is no document of this kind and version; the message is one line with place and reason."""
+
+
+class NotJson(BadDocument):
+    """The text is not JSON."""
 
 
 class ForeignDocument(BadDocument):
-    """A text is a whole document, of something else."""
+    """The text is a document of another kind."""
 
 
 def dumps(document: Any, fold: Fold | None = None) -> str:
-    """A JSON document in ASCII, ending in a newline."""
+    """A JSON value as an ASCII document that ends in a newline."""
     return json.dumps(encode(document, fold), indent=2, allow_nan=False) + "\n"
 
 
@@ -71,9 +75,7 @@ def encode(value: Any, fold: Fold | None = None) -> Json:
                 encoded |= {"nodes": _text(fold(item)), "count": len(item)}
             else:
                 encoded[field.name] = encode(item, fold)
-        if sentence := _SENTENCES.get(
-            type(value)
-        ):  # in words of what was encoded, as its reader would put it
+        if sentence := _SENTENCES.get(type(value)):  # keys in the encoder's form, as readers expect
             encoded[sentence] = sentences.fill(encoded["says"], encoded["values"])
         return encoded
     if isinstance(value, enum.Enum):
@@ -95,19 +97,19 @@ def _text(text: str) -> str:
 
 
 def parse(text: str | bytes) -> Json:
-    """The JSON value. Raises `BadDocument`."""
+    """The JSON value. Raises `NotJson`."""
     import msgspec
 
     try:
         return msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
-        raise BadDocument(f"this is not JSON: {error}") from None
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise NotJson(f"this is not JSON: {error}") from None
 
 
 def load(kind: type[T], document: Mapping[str, Json], known: Collection[str] = ()) -> T:
-    """The value that was dumped; a field that has a default may be missing. Raises `BadDocument`.
+    """Parse a document; fields with a default may be missing. Raises `BadDocument`.
 
-    ``known``: the fields that the document has beside those of ``kind``.
+    ``known``: further fields of the document.
     """
     import msgspec
 
@@ -122,7 +124,7 @@ def load(kind: type[T], document: Mapping[str, Json], known: Collection[str] = (
 
 
 def codes(meanings: Iterable[Exit]) -> Any:
-    """The type of the exit codes of a command that has printed its document."""
+    """The type for the exit codes of a command that prints a document."""
     return Literal[tuple(code.value for code in meanings if code not in (Exit.INTERNAL, Exit.USAGE))]
 
 

@@ -1,4 +1,4 @@
-"""What a run's exit code says to a script."""
+"""The exit codes of a run."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Style = Literal["default", "nagios"]
 
 
 MEANINGS = {
-    Exit.OK: "at least one probe ran and nothing is worse than WARN",
-    Exit.INTERNAL: "gpuipc-doctor itself failed, or could not write what it found",
+    Exit.OK: "at least one probe ran; nothing is worse than WARN",
+    Exit.INTERNAL: "gpuipc-doctor itself failed, or could not write its result",
     Exit.USAGE: "the command line or a configuration file is wrong",
-    Exit.NOTHING: "GPUs were asked about and no probe ran, so nothing is known about them",
+    Exit.NOTHING: "no probe ran on a GPU, so nothing is known about the GPUs",
     Exit.WARN: "the worst finding is WARN (with --strict only)",
     Exit.ERROR: "the worst finding is ERROR: something could not be tested",
     Exit.FAIL: "the worst finding is FAIL",
-    Exit.INTERRUPTED: "interrupted; the report holds what was learned until then",
+    Exit.INTERRUPTED: "interrupted; the report has the results before the interruption",
 }
 
 
@@ -32,15 +32,15 @@ class Nagios(enum.IntEnum):
 
 
 def code(report: Report, *, strict: bool = False, style: Style = "default") -> int:
-    """The exit code of a run that ended in ``report``. ``strict`` makes WARN count, in the default style.
+    """Exit code of a run with this report. ``strict`` makes WARN count, in the default style.
 
-    A FAIL that was seen while looking for the devices (``cuInit`` hung) is a FAIL although no probe ran.
+    A FAIL during discovery (``cuInit`` hung) counts although no probe ran.
     """
     return int(nagios_state(report) if style == "nagios" else _exit(report, strict))
 
 
 def nagios_state(report: Report) -> Nagios:
-    """An interrupted run is CRITICAL when it had found a FAIL by then, otherwise UNKNOWN."""
+    """The Nagios state. An interrupted run is CRITICAL if it found a FAIL, else UNKNOWN."""
     worst = report.worst()
     if worst is Status.FAIL:
         return Nagios.CRITICAL

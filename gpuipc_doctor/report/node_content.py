@@ -1,4 +1,4 @@
-"""The content of a node's screen: a header, the health matrix, an entry for each bad finding, totals."""
+"""Content of a node's screen: header, health matrix, an entry for each bad finding, totals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gpuipc_doctor.present.text import counted, device_key, fold_devices, saniti
 from gpuipc_doctor.report import digest, exits, sentences
 from gpuipc_doctor.report.digest import Paragraph, by_check, culprits
 
-# How much of each is shown; the JSON report holds the rest.
+# Maximum items shown; the JSON report has all.
 FRAMES = 6
 PROCESSES = 2
 LOG_LINES = 4
@@ -36,7 +36,7 @@ LOG_COLUMNS = 240
 EVIDENCE_LINES = 8
 
 OUTERMOST = ("_call (running.py:", "run_role (worker.py:")
-"""The frame that calls the role function, now and in older reports; further out all stacks are the same."""
+"""The frame that calls the role function, in current and older reports; frames outside it never differ."""
 
 _FACTS = {
     "kernel": "Linux {}",
@@ -47,7 +47,7 @@ _FACTS = {
     "hip-runtime": "HIP {}",
     "gpu-model": "the kernel lists {}",
 }
-"""The facts of the header, and how each is written there; `gpuipc-doctor inventory` shows all."""
+"""Facts in the header, with their format; `gpuipc-doctor inventory` shows all."""
 
 _STACK = {
     "mpich": "MPICH {}",
@@ -59,23 +59,23 @@ _STACK = {
     "libfabric": "libfabric {}",
     "shs-libfabric": "libfabric of SHS {}",
 }
-"""The libraries of the header that messages went through."""
+"""Message libraries in the header, with their format."""
 
 
 def screen(report: Report, *, width: int = 80, color: bool = False, exit_code: int | None = None) -> str:
     """The screen in lines of at most ``width`` columns, ending in a newline.
 
-    ``exit_code`` is that of the run, by default the code of the default style.
+    ``exit_code`` is the run's; default: the code of the default style.
     """
     code = exits.code(report) if exit_code is None else exit_code
     return terminal.screen(blocks(report, code), width=width, color=color)
 
 
 def nagios(report: Report, *, width: int = 80) -> str:
-    """What ``--exit-style nagios`` prints: the state in one line with its figures, then the screen.
+    """The output of ``--exit-style nagios``: state and figures in one line, then the screen.
 
-    The form is that of https://nagios-plugins.org/doc/guidelines.html: one line of text, a bar, performance
-    data; more lines may follow, in which another bar would begin performance data again.
+    Format of https://nagios-plugins.org/doc/guidelines.html: one line of text, a bar, performance data; in
+    further lines another bar would start performance data again.
     """
     state, counts = exits.nagios_state(report), digest.totals(report)
     simulated = "SIMULATED " if report.simulated else ""
@@ -95,7 +95,7 @@ def _reason(report: Report, counts: Counter[Status]) -> str:
 
 
 def blocks(report: Report, exit_code: int) -> Iterator[Block]:
-    """All of the screen, in order."""
+    """The screen's blocks, in order."""
     yield Group(tuple(_header(report)))
     yield from _matrix(report)
     yield from _findings(report)
@@ -121,9 +121,9 @@ def _header(report: Report) -> Iterator[Block]:
 
 
 def _totals(report: Report, exit_code: int) -> Iterator[Block]:
-    """What was left undone, then how many checks ended how."""
+    """Unfinished parts, then the number of checks by status."""
     if report.interrupted:
-        yield Notice("INTERRUPTED: this is what was learned until then.", "FAIL")
+        yield Notice("INTERRUPTED: only the results before the interruption.", "FAIL")
     if report.nothing_tested:
         yield Notice("NOTHING WAS TESTED: no probe ran on a GPU.", "FAIL")
     counts = digest.totals(report)
@@ -139,7 +139,8 @@ def _totals(report: Report, exit_code: int) -> Iterator[Block]:
 
 
 def _matrix(report: Report) -> Iterator[Grid]:
-    """In less width, neighbouring devices with the same results share a column (``cuda:0-3``)."""
+    """The matrix of results; on a narrow page, neighbouring devices with equal results share a column
+    (``cuda:0-3``)."""
     checks = by_check(report)
     if not checks:
         return
@@ -153,7 +154,7 @@ def _matrix(report: Report) -> Iterator[Grid]:
 
 
 def device_columns(checks: Mapping[str, Sequence[Result]], labels: Iterable[str]) -> tuple[Column, ...]:
-    """For each device the worst status of each check on it, and on groups that it is part of."""
+    """The worst status of each check on each device and on the groups that contain it."""
     return tuple(
         Column(label, tuple(_cell(r for r in c if _is_of(r, label)) for c in checks.values()))
         for label in labels
@@ -175,7 +176,7 @@ def _cell(results: Iterable[Result]) -> Cell:
 
 
 def _pairs_cell(results: Sequence[Result]) -> Cell:
-    """``12/12`` when all pairs pass, else how many of them have the worst status (``FAIL 2/12``)."""
+    """``12/12`` if all pairs pass, else the number with the worst status (``FAIL 2/12``)."""
     pairs: dict[tuple[str, ...], list[Result]] = {}
     for result in results:
         if len(result.devices) == 2:
@@ -192,11 +193,10 @@ def _pairs_cell(results: Sequence[Result]) -> Cell:
 
 
 def _findings(report: Report) -> Iterator[Block]:
-    """Entries, worst first; then known issues without an entry; then what was skipped."""
+    """Entries, worst first; then known issues without an entry; then SKIPs."""
     shown = digest.paragraphs(report)
     skips: list[Entry] = []
-    told: set[str] = set()
-    for paragraph in shown:
+    for paragraph, told in described(shown):
         finding, heading = paragraph.finding, title(report, paragraph)
         if paragraph.status is Status.SKIP:
             others = ", and so on" if paragraph.figures_differ else ""
@@ -204,15 +204,22 @@ def _findings(report: Report) -> Iterator[Block]:
             skips.append(Entry(paragraph.status.value, why, (do(finding.remedy),)))
         else:
             yield Entry(paragraph.status.value, heading, tuple(_body(paragraph, told)))
-            told.update(join.issue for join in paragraph.joins)
     for join in digest.loose_joins(report, shown):
         about = Item("; ".join(filter(None, (join.title, join.reason))), hang=0)
         yield Entry(join.relation.value.upper(), join.issue, (about, do(join.remedy)))
     yield Group(tuple(skips))
 
 
+def described(shown: Iterable[Paragraph]) -> Iterator[tuple[Paragraph, Container[str]]]:
+    """Each paragraph, with the ids of the known issues that earlier paragraphs describe."""
+    told: frozenset[str] = frozenset()
+    for paragraph in shown:
+        yield paragraph, told
+        told |= {join.issue for join in paragraph.joins}
+
+
 def title(report: Report, paragraph: Paragraph) -> str:
-    """``ipc-reopen (destroy-context) on cuda:0-3``: the probes are named when others ended differently."""
+    """``ipc-reopen (destroy-context) on cuda:0-3``; the probe is named if other probes ended differently."""
     names = []
     for check in paragraph.checks:
         here = paragraph.probes(check)
@@ -226,14 +233,14 @@ def title(report: Report, paragraph: Paragraph) -> str:
 
 
 def _body(paragraph: Paragraph, told: Container[str]) -> Iterator[Item | Chain]:
-    """``told``: ids of the known issues that an entry above has described."""
+    """``told``: ids of the known issues described in an earlier entry."""
     first, lines = paragraph.results[0], evidence(paragraph, told)
     yield Item(sentences.summary(paragraph.finding), hang=0)
     yield from map(Item, lines[:EVIDENCE_LINES])
     if len(lines) > EVIDENCE_LINES:
         yield Item(f"… and {len(lines) - EVIDENCE_LINES} more in the JSON report")
     if paragraph.figures_differ:
-        yield Item(f"(figures of {first.subject}; those of the others are in the JSON report)")
+        yield Item(f"(figures of {first.subject}; for the others, see the JSON report)")
     for role in culprits(first):
         yield from _remains(role, first)
     if paragraph.passed_beside:
@@ -245,7 +252,7 @@ def _body(paragraph: Paragraph, told: Container[str]) -> Iterator[Item | Chain]:
 
 
 def _remains(role: RoleOutcome, result: Result) -> Iterator[Item | Chain]:
-    """What a role left: its stacks, innermost frame first, and the end of what it printed."""
+    """A role's stacks, innermost frame first, and the end of its output."""
     python = tuple(takewhile(lambda frame: not frame.startswith(OUTERMOST), role.python_stack))
     for kind, frames in (("python", python), ("native", role.native_stack)):
         if frames:
@@ -268,7 +275,7 @@ def _said(result: Result) -> str:
 
 
 def evidence(paragraph: Paragraph, told: Container[str]) -> list[str]:
-    """Its lines, without the known issues that an entry above has described."""
+    """The evidence lines, without known issues described in an earlier entry."""
     items = paragraph.finding.evidence
     return [
         sentences.line(item)
@@ -278,13 +285,13 @@ def evidence(paragraph: Paragraph, told: Container[str]) -> list[str]:
 
 
 def remedy(paragraph: Paragraph, told: Container[str]) -> str:
-    """What to do, unless an entry above says so with a known issue."""
+    """The remedy, unless an earlier entry shows it with a known issue."""
     stale = {join.remedy for join in paragraph.joins if join.issue in told}
     return "" if paragraph.finding.remedy in stale else paragraph.finding.remedy
 
 
 def known_issues(paragraph: Paragraph, told: Container[str]) -> Iterator[Item]:
-    """Its known issues, without what the finding says already."""
+    """The known issues, without text that the finding repeats."""
     finding = paragraph.finding
     for join in paragraph.joins:
         head = f"Known issue {join.issue} {join.relation.value.upper()}"

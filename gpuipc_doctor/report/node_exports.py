@@ -1,19 +1,18 @@
-"""A node's report for programs and browsers: an HTML page, JUnit XML, Prometheus' metrics."""
+"""A node's report for programs and browsers: HTML page, JUnit XML, Prometheus metrics."""
 
 from __future__ import annotations
 
 import base64
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
-from typing import Any
 from xml.etree import ElementTree
 
 from gpuipc_doctor.model import Finding, Report, Result, Status
 from gpuipc_doctor.present.blocks import EMPTY
 from gpuipc_doctor.present.html import page
 from gpuipc_doctor.present.junit import case, document
-from gpuipc_doctor.present.metrics import SEVERITIES, Metric, Sample, exposition, moment
+from gpuipc_doctor.present.metrics import SEVERITIES, Metric, by, exposition, moment
 from gpuipc_doctor.present.text import device_key, sanitise
 from gpuipc_doctor.report import digest, exits, node_content, sentences
 
@@ -39,37 +38,23 @@ def html(report: Report) -> str:
         exit_code=exits.code(report),
         columns=[column.title for column in shown],
         rows=[(check, [column.cells[row] for column in shown]) for row, check in enumerate(checks)],
-        findings=list(_findings(report)),
+        findings=list(node_content.described(digest.paragraphs(report))),
+        content=node_content,
+        summary=sentences.summary,
+        folded=_folded,
         pictures=list(_pictures(report)),
         facts=[fact for fact in report.inventory if fact.value is not None],
     )
 
 
-def _findings(report: Report) -> Iterator[dict[str, Any]]:
-    told: set[str] = set()
-    for paragraph in digest.paragraphs(report):
-        finding, first = paragraph.finding, paragraph.results[0]
-        yield {
-            "status": finding.status.value,
-            "title": node_content.title(report, paragraph),
-            "key": first.key,
-            "says": sentences.summary(finding),
-            "evidence": node_content.evidence(paragraph, told),
-            "known_issues": list(node_content.known_issues(paragraph, told)),
-            "remedy": node_content.remedy(paragraph, told),
-            "folded": list(_folded(first)),
-        }
-        told.update(join.issue for join in paragraph.joins)
-
-
 def _folded(result: Result) -> Iterator[tuple[str, Sequence[str]]]:
-    """What the roles left, for the readers who open it."""
+    """The roles' stacks and output, as folded sections."""
     for role in result.roles:
         kinds = {
             "native stack": role.native_stack,
             "Python stack": role.python_stack,
             "kernel": role.kernel,
-            "end of what it printed": role.log_tail,
+            "end of its output": role.log_tail,
         }
         for kind, lines in kinds.items():
             if lines:
@@ -77,7 +62,7 @@ def _folded(result: Result) -> Iterator[tuple[str, Sequence[str]]]:
 
 
 def _pictures(report: Report) -> Iterator[tuple[str, str]]:
-    """What was recorded over time, if matplotlib is installed."""
+    """The time series, if matplotlib is installed."""
     if find_spec("matplotlib") is None:
         return
     from gpuipc_doctor.report import plots
@@ -90,7 +75,7 @@ def _pictures(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def junit(report: Report) -> str:
-    """A case for each probe, and for each check that the run did not reach."""
+    """A test case for each probe, and for each check that the run did not reach."""
     probes: dict[object, list[Result]] = {}
     for result in report.results:
         probe = (result.check, result.devices, result.probe, result.repetition)
@@ -135,29 +120,15 @@ def _metrics(report: Report) -> Iterator[Metric]:
     yield "run_start_timestamp_seconds", "When the run began.", moment(report.started)
     yield "run_duration_seconds", "How long the run took.", [({}, report.elapsed_s)]
     yield "run_exit_code", "Exit code of the run, by the default style.", [({}, exits.code(report))]
-    yield "run_interrupted", "Whether the run was ended before it was done.", [({}, report.interrupted)]
+    yield "run_interrupted", "Whether the run was interrupted.", [({}, report.interrupted)]
     yield "probes", "Probes that ran; with 0, nothing was tested.", [({}, report.probes_run)]
-    yield (
-        "devices",
-        "GPUs that were tested.",
-        [({"backend": backend, "model": model}, number) for (backend, model), number in models.items()],
-    )
-    yield (
-        "checks",
-        "Checks by their worst status.",
-        [({"status": status.value}, totals[status]) for status in Status],
-    )
-    yield "check_severity", f"Worst status of a check on a subject: {SEVERITIES}.", _cells(report.results)
-    yield (
-        "known_issue",
-        "Known issues that have to do with this node.",
-        [({"issue": join.issue, "relation": join.relation.value}, 1) for join in report.joins],
-    )
-
-
-def _cells(results: Iterable[Result]) -> Iterator[Sample]:
-    cells: dict[tuple[str, str], list[Result]] = {}
-    for result in results:
-        cells.setdefault((result.check, result.subject), []).append(result)
-    for (check, subject), found in cells.items():
-        yield {"check": check, "subject": subject}, max(r.finding.status.severity for r in found)
+    yield "devices", "GPUs that were tested.", by(models, "backend", "model")
+    yield "checks", "Checks by their worst status.", by({s.value: totals[s] for s in Status}, "status")
+    severities: dict[tuple[str, str], int] = {}
+    for result in report.results:
+        cell = result.check, result.subject
+        severities[cell] = max(severities.get(cell, 0), result.finding.status.severity)
+    about = f"Worst status of a check on a subject: {SEVERITIES}."
+    yield "check_severity", about, by(severities, "check", "subject")
+    known = {(join.issue, join.relation.value): 1 for join in report.joins}
+    yield "known_issue", "Known issues related to this node.", by(known, "issue", "relation")

@@ -1,6 +1,6 @@
-"""Pictures of what was recorded over time: one for each check and subject, with a panel for each probe.
+"""Plots of time series: one for each check and subject, with a panel for each probe.
 
-They are drawn with matplotlib, an optional extra of this package, which is imported when one is drawn.
+They need matplotlib, an optional extra of this package, imported only when used.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from gpuipc_doctor.report import sentences
 _COLUMNS = 2
 _PANEL = 5.6, 3.4
 _HEAD, _FOOT = 0.75, 0.17
-"""Inches: of a panel, of what stands above them all, of a line below them."""
+"""Inches: height of a panel, of the header, of a footer line."""
 
 _FOOTER_COLUMNS = 14
-"""Characters of the footer that an inch can take."""
+"""Characters per inch of the footer."""
 
 _LOOKS = ("#e69f00", 3.6), ("#0072b2", 2.2), ("#000000", 1.0), ("#cc79a7", 1.0)
-"""Colours of Okabe and Ito, told apart by every colour vision (https://jfly.uni-koeln.de/color/), and widths
-in points: a line that lies on another does not hide it."""
+"""Colours of Okabe and Ito, distinguishable with every colour vision (https://jfly.uni-koeln.de/color/), and
+widths in points: an overlapping line does not hide another."""
 
 _WORDS = {"PASS": "#1a7f37", "WARN": "#9a6700", "FAIL": "#cf222e", "ERROR": "#8250df", "SKIP": "#57606a"}
 _QUIET = "#57606a"
 
 _FACTS = {"nvidia-driver": "NVIDIA {}", "cuda-driver": "CUDA {}", "rocm": "ROCm {}"}
 _LIBRARIES = {"cupy": "CuPy {}", "pytorch": "PyTorch {}"}
-"""The facts of the footer, and how each is written there; the second for checks of allocators."""
+"""Facts in the footer, with their format; the second ones for checks of allocators."""
 
 _UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One picture in two formats; ``name`` is a file's, without its suffix."""
+    """A picture in two formats. ``name`` is the file name without suffix."""
 
     name: str
     svg: bytes
@@ -47,7 +47,7 @@ class Picture:
 
 
 def pictures(report: Report) -> Iterator[Picture]:
-    """A picture for each check and subject of which something was recorded over time."""
+    """A picture for each check and subject with a recorded series."""
     groups: dict[tuple[str, str], list[tuple[Result, Series]]] = {}
     for result in report.results:
         for series in result.series:
@@ -62,8 +62,7 @@ def _formats(report: Report, title: str, drawn: Sequence[tuple[Result, Series]])
     """The picture as SVG and as PNG."""
     import matplotlib
 
-    # Text stays text and is no formula, and without dates and random names two pictures of one report are the
-    # same.
+    # Text stays text; dates and random names are removed so that equal reports give equal pictures.
     settings: Any = {"svg.fonttype": "none", "svg.hashsalt": "gpuipc-doctor", "text.parse_math": False}
     svg, png = io.BytesIO(), io.BytesIO()
     with matplotlib.rc_context(settings):
@@ -137,7 +136,7 @@ def _draw(panel: Any, result: Result, series: Series, unit: str) -> None:
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
         )
     if not any(value for line in series.lines for value in line.values):
-        panel.set_ylim(-0.1, 1)  # nothing at all is worth no scale of its own
+        panel.set_ylim(-0.1, 1)  # a constant zero needs no scale of its own
     panel.set_xlabel("milliseconds" if in_ms else series.axis)
     panel.set_ylabel(unit)
     panel.yaxis.set_tick_params(labelleft=True)
@@ -146,7 +145,7 @@ def _draw(panel: Any, result: Result, series: Series, unit: str) -> None:
 
 
 def _unit(drawn: Sequence[tuple[Result, Series]]) -> str:
-    """The largest unit in which the figures of all panels are not small."""
+    """The largest unit in which no panel's figures become too small."""
     most = max(
         (abs(value) for _, series in drawn for line in series.lines for value in line.values), default=0
     )
@@ -154,7 +153,7 @@ def _unit(drawn: Sequence[tuple[Result, Series]]) -> str:
 
 
 def _footer(report: Report, check: str, width: float) -> str:
-    """Whose these figures are: node, GPU, the software that has to do with them, when, and by which tool."""
+    """Origin of the figures: node, GPU, software, time, and tool version."""
     facts = {**_FACTS, **(_LIBRARIES if check.startswith("allocator-") else {})}
     software = [
         facts[fact.name].format(fact.value) for fact in report.inventory if fact.value and fact.name in facts

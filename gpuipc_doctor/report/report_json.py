@@ -1,9 +1,9 @@
-"""The report as JSON for programs, and back.
+"""The report as JSON for programs, and its parser.
 
-``report.schema.json`` describes the document. A field may be added to it, and a report from before is read
-with that field's default, so that two can be compared across an upgrade of ours; any other change raises the
-number at the end of `SCHEMA`. Beside the fields of `model.Report`, the document has what follows from them
-(`HEAD`), for scripts; a reader ignores it.
+``report.schema.json`` describes the document. A field may be added, and earlier reports are read with that
+field's default, so that reports can be compared across an upgrade of this tool; any other change raises the
+number at the end of `SCHEMA`. Beside the fields of `model.Report`, the document has derived fields (`HEAD`)
+for scripts, which the parser ignores.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from gpuipc_doctor.report.documents import BadDocument, ForeignDocument
 
 SCHEMA = "gpuipc-doctor/report/2"
 EARLIER = "gpuipc-doctor/report/1"
-"""Findings were sentences then, without keys and values."""
+"""Format in which findings were sentences, without keys and values."""
 
 HEAD: dict[str, Any] = {
     "exit_code": int,
     "totals": dict[Status, int],
     "matrix": dict[str, dict[str, Status]],
 }
-"""Exit code of the run, checks by their worst status, worst status of each check on each subject."""
+"""Exit code of the run, checks by worst status, worst status of each check on each subject."""
 
 _LABEL = re.compile(r"[a-z]+:[0-9]{1,9}")
-"""A GPU as its backend numbers it."""
+"""Label of a GPU."""
 
 
-KIND = documents.Kind(SCHEMA, Report, "Everything that one run learned about one node.", HEAD)
+KIND = documents.Kind(SCHEMA, Report, "The results of one run on one node.", HEAD)
 schema = KIND.schema
 
 
 def dumps(report: Report, *, exit_code: int | None = None) -> str:
     """``report`` as a JSON document in ASCII, ending in a newline.
 
-    ``exit_code`` is that of the run, by default the code of the default style.
+    ``exit_code`` is the run's; default: the code of the default style.
     """
     totals = digest.totals(report)
     return KIND.dumps(
@@ -57,36 +57,37 @@ def _row(results: list[Result]) -> dict[str, Status]:
 
 
 def loads(text: str | bytes) -> Report:
-    """The report that `dumps` wrote. Raises `BadDocument` for anything else."""
+    """Parse a report. Raises `BadDocument` for anything else."""
     document = documents.parse(text)
     found = document.get("schema") if isinstance(document, dict) else None
     if found == EARLIER:
         document = _with_data(document)
     elif found != SCHEMA:
         is_report = isinstance(found, str) and found.startswith(SCHEMA.rpartition("/")[0])
-        what = "report is of another version of gpuipc-doctor" if is_report else "is not a report"
+        what = "report was written by another version of gpuipc-doctor" if is_report else "is not a report"
         kind = BadDocument if is_report else ForeignDocument
         raise kind(f'this {what}: "schema" is {json.dumps(found)[:80]}, not "{SCHEMA}"')
     report = documents.load(Report, document, ("schema", *HEAD))
     labels = [device.label for device in report.devices]
     for label in (*labels, *(label for result in report.results for label in result.devices)):
         if not _LABEL.fullmatch(label):
-            raise BadDocument(f"$: {label[:80]!r} is no device, such as 'cuda:0'")
+            raise BadDocument(f"$: {label[:80]!r} is not a device such as 'cuda:0'")
     return report
 
 
 def _with_data(document: dict[str, Json]) -> dict[str, Json]:
-    """A report of `EARLIER` as one of this version, if it has the right shape; `load` finds what is wrong."""
+    """Convert a report of `EARLIER` to this version if its shape is valid; `load` finds mistakes."""
 
     def of(finding: Json) -> Json:
         if not isinstance(finding, dict) or not isinstance(finding.get("evidence"), list):
             return finding
-        items = [{"kind": "seen", "says": one, "values": {}} for one in finding["evidence"]]
+        items = [{"kind": "seen", "says": says, "values": {}} for says in finding["evidence"]]
         return {**finding, "key": "", "says": finding.get("summary"), "evidence": items}
 
     results = document.get("results")
     if isinstance(results, list):
         results = [
-            {**one, "finding": of(one.get("finding"))} if isinstance(one, dict) else one for one in results
+            {**result, "finding": of(result.get("finding"))} if isinstance(result, dict) else result
+            for result in results
         ]
     return {**document, "results": results}

@@ -1,8 +1,8 @@
-"""Put a finding in words: once, at the end. What decides anything goes by its key and its values.
+"""Turn a finding into text, at the end of a run. Decisions use its key and values only.
 
-In a sentence, ``{name}`` stands for a value and ``{name:form}`` for a value in one of the `FORMS`. Nothing
-else is special, and a name without a value stays as it is: sentences come from check files and from JSON
-reports, and neither may look into our objects, as `str.format` would let it.
+In a sentence, ``{name}`` is a value and ``{name:form}`` a value in one of the `FORMS`. Nothing else is
+special, and a name without a value stays as it is: sentences come from check files and JSON reports, which
+must not reach our objects, as `str.format` would allow.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ FORMS: Mapping[str, Callable[[Json], str]] = {
     "env": lambda value: " ".join(f"{name}={setting}" for name, setting in value.items()),
     "aside": lambda value: f" ({value})" if value else "",
 }
-"""``aside`` is what a line that must be short leaves out."""
+"""Form → function that formats a value. Short lines omit ``aside``."""
 
 
 def fill(says: str, values: Mapping[str, Json], *, brief: bool = False) -> str:
-    """The sentence with its values; with ``brief``, without its asides."""
+    """The sentence with its values filled in; with ``brief``, without its asides."""
 
     def one(found: re.Match[str]) -> str:
         name, form = found.groups()
@@ -53,19 +53,19 @@ def fill(says: str, values: Mapping[str, Json], *, brief: bool = False) -> str:
             return ""
         try:
             return FORMS.get(form or "", _plain)(values[name])
-        except (TypeError, ValueError, AttributeError, OverflowError):  # a report may say anything
+        except (TypeError, ValueError, AttributeError, OverflowError):  # a report may contain any type
             return _plain(values[name])
 
     return _OPEN.sub(one, says)
 
 
 def summary(finding: Finding, *, brief: bool = False) -> str:
-    """One line."""
+    """The summary in one line."""
     return fill(finding.says, finding.values, brief=brief)
 
 
 def evidence(finding: Finding) -> tuple[str, ...]:
-    """A line for each item."""
+    """One line per item of evidence."""
     return tuple(map(line, finding.evidence))
 
 

@@ -140,7 +140,7 @@ def test_of_a_report_without_keys_nobody_can_tell_how_a_check_failed() -> None:
     found = compare(before, after)
     [verdict] = [v for v in found.verdicts if v.check == "ipc-reopen"]
     assert verdict.turn is ChangeKind.SAME
-    assert any(note.startswith("before has findings without keys") for note in found.notes)
+    assert any(note.startswith("before has no finding keys") for note in found.notes)
 
 
 def test_what_was_skipped_beside_what_was_not_changes_nothing() -> None:
@@ -241,18 +241,22 @@ def test_a_gpu_that_has_gone_is_told_once() -> None:
 @pytest.mark.parametrize(
     ("changes", "note"),
     [
-        ({"host": "nid000001"}, "these are two nodes: nid006672 and nid000001"),
+        ({"host": "nid000001"}, "the reports are of two nodes: nid006672 and nid000001"),
         ({"tier": Tier.PROLOG}, "the tiers differ: acceptance and prolog"),
-        ({"tool_version": "0.2.0"}, "the versions of gpuipc-doctor differ (0.1.0, 0.2.0), and with them may"),
+        (
+            {"tool_version": "0.2.0"},
+            "the versions of gpuipc-doctor differ (0.1.0, 0.2.0); the checks may differ too",
+        ),
         (
             {"known_issues": "ba9876543210"},
-            "the editions of the known issues differ (0123456789ab, ba9876543210), and with them may what",
+            "the editions of the known issues differ (0123456789ab, ba9876543210); recognised issues "
+            "may differ too",
         ),
         ({"interrupted": True}, "after was interrupted, so some checks did not run"),
         ({"probes_run": 0}, "after has tested nothing: no probe ran on a GPU"),
         (
             {"started": "2026-11-20T10:02:32+00:00"},
-            "after is the older one: 2026-11-20T10:02:32+00:00, before",
+            "AFTER is older than BEFORE: 2026-11-20T10:02:32+00:00,",
         ),
     ],
 )

@@ -53,7 +53,9 @@ def cases(report: Report) -> list[ElementTree.Element]:
     assert set(root.attrib) == SUITE - {"timestamp", "hostname"}
     properties, *found = suite
     assert properties.tag == "properties"
-    assert all((one.tag, set(one.attrib)) == ("property", {"name", "value"}) for one in properties)
+    assert all(
+        (element.tag, set(element.attrib)) == ("property", {"name", "value"}) for element in properties
+    )
     for case in found:
         assert (case.tag, set(case.attrib)) == ("testcase", CASE)
         assert len(case) <= 1

@@ -150,7 +150,10 @@ def changed(**changes: Any) -> str:
         ("", "not JSON"),
         ("[" * 100_000, "not JSON"),
         ("[]", '"schema" is null'),
-        (changed(schema="gpuipc-doctor/report/3"), "this report is of another version of gpuipc-doctor: "),
+        (
+            changed(schema="gpuipc-doctor/report/3"),
+            "this report was written by another version of gpuipc-doctor: ",
+        ),
         (changed(schema="gpuipc-doctor/report/3"), '"schema" is "gpuipc-doctor/report/3", not'),
         (changed(elapsed_s=1e308).replace("1e+308", "1e999"), "not JSON: Number out of range - at `$[...]`"),
         (changed(elapsed_s=float("nan")), "not JSON: JSON is malformed: invalid character (byte "),
