@@ -1,1 +1,1 @@
-"""libfabric and UCX without MPI: their own test programs, and what the node says of its network adapters."""
+"""libfabric and UCX without MPI: their own test programs, and the node's network adapters."""

@@ -1,13 +1,12 @@
-"""The network adapters that the kernel lists by fabric, and why libfabric would leave one of HPE's out.
+"""The kernel's network adapters by fabric, and why libfabric would ignore one of HPE's.
 
-The files: Linux, Documentation/ABI/stable/sysfs-class-infiniband. Those of EFA and Omni-Path are listed
-beside those of verbs: drivers/infiniband/hw/efa registers ``efa_0`` for devices of Amazon,
-drivers/infiniband/hw/hfi1 ``hfi1_0`` for Intel's 24f0 and 24f1 and for Cornelis'. udev may rename.
+Files: Linux, Documentation/ABI/stable/sysfs-class-infiniband. EFA and Omni-Path are listed beside verbs:
+drivers/infiniband/hw/efa registers ``efa_0`` for devices of Amazon, drivers/infiniband/hw/hfi1 ``hfi1_0`` for
+Intel's 24f0 and 24f1 and for Cornelis'. udev may rename them.
 
-HPE's: its driver (shs-cxi-driver, drivers/net/ethernet/hpe/ss1/cass_sysfs.c and cass_sbl.c) and its users
-(shs-libcxi, src/devinfo.c and utils/cxi_stat.c). The conditions under which libfabric leaves an adapter out:
-libfabric, prov/cxi/src/cxip_if.c (cxip_query_if_list, netdev_ama_check, netdev_link). Read, and never tried:
-there was no such adapter.
+HPE's adapters: driver (shs-cxi-driver, drivers/net/ethernet/hpe/ss1/cass_sysfs.c and cass_sbl.c) and users
+(shs-libcxi, src/devinfo.c and utils/cxi_stat.c). When libfabric ignores an adapter: prov/cxi/src/cxip_if.c
+(cxip_query_if_list, netdev_ama_check, netdev_link). Read but never tried, without such an adapter.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from pathlib import Path
 from gpuipc_doctor.node_files import quietly
 
 CXI, VERBS = "/sys/class/cxi", "/sys/class/infiniband"
-"""Where the kernel lists HPE's adapters, and those of all other fabrics."""
+"""Directories in which the kernel lists HPE's adapters and those of all other fabrics."""
 
 _AMAZON, _CORNELIS, _INTEL = "0x1d0f", "0x434e", "0x8086"
 
 _OMNI_PATH = ("0x24f0", "0x24f1")
-"""Intel's adapters of Omni-Path; its others are of verbs."""
+"""PCI ids of Intel's Omni-Path adapters; Intel's other adapters are verbs adapters."""
 
 
 def adapters(root: Path) -> dict[str, tuple[str, ...]]:
-    """By fabric, of the node whose files stand below ``root``: ``{"cxi": (), "verbs": ("mlx5_0",), …}``."""
+    """The node's adapters, from files below ``root``: ``{"cxi": (), "verbs": ("mlx5_0",), …}``."""
     found: dict[str, list[str]] = {"cxi": [], "verbs": [], "efa": [], "opa": []}
     found["cxi"] += sorted(path.name for path in (root / CXI.lstrip("/")).glob("*"))
     for path in sorted((root / VERBS.lstrip("/")).glob("*")):
@@ -37,7 +36,7 @@ def adapters(root: Path) -> dict[str, tuple[str, ...]]:
 
 
 def _fabric(adapter: Path) -> str:
-    """The fabric of an adapter that is listed with those of verbs."""
+    """The fabric of an adapter in the kernel's list for verbs."""
     vendor, device = (quietly(adapter / "device" / name) for name in ("vendor", "device"))
     if vendor == _AMAZON or adapter.name.startswith("efa"):
         return "efa"
@@ -46,7 +45,7 @@ def _fabric(adapter: Path) -> str:
 
 
 def ports(root: Path) -> dict[str, str]:
-    """The state of each port of verbs: ``{"mlx5_0/1": "ACTIVE"}``. What cannot be read is left out."""
+    """State of each verbs port: ``{"mlx5_0/1": "ACTIVE"}``. Unreadable ports are omitted."""
     found = {}
     for file in sorted((root / "sys/class/infiniband").glob("*/ports/*/state")):
         if text := quietly(file):
@@ -57,31 +56,31 @@ def ports(root: Path) -> dict[str, str]:
 # -- HPE's ----------------------------------------------------------------------------------------------
 
 _NO_EVENT_QUEUE = "0"
-"""``C_EQ_NONE`` (cassini_user_defs.h): the retry handler has no event queue, for none runs."""
+"""``C_EQ_NONE`` (cassini_user_defs.h): no event queue, so no retry handler is running."""
 
 _TEMPORARY = "3"
-"""``NET_ADDR_SET`` (linux/netdevice.h): the address was set, as the fabric manager does."""
+"""``NET_ADDR_SET`` (linux/netdevice.h): the address was set, as by the fabric manager."""
 
 
 @dataclass(frozen=True, slots=True)
 class CxiAdapter:
-    """One of ``/sys/class/cxi``. What cannot be read is empty."""
+    """An adapter of ``/sys/class/cxi``. Unreadable fields are empty."""
 
     name: str
     link: str
-    """``up``, ``down`` or what else the driver says."""
+    """``up``, ``down`` or another state of the driver."""
     speed: str
     retries: str
-    """Of the link layer: ``on`` or ``off``."""
+    """Link-layer retry: ``on`` or ``off``."""
     loopback: str
     interface: str
     """Its network interface, ``hsn0``."""
     left_out: str
-    """Why libfabric leaves this adapter out; empty if no reason was found."""
+    """Why libfabric ignores this adapter; empty if no reason was found."""
 
 
 def cxi_adapters(root: Path) -> list[CxiAdapter]:
-    """HPE's adapters of the node whose files stand below ``root``, in order."""
+    """The node's HPE adapters, from files below ``root``, in order."""
     found = sorted((root / "sys/class/cxi").glob("cxi*"), key=lambda path: (len(path.name), path.name))
     return [_adapter(root, path) for path in found]
 
@@ -89,7 +88,7 @@ def cxi_adapters(root: Path) -> list[CxiAdapter]:
 def _adapter(root: Path, path: Path) -> CxiAdapter:
     device, port = path / "device", path / "device/port"
     second = (device / "port/0").is_dir()  # of the 400 Gbit/s generation
-    interface = next((one.name for one in sorted((device / "net").glob("*"))), "")
+    interface = next((file.name for file in sorted((device / "net").glob("*"))), "")
     return CxiAdapter(
         path.name,
         link=_line(port / ("0/link/state" if second else "link")),

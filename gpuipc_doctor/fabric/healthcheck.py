@@ -1,8 +1,8 @@
-"""Results that HPE's ``cxi_healthcheck`` has left in its ``--status_dir``, read and never repeated.
+"""Read results of HPE's ``cxi_healthcheck`` from its ``--status_dir``; it is never run.
 
-It takes root and up to a minute, and sites run it from Slurm already. The lines are those of its summary,
-``Check: link_flap_check  Result: Pass`` (shs-docs, troubleshoot/cxi/CXI_Healthcheck.md); that the files in
-that directory hold the same lines is a guess, so files without any are passed over.
+A run needs root and up to a minute, and sites already run it from Slurm. The format is that of its summary,
+``Check: link_flap_check Result: Pass`` (shs-docs, troubleshoot/cxi/CXI_Healthcheck.md); that the files in
+this directory use the same format is a guess, so files without such lines are ignored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MAX_FILES = 64
 
 
 def results(directory: Path) -> list[dict[str, str]]:
-    """A result for each line of each file: its ``check``, ``result``, ``file`` and when that was written."""
+    """The results in each file: ``check``, ``result``, ``file`` and modification time."""
     found = []
     for file in sorted(path for path in directory.glob("*") if path.is_file())[:_MAX_FILES]:
         with file.open("rb") as opened:

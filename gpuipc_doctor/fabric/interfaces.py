@@ -1,8 +1,7 @@
-"""What ``fi_info`` and ``ucx_info`` print: what libfabric and UCX offer, and the state of libfabric's links.
+"""Parsers for ``fi_info`` and ``ucx_info``: providers, transports, and libfabric's link states.
 
-libfabric, util/info.c prints ``provider: cxi`` and, indented, the other lines; with ``-v`` (src/fi_tostr.c)
-whole structures, in which the same names stand below ``fi_fabric_attr:``, ``fi_domain_attr:`` and
-``fi_link_attr:``.
+libfabric (util/info.c) prints ``provider: cxi`` followed by indented lines; with ``-v`` (src/fi_tostr.c)
+whole structures, with the same names below ``fi_fabric_attr:``, ``fi_domain_attr:`` and ``fi_link_attr:``.
 """
 
 from __future__ import annotations
@@ -12,30 +11,30 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 HARDWARE = ("cxi", "efa", "opx", "psm2", "verbs;ofi_rxm")
-"""Providers of adapters that MPI libraries choose before any other; psm3 also runs over plain Ethernet."""
+"""Hardware providers that MPI libraries prefer; psm3 also runs over plain Ethernet."""
 
 OF_FABRIC = {"opx": "opa", "psm2": "opa"}
-"""By provider, the fabric of another name."""
+"""Provider → fabric, if their names differ."""
 
 HOST = ("tcp", "shm")
-"""Those that are left without such an adapter, or where a site says tcp."""
+"""Providers used if no such adapter exists, or if the site config states tcp."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """One way out of the node. ``state`` is ``up``, ``down`` or empty where it is not told."""
+    """One network interface. ``state`` is ``up``, ``down`` or empty if unknown."""
 
     provider: str
     domain: str
     kind: str
-    """The endpoint's type: ``FI_EP_RDM``."""
+    """Type of the endpoint: ``FI_EP_RDM``."""
     state: str = ""
 
 
 def offered(text: str) -> list[Interface]:
-    """The interfaces in what ``fi_info`` or ``fi_info -v`` printed; without a provider's name it is none."""
+    """Interfaces in the output of ``fi_info`` or ``fi_info -v``, each with its provider's name."""
     verbose = text.startswith("---") or "\nfi_info:" in f"\n{text}"
-    return [one for one in (_verbose(text) if verbose else _brief(text)) if one.provider]
+    return [interface for interface in (_verbose(text) if verbose else _brief(text)) if interface.provider]
 
 
 def _brief(text: str) -> Iterator[Interface]:
@@ -64,17 +63,18 @@ def _value(name: str, text: str) -> str:
 
 
 def transports(text: str) -> list[str]:
-    """UCX's, each once, in what ``ucx_info -d`` printed (src/tools/info/tl_info.c)."""
+    """UCX's transports in the output of ``ucx_info -d``, without duplicates (src/tools/info/tl_info.c)."""
     return list(dict.fromkeys(re.findall(r"^# +Transport: (\S+)", text, re.MULTILINE)))
 
 
 def routes(interfaces: list[Interface], *, across: bool, stated: str | None = None) -> list[str]:
-    """The providers that an MPI library would send small messages through: an adapter's, else the host's.
+    """Providers that an MPI library would use for small messages: those of the adapter, else those of the
+    host.
 
-    ``across``: to another node, which shared memory does not reach. ``stated``: the fabric that the site says
-    its nodes have, and then no other's.
+    ``across``: to another node, which excludes shared memory. ``stated``: the fabric in the site config,
+    whose providers are then the only ones.
     """
-    providers = {one.provider for one in interfaces if one.kind == "FI_EP_RDM"}
+    providers = {interface.provider for interface in interfaces if interface.kind == "FI_EP_RDM"}
     adapters = [
         name
         for name in HARDWARE
@@ -86,5 +86,5 @@ def routes(interfaces: list[Interface], *, across: bool, stated: str | None = No
 
 
 def _offers(name: str, providers: set[str]) -> bool:
-    """Older releases offer tcp for such endpoints through a utility provider alone: ``tcp;ofi_rxm``."""
+    """Whether ``providers`` has it. Older releases have tcp only in a utility provider: ``tcp;ofi_rxm``."""
     return any(provider.partition(";")[0] == name for provider in providers)

@@ -1,7 +1,7 @@
-"""Messages between two programs of libfabric or UCX: their arguments, and what became of them by their words.
+"""Messages between two programs of libfabric or UCX: arguments, and results from the output.
 
-``fi_pingpong -c`` (libfabric, util/pingpong.c) compares what arrives with what was sent, in host memory.
-``ucx_perftest`` (UCX, src/tools/perf) does so with nothing: of device memory it tells that messages arrive.
+``fi_pingpong -c`` (libfabric, util/pingpong.c) verifies data in host memory. ``ucx_perftest`` (UCX,
+src/tools/perf) verifies nothing, but shows that messages of device memory arrive.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from gpuipc_doctor.supervise.tree import signal_name
 RIGHT = "right"
 
 _WORST_FIRST = ("wrong", "crashed", "cannot start", "unable", "failed", RIGHT)
-"""Severity order: the worse of the two ends' results wins, since an end fails when its partner crashes."""
+"""Severity order: the worse result of the two ends counts, because an end fails if its partner crashes."""
 
 MEMORY = {"cuda": "cuda", "hip": "rocm"}
-"""UCX's words for the memory of a backend's devices; any other is its own."""
+"""Backend → UCX's name for its devices' memory; other names are used unchanged."""
 
 _TRANSPORTS = {"tcp": ("tcp", "sm", "self"), "verbs": ("ib",)}
-"""By fabric, UCX's words for it (ucx_info -f, UCX_TLS)."""
+"""Fabric → UCX's transports (ucx_info -f, UCX_TLS)."""
 
-_NO_LISTENER = "the other end did not begin to listen"
+_NO_LISTENER = "the other end did not start listening"
 
 _SHOWN = 3
-"""Lines of what a program said that are kept."""
+"""Lines kept of a program's output."""
 
 _NO_SUCH_MEMORY = ("Unsupported memory types", "Failed to run test: No such device")
-"""What ``ucx_perftest`` says (libperf.c) where it was built without a vendor, or finds no device of it."""
+"""Messages of ``ucx_perftest`` (libperf.c) if built without a vendor, or without a device."""
 
 CANNOT_EXECUTE = 126
-"""The exit code of a shell for a file that the kernel refuses to execute; 127 for one that is not found."""
+"""A shell's exit code for a file that the kernel refuses to execute; 127 if the file is not found."""
 
 _LOADER = re.compile(r"error while loading shared libraries|symbol lookup error|version `\S+' not found")
-"""What the dynamic loader (glibc, elf/rtld.c and elf/dl-version.c) prints before the program begins."""
+"""Messages of the dynamic loader (glibc, elf/rtld.c and elf/dl-version.c) before the program starts."""
 
 _DECORATION = re.compile(r"^[+|].*|^\[[\d.]+\] \[[^]]+\]\s+\S+\s+UCX\s+\w+\s+")
-"""What ``ucx_perftest`` draws, and how UCX's log begins a line: time, process, place in its source."""
+"""Tables of ``ucx_perftest``, and the prefix of UCX's log lines: time, process, source line."""
 
 
 _TOLD_SIGNAL = re.compile(r"terminated with signal (\d+)|Caught signal (\d+)")
-"""Libraries may tell of a signal and exit: the first is PSM2's, the second UCX's way to say it."""
+"""Messages of libraries that report a signal and exit: first PSM2's, then UCX's."""
 
 
 def command(program: str, route: str, nbytes: int, rounds: int) -> list[str]:
-    """Both ends' arguments. ``route``: a provider of libfabric, or the memory of UCX's messages."""
+    """Both ends' arguments. ``route``: a provider of libfabric, or the memory that UCX sends from."""
     if Path(program).name == "fi_pingpong":
         options = ["-e", "rdm", "-m", "tagged", "-c", "-I", str(rounds), "-S", str(nbytes)]
         return [program, "-p", route, *options]
@@ -58,9 +58,9 @@ def command(program: str, route: str, nbytes: int, rounds: int) -> list[str]:
 
 
 def transports(program: str, route: str, stated: str | None) -> dict[str, str]:
-    """The variable that has UCX send over the fabric that a site states.
+    """The variable that makes UCX use the stated fabric.
 
-    Of libfabric the provider says that, and UCX has nothing for cxi.
+    With libfabric, the provider selects the fabric; UCX has no transport for cxi.
     """
     if Path(program).name != "ucx_perftest" or stated not in _TRANSPORTS:
         return {}
@@ -69,26 +69,26 @@ def transports(program: str, route: str, stated: str | None) -> dict[str, str]:
 
 
 def serve(program: str, port: int) -> list[str]:
-    """What the end that waits is told beside."""
+    """Additional arguments of the end that waits."""
     return ["-B" if Path(program).name == "fi_pingpong" else "-p", str(port)]
 
 
 def call(program: str, host: str, port: int) -> list[str]:
-    """The same of the end that begins."""
+    """Additional arguments of the end that starts."""
     return ["-P" if Path(program).name == "fi_pingpong" else "-p", str(port), host]
 
 
 def has_result(program: str, *, serves: bool) -> bool:
-    """Whether an end prints a result: the one of ``ucx_perftest`` that waits prints none."""
+    """Whether this end prints a result; the waiting end of ``ucx_perftest`` does not."""
     return not serves or Path(program).name == "fi_pingpong"
 
 
 def judge(returncode: int, text: str, rounds: int, *, has_result: bool = True) -> dict[str, Json]:
-    """How one end of ``rounds`` messages there and back ended.
+    """The result of one end of ``rounds`` messages there and back.
 
-    ``ended`` is ``right``, ``wrong`` or what `failure` says, and ``said`` how it ended. It is ``right`` only
-    with a result for as many messages, from an end that ``has_result``. ``us`` is microseconds for a message
-    one way, None without a result.
+    ``ended`` is ``right``, ``wrong`` or a result of `failure`; ``said`` is the reason. An end that
+    ``has_result`` is ``right`` only with a result for all messages. ``us``: microseconds per message one way,
+    None without a result.
     """
     if corrupt := re.search(r"^Error at iteration=\d+ size=\d+ byte=(\d+)", text, re.MULTILINE):
         return {"ended": "wrong", "said": f"byte {corrupt[1]} of a message is wrong"}
@@ -102,18 +102,19 @@ def judge(returncode: int, text: str, rounds: int, *, has_result: bool = True) -
 
 
 def failure(returncode: int, text: str) -> dict[str, Json] | None:
-    """How a program failed, by exit code (negative for a signal) and what it printed; None if it did not.
+    """How a program failed, from exit code (negative for a signal) and output; None if it succeeded.
 
-    ``ended`` is ``cannot start``, ``crashed``, ``unable`` or ``failed``. ``unable`` is one that has nothing
-    to do with the memory that was asked for.
+    ``ended`` is ``cannot start``, ``crashed``, ``unable`` (the requested memory is not supported) or
+    ``failed``.
     """
     lines = _lines(text)
     if returncode in (CANNOT_EXECUTE, CANNOT_EXECUTE + 1) or (returncode > 0 and _LOADER.search(text)):
         return {"ended": "cannot start", "said": _end(lines)}
     told = _TOLD_SIGNAL.search(text)
     if number := -returncode if returncode < 0 else int(told[1] or told[2]) if told else 0:
-        # To write to who is gone is no crash: the other end has one, or has failed.
-        return {"ended": "failed" if number == signal.SIGPIPE else "crashed", "said": signal_name(number)}
+        # Writing to a closed connection is no crash: the other end crashed or failed.
+        said = [signal_name(number), *(line for line in lines if "Assertion" in line)][:2]
+        return {"ended": "failed" if number == signal.SIGPIPE else "crashed", "said": ": ".join(said)}
     if returncode:
         ended = "unable" if any(word in text for word in _NO_SUCH_MEMORY) else "failed"
         return {"ended": ended, "said": f"exit code {returncode}: {_end(lines)}"}
@@ -125,29 +126,30 @@ def _lines(text: str) -> list[str]:
 
 
 def _end(lines: Sequence[str]) -> str:
-    """The last that a program printed."""
-    return " | ".join(lines[-_SHOWN:]) or "it printed nothing"
+    """The last lines of a program's output."""
+    return " | ".join(lines[-_SHOWN:]) or "no output"
 
 
 def worse_of(one: dict[str, Json], other: dict[str, Json]) -> dict[str, Json]:
-    """What the two ends together say of a message."""
+    """The combined result of both ends of a message."""
 
     def rank(end: dict[str, Json]) -> tuple[int, bool]:
-        return _WORST_FIRST.index(end["ended"]), end["said"] == _NO_LISTENER
+        # An end whose partner crashed is ended by us, or finds no listener.
+        return _WORST_FIRST.index(end["ended"]), end["said"] in (_NO_LISTENER, "SIGTERM")
 
     worse, better = sorted((one, other), key=rank)
     return {**better, **{name: value for name, value in worse.items() if value is not None}}
 
 
 def no_listener() -> dict[str, Json]:
-    """How the end that begins fails where the other has ended before it could."""
+    """Failure of the starting end if the other end ended before it could connect."""
     return {"ended": "failed", "said": _NO_LISTENER}
 
 
 def _latency(lines: Sequence[str], rounds: int) -> float | None:
-    """From ``fi_pingpong``'s row (bytes, #sent, #ack, …, usec/xfer, Mxfers/sec), or from ``Final:``.
+    """Latency from ``fi_pingpong``'s row (bytes, #sent, #ack, …, usec/xfer, Mxfers/sec), or from ``Final:``.
 
-    The latter is ``ucx_perftest``'s. Only of so many messages, all of them acknowledged, in a possible time.
+    The latter is ``ucx_perftest``'s. Only for this many messages, all acknowledged, in a possible time.
     """
     for line in reversed(lines):
         fields = line.split()
@@ -163,7 +165,7 @@ def _latency(lines: Sequence[str], rounds: int) -> float | None:
 
 
 def _number(text: str = "") -> float:
-    """A finite number; -1 for what is none."""
+    """A finite number; -1 for anything else."""
     try:
         return number if math.isfinite(number := float(text)) else -1.0
     except ValueError:

@@ -1,8 +1,8 @@
-"""Where the test programs of libfabric and UCX are: looked up, never run.
+"""Find the test programs of libfabric and UCX, without running them.
 
-They come with the library that they test, so they are looked for where its users find it: on ``PATH``,
-beside the MPI in use, in the Python package that brings UCX, and in the directories of vendors, which HPE's
-own packages leave outside ``PATH`` on some systems (shs-docs, release notes, known issue 2874751).
+The programs come with the library that they test, so they are searched next to it: on ``PATH``, next to the
+MPI in use, in the Python package with UCX, and in vendors' directories, which HPE's packages do not add to
+``PATH`` on some systems (shs-docs, release notes, known issue 2874751).
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from gpuipc_doctor.model import Program
 NAMES = ("fi_info", "fi_pingpong", "ucx_info", "ucx_perftest")
 
 _VENDORS = ("opt/cray/libfabric/*/bin", "opt/amazon/efa/bin")
-"""Below a node's root: directories of libfabric that may not be on ``PATH``."""
+"""Directories of libfabric, below a node's root, that may not be on ``PATH``."""
 
 _LIBRARIES = {"fi": "libfabric.so*", "ucx": "libucp.so*"}
-"""By the first part of a program's name, the library that it is to be run with."""
+"""First part of a program's name → its library."""
 
 
 def find(root: str, path: str, mpi_library: str | None, *, others: bool) -> dict[str, Program]:
-    """The programs that are there, by name.
+    """Name → program found.
 
-    ``path``: the ``PATH`` to search. ``mpi_library``: the MPI in use. ``others``: whether what is installed
-    in this Python counts, too.
+    ``path``: the ``PATH`` to search. ``mpi_library``: the MPI in use. ``others``: whether to search this
+    Python's packages too.
     """
-    places = [(Path(one), "PATH") for one in path.split(os.pathsep) if one.startswith("/")]
+    places = [(Path(part), "PATH") for part in path.split(os.pathsep) if part.startswith("/")]
     if mpi_library:
         places += [
             (parent / "bin", f"beside {mpi_library}")
@@ -50,7 +50,8 @@ def find(root: str, path: str, mpi_library: str | None, *, others: bool) -> dict
 
 
 def _program(directory: Path, name: str) -> Path | None:
-    """Intel MPI's ``bin/fi_info`` is a script that wants its own set-up; the program is one level below."""
+    """The program's file. Intel MPI's ``bin/fi_info`` is a script that needs its own set-up; the program
+    itself is one level below."""
     for file in (directory / "libfabric" / name, directory / name):
         if file.is_file() and os.access(file, os.X_OK):
             return file
@@ -58,12 +59,12 @@ def _program(directory: Path, name: str) -> Path | None:
 
 
 def _release(directory: Path) -> tuple[int, ...]:
-    """``/opt/cray/libfabric/2.3.1/bin``: by which of several the newest is found."""
+    """Sort key of ``/opt/cray/libfabric/2.3.1/bin``: its version."""
     return tuple(int(part) if part.isdigit() else 0 for part in directory.parent.name.split("."))
 
 
 def environment(file: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """What a program is to be started with: the library that came with it first, where one did."""
+    """A program's environment, with its own library first if it has one."""
     pattern = _LIBRARIES[Path(file).name.partition("_")[0]]
     found = next((lib for lib in _beside(Path(file)) if next(lib.glob(pattern), None)), None)
     if found is None:
@@ -74,5 +75,5 @@ def environment(file: str, environ: Mapping[str, str]) -> dict[str, str]:
 
 def _beside(file: Path) -> Iterator[Path]:
     for prefix in list(file.resolve().parents)[1:3]:
-        if prefix not in (Path("/"), Path("/usr")):  # whose libraries are found anyway
+        if prefix not in (Path("/"), Path("/usr")):  # its libraries are found anyway
             yield from (prefix / "lib64", prefix / "lib")

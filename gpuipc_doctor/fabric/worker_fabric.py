@@ -1,6 +1,6 @@
-"""The programs of libfabric and UCX as children of a worker, which is supervised: implements ``api.Fabric``.
+"""Programs of libfabric and UCX as supervised children of a worker; implements ``api.Fabric``.
 
-They carry the worker's marker in their environment, so whatever becomes of the worker, none of them stays.
+They carry the worker's marker in their environment, so that none survives the worker.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from gpuipc_doctor.model import Json
 Armed = Callable[[str], AbstractContextManager[None]]
 
 _MAX_BYTES = 1 << 18
-"""Of what a program prints, that is read; its end, where it is more."""
+"""Maximum bytes of a program's output; of longer output, the end is kept."""
 
 _SHOWN = 200
-"""Characters of output that cannot be read which are shown."""
+"""Characters shown of unreadable output."""
 
 _POLL_S = 0.005
 
 _LISTENS_EVERY_S = 0.03
-"""How often it is looked for a listener: the kernel goes through its table of all connections for that."""
+"""Seconds between checks for a listener, which read the kernel's table of connections."""
 
 _SETTLE_S = 1.0
-"""For a program to end by itself when the other end has not come to a good one."""
+"""Seconds for a program to end by itself after the other end has failed."""
 
 _LISTENING = "0A"
 """TCP_LISTEN in ``/proc/net/tcp`` (Linux, include/net/tcp_states.h)."""
@@ -52,7 +52,7 @@ class Other(Protocol):
 
 
 class Fabric:
-    """``place``: of this role among the probe's; the first waits for messages, the second begins."""
+    """``place``: this role's index in the probe; the first role waits for messages, the second starts."""
 
     def __init__(self, place: int, root: Path, armed: Armed, other: Callable[[], Other], host: str) -> None:
         self._place = place
@@ -72,12 +72,12 @@ class Fabric:
         broken: dict[str, Json] = {}
 
         def offered(text: str) -> Json:
-            return [asdict(one) for one in interfaces.offered(text)]
+            return [asdict(interface) for interface in interfaces.offered(text)]
 
         def ask(
             key: str, program: str, option: str, read: Callable[[str], Json], nothing: int | None = None
         ) -> None:
-            """Note what a program says; where there is nothing to say, it exits with ``nothing``."""
+            """Record a program's output; a program without output exits with ``nothing``."""
             code, text = self._run([programs[program], option])
             found = read(text)
             if code != nothing and (bad := message_pair.failure(code, text) or _silent(text, found)):
@@ -90,7 +90,7 @@ class Fabric:
             ask("interfaces", "fi_info", "-v", offered, nothing=errno.ENODATA)
         if "ucx_info" in programs:
             ask("ucx", "ucx_info", "-v", partial(_version, "Library version"))
-            if transports and "ucx_info" not in broken:  # for which UCX opens every device
+            if transports and "ucx_info" not in broken:  # UCX opens every device for this
                 ask("transports", "ucx_info", "-d", interfaces.transports)
         return {**told, "broken": broken}
 
@@ -118,7 +118,7 @@ class Fabric:
     def _end(
         self, command: Sequence[str], env: Mapping[str, str], rounds: int
     ) -> tuple[dict[str, Json], dict[str, Json] | None]:
-        """How our end of it ended, and how the other's, where that was first."""
+        """How our end ended, and how the other end did if it ended first."""
         program, serves, port = command[0], self._place == 0, 0
         judge = partial(
             message_pair.judge, rounds=rounds, has_result=message_pair.has_result(program, serves=serves)
@@ -145,7 +145,7 @@ class Fabric:
             return judge(process.wait(), _text(output)), theirs
 
     def _watch(self, process: subprocess.Popen[bytes]) -> dict[str, Json] | None:
-        """Until the program has ended. One whose other end has gone wrong may wait for it for ever."""
+        """Wait for the program's end, unless the partner failed: the program might then wait for ever."""
         theirs, until = None, math.inf
         while process.poll() is None:
             if theirs is None and self._other().has_news():
@@ -159,7 +159,7 @@ class Fabric:
     # -- programs ---------------------------------------------------------------------------------------
 
     def _run(self, command: Sequence[str]) -> tuple[int, str]:
-        """A program's exit code, negative for a signal, and what it printed."""
+        """A program's exit code, negative for a signal, and its output."""
         with self._armed(Path(command[0]).name), tempfile.TemporaryFile() as output:
             try:
                 process = self._start(command, output)
@@ -177,7 +177,7 @@ class Fabric:
 
     @cached_property
     def _visible(self) -> dict[str, str]:
-        """Of several devices a program takes the first: this role's own, with the others behind it."""
+        """Variables with a program's devices: this role's own first, because a program uses the first."""
         rotated = {}
         for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
             if devices := os.environ.get(name, "").split(","):
@@ -187,23 +187,23 @@ class Fabric:
 
 
 def _text(output: IO[bytes]) -> str:
-    """A file, and no pipe: a program may leave something behind that holds a pipe open."""
+    """Text of an output file; not a pipe, which a left-over child could hold open."""
     size = output.seek(0, os.SEEK_END)
     output.seek(max(0, size - _MAX_BYTES))
     return output.read().decode(errors="replace")
 
 
 def _not_executed(error: OSError) -> tuple[int, str]:
-    """What a shell would make of a program that the kernel does not execute: exit code and words."""
+    """Exit code and message, as of a shell, for a program that the kernel cannot execute."""
     return message_pair.CANNOT_EXECUTE, error.strerror or str(error)
 
 
 def _silent(text: str, found: object) -> dict[str, Json] | None:
-    """How a program that reported success was of no use, where nothing was found in its output."""
+    """The failure of a program that reported success without usable output."""
     if found:
         return None
-    said = " ".join(text.split())[:_SHOWN] or "it printed nothing"
-    return {"ended": "silent", "said": f"exit code 0, but nothing that can be read: {said}"}
+    said = " ".join(text.split())[:_SHOWN] or "no output"
+    return {"ended": "silent", "said": f"exit code 0, but unreadable output: {said}"}
 
 
 def _version(word: str, text: str) -> str:
@@ -220,7 +220,7 @@ def _free_port() -> int:
 
 
 def _listens(port: int) -> bool:
-    """Whether somebody waits for connections there. To connect would be taken for the other end."""
+    """Whether a process listens on this port; connecting to it would be mistaken for the other end."""
     for name in ("tcp", "tcp6"):
         try:
             lines = Path(f"/proc/net/{name}").read_text().splitlines()[1:]

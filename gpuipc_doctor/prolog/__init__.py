@@ -1,6 +1,6 @@
-"""In front of every job: the prolog tier, one line, one exit code, and never a second too late.
+"""The test before every job: the prolog tier, one line, one exit code, within the budget.
 
-A non-zero exit drains a node, so everything here leans the other way: what cannot be told is told and lets
-the job start, unless the site has decided otherwise. What may hang (the config's file system, the driver, the
-log) runs in a child of the `guard`, which itself does nothing that can.
+A non-zero exit drains the node, so in doubt the job starts and the line says why, unless the site's policy
+differs. Operations that may hang (reading the config, the driver, the log) run in a child of the `guard`,
+never in the guard itself.
 """

@@ -1,8 +1,8 @@
-"""The prolog from its command line to its answer: remember or test, decide, tell the guard, write it down.
+"""The prolog from its command line to its answer: look up or test, decide, answer through the guard, log.
 
-A test that its budget ended has shown nothing against a node: a driver that is slow to start looks the same
-as one that hangs. So it is remembered that a test was begun, and if it did not come to its end, the next one
-of these GPUs has time enough to tell the two apart.
+A test that ran out of time is no evidence against a node: a slow driver looks like a hanging one. So the
+start of each test is stored, and after an unfinished test, the next test of these GPUs gets enough time to
+distinguish the two.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from gpuipc_doctor.prolog.partial_result import KnownSoFar
 from gpuipc_doctor.prolog.state import Lookup, State
 from gpuipc_doctor.site.policy import BUDGET_S, Action, PrologConfig
 
-if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembered answer
+if TYPE_CHECKING:  # importing it takes longer than a prolog with a stored result may
     from gpuipc_doctor.model import Json
 
 
 class Invocation(NamedTuple):
-    """What a run of the prolog is asked to do, by its command line and by the batch system."""
+    """A prolog's request, from its command line and the batch system."""
 
     started_at: float
-    """`time.monotonic()` seconds."""
+    """Start of the process, in `time.monotonic()` seconds."""
     config: Path | None = None
     budget_s: float | None = None
-    """None leaves it to the config."""
+    """The budget in seconds; None: the config's."""
     gpus: str = ""
-    """The job's, as ``SLURM_JOB_GPUS`` has them; empty for all."""
+    """The job's GPUs in the form of ``SLURM_JOB_GPUS``; empty for all."""
     job: str = ""
     """The job's id, for the log."""
 
 
 def run(config: Path | None, budget_s: float | None = None) -> NoReturn:
-    """Test this node in front of the job that the batch system's variables name, and exit."""
+    """Test this node for the job in the batch system's environment, and exit."""
     asked = Invocation(
         guard.started_at(),
         config,
@@ -54,7 +54,7 @@ def run(config: Path | None, budget_s: float | None = None) -> NoReturn:
 
 
 def answer(asked: Invocation, channel: Channel) -> None:
-    """Answer from memory, or test the node and answer. In the guard's child: any of it may hang."""
+    """Answer from a stored pass, or test the node. Runs in the guard's child, because any step may hang."""
     channel.doing(f"it read {asked.config or 'what it is made of'}")
     lookup = state.look_up(asked.config, asked.gpus)
     if lookup.complaint:
@@ -62,12 +62,12 @@ def answer(asked: Invocation, channel: Channel) -> None:
     if lookup.why_not:
         _test(asked, lookup, channel)
         return
-    text = f"PASS {lookup.age_s:.0f} s ago, and boot, driver, GPUs and config are the same"
+    text = f"PASS {lookup.age_s:.0f} s ago; boot, driver, GPUs and config unchanged"
     _conclude(asked, lookup.policy, decision.decide([], lookup.policy, text), channel)
 
 
 def answer_for_lost(asked: Invocation, kind: str, what: str, kept: Json, channel: Channel) -> None:
-    """Answer for a child that did not (see `guard.AnswerFor`); what was known by then counts."""
+    """The answer for a lost child (see `guard.AnswerFor`), from its partial results."""
     known = KnownSoFar.read(kept) if kept else KnownSoFar()
     _conclude(asked, known.policy, known.decide(Kind(kind), what), channel, known.results)
 
@@ -128,7 +128,7 @@ def _remember(lookup: Lookup, channel: Channel, change: Callable[[State], State]
 
 
 def _refuse(mistakes: str, channel: Channel) -> None:
-    """Let the job start on an invalid config: one typo must not drain a cluster."""
+    """Let the job start with an invalid config, because one typo must not drain a cluster."""
     lines = mistakes.splitlines()
     line = decision.one_line("ERROR invalid config; nothing tested, the job starts:", lines[0])
     for mistake in lines:
@@ -150,9 +150,9 @@ def _conclude(
     devices: Mapping[str, str] | None = None,
     memory: str = "",
 ) -> None:
-    """Answer, and write down what was answered: what goes wrong there changes nothing.
+    """Answer, then log the answer; errors in logging change nothing.
 
-    ``memory``: why no pass that is remembered was the answer.
+    ``memory``: the reason why no stored pass was used.
     """
     channel.answer(decided.exit_code, decided.line)
     channel.doing("it wrote the log")

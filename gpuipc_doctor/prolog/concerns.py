@@ -1,4 +1,4 @@
-"""What of a report speaks against the node, or against knowing it, in words for one line. Pure."""
+"""A report's concerns about a node, as text for one line. Pure."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from gpuipc_doctor.report import digest, sentences
 
 
 def concerns(report: Report) -> list[Concern]:
-    """All that speaks against the node, or against knowing it, each in words."""
+    """Everything that counts against the node or makes its state unknown, in words."""
     results = (result for of_check in digest.by_check(report).values() for result in of_check)
     found = of_results(results, report.devices, report.joins)
     if report.interrupted:
-        found.append(Concern(Kind.ERROR, "ERROR was interrupted before all was tested"))
+        found.append(Concern(Kind.ERROR, "ERROR interrupted before everything was tested"))
     if not found and not report.probes_run:
-        found.append(Concern(Kind.ERROR, "ERROR no probe ran, so nothing is known about this node's GPUs"))
+        found.append(Concern(Kind.ERROR, "ERROR no probe ran: the state of this node's GPUs is unknown"))
     return found or list(_untested(report))
 
 
 def _untested(report: Report) -> Iterator[Concern]:
-    """The GPUs that checks left out and that none of them tested."""
+    """GPUs that checks skipped and no check tested."""
     tested = {label for result in report.results if _has_tested(result) for label in result.devices}
     left_out: dict[str, list[str]] = {}
     for result in report.results:
@@ -51,7 +51,7 @@ def _has_tested(result: Result) -> bool:
 def of_results(
     results: Iterable[Result], devices: Sequence[Device], joins: Sequence[Join] = ()
 ) -> list[Concern]:
-    """What single results say, of these devices; ``joins``: the known issues that may explain it."""
+    """Concerns from single results, for these devices. ``joins``: known issues that may explain them."""
     return [
         Concern(kind, _text(kind, group, devices, joins))
         for group in digest.grouped(results)
@@ -60,7 +60,7 @@ def of_results(
 
 
 def came_to_an_end(report: Report) -> bool:
-    """Whether all was tested that was to be."""
+    """Whether all tests were completed."""
     return not (report.interrupted or any(map(_is_out_of_time, report.results)))
 
 
@@ -69,19 +69,19 @@ def _is_out_of_time(result: Result) -> bool:
 
 
 def missing(job: JobGpus, expected: int) -> list[Concern]:
-    """The job's GPUs that are not there, and that there are fewer than ``expected``, by the kernel's list."""
+    """The job's GPUs that the kernel does not list, and whether the node has fewer GPUs than ``expected``."""
     listed = f"the kernel lists {counted(len(job.listed), 'GPU')}"
     found = [
         Concern(Kind.MISSING, f"FAIL GPU {gpu} of the job is missing: {listed} ({job.known})")
         for gpu in job.missing
     ]
     if len(job.listed) < expected:
-        found.append(Concern(Kind.MISSING, f"FAIL {listed}, and the site config says {expected}"))
+        found.append(Concern(Kind.MISSING, f"FAIL {listed}; the site config says {expected}"))
     return found
 
 
 def passed(report: Report) -> str:
-    """What the line says of a node that nothing speaks against."""
+    """The line for a node without a concern."""
     totals = digest.totals(report)
     where = fold_devices(device.label for device in report.devices)
     warned = f", {totals[Status.WARN]} WARN" if totals[Status.WARN] else ""
@@ -90,7 +90,7 @@ def passed(report: Report) -> str:
 
 def _kind(results: Sequence[Result]) -> Kind | None:
     if any(_is_out_of_time(result) for result in results):
-        return Kind.BUDGET  # which even a worker that cannot be killed proves no hang
+        return Kind.BUDGET  # a worker that cannot be killed is no proof of a hang either
     if any(role.ending is Ending.UNKILLABLE for result in results for role in result.roles):
         return Kind.UNKILLABLE
     return {Status.FAIL: Kind.FAIL, Status.ERROR: Kind.ERROR}.get(results[0].finding.status)
@@ -111,7 +111,7 @@ def _text(kind: Kind, group: Sequence[Result], devices: Iterable[Device], joins:
 
 
 def _holder(finding: Finding) -> Iterator[str]:
-    """Who holds the most memory of the device, where that matters: first, for the line has an end."""
+    """The processes with most memory on the device, if relevant. Largest first, because the line is short."""
     for item in finding.evidence:
         if item.kind is EvidenceKind.HOLDER and "pid" in item.values:
             yield sentences.fill("pid {pid}{name:aside} holds {held:mib}", item.values)

@@ -1,4 +1,4 @@
-"""From what speaks against a node to the one line and the exit code, by the site's policy. Pure."""
+"""Decide the one line and the exit code from a node's concerns, by the site's policy. Pure."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpuipc_doctor import __version__, node_name
-from gpuipc_doctor.present.text import counted, sanitise
+from gpuipc_doctor.present.text import sanitise
 from gpuipc_doctor.site.policy import Action, PrologConfig
 
-if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembered answer
+if TYPE_CHECKING:  # importing it takes longer than a prolog with a stored result may
     from gpuipc_doctor.model import Json
 
 MAX_LINE = 200
-"""Characters of the line; a drain reason is read in one row of ``sinfo -R``."""
+"""Maximum characters of the line; `sinfo -R` shows a drain reason in one row."""
 
 
 class Kind(enum.Enum):
-    """What the policy tells apart, worst first; the values are those of its keys ``on_…``."""
+    """The outcomes that the policy distinguishes, worst first; values are its keys ``on_…``."""
 
     FAIL = "fail"
     MISSING = "missing"
@@ -28,12 +28,12 @@ class Kind(enum.Enum):
 
     @property
     def is_known_bad(self) -> bool:
-        """Whether it speaks against the node, and not only against knowing it."""
+        """Whether the outcome counts against the node rather than leaving its state unknown."""
         return self in (Kind.FAIL, Kind.MISSING, Kind.UNKILLABLE)
 
     @property
     def exit_code(self) -> int:
-        """Where the policy drains. Neither a shell nor Python nor a program that is missing exits so."""
+        """Exit code if the policy drains; no shell, Python or missing program uses it."""
         return 12 if self.is_known_bad else 11
 
     @property
@@ -42,34 +42,34 @@ class Kind(enum.Enum):
 
 
 class Concern(NamedTuple):
-    """One thing that speaks against the node, or against knowing it."""
+    """One reason to reject the node, or to consider its state unknown."""
 
     kind: Kind
     text: str
 
 
 class Weighed(NamedTuple):
-    """A concern and what the policy does about it."""
+    """A concern with the policy's action."""
 
     concern: Concern
     action: Action
 
 
 class Decision(NamedTuple):
-    """What the batch system is told."""
+    """The answer for the batch system."""
 
     text: str
-    """What the line says."""
+    """The line's text."""
     weighed: tuple[Weighed, ...] = ()
-    """What speaks against the node, the gravest first."""
+    """The concerns about the node, most severe first."""
     withheld: str = ""
-    """Why a drain that the policy asks for is not done."""
+    """Why the drain that the policy demands is not done."""
     mark: str = ""
-    """Stands first in the line: that a simulated node was tested."""
+    """First words of the line if a simulated node was tested."""
 
     @property
     def action(self) -> Action | None:
-        """What the policy does; None where nothing speaks against the node."""
+        """The policy's action; None without a concern."""
         return self.weighed[0].action if self.weighed else None
 
     @property
@@ -78,7 +78,7 @@ class Decision(NamedTuple):
         return self.weighed[0].concern.kind.exit_code if drains else 0
 
     def written(self) -> dict[str, Json]:
-        """As the log has it."""
+        """The decision in the log's form."""
         return {
             "exit_code": self.exit_code,
             "line": self.line,
@@ -86,8 +86,12 @@ class Decision(NamedTuple):
             "withheld": self.withheld,
             "simulated": bool(self.mark),
             "concerns": [
-                {"kind": one.concern.kind.value, "action": one.action.value, "text": one.concern.text}
-                for one in self.weighed
+                {
+                    "kind": entry.concern.kind.value,
+                    "action": entry.action.value,
+                    "text": entry.concern.text,
+                }
+                for entry in self.weighed
             ],
         }
 
@@ -98,20 +102,21 @@ class Decision(NamedTuple):
 
 
 def one_line(*parts: str) -> str:
-    """Printable, and of at most `MAX_LINE` characters."""
+    """Make the text printable and no longer than `MAX_LINE` characters."""
     text = sanitise(" ".join(["gpuipc-doctor:", *filter(None, parts)]))
     return text if len(text) <= MAX_LINE else f"{text[: MAX_LINE - 1]}…"
 
 
 def decide(found: Iterable[Concern], policy: PrologConfig, otherwise: str = "") -> Decision:
-    """Choose the most severe action of the policy; ``otherwise`` is the text if there is no concern."""
+    """Choose the most severe action that the policy has for the concerns; without concerns, the text is
+    ``otherwise``."""
     weighed = [Weighed(concern, _action(concern.kind, policy)) for concern in found]
     weighed.sort(key=lambda one: (list(Action).index(one.action), list(Kind).index(one.concern.kind)))
     text = otherwise
     if weighed:
         text = weighed[0].concern.text
         if weighed[0].action is Action.IGNORE:
-            text = f"nothing that counts: the policy ignores {counted(len(weighed), 'result')}"
+            text = f"the policy ignores every result ({len(weighed)})"
     mark = f"SIMULATED ({policy.simulate})" if policy.simulate else ""
     decided = Decision(text, tuple(weighed), mark=mark)
     if not decided.exit_code:
@@ -119,12 +124,12 @@ def decide(found: Iterable[Concern], policy: PrologConfig, otherwise: str = "") 
     if policy.shadow:
         return decided._replace(withheld="shadow mode is on")
     if place(node_name.full()) >= policy.share:
-        return decided._replace(withheld=f"this node is not in the share of {policy.share:g} that may")
+        return decided._replace(withheld=f"this node is outside the breaker's share of {policy.share:g}")
     return decided
 
 
 def place(node: str) -> float:
-    """Number from 0 to 1, by a node's name and the tool's version: another release meets other nodes."""
+    """A number from 0 to 1 derived from the node's name and the tool's version: it varies by release."""
     import zlib
 
     return zlib.crc32(f"{node} {__version__}".encode()) / 2**32

@@ -1,9 +1,9 @@
-"""Ends in time, whatever hangs: the process that the batch system waits for.
+"""The process that the batch system waits for; it ends in time, whatever hangs.
 
-All work is done by a child in a session of its own, which does not hold our standard streams and reports
-through a pipe. This process forks, polls, kills and exits; it opens no file but those of ``/proc``, imports
-nothing once the child runs, and holds no lock that anybody else could keep. So a file system, a driver, a
-helper or an unkillable worker can hold up the child for ever, and the answer is given in time all the same.
+All work is done in a child with its own session, which does not hold our standard streams and reports through
+a pipe. This process forks, polls, kills and exits; it opens only files in ``/proc``, imports nothing once the
+child runs, and shares no lock with other processes. So even if a file system, a driver, a helper or an
+unkillable worker blocks the child for ever, the answer is given in time.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from typing import TYPE_CHECKING, NoReturn
 from gpuipc_doctor.supervise import tree
 from gpuipc_doctor.supervise.tree import INTERRUPTS
 
-if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembered answer
+if TYPE_CHECKING:  # importing it takes longer than a prolog with a stored result may
     from gpuipc_doctor.model import Json
 
 LATE_S, KILL_S, REST_S, SETTLE_S, LAST_S, WRITE_S = 0.2, 0.25, 0.05, 0.35, 0.95, 0.2
-"""Seconds: from the budget's end until the child is killed; for that; to read what it had said; for the
-second child; from the budget's end until we leave without more ado; for the reader to take what we print."""
+"""Seconds from the budget's end until the child is killed; for the kill; for reading its output; for the
+second child; from the budget's end until an unconditional exit; for the reader of our output."""
 
 PRIORITY = -20
-"""The niceness of all that we start: before a job, seconds of processor time are seconds that it waits."""
+"""Niceness of all started processes. The job waits for them, so they get priority."""
 
 MAX_AGE_S = 60.0
-"""Nothing of ours takes longer to get here; an older start is that of something that became us by exec."""
+"""Starting takes less; an older process belongs to a program that replaced itself with ours (exec)."""
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -48,14 +48,14 @@ SCARCE = (
     errno.ENFILE,
     errno.EIO,
 )
-"""What the system answers where it has no more of something, or of a disk that it cannot write."""
+"""Errors of exhausted resources, or of a disk that cannot be written."""
 
 
 def started_at() -> float:
-    """`time.monotonic()` seconds at which this process was started, so that Python's own start counts.
+    """Start of this process in `time.monotonic()` seconds, which includes Python's own start-up.
 
-    ``/proc/self/stat`` has it in ticks since boot (proc_pid_stat(5), field 22), which is CLOCK_BOOTTIME.
-    Where it makes no sense, it is now.
+    From ``/proc/self/stat``, in ticks since boot (proc_pid_stat(5), field 22: CLOCK_BOOTTIME); now if that is
+    implausible.
     """
     now = time.monotonic()
     try:
@@ -68,11 +68,11 @@ def started_at() -> float:
 
 
 Answers = Mapping[str, tuple[int, str]]
-"""By kind of loss (see `AnswerFor`) an exit code and a line; without a line, what was being done is told."""
+"""Kind of loss (see `AnswerFor`) → (exit code, line). Without a line, the running activity is named."""
 
 
 class Channel:
-    """What the child says to the guard, who reads for as long as the child may live."""
+    """Messages from the child to the guard, which reads them as long as the child may live."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -80,7 +80,7 @@ class Channel:
 
     def _send(self, **message: Json) -> None:
         data = json.dumps(message).encode() + b"\n"
-        with self._lock:  # several threads tell what they do
+        with self._lock:  # several threads report their activity
             while data:
                 data = data[os.write(self._fd, data) :]
 
@@ -89,19 +89,19 @@ class Channel:
         self._send(answer=[code, line])
 
     def say(self, text: str) -> None:
-        """A line for standard error."""
+        """Print a line on standard error."""
         self._send(say=text)
 
     def doing(self, what: str) -> None:
-        """What is being done now, for the case that it never ends."""
+        """Report the current activity, in case it never ends."""
         self._send(doing=what)
 
     def ends_at(self, at: float) -> None:
-        """When the budget ends, once the config is known; as for `run`."""
+        """Set the end of the budget, once the config is known; see `run`."""
         self._send(ends_at=at)
 
     def keep(self, known: Json, answers: Answers) -> None:
-        """What a second child shall know should we be lost; and what to answer should that be lost, too."""
+        """Keep data for a second child if this child is lost, and the answer if the second is also lost."""
         self._send(keep=known, answers=answers)
 
 
@@ -109,8 +109,8 @@ Work = Callable[[Channel], None]
 AnswerFor = Callable[[str, str, "Json", Channel], None]
 """Answers for a child that gave no answer.
 
-Receives the kind (``budget``, ``error`` or ``unkillable``), what was being done in words, and what the child
-had kept. A second child does it, for it may hang, too: answer first, write down later."""
+Receives the kind (``budget``, ``error`` or ``unkillable``), the activity in words, and the child's kept data.
+It runs in a second child, because it may also hang: answer first, log later."""
 
 
 class _Interrupted(Exception):
@@ -118,9 +118,10 @@ class _Interrupted(Exception):
 
 
 def run(work: Work, answer_for: AnswerFor, *, ends_at: float) -> NoReturn:
-    """Have ``work`` done by a child, print its answer and exit with its code.
+    """Run ``work`` in a child, print its answer and exit with its code.
 
-    ``ends_at``: `time.monotonic()` seconds at which the budget ends; this process ends within a second of it.
+    ``ends_at``: `time.monotonic()` seconds at which the budget ends; this process ends within a second of
+    that time.
     """
     guard = _Guard(ends_at)
     try:
@@ -139,13 +140,13 @@ class _Guard:
         self._kept: Json = None
         self._answers: Answers = {}
         self._torn = b""
-        """The beginning of a message whose end has not been read."""
+        """The start of a message that has not been received completely."""
         self._told_to_end = self._may_be_interrupted = False
 
     def watch(self, work: Work, answer_for: AnswerFor) -> None:
         signal.signal(signal.SIGALRM, self._ring)
         self._set_alarm()
-        with contextlib.suppress(OSError):  # it takes root; a job waits for us, and others keep the node busy
+        with contextlib.suppress(OSError):  # needs root; a job is waiting for us
             os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
         libc = ctypes.CDLL(None)
         libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -161,11 +162,11 @@ class _Guard:
         child = _start(work, libc)
         try:
             if not self._listen(child, lambda: self.ends_at + LATE_S):
-                kind, what = "budget", "the budget was up"
+                kind, what = "budget", "the budget was exhausted"
             elif self.line:
                 return
         except _Interrupted:
-            kind, what = "budget", "was told to end"
+            kind, what = "budget", "was terminated"
         for number in INTERRUPTS:
             signal.signal(number, signal.SIG_IGN)
         self._told_to_end = False
@@ -186,15 +187,15 @@ class _Guard:
 
     def _ring(self, *_: object) -> NoReturn:
         if not self.line:
-            self._answer_for_lost("budget", f"the budget was up while {self._doing}")
+            self._answer_for_lost("budget", f"the budget was exhausted while {self._doing}")
         self.leave()
 
     def _set_alarm(self) -> None:
-        """The last resort, should this process itself be held up where a signal reaches it."""
+        """Set an alarm as the last resort, in case this process itself is blocked."""
         signal.setitimer(signal.ITIMER_REAL, max(self.ends_at + LAST_S - time.monotonic(), 0.01), 0.05)
 
     def _listen(self, pipe: int, until: Callable[[], float]) -> bool:
-        """Take in what the child says until it has ended, which is True, or until then, which is False."""
+        """Handle the child's messages until it ends (returns True) or until the given time (False)."""
         poll = select.poll()
         poll.register(pipe, select.POLLIN)
         while (left_s := until() - time.monotonic()) > 0:
@@ -210,7 +211,7 @@ class _Guard:
         return False
 
     def _is_readable(self, poll: select.poll, left_s: float) -> bool:
-        """Wait for that; only here does an interrupt break in, so that nothing is lost that has been read."""
+        """Wait for input; interrupts are handled only here, so that no data is lost."""
         self._may_be_interrupted = True
         try:
             if self._told_to_end:
@@ -235,7 +236,7 @@ class _Guard:
             self._set_alarm()
 
     def leave(self) -> NoReturn:
-        """Write what there is to write, as far as anybody takes it, and end."""
+        """Write the output, as far as it is being read, and exit."""
         for number in (signal.SIGALRM, *INTERRUPTS):
             signal.signal(number, signal.SIG_IGN)
         until = min(time.monotonic() + WRITE_S, self.ends_at + LAST_S)
@@ -245,7 +246,7 @@ class _Guard:
 
 
 def _start(work: Work, libc: ctypes.CDLL) -> int:
-    """Fork a child that does its work; returns the end of the pipe on which it tells of it."""
+    """Fork a child that does the work; returns the pipe's end on which it reports."""
     reader, writer = os.pipe()
     parent = os.getpid()
     if os.fork():
@@ -263,7 +264,7 @@ def _start(work: Work, libc: ctypes.CDLL) -> int:
         channel = Channel(writer)
         try:
             null = os.open(os.devnull, os.O_RDWR)
-            for fd in range(3):  # the batch system waits for the end of these
+            for fd in range(3):  # the batch system waits for the end of these streams
                 os.dup2(null, fd)
             work(channel)
         except Exception as error:
@@ -277,12 +278,12 @@ def _start(work: Work, libc: ctypes.CDLL) -> int:
 
 
 def _is_the_nodes(error: Exception) -> bool:
-    """Whether it is for want of something on the node: there is nothing to mend in us."""
+    """Whether the error is due to exhausted resources of the node rather than to this tool."""
     return isinstance(error, OSError) and (error.errno in SCARCE or error.filename == os.devnull)
 
 
 def _reap() -> None:
-    """Collect the child that has closed its pipe: it is about to end, unless the kernel holds it up."""
+    """Collect the child, which has closed its pipe and so is about to end, unless the kernel blocks it."""
     for _ in range(500):
         tree.reap_orphans()
         with contextlib.suppress(ChildProcessError):
@@ -293,13 +294,13 @@ def _reap() -> None:
 
 
 def _left_behind() -> list[tree.Process]:
-    """Our descendants, less those that clean up after others and then end by themselves."""
+    """Our descendants, except those that clean up and end by themselves."""
     tree.reap_orphans()
     return [process for process in tree.descendants(os.getpid()) if process.name != tree.KEEPER]
 
 
 def _write(fd: int, text: str, until: float) -> None:
-    """Write what is taken until then: whoever should read may not, and a full pipe holds a writer up."""
+    """Write until a deadline, because writing to a full pipe without a reader blocks."""
     data = text.encode(errors="replace")
     poll = select.poll()
     poll.register(fd, select.POLLOUT)

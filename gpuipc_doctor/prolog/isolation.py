@@ -1,9 +1,8 @@
-"""Let nothing that is set around the prolog decide what it loads: it may run as root, in front of a stranger.
+"""Isolate the prolog from its environment, since it may run as root before another user's job.
 
-Python's isolated mode leaves out ``PYTHON*``, the working directory and the user's own packages; the loader's
-variables and whatever else libraries look at go by a list of what is kept. A process that was not started so
-starts itself anew, once: what such an environment could do to the first start is done by then, and no more;
-and what is set again then is the doing of whoever installed the interpreter.
+Python's isolated mode ignores ``PYTHON*``, the working directory and the user's packages; other variables are
+kept only if listed. A process started otherwise restarts itself once: an environment can then affect only the
+first start.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ OWN = {
     "LC_ALL": "C.UTF-8",
     "CUDA_MPS_PIPE_DIRECTORY": "/nonexistent",
 }
-"""Set whatever was set before.
+"""Variables that are always set.
 
-CUDA's first call talks to whoever listens in the last of them, by default /tmp/nvidia-mps, which any user
-can make: https://docs.nvidia.com/deploy/mps/ (CUDA_MPS_PIPE_DIRECTORY).
+CUDA's first call connects to any process that listens in the last directory; the default /tmp/nvidia-mps can
+be created by any user: https://docs.nvidia.com/deploy/mps/ (CUDA_MPS_PIPE_DIRECTORY).
 """
 
 KEPT = (
@@ -31,20 +30,20 @@ KEPT = (
     "SLURM_SCRIPT_CONTEXT",
     "SLURMD_NODENAME",
 )
-"""What slurmd sets and a user does not choose; it is read, never looked up as a path or run."""
+"""Variables set by slurmd rather than by a user; they are only read, never used as a path or program."""
 
 _BEFORE_PYTHON = ("LD_", "GLIBC_", "MALLOC_")
-"""How the names begin that the loader and the C library read before Python starts."""
+"""Prefixes of variables that the loader and the C library read before Python starts."""
 
 _ANEW = "gpuipc-doctor-anew"
-"""An option -X of Python's, which means nothing to it: that we have started ourselves."""
+"""A -X option that Python ignores; it marks a process that restarted itself."""
 
 
 def isolate() -> None:
-    """See that this process runs in isolated mode with no environment but `OWN` and `KEPT`.
+    """Ensure that this process runs in isolated mode with only `OWN` and `KEPT` in its environment.
 
-    Does not return where that takes a new start. Where that cannot be had it says so and exits with 0: how
-    the tool is installed is no fault of the node.
+    Does not return if that requires a restart. If isolation is impossible, prints the reason and exits with
+    0, because a wrong installation is not the node's fault.
     """
     environment = OWN | {name: os.environ[name] for name in KEPT if name in os.environ}
     is_steered = any(name.startswith(_BEFORE_PYTHON) for name in os.environ)
@@ -53,9 +52,9 @@ def isolate() -> None:
         os.environ.update(environment)
         return
     if _ANEW in sys._xoptions:
-        _give_up(f"{sys.executable} does not start as it is told to: -I is lost on the way")
+        _give_up(f"{sys.executable} does not start with -I: a wrapper drops the option")
     if not sys.executable:
-        _give_up("Python does not know its own path; start it by an absolute one")
+        _give_up("Python does not know its own path; start it by an absolute path")
     if not (sys.flags.isolated or _is_installed(environment)):
         _give_up(
             f"{sys.executable} -I does not find gpuipc_doctor; install it into that Python's site-packages"
@@ -65,7 +64,7 @@ def isolate() -> None:
 
 
 def _is_installed(environment: Mapping[str, str]) -> bool:
-    """Whether isolated mode finds this package: not by ``PYTHONPATH`` or the working directory alone."""
+    """Whether isolated mode finds this package, not only through ``PYTHONPATH`` or the working directory."""
     import site
 
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - before pathlib
@@ -74,7 +73,7 @@ def _is_installed(environment: Mapping[str, str]) -> bool:
         return True
     import subprocess
 
-    # An editable installation, for one: then the interpreter itself has to be asked.
+    # For an editable installation, for example, the interpreter must be run to find out.
     command = [sys.executable, "-I", "-c", "import gpuipc_doctor"]
     asked = subprocess.run(command, env=environment, stderr=subprocess.DEVNULL, check=False)
     return asked.returncode == 0

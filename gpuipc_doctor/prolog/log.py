@@ -1,4 +1,4 @@
-"""Where a decision is written down: a log of JSON lines, and syslog. Neither can change it."""
+"""Logs of decisions: JSON lines and syslog. They do not affect decisions."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from gpuipc_doctor.site import private
 from gpuipc_doctor.site.private import NotOurs
 from gpuipc_doctor.site.trust import untrusted
 
-if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembered answer
+if TYPE_CHECKING:  # importing it takes longer than a prolog with a stored result may
     from gpuipc_doctor.model import Json, Result
 
 ROTATED = ".1"
 
 SYSLOG = Path("/dev/log")
 SYSLOG_LIMIT_S = 0.2
-"""For a reader that has fallen behind; one that is stuck must not hold up every job."""
+"""Seconds to wait for a slow reader; a stuck reader must not delay every job."""
 
 
 class NotLogged(Exception):
-    """A line could not be appended; the text is one line that says why."""
+    """A line could not be appended; the message is one line with the reason."""
 
 
 def row(result: Result) -> dict[str, Json]:
-    """A result as an entry's ``results`` have it."""
+    """A result in the form of an entry's ``results``."""
     from gpuipc_doctor.report import sentences
 
     finding = result.finding
@@ -45,9 +45,10 @@ def row(result: Result) -> dict[str, Json]:
 
 
 def append(path: Path, entry: Json, max_bytes: int) -> None:
-    """Append one line of JSON, whole or not at all; rename the log before it grows beyond ``max_bytes``.
+    """Append one line of JSON, completely or not at all; rename the log before it exceeds ``max_bytes``.
 
-    The line is ASCII with everything else escaped, so that no terminal acts upon it. Raises `NotLogged`.
+    The line is ASCII with everything else escaped, so that it contains no control sequences. Raises
+    `NotLogged`.
     """
     line = json.dumps(entry).encode() + b"\n"
     try:
@@ -68,13 +69,13 @@ def append(path: Path, entry: Json, max_bytes: int) -> None:
 
 
 def tell_syslog(line: str, *, drains: bool) -> None:
-    """A line for the system's log, if there is one: an error where the node is drained, else a warning."""
+    """Write a line to syslog, if there is one: an error if the node is drained, else a warning."""
     import socket
     import syslog
 
     priority = syslog.LOG_DAEMON | (syslog.LOG_ERR if drains else syslog.LOG_WARNING)
     text = f"<{priority}>gpuipc-doctor[{os.getpid()}]: {line.removeprefix('gpuipc-doctor: ')}\0"
-    for kind in (socket.SOCK_DGRAM, socket.SOCK_STREAM):  # as the system's log happens to listen
+    for kind in (socket.SOCK_DGRAM, socket.SOCK_STREAM):  # the socket types that syslog daemons use
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, kind) as log:
             log.settimeout(SYSLOG_LIMIT_S)
             log.connect(str(SYSLOG))
@@ -84,7 +85,7 @@ def tell_syslog(line: str, *, drains: bool) -> None:
 
 @contextlib.contextmanager
 def _current(path: Path) -> Iterator[int]:
-    """The locked log. Whoever had the lock before may have renamed it: then the new one is taken."""
+    """The log, locked. If the previous holder of the lock has renamed it, the new log."""
     for _ in range(2):
         with _opened(path) as fd, private.locked(fd) as is_locked:
             if not is_locked:
@@ -92,7 +93,7 @@ def _current(path: Path) -> Iterator[int]:
             if _is_at(path, fd):
                 yield fd
                 return
-    raise NotOurs(f"{path} is being renamed all the time")
+    raise NotOurs(f"{path} is renamed again and again")
 
 
 def _is_at(path: Path, fd: int) -> bool:
@@ -108,6 +109,6 @@ def _opened(path: Path) -> contextlib.AbstractContextManager[int]:
 def _write(fd: int, line: bytes) -> None:
     size = os.fstat(fd).st_size
     written = os.write(fd, line)
-    if written != len(line):  # a full disk; what is there must stay readable
+    if written != len(line):  # a full disk; the existing file must stay readable
         os.ftruncate(fd, size)
         raise OSError(28, "No space left on device")

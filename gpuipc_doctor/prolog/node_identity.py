@@ -1,4 +1,4 @@
-"""What a node is as far as a pass depends on it, found in milliseconds and without a driver."""
+"""A node's identity for stored passes, read in milliseconds without a driver."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ DRIVER_FILES = (
     "/sys/module/amdgpu/srcversion",
     "/opt/rocm/.info/version",
 )
-"""What is not there counts, too."""
+"""Missing files count as well."""
 
 LIBRARY_FILES = ("/etc/ld.so.cache", "/opt/rocm/lib")
-"""Written anew when a library is installed where programs find it."""
+"""Files that change when a library is installed in a standard place."""
 
 GPU_ENTRIES = ("/proc/driver/nvidia/gpus", "/sys/bus/pci/drivers/nvidia")
-"""Directories with one entry a GPU, named by its place on the bus and made anew when the driver takes the
-GPU: then GPUs may have other numbers. None is exchanged without that, or another boot.
+"""Directories with one entry per GPU, named by bus address and re-created when the driver takes the GPU,
+whose number may then differ. No GPU can be exchanged without such a change or a reboot.
 
-The file ``information`` of the former is not read: for it the driver wakes each GPU, asks it and waits for
-locks of its own, and while it cannot ask for the version of the BIOS it writes question marks. Source:
-NVIDIA's open-gpu-kernel-modules, nv_procfs_read_gpu_info and rm_get_vbios_version.
+NVIDIA's file ``information`` is not read: to write it, the driver wakes and queries each GPU and waits for
+its own locks, and it writes question marks if it cannot query the BIOS version. Source: NVIDIA's
+open-gpu-kernel-modules, nv_procfs_read_gpu_info and rm_get_vbios_version.
 """
 
 GPU_FILES = (
     ("/proc/driver/nvidia/capabilities", "mig"),
     ("/sys/class/kfd/kfd/topology/nodes", "properties"),
 )
-"""Directories with one entry a GPU, and what in it changes with the GPU."""
+"""Directories with one entry per GPU, and the files in them that change with the GPU."""
 
 MAX_FILES = 10_000
 
 
 def identity(config: Mapping[str, bytes]) -> dict[str, str]:
-    """One word for each thing that must be the same for a pass to count, named as a person would.
+    """Name → stamp, for everything that must be unchanged for a stored pass to count.
 
-    ``config``: the content of each of its files by the file's path, from the top down.
-    What the config names is left to `of_site`: to know that, it has to be read first.
+    ``config``: contents of its files by path, topmost first. Files that the config names are covered by
+    `of_site`, because the config must be read first.
     """
     package = Path(gpuipc_doctor.__file__).parent
     return {
@@ -55,7 +55,7 @@ def identity(config: Mapping[str, bytes]) -> dict[str, str]:
         "driver": _digest([*map(_text, DRIVER_FILES), *map(_stamp, LIBRARY_FILES)]),
         "GPUs": _digest(_gpus()),
         "config": of_config(config),
-        # The directory around the package is where the vendors' bindings are installed, too.
+        # The directory around the package also contains the vendors' bindings.
         "gpuipc-doctor": _digest([gpuipc_doctor.__version__, _stamp(str(package.parent)), *_tree(package)]),
     }
 
@@ -65,7 +65,7 @@ def of_config(config: Mapping[str, bytes]) -> str:
 
 
 def of_site(paths: Iterable[Path]) -> dict[str, str]:
-    """As `identity`, for files and directories of the site that decide over the result, too."""
+    """As `identity`, for the site's files and directories that affect results."""
     return {"check or known issue": _digest(line for path in paths for line in _tree(path))}
 
 
@@ -95,7 +95,7 @@ def _gpus() -> Iterator[str]:
 
 
 def _of_each(top: str, name: str) -> Iterator[str]:
-    """Of each entry of ``top``, the text of this file in it, or the names of what is in this directory."""
+    """For each entry of the directory ``top``, the text of a file in it, or the names in a directory."""
     try:
         entries = sorted(os.listdir(top))  # noqa: PTH208
     except OSError:
@@ -108,7 +108,7 @@ def _of_each(top: str, name: str) -> Iterator[str]:
 
 
 def _stamp(path: str) -> str:
-    """A file that was replaced or changed has another."""
+    """A stamp that differs after a file is replaced or changed."""
     try:
         status = os.stat(path)  # noqa: PTH116 - hundreds of them in milliseconds
     except OSError:
@@ -117,7 +117,7 @@ def _stamp(path: str) -> str:
 
 
 def _tree(top: Path) -> Iterator[str]:
-    """A stamp of every file below ``top``, of which bytecode does not count."""
+    """A stamp of every file below ``top``, except bytecode."""
     if not top.is_dir():
         yield _stamp(str(top))
         return

@@ -1,4 +1,4 @@
-"""Partial results, held by the guard while the checks run, and used if they never finish."""
+"""Partial results, held by the guard while the checks run, and used if the checks never finish."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from gpuipc_doctor.prolog.decision import Concern, Decision, Kind
 from gpuipc_doctor.prolog.guard import Answers, Channel
 from gpuipc_doctor.site.policy import PrologConfig
 
-if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembered answer
+if TYPE_CHECKING:  # importing it takes longer than a prolog with a stored result may
     from gpuipc_doctor.model import Device, Json, Result
 
 
 class KnownSoFar(NamedTuple):
-    """What is known by now."""
+    """The results so far."""
 
     policy: PrologConfig = PrologConfig()
     is_patient: bool = False
-    """Whether there is time enough to tell a hang from slowness."""
+    """Whether there is enough time to tell a hang from slowness."""
     bad: tuple[Concern, ...] = ()
-    """What speaks against the node for certain."""
+    """Certain concerns, which no later result can remove."""
     results: tuple[Json, ...] = ()
-    """As the log has them; of what still runs, that it does."""
+    """The results in the log's form, with running probes marked."""
 
     def written(self) -> Json:
-        """As `read` takes it."""
-        bad = [(one.kind.value, one.text) for one in self.bad]
+        """The form that `read` accepts."""
+        bad = [(concern.kind.value, concern.text) for concern in self.bad]
         return {**self._asdict(), "policy": self.policy.written(), "bad": bad}
 
     @classmethod
@@ -37,14 +37,14 @@ class KnownSoFar(NamedTuple):
         return cls(policy, written["is_patient"], bad, tuple(written["results"]))
 
     def decide(self, kind: Kind, what: str) -> Decision:
-        """What follows if nothing more becomes known, and why."""
+        """The decision if no more results come, with its reason."""
         if kind is Kind.UNKILLABLE and not self.is_patient:
-            kind = Kind.BUDGET  # a driver that is slow to start cannot be killed meanwhile, either
+            kind = Kind.BUDGET  # a driver that starts slowly cannot be killed meanwhile either
         return decision.decide([*self.bad, Concern(kind, f"{kind.word} {what}")], self.policy)
 
     @property
     def answers(self) -> Answers:
-        """`decide` by kind, for when there is nobody to do it."""
+        """The decisions by kind, prepared for use when no process is left to call `decide`."""
         decided = {kind: self.decide(kind, "") for kind in (Kind.UNKILLABLE, Kind.ERROR, Kind.BUDGET)}
         return {
             kind.value: (one.exit_code, one.line if one.weighed[0].concern in self.bad else "")
@@ -53,7 +53,7 @@ class KnownSoFar(NamedTuple):
 
 
 class PartialResult:
-    """Tells the guard what runs and what has been found; the `schedule.Watcher` of the run."""
+    """Reports running probes and findings to the guard; the `schedule.Watcher` of the run."""
 
     def __init__(self, channel: Channel, known: KnownSoFar, devices: tuple[Device, ...]) -> None:
         self._channel = channel
@@ -92,12 +92,12 @@ class PartialResult:
         from gpuipc_doctor.prolog import concerns
 
         found = concerns.of_results(self._results, self._devices)
-        bad = (*self._known.bad, *(one for one in found if one.kind.is_known_bad))
+        bad = (*self._known.bad, *(concern for concern in found if concern.kind.is_known_bad))
         rows = [*map(log.row, self._results), *(_row(key, text) for key, text in self._running.items())]
         known = self._known._replace(bad=bad, results=tuple(rows))
         self._channel.keep(known.written(), known.answers)
 
 
 def _row(key: str, text: str) -> dict[str, Json]:
-    """What runs, as a result in the log."""
+    """The running probes, as a result in the log."""
     return {"check": key.split()[0], "status": "ERROR", "summary": f"{text} had not ended"}

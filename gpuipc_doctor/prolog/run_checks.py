@@ -1,4 +1,4 @@
-"""Run the prolog's checks: the engine, within what is left of the budget, in a directory of its own."""
+"""Run the prolog's checks with the engine, within the rest of the budget, in a private directory."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ from gpuipc_doctor.supervise import scratch
 from gpuipc_doctor.supervise.probe import Limits
 
 RESERVE_S = 0.5
-"""Of the budget, for ending the workers, deciding and writing it down; of a small one a quarter."""
+"""Seconds of the budget for ending workers, deciding and logging; a quarter of a small budget."""
 
 ROOMY = (Path("/dev/shm"), Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - private directories are made there
-"""Where a run's own files may be, best first: shared memory is neither a full disk nor a network's."""
+"""Directories for a run's files, best first: shared memory is neither a full disk nor a network disk."""
 
 HANG_S, COLD_START_S = 30.0, 10.0
-"""How long a call may take before it hangs for certain, at least; and for each GPU of the node, since without
-persistence mode a driver initialises them one after the other, 7 s each."""
+"""Minimum seconds after which a call certainly hangs, and seconds per GPU of the node: without persistence
+mode, a driver initialises GPUs one by one, 7 s each."""
 
 
 class TimeLimits(NamedTuple):
-    """``started_at``: `time.monotonic()` seconds at which the budget began, which is when the process did."""
+    """``started_at``: start of the budget and of the process, in `time.monotonic()` seconds."""
 
     started_at: float
     budget_s: float
     deadline_s: float | None
-    """For each single operation; None leaves it to the check."""
+    """Seconds for each operation; None: the check's default."""
 
     @property
     def ends_at(self) -> float:
         return self.started_at + self.budget_s
 
     def patient(self, gpus: int) -> TimeLimits:
-        """Time enough to tell a hang from a slow start on a node of so many GPUs."""
+        """Seconds that distinguish a hang from a slow start on a node with this many GPUs."""
         deadline_s = self.deadline_s or max(HANG_S, COLD_START_S * gpus)
         return TimeLimits(self.started_at, self.budget_s + deadline_s, deadline_s)
 
 
 @contextmanager
 def node(profile: str) -> Iterator[Node]:
-    """The node to test; a simulated one has files, which are removed whatever becomes of this process.
+    """The node to test. The files of a simulated node are removed however this process ends.
 
-    No variable such as ``TMPDIR`` has a say in where the run's files are.
+    Variables such as ``TMPDIR`` have no effect on where the run's files are.
     """
     tempfile.tempdir = str(ROOMY[0])
     if not profile:

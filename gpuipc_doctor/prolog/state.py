@@ -1,9 +1,9 @@
-"""What the prolog remembers of a node from job to job, and looking it up: the way that takes milliseconds.
+"""The prolog's stored results of a node, looked up in milliseconds.
 
-Which GPUs have passed, when; and of which a test was begun that has not come to its end. Times are seconds
-since boot (CLOCK_BOOTTIME), which no one can set, and what was learned in another boot counts for nothing. To
-look a pass up neither loads the engine nor checks the config against its schema: a config whose bytes are
-those of the last pass was checked then, and any other does not count.
+They have the time of each GPU's last pass, and the GPUs with an unfinished test. Times are seconds since boot
+(CLOCK_BOOTTIME), which no user can set, and results of another boot do not count. A look-up neither loads the
+engine nor validates the config: a config identical to that of the last pass was validated at that time, and
+results with any other config do not count.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpuipc_doctor.site import private
 from gpuipc_doctor.site.policy import SITE_DIRECTORIES, PrologConfig
 from gpuipc_doctor.site.private import NotOurs
 
-if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembered answer
+if TYPE_CHECKING:  # importing it takes longer than a prolog with a stored result may
     from gpuipc_doctor.model import Json
     from gpuipc_doctor.site.layers import Layers
     from gpuipc_doctor.site.yamlfile import Document
@@ -30,30 +30,30 @@ FILE, DRAFT = Path("state.json"), Path("state.json.draft")
 MAX_BYTES = 1 << 17
 
 MAX_GPUS = 1024
-"""Ids of GPUs that are remembered; the latest."""
+"""Maximum number of GPU ids stored; the latest are kept."""
 
 ALL = "all"
-"""Stands for the GPUs of a job that names none."""
+"""Stands for the GPUs of a job that does not name any."""
 
 
 class Unusable(Exception):
-    """What is remembered cannot be read or written; the text is one line that says why."""
+    """The stored state cannot be read or written; the message is one line with the reason."""
 
 
 class State(NamedTuple):
-    """What was learned of one node, with one config. GPUs are named as ``SLURM_JOB_GPUS`` names them."""
+    """Stored results of one node with one config. GPUs are named as in ``SLURM_JOB_GPUS``."""
 
     identity: Mapping[str, str]
-    """What the node was, word by word."""
+    """Name → stamp of the node's identity."""
     passed_at: Mapping[str, float]
-    """By GPU, when it last passed."""
+    """GPU → time of its last pass."""
     unfinished: tuple[str, ...] = ()
-    """The GPUs the last test of which has begun and not come to its end."""
+    """GPUs whose last test did not finish."""
 
     def age(self, identity: Mapping[str, str], gpus: str, now: float, fresh_for_s: float) -> float | str:
-        """How many seconds ago these GPUs passed, or why that counts no more."""
+        """Seconds since these GPUs passed, or the reason why this pass no longer counts."""
         if not self.identity:
-            return "no pass is remembered"
+            return "no pass is stored"
         if changed := [name for name in identity if self.identity.get(name) != identity[name]]:
             return f"changed since the last pass: {', '.join(changed)}"
         ages = [now - self.passed_at.get(gpu, -float("inf")) for gpu in named(gpus)]
@@ -62,11 +62,11 @@ class State(NamedTuple):
         return max(ages)
 
     def of(self, identity: Mapping[str, str]) -> State:
-        """This, of that node; if it is another one, nothing is known of it."""
+        """This state for the given node identity; empty if the identity differs."""
         return self if self.identity == identity else State(identity, {})
 
     def is_unfinished(self, gpus: str) -> bool:
-        """Whether the last test of any of these GPUs has not come to its end."""
+        """Whether the last test of any of these GPUs did not finish."""
         return bool(set(self.unfinished) & set(named(gpus)))
 
     def begun(self, gpus: Iterable[str]) -> State:
@@ -92,23 +92,23 @@ def named(gpus: str) -> list[str]:
 
 
 class Lookup(NamedTuple):
-    """What is remembered that bears on a job's GPUs."""
+    """The stored state relevant to a job's GPUs."""
 
     why_not: str
-    """Why it is no answer; empty where it is one."""
+    """Why the stored pass cannot be used; empty if it can."""
     age_s: float = 0.0
     policy: PrologConfig = PrologConfig()
-    """As the config has it, which nobody may have checked; but if this is an answer, somebody has."""
+    """The config's policy, possibly not validated; a stored pass implies validation."""
     identity: Mapping[str, str] = NOTHING.identity
     state: State = NOTHING
     complaint: str = ""
-    """Why what is there cannot be used."""
+    """Why the stored state cannot be read."""
     documents: tuple[Document, ...] = ()
-    """The files of the config, as they were read."""
+    """The config's files, as read."""
 
 
 def look_up(config: Path | None, gpus: str) -> Lookup:
-    """Whether these GPUs have passed so recently that they need not be tested."""
+    """Look up whether these GPUs passed recently enough to skip the test."""
     try:
         layers, contents = _read_config(config)
         said = layers.data
@@ -116,7 +116,7 @@ def look_up(config: Path | None, gpus: str) -> Lookup:
         fresh_for_s = float(policy.fresh_for_s)
         node = node_identity.identity(contents) | node_identity.of_site(_files(said, policy))
     except _NO_CONFIG:
-        return Lookup("not used: the config has no section `prolog` that is in order")
+        return Lookup("not used: the config has no valid section `prolog`")
     found = Lookup("", 0.0, policy, node, documents=layers.documents)
     try:
         state = read(Path(policy.state_dir))
@@ -132,14 +132,14 @@ def look_up(config: Path | None, gpus: str) -> Lookup:
 
 
 _NO_CONFIG = (OSError, KeyError, TypeError, ValueError, AttributeError)
-"""What comes of reading a config that nobody has checked."""
+"""Errors of reading a config that was not validated."""
 
 
 def _read_config(config: Path | None) -> tuple[Layers, dict[str, bytes]]:
-    """The config and the files beneath it, and each one's content by its path.
+    """The config and the files that it extends, with their contents by path.
 
-    No config says nothing. No shipped site is looked for: what drains nodes, a file of the site's own names.
-    Raises some of `_NO_CONFIG`.
+    Empty without a config. No shipped config is searched: only a site's own file may drain nodes. Raises some
+    of `_NO_CONFIG`.
     """
     from gpuipc_doctor.site.layers import Layers, lineage
     from gpuipc_doctor.site.yamlfile import BadFile, parse
@@ -172,7 +172,7 @@ def dumps(state: State) -> bytes:
 
 
 def loads(data: bytes) -> State:
-    """Raises `ValueError` for anything that `dumps` has not written."""
+    """Parse a stored state. Raises `ValueError` for anything not written by `dumps`."""
     try:
         document: Json = json.loads(data)
     except RecursionError:
@@ -183,16 +183,16 @@ def loads(data: bytes) -> State:
     if document["format"] != 1 or not isinstance(node, dict) or not isinstance(passed_at, dict):
         raise ValueError("not a state of this version")
     if not all(isinstance(value, str) for value in node.values()):
-        raise ValueError("an identity that is no text")
+        raise ValueError("an identity that is not text")
     if not all(isinstance(at, float | int) and not isinstance(at, bool) for at in passed_at.values()):
-        raise ValueError("a time that is no number")
+        raise ValueError("a time that is not a number")
     if not isinstance(unfinished, list) or not all(isinstance(gpu, str) for gpu in unfinished):
-        raise ValueError("a GPU that is no text")
+        raise ValueError("a GPU must be a string")
     return State(node, passed_at, tuple(unfinished))
 
 
 def read(directory: Path) -> State:
-    """What is remembered there. Raises `Unusable`."""
+    """The stored state. Raises `Unusable`."""
     try:
         if not directory.exists():
             return NOTHING
@@ -207,22 +207,22 @@ def read(directory: Path) -> State:
 
 
 def update(directory: Path, change: Callable[[State], State]) -> None:
-    """Change what is remembered there, whole or not at all; what cannot be used is replaced.
+    """Change the stored state atomically; an unusable one is replaced.
 
     Raises `Unusable`.
     """
     try:
         with private.directory(directory) as within, private.locked(within) as is_locked:
             if not is_locked:
-                raise Unusable("not remembered: another prolog is writing")
+                raise Unusable("not stored: another prolog is writing")
             before = NOTHING
             with contextlib.suppress(NotOurs, ValueError):
                 before = _read(within)
             _replace(within, dumps(change(before)))
     except NotOurs as reason:
-        raise Unusable(f"not remembered: {reason}") from None
+        raise Unusable(f"not stored: {reason}") from None
     except OSError as error:
-        raise Unusable(f"not remembered: {directory}: {error.strerror}") from None
+        raise Unusable(f"not stored: {directory}: {error.strerror}") from None
 
 
 def _read(within: int) -> State:
@@ -234,7 +234,7 @@ def _read(within: int) -> State:
 
 
 def _replace(within: int, data: bytes) -> None:
-    """Within the locked directory, so that a draft that is there is that of somebody who was killed."""
+    """Replace the file in the locked directory; an existing draft is from a killed process."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(DRAFT, dir_fd=within)
     try:

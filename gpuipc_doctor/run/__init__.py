@@ -1,1 +1,1 @@
-"""From a request to a report: find out what is here, plan, run the probes, keep what each means."""
+"""From a request to a report: discover, plan, run the probes, and keep their results."""

@@ -1,4 +1,4 @@
-"""A site's own check files, imported first by a process that may hang, crash or end over them."""
+"""Import a site's check files first in a separate process, which may hang, crash or exit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpuipc_doctor.api import loader
 from gpuipc_doctor.api.loader import BrokenCheck, LoadedCheck
 
 DEADLINE_S = 10.0
-"""For one file: on a cold network file system an import can take seconds."""
+"""Seconds for one file: on a cold network file system an import can take seconds."""
 
 _IMPORT = """
 import os, sys
@@ -29,17 +29,17 @@ for file in sys.argv[1:]:
     loader.load_file(Path(file))
 os.write(told, b".")
 """
-"""Tells each file that it begins, and that it is through with all."""
+"""Program that writes a byte before it imports each file, and one at the end."""
 
 
 def load(directories: Sequence[Path] = ()) -> list[LoadedCheck | BrokenCheck]:
-    """All checks, as `loader.load`; of a file that hangs or ends who imports it, that it does."""
+    """As `loader.load`, but a file whose import hangs or ends its process becomes a `BrokenCheck`."""
     files = [file for directory in directories for file in loader.files(directory)]
     return loader.load(directories, unfit=dict(_not_loadable(files)))
 
 
 def _not_loadable(files: Sequence[Path]) -> Iterator[tuple[Path, str]]:
-    """Each file that no process survives to import, and why. Those after it are left to another process."""
+    """File → reason, if it cannot be imported. After each such file, a new process imports the rest."""
     while files:
         begun, reason = _import(files)
         if begun > len(files):
@@ -49,7 +49,7 @@ def _not_loadable(files: Sequence[Path]) -> Iterator[tuple[Path, str]]:
 
 
 def _import(files: Sequence[Path]) -> tuple[int, str]:
-    """How many files a process began to import, one more if it came to its end; and why it did not."""
+    """(number of files whose import began, plus one if all were imported; reason of the failure)."""
     isolated = ["-I"] if sys.flags.isolated else []
     process = subprocess.Popen(
         [sys.executable, *isolated, "-c", _IMPORT, *map(str, files)],
@@ -59,7 +59,7 @@ def _import(files: Sequence[Path]) -> tuple[int, str]:
         start_new_session=True,
     )
     told: IO[bytes] = process.stdout  # type: ignore[assignment]  # a pipe, by construction
-    begun, reason = 0, f"was not imported within {DEADLINE_S:g} s"
+    begun, reason = 0, f"did not import within {DEADLINE_S:g} s"
     try:
         while select.select([told], [], [], DEADLINE_S)[0]:
             if not (dots := os.read(told.fileno(), len(files) + 1)):

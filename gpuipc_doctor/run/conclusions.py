@@ -1,4 +1,4 @@
-"""What an outcome means: a completed probe by its check, any other by the one rule for all."""
+"""The findings of an outcome: the check judges completed probes, a common rule the others."""
 
 from __future__ import annotations
 
@@ -8,28 +8,31 @@ from gpuipc_doctor.model import Finding, ProbeOutcome, Series, Status
 from gpuipc_doctor.run.planner import PlannedProbe, TooManyFollowUps
 from gpuipc_doctor.supervise import blame
 
+SAYS_NOTHING = "says-nothing"
+
 
 def conclude(planned: PlannedProbe, outcome: ProbeOutcome) -> list[Finding]:
-    """At least one finding."""
+    """The findings of an outcome, at least one."""
     if not outcome.completed:
-        return [blame.conclude(outcome)]
+        found = judge(planned, outcome) if planned.check.searches else []
+        return [finding for finding in found if finding.key != SAYS_NOTHING] or [blame.conclude(outcome)]
     return [*judge(planned, outcome), *blame.of_launcher(outcome)]
 
 
 def judge(planned: PlannedProbe, outcome: ProbeOutcome) -> list[Finding]:
-    """The check's own conclusions. A check that fails to conclude is an ERROR, never silence."""
+    """The check's conclusions. If its code fails, the result is an ERROR."""
     try:
         findings = found_by(planned.check, outcome)
     except (Exception, SystemExit) as error:
         return [planned.mistake("judging failed", error)]
-    return findings or [Finding.error("says-nothing", "the check concluded nothing", str(planned.file))]
+    return findings or [Finding.error(SAYS_NOTHING, "the check returned no result", str(planned.file))]
 
 
 def found_by(check: Check, done: ProbeOutcome) -> list[Finding]:
-    """What a check finds, and what processes lost with each repetition: beside a loss nothing is a PASS."""
+    """The check's findings and the losses of its processes per repetition; with a loss, there is no PASS."""
     findings = list(check.judge(done))
-    if strangers := [one for one in findings if not isinstance(one, Finding)]:
-        raise TypeError(f"{strangers[0]!r} is no Finding")
+    if strangers := [finding for finding in findings if not isinstance(finding, Finding)]:
+        raise TypeError(f"{strangers[0]!r} is not a Finding")
     if check.explains_losses & {finding.key for finding in findings}:
         return findings
     lost = list(judge_processes(done))
@@ -37,14 +40,14 @@ def found_by(check: Check, done: ProbeOutcome) -> list[Finding]:
 
 
 def recorded(planned: PlannedProbe, outcome: ProbeOutcome) -> tuple[tuple[Series, ...], list[Finding]]:
-    """What the check says was recorded over time; an ERROR where it fails to say."""
+    """The check's time series; an ERROR if its code fails."""
     try:
         return tuple(planned.check.series(outcome)) if outcome.completed else (), []
     except (Exception, SystemExit) as error:
-        return (), [planned.mistake("reading its series failed", error)]
+        return (), [planned.mistake("reading the check's series failed", error)]
 
 
 def left_out(many: TooManyFollowUps) -> Finding:
-    """The SKIP for follow-up probes beyond the limit."""
+    """The SKIP for follow-up probes that exceed the limit."""
     says = "{more} more follow-up probes not run, after {asked}"
     return Finding.skip("left-out", says, asked=many.asked, more=many.more)

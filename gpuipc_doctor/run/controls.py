@@ -1,4 +1,4 @@
-"""Say of each failure whether its control failed: another check, or a probe with more settings."""
+"""Add to each failure the result of its control: another check, or a probe with other settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpuipc_doctor.run.results import Entry, ResultLog
 
 
 def attach(log: ResultLog, checks: Iterable[Check]) -> None:
-    """Attach to each failure of a check that has a control what that one has found.
+    """Attach the control's result to each failure of a check that has a control.
 
     A failure within a node is compared with the control within a node, one between nodes with that between
     nodes.
@@ -34,7 +34,7 @@ def attach(log: ResultLog, checks: Iterable[Check]) -> None:
 
 
 def attach_settings(log: ResultLog) -> None:
-    """Attach to findings that two probes of a check share the settings of one of them, such as IPC off."""
+    """Attach evidence to a finding: a probe with other settings, such as IPC off, has the same finding."""
     found = [entry for entry in log.to_cure() if entry.planned.probe.launch]
     for plain, control in permutations(found, 2):
         if plain.planned.place == control.planned.place and _identities(plain) & _identities(control):
@@ -42,7 +42,7 @@ def attach_settings(log: ResultLog) -> None:
             if settings and _environment(plain).items() <= _environment(control).items():
                 values = {"env": settings, "failed": True, "probe": control.planned.probe.name}
                 for entry in (plain, control):
-                    says = "the same with {env:env} ({probe})"
+                    says = "same finding with {env:env} ({probe})"
                     entry.attach(Evidence(EvidenceKind.CONTROL, says, values))
 
 
@@ -56,6 +56,6 @@ def _environment(entry: Entry) -> Mapping[str, str]:
 
 
 def _reach(entry: Entry) -> int:
-    """On how many nodes its probe ran."""
+    """The number of nodes on which the probe ran."""
     launch = entry.planned.probe.launch
     return launch.nodes if launch else 1

@@ -1,4 +1,4 @@
-"""Find out what is here, by probes that all others build on: initialising a driver can hang."""
+"""Discover drivers and libraries by probes, because initialising a driver can hang."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ from gpuipc_doctor.supervise import blame
 from gpuipc_doctor.supervise.assignment import device_from_json
 
 _DRIVERS = CheckInfo(planner.DISCOVERY, "the job's GPUs are found", Tier.PROLOG)
-"""Of a job whose GPUs the kernel lists; elsewhere the check says it."""
+"""For listing a job's GPUs if the kernel lists them; if not, the check `DISCOVERY` reports them."""
 
-_MPI = CheckInfo(planner.MPI_DISCOVERY, "the MPI library takes device pointers", Tier.ACCEPTANCE)
+_MPI = CheckInfo(planner.MPI_DISCOVERY, "the MPI library accepts device pointers", Tier.ACCEPTANCE)
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The devices to test, what drivers and libraries say of themselves, and the config of this node."""
+    """The devices to test, the facts from drivers and libraries, and this node's config."""
 
     devices: tuple[Device, ...]
     facts: tuple[Fact, ...]
@@ -58,8 +58,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Stacks:
-    """What the selected checks send through, as far as they ask: MPI, the fabric's programs, and how
-    processes, which need not be MPI's, start on several nodes."""
+    """What the selected checks need for messages: MPI, fabric programs, and a launcher for several nodes."""
 
     mpi: MpiStack | None
     fabric: FabricStack
@@ -68,9 +67,9 @@ class Stacks:
 
 @dataclass
 class Discovery:
-    """Finds out what is here: first `drivers`, then with what they found `stacks`.
+    """Discovers `drivers` first, then `stacks`.
 
-    ``job``: in front of a job, its GPUs by the kernel's list.
+    ``job``: before a job, use the kernel's list of its GPUs.
     """
 
     node: Node
@@ -98,21 +97,21 @@ class Discovery:
             says = "this node has no GPU {ids}; it lists {known}"
             self._tell(_DRIVERS, Finding.error("unknown-gpu", says, ids=ids, known=self.job.known))
         if missing:
-            says = "the driver does not show {gpus}"
+            says = "the driver does not list {gpus}"
             self._tell(_DRIVERS, Finding.error("gpu-not-shown", says, gpus=list(missing)))
         return Found(devices, facts, site)
 
     def _settled(self, gpus: NodeGpus) -> SiteConfig:
-        """The site's config of this node's type, where it has types."""
+        """The site config for this node's type, if it has types."""
         config, host = self.planner.config, node_name.short()
         self._tell(_DRIVERS, *site_expectations.of_types(config.types_of(host, gpus), gpus, os.environ))
         return config.of_node(host, gpus)
 
     def _of_job(self, job: JobGpus) -> tuple[tuple[Device, ...], tuple[Fact, ...], tuple[str, ...]]:
-        """A job's GPUs, what a driver says if it is asked, and the GPUs that it does not show.
+        """A job's GPUs, the driver's results if queried, and the GPUs missing from its list.
 
-        Where the checks will have opened the GPUs, and the kernel tells which is which, no driver is asked:
-        each initialisation costs.
+        If the checks will open the GPUs anyway and the kernel identifies them, no driver is queried: each
+        initialisation takes time.
         """
         if job.is_identified and self.planner.opens_devices:
             return job.devices, (), ()
@@ -120,10 +119,10 @@ class Discovery:
             return (), (), ()
         found, facts, _ = self._ask_drivers(job.backends or self.planner.request.backends)
         devices, missing = job.numbered(found)
-        return devices, facts, missing if found else ()  # else the driver has said why
+        return devices, facts, missing if found else ()  # otherwise the driver has given the reason
 
     def _survey(self) -> tuple[PlannedProbe, ...]:
-        """The inventory's questions to drivers and libraries. They only add facts: no finding is a result."""
+        """Query drivers and libraries for inventory facts; the findings are not reported."""
         request, config = self.planner.request, self.planner.config
         options = {
             "root": self.node.root,
@@ -135,7 +134,7 @@ class Discovery:
     def _ask_drivers(
         self, backends: Sequence[str], beside: Sequence[PlannedProbe] = ()
     ) -> tuple[tuple[Device, ...], tuple[Fact, ...], Mapping[str, int]]:
-        """Each driver's devices, facts, and by backend the GPUs on the bus that it does not list."""
+        """Each driver's devices and facts, and by backend the GPUs on the bus that it does not list."""
         options = {"backends": backends, "required": self.planner.request.backend != "auto"}
         info, asked = self.planner.survey(planner.built_in(planner.DISCOVERY), options)
         ended = self._run((*asked, *beside))
@@ -160,30 +159,30 @@ class Discovery:
         return tuple(devices), (*facts, *inventory.facts_from_surveys(answers)), unlisted
 
     def _unsurprising(self, devices: Collection[Device]) -> Collection[str]:
-        """The backends of which it is no news that they, or some of their devices, are not to be seen."""
+        """Backends that may be absent or have hidden devices without a report."""
         if self.job is not None:
-            return self.job.backends  # that the node's other GPUs are hidden is as it should be
-        # One vendor's driver is enough; the absence of the other's is no news.
+            return self.job.backends  # the node's other GPUs are meant to be hidden
+        # One vendor's driver is enough: the other's absence needs no report.
         asked_all = self.planner.request.backend == "auto" and (devices or self._intel(devices))
         here = {device.backend for device in devices}
         return set(self.planner.request.backends) - here if asked_all else ()
 
     def _intel(self, devices: Collection[Device]) -> list[str]:
-        """Intel's GPUs on a node without a device that can be tested."""
+        """Intel GPUs of a node without a testable device."""
         return [] if devices else of_intel(self.node.root)
 
     def stacks(self, devices: tuple[Device, ...], site: SiteConfig, *, start_ranks: bool) -> Stacks:
-        """``start_ranks``: also see whether ranks start, and what the launcher shows each."""
+        """``start_ranks``: also test whether ranks start and which devices the launcher shows to each."""
         mpi = self.mpi(devices, site)
         if mpi and start_ranks:
             mpi = self._started(mpi, devices)
         return Stacks(mpi, self._fabric(mpi, site), self._across(mpi, site))
 
     def mpi(self, devices: tuple[Device, ...], site: SiteConfig) -> MpiStack | None:
-        """The MPI that the selected checks need, looked at by the check `planner.MPI_DISCOVERY`.
+        """The MPI for the selected checks, examined by the check `planner.MPI_DISCOVERY`.
 
-        None when none of them needs one, and when there is none; its results then say why. A simulated
-        node has no MPI of its own: one must be named for it.
+        None if no check needs an MPI, or if no MPI is found; the results of `planner.MPI_DISCOVERY` then say
+        why. A simulated node has no MPI of its own, so one must be named.
         """
         request = self.planner.request
         if not devices or not self.planner.asks_for_mpi:
@@ -218,7 +217,11 @@ class Discovery:
         ended = self._run(asked)
         self._keep(info, asked, ended)
         seen = next(
-            (one.records["mpi"] for one in ended.values() if isinstance(one, ProbeOutcome) and one.completed),
+            (
+                outcome.records["mpi"]
+                for outcome in ended.values()
+                if isinstance(outcome, ProbeOutcome) and outcome.completed
+            ),
             {},
         )
         launch = self._launch(seen, setting, site.mpi.launcher, 1) if "facts" in seen else None
@@ -231,9 +234,8 @@ class Discovery:
         return replace(stack, across=across)
 
     def _started(self, mpi: MpiStack, devices: tuple[Device, ...]) -> MpiStack:
-        """The MPI with what is known once ranks have started, by the check `planner.MPI_START`.
-
-        That is whether they do, and which devices the launcher shows each.
+        """The MPI after the check `planner.MPI_START`, which tests whether ranks start and which devices the
+        launcher shows each.
         """
         if not (mpi.takes and any(check.needs_mpi for check in self.planner.checks)):
             return mpi
@@ -259,7 +261,7 @@ class Discovery:
         nodes: int,
         hosts: Sequence[str] = (),
     ) -> Launch | None:
-        """How to start ranks on so many nodes; where that cannot be done, that is reported."""
+        """How to start ranks on this many nodes; if that is impossible, a result says so."""
         try:
             found = choice.launcher(seen, template, setting, os.environ, nodes, hosts)
         except locate.NotFound as absent:
@@ -268,8 +270,7 @@ class Discovery:
         if found.refused and nodes == 1:  # of several it is the same
             refused = Finding.warn(
                 "srun-cannot-start-ranks",
-                "srun cannot start ranks of this MPI, for it cannot load its --mpi={interface}; "
-                "they start under {launcher}",
+                "srun cannot start this MPI's ranks (it cannot load --mpi={interface}); using {launcher}",
                 remedy=slurm.remedy(found.refused),
                 interface=found.refused,
                 launcher=found.source,
@@ -278,10 +279,10 @@ class Discovery:
         return found.launch
 
     def _fabric(self, mpi: MpiStack | None, site: SiteConfig) -> FabricStack:
-        """What there is to test libfabric and UCX with, where a selected check asks; nothing is run for it.
+        """Programs for testing libfabric and UCX, if a selected check needs them; none is run here.
 
-        A simulated node has the programs that it lends, and those of the MPI that is named for it. Where the
-        site says that its nodes have no fabric, there is nothing.
+        A simulated node has its own programs and those of a named MPI. Empty if the site config states that
+        its nodes have no fabric.
         """
         request, simulated = self.planner.request, bool(self.node.simulated)
         if not self.planner.asks_for_fabric:
@@ -301,11 +302,11 @@ class Discovery:
         if library or not simulated:
             path = os.pathsep.join(filter(None, (path, {**os.environ, **env}.get("PATH"))))
         programs = fabric_programs.find(self.node.root, path, library, others=not simulated)
-        why_not = "" if programs or not simulated else "a simulated node has none; name an MPI with --mpi-lib"
+        why_not = "" if programs or not simulated else "a simulated node has no MPI; name one with --mpi-lib"
         return replace(here, programs=programs, why_not=why_not, env=env)
 
     def _across(self, mpi: MpiStack | None, site: SiteConfig) -> Launch | None:
-        """How processes start on several nodes, where a selected check asks; they need not be MPI's."""
+        """How to start processes on several nodes, with or without MPI, if a selected check needs it."""
         request = self.planner.request
         if request.nodes == 1 or not self.planner.goes_across:
             return None
@@ -320,12 +321,12 @@ class Discovery:
 
     @property
     def _hosts(self) -> tuple[str, ...]:
-        """The two nodes, where they are named."""
+        """The two nodes, if both are named."""
         partner = self.planner.request.partner
         return (node_name.full(), partner) if partner else ()
 
     def _run(self, probes: Sequence[PlannedProbe]) -> dict[int, Ended]:
-        """Run them all at once; how each ended, by its number."""
+        """Run all probes at once; returns number → how the probe ended."""
         ended: dict[int, Ended] = {}
 
         def take(planned: PlannedProbe, one: Ended) -> Sequence[PlannedProbe]:
@@ -342,9 +343,9 @@ class Discovery:
         ended: Mapping[int, Ended],
         unsurprising: Collection[str] = (),
     ) -> None:
-        """Keep what the probes of a check say, less the SKIPs of those that are ``unsurprising``.
+        """Keep the results of a check's probes, except SKIPs of ``unsurprising`` backends.
 
-        They are no test of a GPU, so they count as one only where that was the question, and there was one.
+        They count as a test of a GPU only if the check was selected and a GPU was found.
         """
         self.log.announce(info)
         for planned in probes:
@@ -371,18 +372,20 @@ def gpus_of(
     unlisted: Mapping[str, int] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> NodeGpus:
-    """What this node shows of its GPUs. ``environment``: none before a job, which must not choose a file."""
+    """GPUs that the node's kernel lists. ``environment``: empty before a job, whose variables must not choose
+    a file.
+    """
     by_slurm = partial(hosts.gpus_by_slurm, node_name.short(), environment or {}, Path(root))
     return NodeGpus(devices, unlisted or {}, by_slurm)
 
 
 def asks_foreign(tier: Tier) -> bool:
-    """Whether libraries and programs that the environment chooses may run: never in a prolog, as root."""
+    """Whether to run libraries and programs chosen by the environment: never in a prolog, run as root."""
     return tier > Tier.PROLOG
 
 
 def _testable(devices: Sequence[Device]) -> list[Device]:
-    """The devices that can be planned with: of several that have one identity processes find none."""
+    """The devices that can be tested. Devices with the same identity cannot be addressed and are excluded."""
     identities = Counter(device.identity for device in devices if device.identity)
     return [device for device in devices if device.has_credible_size and identities[device.identity] < 2]
 

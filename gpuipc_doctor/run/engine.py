@@ -1,4 +1,4 @@
-"""From a request to a report: find out what is here, plan, run, look again at what failed, join, report."""
+"""From a request to a report: discover, plan, run, rerun failures, join known issues, report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpuipc_doctor import __version__, inventory, knownissues
 from gpuipc_doctor.api import Context, loader
-from gpuipc_doctor.inventory import environment, gpus, variables
+from gpuipc_doctor.inventory import arming, environment, gpus, variables
 from gpuipc_doctor.knownissues import Harm, KnownIssue
 from gpuipc_doctor.model import (
     Device,
@@ -42,7 +42,7 @@ from gpuipc_doctor.supervise.probe import Limits
 from gpuipc_doctor.supervise.session import Session
 
 DAY_S = 86_400.0
-"""The deadline of what only waits, in seconds: longer than any run."""
+"""Deadline in seconds of operations that only wait: longer than any run."""
 
 RERUN_BUDGET_FRACTION = 0.25
 """Fraction of the budget reserved for rerunning failed MPI probes, since hangs may use up the rest."""
@@ -50,14 +50,16 @@ RERUN_BUDGET_FRACTION = 0.25
 
 @dataclass(frozen=True, slots=True)
 class NodeInventory:
-    """What a node is made of, and what each environment variable that is set does there."""
+    """A node's inventory, and the effect of each set environment variable."""
 
     facts: tuple[Fact, ...]
     settings: tuple[Setting, ...]
+    lacking: tuple[str, ...]
+    """Missing settings that would help diagnose a hanging job."""
 
     @property
     def told(self) -> tuple[Fact, ...]:
-        """The facts less the variables that are not set, which matter to known issues alone."""
+        """The facts without unset variables, which only the matching of known issues needs."""
         return tuple(fact for fact in self.facts if fact.value is not None or fact.name in inventory.NAMES)
 
 
@@ -70,20 +72,20 @@ class Run:
     schedule: Schedule
     log: ResultLog
     facts_from_files: Future[tuple[Fact, ...]]
-    """What files say of the node, which are read while drivers initialise."""
+    """Facts from files, read while drivers initialise."""
     issues: Sequence[KnownIssue] = ()
     _endings: set[object] = field(default_factory=set)
-    """Ways in which probes that follow each other have ended."""
+    """Ways in which follow-up probes have ended so far."""
 
     @property
     def request(self) -> Request:
         return self.planner.request
 
     def collect_inventory(self, found: Found) -> NodeInventory:
-        """The whole inventory, with what workers were told.
+        """The whole inventory, with the workers' facts.
 
-        Of the environment it tells the variables that matter, and those that known issues ask for, as the
-        user has set them: what a simulated node adds is for its workers.
+        Includes the relevant variables and those that known issues need, as set by the user, without the
+        additions for workers of a simulated node.
         """
         node = self.discovery.node
         known = variables.load()
@@ -101,10 +103,11 @@ class Run:
         settings = tuple(environment.judge(environ, known, facts))
         needs = (need for issue in self.issues for need in issue.needs if need.is_env)
         names = {*known, *(need.fact.removeprefix("env:") for need in needs)}
-        return NodeInventory((*facts, *environment.facts(environ, sorted(names))), settings)
+        lacking = tuple(arming.lacking(facts, environ))
+        return NodeInventory((*facts, *environment.facts(environ, sorted(names))), settings, lacking)
 
     def plan_probes(self, node_inventory: NodeInventory, devices: tuple[Device, ...], stacks: Stacks) -> Plan:
-        """What to run where these devices are, through these stacks."""
+        """The plan for these devices and stacks."""
         facts = choice.relevant_facts(node_inventory.facts, stacks.mpi, self.log.loaded_in_ranks())
         matches = knownissues.match_versions(self.issues, facts, devices)
         unexpected = site_expectations.of_versions(
@@ -121,14 +124,16 @@ class Run:
             fabric=stacks.fabric,
             across=stacks.across,
             settings=node_inventory.settings,
+            lacking=node_inventory.lacking,
             unexpected=tuple(unexpected),
             harmful=frozenset(harm.step for harm in harms),
+            time_left_s=max(self.schedule.until - time.monotonic(), 0.0),
         )
         harmful = {(harm.step, harm.device): _harm_skip(harm) for harm in harms}
         return self.planner.plan_probes(context, already=self.log.checks, harmful=harmful)
 
     def execute(self, layout: Plan, devices: Sequence[Device]) -> None:
-        """Run the plan's probes and keep what each means."""
+        """Run the plan's probes and keep their results."""
         self.log.announce(*layout.checks)
         self.log.say(*layout.concluded)
         spare_s = 0.0
@@ -137,7 +142,8 @@ class Run:
         self.schedule.run(layout.probes, self._jobs(devices), self._take, spare_s=spare_s)
 
     def rerun_failures(self, mpi: MpiStack, facts: Sequence[Fact], devices: Sequence[Device]) -> None:
-        """Rerun failed MPI probes: with workarounds, then with debug logs, then with what those suggest."""
+        """Rerun failed MPI probes: with workarounds, then with debug logs, then with the workarounds that the
+        logs suggest."""
         self.try_what_may_help(facts, devices, mpi.workarounds)
         reruns.rerun_with_logs(self.log, self.schedule, self.planner, mpi.louder)
         self.try_what_may_help(facts, devices, mpi.workarounds)
@@ -145,35 +151,39 @@ class Run:
     def try_what_may_help(
         self, facts: Sequence[Fact], devices: Sequence[Device], built_in: Sequence[Workaround] = ()
     ) -> None:
-        """Run what failed again under workarounds, where that was not ruled out."""
+        """Rerun failures with workarounds that may help."""
         if self.request.workarounds and self.log.to_cure():
             seen = knownissues.join(self.issues, facts, self.log.results(), devices)
             of = workarounds.candidates(self.issues, seen, facts, built_in)
             workarounds.try_all(self.log, self.schedule, self.planner, of)
 
     def _take(self, planned: PlannedProbe, ended: Ended) -> Sequence[PlannedProbe]:
-        """Keep what a probe taught, and say what is to follow it."""
+        """Keep a probe's results, and plan its follow-up probes."""
+        if isinstance(ended, NotRun) and planned.check.searches and planned.follows:
+            ended = planned.unfinished(ended.stopped or "not run")  # the findings so far are already known
         if isinstance(ended, NotRun):
             self.log.keep_unrun(planned, ended.finding, ended.stopped)
             return ()
         if ended.devices or not (planned.check.uses_fabric and self.planner.needs_gpu):
-            self.log.count(ended)  # messages in host memory are no test of a GPU
+            self.log.count(ended)  # messages in host memory do not test a GPU
         more, wrong = list[PlannedProbe](), []
         try:
             more = self.planner.follow_ups(planned, ended)
         except TooManyFollowUps as many:
             wrong.append(conclusions.left_out(many))
         except (Exception, SystemExit) as error:
-            wrong.append(planned.mistake("planning further failed", error))
+            wrong.append(planned.mistake("planning follow-up probes failed", error))
         ending = (planned.origin, reruns.kind_of(planned, ended))
-        if not more or ending not in self._endings:  # of those that follow each other, each way is told once
+        if not more or (
+            ending not in self._endings and not planned.check.searches
+        ):  # of follow-up probes, each way of ending is reported once
             series, failed = conclusions.recorded(planned, ended)
             self.log.keep(planned, ended, [*conclusions.conclude(planned, ended), *failed, *wrong], series)
         self._endings.add(ending)
         return more
 
     def _jobs(self, devices: Sequence[Device]) -> int:
-        """Probes at a time. Before a job all its GPUs at once: drivers overlap a little, and time is dear."""
+        """Number of concurrent probes; before a job one per GPU: driver calls run partly in parallel."""
         in_front_of_job = self.request.job_gpus is not None
         return len(devices) if in_front_of_job else min(MAX_JOBS, len(os.sched_getaffinity(0)))
 
@@ -182,7 +192,7 @@ def _harm_skip(harm: Harm) -> Finding:
     """The SKIP that replaces a probe that would harm this node."""
     return Finding.skip(
         "would-harm",
-        "it {step}, which may harm this node ({issue}: {reason})",
+        "the probe {step}, which may harm this node ({issue}: {reason})",
         Evidence(EvidenceKind.ISSUE, harm.title, {"issue": harm.issue}),
         remedy="to take the risk, run with --accept-harm",
         step=harm.step,
@@ -192,7 +202,7 @@ def _harm_skip(harm: Harm) -> Finding:
 
 
 def collect_inventory(request: Request, config: SiteConfig, node: Node, watcher: Watcher) -> NodeInventory:
-    """The inventory alone, as a report has it: what files say of the node, its drivers and its libraries."""
+    """The inventory alone, as in a report: facts from files, drivers and libraries."""
     with _started(request, config, node, watcher) as run:
         found = run.discovery.drivers()
         run.issues = knownissues.load(config.known_issues_dirs)
@@ -202,14 +212,14 @@ def collect_inventory(request: Request, config: SiteConfig, node: Node, watcher:
 def survey_node(
     request: Request, config: SiteConfig, node: Node, watcher: Watcher
 ) -> tuple[tuple[Device, ...], NodeInventory, MpiStack | None]:
-    """The devices, the inventory and the MPI that are here, if one is that checks could run on."""
+    """The devices, the inventory, and the MPI, if any, that checks would use."""
     with _started(request, config, node, watcher) as run:
         found = run.discovery.drivers()
         return found.devices, run.collect_inventory(found), run.discovery.mpi(found.devices, found.site)
 
 
 def dry_run(request: Request, config: SiteConfig, node: Node, watcher: Watcher) -> Preview:
-    """What `run` would do, after finding out what is here and nothing else."""
+    """The probes that `run` would start. Only discovery is run."""
     with _started(request, config, node, watcher) as run:
         found = run.discovery.drivers()
         run.issues = knownissues.load(config.known_issues_dirs)
@@ -229,9 +239,9 @@ def run(
     *,
     limits: Limits | None = None,
 ) -> Report:
-    """Run the checks that were asked for. Raises `UnknownName` before any probe but the discovery.
+    """Run the requested checks. Raises `UnknownName` before any probe except discovery.
 
-    ``limits``: other than the usual ones.
+    ``limits``: these replace the usual limits.
     """
     started, started_at = datetime.now().astimezone(), time.monotonic()
     host = (Path(node.root) / "proc/sys/kernel/hostname").read_text().strip()
@@ -247,7 +257,7 @@ def run(
             resources.enter_context(_drivers_kept_open(run.schedule.session, request.backends))
         found = run.discovery.drivers()
         run.issues, edition = loading.result(), numbering.result()
-        # Without any device, what was found out about the drivers is the answer.
+        # If no device is found, the result is that of the discovery.
         devices = request.select_devices(found.devices) if found.devices else ()
         node_inventory = run.collect_inventory(found)
         stacks = run.discovery.stacks(devices, found.site, start_ranks=True)
@@ -291,7 +301,7 @@ def _started(
     watcher: Watcher,
     limits: Limits | None = None,
 ) -> Iterator[Run]:
-    """A run whose checks are selected, in a session of its own. Raises `UnknownName`."""
+    """A run with its checks selected, in its own session. Raises `UnknownName`."""
     job = None if request.job_gpus is None else gpus.of_job(node.root, request.job_gpus)
     if job:
         node = replace(node, visible=job.visible)
@@ -302,7 +312,7 @@ def _started(
         ThreadPoolExecutor(1) as aside,
     ):
         for backend in job.backends if job else request.backends:
-            session.expect({backend})  # which may import meanwhile
+            session.expect({backend})  # meanwhile, this may import modules
         planned = Planner(request, config)
         facts_from_files = aside.submit(inventory.facts_from_files, node.root, dict(os.environ))
         schedule = Schedule(session, watcher, until)
@@ -314,10 +324,10 @@ def _started(
 
 @contextlib.contextmanager
 def _drivers_kept_open(session: Session, backends: Iterable[str]) -> Iterator[None]:
-    """Have a worker hold each driver that is here meanwhile, as a persistence daemon does where there is one.
+    """During the ``with`` block, a worker holds each driver open, as a persistence daemon does.
 
-    Without either, the last process to end shuts the GPUs down and the next initialises them anew: on two
-    H200s that came to 2 of 14 seconds.
+    Without either, the last process to end shuts the GPUs down and the next one reinitialises them: on two
+    H200s, 2 of 14 seconds.
     """
     file = planner.built_in(planner.DISCOVERY)
     hold = loader.role(file, "keep_open")

@@ -1,4 +1,4 @@
-"""The keys that findings of a check can have, read from the source of whatever concludes for it."""
+"""The finding keys of a check, read from the source of the code that judges it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 _KEY = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 _OF_ALL_CHECKS = ("api", "run", "supervise")
-"""Packages that conclude for any check: what its helpers find, and how probes end."""
+"""Packages whose findings any check can have: helpers' findings, and how probes end."""
 
 
 def of_check(file: Path) -> set[str]:
-    """Keys of findings of the check in this file, and some words that look like keys."""
+    """Keys of the findings of the check in this file, and some other words of the same form."""
     shared = (
         source.read_text("utf-8")
         for package in _OF_ALL_CHECKS
@@ -33,7 +33,7 @@ def _texts(tree: ast.AST) -> Iterator[str]:
 
 
 def _arguments(tree: ast.AST) -> Iterator[str]:
-    """Texts that are arguments by place, as keys are."""
+    """Positional text arguments, as keys are."""
     for node in ast.walk(tree):
         for argument in node.args if isinstance(node, ast.Call) else ():
             yield from _texts(argument) if isinstance(argument, ast.Constant) else ()

@@ -1,8 +1,8 @@
-"""Have a device quiet before a probe watches its memory.
+"""Wait until a device is idle before a probe watches its memory.
 
-Memory that an earlier probe's processes held may come back seconds after their end. A baseline that counts
-it in is too high by as much, and hides as much of a loss. So nobody begins to watch before no more is in use
-than before the run's first probe, or so much time is over that what is not back counts as lost.
+Memory of an earlier probe's processes may be released seconds after their end. A baseline that includes such
+memory is too high and hides a loss. So a probe starts watching only when usage is back at its level before
+the run, or when so much time has passed that missing memory counts as lost.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _UNKNOWN = AtRest(None, PATIENCE_S)
 
 @dataclass
 class IdleDevices:
-    """Has devices be as they were before the run's first probe."""
+    """Waits until devices are as idle as before the run's first probe."""
 
     session: Session
     _at_rest: dict[Device, AtRest] = field(default_factory=dict)
     _seen_from_outside: set[Device] = field(default_factory=set)
-    """Devices whose memory a process can see without using them."""
+    """Devices whose memory use a process can read without using them."""
 
     def learn(self, probes: Sequence[PlannedProbe], until: float) -> None:
-        """Note what is in use on the devices that these probes will watch, before any probe runs there."""
+        """Record the used memory of the devices that these probes will measure, before any of them runs."""
         watched = dict.fromkeys(device for planned in probes for device in _watched(planned))
         new = [device for device in watched if device not in self._at_rest]
         for backend in dict.fromkeys(device.backend for device in new):
@@ -38,9 +38,10 @@ class IdleDevices:
             self._look(devices, "anybody", deadline_s, until)
 
     def waits_itself(self, planned: PlannedProbe) -> bool:
-        """Whether its first role waits for its devices to be quiet: it sees them without using them.
+        """Whether the probe's first role itself waits for idle devices, whose memory use it reads without
+        using them.
 
-        The others then wait for it.
+        The other roles then wait for it.
         """
         watched = _watched(planned)
         return (
@@ -50,23 +51,23 @@ class IdleDevices:
         )
 
     def at_rest(self, planned: PlannedProbe) -> tuple[AtRest, ...]:
-        """What it then waits for."""
+        """The idle level to wait for."""
         return tuple(self._at_rest[device] for device in _watched(planned))
 
     def before(self, planned: PlannedProbe, until: float) -> None:
-        """Wait for the devices to be quiet that it will watch, where it does not do so itself."""
+        """Wait until the probe's devices are idle, unless the probe does so itself."""
         if any(at_rest.used is not None for at_rest in self.at_rest(planned)):
             named = f"{planned.check.id} {planned.number}"
             self._look(_watched(planned), named, planned.probe.deadline_s, until)
 
     def after(self, planned: PlannedProbe, outcome: ProbeOutcome) -> None:
-        """Take each device as the probe's first role found it, also where it did not become quiet."""
+        """Record each device's state from the probe's first role, even if it did not become idle."""
         first = outcome.records.get(next(iter(planned.probe.roles)), {})
         if self.waits_itself(planned) and "at_rest" in first:
             self._note(zip(planned.probe.devices, first["at_rest"], strict=True))
 
     def _look(self, devices: Sequence[Device], before: str, deadline_s: float, until: float) -> None:
-        """Have a process wait for these devices to be at rest, and take them as it found them."""
+        """Have a process wait for these devices to be idle, and record their level."""
         file = planner.built_in(planner.DISCOVERY)
         probe = Probe(
             f"quiet before {before}",
@@ -76,7 +77,7 @@ class IdleDevices:
             deadline_s,
         )
         outcome = self.session.run(planner.DISCOVERY, file, probe, until=until)
-        if not outcome.completed and len(devices) > 1:  # what is wrong with one says nothing of the others
+        if not outcome.completed and len(devices) > 1:  # an error on one device must not affect the others
             for device in devices:
                 self._look([device], before, deadline_s, until)
             return
@@ -91,7 +92,7 @@ class IdleDevices:
 
 
 def _from_now_on(at_rest: AtRest | None, used: int | None) -> AtRest:
-    """What counts as rest, where so much was in use after the wait for it."""
+    """The idle level for later probes, after a wait that ended with ``used`` bytes in use."""
     if at_rest is None:
         return AtRest(used, PATIENCE_S)
     if used is None or at_rest.used is None:

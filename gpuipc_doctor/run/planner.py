@@ -1,4 +1,4 @@
-"""What to run: the checks that were asked for, on the devices that were asked for, as numbered probes."""
+"""The plan of a run: the requested checks on the requested devices, as numbered probes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DISCOVERY = "driver-init"
 """The check that finds the devices; it runs before everything else is planned."""
 
 MPI_DISCOVERY = "mpi-gpu-aware"
-"""The check that looks at the MPI library; it runs first where checks need MPI."""
+"""The check that examines the MPI library; it runs first if checks need MPI."""
 
 MPI_START = "mpi-start"
 """The check that starts ranks; it runs before all others that need MPI."""
@@ -44,14 +44,14 @@ HIDDEN_PEERS = "cray-mpich-gpu-binding-hides-peers"
 """The known issue of launchers that show each rank one GPU."""
 
 MAX_FOLLOW_UPS = 40
-"""Probes that a check may ask for on one subject after others did not complete."""
+"""Maximum follow-up probes of a check on one subject."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedProbe:
-    """A probe and whose it is. ``number`` is its own in the whole run; a rerun has another.
+    """A probe with its check and number. ``number`` is unique in the run; a rerun has a new one.
 
-    ``follows``: the number of the one that was planned first, where this one follows up what that met.
+    ``follows``: number of the original probe, if this is a follow-up.
     """
 
     number: int
@@ -63,21 +63,28 @@ class PlannedProbe:
 
     @property
     def origin(self) -> int:
-        """The number of the probe that was planned first, of all that follow each other."""
+        """Number of the original probe of a chain of follow-ups."""
         return self.follows or self.number
 
     @property
     def place(self) -> tuple[str, str]:
         return self.check.id, self.probe.subject
 
+    def unfinished(self, stopped: str) -> ProbeOutcome:
+        """The probe's outcome if it was not run."""
+        probe = self.probe
+        return ProbeOutcome(
+            probe.name, probe.devices, probe.params, {}, None, 0.0, stopped=stopped, launch=probe.launch
+        )
+
     def mistake(self, what: str, error: BaseException) -> Finding:
-        """An ERROR that says what a check did wrong."""
+        """An ERROR that describes a mistake in a check's code."""
         return _mistake(self.file, what, error)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Probes to run, and what can be said without running any."""
+    """Probes to run, and findings that need no probe."""
 
     checks: tuple[CheckInfo, ...]
     probes: tuple[PlannedProbe, ...]
@@ -85,7 +92,7 @@ class Plan:
 
 
 class TooManyFollowUps(Exception):
-    """A check goes on asking for probes: so many have run, and it wants so many more."""
+    """A check requests too many follow-up probes: the number that ran, and the number requested."""
 
     def __init__(self, asked: int, more: int) -> None:
         self.asked, self.more = asked, more
@@ -93,10 +100,9 @@ class TooManyFollowUps(Exception):
 
 @dataclass
 class Planner:
-    """Selects the checks of a request when it is made, and lays them out when it is known what is here.
+    """Selects the checks of a request when created, and plans their probes after discovery.
 
-    Making one raises `UnknownName` for a check that does not exist, `BadFile` for its options, and
-    `NothingToSend`.
+    Raises `UnknownName` for an unknown check, `BadFile` for invalid options, and `NothingToSend`.
     """
 
     request: Request
@@ -115,12 +121,12 @@ class Planner:
 
     @property
     def checks(self) -> tuple[Check, ...]:
-        """Those that were asked for and that load."""
+        """The requested checks that could be loaded."""
         return tuple(item.check for item in self.selected if isinstance(item, LoadedCheck))
 
     @property
     def opens_devices(self) -> bool:
-        """Whether a check that was asked for will have a worker open each GPU."""
+        """Whether a requested check will have a worker open each GPU."""
         return any(check.requires and not self._is_disabled(check.id) for check in self.checks)
 
     @property
@@ -137,7 +143,7 @@ class Planner:
 
     @property
     def needs_gpu(self) -> bool:
-        """Whether the answer that was asked for takes a GPU. All checks of a tier together always do."""
+        """Whether the request needs a GPU. A whole tier always does."""
         return (
             not self.request.checks
             or bool(self.discoveries)
@@ -146,7 +152,7 @@ class Planner:
 
     @property
     def discoveries(self) -> tuple[str, ...]:
-        """Checks that others build on, of those that were asked for."""
+        """The requested checks that others depend on."""
         return tuple(id_ for id_ in self.request.checks if id_ in (DISCOVERY, MPI_DISCOVERY))
 
     def survey(
@@ -156,7 +162,7 @@ class Planner:
         devices: tuple[Device, ...] = (),
         mpi: MpiStack | None = None,
     ) -> tuple[CheckInfo, tuple[PlannedProbe, ...]]:
-        """A check that finds out what is here: with these options, never disabled, and once."""
+        """A discovery check with these options; never disabled, run once."""
         item = loader.load_file(file)
         assert isinstance(item, LoadedCheck)
         probes, _ = self._ask(item, Context(devices, options=options, mpi=mpi))
@@ -169,12 +175,12 @@ class Planner:
         already: Collection[str] = (),
         harmful: Mapping[tuple[str, str], Finding] | None = None,
     ) -> Plan:
-        """Ask every selected check for its probes on the devices that have what it requires.
+        """Have every selected check plan its probes on the devices with the required capabilities.
 
-        ``context`` holds all devices that were selected; each check is given its own part of it. Checks that
-        have run ``already``, because others build on them, are left out. ``harmful``: what is said in place
-        of a probe that does so on a device, by the words of `Probe.harms` and the device's label. All probes
-        come once, then all of them again: what changes meanwhile befalls them alike.
+        ``context`` holds all selected devices; each check gets its own part of it. Checks in ``already`` have
+        run, because others depend on them, and are omitted. ``harmful``: SKIPs that replace a harmful probe,
+        by the step of `Probe.harms` and the device's label. Repetitions repeat the whole list, so that
+        changes over time affect all probes equally.
         """
         infos: list[CheckInfo] = []
         probes: list[PlannedProbe] = []
@@ -184,17 +190,17 @@ class Planner:
                 continue
             if isinstance(item, BrokenCheck):
                 infos.append(CheckInfo(item.id, "(does not load)", self.request.tier))
-                says = "the check file does not load: {reason}"
+                says = "cannot load the check file: {reason}"
                 concluded.append(Result(item.id, Finding.error("broken-check", says, reason=item.reason)))
                 continue
             infos.append(_info(item.check))
             planned, said = self._of_check(item, context)
-            for one in planned:
-                harm = _harm(one.probe, harmful or {})
+            for planned_probe in planned:
+                harm = _harm(planned_probe.probe, harmful or {})
                 if harm is None:
-                    probes.append(one)
+                    probes.append(planned_probe)
                 else:
-                    said.append(_result(one, harm))
+                    said.append(_result(planned_probe, harm))
             concluded += said
         rounds = (self._again(probes, repetition) for repetition in range(2, self.request.repeat + 1))
         return Plan(tuple(infos), (*probes, *itertools.chain.from_iterable(rounds)), tuple(concluded))
@@ -202,7 +208,7 @@ class Planner:
     def rerun(
         self, planned: PlannedProbe, env: Mapping[str, str], shorter: Probe | None = None
     ) -> PlannedProbe:
-        """The same probe, or a shorter one in its place, under more environment."""
+        """The same probe, or a shorter replacement, with more environment."""
         probe = planned.probe
         if shorter:
             probe = replace(shorter, env={**shorter.env, **env}, deadline_s=probe.deadline_s)
@@ -211,16 +217,17 @@ class Planner:
         return replace(planned, number=next(self._numbers), probe=probe)
 
     def follow_ups(self, planned: PlannedProbe, outcome: ProbeOutcome) -> list[PlannedProbe]:
-        """What the check wants to know after a probe that did not complete.
+        """The check's follow-up probes after an incomplete probe, or during a search.
 
-        Raises `TooManyFollowUps`, and whatever the check's own code raises.
+        Raises `TooManyFollowUps`, and any exception of the check's own code.
         """
-        if outcome.completed or outcome.stopped:
+        searches = planned.check.searches
+        if outcome.stopped or (outcome.completed and not searches):
             return []
         more = []
         for probe in planned.check.again(outcome):
             verify(probe, planned.file)
-            bounded = replace(probe, deadline_s=planned.probe.deadline_s)
+            bounded = probe if searches else replace(probe, deadline_s=planned.probe.deadline_s)
             more.append(replace(planned, number=next(self._numbers), probe=bounded, follows=planned.origin))
         asked = self._follow_ups[planned.place]
         if asked + len(more) > MAX_FOLLOW_UPS:
@@ -237,7 +244,7 @@ class Planner:
         return disabled is not None and not disabled.has_expired(date.today())
 
     def _of_check(self, item: LoadedCheck, context: Context) -> tuple[list[PlannedProbe], list[Result]]:
-        """One check's probes, and what is said of it without any."""
+        """One check's probes, and its findings without a probe."""
         check, said = item.check, list[Result]()
         if disabled := self.config.disabled.get(check.id):
             values = {"where": disabled.where, "reason": disabled.reason}
@@ -246,9 +253,9 @@ class Planner:
                 return [], [Result(check.id, Finding.skip("disabled", says, **values))]
             ended = Finding.warn(
                 "disabling-ended",
-                "runs again: it was disabled until {until} at {where}",
+                "runs again: disabled until {until} at {where}",
                 disabled.reason,
-                remedy="remove that entry, or give it another date",
+                remedy="remove that entry, or extend its date",
                 until=str(disabled.until),
                 **values,
             )
@@ -264,7 +271,7 @@ class Planner:
         if (check.requires or check.needs_mpi or check.needs_allocators) and not able:
             return [], said
         if check.control and not able and not self.request.checks:
-            says = "it is a control of {of}, which no GPU is here for"
+            says = "only a control for {of}, which needs a GPU"
             remedy = f"run it alone with `gpuipc-doctor check {check.id}`"
             return [], [
                 *said,
@@ -281,7 +288,7 @@ class Planner:
         return probes, [*said, *asked]
 
     def _ask(self, item: LoadedCheck, context: Context) -> tuple[list[PlannedProbe], list[Result]]:
-        """One check's probes, and what it concludes without any. Never raises on a check's mistake."""
+        """One check's probes, and its findings without a probe. Mistakes in the check become findings."""
         probes: list[PlannedProbe] = []
         said: list[Result] = []
         check, file = item.check, item.file
@@ -293,7 +300,7 @@ class Planner:
                 verify(asked, file)
                 deadline = self.request.deadline_s or self.config.deadline_s or asked.deadline_s
                 probe = replace(asked, deadline_s=deadline)
-                if self.request.tier is Tier.SOAK:  # as applications have it
+                if self.request.tier is Tier.SOAK:  # the environment that applications have
                     probe = replace(probe, concurrent=frozenset(probe.roles))
                 planned = PlannedProbe(next(self._numbers), check, file, probe)
                 if unfit := _no_peer_access(check, asked) or _hidden(asked):
@@ -302,10 +309,10 @@ class Planner:
                     probes.append(planned)
         except (Exception, SystemExit) as error:
             return [], [Result(check.id, _mistake(file, "planning failed", error))]
-        if self.request.partner and any(map(_is_across, probes)):  # the question is about the two of them
+        if self.request.partner and any(map(_is_across, probes)):  # both devices are needed to answer
             probes = list(filter(_is_across, probes))
         if not probes and not said:
-            nothing = Finding.error("asks-nothing", "the check asked for nothing", str(file))
+            nothing = Finding.error("asks-nothing", "the check planned no probe", str(file))
             said.append(Result(check.id, nothing))
         return probes, said
 
@@ -320,11 +327,11 @@ def built_in(id_: str) -> Path:
 
 
 def verify(probe: Probe, file: Path) -> None:
-    """Raise what is wrong with a probe. A worker finds a role by its name in the check's file."""
+    """Raise an error for an invalid probe. Workers find a role by its name in the check's file."""
     if not isinstance(probe, Probe):
         raise TypeError(f"{probe!r} is neither a Probe nor a Finding")
     if not all(isinstance(device, Device) for device in probe.devices):
-        raise TypeError(f"the devices of probe {probe.name!r} must be devices of the context")
+        raise TypeError(f"the devices of probe {probe.name!r} must be devices from the check's `ctx`")
     names = vars(loader.module(file))
     for role, function in probe.roles.items():
         if names.get(getattr(function, "__name__", "")) is not function:
@@ -338,7 +345,7 @@ def verify(probe: Probe, file: Path) -> None:
 
 
 def select(request: Request, config: SiteConfig) -> list[LoadedCheck | BrokenCheck]:
-    """The checks asked for by id, else all up to the tier, less the discovery, which runs when needed.
+    """The checks requested by id, else all up to the tier, except discovery, which runs when needed.
 
     Raises `UnknownName`.
     """
@@ -357,29 +364,31 @@ def select(request: Request, config: SiteConfig) -> list[LoadedCheck | BrokenChe
 
 
 _BRINGS_ALLOCATORS = {
-    "cuda": "`pip install 'gpuipc-doctor[cuda12]'` brings CuPy, `pip install torch` PyTorch",
-    "hip": "install PyTorch for ROCm, or CuPy for ROCm, of the node's ROCm version",
+    "cuda": "`pip install cupy-cuda12x` or `pip install torch` (for CUDA 13: cupy-cuda13x)",
+    "hip": "install PyTorch or CuPy for the node's ROCm version",
 }
-"""By backend. On a simulated node no allocator is looked for."""
+"""Backend → remedy if no allocator is found. Simulated nodes are not searched."""
 
 
 def _missing_requirement(check: Check, device: Device, context: Context) -> Finding | None:
-    """Why a check cannot run on a device, if so."""
+    """Why a check cannot run on a device, else None."""
     mpi = context.mpi
     if lacking := check.requires - device.capabilities:
         says = "{device} lacks {lacking}"
-        remedy = "another driver or GPU, where one has it"
+        remedy = "needs a driver and GPU that support it"
         return Finding.skip("incapable", says, remedy=remedy, device=device.label, lacking=sorted(lacking))
     if check.needs_mpi and mpi is None:
         return Finding.skip(
-            "no-mpi", "no MPI to test", remedy="see what mpi-gpu-aware says, or --mpi-lib FILE"
+            "no-mpi",
+            "no MPI to test",
+            remedy="see the result of mpi-gpu-aware, or name an MPI with --mpi-lib",
         )
     if check.needs_mpi and mpi and not mpi.starts:
         return Finding.skip(
-            "no-ranks", "no ranks of this MPI could be started", remedy="see what mpi-start says"
+            "no-ranks", "ranks of this MPI could not be started", remedy="see the result of mpi-start"
         )
     if check.needs_mpi and mpi and device.backend not in mpi.takes:
-        says = "this MPI takes no device pointers: {why}"
+        says = "this MPI accepts no device pointers: {why}"
         return Finding.skip("mpi-takes-no-device-pointers", says, remedy=mpi.remedy, why=mpi.why_not)
     if check.needs_allocators and not installed(context.inventory, device.backend):
         return Finding.skip(
@@ -391,14 +400,14 @@ def _missing_requirement(check: Check, device: Device, context: Context) -> Find
 
 
 def _without_fabric(fabric: FabricStack) -> Finding | None:
-    """Where the site says that its nodes have no fabric: that, and what the kernel lists all the same."""
+    """The SKIP if the site config states no fabric, with the adapters that the kernel lists nevertheless."""
     if fabric.stated is None or fabric.stated.name != "none":
         return None
     return Finding.skip(
         "no-fabric-here",
-        "{where} says that this node has no fabric",
+        "{where} says this node has no fabric",
         *(
-            f"all the same the kernel lists {', '.join(names)} ({of})"
+            f"but the kernel lists {', '.join(names)} ({of})"
             for of, names in fabric.adapters.items()
             if names
         ),
@@ -419,7 +428,7 @@ def _no_peer_access(check: Check, probe: Probe) -> Finding | None:
 
 
 def _hidden(probe: Probe) -> Finding | None:
-    """Why ranks cannot use these devices, if so: the launcher binds others to them."""
+    """The SKIP if ranks cannot use these devices because the launcher hides them, else None."""
     launch = probe.launch
     if launch is None or launch.nodes > 1 or not probe.devices or launch.can_use(probe.devices):
         return None
@@ -436,19 +445,19 @@ def _hidden(probe: Probe) -> Finding | None:
         ),
         remedy="to test every device and pair, bind no GPU in mpi.launcher: srun --gpu-bind=none, without "
         "--gpus-per-task (Intel MPI binds them itself: I_MPI_OFFLOAD_PIN=0); "
-        f"for jobs see `gpuipc-doctor known-issues show {HIDDEN_PEERS}`",
+        f"for jobs: `gpuipc-doctor known-issues show {HIDDEN_PEERS}`",
         shown=[f"rank {rank} {' and '.join(labels) or 'none'}" for rank, labels in enumerate(shows)],
     )
 
 
 def _harm(probe: Probe, harmful: Mapping[tuple[str, str], Finding]) -> Finding | None:
-    """What speaks against running a probe on its devices, if anything."""
+    """The SKIP if a probe would harm its devices, else None."""
     steps = ((step, device.label) for step in sorted(probe.harms) for device in probe.devices)
     return next((harmful[step] for step in steps if step in harmful), None)
 
 
 def _result(planned: PlannedProbe, finding: Finding) -> Result:
-    """What is said in place of a probe."""
+    """A result without a probe."""
     labels = tuple(device.label for device in planned.probe.devices)
     return Result(planned.check.id, finding, labels, planned.probe.name)
 

@@ -1,4 +1,4 @@
-"""What a run would do: its probes, and how it would start ranks."""
+"""The preview of a run: its probes, and how it would start ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuipc_doctor.site.launcher import words
 
 @dataclass(frozen=True, slots=True)
 class RankItem:
-    """One thing that ranks would have: its kind, such as ``launcher``, and where that was found or said."""
+    """A property of the ranks (``launcher``, …), its value and its source."""
 
     kind: str
     value: str
@@ -24,11 +24,11 @@ class RankItem:
 class Preview:
     plan: Plan
     ranks: tuple[RankItem, ...]
-    """Nothing where neither the site says anything of ranks, nor an MPI library was found."""
+    """Empty if neither the site config mentions ranks nor an MPI library was found."""
 
 
 def of_ranks(site: NodeConfig, mpi: MpiStack | None, devices: Iterable[Device]) -> Iterator[RankItem]:
-    """What ranks would have. Where no MPI library was looked at, it is what the site says."""
+    """The ranks' environment; without an MPI library, the site's settings."""
     if mpi:
         yield RankItem("library", mpi.library, "found" if mpi.library != site.mpi.library else "mpi.library")
         yield RankItem("launcher", " ".join(mpi.launch.command), site.mpi.where or "found")

@@ -1,4 +1,4 @@
-"""What the caller of a run asks for, and what to answer when that does not exist."""
+"""The request of a run, and the errors for unknown names."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ BACKENDS = ("cuda", "hip")
 
 
 class UnknownName(Exception):
-    """A check or a device that was asked for does not exist. The text says so and names the near miss.
+    """A requested check or device does not exist. The message suggests a similar name.
 
-    Without one it names all that are known, or, where they are many, what lists them (``listed_by``).
+    Without a similar name it lists all known ones, or, if there are many, the command that lists them
+    (``listed_by``).
     """
 
     def __init__(self, kind: str, name: str, known: Iterable[str], listed_by: str = "") -> None:
@@ -24,7 +25,7 @@ class UnknownName(Exception):
 
 
 class AmbiguousName(UnknownName):
-    """What was asked for exists several times. The text names all."""
+    """A requested name is ambiguous. The message lists all matches."""
 
     def __init__(self, kind: str, name: str, meanings: Iterable[str]) -> None:
         which = f"{kind} {name!r} may be any of {', '.join(sorted(meanings))}; name the one you mean"
@@ -32,18 +33,18 @@ class AmbiguousName(UnknownName):
 
 
 class NothingToSend(Exception):
-    """Two nodes were asked for, and no check that sends anything from one to the other."""
+    """Two nodes were requested, but no check that runs between nodes."""
 
     def __init__(self) -> None:
         super().__init__(
-            "--nodes and --partner are for checks between nodes, and none of those was asked for: "
-            "mpi-small-message, fabric-small-message, ipc-fabric"
+            "--nodes and --partner need a check that runs between nodes: mpi-small-message, "
+            "fabric-small-message, ipc-fabric"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the caller asked for. No ``checks`` means all of the tier; no ``devices`` means all of them."""
+    """What to run. Empty ``checks``: all of the tier; empty ``devices``: all."""
 
     checks: tuple[str, ...] = ()
     tier: Tier = Tier.ACCEPTANCE
@@ -54,25 +55,25 @@ class Request:
     keep_logs: Path | None = None
     mpi_lib: str | None = None
     nodes: int = 1
-    """Messages and memory go between processes on so many nodes, too."""
+    """Number of nodes between which messages and memory are also tested."""
     partner: str = ""
-    """Which node the other one of two is; empty leaves it to the launcher."""
+    """The second node; empty: the launcher chooses it."""
     workarounds: bool = True
     repeat: int = 1
-    """How often every probe is run, those that find out what is here excepted."""
+    """Repetitions of every probe except discovery."""
     job_gpus: str | None = None
-    """A job's GPUs as Slurm names them (``0,2``), empty for all; None asks the drivers for what they show."""
+    """A job's GPUs as Slurm lists them (``0,2``), empty for all; None: those that the drivers list."""
     accept_harm: bool = False
-    """Probes that are known to harm nodes of the versions found run all the same."""
+    """Whether to run probes that are known to harm nodes with these versions."""
 
     @property
     def backends(self) -> tuple[str, ...]:
         return BACKENDS if self.backend in ("auto", "all") else (self.backend,)
 
     def select_devices(self, devices: Sequence[Device]) -> tuple[Device, ...]:
-        """The devices asked for by label, uuid or (with one backend) index, else all.
+        """The devices requested by label, uuid or (with one backend) index, else all.
 
-        Raises `UnknownName`, and `AmbiguousName` for an index that several backends have.
+        Raises `UnknownName`, and `AmbiguousName` for an index that exists in several backends.
         """
         if not self.devices:
             return tuple(devices)

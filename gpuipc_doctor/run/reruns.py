@@ -1,6 +1,6 @@
-"""Run an MPI probe that hung or crashed once more, with the libraries' logs raised, to hear why.
+"""Rerun an MPI probe that hung or crashed, with the libraries' debug logs.
 
-The log is not raised in the first place because writing it changes the timing, and with it what goes wrong.
+The first run has no debug logs because writing them changes the timing and thus the fault.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from gpuipc_doctor.run.results import ResultLog
 from gpuipc_doctor.run.schedule import NotRun, Schedule
 
 LINES = 4
-"""Lines of a log that a finding is given; the whole of it is in the kept logs."""
+"""Maximum log lines quoted in a finding; the kept logs have them all."""
 
 Kind = tuple[str, str, Ending, str]
-"""A check, and how its probe ended: in which call, how, and where it ended by itself, by which signal."""
+"""(check, call, how the probe ended, signal, if any)."""
 
 
 def rerun_with_logs(log: ResultLog, schedule: Schedule, planner: Planner, louder: Mapping[str, str]) -> None:
-    """Do so once for each kind of failure, within the budget; attaches evidence to what had failed."""
+    """Rerun once for each kind of failure, within the budget; attaches evidence to the original failures."""
     heard: set[Kind] = set()
-    # In the order in which the report tells of them: of several that failed alike it shows the first.
+    # In report order: of several identical failures, the rerun is of the first.
     for entry in log.failures():
         assert entry.outcome is not None
         kind = kind_of(entry.planned, entry.outcome)
@@ -38,11 +38,11 @@ def rerun_with_logs(log: ResultLog, schedule: Schedule, planner: Planner, louder
 
 
 def kind_of(planned: PlannedProbe, outcome: ProbeOutcome) -> Kind | None:
-    """None where every role came to its end: then the check has concluded what is wrong."""
+    """The kind of failure; None if every role finished, because the check then has judged the probe."""
     role = outcome.roles.get(outcome.blamed or "")
     if role is None:
         return None
-    signal = role.signal if role.ending is Ending.CRASHED else ""  # what hangs is ended by whichever helps
+    signal = role.signal if role.ending is Ending.CRASHED else ""  # any working signal may end a hung role
     return planned.check.id, role.operation, role.ending, signal
 
 
@@ -55,7 +55,7 @@ def _told(
 
     if isinstance(second, NotRun):
         why = sentences.summary(second.finding)
-        yield rerun("not-run", "Not run again with {env:env}: {why}", why=why)
+        yield rerun("not-run", "Not rerun with {env:env}: {why}", why=why)
         return
     if second.completed:
         yield rerun("went-through", "Rerun with {env:env}: passed this time")
@@ -72,10 +72,10 @@ def _told(
 
 
 def _news(first: ProbeOutcome, second: ProbeOutcome) -> Iterator[Evidence]:
-    """The telling lines of the second run's logs that the first did not have.
+    """Error lines in the second run's logs that are not in the first run's; if there are none, the last
+    lines.
 
-    Where neither run tells anything, the last lines are better than none. Those of the role that is blamed
-    come last, and so do those that tell most: of too many lines the first are left out.
+    The failed role's and the most relevant lines are sorted last, because the first ones are cut.
     """
     said = {line for role in first.roles.values() for line in role.log_tail}
     new = [

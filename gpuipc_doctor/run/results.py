@@ -1,4 +1,4 @@
-"""The one log of what a run has learned: by check, subject, probe and repetition."""
+"""All results of a run, by check, subject, probe and repetition."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gpuipc_doctor.site.config import Waiver
 
 @dataclass
 class Entry:
-    """One planned probe and what was concluded from it. What is learned of it later is attached here."""
+    """A planned probe and its findings, to which later evidence is attached."""
 
     planned: PlannedProbe
     findings: list[Finding]
@@ -41,7 +41,7 @@ class Entry:
 
     @property
     def to_cure(self) -> list[Finding]:
-        """The findings for which workarounds are tried: failures, and what `Check.curable_warnings` names."""
+        """The findings for which to try workarounds: failures, and those in `Check.curable_warnings`."""
         warnings = self.planned.check.curable_warnings
         return [
             finding
@@ -51,7 +51,7 @@ class Entry:
 
     @property
     def tried(self) -> list[Json]:
-        """What was tried to see whether it helps: settings, and operations that are left out."""
+        """The workarounds tried: settings, and omitted operations."""
         evidence = (item for finding in self.findings for item in finding.evidence)
         return [
             [item.values["env"], item.values.get("without", [])]
@@ -60,7 +60,7 @@ class Entry:
         ]
 
     def attach(self, item: Evidence) -> None:
-        """Add to what its failures and curable warnings say."""
+        """Attach evidence to the probe's failures and curable warnings."""
         said = self.to_cure
         self.findings = [
             replace(finding, evidence=(*finding.evidence, item)) if finding in said else finding
@@ -88,28 +88,28 @@ class Entry:
 
 @dataclass
 class ResultLog:
-    """``keeps_logs``: whether results name where their probes' logs are. ``suppressed``: by finding's key.
-    ``tell`` is told of each result of a probe as it comes.
+    """The results so far. ``keeps_logs``: results name the directories of their logs. ``suppressed``: entries
+    by the finding's key. ``tell`` is called with each result.
     """
 
     keeps_logs: bool = False
     suppressed: Mapping[str, Waiver] = field(default_factory=dict)
     tell: Callable[[Result], None] = lambda result: None
     checks: dict[str, CheckInfo] = field(default_factory=dict)
-    """By id, in the order of the report."""
+    """Checks by id, in report order."""
     probes_run: int = 0
-    """Probes that tested something."""
+    """Number of probes that tested something."""
     _entries: dict[int, Entry] = field(default_factory=dict)
-    """By the number of the planned probe."""
+    """Entries by the number of the planned probe."""
     _said: list[Result] = field(default_factory=list)
-    """What needed no probe."""
+    """Findings without a probe."""
 
     def announce(self, *checks: CheckInfo) -> None:
         for info in checks:
             self.checks.setdefault(info.id, info)
 
     def say(self, *results: Result) -> None:
-        """Keep what needed no probe, of checks that were announced."""
+        """Add findings without a probe, for checks that were announced."""
         self._said += results
 
     def keep(
@@ -119,29 +119,29 @@ class ResultLog:
         findings: Sequence[Finding],
         series: tuple[Series, ...] = (),
     ) -> None:
-        """Keep what a probe taught."""
+        """Add the findings of a probe."""
         logs = Path(outcome.logs).name if self.keeps_logs else ""
         self._add(Entry(planned, list(findings), outcome, outcome.stopped, series, logs))
 
     def keep_unrun(self, planned: PlannedProbe, finding: Finding, stopped: str = "") -> None:
-        """Keep why a probe was not run."""
+        """Add the reason why a probe was not run."""
         self._add(Entry(planned, [finding], stopped=stopped))
 
     def _add(self, entry: Entry) -> None:
-        if entry.planned.repetition > 1:  # what was tested by then stays tested
-            entry.findings = [one for one in entry.findings if one.status is not Status.SKIP]
+        if entry.planned.repetition > 1:  # earlier tests still count
+            entry.findings = [finding for finding in entry.findings if finding.status is not Status.SKIP]
         self._entries[entry.planned.number] = entry
         for result in entry.results():
             self.tell(self._as_wished(result))
 
     def count(self, outcome: ProbeOutcome) -> None:
-        """Count a probe that is a test of what was asked, unless it was stopped or had nothing to test."""
+        """Count a probe as a test, unless it was stopped or had nothing to test."""
         blamed = outcome.roles[outcome.blamed] if outcome.blamed else None
         unfit = blamed is not None and blamed.ending is Ending.UNFIT
         self.probes_run += not (outcome.stopped or unfit)
 
     def loaded_in_ranks(self) -> frozenset[str] | None:
-        """The fabric's libraries that ranks had loaded; None where no rank came to tell."""
+        """Fabric libraries that ranks had loaded; None if no rank got that far."""
         told = [
             role.records["loaded"]
             for entry in self._entries.values()
@@ -152,21 +152,21 @@ class ResultLog:
         return frozenset(name for names in told for name in names) if told else None
 
     def of(self, check: str) -> list[Entry]:
-        """The probes of a check, as they ended."""
+        """The finished probes of a check."""
         return [entry for entry in self._entries.values() if entry.planned.check.id == check]
 
     def failures(self) -> list[Entry]:
-        """The probes that were run and failed, in the order in which a report tells of them."""
+        """The failed probes, in report order."""
         return [entry for entry in self.to_cure() if entry.failed]
 
     def to_cure(self) -> list[Entry]:
-        """The probes that were run and failed or have a curable warning, in the order of the report."""
+        """Probes that failed or have a curable warning, in report order."""
         found = [entry for entry in self._entries.values() if entry.outcome and entry.to_cure]
         return sorted(found, key=self._place)
 
     def results(self) -> tuple[Result, ...]:
         """All results by check and device, with the site's suppressions applied."""
-        found = [*self._said, *(one for entry in self._entries.values() for one in entry.results())]
+        found = [*self._said, *(result for entry in self._entries.values() for result in entry.results())]
         order = {check: number for number, check in enumerate(self.checks)}
         found.sort(key=lambda r: (order[r.check], r.devices, r.probe, r.repetition))
         return tuple(map(self._as_wished, found))
@@ -185,9 +185,9 @@ def _blamed_first(outcome: ProbeOutcome) -> tuple[RoleOutcome, ...]:
 
 
 def suppress(result: Result, suppressed: Mapping[str, Waiver], today: date) -> Result:
-    """The result as the site wishes to see it: what it suppresses is a SKIP, never silently gone.
+    """Turn a suppressed result into a SKIP.
 
-    After the last day of that it is as it is, and says so.
+    After the suppression expires, return it unchanged plus a note.
     """
     finding, wish = result.finding, suppressed.get(result.key)
     if wish is None or finding.status in (Status.PASS, Status.SKIP):

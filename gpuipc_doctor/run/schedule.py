@@ -1,4 +1,4 @@
-"""Run planned probes, so many at once, each when its devices are free and while there is time."""
+"""Run planned probes, several at once, each when its devices are free, while time is left."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from gpuipc_doctor.supervise.start import imports
 from gpuipc_doctor.supervise.tree import interruptible
 
 HANGS_BEFORE_GIVING_UP = 2
-"""So many hangs in the same call on one device, and its other probes are not run: each costs a deadline."""
+"""Hangs in one call on one device after which its other probes are skipped: each costs a deadline."""
 
 MAX_JOBS = 4
-"""Probes at a time. Drivers let one process at a time initialise: more would only wait for each other, and
-that counts against their deadlines."""
+"""Maximum probes at a time. Drivers initialise one process at a time: more probes would only wait for each
+other, within their deadlines."""
 
 MOST_AHEAD = 2
-"""Probes that start before their turn, beside these."""
+"""Maximum probes started early, while others run."""
 
 
 class Watcher(Protocol):
-    """Is told what runs. ``key`` tells probes apart; it is not shown."""
+    """Called for each start and end of a probe. ``key`` identifies the probe; it is not shown."""
 
     def planned(self, total: int) -> None:
-        """So many probes are going to run, from here on."""
+        """Number of probes that will run from now on."""
 
     def started(self, key: str, text: str, deadline_s: float) -> None:
-        """A probe begins; each of its operations may take ``deadline_s`` seconds."""
+        """A probe starts; each of its operations may take ``deadline_s`` seconds."""
 
     def finished(self, key: str) -> None: ...
     def concluded(self, result: Result) -> None:
-        """What a probe has shown."""
+        """The results of a probe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,12 @@ class NotRun:
 
     finding: Finding
     stopped: str = ""
-    """``interrupted`` or ``budget`` where the run was over; empty otherwise."""
+    """``interrupted`` or ``budget`` if the run had ended; empty otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class _EarlyStart:
-    """A probe whose workers have started before its turn."""
+    """A probe whose workers were started early."""
 
     outcome: Future[ProbeOutcome]
     turn: StartSignal
@@ -65,28 +65,28 @@ class _EarlyStart:
 Ended = ProbeOutcome | NotRun
 
 Take = Callable[[PlannedProbe, Ended], Sequence[PlannedProbe]]
-"""Is given each probe as it ends, and answers which ones are to follow it."""
+"""Called with each ended probe; returns the probes that follow it."""
 
 
 @dataclass
 class Schedule:
-    """``until``: `time.monotonic()` seconds at which the run's budget ends."""
+    """``until``: end of the run's budget, as `time.monotonic()` seconds."""
 
     session: Session
     watcher: Watcher
     until: float
     interrupted: bool = False
     _hangs: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """By device and call."""
+    """Hangs by device and call."""
     _ahead: dict[int, _EarlyStart] = field(default_factory=dict)
-    """By number."""
+    """Early starts by probe number."""
 
     def __post_init__(self) -> None:
         self._quiet = IdleDevices(self.session)
         self._budget_s = self.until - time.monotonic()
 
     def run(self, probes: Sequence[PlannedProbe], jobs: int, take: Take, *, spare_s: float = 0.0) -> None:
-        """Run the probes and what follows them, so many at once, and leave the budget's last seconds."""
+        """Run the probes and their follow-ups, several at once, except for the budget's last seconds."""
         self.watcher.planned(len(probes))
         for planned in probes:
             if planned.probe.imports:
@@ -111,20 +111,20 @@ class Schedule:
                     ended = _result_of(future)
                     more = take(planned, ended)
                     waiting[:0] = more
-                    if not more:  # a check that goes on after a hang has its own bound
+                    if not more:  # a check that continues after a hang has its own limit
                         self._remember_hang(ended)
 
     def _in_line(self, waiting: Iterable[PlannedProbe]) -> list[PlannedProbe]:
-        """No device waits for imports while there is something else to run on it."""
+        """The probes in order of execution: on each device, those that still import libraries come last."""
         return sorted(waiting, key=self._still_imports)
 
     def _still_imports(self, planned: PlannedProbe) -> bool:
-        """Whether an array library is still being imported for it, which takes seconds."""
+        """Whether the probe's array library is still being imported, which takes seconds."""
         probe = planned.probe
         return bool(probe.imports) and not self.session.has_imported(imports(probe))
 
     def run_one(self, planned: PlannedProbe) -> Ended:
-        """Run a probe alone, within all of the budget."""
+        """Run a probe alone, with the whole budget."""
         if reason := self._reason_not_to_run(planned, self.until):
             return reason
         self._tell_started(planned)
@@ -136,10 +136,10 @@ class Schedule:
             self.watcher.finished(_key(planned))
 
     def _begin(self, planned: PlannedProbe, until: float, pool: ThreadPoolExecutor) -> Future[ProbeOutcome]:
-        """Start a probe, or have one go on that has started ahead.
+        """Start a probe, or continue an early start.
 
-        One that has ended before its turn starts anew: what went wrong beside another probe may be that one's
-        doing. A fault of its own shows again.
+        A probe that ended while starting early is restarted, since another probe may have ended it; a fault
+        of its own will recur.
         """
         self._tell_started(planned)
         ahead = self._ahead.pop(planned.number, None)
@@ -149,7 +149,7 @@ class Schedule:
         return pool.submit(self._supervise, planned, until)
 
     def _get_ready(self, line: Iterable[PlannedProbe], until: float, pool: ThreadPoolExecutor) -> None:
-        """Start probes before their turn: their workers initialise the driver meanwhile, and wait then."""
+        """Start probes early: their workers initialise the driver and then wait."""
         for planned in line:
             if planned.number in self._ahead or len(self._ahead) >= MOST_AHEAD:
                 continue
@@ -171,7 +171,7 @@ class Schedule:
             self._ahead.clear()
 
     def _given_up(self, planned: PlannedProbe) -> ProbeOutcome | None:
-        """End a probe that is ahead and is not to run; tells of it if a process of it cannot be killed."""
+        """End an early start that must not run; reports a process that cannot be killed."""
         ahead = self._ahead.pop(planned.number, None)
         if ahead is None:
             return None
@@ -206,12 +206,12 @@ class Schedule:
             self._hangs.update((device.label, role.operation) for device in ended.devices)
 
     def _reason_not_to_run(self, planned: PlannedProbe, until: float) -> NotRun | None:
-        """Why a probe is not to be run now, if so."""
+        """Why a probe must not run now, else None."""
         if self.interrupted:
             says = "interrupted before this probe ran"
             return NotRun(Finding.skip("interrupted", says), "interrupted")
         if time.monotonic() > until:
-            says = "budget; run `gpuipc-doctor check {check} --budget {seconds}`"
+            says = "time budget exhausted; run `gpuipc-doctor check {check} --budget {seconds}`"
             more_s = max(1, math.ceil(2 * self._budget_s))
             return NotRun(Finding.skip("budget", says, check=planned.check.id, seconds=more_s), "budget")
         if self.session.unkillable:
@@ -226,7 +226,7 @@ class Schedule:
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Let Ctrl-C, SIGTERM and a lost terminal end what runs, and no more: what was learned stays."""
+        """Let Ctrl-C, SIGTERM and a lost terminal end the running probes but keep the results."""
 
         def interrupt() -> None:
             self.interrupted = True
@@ -241,16 +241,16 @@ def _key(planned: PlannedProbe) -> str:
 
 
 def _priority(planned: PlannedProbe) -> tuple[bool, int]:
-    """What goes first: what has devices to itself, and of that what needs more of them, while all are free.
+    """Sort key: exclusive probes first, those with most devices first.
 
-    What shares them fills any gap.
+    Shared probes run in the gaps.
     """
     exclusive = planned.probe.exclusive
     return not exclusive, -len(planned.probe.devices) if exclusive else 0
 
 
 def _next_in_line(waiting: Iterable[PlannedProbe]) -> Iterator[PlannedProbe]:
-    """For each device the first that wants it for itself."""
+    """The first exclusive probe of each device."""
     spoken_for: set[Device] = set()
     for planned in waiting:
         if planned.probe.exclusive:
@@ -267,7 +267,7 @@ def _result_of(future: Future[ProbeOutcome]) -> Ended:
 
 
 def _not_started(error: OSError) -> NotRun:
-    """ERROR for a probe that the system could not start (full disk, process limit), not of the GPUs."""
+    """The ERROR for a probe that the system could not start (disk full, process limit): not a GPU fault."""
     remedy = "raise the limit of this user's processes (ulimit -u)" if error.errno == errno.EAGAIN else ""
     says = "the probe could not be run: {error}"
     return NotRun(Finding.error("not-run", says, remedy=remedy, error=error.strerror or str(error)))
@@ -276,9 +276,9 @@ def _not_started(error: OSError) -> NotRun:
 def _startable(
     waiting: Sequence[PlannedProbe], running: Sequence[PlannedProbe], jobs: int
 ) -> list[PlannedProbe]:
-    """In their order, the probes that may start now: an exclusive one needs devices that nobody uses.
+    """Probes that may start now, in order: an exclusive probe needs unused devices.
 
-    MPI jobs may be half of all: two ranks that spin while they wait take two processors.
+    At most half are MPI jobs, since two busy-waiting ranks use two processors.
     """
     used = {device for planned in running for device in planned.probe.devices}
     closed = {device for planned in running if planned.probe.exclusive for device in planned.probe.devices}
@@ -286,12 +286,12 @@ def _startable(
     for planned in waiting:
         if len(running) + len(chosen) >= jobs:
             break
-        launched = sum(one.probe.launch is not None for one in (*running, *chosen))
+        launched = sum(item.probe.launch is not None for item in (*running, *chosen))
         if planned.probe.launch and launched >= max(jobs // 2, 1):
             continue
         devices = set(planned.probe.devices)
         if planned.probe.exclusive and devices & used:
-            closed |= devices  # its turn comes before that of later ones which share them
+            closed |= devices  # the probe is earlier than those that share its devices
             continue
         if not planned.probe.exclusive and devices & closed:
             continue

@@ -1,4 +1,4 @@
-"""What a site expects of its nodes, held against what was found on this one."""
+"""Compare a site config's expectations with this node."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from gpuipc_doctor.versions import Verdict
 def of_gpus(
     expected: ExpectedGpus, devices: Sequence[Device], environment: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """What to say of the GPUs that the drivers list; those that the environment hides are not missed."""
+    """Findings on the GPUs that the drivers list; GPUs that the environment hides do not count as missing."""
     fitting = [device for device in devices if expected.are(device.name)]
     values = {"expected": expected.count, "model": expected.model or "GPU", "where": expected.where}
     if len(fitting) < expected.count and not hides_gpus(environment):
         yield Finding.fail(
             "fewer-than-expected",
-            "{found} of the {expected} × {model} that {where} expects",
+            "found {found} × {model}; {where} expects {expected}",
             *_counted(devices),
-            remedy="see the kernel's log (dmesg) for lost GPUs; if the node has no more, correct that line",
+            remedy="check dmesg for lost GPUs; if the node never had more, correct the site config",
             found=len(fitting),
             **values,
         )
     elif expected.count and len(fitting) > expected.count:
         yield Finding.warn(
             "more-than-expected",
-            "{found} × {model}, and {where} expects {expected}",
+            "found {found} × {model}; {where} expects {expected}",
             remedy="correct that line",
             found=len(fitting),
             **values,
@@ -39,14 +39,14 @@ def of_gpus(
         yield Finding.warn(
             "other-model",
             "found {others}; {where} expects {model}",
-            remedy="correct that line, or see who changed the hardware",
+            remedy="correct that line, or check whether the hardware was changed",
             others=_counted(others),
             **values,
         )
 
 
 def of_types(types: Sequence[NodeType], node: NodeGpus, environment: Mapping[str, str]) -> Iterator[Finding]:
-    """That more than one of a site's node types fits: GPUs may be lost that are not known of."""
+    """The WARN if several of a site's node types match: GPUs may be missing unnoticed."""
     if len(types) < 2 or not types[0].gpus.where or hides_gpus(environment):
         return
     lost = [max(kind.gpus.count - node.listed(kind.gpus), 0) for kind in types]
@@ -56,7 +56,7 @@ def of_types(types: Sequence[NodeType], node: NodeGpus, environment: Mapping[str
     ]
     yield Finding.warn(
         "node-type-unclear",
-        "{gpus} can be more than one node type of {where}: {types}",
+        "{gpus} matches more than one node type of {where}: {types}",
         remedy="name the nodes of each type with `hosts:`",
         gpus=_counted(node.devices) or "no GPU",
         types=", or ".join(fitting),
@@ -65,11 +65,11 @@ def of_types(types: Sequence[NodeType], node: NodeGpus, environment: Mapping[str
 
 
 def of_other_gpus(intel: Sequence[str]) -> Iterator[Finding]:
-    """That the node's GPUs are of a vendor that is not supported."""
+    """The SKIP if the node's GPUs are from an unsupported vendor."""
     if intel:
         yield Finding.skip(
             "not-supported",
-            "{gpus} found: not supported, only NVIDIA and AMD GPUs are",
+            "{gpus} found: only NVIDIA and AMD GPUs are supported",
             gpus=[f"{count} × Intel GPU ({id_})" for id_, count in Counter(intel).items()],
         )
 
@@ -78,7 +78,7 @@ def check_backend_gpus(
     backend: str, expected: ExpectedGpus, devices: Sequence[Device], environment: Mapping[str, str]
 ) -> Iterator[Finding]:
     """As `of_gpus` for one backend: GPUs missing from its list may belong to the other vendor."""
-    if not devices:  # of which the driver has told
+    if not devices:  # the driver's own check reports that
         return
     for finding in of_gpus(expected, devices, environment):
         if finding.key != "fewer-than-expected":
@@ -88,8 +88,8 @@ def check_backend_gpus(
         else:
             yield Finding.skip(
                 "not-counted",
-                "{where} expects {expected} × {model}, and --backend {backend} asks no other",
-                remedy="leave --backend out to have them counted",
+                "only {backend} GPUs counted (--backend); {where} expects {expected} × {model}",
+                remedy="leave --backend out to count them",
                 backend=backend,
                 expected=expected.count,
                 model=expected.model or "GPU",
@@ -102,17 +102,17 @@ def _counted(devices: Iterable[Device]) -> list[str]:
 
 
 def of_versions(site: SiteConfig, facts: Iterable[Fact], *, surveyed: bool) -> Iterator[Unexpected]:
-    """The versions that are otherwise than a site expects.
+    """Versions that differ from the site config's.
 
-    ``surveyed``: whether drivers and libraries were asked; if not, what is not in files is not missed.
+    ``surveyed``: whether drivers and libraries were queried; if not, only versions from files are compared.
     """
     facts = tuple(facts)
     for name, expected in site.versions.items():
         for fact in facts:
             if fact.name == name and fact.value is not None:
                 verdict = expected.range.judge(fact.value)
-                if verdict is not Verdict.BAD:  # the range is of those that are right
-                    doubt = ", of which it cannot be told" if verdict is Verdict.UNKNOWN else ""
+                if verdict is not Verdict.BAD:  # the range of accepted versions
+                    doubt = ", which cannot be compared" if verdict is Verdict.UNKNOWN else ""
                     found = f"{fact.value} ({fact.source}){doubt}"
                     yield Unexpected(name, found, str(expected.range), expected.where, expected.why)
         if surveyed and all(fact.value is None for fact in facts if fact.name == name):

@@ -1,7 +1,7 @@
-"""Run what failed again under each workaround that may help; say whether it did, and at what price.
+"""Rerun failures with workarounds that may help, and report their effect and cost.
 
-An MPI probe is run again under settings. A check that can repeat just what failed (`Check.replay`) does so
-under settings and without the operations that a workaround leaves out.
+MPI probes are rerun with settings. A check with `Check.replay` is also rerun without the operations that a
+workaround avoids.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from gpuipc_doctor.run.results import Entry, ResultLog
 from gpuipc_doctor.run.schedule import Ended, NotRun, Schedule
 
 MPI_INIT = "MPI_Init_thread"
-"""The operation with which MPI begins in a rank."""
+"""The operation that initialises MPI in a rank."""
 
 _TAKES_NO_DEVICE_POINTERS = (
     {"MPICH_GPU_SUPPORT_ENABLED": "0"},
     {"MPIR_CVAR_ENABLE_GPU": "0"},
     {"I_MPI_OFFLOAD": "0"},
 )
-"""Settings that help somebody who can do without GPUs in MPI; with them, a device pointer is a crash."""
+"""Settings for programs that pass no GPU buffers to MPI; with these settings, a device pointer crashes."""
 
 Candidates = Callable[[Entry], Sequence[Workaround]]
-"""What may help against a failure, in the order in which it is to be tried."""
+"""Candidate workarounds for a failure, in the order of trials."""
 
 
 def worth_trying(log: ResultLog) -> list[Entry]:
-    """Of the probes to cure that can be run again, the first of each check and kind of finding.
+    """The first failed probe of each check and kind of finding that can be rerun.
 
-    The later ones follow from it, on other devices as well: what helps against one helps against all. A probe
-    that follows up another tells of that one's failure whatever becomes of its own, so nothing could help it.
+    A workaround for it helps the others, also on other devices. Follow-up probes are excluded, because they
+    report the failure of another probe.
     """
     first: dict[object, Entry] = {}
     for entry in log.to_cure():
@@ -62,10 +62,10 @@ def worth_trying(log: ResultLog) -> list[Entry]:
 def candidates(
     issues: Iterable[KnownIssue], joins: Iterable[Join], facts: Sequence[Fact], built_in: Sequence[Workaround]
 ) -> Candidates:
-    """The settings of known issues that a failure shows, then those that are ``built_in`` for this MPI.
+    """Settings from known issues that the failure matches, then the ``built_in`` ones of this MPI.
 
-    The latter change how device memory is sent, so a failure before any message gets none of them. What is
-    confirmed comes before what only looks like it.
+    Built-in settings change how device memory is sent, so they are not tried if the failure precedes all
+    messages. Confirmed issues come before likely ones.
     """
     by_id = {issue.id: issue for issue in issues}
     shown = [join for join in joins if join.relation is not Relation.LATENT]
@@ -74,11 +74,13 @@ def candidates(
     def of(failure: Entry) -> list[Workaround]:
         check, subject = failure.planned.place
         concerned = [by_id[join.issue] for join in shown if check in join.checks and subject in join.subjects]
-        known = [Workaround(one.env, one.cost) for issue in concerned for one in issue.settings(facts)]
+        known = [
+            Workaround(setting.env, setting.cost) for issue in concerned for setting in issue.settings(facts)
+        ]
         omitted = [
-            Workaround({}, one.cost, one.without, one.do)
+            Workaround({}, omission.cost, omission.without, omission.do)
             for issue in concerned
-            for one in issue.omissions(facts)
+            for omission in issue.omissions(facts)
             if failure.planned.probe.launch is None
         ]
         found: dict[object, Workaround] = {}
@@ -91,7 +93,7 @@ def candidates(
 
 
 def _failed_in_messages(failure: Entry) -> bool:
-    """Whether an MPI probe failed after MPI was initialised: settings of device messages may help then."""
+    """Whether an MPI probe failed after MPI was initialised: settings for device messages may help."""
     outcome = failure.outcome
     if outcome is None or not failure.planned.check.needs_mpi:
         return False
@@ -100,14 +102,14 @@ def _failed_in_messages(failure: Entry) -> bool:
 
 
 def _is_set(env: Mapping[str, str]) -> bool:
-    """Whether the probe has failed under these settings already, because the user has made them."""
+    """Whether the user had set these settings, so that the probe failed with them already."""
     return bool(env) and all(os.environ.get(name) == value for name, value in env.items())
 
 
 def try_all(log: ResultLog, schedule: Schedule, planner: Planner, candidates: Candidates) -> None:
-    """Try each candidate on each kind of failure, within the budget; attaches evidence to what had failed.
+    """Try each candidate on each kind of failure, within the budget; attach evidence to the failures.
 
-    What is likeliest to help is tried on every failure before what is less likely; nothing is tried twice.
+    Likely candidates are tried on every failure before less likely ones; none is tried twice.
     """
     for failure, workaround in _in_turn(worth_trying(log), candidates):
         if [workaround.env, list(workaround.without)] in failure.tried:
@@ -120,7 +122,7 @@ def try_all(log: ResultLog, schedule: Schedule, planner: Planner, candidates: Ca
 
 
 def _replay(failure: Entry, without: Collection[str]) -> Probe | None:
-    """The check's own probe of what failed, less these operations, if it has one."""
+    """The check's replay of the failure without these operations, if it supports that."""
     outcome = failure.outcome
     return failure.planned.check.replay(outcome, without) if outcome and outcome.completed else None
 
@@ -132,7 +134,7 @@ def _in_turn(failures: Sequence[Entry], candidates: Candidates) -> Iterator[tupl
 
 
 def _told(failure: Entry, workaround: Workaround, ended: Ended) -> Evidence:
-    """What became of a failure under a workaround."""
+    """Evidence: what became of a failed probe with a workaround."""
     values: dict[str, Json] = {"env": dict(workaround.env), "cost": workaround.cost}
     tried = "Tried {env:env}"
     if workaround.without:
@@ -165,7 +167,7 @@ def _told(failure: Entry, workaround: Workaround, ended: Ended) -> Evidence:
 
 
 def _price(before: ProbeOutcome, after: ProbeOutcome) -> tuple[dict[str, Json], str]:
-    """What a role recorded as ``price`` (a figure and its unit), before and under the workaround."""
+    """Change of a role's recorded ``price`` (figure and unit) with the workaround, in words."""
     was, now = (_recorded_price(outcome) for outcome in (before, after))
     if now is None:
         return {}, ""

@@ -1,1 +1,1 @@
-"""What a site has decided, and the files in which it says so: read, checked, and trusted or not."""
+"""A site's settings and files: read, validated, and trusted or not."""

@@ -1,35 +1,47 @@
-"""Files that somebody names, read whole: regular ones, of no more than so many bytes and so deep."""
+"""Read regular files named by a user, limited in size and nesting depth."""
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembered answer
+if TYPE_CHECKING:  # importing it takes longer than a prolog with a stored result may
     from gpuipc_doctor.model import Json
 
 MAX_DEPTH = 100
-"""Deepest nesting of a JSON document: far more than any of ours, and far less than Python's stack holds."""
+"""Maximum nesting of a JSON document: far more than ours have, far less than Python's stack allows."""
 
 
 DIRECTORY = "is a directory, not a file"
 
 
 class Unreadable(Exception):
-    """A file cannot be used; the text says why, after the file's name."""
+    """A file cannot be used; the message says why, without the file's name."""
+
+
+@contextmanager
+def opened(path: str | Path, flags: int = os.O_RDONLY, *, within: int | None = None) -> Iterator[int]:
+    """A descriptor of a file, opened so that no pipe or device can block and no terminal becomes ours.
+    ``within``: descriptor of the directory that ``path`` is relative to. Raises `OSError`."""
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, dir_fd=within)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def read(path: Path, max_bytes: int) -> bytes:
-    """All that a file holds. Raises `Unreadable`.
+    """Contents of a file. Raises `Unreadable`.
 
-    It is opened without waiting, so that neither a pipe nor a device holds anybody up, and looked at when it
-    is open, so that nobody can put another in its place.
+    The file is opened without waiting, so that a pipe or device cannot block, and is checked after opening,
+    so that no other user can replace it.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        try:
+        with opened(path) as fd:
             mode = os.fstat(fd).st_mode
             if stat.S_ISDIR(mode):
                 raise Unreadable(DIRECTORY)
@@ -37,8 +49,6 @@ def read(path: Path, max_bytes: int) -> bytes:
                 raise Unreadable("is not a regular file")
             with open(fd, "rb", closefd=False) as file:
                 content = file.read(max_bytes + 1)
-        finally:
-            os.close(fd)
     except OSError as error:
         raise Unreadable(f"cannot be read: {error.strerror}") from None
     except ValueError:  # a NUL byte in the name
@@ -49,7 +59,7 @@ def read(path: Path, max_bytes: int) -> bytes:
 
 
 def read_json(path: Path, max_bytes: int) -> Json:
-    """The JSON document that a file holds. Raises `Unreadable`."""
+    """The JSON document in a file. Raises `Unreadable`."""
     import json
 
     try:
@@ -64,8 +74,8 @@ def read_json(path: Path, max_bytes: int) -> Json:
 def is_deeper_than(document: Json, depth: int) -> bool:
     level = [document]
     for _ in range(depth + 1):
-        inner = [one for one in level if isinstance(one, dict | list)]
-        level = [value for one in inner for value in (one.values() if isinstance(one, dict) else one)]
+        inner = [child for child in level if isinstance(child, dict | list)]
+        level = [value for child in inner for value in (child.values() if isinstance(child, dict) else child)]
         if not level:
             return False
     return True

@@ -1,6 +1,6 @@
-"""A site's config: what it has decided, put together from the `layers` of its files.
+"""A site's config, merged from the `layers` of its files.
 
-``site-configs/generic.yaml`` holds every key with its default and what it means.
+``site-configs/generic.yaml`` documents every key with its default.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BUDGET_S = {Tier.PROLOG: policy.BUDGET_S, Tier.ACCEPTANCE: 300.0, Tier.SOAK: 36
 
 @dataclass(frozen=True, slots=True)
 class Waiver:
-    """Why a site disables a check or suppresses a finding, ``file:line`` of that, its last day if any."""
+    """A disabled check or suppressed finding: reason, ``file:line``, last day if any."""
 
     reason: str
     where: str
@@ -45,7 +45,7 @@ class Waiver:
 
 @dataclass(frozen=True, slots=True)
 class SourcedValue:
-    """A value that a site gives, ``file:line`` of it, and why if it says so."""
+    """A value set by a site, with ``file:line`` and the reason if given."""
 
     value: str
     where: str
@@ -54,39 +54,39 @@ class SourcedValue:
 
 @dataclass(frozen=True, slots=True)
 class MpiConfig:
-    """A site's MPI; what is empty is found by itself."""
+    """A site's MPI; empty values are detected."""
 
     library: str = ""
     """Path of the MPI library."""
     launcher: str = ""
-    """Command that starts ranks, with ``{ranks}`` and, where wanted, ``{nodes} {ranks_per_node} {env}``."""
+    """Command that starts ranks, with ``{ranks}`` and, if wanted, ``{nodes} {ranks_per_node} {env}``."""
     where: str = ""
     """``file:line`` of the command."""
     library_where: str = ""
 
     def over(self, site: MpiConfig) -> MpiConfig:
-        """This, and what the site says of all nodes where this says nothing."""
+        """These settings, completed by those for all nodes."""
         library, command = self if self.library else site, self if self.launcher else site
         return MpiConfig(library.library, command.launcher, command.where, library.library_where)
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedGpus:
-    """The GPUs that a node is to have; what is empty or 0 the site leaves open."""
+    """A node's expected GPUs; empty or 0 means any."""
 
     model: str = ""
-    """Words of the name that the driver gives them: ``A100``."""
+    """Words in the driver's name for the GPU: ``A100``."""
     count: int = 0
     where: str = ""
 
     def are(self, name: str) -> bool:
-        """Whether a GPU of this name is of the model."""
+        """Whether a GPU of this name is of the expected model."""
         return self.model.casefold() in name.casefold()
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedVersion:
-    """A component's versions that are to be here."""
+    """Accepted versions of a component."""
 
     range: Range
     where: str
@@ -95,23 +95,23 @@ class ExpectedVersion:
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
-    """What a site says of its nodes, or of one type of them: what they have, and how ranks start there."""
+    """A site's settings for all nodes or one node type: expected hardware, and how ranks start."""
 
     gpus: ExpectedGpus = ExpectedGpus()
     fabric: SourcedValue | None = None
-    """``cxi``, ``verbs``, ``efa``, ``opa``, ``tcp`` or ``none``, where the site says it."""
+    """``cxi``, ``verbs``, ``efa``, ``opa``, ``tcp`` or ``none``; None if the site does not set it."""
     modules: tuple[SourcedValue, ...] = ()
-    """For the ranks, loaded in this order."""
+    """Modules for the ranks, loaded in this order."""
     environment: Mapping[str, SourcedValue] = field(default_factory=dict)
-    """Of the ranks, beside what the user has set."""
+    """The ranks' additional variables."""
     unset: frozenset[str] = frozenset()
-    """Variables that a type of nodes takes away from what the site says of all."""
+    """Variables that are set for all nodes and that this node type removes."""
     preload: Mapping[str, SourcedValue] = field(default_factory=dict)
-    """By backend, the library that ranks must load first."""
+    """Backend → library that ranks must load first."""
     mpi: MpiConfig = MpiConfig()
 
     def over(self, site: NodeConfig) -> NodeConfig:
-        """This, and what the site says of all nodes where this says nothing."""
+        """These settings, completed by those for all nodes."""
         return NodeConfig(
             gpus=self.gpus if self.gpus.where else site.gpus,
             fabric=self.fabric or site.fabric,
@@ -128,27 +128,27 @@ class NodeConfig:
 
 @dataclass(frozen=True, slots=True)
 class NodeGpus:
-    """The GPUs that a node shows, those included that its driver does not list."""
+    """A node's GPUs, including those that its driver does not list."""
 
     devices: Collection[Device] = ()
-    """As the driver, or the kernel, lists them."""
+    """Names as the driver or the kernel lists them."""
     unlisted: Mapping[str, int] = field(default_factory=dict)
-    """By backend, the number of GPUs on the PCI bus that the driver does not list."""
+    """Backend → number of GPUs on the PCI bus that the driver does not list."""
     by_slurm: Callable[[], int] = lambda: 0
-    """Reads their number from Slurm's configuration; 0 where it says none."""
+    """Reads the number of GPUs from Slurm's configuration; 0 if not set there."""
 
     def listed(self, expected: ExpectedGpus) -> int:
         return sum(expected.are(device.name) for device in self.devices)
 
     def on_bus(self, expected: ExpectedGpus) -> int:
-        """The number on the PCI bus; GPUs that are not listed count as the expected model."""
+        """GPUs on the PCI bus; those not listed count as the expected model."""
         backends = {device.backend for device in self.devices if expected.are(device.name)}
         return self.listed(expected) + sum(self.unlisted.get(backend, 0) for backend in backends)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeType:
-    """One type of a site's nodes, known by its names or by its GPUs."""
+    """One type of a site's nodes, identified by node names or GPUs."""
 
     name: str
     hosts: tuple[str, ...]
@@ -159,7 +159,7 @@ class NodeType:
         return self.config.gpus
 
     def fits(self, node: NodeGpus, by_slurm: int) -> bool:
-        """Whether a node with these GPUs can be of this type, whatever their number."""
+        """Whether a node with these GPUs can be of this type, regardless of their number."""
         has_gpus = bool(self.gpus.model or self.gpus.count)
         if not node.devices:
             return has_gpus == bool(by_slurm)
@@ -168,12 +168,12 @@ class NodeType:
 
 @dataclass(frozen=True, slots=True)
 class SiteConfig:
-    """What a site has decided; without a file, the defaults. All times are seconds."""
+    """A site's settings; without a file, the defaults. All times are seconds."""
 
     hosts: tuple[str, ...] = ()
-    """The sets of nodes that it says it is of, where it says so."""
+    """Node sets for which the config is meant; empty if not set."""
     hosts_where: str = ""
-    """``file:line`` of them."""
+    """``file:line`` of ``hosts``."""
     checks_dirs: tuple[Path, ...] = ()
     known_issues_dirs: tuple[Path, ...] = ()
     disabled: Mapping[str, Waiver] = field(default_factory=dict)
@@ -182,47 +182,47 @@ class SiteConfig:
     """By the key of a finding, such as ``ipc-handles.refused``."""
     tier: Tier = Tier.ACCEPTANCE
     deadline_s: float | None = None
-    """For each single operation; None leaves it to the check."""
+    """Seconds for each operation; None: the check's default."""
     start_up_s: float = 60.0
-    """For a worker to start, until its first sign of life."""
+    """Seconds until a worker's first journal line."""
     budget_s: Mapping[Tier, float] = field(default_factory=lambda: dict(_BUDGET_S))
-    """For a whole run of a tier."""
+    """Seconds for a whole run of a tier."""
     options: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
-    """By check id, what that check's ``Context.options`` shall be."""
+    """Check id → the check's ``Context.options``."""
     versions: Mapping[str, ExpectedVersion] = field(default_factory=dict)
     """By component."""
     node: NodeConfig = field(default_factory=NodeConfig)
-    """All nodes, or after `of_node`, this one."""
+    """Settings of all nodes; after `of_node`, settings of this node."""
     node_types: tuple[NodeType, ...] = ()
     prolog: PrologConfig = field(default_factory=PrologConfig)
     memory: MemoryShare = field(default_factory=MemoryShare)
-    """How much device memory a check may take."""
+    """Maximum device memory for a check."""
     fleet: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Options for the nodes of a fleet: of the jobs of ``srun``, of ``flux`` and of ``ssh``."""
+    """Additional options for a fleet's nodes: options of ``srun`` jobs, ``flux`` and ``ssh``."""
     topology: Mapping[str, str] = field(default_factory=dict)
-    """Of each leaf switch the set of its nodes, for `fleet pairs`, where Slurm has no topology."""
+    """Leaf switch → node set, for `fleet pairs` without Slurm's topology."""
     files: Layers = field(default_factory=Layers, compare=False, repr=False)
-    """The files in force."""
+    """The files in use."""
 
     @property
     def mpi(self) -> MpiConfig:
         return self.node.mpi
 
     def of_node(self, host: str, node: NodeGpus) -> SiteConfig:
-        """This config on one node: that of the first of its types, where it has one."""
+        """This config for one node: with the first node type, if any, that matches."""
         types = self.types_of(host, node)
         return replace(self, node=types[0].config.over(self.node), node_types=()) if types else self
 
     @property
     def gpus_before_job(self) -> int:
-        """The number of GPUs that the prolog expects; 0 where the site does not say."""
+        """The number of GPUs that the prolog expects; 0 if not set."""
         return self.prolog.gpus or self.node.gpus.count
 
     def types_of(self, host: str, node: NodeGpus) -> Sequence[NodeType]:
-        """The types that a node can be of: several where its GPUs do not decide; the fewest lost GPUs first.
+        """Types that a node can have, fewest lost GPUs first; several if the GPUs leave it open.
 
-        By the node's name, else by the number of its GPUs in Slurm's configuration or on the PCI bus, else
-        by the GPUs that are listed, some of which may be lost.
+        Matched by the node's name; else by the number of GPUs in Slurm's configuration or on the PCI bus;
+        else by the listed GPUs, some of which may be lost.
         """
         if not self.node_types:
             return []
@@ -232,7 +232,7 @@ class SiteConfig:
         by_slurm = node.by_slurm()
         fitting = [kind for kind in self.node_types if not kind.hosts and kind.fits(node, by_slurm)]
         fitting.sort(key=lambda kind: kind.gpus.count)
-        # Without a GPU that is not listed, the bus says no more than the driver.
+        # Without unlisted GPUs, the bus says no more than the driver.
         by_bus = [
             kind for kind in fitting if node.listed(kind.gpus) < node.on_bus(kind.gpus) == kind.gpus.count
         ]
@@ -249,11 +249,11 @@ class SiteConfig:
 
 
 def load(path: Path | None = None, match: Find = lambda: None, known: Iterable[Document] = ()) -> SiteConfig:
-    """Read a site config and what lies beneath it. Raises `BadFile` with every mistake in them.
+    """Read a site config and the files that it extends. Raises `BadFile` with all mistakes in them.
 
-    ``path``: the file of ``--config``; ``match``: see `layers.lineage`; ``known``: files that have been read
-    already, against no schema. Directories in a file are relative to it. To root, a file or directory that
-    others can write is a mistake, too: whoever can write it decides what root runs.
+    ``path``: the file of ``--config``; ``match``: see `layers.lineage`; ``known``: files already read,
+    without a schema. Directories in a file are relative to it. For root, a file or directory that others can
+    write is also a mistake, because it decides what root runs.
     """
     found, mistakes = examine(path, match, known)
     if mistakes:
@@ -300,7 +300,7 @@ def _waiver(said: Json, where: str) -> Waiver:
 
 
 def _version(component: str, said: Json, where: str) -> ExpectedVersion:
-    """``8.1.28``: that one; else from one to before another."""
+    """``8.1.28``: this version; else a range with ``from`` and ``before``."""
     if isinstance(said, str):
         return ExpectedVersion(Range(component, said, last_affected=said), where)
     expected = Range(
@@ -310,7 +310,7 @@ def _version(component: str, said: Json, where: str) -> ExpectedVersion:
 
 
 def _node(found: Layers, *within: Key) -> NodeConfig:
-    """What the sections of all nodes say, or with ``within`` those of one type."""
+    """The sections for all nodes, or with ``within`` those of one type."""
     data: Json = found.data
     for key in within:
         data = data[key]
@@ -352,7 +352,7 @@ def _node_type(found: Layers, name: str) -> NodeType:
 
 
 def of_nodes(found: Layers) -> Iterator[NodeConfig]:
-    """What a config says of all nodes, and of each type of them."""
+    """A config's settings for all nodes, and for each node type."""
     yield (every := _node(found))
     yield from (_node(found, "node_types", name).over(every) for name in found.data.get("node_types", {}))
 
@@ -363,7 +363,7 @@ def of_nodes(found: Layers) -> Iterator[NodeConfig]:
 def examine(
     path: Path | None = None, match: Find = lambda: None, known: Iterable[Document] = ()
 ) -> tuple[Layers, list[Mistake]]:
-    """What of a site config and of the files beneath it is in order, and every mistake in them."""
+    """The valid part of a site config and of the files that it extends, and all mistakes in them."""
     mistakes: list[Mistake] = []
     documents: list[Document] = []
     by_path = {document.path: document for document in known}
@@ -389,12 +389,12 @@ def schema() -> dict[str, Json]:
 
 
 def _examine(path: Path, known: Document | None) -> tuple[Document | None, list[Mistake]]:
-    """What of one file is in order, None where nothing is, and every mistake in it. ``known``: see `load`."""
+    """The valid part of one file (None if there is none) and all mistakes in it. ``known``: see `load`."""
     if wrong_name := layers.nameless(path):
         return None, [Mistake(path, 0, wrong_name)]
     if os.path.isdir(path):  # noqa: PTH112 - it raises nothing, whoever may not look
         return None, [Mistake(path, 0, bounded.DIRECTORY)]
-    # Whoever can write a shipped file can write the program that reads it.
+    # A user who can write a shipped file can also write the program that reads it.
     if path.parent != layers.shipped() and (reason := untrusted(path)):
         return None, [Mistake(path, 0, reason)]
     form = schema()
@@ -410,7 +410,7 @@ def _examine(path: Path, known: Document | None) -> tuple[Document | None, list[
 
 
 def unknown_checks(document: Document, check_ids: Collection[str]) -> tuple[Mistake, ...]:
-    """Each check that a site config names and that does not exist; also where what it says of it is wrong."""
+    """Unknown checks in a site config, and wrong settings of known ones."""
     named: list[tuple[tuple[Key, ...], str]] = [
         ((section, name), name.partition(".")[0])
         for section in ("disabled", "options", "suppressed")
@@ -421,15 +421,15 @@ def unknown_checks(document: Document, check_ids: Collection[str]) -> tuple[Mist
     pattern: str = schema()["$defs"]["check"]["pattern"]
     return tuple(
         document.mistake(
-            f"{'.'.join(map(str, keys[:-1]))}: there is no check {id_!r}{did_you_mean(id_, check_ids)}", *keys
+            f"{'.'.join(map(str, keys[:-1]))}: no check {id_!r}{did_you_mean(id_, check_ids)}", *keys
         )
         for keys, id_ in named
-        if id_ not in check_ids and re.fullmatch(pattern, id_)  # else the schema refuses it
+        if id_ not in check_ids and re.fullmatch(pattern, id_)  # otherwise the schema refuses it
     )
 
 
 def bad_options(document: Document, options: Mapping[str, Mapping[str, Json]]) -> list[Mistake]:
-    """Each option that a check does not have or cannot use. ``options``: JSON Schemas by check and name."""
+    """Options that a check does not have or cannot use. ``options``: JSON Schemas by check and name."""
     known = {
         check: {"additionalProperties": False, "properties": dict(schemas)}
         for check, schemas in options.items()
@@ -438,7 +438,7 @@ def bad_options(document: Document, options: Mapping[str, Mapping[str, Json]]) -
 
 
 def unknown_keys(document: Document, keys: Mapping[str, Collection[str]]) -> Iterator[Mistake]:
-    """Each suppressed finding that its check never has. ``keys``: of the findings, by check."""
+    """Suppressed findings that their checks never have. ``keys``: finding keys by check."""
     for name in document.written("suppressed"):
         check, _, key = str(name).partition(".")
         if check in keys and key not in keys[check]:
@@ -452,7 +452,7 @@ def directories(document: Document, key: str) -> tuple[Path, ...]:
 
 
 def _mistakes(document: Document) -> Iterator[Mistake]:
-    """What the schema cannot see."""
+    """Mistakes that the schema cannot see."""
     data = document.data
     yield from _of_nodes(document, data)
     for name, said in data.get("node_types", {}).items():
@@ -462,12 +462,12 @@ def _mistakes(document: Document) -> Iterator[Mistake]:
     for section in ("disabled", "suppressed"):
         for name, said in data.get(section, {}).items():
             if isinstance(said, dict) and not _is_day(said["until"]):
-                wrong = f"{section}.{name}: there is no day {said['until']}"
+                wrong = f"{section}.{name}: no such date: {said['until']}"
                 yield document.mistake(wrong, section, name, "until")
 
 
 def _of_nodes(document: Document, data: Json, *within: Key) -> Iterator[Mistake]:
-    """Of all nodes, or of those of a type: sets of nodes and launchers that mean nothing."""
+    """Invalid node sets and launchers, for all nodes or a type."""
     name = "".join(f"{key}." for key in within)
     for wrong in launcher.mistakes(data.get("mpi", {}).get("launcher", "{ranks}")):
         yield document.mistake(f"{name}mpi.launcher: {wrong}", *within, "mpi", "launcher")
@@ -482,9 +482,9 @@ def _of_nodes(document: Document, data: Json, *within: Key) -> Iterator[Mistake]
 
 def _of_version(document: Document, name: str, said: Json) -> Iterator[Mistake]:
     if isinstance(said, dict) and "before" in said and "to" in said:
-        yield document.mistake(f"versions.{name}: say either before or to", "versions", name, "to")
+        yield document.mistake(f"versions.{name}: state either before or to", "versions", name, "to")
     if name not in ORDERS:
-        text = f"versions: there is no component {name!r}{did_you_mean(name, ORDERS)}"
+        text = f"versions: no component {name!r}{did_you_mean(name, ORDERS)}"
         yield document.mistake(text, "versions", name)
     else:
         for wrong in _version(name, said, "").range.contradictions():
@@ -492,14 +492,14 @@ def _of_version(document: Document, name: str, said: Json) -> Iterator[Mistake]:
 
 
 def of_directories(document: Document, key: str) -> Iterator[Mistake]:
-    """Directories that cannot be read, or that root must not trust."""
+    """Directories that cannot be read or that root must not trust."""
     for number, directory in enumerate(directories(document, key)):
         try:
             files = [path for path in directory.iterdir() if path.suffix in SITE_DIRECTORIES[key]]
         except OSError as error:
             yield document.mistake(f"{key}: {directory}: {error.strerror}", key, number)
             continue
-        cached = sorted((directory / "__pycache__").glob("*"))  # Python prefers these to the files
+        cached = sorted((directory / "__pycache__").glob("*"))  # Python prefers these to the source files
         for path in (directory, *sorted(files), directory / "__pycache__", *cached):
             if reason := untrusted(path):
                 yield document.mistake(f"{key}: {path} {reason}", key, number)

@@ -1,4 +1,4 @@
-"""Which nodes a site config is of: Slurm's name of the cluster, and ClusterShell's sets of nodes."""
+"""The nodes of a site config: Slurm's cluster name, and ClusterShell's node sets."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING
 from gpuipc_doctor.site import bounded, layers
 from gpuipc_doctor.site.yamlfile import BadFile, Document
 
-if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembered answer
+if TYPE_CHECKING:  # importing it takes longer than a prolog with a stored result may
     from gpuipc_doctor.model import Json
 
 SLURM_CONF = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/etc/slurm-llnl/slurm.conf")
-"""Where Slurm's configuration lies: as it is built by default, as a node fetches it where there are no files
-(slurm.schedmd.com/configless_slurm.html), as Debian 11 has it."""
+"""Paths of Slurm's configuration: the default, the fetched copy on a configless node
+(slurm.schedmd.com/configless_slurm.html), and Debian 11's."""
 
 _MAX_BYTES = 1 << 20
 
 
 class BadNodes(ValueError):
-    """Names no set of nodes; the text is one line."""
+    """A text is no valid node set; the message is one line."""
 
 
 def expand(text: str) -> list[str]:
-    """The nodes of ``nid[0001-0128],@gpu``, in the set's order. Raises `BadNodes`, for an empty set too."""
+    """The nodes of ``nid[0001-0128],@gpu``, in order. Raises `BadNodes`, also for an empty set."""
     from ClusterShell.NodeSet import NodeSet, NodeSetException
 
     try:
@@ -38,7 +38,7 @@ def expand(text: str) -> list[str]:
 
 
 def hold(sets: Json, host: str) -> bool:
-    """Whether one of these sets has this node. Raises `BadNodes`."""
+    """Whether one of these node sets contains this node. Raises `BadNodes`."""
     from ClusterShell.NodeSet import NodeSet, NodeSetException
 
     try:
@@ -48,14 +48,14 @@ def hold(sets: Json, host: str) -> bool:
 
 
 def listed(said: Json) -> list[str]:
-    """What a key says that takes one text or a list of them."""
+    """The texts of a key whose value is a text or a list."""
     return [] if said is None else [said] if isinstance(said, str) else list(said)
 
 
 def cluster_name(environment: Mapping[str, str]) -> str:
-    """Slurm's name of this cluster, by the job's environment, else by Slurm's configuration; empty without.
+    """Slurm's name for this cluster, from the job's environment or Slurm's configuration; empty if none.
 
-    Slurm's programs are not asked: their answer can take as long as the controller likes.
+    Slurm's programs are not run, since their answers may take long.
     """
     if name := environment.get("SLURM_CLUSTER_NAME"):
         return name
@@ -66,9 +66,9 @@ def cluster_name(environment: Mapping[str, str]) -> str:
 
 
 def gpus_by_slurm(host: str, environment: Mapping[str, str], root: Path) -> int:
-    """This node's number of GPUs in Slurm's configuration (``Gres=gpu:a100:4``); 0 if it has none.
+    """This node's number of GPUs in Slurm's configuration (``Gres=gpu:a100:4``); 0 if none.
 
-    ``root``: that of the node's files. Source: slurm.schedmd.com/slurm.conf.html, NodeName and Gres.
+    ``root``: root of the node's files. Source: slurm.schedmd.com/slurm.conf.html, NodeName and Gres.
     """
     for text in _slurm_confs(environment, root):
         usual = 0
@@ -87,7 +87,7 @@ _INCLUDED = re.compile(r"^[ \t]*Include[ \t]+(\S+)", re.MULTILINE | re.IGNORECAS
 
 
 def _slurm_confs(environment: Mapping[str, str], root: Path) -> Iterator[str]:
-    """The text of each of Slurm's configuration files that is here, with what it includes."""
+    """Text of each of Slurm's configuration files, with included files."""
     for name in filter(None, (environment.get("SLURM_CONF"), *SLURM_CONF)):
         path = root / name.lstrip("/")
         if text := _text(path):
@@ -106,7 +106,7 @@ def _text(path: Path) -> str:
 
 
 def _gpus(gres: str) -> int:
-    """``gpu:a100:4(S:0-1),gpu:2,shard:32`` has six."""
+    """Number of GPUs in a Gres: ``gpu:a100:4(S:0-1),gpu:2,shard:32`` has six."""
     entries = (entry.partition("(")[0].split(":") for entry in gres.casefold().split(","))
     return sum(int(words[-1]) if words[-1].isdecimal() else 1 for words in entries if words[0] == "gpu")
 
@@ -119,7 +119,7 @@ def _holds(nodes: str, host: str) -> bool:
 
 
 def is_of(data: Mapping[str, Json], host: str, cluster: str) -> bool:
-    """Whether a config says that it is of this node: by its cluster, its set of nodes, or both.
+    """Whether a config is for this node, by its cluster, its node set, or both.
 
     Raises `BadNodes`.
     """
@@ -130,18 +130,18 @@ def is_of(data: Mapping[str, Json], host: str, cluster: str) -> bool:
 
 
 def matching(host: str, cluster: str, read: Callable[[Path], Document]) -> Path | None:
-    """The shipped site that is of this node. Raises `BadFile` where several are."""
-    found = [one for one in map(read, _shipped()) if is_of(one.data, host, cluster)]
+    """The shipped site config for this node. Raises `BadFile` if several match."""
+    found = [config for config in map(read, _shipped()) if is_of(config.data, host, cluster)]
     if len(found) > 1:
-        others = ", ".join(layers.shown(one.path) for one in found[1:])
+        others = ", ".join(layers.shown(document.path) for document in found[1:])
         key = "cluster" if "cluster" in found[0].data else "hosts"
-        meant = f"name the one that is meant: --config {found[0].path.stem}"
-        text = f"{key}: this node is also of {others}; {meant}"
+        meant = f"name the config for this node: --config {found[0].path.stem}"
+        text = f"{key}: this node also matches {others}; {meant}"
         raise BadFile([found[0].mistake(text, key)])
     return found[0].path if found else None
 
 
 def _shipped() -> Iterable[Path]:
-    """The shipped files that say of which nodes they are; the others are not worth parsing."""
+    """Shipped files that name their nodes; the others are not parsed."""
     files = sorted(layers.shipped().glob("*.yaml"))
     return [file for file in files if re.search(r"^(cluster|hosts):", file.read_text("utf-8"), re.MULTILINE)]

@@ -1,4 +1,4 @@
-"""A site's template of the command that starts MPI ranks: what may stand in it, and what it becomes."""
+"""A site's command template for starting MPI ranks: placeholders and their values."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 KEYS = ("ranks", "nodes", "ranks_per_node", "env")
-"""What stands in braces."""
+"""The placeholders."""
 
 
 def mistakes(template: str) -> Iterator[str]:
-    """The mistakes in a site's launcher template, in words."""
+    """Mistakes in a site's launcher template, in words."""
     try:
         words = shlex.split(template)
     except ValueError as error:
@@ -27,7 +27,7 @@ def mistakes(template: str) -> Iterator[str]:
     if "{ranks}" not in template:
         yield "{ranks} is missing, the number of ranks to start"
     if "{env}" in template and "{env}" not in words:
-        yield "{env} must be a word of its own: it becomes several, env NAME=VALUE …"
+        yield "{env} must be a separate word: it expands to env NAME=VALUE …"
 
 
 def words(template: str, env: Mapping[str, str], nodes: int) -> Iterator[str]:
@@ -39,5 +39,5 @@ def words(template: str, env: Mapping[str, str], nodes: int) -> Iterator[str]:
 
 
 def literal(text: str) -> str:
-    """``text`` where whoever fills in ``{ranks}`` must leave it as it is."""
+    """``text`` escaped so that filling in placeholders leaves it unchanged."""
     return text.replace("{", "{{").replace("}", "}}")

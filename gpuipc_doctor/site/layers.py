@@ -1,9 +1,8 @@
-"""Which files say what a site has decided, one above the other, and what they say together.
+"""The layers of a site's config files, and their merged content.
 
-On top is the file of ``--config``, beneath it `SITE_FILE`, beneath that the shipped site that matches this
-node. A file that ``extends`` another has chosen what lies beneath it; beneath a shipped one that extends
-nothing are the defaults. A section is merged entry by entry, an entry replaced as a whole: what a file says
-stands before all that lies beneath it.
+``--config`` overrides `SITE_FILE`, which overrides the shipped site config for this node. A file that
+``extends`` another overrides only the other file; a shipped file without ``extends`` overrides the defaults.
+Sections are merged entry by entry; an entry is replaced as a whole.
 """
 
 from __future__ import annotations
@@ -19,34 +18,34 @@ from gpuipc_doctor.near_miss import did_you_mean
 from gpuipc_doctor.site.policy import SITE_DIRECTORIES, anchored
 from gpuipc_doctor.site.yamlfile import BadFile, Document, Key, Mistake
 
-if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembered answer
+if TYPE_CHECKING:  # importing it takes longer than a prolog with a stored result may
     from gpuipc_doctor.model import Json
 
 SITE_FILE = Path("/etc/gpuipc-doctor/site.yaml")
 
 _OF_ONE_FILE = ("extends",)
-"""What speaks of the file that says it, and is not handed on."""
+"""Keys about the file itself, which are not inherited."""
 
 Read = Callable[[Path], Document]
 Find = Callable[[], Path | None]
 
 
 def shipped() -> Path:
-    """The directory of the site configs that come with the package."""
+    """Directory of the shipped site configs."""
     package = importlib.import_module("gpuipc_doctor.site_configs")
     assert package.__file__ is not None
     return Path(package.__file__).parent
 
 
 def names() -> list[str]:
-    """The site configs that come with the package."""
+    """Names of the shipped site configs."""
     return sorted(path.stem for path in shipped().glob("*.yaml"))
 
 
 def find(name: str, here: Path) -> Path | None:
-    """The file that ``name`` stands for: a path, relative to ``here``, or a shipped one's bare name.
+    """The file for ``name``: a path relative to ``here``, or the bare name of a shipped one.
 
-    None where there is no shipped one of that name.
+    None if there is no such shipped file.
     """
     if "/" in name or name.endswith((".yaml", ".yml")):
         return here / name
@@ -54,32 +53,32 @@ def find(name: str, here: Path) -> Path | None:
 
 
 def of_option(name: Path) -> Path:
-    """The file of ``--config``: a path, or where there is no such file, a shipped one's bare name."""
+    """The file of ``--config``: a path, or if it does not exist, the bare name of a shipped one."""
     return name if _is_there(name) else find(str(name), Path()) or name
 
 
 def nameless(path: Path) -> str:
-    """What is wrong with a bare name that is neither a file's nor a shipped site's; empty for any other."""
+    """The error for a bare name that is neither a file nor a shipped config; empty if there is no error."""
     if path.parent != Path() or find(str(path), Path()) or _is_there(path):
         return ""
-    return f"there is no such file, and no shipped site of that name{_meant(path)}"
+    return f"no such file, and no shipped site of that name{_meant(path)}"
 
 
 def _meant(name: object) -> str:
-    """What to do about a name that no shipped site has."""
+    """Suggestion for an unknown name of a shipped config."""
     near = did_you_mean(str(name), names())
     return near or f"; they are {', '.join(names())}"
 
 
 def shown(path: Path) -> str:
-    """A config's name as a person knows it, wherever the package is installed."""
+    """A config's displayed name, independent of where the package is installed."""
     return f"site-configs/{path.name}" if path.parent == shipped() else str(path)
 
 
 def lineage(top: Path | None, read: Read, match: Find = lambda: None) -> Iterator[Document]:
-    """The files in force, from the top down. Raises `BadFile`, and what ``read`` raises.
+    """The files in use, topmost first. Raises `BadFile`, and any exception of ``read``.
 
-    ``match`` finds the shipped site that matches this node; it is asked where one has a say.
+    ``match`` finds the shipped config for this node; it is called only if the shipped config can matter.
     """
     seen: list[Path] = []
     path = top or _beneath_a_file(seen, match)
@@ -99,16 +98,16 @@ def lineage(top: Path | None, read: Read, match: Find = lambda: None) -> Iterato
 def _extended(document: Document, base: str, seen: Sequence[Path]) -> Path:
     found = find(base, document.path.parent)
     if found is None:
-        text = f"extends: there is no shipped site {base!r}{_meant(base)}"
+        text = f"extends: no shipped site {base!r}{_meant(base)}"
         raise BadFile([document.mistake(text, "extends")])
     if found.resolve() in seen:
-        text = f"extends: {base!r} leads back here; one of the files on the way must extend another, or none"
+        text = f"extends: {base!r} is a cycle; change 'extends' in one of its files"
         raise BadFile([document.mistake(text, "extends")])
     return found
 
 
 def _beneath_a_file(seen: Sequence[Path], match: Find) -> Path | None:
-    """The site's own file, unless it was read or is not there; then the shipped one that matches."""
+    """The site's own file, unless already read or missing; then the shipped config for this node."""
     if SITE_FILE.resolve() not in seen and _is_there(SITE_FILE):
         return SITE_FILE
     return match()
@@ -120,19 +119,19 @@ def _is_there(path: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except (OSError, ValueError):
-        return True  # whoever reads it says what is wrong with it
+        return True  # its reader reports the mistake
     return True
 
 
 @dataclass(frozen=True)
 class Layers:
-    """The files in force, from the top down; without any, the defaults hold."""
+    """The files in use, topmost first; without any, the defaults apply."""
 
     documents: tuple[Document, ...] = ()
 
     @cached_property
     def data(self) -> dict[str, Json]:
-        """What they say together; its directories are absolute."""
+        """The merged content, with absolute directories."""
         merged: dict[str, Json] = {}
         for document in reversed(self.documents):
             for key, value in _anchored(document).items():
@@ -143,7 +142,7 @@ class Layers:
         return merged
 
     def document(self, section: str, *keys: Key) -> Document:
-        """The file that has the say about a section, or about one of its entries."""
+        """The file that sets a section, or one of its entries."""
         for document in self.documents:
             said = document.data.get(section, _ABSENT)
             if said is not _ABSENT and not (keys and isinstance(said, dict) and keys[0] not in said):
@@ -151,12 +150,12 @@ class Layers:
         raise KeyError(section)
 
     def where(self, section: str, *keys: Key) -> str:
-        """``file:line`` of a section, or of what is in it."""
+        """``file:line`` of a section, or of a key in it."""
         document = self.document(section, *keys)
         return f"{shown(document.path)}:{document.line(section, *keys)}"
 
     def mistake(self, text: str, section: str, *keys: Key) -> Mistake:
-        """A mistake that only the reader of them all can see."""
+        """A mistake that becomes visible only in the merged content."""
         return self.document(section, *keys).mistake(text, section, *keys)
 
 
@@ -164,7 +163,7 @@ _ABSENT: Json = object()
 
 
 def _anchored(document: Document) -> dict[str, Json]:
-    """What one file says, with the paths in it that are relative to it as absolute ones."""
+    """Content of one file, with relative paths made absolute."""
     base = document.path.absolute().parent
     said = {key: value for key, value in document.data.items() if key not in _OF_ONE_FILE}
     for key in SITE_DIRECTORIES:

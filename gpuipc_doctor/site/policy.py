@@ -1,4 +1,4 @@
-"""What a site has decided for the prolog: what each kind of result does, and what the prolog may keep."""
+"""A site's prolog settings: the action for each kind of result, and the stored state."""
 
 from __future__ import annotations
 
@@ -8,25 +8,24 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembered answer
+if TYPE_CHECKING:  # importing it takes longer than a prolog with a stored result may
     from gpuipc_doctor.model import Json
 
 
 BUDGET_S = 8.0
-"""Seconds from the start of the prolog's process; also while the config is being read, which can hang."""
+"""Seconds from the start of the prolog's process, including reading the config, which can hang."""
 
 LOG_MAX_BYTES = 10 << 20
 
 STATE_DIR = "/run/gpuipc-doctor"
-"""Nothing that is remembered there counts after another boot, and /run is emptied then."""
+"""Stored results do not count after a reboot, which also empties /run."""
 
 SITE_DIRECTORIES = {"checks_dirs": (".py",), "known_issues_dirs": (".yaml", ".yml")}
-"""Keys of a site config that name directories of the site's own, and how the files there end that decide over
-results as those of the tool do."""
+"""Keys for directories in a site config → suffixes of the files in them that affect results."""
 
 
 class Action(enum.Enum):
-    """What the prolog does about a kind of result, gravest first."""
+    """The prolog's actions, most severe first."""
 
     DRAIN = "drain"
     LOG = "log"
@@ -42,29 +41,29 @@ class PrologConfig(NamedTuple):
     on_unkillable: Action = Action.DRAIN
     on_missing: Action = Action.DRAIN
     gpus: int = 0
-    """How many GPUs the node has; 0 where the site does not say."""
+    """Number of GPUs of the node; 0 if the site does not state it."""
     shadow: bool = False
-    """Never drain, but say what would have been done."""
+    """Whether to report a drain instead of draining the node."""
     checks: tuple[str, ...] = ()
-    """The checks to run; none of them: all of the prolog tier."""
+    """The checks to run; empty: all of the prolog tier."""
     deadline_s: float | None = None
-    """For each single operation; None leaves it to the check."""
+    """Seconds for each operation; None: the check's default."""
     fresh_for_s: float = 0.0
-    """How long a pass is remembered."""
+    """Seconds for which a stored pass counts."""
     state_dir: str = STATE_DIR
-    """Where that is remembered, and which GPUs' test has not come to its end."""
+    """Directory for stored passes and unfinished tests."""
     log: str = ""
-    """File for one line of JSON a run; empty for none."""
+    """File for one JSON line per run; empty: none."""
     log_max_bytes: int = LOG_MAX_BYTES
-    """The log is renamed to ``….1`` before it grows beyond."""
+    """Size at which the log is renamed to ``….1``."""
     syslog: bool = True
     breaker: Mapping[str, float] = MappingProxyType({})
     simulate: str = ""
-    """The profile of the simulated node that is tested instead of this one."""
+    """Profile of the simulated node that is tested instead of this one."""
 
     @classmethod
     def read(cls, section: Mapping[str, Json]) -> PrologConfig:
-        """From a section that follows the config's schema, its paths `anchored`."""
+        """Read the settings from a section that is valid for the schema and has `anchored` paths."""
         values = {
             **section,
             **{key: Action(section[key]) for key in section if key.startswith("on_")},
@@ -73,16 +72,16 @@ class PrologConfig(NamedTuple):
         return cls(**values)
 
     def written(self) -> dict[str, Json]:
-        """As a section that `read` takes."""
+        """The section in the form that `read` accepts."""
         values = {**self._asdict(), "breaker": dict(self.breaker)}
         return {name: value.value if isinstance(value, Action) else value for name, value in values.items()}
 
     @property
     def share(self) -> float:
-        """The part of the nodes that may drain at all: bounds how many a bad release can drain."""
+        """Fraction of the nodes that may drain, which limits how many a bad release can drain."""
         return self.breaker.get("share", 1.0)
 
 
 def anchored(section: Mapping[str, Json], base: Path) -> dict[str, Json]:
-    """The section ``prolog`` with the paths that are relative to its file, in ``base``, as absolute ones."""
+    """The section ``prolog`` with its relative paths resolved against ``base``, its file's directory."""
     return {**section, **{key: str(base / section[key]) for key in ("state_dir", "log") if key in section}}

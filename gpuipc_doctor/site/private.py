@@ -1,4 +1,4 @@
-"""Files that are ours alone, opened so that nobody can have put another in their place."""
+"""Private files, opened such that no other user can have replaced them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ LOCK_LIMIT_S, LOCK_PAUSE_S = 0.2, 0.01
 
 
 class NotOurs(Exception):
-    """A file or directory that is not to be used; the text is one line that says which and why."""
+    """A file or directory must not be used; the message is one line that says which and why."""
 
 
 @contextmanager
 def directory(path: Path) -> Iterator[int]:
-    """A descriptor of a directory that is ours alone; it is made if need be. Raises `NotOurs`, `OSError`."""
+    """Descriptor of a directory that only this user can access, created if needed. Raises `NotOurs`,
+    `OSError`.
+    """
     if reason := untrusted(path.parent):
         raise NotOurs(f"{path.parent} {reason}")
     with contextlib.suppress(FileExistsError):
@@ -34,7 +36,7 @@ def directory(path: Path) -> Iterator[int]:
 
 @contextmanager
 def file(path: Path, flags: int, *, within: int | None = None) -> Iterator[int]:
-    """A descriptor of a regular file that is ours alone, made where ``flags`` say so.
+    """Descriptor of a private regular file, created if ``flags`` say so.
 
     ``within``: descriptor of the directory that ``path`` is relative to. Raises `NotOurs`, `OSError`.
     """
@@ -53,7 +55,7 @@ def _opened(path: Path, flags: int, within: int | None = None) -> Iterator[int]:
         fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=within)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise NotOurs(f"{path} is a symbolic link, or not what it should be") from None
+            raise NotOurs(f"{path} is a symbolic link or of the wrong type") from None
         raise
     try:
         yield fd
@@ -66,12 +68,12 @@ def _verify(fd: int, path: Path) -> None:
     if status.st_uid != os.geteuid():
         raise NotOurs(f"{path} belongs to user {status.st_uid}")
     if status.st_mode & 0o077:
-        raise NotOurs(f"{path} has mode {status.st_mode & 0o777:o}, so it is not ours alone")
+        raise NotOurs(f"{path} has mode {status.st_mode & 0o777:o}, so other users can access it")
 
 
 @contextmanager
 def locked(fd: int) -> Iterator[bool]:
-    """Try for `LOCK_LIMIT_S` to lock a file; whether it worked. The lock goes with the descriptor."""
+    """Try for `LOCK_LIMIT_S` to lock a file; returns success. The lock ends with the descriptor."""
     import fcntl
 
     until = time.monotonic() + LOCK_LIMIT_S

@@ -1,4 +1,4 @@
-"""Which shipped sites a node looks like, where no site config says of which system it is."""
+"""Shipped site configs that match a node's hardware, if no config names its system."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 def resembling(
     devices: Collection[Device], fabrics: Collection[str], has_launcher: Callable[[str], bool], cluster: str
 ) -> list[str]:
-    """Names of the shipped sites with nodes of this GPU model and fabric, and at least so many GPUs.
+    """Names of shipped site configs with nodes of this GPU model and fabric, and at least this many GPUs.
 
-    Of several, those with the fewest lost GPUs, then those whose launcher the node has. A site that names its
-    cluster cannot be this one if ``cluster``, Slurm's name of it, is known: it would have been found by that.
+    Of several, those with the fewest lost GPUs, of these those whose launcher the node has. If Slurm's
+    cluster name is known (``cluster``), configs with a cluster name are excluded: one for this cluster would
+    have matched by name.
     """
     found: list[tuple[int, bool, str]] = []
     for file in sorted(layers.shipped().glob("*.yaml")):

@@ -1,4 +1,4 @@
-"""A site config as it is in force: YAML that can be read again, each value with its file and line. Pure."""
+"""The site config in use as YAML that can be read again, each value with its file and line. Pure."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 
 def rendered(found: Layers, *, origin: bool) -> str:
-    """All that the files say together, in the order of the schema's keys."""
+    """The merged content of the files, in the schema's order."""
     files = [layers.shown(document.path) for document in found.documents]
     head = f"# from the top: {' over '.join(files)}"
     if not files:
-        return "# no file says anything, so the defaults hold; --all shows them\n"
+        return "# no file sets anything: the defaults apply; --all shows them\n"
     order = config.schema()["properties"]
     lines = [line for key in order if key in found.data for line in _section(found, key, origin=origin)]
     return shown("\n".join([head, *lines]))
 
 
 def shown(text: str) -> str:
-    """Lines of YAML without anything that a terminal would act upon."""
+    """Lines of YAML without control sequences."""
     parts = re.split(r"(\n| +)", text)
     return "".join(part if part.isspace() else sanitise(part) for part in parts) + "\n"
 

@@ -1,4 +1,4 @@
-"""Which files and directories another user can change: root lets none of those decide anything."""
+"""Files and directories that another user can change, which root must not trust."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import NamedTuple
 
 
 def untrusted(path: Path) -> str:
-    """Why root must not let this path decide anything: others can write it, or replace it. Empty if fine."""
+    """Why root must not use this path: others can write or replace it. Empty if they cannot."""
     if os.geteuid() != 0 or not (found := changeable(path)):
         return ""
     if found.owner:
-        return f"is not trusted: {found.path} belongs to user {found.owner}; as root, use files of root's"
-    # Without that bit for all, a directory such as /tmp would be of no use to anybody else.
+        return f"is not trusted: {found.path} belongs to user {found.owner}; as root, use root's files"
+    # Without that bit for everyone, other users could not use a directory such as /tmp.
     only_root = "use a directory that only root can write"
     cure = only_root if found.is_sticky else f"first `chmod go-w {found.path}`"
     return f"is not trusted: others can write {found.path}; as root, {cure}"
 
 
 class Changeable(NamedTuple):
-    """A path that another user can change: ``owner`` is that user, 0 where the mode lets others write it."""
+    """A path that another user can change. ``owner`` is that user; 0 if the mode allows others to write."""
 
     path: Path
     owner: int
@@ -29,27 +29,25 @@ class Changeable(NamedTuple):
 
 
 def changeable(path: Path) -> Changeable | None:
-    """The first file or directory on the way to ``path``, links included, that a third user can change.
-
-    Root trusts no group. Any other user's group may be his own, so it may write what is on the way.
-    """
-    for one in _way(path):
+    """The first file or directory on the way to ``path``, links included, that a third user can change. Root
+    trusts no group; another user's may be private, so it may write to directories on the way."""
+    for place in _way(path):
         try:
-            status, itself = one.stat(), one.lstat()
+            status, itself = place.stat(), place.lstat()
         except OSError:
-            continue  # whoever reads it says so
+            continue  # its reader reports the error
         owners = {itself.st_uid, status.st_uid} - {0, os.geteuid()}
-        is_way_there = one not in (path.absolute(), path.resolve())
-        # In a sticky directory such as /tmp others can add files, but neither move nor replace ours.
+        is_way_there = place not in (path.absolute(), path.resolve())
+        # In a sticky directory such as /tmp others can add files, but not move or replace ours.
         is_sticky = stat.S_ISDIR(status.st_mode) and bool(status.st_mode & stat.S_ISVTX)
         others = stat.S_IWOTH if is_way_there and os.geteuid() else stat.S_IWGRP | stat.S_IWOTH
         if owners or (status.st_mode & others and not (is_sticky and is_way_there)):
-            return Changeable(one, min(owners, default=0), is_sticky)
+            return Changeable(place, min(owners, default=0), is_sticky)
     return None
 
 
 def _way(path: Path) -> list[Path]:
-    """Every file and directory that decides what ``path`` is, those behind symbolic links included."""
+    """Every file and directory that determines ``path``, including those behind symbolic links."""
     seen: list[Path] = []
     ahead = [path.absolute()]
     while ahead:

@@ -1,10 +1,9 @@
-"""Read a YAML file that a person wrote, and name every mistake in it by file and line.
+"""Read a user's YAML file, and report all mistakes with file and line.
 
-The text is taken apart into YAML's events and put together again here. `yaml.compose` would do that too, but
-it loses where an alias stands and which tags were written, and its C version overflows the stack on a file of
-a million brackets. So every value has its line, and nothing is left to construct: a document is made of
-mappings with text as keys, lists, text, numbers, true, false and null. Tags and aliases are refused, so a
-file can neither name a Python object nor grow beyond its own size. Plain words are read as in YAML 1.2:
+It uses YAML's events: `yaml.compose` loses tags and the places of aliases, and its C version overflows the
+stack on a file of a million brackets. So every value has its line and nothing is constructed: a document
+consists of mappings with text keys, lists, text, numbers, true, false and null. Tags and aliases are refused,
+so a file can neither name a Python object nor grow beyond its own size. Plain words are read as in YAML 1.2:
 ``yes``, ``off``, ``12:30`` and ``2026-11-20`` are text.
 """
 
@@ -21,19 +20,21 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from gpuipc_doctor.near_miss import did_you_mean
 from gpuipc_doctor.site import bounded
 
-if TYPE_CHECKING:  # importing it takes longer than the prolog has for a remembered answer
+if TYPE_CHECKING:  # importing it takes longer than a prolog with a stored result may
     from gpuipc_doctor.model import Json
 
 MAX_BYTES = 4 << 20
-"""No file that a person wrote is longer; one that is would only cost a node its memory."""
+"""Maximum bytes: far more than any hand-written file; longer files would only use the node's memory."""
 
 MAX_DEPTH = 32
-"""Deepest nesting, so that neither this reader nor the schema runs out of stack."""
+"""Maximum nesting, so that neither this reader nor the schema runs out of stack."""
 
 _TOO_DEEP = f"is nested deeper than {MAX_DEPTH} levels"
 
 _UNSHOWABLE = r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
-"""What YAML forbids in a file. Escapes (``"\\x1b"``) are held to it too: values end up on terminals."""
+"""Characters that YAML forbids in a file; also forbidden as escapes (``"\x1b"``), since values are printed on
+terminals.
+"""
 
 _SHOWABLE_ASCII = b"\t\n\r" + bytes(range(0x20, 0x7F))
 
@@ -43,7 +44,7 @@ Key = str | int
 
 @dataclass(frozen=True, slots=True, order=True)
 class Mistake:
-    """One mistake in a file; ``str()`` gives ``file:line: text``. Line 0 means the file as a whole."""
+    """A mistake in a file; ``str()`` gives ``file:line: text``. Line 0 means the whole file."""
 
     path: Path
     line: int
@@ -54,10 +55,10 @@ class Mistake:
 
 
 class BadFile(Exception):
-    """A file cannot be used. ``mistakes`` holds all that is wrong with it, in the order of its lines.
+    """An unusable file. ``mistakes`` lists all its mistakes in order of lines.
 
-    ``sound`` is what of it follows its schema, for whoever looks for mistakes that a schema cannot see; None
-    where nothing does.
+    ``sound`` is the part that is valid for the schema, for further searches for mistakes; None if there is
+    none.
     """
 
     def __init__(self, mistakes: Iterable[Mistake], sound: Document | None = None) -> None:
@@ -68,7 +69,7 @@ class BadFile(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """Where a value stands and, for a scalar, how it was written: ``12.10`` is 12.1 as a number."""
+    """A value's line and, for a scalar, its text, since ``12.10`` becomes the number 12.1."""
 
     line: int
     written: str
@@ -76,38 +77,38 @@ class _Mark:
 
 @dataclass(frozen=True)
 class Document:
-    """What a file holds, and where in the file each value stands."""
+    """A file's content, with the line of each value."""
 
     path: Path
     data: Json
     _marks: Mapping[tuple[Key, ...], _Mark] = field(repr=False)
 
     def line(self, *keys: Key) -> int:
-        """Line, from 1, of the value at this key path; of the innermost value around it when it is absent."""
+        """Line, from 1, of the value at this key path, or of the innermost existing value around it."""
         while keys and keys not in self._marks:
             keys = keys[:-1]
         return self._marks[keys].line
 
     def written(self, *keys: Key) -> dict[Key, str]:
-        """Each key within this key path, and how its value is written; of what breaks the schema, too."""
+        """Each key within this key path, with the text of its value, also for invalid values."""
         return {path[-1]: mark.written for path, mark in self._marks.items() if path and path[:-1] == keys}
 
     def mistake(self, text: str, *keys: Key) -> Mistake:
-        """A mistake that only the reader of the document can see, at the line of this key path."""
+        """A mistake found by the document's reader, at the line of this key path."""
         return Mistake(self.path, self.line(*keys), text)
 
 
 def read(path: Path, schema: Mapping[str, Json] | None) -> Document:
-    """Read ``path`` and check it against a JSON Schema (draft 2020-12), or against none.
+    """Read ``path`` and validate it with a JSON Schema (draft 2020-12), if given.
 
-    A schema's ``description`` is what a person is told when a value breaks its ``pattern``.
-    Raises `BadFile`, and nothing else, with every mistake found.
+    A schema's ``description`` is the message for a value that violates its ``pattern``. Raises only
+    `BadFile`, with all mistakes.
     """
     return parse(path, _content(path), schema)
 
 
 def parse(path: Path, content: bytes, schema: Mapping[str, Json] | None) -> Document:
-    """As `read`, of a file whose content has been read already."""
+    """As `read`, but for content that is already in memory."""
     builder = _Builder(path)
     document, mistakes = builder.build(_text(path, content))
     if schema is not None:
@@ -126,7 +127,7 @@ def parse(path: Path, content: bytes, schema: Mapping[str, Json] | None) -> Docu
 
 
 def violations(document: Document, schema: Mapping[str, Json]) -> list[Mistake]:
-    """What breaks a schema in a document that has been read already."""
+    """Schema mistakes in a document that has been read already."""
     from jsonschema import Draft202012Validator
 
     errors = Draft202012Validator(schema).iter_errors(document.data)
@@ -134,25 +135,25 @@ def violations(document: Document, schema: Mapping[str, Json]) -> list[Mistake]:
 
 
 def _refuse_what_was_written(document: Document) -> None:
-    """Raise that a file is a report or the like, none of whose keys a person wrote."""
+    """Raise `BadFile` for a report or another document of ours, whose keys are not hand-written."""
     data = document.data
     written = data.get("schema") if isinstance(data, dict) else None
     if isinstance(written, str) and written.startswith("gpuipc-doctor/"):
-        text = f"is what gpuipc-doctor itself wrote ({written}); name a file of this kind"
+        text = f"is output of gpuipc-doctor ({written}); name a file of this kind"
         raise BadFile([Mistake(document.path, 0, text)])
 
 
 def _sound(document: Document, validator: Any) -> Document | None:
-    """The document without the values that break its schema; of a list of mappings, with None for those.
+    """The document without invalid values; invalid mappings in a list become None.
 
-    None where nothing is left: what makes an entry incomplete takes the entry with it.
+    None if nothing is left. An entry without one of its required values is invalid as a whole.
     """
     if not isinstance(document.data, dict):
         return None
     data, marks = copy.deepcopy(document.data), dict(document._marks)
     while errors := [error for error in validator.iter_errors(data) if not _is_left_out(error)]:
         left_out = set[tuple[Key, ...]]()
-        for error in reversed(errors):  # the last item of a list first, so that the others keep their numbers
+        for error in reversed(errors):  # last items of a list first, so that the others keep their numbers
             path = list(error.absolute_path)
             if error.validator == "additionalProperties":
                 inner = _at(data, path)
@@ -178,7 +179,7 @@ def _is_left_out(error: Any) -> bool:
 
 
 def _at(data: Json, path: Iterable[Key]) -> Json:
-    """The value at a key path; None where an earlier error took it away."""
+    """The value at a key path; None if an earlier mistake removed it."""
     try:
         for key in path:
             data = data[key]
@@ -190,7 +191,9 @@ def _at(data: Json, path: Iterable[Key]) -> Json:
 def _leave_out(
     data: Json, path: list[Key], marks: dict[tuple[Key, ...], _Mark]
 ) -> dict[tuple[Key, ...], _Mark]:
-    """Take away the value at a key path, or the item or mapping of a list that holds it; the marks then."""
+    """Remove the value at a key path, or the item or mapping of a list that contains it; returns the new
+    marks.
+    """
     for place, key in enumerate(path):
         listed = _at(data, path[:place])
         if isinstance(key, int) and isinstance(listed, list):
@@ -207,7 +210,7 @@ def _leave_out(
 def _renumbered(
     marks: Mapping[tuple[Key, ...], _Mark], listed: tuple[Key, ...], gone: int
 ) -> dict[tuple[Key, ...], _Mark]:
-    """The marks after one item of a list is gone."""
+    """The marks after the removal of one item of a list."""
     place, renumbered = len(listed), dict[tuple[Key, ...], _Mark]()
     for path, mark in marks.items():
         number = path[place] if path[:place] == listed and len(path) > place else None
@@ -241,12 +244,12 @@ def _text(path: Path, content: bytes) -> str:
 def _unshowable(text: str) -> re.Match[str] | None:
     """The first character of ``text`` that YAML forbids."""
     if text.isascii() and not text.encode().translate(None, _SHOWABLE_ASCII):
-        return None  # nearly always, and compiling the expression takes milliseconds
+        return None  # the usual case; compiling the expression takes milliseconds
     return re.search(_UNSHOWABLE, text)
 
 
 class _Builder:
-    """Builds one document from YAML's events and collects the mistakes that still leave a document."""
+    """Builds a document from YAML's events; collects the mistakes that do not prevent building."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -254,7 +257,7 @@ class _Builder:
         self._mistakes: list[Mistake] = []
         self._events: Iterator[Any] = iter(())
         self.unread: set[tuple[Key, ...]] = set()
-        """Places of values that are not supported; they are None."""
+        """Places of unsupported values, which are None in the document."""
 
     def build(self, text: str) -> tuple[Document, list[Mistake]]:
         import yaml
@@ -280,7 +283,7 @@ class _Builder:
         return Document(self._path, data, self._marks), self._mistakes
 
     def _value(self, event: Any, path: tuple[Key, ...], line: int = 0) -> Json:
-        """The value that ``event`` begins. ``line`` is its key's: there a reader looks for it."""
+        """The value that starts with ``event``. ``line`` is the line of its key, where readers look."""
         import yaml
 
         line = line or event.start_mark.line + 1
@@ -323,7 +326,7 @@ class _Builder:
         return data
 
     def _vet(self, event: Any, line: int) -> bool:
-        """Whether a value, or a key, can be read; notes what is not supported in it."""
+        """Whether a value or key is supported; records unsupported ones."""
         import yaml
 
         if isinstance(event, yaml.AliasEvent):
@@ -331,7 +334,7 @@ class _Builder:
             return False
         if event.tag is not None:
             self._note(line, f"tag {event.tag!r} is not supported here")
-        # What stands in the file has been looked at; only a double quoted text says characters otherwise.
+        # The file's characters were checked; only escapes in double quotes can add others.
         quoted = isinstance(event, yaml.ScalarEvent) and event.style == '"'
         if quoted and (bad := _unshowable(event.value)):
             self._note(line, f"holds the control character {bad[0]!r}")
@@ -346,7 +349,7 @@ class _Builder:
 
 
 def _plain(written: str) -> Json:
-    """A plain (unquoted) scalar as YAML 1.2's core schema reads it, numbers within what JSON can carry."""
+    """A plain (unquoted) scalar as YAML 1.2's core schema reads it, with numbers that JSON can represent."""
     if written in ("", "~", "null"):
         return None
     if written in ("true", "false"):
@@ -362,12 +365,12 @@ def _plain(written: str) -> Json:
 
 
 def _syntax(error: Any, text: str) -> tuple[int, str]:
-    """Line and wording of a syntax error that one of YAML's two parsers found."""
+    """Line and text of a syntax error from one of YAML's two parsers."""
     line: int = (error.problem_mark or error.context_mark).line
     written = text.splitlines()[line : line + 1]
     if written and re.match(r" *\t", written[0]):
-        return line + 1, "is indented with a tab; YAML wants spaces"
-    if error.problem == "exceeded maximum nesting depth":  # libyaml 0.2.6 counts, too, and reads ahead of us
+        return line + 1, "is indented with a tab; YAML requires spaces"
+    if error.problem == "exceeded maximum nesting depth":  # libyaml 0.2.6 has its own limit, and reads ahead
         return line + 1, _TOO_DEEP
     said = " ".join(f"{error.problem or ''} {error.context or ''}".split())
     return line + 1, f"is not YAML: {said}"
@@ -385,7 +388,7 @@ _KINDS = {
 
 
 def _explain(document: Document, error: Any) -> Iterator[Mistake]:
-    """A schema's complaint in words that name the key, what stands there, and what was probably meant."""
+    """A schema error as text with the key, its value, and a suggestion."""
     keys = tuple(error.absolute_path)
     name = _dotted(keys)
     what = f"{name}: " if name else ""
@@ -441,7 +444,7 @@ def _dotted(keys: tuple[Key, ...]) -> str:
 
 
 def _shown(value: Json) -> str:
-    """A value as a message names it: never the whole of a mapping, never a raw control character."""
+    """A value in a message: never a whole mapping, never a raw control character."""
     if value is None:
         return "empty"
     if isinstance(value, dict | list):

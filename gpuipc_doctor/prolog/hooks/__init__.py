@@ -1,4 +1,4 @@
-"""The files that put gpuipc-doctor in front of every job, for each program that can call it there."""
+"""Files that run gpuipc-doctor before every job, for each supported program."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """One file that a site installs."""
+    """A file for a site to install."""
 
     name: str
-    """What it is called where it is installed."""
+    """File name when installed."""
     mode: int
     source: str
-    """Its template, beside this module: ``@NAME@`` stands for what `written` fills in."""
+    """Its template next to this module; `written` fills in ``@NAME@``."""
 
     def written(self, file: Path | None, *, python: str, config: Path, scontrol: str, slurm_conf: str) -> str:
-        """The text of the hook as it stands at ``file``. Nothing in it depends on a search path.
+        """Text of the hook for installation as ``file``. It does not depend on a search path.
 
-        ``slurm_conf`` is empty where Slurm finds its configuration by itself.
+        ``slurm_conf`` is empty if Slurm finds its configuration by itself.
         """
         text = Path(__file__).with_name(self.source).read_text(encoding="utf-8")
         setting = f"SLURM_CONF={shlex.quote(slurm_conf)}\nexport SLURM_CONF\n" if slurm_conf else ""
@@ -36,4 +36,4 @@ HOOKS = {
     "monitor": Hook("gpuipc-doctor-monitor", 0o755, "monitor.sh"),
     "nhc": Hook("gpuipc_doctor.nhc", 0o644, "nhc.sh"),
 }
-"""By the argument of ``gpuipc-doctor config hooks``."""
+"""Argument of ``gpuipc-doctor config hooks`` → hook."""

@@ -64,7 +64,7 @@ def test_without_a_network_interface(tmp_path: Path) -> None:
 def test_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     for number in (10, 2, 0):
         (tmp_path / f"sys/class/cxi/cxi{number}/device").mkdir(parents=True)
-    assert [one.name for one in cxi_adapters(tmp_path)] == ["cxi0", "cxi2", "cxi10"]
+    assert [adapter.name for adapter in cxi_adapters(tmp_path)] == ["cxi0", "cxi2", "cxi10"]
 
 
 def test_no_such_adapter(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_none(text: str) -> None:
 def test_both_forms_of_the_real_one_agree() -> None:
     def asked(*options: str) -> set[tuple[str, str, str]]:
         text = subprocess.run(["fi_info", *options], capture_output=True, text=True, check=True).stdout
-        return {(one.provider, one.domain, one.kind) for one in offered(text)}
+        return {(interface.provider, interface.domain, interface.kind) for interface in offered(text)}
 
     assert asked("-v") == asked() != set()
 

@@ -40,10 +40,21 @@ PSM2 = "\nfi_pingpong:26476 terminated with signal 11 at PC=7f9a50c85487 SP=7ffc
             {"ended": "wrong", "said": "byte 8 of a message is wrong"},
         ),
         (-6, "", {"ended": "crashed", "said": "SIGABRT"}),
+        (
+            -6,
+            "| Test: tag match latency |\n"
+            "[vm:7:0:7]      ucp_mm.c:1012 Assertion `mem_type == memh->mem_type' failed: mem_type=host\n",
+            {
+                "ended": "crashed",
+                "said": "SIGABRT: [vm:7:0:7]      ucp_mm.c:1012 "
+                "Assertion `mem_type == memh->mem_type' failed: "
+                "mem_type=host",
+            },
+        ),
         (-13, "", {"ended": "failed", "said": "SIGPIPE"}),
         (1, PSM2, {"ended": "crashed", "said": "SIGSEGV"}),
         (1, REFUSED, {"ended": "failed", "said": f"exit code 1: {REFUSED.strip()}"}),
-        (3, "", {"ended": "failed", "said": "exit code 3: it printed nothing"}),
+        (3, "", {"ended": "failed", "said": "exit code 3: no output"}),
     ],
 )
 def test_how_a_program_ended(code: int, text: str, told: dict[str, object]) -> None:
@@ -132,6 +143,10 @@ def test_ucx_is_told_the_fabric_that_the_site_states(
 def test_of_both_ends_the_one_that_tells_more() -> None:
     crashed, failed = {"ended": "crashed", "said": "SIGSEGV"}, {"ended": "failed", "said": "exit code 1"}
     assert message_pair.worse_of(crashed, failed) == message_pair.worse_of(failed, crashed) == crashed
+    ended_by_us = {"ended": "crashed", "said": "SIGTERM"}
+    assert (
+        message_pair.worse_of(ended_by_us, crashed) == message_pair.worse_of(crashed, ended_by_us) == crashed
+    )
     wrote_to_nobody = message_pair.judge(-signal.SIGPIPE, "", 10)
     assert (
         message_pair.worse_of(wrote_to_nobody, crashed)
@@ -164,12 +179,12 @@ def test_results_of_hpes_own_check(tmp_path: Path) -> None:
     (tmp_path / "cxi0").write_text(SUMMARY)
     (tmp_path / "else").write_bytes(b"\xff\n")
     found = healthcheck.results(tmp_path)
-    assert [(one["check"], one["result"]) for one in found] == [
+    assert [(result["check"], result["result"]) for result in found] == [
         ("pci_check", "Pass"),
         ("mac_check", "Skip"),
         ("link_flap_check", "Fail"),
     ]
-    assert {one["file"] for one in found} == {str(tmp_path / "cxi0")}
+    assert {result["file"] for result in found} == {str(tmp_path / "cxi0")}
 
 
 def test_no_such_directory(tmp_path: Path) -> None:

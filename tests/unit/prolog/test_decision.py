@@ -80,7 +80,7 @@ INTERRUPTED = replaced(healthy(gpus(1)), interrupted=True)
 )
 def test_each_kind_drains_by_its_own_key_alone(report: Report, kind: Kind, code: int) -> None:
     for action, other in itertools.product(Action, Action):
-        keys = {f"on_{one.value}": other for one in Kind} | {f"on_{kind.value}": action}
+        keys = {f"on_{kind.value}": other for kind in Kind} | {f"on_{kind.value}": action}
         answer = decided(report, PrologConfig(**keys))
         assert (answer.action, answer.exit_code) == (action, code if action is Action.DRAIN else 0)
 
@@ -129,7 +129,7 @@ def test_of_many_the_line_tells_what_drains() -> None:
     policy = PrologConfig(on_fail=Action.LOG, on_error=Action.IGNORE, on_budget=Action.DRAIN)
     answer = decision.decide(found, policy)
     assert (answer.text, answer.exit_code) == ("ERROR c", 11)
-    assert [one.action for one in answer.weighed] == [Action.DRAIN, Action.LOG, Action.IGNORE]
+    assert [concern.action for concern in answer.weighed] == [Action.DRAIN, Action.LOG, Action.IGNORE]
 
 
 def test_lines() -> None:

@@ -59,10 +59,10 @@ def test_an_answer_stands_whatever_becomes_of_the_child() -> None:
 @pytest.mark.parametrize(
     ("does", "answer"),
     [
-        ("hang()", "budget: the budget was up while this; kept {'a': 1}"),
+        ("hang()", "budget: the budget was exhausted while this; kept {'a': 1}"),
         ("os.kill(os.getpid(), 9)", "error: ended without a result while this; kept {'a': 1}"),
         ("os.abort()", "error: ended without a result while this; kept {'a': 1}"),
-        ("os.kill(os.getppid(), 15); hang()", "budget: was told to end while this; kept {'a': 1}"),
+        ("os.kill(os.getppid(), 15); hang()", "budget: was terminated while this; kept {'a': 1}"),
         (
             "1 / 0",
             "error: ended without a result while ZeroDivisionError: division by zero was raised;"
@@ -88,7 +88,10 @@ def work(channel):
     channel.keep(None, {{"budget": [11, {known!r}]}})
     hang()
 """)
-        assert (code, line) == (11, f"{known or 'gpuipc-doctor: ERROR the budget was up while it started'}\n")
+        assert (code, line) == (
+            11,
+            f"{known or 'gpuipc-doctor: ERROR the budget was exhausted while it started'}\n",
+        )
 
 
 def test_a_system_without_processes_lets_the_job_start() -> None:
@@ -105,7 +108,8 @@ os.fork = fork
 
 
 @pytest.mark.parametrize(
-    ("known", "answer"), [("", "gpuipc-doctor: ERROR the budget was up while it started"), ("bad", "bad")]
+    ("known", "answer"),
+    [("", "gpuipc-doctor: ERROR the budget was exhausted while it started"), ("bad", "bad")],
 )
 def test_a_guard_that_is_held_up_itself_answers_all_the_same(known: str, answer: str) -> None:
     code, line, _ = run(f"""

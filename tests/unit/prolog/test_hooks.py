@@ -87,7 +87,7 @@ def test_what_is_not_ours_is_not_overwritten(config: Path, scontrol: str, tmp_pa
     file.write_text("#!/bin/sh\n")
     done = hooks("slurm", "--config", config, "--scontrol", scontrol, "--to", tmp_path)
     assert done.exit_code == 2
-    assert f"{file} is there, and is not one of ours; move it away" in done.output
+    assert f"{file} exists and was not written by this tool; move it away" in done.output
     assert file.read_text() == "#!/bin/sh\n"
 
 
@@ -115,7 +115,7 @@ def test_a_missing_scontrol_is_said(config: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PATH", "/nowhere")
     done = hooks("slurm", "--config", config, *named)
     assert done.exit_code == 2
-    assert "say where it is: --scontrol FILE" in done.output
+    assert "name it with --scontrol FILE" in done.output
 
 
 def nhc(check: str) -> subprocess.CompletedProcess[str]:

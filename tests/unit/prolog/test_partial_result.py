@@ -32,7 +32,7 @@ class Kept(Channel):
 
 @pytest.mark.parametrize("kind", [Kind.UNKILLABLE, Kind.ERROR, Kind.BUDGET])
 def test_what_is_known_to_be_bad_drains_whatever_ends_the_test(kind: Kind) -> None:
-    decided = BAD.decide(kind, "the budget was up")
+    decided = BAD.decide(kind, "the budget was exhausted")
     assert (decided.exit_code, decided.text) == (12, "FAIL it is bad")
     assert BAD.answers[kind.value] == (12, "gpuipc-doctor: FAIL it is bad")
 
@@ -55,7 +55,8 @@ def test_nobody_drains_who_is_not_in_the_share() -> None:
     answers = BAD._replace(policy=PrologConfig(breaker={"share": 0.0})).answers
     assert [code for code, _ in answers.values()] == [0, 0, 0]
     assert (
-        "would drain, but this node is not in the share of 0 that may: FAIL it is bad" in answers["error"][1]
+        "would drain, but this node is outside the breaker's share of 0: "
+        "FAIL it is bad" in answers["error"][1]
     )
 
 

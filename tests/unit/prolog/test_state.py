@@ -113,7 +113,7 @@ def test_the_oldest_pass_of_the_gpus_counts() -> None:
 
 
 def test_nothing_remembered_says_so() -> None:
-    assert age(NOTHING) == "no pass is remembered"
+    assert age(NOTHING) == "no pass is stored"
 
 
 def test_a_test_that_was_begun_is_unfinished_until_one_of_these_gpus_comes_to_its_end() -> None:
@@ -218,7 +218,7 @@ def remember(config: Path) -> None:
 
 
 def test_a_config_that_has_passed_is_an_answer(config: Path) -> None:
-    assert state.look_up(config, "").why_not == "not used: no pass is remembered"
+    assert state.look_up(config, "").why_not == "not used: no pass is stored"
     remember(config)
     assert state.look_up(config, "").why_not == ""
 
@@ -257,7 +257,7 @@ def test_what_was_looked_up_is_of_the_bytes_that_were_read(
 def test_a_place_that_others_can_write_is_not_believed(config: Path, tmp_path: Path) -> None:
     remember(config)
     (tmp_path / "state").chmod(0o777)
-    assert "so it is not ours alone" in state.look_up(config, "").complaint
+    assert "so other users can access it" in state.look_up(config, "").complaint
 
 
 def test_the_sites_own_checks_count(config: Path, tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_the_sites_own_checks_count(config: Path, tmp_path: Path) -> None:
 )
 def test_a_config_that_is_wrong_is_no_answer(config: Path, text: str) -> None:
     config.write_text(text)
-    assert "no section `prolog` that is in order" in state.look_up(config, "").why_not
+    assert "no valid section `prolog`" in state.look_up(config, "").why_not
 
 
 def test_the_files_beneath_a_config_count(config: Path, tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_the_files_beneath_a_config_count(config: Path, tmp_path: Path) -> None:
     assert state.look_up(config, "").why_not == "not used: changed since the last pass: config"
     assert load(config, known=found.documents).node.gpus.count == 4
     base.write_text("extends: ./config.yaml\n".replace("config.yaml", config.name))
-    assert "no section `prolog` that is in order" in state.look_up(config, "").why_not
+    assert "no valid section `prolog`" in state.look_up(config, "").why_not
 
 
 def test_without_a_config_the_sites_own_file_counts(

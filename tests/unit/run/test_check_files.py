@@ -22,11 +22,11 @@ CHECK = Ours()
 """
 
 HOSTILE = {
-    "while True: pass": "was not imported within 5 s",
-    "import time; time.sleep(600)": "was not imported within 5 s",
+    "while True: pass": "did not import within 5 s",
+    "import time; time.sleep(600)": "did not import within 5 s",
     "import os; os._exit(0)": "ended the process that imported it",
     "import os; os.abort()": "ended the process that imported it",
-    "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)": "was not imported within 5 s",
+    "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)": "did not import within 5 s",
 }
 
 

@@ -83,7 +83,7 @@ def with_settings(first: Finding, second: Finding, env: dict[str, str]) -> list[
 
 
 def test_a_probe_of_the_check_that_failed_alike_with_more_settings_is_a_control_of_it() -> None:
-    said = "the same with IPC=0 (IPC off)"
+    said = "same finding with IPC=0 (IPC off)"
     assert with_settings(FAIL, FAIL, {"IPC": "0"}) == [[said], [said]]
 
 

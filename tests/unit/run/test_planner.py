@@ -135,11 +135,11 @@ def test_a_device_without_what_a_check_requires_is_a_skip_with_the_reason(tmp_pa
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ("return []", "the check asked for nothing"),
+        ("return []", "the check planned no probe"),
         ("raise KeyError('x')", "planning failed: KeyError: 'x'"),
         ("yield Probe('p', {'a': lambda w: None})", "is not a function defined in own_check.py"),
         ("yield Probe('p', {'a': print})", "is not a function defined in own_check.py"),
-        ("yield Probe('p', {'a': role}, ('cuda:0',))", "must be devices of the context"),
+        ("yield Probe('p', {'a': role}, ('cuda:0',))", "must be devices from the check's `ctx`"),
         ("yield 'a probe'", "is neither a Probe nor a Finding"),
         ("yield Probe('p', {'a': role}, concurrent=True)", "concurrent must be a set of its roles"),
         ("yield Probe('p', {'a': role}, concurrent={'b'})", "concurrent must be a set of its roles"),
@@ -200,7 +200,7 @@ def test_a_check_runs_again_after_the_last_day_of_its_disabling_and_says_so() ->
     again = laid_out(date(2001, 1, 1))
     assert len(again.probes) == len(plan_probes(item).probes)
     warned = [sentences.summary(r.finding) for r in again.concluded if r.finding.status is Status.WARN]
-    assert warned == ["runs again: it was disabled until 2001-01-01 at site.yaml:12"]
+    assert warned == ["runs again: disabled until 2001-01-01 at site.yaml:12"]
 
 
 def test_a_deadline_of_the_command_line_wins() -> None:
@@ -269,7 +269,7 @@ def test_a_second_check_of_the_same_id_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "twin.py").write_text(OWN_CHECK.format(body="return []").replace("own-check", "ipc-reopen"))
     loaded = loader.load([tmp_path])
     [broken] = [item for item in loaded if isinstance(item, BrokenCheck)]
-    assert "its id 'ipc-reopen' is taken by" in broken.reason
+    assert "its id 'ipc-reopen' is already used by" in broken.reason
 
 
 def test_every_built_in_check_loads_and_is_documented() -> None:
@@ -309,7 +309,7 @@ def test_a_control_waits_for_what_it_controls_unless_it_was_asked_for(
     item = load(CONTROL.format(body='yield Probe("", {"a": role})'), tmp_path)
     layout = plan_probes(item, devices, request=request_)
     assert bool(layout.probes) is runs
-    assert [one.finding.key for one in layout.concluded] == [] if runs else ["no-subject"]
+    assert [result.finding.key for result in layout.concluded] == [] if runs else ["no-subject"]
 
 
 @pytest.mark.parametrize(("tier", "concurrent"), [(Tier.ACCEPTANCE, set()), (Tier.SOAK, {"role"})])

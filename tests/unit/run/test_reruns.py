@@ -77,7 +77,7 @@ QUIET = "libfabric:7:1::core: a line at 0x10"
         (outcome(call="MPI_Send"), (f"{AGAIN}rank 1: MPI_Send #0 hung (10 s)",)),
         (
             BUDGET,
-            ("Not run again with FI_LOG_LEVEL=info UCX_LOG_LEVEL=info: budget; run it alone",),
+            ("Not rerun with FI_LOG_LEVEL=info UCX_LOG_LEVEL=info: budget; run it alone",),
         ),
     ],
 )

@@ -172,7 +172,10 @@ def test_probes_that_end_alike_are_each_told_of() -> None:
         planned(Mapping(), number=102, probe=Probe("far", {"a": role})),
         planned(Mapping(), number=103, probe=Probe("far", {"a": role}), repetition=2),
     )
-    told = {(one.probe, one.repetition) for one in run(Mapping(), NamesIt(outcome()), *ways).log.results()}
+    told = {
+        (result.probe, result.repetition)
+        for result in run(Mapping(), NamesIt(outcome()), *ways).log.results()
+    }
     assert told > {("near", 1), ("far", 1), ("far", 2)}
 
 

@@ -43,7 +43,7 @@ def planned(
 def test_ranks_that_spin_have_a_processor_each() -> None:
     launch = Launch(("mpiexec", "-n", "{ranks}"))
     ranks = [planned(name, device) for name, device in (("first", FIRST), ("second", SECOND))]
-    ranks = [replace(one, probe=replace(one.probe, launch=launch)) for one in ranks]
+    ranks = [replace(planned, probe=replace(planned.probe, launch=launch)) for planned in ranks]
     waiting = [*ranks, planned("other", SECOND)]
     assert names(schedule._startable(waiting, [], jobs=2)) == ["first", "other"]
     assert names(schedule._startable(ranks, [], jobs=1)) == ["first"]
@@ -51,7 +51,7 @@ def test_ranks_that_spin_have_a_processor_each() -> None:
 
 
 def names(probes: list[PlannedProbe]) -> list[str]:
-    return [one.probe.name for one in probes]
+    return [planned.probe.name for planned in probes]
 
 
 def test_what_has_devices_to_itself_goes_first_and_pairs_before_what_has_one() -> None:
@@ -219,7 +219,7 @@ def test_what_ended_before_its_turn_starts_anew_and_what_cannot_be_killed_is_tol
     taken: dict[str, schedule.Ended] = {}
 
     def take(planned: PlannedProbe, ended: schedule.Ended) -> list[PlannedProbe]:
-        until("the second has ended", lambda: all(one.outcome.done() for one in running._ahead.values()))
+        until("the second has ended", lambda: all(early.outcome.done() for early in running._ahead.values()))
         taken[planned.probe.name] = ended
         return []
 

@@ -33,17 +33,17 @@ A100, H100 = "NVIDIA A100-SXM4-40GB", "NVIDIA H100"
         ("", 0, [A100, H100], []),
         ("A100", 2, [A100, A100], []),
         ("a100", 0, [A100], []),
-        ("A100", 4, [A100, A100], ["fewer-than-expected: 2 of the 4 × A100 that x.yaml:1 expects"]),
-        ("", 4, [], ["fewer-than-expected: 0 of the 4 × GPU that x.yaml:1 expects"]),
-        ("A100", 2, [A100, H100], ["fewer-than-expected: 1 of the 2 × A100 that x.yaml:1 expects"]),
-        ("A100", 1, [A100, A100], ["more-than-expected: 2 × A100, and x.yaml:1 expects 1"]),
+        ("A100", 4, [A100, A100], ["fewer-than-expected: found 2 × A100; x.yaml:1 expects 4"]),
+        ("", 4, [], ["fewer-than-expected: found 0 × GPU; x.yaml:1 expects 4"]),
+        ("A100", 2, [A100, H100], ["fewer-than-expected: found 1 × A100; x.yaml:1 expects 2"]),
+        ("A100", 1, [A100, A100], ["more-than-expected: found 2 × A100; x.yaml:1 expects 1"]),
         ("A100", 1, [A100, H100], ["other-model: found 1 × NVIDIA H100; x.yaml:1 expects A100"]),
         ("A100", 0, [H100], ["other-model: found 1 × NVIDIA H100; x.yaml:1 expects A100"]),
     ],
 )
 def test_gpus(model: str, count: int, here: list[str], says: list[str]) -> None:
     found = list(site_expectations.of_gpus(ExpectedGpus(model, count, "x.yaml:1"), gpus(*here), {}))
-    assert [f"{one.key}: {sentences.summary(one)}" for one in found] == says
+    assert [f"{finding.key}: {sentences.summary(finding)}" for finding in found] == says
 
 
 def test_gpus_that_a_batch_system_hides_are_not_missed() -> None:
@@ -54,11 +54,16 @@ def test_gpus_that_a_batch_system_hides_are_not_missed() -> None:
 @pytest.mark.parametrize(
     ("model", "count", "here", "says"),
     [
-        ("A100", 4, [A100], ["fewer-than-expected: 1 of the 4 × A100 that x.yaml:1 expects"]),
+        ("A100", 4, [A100], ["fewer-than-expected: found 1 × A100; x.yaml:1 expects 4"]),
         ("A100", 1, [A100], []),
         ("MI300A", 0, [A100], []),
-        ("MI300A", 4, [A100], ["not-counted: x.yaml:1 expects 4 × MI300A, and --backend cuda asks no other"]),
-        ("", 4, [A100], ["not-counted: x.yaml:1 expects 4 × GPU, and --backend cuda asks no other"]),
+        (
+            "MI300A",
+            4,
+            [A100],
+            ["not-counted: only cuda GPUs counted (--backend); x.yaml:1 expects 4 × MI300A"],
+        ),
+        ("", 4, [A100], ["not-counted: only cuda GPUs counted (--backend); x.yaml:1 expects 4 × GPU"]),
         ("", 4, [], []),
     ],
 )
@@ -69,7 +74,7 @@ def test_of_one_driver_gpus_are_missed_that_must_be_its_own(
     found = site_expectations.check_backend_gpus(
         "cuda", ExpectedGpus(model, count, "x.yaml:1"), gpus(*here), {}
     )
-    assert [f"{one.key}: {sentences.summary(one)}" for one in found] == says
+    assert [f"{finding.key}: {sentences.summary(finding)}" for finding in found] == says
 
 
 def unexpected(versions: dict[str, Range], *facts: Fact, surveyed: bool = True) -> list[str]:
@@ -77,7 +82,7 @@ def unexpected(versions: dict[str, Range], *facts: Fact, surveyed: bool = True) 
         versions={name: ExpectedVersion(one, "x.yaml:2", "a reason") for name, one in versions.items()}
     )
     found = site_expectations.of_versions(site, facts, surveyed=surveyed)
-    return [f"{one.name} is {one.found}, not {one.wanted}: {one.why}" for one in found]
+    return [f"{finding.name} is {finding.found}, not {finding.wanted}: {finding.why}" for finding in found]
 
 
 def test_versions() -> None:
@@ -87,7 +92,7 @@ def test_versions() -> None:
         "nvidia-driver is 580.65.06 (nvml), not 535 to before 580: a reason"
     ]
     assert unexpected(wanted, Fact("nvidia-driver", "550.1x", "nvml")) == [
-        "nvidia-driver is 550.1x (nvml), of which it cannot be told, not 535 to before 580: a reason"
+        "nvidia-driver is 550.1x (nvml), which cannot be compared, not 535 to before 580: a reason"
     ]
     absent = Fact("nvidia-driver", None, "no /proc/driver/nvidia/version")
     assert unexpected(wanted, absent) == ["nvidia-driver is not here, not 535 to before 580: a reason"]
@@ -143,17 +148,17 @@ def judged(here: list[str], *, unlisted: int = 0, by_slurm: int = 0, types: Site
         *site_expectations.of_types(types.types_of("gpu03", node), node, {}),
         *site_expectations.of_gpus(types.of_node("gpu03", node).node.gpus, node.devices, {}),
     ]
-    return [f"{one.status.value} {one.key}: {sentences.summary(one)}" for one in found]
+    return [f"{finding.status.value} {finding.key}: {sentences.summary(finding)}" for finding in found]
 
 
 FOUR_OR_EIGHT = (
-    "WARN node-type-unclear: 4 × NVIDIA A100-SXM4-40GB can be more than one node type of x.yaml:6: "
+    "WARN node-type-unclear: 4 × NVIDIA A100-SXM4-40GB matches more than one node type of x.yaml:6: "
     "four, or eight with 4 lost"
 )
 
 
 def fewer(here: int, expected: int, line: int) -> str:
-    says = f"{here} of the {expected} × A100 that x.yaml:{line} expects"
+    says = f"found {here} × A100; x.yaml:{line} expects {expected}"
     return f"FAIL fewer-than-expected: {says}"
 
 
@@ -177,8 +182,8 @@ def test_a_lost_gpu_never_makes_a_node_one_of_a_smaller_type(
     here: int, shown: dict[str, int], says: list[str]
 ) -> None:
     found = judged([A100] * here, **shown)
-    assert [one for one in found if not one.startswith("WARN") or one in says] == says
-    assert all(one.startswith(("FAIL", "WARN node-type-unclear")) for one in found)
+    assert [finding for finding in found if not finding.startswith("WARN") or finding in says] == says
+    assert all(finding.startswith(("FAIL", "WARN node-type-unclear")) for finding in found)
 
 
 def test_three_of_a_type_with_four_or_eight_fail_and_say_that_the_type_is_unclear() -> None:
@@ -203,7 +208,7 @@ def of_types(**kinds: ExpectedGpus) -> SiteConfig:
         ({"any": ("A100", 0), "eight": ("A100", 8)}, 8, []),
         ({"any": ("A100", 0), "eight": ("A100", 8)}, 7, ["any, or eight with 1 lost"]),
         ({"any": ("A100", 0)}, 3, []),
-        ({"four": ("", 4), "eight": ("", 8)}, 7, ["7 of the 8 × GPU that x.yaml:1 expects"]),
+        ({"four": ("", 4), "eight": ("", 8)}, 7, ["found 7 × GPU; x.yaml:1 expects 8"]),
         ({"small": ("A100", 4), "large": ("A100", 4)}, 4, ["small, or large"]),
     ],
 )

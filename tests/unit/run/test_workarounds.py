@@ -174,7 +174,7 @@ def test_what_follows_up_a_failure_is_left_alone() -> None:
     """It is told beside the failure itself, and ends as a failure with whatever helps against that."""
     stage, log = Stage({"1": outcome(leaks=False)}), failed()
     rest = PlannedProbe(9, Leaky(), Path(__file__), Probe("the rest", {}, launch=LAUNCH), follows=1)
-    log.keep(rest, outcome(leaks=True), [Finding.fail("map", "map of what failed")])
+    log.keep(rest, outcome(leaks=True), [Finding.fail("map", "failures by kind of message")])
     after(log, stage, Workaround({"X": "1"}, ""))
     assert stage.tried == [("node", "1")]
 
@@ -198,7 +198,7 @@ def tried(known: KnownIssue, relation: Relation, *built_in: Workaround) -> list[
     facts = [Fact("mpich", "4.3.2", "here")]
     of = workarounds.candidates([known], [join], facts, built_in)
     [failure] = workarounds.worth_trying(failed())
-    return [(dict(one.env), one.cost) for one in of(failure)]
+    return [(dict(workaround.env), workaround.cost) for workaround in of(failure)]
 
 
 def test_what_a_known_issue_that_shows_offers_comes_first_and_nothing_twice() -> None:
@@ -227,7 +227,7 @@ def test_settings_of_messages_are_offered_once_mpi_was_initialised(made: str, of
     facts, known = [Fact("mpich", "4.3.2", "here")], issue(Remedy("a", {"SIGNATURE": "1"}))
     of = workarounds.candidates([known], [join], facts, [Workaround({"IPC": "off"}, "")])
     [failure] = workarounds.worth_trying(log)
-    assert [next(iter(one.env)) for one in of(failure)] == ["SIGNATURE", *offered]
+    assert [next(iter(workaround.env)) for workaround in of(failure)] == ["SIGNATURE", *offered]
 
 
 def test_neither_what_is_set_nor_what_takes_gpus_away_is_tried(

@@ -148,7 +148,7 @@ def test_an_empty_mapping_is_the_defaults(tmp_path: Path) -> None:
         ),
         (
             "disabled:\n  ipc-peer: {reason: x, until: 2026-02-30}\n",
-            ["x.yaml:2: disabled.ipc-peer: there is no day 2026-02-30"],
+            ["x.yaml:2: disabled.ipc-peer: no such date: 2026-02-30"],
         ),
         ("checks_dirs: here\n", ["x.yaml:1: checks_dirs must be a list, not 'here'"]),
         ("\nchecks_dirs:\n- none\n", ["x.yaml:3: checks_dirs: none: No such file or directory"]),
@@ -206,7 +206,7 @@ def test_root_refuses_a_config_that_belongs_to_a_user(
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     (line,) = told(path)
     assert line.startswith("x.yaml: is not trusted: ")
-    assert line.endswith(f" belongs to user {user}; as root, use files of root's")
+    assert line.endswith(f" belongs to user {user}; as root, use root's files")
 
 
 @root
@@ -316,11 +316,11 @@ def test_a_name_that_is_neither_a_file_nor_a_shipped_site(tmp_path: Path) -> Non
     code, _, err = validate(Path("olcf-fronteir"))
     assert (code, err) == (
         2,
-        "gpuipc-doctor: olcf-fronteir: there is no such file, and no shipped site of that name; "
+        "gpuipc-doctor: olcf-fronteir: no such file, and no shipped site of that name; "
         "did you mean 'olcf-frontier'?\n",
     )
     code, _, err = validate(write(tmp_path / "x.yaml", "extends: ours\n"))
-    assert "x.yaml:1: extends: there is no shipped site 'ours'; they are csc-lumi-g, " in err
+    assert "x.yaml:1: extends: no shipped site 'ours'; they are csc-lumi-g, " in err
 
 
 def test_validate_names_every_mistake_of_every_file_and_of_what_they_add(tmp_path: Path) -> None:
@@ -336,8 +336,8 @@ def test_validate_names_every_mistake_of_every_file_and_of_what_they_add(tmp_pat
     assert (code, out) == (2, "")
     assert err.replace(f"{tmp_path}/", "").splitlines() == [
         "gpuipc-doctor: a.yaml:1: tier: 'fast' is not known; it must be one of prolog, acceptance, soak",
-        "gpuipc-doctor: b.yaml:3: disabled: there is no check 'driver-inot'; did you mean 'driver-init'?",
-        "gpuipc-doctor: b.yaml:4: options: there is no check 'zzz'",
+        "gpuipc-doctor: b.yaml:3: disabled: no check 'driver-inot'; did you mean 'driver-init'?",
+        "gpuipc-doctor: b.yaml:4: options: no check 'zzz'",
         "gpuipc-doctor: issues/ours.yaml:1: issues must not be empty",
         "gpuipc-doctor: checks/ours.py:1: ModuleNotFoundError: No module named 'no_such_module'",
     ]
@@ -357,7 +357,7 @@ def test_what_a_schema_cannot_see_is_named_beside_what_it_can(tmp_path: Path) ->
         "2: budget_s.prolog must be a number, not 'soon'",
         "3: mpi.launcher: {ranks} is missing, the number of ranks to start",
         "4: checks_dirs: none: No such file or directory",
-        "5: disabled.ipc-peer: there is no day 2026-02-30",
+        "5: disabled.ipc-peer: no such date: 2026-02-30",
     ]
 
 

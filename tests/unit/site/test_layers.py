@@ -114,7 +114,7 @@ def test_a_loop_of_extends_is_named_where_it_closes(write: Write) -> None:
     write("shipped/lake.yaml", "\nextends: sea\n")
     write("shipped/sea.yaml", "extends: lake\n")
     top = write("top.yaml", "extends: lake\n")
-    back = "leads back here; one of the files on the way must extend another, or none"
+    back = "is a cycle; change 'extends' in one of its files"
     assert refused(top) == [f"sea.yaml:1: extends: 'lake' {back}"]
     assert refused(write("own.yaml", "extends: ./own.yaml\n")) == [
         f"own.yaml:1: extends: './own.yaml' {back}"
@@ -126,7 +126,7 @@ def test_an_unknown_base_is_named_with_the_near_miss_and_all_other_mistakes(writ
     top = write("top.yaml", "teir: soak\nextends: laek\n")
     assert refused(top) == [
         "top.yaml:1: unknown key 'teir'; did you mean 'tier'?",
-        "top.yaml:2: extends: there is no shipped site 'laek'; did you mean 'lake'?",
+        "top.yaml:2: extends: no shipped site 'laek'; did you mean 'lake'?",
     ]
 
 
@@ -136,7 +136,7 @@ def test_mistakes_of_all_layers_are_named_in_one_pass(write: Write) -> None:
     assert refused(top) == [
         "base.yaml:1: tier: 'fast' is not known; it must be one of prolog, acceptance, soak",
         "base.yaml:2: hosts: 'n[1-' names no nodes: missing bracket: \"n[1-\"; see `nodeset --help`",
-        "base.yaml:3: versions: there is no component 'nvidia-drvier'; did you mean 'nvidia-driver'?",
+        "base.yaml:3: versions: no component 'nvidia-drvier'; did you mean 'nvidia-driver'?",
         "top.yaml:2: mpi.launcher: braces can only hold one of ranks, nodes, ranks_per_node, env, "
         "not 'tasks'",
     ]
@@ -193,8 +193,8 @@ def test_two_shipped_sites_that_match_are_told_apart_by_a_person(write: Write) -
 
     top = write("top.yaml", "tier: soak\n")
     assert refused(top, match) == [
-        "lake.yaml:2: cluster: this node is also of site-configs/pond.yaml; "
-        "name the one that is meant: --config lake"
+        "lake.yaml:2: cluster: this node also matches site-configs/pond.yaml; "
+        "name the config for this node: --config lake"
     ]
     assert names(write("own.yaml", "extends: pond\n"), match) == ["own.yaml", "pond.yaml"]
 

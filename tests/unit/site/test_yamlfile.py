@@ -68,7 +68,7 @@ def mistakes(tmp_path: Path, text: str | bytes) -> list[str]:
         ("id: a\nenv:\n  a-b: x\n", "x.yaml:3: env: key 'a-b' is not the name of an environment variable"),
         ("id: a\n\nid: b\n", "x.yaml:3: key 'id' was given before, on line 1"),
         ("id: a\n[1]: b\n", "x.yaml:2: a key must be plain text"),
-        ("id:\n\t- b\n", "x.yaml:2: is indented with a tab; YAML wants spaces"),
+        ("id:\n\t- b\n", "x.yaml:2: is indented with a tab; YAML requires spaces"),
         (
             "id: a\nenv: {A: b\n",
             "x.yaml:3: is not YAML: did not find expected ',' or '}' while parsing a flow mapping",
