@@ -1,3 +1,3 @@
-"""Find out, by doing it, whether GPU inter-process memory works on this node."""
+"""Test whether GPU inter-process memory works on this node, by using it."""
 
 __version__ = "0.2.0"

@@ -1,4 +1,4 @@
-"""Where the program starts, as ``gpuipc-doctor`` and as ``python -I -m gpuipc_doctor`` alike."""
+"""Entry point of ``gpuipc-doctor`` and ``python -I -m gpuipc_doctor``."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import gc
 import sys
 
 GARBAGE_AFTER = 100_000
-"""New objects after which Python looks for garbage, of which ours are little; by itself after a thousand."""
+"""New objects after which Python collects garbage, which is rarely needed here (default: a thousand)."""
 
 
 def main() -> None:
     gc.set_threshold(GARBAGE_AFTER)
-    if sys.argv[1:2] == ["prolog"]:  # before anything is imported that could be somebody else's
+    if sys.argv[1:2] == ["prolog"]:  # before any import that another user could have planted
         from gpuipc_doctor.prolog import isolation
 
         isolation.isolate()
         if len(sys.argv) == 4 and sys.argv[2] == "--config" and sys.argv[3]:
-            # As the hooks start it: with all of the command line's machinery it would take a third longer.
+            # The hooks' short path: the full command line would take a third longer.
             from pathlib import Path
 
             from gpuipc_doctor.cli import stdio

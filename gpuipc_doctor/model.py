@@ -1,7 +1,7 @@
-"""The values that the rooms hand to each other: frozen, free of I/O, importing nothing of ours.
+"""Values that the packages exchange: frozen, without I/O, and importing nothing from this project.
 
-The words are those of the design: a *check* asks for *probes*; a probe runs *roles* in
-*workers* and ends in an *outcome*; the check concludes *findings* from it.
+A *check* requests *probes*; a probe runs *roles* in *workers* and ends in an *outcome*; the check concludes
+*findings* from it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from functools import total_ordering
 from typing import Any, NamedTuple
 
 Json = Any
-"""A value that JSON can hold: None, bool, int, float, str, lists and string-keyed dicts of those."""
+"""A JSON value: None, bool, int, float, str, lists and string-keyed dicts of these."""
 
 
 class Status(enum.Enum):
-    """What a finding says. ``FAIL``: the thing under test is bad. ``ERROR``: we could not tell."""
+    """The status of a finding. ``FAIL``: the tested object is bad. ``ERROR``: the result is unknown."""
 
     PASS = "PASS"
     SKIP = "SKIP"
@@ -34,7 +34,7 @@ class Status(enum.Enum):
 
 @total_ordering
 class Tier(enum.Enum):
-    """How long a run may take. A tier includes the ones below it."""
+    """The depth of a run. A tier includes all lower ones."""
 
     PROLOG = "prolog"
     ACCEPTANCE = "acceptance"
@@ -51,11 +51,11 @@ class Tier(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One GPU as one backend numbers it.
+    """One GPU as numbered by one backend.
 
-    ``uuid`` is the driver's own spelling (``GPU-…``) and survives renumbering; ``total_bytes`` is in
-    bytes; ``capabilities`` holds words such as ``legacy-ipc`` that checks may require; ``peers`` the labels
-    of the devices whose memory this one can reach directly.
+    ``uuid`` is in the driver's spelling (``GPU-…``) and survives renumbering; ``total_bytes`` is in bytes;
+    ``capabilities`` holds words such as ``legacy-ipc`` that checks may require; ``peers`` holds the labels of
+    the devices whose memory this one can access directly.
     """
 
     backend: str
@@ -69,12 +69,12 @@ class Device:
 
     @property
     def label(self) -> str:
-        """``cuda:0``: what the matrix and the command line call this device."""
+        """``cuda:0``: the device's name in the matrix and on the command line."""
         return f"{self.backend}:{self.index}"
 
     @property
     def identity(self) -> str:
-        """By what processes find it, however they number it: its uuid, or else its PCI address."""
+        """Key of the device, independent of numbering: its uuid, or else its PCI address."""
         return self.uuid or self.pci
 
     @property
@@ -84,32 +84,32 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class MemoryShare:
-    """The most device memory that a check may come to hold on one device, whichever of the two is less."""
+    """Maximum device memory that a check may hold on one device: the smaller of bytes and fraction."""
 
     fraction: float = 0.05
-    """Of what the device has, or has free."""
+    """Fraction of the device's total or free memory."""
     most_gib: float = 2.0
 
     def of(self, nbytes: int) -> int:
-        """The share of so many bytes, in bytes."""
+        """Maximum bytes to use of ``nbytes`` bytes of memory."""
         return int(min(self.fraction * nbytes, self.most_gib * 2**30))
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Where workers run. A real node adds nothing; a simulated one lends its libraries and its files.
+    """The node on which workers run. A simulated node has its own libraries and files.
 
-    ``env`` is added to the workers' environment and to nobody else's; ``root`` stands before ``/proc`` and
-    ``/sys`` wherever the inventory reads; ``simulated`` is the profile's name.
+    ``env`` is added to the workers' environment only; ``root`` precedes ``/proc`` and ``/sys`` wherever the
+    inventory reads; ``simulated`` is the profile's name.
     """
 
     env: Mapping[str, str] = field(default_factory=dict)
     root: str = "/"
     simulated: str = ""
     rank_env: Mapping[str, str] = field(default_factory=dict)
-    """Added, too, to the environment of workers that are MPI ranks."""
+    """Also added to the environment of workers that are MPI ranks."""
     visible: Mapping[str, str] = field(default_factory=dict)
-    """Added to that of workers whose probe is about no device: which GPUs they may see at all."""
+    """Added to the environment of workers whose probe has no device: it limits the GPUs that they see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +126,9 @@ class DriverFault:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A figure that a later run may be held against, such as a latency: one for each probe, not each round.
+    """A figure to compare with later runs, such as a latency: one per probe, not per round.
 
-    Within a probe, rounds share a processor and a placement; only whole probes are independent.
+    Rounds of a probe share a processor and a placement; only whole probes are independent.
     """
 
     name: str
@@ -142,28 +142,30 @@ class Measurement:
 
 
 class EvidenceKind(enum.Enum):
-    """What an item of evidence is."""
+    """The kind of an item of evidence."""
 
     SEEN = "seen"
-    """What was seen, more of it or more closely."""
+    """A further or more detailed observation."""
     CONTROL = "control"
-    """What was seen where the thing in question was left out."""
+    """An observation without the suspected part."""
     MEASURED = "measured"
-    """A figure, and what it would have shown."""
+    """A figure, and the fault that it would have detected."""
     BEFORE = "before"
-    """What a role had recorded before its probe ended early."""
+    """A role's records from before its probe ended early."""
     HOLDER = "holder"
-    """Who holds device memory."""
+    """A process that holds device memory."""
     RERUN = "rerun"
-    """What the same probe did when it was run again."""
+    """The result of a rerun of the same probe."""
     TRIAL = "trial"
-    """What became of it under a workaround, ``env`` or ``without`` of its values; ``outcome``: a `Trial`."""
+    """The result of the probe under a workaround; ``env`` or ``without`` and ``outcome`` (a `Trial`) are in
+    its values.
+    """
     ISSUE = "issue"
-    """A known issue that has to do with it; ``values["issue"]`` is its id."""
+    """A related known issue; ``values["issue"]`` is its id."""
 
 
 class Trial(enum.Enum):
-    """What became of a failure under a workaround."""
+    """The result of a failed probe under a workaround."""
 
     HELPS = "helps"
     DOES_NOT_HELP = "does not help"
@@ -174,9 +176,9 @@ class Trial(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One thing that speaks for a finding, as data; ``says`` and ``values`` as in `Finding`.
+    """One item of evidence for a finding, as data; ``says`` and ``values`` as in `Finding`.
 
-    The kinds that checks make most have a way of their own: ``Evidence.seen("{count} of them", count=3)``.
+    Common kinds have a constructor: ``Evidence.seen("{count} of them", count=3)``.
     """
 
     kind: EvidenceKind
@@ -197,20 +199,21 @@ class Evidence:
 
 
 PLACES = frozenset({"device", "from_device", "to_device", "host", "step"})
-"""Names of values that say where something was found: they group findings rather than tell them apart."""
+"""Names of values that are places, by which findings are not distinguished."""
 
 ORDINALS = frozenset({"occurrence"})
-"""Names of numbers that are no figures: a call that hung the second time did not hang the third time."""
+"""Names of numbers that do distinguish findings: a hang in the second call is not a hang in the third."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check concludes about one subject, as data; `report.sentences` puts it in words.
+    """A check's conclusion about one subject, as data; `report.sentences` turns it into text.
 
-    ``key`` names what it says, in words of a to z and 0 to 9 joined by hyphens; with the check's id before it
+    ``key`` names the conclusion in words of a to z and 0 to 9 joined by hyphens; together with the check's id
     (`Result.key`) it is the stable name by which findings are grouped, suppressed, compared and matched.
-    ``says`` is the sentence with its ``values`` left open: ``"{missing:mib} did not come back after {end}"``.
-    ``evidence`` has the most telling first; ``remedy`` says what to do. A SKIP says its reason.
+    ``says`` is the sentence with placeholders for ``values``: ``"{missing:mib} was not released after
+    {end}"``. ``evidence`` begins with the most important item; ``remedy`` is the instruction. A SKIP gives
+    its reason.
     """
 
     status: Status
@@ -223,10 +226,10 @@ class Finding:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """What findings of one check share that say the same of different places or at different times.
+        """Key that is equal for a check's findings that differ only in place, time and figures.
 
-        The key, and the texts among the values: numbers and lists are figures, except `ORDINALS`, and
-        `PLACES` say where. What was read from a report of before there were keys has its sentence alone.
+        It consists of the finding's key and its text values; numbers and lists are figures, except
+        `ORDINALS`, and `PLACES` are left out. In reports from before keys existed, it is the sentence.
         """
         texts = (
             f"{name}={value}"
@@ -237,7 +240,7 @@ class Finding:
 
     @property
     def issues(self) -> frozenset[str]:
-        """The known issues that its evidence names."""
+        """The known issues named in the evidence."""
         return frozenset(
             str(item.values.get("issue")) for item in self.evidence if item.kind is EvidenceKind.ISSUE
         )
@@ -280,8 +283,8 @@ class Finding:
 
 
 def _items(evidence: Iterable[Evidence | str]) -> tuple[Evidence, ...]:
-    """Plain text is what was seen."""
-    return tuple(Evidence(EvidenceKind.SEEN, one) if isinstance(one, str) else one for one in evidence)
+    """Evidence from items; plain text becomes an observation."""
+    return tuple(Evidence(EvidenceKind.SEEN, item) if isinstance(item, str) else item for item in evidence)
 
 
 Role = Callable[[Any], None]
@@ -290,31 +293,33 @@ Role = Callable[[Any], None]
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How an MPI launcher starts ranks: a command with ``{ranks}`` in it, and environment to add.
+    """How an MPI launcher starts ranks: a command with ``{ranks}`` in it, and additional environment.
 
-    On several ``nodes`` each gets one rank, and a device is the one of the same number on the rank's node.
+    On several ``nodes`` each node gets one rank, and devices are those with the same number on the rank's
+    node.
     """
 
     command: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     nodes: int = 1
     preload: tuple[str, ...] = ()
-    """Libraries that the ranks load first, and the launcher does not."""
+    """Libraries preloaded in ranks, but not in the launcher."""
     ends_badly: bool = False
-    """Whether it was seen not to end with its ranks, or not with exit code 0; that is reported once."""
+    """Whether the launcher did not end with its ranks, or with a non-zero exit code; reported once."""
     shows: tuple[frozenset[str], ...] = ()
-    """By rank, the labels of the devices that the launcher shows it; empty where each rank sees them all."""
+    """For each rank, the labels of the devices that the launcher shows it; empty if each rank sees all."""
 
     def can_use(self, devices: Sequence[Device]) -> bool:
-        """Whether the launcher shows each rank its device: the first rank the first, and so on."""
+        """Whether the launcher shows each rank the device at its own index: the first rank the first device,
+        and so on."""
         return all(devices[rank % len(devices)].label in shown for rank, shown in enumerate(self.shows))
 
 
 @dataclass(frozen=True, slots=True)
 class Workaround:
-    """Environment that may help, or operations to leave out, and in words what it costs.
+    """A workaround to try: environment, or operations to leave out; with its cost in words.
 
-    ``without`` names operations of a history; who does as ``do`` says has none of these.
+    ``without`` names operations of a history that a program following ``do`` avoids.
     """
 
     env: Mapping[str, str]
@@ -325,14 +330,14 @@ class Workaround:
 
 @dataclass(frozen=True, slots=True)
 class MpiStack:
-    """The MPI of this run: which it is, how its ranks are started, and whether it takes device pointers.
+    """The MPI of this run: its identity, how to start its ranks, and whether it accepts device pointers.
 
-    ``takes`` holds the backends whose device pointers may be given to it. On a simulated node that is every
-    backend, since simulated device memory is the host's. ``why_not`` and ``remedy`` are for the others.
-    ``ipc_off`` is the environment that turns this MPI's use of GPU IPC off; empty when it has no such switch.
-    ``cache_bound`` is the variable that bounds its cache of others' device memory; empty when none is known.
-    ``workarounds`` are the settings, right for this version, that may help when it fails, cheapest first.
-    ``edges`` are the message sizes, in bytes, at which it changes its protocol.
+    ``takes`` holds the backends whose device pointers it accepts. On a simulated node that is every backend,
+    since simulated device memory is host memory. ``why_not`` and ``remedy`` are for the other backends.
+    ``ipc_off`` is the environment that disables GPU IPC in this MPI, empty if it cannot be disabled.
+    ``cache_bound`` is the variable that limits its IPC mapping cache, empty if none is known. ``workarounds``
+    are settings for this version that may help when this MPI fails, cheapest first. ``edges`` are the message
+    sizes in bytes at which it changes its protocol.
     """
 
     family: str
@@ -340,35 +345,35 @@ class MpiStack:
     library: str
     launch: Launch
     across: Launch | None = None
-    """How ranks are started on several nodes, where that was asked for."""
+    """How to start ranks on several nodes, if requested."""
     takes: frozenset[str] = frozenset()
     has_gpu_path: bool = False
-    """Whether it moves device memory by a way of its own, rather than take a simulated one for the host's."""
+    """Whether the MPI has its own GPU path instead of treating simulated device memory as host memory."""
     why_not: str = ""
     remedy: str = ""
     ipc_off: Mapping[str, str] = field(default_factory=dict)
     cache_bound: str = ""
     cache_buffers: int | None = None
-    """The number of buffers to which that variable is set; None where it is not."""
+    """Value of the ``cache_bound`` variable in buffers; None if not set."""
     cache_in_bytes: bool = False
-    """Whether that variable counts bytes."""
+    """Whether the ``cache_bound`` variable counts bytes."""
     workarounds: tuple[Workaround, ...] = ()
     edges: tuple[int, ...] = ()
     louder: Mapping[str, str] = field(default_factory=dict)
     """Environment that raises the log level of this MPI and its libraries."""
     starts: bool = True
-    """Whether its ranks could be started and initialised, where that was tried."""
+    """Whether the ranks of this MPI could be started and initialised, if this was tried."""
     ucx: str = ""
-    """Version of the UCX that moves this MPI's device memory; empty when none does."""
+    """Version of the UCX that moves this MPI's device memory; empty without UCX."""
 
     def with_env(self, env: Mapping[str, str]) -> Launch:
-        """The launch with more environment."""
+        """A copy of the launch with more environment."""
         return replace(self.launch, env={**self.launch.env, **env})
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program on the node: its path, and who led to it, in words."""
+    """A program on the node: its path, and how it was found, in words."""
 
     file: str
     via: str
@@ -376,7 +381,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class StatedFabric:
-    """The fabric that a site says its nodes have, and ``file:line`` of that."""
+    """The fabric that the site config states for its nodes, and ``file:line`` of the statement."""
 
     name: str
     """``cxi``, ``verbs``, ``tcp`` or ``none``."""
@@ -385,21 +390,21 @@ class StatedFabric:
 
 @dataclass(frozen=True, slots=True)
 class FabricStack:
-    """What there is to test libfabric and UCX with, without MPI."""
+    """The programs to test libfabric and UCX without MPI."""
 
     programs: Mapping[str, Program] = field(default_factory=dict)
-    """By name: ``fi_info``, ``fi_pingpong``, ``ucx_info``, ``ucx_perftest``."""
+    """Programs by name: ``fi_info``, ``fi_pingpong``, ``ucx_info``, ``ucx_perftest``."""
     why_not: str = ""
-    """Where none was looked for."""
+    """Why no program was searched for."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """What the site adds to the environment of whoever uses them."""
+    """Environment added by the site config."""
     stated: StatedFabric | None = None
     adapters: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By fabric (``cxi``, ``verbs``, ``efa``, ``opa``), those that the kernel lists."""
+    """Adapters that the kernel lists, by fabric (``cxi``, ``verbs``, ``efa``, ``opa``)."""
 
 
 class AtRest(NamedTuple):
-    """A device that nobody uses: bytes in use then, None where nobody knows, and how long to wait for it."""
+    """The idle level of a device: bytes in use (None if unknown) and seconds to wait for it."""
 
     used: int | None
     patience_s: float
@@ -407,23 +412,20 @@ class AtRest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One isolated execution that a check asks for.
+    """One isolated execution requested by a check.
 
-    ``name`` tells the probes of one check on one subject apart (``destroy-context``). ``roles`` maps a
-    role's name to a function in the check's file, its own or one of the api's; each runs in a worker of its
-    own, all at the same time.
-    ``devices`` are the GPUs that every worker of the probe can see, in this order: none for a probe of
-    the node, one for a probe of a device, two for a pair, more for a group that is tested as a whole.
-    ``params`` reaches the roles as ``Worker.params``. ``deadline_s`` bounds each single operation, in
-    seconds, not the probe as a whole.
-    An ``exclusive`` probe has its devices to itself, because it watches what everybody does there. In one of
-    roles that are ``together``, as ranks are, they spin while they wait for each other. With
-    ``launch`` the roles are the ranks of an MPI job, in order, and talk through `Worker.mpi`. ``imports`` are
-    the Python modules that the roles will import, or backends whose bindings they will, beside those of the
-    devices' backend: they are then imported once for many workers, where that is safe. Roles are
-    ``concurrent`` where work in several streams has to run at the same time; the others' contexts have a
-    single queue to the device, which costs less. Roles that are ``starters`` start processes of their own
-    and load no driver, since no process may be forked from one that has.
+    ``name`` distinguishes a check's probes of one subject (``destroy-context``). ``roles`` maps a role's name
+    to a function in the check's file or in the api; each runs in its own worker, all at the same time.
+    ``devices`` are the GPUs that every worker of the probe can see, in this order: none for a probe of the
+    node, one for a probe of a device, two for a pair, more for a group tested together. ``params`` reaches
+    the roles as ``Worker.params``. ``deadline_s`` limits each single operation, in seconds, not the whole
+    probe. An ``exclusive`` probe has its devices to itself, because it measures their total use. Roles that
+    are ``together``, as ranks are, busy-wait for each other. With ``launch`` the roles are the ranks of an
+    MPI job, in order, and communicate through `Worker.mpi`. ``imports`` are the Python modules that the roles
+    will import, or the backends whose bindings they need in addition to their devices' backend; if it is
+    safe, one process imports them for many workers. ``concurrent`` roles run work in several streams at the
+    same time; other roles' contexts have a single queue to the device, which is cheaper. ``starters`` are
+    roles that start processes of their own and load no driver, since a process with a driver must not fork.
     """
 
     name: str
@@ -437,10 +439,12 @@ class Probe:
     starters: frozenset[str] = frozenset()
     launch: Launch | None = None
     harms: frozenset[str] = frozenset()
-    """What it does that harms nodes of some versions, as known issues of class ``probe-harms`` name it."""
+    """Steps of this probe that harm nodes with some versions, as named in known issues of class
+    ``probe-harms``.
+    """
     imports: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
-    """Added to the environment of its workers, where no launcher starts them."""
+    """Added to the environment of the probe's workers if no launcher starts them."""
 
     @property
     def subject(self) -> str:
@@ -462,25 +466,25 @@ class Ending(enum.Enum):
     DRIVER_ERROR = "driver error"
     EXCEPTION = "exception"
     UNAVAILABLE = "unavailable"
-    """Its driver or its GPU could not be used, or no longer."""
+    """The driver or GPU is not, or no longer, usable."""
     UNFIT = "unfit"
-    """Its GPU lacks what the check requires."""
+    """The GPU lacks a capability that the check requires."""
     CRASHED = "crashed"
     HUNG = "hung"
     UNKILLABLE = "unkillable"
     PEER_LOST = "peer lost"
-    """Its partner went away first: a casualty, never the culprit."""
+    """The partner ended first: this role is never blamed."""
     NOT_STARTED = "not started"
-    """It did not reach its first journal line within the start-up budget."""
+    """No journal line was written within the start-up time."""
     UNRECORDED = "unrecorded"
-    """It could not write down what it did, so nothing is known of what it found."""
+    """The journal could not be written, so the result is unknown."""
     STOPPED = "stopped"
-    """We ended it because another role had ended badly or the run was interrupted."""
+    """Ended by us because another role failed or the run was interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """The calls of one operation that returned to one role: how many, and the seconds they took together."""
+    """A role's successful calls of one operation: their number and their total seconds."""
 
     operation: str
     count: int
@@ -489,11 +493,11 @@ class Calls:
 
 @dataclass(frozen=True, slots=True)
 class RoleOutcome:
-    """What one role left behind.
+    """The outcome of one role.
 
     ``operation`` is the call that was armed when the worker ended (``cuIpcOpenMemHandle``), ``occurrence``
-    which call of that name in this worker it was, counted from 1, ``step`` the check's own words for what it
-    was doing. ``records`` is what the role recorded, also when it died later.
+    its number among the worker's calls of that name, from 1, ``step`` the check's description of it.
+    ``records`` are the role's records, kept even if it died later.
     """
 
     role: str
@@ -513,15 +517,15 @@ class RoleOutcome:
     log_tail: tuple[str, ...] = ()
     elapsed_s: float = 0.0
     start_up_s: float = 0.0
-    """Until it began with what it was started for: the interpreter, imports, for a rank its launcher."""
+    """Seconds before the role began: interpreter, imports, and for a rank its launcher."""
     calls: tuple[Calls, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class LauncherEnd:
-    """How an MPI launcher ended whose ranks had all ended with exit code 0, where not so itself.
+    """How a launcher ended abnormally although all its ranks ended with exit code 0.
 
-    ``exit_code`` is None where it had not ended after ``waited_s`` seconds.
+    ``exit_code`` is None if the launcher had not ended after ``waited_s`` seconds.
     """
 
     exit_code: int | None
@@ -531,7 +535,7 @@ class LauncherEnd:
 
 @dataclass(frozen=True, slots=True)
 class ProbeOutcome:
-    """How a probe ended: every role's outcome, and which of them is to blame when it did not complete."""
+    """How a probe ended: every role's outcome, and the failed role if it did not complete."""
 
     probe: str
     devices: tuple[Device, ...]
@@ -542,9 +546,9 @@ class ProbeOutcome:
     deadline_s: float = 0.0
     logs: str = ""
     stopped: str = ""
-    """Why we ended the probe before it was done (``budget``, ``interrupted``); empty otherwise."""
+    """Why the probe was stopped early: ``budget`` or ``interrupted``; empty otherwise."""
     launch: Launch | None = None
-    """As the probe had it."""
+    """The probe's ``launch``."""
     launcher: LauncherEnd | None = None
 
     @property
@@ -553,7 +557,7 @@ class ProbeOutcome:
 
     @property
     def suspects(self) -> tuple[str, ...]:
-        """Who is blamed, and after it those that hung with it: of ranks in one call nobody can tell which."""
+        """The failed role, then the roles that hung with it: of ranks in one call, any may be the cause."""
         if self.blamed is None:
             return ()
         hung = [name for name, role in self.roles.items() if role.ending is Ending.HUNG]
@@ -561,15 +565,15 @@ class ProbeOutcome:
 
     @property
     def records(self) -> Mapping[str, Mapping[str, Json]]:
-        """What each role recorded, by role."""
+        """The records of each role."""
         return {name: role.records for name, role in self.roles.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One line of the inventory: a name of the closed set (``nvidia-driver``), its value, where it was read.
+    """One line of the inventory: a name from the closed set (``nvidia-driver``), its value, and its source.
 
-    ``value`` is None when it was not found; ``source`` then says where it was looked for.
+    ``value`` is None if the fact was not found; ``source`` then says what was searched.
     """
 
     name: str
@@ -578,27 +582,27 @@ class Fact:
 
 
 class Effect(enum.Enum):
-    """What an environment variable does in the versions found on a node."""
+    """The effect of an environment variable in the versions found on a node."""
 
     WORKS = "works"
     UNKNOWN = "cannot tell"
-    """Whether this version has it is not known."""
+    """It is not known whether this version reads the variable."""
     UNUSED = "unused"
     """The library that would read it was not found."""
     INVALID = "invalid value"
     DEAD = "dead"
-    """This version does not know it."""
+    """This version does not read the variable."""
     MISSPELT = "misspelt"
 
     @property
     def is_mistake(self) -> bool:
-        """Whether somebody believes in an effect that there is not."""
+        """Whether the variable has no effect although it is set."""
         return self in (Effect.INVALID, Effect.DEAD, Effect.MISSPELT)
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """An environment variable that is set: where, what it does here in words, and what to set instead."""
+    """A set environment variable: where it is set, its effect, and the variable to set instead."""
 
     name: str
     value: str
@@ -610,7 +614,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Unexpected:
-    """Something on the node is not as its site expects it, and ``file:line`` of what that says."""
+    """A fact that differs from the site config's expectation, with ``file:line`` of the expectation."""
 
     name: str
     found: str
@@ -620,21 +624,21 @@ class Unexpected:
 
 
 class Relation(enum.Enum):
-    """A known issue's versions joined with what the probes saw."""
+    """Relation between a known issue's versions and the probes' results."""
 
     CONFIRMED = "confirmed"
-    """Version in the bad range, probe bad."""
+    """Version affected, probe bad."""
     LATENT = "latent"
-    """Version in the bad range, probe fine (or not run)."""
+    """Version affected, probe fine or not run."""
     NEW = "new"
-    """Version outside the range, probe bad in this issue's way: a new finding."""
+    """Version not affected, but the probe fails in this issue's way: a new finding."""
     UNKNOWN = "cannot tell"
-    """The version, or the range, is not known; the probe is bad."""
+    """The version or the affected range is unknown; the probe is bad."""
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """One known issue that has something to do with this run, and why."""
+    """A known issue that is relevant to this run, with the reason."""
 
     issue: str
     title: str
@@ -642,15 +646,15 @@ class Join:
     reason: str
     remedy: str = ""
     checks: tuple[str, ...] = ()
-    """The checks of this run that speak for or against it."""
+    """Checks of this run that are evidence for or against the issue."""
     subjects: tuple[str, ...] = ()
     component: str = ""
-    """What it is an issue of: the name of the facts whose version decides."""
+    """The issue's component: the name of the facts with the relevant version."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckInfo:
-    """What the report says of a check that was asked for."""
+    """The report's entry for a requested check."""
 
     id: str
     title: str
@@ -659,7 +663,7 @@ class CheckInfo:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One quantity of a series: a value for each of its points."""
+    """One quantity of a series, with a value for each point."""
 
     name: str
     values: tuple[float, ...]
@@ -667,7 +671,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Where on a series' axis something happened."""
+    """An event on a series' axis."""
 
     at: float
     text: str
@@ -675,9 +679,9 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Bytes over time, or over rounds, as a probe recorded them: what a picture is drawn from.
+    """Bytes over time or over rounds, as recorded by a probe, for plots.
 
-    ``axis`` says what the points ``at`` are: ``seconds``, ``iteration``.
+    ``axis`` is the unit of the points ``at``: ``seconds`` or ``iteration``.
     """
 
     title: str
@@ -689,27 +693,27 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One finding in its place: which check, which subject, which probe, and how its roles ended."""
+    """A finding with its check, subject, probe and the ends of its roles."""
 
     check: str
     finding: Finding
     devices: tuple[str, ...] = ()
-    """Device labels: none for the node, one for a device, two for a pair, more for a group."""
+    """Device labels: none for the node, one label for a device, two for a pair, more for a group."""
     probe: str = ""
     elapsed_s: float = 0.0
     roles: tuple[RoleOutcome, ...] = ()
     logs: str = ""
-    """Directory of this probe's logs below the kept logs, empty when nothing was kept."""
+    """Directory of the probe's logs below the kept logs; empty if none were kept."""
     repetition: int = 1
-    """Which run of its probe it is from, where every probe was run several times."""
+    """Number of the repetition, from 1, if probes were repeated."""
     stopped: str = ""
-    """Why its probe was not run, or not to its end: ``budget``, ``interrupted``; empty otherwise."""
+    """Why the probe was not run or not completed: ``budget`` or ``interrupted``; empty otherwise."""
     series: tuple[Series, ...] = ()
-    """What its probe recorded over time, with the first of the probe's results."""
+    """Time series of the result's probe, stored with the first of the probe's results."""
 
     @property
     def key(self) -> str:
-        """``ipc-release.not-returned``: the stable name of what the finding says."""
+        """``ipc-release.not-returned``: the finding's stable name."""
         return f"{self.check}.{self.finding.key}"
 
     @property
@@ -719,7 +723,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything one run learned; the renderers turn it into text and add nothing."""
+    """Everything that one run found; renderers turn it into text without adding anything."""
 
     host: str
     started: str
@@ -736,17 +740,17 @@ class Report:
     """Name of the simulated profile; empty on a real node."""
     interrupted: bool = False
     probes_run: int = 0
-    """Probes that ran beyond finding the devices."""
+    """Number of probes run, except those that find devices."""
     needs_gpu: bool = True
-    """Whether what was asked takes a GPU to answer."""
+    """Whether the request needs a GPU."""
     stack: tuple[Fact, ...] = ()
-    """The MPI library that messages went through, and the fabric's libraries that its ranks had loaded."""
+    """The MPI library used for messages, and the fabric libraries that its ranks had loaded."""
     known_issues: str = ""
-    """The edition of the known issues that were joined: two reports of one edition knew the same."""
+    """Edition of the known issues that were joined; reports of one edition used the same database."""
 
     @property
     def nothing_tested(self) -> bool:
-        """Whether GPUs were asked about, and no probe ran on any."""
+        """Whether GPUs were to be tested but no probe ran on any."""
         return self.needs_gpu and not self.probes_run
 
     def worst(self) -> Status:

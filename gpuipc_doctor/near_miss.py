@@ -1,4 +1,4 @@
-"""What somebody may have meant by a word that nothing knows."""
+"""Suggestions for an unknown word."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 
 def did_you_mean(word: str, known: Iterable[str], *, else_list: bool = False) -> str:
-    """``; did you mean 'ipc-reopen'?`` where a known word is close to ``word``.
+    """``; did you mean 'ipc-reopen'?`` if a known word is similar to ``word``.
 
-    Otherwise nothing, or, with ``else_list``, all of them: ``; there are cuda, hip``.
+    Otherwise empty, or with ``else_list`` all known words: ``; there are cuda, hip``.
     """
-    from difflib import get_close_matches  # costs milliseconds, and nobody may have mistyped anything
+    from difflib import get_close_matches  # takes milliseconds and is rarely needed
 
     words = sorted(known)
     if near := get_close_matches(word, words, n=1):

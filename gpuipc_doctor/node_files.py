@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _MAX_BYTES = 1 << 20
-"""No file read here is longer; one that is would only cost the node its memory."""
+"""Maximum bytes: more than any file read here; a longer file would only use the node's memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """All paths in and out are absolute ones of the node, such as ``/proc/cmdline``."""
+    """Files below a root. Arguments and results are absolute paths of the node, such as ``/proc/cmdline``."""
 
     root: Path
 
@@ -22,11 +22,11 @@ class Tree:
         return self.root == Path("/")
 
     def path(self, name: str) -> Path:
-        """Where the node's file ``name`` is for us."""
+        """Path of the node's file ``name`` on this machine."""
         return self.root / name.lstrip("/")
 
     def name(self, path: Path) -> str:
-        """What the node calls a path that `path` or `glob` gave."""
+        """The node's own path for a result of `path` or `glob`."""
         return f"/{path.relative_to(self.root)}"
 
     def exists(self, name: str) -> bool:
@@ -41,28 +41,28 @@ class Tree:
         return self.raw(name).decode(errors="replace")
 
     def line(self, name: str) -> str:
-        """The first line of a file; empty where it cannot be read."""
+        """First line of a file; empty if unreadable."""
         try:
             return self.text(name).partition("\n")[0]
         except OSError:
             return ""
 
     def glob(self, pattern: str) -> Iterator[str]:
-        """The node's files that match, in order; what cannot be listed matches nothing."""
+        """The node's matching files, in order; unreadable directories match nothing."""
         try:
             yield from sorted(self.name(path) for path in self.root.glob(pattern.lstrip("/")))
         except OSError:
             return
 
     def real_name(self, name: str) -> str:
-        """The name behind all links; ``name`` itself when they lead out of the tree."""
+        """The path behind all links; ``name`` itself if they lead out of the tree."""
         real = self.path(name).resolve()
         root = self.root.resolve()
         return f"/{real.relative_to(root)}" if real.is_relative_to(root) else name
 
 
 def quietly(file: Path) -> str:
-    """What a file says, less white space around it; empty where it cannot be read."""
+    """A file's text without surrounding white space; empty if unreadable."""
     try:
         return file.read_text(errors="replace").strip()
     except OSError:
@@ -70,11 +70,11 @@ def quietly(file: Path) -> str:
 
 
 _DISPLAYS = ("0x03", "0x12")
-"""How the PCI class begins of display controllers, and of processing accelerators such as AMD's MI300."""
+"""Prefixes of the PCI classes of display controllers, and of processing accelerators such as AMD's MI300."""
 
 
 def gpus_on_bus(root: Path, vendor: str, read: Callable[[Path], str] = quietly) -> list[Path]:
-    """The directories of a vendor's GPUs below ``root``, by their addresses on the PCI bus."""
+    """Directories of a vendor's GPUs below ``root``, by PCI address."""
     return [
         device
         for device in sorted((root / "sys/bus/pci/devices").glob("*"))
@@ -83,5 +83,5 @@ def gpus_on_bus(root: Path, vendor: str, read: Callable[[Path], str] = quietly) 
 
 
 def shown(text: str) -> str:
-    """A value as one printable line, for it ends up on terminals."""
+    """A value as one printable line for terminals."""
     return " ".join("".join(char if char.isprintable() else " " for char in text).split())

@@ -1,4 +1,4 @@
-"""What this node is called: by Slurm, whose names need not be those of the hosts, else by its kernel."""
+"""This node's name: Slurm's, which may differ from the host name, else the kernel's."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 
 
 def full() -> str:
-    """As others reach it: with its domain, where the host's name has one."""
+    """The name for other hosts: with its domain, if the host name includes one."""
     return _by_slurm() or os.uname().nodename
 
 
 def short() -> str:
-    """As sets of nodes have it."""
+    """The name as in node sets."""
     return _by_slurm() or os.uname().nodename.partition(".")[0]
 
 

@@ -1,7 +1,7 @@
-"""NVML, NVIDIA's management library: it makes no context and so takes no device memory.
+"""NVML, NVIDIA's management library, which creates no context and so uses no device memory.
 
-Any of its calls can hang, so it is for workers only. The calls and what they answer:
-https://docs.nvidia.com/deploy/nvml-api/. The structures are nvml.h's.
+Every NVML call can hang, so only workers use NVML. Functions: https://docs.nvidia.com/deploy/nvml-api/;
+structures: nvml.h.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from gpuipc_doctor.model import DriverFault
 LIBRARY = "libnvidia-ml.so.1"
 
 DRIVER_NOT_LOADED = 9
-"""``NVML_ERROR_DRIVER_NOT_LOADED``: the library is installed, and no GPU of NVIDIA's."""
+"""``NVML_ERROR_DRIVER_NOT_LOADED``: the library is installed, but there is no NVIDIA GPU."""
 
 _INSUFFICIENT_SIZE, _FUNCTION_NOT_FOUND = 7, 13
 _NOT_AVAILABLE = 2**64 - 1
-"""``NVML_VALUE_NOT_AVAILABLE`` as bytes of a process: with MIG, or where the driver does not count them."""
+"""``NVML_VALUE_NOT_AVAILABLE`` as a process's bytes: the driver does not count them, as with MIG."""
 
 _MEMORY = struct.Struct("=5Q")  # of nvmlMemory_v2_t the version (and a gap), total, reserved, free, used
 _MEMORY_VERSION = 40 | 2 << 24
@@ -31,7 +31,7 @@ _PROCESSES = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRu
 
 
 class Nvml:
-    """NVML, initialised. Raises `OSError` where there is none, and `DriverError` where a call of it fails."""
+    """NVML, initialised. Raises `OSError` if it is not found, and `DriverError` if a call fails."""
 
     def __init__(self, arm: Arm) -> None:
         import ctypes
@@ -42,7 +42,7 @@ class Nvml:
         self._call("nvmlInit_v2")
 
     def driver_version(self) -> str:
-        """The version of the driver package, which the CUDA driver API does not tell."""
+        """The version of the driver package, which the CUDA driver API does not report."""
         return self._text("nvmlSystemGetDriverVersion")
 
     def count(self) -> int:
@@ -66,7 +66,7 @@ class Nvml:
         return pci.raw[_PCI_TEXT:].partition(b"\0")[0].decode("ascii", "replace").lower()[-12:]
 
     def memory(self, device: Any) -> tuple[int, int]:
-        """Total bytes and those in use, without what the driver reserves for itself where it reports that."""
+        """Total and used bytes, without the driver's own reservation if NVML reports that."""
         import ctypes
 
         if self._has("nvmlDeviceGetMemoryInfo_v2"):
@@ -81,7 +81,7 @@ class Nvml:
         return total, used
 
     def processes(self, device: Any) -> list[tuple[int, int | None]] | None:
-        """The processes with a context on the GPU, and their bytes; None where this driver lists none."""
+        """Processes with a context on the GPU → their bytes; None if this driver does not list them."""
         import ctypes
 
         function = next(filter(self._has, _PROCESSES), "")
@@ -100,7 +100,7 @@ class Nvml:
         return None
 
     def numbers(self, function: str, *arguments: Any, give: int = 1) -> list[int]:
-        """What a call answers that gives so many unsigned numbers."""
+        """Result of a function that returns this many unsigned numbers."""
         import ctypes
 
         given = [ctypes.c_uint() for _ in range(give)]

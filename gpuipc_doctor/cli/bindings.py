@@ -1,13 +1,13 @@
-"""Which vendors' Python bindings are installed: the simulator stands in for a driver, not for a binding."""
+"""Installed Python bindings by vendor; the simulator replaces drivers but not bindings."""
 
 from __future__ import annotations
 
 import importlib.util
 
 BINDINGS = {"cuda": ("cuda", "cuda-bindings"), "hip": ("hip", "hip-python")}
-"""For each backend the module that its workers import, and the package that holds it."""
+"""Backend → (module that its workers import, package that contains it)."""
 
 
 def usable() -> tuple[str, ...]:
-    """The backends that can be tested, on a real node or on a simulated one."""
+    """Backends that can be tested on a real or simulated node."""
     return tuple(backend for backend, (module, _) in BINDINGS.items() if importlib.util.find_spec(module))

@@ -1,4 +1,4 @@
-"""``gpuipc-doctor check``: run checks, print the health matrix, say it in the exit code."""
+"""``gpuipc-doctor check``: run checks and print the health matrix; the exit code has the result."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from gpuipc_doctor.site.config import SiteConfig
 
 SHOWN = {("cuda", "hip"): "healthy-both", ("cuda",): "healthy-cuda", ("hip",): "healthy-hip"}
-"""The simulated node that shows most, by the backends whose bindings are installed."""
+"""Installed bindings → the simulated node to suggest."""
 
-HISTORIES, OF_HISTORIES = "ipc-histories", ("seed", "operations")
-"""A check with options of the command line, and these."""
+HISTORIES, OF_HISTORIES = ("ipc-histories", "mpi-histories"), ("seed", "operations")
+"""Checks that have options on the command line, with these options."""
 
 
 @click.command()
@@ -38,7 +38,7 @@ HISTORIES, OF_HISTORIES = "ipc-histories", ("seed", "operations")
 @click.option(
     "--tier",
     type=options.Choice([tier.label for tier in Tier]),
-    help="How long it may take: seconds, a minute or so, long.  [default: acceptance]",
+    help="Which checks run: seconds, about a minute, or long.  [default: acceptance]",
 )
 @options.node_options
 @click.option(
@@ -46,31 +46,33 @@ HISTORIES, OF_HISTORIES = "ipc-histories", ("seed", "operations")
     "devices",
     multiple=True,
     metavar="NAME",
-    help="Probe only this device: cuda:0, a uuid, or an index if one driver is here. May be repeated.",
+    help="Probe only this device: cuda:0, a uuid, or an index if only one driver is found. May be repeated.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of the matrix.")
 @click.option(
     "--summary",
     is_flag=True,
-    help="Print the summary that `fleet` folds, after the JSON report on ERROR, on FAIL or with --json.",
+    help="Print the summary that `fleet` reads, after the JSON report on ERROR, on FAIL or with --json.",
 )
-@click.option("--output", type=options.FilePath(), metavar="FILE", help="Write the JSON report there, too.")
+@click.option(
+    "--output", type=options.FilePath(), metavar="FILE", help="Also write the JSON report to this file."
+)
 @options.seconds("--deadline", "Time limit per operation.")
-@options.seconds("--budget", "For the whole run.")
+@options.seconds("--budget", "Time limit of the whole run.")
 @click.option(
     "--keep-logs",
     type=options.FilePath(),
     metavar="DIR",
-    help="Keep each probe's logs and stacks there.",
+    help="Keep each probe's logs and stacks in this directory.",
 )
 @click.option(
     "--plots",
     type=options.FilePath(),
     metavar="DIR",
-    help="Draw there, as SVG and PNG, what checks saw over time.",
+    help="Plot the checks' time series into this directory, as SVG and PNG.",
 )
 @click.option(
-    "--mpi-lib", callback=options.mpi_library, metavar="FILE", help="The MPI library that the MPI checks use."
+    "--mpi-lib", callback=options.mpi_library, metavar="FILE", help="MPI library for the MPI checks."
 )
 @click.option(
     "--repeat",
@@ -86,20 +88,20 @@ HISTORIES, OF_HISTORIES = "ipc-histories", ("seed", "operations")
     show_default=True,
     help="2: also test small messages and fabric handles between two nodes.",
 )
-@click.option("--partner", metavar="NODE", help="Send messages to and from this node only.")
+@click.option("--partner", metavar="NODE", help="Only send messages to and from this node.")
 @click.option(
     "--seed",
     type=click.IntRange(0),
     metavar="N",
-    help="Seed of the operations that ipc-histories performs.  [default: fixed; in soak, by host and time]",
+    help="Seed of ipc-histories and mpi-histories.  [default: fixed; in soak, by host and time]",
 )
 @click.option(
     "--operations",
     type=click.IntRange(1),
     metavar="N",
-    help="How many operations ipc-histories performs.  [default: 1500 and more; in soak, for 10 minutes]",
+    help="Operations of each of these two.  [default: 1500 and more; in soak, for 10 minutes]",
 )
-@click.option("--no-workarounds", is_flag=True, help="Do not try workarounds on MPI checks that fail.")
+@click.option("--no-workarounds", is_flag=True, help="Do not try workarounds for failed MPI checks.")
 @click.option("--accept-harm", is_flag=True, help="Also run probes known to harm nodes with these versions.")
 @click.option("--strict", is_flag=True, help="Exit with 10 when the worst finding is WARN.")
 @click.option(
@@ -109,7 +111,7 @@ HISTORIES, OF_HISTORIES = "ipc-histories", ("seed", "operations")
     show_default=True,
     help="Meaning of the exit code.",
 )
-@click.option("--dry-run", is_flag=True, help="Find the devices, say what would be probed, and stop.")
+@click.option("--dry-run", is_flag=True, help="List the devices and the planned probes, and stop.")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -126,7 +128,7 @@ def command(
     strict: bool,
     exit_style: str,
     dry_run: bool,
-    **_: Any,  # the others make the request
+    **_: Any,  # other subcommands make the request themselves
 ) -> None:
     """Run checks on this node and print the health matrix.
 
@@ -145,6 +147,10 @@ def command(
         _prepare_logs(keep_logs)
     if plots:
         _prepare_plots(plots)
+    if summary:
+        from gpuipc_doctor.supervise import leftovers, scratch
+
+        leftovers.sweep(scratch.usual())
     file = _output(output)
     with options.node(simulate) as node:
         with progress() as watcher:
@@ -157,7 +163,7 @@ def command(
             click.echo(_text(report, exit_code, as_json=as_json, exit_style=exit_style), nl=False)
         as_json = as_json or summary
         if all_checks and not as_json and exit_style == "default" and (shown := _could_be_shown(report)):
-            click.echo(f"no GPU here: see what it does with `gpuipc-doctor check --all --simulate {shown}`")
+            click.echo(f"no GPU here; to see an example, run `gpuipc-doctor check --all --simulate {shown}`")
         if not as_json and (names := options.resembling(config, node, report.devices)):
             say(f"this looks like {', or '.join(f'{name}: `--config {name}`' for name in names)}")
         written = _draw(report, plots) and written
@@ -165,30 +171,31 @@ def command(
 
 
 def refuse_contradictions(ctx: click.Context) -> None:
-    """Raise `click.UsageError` where options of this command contradict each other."""
+    """Raise `click.UsageError` for options that contradict each other."""
     named, all_checks = ctx.params["checks"], ctx.params["all_checks"]
     if named and all_checks:
-        raise click.UsageError("--all runs every check of the tier; leave it out, or the names", ctx)
+        raise click.UsageError("--all runs every check of the tier; omit --all, or the names", ctx)
     if not named and not all_checks:
         raise click.UsageError("name the checks to run, or give --all", ctx)
     for option in OF_HISTORIES:
-        if ctx.params[option] is not None and named and HISTORIES not in named:
-            raise click.UsageError(f"--{option} is of {HISTORIES}: name that check, too", ctx)
+        if ctx.params[option] is not None and named and not {*HISTORIES} & {*named}:
+            raise click.UsageError(f"--{option} is for {' and '.join(HISTORIES)}: also name one of them", ctx)
 
 
 def with_options(ctx: click.Context, config: SiteConfig) -> SiteConfig:
-    """The site config with the options of a check that were given on the command line."""
+    """The site config with a check's options from the command line."""
     given = {option: ctx.params[option] for option in OF_HISTORIES if ctx.params[option] is not None}
     if not given:
         return config
-    of_check = {**config.options.get(HISTORIES, {}), **given}
-    if "operations" in given:  # time alone does not end it then
-        of_check.setdefault("seconds", 1e6)
-    return replace(config, options={**config.options, HISTORIES: of_check})
+    of_checks = {check: {**config.options.get(check, {}), **given} for check in HISTORIES}
+    if "operations" in given:  # the run must not end by time alone then
+        for options_of_check in of_checks.values():
+            options_of_check.setdefault("seconds", 1e6)
+    return replace(config, options={**config.options, **of_checks})
 
 
 def request_of(ctx: click.Context, config: SiteConfig) -> Request:
-    """What the options of this command ask for."""
+    """The request from this command's options."""
     given = ctx.params
     return Request(
         checks=given["checks"],
@@ -208,7 +215,7 @@ def request_of(ctx: click.Context, config: SiteConfig) -> Request:
 
 
 def _could_be_shown(report: Report) -> str:
-    """The simulated node to look at where there is no GPU; empty where there is one, or none can be had."""
+    """The simulated node to suggest; empty if a GPU is found or no binding is installed."""
     from gpuipc_doctor.simulator.build import has_compiler
 
     if not report.nothing_tested or report.devices or report.simulated or not has_compiler():
@@ -217,7 +224,7 @@ def _could_be_shown(report: Report) -> str:
 
 
 def _prepare_logs(directory: Path) -> None:
-    """Logs of two runs must not mix: the directory is new or empty."""
+    """Require a new or empty directory, so that the logs of two runs do not mix."""
     with options.naming_option("--keep-logs", str(directory)):
         _make(directory, mode=0o700)
         if any(directory.iterdir()):
@@ -227,11 +234,11 @@ def _prepare_logs(directory: Path) -> None:
 
 
 def _prepare_plots(directory: Path) -> None:
-    """Find out before the first probe whether pictures can be drawn, and written there."""
+    """Test before the first probe whether pictures can be drawn and written."""
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is None:
-        raise click.UsageError("--plots needs matplotlib: pip install 'gpuipc-doctor[plots]'")
+        raise click.UsageError("--plots needs matplotlib: pip install matplotlib")
     with options.naming_option("--plots", str(directory)):
         _make(directory)
         OutputFile(directory / "picture.svg").close()
@@ -244,7 +251,7 @@ def _make(directory: Path, mode: int = 0o777) -> None:
 
 
 def _draw(report: Report, directory: Path | None) -> bool:
-    """Draw what was recorded over time; whether that succeeded. Says on standard error what was drawn."""
+    """Plot the time series; returns whether that succeeded. Prints the files' names on standard error."""
     if directory is None:
         return True
     from gpuipc_doctor.report import plots
@@ -258,13 +265,13 @@ def _draw(report: Report, directory: Path | None) -> bool:
     except (OSError, ImportError) as error:
         say(f"--plots: {error}")
         return False
-    what = ", ".join(names) or "nothing, for no check that ran watches memory over time"
+    what = ", ".join(names) or "nothing to plot: no check that ran watches memory over time"
     say(f"drew in {directory}: {what}")
     return True
 
 
 def _output(path: Path | None) -> OutputFile | None:
-    """The file of ``--output``, tried before anything is probed."""
+    """The file of ``--output``, tested before the first probe."""
     if path is None:
         return None
     with options.naming_option("--output", f"cannot write {path}"):
@@ -272,7 +279,7 @@ def _output(path: Path | None) -> OutputFile | None:
 
 
 def _write(report: Report, file: OutputFile | None, exit_code: int) -> bool:
-    """Write the JSON report; a failure is said, and the report is printed all the same."""
+    """Write the JSON report; a failure is reported, and the report is still printed."""
     if file is None:
         return True
     from gpuipc_doctor.report import report_json
@@ -286,7 +293,7 @@ def _write(report: Report, file: OutputFile | None, exit_code: int) -> bool:
 
 
 def _text(report: Report, exit_code: int, *, as_json: bool, exit_style: str) -> str:
-    """What goes to standard output."""
+    """What the command prints on standard output."""
     if as_json:
         from gpuipc_doctor.report import report_json
 
@@ -300,7 +307,7 @@ def _text(report: Report, exit_code: int, *, as_json: bool, exit_style: str) -> 
 
 
 def _summary(report: Report, exit_code: int, *, full: bool) -> str:
-    """The summary, after the full report if that is needed, a line each: a cut answer has no summary."""
+    """The summary, one line each, after the full report if needed; a truncated answer has no summary."""
     import msgspec
 
     from gpuipc_doctor.fleet import summary
@@ -315,7 +322,7 @@ def _summary(report: Report, exit_code: int, *, full: bool) -> str:
 
 
 def _preview(preview: Preview) -> str:
-    """The probes that a run would start, in order, how its ranks, and what it would say without a probe."""
+    """The probes that a run would start, in order, how its ranks start, and findings without a probe."""
     plan = preview.plan
     rows = [
         (item.check.id, item.probe.subject, item.probe.name, f"{item.probe.deadline_s:g}")
@@ -323,8 +330,8 @@ def _preview(preview: Preview) -> str:
     ]
     shown = [table(rows, ("check", "subject", "probe", "deadline, s"), wrapped=2)]
     if preview.ranks:
-        told = [(one.kind, one.value, one.where) for one in preview.ranks]
-        shown.append(table(told, ("for ranks", "", "said at"), wrapped=1))
+        told = [(rank.kind, rank.value, rank.where) for rank in preview.ranks]
+        shown.append(table(told, ("for ranks", "", "set at"), wrapped=1))
     said = [
         line
         for result in plan.concluded

@@ -1,4 +1,4 @@
-"""``gpuipc-doctor compare``: what has changed from one report to another, for people and in the exit code."""
+"""``gpuipc-doctor compare``: compare two reports, for people and by exit code."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gpuipc_doctor.comparison.comparison import TOLERANCE
 @click.argument("after", type=options.FilePath())
 @formats.options(
     ("table", "markdown"),
-    "For a terminal, or for a ticket.",
-    json="Print JSON, with every quantity that was compared.",
+    "Format for a terminal or a ticket.",
+    json="Print JSON, with every compared quantity.",
 )
 @click.option(
     "--tolerance",
@@ -25,16 +25,15 @@ from gpuipc_doctor.comparison.comparison import TOLERANCE
     default=100 * TOLERANCE,
     show_default=True,
     metavar="PERCENT",
-    help="A change of speed up to this counts as none.",
+    help="Ignore changes of speed up to this fraction.",
 )
 @click.pass_context
 def command(ctx: click.Context, *, before: Path, after: Path, form: str, tolerance: float) -> None:
-    """Say what has changed from report BEFORE to report AFTER.
+    """Compare report BEFORE with report AFTER.
 
-    Reports are what `gpuipc-doctor check --output FILE` writes. What became slower is told only where both
-    were made with --repeat. The exit code is 0 when nothing is worse, 3 when one of them asked about GPUs
-    and no probe ran, 10 when something is slower or newly a WARN, 11 when something is no longer tested, 12
-    when something newly fails.
+    `gpuipc-doctor check --output FILE` writes reports. Slowdowns need reports made with --repeat. The exit
+    code is 0 when nothing is worse, 3 when one of the reports has no probe that ran on a GPU, 10 when
+    something is slower or newly a WARN, 11 when something is no longer tested, 12 when something newly fails.
     """
     comparison = compare(saved.report(before), saved.report(after), tolerance / 100)
     click.echo(formats.text(comparison, form, comparison_content), nl=False)

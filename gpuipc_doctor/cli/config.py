@@ -1,4 +1,4 @@
-"""``gpuipc-doctor config``: is this site config right, and how does it get in front of every job?"""
+"""``gpuipc-doctor config``: create, check, show and install site configs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gpuipc_doctor.site.yamlfile import BadFile, Mistake
 
 @click.group("config")
 def command() -> None:
-    """Look at site configs, and put them to use."""
+    """Create, check, show and install site configs."""
 
 
 command.add_command(hooks.command)
@@ -33,10 +33,10 @@ command.add_command(new_config.command)
 
 @command.command()
 @options.config("Site config, or the name of a shipped one.")
-@click.option("--origin", is_flag=True, help="With the file and the line behind each value.")
-@click.option("--all", "with_defaults", is_flag=True, help="With the defaults, too.")
+@click.option("--origin", is_flag=True, help="Show the file and line of each value.")
+@click.option("--all", "with_defaults", is_flag=True, help="Also show the defaults.")
 def show(config_file: Path | None, *, origin: bool, with_defaults: bool) -> None:
-    """Print what is in force on this node, as a site config."""
+    """Print the settings in force on this node, as a site config."""
     found, mistakes = config.examine(layers.of_option(config_file) if config_file else None, options.matching)
     if mistakes:
         raise BadFile(mistakes)
@@ -49,7 +49,7 @@ def show(config_file: Path | None, *, origin: bool, with_defaults: bool) -> None
 @command.command()
 @click.argument("files", nargs=-1, required=True, type=options.FilePath(), metavar="FILE...")
 def validate(files: tuple[Path, ...]) -> None:
-    """Name every mistake in these site configs, and in the checks and known issues that they add."""
+    """Report every mistake in these site configs, and in the checks and known issues that they add."""
     examined = {file: config.examine(layers.of_option(file), options.matching) for file in files}
     mistakes = [mistake for found, wrong in examined.values() for mistake in _mistakes(found, wrong)]
     for mistake in dict.fromkeys(mistakes):
@@ -59,15 +59,15 @@ def validate(files: tuple[Path, ...]) -> None:
     for file, (found, _) in examined.items():
         is_ours = _is_of_this_node(found)
         elsewhere = (
-            f"; {node_name.short()} is not one of its nodes: its modules and libraries were not looked for"
+            f"; {node_name.short()} is not one of its nodes, so modules and libraries were not checked"
         )
         click.echo(f"{sanitise(str(file))}: fine{elsewhere if is_ours is False else ''}")
         for absent in _absent(found) if is_ours is None else ():
-            click.echo(f"  note, if it is meant for this node: {absent}")
+            click.echo(f"  note, if the config is for this node: {absent}")
 
 
 def _is_of_this_node(found: Layers) -> bool | None:
-    """Whether a config is of this node; None if it does not say of which. A bad set of nodes is of none."""
+    """Whether a config is for this node; None if it names no nodes. A malformed node set matches no node."""
     if not (found.data.get("cluster") or found.data.get("hosts")):
         return None
     try:
@@ -77,7 +77,7 @@ def _is_of_this_node(found: Layers) -> bool | None:
 
 
 def _absent(found: Layers) -> list[str]:
-    """What ranks could not have on this node."""
+    """What is missing on this node for the ranks' environment."""
     absent = (line for node in config.of_nodes(found) for line in ranks.missing(node, os.environ))
     return list(dict.fromkeys(absent))
 

@@ -1,4 +1,4 @@
-"""``gpuipc-doctor diagnose``: which known issues logs and stacks show, and what to do about them."""
+"""``gpuipc-doctor diagnose``: find known issues in logs and stacks, with workarounds."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _EPILOG = "\b\nExit codes:\n" + "\n".join(
 
 @click.command(epilog=_EPILOG)
 @click.argument("files", nargs=-1, metavar="[FILE | -]...", type=click.Path(allow_dash=True))
-@click.option(
-    "--follow", "-f", is_flag=True, help="Go on reading what is added, until Ctrl-C, as tail -F does."
+@click.option("--follow", "-f", is_flag=True, help="Continue with appended lines until Ctrl-C, like tail -F.")
+@formats.options(
+    ("screen", "markdown", "html"), "Format for a terminal, a ticket or a browser.", json="Print JSON."
 )
-@formats.options(("screen", "markdown", "html"), "For a terminal, a ticket or a browser.", json="Print JSON.")
-@click.option("--verbose", "-v", is_flag=True, help="Show every kind of line, and all hosts and ranks.")
+@click.option("--verbose", "-v", is_flag=True, help="Show every kind of line, all hosts and all ranks.")
 @click.option(
     "--inventory",
     type=options.FilePath(),
     metavar="FILE",
-    help="What `gpuipc-doctor inventory --json` said of the node that wrote the logs, or a report of it.",
+    help="Output of `gpuipc-doctor inventory --json` on the node that wrote the logs, or its report.",
 )
-@click.option("--strict", is_flag=True, help="Exit with 10 for hints, and for errors that nothing explains.")
-@options.config("With a site's own known issues.")
+@click.option("--strict", is_flag=True, help="Exit with 10 if there are only hints or unexplained errors.")
+@options.config("Add a site's own known issues.")
 def command(
     files: tuple[str, ...],
     follow: bool,
@@ -47,13 +47,13 @@ def command(
     strict: bool,
     config_file: Path | None,
 ) -> None:
-    """Find known issues in logs and stacks, and say what to do about them.
+    """Find known issues in logs and stacks, with workarounds.
 
-    Reads what MPI libraries, libfabric, UCX, NCCL, Slurm and the kernel print, and what gdb says of a
-    process; also compressed with gzip, xz, bzip2 or zstd, in tar and zip archives, UTF-16, and JSON
-    of systemd's journal and of containers. Compares the dumps of PyTorch's Flight Recorder, and logs
-    whose names differ in figures only. Of a directory, reads the logs below it, newest first. Without
-    FILE, and for -, reads standard input.
+    Reads messages of MPI libraries, libfabric, UCX, NCCL, Slurm and the kernel, and stacks of gdb; also
+    compressed with gzip, xz, bzip2 or zstd, in tar and zip archives, UTF-16, and JSON of systemd's journal
+    and of containers. Compares the dumps of PyTorch's Flight Recorder, and logs whose names differ only in
+    numbers. Of a directory, reads the logs below it, newest first. Without FILE, and for -, reads standard
+    input.
     """
     formats.require(form)
     if not files and sys.stdin.isatty():
@@ -63,7 +63,7 @@ def command(
     known = saved.inventory(inventory) if inventory else ()
     examination = Examination(issues)
     for skipped in examination.index.skipped:
-        say(f"not looked for: {skipped}")
+        say(f"not searched for: {skipped}")
     page = formats.page()
 
     def news(one: Recognised) -> None:
@@ -74,9 +74,7 @@ def command(
     exit_code = code(diagnosis, strict=strict)
     limits = diagnosis_content.VERBOSE if verbose else diagnosis_content.BRIEF
     if form == "json":
-        from gpuipc_doctor.diagnose import diagnosis_json
-
-        text = diagnosis_json.dumps(diagnosis, exit_code=exit_code, edition=knownissues.edition(dirs))
+        text = diagnosis_content.dumps(diagnosis, exit_code=exit_code, edition=knownissues.edition(dirs))
     elif form == "html":
         text = diagnosis_content.html(diagnosis, exit_code=exit_code)
     elif form == "markdown":

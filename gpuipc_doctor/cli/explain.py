@@ -1,4 +1,4 @@
-"""``gpuipc-doctor explain``: what a check does, in the words of its own file, or what a known issue is."""
+"""``gpuipc-doctor explain``: print a check's documentation or a known issue."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from gpuipc_doctor.run import check_files
 from gpuipc_doctor.run.request import UnknownName
 
 _ITEM = r" *(?:[-*]|\d+\.) +"
-"""What an item of a list begins with."""
+"""The beginning of a list item."""
 
 
 @click.command()
 @click.argument("id_", metavar="CHECK|ISSUE")
-@options.config("With a site's own checks and known issues.")
+@options.config("Add a site's own checks and known issues.")
 def command(id_: str, config_file: Path | None) -> None:
     """Explain a check or a known issue.
 
-    A check: what it does, what it needs, which known issues it detects. A known issue: who is affected, how
-    it shows, what to do at what price, who says so.
+    A check: what it does, what it needs, which known issues it detects. A known issue: who is affected,
+    symptoms, workarounds with their cost, sources.
     """
     config = options.site_config(config_file)
     loaded = (item for item in check_files.load(config.checks_dirs) if isinstance(item, LoadedCheck))
@@ -47,7 +47,7 @@ def command(id_: str, config_file: Path | None) -> None:
 
 
 def _check_page(item: LoadedCheck, issues: Iterable[KnownIssue]) -> str:
-    told = inspect.getdoc(loader.module(item.file)) or "(its file says nothing)"
+    told = inspect.getdoc(loader.module(item.file)) or "(its file has no docstring)"
     return "\n".join(
         [
             *wrap(f"{item.check.id}: {item.check.title}", COLUMNS),
@@ -65,7 +65,7 @@ def _check_page(item: LoadedCheck, issues: Iterable[KnownIssue]) -> str:
 def _required(check: Check) -> Iterator[str]:
     yield from sorted(check.requires)
     if check.needs_mpi:
-        yield "an MPI library that takes device pointers"
+        yield "an MPI library that accepts device pointers"
     if check.needs_allocators:
         yield "CuPy or PyTorch"
 
@@ -77,7 +77,7 @@ def _detected(check: str, issues: Iterable[KnownIssue]) -> str:
 
 
 def _reflowed(text: str) -> Iterator[str]:
-    """Paragraphs and items of lists, in lines of 80 columns; a paragraph that is indented stays as it is."""
+    """Paragraphs and list items in lines of 80 columns; indented paragraphs stay as they are."""
     for number, paragraph in enumerate(re.split(r"\n(?: *\n)+", text)):
         if number:
             yield ""

@@ -1,4 +1,4 @@
-"""``gpuipc-doctor fleet``: many nodes under one question."""
+"""``gpuipc-doctor fleet``: run one command on many nodes."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ from gpuipc_doctor.cli import fleet_check, fleet_pairs, fleet_report
     }
 )
 def command() -> None:
-    """Run checks on many nodes, and say which are bad, which differ and which did not answer."""
+    """Run checks on many nodes, and find those that fail, differ or do not answer."""

@@ -1,4 +1,4 @@
-"""``gpuipc-doctor fleet check``: one command for ten or ten thousand nodes."""
+"""``gpuipc-doctor fleet check``: run checks on ten or ten thousand nodes."""
 
 from __future__ import annotations
 
@@ -20,41 +20,43 @@ if TYPE_CHECKING:
     from gpuipc_doctor.fleet.summary import NodeReport
 
 BLOCK = 128
-"""Nodes of a job. Azure's distributed health check loses all results above some 300 nodes and advises 110."""
+"""Nodes per job. Azure's distributed health check loses all results above some 300 nodes and advises 110."""
 
 ENDING_S = 10.0
-"""Left to a job for its end, by a partition's time limit."""
+"""Seconds reserved for the job's end before a partition's time limit."""
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
 @fleet_reach.options_of
-@click.option("--into", type=options.FilePath(), required=True, metavar="DIR", help="Where the reports go.")
+@click.option(
+    "--into", type=options.FilePath(), required=True, metavar="DIR", help="Directory for the reports."
+)
 @click.option(
     "--ship",
     type=options.FilePath(exists=True, dir_okay=False, resolve_path=True),
     metavar="FILE",
-    help="Send each node this gpuipc-doctor.pyz (`make zipapp`), and run that.",
+    help="Copy this gpuipc-doctor.pyz (`make zipapp`) to each node and run it.",
 )
 @click.option(
     "--ship-to",
     default="/tmp",  # noqa: S108 - there a file is made that was none
     show_default=True,
     metavar="DIR",
-    help="Where to, on the nodes.",
+    help="With --ship, the directory on the nodes.",
 )
 @click.option(
-    "--python", default="", metavar="PATH", help="With --ship, the Python there that has the bindings."
+    "--python", default="", metavar="PATH", help="With --ship, the nodes' Python that has the bindings."
 )
 @click.option(
-    "--full", is_flag=True, help="Have the full report of healthy nodes, too, not their summary only."
+    "--full", is_flag=True, help="Also collect the full report of healthy nodes, not only their summary."
 )
 @click.option(
     "--block",
     type=click.IntRange(1, 4096),
     metavar="N",
-    help="Nodes of one job and its step, at most.  [default: 128, or what the partition admits]",
+    help="Maximum number of nodes per job.  [default: 128, or the partition's limit]",
 )
-@click.option("--resume", is_flag=True, help="Run only on nodes without a report in DIR.")
+@click.option("--resume", is_flag=True, help="Run only on nodes that have no report in DIR.")
 @click.argument("check_options", nargs=-1, type=click.UNPROCESSED, metavar="[-- CHECK OPTIONS]...")
 @click.pass_context
 def command(
@@ -71,10 +73,10 @@ def command(
     check_options: tuple[str, ...],
     **reaching: Any,
 ) -> None:
-    """Run `gpuipc-doctor check` on every node, collect the reports in DIR, and print what they say together.
+    """Run `gpuipc-doctor check` on every node, collect the reports in DIR, and print them merged.
 
-    What stands after `--` goes to `check`, by default --all. Nodes are those of -w, else of Slurm: of a
-    partition, a reservation, the idle ones, or of the allocation around this command.
+    Arguments after `--` go to `check`, by default --all. Nodes are those of -w, else Slurm's: of a partition,
+    a reservation, the idle ones, or of the surrounding allocation.
     """
     from gpuipc_doctor.fleet import directory
     from gpuipc_doctor.fleet.ask import Shipped, Via
@@ -85,52 +87,57 @@ def command(
     shipped = Shipped(ship, ship_to, python) if ship else None
     way = reach.way(*(check_options or ("--all",)), "--summary", *["--json"] * full, shipped=shipped)
     if shipped and way.via is Via.FLUX:
-        raise click.UsageError("--ship does not go by Flux; name the tool on the nodes with --tool")
+        raise click.UsageError("--ship does not work with Flux; name the tool on the nodes with --tool")
     wanted = reach.wanted()
     way = _within_limits(way, reach.partition, block)
+    progress, interrupted, shown = _Progress(into, wanted), False, True
     try:
         with directory.ours(into):
             known, _ = directory.read(into)
-            done = {one.node for one in known if one.state is State.REPORTED}
+            done = {report.node for report in known if report.state is State.REPORTED}
             if done and not resume:
                 reports = counted(len(done), "report")
                 raise click.UsageError(f"{into} has {reports} already; name a new directory, or --resume")
             if not resume:
                 directory.forget_silent(into, known)
-            progress = _Progress(into, [node for node in wanted if node not in done])
-            try:
-                _ask(progress.nodes, way, progress)
-                interrupted = False
-            except KeyboardInterrupt:
-                interrupted = True
+            progress = _Progress(into, directory.lacking(wanted, done))
+            _ask(progress.nodes, way, progress)
+    except KeyboardInterrupt:
+        interrupted = True
     except (directory.InUse, BadTopology) as error:
         raise click.UsageError(str(error)) from None
     except OSError as error:
         raise click.UsageError(f"{error.filename or into}: {error.strerror or error}") from None
-    reason = "the run was interrupted before its answer" if interrupted else "it was not asked"
-    code = fleet_report.tell(into, wanted, reason=reason, unsaved=progress.unsaved)
+    reason = "the run was interrupted before the node answered" if interrupted else "the node was not reached"
+    try:
+        code = fleet_report.tell(into, wanted, reason=reason, unsaved=progress.unsaved)
+    except KeyboardInterrupt:
+        shown = False
     if interrupted:
-        say(f"interrupted; the nodes without a report are asked by: {_resuming(sys.argv[1:])}")
-        code = Exit.INTERRUPTED
+        say(f"interrupted; for the nodes without a report, run: {_resuming(sys.argv[1:])}")
+    elif not shown:
+        say(f"interrupted; for the reports, run: gpuipc-doctor fleet report {shlex.quote(str(into))}")
+    if interrupted or not shown:
+        ctx.exit(Exit.INTERRUPTED)
     ctx.exit(code or (Exit.INTERNAL if progress.unsaved else Exit.OK))
 
 
 def _resuming(words: Sequence[str]) -> str:
-    """The command line of this run with ``--resume``."""
+    """This run's command line with ``--resume``."""
     behind = words.index("check") + 1
     resume = () if "--resume" in words else ("--resume",)
     return shlex.join(["gpuipc-doctor", *words[:behind], *resume, *words[behind:]])
 
 
 class _Progress:
-    """Saves each report as it comes, and says on a terminal how far it is."""
+    """Saves each report as it arrives, and shows progress on a terminal."""
 
     def __init__(self, into: Path, nodes: Sequence[str]) -> None:
         self._into = into
         self.nodes = nodes
         self._total = len(nodes)
         self.unsaved: list[NodeReport] = []
-        """The reports for which the directory had no room."""
+        """Reports that did not fit into the directory."""
         self._running: dict[str, float] = {}
         self._done = self._bad = self._silent = 0
         self._shows = sys.stderr.isatty()
@@ -149,7 +156,7 @@ class _Progress:
             directory.save(self._into, report, full)
         except OSError as error:
             if not self.unsaved:
-                say(f"{self._into}: {error.strerror or error}: reports are shown and not kept from here on")
+                say(f"{self._into}: {error.strerror or error}: reports without room are shown but not kept")
             self.unsaved.append(report)
         self._running.pop(report.node, None)
         self._done += 1
@@ -174,7 +181,7 @@ class _Progress:
 
 
 def _within_limits(way: LaunchOptions, partition: str | None, block: int | None) -> LaunchOptions:
-    """The same with jobs that the partition admits; a shorter deadline is reported."""
+    """The options, with jobs within the partition's limits; a shortened deadline is reported."""
     from dataclasses import replace
 
     from gpuipc_doctor.fleet import slurm
@@ -188,15 +195,14 @@ def _within_limits(way: LaunchOptions, partition: str | None, block: int | None)
     if way.deadline_s > limits.seconds - ENDING_S:
         shorter = max(limits.seconds - ENDING_S, limits.seconds / 2)
         say(
-            f"partition {limits.partition} ends jobs after {limits.seconds:g} s: "
-            f"asking with --deadline {shorter:g}"
+            f"partition {limits.partition} ends jobs after {limits.seconds:g} s: using --deadline {shorter:g}"
         )
         way = replace(way, deadline_s=shorter)
     return way
 
 
 def _ask(nodes: Sequence[str], way: LaunchOptions, progress: _Progress) -> None:
-    from gpuipc_doctor.fleet import ask, blocks, slurm, ssh_gateways
+    from gpuipc_doctor.fleet import ask, node_blocks, slurm, ssh_gateways
     from gpuipc_doctor.fleet.slurm import Readiness
     from gpuipc_doctor.fleet.summary import State, silent
 
@@ -207,7 +213,7 @@ def _ask(nodes: Sequence[str], way: LaunchOptions, progress: _Progress) -> None:
     elif way.via is ask.Via.SSH or (way.shipped and way.job):
         ask.ask([ask.Target.of_node(node) for node in nodes], way, progress)
     elif way.via is ask.Via.FLUX or way.job:
-        blocks.ask(nodes, way, progress)
+        node_blocks.ask(nodes, way, progress)
     else:
         states = slurm.states()
         by_readiness: dict[Readiness, list[str]] = {each: [] for each in Readiness}
@@ -215,4 +221,4 @@ def _ask(nodes: Sequence[str], way: LaunchOptions, progress: _Progress) -> None:
             by_readiness[states[node].readiness if node in states else Readiness.BUSY].append(node)
         for node in by_readiness[Readiness.GONE]:
             progress.finished(silent(node, State.NOT_LAUNCHED, states[node].words), b"")
-        blocks.ask(by_readiness[Readiness.READY], way, progress, apart=by_readiness[Readiness.BUSY])
+        node_blocks.ask(by_readiness[Readiness.READY], way, progress, apart=by_readiness[Readiness.BUSY])

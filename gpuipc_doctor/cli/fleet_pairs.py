@@ -1,4 +1,4 @@
-"""``gpuipc-doctor fleet pairs``: whether a node is bad or a link."""
+"""``gpuipc-doctor fleet pairs``: tell bad nodes from bad links."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from gpuipc_doctor.fleet.partners import Blame
     from gpuipc_doctor.site.config import SiteConfig
 
-UNTRIED = "most links between switches, for neighbours were paired first; add --across"
-"""What a run without ``--across`` leaves open."""
+UNTRIED = "most links between switches were not tested, since neighbours are paired first; add --across"
+"""Note on a run without ``--across``."""
 
 SHOWN_PAIRS = 8
-"""Of pairs that failed, and of those that gave no answer."""
+"""Maximum lines for failed pairs, and for pairs without an answer."""
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -31,7 +31,7 @@ SHOWN_PAIRS = 8
 @click.option(
     "--across",
     is_flag=True,
-    help="Try each first with one of the other half, not its neighbour: messages cross switches.",
+    help="First pair each node with a node of the other half, so that messages cross switches.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.argument("check_options", nargs=-1, type=click.UNPROCESSED, metavar="[-- CHECK OPTIONS]...")
@@ -39,13 +39,13 @@ SHOWN_PAIRS = 8
 def command(
     ctx: click.Context, /, *, across: bool, as_json: bool, check_options: tuple[str, ...], **reaching: Any
 ) -> None:
-    """Send messages between the nodes, two by two, and say whether a node is bad or a link.
+    """Send messages between pairs of nodes, and find bad nodes and bad links.
 
-    A node is blamed that fails five times beside partners which pass with others; a pair that fails five
-    times while both its ends pass with others; a switch, and none of its nodes, that lets no message out.
-    Neighbours are tried first, in the order of Slurm's topology, else of that in the site config, else of
-    the set. What stands after `--` goes to `check mpi-small-message`; `fabric-small-message` there tries
-    each pair without MPI, too, and alone where there is none.
+    A node is bad if it fails five times, with two or more partners that pass with others; a pair is bad if it
+    fails five times while both pass with others; a switch, but none of its nodes, if no message leaves it.
+    Neighbours are tried first, in the order of Slurm's topology, else of the site config's topology, else of
+    the node set. Arguments after `--` go to `check mpi-small-message`; with `fabric-small-message` there,
+    each pair is also tried without MPI, or only without MPI on nodes that have none.
     """
     from gpuipc_doctor.fleet import slurm
     from gpuipc_doctor.fleet.ask import Via
@@ -54,35 +54,50 @@ def command(
     reach = fleet_reach.Reach(**reaching)
     way = reach.way(*check_options, adds=arguments("its-partner"))
     if way.via is Via.FLUX:
-        raise click.UsageError("ranks on two nodes are not started by Flux here; try --via ssh")
+        raise click.UsageError("ranks on two nodes cannot be started by Flux here; try --via ssh")
     if way.via is Via.SLURM and not way.job:
-        raise click.UsageError("ranks on two nodes need an allocation that has both: salloc first")
+        raise click.UsageError("ranks on two nodes need an allocation of both nodes: run salloc first")
     wanted = reach.wanted()
     if len(wanted) < 2:
-        raise click.UsageError("there are no two nodes to pair")
+        raise click.UsageError("needs at least two nodes")
     printed = slurm.topology() if way.via is Via.SLURM else ""
     topology = slurm.leaves(wanted, printed) or _of_site(reach.site(*check_options), wanted)
     wanted = slurm.ordered(wanted, printed) if printed else _by_switch(wanted, topology)
     found, told = try_all(wanted, way, _say_progress, topology, across=across)
-    untried = "" if across else UNTRIED
+    untried = _untried(found, across=across)
     shown = _pairs_as_json if as_json else _pairs_as_text
     click.echo(shown(wanted, found, told, untried))
     if found.nodes or found.pairs or found.cut or found.links:
         ctx.exit(Exit.FAIL)
-    ctx.exit(Exit.ERROR if found.unclear or found.silent else Exit.OK)
+    ctx.exit(Exit.ERROR if found.unclear or found.silent or found.suspected else Exit.OK)
+
+
+def _untried(found: Blame, *, across: bool) -> str:
+    """What a PASS does not cover."""
+    from gpuipc_doctor.fleet.nodeset import NodeSetFormatter
+
+    parts = [] if across else [UNTRIED]
+    if found.uncrossed:
+        parts.append(f"any link out of {NodeSetFormatter(found.uncrossed).fold(found.uncrossed)}")
+    return "; ".join(parts)
 
 
 def _verdict(wanted: Sequence[str], found: Blame) -> dict[str, str]:
     from gpuipc_doctor.fleet.nodeset import NodeSetFormatter
 
     folder = NodeSetFormatter(wanted)
+    certain = [each for each in found.cut if each.is_certain]
 
     def joined(pairs: Sequence[tuple[str, str]]) -> str:
         return ", ".join(f"{one} - {other}" for one, other in pairs)
 
     return {
-        "bad switches": folder.fold(each.switch for each in found.cut),
-        "cut off by them": folder.fold(node for each in found.cut for node in each.nodes),
+        "bad switches": folder.fold(each.switch for each in certain),
+        "cut off by them": folder.fold(node for each in certain for node in each.nodes),
+        "cut off, or all of their nodes are bad": ", ".join(
+            f"{each.switch} ({folder.fold(each.nodes)})" for each in found.cut if not each.is_certain
+        ),
+        "perhaps cut off": folder.fold(found.suspected),
         "bad links between switches": _sides(found.links),
         "bad nodes": folder.fold(found.nodes),
         "bad pairs": joined(found.pairs),
@@ -94,7 +109,7 @@ def _verdict(wanted: Sequence[str], found: Blame) -> dict[str, str]:
 
 
 def _sides(links: Sequence[tuple[str, str]]) -> str:
-    """One line for all links: a spine that is split has hundreds."""
+    """One line for all links, because a split spine has hundreds of them."""
     from gpuipc_doctor.fleet.nodeset import NodeSetFormatter
 
     folder = NodeSetFormatter(sorted({switch for link in links for switch in link}))
@@ -111,7 +126,7 @@ def _sides(links: Sequence[tuple[str, str]]) -> str:
 
 
 def _of_site(site: SiteConfig, nodes: Sequence[str]) -> dict[str, str]:
-    """The switch of each node by the site config. Raises `click.UsageError`."""
+    """Node → switch, according to the site config. Raises `click.UsageError`."""
     from gpuipc_doctor.site import hosts
 
     found: dict[str, str] = {}
@@ -124,7 +139,7 @@ def _of_site(site: SiteConfig, nodes: Sequence[str]) -> dict[str, str]:
 
 
 def _by_switch(nodes: Sequence[str], topology: Mapping[str, str]) -> list[str]:
-    """Nodes of a switch side by side, in their order; those of none at the end."""
+    """Nodes grouped by switch, in their order; nodes without a switch at the end."""
     places = {switch: place for place, switch in enumerate(dict.fromkeys(topology.values()))}
     return sorted(nodes, key=lambda node: places.get(topology.get(node, ""), len(places)))
 
@@ -136,9 +151,9 @@ def _pairs_as_json(wanted: Sequence[str], found: Blame, told: Rounds, untried: s
 
 def _pairs_as_text(wanted: Sequence[str], found: Blame, told: Rounds, untried: str) -> str:
     runs = sum(map(len, told.runs))
-    lines = [f"{len(wanted)} nodes, {counted(runs, 'run')} between two in {counted(len(told.runs), 'round')}"]
+    lines = [f"{len(wanted)} nodes, {counted(runs, 'run')} of pairs in {counted(len(told.runs), 'round')}"]
     verdict = {what: which for what, which in _verdict(wanted, found).items() if which}
-    lines += [f"{what}: {which}" for what, which in verdict.items()] or ["all of them pass, two by two"]
+    lines += [f"{what}: {which}" for what, which in verdict.items()] or ["all pairs pass"]
     for (one, other), report in list(told.failed.items())[:SHOWN_PAIRS]:
         worst = next(r.finding for r in report.results if r.finding.status is Status.FAIL)
         lines.append(f"{one} - {other}: {sentences.summary(worst)}")
@@ -146,7 +161,7 @@ def _pairs_as_text(wanted: Sequence[str], found: Blame, told: Rounds, untried: s
         f"{one} - {other}: no answer: {why}" for (one, other), why in list(told.silent.items())[:SHOWN_PAIRS]
     ]
     if untried:
-        lines.append(f"not tried: {untried}")
+        lines.append(untried)
     return "\n".join(map(sanitise, lines))
 
 

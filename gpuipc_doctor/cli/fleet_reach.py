@@ -1,4 +1,4 @@
-"""Which nodes, and how to get there: the options that `fleet check` and `fleet pairs` share."""
+"""The nodes and how to reach them: options shared by `fleet check` and `fleet pairs`."""
 
 from __future__ import annotations
 
@@ -21,47 +21,50 @@ if TYPE_CHECKING:
 
 
 def options_of(command: options.Command) -> options.Command:
-    """The options that say which nodes, and how to get there."""
+    """The options that select nodes and how to reach them."""
     for option in (
         click.option(
-            "--tool", default=None, metavar="PATH", help="gpuipc-doctor there.  [default: this one]"
+            "--tool", default=None, metavar="PATH", help="gpuipc-doctor on the nodes.  [default: this one]"
         ),
         click.option(
             "--launch-option",
             "launch_options",
             multiple=True,
             metavar="OPTION",
-            help="Passed to srun or ssh unchanged, after those of the site config.",
+            help="Passed to srun or ssh unchanged, after the site config's options.",
         ),
         options.seconds(
-            "--patience", "For a node that is busy, drained or down.", default=30.0, show_default=True
+            "--patience",
+            "Seconds to wait for a node that is busy, drained or down.",
+            default=30.0,
+            show_default=True,
         ),
-        options.seconds("--deadline", "For each node.", default=600.0, show_default=True),
+        options.seconds("--deadline", "Time limit for each node.", default=600.0, show_default=True),
         click.option(
             "--rate",
             type=click.FloatRange(0.01),
             default=10.0,
             show_default=True,
-            help="Jobs and steps that Slurm or Flux is asked for in a second.",
+            help="Jobs and steps to start per second with Slurm or Flux.",
         ),
-        options.seconds("--budget", "For all nodes together.  [default: as long as they take]"),
+        options.seconds("--budget", "Time limit for the whole fleet.  [default: none]"),
         click.option(
             "--fanout",
             type=click.IntRange(1, 4096),
             default=64,
             show_default=True,
-            help="Commands (ssh, srun) at a time.",
+            help="Number of commands (ssh, srun) at a time.",
         ),
         click.option(
             "--via",
             type=click.Choice(["auto", "slurm", "flux", "ssh"]),
             default="auto",
             show_default=True,
-            help="auto: flux within an instance of it, slurm where there is srun.",
+            help="auto: flux within a Flux instance, slurm if srun is found.",
         ),
-        click.option("--all-idle", is_flag=True, help="The nodes that Slurm says are idle."),
+        click.option("--all-idle", is_flag=True, help="All nodes that are idle in Slurm."),
         click.option("--reservation", metavar="NAME", help="The nodes of this reservation."),
-        click.option("-p", "--partition", metavar="NAME", help="The nodes of this partition of Slurm's."),
+        click.option("-p", "--partition", metavar="NAME", help="The nodes of this Slurm partition."),
         click.option(
             "-w", "--nodes", "nodes", metavar="NODES", help="A node set: nid[0001-0128], @gpu, x[1-3]c[0-7]."
         ),
@@ -72,7 +75,7 @@ def options_of(command: options.Command) -> options.Command:
 
 @dataclass(frozen=True)
 class Reach:
-    """What those options say."""
+    """The values of these options."""
 
     nodes: str | None
     partition: str | None
@@ -88,10 +91,10 @@ class Reach:
     tool: str | None
 
     def way(self, *command: str, adds: Sequence[str] = (), shipped: Shipped | None = None) -> LaunchOptions:
-        """How to have every node run `check` so: with the tool that is there, or with one that is sent.
+        """How every node runs `check`: with the installed tool, or with a copy sent to the node.
 
-        ``adds``: what each target adds to it. Raises `click.UsageError` here for what each node would refuse,
-        and `BadFile` for a site config.
+        ``adds``: arguments added for each target. Raises `click.UsageError` for options that each node would
+        refuse, and `BadFile` for a site config.
         """
         from gpuipc_doctor.cli import check
         from gpuipc_doctor.fleet import ask
@@ -100,7 +103,7 @@ class Reach:
         with check.command.make_context("gpuipc-doctor check", told, obj=options.ELSEWHERE) as read:
             check.refuse_contradictions(read)
             if read.params["dry_run"]:
-                raise click.UsageError("--dry-run leaves no report; try it with `check` on one node")
+                raise click.UsageError("--dry-run leaves no report; use it with `check` on one node")
             site = options.site_config(read.params["config_file"])
             _look_up(check.request_of(read, site), site)
         via = self._via
@@ -119,7 +122,7 @@ class Reach:
         )
 
     def site(self, *command: str) -> SiteConfig:
-        """That of this host, or of ``--config`` in the command."""
+        """The site config of this host, or the one in the command's ``--config``."""
         from gpuipc_doctor.cli import check
 
         with check.command.make_context("gpuipc-doctor check", list(command), obj=options.ELSEWHERE) as read:
@@ -129,11 +132,10 @@ class Reach:
     def _via(self) -> Via:
         from gpuipc_doctor.fleet.ask import Via
 
-        in_flux = self.via == "auto" and "FLUX_URI" in os.environ and shutil.which("flux")
-        return Via.FLUX if in_flux else Via(via_of(self.via))
+        return Via(via_of(self.via))
 
     def _of_site(self, site: SiteConfig, via: Via, *, in_job: bool) -> Iterator[str]:
-        """What ssh is to be told, or a job: what the site wants, and where its nodes are not everybody's."""
+        """Options of ssh or of a job: those of the site config; also exclusive nodes if nodes are shared."""
         if via is not via.SLURM:
             yield from site.fleet.get(via.value, ())
         elif via is via.SLURM and not in_job:
@@ -143,7 +145,7 @@ class Reach:
                     yield f"--{name}={value}"
 
     def wanted(self) -> list[str]:
-        """The nodes. Raises `click.UsageError`."""
+        """The selected nodes. Raises `click.UsageError`."""
         from gpuipc_doctor.fleet.ask import Via
         from gpuipc_doctor.fleet.nodeset import NAME
         from gpuipc_doctor.site import hosts
@@ -158,14 +160,14 @@ class Reach:
             raise click.UsageError(str(error)) from None
         for node in found:
             if not NAME.fullmatch(node):
-                raise click.UsageError(f"{node[:80]!r} is no name of a node")
+                raise click.UsageError(f"{node[:80]!r} is not a node name")
         return found
 
 
 def _look_up(request: Request, site: SiteConfig) -> None:
-    """What a node would say of a request, without asking one. Raises `click.UsageError`.
+    """Check a request as each node would. Raises `click.UsageError`.
 
-    A check that only the nodes' own site config adds is refused, too: that cannot be told from here.
+    A check that only the nodes' own site config adds is unknown here and also refused.
     """
     from gpuipc_doctor.run.planner import Planner
     from gpuipc_doctor.run.request import NothingToSend, UnknownName
@@ -174,7 +176,7 @@ def _look_up(request: Request, site: SiteConfig) -> None:
     try:
         Planner(request, site)
     except UnknownName as error:
-        own = f"a site's own is known by checks_dirs in {SITE_FILE} here, or in --config after `--`"
+        own = f"name the directory of a site's check in checks_dirs of {SITE_FILE}, or of --config after `--`"
         raise click.UsageError(f"{error} ({own})") from None
     except NothingToSend as error:
         raise click.UsageError(str(error)) from None
@@ -183,16 +185,18 @@ def _look_up(request: Request, site: SiteConfig) -> None:
 def via_of(asked: str) -> str:
     if asked != "auto":
         return asked
+    if "FLUX_URI" in os.environ and shutil.which("flux"):
+        return "flux"
     return "slurm" if shutil.which("srun") else "ssh"
 
 
 def tool_of(path: str | None) -> tuple[str, ...]:
-    """How the nodes start this tool: as we were, or by the path that was given."""
+    """Command that starts this tool on the nodes: the one used here, or the path in ``--tool``."""
     return (path,) if path else (sys.executable, "-m", "gpuipc_doctor")
 
 
 def _slurms_nodes(partition: str | None, reservation: str | None, all_idle: bool) -> str:
-    """The set that Slurm says. Raises `click.UsageError`."""
+    """Nodes selected by Slurm. Raises `click.UsageError`."""
     from gpuipc_doctor.fleet import slurm
 
     if not (partition or reservation or all_idle):
@@ -212,7 +216,7 @@ def _slurms_nodes(partition: str | None, reservation: str | None, all_idle: bool
 
 
 def _fluxs_nodes(queue: str | None, reservation: str | None, all_idle: bool) -> str:
-    """The set that Flux says: of a queue, by default of the instance. Raises `click.UsageError`."""
+    """Nodes selected by Flux: those of a queue, by default of the instance. Raises `click.UsageError`."""
     from gpuipc_doctor.fleet import flux, slurm
 
     if reservation:

@@ -15,11 +15,11 @@ from gpuipc_doctor.cli.options import Choice, Command
 from gpuipc_doctor.cli.stdio import has_color
 
 _FUNCTIONS = {"matrix": "screen", "table": "screen", "markdown": "ticket", "json": "dumps"}
-"""The function of a content module for each format that is not called the same."""
+"""Format → function of a content module, if the names differ."""
 
 
 def options(formats: Sequence[str], says: str, json: str = "Print JSON.") -> Callable[[Command], Command]:
-    """``--format``, by default the first, and ``--json`` if it has a help; the command gets ``form``."""
+    """``--format`` (default: the first) and, with a help text, ``--json``; both set the argument ``form``."""
 
     def add(command: Command) -> Any:
         @wraps(command)
@@ -42,7 +42,7 @@ def page() -> dict[str, Any]:
 
 
 def text(value: Any, form: str, *modules: ModuleType) -> str:
-    """The value in a format, made by the first of these modules that knows it."""
+    """The value in a format, rendered by the first module that supports it."""
     require(form)
     name = _FUNCTIONS.get(form, form)
     make = next(getattr(module, name) for module in modules if hasattr(module, name))
@@ -53,4 +53,4 @@ def text(value: Any, form: str, *modules: ModuleType) -> str:
 def require(form: str) -> None:
     """Refuse a format whose library is not installed."""
     if form == "html" and find_spec("jinja2") is None:
-        raise click.UsageError("--format html needs jinja2: pip install 'gpuipc-doctor[html]'")
+        raise click.UsageError("--format html needs jinja2: pip install jinja2")

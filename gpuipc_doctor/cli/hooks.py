@@ -1,4 +1,4 @@
-"""``gpuipc-doctor config hooks``: the files that put the prolog in front of every job."""
+"""``gpuipc-doctor config hooks``: write the files that run the prolog before every job."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ MAX_BYTES = 1 << 20
 
 @click.command("hooks")
 @click.argument("which", type=options.Choice(list(HOOKS)))
-@options.config("Site config that the prolog is to use.", required=True)
+@options.config("Site config for the prolog.", required=True)
 @click.option(
     "--to",
     "directory",
     type=options.FilePath(exists=True, file_okay=False),
     metavar="DIR",
-    help="Write the file into this directory, instead of showing it.",
+    help="Write the file into this directory instead of printing it.",
 )
-@click.option("--scontrol", metavar="FILE", help="Slurm's scontrol, if it is not found in PATH.")
+@click.option("--scontrol", metavar="FILE", help="Path of Slurm's scontrol, if it is not in PATH.")
 def command(which: str, config_file: Path, directory: Path | None, scontrol: str | None) -> None:
-    """Put `gpuipc-doctor prolog` in front of every job.
+    """Run `gpuipc-doctor prolog` before every job.
 
     slurm is a Prolog, Epilog and HealthCheckProgram for Slurm; nhc is a check for LBNL's Node Health Check;
     monitor is a plug-in for Kubernetes' node-problem-detector and a preflight check for NVSentinel. The file
@@ -56,7 +56,7 @@ def command(which: str, config_file: Path, directory: Path | None, scontrol: str
         if reason := untrusted(path):
             click.echo(f"gpuipc-doctor: warning: {path} {reason}", err=True)
     if file.exists() and not _is_ours(file):
-        raise click.UsageError(f"{file} is there, and is not one of ours; move it away")
+        raise click.UsageError(f"{file} exists and was not written by this tool; move it away")
     try:
         OutputFile(file, hook.mode).write(text)
     except OSError as error:
@@ -74,6 +74,6 @@ def _is_ours(file: Path) -> bool:
 def _scontrol(named: str | None) -> str:
     found = shutil.which(named or "scontrol")
     if not found:
-        what = f"there is no program {named}" if named else "there is no scontrol in PATH"
-        raise click.UsageError(f"{what}; say where it is: --scontrol FILE")
+        what = f"program not found: {named}" if named else "scontrol not found on PATH"
+        raise click.UsageError(f"{what}; name it with --scontrol FILE")
     return str(Path(found).absolute())

@@ -1,4 +1,4 @@
-"""``gpuipc-doctor inventory``: what the node is made of, where each value was read, and what has changed."""
+"""``gpuipc-doctor inventory``: the node's hardware and software, with sources, and changes."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _VALUE_COLUMNS = 26
 @click.command()
 @options.node_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@options.seconds("--deadline", "For each single question.")
+@options.seconds("--deadline", "Time limit of each query.")
 @click.option(
     "--diff",
     "before",
     type=options.FilePath(),
     metavar="FILE",
-    help="Show only what differs from an inventory that --json wrote before, or from that of a report.",
+    help="Show only differences from an earlier inventory (--json) or report.",
 )
 def command(
     *,
@@ -45,10 +45,10 @@ def command(
     deadline: float | None,
     before: Path | None,
 ) -> None:
-    """Show what this node is made of, and where each value was read.
+    """Show this node's hardware and software, and the source of each value.
 
-    Drivers and foreign libraries are asked in processes of their own, as for a check: one that hangs costs
-    its own rows.
+    Drivers and foreign libraries are queried in separate processes, as for a check: if one hangs, only its
+    own rows are missing.
     """
     config = options.site_config(config_file)
     old = saved.inventory(before) if before else ()
@@ -73,7 +73,7 @@ def _document(node: Node, stock: engine.NodeInventory) -> Json:
         "taken": datetime.now().astimezone().isoformat(timespec="seconds"),
         "simulated": node.simulated,
         "facts": [asdict(fact) for fact in stock.told],
-        "settings": [{**asdict(one), "effect": one.effect.value} for one in stock.settings],
+        "settings": [{**asdict(setting), "effect": setting.effect.value} for setting in stock.settings],
     }
 
 
@@ -85,7 +85,7 @@ def _json(data: Json) -> str:
 
 
 def page(facts: Iterable[Fact], settings: Iterable[Setting]) -> str:
-    """What was found, then the environment's variables, then what was not found and where it was sought."""
+    """Facts, environment variables, then facts not found and where they were searched."""
     shown = [fact for fact in facts if not fact.name.startswith("env:")]
     found = [(fact.name, fact.value, fact.source) for fact in shown if fact.value is not None]
     sought: dict[str, list[str]] = {}
@@ -94,10 +94,10 @@ def page(facts: Iterable[Fact], settings: Iterable[Setting]) -> str:
             sought.setdefault(fact.source, []).append(fact.name)
     missing = [(", ".join(names), source) for source, names in sought.items()]
     blocks = [_table(found, ("name", "value", "source"))]
-    if lines := [line for one in settings for line in _setting(one)]:
+    if lines := [line for setting in settings for line in _setting(setting)]:
         blocks.append("\n".join(["environment", *lines]))
     if missing:
-        blocks.append(_table(missing, ("not found", "where it was looked for")))
+        blocks.append(_table(missing, ("not found", "searched")))
     return "\n\n".join(blocks)
 
 
@@ -111,7 +111,7 @@ def _setting(one: Setting) -> Iterator[str]:
 
 
 def _table(rows: Sequence[tuple[str, ...]], headers: tuple[str, ...]) -> str:
-    """At most 80 columns wide: each name whole, the last column with all the room that the others leave."""
+    """A table of at most 80 columns: names in full; the last column gets the remaining width."""
     value = max(len(row[1]) for row in (*rows, headers))
     name = max(len(word) for row in (*rows, headers) for word in row[0].split())
     widths = [name, min(value, _VALUE_COLUMNS)] if len(headers) == 3 else [name]
@@ -121,7 +121,7 @@ def _table(rows: Sequence[tuple[str, ...]], headers: tuple[str, ...]) -> str:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Lines of whole words; one that is too long, as a path can be, breaks before a slash if it can."""
+    """Lines of whole words; a too long word, such as a path, is broken before a slash if possible."""
     lines: list[str] = []
     for word in sanitise(text).split():
         if lines and len(lines[-1]) + 1 + len(word) <= width:
@@ -135,10 +135,10 @@ def _wrapped(text: str, width: int) -> list[str]:
     return lines
 
 
-# -- what has changed -----------------------------------------------------------------------------------
+# -- changes -----------------------------------------------------------------------------------
 
 
 def page_of_changes(before: Iterable[Fact], after: Iterable[Fact]) -> str:
     """The facts whose values differ, as a table."""
-    found = [(one.name, one.before or "-", one.after or "-") for one in changes(before, after)]
+    found = [(change.name, change.before or "-", change.after or "-") for change in changes(before, after)]
     return _table(found, ("name", "before", "after")) if found else "nothing has changed"

@@ -1,4 +1,4 @@
-"""The content of known issues: one as a page of 80 columns, and all as docs/known-issues.md."""
+"""The content of known issues: one as a page of 80 columns, or all as docs/known-issues.md."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gpuipc_doctor.present.text import wrap
 _EVIDENCE = {
     "read": "Its sources were read in full.",
     "excerpts": "Its sources were read in excerpts.",
-    "weak": "Its sources are weak: one report at third hand, or few details.",
+    "weak": "Its sources are weak: a single third-hand report, or few details.",
 }
 
 
 def page(issue: KnownIssue, today: date | None = None) -> str:
-    """The whole page. What people copy (addresses, variables) stays on one line, however long."""
+    """The issue's page. Text for copying (URLs, variables) stays on one line, however long."""
     parts = [_fill(f"{issue.id}: {issue.title}", "")]
     for heading, lines in _sections(issue, today or date.today()):
         parts.append(f"\n{heading}\n" + "\n".join(lines))
@@ -34,10 +34,12 @@ def _sections(issue: KnownIssue, today: date) -> Iterator[tuple[str, list[str]]]
         "What happens": _paragraphs(issue.symptom),
         "When": _paragraphs(issue.trigger),
         "Who is affected": _paragraphs(*_affected(issue)),
-        "How logs show it": (line for one in issue.signatures for line in _signature(one)),
-        "How it is found here": _paragraphs(*_detection(issue)),
-        "What to do": (line for one in issue.harmless_first for line in _workaround(issue, one)),
-        "Not in the sources, but concluded": _items(issue.inferred),
+        "How logs show it": (line for signature in issue.signatures for line in _signature(signature)),
+        "How this tool finds it": _paragraphs(*_detection(issue)),
+        "What to do": (
+            line for workaround in issue.harmless_first for line in _workaround(issue, workaround)
+        ),
+        "Conclusions that are not in the sources": _items(issue.inferred),
         "Notes": _paragraphs(issue.notes),
         "Links": _links(issue),
     }
@@ -48,20 +50,20 @@ def _sections(issue: KnownIssue, today: date) -> Iterator[tuple[str, list[str]]]
 
 def _suppression(suppression: Suppression | None, today: date) -> Iterator[str]:
     if suppression:
-        until = "until" if suppression.holds(today) else "expired, it was until"
+        until = "until" if suppression.holds(today) else "expired; it was valid until"
         yield f"{suppression.reason} ({until} {suppression.until}; {suppression.where})"
 
 
 def _affected(issue: KnownIssue) -> Iterator[str]:
     yield f"{issue.component} {issue.bad_versions} ({issue.kind}, {issue.status})"
-    if good := [version for one in issue.affected for version in one.known_good]:
-        yield f"known to be good: {', '.join(good)}"
+    if good := [version for range_ in issue.affected for version in range_.known_good]:
+        yield f"not affected: {', '.join(good)}"
     if issue.needs:
         yield f"only with: {', '.join(map(str, issue.needs))}"
     if issue.harms:
-        yield f"here, no probe may do this: {', '.join(issue.harms)}"
+        yield f"probes that do this are skipped: {', '.join(issue.harms)}"
     if issue.also:
-        yield f"also has to do with: {', '.join(issue.also)}"
+        yield f"also concerns: {', '.join(issue.also)}"
 
 
 def _detection(issue: KnownIssue) -> Iterator[str]:
@@ -69,14 +71,14 @@ def _detection(issue: KnownIssue) -> Iterator[str]:
         yield f"gpuipc-doctor check {' '.join(issue.checks)}"
     if issue.signatures:
         yield "gpuipc-doctor diagnose FILE, in logs"
-    if any(one.introduced != "unknown" or one.known_bad for one in issue.affected) or (
+    if any(range_.introduced != "unknown" or range_.known_bad for range_ in issue.affected) or (
         issue.needs and not issue.affected
     ):
         yield "gpuipc-doctor check known-versions"
 
 
 def _signature(one: Signature) -> Iterator[str]:
-    """The sample; the expressions are for programs, which get them as JSON."""
+    """The sample line; regular expressions are only in the JSON."""
     said = one.sample.splitlines() or [" … ".join(one.match) or f"a stack of {' < '.join(one.stack)}"]
     beside = "".join(f"; counts beside {need}" for need in one.needs)
     sure = "" if one.confidence is Confidence.HIGH else f"; {one.confidence.label} confidence"
@@ -91,17 +93,17 @@ def _signature(one: Signature) -> Iterator[str]:
 def _workaround(issue: KnownIssue, one: Workaround) -> Iterator[str]:
     yield _fill(one.do, "  - ")
     if one.when:
-        yield _fill(f"right in: {issue.component} {one.when}", "    ")
+        yield _fill(f"for: {issue.component} {one.when}", "    ")
     if one.cost:
         yield _fill(f"price: {one.cost}", "    ")
     if one.risk:
-        yield _fill(f"may give rise to {one.risk}: {one.risk_source}", "    ")
+        yield _fill(f"can cause {one.risk}: {one.risk_source}", "    ")
     if one.conflicts:
-        yield _fill(f"brings about: {', '.join(one.conflicts)}", "    ")
+        yield _fill(f"causes: {', '.join(one.conflicts)}", "    ")
 
 
 def _links(issue: KnownIssue) -> Iterator[str]:
-    yield from (f"  {one.url} ({one.type})" for one in issue.references)
+    yield from (f"  {reference.url} ({reference.type})" for reference in issue.references)
     if issue.evidence:
         yield f"  {_EVIDENCE[issue.evidence]}"
 
@@ -123,15 +125,15 @@ def _fill(text: str, lead: str, hang: str = "") -> str:
 _HEAD = """\
 # Known issues
 
-What gpuipc-doctor knows to be broken, [by what is seen](#by-what-is-seen) and by [component](#by-component).
+Known issues in gpuipc-doctor's database, [by symptom](#by-symptom) and by [component](#by-component).
 This file is made from the database by `gpuipc-doctor known-issues list --markdown`; do not edit it.
-`gpuipc-doctor explain ID` says all of an issue, and [its format](known-issues-format.md) is described
+`gpuipc-doctor explain ID` shows all of an issue, and [its format](known-issues-format.md) is described
 beside this file.
 
-Versions: *unknown* stands where nobody has said; such an issue is reported when its signature is found in a
-log or in what a check saw, and never because of a version. *Any* means that versions do not decide.
+Versions: *unknown* means that no source names them; the issue is reported when its signature is found in a
+log or in a check's result, and never because of a version. *Any* means that versions do not matter.
 
-## By what is seen
+## By symptom
 """
 
 _SEEN = {
@@ -140,17 +142,17 @@ _SEEN = {
     "crash": "A crash",
     "hang": "A hang",
     "error": "An error",
-    "leak": "Memory or handles that are not given back",
-    "perf": "It is slow",
-    "config": "Something is set up wrongly",
-    "limitation": "Something that cannot be done",
-    "elsewhere": "A fault outside of the GPU",
+    "leak": "Memory or handles that are not released",
+    "perf": "Something is slow",
+    "config": "Wrong configuration",
+    "limitation": "Unsupported feature",
+    "elsewhere": "A fault outside the GPU",
     "probe-harms": "A node that a probe of gpuipc-doctor would harm",
 }
 
 
 def markdown(issues: Iterable[KnownIssue]) -> str:
-    """The document; withdrawn issues are left out."""
+    """The document; withdrawn issues are omitted."""
     order = list(NAMES)
     known = sorted((issue for issue in issues if not issue.withdrawn), key=lambda i: order.index(i.component))
     lines = [_HEAD]
@@ -169,7 +171,7 @@ def _entry(issue: KnownIssue) -> str:
 
 
 def _table(issues: Sequence[KnownIssue]) -> Iterator[str]:
-    yield "| issue | versions | what helps |"
+    yield "| issue | versions | workaround |"
     yield "|---|---|---|"
     for issue in issues:
         what = f'<a id="{issue.id}"></a>[{issue.id}]({issue.references[0].url}) ({issue.kind}): {issue.title}'
@@ -184,7 +186,7 @@ def _help(workaround: Workaround) -> str:
     settings = " ".join(f"{name}={value}" for name, value in workaround.env.items())
     do = workaround.do.replace(settings, f"`{settings}`") if settings else workaround.do
     when = f" ({workaround.when})" if workaround.when else ""
-    return f"{do}{when}" + (f" (may give rise to {workaround.risk})" if workaround.risk else "")
+    return f"{do}{when}" + (f" (can cause {workaround.risk})" if workaround.risk else "")
 
 
 def _cell(text: str) -> str:

@@ -1,4 +1,4 @@
-"""``gpuipc-doctor known-issues``: the database, in full or for programs, and mistakes in its files."""
+"""``gpuipc-doctor known-issues``: show the database of known issues, or find mistakes in its files."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from gpuipc_doctor.run.request import UnknownName
 from gpuipc_doctor.site.config import SiteConfig
 from gpuipc_doctor.site.yamlfile import Mistake
 
-_with_config = options.config("With a site's own known issues.")
+_with_config = options.config("Add a site's own known issues.")
 
 
 @click.group("known-issues")
 def command() -> None:
-    """Look at the database: what is known to be broken, in which versions, and who says so."""
+    """Query the database of known issues: affected versions, workarounds, sources."""
 
 
 @command.command("list")
@@ -51,7 +51,7 @@ def list_(config_file: Path | None, as_json: bool, as_markdown: bool) -> None:
 @_with_config
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(id_: str, config_file: Path | None, as_json: bool) -> None:
-    """Show all that is known of one issue."""
+    """Show all details of one issue."""
     loaded = knownissues.load(options.site_config(config_file).known_issues_dirs)
     issues = {issue.id: issue for issue in loaded}
     if id_ not in issues:
@@ -63,7 +63,7 @@ def show(id_: str, config_file: Path | None, as_json: bool) -> None:
 @click.argument("files", type=options.FilePath(), nargs=-1, metavar="[FILE]...")
 @_with_config
 def lint(files: tuple[Path, ...], config_file: Path | None) -> None:
-    """Name every mistake in these files, by default in those of the package and of the site."""
+    """List every mistake in these files, by default in the package's and the site's."""
     site = options.site_config(config_file)
     paths = files or tuple(knownissues.files(site.known_issues_dirs))
     mistakes = find_mistakes(paths, _check_ids(site))
@@ -71,11 +71,11 @@ def lint(files: tuple[Path, ...], config_file: Path | None) -> None:
         say(str(mistake))
     if mistakes:
         raise SystemExit(2)
-    click.echo(f"{counted(len(paths), 'file')} without a mistake")
+    click.echo(f"{counted(len(paths), 'file')} without mistakes")
 
 
 def find_mistakes(paths: Sequence[Path], check_ids: Collection[str]) -> tuple[Mistake, ...]:
-    """Every mistake in these files of known issues, by all that is known here of checks and variables."""
+    """Every mistake in these files of known issues, including unknown checks and variables."""
     changing = {name: variable.changing for name, variable in variables.load().items()}
     return knownissues.lint(paths, check_ids, changing)
 
@@ -86,7 +86,7 @@ def _check_ids(site: SiteConfig) -> set[str]:
 
 
 def _entry(issue: KnownIssue) -> dict[str, object]:
-    """An issue under its file's names."""
+    """An issue with its field names as in the file."""
     entry = asdict(issue)
     for signature in entry["signatures"]:
         signature["confidence"] = signature["confidence"].label
@@ -94,7 +94,7 @@ def _entry(issue: KnownIssue) -> dict[str, object]:
 
 
 def _json(data: object) -> str:
-    """JSON; a day is written as text."""
+    """JSON of a value; dates become text."""
     return json.dumps(data, indent=2, default=str)
 
 

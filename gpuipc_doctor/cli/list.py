@@ -1,4 +1,4 @@
-"""``gpuipc-doctor list``: the checks that there are."""
+"""``gpuipc-doctor list``: list the checks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from gpuipc_doctor.run import check_files
 
 
 @click.command()
-@options.config("With a site's own checks.")
+@options.config("Add a site's own checks.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(config_file: Path | None, as_json: bool) -> None:
-    """List the checks: what each asks, and the first tier that it belongs to."""
+    """List the checks with their purpose and lowest tier."""
     loaded = check_files.load(options.site_config(config_file).checks_dirs)
     if as_json:
         import json

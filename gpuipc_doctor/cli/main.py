@@ -1,4 +1,4 @@
-"""The command line: one group whose commands are imported when they are used."""
+"""The command line: a group that imports each command's module when it is used."""
 
 from __future__ import annotations
 
@@ -21,38 +21,39 @@ from gpuipc_doctor.near_miss import did_you_mean
 
 COMMANDS = {
     "check": ("check", "Run checks on this node and print the health matrix."),
-    "compare": ("compare", "Say what has changed from one report to another."),
-    "config": ("config", "Look at site configs, and put them to use."),
+    "compare": ("compare", "Compare two reports."),
+    "config": ("config", "Create, check, show and install site configs."),
     "diagnose": ("diagnose", "Find known issues in logs and stacks."),
-    "drill": ("drill", "Show on simulated faults what the checks catch."),
+    "drill": ("drill", "Run the checks on simulated faults."),
     "explain": ("explain", "Explain a check or a known issue."),
-    "fleet": ("fleet", "Run checks on many nodes: which are bad, which differ, which did not answer."),
-    "inventory": ("inventory", "Show which drivers and libraries this node has, and where that was read."),
+    "fleet": ("fleet", "Run checks on many nodes; find nodes that fail, differ or do not answer."),
+    "inventory": ("inventory", "Show this node's drivers and libraries, with sources."),
     "job": ("job", "Find out which rank of a running job waits for which."),
-    "known-issues": ("known_issues", "Look at the database of known-bad versions."),
+    "known-issues": ("known_issues", "Query the database of known issues."),
     "list": ("list", "List the checks."),
-    "memory": ("memory", "Show who holds how much device memory, and what grows."),
+    "memory": ("memory", "Show device memory by process, and its growth."),
     "prolog": ("prolog", "Test this node before a job: one line and one exit code, within a budget."),
-    "replay": ("replay", "Perform a history of memory operations again, or print it as a C program."),
-    "report": ("report", "Print a saved report once more, for people, CI or Prometheus."),
+    "replay": ("replay", "Replay a history of memory operations, or print it as a C program."),
+    "report": ("report", "Print a saved report for people, CI or Prometheus."),
     "schema": ("schema", "Print the JSON Schema of a report or a file."),
+    "ticket": ("ticket", "Write a bug report with the fields of a vendor's form."),
 }
 """Command name → (module below ``gpuipc_doctor.cli`` that defines ``command``, its one-line help)."""
 
 
 _NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""What a full disk and a lost terminal answer; a closed pipe is looked after by click."""
+"""Errors of a full disk and a lost terminal; click handles a closed pipe."""
 
 
 _SCARCE = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
-"""Out of processes, memory or descriptors."""
+"""Errors for exhausted processes, memory or descriptors."""
 
 _NO_THREAD = "can't start new thread"
-"""The `RuntimeError` of `threading` where the limit of processes, which threads count against, is reached."""
+"""The `RuntimeError` of `threading` at the process limit, which also counts threads."""
 
 
 class LazyCommands(click.Group):
-    """Imports a command's module when the command is called, and none to list them."""
+    """Imports a command's module when the command runs, and none to list the commands."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -80,32 +81,32 @@ class LazyCommands(click.Group):
 @click.group(cls=LazyCommands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="gpuipc-doctor")
 def cli() -> None:
-    """Find out, by doing it, whether GPU inter-process memory works on this node.
+    """Test whether GPU inter-process memory works on this node.
 
     After a driver upgrade, run `gpuipc-doctor check --all`.
     """
 
 
 def main() -> NoReturn:
-    """Entry point. Ends the process itself: to take Python's modules apart takes 0.06 s more."""
+    """Entry point. Ends the process directly, since unloading Python's modules takes 0.06 s."""
     code = _run()
     atexit._run_exitfuncs()
     os._exit(code)
 
 
 def _run() -> int:
-    """Run the command. What is wrong with a command line or a file is exit code 2, an interruption 130.
+    """Run the command. A wrong command line or file gives exit code 2, an interruption 130.
 
-    click says what is wrong with a command line in its own shape, after the usage; all else is a line a
-    mistake. What the system does not give (a place to write, a process) is a line and exit code 1.
+    click reports wrong command lines in its own form, after the usage; all else is one line per mistake.
+    Missing resources (space, processes) are one line and exit code 1.
     """
     try:
         stdio.open_standard()
         for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper):  # a terminal that has no "·" shows a "?"
+            if isinstance(stream, io.TextIOWrapper):  # a terminal without "·" shows a "?"
                 stream.reconfigure(errors="replace")
-        for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: what was made for this run is removed
-            if signal.getsignal(number) is signal.SIG_DFL:  # nohup(1) is obeyed
+        for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: this run's files are removed
+            if signal.getsignal(number) is signal.SIG_DFL:  # as nohup(1) requests
                 signal.signal(number, signal.default_int_handler)
         code = cli.main(prog_name="gpuipc-doctor", standalone_mode=False)
         sys.stdout.flush()
@@ -113,17 +114,17 @@ def _run() -> int:
     except click.ClickException as error:
         _show(error)
         return error.exit_code
-    except (click.Abort, KeyboardInterrupt):  # what comes later is in the report
-        click.echo("gpuipc-doctor: interrupted before anything was learned", err=True)
+    except (click.Abort, KeyboardInterrupt):  # later output is in the report
+        click.echo("gpuipc-doctor: interrupted before any result", err=True)
         return 130
     except Exception as error:
         return report_error(error)
 
 
 def _show(error: click.ClickException) -> None:
-    """What click says of a wrong command line; it quotes what it was given, which may be a file's name.
+    """Click's message on a wrong command line, made printable, since it quotes its input.
 
-    Runs of spaces stay, for they make the columns of a command's help.
+    Runs of spaces are kept: they form the columns of a command's help.
     """
     from gpuipc_doctor.present.text import sanitise
 
@@ -149,18 +150,18 @@ def report_error(error: Exception) -> int:
         return 2
     if isinstance(error, OSError) and _is_not_written(error):
         stdio.give_up(1)
-        place = error.filename or "what was to be printed"
+        place = error.filename or "the output"
         stdio.say(f"cannot write {place}: {error.strerror}")
         return 1
     if isinstance(error, OSError) and error.filename == os.devnull:
-        stdio.say(f"cannot open {os.devnull}: {error.strerror}; nothing can run without it")
+        stdio.say(f"cannot open {os.devnull}: {error.strerror}; it is required")
         return 1
     if (isinstance(error, OSError) and error.errno in _SCARCE) or str(error) == _NO_THREAD:
         why = error.strerror if isinstance(error, OSError) else error
         stdio.say(f"out of system resources: {why}; see `ulimit -a`")
         return 1
     if isinstance(error, FileNotFoundError) and not _has_working_directory():
-        click.echo("gpuipc-doctor: the working directory was deleted; change to one that is there", err=True)
+        click.echo("gpuipc-doctor: the working directory was deleted; change to an existing one", err=True)
         return 2
     import tempfile
     import traceback

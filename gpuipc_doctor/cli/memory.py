@@ -1,4 +1,4 @@
-"""``gpuipc-doctor memory``: who holds how much device memory, once or as it goes."""
+"""``gpuipc-doctor memory``: device memory by process, once or continuously."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import click
 from gpuipc_doctor.cli import options
 from gpuipc_doctor.cli.stdio import can_redraw
 from gpuipc_doctor.memory import memory_content, watching
-from gpuipc_doctor.memory.history import History
 from gpuipc_doctor.memory.memory_content import Growth
 from gpuipc_doctor.memory.usage import Sample
+from gpuipc_doctor.memory.usage_trend import History
 from gpuipc_doctor.model import Exit, Node, Status
 from gpuipc_doctor.present.terminal import table
 from gpuipc_doctor.report import sentences
@@ -29,14 +29,14 @@ Show = Callable[[Sample, Growth], None]
 
 @click.command()
 @options.node_options
-@click.option("--watch", is_flag=True, help="Go on until Ctrl-C, and tell what grows.")
-@options.seconds("--interval", "Between two samples of --watch.  [default: 2]")
+@click.option("--watch", is_flag=True, help="Repeat until Ctrl-C and show growth.")
+@options.seconds("--interval", "Seconds between samples of --watch.  [default: 2]")
 @click.option(
     "--log",
     "log_file",
     type=options.FilePath(),
     metavar="FILE",
-    help="Append each sample of --watch there, as a line of JSON.",
+    help="Append each sample of --watch to this file, as a line of JSON.",
 )
 @click.pass_context
 def command(
@@ -51,10 +51,9 @@ def command(
 ) -> None:
     """Show how much memory of each GPU is in use, and by which processes.
 
-    What NVML tells of NVIDIA's GPUs, and the kernel of AMD's. No context is made, so no device memory is
-    taken.
-    With --watch, growth is that of a minute, over the latest 30 samples; "level" where a level use would look
-    the same.
+    Reads NVML for NVIDIA GPUs, and the kernel for AMD GPUs. No context is created, so no device memory is
+    used. With --watch, growth is per minute over the last 30 samples; "level" means that no growth is
+    distinguishable.
     """
     if not watch and (interval or log_file):
         raise click.UsageError("--interval and --log need --watch", ctx)
@@ -98,8 +97,8 @@ def _log(path: Path | None) -> AbstractContextManager[IO[str] | None]:
 
 @contextmanager
 def _screen(node: Node, watch: bool) -> Iterator[Show]:
-    """A table once; while watching, one that is redrawn on a terminal, and lines elsewhere."""
-    heading = f"SIMULATED (profile {node.simulated}): no real GPU was looked at" if node.simulated else ""
+    """One table; while watching, a table that is redrawn on a terminal, or lines elsewhere."""
+    heading = f"SIMULATED (profile {node.simulated}): no real GPU was read" if node.simulated else ""
     if watch and can_redraw(sys.stdout):
         with _redrawn(heading) as show:
             yield show
@@ -110,7 +109,7 @@ def _screen(node: Node, watch: bool) -> Iterator[Show]:
 
 
 def _once(sample: Sample, growth: Growth) -> None:
-    columns = len(memory_content.HEADERS) - 1  # one sample tells nothing of growth
+    columns = len(memory_content.HEADERS) - 1  # one sample shows no growth
     rows = [row[:columns] for row in memory_content.rows(sample, growth)]
     click.echo(table(rows, memory_content.HEADERS[:columns], wrapped=1))
 
@@ -122,7 +121,7 @@ def _lines(sample: Sample, growth: Growth) -> None:
 
 @contextmanager
 def _redrawn(heading: str) -> Iterator[Show]:
-    """The table of the latest sample, in its place; the last one stays."""
+    """The table of the latest sample, redrawn in place; the last one remains."""
     from rich.live import Live
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""``gpuipc-doctor config new``: a first site config, written from what is found on this node."""
+"""``gpuipc-doctor config new``: a first site config from the facts of this node."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from gpuipc_doctor.site.show import flow, shown
 from gpuipc_doctor.versions import parse
 
 _TOLD = ("nvidia-driver", "rocm", "cray-mpich", "libfabric", "shs-libfabric", "ucx")
-"""Components whose versions a site is most likely to want held."""
+"""Components whose versions sites usually fix."""
 
 
 @click.command("new")
 @options.node_options
+@click.option("--mpi-lib", callback=options.mpi_library, metavar="FILE", help="The jobs' MPI library.")
 @click.option(
-    "--mpi-lib", callback=options.mpi_library, metavar="FILE", help="The MPI library that jobs use."
+    "--to", type=options.FilePath(), metavar="FILE", help="Write it to this file instead of printing it."
 )
-@click.option("--to", type=options.FilePath(), metavar="FILE", help="Write it there, instead of showing it.")
 def command(
     *, simulate: str | None, config_file: Path | None, backend: str, mpi_lib: str | None, to: Path | None
 ) -> None:
-    """Write a first site config from what is found on this node, with comments.
+    """Write a first site config from the facts of this node, with comments.
 
-    Type it on a node of the kind that is to be checked, with the modules loaded that jobs load.
+    Run the command on one of the nodes to check, with the jobs' modules loaded.
     """
     if to is not None and to.exists():
-        raise click.UsageError(f"{to} is there; name another file, or move it away")
+        raise click.UsageError(f"{to} exists; name another file, or move it away")
     config = options.site_config(config_file)
     base = options.matching() if config_file is None else config_file
     request = Request(checks=(MPI_DISCOVERY,), backend=backend, mpi_lib=mpi_lib)
@@ -68,42 +68,42 @@ def _lines(
     mpi: MpiStack | None,
 ) -> Iterator[str]:
     host = node_name.short()
-    yield f"# What gpuipc-doctor found on {host} on {date.today()}: a site config to correct and to complete."
+    yield f"# What gpuipc-doctor found on {host} on {date.today()}: a site config to correct and complete."
     if node.simulated:
-        yield f"# SIMULATED (profile {node.simulated}): this is no real node."
+        yield f"# SIMULATED (profile {node.simulated}): not a real node."
     yield "# `gpuipc-doctor config show --all` shows every key; site-configs/generic.yaml explains them."
     yield ""
     yield from _base(base, devices, resembled)
-    yield "# Of which nodes this is: Slurm's ClusterName, a set of nodes (ClusterShell's), or both."
+    yield "# The nodes that this config is for: Slurm's ClusterName, a node set (ClusterShell's), or both."
     cluster = hosts.cluster_name(os.environ)
-    yield f"cluster: {flow(cluster)}" if cluster else "# cluster: no Slurm was found here"
+    yield f"cluster: {flow(cluster)}" if cluster else "# cluster: no Slurm found"
     yield f"# hosts: {flow(host)}"
     yield ""
     yield from _gpus(devices)
-    yield "# The versions that are here. Those that must not change without anybody's knowing:"
+    yield "# The versions found. Keep those that must not change unnoticed:"
     yield "# versions:"
     yield from _versions(facts)
     yield ""
     here = fabric_devices.adapters(Path(node.root))
     fabric = next((name for name, found in here.items() if found), "")
     yield f"# The network between nodes, by {fabric_devices.CXI} and {fabric_devices.VERBS}."
-    yield f"fabric: {fabric}" if fabric else "# fabric: no adapter was found; tcp, or none"
+    yield f"fabric: {fabric}" if fabric else "# fabric: no adapter found; tcp, or none"
     yield ""
     yield from _mpi(mpi)
 
 
 def _base(base: Path | None, devices: Sequence[Device], resembled: Sequence[str]) -> Iterator[str]:
     if base is not None:
-        yield "# The shipped file that is of this node; what stands below stands before what it says."
+        yield "# The shipped file for this node; the settings below override it."
         yield f"extends: {flow(base.stem)}"
     elif resembled:
-        yield "# By its GPUs and network this node looks like a system with a shipped file; if it is one:"
+        yield "# By GPUs and network this node looks like a system with a shipped file. If it is:"
         yield from (f"# extends: {name}" for name in resembled)
     else:
         backends = {device.backend for device in devices}
         fitting = {"cuda": "generic-slurm-nvidia", "hip": "generic-slurm-amd"}
         names = [name for backend, name in fitting.items() if backend in backends]
-        yield "# No shipped file is of this node. One that may fit, for clusters with Slurm:"
+        yield "# No shipped file matches this node. This file may fit clusters with Slurm:"
         yield from (f"# extends: {name}" for name in names or fitting.values())
     yield ""
 
@@ -129,17 +129,17 @@ def _versions(facts: Iterable[Fact]) -> Iterator[str]:
 
 
 def _mpi(mpi: MpiStack | None) -> Iterator[str]:
-    yield "# The MPI of the ranks. What is not said is found each time, by PATH and by what mpi4py finds."
+    yield "# The MPI of the ranks. Omitted values are found in each run, through PATH and mpi4py."
     if mpi is None:
         yield "# mpi: {library: …/libmpi.so.12, launcher: 'srun -N{nodes} -n{ranks}'}    none was found"
         return
     takes = ", ".join(sorted(mpi.takes)) or "no"
-    yield f"# Found: {mpi.family} {mpi.version}, which takes {takes} device pointers."
+    yield f"# Found: {mpi.family} {mpi.version}, which accepts {takes} device pointers."
     yield "mpi:"
     yield f"  library: {flow(mpi.library)}"
     yield f"  # launcher: {flow(' '.join(mpi.launch.command))}"
     yield ""
-    yield "# What jobs have beside it: the modules that they load, variables, and Cray's GTL library."
+    yield "# The jobs' other settings: modules, variables, and Cray's GTL library."
     yield "# modules: [cray-mpich]"
     yield '# environment: {MPICH_GPU_SUPPORT_ENABLED: "1"}'
     yield '# preload: {cuda: {library: "${CRAY_MPICH_ROOTDIR}/gtl/lib/libmpi_gtl_cuda.so", why: Cray MPICH}}'

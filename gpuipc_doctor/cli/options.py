@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they turn into."""
+"""Options of several commands, and their types."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import click
 from gpuipc_doctor import node_name
 from gpuipc_doctor.near_miss import did_you_mean
 
-if TYPE_CHECKING:  # the prolog shares these options and has no time for what it does not need
+if TYPE_CHECKING:  # the prolog shares these options and has no time for unneeded imports
     from gpuipc_doctor.model import Device, Node
     from gpuipc_doctor.site.config import SiteConfig
 
@@ -24,19 +24,19 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a private directory is made below it
 _ROOMY_BYTES = 1 << 30
-"""What a simulated node may need; of shared memory, Docker gives a container 64 MB."""
+"""Bytes that a simulated node may need; Docker's default for shared memory is 64 MB."""
 
 _SCHEDULERS = {"srun": "slurm", "flux": "flux"}
-"""By launcher, the directory of its configuration in ``/etc``."""
+"""Launcher → directory of its configuration in ``/etc``."""
 
 ELSEWHERE = "elsewhere"
-"""The object of a context in which a command is looked through that other nodes are to run."""
+"""The context's object (``ctx.obj``) while a command line meant for other nodes is parsed here."""
 
 _MAX_SECONDS = 365 * 24 * 3600
 
 
 class FilePath(click.Path):
-    """The path of a file or directory, which has a name: of an empty one `Path` would make this directory."""
+    """A non-empty path of a file or directory; `Path` would read an empty one as the working directory."""
 
     def __init__(self, **more: Any) -> None:
         super().__init__(path_type=Path, **more)
@@ -48,15 +48,15 @@ class FilePath(click.Path):
 
 
 class Seconds(click.FloatRange):
-    """A number of seconds, more than none; its bound of a year is there to leave out ``inf``."""
+    """A positive number of seconds up to a year, which excludes ``inf``."""
 
     def __init__(self) -> None:
         super().__init__(min=0, max=_MAX_SECONDS, min_open=True)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         seconds = float(super().convert(value, param, ctx))
-        if math.isnan(seconds):  # it is neither less nor more than any bound
-            self.fail(f"{value} is no number of seconds.", param, ctx)
+        if math.isnan(seconds):  # NaN is neither less nor more than any bound
+            self.fail(f"{value} is not a number of seconds.", param, ctx)
         return seconds
 
 
@@ -66,13 +66,13 @@ def seconds(name: str, says: str, **more: Any) -> Callable[[Command], Command]:
 
 
 def config(says: str, **more: Any) -> Callable[[Command], Command]:
-    """``--config``: a site config, which every command uses for something else."""
+    """``--config``: a site config, used as each command requires."""
     return click.option("--config", "config_file", type=FilePath(), metavar="FILE", help=says, **more)
 
 
 @contextmanager
 def naming_option(option: str, what: str) -> Iterator[None]:
-    """Name the option that says where to write, where that cannot be done. Raises `click.BadParameter`."""
+    """Name the option in an error about a file that cannot be written. Raises `click.BadParameter`."""
     try:
         yield
     except OSError as error:
@@ -80,7 +80,7 @@ def naming_option(option: str, what: str) -> Iterator[None]:
 
 
 class Choice(click.Choice[str]):
-    """One of some words; of another one it says which was meant."""
+    """One of several words; an error suggests a similar one."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         try:
@@ -91,9 +91,9 @@ class Choice(click.Choice[str]):
 
 
 def mpi_library(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """For ``--mpi-lib``: that there is such a library is found out before anything runs.
+    """Check before the run that the ``--mpi-lib`` library exists.
 
-    Not by a context that is about `ELSEWHERE`: what is not here may be there.
+    Skipped for commands that run on other nodes (`ELSEWHERE`), where the path may exist.
     """
     if value == "":
         raise click.BadParameter("the name is empty", ctx, param)
@@ -115,39 +115,39 @@ def node_options(command: Command) -> Command:
             type=Choice(["auto", "cuda", "hip", "all"]),
             default="auto",
             show_default=True,
-            help="Driver to probe; auto: whichever is here.",
+            help="Driver to probe; auto: every driver found.",
         ),
         click.option(
             "--simulate", metavar="PROFILE", help="Probe a simulated node: a profile's name or file."
         ),
-        config("Site config, or the name of a shipped one; beneath it lies /etc/gpuipc-doctor/site.yaml."),
+        config("Site config, or a shipped one's name; overrides /etc/gpuipc-doctor/site.yaml."),
     ):
         command = option(command)
     return command
 
 
 def site_config(file: Path | None) -> SiteConfig:
-    """What the site has decided: ``--config`` and what lies beneath it. Raises `BadFile`."""
+    """The site config: ``--config`` and the files that it extends. Raises `BadFile`."""
     from gpuipc_doctor.site import config, layers
 
     return config.load(layers.of_option(file) if file else None, matching)
 
 
 def not_of_this_node(config: SiteConfig) -> str:
-    """That a config which holds here says it is of other nodes; empty where it does not."""
+    """The warning that the config in use is for other nodes; empty if it is for this node."""
     from gpuipc_doctor.site import hosts
 
     node = node_name.short()
     if not config.hosts or hosts.hold(list(config.hosts), node):
         return ""
     return (
-        f"{config.hosts_where}: hosts: {node} is not one of {','.join(config.hosts)}; the file is used all "
-        "the same; correct the set, or name this node's with --config"
+        f"{config.hosts_where}: hosts: {node} is not one of {','.join(config.hosts)}; the file is used "
+        "anyway; correct the set, or name this node's file with --config"
     )
 
 
 def matching() -> Path | None:
-    """The shipped site that matches this node. Raises `BadFile` where several do."""
+    """The shipped site config that matches this node. Raises `BadFile` if several do."""
     from gpuipc_doctor.site import hosts, yamlfile
 
     read = partial(yamlfile.read, schema=None)
@@ -155,7 +155,7 @@ def matching() -> Path | None:
 
 
 def resembling(config: SiteConfig, node: Node, devices: Collection[Device]) -> list[str]:
-    """The shipped sites that a node with these GPUs looks like; none where a config is in force."""
+    """Shipped site configs whose GPUs match this node; none if a config is in use."""
     from gpuipc_doctor.fabric.devices import adapters
     from gpuipc_doctor.site import hosts, resemblance
 
@@ -173,7 +173,7 @@ def resembling(config: SiteConfig, node: Node, devices: Collection[Device]) -> l
 
 @contextmanager
 def node(profile: str | None) -> Iterator[Node]:
-    """The node to probe; a simulated one has files, which are removed whatever becomes of this process."""
+    """The node to probe; a simulated node's files are removed however this process ends."""
     if profile is None:
         from gpuipc_doctor.model import Node
 
@@ -184,7 +184,7 @@ def node(profile: str | None) -> Iterator[Node]:
     from gpuipc_doctor.simulator.node import prepare
     from gpuipc_doctor.supervise import scratch
 
-    # Simulated device memory is files, which never reach a disk if they are in shared memory.
+    # Simulated device memory consists of files; in shared memory they are never written to disk.
     places = (SHARED_MEMORY, *scratch.usual())
     with scratch.directory(places, _ROOMY_BYTES) as state:
         yield prepare(profile, state)

@@ -1,4 +1,4 @@
-"""What is written to a file: what can go wrong is found out before the first probe."""
+"""Output files, tested before the first probe."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from gpuipc_doctor.site.trust import untrusted
 
 
 class OutputFile:
-    """A file that will hold a report or a picture, whole or not at all.
+    """A file for a report or a picture, written completely or not at all.
 
-    Making one proves that it can be written, with a draft that is removed at once: however the run ends,
-    nothing is left behind. ``write`` makes a draft and puts it in its place. What is no regular file (a
-    terminal, a pipe) is written in place. ``mode`` is the file's, by default what the umask leaves.
+    Creating the object tests that the file can be written, with a temporary file that is removed at once.
+    ``write`` writes a temporary file and renames it. A terminal or pipe is written directly. ``mode`` is the
+    file's mode; by default, the umask decides.
 
-    Root writes only where nobody else can change the way there, and all that is made is made in a directory
-    that is open, under a name that nobody knows, and changed by its descriptor. ``write`` is the last that
-    one does; one that is not written is to be closed. Raises `OSError`.
+    Root writes only to paths that no other user can change. Every file is created in an open directory,
+    under an unguessable name, and changed through its descriptor. ``write`` ends the object's use; otherwise
+    call ``close``. Raises `OSError`.
     """
 
     def __init__(self, path: Path, mode: int | None = None) -> None:
@@ -50,7 +50,7 @@ class OutputFile:
             raise
 
     def write(self, content: str | bytes) -> None:
-        """Put it there; text in UTF-8."""
+        """Write the file; text is encoded as UTF-8."""
         data = content.encode() if isinstance(content, str) else content
         try:
             if self._special is not None:
@@ -66,7 +66,7 @@ class OutputFile:
             self.close()
 
     def close(self) -> None:
-        """Leave it as it is."""
+        """Leave the file unchanged."""
         for fd in (self._special, self._directory):
             if fd is not None:
                 os.close(fd)
@@ -74,7 +74,7 @@ class OutputFile:
 
     @contextlib.contextmanager
     def _draft(self) -> Iterator[tuple[str, int]]:
-        """Name and descriptor of a new file beside the one that is to be; it goes, unless it was renamed."""
+        """Name and descriptor of a new file in the target's directory; removed unless renamed."""
         name = f".{self._path.name[:100]}.{secrets.token_hex(8)}"
         fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self._directory)
         try:
@@ -86,7 +86,7 @@ class OutputFile:
 
 
 def _kind(path: Path) -> int | None:
-    """What the file at the end of the way is; None where there is none."""
+    """The ``stat`` result of the file behind all links; None if it does not exist."""
     try:
         return stat.S_IFMT(path.stat().st_mode)
     except FileNotFoundError:

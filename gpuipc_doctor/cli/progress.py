@@ -1,4 +1,4 @@
-"""What is running right now, on standard error, while it is a terminal."""
+"""The running probes, on standard error if it is a terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REFRESHES_PER_SECOND = 8
 
 @contextmanager
 def progress(stream: IO[str] | None = None) -> Iterator[Watcher]:
-    """The display for ``stream`` (default: standard error): silent where it cannot redraw."""
+    """The display for ``stream`` (default: standard error): silent if the stream cannot be redrawn."""
     stream = stream or sys.stderr
     if not can_redraw(stream):
         yield Silent()
@@ -43,7 +43,7 @@ def progress(stream: IO[str] | None = None) -> Iterator[Watcher]:
 
 
 class Silent:
-    """Shows nothing: a log file is no place for a display that redraws itself."""
+    """Shows nothing, because a redrawn display is useless in a log file."""
 
     def planned(self, total: int) -> None: ...
     def started(self, key: str, text: str, deadline_s: float) -> None: ...
@@ -52,7 +52,7 @@ class Silent:
 
 
 class Display(Silent):
-    """Counts the probes that are done and has a line for each that runs."""
+    """Counts finished probes and shows a line for each running one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -74,7 +74,7 @@ class Display(Silent):
                 self._done += 1
 
     def table(self) -> Table:
-        """The lines as they are now. A probe may outlive its deadline, which is for a single operation."""
+        """The current lines. A probe may outlast its deadline, which applies to a single operation."""
         from rich.table import Table
         from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""``gpuipc-doctor prolog``: what a batch system runs in front of every job."""
+"""``gpuipc-doctor prolog``: test the node before every job, for a batch system."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuipc_doctor.prolog import answer, isolation
 
 
 class ExitZeroOnUsageError(click.Command):
-    """Does not take a user's mistake out on the node: it is said, and the job starts."""
+    """Reports a wrong command line and exits with 0, so that the node is not drained and the job starts."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -21,28 +21,28 @@ class ExitZeroOnUsageError(click.Command):
         try:
             return super().make_context(info_name, args, parent, **extra)
         except click.UsageError as error:
-            line = f"gpuipc-doctor: ERROR the prolog's command line is wrong: {error.format_message()}"
+            line = f"gpuipc-doctor: ERROR invalid command line of the prolog: {error.format_message()}"
             for number, say in ((2, error.show), (1, partial(click.echo, line))):
                 try:
                     say()
-                except OSError:  # nobody takes it; that is not the node's fault, either
+                except OSError:  # no reader: not the node's fault
                     stdio.give_up(number)
             raise SystemExit(0) from None
 
 
 @click.command(cls=ExitZeroOnUsageError)
 @options.config("Site config; without it /etc/gpuipc-doctor/site.yaml, else the defaults.")
-@options.seconds("--budget", "From the start of this process.  [default: the config's, or 8]")
+@options.seconds("--budget", "Seconds from the start of this process.  [default: the config's, or 8]")
 def command(*, config_file: Path | None, budget: float | None) -> None:
-    """Test this node in front of a job.
+    """Test this node before a job.
 
     Runs the checks of the prolog tier on the job's GPUs (SLURM_JOB_GPUS, else all), prints one line and
-    exits: with 0 where the job may start; where the site config's policy drains the node with 12 (FAIL) or
-    11 (it could not tell). Ends within the budget and one second, whatever hangs. Any other code is that of
-    a tool that is broken, and no reason to drain.
+    exits: with 0 if the job may start; if the site config's policy drains the node, with 12 (FAIL) or 11
+    (could not tell). Ends within the budget plus one second, whatever hangs. Any other code means that the
+    tool is broken, which is no reason to drain.
 
-    The same command serves as Prolog, as Epilog and as HealthCheckProgram of Slurm. It needs no PATH, HOME,
-    TMPDIR or terminal. A mistake on its command line or in the config is said, and exits with 0.
+    The same command serves as Slurm's Prolog, Epilog and HealthCheckProgram. It needs no PATH, HOME, TMPDIR
+    or terminal. A mistake on its command line or in the config is reported, with exit code 0.
     """
     isolation.isolate()
     answer.run(config_file, budget)

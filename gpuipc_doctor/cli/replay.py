@@ -1,4 +1,4 @@
-"""``gpuipc-doctor replay``: perform one history again, or print it."""
+"""``gpuipc-doctor replay``: repeat a recorded history, or print it."""
 
 from __future__ import annotations
 
@@ -9,25 +9,29 @@ import click
 
 from gpuipc_doctor.cli import formats, options
 from gpuipc_doctor.cli.progress import progress
-from gpuipc_doctor.histories import c_program, documents, results, steps
+from gpuipc_doctor.histories import c_program, documents, results
 from gpuipc_doctor.model import Exit
 from gpuipc_doctor.report import exits
 from gpuipc_doctor.run import engine
 from gpuipc_doctor.run.request import Request
 
-CHECK = "ipc-histories"
-
 
 @click.command()
 @click.argument("file", type=options.FilePath())
 @click.option("--simulate", metavar="PROFILE", help="Replay on a simulated node: a profile's name or file.")
-@options.config("Site config, or the name of a shipped one; beneath it lies /etc/gpuipc-doctor/site.yaml.")
+@options.config("Site config, or a shipped one's name; overrides /etc/gpuipc-doctor/site.yaml.")
 @click.option("--device", "devices", multiple=True, metavar="NAME", help="Replay on this device only.")
+@click.option(
+    "--mpi-lib",
+    callback=options.mpi_library,
+    metavar="FILE",
+    help="The MPI library, for a history of messages.",
+)
 @click.option(
     "--format",
     "print_as",
     type=options.Choice(["steps", "c"]),
-    help="Print the history as numbered steps or as a C program, and do not replay it.",
+    help="Print the history as numbered steps or a C program instead of replaying it.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.pass_context
@@ -38,17 +42,18 @@ def command(
     simulate: str | None,
     config_file: Path | None,
     devices: tuple[str, ...],
+    mpi_lib: str | None,
     print_as: str | None,
     *,
     as_json: bool,
 ) -> None:
-    """Perform a history of memory operations in fresh processes and compare it with the model.
+    """Perform a history of memory operations or messages in fresh processes and compare it with the model.
 
-    FILE is a history file, or a JSON report in which ipc-histories found something.
+    FILE is a history file, or a JSON report in which ipc-histories or mpi-histories found something.
 
     \b
     Exit codes:
-       0  every operation did what the model says
+       0  every operation did what the model expects
        2  FILE cannot be used
       11  no answer: no device, or the replay did not complete
       12  the driver and the model disagree
@@ -59,17 +64,18 @@ def command(
         reason = error.strerror if isinstance(error, OSError) else error
         raise click.UsageError(f"{file}: {reason}", ctx) from error
     if print_as == "steps":
-        click.echo("\n".join(steps.steps(history)))
+        click.echo("\n".join(documents.sentences(history)))
         return
     if print_as == "c":
         try:
-            click.echo(c_program.source(history), nl=False)
+            click.echo(documents.program(history), nl=False)
         except c_program.NotInC as error:
             raise click.UsageError(f"{file}: {error}", ctx) from error
         return
     config = options.site_config(config_file)
-    config = replace(config, options={**config.options, CHECK: {"history": results.history_to_json(history)}})
-    request = Request(checks=(CHECK,), backend=history.backend, devices=devices)
+    options_of_check = {"history": results.history_to_json(history)}
+    config = replace(config, options={**config.options, history.check: options_of_check})
+    request = Request(checks=(history.check,), backend=history.backend, devices=devices, mpi_lib=mpi_lib)
     with options.node(simulate) as node, progress() as watcher:
         report = engine.run(request, config, node, watcher)
     code = exits.code(report)

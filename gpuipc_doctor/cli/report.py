@@ -1,4 +1,4 @@
-"""``gpuipc-doctor report``: a saved report once more, for people or for the tools of a site."""
+"""``gpuipc-doctor report``: print a saved report for people or for a site's tools."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from gpuipc_doctor.cli import formats, options, saved
 @click.argument("file", type=options.FilePath())
 @formats.options(
     ("matrix", "html", "junit", "prometheus", "c"),
-    "For a terminal, a ticket or a browser, CI, the textfile collector of Prometheus' node_exporter, or"
-    " the vendor: a C program that does what failed.",
+    "Format for a terminal, a ticket, a browser, CI, Prometheus' node_exporter (textfile), or the vendor: "
+    "a C program that reproduces the failure.",
     json="",
 )
 def command(file: Path, form: str) -> None:
-    """Print a saved report once more.
+    """Print a saved report.
 
-    FILE is what `gpuipc-doctor check --output FILE` wrote. The exit code says whether it could be read, not
-    what is in it.
+    FILE is written by `gpuipc-doctor check --output FILE`. The exit code tells whether it could be read, not
+    its result.
     """
     from gpuipc_doctor.report import node_content, node_exports
 
@@ -32,10 +32,10 @@ def command(file: Path, form: str) -> None:
 
 
 def _program(file: Path) -> str:
-    """A C program that does what failed. Raises `click.UsageError`."""
+    """A C program that reproduces the failure. Raises `click.UsageError`."""
     from gpuipc_doctor.histories import c_program, documents
 
     try:
-        return c_program.source(documents.reproducer(saved.report(file)))
+        return documents.program(documents.reproducer(saved.report(file)))
     except (documents.BadHistory, c_program.NotInC) as error:
         raise click.UsageError(f"{file}: {error}") from error

@@ -1,39 +1,86 @@
-"""Reports and inventories that a user names."""
+"""Read reports and inventories from files named by the user."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpuipc_doctor.model import Fact, Report
 from gpuipc_doctor.report import report_json
-from gpuipc_doctor.report.documents import BadDocument
+from gpuipc_doctor.report.documents import BadDocument, ForeignDocument
 from gpuipc_doctor.site import bounded
 from gpuipc_doctor.site.yamlfile import BadFile, Mistake
 
+if TYPE_CHECKING:
+    from gpuipc_doctor.job.document import JobReport
+
 MAX_BYTES = 64 << 20
-"""A thousand repetitions on eight GPUs are less."""
+"""Maximum bytes: more than the report of a thousand repetitions on eight GPUs."""
 
 
 def report(path: Path) -> Report:
-    """The report in a file. Raises `BadFile`."""
+    """The node report in a file. Raises `BadFile`."""
     try:
-        text = bounded.read(path, MAX_BYTES).decode()
-        return report_json.loads(text)
-    except bounded.Unreadable as reason:
-        raise BadFile([Mistake(path, 0, str(reason))]) from None
-    except UnicodeDecodeError:
-        raise BadFile([Mistake(path, 0, "this is not a report: it is no text")]) from None
+        return report_json.loads(_text(path))
     except BadDocument as bad:
-        text = f"{bad}; write one with `gpuipc-doctor check --output FILE`"
-        raise BadFile([Mistake(path, 0, text)]) from None
+        raise _mistake(path, f"{bad}; write one with `gpuipc-doctor check --output FILE`") from None
+
+
+def job(path: Path) -> JobReport:
+    """The report of a job in a file. Raises `BadFile`."""
+    from gpuipc_doctor.job import document
+
+    try:
+        return document.loads(_text(path))
+    except BadDocument as bad:
+        raise _mistake(path, f"{bad}; write one with `gpuipc-doctor job --save FILE`") from None
+
+
+def report_or_job(path: Path) -> Report | JobReport:
+    """The node or job report in a file. Raises `BadFile`."""
+    from gpuipc_doctor.job import document
+
+    text = _text(path)
+    try:
+        return report_json.loads(text)
+    except ForeignDocument as foreign:
+        if document.is_of_job(text):
+            return job(path)
+        raise _mistake(
+            path, f"{foreign} nor a job's report; write one with `gpuipc-doctor check --output FILE`"
+        ) from None
+    except BadDocument as bad:
+        raise _mistake(path, str(bad)) from None
+
+
+def _text(path: Path) -> str:
+    try:
+        return bounded.read(path, MAX_BYTES).decode()
+    except bounded.Unreadable as reason:
+        raise _mistake(path, str(reason)) from None
+    except UnicodeDecodeError:
+        raise _mistake(path, "this is not a report: it is not text") from None
+
+
+def _mistake(path: Path, text: str) -> BadFile:
+    return BadFile([Mistake(path, 0, text)])
+
+
+def is_inventory(path: Path) -> bool:
+    """Whether the file is an inventory (``inventory --json``). Raises `BadFile`."""
+    try:
+        document = bounded.read_json(path, MAX_BYTES)
+    except bounded.Unreadable as reason:
+        raise _mistake(path, str(reason)) from None
+    return isinstance(document, dict) and "facts" in document
 
 
 def inventory(path: Path) -> tuple[Fact, ...]:
-    """The facts in a file that ``inventory --json`` wrote, or ``check --output``. Raises `BadFile`."""
+    """The facts in a file from ``inventory --json`` or ``check --output``. Raises `BadFile`."""
     try:
         document = bounded.read_json(path, MAX_BYTES)
         facts = document["inventory" if "inventory" in document else "facts"]
-        return tuple(_fact(one["name"], one["value"], one["source"]) for one in facts)
+        return tuple(_fact(fact["name"], fact["value"], fact["source"]) for fact in facts)
     except bounded.Unreadable as reason:
         raise BadFile([Mistake(path, 0, str(reason))]) from None
     except (LookupError, TypeError):
@@ -43,5 +90,5 @@ def inventory(path: Path) -> tuple[Fact, ...]:
 
 def _fact(name: object, value: object, source: object) -> Fact:
     if not (isinstance(name, str) and isinstance(value, str | None) and isinstance(source, str)):
-        raise TypeError("a fact is made of texts")
+        raise TypeError("a fact must consist of strings")
     return Fact(name, value, source)

@@ -1,4 +1,4 @@
-"""``gpuipc-doctor schema``: the JSON Schemas of what the tool reads and writes."""
+"""``gpuipc-doctor schema``: print the JSON Schemas of the documents that the tool reads and writes."""
 
 from __future__ import annotations
 

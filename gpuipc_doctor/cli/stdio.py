@@ -1,4 +1,4 @@
-"""Standard input, output and error: there are always three, and no terminal acts upon what errors quote."""
+"""Standard streams: always open, and without control sequences from quoted text."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import IO
 
 
 def open_standard() -> None:
-    """Where standard input, output or error is closed, open /dev/null.
+    """Open /dev/null in place of closed standard streams.
 
-    Otherwise the next file or socket gets its number, and workers take that for their standard streams.
-    To write to an output that was closed fails all the same.
+    Otherwise the next file or socket would get their numbers, and workers would use it as a standard stream.
+    Writing to a closed output still fails.
     """
     for number, mode in enumerate((os.O_RDWR, os.O_RDONLY, os.O_RDWR)):
         try:
@@ -30,22 +30,22 @@ def is_writable() -> bool:
 
 
 def give_up(number: int) -> None:
-    """Write no more to this stream: what is left in its buffer would fail once more when Python ends."""
+    """Drop this stream, since Python would otherwise fail again when it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 
 def has_color() -> bool:
-    """Whether standard output is a terminal whose user has nothing against colours (no-color.org)."""
+    """Whether standard output is a terminal and the user allows colours (no-color.org)."""
     return sys.stdout.isatty() and "NO_COLOR" not in os.environ
 
 
 def can_redraw(stream: IO[str]) -> bool:
-    """Whether what was written can be written over."""
+    """Whether the output can be redrawn in place."""
     return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def say(text: str) -> None:
-    """A line on standard error, or several, of which a terminal acts upon nothing."""
+    """Print lines on standard error, without control sequences."""
     import click
 
     from gpuipc_doctor.present.text import sanitise

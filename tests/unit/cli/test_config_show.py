@@ -79,7 +79,7 @@ def test_the_fabric_of_all_nodes_and_of_a_type_of_them(directory: Path) -> None:
     )
     site = config.load(Path("fabrics.yaml"))
     said = [site.of_node(host, config.NodeGpus()).node.fabric for host in ("login01", "gpu01")]
-    assert [(one.value, one.where) for one in said if one] == [
+    assert [(value.value, value.where) for value in said if value] == [
         ("none", "fabrics.yaml:3"),
         ("tcp", "fabrics.yaml:1"),
     ]
@@ -99,7 +99,7 @@ def test_what_is_shown_can_be_used(directory: Path) -> None:
 
 
 def test_the_defaults_are_shown_when_they_are_asked_for(directory: Path) -> None:
-    assert run("show").stdout == "# no file says anything, so the defaults hold; --all shows them\n"
+    assert run("show").stdout == "# no file sets anything: the defaults apply; --all shows them\n"
     shown = run("show", "--all", "--origin", "--config", "top.yaml").stdout
     assert "tier: soak  # top.yaml:4\n" in shown
     assert "\n  fraction: 0.05  # site-configs/generic.yaml:" in shown
@@ -115,7 +115,7 @@ def test_a_loop_is_one_line_and_a_usage_error(directory: Path) -> None:
     write(directory / "top.yaml", "extends: ./top.yaml\n")
     ended = run("show", "--config", "top.yaml")
     assert ended.exit_code != 0
-    assert "top.yaml:1: extends: './top.yaml' leads back here" in str(ended.exception) + ended.output
+    assert "top.yaml:1: extends: './top.yaml' is a cycle" in str(ended.exception) + ended.output
 
 
 # -- validate -------------------------------------------------------------------------------------------
@@ -145,10 +145,10 @@ def test_all_mistakes_are_named_in_one_pass(directory: Path, monkeypatch: pytest
         "2: environment.PLAIN must be text; quote it: '1'",
         "5: mpi.launcher: braces can only hold one of ranks, nodes, ranks_per_node, env, not 'tasks'",
         "7: node_types.gpu.mpi.launcher: {ranks} is missing, the number of ranks to start",
-        "1: modules: there is no module system here: no LMOD_CMD, no MODULES_CMD, and no modulecmd in PATH; "
-        "start it where `module` works (a login shell), or give the variables as `environment`",
-        "4: preload: there is no file /none/libmpi_gtl_hsa.so; "
-        "correct the path, or remove the entry; it is there because: Cray MPICH wants it",
+        "1: modules: no module system found: no LMOD_CMD, no MODULES_CMD, no modulecmd on PATH; "
+        "run where `module` works (a login shell), or set the variables with `environment`",
+        "4: preload: file not found: /none/libmpi_gtl_hsa.so; "
+        "correct the path, or remove the entry; its reason: Cray MPICH wants it",
     ]
     assert any(line.startswith("7: node_types.gpu.hosts: '@nosuchgroup' names no nodes") for line in said)
 
@@ -160,8 +160,8 @@ def test_what_is_absent_here_is_a_note_where_a_file_names_no_nodes(directory: Pa
     assert (ended.exit_code, ended.stderr) == (0, "")
     assert ended.stdout == (
         "elsewhere.yaml: fine\n"
-        "  note, if it is meant for this node: elsewhere.yaml:1: preload: there is no file "
-        "/none/libmpi_gtl_hsa.so; correct the path, or remove the entry; it is there because: "
+        "  note, if the config is for this node: elsewhere.yaml:1: preload: file not found: "
+        "/none/libmpi_gtl_hsa.so; correct the path, or remove the entry; its reason: "
         "Cray MPICH needs it\n"
     )
 
@@ -170,11 +170,11 @@ def test_an_mpi_that_is_absent_here_is_a_note(directory: Path) -> None:
     write(directory / "elsewhere.yaml", "mpi: {library: /none/libmpi.so, launcher: 'nosuchrun -n {ranks}'}\n")
     ended = run("validate", "elsewhere.yaml")
     assert (ended.exit_code, ended.stderr) == (0, "")
-    note = "  note, if it is meant for this node: elsewhere.yaml:1: mpi"
+    note = "  note, if the config is for this node: elsewhere.yaml:1: mpi"
     assert ended.stdout.splitlines() == [
         "elsewhere.yaml: fine",
-        f"{note}.library: there is no file /none/libmpi.so; correct the path",
-        f"{note}.launcher: there is no program nosuchrun; add its directory to PATH, or write its path",
+        f"{note}.library: file not found: /none/libmpi.so; correct the path",
+        f"{note}.launcher: program not found: nosuchrun; add its directory to PATH, or write its path",
     ]
 
 
@@ -195,17 +195,17 @@ def test_one_mistake_in_an_entry_hides_no_other(directory: Path) -> None:
     said = [line.removeprefix("gpuipc-doctor: wrong.yaml:") for line in ended.stderr.splitlines()]
     for mistake in (
         "1: disabled.ipc-reopn must not be empty",
-        "1: disabled: there is no check 'ipc-reopn'; did you mean 'ipc-reopen'?",
+        "1: disabled: no check 'ipc-reopn'; did you mean 'ipc-reopen'?",
         "1: disabled: key 'Bad_Name' is not the id of a check",
         "3: suppressed.ipc-reopen.hagn must not be empty",
         "4: suppressed.ipc-stal.overlap must be text; quote it: '3'",
-        "4: suppressed: there is no check 'ipc-stal'; did you mean 'ipc-stale'?",
+        "4: suppressed: no check 'ipc-stal'; did you mean 'ipc-stale'?",
         "5: options.ipc-handls must be a mapping (key: value), not 4",
-        "5: options: there is no check 'ipc-handls'; did you mean 'ipc-handles'?",
+        "5: options: no check 'ipc-handls'; did you mean 'ipc-handles'?",
         "5: options.ipc-handles: unknown key 'siezs'",
         "6: prolog.checks[1] must be text; quote it: '5'",
-        "6: prolog.checks: there is no check 'ipc-reopn'; did you mean 'ipc-reopen'?",
-        "6: prolog.checks: there is no check 'ipc-stal'; did you mean 'ipc-stale'?",
+        "6: prolog.checks: no check 'ipc-reopn'; did you mean 'ipc-reopen'?",
+        "6: prolog.checks: no check 'ipc-stal'; did you mean 'ipc-stale'?",
     ):
         assert mistake in said
     assert any(line.startswith("3: suppressed: ipc-reopen has no finding 'hagn'") for line in said)
@@ -258,8 +258,8 @@ def test_what_other_nodes_have_is_not_looked_for_here(directory: Path) -> None:
     ended = run("validate", "other.yaml")
     assert (ended.exit_code, ended.stdout) == (
         0,
-        f"other.yaml: fine; {node_name.short()} is not one of its nodes: "
-        "its modules and libraries were not looked for\n",
+        f"other.yaml: fine; {node_name.short()} is not one of its nodes, "
+        "so modules and libraries were not checked\n",
     )
 
 
@@ -275,12 +275,12 @@ def test_a_first_file_is_written_once_and_is_in_order(
     ended = run("new", "--simulate", "healthy-cuda", "--to", "new.yaml")
     assert ended.stdout == ("new.yaml: written; read it, then: gpuipc-doctor config validate new.yaml\n")
     text = (directory / "new.yaml").read_text()
-    assert "# SIMULATED (profile healthy-cuda): this is no real node.\n" in text
+    assert "# SIMULATED (profile healthy-cuda): not a real node.\n" in text
     assert "\ncluster: lake\n# hosts: nid0001\n" in text
     assert "\ngpus: {model: NVIDIA H200, count: 2}\n" in text
     assert "\n#   nvidia-driver: {from: 580.159.04}\n" in text
     assert run("validate", "new.yaml").stdout == "new.yaml: fine\n"
-    assert "new.yaml is there" in run("new", "--simulate", "healthy-cuda", "--to", "new.yaml").output
+    assert "new.yaml exists" in run("new", "--simulate", "healthy-cuda", "--to", "new.yaml").output
     as_if_wanted = text.replace("# versions:", "versions:").replace("#   nv", "  nv").replace("#   u", "  u")
     write(directory / "new.yaml", as_if_wanted)
     assert run("validate", "new.yaml").exit_code == 0

@@ -59,7 +59,7 @@ def test_bad_input_costs_its_own_line_only(tmp_path: Path) -> None:
     assert "2 logs not read to the end" in result.stdout
     assert [line.rpartition(": ")[2] for line in result.stderr.splitlines()] == [
         "No such file or directory",
-        "is no text and no compressed text, and was not looked at",
+        "is neither text nor compressed text; not read",
     ]
     assert "\x1b" not in result.stderr
 
@@ -79,7 +79,7 @@ def test_json_goes_to_standard_output_alone() -> None:
     result = run("--json", SEED_1, SEED_2, "none")
     told = json.loads(result.stdout)
     assert told["exit_code"] == result.exit_code == 12
-    assert {one["issue"] for one in told["recognised"]} >= {
+    assert {issue_["issue"] for issue_ in told["recognised"]} >= {
         "nvidia-ipc-reopen",
         "cxi-device-memory-not-mapped",
     }
@@ -91,7 +91,9 @@ def test_an_inventory_is_taken_into_account(tmp_path: Path) -> None:
     facts = [{"name": "nvidia-driver", "value": "580.159.04", "source": "NVML"}]
     inventory.write_text(json.dumps({"facts": facts}), encoding="utf-8")
     result = run("--json", "--inventory", str(inventory), SEED_2)
-    (one,) = (one for one in json.loads(result.stdout)["recognised"] if one["issue"] == "nvidia-ipc-reopen")
+    (one,) = (
+        issue_ for issue_ in json.loads(result.stdout)["recognised"] if issue_["issue"] == "nvidia-ipc-reopen"
+    )
     assert "580.159.04" in one["reason"]
     inventory.write_text("[]", encoding="utf-8")
     process = subprocess.run(

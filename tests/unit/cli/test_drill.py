@@ -106,10 +106,10 @@ def test_a_check_that_was_given_up_is_run_alone_and_what_follows_is_counted(
     ran = invoke("vmm-hang-import")
     assert asked == [None, "ipc-vmm"]
     assert ran.exit_code == 0, ran.output
-    assert "caught 1, let off" in ran.output
-    assert "LET OFF   vmm-hang-import on cuda: ipc-new FAIL: cuMemImportFromShareableHandle" in ran.output
+    assert "caught 1, accepted" in ran.output
+    assert "ACCEPTED  vmm-hang-import on cuda: ipc-new FAIL: cuMemImportFromShareableHandle" in ran.output
     assert ran.output.splitlines()[-2:] == [
-        "1 finding let off: no profile states it, a fault explains it",
+        "1 finding accepted: explained by a fault, not stated",
         "1 drill in 2 s: 1 as stated, 0 not",
     ]
 
@@ -128,7 +128,7 @@ def test_a_check_that_never_ran_or_finds_nothing_alone_has_not_caught_it(
 def test_ctrl_c_ends_the_drill_with_what_was_learned() -> None:
     ran = invoke("healthy-cuda", "hang-init", "healthy-both")
     assert ran.exit_code == 130
-    assert ran.output.splitlines()[-1] == "1 drill in 1 s: 1 as stated, 0 not, 2 not run to their end"
+    assert ran.output.splitlines()[-1] == "1 drill in 1 s: 1 as stated, 0 not, 2 not completed"
 
 
 def test_a_run_on_one_backend_leaves_out_the_profiles_of_the_other() -> None:
@@ -143,14 +143,14 @@ def test_what_was_named_and_cannot_be_run_is_told_and_exits_with_11(monkeypatch:
     ran = CliRunner().invoke(drill.command, ["amd-ipc-reopen", "healthy-single"])
     assert ran.exit_code == 11
     assert ran.stdout.splitlines()[-2:] == [
-        "NOT RUN   amd-ipc-reopen: it is of hip, and hip-python is not installed",
+        "NOT RUN   amd-ipc-reopen: the profile needs hip, but hip-python is not installed",
         "1 drill in 1 s: 1 as stated, 0 not",
     ]
     alone = invoke("--json", "healthy-hip")
     assert alone.exit_code == 11
     outcome = json.loads(alone.stdout)
     assert (outcome["good"], outcome["drills"]) == (False, [])
-    assert outcome["not_run"] == {"healthy-hip": "it is of hip, and hip-python is not installed"}
+    assert outcome["not_run"] == {"healthy-hip": "the profile needs hip, but hip-python is not installed"}
     assert invoke("stale-data", "healthy-hip").exit_code == 12
     monkeypatch.setattr(drill.profile, "names", lambda: ["healthy-cuda", "healthy-hip"])
     assert invoke().exit_code == 0
@@ -159,7 +159,7 @@ def test_what_was_named_and_cannot_be_run_is_told_and_exits_with_11(monkeypatch:
 def test_what_was_named_for_another_backend_is_told() -> None:
     ran = invoke("healthy-hip")
     assert ran.exit_code == 11
-    assert "NOT RUN   healthy-hip: it is of hip, which --backend leaves out" in ran.output
+    assert "NOT RUN   healthy-hip: the profile needs hip, which --backend excludes" in ran.output
 
 
 def test_every_line_fits_80_columns_and_the_screen_says_simulated() -> None:
@@ -173,7 +173,7 @@ def test_json_holds_the_same_for_programs() -> None:
     outcome = json.loads(ran.output)
     assert outcome["simulated"] is True
     assert outcome["good"] is False
-    assert [(one["profile"], one["backend"], one["good"]) for one in outcome["drills"]] == [
+    assert [(drill["profile"], drill["backend"], drill["good"]) for drill in outcome["drills"]] == [
         ("stale-data", "cuda", False),
         ("healthy-cuda", "cuda", True),
     ]
@@ -185,7 +185,7 @@ def test_a_profile_that_states_nothing_is_refused(tmp_path: Path) -> None:
     path.write_text("description: Nothing.\n")
     ran = invoke(str(path))
     assert ran.exit_code == 2
-    assert "does not say what to 'expect'" in ran.output
+    assert "has no 'expect'" in ran.output
 
 
 def test_faults_of_mpi_are_drilled_with_an_mpi_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +225,7 @@ def test_faults_of_mpi_that_are_named_ask_for_an_mpi() -> None:
 def test_a_backend_without_its_binding_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BINDINGS, "hip", ("no_such_module", "hip-python"))
     ran = CliRunner().invoke(drill.command, ["healthy-both"])
-    assert "hip is left out: hip-python is not installed" in ran.stderr
+    assert "hip is skipped: hip-python is not installed" in ran.stderr
     assert [line.split()[1] for line in ran.stdout.splitlines() if line.startswith("healthy-both")] == [
         "cuda"
     ]
@@ -283,4 +283,4 @@ def test_what_a_check_says_on_one_backend_is_written_with_that_backend(
 def test_update_asks_for_a_check() -> None:
     ran = invoke("--update", "already-mapped")
     assert ran.exit_code == 2
-    assert "name it with --check" in ran.output
+    assert "--update needs --check" in ran.output

@@ -59,7 +59,7 @@ def test_a_library_need_not_be_here_to_be_named_for_the_nodes() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "says"),
-    [("fabric-smal", "no check 'fabric-smal'; did you mean"), ("--all", "leave it out, or the names")],
+    [("fabric-smal", "no check 'fabric-smal'; did you mean"), ("--all", "omit --all, or the names")],
 )
 def test_pairs_look_checks_up_before_any_node_is_asked(asked: str, says: str) -> None:
     ended = CliRunner().invoke(cli, ["fleet", "pairs", "--via", "ssh", "-w", "n[1-2]", "--", asked])

@@ -1,0 +1,223 @@
+"""``gpuipc-doctor ticket``: write a bug report for a vendor, and the files that go with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gpuipc_doctor import node_name
+from gpuipc_doctor.cli import options, saved
+from gpuipc_doctor.near_miss import did_you_mean
+
+if TYPE_CHECKING:
+    from gpuipc_doctor.cli.output import OutputFile
+    from gpuipc_doctor.job.document import JobReport
+    from gpuipc_doctor.model import Fact, Report
+    from gpuipc_doctor.ticket.anonymise import Names, Pseudonyms
+    from gpuipc_doctor.ticket.subject import Subject
+
+VENDORS = ["nvidia", "amd", "ucx", "openmpi", "mpich", "libfabric", "nccl", "hpe"]
+_SUFFIXES = (".tar.zst", ".tar.gz")
+
+
+@click.command()
+@click.argument("file", type=options.FilePath())
+@click.option("--for", "vendor", type=options.Choice(VENDORS), required=True, help="Whose form to fill.")
+@click.option("--check", "checks", multiple=True, metavar="CHECK",
+              help="Only findings of this check; may be repeated.  [default: all failures]")  # fmt: skip
+@click.option("--also", type=options.FilePath(), multiple=True, metavar="FILE",
+              help="An additional report, job or inventory, for example the other node's.")  # fmt: skip
+@click.option(
+    "--before", type=options.FilePath(), metavar="FILE", help="An earlier report of a working state."
+)
+@click.option("--add", type=options.FilePath(), multiple=True, metavar="FILE",
+              help="A file that the vendor asks for, such as nvidia-bug-report.log.gz.")  # fmt: skip
+@click.option(
+    "--logs", type=options.FilePath(), metavar="DIR", help="The directory given to check --keep-logs."
+)
+@click.option("--bundle", type=options.FilePath(), metavar="FILE",
+              help="Also write a .tar.zst or .tar.gz with ticket, documents, stacks and logs.")  # fmt: skip
+@click.option("--anonymise", is_flag=True, help="Replace hosts, users, addresses and paths, everywhere.")
+@click.option(
+    "--hide", "words", multiple=True, metavar="WORD", help="With --anonymise, also replace this word."
+)
+@click.pass_context
+def command(
+    ctx: click.Context,
+    *,
+    file: Path,
+    vendor: str,
+    checks: tuple[str, ...],
+    also: tuple[Path, ...],
+    before: Path | None,
+    add: tuple[Path, ...],
+    logs: Path | None,
+    bundle: Path | None,
+    anonymise: bool,
+    words: tuple[str, ...],
+) -> None:
+    """Write a bug report with the fields of a vendor's form.
+
+    FILE is written by `gpuipc-doctor check --output FILE` or `gpuipc-doctor job --save FILE`. Prints
+    Markdown: every field of the form, or the command that provides the missing value. Nothing is run or sent.
+
+    \b
+    Exit codes:
+      0  the ticket is written, complete or not
+      2  usage, or a file is no such document
+    """
+    from gpuipc_doctor.ticket import bundle as archive
+    from gpuipc_doctor.ticket import templates, ticket_content
+
+    if words and not anonymise:
+        raise click.UsageError("--hide needs --anonymise", ctx)
+    if logs and not bundle:
+        raise click.UsageError("--logs needs --bundle", ctx)
+    subject = _subject(file, checks, also, before)
+    added = {path.name: _content(path) for path in add}
+    kept, left_out = _of_logs(logs) if logs else ({}, {})
+    compress, place = _place(bundle) if bundle else (None, None)
+    if anonymise:
+        if unfit := [name for name, content in added.items() if not archive.is_text(content)]:
+            raise click.UsageError(
+                f"{unfit[0]} is not text, so it cannot be anonymised: omit --add or --anonymise", ctx
+            )
+        pseudonyms = _pseudonyms(subject, [*added.values(), *kept.values()], words)
+        subject = pseudonyms.of(subject)
+        added, _ = archive.rewritten(added, pseudonyms.text)
+        kept, unfit_logs = archive.rewritten(kept, pseudonyms.text)
+        left_out = {**pseudonyms.of(left_out), **unfit_logs}
+    subject = replace(subject, files=tuple(added))
+    template = templates.load()[vendor]
+    if compress is None or place is None:
+        click.echo(ticket_content.ticket(template, subject), nl=False)
+        return
+    members, absent = archive.of_documents(subject)
+    members |= {f"attached/{name}": content for name, content in added.items()}
+    members |= {f"logs/{name}": content for name, content in kept.items()}
+    absent |= {f"logs/{name}": why for name, why in left_out.items()}
+    if not logs:
+        absent["logs"] = "name the directory of check --keep-logs, which has journals too, with --logs"
+    said = [f"In the bundle: {', '.join(_folded(members))}."]
+    said += [f"Not in the bundle: {name}: {why}" for name, why in absent.items()]
+    text = ticket_content.ticket(template, subject, said)
+    with options.naming_option("--bundle", f"cannot write {bundle}"):
+        place.write(archive.pack({"ticket.md": text.encode(), **members}, compress))
+    click.echo(text, nl=False)
+
+
+def _subject(file: Path, checks: tuple[str, ...], also: tuple[Path, ...], before: Path | None) -> Subject:
+    """The documents named by the user. Raises `BadFile` and `click.BadParameter`."""
+    from gpuipc_doctor.model import Report
+    from gpuipc_doctor.ticket.subject import Subject
+
+    about = saved.report_or_job(file)
+    if checks:
+        if not isinstance(about, Report):
+            raise click.BadParameter("a job has no checks", param_hint="--check")
+        about = _narrowed(about, checks)
+    documents: list[Report | JobReport] = []
+    facts: list[Fact] = []
+    for path in also:
+        if saved.is_inventory(path):
+            facts += saved.inventory(path)
+        else:
+            documents.append(saved.report_or_job(path))
+    return Subject(about, tuple(documents), tuple(facts), saved.report(before) if before else None)
+
+
+def _narrowed(report: Report, checks: tuple[str, ...]) -> Report:
+    known = {check.id for check in report.checks}
+    for check in checks:
+        if check not in known:
+            meant = did_you_mean(check, known)
+            raise click.BadParameter(f"no check {check!r} in the report{meant}", param_hint="--check")
+    return replace(
+        report,
+        checks=tuple(each for each in report.checks if each.id in checks),
+        results=tuple(each for each in report.results if each.check in checks),
+    )
+
+
+def _content(path: Path) -> bytes:
+    """A file to attach. Raises `BadFile`."""
+    from gpuipc_doctor.site import bounded
+    from gpuipc_doctor.site.yamlfile import BadFile, Mistake
+    from gpuipc_doctor.ticket.bundle import MOST_BYTES
+
+    try:
+        return bounded.read(path, MOST_BYTES)
+    except bounded.Unreadable as reason:
+        raise BadFile([Mistake(path, 0, str(reason))]) from None
+
+
+def _of_logs(directory: Path) -> tuple[dict[str, bytes], dict[str, str]]:
+    from gpuipc_doctor.ticket import bundle
+
+    with options.naming_option("--logs", f"cannot read {directory}"):
+        return bundle.of_directory(directory)
+
+
+def _place(path: Path) -> tuple[Callable[[bytes], bytes], OutputFile]:
+    """How to compress, and the file to write. Raises `click.BadParameter`."""
+    import importlib
+
+    from gpuipc_doctor.cli.output import OutputFile
+    from gpuipc_doctor.diagnose.decompress import ZSTD
+
+    if not path.name.endswith(_SUFFIXES):
+        raise click.BadParameter(
+            f"{path.name!r} does not end in {' or '.join(_SUFFIXES)}", param_hint="--bundle"
+        )
+    if os.path.lexists(path):
+        raise click.BadParameter(f"{path} exists; name a new file", param_hint="--bundle")
+    try:
+        module = importlib.import_module("gzip" if path.suffix == ".gz" else ZSTD)
+    except ImportError:
+        raise click.BadParameter(
+            f".tar.zst needs Python's {ZSTD}: pip install backports.zstd, or name a .tar.gz",
+            param_hint="--bundle",
+        ) from None
+    with options.naming_option("--bundle", f"cannot write {path}"):
+        return module.compress, OutputFile(path)
+
+
+def _pseudonyms(subject: Subject, files: list[bytes], words: tuple[str, ...]) -> Pseudonyms:
+    """Pseudonyms for this node's names and for names in the documents and files."""
+    import json
+
+    from gpuipc_doctor.report import documents
+    from gpuipc_doctor.ticket import anonymise
+    from gpuipc_doctor.ticket.bundle import is_text
+
+    known = (subject.about, *subject.also, *([subject.before] if subject.before else []))
+    texts = [json.dumps(documents.encode(document), ensure_ascii=False) for document in known]
+    texts += [content.decode() for content in files if is_text(content)]
+    return anonymise.Pseudonyms(anonymise.names(known, subject.inventory, _names_here(words)), texts)
+
+
+def _names_here(words: tuple[str, ...]) -> Names:
+    import pwd
+    from contextlib import suppress
+
+    from gpuipc_doctor.ticket.anonymise import Names
+
+    users = {os.environ.get(name, "") for name in ("LOGNAME", "SUDO_USER", "USER")}
+    with suppress(KeyError):
+        users.add(pwd.getpwuid(os.getuid()).pw_name)
+    return Names(
+        hosts=frozenset({node_name.short()}), users=frozenset(users), words=frozenset(filter(None, words))
+    )
+
+
+def _folded(members: dict[str, bytes]) -> list[str]:
+    """Files by name; directories with their number of files."""
+    names = [name for name in members if "/" not in name]
+    for directory in dict.fromkeys(name.partition("/")[0] for name in members if "/" in name):
+        names.append(f"{directory} ({len([name for name in members if name.startswith(directory + '/')])})")
+    return names

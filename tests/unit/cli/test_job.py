@@ -1,0 +1,53 @@
+"""The command ``job``, without a job."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from click.testing import CliRunner
+
+from gpuipc_doctor.cli.job import command
+from gpuipc_doctor.job import here
+from gpuipc_doctor.job.selection import NoSuchJob
+from gpuipc_doctor.supervise.tree import PRIORITY
+
+GROUP = Path("/proc/self/autogroup")
+
+
+def priorities() -> tuple[int, int]:
+    """Niceness of this process, and of its session if the kernel schedules sessions as groups."""
+    niceness = os.getpriority(os.PRIO_PROCESS, 0)
+    return niceness, int(GROUP.read_text().split()[-1]) if GROUP.exists() else niceness
+
+
+def run(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """Priorities while the command looks at a job."""
+    seen = list[tuple[int, int]]()
+
+    def report(*_: object, **__: object) -> NoReturn:
+        seen.append(priorities())
+        raise NoSuchJob("no such job")
+
+    monkeypatch.setattr(here, "report", report)
+    ended = CliRunner().invoke(command, ["--user", "root"])
+    assert ended.exit_code == 3, ended
+    return seen[0]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_ranks_that_take_every_processor_do_not_starve_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = priorities()
+    assert run(monkeypatch) == (PRIORITY, PRIORITY)
+    assert priorities() == before
+
+
+def test_user_without_the_right_to_a_priority_looks_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: int) -> NoReturn:
+        raise PermissionError
+
+    before = priorities()
+    monkeypatch.setattr(os, "setpriority", refuse)
+    assert run(monkeypatch) == priorities() == before

@@ -1,0 +1,57 @@
+"""Calls in processes of their own: their results in order, and an end when they are told to end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from gpuipc_doctor.cli.side_by_side import side_by_side
+from gpuipc_doctor.supervise.tree import interruptible
+from tests import waiting
+
+
+def where(number: int) -> tuple[int, int]:
+    time.sleep(0.01 * (3 - number))
+    return number, os.getpid()
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_results_come_in_order_and_from_other_processes_if_several_run(jobs: int) -> None:
+    with side_by_side(where, range(4), jobs) as outcomes:
+        numbers, pids = zip(*filter(None, outcomes), strict=True)
+    assert numbers == (0, 1, 2, 3)
+    assert (os.getpid() in pids) is (jobs == 1)
+
+
+def interrupted(directory: str) -> str | None:
+    """As a run: it is ended by a signal when the other one is there as well, and says so."""
+    told = list[int]()
+    with interruptible(lambda: told.append(1)):
+        Path(directory, str(os.getpid())).touch()
+        waiting.until("both run", lambda: len(list(Path(directory).iterdir())) == 2)
+        if min(Path(directory).iterdir()).name == str(os.getpid()):
+            os.kill(os.getppid(), signal.SIGTERM)
+        waiting.until("the signal has come", lambda: told)
+    return None
+
+
+def test_a_signal_ends_what_runs_and_begins_no_more(tmp_path: Path) -> None:
+    with side_by_side(interrupted, [str(tmp_path)] * 8, 2) as outcomes:
+        assert list(outcomes) == [None] * 8
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def failing(how: str) -> None:
+    if how == "raises":
+        raise ValueError("of its own")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("how", "error"), [("raises", ValueError), ("is killed", ChildProcessError)])
+def test_what_a_process_raises_is_raised_here(how: str, error: type[Exception]) -> None:
+    with side_by_side(failing, [how, how], 2) as outcomes, pytest.raises(error):
+        list(outcomes)
