@@ -91,9 +91,15 @@ def _is_abstract(function: ast.FunctionDef) -> bool:
 
 def _reached_from_classes(tree: ast.Module) -> set[ast.FunctionDef]:
     """The methods of the check, and the functions that they call or that those call; no role functions."""
-    functions = {one.name: one for one in tree.body if isinstance(one, ast.FunctionDef)}
+    functions = {
+        definition.name: definition for definition in tree.body if isinstance(definition, ast.FunctionDef)
+    }
     reached: set[ast.FunctionDef] = set()
-    left: list[ast.AST] = [one for one in tree.body if isinstance(one, ast.ClassDef) and _is_check(one)]
+    left: list[ast.AST] = [
+        definition
+        for definition in tree.body
+        if isinstance(definition, ast.ClassDef) and _is_check(definition)
+    ]
     while left:
         for node in ast.walk(left.pop()):
             named = functions.get(node.id) if isinstance(node, ast.Name) else node
@@ -108,7 +114,9 @@ def _is_check(one: ast.ClassDef) -> bool:
 
 
 def _is_role(function: ast.FunctionDef) -> bool:
-    return any(ast.unparse(one.annotation) == "Worker" for one in function.args.args if one.annotation)
+    return any(
+        ast.unparse(argument.annotation) == "Worker" for argument in function.args.args if argument.annotation
+    )
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[str, Any]]:

@@ -61,7 +61,7 @@ def check(doctor: Command, tmp_path_factory: pytest.TempPathFactory) -> Callable
             "check", *checks, "--simulate", str(file), "--backend", "cuda", "--json", env=env
         )
         assert ended.stdout, ended.stderr
-        return [one for one in json.loads(ended.stdout)["results"] if one["check"] != "driver-init"]
+        return [result for result in json.loads(ended.stdout)["results"] if result["check"] != "driver-init"]
 
     return run
 
@@ -69,10 +69,10 @@ def check(doctor: Command, tmp_path_factory: pytest.TempPathFactory) -> Callable
 def told(results: Results) -> dict[str, str]:
     """By probe, what was found there, with its status."""
     return {
-        one["probe"]: " | ".join(
-            [one["finding"]["status"], one["finding"]["summary"], *evidence(one["finding"])]
+        result["probe"]: " | ".join(
+            [result["finding"]["status"], result["finding"]["summary"], *evidence(result["finding"])]
         )
-        for one in results
+        for result in results
     }
 
 
@@ -84,7 +84,7 @@ def healthy(check: Callable[..., Results]) -> Results:
 @pytest.mark.xdist_group("allocators")
 def test_healthy_allocators_pass(healthy: Results) -> None:
     results = healthy
-    found = {(one["check"], one["probe"]): one["finding"]["status"] for one in results}
+    found = {(result["check"], result["probe"]): result["finding"]["status"] for result in results}
     expected = {(id_, name) for id_ in CHECKS for name in ALL}
     assert found == dict.fromkeys(expected | {("allocator-ipc", "PyTorch expandable")}, "PASS"), results
 
@@ -103,13 +103,17 @@ def test_healthy_allocators_pass(healthy: Results) -> None:
         (
             "never trims",
             [
-                ("growth", ALL, "are not given back, with nothing allocated"),
-                ("pressure", (*TORCH, "MemoryPool"), "ran out of memory with most of it only cached"),
+                ("growth", ALL, "with nothing allocated"),
+                (
+                    "pressure",
+                    (*TORCH, "MemoryPool"),
+                    "out of memory although most of the memory was only cached",
+                ),
             ],
         ),
         (
             "leaks",
-            [("growth", ALL, "used memory grows by"), ("pressure", ALL, "did not come back")],
+            [("growth", ALL, "used memory grows by"), ("pressure", ALL, "not released after")],
         ),
         ("leaves descriptors open", [("growth", ALL, "program: open descriptors grow by")]),
         ("hands out twice", [("pressure", ALL, "blocks lost their data")]),
@@ -121,16 +125,27 @@ def test_a_fault_of_the_allocator_is_found(
     results = check(*dict.fromkeys(f"allocator-{kind}" for kind, _, _ in found), fault=fault)
     for kind, libraries, says in found:
         failed = [
-            one
-            for one in results
-            if (one["check"], one["finding"]["status"]) == (f"allocator-{kind}", "FAIL")
+            result
+            for result in results
+            if (result["check"], result["finding"]["status"]) == (f"allocator-{kind}", "FAIL")
         ]
-        assert {one["probe"] for one in failed} >= set(libraries), told(results)
+        assert {result["probe"] for result in failed} >= set(libraries), told(results)
         for name in libraries:
-            assert any(says in told([one])[name] for one in failed if one["probe"] == name), told(results)
+            assert any(says in told([result])[name] for result in failed if result["probe"] == name), told(
+                results
+            )
     for guard in ("event wait", "record_stream", "pool per stream"):
         if not any(guard in says for _, _, says in found):
             assert not any(f"{guard}, 65536 B" in text for text in told(results).values())
+
+
+@pytest.mark.full
+def test_a_loss_of_one_of_two_runs_is_blamed_on_nobody(check: Callable[..., Results], tmp_path: Path) -> None:
+    """A stranger's memory looks like it. What both runs lose is a FAIL, as the faults above show."""
+    results = check("allocator-growth", claims=(TORCH_ALONE,), ARRAYS_FIRST_LEAKS=str(tmp_path / "first"))
+    found = told(results)["PyTorch"]
+    assert found.startswith("ERROR | only one of two runs lost device memory"), found
+    assert "used memory grows by" in found
 
 
 def test_not_even_a_pool_that_never_trims_is_let_take_more_than_the_share(
@@ -138,10 +153,10 @@ def test_not_even_a_pool_that_never_trims_is_let_take_more_than_the_share(
 ) -> None:
     share = 2 << 30
     checks = ("allocator-pressure", "allocator-growth")
-    for one in check(*checks, fault="never trims, leaks", claims=(TORCH_ALONE,)):
-        for series in one["series"]:
+    for result in check(*checks, fault="never trims, leaks", claims=(TORCH_ALONE,)):
+        for series in result["series"]:
             used, *_ = series["lines"]
-            assert share / 4 < max(used["values"]) < 1.1 * share, one["probe"]
+            assert share / 4 < max(used["values"]) < 1.1 * share, result["probe"]
 
 
 def test_a_race_that_cannot_be_provoked_proves_nothing(check: Callable[..., Results]) -> None:
@@ -149,7 +164,7 @@ def test_a_race_that_cannot_be_provoked_proves_nothing(check: Callable[..., Resu
     found = told(check("allocator-stream-reuse", fault=fault, claims=(TORCH_ALONE,)))
     assert set(found) == set(TORCH)
     assert found["PyTorch"].startswith("SKIP")
-    assert "could not provoke the race" in found["PyTorch"]
+    assert "no race even without a guard" in found["PyTorch"]
 
 
 @pytest.mark.parametrize(
@@ -159,13 +174,13 @@ def test_a_race_that_cannot_be_provoked_proves_nothing(check: Callable[..., Resu
             {"call": "copy-from-device", "do": "corrupt-byte"},
             (CUPY_ALONE, TORCH_ALONE),
             ("MemoryPool", "PyTorch"),
-            "a block's handle and offset led to other memory",
+            "a block's IPC handle and offset opened the wrong memory",
         ),
         (
             {"call": "ipc-close", "do": "keep"},
             (CUPY_ALONE,),
             ("MemoryPool",),
-            "did not come back after the importer had closed everything",
+            "was not released after the importer had closed everything",
         ),
     ],
     ids=["wrong data", "kept"],
@@ -201,11 +216,11 @@ def test_without_an_array_library_it_is_a_skip_that_says_what_to_install(
     check: Callable[..., Results],
 ) -> None:
     results = check(*CHECKS, claims=())
-    assert {one["check"] for one in results} == set(CHECKS)
-    for one in results:
-        assert one["finding"]["status"] == "SKIP"
-        assert "no CuPy or PyTorch" in one["finding"]["summary"]
-        assert "pip install" in one["finding"]["remedy"]
+    assert {result["check"] for result in results} == set(CHECKS)
+    for result in results:
+        assert result["finding"]["status"] == "SKIP"
+        assert "no CuPy or PyTorch" in result["finding"]["summary"]
+        assert "pip install" in result["finding"]["remedy"]
 
 
 def test_a_library_that_does_not_import_is_an_error_in_one_line(
@@ -218,7 +233,9 @@ def test_a_library_that_does_not_import_is_an_error_in_one_line(
 
 @pytest.mark.xdist_group("allocators")
 def test_the_series_is_in_the_report(healthy: Results) -> None:
-    one = next(one for one in healthy if (one["check"], one["probe"]) == ("allocator-growth", "PyTorch"))
+    one = next(
+        result for result in healthy if (result["check"], result["probe"]) == ("allocator-growth", "PyTorch")
+    )
     (series,) = one["series"]
     assert series["axis"] == "seconds"
     assert [line["name"] for line in series["lines"]] == [

@@ -62,7 +62,7 @@ def test_a_node_on_which_nothing_can_be_written_is_told_in_one_line() -> None:
     ended = run(READ_ONLY, "-m", "gpuipc_doctor", "check", "ipc-reopen")
     assert (ended.returncode, ended.stdout) == (1, "")
     (line,) = ended.stderr.splitlines()
-    assert "no place for the run's files" in line
+    assert "no directory for the run's files" in line
 
 
 @pytest.mark.parametrize("processes", [2, 5, 8])

@@ -39,30 +39,33 @@ def hanging(tmp_path: Path) -> str:
     [
         (["chek"], "no command 'chek'; did you mean 'check'?"),
         (["check"], "name the checks to run, or give --all"),
-        (["check", "--all", "ipc-reopen"], "--all runs every check of the tier; leave it out, or the names"),
-        (["check", "ipc-reopen", "--nodes", "2"], "are for checks between nodes"),
-        (["check", "ipc-reopen", "--partner", "n99"], "are for checks between nodes"),
+        (
+            ["check", "--all", "ipc-reopen"],
+            "--all runs every check of the tier; omit --all, or the names",
+        ),
+        (["check", "ipc-reopen", "--nodes", "2"], "need a check that runs between nodes"),
+        (["check", "ipc-reopen", "--partner", "n99"], "need a check that runs between nodes"),
         (
             ["check", "--all", "--tier", "prolog", "--nodes", "2"],
-            "are for checks between nodes",
+            "need a check that runs between nodes",
         ),
         (["check", "ipc-reopne"], "no check 'ipc-reopne'; did you mean 'ipc-reopen'?"),
         (["check", "--all", "--backend", "cudda"], "'cudda' is not one of 'auto', 'cuda', 'hip', 'all'"),
         (["check", "--all", "--tier", "quick"], "'quick' is not one of"),
         (["check", "--all", "--deadline", "0"], "--deadline"),
         (["check", "--all", "--deadline", "soon"], "'soon' is not a valid float"),
-        (["check", "--all", "--deadline", "nan"], "'--deadline': nan is no number of seconds"),
+        (["check", "--all", "--deadline", "nan"], "'--deadline': nan is not a number of seconds"),
         (["check", "--all", "--deadline", "inf"], "'--deadline': inf is not in the range 0<x<=31536000"),
-        (["check", "--all", "--budget", "nan"], "'--budget': nan is no number of seconds"),
+        (["check", "--all", "--budget", "nan"], "'--budget': nan is not a number of seconds"),
         (["check", "--all", "--budget", "inf"], "'--budget': inf is not in the range 0<x<=31536000"),
         (["check", "--all", "--simulate", ""], "'--simulate': the name is empty"),
         (["check", "--all", "--simulate", "healthy-cudda"], "did you mean 'healthy-cuda'?"),
         (["check", "--all", "--config", "/nowhere.yaml"], "/nowhere.yaml: "),
         (["check", "--all", "--output", "/nowhere/report.json"], "cannot write /nowhere/report.json"),
         (["check", "--all", "--output", "/"], "cannot write /"),
-        (["check", "--all", "--mpi-lib", "/no.so"], "--mpi-lib: there is no file /no.so; name the library"),
-        (["drill", "--mpi-lib", "/no.so"], "--mpi-lib: there is no file /no.so; name the library"),
-        (["config", "new", "--mpi-lib", "/no.so"], "--mpi-lib: there is no file /no.so; name the library"),
+        (["check", "--all", "--mpi-lib", "/no.so"], "--mpi-lib: file not found: /no.so; name the library"),
+        (["drill", "--mpi-lib", "/no.so"], "--mpi-lib: file not found: /no.so; name the library"),
+        (["config", "new", "--mpi-lib", "/no.so"], "--mpi-lib: file not found: /no.so; name the library"),
         (["check", "--all", "--keep-logs", "/dev/null"], "--keep-logs: /dev/null: "),
         (["explain", "ipc-reopne"], "did you mean 'ipc-reopen'?"),
         (["known-issues", "show", "nvidia-ipc-reopne"], "did you mean"),
@@ -172,7 +175,7 @@ def test_a_deleted_working_directory_is_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-c", program, "check", "--all", "--simulate", "healthy-single"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S)
     assert ended.returncode == 2
-    says = "gpuipc-doctor: the working directory was deleted; change to one that is there\n"
+    says = "gpuipc-doctor: the working directory was deleted; change to an existing one\n"
     assert ended.stderr == says
 
 
@@ -185,7 +188,7 @@ def test_kept_logs_hold_the_stack_of_what_hung(doctor: Command, tmp_path: Path, 
     assert "open_ipc" in (kept / "importer.python-stack").read_text()
 
 
-NOT_WRITTEN = "gpuipc-doctor: cannot write what was to be printed: "
+NOT_WRITTEN = "gpuipc-doctor: cannot write the output: "
 
 
 @pytest.mark.parametrize(
@@ -193,8 +196,8 @@ NOT_WRITTEN = "gpuipc-doctor: cannot write what was to be printed: "
     [
         *("list", "--help", "diagnose /dev/null"),
         *(
-            pytest.param(f"{one} --simulate healthy-single", marks=pytest.mark.full)
-            for one in ("check driver-init", "check driver-init --json", "inventory", "memory")
+            pytest.param(f"{command} --simulate healthy-single", marks=pytest.mark.full)
+            for command in ("check driver-init", "check driver-init --json", "inventory", "memory")
         ),
     ],
 )
@@ -245,9 +248,9 @@ def test_a_node_without_gpus_is_told_how_to_see_what_it_does(
     assert ended.returncode == 3
     last = ended.stdout.splitlines()[-1]
     assert (
-        last == "no GPU here: see what it does with `gpuipc-doctor check --all --simulate healthy-both`"
+        last == "no GPU here; to see an example, run `gpuipc-doctor check --all --simulate healthy-both`"
     ) is (is_shown)
-    assert "fabric-small-message: it is a control of mpi-small-message" in ended.stdout
+    assert "fabric-small-message: only a control for mpi-small-message" in ended.stdout
 
 
 @pytest.mark.skipif(
@@ -286,7 +289,7 @@ def test_the_budget_turns_the_rest_into_skips(doctor: Command) -> None:
     skipped = [r for r in results if r["finding"]["key"] == "budget"]
     assert skipped
     for r in skipped:
-        says = f"budget; run `gpuipc-doctor check {r['check']} --budget 1`"  # 0 would be refused
+        says = f"time budget exhausted; run `gpuipc-doctor check {r['check']} --budget 1`"  # not 0
         assert r["finding"]["summary"] == says
 
 
@@ -295,7 +298,7 @@ def test_a_report_is_told_as_that_where_a_config_or_a_log_is_asked_for(
 ) -> None:
     report = tmp_path / "r.json"
     report.write_text(doctor("check", "known-versions", "--simulate", "healthy-cuda", "--json").stdout)
-    told = f"{report}: is what gpuipc-doctor itself wrote (gpuipc-doctor/report/2)"
+    told = f"{report}: is output of gpuipc-doctor (gpuipc-doctor/report/2)"
     validated = doctor("config", "validate", str(report))
     assert (validated.returncode, validated.stderr.count("\n")) == (2, 1)
     assert told in validated.stderr
@@ -336,7 +339,7 @@ def test_interrupted_before_the_first_probe_it_says_so_and_leaves_nothing(
 ) -> None:
     ended = struck_before_the_first_probe(number, tmp_path)
     assert ended.returncode == 130
-    assert ended.stderr.strip() == "gpuipc-doctor: interrupted before anything was learned"
+    assert ended.stderr.strip() == "gpuipc-doctor: interrupted before any result"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -417,7 +420,7 @@ def test_plots_are_drawn_of_what_was_watched_and_named(doctor: Command, tmp_path
 def test_plots_of_checks_that_watch_nothing_say_so(doctor: Command, tmp_path: Path) -> None:
     ended = doctor("check", "driver-init", "--simulate", "healthy-single", "--plots", str(tmp_path))
     assert ended.returncode == 0
-    assert "nothing, for no check that ran watches memory over time" in ended.stderr
+    assert "nothing to plot: no check that ran watches memory over time" in ended.stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -66,9 +66,12 @@ def test_the_same_file_twice(doctor: Command, tmp_path: Path) -> None:
     ("content", "says"),
     [
         (b"", "this is not JSON"),
-        (b"\xff\xfe\x00", "this is not a report: it is no text"),
+        (b"\xff\xfe\x00", "this is not a report: it is not text"),
         (b'{"facts": []}', "this is not a report"),
-        (b'{"schema": "gpuipc-doctor/report/99"}', "this report is of another version of gpuipc-doctor"),
+        (
+            b'{"schema": "gpuipc-doctor/report/99"}',
+            "this report was written by another version of gpuipc-doctor",
+        ),
         (b'{"schema": "gpuipc-doctor/report/1", "host": 3}', "$"),
         (b"[" * 100_000, "this is not JSON"),
         (None, "cannot be read: No such file or directory"),
@@ -92,3 +95,22 @@ def test_a_directory_is_no_report(doctor: Command, tmp_path: Path) -> None:
     ended = doctor("compare", str(tmp_path), os.devnull)
     assert ended.returncode == 2
     assert ended.stderr == f"gpuipc-doctor: {tmp_path}: is a directory, not a file\n"
+
+
+@pytest.mark.parametrize(
+    ("profile", "arguments"),
+    [
+        ("nvidia-460.32.03", ["ipc-reopen", "driver-pool-release", "known-versions", "--device", "cuda:0"]),
+        ("cxi-no-retry-handler", ["fabric-info", "known-versions"]),
+    ],
+)
+def test_reworded_sentences_are_no_change(
+    doctor: Command, tmp_path: Path, profile: str, arguments: list[str]
+) -> None:
+    """The reports in ``fixtures/reports`` are of c26e2d9, before the editing pass over all sentences."""
+    after = str(tmp_path / "after.json")
+    doctor("check", *arguments, "--backend", "cuda", "--simulate", profile, "--output", after)
+    before = Path(__file__).parents[1] / "fixtures/reports" / f"{profile}.json"
+    ended = doctor("compare", str(before), after, "--json")
+    turns = [verdict["turn"] for verdict in json.loads(ended.stdout)["verdicts"]]
+    assert (ended.returncode, set(turns), len(turns) > 1) == (0, {"same"}, True)

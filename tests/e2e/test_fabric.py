@@ -68,7 +68,7 @@ def test_a_fault_of_the_fabric_is_found_and_nothing_else(name: str, few: str) ->
     checks = profile.load(name).expect["cuda"].checks or ("fabric-info", "fabric-small-message")
     found(name, *checks, "--config", few)
     mine = {"fi_pingpong", "ucx_perftest", "fi_info"}
-    assert not [one for one in tree.descendants(os.getpid()) if one.name in mine]
+    assert not [process for process in tree.descendants(os.getpid()) if process.name in mine]
 
 
 def stated(fabric: str, simulate: str, tmp_path: Path, *options: str) -> dict[str, tuple[Status, str, str]]:
@@ -79,13 +79,13 @@ def stated(fabric: str, simulate: str, tmp_path: Path, *options: str) -> dict[st
     checks = ("fabric-info", "fabric-small-message", "known-versions")
     report, _ = check(*checks, "--simulate", simulate, "--backend", "cuda", "--config", str(site), *options)
     return {
-        f"{one.check} {one.probe}".strip(): (
-            one.finding.status,
-            sentences.summary(one.finding).replace(str(site), "site.yaml"),
-            " | ".join(sentences.evidence(one.finding)),
+        f"{result.check} {result.probe}".strip(): (
+            result.finding.status,
+            sentences.summary(result.finding).replace(str(site), "site.yaml"),
+            " | ".join(sentences.evidence(result.finding)),
         )
-        for one in report.results
-        if one.subject == "node"
+        for result in report.results
+        if result.subject == "node"
     }
 
 
@@ -94,13 +94,13 @@ def test_a_stated_fabric_that_is_not_here_fails_and_nothing_is_sent_over_another
     assert told["fabric-small-message libfabric"][0] is Status.SKIP
     assert "no provider of verbs, which site.yaml:2 says" in told["fabric-small-message libfabric"][1]
     told = stated("verbs", "fabric-healthy", tmp_path)
-    said = "no adapter of InfiniBand or RoCE is here, and site.yaml:2 says that this node has verbs"
+    said = "no InfiniBand or RoCE adapter found; site.yaml:2 says this node has verbs"
     assert Status.PASS in [status for status, *_ in told.values()]
     report, _ = check("fabric-info", "--simulate", "cxi-healthy", "--config", str(tmp_path / "stated.yaml"))
-    fails = [one.finding for one in report.results if one.finding.status is Status.FAIL]
-    assert [sentences.summary(one).replace(str(tmp_path / "stated.yaml"), "site.yaml") for one in fails] == [
-        said
-    ]
+    fails = [result.finding for result in report.results if result.finding.status is Status.FAIL]
+    assert [
+        sentences.summary(finding).replace(str(tmp_path / "stated.yaml"), "site.yaml") for finding in fails
+    ] == [said]
     assert sentences.evidence(fails[0]) == ("the kernel lists cxi0, cxi1 (cxi)",)
 
 
@@ -136,8 +136,8 @@ def test_where_the_site_has_no_fabric_both_checks_say_so_and_what_is_here_all_th
     tmp_path: Path,
 ) -> None:
     told = stated("none", "cxi-healthy", tmp_path)
-    skip = (Status.SKIP, "site.yaml:2 says that this node has no fabric")
-    note = "all the same the kernel lists cxi0, cxi1 (cxi)"
+    skip = (Status.SKIP, "site.yaml:2 says this node has no fabric")
+    note = "but the kernel lists cxi0, cxi1 (cxi)"
     assert told["fabric-info"] == told["fabric-small-message"] == (*skip, note)
     assert stated("none", "fabric-healthy", tmp_path)["fabric-info"] == (*skip, "")
 
@@ -150,7 +150,7 @@ def test_where_the_site_has_no_fabric_both_checks_say_so_and_what_is_here_all_th
 def test_what_fails_in_mpi_is_told_whether_it_fails_without(name: str, few: str) -> None:
     found(
         name,
-        *("mpi-small-message", "fabric-small-message", "--config", few),
+        *("mpi-small-message", "mpi-histories", "fabric-small-message", "--config", few),
         *("--mpi-lib", path_of("mpich43"), "--no-workarounds"),
     )
 
@@ -185,7 +185,7 @@ def by_ucx(simulate: str, *options: str) -> dict[str, Finding]:
     """What is found of its messages, by whose memory they are: ``node``, ``cuda:0``."""
     command = ("fabric-small-message", "--simulate", simulate, "--backend", "cuda", "--device", "cuda:0")
     report, _ = check(*command, *options)
-    return {one.subject: one.finding for one in report.results if one.probe == "UCX"}
+    return {result.subject: result.finding for result in report.results if result.probe == "UCX"}
 
 
 @pytest.mark.mpi

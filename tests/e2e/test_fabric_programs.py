@@ -37,7 +37,9 @@ def run(doctor: Command, tmp_path: Path) -> Run:
             *("check", id_, "--config", str(config), "--deadline", "5", "--json"),
             env={**os.environ, "PATH": f"{tmp_path}:/usr/bin:/bin"},
         )
-        found = [one["finding"] for one in json.loads(ended.stdout)["results"] if one["check"] == id_]
+        found = [
+            result["finding"] for result in json.loads(ended.stdout)["results"] if result["check"] == id_
+        ]
         return max(found, key=lambda one: ["PASS", "SKIP", "WARN", "ERROR", "FAIL"].index(one["status"]))
 
     return check
@@ -49,18 +51,18 @@ def run(doctor: Command, tmp_path: Path) -> Run:
         (GOOD_INFO, "PASS", "libfabric 2.1.0"),
         (f'echo "libfabric:1:core: a warning" >&2; {GOOD_INFO}', "PASS", "libfabric 2.1.0"),
         (CRASH, "FAIL", "fi_info crashed: SIGSEGV"),
-        ("exit 5", "FAIL", "fi_info failed: exit code 5: it printed nothing"),
-        (ENODATA, "WARN", "libfabric offers no provider"),
-        ("exit 0", "ERROR", "fi_info: exit code 0, but nothing that can be read: it printed nothing"),
-        ("echo Kauderwelsch", "ERROR", "nothing that can be read: Kauderwelsch"),
-        ("echo provider:", "ERROR", "nothing that can be read: provider:"),
+        ("exit 5", "FAIL", "fi_info failed: exit code 5: no output"),
+        (ENODATA, "WARN", "libfabric has no usable provider"),
+        ("exit 0", "ERROR", "fi_info: exit code 0, but unreadable output: no output"),
+        ("echo Kauderwelsch", "ERROR", "unreadable output: Kauderwelsch"),
+        ("echo provider:", "ERROR", "unreadable output: provider:"),
         (f"{GOOD_INFO}; exit 1", "FAIL", "fi_info failed: exit code 1"),
         (LOADER, "ERROR", "error while loading shared libraries"),
         (b"\x7fELF nonsense", "ERROR", "fi_info cannot start: Exec format error"),
-        (r"printf '\377\376\377'", "ERROR", "nothing that can be read"),
+        (r"printf '\377\376\377'", "ERROR", "unreadable output"),
         (f"[ $1 = -v ] || kill -SEGV $$; {GOOD_INFO}", "FAIL", "fi_info crashed: SIGSEGV"),
         (f"[ $1 = -v ] || exit 3; {GOOD_INFO}", "FAIL", "fi_info failed: exit code 3"),
-        (f"[ $1 = -v ] || exec echo 2.1; {GOOD_INFO}", "ERROR", "nothing that can be read: 2.1"),
+        (f"[ $1 = -v ] || exec echo 2.1; {GOOD_INFO}", "ERROR", "unreadable output: 2.1"),
     ],
 )
 def test_fi_info_that_is_of_no_use_is_no_pass(

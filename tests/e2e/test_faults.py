@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import uuid
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from gpuipc_doctor.report import report_json
 from gpuipc_doctor.simulator import drill, profile
 from gpuipc_doctor.simulator.profile import Expectation, Profile
 from tests.command_stem import STEM
+from tests.e2e.conftest import Command
 from tests.waiting import LIMIT_S, until
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -65,7 +67,9 @@ def runs() -> list[object]:
     """Each fault on one vendor's driver, the vendors in turn; `full`: on both, and those left out."""
     stated = [profile.load(name) for name in profile.names()]
     # Those of MPI are in test_mpi_faults.py, those of libfabric in test_fabric.py.
-    ours = [one for one in stated if one.expect and not (one.needs_mpi or one.needs_fabric)]
+    ours = [
+        profile for profile in stated if profile.expect and not (profile.needs_mpi or profile.needs_fabric)
+    ]
     return [
         pytest.param(one, backend, id=f"{one.name}-{backend}", marks=[getattr(pytest.mark, backend), *more])
         for number, one in enumerate(ours)
@@ -107,7 +111,10 @@ def test_a_fault_is_found_by_those_who_meet_it_and_nothing_is_left(
     checks = sorted(meet | set(stated.expect[backend].checks))
     if stated.name in QUIET or not checks:
         find(stated, backend, tmp_path, "--all")
-    elif any(one.subject == "pair" or one.check == "ipc-peer" for one in stated.expect[backend].findings):
+    elif any(
+        expected.subject == "pair" or expected.check == "ipc-peer"
+        for expected in stated.expect[backend].findings
+    ):
         find(stated, backend, tmp_path, *checks)
     else:
         find(stated, backend, tmp_path, *checks, "--device", "0")
@@ -202,3 +209,29 @@ def _names(process: Path) -> str:
     except OSError:
         return ""
     return told.replace(b"\0", b" ").decode(errors="replace")
+
+
+@pytest.mark.full
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    ("faults", "exit_code", "says"),
+    [
+        ([], 0, "with each exit with it open (24 rounds"),
+        ([{"call": "exit", "do": "leak", "bytes": "2 MiB"}], 12, "grows by 2097152 B with each exit"),
+    ],
+    ids=["healthy", "2 MiB"],
+)
+def test_soak_finds_what_an_exit_loses_in_pieces_too_small_for_one(
+    doctor: Command, tmp_path: Path, faults: list[dict[str, str]], exit_code: int, says: str
+) -> None:
+    node = tmp_path / "node.yaml"
+    node.write_text(
+        json.dumps({"description": ".", "extends": HEALTHY, "faults": faults, "expect": {"exit": 0}})
+    )
+    arguments = ("--tier", "soak", "--simulate", str(node), "--backend", "cuda", "--json")
+    ended = doctor("check", "ipc-release", *arguments)
+    assert ended.returncode == exit_code, ended.stdout
+    (finding,) = (
+        result["finding"] for result in json.loads(ended.stdout)["results"] if result["probe"] == "many exits"
+    )
+    assert says in "\n".join([finding["summary"], *(line["line"] for line in finding["evidence"])])

@@ -45,8 +45,8 @@ def results(doctor: Command, environment: dict[str, str]) -> dict[str, tuple[str
     ]
     ended = doctor(*command, "--simulate", "healthy-single", "--mpi-lib", library, "--json", env=environment)
     return {
-        one["check"]: (one["finding"]["status"], one["finding"]["summary"])
-        for one in json.loads(ended.stdout)["results"]
+        result["check"]: (result["finding"]["status"], result["finding"]["summary"])
+        for result in json.loads(ended.stdout)["results"]
     }
 
 

@@ -31,11 +31,11 @@ def test_what_is_left_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody survives who could clear up."""
 
     def keepers_first(pid: int, _: str) -> list[int]:
-        keepers = [one.pid for one in tree.descendants(pid) if one.name == tree.KEEPER]
+        keepers = [process.pid for process in tree.descendants(pid) if process.name == tree.KEEPER]
         for keeper in keepers:
             os.kill(keeper, signal.SIGKILL)
         return [pid] if keepers else []
 
     monkeypatch.setattr(kills, "those", keepers_first)
     tried = kills.run(COMMANDS["prolog"], kills.THE_TOOL, 0.3, f"{os.getpid()}2")
-    assert [one for one in tried.wrong if one.startswith("left: /dev/shm/gpuipc-doctor-")]
+    assert [line for line in tried.wrong if line.startswith("left: /dev/shm/gpuipc-doctor-")]

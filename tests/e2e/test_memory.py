@@ -19,8 +19,8 @@ import jsonschema
 import pytest
 
 from gpuipc_doctor.memory import memory_content, watching
-from gpuipc_doctor.memory.history import History
 from gpuipc_doctor.memory.usage import ProcessUse, Sample
+from gpuipc_doctor.memory.usage_trend import History
 from gpuipc_doctor.supervise import tree
 from tests.conformance.conftest import simulated_node
 from tests.conformance.remote import Remote
@@ -65,7 +65,7 @@ def test_it_sees_who_takes_memory_and_how_fast() -> None:
 def test_once(doctor: Doctor) -> None:
     ended = doctor("memory", "--simulate", "out-of-memory", "--backend", "cuda")
     assert ended.stdout.splitlines() == [
-        "SIMULATED (profile out-of-memory): no real GPU was looked at",
+        "SIMULATED (profile out-of-memory): no real GPU was read",
         "GPU       what           used        of",
         "--------  -------------  ----------  ----------",
         "nvidia:0  NVIDIA H200    139.00 GiB  139.00 GiB",
@@ -90,7 +90,7 @@ def test_watching_ends_well_when_it_is_told_to(tmp_path: Path, number: signal.Si
     printed, complaints = watching.communicate(timeout=LIMIT_S)
     assert (complaints, watching.returncode) == ("", 0)
     heading, *told = printed.splitlines()
-    assert heading == "SIMULATED (profile healthy-cuda): no real GPU was looked at"
+    assert heading == "SIMULATED (profile healthy-cuda): no real GPU was read"
     assert all(re.fullmatch(r"\S+ nvidia:[01] NVIDIA H200: 0 MiB of 139\.00 GiB.*", line) for line in told)
     schema = json.loads(memory_content.SCHEMA.read_text())
     for line in lines.read_text().splitlines():
@@ -257,7 +257,7 @@ def test_without_a_gpu_it_says_what_is_missing(doctor: Doctor) -> None:
 
 def test_a_driver_without_a_gpu_is_none(doctor: Doctor) -> None:
     ended = doctor("memory", "--simulate", "no-devices", "--backend", "cuda")
-    says = "gpuipc-doctor: no GPU whose memory can be read: NVIDIA: NVML counts no GPU\n"
+    says = "gpuipc-doctor: no GPU whose memory can be read: NVIDIA: NVML lists no GPU\n"
     assert (ended.stderr, ended.returncode) == (says, 3)
 
 

@@ -76,7 +76,7 @@ if __name__ != "__main__":
         aware = families.gpu_aware(survey(path_of(name), node), "cuda")
         assert not aware.able
         if name == "impi":
-            assert aware.why_not == "its GPU support is off (I_MPI_OFFLOAD is not 1)"
+            assert aware.why_not == "GPU support is disabled (I_MPI_OFFLOAD is not 1)"
         else:
             assert "has no CUDA transports" in aware.why_not
 
@@ -87,9 +87,7 @@ if __name__ != "__main__":
     def test_intel_mpi_that_finds_no_driver_library_does_not() -> None:
         seen = survey(path_of("impi"), I_MPI_OFFLOAD="1", I_MPI_OFFLOAD_CUDA_LIBRARY="/nowhere/libcuda.so.1")
         aware = families.gpu_aware(seen, "cuda")
-        assert aware.why_not.startswith(
-            "it loads /nowhere/libcuda.so.1 when it is initialised, and that fails"
-        )
+        assert aware.why_not.startswith("loading /nowhere/libcuda.so.1 fails in its initialisation")
 
     @pytest.mark.parametrize(
         ("name", "settings", "remedy"),
@@ -104,7 +102,7 @@ if __name__ != "__main__":
             ("mpich43", {"MPICH_NOLOCAL": "1"}, ""),
             ("openmpi", {"OMPI_MCA_pml": "ucx"}, ""),
             ("openmpi", {}, "set OMPI_MCA_pml=ucx"),
-            ("openmpi", {"OMPI_MCA_pml": "ucx", "UCX_TLS": "^cuda"}, "add cuda_copy to what UCX_TLS allows"),
+            ("openmpi", {"OMPI_MCA_pml": "ucx", "UCX_TLS": "^cuda"}, "add cuda_copy to UCX_TLS"),
         ],
     )
     def test_over_a_ucx_with_cuda_only_settings_are_missing(
@@ -126,8 +124,8 @@ if __name__ != "__main__":
     @pytest.mark.parametrize(
         ("library", "reason"),
         [
-            ("openmpi/lib/libmpi.so", "the MPI library cannot be loaded: "),
-            ("openmpi/lib/libopen-pal.so.80", "is no MPI library: it has no MPI_Get_library_version"),
+            ("openmpi/lib/libmpi.so", "cannot load the MPI library: "),
+            ("openmpi/lib/libopen-pal.so.80", "is not an MPI library: it has no MPI_Get_library_version"),
         ],
     )
     def test_what_is_no_mpi_library_is_said_to_be_none(library: str, reason: str) -> None:

@@ -51,7 +51,7 @@ def bound(doctor: Command, tmp_path: Path) -> Callable[..., tuple[Findings, int]
         )
         assert ended.stderr == ""
         results = json.loads(ended.stdout)["results"]
-        found = {(one["check"], " > ".join(one["devices"])): one["finding"] for one in results}
+        found = {(result["check"], " > ".join(result["devices"])): result["finding"] for result in results}
         return found, ended.returncode
 
     return run
@@ -100,9 +100,9 @@ def test_a_rank_without_a_gpu_is_an_error_of_the_launcher(bound: Any) -> None:
     found, code = bound("mpich50", "healthy-hip", "ROCR_VISIBLE_DEVICES", ("0", "9"), "mpi-small-message")
     blind = found["mpi-start", ""]
     assert (blind["status"], blind["key"]) == ("ERROR", "shows-no-gpu")
-    assert blind["summary"].startswith("the launcher shows rank 1 none of the GPUs")
+    assert blind["summary"].startswith("the launcher shows rank 1 no GPU that should be tested")
     others = [one for (check, _), one in found.items() if check == "mpi-small-message"]
-    assert {one["status"] for one in others} == {"SKIP"}
+    assert {finding["status"] for finding in others} == {"SKIP"}
     assert code == 3  # no probe ran
 
 
@@ -123,11 +123,13 @@ def test_mpi_without_a_provider_is_reported_once_with_the_librarys_words(doctor:
         env={**os.environ, "FI_PROVIDER": "nonexistent", "MPIR_CVAR_CH4_NETMOD": "ofi"},
     )
     results = json.loads(ended.stdout)["results"]
-    (failed,) = (one["finding"] for one in results if one["finding"]["status"] == "FAIL")
+    (failed,) = (result["finding"] for result in results if result["finding"]["status"] == "FAIL")
     assert "MPI_Init_thread #1 ended the ranks: OFI call getinfo failed" in failed["summary"]
     assert not [line for line in evidence(failed) if line.startswith("Tried ")]
-    others = [one["finding"] for one in results if one["check"] in checks]
-    assert {(one["status"], one["remedy"]) for one in others} == {("SKIP", "see what mpi-start says")}
+    others = [result["finding"] for result in results if result["check"] in checks]
+    assert {(finding["status"], finding["remedy"]) for finding in others} == {
+        ("SKIP", "see the result of mpi-start")
+    }
     assert ended.returncode == 12
 
 
@@ -155,8 +157,8 @@ def test_a_launcher_that_ends_badly_after_good_ranks_is_reported_once(
         *("--mpi-lib", str(prefix / LIBRARIES["mpich50"]), "--config", str(config), "--json"),
     )
     results = json.loads(ended.stdout)["results"]
-    told = [one["finding"] for one in results if one["check"] == "mpi-start"]
+    told = [result["finding"] for result in results if result["check"] == "mpi-start"]
     assert told[-1]["status"] == status
     assert words in told[-1]["summary"]
-    others = [one["finding"]["status"] for one in results if one["check"] == "mpi-small-message"]
+    others = [result["finding"]["status"] for result in results if result["check"] == "mpi-small-message"]
     assert others == ["PASS"]

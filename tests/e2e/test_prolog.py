@@ -91,7 +91,7 @@ def site(tmp_path: Path) -> Site:
             "nvidia-460.32.03",
             {"breaker": {"share": 0}},
             0,
-            ["would drain, but this node is not in the share"],
+            ["would drain, but this node is outside the breaker's share"],
         ),
         full("segv-ipc-open", {}, 12, ["SIGSEGV"]),
         full("hang-init", {"deadline_s": 1.5}, 12, ["cuInit #1 hung (1.5 s)"]),
@@ -142,7 +142,7 @@ def test_a_mistake_in_the_config_is_said_and_the_job_starts(site: Site) -> None:
 def test_a_mistake_on_the_command_line_is_said_and_the_job_starts(site: Site) -> None:
     code, line, said = site.prolog("--bugdet", "5")
     assert code == 0
-    assert "ERROR the prolog's command line is wrong: No such option" in line
+    assert "ERROR invalid command line of the prolog: No such option" in line
     assert "--bugdet" in said
 
 
@@ -151,7 +151,7 @@ def test_a_config_without_a_name_is_no_directory(tmp_path: Path) -> None:
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S)
     assert ended.returncode == 0
     assert ended.stdout == (
-        "gpuipc-doctor: ERROR the prolog's command line is wrong: Invalid value for '--config': "
+        "gpuipc-doctor: ERROR invalid command line of the prolog: Invalid value for '--config': "
         "the name is empty\n"
     )
 
@@ -170,7 +170,7 @@ def test_a_check_that_is_broken_is_an_error_and_the_job_starts(site: Site) -> No
     site.write("healthy-single", checks_dirs=["checks"])
     code, line, _ = site.prolog(*AMPLE)
     assert code == 0
-    assert "ERROR ours: the check file does not load: " in line
+    assert "ERROR ours: cannot load the check file: " in line
 
 
 @pytest.mark.cuda
@@ -184,7 +184,7 @@ def test_a_disabled_check_does_not_run_until_its_day_has_come(site: Site) -> Non
     assert (code, "FAIL" in line) == (0, False)
     code, line = disabled_until("2001-01-01")
     assert (code, "FAIL ipc-reopen" in line) == (12, True)
-    assert "runs again: it was disabled until 2001-01-01" in json.dumps(site.entries()[-1])
+    assert "runs again: disabled until 2001-01-01" in json.dumps(site.entries()[-1])
 
 
 # -- memory ---------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def test_a_healthy_node_passes_in_one_line_and_is_not_tested_again(site: Site) -
     assert line.count("\n") == 1
     code, line, said = site.prolog(*AMPLE)
     assert (code, said) == (0, "")
-    assert "s ago, and boot, driver, GPUs and config are the same" in line
+    assert "s ago; boot, driver, GPUs and config unchanged" in line
     assert oct(site.state.stat().st_mode) == "0o100600"
     assert oct(site.state.parent.stat().st_mode) == "0o40700"
     site.state.with_name("state.json.draft").write_text("{")
@@ -240,7 +240,7 @@ def test_a_state_that_cannot_be_trusted_is_ignored_and_said(site: Site, what: st
         says += "state.json is not a regular file"
     elif what == "open to others":
         site.state.parent.chmod(0o755)
-        says += f"{site.state.parent} has mode 755, so it is not ours alone"
+        says += f"{site.state.parent} has mode 755, so other users can access it"
     else:
         if os.geteuid() != 0:
             pytest.skip("only root can give a file away")
@@ -385,13 +385,13 @@ CHECK = Stops()
 @pytest.mark.parametrize(
     ("prolog", "gpus", "code", "says"),
     [
-        ({"gpus": 4}, "0", 12, "FAIL the kernel lists 2 GPUs, and the site config says 4"),
-        full({"gpus": 4}, "", 12, "FAIL the kernel lists 2 GPUs, and the site config says 4"),
+        ({"gpus": 4}, "0", 12, "FAIL the kernel lists 2 GPUs; the site config says 4"),
+        full({"gpus": 4}, "", 12, "FAIL the kernel lists 2 GPUs; the site config says 4"),
         full(
             {"gpus": 4, "on_missing": "log"},
             "0",
             0,
-            "FAIL the kernel lists 2 GPUs, and the site config says 4",
+            "FAIL the kernel lists 2 GPUs; the site config says 4",
         ),
         ({"gpus": 2}, "0", 0, "PASS"),
     ],
@@ -409,7 +409,7 @@ def test_a_gpu_that_is_not_there(
 @pytest.mark.parametrize(
     ("counts", "prolog", "code", "says"),
     [
-        ([8], {}, 12, "FAIL the kernel lists 2 GPUs, and the site config says 8"),
+        ([8], {}, 12, "FAIL the kernel lists 2 GPUs; the site config says 8"),
         ([2, 8], {}, 0, "PASS 2 checks, 1 WARN on "),
         ([8], {"gpus": 2}, 0, "PASS 2 checks on "),
     ],

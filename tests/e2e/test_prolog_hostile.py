@@ -116,7 +116,7 @@ def test_a_supervisor_that_is_stopped_does_not_hold_the_guard_up(site: Path, mar
     write(site, "stop its supervisor", mark, on_budget="drain")
     ended, elapsed_s = run(site)
     assert elapsed_s < BUDGET_S + 1 + LOAD_S
-    assert "ERROR the budget was up while hostile on node ran" in ended.stdout
+    assert "ERROR the budget was exhausted while hostile on node ran" in ended.stdout
     assert ended.returncode == 11
     assert left(mark) == []
     assert left(f"checks/{site.name}") == []
@@ -135,7 +135,7 @@ def test_a_config_that_hangs_on_its_file_system_is_named(site: Path) -> None:
     assert elapsed_s < BUDGET_S + 1 + LOAD_S
     assert (ended.returncode, ended.stdout) == (
         0,
-        "gpuipc-doctor: ERROR the budget was up while it read site.yaml\n",
+        "gpuipc-doctor: ERROR the budget was exhausted while it read site.yaml\n",
     )
 
 
@@ -148,7 +148,7 @@ def test_told_to_end_it_ends_at_once(site: Path, mark: str) -> None:
         until("the worker hangs", (site / mark).exists)
         process.terminate()
         line, _ = process.communicate()
-    assert "ERROR was told to end while hostile on node ran" in line
+    assert "ERROR was terminated while hostile on node ran" in line
     assert process.returncode == 0
     assert left_in_shared_memory(before) == set()
 
@@ -172,7 +172,7 @@ def test_a_reader_that_does_not_read_holds_nothing_up(site: Path, mark: str) -> 
 
 @pytest.mark.parametrize(
     "closed",
-    ["<&- >&- 2>&-", *(pytest.param(one, marks=pytest.mark.full) for one in ("<&-", ">&-", "2>&-"))],
+    ["<&- >&- 2>&-", *(pytest.param(stream, marks=pytest.mark.full) for stream in ("<&-", ">&-", "2>&-"))],
 )
 def test_closed_standard_streams_change_nothing(site: Path, mark: str, closed: str) -> None:
     write(site, "nothing", mark, log="log.jsonl")

@@ -207,7 +207,11 @@ def environment(pid: int) -> dict[str, set[str]]:
         variables = (tree.PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
         return {}
-    return {command: {one.partition(b"=")[0].decode() for one in variables if one}} if command else {}
+    return (
+        {command: {variable.partition(b"=")[0].decode() for variable in variables if variable}}
+        if command
+        else {}
+    )
 
 
 @pytest.mark.cuda

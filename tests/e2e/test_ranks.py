@@ -152,7 +152,7 @@ def test_a_launcher_of_another_mpi_is_explained(
     outcome = run(session, launch(library, launcher), roles, "send", "receive")
     finding = blame.conclude(outcome)
     assert finding.status is Status.ERROR
-    assert "belongs to another MPI" in sentences.summary(finding)
+    assert "not belong to the MPI of the library" in sentences.summary(finding)
 
 
 def test_a_launcher_that_is_not_there_is_an_error(session: Session, roles: ModuleType) -> None:

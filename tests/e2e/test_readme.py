@@ -36,6 +36,10 @@ PASSING = (
 """What differs from run to run, and its replacement in the pages."""
 
 
+CUT = "…\n"
+"""A line that stands for left-out lines."""
+
+
 def screens() -> list[tuple[Path, str]]:
     return [(page, match["arguments"]) for page in PAGES for match in BLOCK.finditer(page.read_text())]
 
@@ -79,15 +83,18 @@ def test_a_screen_is_what_the_command_prints(
     text = page.read_text()
     [shown] = [match["screen"] for match in BLOCK.finditer(text) if match["arguments"] == arguments]
     now = commands(arguments)
-    if "…\n" in shown:
-        assert matches(shown.splitlines(), now), now
-        return
-    if now != shown and os.environ.get("GPUIPC_UPDATE_GOLDEN") == "1":
-        page.write_text(
-            text.replace(f"$ gpuipc-doctor {arguments}\n{shown}```", f"$ gpuipc-doctor {arguments}\n{now}```")
-        )
+    same = matches(shown.splitlines(), now) if CUT in shown else now == shown
+    if not same and os.environ.get("GPUIPC_UPDATE_GOLDEN") == "1":
+        typed = f"$ gpuipc-doctor {arguments}\n"
+        page.write_text(text.replace(f"{typed}{shown}```", f"{typed}{redrawn(shown, now)}```"))
         pytest.fail(f"{page.name} was updated; look at it with git diff", pytrace=False)
-    assert now == shown
+    assert same, now
+
+
+def redrawn(shown: str, now: str) -> str:
+    """The whole screen, or the end of one with left-out lines: the rest of that is for its author."""
+    before, cut, end = shown.rpartition(CUT)
+    return before + cut + "".join(now.splitlines(keepends=True)[-len(end.splitlines()) :]) if cut else now
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def of_the_site(screen: str) -> str:
         else:
             rows[-1][1] += ("" if rows[-1][1].endswith("/") else " ") + cells[0]
     entries = re.findall(r"^\S.*(?:\n  .*)*", said, re.MULTILINE)
-    kept = [one for one in entries if one.startswith("driver-init") or " expects " in one]
+    kept = [entry for entry in entries if entry.startswith("driver-init") or " expects " in entry]
     told = [f"{kind:11}  {value}  ({where})" for kind, value, where in rows if kind != "library"]
     return "\n".join([*told, "", *kept, ""])
 
@@ -155,8 +155,8 @@ def test_a_node_of_several_types_that_has_lost_gpus(
     profile = tmp_path / "node.yaml"
     profile.write_text(DELTA.format(listed=listed, files=json.dumps(files)))
     ended = doctor("check", "driver-init", "--config", "ncsa-delta", "--simulate", str(profile), "--json")
-    found = [one["finding"] for one in json.loads(ended.stdout)["results"]]
-    assert [f"{one['status']} {one['key']}" for one in found] == says
+    found = [result["finding"] for result in json.loads(ended.stdout)["results"]]
+    assert [f"{finding['status']} {finding['key']}" for finding in found] == says
     assert ended.returncode == (12 if "FAIL" in says[0] else 0)
 
 
@@ -167,7 +167,7 @@ def test_a_file_that_may_fit_is_suggested_where_no_config_is_in_force(doctor: Co
     assert doctor(*command).stderr == suggested
     assert doctor(*command, "--config", "llnl-el-capitan").stderr == ""
     new = doctor("config", "new", "--simulate", str(NODES / "llnl-el-capitan.yaml"))
-    assert "if it is one:\n# extends: llnl-el-capitan\n" in new.stdout
+    assert "looks like a system with a shipped file. If it is:\n# extends: llnl-el-capitan\n" in new.stdout
 
 
 @pytest.mark.cuda

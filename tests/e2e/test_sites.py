@@ -78,7 +78,7 @@ def mpich() -> str:
 
 
 def results(ended: Any, check: str) -> list[dict[str, Any]]:
-    return [one["finding"] for one in json.loads(ended.stdout)["results"] if one["check"] == check]
+    return [result["finding"] for result in json.loads(ended.stdout)["results"] if result["check"] == check]
 
 
 @pytest.mark.mpi
@@ -111,9 +111,9 @@ def test_a_library_that_is_not_there_stops_the_mpi_checks_and_no_other(doctor: C
     ended = doctor(*command, "--simulate", "healthy-single", "--mpi-lib", mpich())
     (aware,) = results(ended, "mpi-gpu-aware")
     assert aware["status"] == "ERROR"
-    assert aware["summary"] == f"{site}:2: preload: there is no file /none/libmpi_gtl_cuda.so"
+    assert aware["summary"] == f"{site}:2: preload: file not found: /none/libmpi_gtl_cuda.so"
     assert "Cray MPICH wants it" in aware["remedy"]
-    assert [one["status"] for one in results(ended, "environment")] == ["PASS"]
+    assert {result["status"] for result in results(ended, "environment")} == {"PASS"}
 
 
 @pytest.mark.cuda
@@ -125,7 +125,7 @@ def test_a_node_with_fewer_gpus_than_the_site_expects_fails(
     command = ["check", "driver-init", "--simulate", "healthy-cuda", "--config", str(site), "--json"]
     ended = doctor(*command, "--backend", backend)
     assert ended.returncode == 12
-    said = [(one["status"], one["key"]) for one in results(ended, "driver-init")]
+    said = [(result["status"], result["key"]) for result in results(ended, "driver-init")]
     assert said == [("FAIL", "fewer-than-expected"), ("PASS", "initialised")]
 
 
@@ -145,7 +145,7 @@ def test_the_command_line_stands_before_the_config(doctor: Command, site: Path) 
 def test_a_variable_of_the_site_is_judged_where_it_stands(doctor: Command, site: Path) -> None:
     site.write_text("environment: {MPICH_GPU_SUPORT_ENABLED: '1'}\n")
     ended = doctor("check", "environment", "--simulate", "healthy-single", "--config", str(site), "--json")
-    (finding,) = results(ended, "environment")
+    finding, _ = results(ended, "environment")  # the other: what helps in a hang is not set
     assert finding["status"] == "WARN"
     assert f"MPICH_GPU_SUPORT_ENABLED=1 ({site}:1) is misspelt" in finding["summary"]
 
@@ -155,7 +155,7 @@ def test_a_file_of_other_nodes_is_used_and_said_to_be_one(doctor: Command, site:
     ended = doctor("check", "known-versions", "--simulate", "healthy-single", "--config", str(site))
     assert ended.returncode == 0, ended
     assert ended.stderr.startswith(f"gpuipc-doctor: {site}:2: hosts: ")
-    assert " is not one of nowhere[01-99]; the file is used all the same; " in ended.stderr
+    assert " is not one of nowhere[01-99]; the file is used anyway; " in ended.stderr
     assert ended.stderr.count("\n") == 1
 
 
@@ -164,8 +164,7 @@ def test_a_loop_of_layers_is_one_line_before_anything_runs(doctor: Command, site
     ended = doctor("check", "--all", "--config", str(site))
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == (
-        f"gpuipc-doctor: {site}:1: extends: './site.yaml' leads back here; "
-        "one of the files on the way must extend another, or none\n"
+        f"gpuipc-doctor: {site}:1: extends: './site.yaml' is a cycle; change 'extends' in one of its files\n"
     )
 
 
@@ -195,10 +194,10 @@ def test_intels_gpus_are_named_and_no_other_vendors_driver_is_asked_for(
     [finding] = results(ended, "driver-init")
     assert (finding["status"], finding["summary"], finding["remedy"]) == (
         "SKIP",
-        "2 × Intel GPU (8086:0bd5) found: not supported, only NVIDIA and AMD GPUs are",
+        "2 × Intel GPU (8086:0bd5) found: only NVIDIA and AMD GPUs are supported",
         "",
     )
     with_nvidia = AURORA.replace("devices: []", "extends: healthy-single")
     (tmp_path / "aurora.yaml").write_text(with_nvidia)
     ended = doctor("check", "driver-init", "--simulate", tmp_path / "aurora.yaml", "--json")
-    assert {one["status"] for one in results(ended, "driver-init")} == {"PASS"}
+    assert {result["status"] for result in results(ended, "driver-init")} == {"PASS"}

@@ -20,13 +20,13 @@ BLOCK = re.compile(r"```console\n\$ (gpuipc-doctor .*)\n((?:.*\n)*?)```")
 PASSING = (
     (re.compile(r" on \S+ ·"), " on n1 ·"),
     (re.compile(r"rank (\d+): \S+, pid \d+"), r"rank \1: n1, pid 4715"),
-    (re.compile(r"\d+ looks in \d+\.\d s"), "4 looks in 5.0 s"),
+    (re.compile(r"\d+ snapshots in \d+\.\d s"), "4 snapshots in 5.0 s"),
     (re.compile(r"since \S+ \S+"), "since 2026-11-20 12:00:00+00:00"),
     (re.compile(r"\(python[\d.]*\)"), "(python)"),
 )
 """What differs from run to run."""
 
-TREE = re.compile(r"^where the ranks are at every look\n(?:.+\n)+\n?", re.MULTILINE)
+TREE = re.compile(r"^where the ranks are in every snapshot\n(?:.+\n)+\n?", re.MULTILINE)
 """How deep the shared frames go depends on where within MPI a rank was sampled."""
 
 

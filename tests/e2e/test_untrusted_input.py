@@ -25,7 +25,7 @@ def doctor(*arguments: str | Path, timeout: float = LIMIT_S) -> subprocess.Compl
 
 
 def is_harmless(*ended: subprocess.CompletedProcess[str]) -> bool:
-    return not any(ACTED_UPON.search(one.stdout + one.stderr) for one in ended)
+    return not any(ACTED_UPON.search(process.stdout + process.stderr) for process in ended)
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def report(tmp_path: Path) -> Path:
         if isinstance(value, dict):
             return {name: spoil(one, name) for name, one in value.items()}
         if isinstance(value, list):
-            return [spoil(one, key) for one in value]
+            return [spoil(item, key) for item in value]
         free = (
             "host",
             "name",
@@ -117,7 +117,7 @@ def test_a_broken_check_of_a_site_cannot_reach_the_terminal(tmp_path: Path) -> N
     site.write_text("checks_dirs: [checks]\n")
     ended = [doctor(*command, site) for command in (("list", "--config"), ("config", "validate"))]
     assert is_harmless(*ended)
-    assert all("RuntimeError" in one.stdout + one.stderr for one in ended)
+    assert all("RuntimeError" in process.stdout + process.stderr for process in ended)
 
 
 @pytest.mark.parametrize("command", [("report",), ("compare",), ("inventory", "--diff")])

@@ -74,7 +74,6 @@ def test_it_asks_for_what_is_followed_here() -> None:
         "gpuipc-doctor check ipc-write-back --simulate healthy-both",
         "gpuipc-doctor check ipc-write-back --simulate hang-ipc-open",
         "gpuipc-doctor check ipc-write-back",
-        "gpuipc-doctor drill --check ipc-write-back",
         "gpuipc-doctor drill --check ipc-write-back --update",
         "git diff gpuipc_doctor/simulator/profiles",
         "GPUIPC_UPDATE_GOLDEN=1 pytest tests/e2e/test_readme.py",
@@ -109,7 +108,8 @@ def test_a_drill_ends_green_once_what_the_check_says_is_written(tree: Tree, node
         assert "INVENTED  mapping-loses-writes on cuda: ipc-write-back FAIL" in update.stdout
         assert update.returncode == 0, update.stdout + update.stderr
         assert "{check: ipc-write-back, status: FAIL, key: lost}" in profile.read_text()
-        after = tree.doctor("drill", "--check", "ipc-write-back", *nodes)
+        written = re.findall(r"^written to \S+/([a-z0-9-]+)\.yaml:", update.stdout, re.M)
+        after = tree.doctor("drill", "--check", "ipc-write-back", *written)
         assert after.returncode == 0, after.stdout
     finally:
         profile.write_text(stated)

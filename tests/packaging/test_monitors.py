@@ -52,7 +52,7 @@ def drain_reason() -> re.Pattern[str]:
 @pytest.mark.parametrize("simulate", ["", "nvidia-460.32.03"])
 @pytest.mark.parametrize("kind", Kind)
 def test_every_drain_reason_matches_the_documented_pattern(kind: Kind, simulate: str) -> None:
-    policy = PrologConfig(**{f"on_{one.value}": Action.DRAIN for one in Kind}, simulate=simulate)  # type: ignore[arg-type]
+    policy = PrologConfig(**{f"on_{kind.value}": Action.DRAIN for kind in Kind}, simulate=simulate)  # type: ignore[arg-type]
     concern = (
         f"{kind.word} ipc-reopen on cuda:0 GPU-2da63d83 and 1 more [nvidia-ipc-reopen]: importer: failed"
     )

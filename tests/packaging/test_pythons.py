@@ -1,6 +1,7 @@
 """The wheel and the sdist on each Python that is here, with the lowest and the newest dependencies.
 
-The ids of the tests say which Pythons ran: those that are named python3.10 to python3.14 on PATH.
+The ids of the tests say which Pythons ran: those that are named python3.10 to python3.14 on PATH, and those
+of the Debian releases whose root file systems ``make`` fetched.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from gpuipc_doctor import __version__
+from tests.conftest import ROOTS
+from tests.kfd.emulated import namespace
 from tests.waiting import LIMIT_S
 
 pytestmark = [pytest.mark.full, pytest.mark.xdist_group("pythons"), pytest.mark.timeout(900)]
@@ -78,3 +81,44 @@ def test_installed_with_pip_it_tests_a_simulated_node(
     )
     assert "ipc-reopen" in run(doctor, "report", report)
     run(doctor, "compare", report, report)
+
+
+# Debian's newer Pythons
+
+PLATFORMS = [f"--platform=manylinux{version}_x86_64" for version in ("2014", "_2_17", "_2_28")]
+
+IN_ROOT = """
+mount --bind "$1" "$3/mnt" && mount --bind "$2" "$3/srv" && mount --types proc proc "$3/proc" && cd / || exit
+shift 2; root=$1; shift
+export PYTHONPATH=/mnt PYTHONDONTWRITEBYTECODE=1 HOME=/tmp
+exec chroot "$root" sh -c "cd /srv && exec $*"
+"""
+"""Directories for /mnt and /srv, a root file system, and the words of a command."""
+
+
+def of_debian() -> dict[str, Path]:
+    """Python → a root file system that has it, for those that PATH lacks."""
+    found = {file.parent.name: file.parents[3] for file in sorted(ROOTS.glob("*/usr/lib/python3.*/os.py"))}
+    return {python: root for python, root in found.items() if python not in PYTHONS}
+
+
+@pytest.mark.parametrize(("python", "root"), of_debian().items(), ids=of_debian())
+def test_the_wheel_runs_on_debians_python(python: str, root: Path, built: Path, tmp_path: Path) -> None:
+    """Installed beside it, for these releases have no pip here; with unit tests that need no compiler."""
+    (wheel,) = built.glob("*.whl")
+    wanted = (f"--python-version={python.removeprefix('python')}", "--implementation=cp", *PLATFORMS)
+    site, needed = tmp_path / "site", ("jinja2", "pytest", "pytest-timeout", "hypothesis")
+    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--only-binary=:all:", "--target", site)
+    run(*pip, *wanted, wheel, *needed)
+    source = tmp_path / "source"  # without the package, which would hide the installed one
+    shutil.copytree(REPOSITORY / "tests", source / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(REPOSITORY / "pyproject.toml", source)
+
+    def inside(*command: str) -> str:
+        return run(*namespace(), "sh", "-c", IN_ROOT, "sh", site, source, root, python, *command)
+
+    assert __version__ in inside("-m", "gpuipc_doctor", "--version")
+    inside("-m", "gpuipc_doctor", "known-issues", "lint")
+    inside("-m", "gpuipc_doctor", "inventory", "--json")
+    rooms = [f"tests/unit/{room}" for room in ("comparison", "present", "memory", "site")]
+    assert " passed" in inside("-m", "pytest", "-q", "-p", "no:cacheprovider", *rooms)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuipc_doctor import knownissues
 from gpuipc_doctor.api.loader import LoadedCheck
 from gpuipc_doctor.cli.main import COMMANDS
 from gpuipc_doctor.cli.schema import schemas
@@ -41,13 +42,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / "html"
 
 
-def test_each_check_command_and_schema_is_on_the_site(site: Path) -> None:
+def test_each_check_command_schema_and_known_issue_is_on_the_site(site: Path) -> None:
     for item in check_files.load():
         assert isinstance(item, LoadedCheck)
         assert item.check.id in (site / f"generated/check-{item.check.id}.html").read_text()
     commands = (site / "generated/commands.html").read_text()
     assert all(f"gpuipc-doctor {name}" in re.sub(r"<[^>]*>", "", commands) for name in COMMANDS)
     assert all(f'id="{name}"' in (site / "generated/schemas.html").read_text() for name in schemas())
+    listed = (site / "known-issues.html").read_text()
+    for issue in knownissues.load():
+        assert issue.references[0].url in (site / f"generated/issue-{issue.id}.html").read_text()
+        assert issue.withdrawn or f"generated/issue-{issue.id}.html" in listed
     caught = (site / "generated/check-ipc-release.html").read_text()
     assert "leak-on-open" in caught
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -18,3 +20,19 @@ def test_the_places_that_it_names_exist_and_no_package_is_left_out() -> None:
     assert [name for name in tests if not list((ROOT / "tests" / name).glob("*"))] == []
     packages = {f"{file.parent.name}/" for file in (ROOT / "gpuipc_doctor").glob("*/__init__.py")}
     assert packages - named == set()
+
+
+def test_no_package_and_no_data_is_left_out_of_the_wheel() -> None:
+    tomllib = pytest.importorskip("tomllib")  # Python 3.10 has none
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        stated = tomllib.load(file)["tool"]["setuptools"]
+    here = {".".join(file.relative_to(ROOT).parts[:-1]) for file in ROOT.glob("gpuipc_doctor/**/*.py")}
+    assert here - set(stated["packages"]) == set()
+    data = [file for file in ROOT.glob("gpuipc_doctor/**/*") if file.suffix not in ("", ".py", ".pyc")]
+    shipped = {
+        file
+        for package, patterns in stated["package-data"].items()
+        for pattern in patterns
+        for file in (ROOT / package.replace(".", "/")).glob(pattern)
+    }
+    assert [file for file in data if file not in shipped and file.is_file()] == []

@@ -37,14 +37,6 @@ SAME_MEANING = {
 }
 """Modules of one name in several rooms, with what all of them are about."""
 
-YET_TO_RENAME = {
-    "blocks": "of nodes below one switch, of a screen",
-    "history": "of a fleet's reports, of a device's memory",
-    "switches": "of the network, of the variables that switch a way of sending off",
-    "model": "the types that all rooms share, the reference model of histories",
-}
-"""Different things of one name: no name is to join them."""
-
 
 def identifiers(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
@@ -92,5 +84,5 @@ def test_modules_of_one_name_mean_the_same() -> None:
         if not file.stem.startswith("__"):
             rooms[file.stem].add(str(file.parent.relative_to(ROOT)))
     twice = {name: sorted(where) for name, where in rooms.items() if len(where) > 1}
-    assert {name: twice[name] for name in set(twice) - set(SAME_MEANING) - set(YET_TO_RENAME)} == {}
-    assert {*SAME_MEANING, *YET_TO_RENAME} <= set(twice)
+    assert {name: twice[name] for name in set(twice) - set(SAME_MEANING)} == {}
+    assert set(SAME_MEANING) <= set(twice)
