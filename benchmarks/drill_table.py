@@ -45,18 +45,18 @@ def main() -> None:
             told[tuple(json.loads(line)["kind"])] = json.loads(line)
     stated = [profile.load(name) for name in options.profiles or profile.names()]
     todo = [
-        (one, backend)
-        for one in stated
-        for backend in one.expect
-        if (one.name, backend) not in told and options.backend in (None, backend)
-        if options.mpi_lib or not one.needs_mpi
+        (profile, backend)
+        for profile in stated
+        for backend in profile.expect
+        if (profile.name, backend) not in told and options.backend in (None, backend)
+        if options.mpi_lib or not profile.needs_mpi
     ]
     callers = drill.callers(check("--all", "--simulate", "healthy-single")) if todo else {}
     for one, backend in todo:
         told[one.name, backend] = outcome(one, backend, callers, options.mpi_lib)
         with options.log.open("a") as log:
             log.write(json.dumps(told[one.name, backend]) + "\n")
-    total = {key: sum(len(one[key]) for one in told.values()) for key in OUTCOMES}
+    total = {key: sum(len(row[key]) for row in told.values()) for key in OUTCOMES}
     print(f"{len(told)} kinds: {', '.join(f'{total[key]} {in_words(key)}' for key in OUTCOMES)}\n")
     print("| kind | CUDA | s | HIP | s |\n|---|---|---|---|---|")
     for name in sorted({name for name, _ in told}):

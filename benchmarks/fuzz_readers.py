@@ -106,8 +106,12 @@ def site_config(path: Path) -> Iterable[str]:
 def known_issues(path: Path) -> Iterable[str]:
     documents, _, wrong = parse.read_all([path])
     issues, clashes = parse.merge(documents)
-    entries = (one for document in documents for one in parse.placed(document))
-    told = [*wrong, *clashes, *(mistake for one in entries for mistake in mistakes.of_entry(one, None, {}))]
+    entries = (found for document in documents for found in parse.placed(document))
+    told = [
+        *wrong,
+        *clashes,
+        *(mistake for found in entries for mistake in mistakes.of_entry(found, None, {})),
+    ]
     if told:
         raise Refused("\n".join(map(str, told)))
     yield from (issue.bad_versions for issue in issues)
@@ -147,7 +151,7 @@ def targets() -> dict[str, Target]:
     issues = knownissues.load()
     examination_of = partial(Examination, issues[:40])
     database = sorted(knownissues.files(), key=lambda file: file.stat().st_size)
-    reports = [report_json.dumps(one).encode() for one in (healthy(gpus(2)), seed_002())]
+    reports = [report_json.dumps(found).encode() for found in (healthy(gpus(2)), seed_002())]
     found = [("kernel", "6.1", "/proc"), ("mig", None, "NVML"), ("ucx", "1.15.0", "/usr/lib64")]
     facts_found = [dict(zip(("name", "value", "source"), one, strict=True)) for one in found]
     remembered = state.State({"boot": "1"}, {"0": 1.0, "all": 2.0}, ("1",))
@@ -196,8 +200,8 @@ def changed(seed: bytes, suffix: str, rng: random.Random) -> bytes:
 def _change_a_value(document: Any, rng: random.Random) -> None:
     """Replace, double or remove a value somewhere in a JSON document."""
     within: list[Any] = [document] if document else []
-    for one in within:
-        inner = one.values() if isinstance(one, dict) else one
+    for found in within:
+        inner = found.values() if isinstance(found, dict) else found
         within += [value for value in inner if isinstance(value, dict | list) and value]
     if not within:
         return

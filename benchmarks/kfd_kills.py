@@ -11,17 +11,15 @@ anything was left.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from pathlib import Path
 
-from benchmarks.kills import FOUND_NOTHING_BAD, THE_TOOL, those
+from benchmarks.kills import FOUND_NOTHING_BAD, THE_TOOL, kill_one, role_of, those
 from benchmarks.reliability import VANISH_S, await_nothing, left_running
 from tests.kfd import emulated
 from tests.kfd.emulated import REPOSITORY, EmulatedNode
@@ -39,30 +37,10 @@ BUT = " ".join(f"--ignore='{name}'" for name in THE_RUNTIMES)
 LOOK = f'stat -f -c "%a of %b blocks free" "$KFD_EMULATOR"/vram*; ls -A {BUT} /dev/shm "$TMPDIR"'
 
 
-def role_of(pid: int) -> str:
-    """The role of a worker, by the file that it prints into; "" for another process."""
-    with contextlib.suppress(OSError):
-        target = Path(f"/proc/{pid}/fd/2").readlink()
-        return target.stem if target.suffix == ".log" else ""
-    return ""
-
-
 def victims(tool: int, kind: str) -> list[int]:
     if kind in ("exporter", "importer"):
         return [pid for pid in those(tool, "a worker") if role_of(pid) == kind]
     return those(tool, kind)
-
-
-def kill_one(process: subprocess.Popen[bytes], kind: str, at: float) -> bool:
-    """Whether there was one to kill at that time or later."""
-    time.sleep(max(0.0, at - time.monotonic()))
-    while process.poll() is None:
-        for pid in random.sample(found := victims(process.pid, kind), len(found)):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-                return True
-        time.sleep(0.02)
-    return False
 
 
 class Ground:
@@ -97,7 +75,7 @@ class Ground:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        killed = bool(kind) and kill_one(process, kind, began + after_s)
+        killed = bool(kind) and kill_one(process, lambda pid: victims(pid, kind), began + after_s)
         wrong = []
         try:
             said, complained = process.communicate(timeout=END_S)

@@ -148,16 +148,18 @@ def run_within(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    tried = Tried(killed=bool(victim) and kill_one(process, victim, started + after_s))
-    killed = time.monotonic()
+    killed = bool(victim) and kill_one(process, lambda pid: those(pid, victim), started + after_s)
+    tried = Tried(killed)
+    ended = time.monotonic()
     try:
         said, complained = process.communicate(timeout=END_S)
     except subprocess.TimeoutExpired:
         process.kill()
         said, complained = process.communicate()
         tried.wrong.append("did not end")
-        killed = time.monotonic()
-    ended = killed if process.returncode == -signal.SIGKILL else time.monotonic()
+        ended = time.monotonic()
+    if process.returncode != -signal.SIGKILL:
+        ended = time.monotonic()
     tried.took_s = ended - started
     if process.returncode not in (*FOUND_NOTHING_BAD, -signal.SIGKILL):
         tried.wrong.append(f"exit code {process.returncode}: {said[-2000:].decode(errors='replace')}")
@@ -176,11 +178,21 @@ def those(pid: int, victim: str) -> list[int]:
     return [pid] if victim == THE_TOOL else list(filter(VICTIMS[victim], below(pid)))
 
 
-def kill_one(process: subprocess.Popen[bytes], victim: str, at: float) -> bool:
-    """Whether there was one to kill at that time or later."""
+def role_of(pid: int) -> str:
+    """The role of a worker, by its open journal; empty for other processes."""
+    with contextlib.suppress(OSError):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            name, _, kind = link.readlink().name.partition(".")
+            if kind.startswith("journal"):
+                return name
+    return ""
+
+
+def kill_one(process: subprocess.Popen[bytes], find: Callable[[int], Sequence[int]], at: float) -> bool:
+    """Whether there was one to kill at that time or later; ``find`` has those below the tool's process."""
     time.sleep(max(0.0, at - time.monotonic()))
     while process.poll() is None:
-        if found := those(process.pid, victim):
+        if found := find(process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(random.choice(found), signal.SIGKILL)
                 return True

@@ -22,25 +22,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.kills import FOUND_NOTHING_BAD, kill_one, role_of
 from benchmarks.reliability import PLACES, VANISH_S, await_nothing, below, left_running
 
 CHECKS = ["ipc-handles"]
 TAG = "GPUIPC_KILLS"
 SLACK_BYTES = 4 << 20
 """The driver's own use of a device changes by one or two granules of 2 MiB."""
-
-NOTHING_BAD = (0, 3, 11)
-"""Exit codes of a run one of whose workers was killed: it passes, or ERROR says that it could not tell."""
-
-
-def role_of(pid: int) -> str:
-    """The role of a worker, by its open journal; empty for other processes."""
-    with contextlib.suppress(OSError):
-        for link in Path(f"/proc/{pid}/fd").iterdir():
-            name, _, kind = link.readlink().name.partition(".")
-            if kind.startswith("journal"):
-                return name
-    return ""
 
 
 def used_bytes() -> list[int]:
@@ -66,10 +54,13 @@ def run(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
-    killed = bool(victim) and kill_one(process, victim, time.monotonic() + after_s)
+    killed = bool(victim) and kill_one(process, lambda pid: those(pid, victim), time.monotonic() + after_s)
     printed, _ = process.communicate(timeout=300)
     wrong = []
-    if process.returncode not in (NOTHING_BAD if victim else (0,)) and process.returncode != -signal.SIGKILL:
+    if (
+        process.returncode not in (FOUND_NOTHING_BAD if victim else (0,))
+        and process.returncode != -signal.SIGKILL
+    ):
         wrong.append(f"exit code {process.returncode}: {printed[-2000:].decode(errors='replace')}")
     until = time.monotonic() + VANISH_S
 
@@ -87,21 +78,8 @@ def more_memory(before: list[int], after: list[int]) -> list[str]:
     return [f"{now - then} B of GPU {index}" for index, (then, now) in pairs if now > then + SLACK_BYTES]
 
 
-def kill_one(process: subprocess.Popen[bytes], victim: str, at: float) -> bool:
-    """Whether such a process was there at that time or later."""
-    time.sleep(max(0.0, at - time.monotonic()))
-    while process.poll() is None:
-        pids = (
-            [process.pid]
-            if victim == "tool"
-            else [pid for pid in below(process.pid) if role_of(pid) == victim]
-        )
-        if pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(random.choice(pids), signal.SIGKILL)
-                return True
-        time.sleep(0.01)
-    return False
+def those(tool: int, victim: str) -> list[int]:
+    return [tool] if victim == "tool" else [pid for pid in below(tool) if role_of(pid) == victim]
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """Real jobs with planted faults: what was planted, what `gpuipc-doctor job` said, and in how many seconds.
 
-``python -m benchmarks.planted_jobs >> benchmarks/planted_jobs.md`` (GPUIPC_TEST_MPI names the MPI libraries).
+``python -m benchmarks.planted_jobs [KIND…] >> benchmarks/planted_jobs.md`` (GPUIPC_TEST_MPI names the MPI
+libraries).
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ def main() -> None:
     print("| MPI | planted | ranks | said | blamed | right | seconds | processor seconds |")
     print("|---|---|---|---|---|---|---|---|")
     for library, kind, ranks, cause, blamed in PLANTED_JOBS:
+        if kind not in (sys.argv[1:] or [kind]):
+            continue
         with (
             tempfile.TemporaryDirectory() as place,
             job(library, kind, ranks, Path(place) / "log") as launcher,

@@ -157,7 +157,7 @@ def parts_of(role: RoleOutcome) -> dict[str, float]:
 
 def medians(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
     every = list(parts)
-    return {name: statistics.median(one[name] for one in every) for name in every[0]}
+    return {name: statistics.median(seconds[name] for seconds in every) for name in every[0]}
 
 
 # -- the screen -------------------------------------------------------------------------------------------
@@ -166,12 +166,12 @@ def medians(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
 def table(measured: list[dict[str, Any]]) -> None:
     print("| GPUs | floor, s | with one queue, s | prolog cold, s | ratio to each floor | prolog fresh, s |")
     print("|---|---|---|---|---|---|")
-    for one in measured:
-        median = {name: statistics.median(seconds) for name, seconds in one["seconds"].items()}
+    for row in measured:
+        median = {name: statistics.median(seconds) for name, seconds in row["seconds"].items()}
         floor, frugal, cold = median["floor"], median["frugal"], median["cold"]
         ratios = f"{cold / floor:.2f}, {cold / frugal:.2f}"
         print(
-            f"| {one['gpus']} | {floor:.2f} | {frugal:.2f} | {cold:.2f} | {ratios} | {median['fresh']:.3f} |"
+            f"| {row['gpus']} | {floor:.2f} | {frugal:.2f} | {cold:.2f} | {ratios} | {median['fresh']:.3f} |"
         )
     for one in measured:
         parts = one["parts"]

@@ -26,6 +26,7 @@ from gpuipc_doctor.diagnose.readers import diagnose
 from gpuipc_doctor.knownissues import Confidence
 
 CATALOGUE = Path(__file__).with_suffix(".yaml")
+SETS = ("first", "second", "third", "fourth", "fifth", "sixth")
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,13 @@ class Score:
 
     name: str
     faulty: bool
+    nameable: bool
+    """The lines show what the fault is; if not, no other issue than the expected ones may be found."""
     expected: frozenset[str]
+    close: frozenset[str]
+    """Half right: the component, with a less definite cause or a sibling."""
+    beside: frozenset[str]
+    """True remarks that neither help nor harm."""
     hints: frozenset[str]
     found: frozenset[str]
     sure: frozenset[str]
@@ -44,11 +51,13 @@ class Score:
 
     @property
     def right(self) -> bool:
-        return bool(self.expected & (self.found | self.hints)) if self.faulty else not self.found
+        if self.faulty and self.nameable:
+            return bool(self.expected & (self.found | self.hints))
+        return not self.found - self.expected - self.beside
 
     @property
     def wrong_and_sure(self) -> bool:
-        return bool(self.sure - self.expected)
+        return bool(self.sure - self.expected - self.close - self.beside)
 
     @property
     def verdict(self) -> str:
@@ -56,6 +65,8 @@ class Score:
             return "WRONG"
         if self.right:
             return "right"
+        if self.close & (self.found | self.hints):
+            return "half"
         return "false" if not self.faulty else "missed"
 
 
@@ -71,15 +82,20 @@ def _score(entry: dict[str, Any], copy: Path, issues: tuple[knownissues.KnownIss
         raise SystemExit(f"{copy}: not the lines that {CATALOGUE.name} speaks of")
     diagnosis = diagnose([str(copy)], Examination(issues))
     by_confidence = {
-        confidence: frozenset(one.issue.id for one in diagnosis.recognised if one.confidence is confidence)
+        confidence: frozenset(
+            issue.issue.id for issue in diagnosis.recognised if issue.confidence is confidence
+        )
         for confidence in Confidence
     }
     return Score(
         entry["name"],
         entry["kind"] == "fault",
+        entry.get("nameable", True),
         frozenset(entry["expect"]),
+        frozenset(entry.get("close", ())),
+        frozenset(entry.get("beside", ())),
         by_confidence[Confidence.LOW],
-        frozenset(one.issue.id for one in diagnosis.found),
+        frozenset(issue.issue.id for issue in diagnosis.found),
         by_confidence[Confidence.HIGH],
         bool(diagnosis.unknown),
     )
@@ -88,18 +104,20 @@ def _score(entry: dict[str, Any], copy: Path, issues: tuple[knownissues.KnownIss
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--copies", type=Path, required=True)
-    parser.add_argument("--half", choices=("first", "second", "third", "fourth"), required=True)
+    parser.add_argument("--half", choices=SETS, required=True)
     parser.add_argument("--each", action="store_true", help="a line for each log")
     options = parser.parse_args()
     results = list(scores(options.half, options.copies))
-    for one in results if options.each else ():
-        said = " ".join(sorted(one.found)) or "-"
-        hints = f" (hints: {' '.join(sorted(one.hints))})" if one.hints else ""
-        beside = "" if one.right else f"  expected {' '.join(sorted(one.expected)) or 'nothing'}"
-        print(f"{one.verdict:<7} {one.name:<22} {said}{hints}{beside}{', trouble shown' * one.trouble}")
+    for result in results if options.each else ():
+        said = " ".join(sorted(result.found)) or "-"
+        hints = f" (hints: {' '.join(sorted(result.hints))})" if result.hints else ""
+        beside = "" if result.right else f"  expected {' '.join(sorted(result.expected)) or 'nothing'}"
+        print(
+            f"{result.verdict:<7} {result.name:<22} {said}{hints}{beside}{', trouble shown' * result.trouble}"
+        )
     for faulty, name in ((True, "faulty"), (False, "healthy or unrelated")):
-        of_kind = [one for one in results if one.faulty is faulty]
-        counts = Counter(one.verdict for one in of_kind)
+        of_kind = [result for result in results if result.faulty is faulty]
+        counts = Counter(result.verdict for result in of_kind)
         print(f"{name}: {counts['right']} of {len(of_kind)} right", dict(counts), file=sys.stdout)
 
 

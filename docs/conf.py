@@ -9,13 +9,15 @@ from pathlib import Path
 
 from sphinx.application import Sphinx
 
-from gpuipc_doctor import __version__
+from gpuipc_doctor import __version__, knownissues
 from gpuipc_doctor.api import loader
 from gpuipc_doctor.api.loader import LoadedCheck
+from gpuipc_doctor.cli import issue_content
 from gpuipc_doctor.cli.main import COMMANDS
 from gpuipc_doctor.cli.schema import schemas
-from gpuipc_doctor.histories.legality import RULES
+from gpuipc_doctor.histories.legality import rules
 from gpuipc_doctor.histories.steps import SENTENCES
+from gpuipc_doctor.knownissues import KnownIssue
 from gpuipc_doctor.run import check_files
 from gpuipc_doctor.simulator import profile
 
@@ -40,6 +42,7 @@ PAGES = {
     "benchmarks/README.md": "generated/measurements.md",
     "benchmarks/drill.md": "generated/drill.md",
     "benchmarks/histories.md": "generated/histories-measured.md",
+    "benchmarks/mpi_histories.md": "generated/messages-measured.md",
     "benchmarks/fleet_answers.md": "generated/fleet-answers.md",
     "benchmarks/fleet_rpcs.md": "generated/fleet-rpcs.md",
     "benchmarks/growth_smcuda.md": "generated/growth-smcuda.md",
@@ -47,6 +50,7 @@ PAGES = {
     "benchmarks/two_gpus.md": "generated/two-gpus.md",
     "benchmarks/planted_jobs.md": "generated/planted-jobs.md",
     "benchmarks/kfd_faults.md": "generated/kfd-faults.md",
+    "benchmarks/amd_runtimes.md": "generated/amd-runtimes.md",
     "benchmarks/unseen_logs.md": "generated/unseen-logs.md",
     "tests/conformance/cuda-vmm-semantics-h200.md": "generated/cuda-vmm-semantics-h200.md",
 }
@@ -59,6 +63,7 @@ def generate(_: Sphinx) -> None:
     caught = drilled_faults()
     checks = [item for item in check_files.load() if isinstance(item, LoadedCheck)]
     pages |= {f"check-{item.check.id}.md": check_page(item, caught[item.check.id]) for item in checks}
+    pages |= {f"issue-{issue.id}.md": issue_page(issue) for issue in knownissues.load()}
     pages["commands.rst"] = commands_page()
     pages["legality.md"] = legality_page()
     pages["schemas.md"] = "# Schemas\n\n`gpuipc-doctor schema NAME` prints a schema.\n" + "".join(
@@ -93,11 +98,20 @@ def check_page(item: LoadedCheck, faults: list[tuple[str, str]]) -> str:
     )
 
 
+def issue_page(issue: KnownIssue) -> str:
+    """What `explain ID` prints, with the sources as links."""
+    links = "".join(f"- <{reference.url}>\n" for reference in issue.references)
+    return (
+        f"---\norphan: true\n---\n# {issue.id}\n\n`gpuipc-doctor explain {issue.id}` prints\n\n"
+        f"~~~text\n{issue_content.page(issue)}\n~~~\n\n{links}"
+    )
+
+
 def legality_page() -> str:
     """What histories may do, by vendor, with the sources; and the operations that they have."""
     rows = "".join(
         f"| {case} | {backend} | {ruling.value} | {linked(ruling.source)} |\n"
-        for case, of_backend in RULES.items()
+        for case, of_backend in rules().items()
         for backend, ruling in of_backend.items()
     )
     operations = "".join(f"| `{do}` | {escaped(says)} |\n" for do, says in SENTENCES.items())
@@ -133,7 +147,10 @@ def commands_page() -> str:
 
 def adapt(_: Sphinx, page: str, source: list[str]) -> None:
     """Links between files of the repository become links between pages; HTML anchors become MyST's."""
-    text = re.sub(r'<a id="([^"]+)"></a>\[', r"[]{#\1}[", source[0])
+    text = source[0]
+    if page == "known-issues":  # here, an issue's id leads to its page instead of its first source
+        text = re.sub(r'(<a id="([^"]+)"></a>\[[^]]*\])\([^)]*\)', r"\1(/generated/issue-\2.md)", text)
+    text = re.sub(r'<a id="([^"]+)"></a>\[', r"[]{#\1}[", text)
     outside = next((Path(file).parent for file, name in PAGES.items() if name == f"{page}.md"), Path("docs"))
 
     def on_site(link: re.Match[str]) -> str:

@@ -3,12 +3,14 @@
 Nothing is written elsewhere and nothing is fetched. Unpacked it must be: the checks run in processes of their
 own, whose Python gets that directory as ``PYTHONPATH``, and compiled modules (msgspec, jsonschema's `rpds`)
 cannot be loaded out of an archive. With ``--once`` in front of all other words
-the file removes itself, too, as who has brought it here wants.
+the file removes itself, too, as who has brought it here wants. What runs that were killed have left beside
+them is removed.
 """
 
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
 import shutil
 import subprocess
@@ -29,6 +31,8 @@ def unpacked(archive: str) -> str:
         directory = ""
         try:
             directory = tempfile.mkdtemp(prefix="gpuipc-doctor-", dir=place)
+            # Until we end, as `gpuipc_doctor.supervise.leftovers` does: no other run takes it for one.
+            fcntl.flock(os.open(directory, os.O_RDONLY | os.O_CLOEXEC), fcntl.LOCK_SH)
             with zipfile.ZipFile(archive) as packed:
                 packed.extractall(directory, filter(ours, packed.namelist()))
             loads = [
@@ -66,7 +70,9 @@ def main() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     sys.path[0] = directory  # in place of the archive
     from gpuipc_doctor.__main__ import main as doctor
+    from gpuipc_doctor.supervise import leftovers
 
+    leftovers.sweep([Path(archive).absolute().parent, Path(directory).parent])
     doctor()
 
 
