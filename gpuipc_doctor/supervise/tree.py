@@ -216,23 +216,22 @@ def carry_priority(pid: int | None = None) -> None:
     """Give a negative niceness of ours to the session led by ``pid`` or by us.
 
     Linux schedules sessions as groups, a process's niceness counts only within its group, and a new session's
-    group has 0 (sched(7), "The autogroup feature"). Needs root; without session groups the file does not
-    exist.
+    group has 0 (sched(7), "The autogroup feature"). Needs root; a kernel without session groups has no such
+    file, and it is empty for a process that was in no session of its own since the node booted.
     """
     if (niceness := os.getpriority(os.PRIO_PROCESS, 0)) < 0:
         with contextlib.suppress(OSError):
-            Path(f"/proc/{pid or 'self'}/autogroup").write_text(str(niceness))
+            (PROC / str(pid or "self") / "autogroup").write_text(str(niceness))
 
 
 @contextmanager
 def prioritised() -> Iterator[None]:
     """Run this process, its session and its later children at `PRIORITY`, if permitted (root)."""
     niceness = os.getpriority(os.PRIO_PROCESS, 0)
-    group = Path("/proc/self/autogroup")
-    try:
-        before = group.read_text().split()[-1]
-    except OSError:
-        before = ""
+    group = PROC / "self" / "autogroup"
+    before = ""
+    with contextlib.suppress(OSError):
+        before = group.read_text().partition("nice ")[2].strip()  # "/autogroup-7 nice 0"
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, min(niceness, PRIORITY))
         carry_priority()

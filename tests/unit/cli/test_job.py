@@ -12,15 +12,17 @@ from click.testing import CliRunner
 from gpuipc_doctor.cli.job import command
 from gpuipc_doctor.job import here
 from gpuipc_doctor.job.selection import NoSuchJob
+from gpuipc_doctor.supervise import tree
 from gpuipc_doctor.supervise.tree import PRIORITY
 
 GROUP = Path("/proc/self/autogroup")
 
 
 def priorities() -> tuple[int, int]:
-    """Niceness of this process, and of its session if the kernel schedules sessions as groups."""
+    """Niceness of this process, and of its session if the kernel schedules that as a group."""
     niceness = os.getpriority(os.PRIO_PROCESS, 0)
-    return niceness, int(GROUP.read_text().split()[-1]) if GROUP.exists() else niceness
+    group = GROUP.read_text().split() if GROUP.exists() else []
+    return niceness, int(group[-1]) if group else niceness
 
 
 def run(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
@@ -41,6 +43,20 @@ def run(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
 def test_ranks_that_take_every_processor_do_not_starve_root(monkeypatch: pytest.MonkeyPatch) -> None:
     before = priorities()
     assert run(monkeypatch) == (PRIORITY, PRIORITY)
+    assert priorities() == before
+
+
+@pytest.mark.parametrize("text", ["", "\n", "/autogroup-7", None])
+def test_kernel_that_tells_no_group_of_the_session_is_no_fault(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None
+) -> None:
+    """In CI the file is empty: there no process was ever in a session of its own."""
+    monkeypatch.setattr(tree, "PROC", tmp_path)
+    (tmp_path / "self").mkdir()
+    if text is not None:
+        (tmp_path / "self" / "autogroup").write_text(text)
+    before = priorities()
+    run(monkeypatch)
     assert priorities() == before
 
 
