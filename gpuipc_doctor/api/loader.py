@@ -74,6 +74,11 @@ def built_in_dir() -> Path:
     return Path(package.__file__).parent
 
 
+def built_in() -> dict[str, Path]:
+    """Id → file of the built-in checks. Imports none: these files are named after their check's id."""
+    return {_guessed(file): file for file in files(built_in_dir())}
+
+
 def load_file(file: Path) -> LoadedCheck | BrokenCheck:
     id_ = _guessed(file)
     try:

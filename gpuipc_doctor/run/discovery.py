@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from gpuipc_doctor import inventory, node_name
+from gpuipc_doctor.api import loader
 from gpuipc_doctor.fabric import devices as fabric_devices
 from gpuipc_doctor.fabric import programs as fabric_programs
 from gpuipc_doctor.inventory.gpus import JobGpus, of_intel
@@ -136,7 +137,7 @@ class Discovery:
     ) -> tuple[tuple[Device, ...], tuple[Fact, ...], Mapping[str, int]]:
         """Each driver's devices and facts, and by backend the GPUs on the bus that it does not list."""
         options = {"backends": backends, "required": self.planner.request.backend != "auto"}
-        info, asked = self.planner.survey(planner.built_in(planner.DISCOVERY), options)
+        info, asked = self.planner.survey(loader.built_in()[planner.DISCOVERY], options)
         ended = self._run((*asked, *beside))
         answers = [outcome for outcome in ended.values() if isinstance(outcome, ProbeOutcome)]
         found = [record for outcome in answers for record in outcome.records.values()]
@@ -212,7 +213,7 @@ class Discovery:
             "environment": {**setting.environment, **setting.preloading},
             "simulated": bool(self.node.simulated),
         }
-        file = planner.built_in(planner.MPI_DISCOVERY)
+        file = loader.built_in()[planner.MPI_DISCOVERY]
         info, asked = self.planner.survey(file, options, devices)
         ended = self._run(asked)
         self._keep(info, asked, ended)
@@ -239,7 +240,7 @@ class Discovery:
         """
         if not (mpi.takes and any(check.needs_mpi for check in self.planner.checks)):
             return mpi
-        info, asked = self.planner.survey(planner.built_in(planner.MPI_START), {}, devices, mpi)
+        info, asked = self.planner.survey(loader.built_in()[planner.MPI_START], {}, devices, mpi)
         ended = self._run(asked)
         self._keep(info, asked, ended)
         (one,) = ended.values()

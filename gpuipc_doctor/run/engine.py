@@ -329,7 +329,7 @@ def _drivers_kept_open(session: Session, backends: Iterable[str]) -> Iterator[No
     Without either, the last process to end shuts the GPUs down and the next one reinitialises them: on two
     H200s, 2 of 14 seconds.
     """
-    file = planner.built_in(planner.DISCOVERY)
+    file = loader.built_in()[planner.DISCOVERY]
     hold = loader.role(file, "keep_open")
     with contextlib.ExitStack() as held:
         for backend in backends:

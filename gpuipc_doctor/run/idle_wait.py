@@ -68,7 +68,7 @@ class IdleDevices:
 
     def _look(self, devices: Sequence[Device], before: str, deadline_s: float, until: float) -> None:
         """Have a process wait for these devices to be idle, and record their level."""
-        file = planner.built_in(planner.DISCOVERY)
+        file = loader.built_in()[planner.DISCOVERY]
         probe = Probe(
             f"quiet before {before}",
             {"onlooker": loader.role(file, "look_at_rest")},

@@ -321,11 +321,6 @@ def _is_across(planned: PlannedProbe) -> bool:
     return planned.probe.launch is not None and planned.probe.launch.nodes > 1
 
 
-def built_in(id_: str) -> Path:
-    """The file of a built-in check."""
-    return loader.built_in_dir() / f"{id_.replace('-', '_')}.py"
-
-
 def verify(probe: Probe, file: Path) -> None:
     """Raise an error for an invalid probe. Workers find a role by its name in the check's file."""
     if not isinstance(probe, Probe):
@@ -347,14 +342,19 @@ def verify(probe: Probe, file: Path) -> None:
 def select(request: Request, config: SiteConfig) -> list[LoadedCheck | BrokenCheck]:
     """The checks requested by id, else all up to the tier, except discovery, which runs when needed.
 
-    Raises `UnknownName`.
+    Raises `UnknownName`. If all requested checks are built in, no other check file is imported.
     """
-    available = {_id(item): item for item in check_files.load(config.checks_dirs)}
-    for id_ in request.checks:
+    built_in, names = loader.built_in(), dict.fromkeys(request.checks)
+    available: dict[str, LoadedCheck | BrokenCheck]
+    if names and names.keys() <= built_in.keys():
+        available = {id_: loader.load_file(built_in[id_]) for id_ in names}
+    else:
+        available = {_id(item): item for item in check_files.load(config.checks_dirs)}
+    for id_ in names:
         if id_ not in available:
             raise UnknownName("check", id_, available)
-    if request.checks:
-        return [available[id_] for id_ in dict.fromkeys(request.checks) if id_ != DISCOVERY]
+    if names:
+        return [available[id_] for id_ in names if id_ != DISCOVERY]
     del available[DISCOVERY]
     return [
         item

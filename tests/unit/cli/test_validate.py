@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from gpuipc_doctor import knownissues
+from gpuipc_doctor.api import loader
 from gpuipc_doctor.cli.main import cli
 from gpuipc_doctor.run import finding_keys
-from gpuipc_doctor.run.planner import built_in
 from gpuipc_doctor.simulator import profile
 from tests.waiting import LIMIT_S
 
@@ -112,7 +112,9 @@ def test_every_key_that_a_profile_expects_may_be_suppressed() -> None:
         if finding.key
     }
     assert len(expected) > 15
-    keys = {check: finding_keys.of_check(built_in(check)) for check in {check for check, _ in expected}}
+    keys = {
+        check: finding_keys.of_check(loader.built_in()[check]) for check in {check for check, _ in expected}
+    }
     assert [(check, key) for check, key in sorted(expected) if key not in keys[check]] == []
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import date
@@ -277,8 +279,33 @@ def test_every_built_in_check_loads_and_is_documented() -> None:
     assert not [item for item in loaded if isinstance(item, BrokenCheck)]
     for item in loaded:
         assert isinstance(item, LoadedCheck)
+        assert item.file == loader.built_in()[item.check.id]
         assert (loader.module(item.file).__doc__ or "").strip()
         assert len(item.check.title) <= 60
+
+
+def test_of_built_in_checks_only_the_requested_are_imported(tmp_path: Path) -> None:
+    """In a process of its own: this one has imported all of them. A site's files are not imported either."""
+    (tmp_path / "ours.py").write_text(OWN_CHECK.format(body="return []"))
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from gpuipc_doctor.run import planner\n"
+        "from gpuipc_doctor.run.request import Request\n"
+        "from gpuipc_doctor.site.config import SiteConfig\n"
+        "config = SiteConfig(checks_dirs=(Path(sys.argv[1]),))\n"
+        "for item in planner.select(Request(('ipc-reopen', 'driver-init')), config):\n"
+        "    print(item.check.id)\n"
+        "ours = ('gpuipc_doctor.checks.', 'gpuipc_doctor.histories', 'gpuipc_doctor_site_check')\n"
+        "print(*(name for name in sys.modules if name.startswith(ours)))\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert answer.stdout.splitlines() == [
+        "ipc-reopen",
+        "gpuipc_doctor.checks.ipc_reopen gpuipc_doctor.checks.driver_init",
+    ]
 
 
 def test_what_the_site_decides_reaches_the_check(tmp_path: Path) -> None:
