@@ -12,7 +12,7 @@ from gpuipc_doctor.comparison.speed import DOUBT, Speed, SpeedVerdict
 from gpuipc_doctor.model import Device, Relation, Status
 from gpuipc_doctor.present import markdown, terminal
 from gpuipc_doctor.present.blocks import Block, Closing, Entry, Item, Lines, Table, do, table
-from gpuipc_doctor.present.text import counted, fold_subjects
+from gpuipc_doctor.present.text import counted, fold_subjects, quantity
 from gpuipc_doctor.report import documents, sentences
 
 MOST_ROWS = 20
@@ -55,17 +55,13 @@ def _blocks(comparison: Comparison) -> Iterator[Block]:
     yield from _simulated(comparison.before, comparison.after)
     yield _sides(comparison.before, comparison.after)
     yield Lines(tuple(f"Note: {note}" for note in comparison.notes))
-    yield from table(
-        ("inventory", "before", "after"),
-        ((change.name, change.before or NOT_RUN, change.after or NOT_RUN) for change in comparison.inventory),
-    )
+    facts = ((fact.name, fact.before or NOT_RUN, fact.after or NOT_RUN) for fact in comparison.inventory)
+    yield from table(("inventory", "before", "after"), facts)
     yield from table(("device", "before", "after", ""), _devices(comparison))
     yield from table(("check", "on", "before", "after", ""), _checks(comparison))
     yield from _entries(comparison)
-    yield from table(
-        ("known issue", "before", "after"),
-        ((change.issue, *statuses(change.before, change.after)) for change in comparison.issues),
-    )
+    issues = ((change.issue, *statuses(change.before, change.after)) for change in comparison.issues)
+    yield from table(("known issue", "before", "after"), issues)
     for pace in _CHANGED:
         rows = list(_speeds(comparison.speeds.of(pace)))
         yield from table((pace.value, "in", "before", "after", "ratio (bounds)"), rows[:MOST_ROWS])
@@ -108,10 +104,8 @@ def _tier(side: Side) -> str:
 
 def _devices(comparison: Comparison) -> Iterator[tuple[str, ...]]:
     """The changed devices. Two nodes are expected to have different GPUs."""
-    same_node = (comparison.before.host, comparison.before.simulated) == (
-        comparison.after.host,
-        comparison.after.simulated,
-    )
+    before, after = comparison.before, comparison.after
+    same_node = (before.host, before.simulated) == (after.host, after.simulated)
     for match in comparison.devices:
         if match.fate is not DeviceChange.SAME and (same_node or match.fate is not DeviceChange.REPLACED):
             yield _label(match), _device(match.before), _device(match.after), match.fate.value
@@ -190,7 +184,7 @@ def _figure(value: float, unit: str) -> str:
     """``38 µs`` for 0.000038 s; other units are unchanged."""
     if unit == "s":
         value, unit = next((value * by, name) for by, name in _SCALES if value * by < 1000 or by == 1)
-    return f"{value:.3g} {unit}"
+    return quantity(value, unit)
 
 
 _SCALES = ((1e6, "µs"), (1e3, "ms"), (1.0, "s"))

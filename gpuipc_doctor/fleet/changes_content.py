@@ -15,7 +15,7 @@ from gpuipc_doctor.fleet.summary import State
 from gpuipc_doctor.model import Status
 from gpuipc_doctor.present import markdown, terminal
 from gpuipc_doctor.present.blocks import Block, Closing, Entry, Item, Lines, Table, do, table
-from gpuipc_doctor.present.text import shorten
+from gpuipc_doctor.present.text import quantity, shorten
 from gpuipc_doctor.report import documents
 
 LONGEST_VALUE = 60
@@ -109,60 +109,35 @@ def _blocks(changes: Changes) -> Iterator[Block]:
     if simulated := sorted({*changes.before.simulated, *changes.after.simulated}):
         yield Lines((f"SIMULATED: no real GPU was tested on {brief(simulated)}",))
     yield _sides(changes)
-    yield from table(
-        ("", "nodes", ""),
-        ((name, str(len(nodes)), brief(nodes)) for name, nodes in changes.nodes.items() if nodes),
+    nodes = ((name, str(len(nodes)), brief(nodes)) for name, nodes in changes.nodes.items() if nodes)
+    yield from table(("", "nodes", ""), nodes)
+    findings = (
+        (_name(move), *statuses(move.before, move.after), move.turn.value, brief(move.nodes))
+        for move in changes.findings
     )
-    yield from table(
-        ("finding", "before", "after", "", "on"),
-        (
-            (_name(move), *statuses(move.before, move.after), move.turn.value, brief(move.nodes))
-            for move in changes.findings
-        ),
-    )
+    yield from table(("finding", "before", "after", "", "on"), findings)
     yield from _entries(changes)
-    yield from table(
-        ("fact", "before", "after", "on"),
-        (
-            (
-                "" if number else shift.name,
-                _value(row.before),
-                "unchanged" if row.before == row.after else _value(row.after),
-                brief(row.nodes),
-            )
-            for shift in changes.facts
-            for number, row in enumerate(shift.changes)
-        ),
+    facts = (
+        ("" if number else shift.name, *_values(row.before, row.after), brief(row.nodes))
+        for shift in changes.facts
+        for number, row in enumerate(shift.changes)
     )
+    yield from table(("fact", "before", "after", "on"), facts)
     yield Lines(tuple(_drifts(changes)))
-    yield from table(
-        ("figure", "before", "after", "", "median of"),
-        (
-            (
-                pace.name,
-                f"{pace.before:.3g} {pace.unit}",
-                f"{pace.after:.3g} {pace.unit}",
-                f"{'slower' if pace.is_slower else 'faster'}, {max(pace.ratio, 1 / pace.ratio):.3g} times",
-                f"{pace.nodes} nodes",
-            )
-            for pace in changes.figures
-        ),
-    )
+    yield from table(("figure", "before", "after", "", "median of"), map(_speed, changes.figures))
     yield Lines(tuple(f"Newly slow: {outlier(figure, 'nodes')}" for figure in changes.slow))
 
 
 def _sides(changes: Changes) -> Table:
     fleets = (changes.before, changes.after)
+    tools = (", ".join(sorted({report.tool for report in fleet.answered})) for fleet in fleets)
     return Table(
         (
             ("", "before", "after"),
             ("nodes", *(str(len(fleet.reports)) for fleet in fleets)),
             ("reports", *(str(len(fleet.answered)) for fleet in fleets)),
             ("run at", *(fleet.started[:16].replace("T", " ") or NOT_RUN for fleet in fleets)),
-            (
-                "gpuipc-doctor",
-                *(", ".join(sorted({report.tool for report in fleet.answered})) for fleet in fleets),
-            ),
+            ("gpuipc-doctor", *tools),
         )
     )
 
@@ -171,8 +146,15 @@ def _name(move: CheckTransition) -> str:
     return f"{move.check}.{move.key}" if move.key else move.check
 
 
-def _value(value: str) -> str:
-    return shorten(value, LONGEST_VALUE) or "not found"
+def _values(before: str, after: str) -> Iterator[str]:
+    yield shorten(before, LONGEST_VALUE) or "not found"
+    yield "unchanged" if before == after else shorten(after, LONGEST_VALUE) or "not found"
+
+
+def _speed(speed: SpeedChange) -> tuple[str, ...]:
+    times = f"{'slower' if speed.is_slower else 'faster'}, {max(speed.ratio, 1 / speed.ratio):.3g} times"
+    figures = (quantity(value, speed.unit) for value in (speed.before, speed.after))
+    return speed.name, *figures, times, f"{speed.nodes} nodes"
 
 
 def _entries(changes: Changes) -> Iterator[Entry]:

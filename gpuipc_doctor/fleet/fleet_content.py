@@ -34,7 +34,7 @@ from gpuipc_doctor.present.blocks import (
     do,
     table,
 )
-from gpuipc_doctor.present.text import counted, shorten
+from gpuipc_doctor.present.text import counted, quantity, shorten
 
 T = TypeVar("T")
 
@@ -95,6 +95,10 @@ def _cut(drawn: Iterable[Block], rest: str, *, apart: bool = True) -> Section:
     return entries if apart or not entries else [blocks.Group(tuple(entries))], not rest
 
 
+def _numbers(counts: Counter[str]) -> str:
+    return ", ".join(f"{number} {name}" for name, number in counts.items())
+
+
 def _entry(word: str, title: str, *items: Item, hang: int = 0) -> Entry:
     return Entry(word, title, items, gap=1, hang=hang)
 
@@ -139,8 +143,7 @@ def _group(group: Group, nodes: str) -> Entry:
 def _problems(fleet: Fleet, most: int) -> Section:
     found = list(judged(fleet))
     more = Counter(explained.problem.status.value for explained in found[most:])
-    rest = ", ".join(f"{number} {status}" for status, number in more.items())
-    what = f"{counted(len(found) - most, 'more finding')} ({rest})" if rest else ""
+    what = f"{counted(len(found) - most, 'more finding')} ({_numbers(more)})" if more else ""
     return _cut((_problem(fleet, explained) for explained in found[:most]), what)
 
 
@@ -156,14 +159,9 @@ def _problem(fleet: Fleet, one: ExplainedProblem) -> Entry:
 
 def _silence_entries(fleet: Fleet, most: int) -> Section:
     more = fleet.silent[most:]
-    states: Counter[str] = Counter()
-    for missing in more:
-        states[missing.state.value] += len(missing.nodes)
-    nodes = counted(states.total(), "more node")
-    reasons = (
-        f"{counted(len(more), 'other reason')} ({', '.join(f'{n} {name}' for name, n in states.items())})"
-    )
-    what = f"{nodes} without a report, for {reasons}" if more else ""
+    states = Counter(missing.state.value for missing in more for _ in missing.nodes)
+    nodes, reasons = counted(states.total(), "more node"), counted(len(more), "other reason")
+    what = f"{nodes} without a report, for {reasons} ({_numbers(states)})" if more else ""
     return _cut((_silence(fleet, missing) for missing in fleet.silent[:most]), what)
 
 
@@ -208,7 +206,7 @@ def _slow(fleet: Fleet, most: int) -> Section:
 
 
 def outlier(one: Outlier, nodes: str = "nodes with the same GPUs") -> str:
-    value, median = (f"{figure:.3g} {one.unit}" for figure in (one.value, one.median))
+    value, median = quantity(one.value, one.unit), quantity(one.median, one.unit)
     return f"{one.node}, {one.name}: {value}; median of {one.peers} {nodes}: {median}"
 
 
@@ -240,56 +238,34 @@ def ticket(fleet: Fleet) -> str:
 
 
 def _ticket(fleet: Fleet) -> Iterator[Block]:
-    brief = fleet.folder.brief
+    brief, checks = fleet.folder.brief, fleet.telling_checks
     if fleet.simulated:
         yield Lines((f"SIMULATED: no real GPU was tested on {brief(fleet.simulated)}",))
-    checks = fleet.telling_checks
-    yield from table(
-        ("nodes", "", "worst", *checks),
-        (
-            (
-                brief(group.nodes),
-                str(len(group.nodes)),
-                group.status.value,
-                *(group.checks.get(check, "-") for check in checks),
-            )
-            for group in fleet.groups
-            if group.state is State.REPORTED
-        ),
+    groups = (
+        (brief(g.nodes), str(len(g.nodes)), g.status.value, *(g.checks.get(check, "-") for check in checks))
+        for g in fleet.groups
+        if g.state is State.REPORTED
     )
+    yield from table(("nodes", "", "worst", *checks), groups)
     for explained in judged(fleet):
         problem = explained.problem
         said = Item(f"{problem.example}: {problem.says}")
         title = f"{problem.check} on {brief(problem.nodes)}"
         yield _entry(problem.status.value, title, said, *explained.known_issues, do(explained.remedy))
-    for silence in fleet.silent:
-        said = Item(f"{silence.nodes[0]}: {silence.reason}")
-        yield _entry(Status.ERROR.value, silence.about(brief(silence.nodes)), said, do(silence.remedy))
-    yield from table(
-        ("fact", "value", "nodes", ""),
+    yield from (_silence(fleet, missing) for missing in fleet.silent)
+    facts = (
         (
-            (
-                "" if number else drift.name,
-                (held.value or "not found") + known_bad(held),
-                str(len(held.nodes)),
-                brief(held.nodes),
-            )
-            for drift in fleet.drift
-            for number, held in enumerate(drift.values)
-        ),
+            "" if number else drift.name,
+            (held.value or "not found") + known_bad(held),
+            str(len(held.nodes)),
+            brief(held.nodes),
+        )
+        for drift in fleet.drift
+        for number, held in enumerate(drift.values)
     )
-    yield from table(
-        ("slow", "figure", "value", "median of its peers"),
-        (
-            (
-                figure.node,
-                figure.name,
-                f"{figure.value:.3g} {figure.unit}",
-                f"{figure.median:.3g} {figure.unit}",
-            )
-            for figure in fleet.slow
-        ),
-    )
+    yield from table(("fact", "value", "nodes", ""), facts)
+    slow = ((s.node, s.name, quantity(s.value, s.unit), quantity(s.median, s.unit)) for s in fleet.slow)
+    yield from table(("slow", "figure", "value", "median of its peers"), slow)
     yield from table(("skipped", "nodes", "why"), skipped_together(fleet))
 
 

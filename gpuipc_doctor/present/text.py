@@ -106,6 +106,11 @@ def counted(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
+def quantity(value: float, unit: str) -> str:
+    """``1.23 ms``: three significant digits."""
+    return f"{value:.3g} {unit}"
+
+
 def device_key(label: str) -> tuple[str, int]:
     """Sort key of a device label: backend and index."""
     backend, _, index = label.rpartition(":")
