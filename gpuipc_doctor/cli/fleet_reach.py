@@ -146,8 +146,8 @@ class Reach:
 
     def wanted(self) -> list[str]:
         """The selected nodes. Raises `click.UsageError`."""
+        from gpuipc_doctor.fleet import nodeset
         from gpuipc_doctor.fleet.ask import Via
-        from gpuipc_doctor.fleet.nodeset import NAME
         from gpuipc_doctor.site import hosts
 
         if self._via is Via.FLUX:
@@ -155,13 +155,9 @@ class Reach:
         else:
             named = self.nodes or _slurms_nodes(self.partition, self.reservation, self.all_idle)
         try:
-            found = hosts.expand(named)
+            return nodeset.expand(named)
         except hosts.BadNodes as error:
             raise click.UsageError(str(error)) from None
-        for node in found:
-            if not NAME.fullmatch(node):
-                raise click.UsageError(f"{node[:80]!r} is not a node name")
-        return found
 
 
 def _look_up(request: Request, site: SiteConfig) -> None:

@@ -112,6 +112,7 @@ def command(
     from gpuipc_doctor.job.progress import since
     from gpuipc_doctor.job.selection import NoSuchJob, Request, SeveralJobs
     from gpuipc_doctor.present.text import sanitise
+    from gpuipc_doctor.site.hosts import BadNodes
 
     if sum(map(bool, (pids, slurm, user, gpu))) > 1:
         raise click.UsageError("--pid, --slurm, --user and --gpu exclude each other", ctx)
@@ -129,11 +130,13 @@ def command(
     asked = ["--slurm", slurm] * bool(slurm) + ["--user", user] * bool(user) + ["--gpu", gpu] * bool(gpu)
     asked += ["--stacks"] * stacks + ["--ras"] * ras + (["--for", str(seconds)] if seconds else [])
     try:
-        where = _nodes(nodes, slurm, this_node=this_node)
-        if where:
+        where: list[str] | None = []
+        if (nodes or slurm) and not this_node:
             from gpuipc_doctor.fleet.ask import LaunchOptions, Via
             from gpuipc_doctor.job import nodes as job_nodes
 
+            where = job_nodes.wanted(nodes, slurm)
+        if where:
             way = LaunchOptions(
                 via=Via(fleet_reach.via_of(via)),
                 command=(*fleet_reach.tool_of(tool), "job", "--this-node", "--part", "--json", *asked),
@@ -147,6 +150,8 @@ def command(
         if where is None:
             alone = {"other nodes of the job": "squeue does not list them; name them with -w"}
             report = replace(report, unable={**report.unable, **alone})
+    except BadNodes as bad:
+        raise click.BadParameter(str(bad), param_hint="-w") from None
     except NoSuchJob as absent:
         click.echo(f"gpuipc-doctor: {sanitise(str(absent))}", err=True)
         ctx.exit(Exit.NOTHING)
@@ -185,24 +190,3 @@ def _armed(how: str) -> list[str]:
 
     make = arming.script if how == "script" else arming.task_prolog
     return list(make((*of_modules("/"), *facts_from_files("/", os.environ))))
-
-
-def _nodes(named: str, slurm: str, *, this_node: bool) -> list[str] | None:
-    """Nodes to examine; empty: only this one; None: Slurm lists no nodes of it. Raises `NoSuchJob`."""
-    from gpuipc_doctor import node_name
-    from gpuipc_doctor.fleet.nodeset import NAME
-    from gpuipc_doctor.job import nodes
-    from gpuipc_doctor.site import hosts
-
-    if this_node:
-        return []
-    try:
-        found = hosts.expand(named) if named else nodes.of_slurm_job(slurm) if slurm else []
-    except hosts.BadNodes as error:
-        raise click.BadParameter(str(error), param_hint="-w") from None
-    for node in found:
-        if not NAME.fullmatch(node):
-            raise click.BadParameter(f"{node[:80]!r} is not a node name", param_hint="-w")
-    if slurm and not found:
-        return None
-    return found if named or found != [node_name.short()] else []

@@ -36,6 +36,7 @@ from gpuipc_doctor.fleet.summary import (
 from gpuipc_doctor.model import Exit
 from gpuipc_doctor.report import report_json
 from gpuipc_doctor.report.documents import BadDocument, NotJson
+from gpuipc_doctor.supervise import tree
 
 MAX_ANSWER = 64 << 20
 """Maximum bytes of a report."""
@@ -48,6 +49,8 @@ MAX_WORDS = 8 << 10
 
 GRACE_S = 5.0
 """Seconds between TERM, at which srun cancels its step or job, and KILL; also for the last output."""
+
+NO_INPUT = Path(os.devnull)
 
 NOT_ASKED = "not run: the time budget for all nodes was exhausted"
 
@@ -160,7 +163,7 @@ class LaunchOptions:
 
     def stdin(self) -> Path:
         """The command's standard input: the shipped file."""
-        return self.shipped.file if self.shipped and self.via is Via.SSH else Path(os.devnull)
+        return self.shipped.file if self.shipped and self.via is Via.SSH else NO_INPUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,29 +236,38 @@ async def ask_one_until(target: Target, way: LaunchOptions, ends: float) -> tupl
 async def _ask_one(target: Target, way: LaunchOptions) -> tuple[NodeReport, bytes]:
     words, node = way.words(target), target.name
     try:
-        with way.stdin().open("rb") as sent:
-            transport, channel = await asyncio.get_running_loop().subprocess_exec(
-                Channel, *words, stdin=sent, start_new_session=True
-            )
+        ended = await run(words, way.deadline_s, way.stdin())
     except OSError as error:
         return silent(node, State.NOT_LAUNCHED, f"{words[0]}: {error.strerror}"), b""
+    if ended.code is None:
+        return silent(node, State.DEADLINE, f"no answer within {way.deadline_s:g} s"), b""
+    report, full = answer(node, bytes(ended.told), ended.code, ended.said.decode(errors="replace"), way.via)
+    return clocked(report, ended.arrived), full
+
+
+async def run(words: Sequence[str], seconds: float, stdin: Path = NO_INPUT) -> Channel:
+    """Run a command in a session of its own, and end it at its deadline. Raises `OSError`."""
+    with stdin.open("rb") as sent:
+        transport, channel = await asyncio.get_running_loop().subprocess_exec(
+            Channel, *words, stdin=sent, start_new_session=True
+        )
     try:
-        await within(way.deadline_s, channel.exited)
+        tree.carry_priority(transport.get_pid())
+        await within(seconds, channel.exited)
         if channel.exited.is_set():
             await within(GRACE_S, channel.closed)  # a child that ssh left behind may keep it open
-            code, said = transport.get_returncode() or 0, channel.said.decode(errors="replace")
-            report, full = answer(node, bytes(channel.told), code, said, way.via)
-            return clocked(report, channel.arrived), full
-        return silent(node, State.DEADLINE, f"no answer within {way.deadline_s:g} s"), b""
+            channel.code = transport.get_returncode()
+        return channel
     finally:
         await asyncio.shield(end(transport, channel))
 
 
 class Channel(asyncio.SubprocessProtocol):
-    """A node's output, which is read up to a maximum length."""
+    """A command's output, which is read up to a maximum length; the exit code, None at the deadline."""
 
     def __init__(self) -> None:
         self.told, self.said = bytearray(), bytearray()
+        self.code: int | None = None
         self.exited, self.closed = asyncio.Event(), asyncio.Event()
         self.arrived = datetime.now().astimezone()
 

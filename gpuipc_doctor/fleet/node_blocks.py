@@ -34,6 +34,7 @@ from gpuipc_doctor.fleet.ask import (
     answer,
     ask_one_until,
     end,
+    run,
     within,
 )
 from gpuipc_doctor.fleet.summary import State, clocked, silent
@@ -270,8 +271,7 @@ def _halves(nodes: list[str]) -> list[list[str]]:
 
 async def _reason(job: str) -> bytes:
     """Slurm's reason why a job waits; empty if unknown."""
-    _, said = await _run(["squeue", "--noheader", f"--jobs={job}", "--format=%r"], GRACE_S)
-    return said
+    return bytes((await run(["squeue", "--noheader", f"--jobs={job}", "--format=%r"], GRACE_S)).told)
 
 
 class _Answers(Channel):
@@ -385,8 +385,7 @@ async def _send(nodes: Sequence[str], way: LaunchOptions) -> bool:
     """Send the shipped file to a job's nodes, without replacing a file; returns whether all nodes have it."""
     assert way.shipped
     copy = ["sbcast", f"--jobid={way.job}", str(way.shipped.file), _sent(way)]
-    code, _ = await _run(copy, way.deadline_s)
-    if code == 0:
+    if (await run(copy, way.deadline_s)).code == 0:
         return True
     await _remove(nodes, way)
     return False
@@ -394,20 +393,7 @@ async def _send(nodes: Sequence[str], way: LaunchOptions) -> bool:
 
 async def _remove(nodes: Sequence[str], way: LaunchOptions) -> None:
     """Remove the shipped file from nodes on which it did not start; a file that started removes itself."""
-    await _run([*_step(nodes, way, REMOVAL_S), "rm", "-f", "--", _sent(way)], REMOVAL_S)
-
-
-async def _run(words: Sequence[str], seconds: float) -> tuple[int | None, bytes]:
-    """A command's exit code (None at the deadline) and output."""
-    start = asyncio.get_running_loop().subprocess_exec
-    transport, channel = await start(
-        Channel, *words, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
-    )
-    try:
-        await within(seconds, channel.closed)
-        return transport.get_returncode(), bytes(channel.told)
-    finally:
-        await asyncio.shield(end(transport, channel))
+    await run([*_step(nodes, way, REMOVAL_S), "rm", "-f", "--", _sent(way)], REMOVAL_S)
 
 
 def _as_salloc_reads_it() -> Mapping[str, str]:

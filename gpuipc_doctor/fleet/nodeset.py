@@ -6,11 +6,22 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from gpuipc_doctor.site import hosts
+
 NAME = re.compile(r"\w[\w.:@%-]*")
 """Pattern of a node's name: no ssh option, no path outside a directory."""
 
 LONGEST = 160
 """Maximum characters of a set in a sentence."""
+
+
+def expand(text: str) -> list[str]:
+    """The nodes of a set; each name can be an argument of `ssh` or `srun`. Raises `hosts.BadNodes`."""
+    nodes = hosts.expand(text)
+    for node in nodes:
+        if not NAME.fullmatch(node):
+            raise hosts.BadNodes(f"{node[:80]!r} is not a node name")
+    return nodes
 
 
 class NodeSetFormatter:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
-from gpuipc_doctor.fleet.ask import GRACE_S, LaunchOptions, Target
+from gpuipc_doctor import node_name
+from gpuipc_doctor.fleet import nodeset
+from gpuipc_doctor.fleet.ask import LaunchOptions, Target, run
 from gpuipc_doctor.job import document
 from gpuipc_doctor.job.document import JobReport
 from gpuipc_doctor.job.merging import merge
@@ -14,7 +16,6 @@ from gpuipc_doctor.job.selection import NoSuchJob
 from gpuipc_doctor.model import Exit
 from gpuipc_doctor.report.documents import BadDocument
 from gpuipc_doctor.site import hosts
-from gpuipc_doctor.supervise import tree
 
 PATIENCE_S = 20.0
 """Seconds to wait for Slurm's answer."""
@@ -34,16 +35,26 @@ def of_slurm_job(job: str) -> list[str]:
     if asked.returncode != 0 and "Invalid job" in asked.stderr:
         raise NoSuchJob(f"Slurm has no job {job}")
     try:
-        return hosts.expand(names) if names else []
+        return nodeset.expand(names) if names else []
     except hosts.BadNodes:
         return []
+
+
+def wanted(named: str, job: str) -> list[str] | None:
+    """Nodes of a node set, else of a Slurm job; empty: only this node; None: Slurm lists no nodes of it.
+
+    Raises `NoSuchJob` and `hosts.BadNodes`.
+    """
+    found = nodeset.expand(named) if named else of_slurm_job(job) if job else []
+    if job and not found:
+        return None
+    return found if named or found != [node_name.short()] else []
 
 
 def ask(nodes: Sequence[str], way: LaunchOptions) -> JobReport:
     """The merged report of the nodes, and for nodes without a report the reason. Raises `NoSuchJob` if no
     node has a process of the job."""
-    with ThreadPoolExecutor(min(way.fanout, len(nodes))) as pool:
-        answers = dict(zip(nodes, pool.map(lambda node: _ask(node, way), nodes), strict=True))
+    answers = dict(zip(nodes, asyncio.run(_ask_all(nodes, way)), strict=True))
     silent = {node: why for node, why in answers.items() if isinstance(why, str)}
     if reports := [answer for answer in answers.values() if isinstance(answer, JobReport)]:
         return merge(reports, silent)
@@ -51,41 +62,32 @@ def ask(nodes: Sequence[str], way: LaunchOptions) -> JobReport:
     raise NoSuchJob(f"no process of the job on these {len(nodes)} nodes{': ' * bool(why)}{why}")
 
 
-def _ask(node: str, way: LaunchOptions) -> JobReport | str | None:
+async def _ask_all(nodes: Sequence[str], way: LaunchOptions) -> list[JobReport | str | None]:
+    places = asyncio.Semaphore(way.fanout)
+
+    async def ask_one(node: str) -> JobReport | str | None:
+        async with places:
+            return await _ask(node, way)
+
+    return await asyncio.gather(*map(ask_one, nodes))
+
+
+async def _ask(node: str, way: LaunchOptions) -> JobReport | str | None:
     words = way.words(Target.of_node(node))
     try:
-        with subprocess.Popen(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        ) as started:
-            tree.carry_priority(started.pid)
-            try:
-                output, errors = started.communicate(timeout=way.deadline_s)
-            except subprocess.TimeoutExpired:
-                _end(started)
-                return f"no answer within {way.deadline_s:g} s"
+        ended = await run(words, way.deadline_s)
     except OSError as error:
         return f"{words[0]}: {error.strerror}"
+    if ended.code is None:
+        return f"no answer within {way.deadline_s:g} s"
+    output = bytes(ended.told)
     begin = 0 if output.startswith(b"{") else output.find(b"\n{") + 1
     if output[begin : begin + 1] == b"{":
         try:
             return document.loads(output[begin:])
         except BadDocument as bad:
             return f"another version of the tool: {bad}"
-    if started.returncode == Exit.NOTHING:
+    if ended.code == Exit.NOTHING:
         return None
-    lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
-    return (lines or [f"exit code {started.returncode} and no output"])[-1][:200]
-
-
-def _end(started: subprocess.Popen[bytes]) -> None:
-    """Stop the command: SIGTERM first (srun then cancels its step), then SIGKILL."""
-    started.terminate()
-    try:
-        started.communicate(timeout=GRACE_S)
-    except subprocess.TimeoutExpired:
-        started.kill()
-        started.communicate()
+    lines = [line for line in ended.said.decode(errors="replace").splitlines() if line.strip()]
+    return (lines or [f"exit code {ended.code} and no output"])[-1][:200]
