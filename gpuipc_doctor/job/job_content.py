@@ -39,6 +39,7 @@ MUCH_LEFT = 64 << 20
 MOST_BRANCHES = 20
 """Maximum lines of the tree, so that any number of ranks fits a screen."""
 
+MOST_BLAMED = 8
 MOST_ISSUES = 5
 LONGEST = 48
 """Maximum characters of a set of ranks."""
@@ -141,12 +142,8 @@ def blocks(report: JobReport) -> Iterator[Block]:
             "each process was stopped for a moment" if report.stopped else "no process was stopped",
         )
     )
-    found = [
-        *map(Item, report.verdict.reasons),
-        *(Item(_place(rank)) for rank in _odd(report)),
-    ]
-    if remedy := _remedy(report):
-        found.append(do(remedy))
+    blamed = [rank for rank in report.ranks if rank.rank in report.verdict.blamed]
+    found = [*map(Item, report.verdict.reasons), *map(_place, blamed[:MOST_BLAMED]), do(_remedy(report))]
     yield Entry(status(report), sentence(report), tuple(found), columns=7)
     paths = {rank.rank: rank.path or (rank.doing,) for rank in report.ranks}
     yield Group((Lines(("where the ranks are in every snapshot",)), *map(_tree, fold(paths))))
@@ -154,23 +151,21 @@ def blocks(report: JobReport) -> Iterator[Block]:
         yield Group((Lines((f"grew in {report.watched_s:.0f} s",)), *map(_growth, report.growth)))
     elif report.watched_s and not any(what.startswith(GROWTH) for what in report.unable):
         yield Lines((f"nothing grew in {report.watched_s:.0f} s",))
-    yield from map(
-        _issue, sorted(report.issues, key=lambda issue: _RELATIONS.index(issue.relation))[:MOST_ISSUES]
-    )
+    issues = sorted(report.issues, key=lambda issue: _RELATIONS.index(issue.relation))
+    yield from map(_issue, issues[:MOST_ISSUES])
     yield Lines(tuple(f"{setting.name}={setting.value}: {setting.says}" for setting in report.wrong_settings))
     yield Lines(report.ras)
     if report.since:
         yield _progress(report.since)
-    differences = [each for each in report.differences if not each.binds]
-    if differences:
+    if differences := [each for each in report.differences if not each.binds]:
         yield Group((Lines(("differs between ranks",)), *map(_difference, differences[:MOST_DIFFERENCES])))
     yield Lines(tuple(_binding(each) for each in report.differences if each.binds))
     yield Lines(tuple(_left_behind(report.memory_files)))
     yield Lines(tuple(f"not seen: {what}: {why}" for what, why in sorted(report.unable.items())))
 
 
-def _remedy(report: JobReport) -> str | None:
-    """What to do first about the verdict."""
+def _remedy(report: JobReport) -> str:
+    """What to do first about the verdict; empty if nothing."""
     calls = {(rank.doing, rank.operation) for rank in report.ranks}
     if report.verdict.cause is Cause.ALL_WAIT and len(calls) == 1:
         (doing, call) = calls.pop()
@@ -181,7 +176,7 @@ def _remedy(report: JobReport) -> str | None:
     late = {rank.doing for rank in report.ranks if rank.rank in report.verdict.blamed}
     if report.verdict.cause is Cause.UNKNOWN and report.verdict.waiting and Kind.UNKNOWN.value not in late:
         return "rerun with --save FILE, and a minute later with --since FILE"
-    return _REMEDIES.get(report.verdict.cause)
+    return _REMEDIES.get(report.verdict.cause, "")
 
 
 def _progress(progress: Progress) -> Lines:
@@ -197,12 +192,10 @@ _RELATIONS = (Relation.CONFIRMED, Relation.UNKNOWN, Relation.NEW, Relation.LATEN
 
 
 def _issue(issue: MatchedIssue) -> Entry:
-    found = [Item(f"{issue.relation.value} on {_ranks(issue.ranks)}: {issue.reason}")]
-    if issue.remedy:
-        found.append(do(f"for the next job, {issue.remedy}"))
-    if issue.checks:
-        found.append(do(f"gpuipc-doctor check {' '.join(issue.checks)} on a free node"))
-    return Entry("issue", f"[{issue.id}] {issue.title}", tuple(found), "WARN", columns=7)
+    found = Item(f"{issue.relation.value} on {_ranks(issue.ranks)}: {issue.reason}")
+    helps = do(f"for the next job, {issue.remedy}" if issue.remedy else "")
+    proves = do(f"gpuipc-doctor check {' '.join(issue.checks)} on a free node" if issue.checks else "")
+    return Entry("issue", f"[{issue.id}] {issue.title}", (found, helps, proves), "WARN", columns=7)
 
 
 def _growth(growth: Growth) -> Entry:
@@ -230,13 +223,11 @@ def _left_behind(files: Sequence[MemoryFile]) -> Iterator[str]:
     left = sorted((file for file in files if file.ranks is None), key=lambda file: -(file.held or 0))
     held = sum(file.held or 0 for file in left)
     if held >= MUCH_LEFT:
-        names = [f"{file.name} on {file.host}" for file in left[:MOST_FILES]]
-        more = ["…"] if len(left) > MOST_FILES else []
-        files_ = counted(len(left), "shared memory file")
-        yield (
-            f"no process seen here uses {files_}, {_amount(held, is_bytes=True)}: "
-            f"{', '.join([*names, *more])}"
+        names = [f"{file.name} on {file.host}" for file in left[:MOST_FILES]] + ["…"] * (
+            len(left) > MOST_FILES
         )
+        what = f"{counted(len(left), 'shared memory file')}, {_amount(held, is_bytes=True)}"
+        yield f"no process seen here uses {what}: {', '.join(names)}"
 
 
 def _binding(difference: Difference) -> str:
@@ -249,14 +240,9 @@ def status(report: JobReport) -> str:
     return {Cause.RUNS: "PASS", Cause.UNKNOWN: "ERROR"}.get(report.verdict.cause, "FAIL")
 
 
-def _odd(report: JobReport) -> Sequence[Rank]:
-    """Details of the blamed ranks, if they are few."""
-    return [rank for rank in report.ranks if rank.rank in report.verdict.blamed][:8]
-
-
-def _place(rank: Rank) -> str:
+def _place(rank: Rank) -> Item:
     gpus = f", {', '.join(rank.gpus)}" if rank.gpus else ""
-    return f"rank {rank.rank}: {rank.host}, pid {rank.pid} ({rank.program}){gpus}"
+    return Item(f"rank {rank.rank}: {rank.host}, pid {rank.pid} ({rank.program}){gpus}")
 
 
 def _tree(branch: Branch) -> Entry:

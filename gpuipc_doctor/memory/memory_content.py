@@ -20,9 +20,9 @@ FORMAT = 1
 HEADERS = ("GPU", "what", "used", "of", "growth a minute")
 
 
-def time(sample: Sample) -> str:
+def time(sample: Sample, unit: str = "seconds") -> str:
     """ISO 8601, local time with its offset."""
-    return datetime.fromtimestamp(sample.at).astimezone().isoformat(timespec="seconds")
+    return datetime.fromtimestamp(sample.at).astimezone().isoformat(timespec=unit)
 
 
 def size(nbytes: float) -> str:
@@ -47,13 +47,10 @@ def rows(sample: Sample, growth: Growth) -> Iterator[tuple[str, ...]]:
         yield gpu.label, name, size(gpu.used), size(gpu.total), change(growth((gpu.label, 0)))
         for process in gpu.processes or ():
             used = "unknown" if process.used is None else size(process.used)
-            yield "", _process(process.pid, process.name), used, "", change(growth((gpu.label, process.pid)))
+            what = f"{process.pid} {sanitise(process.name)}".strip()
+            yield "", what, used, "", change(growth((gpu.label, process.pid)))
         if (rest := _of_no_process(gpu)) is not None:
             yield "", "of no process", size(rest), "", ""
-
-
-def _process(pid: int, name: str) -> str:
-    return f"{pid} {sanitise(name)}".strip()
 
 
 def _of_no_process(gpu: GpuUse) -> int | None:
@@ -84,7 +81,7 @@ def log_line(sample: Sample, growth: Growth, *, host: str, simulated: str) -> st
     """One line of the log, without newline."""
     document = {
         "format": FORMAT,
-        "at": datetime.fromtimestamp(sample.at).astimezone().isoformat(timespec="milliseconds"),
+        "at": time(sample, "milliseconds"),
         "host": host,
         "simulated": simulated,
         "gpus": [_gpu(gpu, growth) for gpu in asdict(sample)["gpus"]],
