@@ -1,11 +1,12 @@
 """SIGKILL one process of a check on AMD's own runtime, at random moments: is anything left, is VRAM back?
 
-    python -m benchmarks.kfd_kills rocm-5 [rocm-6 …] [--kills 100] [--seed N]     # as root
+    python -m benchmarks.kfd_kills rocm-5 [rocm-6 …] [--mpi-lib FILE] [--kills 100] [--seed N]     # as root
 
 Each runtime has one emulated node for all its runs (`tests.kfd.emulated`). After each run there must be
 none of the run's processes, nothing new in the node's /dev/shm and in its directory for temporary files,
-and as much free memory on each GPU as before, within 5 s. Prints a table in Markdown; exits with 1 if
-anything was left.
+and as much free memory on each GPU as before, within 5 s. With an MPICH library, launchers and ranks are
+killed as well; if the runtime's UCX has ROCm, the ranks send device memory. Prints a table in Markdown; exits
+with 1 if anything was left.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import random
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.kills import FOUND_NOTHING_BAD, THE_TOOL, kill_one, role_of, those
@@ -24,10 +26,11 @@ from benchmarks.reliability import VANISH_S, await_nothing, left_running
 from tests.kfd import emulated
 from tests.kfd.emulated import REPOSITORY, EmulatedNode
 
-CHECKS = ("ipc-release", "ipc-reopen", "ipc-concurrent")
 MARK = "GPUIPC_KILLS"
-VICTIMS = (THE_TOOL, "exporter", "importer", "a stem", "a keeper")
-END_S = 300.0
+END_S = 600.0
+
+MPICH = {"MPIR_CVAR_CH4_NETMOD": "ucx", "MPIR_CVAR_NOLOCAL": "1"}
+"""Makes MPICH send device memory through UCX, also within a node."""
 
 THE_RUNTIMES = ("hsakmt_shared_mem", "sem.hsakmt_semaphore", "comgr-*")
 """What AMD's runtime itself leaves: a segment and a semaphore of libhsakmt (ROCm 5) in /dev/shm, with or
@@ -43,14 +46,31 @@ def victims(tool: int, kind: str) -> list[int]:
     return those(tool, kind)
 
 
-class Ground:
-    """One emulated node, on which run after run is killed."""
+@dataclass(frozen=True)
+class Command:
+    """Arguments of `gpuipc-doctor check`, and the kinds of process that are killed in turn."""
 
-    def __init__(self, node: EmulatedNode) -> None:
-        self._node = node
+    arguments: Sequence[str]
+    victims: Sequence[str]
+
+
+def commands(mpi_library: Path | None) -> list[Command]:
+    ipc = ("ipc-release", "ipc-reopen")
+    found = [Command(ipc, (THE_TOOL, "exporter", "importer", "a stem", "a keeper"))]
+    if mpi_library:
+        mpi = ("mpi-start", "mpi-small-message", "--mpi-lib", str(mpi_library.absolute()))
+        found.append(Command(mpi, ("the launcher", "a rank")))
+    return found
+
+
+class Ground:
+    """One emulated node, on which run after run of a command is killed."""
+
+    def __init__(self, node: EmulatedNode, command: Command) -> None:
+        self._node, self._command = node, command
         temporary = Path(node.env["KFD_EMULATOR"], "temporary")
-        temporary.mkdir()
-        self._env = {**os.environ, **node.env, "TMPDIR": str(temporary)}
+        temporary.mkdir(exist_ok=True)
+        self._env = {**os.environ, **node.env_with_ucx, **MPICH, "TMPDIR": str(temporary)}
         self._clean = self._look()
         self._unharmed = set(FOUND_NOTHING_BAD)
 
@@ -65,10 +85,10 @@ class Ground:
     def run(self, kind: str, after_s: float) -> tuple[bool, float, list[str]]:
         """Whether one was killed; seconds that the run took; what was wrong afterwards."""
         tag = f"{os.getpid()}-{random.getrandbits(30)}"
-        command = [sys.executable, "-m", "gpuipc_doctor", "check", *CHECKS, "--backend", "hip"]
+        command = [sys.executable, "-m", "gpuipc_doctor", "check", *self._command.arguments]
         began = time.monotonic()
         process = subprocess.Popen(
-            [*self._node.enter, *command, "--no-workarounds"],
+            [*self._node.enter, *command, "--backend", "hip", "--no-workarounds"],
             env={**self._env, MARK: tag},
             cwd=REPOSITORY,
             stdin=subprocess.DEVNULL,
@@ -100,30 +120,34 @@ class Ground:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("runtime", nargs="+", choices=[runtime.name for runtime in emulated.runtimes()])
+    parser.add_argument("--mpi-lib", type=Path, metavar="FILE", help="MPICH's, of which launchers are killed")
     parser.add_argument("--kills", type=int, default=100, help="of each runtime")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     random.seed(options.seed)
+    to_run = commands(options.mpi_lib)
+    kinds = [kind for command in to_run for kind in command.victims]
     missed = 0
     print("| runtime | killed | kills | something left |\n|---|---|---|---|")
     for runtime in (each for each in emulated.runtimes() if each.name in options.runtime):
-        kills, bad = Counter[str](), Counter[str]()
         with emulated.node(runtime, gpus=1) as node:
-            ground = Ground(node)
-            _, whole_s, wrong = ground.run("", 0.0)
-            for text in wrong:
-                print(f"{runtime.name}, nothing killed: {text}", file=sys.stderr, flush=True)
-            missed += len(wrong)
-            while kills.total() < options.kills:
-                kind = VICTIMS[kills.total() % len(VICTIMS)]
-                killed, _, wrong = ground.run(kind, random.uniform(0.0, whole_s))
+            for command in to_run:
+                ground = Ground(node, command)
+                _, whole_s, wrong = ground.run("", 0.0)
                 for text in wrong:
-                    print(f"{runtime.name}, {kind}: {text}", file=sys.stderr, flush=True)
-                kills[kind] += killed
-                bad[kind] += bool(wrong)
-        missed += bad.total()
-        for kind in VICTIMS:
-            print(f"| {runtime.name} | {kind} | {kills[kind]} | {bad[kind]} |", flush=True)
+                    print(f"{runtime.name}, nothing killed: {text}", file=sys.stderr, flush=True)
+                missed += len(wrong)
+                for kind in command.victims:
+                    kills = len(range(kinds.index(kind), options.kills, len(kinds)))
+                    done, bad = 0, 0
+                    while done < kills:
+                        killed, _, wrong = ground.run(kind, random.uniform(0.0, whole_s))
+                        for text in wrong:
+                            print(f"{runtime.name}, {kind}: {text}", file=sys.stderr, flush=True)
+                        done += killed
+                        bad += bool(wrong)
+                    missed += bad
+                    print(f"| {runtime.name} | {kind} | {kills} | {bad} |", flush=True)
     sys.exit(bool(missed))
 
 

@@ -39,7 +39,7 @@ enum { MAX_GPUS = 8, PAGE_BYTES = 4096 };
 extern pthread_mutex_t the_lock;
 
 int gpu_count(void);
-const char *run_directory(void);  /* of KFD_EMULATOR: has vram0, gtt0, … and ipc */
+const char *run_directory(void);  /* KFD_EMULATOR, or this library's: has vram0, gtt0, … and ipc */
 uint32_t gpu_id(int gpu);         /* KFD's name of a GPU; as topology.py writes it */
 int gpu_with_id(uint32_t id);     /* -1: no such GPU */
 uint64_t nanoseconds(void);

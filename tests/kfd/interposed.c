@@ -40,7 +40,7 @@ __attribute__((constructor)) static void start(void)
 {
     const char *trace_setting = getenv("KFD_EMULATOR_TRACE");
     tracing = trace_setting && atoi(trace_setting);
-    for (gpus = 0; run_directory() && gpus < MAX_GPUS; gpus++) {
+    for (gpus = 0; gpus < MAX_GPUS; gpus++) {
         char path[256];
         struct stat heap;
         snprintf(path, sizeof path, "%s/vram%d", run_directory(), gpus);
@@ -57,7 +57,13 @@ __attribute__((constructor)) static void start(void)
 
 const char *run_directory(void)
 {
-    return getenv("KFD_EMULATOR");
+    static char own[256]; /* of programs that clear their environment, as the prolog does */
+    const char *named = getenv("KFD_EMULATOR");
+    Dl_info library;
+    if (!named && !*own && dladdr(run_directory, &library) && strrchr(library.dli_fname, '/'))
+        snprintf(own, sizeof own, "%.*s", (int)(strrchr(library.dli_fname, '/') - library.dli_fname),
+                 library.dli_fname);
+    return named ? named : own;
 }
 
 int gpu_count(void)
