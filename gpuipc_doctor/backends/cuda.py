@@ -52,6 +52,7 @@ class CudaDriver(Driver):
     backend = "cuda"
     vendor = NVIDIA
     contexts_own_memory = True
+    pools_have_one_descriptor = False
     calls = calls.CUDA | {"device-uuid-mig": "cuDeviceGetUuid_v2"}
     names = {  # noqa: RUF012  # a constant; ClassVar is on the base
         "pool-properties": "CUmemPoolProps",

@@ -60,6 +60,9 @@ class Driver(ABC):
     contexts_own_memory: ClassVar[bool]
     """Whether destroying a context frees its memory and closes its mappings."""
 
+    pools_have_one_descriptor: ClassVar[bool]
+    """Whether each export of a pool returns the same descriptor, which nothing but the caller closes."""
+
     def __init__(self, arm: Arm, root: Path) -> None:
         """Load the binding and the driver library. Raises `BackendUnavailable` if either is missing."""
         self.arm = arm
@@ -153,7 +156,7 @@ class Driver(ABC):
 
     @abstractmethod
     def export_descriptor(self, operation: str, thing: Any) -> int:
-        """A new descriptor of physical memory (``vmm-export``) or of a pool (``pool-export``).
+        """A descriptor of physical memory (``vmm-export``), or of a pool (``pool-export``).
 
         Never 0, since a worker's standard input is open.
         """

@@ -48,6 +48,10 @@ class HipDriver(Driver):
     vendor = AMD
     # A HIP context is its device: creating takes a reference, destroying drops it (rules.yaml, HIP_CONTEXT).
     contexts_own_memory = False
+    pools_have_one_descriptor = True
+    """MemoryPool::Export of hip_mempool_impl.cpp returns ``shared_->handle_`` again, also if it was closed;
+    hipMemPoolDestroy leaves it open (5.7.1, 6.4.3 and 7.2.4 over an emulated kernel driver).
+    """
     # `process_memory` stays empty: AMD's management library is not used, because no AMD GPU was available
     # to try it.
     calls = calls.HIP | {"runtime-version": "hipRuntimeGetVersion"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 
 from gpuipc_doctor.api.gpu import REUSES, GpuStream
@@ -18,6 +19,7 @@ class DriverPool:
         self._contexts = contexts
         self._driver = contexts.driver
         self._handle = self._driver.create_pool(contexts.ordinal, handle_type)
+        self._descriptor: int | None = None  # of a pool that has one only
 
     @property
     def reserved(self) -> int:
@@ -45,10 +47,16 @@ class DriverPool:
         self._driver.call("pool-trim", self._handle, keep)
 
     def export_descriptor(self) -> int:
-        return self._driver.export_descriptor("pool-export", self._handle)
+        descriptor = self._driver.export_descriptor("pool-export", self._handle)
+        if not self._driver.pools_have_one_descriptor:
+            return descriptor
+        self._descriptor = descriptor
+        return os.dup(descriptor)
 
     def destroy(self) -> None:
         self._driver.call("pool-destroy", self._handle)
+        if self._descriptor is not None:
+            os.close(self._descriptor)
 
 
 class DriverImportedPool:

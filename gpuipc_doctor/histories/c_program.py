@@ -137,6 +137,9 @@ def _case(history: History, operations: list[Operation], number: int) -> Iterato
     fd = "(void *)(intptr_t)fd"
     imported = "version < 70100000 ? (void *)&fd : (void *)(intptr_t)fd" if history.backend == "hip" else fd
     asked = "int version; version(&version); " if history.backend == "hip" else ""
+    # HIP returns the pool's one descriptor each time, so it stays open until the pool is destroyed.
+    keeps, posted = (" where[{pool}] = {fd};", "dup(fd)") if history.backend == "hip" else ("", "fd")
+    closes = f" close(where[{on}]);" if history.backend == "hip" else ""
     device = f"device == devices[{_owner(operations, on)}]"
     sized = f"size[{makes}] = {nbytes};"
     lines = {
@@ -168,11 +171,12 @@ def _case(history: History, operations: list[Operation], number: int) -> Iterato
         "unmap": f"enter(current); unmap(at[{on}], size[{on}]); unreserve(at[{on}], size[{on}]);",
         "release": f"enter(current); drop(at[{on}]);",
         "create-pool": f"enter(current); struct wanted wanted = {{ 1, 1, 1, device }};"
-        f" create_pool(&at[{makes}], &wanted);",
+        f" create_pool(&at[{makes}], &wanted);{keeps.format(pool=makes, fd=-1)}",
         "import-pool": f"if (me == exporters[{number}]) {{ int fd; export_pool(&fd, at[{on}], 1, 0ul);"
-        f" mail(fd); break; }} int fd = mail(-1); enter(current); struct access access = {{ 1, device, 3 }};"
+        f"{keeps.format(pool=on, fd='fd')} mail({posted}); break; }}"
+        f" int fd = mail(-1); enter(current); struct access access = {{ 1, device, 3 }};"
         f" import_pool(&at[{makes}], {fd}, 1, 0ul); close(fd);"
-        f" if (!({device})) allow_pool(at[{makes}], &access, 1ul);",
+        f" if (!({device})) allow_pool(at[{makes}], &access, 1ul);{keeps.format(pool=makes, fd=-1)}",
         "allocate-from-pool": f"{sized} where[{makes}] = -1; enter(current);"
         f" from_pool(&at[{makes}], {nbytes}, at[{on}], 0ul); sync();",
         "import-pointer": f"if (me == exporters[{number}]) {{ export_pointer(&handle[{on}], at[{on}]);"
@@ -180,7 +184,7 @@ def _case(history: History, operations: list[Operation], number: int) -> Iterato
         f" import_pointer(&at[{makes}], at[{of}], &handle[{on}]);",
         "free-to-pool": f"enter(current); to_pool(at[{on}], 0ul); sync();",
         "trim": f"enter(current); trim(at[{on}], 0ul);",
-        "destroy-pool": f"enter(current); destroy_pool(at[{on}]);",
+        "destroy-pool": f"enter(current); destroy_pool(at[{on}]);{closes}",
         "create-context": f"create(&context[{makes}], 0, device); current = {makes};",
         "use-context": f"current = {on};",
         "end-context": f"end({on});",

@@ -93,6 +93,29 @@ def test_the_pools_descriptor(exporter: Remote) -> None:
     assert shared.memory.export_pointer() == shared.pointer
 
 
+@on_both
+def test_a_driver_exports_a_pool_again(exporter: Remote, backend: str) -> None:
+    """CUDA returns a new descriptor, HIP the same (MemoryPool::Export of clr's hip_mempool_impl.cpp)."""
+    pool = exporter.gpu.create_shared_pool()
+    first, second = (exporter.driver.export_descriptor("pool-export", pool._handle) for _ in range(2))
+    assert (first == second) is (backend == "hip")
+
+
+@on_both
+def test_a_pool_is_shared_again_after_its_descriptor_was_closed(exporter: Remote, importer: Remote) -> None:
+    """And nothing of it is left open in the exporter."""
+    before = exporter.ask("os", "listdir", "/proc/self/fd")
+    pool = exporter.gpu.create_shared_pool()
+    for _ in range(2):
+        descriptor = pool.export_descriptor()
+        number = exporter.send_descriptor(descriptor, importer)
+        exporter.ask("os", "close", descriptor)
+        importer.gpu.import_pool(number).destroy()
+        importer.ask("os", "close", number)
+    pool.destroy()
+    assert exporter.ask("os", "listdir", "/proc/self/fd") == before
+
+
 @on_cuda
 def test_what_has_no_pointer_to_export(exporter: Remote) -> None:
     """ExportPointer of base + 512; of cuMemAlloc, VMM, default-pool memory; export of a NONE pool:

@@ -18,6 +18,7 @@ const struct face face = {
     .implicit_init = true,
     .device_is_context = true,
     .pool_memory_exports = true,
+    .pool_has_one_descriptor = true,
     .granularity = 4096,
     .not_initialized = NOT_INITIALIZED,
     .unsupported = NOT_SUPPORTED,

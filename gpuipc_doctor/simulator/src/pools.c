@@ -34,6 +34,7 @@ struct pool {
     bool imported;
     bool refused;               /* its export as a fabric handle was */
     bool exported;              /* only then its pointers can be, on an H200 */
+    int descriptor;             /* of its first export */
     uint64_t serial;            /* of a pool that can be shared: all processes that have it hold this */
     int mapping;                /* its entry in the state, likewise */
     uint32_t readable, writable; /* by these devices, a bit each */
@@ -296,13 +297,17 @@ int sim_pool_export(void *out, void *handle, int type, uint64_t flags)
     }
     if (type != DESCRIPTOR)
         return face.unsupported;
+    if (pool->exported && face.pool_has_one_descriptor) {
+        *(int *)out = pool->descriptor;
+        return SUCCESS;
+    }
     state_lock();
     int file = export_new(&(struct shared_thing){.serial = pool->serial, .pool_device = device}, false);
     state_unlock();
     if (file < 0)
         return OPERATING_SYSTEM;
     pool->exported = true;
-    *(int *)out = file;
+    *(int *)out = pool->descriptor = file;
     return SUCCESS;
 }
 

@@ -314,6 +314,7 @@ struct face {
     bool implicit_init;          /* any call initialises the driver */
     bool device_is_context;      /* HIP: a device has one context, which a thread gets by choosing the device */
     bool pool_memory_exports;    /* stream-ordered memory may be exported */
+    bool pool_has_one_descriptor; /* each export returns it again, also if it was closed */
     bool pool_adds_dependencies; /* REUSE_ALLOW_INTERNAL_DEPENDENCIES has an effect */
     size_t granularity;          /* of small allocations, bytes */
     int not_initialized, unsupported, lost, gone; /* gone: opening what is no more, its exporter alive */
