@@ -4,7 +4,8 @@
 
 A row is a test with its case, a column a ground (`tests.conformance.conftest.grounds`). A cell is the
 outcome, with the documented answer in brackets. A row differs where two grounds of one generation do. What
-is documented by `departures.SEEN` departs; anything else fails, and the exit code is 1.
+is documented by `departures.SEEN` departs; anything else fails, and the exit code is 1. Rows that only
+simulated runtimes have (`tests.conformance.conftest.on_simulated`) are not compared.
 """
 
 from __future__ import annotations
@@ -21,8 +22,23 @@ from tests.kfd import emulated
 
 SIMULATED = ("hip-as-5", "hip", "hip-as-7")
 
-_NAME = re.compile(r"(?P<test>.+)\[(?P<ground>hip(?:-as-\d|-on-rocm-[\d.]+)?)(?P<case>-[^\]]+)?\](?:@.*)?$")
+_NAME = re.compile(
+    r"(?P<test>[^\[]+)\[(?P<before>(?:[^\]]+?-)?)(?P<ground>hip(?:-as-\d|-on-rocm-[\d.]+)?)"
+    r"(?P<case>-[^\]]*)?\](?:@.*)?$"
+)
 _ANSWER = re.compile(rf"-(?P<answer>{'|'.join(sorted(VALUES))})$")
+
+
+def cell(nodeid: str) -> tuple[str, str, str] | None:
+    """The row, the ground and the answer documented there; None for a test without grounds."""
+    name = _NAME.match(nodeid.rpartition("/")[2])
+    if name is None:
+        return None
+    case = name["case"] or ""
+    answer = _ANSWER.search(case)
+    parts = (name["test"], name["before"], case[: answer.start()] if answer else case)
+    row = "-".join(filter(None, (part.strip("-") for part in parts)))
+    return row, name["ground"], answer["answer"] if answer else ""
 
 
 class Outcomes:
@@ -33,24 +49,27 @@ class Outcomes:
         self.reasons: dict[str, str] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        name = _NAME.match(report.nodeid.rpartition("/")[2])
-        if name is None or (report.when != "call" and report.passed):
+        found = cell(report.nodeid)
+        if found is None or (report.when != "call" and report.passed):
             return
-        case = name["case"] or ""
-        answer = _ANSWER.search(case)
-        row = name["test"] + (case[: answer.start()] if answer else case)
+        row, ground, answer = found
         why = getattr(report, "wasxfail", "")
         outcome = "departs" if why and not report.failed else report.outcome
         if outcome == "skipped" and isinstance(report.longrepr, tuple):
             why = report.longrepr[2].removeprefix("Skipped: ")
-        self.rows[row][name["ground"]] = outcome + (f" ({answer['answer']})" if answer else "")
+        self.rows[row][ground] = outcome + (f" ({answer})" if answer else "")
         if why:
-            self.reasons[f"{row}, {name['ground']}"] = why
+            self.reasons[f"{row}, {ground}"] = why
 
     @property
     def grounds(self) -> list[str]:
         seen = {ground for cells in self.rows.values() for ground in cells}
         return [*(ground for ground in SIMULATED if ground in seen), *sorted(seen.difference(SIMULATED))]
+
+    @property
+    def compared(self) -> dict[str, dict[str, str]]:
+        """The rows that one of AMD's own runtimes has."""
+        return {row: cells for row, cells in self.rows.items() if set(cells).difference(SIMULATED)}
 
     def differing(self) -> dict[str, dict[str, str]]:
         """The rows in which grounds of one generation are not alike; an absent cell is another answer."""
@@ -61,7 +80,7 @@ class Outcomes:
         ]
         return {
             row: cells
-            for row, cells in sorted(self.rows.items())
+            for row, cells in sorted(self.compared.items())
             if any(len({cells.get(ground) for ground in grounds}) > 1 for grounds in alike)
         }
 
@@ -75,7 +94,7 @@ def generation_of(ground: str) -> int:
 def table(outcomes: Outcomes) -> str:
     """The rows that differ, in Markdown, and below them why."""
     grounds, rows = outcomes.grounds, outcomes.differing()
-    head = f"| {len(rows)} of {len(outcomes.rows)} rows differ | {' | '.join(grounds)} |"
+    head = f"| {len(rows)} of {len(outcomes.compared)} rows differ | {' | '.join(grounds)} |"
     lines = [head, "|---" * (len(grounds) + 1) + "|"]
     lines += [
         f"| {row} | {' | '.join(cells.get(ground, '–') for ground in grounds)} |"
