@@ -20,7 +20,6 @@ from itertools import cycle
 
 from gpuipc_doctor.api import (
     ODD_BYTES,
-    Account,
     Buffer,
     Check,
     Child,
@@ -37,7 +36,7 @@ from gpuipc_doctor.api import (
     Series,
     Tier,
     Worker,
-    account,
+    accounts,
     differences,
     pattern,
     reader_of,
@@ -103,12 +102,6 @@ class IpcRelease(Check):
     def series(self, done: ProbeOutcome) -> Iterable[Series]:
         for each in accounts(done):
             yield from each.series()
-
-
-def accounts(done: ProbeOutcome) -> list[Account]:
-    """One account per device; if both roles use the same device, their accounts are the same."""
-    roles = ("exporter", "importer")[: len(done.devices)]
-    return [account(done.records[role]) for role in roles if "ledger" in done.records.get(role, {})]
 
 
 # -- exporters --------------------------------------------------------------------------------------------

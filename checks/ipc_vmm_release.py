@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable
 
 from gpuipc_doctor.api import (
     ODD_BYTES,
-    Account,
     Check,
     Context,
     Finding,
@@ -24,7 +23,7 @@ from gpuipc_doctor.api import (
     ProbeOutcome,
     Series,
     Worker,
-    account,
+    accounts,
     figures_of_process,
     glanced_at,
     reader_of,
@@ -79,11 +78,6 @@ class IpcVmmRelease(Check):
     def series(self, done: ProbeOutcome) -> Iterable[Series]:
         for each in accounts(done):
             yield from each.series()
-
-
-def accounts(done: ProbeOutcome) -> list[Account]:
-    """Findings by device; if both roles use one device, their findings are the same."""
-    return [account(done.records[role]) for role in ("exporter", "importer")[: len(done.devices)]]
 
 
 def judge_figures(while_open: Json, nbytes: int) -> Iterable[Finding]:

@@ -57,6 +57,7 @@ from gpuipc_doctor.api.ledger import (
     Account,
     Ledger,
     account,
+    accounts,
     begin_when_asked,
     blind,
     holders,

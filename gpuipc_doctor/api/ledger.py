@@ -520,6 +520,12 @@ def account(record: Mapping[str, Json]) -> Account:
     )
 
 
+def accounts(done: ProbeOutcome) -> list[Account]:
+    """One account per device; if both roles use the same device, their accounts are the same."""
+    roles = ("exporter", "importer")[: len(done.devices)]
+    return [account(done.records[role]) for role in roles if "ledger" in done.records.get(role, {})]
+
+
 def filled(record: Mapping[str, Json]) -> Finding | None:
     """Judge a loop in which a call ran out of memory: whether the loop itself filled the device.
 

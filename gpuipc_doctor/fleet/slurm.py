@@ -167,14 +167,14 @@ def _expanded(nodes: str) -> Iterable[str]:
         return ()
 
 
-def printed_by(*words: str) -> str:
+def printed_by(*words: str, limit_s: float = PATIENCE_S) -> str:
     """Output of a program of Slurm or Flux. Raises `Refused`."""
     try:
-        asked = subprocess.run(words, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+        asked = subprocess.run(words, capture_output=True, text=True, check=False, timeout=limit_s)
     except OSError as error:
         raise Refused(f"{words[0]}: {error.strerror}") from None
     except subprocess.TimeoutExpired:
-        raise Refused(f"{words[0]} did not answer within {PATIENCE_S:g} s") from None
+        raise Refused(f"{words[0]} did not answer within {limit_s:g} s") from None
     if asked.returncode != 0:
         raise Refused(f"{words[0]}: {' '.join((asked.stderr or asked.stdout).split())}")
     return asked.stdout

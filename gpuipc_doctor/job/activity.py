@@ -209,24 +209,16 @@ def _candidates(snapshots: Sequence[Process]) -> list[Thread]:
     return [thread for thread in (last.main, *others) if thread is not None]
 
 
+def _of_thread(snapshots: Iterable[Process], tid: int) -> Iterator[Thread]:
+    return (thread for snapshot in snapshots for thread in snapshot.threads if thread.tid == tid)
+
+
 def _stacks(snapshots: Iterable[Process], tid: int) -> list[tuple[str, ...]]:
-    return [
-        stack
-        for snapshot in snapshots
-        for thread in snapshot.threads
-        if thread.tid == tid
-        for stack in thread.native
-    ]
+    return [stack for thread in _of_thread(snapshots, tid) for stack in thread.native]
 
 
 def _approximate(snapshots: Iterable[Process], tid: int) -> list[Stack]:
-    return [
-        stack
-        for snapshot in snapshots
-        for thread in snapshot.threads
-        if thread.tid == tid
-        for stack in thread.approximate
-    ]
+    return [stack for thread in _of_thread(snapshots, tid) for stack in thread.approximate]
 
 
 def _calls(snapshots: Iterable[Process], tid: int) -> set[Call | None]:

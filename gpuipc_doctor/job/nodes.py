@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from collections.abc import Sequence
 
 from gpuipc_doctor import node_name
-from gpuipc_doctor.fleet import nodeset
+from gpuipc_doctor.fleet import nodeset, slurm
 from gpuipc_doctor.fleet.ask import LaunchOptions, Target, run
 from gpuipc_doctor.job import document
 from gpuipc_doctor.job.document import JobReport
@@ -24,19 +23,15 @@ PATIENCE_S = 20.0
 def of_slurm_job(job: str) -> list[str]:
     """Nodes of a running job or job step; empty if Slurm does not list them. Raises `NoSuchJob`."""
     number, _, step = job.partition(".")
-    words = ["squeue", "-h", "-j", number, "-o", "%N"]
-    if step:
-        words = ["squeue", "-h", "-s", job, "-o", "%N"]
+    which = ("-s", job) if step else ("-j", number)
     try:
-        asked = subprocess.run(words, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
-    except (OSError, subprocess.TimeoutExpired):
+        printed = slurm.printed_by("squeue", "-h", *which, "-o", "%N", limit_s=PATIENCE_S)
+        return nodeset.expand(",".join(printed.split()))
+    except slurm.Refused as refused:
+        if "Invalid job" in str(refused):
+            raise NoSuchJob(f"Slurm has no job {job}") from None
         return []
-    names = ",".join(asked.stdout.split())
-    if asked.returncode != 0 and "Invalid job" in asked.stderr:
-        raise NoSuchJob(f"Slurm has no job {job}")
-    try:
-        return nodeset.expand(names) if names else []
-    except hosts.BadNodes:
+    except hosts.BadNodes:  # also of an empty set
         return []
 
 
