@@ -167,8 +167,9 @@ def end(find: Callable[[], list[Process]], *, grace_s: float, limit_s: float) ->
     on a busy node a killed process stays until it gets a processor.
     """
     signal_all(find(), signal.SIGTERM)
-    _wait_until_gone(find, grace_s, lambda left: None)
-    left = _wait_until_gone(find, limit_s, lambda left: signal_all(left, signal.SIGKILL))
+    left = _wait_until_gone(find, grace_s, lambda left: None)
+    if left:
+        left = _wait_until_gone(find, limit_s, lambda left: signal_all(left, signal.SIGKILL))
     return [process for process in left if process.state != "R"]
 
 
