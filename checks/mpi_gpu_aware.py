@@ -60,6 +60,8 @@ class MpiGpuAware(Check):
             evidence.append(Evidence.seen("environment: {settings}", settings=" ".join(settings)))
         for backend, aware in seen["aware"].items():
             which = {"mpi": seen["mpi"], "backend": backend}
+            but = ", but not in {lacks}" if aware["lacks"] else ""
+            lacks = " or ".join(aware["lacks"])
             if not aware["able"] and done.params["simulated"]:
                 says = "{mpi} accepts simulated {backend} memory (host memory); on a real GPU: {why_not}"
                 yield Finding.ok("takes-simulated", says, *evidence, why_not=aware["why_not"], **which)
@@ -74,11 +76,12 @@ class MpiGpuAware(Check):
                     **which,
                 )
             elif aware["via"] == "ucx":
-                says = "{mpi} accepts {backend} device pointers, through UCX {ucx}"
-                yield Finding.ok("aware", says, *evidence, ucx=facts["ucx"]["version"], **which)
+                says = "{mpi} accepts {backend} device pointers, through UCX {ucx}" + but
+                ucx = facts["ucx"]["version"]
+                yield Finding.ok("aware", says, *evidence, ucx=ucx, lacks=lacks, **which)
             else:
-                says = "{mpi} accepts {backend} device pointers, without UCX"
-                yield Finding.ok("aware", says, *evidence, **which)
+                says = "{mpi} accepts {backend} device pointers, without UCX" + but
+                yield Finding.ok("aware", says, *evidence, lacks=lacks, **which)
 
 
 def look(w: Worker) -> None:

@@ -10,7 +10,7 @@ failing one is reported as numbered steps.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import ClassVar
 
@@ -32,7 +32,6 @@ from gpuipc_doctor.histories import results
 from gpuipc_doctor.histories.extent import OPTIONS, REPLAY, extent, is_complete, own_seed
 from gpuipc_doctor.histories.leaks import CERTAIN
 from gpuipc_doctor.histories.mpi import search as searching
-from gpuipc_doctor.histories.mpi.library_limits import LACKS
 from gpuipc_doctor.histories.mpi.message_generator import Generator
 from gpuipc_doctor.histories.mpi.message_steps import SENTENCES, steps
 from gpuipc_doctor.histories.mpi.performer import Rank
@@ -87,7 +86,7 @@ class MpiHistories(Check):
                 "backend": devices[0].backend,
                 **extent(ctx, OPERATIONS, runs=len(numbers)),
                 "edges": list(ctx.mpi.edges),
-                "lacks": LACKS.get(ctx.mpi.family, ""),
+                "lacks": list(ctx.mpi.lacks),
                 "huge": soak,
                 "search": None,
                 "tries": [],
@@ -149,7 +148,7 @@ def _losing_epoch(ended: ProbeOutcome) -> int | None:
     return searching.losing_epoch(usages) if ended.completed else None
 
 
-def passed(lacks: str, figures: dict[str, Json], done: Mapping[str, int]) -> Finding:
+def passed(lacks: Sequence[str], figures: dict[str, Json], done: Mapping[str, int]) -> Finding:
     without = "; without {lacks}" if lacks else ""
     not_drawn = sorted(SENTENCES.keys() - done.keys())
     return Finding.ok(
@@ -160,8 +159,8 @@ def passed(lacks: str, figures: dict[str, Json], done: Mapping[str, int]) -> Fin
         + without,
         ", ".join(f"{times} × {do}" for do, times in sorted(done.items())),
         *([Evidence.seen("not drawn: {not_drawn}", not_drawn=not_drawn)] if not_drawn else []),
-        *([Evidence.seen(LEFT_OUT, lacks=lacks)] if lacks else []),
-        lacks=lacks,
+        *([Evidence.seen(LEFT_OUT, lacks=" and ".join(lacks))] if lacks else []),
+        lacks=" and ".join(lacks),
         **figures,
     )
 
@@ -254,7 +253,7 @@ def ranks(number: int) -> dict[str, Callable[[Worker], None]]:
 
 
 def _generator(params: Mapping[str, Json], number: int, seed: int) -> Generator:
-    edges, lacks = tuple(params["edges"]), params["lacks"]
+    edges, lacks = tuple(params["edges"]), tuple(params["lacks"])
     return Generator(params["backend"], number, seed, edges, huge=params["huge"], lacks=lacks)
 
 

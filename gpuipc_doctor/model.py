@@ -365,6 +365,8 @@ class MpiStack:
     """Whether the ranks of this MPI could be started and initialised, if this was tried."""
     ucx: str = ""
     """Version of the UCX that moves this MPI's device memory; empty without UCX."""
+    lacks: tuple[str, ...] = ()
+    """Features that this MPI does not support in device memory: ``derived types``."""
 
     def with_env(self, env: Mapping[str, str]) -> Launch:
         """A copy of the launch with more environment."""

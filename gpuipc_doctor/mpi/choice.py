@@ -73,6 +73,7 @@ def stack(
         edges=families.edges(facts, some),
         louder=verbosity.raised(identity.family, over_ucx=bool(ucx), environment=environment),
         ucx=ucx,
+        lacks=aware[some].lacks,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gpuipc_doctor.histories.mpi.library_limits import lacks
 from gpuipc_doctor.model import Json
 from gpuipc_doctor.mpi.facts import Facts
 from gpuipc_doctor.mpi.identity import UNKNOWN
@@ -21,6 +22,8 @@ class Awareness:
     """``own`` or ``ucx``: the code that moves, or would move, device memory."""
     why_not: str = ""
     remedy: str = ""
+    lacks: tuple[str, ...] = ()
+    """Features that are unsupported in device memory: ``derived types``."""
 
 
 def gpu_aware(seen: Mapping[str, Json], backend: str) -> Awareness:
@@ -56,6 +59,7 @@ def gpu_aware(seen: Mapping[str, Json], backend: str) -> Awareness:
         via=via,
         why_not="; ".join(facts.fill_in(row.why_not) for row in unmet[via]),
         remedy="; or ".join(remedies),
+        lacks=lacks(facts.identity.family, over_ucx=not unmet[via] and via == "ucx"),
     )
 
 

@@ -12,7 +12,13 @@ from gpuipc_doctor.model import Ending, RoleOutcome, Status
 from gpuipc_doctor.report import sentences
 
 CHECK = loader.load_file(loader.built_in_dir() / "mpi_gpu_aware.py").check
-UNABLE = {"able": False, "via": "own", "why_not": "its GPU support is off", "remedy": "set I_MPI_OFFLOAD=1"}
+UNABLE = {
+    "able": False,
+    "via": "own",
+    "why_not": "its GPU support is off",
+    "remedy": "set I_MPI_OFFLOAD=1",
+    "lacks": [],
+}
 
 
 def device(backend: str, index: int = 0) -> Device:
@@ -51,12 +57,14 @@ def test_without_a_device_there_is_nothing_to_take() -> None:
 
 def test_an_able_library_passes_and_says_through_what() -> None:
     ucx = {"library": "/ucx/libucp.so.0", "version": "1.22.0", "components": ["cuda_cpy"]}
-    able = {"able": True, "via": "ucx", "why_not": "", "remedy": ""}
+    able = {"able": True, "via": "ucx", "why_not": "", "remedy": "", "lacks": ["derived types"]}
     (finding,) = conclude(
         seen({"cuda": able}, ucx=ucx, environment={"UCX_TLS": "all", "MPIR_CVAR_NOLOCAL": "1"})
     )
     assert finding.status is Status.PASS
-    assert sentences.summary(finding) == "Intel MPI 2021.17 accepts cuda device pointers, through UCX 1.22.0"
+    assert sentences.summary(finding) == (
+        "Intel MPI 2021.17 accepts cuda device pointers, through UCX 1.22.0, but not in derived types"
+    )
     assert sentences.evidence(finding) == (
         "/opt/libmpi.so.12 (--mpi-lib)",
         "environment: MPIR_CVAR_NOLOCAL=1 UCX_TLS=all",

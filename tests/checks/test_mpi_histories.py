@@ -43,13 +43,13 @@ def concluded(search: Search, *, again: bool) -> list[Finding]:
 
 
 def test_pass_says_operations_and_messages() -> None:
-    (finding,) = conclude("mpi-histories", WELL, search=None, operations=2500, lacks="")
+    (finding,) = conclude("mpi-histories", WELL, search=None, operations=2500, lacks=[])
     assert finding.status is Status.PASS
     assert (finding.values["operations"], finding.values["messages"]) == (2530, 810)
 
 
 def test_shortfall_of_time_and_what_is_left_out_are_said() -> None:
-    (finding,) = conclude("mpi-histories", WELL, search=None, operations=9000, lacks="derived types")
+    (finding,) = conclude("mpi-histories", WELL, search=None, operations=9000, lacks=["derived types"])
     assert "2530 of 9000 operations" in sentences.summary(finding)
     assert sentences.summary(finding).endswith("; without derived types")
     assert "not drawn: " in sentences.evidence(finding)[1]

@@ -9,7 +9,7 @@ from random import Random
 
 from gpuipc_doctor.histories.generator import SWARM
 from gpuipc_doctor.histories.mpi.layouts import LAYOUTS
-from gpuipc_doctor.histories.mpi.library_limits import DERIVED
+from gpuipc_doctor.histories.mpi.library_limits import DERIVED, SELF
 from gpuipc_doctor.histories.mpi.message_model import (
     ANY_SOURCE,
     ANY_TAG,
@@ -113,8 +113,8 @@ class Generator:
     edges: Sequence[int] = ()
     """Sizes in bytes at which the library changes its protocol."""
     huge: bool = False
-    lacks: str = ""
-    """The unsupported feature to avoid, see `library_limits.LACKS`."""
+    lacks: tuple[str, ...] = ()
+    """Unsupported features to avoid, see `library_limits.lacks`."""
     plans: dict[int, ProcessPlan] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -251,7 +251,7 @@ class Generator:
 
     def _kind(self, epoch: Epoch, nbytes: int) -> str:
         kind = self.random.choice(KINDS) if self._chance(epoch.derived) else ""
-        if self.lacks == DERIVED and LAYOUTS[kind].is_derived:
+        if DERIVED in self.lacks and LAYOUTS[kind].is_derived:
             return ""
         fits = nbytes <= MOST_IN_BLOCKS and nbytes and LAYOUTS[kind].fits(nbytes)
         return kind if fits else ""
@@ -328,7 +328,7 @@ class Generator:
             return None
         by = self.random.choice(free)
         others = [rank for rank in self.plans if rank != by]
-        return by, self.random.choice(others) if self._chance(0.95) else by
+        return by, self.random.choice(others) if SELF in self.lacks or self._chance(0.95) else by
 
     def _too_many(self) -> bool:
         return len(self.model.unexpected) + len(self.model.pending) >= OUTSTANDING
@@ -365,7 +365,8 @@ class Generator:
                 epoch, sent.peer, sent.by, sent.nbytes, sent.tag, part.within, blocks=self._chance(0.5)
             )
         wants = part.posted
-        senders = self._senders(part) or [wants.by] * (wants.peer in (wants.by, ANY_SOURCE))
+        own = [wants.by] if SELF not in self.lacks and wants.peer in (wants.by, ANY_SOURCE) else []
+        senders = self._senders(part) or own
         if not senders or (wants.by in self.model.blocked and senders == [wants.by]):
             return False
         tag = wants.tag if wants.tag != ANY_TAG else self.random.choice(epoch.tags)

@@ -8,6 +8,8 @@ from random import Random
 
 import pytest
 
+from gpuipc_doctor.histories.mpi.layouts import LAYOUTS
+from gpuipc_doctor.histories.mpi.library_limits import DERIVED, SELF
 from gpuipc_doctor.histories.mpi.message_generator import REPEATS, Generator
 from gpuipc_doctor.histories.mpi.message_model import OF_ALL, Model, Receive, legal
 from gpuipc_doctor.histories.mpi.message_steps import SENTENCES, step
@@ -84,6 +86,17 @@ def test_part_of_a_history_ends_and_matches_as_modelled_in_any_order(seed: int) 
 
 def test_two_generators_of_one_seed_make_one_history() -> None:
     assert made(3, 7)[1] == made(3, 7)[1]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_a_library_lacks_is_not_drawn_and_every_epoch_ends(seed: int) -> None:
+    generator = Generator("cuda", 3, seed, (8192, 65536), lacks=(DERIVED, SELF))
+    drawn = [operation for _ in range(40) for operation, _ in generator.epoch()]
+    assert not generator.model.unmatched()
+    assert {operation.do for operation in drawn} >= {"send", "irecv", "sendrecv", "receive-matched"}
+    kinds = {operation.kind for operation in drawn if operation.do != "allocate"}
+    assert not [kind for kind in kinds if LAYOUTS[kind].is_derived]
+    assert not [operation for operation in drawn if operation.peer == operation.by]
 
 
 def test_every_operation_comes_and_has_a_sentence() -> None:
