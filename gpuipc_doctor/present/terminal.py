@@ -135,12 +135,10 @@ def table(rows: Sequence[Sequence[str]], titles: Sequence[str], *, wrapped: int)
 
 def ruled(rows: Sequence[Sequence[Sequence[str]]], titles: Sequence[str]) -> str:
     """A table with a rule below its titles; a cell is a list of lines."""
-    widths = [
-        max([columns(title) + _GAP, *(columns(line) for cell in cells for line in cell)])
-        for title, *cells in zip(titles, *rows, strict=True)
-    ]
-    head, rule = [[title] for title in titles], [["-" * width] for width in widths]
-    return "\n".join(line for row in (head, rule, *rows) for line in laid_out(row, widths))
+    from tabulate import tabulate
+
+    cells = [["\n".join(lines) for lines in row] for row in rows]
+    return tabulate(cells, titles, "simple", disable_numparse=True)
 
 
 def laid_out(
@@ -189,14 +187,13 @@ def _grid(grid: Grid, page: Page) -> Iterator[str]:
 
 
 def _cells(names: Sequence[str], line_up: Sequence[Column], page: Page) -> Iterator[str]:
-    first = max(map(columns, names))
-    cells = [[(sanitise(column.title), ""), *column.cells] for column in line_up]
-    widths = [max(columns(text) for text, _ in column) for column in cells]
-    for name, *row in zip(names, *cells, strict=True):
-        line = name + " " * (first - columns(name))
-        for (text, look), width in zip(row, widths, strict=True):
-            line += " " * (_GAP + width - columns(text)) + page.paint(text, look)
-        yield line.rstrip()
+    from tabulate import tabulate
+
+    titles = (names[0], *(sanitise(column.title) for column in line_up))  # tabulate pads headers: a row
+    rows = [(name, *(page.paint(*block.cells[n]) for block in line_up)) for n, name in enumerate(names[1:])]
+    aligned = ("left", *("right" for _ in line_up))
+    drawn = tabulate([titles, *rows], tablefmt="plain", colalign=aligned, disable_numparse=True)
+    yield from (line.rstrip() for line in drawn.splitlines())
 
 
 def _width(column: Column) -> int:

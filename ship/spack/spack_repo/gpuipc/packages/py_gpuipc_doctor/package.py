@@ -31,5 +31,6 @@ class PyGpuipcDoctor(PythonPackage):
     depends_on("py-packaging@23:", type=("build", "run"))
     depends_on("py-pyyaml@6.0.2:", type=("build", "run"))
     depends_on("py-rich@13:", type=("build", "run"))
+    depends_on("py-tabulate@0.9:", type=("build", "run"))
     depends_on("py-mpi4py@4:", type=("build", "run"), when="+mpi")
     depends_on("py-cuda-bindings@12.9:12", type=("build", "run"), when="+cuda")
