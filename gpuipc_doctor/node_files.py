@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,16 +50,21 @@ class Tree:
 
     def glob(self, pattern: str) -> Iterator[str]:
         """The node's matching files, in order; unreadable directories match nothing."""
-        try:
-            yield from sorted(self.name(path) for path in self.root.glob(pattern.lstrip("/")))
-        except OSError:
-            return
+        yield from map(self.name, matching(self.root, pattern))
 
     def real_name(self, name: str) -> str:
         """The path behind all links; ``name`` itself if they lead out of the tree."""
         real = self.path(name).resolve()
         root = self.root.resolve()
         return f"/{real.relative_to(root)}" if real.is_relative_to(root) else name
+
+
+def matching(root: Path, pattern: str) -> list[Path]:
+    """The matching files below ``root``, in order; an unreadable directory matches nothing."""
+    try:
+        return sorted(root.glob(pattern.lstrip("/")))
+    except OSError:
+        return []
 
 
 def quietly(file: Path) -> str:
@@ -69,6 +75,12 @@ def quietly(file: Path) -> str:
         return ""
 
 
+def number(file: Path) -> int | None:
+    """The integer that is a file's whole text; None if unreadable, or if the text is another."""
+    text = quietly(file)
+    return int(text) if re.fullmatch(r"-?[0-9]{1,20}", text) else None
+
+
 _DISPLAYS = ("0x03", "0x12")
 """Prefixes of the PCI classes of display controllers, and of processing accelerators such as AMD's MI300."""
 
@@ -77,7 +89,7 @@ def gpus_on_bus(root: Path, vendor: str, read: Callable[[Path], str] = quietly) 
     """Directories of a vendor's GPUs below ``root``, by PCI address."""
     return [
         device
-        for device in sorted((root / "sys/bus/pci/devices").glob("*"))
+        for device in matching(root, "/sys/bus/pci/devices/*")
         if read(device / "vendor") == vendor and read(device / "class").startswith(_DISPLAYS)
     ]
 

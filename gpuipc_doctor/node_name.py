@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 
 def full() -> str:
@@ -13,6 +14,15 @@ def full() -> str:
 def short() -> str:
     """The name as in node sets."""
     return _by_slurm() or os.uname().nodename.partition(".")[0]
+
+
+def below(root: str) -> str:
+    """The host name that the node's files below ``root`` state; else this node's `full` name."""
+    try:
+        text = (Path(root) / "proc/sys/kernel/hostname").read_text(errors="replace")
+    except OSError:
+        text = ""
+    return text.strip() or full()
 
 
 def _by_slurm() -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gpuipc_doctor.api.gpu import Arm, BackendUnavailable
 from gpuipc_doctor.model import DriverFault
-from gpuipc_doctor.node_files import gpus_on_bus
+from gpuipc_doctor.node_files import gpus_on_bus, matching
 
 NO_DEVICE = 100
 """``CUDA_ERROR_NO_DEVICE`` and ``hipErrorNoDevice``."""
@@ -105,7 +105,7 @@ class Absence:
     def _denied_device_file(self) -> str:
         """First device file that cannot be opened (a container may deny it despite its mode); else empty."""
         for pattern in self.vendor.device_files:
-            for path in sorted(self.root.glob(pattern)):
+            for path in matching(self.root, pattern):
                 try:
                     with self.arm(f"open {path}"):
                         os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))

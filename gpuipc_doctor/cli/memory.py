@@ -11,6 +11,7 @@ from typing import IO
 
 import click
 
+from gpuipc_doctor import node_name
 from gpuipc_doctor.cli import options
 from gpuipc_doctor.cli.stdio import can_redraw
 from gpuipc_doctor.memory import memory_content, watching
@@ -67,7 +68,7 @@ def command(
             history.add(sample)
             if file:
                 line = memory_content.log_line(
-                    sample, history.growth, host=_host(node), simulated=node.simulated
+                    sample, history.growth, host=node_name.below(node.root), simulated=node.simulated
                 )
                 file.write(f"{line}\n")
             show(sample, history.growth)
@@ -82,10 +83,6 @@ def command(
     if end.absent:
         click.echo(f"gpuipc-doctor: no GPU whose memory can be read: {'; '.join(end.absent)}", err=True)
         ctx.exit(Exit.NOTHING)
-
-
-def _host(node: Node) -> str:
-    return (Path(node.root) / "proc/sys/kernel/hostname").read_text().strip()
 
 
 def _log(path: Path | None) -> AbstractContextManager[IO[str] | None]:

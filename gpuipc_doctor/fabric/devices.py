@@ -11,11 +11,12 @@ HPE's adapters: driver (shs-cxi-driver, drivers/net/ethernet/hpe/ss1/cass_sysfs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuipc_doctor.node_files import quietly
+from gpuipc_doctor.node_files import matching, quietly
 
 CXI, VERBS = "/sys/class/cxi", "/sys/class/infiniband"
 """Directories in which the kernel lists HPE's adapters and those of all other fabrics."""
@@ -29,8 +30,8 @@ _OMNI_PATH = ("0x24f0", "0x24f1")
 def adapters(root: Path) -> dict[str, tuple[str, ...]]:
     """The node's adapters, from files below ``root``: ``{"cxi": (), "verbs": ("mlx5_0",), …}``."""
     found: dict[str, list[str]] = {"cxi": [], "verbs": [], "efa": [], "opa": []}
-    found["cxi"] += sorted(path.name for path in (root / CXI.lstrip("/")).glob("*"))
-    for path in sorted((root / VERBS.lstrip("/")).glob("*")):
+    found["cxi"] += (path.name for path in matching(root, f"{CXI}/*"))
+    for path in matching(root, f"{VERBS}/*"):
         found[_fabric(path)].append(path.name)
     return {fabric: tuple(names) for fabric, names in found.items()}
 
@@ -47,7 +48,7 @@ def _fabric(adapter: Path) -> str:
 def ports(root: Path) -> dict[str, str]:
     """State of each verbs port: ``{"mlx5_0/1": "ACTIVE"}``. Unreadable ports are omitted."""
     found = {}
-    for file in sorted((root / "sys/class/infiniband").glob("*/ports/*/state")):
+    for file in matching(root, f"{VERBS}/*/ports/*/state"):
         if text := quietly(file):
             found[f"{file.parents[2].name}/{file.parent.name}"] = text.rpartition(":")[2].strip()
     return found
@@ -81,14 +82,14 @@ class CxiAdapter:
 
 def cxi_adapters(root: Path) -> list[CxiAdapter]:
     """The node's HPE adapters, from files below ``root``, in order."""
-    found = sorted((root / "sys/class/cxi").glob("cxi*"), key=lambda path: (len(path.name), path.name))
-    return [_adapter(root, path) for path in found]
+    found = matching(root, f"{CXI}/cxi*")
+    return [_adapter(root, path) for path in sorted(found, key=lambda path: (len(path.name), path.name))]
 
 
 def _adapter(root: Path, path: Path) -> CxiAdapter:
     device, port = path / "device", path / "device/port"
     second = (device / "port/0").is_dir()  # of the 400 Gbit/s generation
-    interface = next((file.name for file in sorted((device / "net").glob("*"))), "")
+    interface = next((file.name for file in matching(device, "net/*")), "")
     return CxiAdapter(
         path.name,
         link=_line(port / ("0/link/state" if second else "link")),
@@ -107,9 +108,10 @@ def _against(root: Path, path: Path, interface: str) -> Iterator[str]:
         yield "it has no network interface"
         return
     net = root / "sys/class/net" / interface
-    first = _line(net / "address").partition(":")[0]
-    if first and (_line(net / "addr_assign_type") != _TEMPORARY or int(first, 16) & 3 != 2):
-        yield f"{interface} has no address of the fabric manager (AMA): {_line(net / 'address')}"
+    address, kind = _line(net / "address"), _line(net / "addr_assign_type")
+    first = re.match(r"([0-9a-f]{2}):", address)
+    if first and kind.isdecimal() and (kind != _TEMPORARY or int(first[1], 16) & 3 != 2):
+        yield f"{interface} has no address of the fabric manager (AMA): {address}"
 
 
 def _line(file: Path) -> str:

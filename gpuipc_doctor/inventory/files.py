@@ -6,6 +6,7 @@ import gzip
 import os
 import re
 import sys
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -74,7 +75,8 @@ _BOOT_WORDS = re.compile(
 
 
 def _boot_parameters(text: str) -> str:
-    return " ".join(word for word in text.split() if _BOOT_WORDS.match(word)) or "none of interest"
+    found = " ".join(word for word in text.split() if _BOOT_WORDS.match(word))
+    return found or ("none of interest" if text.strip() else "")
 
 
 def _memlock(text: str) -> str:
@@ -153,16 +155,17 @@ _PART_OF_KERNEL = ("amdgpu", "nvidia-driver")
 
 def _kernel_build(tree: Tree) -> Iterator[Fact]:
     """Kernel options that RCCL also checks before it uses dma-buf (its rocmwrap.cc)."""
-    try:
-        release = _first_line(tree.text("/proc/sys/kernel/osrelease"))
-    except OSError:
+    release = tree.line("/proc/sys/kernel/osrelease")
+    if not re.fullmatch(r"[\w.+~-]+", release):
         release = "*"
     files = ("/proc/config.gz", f"/boot/config-{release}", f"/lib/modules/{release}/config")
     for file in files:
         try:
             raw = tree.raw(file)
             text = (gzip.decompress(raw) if file.endswith(".gz") else raw).decode(errors="replace")
-        except (OSError, EOFError):
+        except (OSError, EOFError, zlib.error):
+            continue
+        if "CONFIG_" not in text:
             continue
         built = re.findall(r"^CONFIG_(PCI_P2PDMA|DMABUF_MOVE_NOTIFY)=y", text, re.MULTILINE)
         yield Fact("kernel-dma-buf", ", ".join(sorted(built)) or "neither", file)
@@ -172,9 +175,12 @@ def _kernel_build(tree: Tree) -> Iterator[Fact]:
 
 def _iommu(tree: Tree) -> Fact:
     where = "/sys/class/iommu"
-    if not tree.exists(where):
+    try:
+        units = sorted(os.listdir(tree.path(where)))  # noqa: PTH208 - only the names
+    except FileNotFoundError:
         return Fact("iommu", None, f"no {where}")
-    units = [unit.rpartition("/")[2] for unit in tree.glob(f"{where}/*")]
+    except OSError as error:
+        return Fact("iommu", None, f"{where}: {error.strerror}")
     if not units:
         return Fact("iommu", "off", f"nothing in {where}")
     types = {tree.line(file) for file in tree.glob("/sys/kernel/iommu_groups/*/type")}
@@ -232,6 +238,8 @@ def _namespaces(tree: Tree) -> Fact:
             link = str(tree.path(f"{where}/{kind}").readlink())
         except OSError:
             return Fact("namespaces", None, f"no {where}/{kind}")
+        if not re.fullmatch(rf"{kind}:\[[0-9]+\]", link):
+            return Fact("namespaces", None, f"not stated in {where}/{kind}")
         if link != f"{kind}:[{first}]":
             own.append(kind)
     return Fact("namespaces", f"own {', '.join(own)}" if own else "the node's own", where)
@@ -254,8 +262,8 @@ def models(name: str, found: Iterable[str], where: str) -> Fact:
 
 def _imex_channels(tree: Tree) -> Fact:
     where = "/dev/nvidia-caps-imex-channels"
-    numbers = sorted(int(file.rpartition("channel")[2]) for file in tree.glob(f"{where}/channel[0-9]*"))
-    names = ", ".join(f"channel{number}" for number in numbers)
+    found = (file.rpartition("/channel")[2] for file in tree.glob(f"{where}/channel*"))
+    names = ", ".join(f"channel{number}" for number in sorted(map(int, filter(str.isdecimal, found))))
     return (
         Fact("imex-channels", names, where) if names else Fact("imex-channels", None, f"no {where}/channel*")
     )

@@ -153,9 +153,11 @@ _KFD = re.compile(r"^(simd_count|domain|location_id|drm_render_minor|unique_id) 
 
 
 def _amd(tree: Tree) -> Iterator[ListedGpu]:
-    files = tree.glob("/sys/class/kfd/kfd/topology/nodes/*/properties")
+    where = "/sys/class/kfd/kfd/topology/nodes"
+    numbered = (file.split("/")[-2] for file in tree.glob(f"{where}/*/properties"))
     nodes = []
-    for file in sorted(files, key=lambda name: int(name.split("/")[-2])):
+    for number in sorted(map(int, filter(str.isdecimal, numbered))):
+        file = f"{where}/{number}/properties"
         said = {name: int(value) for name, value in _KFD.findall(quietly(tree.path(file)))}
         if said.get("simd_count"):  # the other nodes are CPUs
             nodes.append(said)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpuipc_doctor.api import Worker
 from gpuipc_doctor.memory.usage import GpuUse, ProcessUse
-from gpuipc_doctor.node_files import gpus_on_bus, quietly
+from gpuipc_doctor.node_files import gpus_on_bus, matching, number, quietly
 from gpuipc_doctor.supervise.tree import name_of
 
 VENDOR = "0x1002"
@@ -34,38 +34,46 @@ class Amdgpu:
     def _gpu(self, index: int, device: Path) -> GpuUse:
         label, pci = f"amd:{index}", device.name
         name = self._text(device / "product_name")
-        try:
-            used, total = (self._number(device / f"mem_info_vram_{what}") for what in ("used", "total"))
-        except OSError as error:
-            missing = str(error.filename).removeprefix(str(self._root).rstrip("/"))
-            return GpuUse(label, pci, name, trouble=f"{missing}: {error.strerror}")
+        used, total = (self._number(device / f"mem_info_vram_{what}") for what in ("used", "total"))
+        if used is None or total is None:
+            missing = device / f"mem_info_vram_{'used' if used is None else 'total'}"
+            return GpuUse(label, pci, name, trouble=self._reason(missing))
         return GpuUse(label, pci, name, used, total, self._processes(pci))
+
+    def _reason(self, file: Path) -> str:
+        """Why a file has no number."""
+        shown = str(file).removeprefix(str(self._root).rstrip("/"))
+        try:
+            with self._worker.armed(f"read {file}"):
+                file.read_bytes()
+        except OSError as error:
+            return f"{shown}: {error.strerror}"
+        return f"{shown}: not a number"
 
     def _processes(self, pci: str) -> tuple[ProcessUse, ...] | None:
         kfd = self._root / "sys/class/kfd/kfd/proc"
         if pci not in self._numbers or not kfd.is_dir():
             return None
         found = []
-        for file in sorted(kfd.glob(f"[0-9]*/vram_{self._numbers[pci]}")):
-            pid = int(file.parent.name)
-            try:
-                found.append(ProcessUse(pid, name_of(pid), self._number(file)))
-            except OSError:  # the process has ended
-                continue
+        for file in matching(kfd, f"*/vram_{self._numbers[pci]}"):
+            used = self._number(file)
+            if used is not None and file.parent.name.isdecimal():  # else the process has ended
+                pid = int(file.parent.name)
+                found.append(ProcessUse(pid, name_of(pid), used))
         return tuple(found)
 
     def _topology(self) -> Iterator[tuple[str, str]]:
         """(PCI address, number under which KFD counts the GPU's memory)."""
-        for node in (self._root / "sys/class/kfd/kfd/topology/nodes").glob("*"):
+        for node in matching(self._root, "/sys/class/kfd/kfd/topology/nodes/*"):
             properties = dict(re.findall(r"^(\w+) (\d+)$", self._text(node / "properties"), re.MULTILINE))
             number = self._text(node / "gpu_id")
             if number not in ("", "0") and {"domain", "location_id"} <= properties.keys():
                 domain, place = int(properties["domain"]), int(properties["location_id"])
                 yield f"{domain:04x}:{place >> 8:02x}:{place >> 3 & 31:02x}.{place & 7}", number
 
-    def _number(self, file: Path) -> int:
+    def _number(self, file: Path) -> int | None:
         with self._worker.armed(f"read {file}"):
-            return int(file.read_text())
+            return number(file)
 
     def _text(self, file: Path) -> str:
         """The file's text; empty if unreadable."""

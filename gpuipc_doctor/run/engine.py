@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from pathlib import Path
 
-from gpuipc_doctor import __version__, inventory, knownissues
+from gpuipc_doctor import __version__, inventory, knownissues, node_name
 from gpuipc_doctor.api import Context, loader
 from gpuipc_doctor.inventory import arming, environment, gpus, variables
 from gpuipc_doctor.knownissues import Harm, KnownIssue
@@ -244,7 +243,7 @@ def run(
     ``limits``: these replace the usual limits.
     """
     started, started_at = datetime.now().astimezone(), time.monotonic()
-    host = (Path(node.root) / "proc/sys/kernel/hostname").read_text().strip()
+    host = node_name.below(node.root)
     with (
         _started(request, config, node, watcher, limits) as run,
         ThreadPoolExecutor(1) as aside,

@@ -26,6 +26,7 @@ def bridges(w: Worker) -> None:
             try:
                 space = tree.raw(file)
             except OSError:
+                short = True
                 continue
         short |= len(space) <= 64
         control = acs_control(space)
