@@ -141,6 +141,7 @@ def report_error(error: Exception) -> int:
     from gpuipc_doctor.simulator.build import SimulatorUnavailable
     from gpuipc_doctor.site.yamlfile import BadFile
     from gpuipc_doctor.supervise.scratch import NoPlace
+    from gpuipc_doctor.supervise.tree import REQUIRED
 
     if isinstance(error, NoPlace):
         stdio.say(str(error))
@@ -148,13 +149,13 @@ def report_error(error: Exception) -> int:
     if isinstance(error, BadFile | NothingToSend | UnknownName | SimulatorUnavailable):
         stdio.say(str(error))
         return 2
+    if isinstance(error, OSError) and error.filename in REQUIRED:
+        stdio.say(f"cannot open {error.filename}: {error.strerror}; it is required")
+        return 1
     if isinstance(error, OSError) and _is_not_written(error):
         stdio.give_up(1)
         place = error.filename or "the output"
         stdio.say(f"cannot write {place}: {error.strerror}")
-        return 1
-    if isinstance(error, OSError) and error.filename == os.devnull:
-        stdio.say(f"cannot open {os.devnull}: {error.strerror}; it is required")
         return 1
     if (isinstance(error, OSError) and error.errno in _SCARCE) or str(error) == _NO_THREAD:
         why = error.strerror if isinstance(error, OSError) else error

@@ -278,8 +278,8 @@ def _start(work: Work, libc: ctypes.CDLL) -> int:
 
 
 def _is_the_nodes(error: Exception) -> bool:
-    """Whether the error is due to exhausted resources of the node rather than to this tool."""
-    return isinstance(error, OSError) and (error.errno in SCARCE or error.filename == os.devnull)
+    """Whether the error is due to what the node lacks rather than to this tool."""
+    return isinstance(error, OSError) and (error.errno in SCARCE or error.filename in tree.REQUIRED)
 
 
 def _reap() -> None:
@@ -296,7 +296,10 @@ def _reap() -> None:
 def _left_behind() -> list[tree.Process]:
     """Our descendants, except those that clean up and end by themselves."""
     tree.reap_orphans()
-    return [process for process in tree.descendants(os.getpid()) if process.name != tree.KEEPER]
+    below: list[tree.Process] = []
+    with contextlib.suppress(OSError):  # without /proc none is found; the kernel ends the child with us
+        below = tree.descendants(os.getpid())
+    return [process for process in below if process.name != tree.KEEPER]
 
 
 def _write(fd: int, text: str, until: float) -> None:

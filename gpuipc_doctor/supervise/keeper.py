@@ -120,7 +120,10 @@ def abandoned(since: float) -> set[str]:
 def _made(since: float) -> Iterator[str]:
     from fnmatch import fnmatchcase
 
-    for name in os.listdir(SHARED_MEMORY) if os.path.isdir(SHARED_MEMORY) else ():  # noqa: PTH112, PTH208
+    names: list[str] = []
+    with contextlib.suppress(OSError):
+        names = os.listdir(SHARED_MEMORY)  # noqa: PTH208
+    for name in names:
         if any(fnmatchcase(name, segment) for segment in SEGMENTS):
             with contextlib.suppress(OSError):
                 status = os.stat(path := f"{SHARED_MEMORY}/{name}")  # noqa: PTH116
@@ -130,7 +133,10 @@ def _made(since: float) -> Iterator[str]:
 
 def _of_processes(file: str) -> Iterator[tuple[int, bytes]]:
     """(pid, contents of the named file in ``/proc``) of each process."""
-    for entry in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208 - see `take_name`
+    entries: list[str] = []
+    with contextlib.suppress(OSError):
+        entries = os.listdir("/proc")  # noqa: PTH208 - see `take_name`
+    for entry in filter(str.isdigit, entries):
         with contextlib.suppress(OSError), open(f"/proc/{entry}/{file}", "rb") as opened:  # noqa: PTH123
             yield int(entry), opened.read()
 

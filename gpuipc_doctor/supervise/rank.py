@@ -58,8 +58,12 @@ def main(directory: Path) -> int:
 
 
 def boot_id() -> str:
-    """Identity of the running kernel, different on every node."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    """Identity of the running kernel, different on every node; the node's name if the kernel has none."""
+    try:
+        text = Path("/proc/sys/kernel/random/boot_id").read_text(errors="replace")
+    except OSError:
+        text = ""
+    return text.strip() or os.uname().nodename
 
 
 def complain(text: str) -> int:

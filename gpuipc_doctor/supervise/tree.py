@@ -8,6 +8,7 @@ a process's run, also after a supervisor was killed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import time
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from gpuipc_doctor.node_files import quietly
 from gpuipc_doctor.supervise import keeper
 from gpuipc_doctor.supervise.keeper import MARKER
 
@@ -23,6 +25,9 @@ KEEPER = keeper.NAME
 """Unique name of the process that cleans up after a killed supervisor."""
 
 PROC = Path("/proc")
+
+REQUIRED = (os.devnull, str(PROC), f"{PROC}/self")
+"""Files without which processes can be neither started nor found."""
 
 PRIORITY = -10
 """Niceness beside ranks that use every processor: nine times the share of a process with 0 (sched(7))."""
@@ -41,13 +46,20 @@ class Process(NamedTuple):
 
 
 def processes() -> dict[int, Process]:
-    """Every process of the node, by pid."""
+    """Every process of the node, by pid, without those whose ``stat`` cannot be read.
+
+    Raises `OSError` about `PROC` if that cannot be listed, or is another pid namespace's: its numbers would
+    then be those of other processes.
+    """
     found = {}
-    for entry in os.listdir(PROC):  # noqa: PTH208 - see `_read`
+    entries = os.listdir(PROC)  # noqa: PTH208 - see `_read`
+    if os.readlink(f"{PROC}/self") != str(os.getpid()):  # noqa: PTH115 - it is no path
+        raise OSError(errno.ESRCH, "mounted for another pid namespace", str(PROC))
+    for entry in entries:
         if entry.isdigit():
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):
                 name, _, rest = _read(entry, "stat").partition("(")[2].rpartition(")")
-                state, parent = rest.split(None, 2)[:2]
+                state, parent, _ = rest.split(None, 2)
                 found[int(entry)] = Process(int(entry), int(parent), name, state)
     return found
 
@@ -87,7 +99,7 @@ def exit_code_of_zombie(pid: int) -> int | None:
 
     The last field of ``/proc/PID/stat`` is the status of `waitpid` (Linux, filesystems/proc.rst).
     """
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError, IndexError):
         fields = _read(pid, "stat").rpartition(")")[2].split()
         if fields[0] == "Z":
             return os.waitstatus_to_exitcode(int(fields[-1]))
@@ -127,7 +139,7 @@ def timeslices_of(pid: int) -> dict[int, Timeslices]:
     """
     found = {}
     with contextlib.suppress(OSError):
-        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - ten times a second for each role
+        for thread in os.listdir(f"{PROC}/{pid}/task"):  # noqa: PTH208 - ten times a second for each role
             with contextlib.suppress(OSError, ValueError):
                 ran, wanted, number = map(int, _read(pid, f"task/{thread}/schedstat").split())
                 found[int(thread)] = Timeslices(ran / 1e9, wanted / 1e9, number)
@@ -230,9 +242,7 @@ def prioritised() -> Iterator[None]:
     """Run this process, its session and its later children at `PRIORITY`, if permitted (root)."""
     niceness = os.getpriority(os.PRIO_PROCESS, 0)
     group = PROC / "self" / "autogroup"
-    before = ""
-    with contextlib.suppress(OSError):
-        before = group.read_text().partition("nice ")[2].strip()  # "/autogroup-7 nice 0"
+    before = quietly(group).partition("nice ")[2]  # "/autogroup-7 nice 0"
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, min(niceness, PRIORITY))
         carry_priority()

@@ -23,6 +23,12 @@ READ_ONLY = (
 )
 """Nothing is hidden: the clone and its virtual environment may lie below one of them."""
 
+ANOTHER_NAMESPACE = """
+import subprocess, sys
+program = [sys.executable, "-m", "gpuipc_doctor", *sys.argv[1:]]
+sys.exit(subprocess.run(["unshare", "--pid", "--fork", *program]).returncode)
+"""
+
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(
@@ -49,6 +55,15 @@ CHECK = ("-m", "gpuipc_doctor", "check", "ipc-reopen", "--simulate", "healthy-si
 def test_a_proc_that_is_read_only_hinders_nobody() -> None:
     ended = run(READ_ONLY_PROC, *CHECK)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("command", "code"), [("memory", 1), ("prolog", 0)])
+def test_a_proc_of_another_pid_namespace_is_told_in_one_line(command: str, code: int) -> None:
+    """Its numbers are those of other processes, which would be read, and ended."""
+    ended = run("true", "-c", ANOTHER_NAMESPACE, command)
+    (line,) = (ended.stdout + ended.stderr).splitlines()
+    assert "mounted for another pid namespace" in line
+    assert ended.returncode == code
 
 
 def test_a_node_without_dev_null_is_told_in_one_line() -> None:
