@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -67,17 +68,21 @@ def figures_of_process() -> dict[str, int]:
 
     Host memory is private writable memory (``VmData``), including stacks; addresses are all other address
     space: reservations and mappings of device drivers. See proc_pid_status(5). The heap is the bytes handed
-    out by ``malloc``, see mallinfo(3).
+    out by ``malloc``, see mallinfo(3). A figure that this kernel does not show is missing.
     """
-    status = dict(_STATUS.findall(Path("/proc/self/status").read_bytes()))
-    host = int(status[b"VmData"]) << 10
-    return {
-        "descriptors": len(os.listdir("/proc/self/fd")),  # noqa: PTH208  # makes no objects of them
-        "threads": int(status[b"Threads"]),
-        "addresses": (int(status[b"VmSize"]) << 10) - host,
-        "host": host,
-        "heap": _heap(),
-    }
+    figures = {"heap": _heap()}
+    with suppress(OSError):
+        figures["descriptors"] = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  # makes no objects of them
+    with suppress(OSError):
+        found = dict(_STATUS.findall(Path("/proc/self/status").read_bytes()))
+        status = {name: int(value) for name, value in found.items()}
+        if b"Threads" in status:
+            figures["threads"] = status[b"Threads"]
+        if b"VmData" in status:
+            figures["host"] = status[b"VmData"] << 10
+            if b"VmSize" in status:
+                figures["addresses"] = (status[b"VmSize"] - status[b"VmData"]) << 10
+    return figures
 
 
 def _heap() -> int:

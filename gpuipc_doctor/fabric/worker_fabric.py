@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import re
 import socket
 import subprocess
 import tempfile
@@ -22,6 +23,7 @@ from typing import IO, Protocol
 from gpuipc_doctor.fabric import devices, healthcheck, interfaces, message_pair
 from gpuipc_doctor.fabric.programs import environment
 from gpuipc_doctor.model import Json
+from gpuipc_doctor.node_files import quietly
 
 Armed = Callable[[str], AbstractContextManager[None]]
 
@@ -125,6 +127,7 @@ class Fabric:
         )
         if serves:
             port = _free_port()
+            _listens(port)  # before anything is armed: a kernel that does not tell is no fault of the program
             command = [*command, *message_pair.serve(program, port)]
         elif met := self._other().recv():
             command = [*command, *message_pair.call(program, met["host"], met["port"])]
@@ -220,13 +223,9 @@ def _free_port() -> int:
 
 
 def _listens(port: int) -> bool:
-    """Whether a process listens on this port; connecting to it would be mistaken for the other end."""
-    for name in ("tcp", "tcp6"):
-        try:
-            lines = Path(f"/proc/net/{name}").read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for fields in map(str.split, lines):
-            if fields[3] == _LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
-                return True
-    return False
+    """Whether a process listens on this port; connecting to it would be mistaken for the other end.
+
+    Raises `OSError` if the kernel does not list its sockets.
+    """
+    table = Path("/proc/net/tcp").read_text(errors="replace") + quietly(Path("/proc/net/tcp6"))
+    return re.search(rf":{port:04X} [0-9A-F]+:[0-9A-F]+ {_LISTENING} ", table) is not None

@@ -53,7 +53,7 @@ class Communicator:
     def __init__(self, ranks: int, arm: Arm) -> None:
         self._arm = arm
         self._api = load_mpi4py(arm)
-        library = self.library_version().splitlines()[0]
+        library = self.library_version().partition("\n")[0] or "a library without a version"
         # Under this launcher MPICH ends the process instead of returning an error.
         if "OMPI_COMM_WORLD_SIZE" in os.environ and "Open MPI" not in library:
             raise _mismatch("Open MPI's launcher", library)

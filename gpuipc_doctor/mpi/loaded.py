@@ -19,16 +19,19 @@ LIBRARIES = {
 
 
 def mapped_files() -> set[str]:
-    """Paths of the shared libraries in this process."""
-    with Path("/proc/self/maps").open() as maps:
+    """Paths of the shared libraries in this process. Raises `OSError`."""
+    with Path("/proc/self/maps").open(errors="replace") as maps:
         paths = {line.split(maxsplit=5)[-1].strip() for line in maps if "/" in line}
     return {path for path in paths if ".so" in Path(path).name}
 
 
-def fabric() -> list[str]:
-    """Paths of those `LIBRARIES` that are loaded in this process."""
+def fabric() -> list[str] | None:
+    """Paths of those `LIBRARIES` that are loaded in this process; None if this cannot be read."""
     names = tuple(LIBRARIES.values())
-    return sorted(path for path in mapped_files() if Path(path).name.startswith(names))
+    try:
+        return sorted(path for path in mapped_files() if Path(path).name.startswith(names))
+    except OSError:
+        return None
 
 
 def facts_of_loaded(facts: Iterable[Fact], paths: Collection[str]) -> tuple[Fact, ...]:

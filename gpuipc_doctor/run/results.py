@@ -147,7 +147,7 @@ class ResultLog:
             for entry in self._entries.values()
             if entry.outcome and entry.planned.probe.launch
             for role in entry.outcome.roles.values()
-            if "loaded" in role.records
+            if role.records.get("loaded") is not None
         ]
         return frozenset(name for names in told for name in names) if told else None
 

@@ -15,7 +15,6 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path
 from struct import pack
 from typing import NoReturn
 
@@ -227,7 +226,11 @@ def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:
 
 def _close_all_but(kept: int) -> None:
     """Close inherited sockets, so that the role's partners notice when the role ends."""
-    for number in [int(file.name) for file in Path("/proc/self/fd").iterdir()]:
+    try:
+        numbers = [int(name) for name in os.listdir("/proc/self/fd") if name.isdecimal()]  # noqa: PTH208
+    except OSError:
+        numbers = list(range(os.sysconf("SC_OPEN_MAX")))
+    for number in numbers:
         if number > 2 and number != kept:
             with contextlib.suppress(OSError):
                 os.close(number)

@@ -75,6 +75,14 @@ def load(names: Iterable[str]) -> str:
 
 def _why_not_to_fork() -> str:
     """Reasons why this process must not fork; empty if it may."""
+    try:
+        return _unsafe()
+    except OSError as error:
+        return f"cannot read {error.filename}: {error.strerror}"
+
+
+def _unsafe() -> str:
+    """As `_why_not_to_fork`. Raises `OSError` if that cannot be told."""
     threads = sum(1 for _ in Path("/proc/self/task").iterdir())
     if threads > 1:
         return f"the imports started threads: {threads - 1}"
