@@ -47,9 +47,10 @@ class Stem:
     and its tests have it do so in the process of the tests.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, **variables: str) -> None:
+        """With these variables besides those of this process."""
         self._turn = threading.Lock()
-        self._environment = dict(os.environ)  # no test has changed it yet
+        self._environment = {**os.environ, **variables}  # no test has changed it yet
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(

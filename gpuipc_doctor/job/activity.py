@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import dropwhile, takewhile
 
-from gpuipc_doctor.job.document import Process, Stack, Thread
+from gpuipc_doctor.job.document import UNREAD, Process, Stack, Thread
 
 
 class Kind(Enum):
@@ -150,6 +150,8 @@ def activity(snapshots: Sequence[Process]) -> Activity:
     """What a rank did during these snapshots, which are in order of time."""
     last = snapshots[-1]
     main = last.main
+    if (main is None and "task" in last.refused) or (main and main.state == UNREAD):
+        return Activity(Kind.UNKNOWN, reason="its threads' states cannot be read")
     if main is None or main.state == "Z":
         return Activity(Kind.ENDED, reason="the process is a zombie")
     if main.state in "Tt":

@@ -11,11 +11,11 @@ import re
 import struct
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 
 from gpuipc_doctor.job.document import MPI_LIBRARY, Stack
+from gpuipc_doctor.job.mappings import Mapping, mappings
 
 MAX_FRAMES = 60
 
@@ -35,26 +35,14 @@ _RELOCATIONS = (6, 7)
 AMD64, "Relocation")."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Segment:
-    """An executable mapping of a file."""
-
-    begin: int
-    end: int
-    offset: int
-    file: str
-
-
 class Code:
     """The executable mappings of a process at the time of creation."""
 
     def __init__(self, pid: int) -> None:
-        maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")
-        self._segments = sorted(_segments(maps), key=lambda segment: segment.begin)
+        mapped = sorted(mappings(Path(f"/proc/{pid}/maps").read_text(errors="replace")))
+        self._segments = [each for each in mapped if "x" in each.rights and each.file.startswith("/")]
         self._mpi = [segment for segment in self._segments if MPI_LIBRARY.search(segment.file)]
-        place = next((line for line in maps.splitlines() if line.endswith("[stack]")), "")
-        bounds = [int(bound, 16) for bound in place.split(" ")[0].split("-")] if place else []
-        self.stack = (bounds[0], bounds[1]) if bounds else None
+        self.stack = next(((each.begin, each.end) for each in mapped if each.file == "[stack]"), None)
         """Address range of the main thread's stack."""
 
     def frames(self, counter: int, words: bytes) -> Stack:
@@ -99,7 +87,7 @@ class Code:
         segment = self._segment(address)
         return Path(segment.file).name if segment else ""
 
-    def _segment(self, address: int) -> _Segment | None:
+    def _segment(self, address: int) -> Mapping | None:
         place = bisect_right(self._segments, address, key=lambda segment: segment.begin) - 1
         is_code = place >= 0 and address < self._segments[place].end
         return self._segments[place] if is_code else None
@@ -115,14 +103,6 @@ class Code:
             return ""
         name, function = Path(segment.file).name, image.function(offset - 1 if returns else offset)
         return f"{function} ({name})" if function else f"[{name}]"
-
-
-def _segments(maps: str) -> Iterator[_Segment]:
-    for line in maps.splitlines():
-        fields = line.split(maxsplit=5)
-        if "x" in fields[1] and len(fields) == 6 and fields[5].startswith("/"):
-            begin, end = (int(bound, 16) for bound in fields[0].split("-"))
-            yield _Segment(begin, end, int(fields[2], 16), fields[5])
 
 
 class _Image:

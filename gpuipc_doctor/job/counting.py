@@ -12,6 +12,9 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
 from pathlib import Path
 
+from gpuipc_doctor.job.processes import Stat
+from gpuipc_doctor.node_files import quietly
+
 MOST_BYTES = 16 << 10
 """Bytes of the main thread's outer stack frames. Those of the loops around a kernel are there."""
 
@@ -39,6 +42,6 @@ def any_counts(samples: Iterable[Sequence[int]]) -> bool:
 
 def outer_stack(pid: int) -> array[int]:
     """The outer end of the main thread's stack, as numbers of 32 bits. Raises `OSError`."""
-    begin = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[25])  # startstack, proc(5)
+    begin = Stat(quietly(Path(f"/proc/{pid}/stat"))).stack_begin
     with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
         return array("I", os.pread(memory.fileno(), MOST_BYTES, begin - MOST_BYTES))

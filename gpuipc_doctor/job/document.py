@@ -19,6 +19,9 @@ Stack = tuple[str, ...]
 """Frames, innermost first: ``function (file)``, or ``[file]`` if the function has no name."""
 
 
+UNREAD = "?"
+"""Stands for the state of a thread that could not be read."""
+
 MPI_LIBRARY = re.compile(r"/libmpi(ch)?(_\w+)?[\w.-]*\.so")
 _DRIVER_LIBRARY = re.compile(r"/lib(cuda|amdhip64|hsa-runtime64)\.so")
 
@@ -30,7 +33,8 @@ class Thread:
     tid: int
     name: str
     state: str
-    """State letter of the kernel: R running, S sleeping, D uninterruptible, T stopped, t traced, Z zombie."""
+    """State letter of the kernel: R running, S sleeping, D uninterruptible, T stopped, t traced, Z zombie; or
+    `UNREAD`."""
     busy: float = 0.0
     """Processor share since the previous snapshot, 0 to 1."""
     wchan: str = ""
@@ -53,7 +57,7 @@ class Process:
     uid: int
     program: str
     started: int = 0
-    """Start time in clock ticks since boot; distinguishes processes that had the same pid."""
+    """Start time in clock ticks since boot, 0 if unknown; distinguishes processes that had the same pid."""
     rank: int | None = None
     size: int | None = None
     """Number of ranks in the job, if the launcher sets it."""

@@ -34,7 +34,7 @@ def examine(snapshots: Sequence[Snapshot], unable: Mapping[str, str]) -> JobRepo
         looks=len(snapshots),
         size=size,
         ranks=ranks,
-        verdict=judge(activities, _size_here(size, last), messages),
+        verdict=judge(activities, _size_here(size, last, snapshots[-1]), messages),
         messages=messages,
         unable={**unable, **_refused(last)},
         differences=tuple(differences(ranks)),
@@ -89,12 +89,18 @@ def _rank(number: int, process: Process, doing: Activity, host: str) -> Rank:
     )
 
 
-def _size_here(size: int | None, ranks: Mapping[int, Process]) -> int | None:
+def _size_here(size: int | None, ranks: Mapping[int, Process], snapshot: Snapshot) -> int | None:
     """Number of ranks expected here: the whole job if this node has most of its ranks, else None (unknown).
 
-    Ranks of the job on other nodes are absent here but have not ended.
+    Ranks of the job on other nodes are absent here but have not ended, nor has one whose environment cannot
+    be read.
     """
-    return size if size and len(ranks) > size / 2 else None
+    programs = {process.program for process in ranks.values()}
+    is_hidden = any(
+        process.rank is None and "environ" in process.refused and process.program in programs
+        for process in snapshot.processes
+    )
+    return size if size and len(ranks) > size / 2 and not is_hidden else None
 
 
 def _refused(ranks: Mapping[int, Process]) -> dict[str, str]:

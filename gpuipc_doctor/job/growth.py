@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -26,6 +27,9 @@ MOST_TIMES = 4
 HOST, DEVICE, DESCRIPTORS, MAPPINGS = "host memory", "device memory", "descriptors", "mappings"
 THREADS = "threads"
 SHARED = "shared memory of the node"
+
+OF_PROCESS = (HOST, DESCRIPTORS, MAPPINGS, THREADS)
+"""What the kernel shows of each process (proc(5)): ``RssAnon`` since Linux 4.5, and not in every sandbox."""
 
 FLOOR = {HOST: 1 << 20, DEVICE: 1 << 20, DESCRIPTORS: 1, MAPPINGS: 2, THREADS: 1, SHARED: 1 << 20}
 """Change from first to last sample that is not growth: allocators and interpreters cause as much."""
@@ -99,20 +103,26 @@ def watch(
         watched.unseen[f"{GROWTH} of {DEVICE}"] = str(reason)
         watched.sample()
     watched.took_s = time.monotonic() - watched.began
+    seen = {what for _, what in watched.series}
+    unseen = [what for what in OF_PROCESS if ranks and what not in seen]
+    watched.unseen |= {f"{GROWTH} of {what}": "the kernel does not show it" for what in unseen}
     return watched
+
+
+_STATUS = re.compile(r"^(RssAnon|Threads):\s+([0-9]+)", re.MULTILINE)
 
 
 def _sample(ranks: Mapping[int, Process]) -> Iterator[tuple[Key, int]]:
     for rank, process in ranks.items():
         with suppress(Gone):
             reader = Reader(process.pid)
-            status = dict(line.split(":", 1) for line in reader.text("status").splitlines())
-            if anonymous := status.get("RssAnon"):  # pages of libraries come and go
-                yield (rank, HOST), int(anonymous.split()[0]) << 10
-            if threads := status.get("Threads"):
-                yield (rank, THREADS), int(threads)
-            if (descriptors := reader.count("fd")) is not None:
-                yield (rank, DESCRIPTORS), descriptors
+            status = dict(_STATUS.findall(reader.text("status")))
+            if "RssAnon" in status:  # pages of libraries come and go
+                yield (rank, HOST), int(status["RssAnon"]) << 10
+            if "Threads" in status:
+                yield (rank, THREADS), int(status["Threads"])
+            if (descriptors := reader.names("fd")) is not None:
+                yield (rank, DESCRIPTORS), len(descriptors)
             if mappings := reader.raw("maps").count(b"\n"):
                 yield (rank, MAPPINGS), mappings
     with suppress(OSError):

@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuipc_doctor.job.document import MemoryFile, Process
-from gpuipc_doctor.supervise.tree import PROC
+from gpuipc_doctor.job.mappings import mappings
+from gpuipc_doctor.job.processes import Gone, Reader
+from gpuipc_doctor.node_files import quietly
+from gpuipc_doctor.supervise.tree import PROC, processes
 
 SHM = Path("/dev/shm")  # noqa: S108 - it is only looked at
 SYSV = PROC / "sysvipc/shm"
 SYSV_NAME = "/SYSV"
 """Name of System V segments in ``maps``; the inode is the segment's id."""
-
-_REMOVED = " (deleted)"
 
 
 @dataclass(slots=True)
@@ -41,19 +42,16 @@ def of_node(host: str, ranks: Mapping[int, Process]) -> Iterator[MemoryFile]:
 def _of_ranks(ranks: Mapping[int, Process]) -> dict[tuple[str, int], _Mapped]:
     found: dict[tuple[str, int], _Mapped] = {}
     for rank, process in ranks.items():
-        for name, inode, place in _shared(process.pid):
+        for name, inode, place in _shared(process.pid, quietly(PROC / str(process.pid) / "maps")):
             found.setdefault((name, inode), _Mapped(name, place)).ranks.add(rank)
     return found
 
 
-def _shared(pid: int) -> Iterator[tuple[str, int, str]]:
+def _shared(pid: int, maps: str) -> Iterator[tuple[str, int, str]]:
     """(name, inode, path) of each in-memory file that a process has mapped."""
-    with suppress(OSError):
-        for line in (PROC / str(pid) / "maps").read_text(errors="replace").splitlines():
-            span, _, _, _, inode, *name = line.split(maxsplit=5)
-            if name and name[0].startswith((f"{SHM}/", SYSV_NAME)):
-                begin, end = (bound.lstrip("0") for bound in span.split("-"))
-                yield name[0].removesuffix(_REMOVED), int(inode), f"/proc/{pid}/map_files/{begin}-{end}"
+    for each in mappings(maps):
+        if each.file.startswith((f"{SHM}/", SYSV_NAME)):
+            yield each.file, each.inode, each.place(pid)
 
 
 def _left_behind(host: str, segments: Mapping[int, tuple[int, int]]) -> Iterator[MemoryFile]:
@@ -64,7 +62,7 @@ def _left_behind(host: str, segments: Mapping[int, tuple[int, int]]) -> Iterator
             if os.geteuid() not in (0, status.st_uid) or not file.is_file() or file.is_symlink():
                 continue
             used = _used() if used is None else used
-            if status.st_ino not in used:
+            if used is not None and status.st_ino not in used:
                 yield MemoryFile(host=host, name=str(file), held=status.st_blocks * 512, ranks=None)
     for number, (held, users) in segments.items():
         if users == 0:
@@ -77,17 +75,30 @@ def _files() -> list[Path]:
     return []
 
 
-def _used() -> set[int]:
-    """Inodes of the files in /dev/shm that some process has mapped or open."""
+def _used() -> set[int] | None:
+    """Inodes of the files in /dev/shm that some process has mapped or open, as far as permissions allow.
+
+    None if the kernel does not even show our own files.
+    """
+    if not _shows_files(Reader(os.getpid())):
+        return None
     used = set()
-    for pid in (int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()):
-        used |= {inode for _, inode, _ in _shared(pid)}
-        with suppress(OSError):
-            for descriptor in (PROC / str(pid) / "fd").iterdir():
+    for pid in processes():
+        reader = Reader(pid)
+        with suppress(Gone):
+            used |= {inode for _, inode, _ in _shared(pid, reader.text("maps"))}
+            for name in reader.names("fd") or ():
+                link = PROC / str(pid) / "fd" / name
                 with suppress(OSError):
-                    if str(descriptor.readlink()).startswith(f"{SHM}/"):
-                        used.add(descriptor.stat().st_ino)
+                    if str(link.readlink()).startswith(f"{SHM}/"):
+                        used.add(link.stat().st_ino)
     return used
+
+
+def _shows_files(own: Reader) -> bool:
+    with suppress(Gone):
+        return any(mappings(own.text("maps"))) and bool(own.names("fd"))
+    return False
 
 
 def _held(place: str) -> int | None:
@@ -98,9 +109,9 @@ def _held(place: str) -> int | None:
 
 
 def _sysv() -> dict[int, tuple[int, int]]:
-    """Segment id → (bytes of memory, number of users) (sysvipc(7), proc(5))."""
-    with suppress(OSError):
-        titles, *rows = (line.split() for line in SYSV.read_text().splitlines())
-        of_title = [dict(zip(titles, row, strict=False)) for row in rows]
+    """Segment id → (bytes of memory, number of users) (sysvipc(7), proc(5)); empty if unreadable."""
+    with suppress(OSError, ValueError, KeyError):
+        titles, *rows = map(str.split, SYSV.read_text(errors="replace").splitlines())
+        of_title = [dict(zip(titles, row, strict=True)) for row in rows]
         return {int(row["shmid"]): (int(row["rss"]), int(row["nattch"])) for row in of_title}
     return {}

@@ -7,12 +7,13 @@ right to trace the process (ptrace(2), "Ptrace access mode checking"), although 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
 
 from gpuipc_doctor.job import rights
-from gpuipc_doctor.job.document import Process, Thread
+from gpuipc_doctor.job.document import UNREAD, Process, Thread
+from gpuipc_doctor.job.mappings import mappings
 from gpuipc_doctor.supervise.rank import RANK_VARIABLES
 from gpuipc_doctor.supervise.tree import PROC
 
@@ -24,8 +25,8 @@ SIZES = ("PMIX_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE",
 """Variables in which launchers pass the number of ranks."""
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-_LARGEST = 4 << 20
-"""Maximum bytes read from one file of ``/proc``: a process may have 65,530 mappings."""
+_LARGEST = 32 << 20
+"""Maximum bytes read from one file of ``/proc``: a process may have 65,530 mappings, each with a path."""
 
 
 class Gone(Exception):
@@ -48,25 +49,26 @@ class Reader:
         try:
             with (self._directory / name).open("rb") as file:
                 return file.read(_LARGEST)
-        except (FileNotFoundError, ProcessLookupError):
-            raise Gone from None
         except OSError as error:
-            self._refuse(name.rpartition("/")[2], error)
+            self._refuse(name, error)
             return b""
 
-    def count(self, name: str) -> int | None:
-        """Number of entries in a directory; None if unreadable."""
+    def names(self, name: str) -> list[str] | None:
+        """Entries of a directory; None if unreadable."""
         try:
-            return len(os.listdir(self._directory / name))  # noqa: PTH208 - names are not needed as paths
-        except (FileNotFoundError, ProcessLookupError):
-            raise Gone from None
+            return os.listdir(self._directory / name)  # noqa: PTH208 - not needed as paths
         except OSError as error:
             self._refuse(name, error)
             return None
 
     def _refuse(self, name: str, error: OSError) -> None:
+        """Record the reason. Raises `Gone` if the process, or the thread, is no longer there: a kernel may
+        also be built without the file."""
+        path = self._directory / name
+        if isinstance(error, FileNotFoundError | ProcessLookupError) and not path.parent.exists():
+            raise Gone from None
         denied = isinstance(error, PermissionError)
-        self.refused[name] = rights.reason(self._pid) if denied else error.strerror or str(error)
+        self.refused[path.name] = rights.reason(self._pid) if denied else error.strerror or str(error)
 
 
 def environment(reader: Reader) -> Mapping[str, str]:
@@ -83,9 +85,11 @@ def read_process(pid: int, used_s: Callable[[int, float], float], names: frozens
     """
     reader = Reader(pid)
     with suppress(Gone, FileNotFoundError, ProcessLookupError):
-        stat = _Stat(reader.text("stat"))
+        stat = Stat(reader.text("stat"))
         environ = environment(reader)
         threads = tuple(_threads(pid, reader, used_s))
+        if not threads:
+            reader.refused.setdefault("task", "lists no thread")
         return Process(
             pid=pid,
             parent=stat.parent,
@@ -97,7 +101,7 @@ def read_process(pid: int, used_s: Callable[[int, float], float], names: frozens
             threads=threads,
             libraries=tuple(sorted(_libraries(reader))),
             settings={name: environ[name] for name in sorted(names & environ.keys())},
-            descriptors=reader.count("fd"),
+            descriptors=None if (descriptors := reader.names("fd")) is None else len(descriptors),
             transferred=_transferred(reader.text(f"task/{pid}/io")),
             refused=reader.refused,
         )
@@ -107,26 +111,35 @@ def read_process(pid: int, used_s: Callable[[int, float], float], names: frozens
 def used_s(pid: int, tid: int) -> float:
     """Processor seconds used by a thread. Raises `Gone`."""
     text = Reader(pid).text(f"task/{tid}/stat")
-    return _Stat(text).used_s if text else 0.0
+    return Stat(text).used_s
 
 
-class _Stat:
-    """Fields of ``/proc/PID/stat``. The name may contain spaces and brackets."""
+_FIELDS = 25
+"""Numbers behind the state that are used here; newer kernels have more of them."""
+
+_STAT = re.compile(rf"[0-9]+ \((.*)\) ([A-Za-z])((?: -?[0-9]+){{{_FIELDS},}})\s*", re.DOTALL)
+"""The name may contain spaces, brackets and line feeds."""
+
+
+class Stat:
+    """Fields of ``/proc/PID/stat`` (proc(5)). Without them, the state is `UNREAD` and numbers are 0."""
 
     def __init__(self, text: str) -> None:
-        self.name, _, rest = text.partition("(")[2].rpartition(")")
-        fields = rest.split()
-        self.state = fields[0]
-        self.parent = int(fields[1])
-        self.used_s = (int(fields[11]) + int(fields[12])) * _TICK_S
-        self.started_ticks = int(fields[19])
+        found = _STAT.fullmatch(text)
+        self.name, self.state = (found[1], found[2]) if found else ("", UNREAD)
+        numbers = [int(field) for field in found[3].split()] if found else [0] * _FIELDS
+        self.parent = numbers[0]
+        self.used_s = (numbers[10] + numbers[11]) * _TICK_S
+        self.started_ticks = numbers[18]
+        self.stack_begin = numbers[24]
+        """Address at which the main thread's stack begins, and grows down; 0 if hidden."""
 
 
 def _threads(pid: int, reader: Reader, used_s: Callable[[int, float], float]) -> Iterator[Thread]:
-    for entry in os.listdir(PROC / str(pid) / "task"):  # noqa: PTH208 - names are not needed as paths
+    for entry in filter(str.isdecimal, reader.names("task") or ()):
         with suppress(Gone):
             here = f"task/{entry}"
-            stat = _Stat(reader.text(f"{here}/stat"))
+            stat = Stat(reader.text(f"{here}/stat"))
             wchan = reader.text(f"{here}/wchan")
             stack = reader.text(f"{here}/stack").splitlines()
             yield Thread(
@@ -141,15 +154,14 @@ def _threads(pid: int, reader: Reader, used_s: Callable[[int, float], float]) ->
 
 
 def _libraries(reader: Reader) -> set[str]:
-    lines = reader.text("maps").splitlines()
-    paths = {line.split(maxsplit=5)[-1].removesuffix(" (deleted)") for line in lines if "/" in line}
-    return {path for path in paths if ".so" in Path(path).name}
+    files = {each.file for each in mappings(reader.text("maps"))}
+    return {file for file in files if ".so" in file.rpartition("/")[2]}
 
 
 def _transferred(text: str) -> int | None:
     """Bytes moved by read(2) and write(2), also on pipes and terminals, from the file ``io``."""
-    counts = dict(line.split(": ") for line in text.splitlines())
-    return int(counts["rchar"]) + int(counts["wchar"]) if counts else None
+    counts = re.findall(r"^[rw]char: ([0-9]+)$", text, re.MULTILINE)
+    return sum(map(int, counts)) if len(counts) == 2 else None
 
 
 def _number(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:

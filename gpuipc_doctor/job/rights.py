@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 from contextlib import suppress
 from pathlib import Path
 
+from gpuipc_doctor.node_files import number, quietly
 from gpuipc_doctor.supervise.tree import PROC
 
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
@@ -32,10 +34,8 @@ def reason(pid: int) -> str:
 
 
 def _real_uid(pid: int) -> int | None:
-    for line in (PROC / str(pid) / "status").read_text(errors="replace").splitlines():
-        if line.startswith("Uid:"):
-            return int(line.split()[1])
-    return None
+    found = re.search(r"^Uid:\s+([0-9]+)", quietly(PROC / str(pid) / "status"), re.MULTILINE)
+    return int(found[1]) if found else None
 
 
 def _namespace(pid: int, kind: str) -> str:
@@ -46,9 +46,7 @@ def _namespace(pid: int, kind: str) -> str:
 
 def yama() -> int:
     """Value of ``kernel.yama.ptrace_scope``; 0 for a kernel without Yama."""
-    with suppress(OSError, ValueError):
-        return int(YAMA.read_text())
-    return 0
+    return number(YAMA) or 0
 
 
 def _name(uid: int | None) -> str:

@@ -22,6 +22,7 @@ from pathlib import Path
 from gpuipc_doctor.job import code, counting
 from gpuipc_doctor.job.document import Stack
 from gpuipc_doctor.job.processes import Gone, used_s
+from gpuipc_doctor.node_files import number
 
 FREQUENCY_HZ = 99
 """Samples per second of a thread's processor time."""
@@ -153,8 +154,8 @@ def only_user_space() -> str:
 
     A library that yields the processor while it waits is nearly always sampled in the kernel.
     """
-    paranoid = int(Path("/proc/sys/kernel/perf_event_paranoid").read_text())
-    return "" if os.geteuid() == 0 or paranoid <= 1 else ":u"
+    paranoid = number(Path("/proc/sys/kernel/perf_event_paranoid"))
+    return "" if os.geteuid() == 0 or (paranoid is not None and paranoid <= 1) else ":u"
 
 
 def _start(command: Sequence[str]) -> subprocess.Popen[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from gpuipc_doctor import node_name
 from gpuipc_doctor.job.processes import RANKS, Gone, Reader, environment
 from gpuipc_doctor.supervise.keeper import MARKER
-from gpuipc_doctor.supervise.tree import Process, processes
+from gpuipc_doctor.supervise.tree import PROC, Process, processes
 
 LAUNCHERS = re.compile(
     r"mpiexec|mpirun|hydra_|pmi_proxy|orted|orterun|prte|srun|slurmstepd|flux-shell|torchrun|aprun|palsd?"
@@ -79,15 +79,20 @@ def _by_pid(pids: Iterable[int], everyone: Mapping[int, Process]) -> set[int]:
     found: set[int] = set()
     for pid in pids:
         if pid not in everyone:
-            raise NoSuchJob(
-                f"no process {pid} in this pid namespace; in a container, run this where the job runs"
-            )
+            raise NoSuchJob(_unlisted(pid))
         if pid in (1, os.getpid()):
             raise NoSuchJob(f"process {pid} ({everyone[pid].name}) is no job; name a rank or its launcher")
         if everyone[pid].state == "Z":
             raise NoSuchJob(f"process {pid} ({everyone[pid].name}) has ended and waits for its parent")
         found.add(_launcher(pid, everyone))
     return found
+
+
+def _unlisted(pid: int) -> str:
+    """Why `processes` lacks a pid. With ``hidepid=1``, the kernel only shows that it exists (proc(5))."""
+    if (PROC / str(pid)).exists():
+        return f"process {pid} cannot be read; run this as root or as its user"
+    return f"no process {pid} in this pid namespace; in a container, run this where the job runs"
 
 
 def _launcher(pid: int, everyone: Mapping[int, Process]) -> int:
@@ -175,7 +180,7 @@ def _probes(found: Iterable[int]) -> set[int]:
 def _owner(pid: int) -> int:
     try:
         return Path(f"/proc/{pid}").stat().st_uid
-    except FileNotFoundError:
+    except OSError:
         raise Gone from None
 
 

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import IO
 
 from gpuipc_doctor.job.document import Contents, Process
+from gpuipc_doctor.job.mappings import mappings
+from gpuipc_doctor.node_files import quietly
 from gpuipc_doctor.supervise.tree import PROC
 
 MOST_BYTES = 64 << 20
@@ -62,18 +64,12 @@ def contents(ranks: Mapping[int, Process]) -> Contents | None:
 
 
 def _segments(pid: int) -> Iterator[tuple[str, str]]:
-    """(device, inode) of each shared writable mapping of an in-memory file → path at which to open it.
-
-    A removed file can only be opened through ``map_files``, which needs CAP_CHECKPOINT_RESTORE (proc(5)).
-    """
-    with suppress(OSError):
-        for line in (PROC / str(pid) / "maps").read_text(errors="replace").splitlines():
-            span, rights, _, device, inode, *name = line.split(maxsplit=5)
-            if rights[1] == "w" and rights[3] == "s" and name and name[0].startswith(_IN_MEMORY):
-                begin, end = (bound.lstrip("0") for bound in span.split("-"))
-                yield f"{device}:{inode}", f"/proc/{pid}/map_files/{begin}-{end}"
-                if name[0].startswith(_IN_MEMORY[0]) and not name[0].endswith(" (deleted)"):
-                    yield f"{device}:{inode}", name[0]
+    """(device, inode) of each shared writable mapping of an in-memory file → path at which to open it."""
+    for each in mappings(quietly(PROC / str(pid) / "maps")):
+        if each.rights[1] == "w" and each.rights[3] == "s" and each.file.startswith(_IN_MEMORY):
+            yield f"{each.device}:{each.inode}", each.place(pid)
+            if each.file.startswith(_IN_MEMORY[0]) and not each.is_removed:
+                yield f"{each.device}:{each.inode}", each.file
 
 
 def _open(places: Iterable[str]) -> IO[bytes] | None:

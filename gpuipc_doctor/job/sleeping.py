@@ -7,6 +7,7 @@ the call returns. Reading it needs the right to trace the process but traces not
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 
@@ -21,6 +22,10 @@ ATTEMPTS, BETWEEN_S = 8, 0.001
 """Number of attempts: a rank that yields the processor with short sleeps wakes during half of them."""
 
 
+_POINTERS = re.compile(r" (0x[0-9a-f]{1,15}) (0x[0-9a-f]{1,16})$", re.MULTILINE)
+"""Stack pointer and instruction pointer, the last fields of ``syscall`` (proc(5))."""
+
+
 def stack(pid: int, tid: int) -> Stack:
     """The frames, innermost first; empty for a running thread. Raises `OSError` if memory is unreadable."""
     for _ in range(ATTEMPTS):
@@ -33,11 +38,11 @@ def stack(pid: int, tid: int) -> Stack:
 def _stack(pid: int, tid: int) -> Stack:
     """As `stack`, but also empty if the thread woke up in the meantime."""
     syscall = Path(f"/proc/{pid}/task/{tid}/syscall")
-    before = syscall.read_text()
-    fields = before.split()
-    if len(fields) < 3:
+    before = syscall.read_text(errors="replace")
+    found = _POINTERS.search(before)
+    if found is None:
         return ()
-    pointer, counter = int(fields[-2], 16), int(fields[-1], 16)
+    pointer, counter = (int(number, 16) for number in found.groups())
     with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
         words = os.pread(memory.fileno(), DEPTH_BYTES, pointer)
-    return Code(pid).frames(counter, words) if syscall.read_text() == before else ()
+    return Code(pid).frames(counter, words) if syscall.read_text(errors="replace") == before else ()

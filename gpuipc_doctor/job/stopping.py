@@ -79,7 +79,7 @@ def reason_to_leave(pid: int) -> str:
             for task in (PROC / str(pid) / "task").iterdir()
         ]
     except (OSError, IndexError):
-        return "the process has ended"
+        return "the process has ended, or its threads cannot be read"
     tracer = re.search(r"^TracerPid:\t(\d+)$", status, re.MULTILINE)
     if tracer and tracer[1] != "0":
         return f"the process is traced by process {tracer[1]}"

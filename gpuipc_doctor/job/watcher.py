@@ -150,9 +150,10 @@ class Watcher:
     def _read(self, pid: int) -> Process | None:
         """The process; None if it has ended, even if its pid was reused."""
         process = read_process(pid, self._busy, self.variables)
-        if process and process.started == self._started.setdefault(pid, process.started):
-            return process
-        return None
+        if process is None:
+            return None
+        first = self._started[pid] = self._started.get(pid) or process.started
+        return process if process.started in (first, 0) else None
 
     def _busy(self, tid: int, used_s: float) -> float:
         """Processor share of a thread since the last snapshot, 0 to 1."""
