@@ -126,6 +126,7 @@ class Examination:
         names = {fact.name for fact in known}
         facts = NamedFacts((*known, *(fact for fact in self._facts.all() if fact.name not in names)))
         order = {log.name: number for number, log in enumerate(logs)}
+        last_day = self._last_day()
         recognised: list[Recognised] = []
         explained: set[int] = set()
         for number, issue in enumerate(self.index.issues):
@@ -134,7 +135,7 @@ class Examination:
                 for signature, numbers in self.index.signatures.get(number, {}).items()
                 if (number, signature) in self.complete
             }
-            if may_concern(issue, facts) and (one := self._recognise(number, signatures, facts)):
+            if may_concern(issue, facts) and (one := self._recognise(number, signatures, facts, last_day)):
                 recognised.append(one)
                 if not issue.fallback:
                     explained.update(part for numbers in signatures.values() for part in numbers)
@@ -160,16 +161,20 @@ class Examination:
 
     def _last_day(self) -> date | None:
         """The last date of a counted line."""
-        last = (day(tally.occurrences().last.time) for tally in self._of_issue.values())
+        last = (day(tally.last.time) for tally in self._of_issue.values())
         return max(filter(None, last), default=None)
 
     def _recognise(
-        self, number: int, signatures: dict[Signature, tuple[int, ...]], facts: Sequence[Fact]
+        self,
+        number: int,
+        signatures: dict[Signature, tuple[int, ...]],
+        facts: Sequence[Fact],
+        last_day: date | None,
     ) -> Recognised | None:
         issue = self.index.issues[number]
         verdict, reason = issue.judge(facts)
         told = any(fact.name == issue.component and fact.value for fact in facts)
-        today = None if told else self._last_day()
+        today = None if told else last_day
         outdated = issue.cured_before(today) if today else ""
         applying = [signature for signature in signatures if signature.applies(facts) is Verdict.BAD]
         possible = [signature for signature in signatures if signature.applies(facts) is Verdict.UNKNOWN]

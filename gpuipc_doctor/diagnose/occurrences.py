@@ -92,6 +92,10 @@ class Tally:
             if room := MOST - len(names):
                 names.update(more if len(more) <= room else sorted({*more} - names)[:room])
 
+    @property
+    def last(self) -> Place:
+        return self._last
+
     def lose_count(self) -> None:
         self._at_least = True
 

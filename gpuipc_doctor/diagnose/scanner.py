@@ -7,7 +7,7 @@ its neighbours, since messages are wrapped by terminals, editors and gdb, someti
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -61,6 +61,10 @@ class Pattern:
         return bool(re.search(r"\d|\\d(?!\+)", _ANY_FIGURES.sub("", self.regex.pattern)))
 
 
+_CROSSING = re.compile(r"\[\^[^\]]*\][*+]|(?<![\[\\])\^|(?<!\\)\$|\\[AZ]")
+"""A repetition that may run over many lines, or an anchor, which means another place in joined lines."""
+
+_LINE_END = re.compile("\n")
 _ANY_FIGURES = re.compile(r"0x|\[0-9a-f\]\+|\{[\d,]+\}")
 
 
@@ -329,8 +333,10 @@ class Scanner:
         figures = [
             pattern for pattern in figures if any(some in there for some in dense_text(pattern.pattern))
         ]
-        lines = text.decode("utf-8", "replace").split("\n") if figures else []
-        held = [[regex.search(line) is not None for line in lines] for regex in figures]
+        joined = text.decode("utf-8", "replace") if figures else ""
+        ends = [match.start() for match in _LINE_END.finditer(joined)]
+        held = [_held(regex, joined, ends) for regex in figures]
+        held = [lines for lines in held if any(lines)]
         if all(map(all, held)):
             return [places]
         alike: defaultdict[tuple[bool, ...], list[int]] = defaultdict(list)
@@ -381,6 +387,22 @@ class _Block:
 
     def rows(self, places: Iterable[int]) -> list[bytes]:
         return list(map(self.lines.__getitem__, places))
+
+
+def _held(regex: re.Pattern[str], text: str, ends: Sequence[int]) -> list[bool]:
+    """For each line of ``text``, whether it has a match; ``ends``: its line ends.
+
+    One search over all lines, unless a match or a repetition may run over a line end.
+    """
+    held = [False] * (len(ends) + 1)
+    if not _CROSSING.search(regex.pattern):
+        for match in regex.finditer(text):
+            if "\n" in match[0]:
+                break
+            held[bisect_left(ends, match.start())] = True
+        else:
+            return held
+    return [regex.search(line) is not None for line in text.split("\n")]
 
 
 def _lines_back(text: bytes, end: int, count: int) -> int:
