@@ -5,8 +5,8 @@
 Each runtime has one emulated node for all its runs (`tests.kfd.emulated`). After each run there must be
 none of the run's processes, nothing new in the node's /dev/shm and in its directory for temporary files,
 and as much free memory on each GPU as before, within 5 s. With an MPICH library, launchers and ranks are
-killed as well; if the runtime's UCX has ROCm, the ranks send device memory. Prints a table in Markdown; exits
-with 1 if anything was left.
+killed as well, on runtimes whose UCX has ROCm: their ranks send device memory. Prints a table in Markdown;
+exits with 1 if anything was left.
 """
 
 from __future__ import annotations
@@ -125,11 +125,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     random.seed(options.seed)
-    to_run = commands(options.mpi_lib)
-    kinds = [kind for command in to_run for kind in command.victims]
     missed = 0
     print("| runtime | killed | kills | something left |\n|---|---|---|---|")
     for runtime in (each for each in emulated.runtimes() if each.name in options.runtime):
+        to_run = commands(options.mpi_lib if runtime.has_ucx_with_rocm else None)
+        kinds = [kind for command in to_run for kind in command.victims]
         with emulated.node(runtime, gpus=1) as node:
             for command in to_run:
                 ground = Ground(node, command)
