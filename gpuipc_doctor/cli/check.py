@@ -101,7 +101,7 @@ HISTORIES, OF_HISTORIES = ("ipc-histories", "mpi-histories"), ("seed", "operatio
     metavar="N",
     help="Operations of each of these two.  [default: 1500 and more; in soak, for 10 minutes]",
 )
-@click.option("--no-workarounds", is_flag=True, help="Do not try workarounds for failed MPI checks.")
+@click.option("--no-workarounds", is_flag=True, help="Do not try workarounds for failed checks.")
 @click.option("--accept-harm", is_flag=True, help="Also run probes known to harm nodes with these versions.")
 @click.option("--strict", is_flag=True, help="Exit with 10 when the worst finding is WARN.")
 @click.option(

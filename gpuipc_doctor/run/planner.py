@@ -214,6 +214,8 @@ class Planner:
             probe = replace(shorter, env={**shorter.env, **env}, deadline_s=probe.deadline_s)
         elif launch := probe.launch:
             probe = replace(probe, launch=replace(launch, env={**launch.env, **env}))
+        else:
+            probe = replace(probe, env={**probe.env, **env})
         return replace(planned, number=next(self._numbers), probe=probe)
 
     def follow_ups(self, planned: PlannedProbe, outcome: ProbeOutcome) -> list[PlannedProbe]:

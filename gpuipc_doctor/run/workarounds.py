@@ -1,7 +1,7 @@
 """Rerun failures with workarounds that may help, and report their effect and cost.
 
-MPI probes are rerun with settings. A check with `Check.replay` is also rerun without the operations that a
-workaround avoids.
+MPI probes are rerun with any settings, other probes with those that the driver reads. A check with
+`Check.replay` is also rerun without the operations that a workaround avoids.
 """
 
 from __future__ import annotations
@@ -40,20 +40,22 @@ _TAKES_NO_DEVICE_POINTERS = (
 )
 """Settings for programs that pass no GPU buffers to MPI; with these settings, a device pointer crashes."""
 
+_OF_DRIVERS = ("CUDA_", "HIP_", "HSA_", "ROCR_")
+"""Prefixes of variables that a GPU driver's library reads; a probe without ranks loads nothing else."""
+
 Candidates = Callable[[Entry], Sequence[Workaround]]
 """Candidate workarounds for a failure, in the order of trials."""
 
 
 def worth_trying(log: ResultLog) -> list[Entry]:
-    """The first failed probe of each check and kind of finding that can be rerun.
+    """The first failed probe of each check and kind of finding.
 
     A workaround for it helps the others, also on other devices. Follow-up probes are excluded, because they
     report the failure of another probe.
     """
     first: dict[object, Entry] = {}
     for entry in log.to_cure():
-        again = entry.planned.probe.launch or _replay(entry, ())
-        if again and entry.planned.follows is None:
+        if entry.planned.follows is None:
             keys = frozenset(finding.identity for finding in entry.to_cure)
             first.setdefault((entry.planned.check.id, keys), entry)
     return list(first.values())
@@ -75,7 +77,10 @@ def candidates(
         check, subject = failure.planned.place
         concerned = [by_id[join.issue] for join in shown if check in join.checks and subject in join.subjects]
         known = [
-            Workaround(setting.env, setting.cost) for issue in concerned for setting in issue.settings(facts)
+            Workaround(setting.env, setting.cost)
+            for issue in concerned
+            for setting in issue.settings(facts)
+            if failure.planned.probe.launch or all(name.startswith(_OF_DRIVERS) for name in setting.env)
         ]
         omitted = [
             Workaround({}, omission.cost, omission.without, omission.do)
@@ -95,7 +100,7 @@ def candidates(
 def _failed_in_messages(failure: Entry) -> bool:
     """Whether an MPI probe failed after MPI was initialised: settings for device messages may help."""
     outcome = failure.outcome
-    if outcome is None or not failure.planned.check.needs_mpi:
+    if outcome is None or not failure.planned.check.needs_mpi or failure.planned.probe.launch is None:
         return False
     blamed = outcome.roles.get(outcome.blamed or "")
     return blamed is None or any(calls.operation == MPI_INIT for calls in blamed.calls)

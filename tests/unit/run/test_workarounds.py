@@ -69,8 +69,7 @@ class Stage:
         """Subjects, and under which X."""
 
     def run_one(self, planned: PlannedProbe) -> ProbeOutcome | NotRun:
-        assert planned.probe.launch is not None
-        x = planned.probe.launch.env["X"]
+        x = (planned.probe.launch or planned.probe).env["X"]
         self.tried.append((planned.probe.subject, x))
         return self.answers[x]
 
@@ -165,9 +164,10 @@ def test_no_workaround_is_tried_on_another_warning() -> None:
     assert found.evidence == ()
 
 
-def test_a_failure_that_no_launcher_started_is_left_alone() -> None:
-    [finding] = after(failed(launch=None), Stage({}), Workaround({"X": "1"}, "slow"))
-    assert sentences.evidence(finding) == ("by 52 MiB",)
+def test_a_probe_without_a_launcher_is_rerun_with_the_setting() -> None:
+    stage = Stage({"1": outcome(leaks=False)})
+    [finding] = after(failed(launch=None), stage, Workaround({"X": "1"}, "slow"))
+    assert sentences.evidence(finding) == ("by 52 MiB", "Tried X=1: helps (slow)")
 
 
 def test_what_follows_up_a_failure_is_left_alone() -> None:
@@ -192,12 +192,14 @@ def issue(*workarounds: Remedy) -> KnownIssue:
     return KnownIssue("x", "x", "mpich", "leak", "open", "it leaks", (), workarounds=workarounds)
 
 
-def tried(known: KnownIssue, relation: Relation, *built_in: Workaround) -> list[tuple[dict[str, str], str]]:
+def tried(
+    known: KnownIssue, relation: Relation, *built_in: Workaround, launch: Launch | None = LAUNCH
+) -> list[tuple[dict[str, str], str]]:
     """The settings that are candidates where the issue is found in this relation, and what they cost."""
     join = Join("x", "x", relation, "", checks=("leaky",), subjects=("node",))
     facts = [Fact("mpich", "4.3.2", "here")]
     of = workarounds.candidates([known], [join], facts, built_in)
-    [failure] = workarounds.worth_trying(failed())
+    [failure] = workarounds.worth_trying(failed(launch=launch))
     return [(dict(workaround.env), workaround.cost) for workaround in of(failure)]
 
 
@@ -206,6 +208,18 @@ def test_what_a_known_issue_that_shows_offers_comes_first_and_nothing_twice() ->
     built_in = Workaround({"B": "1"}, ""), Workaround({"A": "1"}, "cheap")
     assert tried(known, Relation.UNKNOWN, *built_in) == [({"A": "1"}, "dear"), ({"B": "1"}, "")]
     assert tried(known, Relation.LATENT, *built_in) == [({"B": "1"}, ""), ({"A": "1"}, "cheap")]
+
+
+def test_without_ranks_only_what_a_driver_reads_is_tried() -> None:
+    """NCCL's settings do nothing in a process without NCCL: "does not help" would be wrong."""
+    known = issue(
+        Remedy("a", {"NCCL_P2P_DISABLE": "1"}),
+        Remedy("b", {"HSA_ENABLE_IPC_MODE_LEGACY": "1"}),
+        Remedy("c", {"HSA_ENABLE_IPC_MODE_LEGACY": "0", "UCX_TLS": "tcp"}),
+    )
+    built_in = Workaround({"HIP_X": "1"}, "")
+    offered = tried(known, Relation.CONFIRMED, built_in, launch=None)
+    assert offered == [({"HSA_ENABLE_IPC_MODE_LEGACY": "1"}, "")]
 
 
 def test_only_what_is_right_for_the_version_is_tried() -> None:
