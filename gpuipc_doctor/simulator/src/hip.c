@@ -273,7 +273,13 @@ static const struct attribute_numbers numbers = {
 
 int hip_device_attribute(int *value, int attribute, int device)
 {
-    return value && attribute >= 0 ? device_attribute(&numbers, value, attribute, device) : INVALID_VALUE;
+    enum { POOLS_SUPPORTED = 88, VIRTUAL_MEMORY_SUPPORTED, POOL_HANDLE_TYPES = 91 };
+    int code = value && attribute >= 0 ? device_attribute(&numbers, value, attribute, device) : INVALID_VALUE;
+    bool is_of_6 = attribute == POOLS_SUPPORTED || attribute == VIRTUAL_MEMORY_SUPPORTED ||
+                   attribute == POOL_HANDLE_TYPES;
+    if (!code && is_of_6 && node()->hip_runtime && node()->hip_runtime < 60000000)
+        *value = 0; /* seen on 5.2.3 and 5.7.1, which has pools if HIP_MEM_POOL_SUPPORT=1 is set */
+    return code;
 }
 
 /* hipDeviceProp_tR0600. Only what is named is filled in; `_…` stands for limits of textures and the like. */
