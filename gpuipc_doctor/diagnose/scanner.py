@@ -442,8 +442,9 @@ def _readings(lines: Sequence[bytes], index: int) -> list[tuple[str, int, int]]:
     Twice if the lines are as long as a terminal is wide: unchanged, so that white space in a pattern matches
     a line end, and with broken words joined.
     """
-    low = max(0, index - REACH)
-    near = lines[low : index + REACH + 1]
+    reach = 1 if len(lines[index]) >= LONGEST else REACH  # not a terminal's wrapping
+    low = max(0, index - reach)
+    near = lines[low : index + reach + 1]
     width = max(map(len, near))
     first = last = index - low
     while first > 0 and _goes_on(near[first - 1], near[first], width):
