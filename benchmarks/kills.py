@@ -190,7 +190,8 @@ def role_of(pid: int) -> str:
 
 def kill_one(process: subprocess.Popen[bytes], find: Callable[[int], Sequence[int]], at: float) -> bool:
     """Whether there was one to kill at that time or later; ``find`` has those below the tool's process."""
-    time.sleep(max(0.0, at - time.monotonic()))
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(max(0.0, at - time.monotonic()))
     while process.poll() is None:
         if found := find(process.pid):
             with contextlib.suppress(ProcessLookupError):
