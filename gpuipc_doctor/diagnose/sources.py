@@ -22,6 +22,10 @@ from gpuipc_doctor.diagnose.scanner import BLOCK
 
 STDIN = "-"
 
+LONGEST_LINE = 1 << 24
+"""Bytes of a line, to within a block, that are searched."""
+TOO_LONG = f"has lines of more than {LONGEST_LINE >> 20} MiB; the rest of these lines was not searched"
+
 Blocks = Iterator[bytes | None]
 """Blocks of a log: bytes; empty if there is no new data; None if the log was replaced."""
 Pieces = Iterator[bytes | str | None]
@@ -143,7 +147,22 @@ class Log:
         text: Blocks = chain((sample,), rest)
         if records.is_json(sample):
             text = records.lines(text, lambda value: self._takes(name, value))
-        yield from text
+        yield from self._shortened(text)
+
+    def _shortened(self, blocks: Blocks) -> Blocks:
+        """Blocks without what follows the first `LONGEST_LINE` bytes of a line."""
+        length = 0
+        for block in blocks:
+            if block is None:
+                length = 0
+            elif length > LONGEST_LINE:
+                rest, newline, following = block.partition(b"\n")
+                block = rest[:1] + newline + following  # an empty block means no new data
+            if block:
+                length = len(block) - 1 - at if (at := block.rfind(b"\n")) >= 0 else length + len(block)
+            if length > LONGEST_LINE and TOO_LONG not in self.notes:
+                self.notes.append(TOO_LONG)
+            yield block
 
     def _takes(self, name: str, value: object) -> bool:
         """Whether the data is a dump of the Flight Recorder, which has no lines."""

@@ -84,7 +84,8 @@ def test_damaged_data_is_named(tmp_path: Path, name: str) -> None:
     assert len(said.splitlines()) == 1
 
 
-def test_a_bomb_is_read_a_block_at_a_time(tmp_path: Path) -> None:
+def test_a_bomb_is_read_a_block_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "LONGEST_LINE", 1 << 30)
     log = Log(str(written(tmp_path, gzip.compress(b"a" * 10_000 + b"\0" * 30_000_000))))
     blocks = [len(block or b"") for block in log.blocks()]
     log.close()
@@ -170,6 +171,19 @@ def test_a_file_that_grows_is_read_up_to_where_it_was(tmp_path: Path) -> None:
     log.close()
     assert data == TEXT
     assert log.notes == [f"grew while it was read; its first {len(TEXT)} bytes were read"]
+
+
+@pytest.mark.parametrize("name", ["", *FORMATS])
+def test_a_line_without_end_is_cut_and_the_next_ones_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(sources, "LONGEST_LINE", 2 * BLOCK)
+    text = b"first\n" + b"x" * (9 * BLOCK + 5) + b"\nbehind it\n" + b"y" * (BLOCK - 7) + b"\nlast\n"
+    data, notes = read(written(tmp_path, FORMATS[name](text) if name else text))
+    first, long, *rest = data.split(b"\n")
+    assert (first, rest) == (b"first", text.split(b"\n")[2:])
+    assert 2 * BLOCK < len(long) <= 3 * BLOCK + 9
+    assert notes == sources.TOO_LONG
 
 
 def test_a_file_that_shrinks_says_so(tmp_path: Path) -> None:
