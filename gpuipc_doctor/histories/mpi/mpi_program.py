@@ -213,6 +213,7 @@ static int (*driver(const char *name))() { return (int (*)())dlsym(library, name
 static void fail(const char *why)
 {
     printf("    %s\\nstep %d failed\\n", why, now); fflush(stdout);
+    sleep(1); /* the launcher may not forward what a rank printed just before it aborts */
     MPI_Abort(MPI_COMM_WORLD, 1); _exit(1);
 }
 static void hangs(int signal) { (void)signal; fail("hangs"); }

@@ -86,14 +86,16 @@ def met(ended: ProbeOutcome) -> Met | None:
     elif what == "hang":
         name, says = "", f"{role.operation} hung"
     else:
-        name = role.signal or f"exit {role.exit_code}"
-        says = f"{role.operation} ended the process: {name}"
+        name = role.signal or ("" if role.exit_code is None else f"exit {role.exit_code}")
+        says = f"{role.operation} ended the process{': ' * bool(name)}{name}"
     at = Disagreement(records["at"], what, records["do"], name, role.operation, f"{role.role}: {says}")
     return Met(records["trying"], at)
 
 
 def _alike(one: Disagreement, other: Disagreement) -> bool:
-    return (one.what, one.name) == (other.what, other.name)
+    """Whether both are of one kind; a launcher may not report the signal that ended a rank."""
+    is_unknown = one.what == "crash" and not (one.name and other.name)
+    return one.what == other.what and (is_unknown or one.name == other.name)
 
 
 # -- what is known ----------------------------------------------------------------------------------------

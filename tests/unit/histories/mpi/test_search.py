@@ -146,6 +146,23 @@ def test_rank_that_did_not_end_is_a_disagreement(ending: Ending, what: str, name
     assert (it.disagreement.what, it.disagreement.name, it.disagreement.call) == (what, name, "MPI_Recv")
 
 
+def test_crash_whose_signal_no_launcher_reports_is_the_same_crash() -> None:
+    """On a busy node Open MPI's launcher can end first: nobody then knows how the rank ended."""
+    search = found(large_receive)
+    [history] = search.tries
+    at = large_receive([operation for operation, _ in steps_of(history)])
+    known = ended(Ending.CRASHED, trying=0, at=at, do="recv")
+    untold = replace(known.roles["rank 1"], signal="", exit_code=None)
+    unknown = replace(known, roles={**known.roles, "rank 1": untold})
+    for one, other in ((known, unknown), (unknown, known)):
+        first = met(one)
+        assert first is not None
+        following = replace(search, first=first.disagreement).after(other)
+        assert following is not None
+        assert following.stage == "shrink"
+    assert first.disagreement.says == "rank 1: MPI_Recv ended the process"
+
+
 def test_rank_that_ended_before_any_operation_is_none() -> None:
     assert met(ended(Ending.CRASHED)) is None
     assert met(ended()) is None
