@@ -54,6 +54,11 @@ CURED = "mpi-hang-quiet"
 """The fault that is found where its cure is tried, below."""
 
 
+def at_once(library: str) -> pytest.MarkDecorator:
+    """Two workers share these tests: in one they took as long as all others in seven."""
+    return pytest.mark.xdist_group(f"mpi-faults-{list(LIBRARIES).index(library) % 2}")
+
+
 def runs() -> list[object]:
     """Each fault under one library, the libraries in turn but for what is `KNOWN`; `full`: every pair."""
     stated = {name: profile.load(name) for name in profile.names()}
@@ -65,7 +70,9 @@ def runs() -> list[object]:
         (ON_HIP, HIP_WITH, "hip"),
     }
     return [
-        pytest.param(*run, id="-".join(run), marks=[] if run in chosen else pytest.mark.full)
+        pytest.param(
+            *run, id="-".join(run), marks=[at_once(library), *([pytest.mark.full] * (run not in chosen))]
+        )
         for name in faulty
         for library, backend in [*on_cuda, (HIP_WITH, "hip")]
         for run in [(name, library, backend)]
