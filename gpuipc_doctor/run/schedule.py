@@ -115,8 +115,14 @@ class Schedule:
                         self._remember_hang(ended)
 
     def _in_line(self, waiting: Iterable[PlannedProbe]) -> list[PlannedProbe]:
-        """The probes in order of execution: on each device, those that still import libraries come last."""
-        return sorted(waiting, key=self._still_imports)
+        """The probes in order of execution.
+
+        Those started early come first, since nothing else can start early until they have run; those that
+        still import libraries come last on each device.
+        """
+        return sorted(
+            waiting, key=lambda planned: (planned.number not in self._ahead, self._still_imports(planned))
+        )
 
     def _still_imports(self, planned: PlannedProbe) -> bool:
         """Whether the probe's array library is still being imported, which takes seconds."""

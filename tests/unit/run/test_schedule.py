@@ -193,6 +193,32 @@ def test_what_waits_for_a_device_has_started_by_then_and_is_given_up_where_it_is
     assert session.told == ["first starts", "second starts", "first ends", end]
 
 
+class ImportsMeanwhile(InTurn):
+    """One whose imports are ready once the second probe has started."""
+
+    def has_imported(self, imports: Iterable[str]) -> bool:
+        return "second starts" in self.told
+
+
+def test_what_was_started_early_runs_before_what_has_imported_since() -> None:
+    session = ImportsMeanwhile()
+    running = schedule.Schedule(session, Silent(), time.monotonic() + LIMIT_S)  # type: ignore[arg-type]
+    running._quiet = Still(waits_itself=True)  # type: ignore[assignment]
+    ran: list[str] = []
+
+    def take(planned: PlannedProbe, ended: schedule.Ended) -> list[PlannedProbe]:
+        ran.append(planned.probe.name)
+        return []
+
+    probes = [
+        planned("cupy", FIRST, exclusive=True, imports=("cupy",)),
+        planned("first", FIRST, exclusive=True),
+        planned("second", FIRST, exclusive=True),
+    ]
+    running.run(probes, 1, take)
+    assert ran == ["first", "second", "cupy"]
+
+
 class EndsAhead(InTurn):
     """One in which the second probe ends before its turn; for good, if it cannot be killed."""
 
