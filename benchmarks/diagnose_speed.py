@@ -1,8 +1,8 @@
-"""Measure how fast `diagnose` reads logs, with and without Hyperscan, beside grep; prints Markdown.
+"""Measure how fast `diagnose` reads logs, with and without Hyperscan, compared with grep; prints Markdown.
 
     python benchmarks/diagnose_speed.py [--megabytes N] [--rounds N]
 
-Every figure is processor time of one core, the best of the rounds: other programs take away caches and clock.
+Every figure is processor time of one core in the best of the rounds: other load only makes a round slower.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ srun: error: nid{n}: task {s}: Exited with exit code {s}
 
 
 def lines(forms: str, count: int) -> Iterator[bytes]:
-    """Lines of these forms, by lot."""
+    """``count`` lines, each in a random one of these forms."""
     rng = random.Random(1)
     for _ in range(count):
         line = rng.choice(forms.splitlines(keepends=True)).format(
@@ -63,12 +63,12 @@ def lines(forms: str, count: int) -> Iterator[bytes]:
 
 
 def quiet_lines(count: int) -> Iterator[bytes]:
-    """Lines as jobs write them with all debug output on; nothing in them is known."""
+    """Lines of jobs with all debug output enabled, without any known issue."""
     return lines(DEBUG, count)
 
 
 def mixed_lines(count: int) -> Iterator[bytes]:
-    """Two quiet lines, and one that tells of an error."""
+    """Two quiet lines, then one that reports an error, and so on."""
     errors = lines(ERRORS, count // 3)
     for number, line in enumerate(quiet_lines(count - count // 3)):
         yield line
@@ -87,7 +87,7 @@ srun: error: nid{n}: task {s}: {words} {more}
 
 
 def worded_lines(count: int) -> Iterator[bytes]:
-    """Two quiet lines, and an error in words of its own: nearly every one is another kind of line."""
+    """Two quiet lines, then an error in random words, so that nearly every error has its own form."""
     rng = random.Random(2)
     words = sorted({w.decode() for line in prose() for w in re.findall(rb"[a-z]{4,12}", line)})[:5000]
     quiet = quiet_lines(count - count // 3)
@@ -103,19 +103,19 @@ def worded_lines(count: int) -> Iterator[bytes]:
 
 
 def known_lines() -> list[bytes]:
-    """The lines of a seed that libfabric wrote; a known issue is in each of them."""
+    """The lines of a seed log that libfabric wrote; each contains a known issue."""
     seed = (LOGS / "faulty" / "seed-001-cxi-device-memory.log").read_bytes().splitlines(keepends=True)
     return [line for line in seed if line.startswith(b"libfabric:")]
 
 
 def prose() -> list[bytes]:
-    """Lines of which few are alike: the sources of Python's library."""
+    """Mostly distinct lines: the source files of Python's standard library."""
     files = sorted(Path(os.__file__).parent.glob("*.py"))
     return [line for file in files for line in file.read_bytes().splitlines(keepends=True)]
 
 
 def write(path: Path, part: Iterable[bytes], size: int) -> None:
-    """The lines over and over, until the log has about ``size`` bytes."""
+    """Repeat the lines until the log has about ``size`` bytes."""
     block = b"".join(part)
     with path.open("wb") as file:
         for _ in range(max(1, size // len(block))):
@@ -123,9 +123,9 @@ def write(path: Path, part: Iterable[bytes], size: int) -> None:
 
 
 def seconds(prepare: Callable[[], Callable[[], object]], rounds: int) -> float:
-    """Processor seconds of this process and of those that it waited for, the best of the rounds.
+    """Processor seconds of this process and its ended children in the best of the rounds.
 
-    Without what it takes to prepare the work: expressions are compiled once for all logs, in 0.1 s.
+    Preparing the work is not counted: expressions are compiled once for all logs, in 0.1 s.
     """
     return min(_spent(prepare()) for _ in range(rounds))
 
@@ -142,7 +142,7 @@ def _used() -> float:
 
 
 def extended(pattern: str) -> str | None:
-    """A signature's expression as `grep -E` writes it; None where it has no such words."""
+    """A signature's expression in the syntax of `grep -E`; None if that cannot express it."""
     if re.search(r"\(\?(?!:)|[*+?}]\?|\\[AZ]|\\[sSd][^\]\[]*\]", pattern):
         return None
     for ours, theirs in ((r"\s", "[[:space:]]"), (r"\S", "[^[:space:]]"), (r"\d", "[0-9]"), ("(?:", "(")):
@@ -159,7 +159,7 @@ def grep(log: Path, expressions: Path) -> None:
 
 
 def peak_memory(log: Path) -> int:
-    """MB that a process needs at most to diagnose a log."""
+    """Peak memory in MB of a process that diagnoses a log."""
     program = (
         "import re, sys; from gpuipc_doctor import knownissues;"
         "from gpuipc_doctor.diagnose.examination import Examination;"

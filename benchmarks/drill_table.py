@@ -1,11 +1,11 @@
-"""Every fault on every driver, by the checks that meet it, and what came of it; in Markdown.
+"""Markdown table of every simulated fault: driver, checks that make the call, result.
 
     python benchmarks/drill_table.py --log FILE [--mpi-lib FILE] [--backend cuda|hip] [PROFILE]...
 
-A driver's fault gets the checks that make the faulted call and those that must find something, a fault of MPI
-or of libfabric the latter; a node that is odd, or on which nothing must be found, gets all. Faults of MPI get
-the share of memory or the sizes of messages that tests/e2e/test_mpi_faults.py gives them. Each outcome is a
-line of the log at once, and a kind that has one is not run again; the table is of all that is in there.
+For a driver's fault, run the checks that make the faulty call and the checks that must report it; for a fault
+of MPI or libfabric, only the latter; for an odd node, or one without expected findings, all checks. MPI's
+faults use the memory share or message sizes of tests/e2e/test_mpi_faults.py. Each result is written to the
+log at once, and a kind found there is not rerun; the table has the whole log.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What `fleet check` costs the host it runs on, by answers: summaries, and full reports as before; Markdown.
+"""Measure the cost of `fleet check` on its host, with summaries and with full reports; prints Markdown.
 
     python benchmarks/fleet_answers.py [--nodes 10000] [--full 200]
 
-Each node answers at once: an `ssh` or `srun` on PATH prints what `check` printed on two simulated nodes, one
-node in a hundred is bad; `srun` answers for the 128 nodes of a block. Processor seconds and memory are of the
-head alone, without the stubs. Full reports are asked of fewer nodes; what all would cost is calculated.
+Each node answers at once: an `ssh` or `srun` on PATH prints the output of `check` on two simulated nodes, and
+one node in a hundred is bad; `srun` answers for the 128 nodes of a block. Processor seconds and memory
+exclude these stand-ins. Fewer nodes send full reports; the cost for all nodes is extrapolated.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ BEGIN {{
     for (i = 1; i <= count; i++) show(nodes[i], "{place}/" (nodes[i] ~ /00$/ ? "bad" : "well") ".base64")
 }}
 """
-"""Prints what a step over a block prints: the answers, as `fleet.node_blocks` has them, and exit codes."""
+"""Awk functions that print a step's output over a block: answers (`fleet.node_blocks`) and exit codes."""
 HEAD = """
 import atexit, json, resource, sys
 from gpuipc_doctor.__main__ import main
@@ -61,7 +61,7 @@ main()
 
 
 def answers(place: Path, option: str, facts: int) -> None:
-    """What nodes print, well and bad; ``facts``: further ones of the well, each with a number of its own."""
+    """Write the output of a healthy and of a bad node; the healthy one has ``facts`` further random facts."""
     chaos = random.Random(0)
     more = {f"env:UCX_OPTION_{n}": (f"rc,ud,{chaos.randrange(10**9)}",) for n in range(facts)}
     for name, profile in {"well": "healthy-cuda", "bad": "nvidia-460.32.03"}.items():

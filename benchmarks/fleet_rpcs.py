@@ -1,8 +1,8 @@
-"""What `fleet check` asks of a slurmctld, by blocks and one srun a node, counted by sdiag; Markdown.
+"""Count the requests of `fleet check` to slurmctld, by blocks and with one srun a node; prints Markdown.
 
     python benchmarks/fleet_rpcs.py [--nodes 64]        # as root, with Slurm's daemons installed
 
-A real Slurm with so many slurmd on this machine; the tool on the nodes is a script that prints an answer.
+A real Slurm with this many slurmd on one machine; the tool on the nodes is a script that prints an answer.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from tests.slurm.cluster import Cluster
 DOCTOR = (sys.executable, "-m", "gpuipc_doctor")
 
 OWN = ("REQUEST_STATS_INFO", "REQUEST_PING", "MESSAGE_NODE_REGISTRATION_STATUS")
-"""Not caused by what is measured."""
+"""Requests that `fleet check` does not cause."""
 
 
 def counts(cluster: Cluster) -> dict[str, int]:
-    """Requests by their type, since the start of slurmctld."""
+    """Number of requests of each type since the start of slurmctld."""
     section = cluster.ask("sdiag").partition("by message type")[2].partition("by user")[0]
     found = re.findall(r"^\s+([A-Z_]+)\s+\(.*?\)\s+count:(\d+)", section, re.M)
     return {name: int(count) for name, count in found if name not in OWN}

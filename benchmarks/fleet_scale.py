@@ -1,10 +1,10 @@
-"""What a fleet of N nodes costs to fold, and to search for bad nodes in pairs; prints Markdown.
+"""Measure merging reports of N nodes and searching for bad nodes in pairs; prints Markdown.
 
     python benchmarks/fleet_scale.py [--nodes 100 1000 10000]
 
-Node reports are made of two of this tool's own runs on simulated nodes, with seeded faults, drift, slow nodes
-and nodes without a report. Each figure is of a process of its own, as a user starts it: CPU seconds (on a
-busy machine wall seconds say more of the others), wall seconds, and the most memory it has held.
+Node reports are copies of two of this tool's own runs on simulated nodes, with seeded faults, drift, slow
+nodes and nodes without a report. Each figure is of a separate process, as a user starts it: CPU seconds, wall
+seconds (on a busy machine, these mostly show the other load) and peak memory.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from gpuipc_doctor.report import report_json
 
 DOCTOR = [sys.executable, "-m", "gpuipc_doctor"]
 BAD, SLOW, SILENT, OTHER_DRIVER = 0.01, 0.002, 0.002, 0.005
-"""Parts of the nodes."""
+"""Fractions of the nodes."""
 
 
 def template(profile: str) -> NodeReport:
-    """What `check --all` says of a simulated node."""
+    """The node report of `check --all` on a simulated node."""
     command = [*DOCTOR, "check", "--all", "--simulate", profile, "--json"]
     ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     return summary.of(report_json.loads(ended.stdout), "", ended.returncode)
 
 
 def fleet(nodes: int, healthy: NodeReport, bad: NodeReport, *, upgraded: bool = False) -> list[NodeReport]:
-    """The same nodes each time; once ``upgraded`` with another driver, and other bad ones."""
+    """The same reports in each call; if ``upgraded``, with another driver and other bad nodes."""
     chaos = random.Random(nodes + upgraded)
     made = []
     for number in range(nodes):
@@ -98,7 +98,7 @@ def folding(sizes: Sequence[int]) -> None:
 
 
 def searching(sizes: Sequence[int]) -> None:
-    """Rounds and runs until all bad nodes are known, of which there is one in fifty."""
+    """Print the rounds and runs until all bad nodes are found, with one bad node in fifty."""
     print("| nodes | bad | way | rounds | runs | found |")
     print("|---|---|---|---|---|---|")
     for size in sizes:
@@ -122,7 +122,7 @@ def _pairs(nodes: Sequence[str], bad: set[str]) -> tuple[int, int, int]:
 
 
 def _bisection(nodes: Sequence[str], bad: set[str]) -> tuple[int, int, int]:
-    """Halves that fail are halved again, those of one level at a time; of one node, a proven one tells."""
+    """Halve failed groups down to one node, a round per level. Returns rounds, runs and bad nodes found."""
     level, rounds, runs, found = [list(nodes)], 0, 0, 0
     while level:
         rounds, runs = rounds + 1, runs + len(level)

@@ -1,11 +1,11 @@
-"""Feed damaged and odd inputs to every reader of files that others may have written; a Markdown table.
+"""Feed damaged and odd inputs to every reader of files from outside; prints a Markdown table.
 
     python benchmarks/fuzz_readers.py [--inputs N] [--seed N] [TARGET]...
 
-An input is a good one with a few changes: bytes and lines that are cut, doubled, exchanged or replaced by
-what is known to be awkward, and in JSON values of other kinds. A reader may refuse it in its own words or
-accept it; what was accepted is shown, as to a user, and nothing of it may make a terminal act. Any other end,
-and any input that takes longer than `LIMIT_S`, is told with the number that brings it back.
+An input is a valid one with a few changes: bytes and lines are cut, doubled, swapped or replaced by awkward
+ones, and in JSON values change their type. A reader may reject it with a message or accept it; an accepted
+input is printed as for a user, without control sequences. Any other result, and any input that takes longer
+than `LIMIT_S`, is reported with the number that reproduces it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tests.sample_reports import gpus, healthy, seed_002
 
 REPOSITORY = Path(__file__).parent.parent
 LIMIT_S = 20
-"""For one input; on a busy machine too."""
+"""For one input, also on a busy machine."""
 
 ACTED_UPON = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
@@ -51,21 +51,21 @@ AWKWARD = (
     *(b"", b"9" * 40, b'"', b": ", b"- ", b"\t", b"\r", b"\0", b"\xff", b"A" * 5000),
     *(b"\x1b[31m", "\x9b2J".encode(), "\u202e".encode()),
 )
-"""What readers stumble over, and what makes terminals act."""
+"""Texts that confuse readers or control terminals."""
 
 
 class Refused(Exception):
-    """The reader has said what is wrong."""
+    """The reader rejected the input with a message."""
 
 
 @dataclass(frozen=True)
 class Target:
     share: int
-    """Of a hundred inputs, how many."""
+    """Of a hundred inputs."""
     suffix: str
     seeds: tuple[bytes, ...]
     read: Callable[[Path], Iterable[str]]
-    """What is shown of a file that was accepted. Raises `Refused`."""
+    """The output for an accepted file. Raises `Refused`."""
 
 
 # -- the readers ----------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def _files(pattern: str) -> tuple[bytes, ...]:
 
 
 def _library() -> bytes:
-    """A small library that every Python has loaded from somewhere."""
+    """The smallest library that this Python has loaded."""
     maps = Path("/proc/self/maps").read_text().splitlines()
     names = {line.split(None, 5)[5] for line in maps if ".so" in line}
     return min((Path(name).read_bytes() for name in names), key=len)
@@ -183,7 +183,7 @@ def _library() -> bytes:
 
 
 def changed(seed: bytes, suffix: str, rng: random.Random) -> bytes:
-    """The seed with a change, or a few."""
+    """The seed with one or a few random changes."""
     data = seed
     if suffix == ".json" and rng.random() < 0.5:
         document = json.loads(seed)
@@ -198,7 +198,7 @@ def changed(seed: bytes, suffix: str, rng: random.Random) -> bytes:
 
 
 def _change_a_value(document: Any, rng: random.Random) -> None:
-    """Replace, double or remove a value somewhere in a JSON document."""
+    """Replace, double or remove a random value in a JSON document."""
     within: list[Any] = [document] if document else []
     for found in within:
         inner = found.values() if isinstance(found, dict) else found

@@ -1,9 +1,9 @@
-"""Measure how many operations a second random histories perform, on simulated nodes; prints Markdown.
+"""Measure operations per second of random histories, on simulated nodes; prints Markdown.
 
     python benchmarks/histories_speed.py [--rounds N] [--mpi-lib FILE]
 
-Operations per processor second of the whole command, beyond those of a short run: what starting costs is left
-out. The wall clock's figure is the check's own; beside other load it says little.
+The operations per processor second of the whole command, minus those of a short run, which excludes start-up.
+The wall seconds are the check's own; on a busy machine they mean little.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SHORT, LONG = 1500, 12_000
 
 
 def run(check: str, node: str, operations: int, *more: str) -> tuple[int, float, float]:
-    """Operations performed, processor seconds of the command, and seconds that the check says."""
+    """Operations performed, processor seconds of the command, and seconds that the check reports."""
     with tempfile.TemporaryDirectory() as folder:
         config, report = Path(folder, "site.yaml"), Path(folder, "report.json")
         config.write_text(f"options: {{{check}: {{seconds: 300}}}}\n")

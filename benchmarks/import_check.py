@@ -1,4 +1,4 @@
-"""What the workers of `worker_cost` run: nothing but imports, which a forked worker finds done."""
+"""A check for `worker_cost` that only imports modules; in a forked worker they are already imported."""
 
 from collections.abc import Iterable
 

@@ -1,7 +1,7 @@
-"""What `gpuipc-doctor job` costs the ranks that it examines; its time for 16 ranks on two nodes of a Slurm.
+"""Measure the cost of `gpuipc-doctor job` for the ranks it examines, and its time for 16 ranks under Slurm.
 
 ``python -m benchmarks.job_cost ranks`` and ``python -m benchmarks.job_cost nodes`` (GPUIPC_TEST_MPI names the
-MPI libraries; the second needs root and Slurm). Their figures are in benchmarks/planted_jobs.md.
+MPI libraries; the second needs root and Slurm). Results: benchmarks/planted_jobs.md.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ while True:
         told = time.monotonic()
         print(told, n, time.process_time(), flush=True)
 """
-"""A rank that computes, and tells how much it has done in how much processor time."""
+"""A rank that computes, and prints the amount of work and its processor time."""
 
 ROUNDS = 6
 JOB = (sys.executable, "-m", "gpuipc_doctor", "job")
 
 
 def ranks() -> None:
-    """Work per processor second while `job` examines it, in turn with as long without it."""
+    """Compare a rank's work per processor second while `job` examines it and for as long without `job`."""
     with tempfile.TemporaryDirectory() as place:
         log = Path(place) / "log"
         with log.open("w") as output:
@@ -76,7 +76,7 @@ def _rate(rows: list[tuple[float, ...]], begin: float, end: float) -> float:
 
 
 def nodes() -> None:
-    """16 ranks on two nodes: seconds from the command to the verdict."""
+    """Print the seconds from the command to the verdict for 16 ranks on two nodes."""
     print("| ranks wait by | planted | said | blamed | seconds |")
     print("|---|---|---|---|---|")
     for how, environment in (("polling", {}), ("yielding", RESTING)):

@@ -1,12 +1,12 @@
-"""SIGKILL one process of a check on AMD's own runtime, at random moments: is anything left, is VRAM back?
+"""SIGKILL one process of a check on AMD's own runtime at random moments, and report what is left.
 
     python -m benchmarks.kfd_kills rocm-5 [rocm-6 …] [--mpi-lib FILE] [--kills 100] [--seed N]     # as root
 
-Each runtime has one emulated node for all its runs (`tests.kfd.emulated`). After each run there must be
-none of the run's processes, nothing new in the node's /dev/shm and in its directory for temporary files,
-and as much free memory on each GPU as before, within 5 s. With an MPICH library, launchers and ranks are
-killed as well, on runtimes whose UCX has ROCm: their ranks send device memory. Prints a table in Markdown;
-exits with 1 if anything was left.
+Each runtime has one emulated node for all its runs (`tests.kfd.emulated`). Within 5 s after each run, no
+process of the run may be left, no new file in the node's /dev/shm or directory for temporary files, and each
+GPU must have as much free memory as before. With an MPICH library, launchers and ranks are also killed, on
+runtimes whose UCX has ROCm: their ranks send device memory. Prints a table in Markdown; exits with 1 if
+anything was left.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ MARK = "GPUIPC_KILLS"
 END_S = 600.0
 
 MPICH = {"MPIR_CVAR_CH4_NETMOD": "ucx", "MPIR_CVAR_NOLOCAL": "1"}
-"""Makes MPICH send device memory through UCX, also within a node."""
+"""Settings that make MPICH send device memory through UCX, also within a node."""
 
 THE_RUNTIMES = ("hsakmt_shared_mem", "sem.hsakmt_semaphore", "comgr-*")
-"""What AMD's runtime itself leaves: a segment and a semaphore of libhsakmt (ROCm 5) in /dev/shm, with or
-without a kill, and the temporary directory of a killed process that was compiling (libamd_comgr)."""
+"""AMD's runtime itself leaves a segment and a semaphore of libhsakmt in /dev/shm (ROCm 5), and the temporary
+directory of a process killed while compiling (libamd_comgr)."""
 
 BUT = " ".join(f"--ignore='{name}'" for name in THE_RUNTIMES)
 LOOK = f'stat -f -c "%a of %b blocks free" "$KFD_EMULATOR"/vram*; ls -A {BUT} /dev/shm "$TMPDIR"'
@@ -48,7 +48,7 @@ def victims(tool: int, kind: str) -> list[int]:
 
 @dataclass(frozen=True)
 class Command:
-    """Arguments of `gpuipc-doctor check`, and the kinds of process that are killed in turn."""
+    """Arguments of `gpuipc-doctor check`, and the kinds of process to kill in turn."""
 
     arguments: Sequence[str]
     victims: Sequence[str]
@@ -64,7 +64,7 @@ def commands(mpi_library: Path | None) -> list[Command]:
 
 
 class Ground:
-    """One emulated node, on which run after run of a command is killed."""
+    """One emulated node, on which repeated runs of a command are killed."""
 
     def __init__(self, node: EmulatedNode, command: Command) -> None:
         self._node, self._command = node, command
@@ -83,7 +83,7 @@ class Ground:
         return [] if now == self._clean else [f"was {self._clean!r}, is {now!r}"]
 
     def run(self, kind: str, after_s: float) -> tuple[bool, float, list[str]]:
-        """Whether one was killed; seconds that the run took; what was wrong afterwards."""
+        """Whether a process was killed; seconds that the run took; problems afterwards."""
         tag = f"{os.getpid()}-{random.getrandbits(30)}"
         command = [sys.executable, "-m", "gpuipc_doctor", "check", *self._command.arguments]
         began = time.monotonic()
@@ -106,14 +106,14 @@ class Ground:
         took_s = time.monotonic() - began
         if b"Traceback" in complained:
             wrong.append(complained[-600:].decode(errors="replace"))
-        if not kind:  # a runtime of which something bad is true
+        if not kind:  # also the codes of findings that this runtime has without a kill
             self._unharmed.add(process.returncode)
         if not killed and process.returncode not in self._unharmed:
             wrong.append(f"exit code {process.returncode}: {said[-2000:].decode(errors='replace')}")
         wrong += await_nothing(lambda: left_running(tag, MARK), VANISH_S)
         wrong += await_nothing(self._left, VANISH_S)
         if wrong:
-            self._clean = self._look()  # each run answers for what it leaves itself
+            self._clean = self._look()  # report leftovers once, not again in the next runs
         return killed, took_s, wrong
 
 

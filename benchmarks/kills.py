@@ -1,12 +1,11 @@
-"""SIGKILL one process of a run, of each kind and at random moments: is anything of the run left 5 s later?
+"""SIGKILL one process of a run, of each kind and at random moments, and report what is left 5 s later.
 
     python -m benchmarks.kills --mpi-lib FILE ... [--kills 70] [--only COMMAND]... [--seed N]     # as root
 
-The commands are `check` of all that shares memory, `check` with ranks of each MPI library, and `prolog`. Each
-run has a simulated node and a mount namespace of its own (see `reliability`). When the tool itself is
-killed, or has come to its end without the process that was, there must be none of its processes, and
-nothing in /dev/shm and the directories for temporary files. Prints a table in Markdown; exits with 1 if
-anything was left, or was said that is not so.
+The commands are all `check`s that share memory, `check` with ranks of each MPI library, and `prolog`. Each
+run has its own simulated node and mount namespace (see `reliability`). After the tool has ended, killed or
+not, there must be none of its processes and no files in /dev/shm and the directories for temporary files.
+Prints a table in Markdown; exits with 1 if anything was left or an answer was wrong.
 """
 
 from __future__ import annotations
@@ -46,13 +45,13 @@ IPC_CHECKS = ["ipc-handles", "ipc-reopen"]
 MPI_CHECKS = ["mpi-first-touch"]
 
 END_S = 300.0
-"""So long a check whose worker was killed may take to come to its end."""
+"""Time limit of a check whose worker was killed."""
 
 FOUND_NOTHING_BAD = (0, 3, 11)
-"""Exit codes on a healthy node: what was killed was not needed any more, or nothing could be told (ERROR)."""
+"""Exit codes on a healthy node: the killed process was not needed, or the check could not tell (ERROR)."""
 
 
-# -- whom to kill -----------------------------------------------------------------------------------------
+# -- processes to kill ------------------------------------------------------------------------------------
 
 
 def marker(pid: int) -> str:
@@ -91,7 +90,7 @@ OF_PROLOG = (THE_TOOL, "its child that does the work", "a keeper", "a stem", "a 
 
 @dataclass(frozen=True)
 class Command:
-    """What is run: its arguments but the node's, the node's profile, its victims, and faults of that node."""
+    """Arguments (without the node's), the node's profile and faults, and the kinds of process to kill."""
 
     arguments: Sequence[str]
     profile: str
@@ -111,7 +110,7 @@ class Command:
 
 @dataclass
 class Tried:
-    """What became of one run."""
+    """The result of one run."""
 
     killed: bool
     gone_s: float = 0.0
@@ -121,7 +120,7 @@ class Tried:
 
 
 def run(command: Command, victim: str, after_s: float, tag: str) -> Tried:
-    """Kill one such process so long after the start, or when there first is one; with "" none at all."""
+    """Kill one process of kind ``victim`` at ``after_s`` or its first appearance; none if it is ""."""
     site = Site(Path(tempfile.mkdtemp(prefix="kills-", dir=Path.home())))
     site.node(command.profile, *command.faults)
     site.write()
@@ -137,7 +136,7 @@ def run(command: Command, victim: str, after_s: float, tag: str) -> Tried:
 def run_within(
     holder: int, arguments: Sequence[str], is_prolog: bool, victim: str, after_s: float, tag: str
 ) -> Tried:
-    name = "SLURM_JOB_ID" if is_prolog else "GPUIPC_KILLS"  # which the prolog would drop
+    name = "SLURM_JOB_ID" if is_prolog else "GPUIPC_KILLS"  # the prolog would drop the latter
     there_before = left_in(holder)
     started = time.monotonic()
     process = subprocess.Popen(
@@ -174,12 +173,12 @@ def run_within(
 
 
 def those(pid: int, victim: str) -> list[int]:
-    """The processes of this kind, of the run whose tool has this number."""
+    """The processes of kind ``victim`` in the run of the tool with this pid."""
     return [pid] if victim == THE_TOOL else list(filter(VICTIMS[victim], below(pid)))
 
 
 def role_of(pid: int) -> str:
-    """The role of a worker, by its open journal; empty for other processes."""
+    """The role of a worker, from its open journal; empty for other processes."""
     with contextlib.suppress(OSError):
         for link in Path(f"/proc/{pid}/fd").iterdir():
             name, _, kind = link.readlink().name.partition(".")
@@ -189,7 +188,7 @@ def role_of(pid: int) -> str:
 
 
 def kill_one(process: subprocess.Popen[bytes], find: Callable[[int], Sequence[int]], at: float) -> bool:
-    """Whether there was one to kill at that time or later; ``find`` has those below the tool's process."""
+    """Kill a process of ``find(tool's pid)`` at that time or later; returns whether there was one."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(max(0.0, at - time.monotonic()))
     while process.poll() is None:
@@ -201,7 +200,7 @@ def kill_one(process: subprocess.Popen[bytes], find: Callable[[int], Sequence[in
     return False
 
 
-# -- all of them ------------------------------------------------------------------------------------------
+# -- all runs ---------------------------------------------------------------------------------------------
 
 
 def commands(mpi_libraries: Sequence[Path]) -> dict[str, Command]:

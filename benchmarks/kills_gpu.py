@@ -1,12 +1,12 @@
-"""SIGKILL an exporter, an importer or the tool on a real GPU: is a process, a file or device memory left?
+"""SIGKILL an exporter, an importer or the tool on a real GPU, and report what is left.
 
     python -m benchmarks.kills_gpu [--kills 20] [--seed N] [--simulate PROFILE]
 
-Each run is `check` of what shares memory. One process of it is killed at a random moment; 5 s after the tool
-has ended there must be none of its processes and files, and as much device memory in use as before (NVML; not
-asked with --simulate). A further run without a kill must then pass. Prints a table in Markdown; exits with 1
-if anything was left. Nothing else may write to the directories for temporary files meanwhile. `kills.py` does
-the same on simulated nodes, in namespaces of their own.
+Each run is `check` with the checks that share memory. One of its processes is killed at a random moment; 5 s
+after the tool has ended, there must be no process or file of it, and as much device memory in use as before
+(NVML; not measured with --simulate). A further run without a kill must then pass. Prints a table in Markdown;
+exits with 1 if anything was left. No other process may write to the directories for temporary files
+meanwhile. `kills.py` does the same on simulated nodes, each in its own namespaces.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def files() -> set[Path]:
 def run(
     node: list[str], victim: str, after_s: float, measure: Callable[[], list[int]]
 ) -> tuple[bool, list[str]]:
-    """Whether there was such a process to kill, and what is wrong afterwards; with victim "", none is."""
+    """Whether a process of kind ``victim`` was killed, and problems afterwards; "" kills none."""
     before, there_before, tag = measure(), files(), f"{os.getpid()}{random.getrandbits(30)}"
     process = subprocess.Popen(
         [sys.executable, "-m", "gpuipc_doctor", "check", *CHECKS, "--no-workarounds", *node],

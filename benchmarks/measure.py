@@ -3,7 +3,7 @@
     python benchmarks/measure.py [--simulate PROFILE] [--rounds N]
 
 References: ``python -c "import click"`` for start-up; `reopen_floor.c`, the steps of `ipc-reopen` in C
-without Python, for the check. Each figure is the median of the rounds, the two of a ratio taken in turn.
+without Python, for the check. Each figure is the median of the rounds; the two of a ratio run alternately.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def seconds(command: list[str], environment: dict[str, str] | None = None) -> fl
 def ratio(
     rounds: int, measured: list[str], reference: list[str], environment: dict[str, str]
 ) -> tuple[float, float]:
-    """Median seconds of both, run in turn after one unmeasured round."""
+    """Median seconds of both commands, run alternately after one unmeasured round."""
     seconds(reference, environment), seconds(measured, environment)
     pairs = [(seconds(measured, environment), seconds(reference, environment)) for _ in range(rounds)]
     measured_s, reference_s = zip(*pairs, strict=True)
@@ -64,7 +64,7 @@ def reopen(rounds: int, node: list[str], environment: dict[str, str]) -> None:
 
 
 def whole_run(rounds: int, node: list[str]) -> None:
-    """`check --all`: the run, and the sum over its probes for each check."""
+    """Measure `check --all`: the whole run, and the sum of each check's probes."""
     totals, per_check, statuses = [], defaultdict(list), set()
     for _ in range(rounds):
         started = time.monotonic()
@@ -105,7 +105,7 @@ def main() -> None:
 
     simulated = ["--simulate", options.simulate]
     with node(options.simulate) as prepared:
-        # The floor runs on a node of its own; the command makes one of its own, too.
+        # The floor runs on its own node; the command also creates its own.
         reopen(options.rounds, simulated, {**prepared.env, "CUDA_VISIBLE_DEVICES": "0"})
     whole_run(options.rounds, simulated)
 

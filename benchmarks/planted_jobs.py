@@ -1,4 +1,4 @@
-"""Real jobs with planted faults: what was planted, what `gpuipc-doctor job` said, and in how many seconds.
+"""Run real jobs with planted faults: the fault, the answer of `gpuipc-doctor job`, and its seconds.
 
 ``python -m benchmarks.planted_jobs [KIND…] >> benchmarks/planted_jobs.md`` (GPUIPC_TEST_MPI names the MPI
 libraries).

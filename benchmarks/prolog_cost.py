@@ -1,11 +1,11 @@
-"""Measure `gpuipc-doctor prolog` against what the driver alone costs, and say what each part costs; Markdown.
+"""Measure `gpuipc-doctor prolog` and each of its parts, compared with the driver's own cost; prints Markdown.
 
     python benchmarks/prolog_cost.py [--rounds N] [--gpus N]... [--json FILE] [--simulate PROFILE]
 
-The floor is `reopen_floor.c`, the steps of the prolog's one probe in C: for several GPUs so many floors at a
-time, one GPU visible to each; and the same with contexts of one queue, as the prolog's are. Floors, cold
-prolog (nothing remembered) and fresh prolog (the node has just passed) are run in turn; figures are medians.
-The parts are those of one more cold run, by its journals.
+The floor is `reopen_floor.c`, the steps of the prolog's one probe in C: for several GPUs as many floors at a
+time, each with one visible GPU; and the same with contexts of one queue, as in the prolog. Floors, cold
+prolog (no stored pass) and fresh prolog (the node has just passed) run in turn; figures are medians. The
+parts are measured in one further cold run, from its journals.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ COPIES = ("cuMemcpyHtoD", "cuMemcpyDtoH", "cuStreamSynchronize")
 
 
 def median_of(rounds: int, measured: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
-    """Seconds of each, run in turn after one round that does not count; sorted."""
+    """Sorted seconds of each command, run alternately after a warm-up round."""
     seconds: dict[str, list[float]] = defaultdict(list)
     for number in range(rounds + 1):
         for name, measure in measured.items():
@@ -67,7 +67,7 @@ def build_floor(directory: Path) -> str:
 
 
 def measure(gpus: int, rounds: int, floor: str, site: Path, node_env: Mapping[str, str]) -> dict[str, Any]:
-    """Floor, cold and fresh on the first ``gpus`` GPUs."""
+    """Seconds of the floors, the cold and the fresh prolog on the first ``gpus`` GPUs."""
     prolog = [sys.executable, "-I", "-m", "gpuipc_doctor", "prolog", "--config", str(site)]
     ids = ",".join(map(str, range(gpus)))
     state = site.with_name("state")
@@ -92,11 +92,11 @@ def measure(gpus: int, rounds: int, floor: str, site: Path, node_env: Mapping[st
     return {"gpus": gpus, "seconds": seconds, "parts": parts}
 
 
-# -- what each part costs: a process of its own, which does what the prolog's child does -------------------
+# -- cost of each part: a process of its own, which does the same as the prolog's child --------------------
 
 
 def once(site: Path, ids: str) -> None:
-    """One cold run with its journals kept; prints the seconds of each part as JSON."""
+    """Run one cold prolog with its journals kept, and print the seconds of each part as JSON."""
     entered = time.monotonic()
     from gpuipc_doctor.cli import options
     from gpuipc_doctor.cli.progress import Silent
@@ -136,7 +136,7 @@ def once(site: Path, ids: str) -> None:
 
 
 def parts_of(role: RoleOutcome) -> dict[str, float]:
-    """Seconds of a worker's life, by what it did."""
+    """Seconds of a worker's life, by activity."""
     calls = {call.operation: call.seconds for call in role.calls}
     named = {
         "cuInit": calls.get("cuInit", 0.0),

@@ -1,10 +1,9 @@
-"""How often `gpuipc-doctor prolog` catches a known-bad node on which others compute; a Markdown row.
+"""Measure how often `gpuipc-doctor prolog` finds a known-bad node under load; prints a Markdown row.
 
     python benchmarks/prolog_under_load.py [--runs N] [--load N] [--cores N] [--simulate PROFILE]
 
-So many processes that only compute keep so many processors busy, beside the prolog, which has the same
-processors, the default policy and the default budget. Nothing is remembered from one run to the next.
-Ctrl-C ends it with what was measured by then.
+--load busy processes share the processors with the prolog, which has the default policy and budget. Nothing
+is stored from one run to the next. Ctrl-C ends the measurement and prints the results so far.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def main() -> None:
 
 
 def run(runs: int, profile: str) -> tuple[collections.Counter[str], list[float]]:
-    """What came of each run (its line, where it did not drain), and how long each took, in seconds."""
+    """The result of each run (its line, if it did not drain), and its duration in seconds."""
     outcomes: collections.Counter[str] = collections.Counter()
     seconds: list[float] = []
     with tempfile.TemporaryDirectory() as name, contextlib.suppress(KeyboardInterrupt):

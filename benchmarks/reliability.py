@@ -1,10 +1,10 @@
-"""Run the prolog on hostile nodes: does it end in time with the right answer, and leave nothing behind?
+"""Run the prolog on hostile nodes: does it end in time with the correct answer, and leave nothing behind?
 
     python benchmarks/reliability.py [--runs 500] [--jobs 2] [--only KIND]... [--seed N]     # as root
 
-Each run has a node, a site config and a mount namespace of its own. Afterwards there must be none of its
-processes, nothing in /dev/shm and the directories for temporary files, no draft or torn line in its state and
-log, and no lock that is held. Prints a table in Markdown; exits with 1 if a run missed anything.
+Each run has its own node, site config and mount namespace. Afterwards there must be none of its processes, no
+files in /dev/shm and the directories for temporary files, no draft or torn line in its state and log, and no
+held lock. Prints a table in Markdown; exits with 1 if any run failed.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from gpuipc_doctor.supervise import tree
 
 BUDGET_S, DEADLINE_S = 15.0, 2.0
 LATE_S = 1.0
-"""After the budget, the prolog has so long to end."""
+"""The prolog must end this long after its budget."""
 
 VANISH_S = 5.0
-"""After a SIGKILL of the tool, what it had started has so long to be ended by its keeper."""
+"""The keeper must end the processes of a killed tool within this time."""
 
 POLICY = "on_fail: drain, on_error: log, on_budget: log, on_unkillable: log"
 PASSES, SAYS_ERROR, DRAINS = (0, " PASS "), (0, " ERROR "), (12, " FAIL ")
@@ -44,14 +44,14 @@ PASSES, SAYS_ERROR, DRAINS = (0, " PASS "), (0, " ERROR "), (12, " FAIL ")
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 PLACES = [Path(name) for name in ("/dev/shm", "/tmp", "/var/tmp", "/run")]  # noqa: S108 - each run's own
-"""Where temporary files may go. No two runs share them, so that what is left there is of that run."""
+"""Directories for temporary files. Each run has its own, so that leftovers belong to that run."""
 
 NEEDED = [
     path
     for path in dict.fromkeys((Path(sys.prefix), Path(gpuipc_doctor.__file__).parent.parent))
     if any(path.is_relative_to(place) for place in PLACES)
 ]
-"""What must be seen all the same."""
+"""Paths below `PLACES` that must stay visible."""
 
 FORK_BOMB = '''
 import os, signal, time
@@ -132,16 +132,16 @@ time_t time(time_t *result)
 
 @dataclass
 class Site:
-    """One run's own directory: site config, state, log, and what its kind of node needs."""
+    """One run's own directory: site config, state, log, and the files of its kind of node."""
 
     directory: Path
     lines: list[str] = field(default_factory=list)
     mounts: list[str] = field(default_factory=list)
     """Shell commands that set up the mount namespace."""
     before: Callable[[], None] | None = None
-    """Done when the config is written."""
+    """Called after the config was written."""
     disturb: Callable[[subprocess.Popen[bytes], random.Random], None] | None = None
-    """Done beside the prolog."""
+    """Called while the prolog runs."""
 
     @property
     def config(self) -> Path:
@@ -156,7 +156,7 @@ class Site:
         return self.directory / "var" / "log.jsonl"
 
     def node(self, profile: str, *faults: str) -> None:
-        """A simulated node with these faults."""
+        """Write a simulated node with these faults."""
         text = f"description: hostile\nextends: {profile}\nfaults: [{', '.join(faults)}]\n"
         (self.directory / "node.yaml").write_text(text)
 
@@ -243,12 +243,12 @@ def itself(pid: int, _: random.Random) -> list[int]:
 
 
 def all_of_ours_but_workers(pid: int, _: random.Random) -> list[int]:
-    """The guard and its child, all at once; the keeper is left."""
+    """The guard and its child, all at once, but not the keeper."""
     return [pid, *(child for child in below(pid) if b" prolog " in command_line(child))]
 
 
 def any_below(pid: int, chance: random.Random) -> list[int]:
-    """One of the processes below the tool, whichever."""
+    """A random process below the tool."""
     there = below(pid)
     return [chance.choice(there)] if there else []
 
@@ -268,7 +268,7 @@ def torn_state(site: Site) -> None:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of node, and what the prolog may answer on it: exit code and a word of the line."""
+    """A kind of node, and the answers that the prolog may give: exit code and a word of the line."""
 
     arrange: Callable[[Site], None]
     answers: tuple[tuple[int, str], ...]
@@ -302,7 +302,7 @@ KINDS: Mapping[str, Kind] = {
 
 
 def run(kind: Kind, seed: int, keep: Path | None = None) -> tuple[float, list[str]]:
-    """Seconds that one prolog on such a node took, and all that was wrong with it."""
+    """Seconds that one prolog on such a node took, and all its problems."""
     site = Site(Path(tempfile.mkdtemp(prefix="reliability-", dir=keep or Path.home())))
     kind.arrange(site)
     site.write()
@@ -311,7 +311,7 @@ def run(kind: Kind, seed: int, keep: Path | None = None) -> tuple[float, list[st
     try:
         with namespace(site) as holder:
             took, wrong = run_within(holder, site, kind.answers, seed)
-            if site.disturb:  # what a kill leaves half done, the next run has to cope with, and clear up
+            if site.disturb:  # the next run must cope with what a kill left half done, and remove it
                 site.disturb = None
                 wrong += run_within(holder, site, (PASSES,), seed)[1]
         wrong += torn(site)
@@ -325,7 +325,7 @@ def run(kind: Kind, seed: int, keep: Path | None = None) -> tuple[float, list[st
 def namespace(site: Site) -> Iterator[int]:
     """The pid of a process that holds the run's mounts: its own directories for temporary files, and more."""
     script = ["set -e", "mount --make-rprivate /"]
-    for number, path in enumerate(NEEDED):  # they stay where they are, whatever is mounted around them
+    for number, path in enumerate(NEEDED):  # keep these paths visible below the new mounts
         aside = site.directory / f"needed-{number}"
         aside.mkdir()
         script.append(f"mount --rbind {path} {aside}")
@@ -395,7 +395,7 @@ def await_nothing(find: Callable[[], list[str]], limit_s: float) -> list[str]:
 
 
 def left_running(tag: str, name: str = "SLURM_JOB_ID") -> list[str]:
-    """Processes that inherited this run's job id, or another variable that marks it."""
+    """Processes that inherited this run's job id, or another variable that marks the run."""
     wanted = f"{name}={tag}".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -407,7 +407,7 @@ def left_running(tag: str, name: str = "SLURM_JOB_ID") -> list[str]:
 
 
 def left_in(holder: int) -> set[str]:
-    """What lies in the run's own directories for temporary files."""
+    """Paths in the run's own directories for temporary files."""
     found = set()
     for place in PLACES:
         with contextlib.suppress(OSError):
@@ -416,7 +416,7 @@ def left_in(holder: int) -> set[str]:
 
 
 def torn(site: Site) -> list[str]:
-    """What is wrong with the files that stay."""
+    """Problems of the files left in the site's directory."""
     wrong = []
     for path in (site.directory / "var").rglob("*"):
         if not path.is_file() or path.name == "filler":
@@ -452,7 +452,7 @@ def below(pid: int) -> list[int]:
     return [process.pid for process in tree.descendants(pid) if process.state != "Z"]
 
 
-# -- all of them ------------------------------------------------------------------------------------------
+# -- all runs ---------------------------------------------------------------------------------------------
 
 
 def main() -> None:

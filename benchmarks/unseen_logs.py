@@ -1,10 +1,8 @@
-"""How many of other people's logs `diagnose` understands. unseen_logs.yaml says which logs these are.
-
-unseen_logs.md says what came of it.
+"""Measure how many foreign logs `diagnose` recognises. Logs: unseen_logs.yaml; results: unseen_logs.md.
 
     $ python benchmarks/unseen_logs.py --copies DIR --half first --each
 
-DIR holds a copy of each log as NAME.log. A copy that is not the one that was scored before is refused.
+DIR holds a copy of each log as NAME.log. A copy that differs from the one scored before is refused.
 """
 
 from __future__ import annotations
@@ -31,15 +29,15 @@ SETS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh")
 
 @dataclass(frozen=True)
 class Score:
-    """What was said of one log, beside what should have been."""
+    """Issues recognised in one log, and the expected ones."""
 
     name: str
     faulty: bool
     nameable: bool
-    """The lines show what the fault is; if not, no other issue than the expected ones may be found."""
+    """The lines show the cause of the fault; if not, only expected issues may be found."""
     expected: frozenset[str]
     close: frozenset[str]
-    """Half right: the component, with a less definite cause or a sibling."""
+    """Half correct: the component, with a less definite cause or a related issue."""
     beside: frozenset[str]
     """True remarks that neither help nor harm."""
     hints: frozenset[str]
@@ -47,7 +45,7 @@ class Score:
     sure: frozenset[str]
     """Found with high confidence."""
     trouble: bool
-    """Lines of trouble that no known issue explains were shown."""
+    """Error lines that match no known issue were shown."""
 
     @property
     def right(self) -> bool:

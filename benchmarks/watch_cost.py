@@ -1,10 +1,10 @@
-"""Measure what `gpuipc-doctor memory --watch` costs: processor time, memory, device memory; prints Markdown.
+"""Measure the cost of `gpuipc-doctor memory --watch`: processor time, memory, device memory; prints Markdown.
 
     python benchmarks/watch_cost.py [--simulate PROFILE] [--seconds N] [--interval N]
 
-The processor time is that of its whole tree of processes (itself, its keeper, its worker), beyond what it
-takes to start; with a terminal, as a person uses it. A real GPU's memory is read beside it by a process that
-has a context already, so what it takes there would show.
+The processor time is of its whole process tree (itself, its keeper, its worker), without its start-up; it
+runs on a terminal, as for a user. On a real GPU, another process that already has a context reads the used
+memory, so that device memory taken by the command would show.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from pathlib import Path
 
 TICKS = os.sysconf("SC_CLK_TCK")
 SETTLE_S = 3.0
-"""For its start, which is not what leaving it running costs."""
+"""Time for its start, which is not measured."""
 
 
 def tree(root: int) -> list[int]:
-    """A process and all below it."""
+    """The pids of a process and all its descendants."""
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-        except OSError:  # it has ended meanwhile
+        except OSError:  # the process has ended meanwhile
             continue
     found = [root]
     for pid in found:
@@ -45,7 +45,7 @@ def processor_seconds(pids: list[int]) -> float:
 
 
 def resident_mib(pids: list[int]) -> float:
-    """Their memory, what they share counted once (the sum of Pss)."""
+    """Memory of these processes in MiB, shared pages counted once (the sum of Pss)."""
     total = 0
     for pid in pids:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
@@ -55,7 +55,7 @@ def resident_mib(pids: list[int]) -> float:
 
 
 def device_used() -> int | None:
-    """Bytes in use on the first real GPU, by a context that is made before anything is measured."""
+    """Bytes in use on the first real GPU; the first call creates a context, before the measurement."""
     try:
         from gpuipc_doctor.api.gpu import BackendUnavailable
         from gpuipc_doctor.backends import open_backend

@@ -1,9 +1,9 @@
-"""Measure what starting workers costs, forked from a stem and by themselves, in one run; prints Markdown.
+"""Measure the cost of starting workers, forked from a stem and spawned, in one run; prints Markdown.
 
     python benchmarks/worker_cost.py [--simulate PROFILE] [--workers N] [--rounds N]
 
-Processor seconds of this process's ended children: what a worker takes that does nothing, beyond the first of
-its run, with each set of imports that is installed; and `check --all`. Both ways are taken in turn.
+Processor seconds of this process's ended children: for each set of installed imports, the cost of an idle
+worker after the first one of its run; and `check --all`. Forking and spawning alternate.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SETS = ((), ("cuda",), ("hip",), ("cuda", "cupy"), ("cuda", "torch"))
 
 @contextmanager
 def spawned() -> Iterator[None]:
-    """Inside the block no worker is forked from a stem."""
+    """Inside the block, all workers are spawned instead of forked from a stem."""
     fork = Stem.fork
     Stem.fork = lambda *_: None  # type: ignore[method-assign]
     try:
@@ -43,7 +43,7 @@ def spawned() -> Iterator[None]:
 
 
 def processor_s(run: Callable[[], object]) -> tuple[float, float]:
-    """Seconds in user mode and in the kernel that the ended children of this process took meanwhile."""
+    """User and system seconds of this process's children that ended during ``run``."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     run()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -60,7 +60,7 @@ def workers(imports: tuple[str, ...], count: int) -> None:
 
 
 def further(imports: tuple[str, ...], count: int) -> float:
-    """Seconds of each worker but the first."""
+    """Seconds per worker after the first."""
     return (
         sum(processor_s(lambda: workers(imports, 1 + count))) - sum(processor_s(lambda: workers(imports, 1)))
     ) / count
