@@ -1,4 +1,4 @@
-"""Chromium for a test: open a page, press keys, ask it things, take its picture."""
+"""Control a headless Chromium: open a page, press keys, evaluate JavaScript, take screenshots."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 PICTURES = Path(__file__).parents[1] / "build/pictures"
-"""Where pictures stay after a run of the tests, for a person to look at."""
+"""Screenshots stay here after a run of the tests, for a person to inspect."""
 
 KEYS = {"Enter": ("Enter", 13, "\r"), "Space": (" ", 32, " "), "Tab": ("Tab", 9, "")}
 
@@ -29,7 +29,7 @@ class Browser:
         self.call("Page.enable")
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """A command of the protocol, and its result."""
+        """Send a command of the protocol, and return its result."""
         self._number += 1
         session = {"sessionId": self._session} if self._session else {}
         message = {"id": self._number, "method": method, "params": parameters, **session}
@@ -40,7 +40,7 @@ class Browser:
         return answer["result"]  # type: ignore[no-any-return]
 
     def open(self, page: Path, width: int = 1280, height: int = 900) -> None:
-        """Load a page to its end."""
+        """Load a page, and wait until it is complete."""
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.call("Emulation.setDeviceMetricsOverride", **metrics)
         self.call("Page.navigate", url=page.as_uri())
@@ -55,19 +55,19 @@ class Browser:
         return answer["result"].get("value")
 
     def press(self, key: str) -> None:
-        """A key on what has the focus, as a person presses it."""
+        """Press and release a key; the focused element receives it."""
         name, code, text = KEYS[key]
         event = {"key": name, "code": key, "windowsVirtualKeyCode": code}
         self.call("Input.dispatchKeyEvent", type="keyDown", text=text, **event)
         self.call("Input.dispatchKeyEvent", type="keyUp", **event)
 
     def style(self, media: str = "", scheme: str = "light") -> None:
-        """Show the page as on a screen or (``print``) on paper, in the colours that a user prefers."""
+        """Show the page as on a screen or (``print``) on paper, in the user's preferred colours."""
         feature = {"name": "prefers-color-scheme", "value": scheme}
         self.call("Emulation.setEmulatedMedia", media=media, features=[feature])
 
     def picture(self, name: str) -> None:
-        """Keep what is seen as ``PICTURES/name``."""
+        """Save a screenshot as ``PICTURES/name``."""
         PICTURES.mkdir(parents=True, exist_ok=True)
         data = self.call("Page.captureScreenshot")["data"]
         (PICTURES / name).write_bytes(base64.b64decode(data))

@@ -1,10 +1,9 @@
-"""A stem of commands: it has imported what the command does and read the package's tables, and forks.
+"""A process with the command's modules imported, from which tests fork commands.
 
-To start Python, to import and to read takes longer than what most commands do. A fork is what a process of
-its own is: it runs a module as ``python -m`` does, with its own arguments, environment, directory, streams,
-and has nothing else open. It is a child of the stem, which reaps it: nobody in the process of the tests takes
-it for its own. Only what a process is given as it is executed stays the stem's: ``/proc/PID/cmdline``,
-``environ``.
+Starting Python, importing and reading tables takes longer than most commands do. A fork behaves like a new
+process: it runs a module as ``python -m`` does, with its own arguments, environment, directory and streams,
+and no other open file. It is a child of the stem, which reaps it, so the process of the tests does not count
+it among its own. Only what is fixed by exec stays the stem's: ``/proc/PID/cmdline`` and ``environ``.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ from gpuipc_doctor import knownissues
 from gpuipc_doctor.inventory import variables
 
 _AT_START = ("LD_", "GLIBC_", "MALLOC_", "PYTHON", "LANG", "LC_", "TZ")
-"""How variables begin that the loader, the C library and Python read once."""
+"""Prefixes of variables that the loader, the C library and Python read only once."""
 
 _HANDED_ON = ("Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "Cap", "NoNewPrivs", "Seccomp", "Cpus_all")
-"""How lines of ``/proc/self/status`` begin of what a process hands on to those that it starts."""
+"""Prefixes of lines in ``/proc/self/status`` with properties that child processes inherit."""
 
 _NAME = Path("/proc/self/comm")
 
@@ -43,12 +42,12 @@ _MOST_BYTES = 1 << 20
 class Stem:
     """Runs commands, one at a time; any thread may ask.
 
-    It starts when it is first wanted, and anew where it is gone: supervision ends and reaps what is below it,
-    and its tests have it do so in the process of the tests.
+    Started at first use, and restarted if it has ended: tests of supervision kill and reap every child of the
+    process of the tests.
     """
 
     def __init__(self, **variables: str) -> None:
-        """With these variables besides those of this process."""
+        """``variables``: set in addition to this process's environment."""
         self._turn = threading.Lock()
         self._environment = {**os.environ, **variables}  # no test has changed it yet
         self._process: subprocess.Popen[bytes] | None = None
@@ -58,7 +57,7 @@ class Stem:
     ) -> subprocess.CompletedProcess[str]:
         """``python -m module arguments`` as `subprocess.run` runs it, with ``capture_output`` and ``text``.
 
-        It has a process of its own where no fork is like it, and while another command runs.
+        Starts a new process instead of a fork if a fork would differ, or while another command runs.
         """
         command = [sys.executable, "-m", module, *map(str, arguments)]
         environment = dict(os.environ if env is None else env)
@@ -82,13 +81,13 @@ class Stem:
                 cwd=Path(__file__).parents[1],
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,  # Python looks once what its streams are
+                stdout=subprocess.PIPE,  # Python reads the kind of its streams once
                 stderr=subprocess.PIPE,
                 pass_fds=(theirs.fileno(),),
             )
 
     def close(self) -> str:
-        """End it, if it has started; returns what it has said on standard error."""
+        """End the stem, if started; returns its standard error."""
         if not self._process:
             return ""
         self._orders.close()
@@ -108,7 +107,7 @@ class Stem:
         return subprocess.CompletedProcess(command, int(told.split()[1]), output, errors)
 
     def _fork(self, order: bytes, timeout: float) -> list[bytes]:
-        """What the stem tells of the fork, its number and then how it ended, and what that one writes."""
+        """Send an order to the stem. Returns the fork's pid and exit code as text, its output and errors."""
         ours, theirs = zip(*(os.pipe() for _ in range(3)), strict=True)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             socket.send_fds(self._orders, [order], [*theirs, 0])
@@ -132,7 +131,7 @@ STEM = Stem()
 
 
 def _read(files: dict[int, bytes], until: float) -> None:
-    """Read these files to their ends."""
+    """Read these files to their ends; `TimeoutError` after the time ``until``."""
     with selectors.DefaultSelector() as still_open:
         for file in files:
             still_open.register(file, selectors.EVENT_READ)
@@ -148,7 +147,7 @@ def _read(files: dict[int, bytes], until: float) -> None:
 
 
 def _given(environment: Mapping[str, str]) -> object:
-    """All that a fork has of its stem, and a process of its own would have of us."""
+    """Everything that a fork inherits from the stem instead of from this process."""
     status = Path("/proc/self/status").read_text().splitlines()
     return (
         {name: value for name, value in environment.items() if name.startswith(_AT_START)},
@@ -170,7 +169,7 @@ def main(fd: int) -> None:
     gc.collect()
     gc.freeze()
     name = _NAME.read_text().strip()
-    _NAME.write_text("command-stem")  # no "python" that a test could take for one left behind
+    _NAME.write_text("command-stem")  # tests that search for leftover "python" processes must not find it
     if command := _serve(socket.socket(fileno=fd)):
         _NAME.write_text(name)
         sys.orig_argv[:], sys.argv[:] = command, command[2:]
@@ -178,7 +177,7 @@ def main(fd: int) -> None:
 
 
 def _serve(orders: socket.socket) -> list[str]:
-    """Be a stem. Returns its command in each fork, and none in the stem, at its end."""
+    """Fork on request until the requester closes its end. Returns the command in a fork, else []."""
     while True:
         order, files, *_ = socket.recv_fds(orders, _MOST_BYTES, 4)
         if not order:
@@ -197,7 +196,7 @@ def _serve(orders: socket.socket) -> list[str]:
 
 
 def _become(order: bytes, streams: list[int]) -> list[str]:
-    """Make this fork what a process is that was started by itself; returns its command."""
+    """Give this fork the state of a newly started process; returns its command."""
     for number, stream in zip((1, 2, 0), streams, strict=True):
         os.dup2(stream, number)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))

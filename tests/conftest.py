@@ -1,4 +1,4 @@
-"""What holds for every test: who needs what skips with the reason, and CI lets nothing skip unseen."""
+"""Hooks for all tests: missing requirements skip a test with the reason; in CI a skip fails."""
 
 import importlib.util
 import os
@@ -12,7 +12,7 @@ from zlib import crc32
 import pytest
 from hypothesis import settings
 
-settings.register_profile("moderate", max_examples=10, deadline=None)  # a busy machine is no mistake
+settings.register_profile("moderate", max_examples=10, deadline=None)  # a busy machine may be slow
 settings.register_profile("full", max_examples=200, deadline=None)
 settings.load_profile("moderate")
 
@@ -31,7 +31,7 @@ def has_module(name: str) -> bool:
 
 
 def has_slurm() -> bool:
-    path = f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin"  # where daemons are
+    path = f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin"  # directories of daemons
     programs = ("slurmctld", "slurmd", "srun", "munged")
     return os.geteuid() == 0 and all(shutil.which(program, path=path) for program in programs)
 
@@ -50,7 +50,7 @@ AMDHIP = next(Path("/usr/lib").glob("*/libamdhip64.so.5"), None)
 """AMD's real runtime, as Debian packages it."""
 
 ROOTS = Path(__file__).parents[1] / ".prefix"
-"""Where `make` puts the root file systems of Debian's releases."""
+"""Root file systems of Debian's releases, made by `make`."""
 
 
 def has_roots() -> bool:
@@ -75,29 +75,29 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     ),
     "slurm": (has_slurm, "needs Slurm's slurmctld, slurmd and srun, munge and root"),
 }
-"""For each marker, whether this machine has what it stands for, and what a skip says if not."""
+"""For each marker, whether this machine has what it requires, and the reason of the skip if not."""
 
 
 def pytest_configure() -> None:
-    """Hear signals that a shell in the background, or nohup, has this process ignore: commands would, too."""
+    """Restore SIGINT and SIGHUP: a background shell or nohup makes this process's children ignore them."""
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual)
 
 
 FULL_TURN = "GPUIPC_FULL_TURN"
-"""Variable, ``3/7``: with ``-m ''``, of the tests marked `full` only those of the fourth seventh run."""
+"""Variable, such as ``3/7``: with ``-m ''``, run only the fourth seventh of the tests marked `full`."""
 
 
-@pytest.hookimpl(tryfirst=True)  # the group becomes part of the name next
+@pytest.hookimpl(tryfirst=True)  # before xdist adds the group to the name
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests marked `full` that are not in turn.
+    """Deselect the tests marked `full` that are not in turn.
 
-    Of tests that start MPI's ranks or Slurm's daemons, many both, those of a file run in one worker.
+    Tests that start MPI ranks or Slurm's daemons run in one worker per file: they start many processes.
     """
     if in_turn := os.environ.get(FULL_TURN):
         turn, _, turns = in_turn.partition("/")
-        # By the name, so that a test keeps its turn whatever tests are added.
+        # Chosen by the test's name, so that a new test does not change the turn of the others.
         waiting = [
             item
             for item in items
@@ -118,7 +118,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
-    """With ``GPUIPC_REQUIRE=all``, turn a skip into a failure that tells the skip's reason."""
+    """With ``GPUIPC_REQUIRE=all``, turn a skip into a failure that shows the skip's reason."""
     is_skip = report.skipped and not hasattr(report, "wasxfail")
     if is_skip and os.environ.get("GPUIPC_REQUIRE") == "all":
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
@@ -127,7 +127,7 @@ def refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
-    """A whole file or program makes no name that a person could read or type."""
+    """The argument's name instead of a long text: a whole file or program is no readable test id."""
     return argname if isinstance(val, str | bytes) and len(val) > 60 else None
 
 
@@ -140,7 +140,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 
 def lacks_a_feature(item: pytest.Item, report: pytest.TestReport) -> bool:
-    """Whether a release of AMD's runtime, real or simulated, is too old for a test."""
+    """Whether a test was skipped because this release of AMD's runtime (or its simulation) is too old."""
     reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
     is_of_a_release = item.get_closest_marker("kfd") is not None or parameters.get("runtime") is not None

@@ -1,8 +1,8 @@
-"""Golden files: what a person was pleased to see once, and every change of it is looked at again.
+"""Golden files: output that a person has approved; a change must be approved again.
 
 ``check("matrix/one-device.txt", text)`` compares with ``tests/golden/matrix/one-device.txt``. With
-``GPUIPC_UPDATE_GOLDEN=1`` the file is written instead, and the test fails all the same where that changed
-anything, so that a forgotten variable cannot make a run green: read ``git diff``, then run again without.
+``GPUIPC_UPDATE_GOLDEN=1`` the file is written instead, and the test still fails if that changed anything, so
+that a forgotten variable cannot make a run pass: read ``git diff``, then run without it.
 """
 
 import difflib
@@ -15,7 +15,7 @@ DIRECTORY = Path(__file__).with_suffix("")
 
 
 def check(name: str, text: str) -> None:
-    """Fail, showing the difference, unless ``text`` is what the golden file ``name`` holds."""
+    """Fail, showing the difference, unless the golden file ``name`` contains ``text``."""
     assert "/pytest-of-" not in text, f"a path of this run is in what {name} would hold:\n{text}"
     path = DIRECTORY / name
     golden = path.read_text(encoding="utf-8") if path.exists() else ""

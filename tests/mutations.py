@@ -1,12 +1,12 @@
-"""Break every check, and what checks share, in one place after the other, and see that the tests notice.
+"""Mutation tests: break the checks and `api` in one place at a time; the unit tests must fail.
 
     python -m tests.mutations [CHECK | api/MODULE]...     # ipc-release, api/ledger; without a name, all
 
-Of a check, what concludes is broken: its judge and each function that this calls as a whole, where they may
-have nothing to say, and each decision in them. What runs in its workers is not: whether a role sees the fault
-that it looks for, the fault profiles show. Of a module of gpuipc_doctor/api, all functions are broken so.
-A break that no test of the check, or none in tests/unit/api/, notices is printed, and is a missing test; the
-exit code then is 1.
+In a check, the code that concludes is mutated: its judge and each function that this calls, by returning no
+findings and by changing each decision. Code of its workers is not: the fault profiles show whether a role
+sees its fault. In a module of gpuipc_doctor/api, all functions are mutated in the same way. A mutation that
+no test of the check, or none in tests/unit/api/, notices is printed: a test is missing. The exit code is then
+1.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ SAME = {
         "in pattern max in place of min(256, nbytes // PERIOD + 1)",
     ): "the same bytes, made slower",
 }
-"""By module, breaks that change nothing, and why."""
+"""(module, mutation) → why it changes nothing."""
 
 LIMIT_S = 300
-"""For tests of what is not broken."""
+"""For the tests of the original file."""
 
 PATIENCE = 8
-"""A break may make a loop endless; after so many times what its tests take, that is noticed, too."""
+"""A mutation may make a loop endless: a run that takes this many times the original's counts as a failure."""
 
 OPPOSITE: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.GtE,
@@ -58,7 +58,7 @@ OTHER |= {one: other for other, one in OTHER.items()}
 
 
 def breaks(file: Path) -> Iterator[tuple[int, str, ast.Module]]:
-    """Line, what is broken there, and the module that has this one break."""
+    """(line, description, mutated module) for each mutation of a file."""
     tree = ast.parse(file.read_text())
     concludes = None if file.parent == API else _reached_from_classes(tree)
     for place, function in enumerate(ast.walk(tree)):
@@ -74,7 +74,7 @@ def breaks(file: Path) -> Iterator[tuple[int, str, ast.Module]]:
 
 
 def _nothing(function: ast.FunctionDef) -> str:
-    """What it returns where it has nothing to say, if its findings or the like may be none."""
+    """The value that the function returns for "no finding", as source; empty if it has none."""
     returns = ast.unparse(function.returns) if function.returns else ""
     if not re.search("Finding|Evidence|Measurement|Series", returns):
         return ""
@@ -83,14 +83,14 @@ def _nothing(function: ast.FunctionDef) -> str:
 
 
 def _is_abstract(function: ast.FunctionDef) -> bool:
-    """Whether it says nothing itself: another class does, if any."""
+    """Whether the function only declares an interface that subclasses implement."""
     *_, last = function.body
     is_text = isinstance(last, ast.Expr) and isinstance(last.value, ast.Constant)
     return is_text or isinstance(last, ast.Raise) or ast.unparse(last) == "return ()"
 
 
 def _reached_from_classes(tree: ast.Module) -> set[ast.FunctionDef]:
-    """The methods of the check, and the functions that they call or that those call; no role functions."""
+    """The methods of the check, and functions that they call, also indirectly; no role functions."""
     functions = {
         definition.name: definition for definition in tree.body if isinstance(definition, ast.FunctionDef)
     }
@@ -158,7 +158,7 @@ def _return(value: str, node: Any) -> None:
 
 
 def _with(tree: ast.Module, place: int, inner: int, change: Any) -> ast.Module:
-    """A copy of the tree, changed at the ``inner``-th node of the function that is its ``place``-th."""
+    """A copy of the tree, with ``change`` applied to node ``inner`` of function ``place`` (`ast.walk`)."""
     changed = copy.deepcopy(tree)
     function = list(ast.walk(changed))[place]
     change(list(ast.walk(function))[inner])
@@ -166,7 +166,7 @@ def _with(tree: ast.Module, place: int, inner: int, change: Any) -> ast.Module:
 
 
 def is_noticed(file: Path, broken: ast.Module | None, limit_s: float = LIMIT_S) -> bool:
-    """Whether the tests of a file fail with this in its place. In a process of its own."""
+    """Whether the tests of a file fail with this module in its place. They run in a forked process."""
     if not (pid := os.fork()):
         _test(file, broken)
     until = time.monotonic() + limit_s

@@ -1,4 +1,4 @@
-"""Node reports as fleets leave them, for the tests of what is made of them; and arbitrary ones."""
+"""Sample node reports for tests, and generators of arbitrary reports."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests import golden
 
 CHECKS = ("known-versions", "ipc-reopen")
 SOUND, FAULTY = "nvidia-450.102.04", "nvidia-460.32.03"
-"""The simulated nodes that the samples are of, looked at with those checks: `tests/e2e/test_sample_fleets.py`
-holds the samples to what the tool says of them."""
+"""The simulated nodes of the samples, and their checks: `tests/e2e/test_sample_fleets.py` compares the
+samples with the tool's current output."""
 
 
 def kept(report: NodeReport) -> str:
-    """What is kept of a node's report as a sample: what is the same on every run, and real to look at."""
+    """A node's report as sample text, with fixed values for whatever changes between runs."""
     facts = {name: found for name, found in report.facts.items() if not name.startswith("env:")}
     started = "2026-11-20T11:02:33+01:00"
     same = {"host": "", "started": started, "elapsed_s": 21.4, "tool": "0.1.0", "simulated": ""}
@@ -39,7 +39,7 @@ NEW_DRIVER = {**HEALTHY.facts, "nvidia-driver": ("470.57.02",), "cuda-driver": (
 
 
 def a_fleet() -> list[NodeReport]:
-    """Forty nodes: two bad, one of another driver, three silent."""
+    """Forty nodes: two bad, one with another driver, three without a report."""
     reports = [named(HEALTHY, f"nid{n:04}") for n in range(35)]
     reports[7] = named(HEALTHY, "nid0007", facts=OTHER_DRIVER)
     reports += [named(BAD, f"nid{n:04}") for n in (35, 36)]
@@ -51,7 +51,7 @@ def a_fleet() -> list[NodeReport]:
 
 
 def timed(reports: list[NodeReport], usual: float = 2.0, **slow: float) -> list[NodeReport]:
-    """With a figure each, and another one for those that stand out."""
+    """The reports with a latency of ``usual``, or of ``slow[node]``."""
     return [
         named(
             report,
@@ -79,7 +79,7 @@ CAUSES = (
 
 
 def ten_thousand(*, failing: int = 0, silent: int = 0, differing: bool = False) -> list[NodeReport]:
-    """The others pass, and skip two checks; ``differing``: each silent node has a reason of its own."""
+    """10,000 nodes, most of them healthy; ``differing``: each silent node has another reason."""
     skips = {skipped.check: skipped.status for skipped in SKIPPED}
     healthy = named(HEALTHY, "", checks={**HEALTHY.checks, **skips}, findings=SKIPPED)
     reports = []
@@ -100,8 +100,8 @@ def ten_thousand(*, failing: int = 0, silent: int = 0, differing: bool = False) 
 
 
 def upgraded() -> list[NodeReport]:
-    """The same forty a day after: most have a new driver, one bad node is mended, two were given the bad
-    driver, one node is lost, one has come back and one is new."""
+    """The same forty nodes one day later: most have a new driver, one bad node is repaired, two now have the
+    bad driver, one node is lost, one is back and one is new."""
     after = {}
     for report in a_fleet():
         if report.state is State.REPORTED and report.node not in ("nid0011", "nid0036"):
@@ -154,4 +154,4 @@ _silent = st.builds(summary.silent, st.just(""), st.sampled_from(list(State)[1:]
 fleets = st.lists(st.one_of(_reported, _silent), min_size=1, max_size=8).map(
     lambda reports: [named(one, f"n{number}") for number, one in enumerate(reports)]
 )
-"""Arbitrary ones, of nodes n0 to n7."""
+"""Arbitrary reports of nodes n0 to n7."""

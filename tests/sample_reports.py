@@ -1,4 +1,4 @@
-"""Reports as runs leave them, for the tests of what is made of reports; and arbitrary ones for properties."""
+"""Sample reports for tests, and generators of arbitrary reports for property tests."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -142,7 +142,7 @@ def reopen_failure(subject: tuple[Device, ...], probe: str) -> Result:
 def ended_badly(
     check: str, subject: tuple[Device, ...], probe: str, elapsed_s: float, roles: tuple[RoleOutcome, ...]
 ) -> Result:
-    """What the engine makes of a probe whose last role is to blame."""
+    """The engine's result for a probe whose last role is to blame."""
     by_name = {role.role: role for role in roles}
     outcome = ProbeOutcome(probe, subject, {}, by_name, roles[-1].role, elapsed_s, deadline_s=10.0)
     labels = tuple(device.label for device in subject)
@@ -180,7 +180,7 @@ def hung(check: str, operation: str, device: Device, after_s: float = 10.0) -> R
 
 
 def seed_002() -> Report:
-    """Four GPUs under driver 460.32.03: the second open fails, the controls pass."""
+    """Four GPUs with driver 460.32.03: the second open fails, the controls pass."""
     devices = gpus(4, name="GH200 120GB")
     base = healthy(
         devices,
@@ -355,7 +355,7 @@ def reports_of(ids: list[str]) -> st.SearchStrategy[Report]:
 
 
 reports = st.lists(IDS, min_size=1, max_size=6, unique=True).flatmap(reports_of)
-"""Arbitrary reports, with texts that nobody should send to a terminal."""
+"""Arbitrary reports, with texts that contain control sequences."""
 
 PROPERTY = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-"""For properties of arbitrary reports, which are large: how long one takes says more of the machine."""
+"""Settings for properties of these large reports: the time for one mostly shows the machine."""

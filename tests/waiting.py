@@ -1,4 +1,4 @@
-"""Wait for what a test is about: for a condition, never for a while."""
+"""Wait for conditions instead of fixed times."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import TypeVar
 T = TypeVar("T")
 
 LIMIT_S = 500.0
-"""Longer than any load makes anything take, and short of the limit of a test."""
+"""Longer than anything takes under load, but shorter than the time limit of a test."""
 
 
 LOAD_S = 20.0
-"""What a busy machine may add to seconds that are promised, where what is ended would else last for ever. How
-well the promise is kept, benchmarks/reliability.py shows."""
+"""Seconds that a busy machine may add to a promised time, in tests where a missing end would last for ever.
+benchmarks/reliability.py measures how well the promise is kept."""
 
 
 def until(what: str, look: Callable[[], T], limit_s: float = LIMIT_S) -> T:
-    """What ``look`` returns as soon as that is true of it; an assertion fails after ``limit_s``."""
+    """Call ``look`` until its result is true, and return the result; an assertion fails after ``limit_s``."""
     end = time.monotonic() + limit_s
     while not (seen := look()):
         assert time.monotonic() < end, f"after {limit_s} s still not: {what}"
