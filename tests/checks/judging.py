@@ -1,8 +1,7 @@
-"""What every check's unit tests need: a check by its id, devices, and what it concludes and plans.
+"""Helpers of the checks' unit tests: a check by its id, devices, findings and planned probes.
 
-The tests beside this file, one for each check, hold what it concludes from a probe that completed, given what
-its roles recorded: good and bad. That the records themselves are right is for the tests of the whole command,
-on simulated faults.
+The tests beside this file, one module per check, test the findings for given records of a completed probe.
+Tests of the whole command, on simulated faults, show that workers record the right things.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ def ledger(
     device: str = "cuda:0",
     moves: bool = True,
 ) -> dict[str, Json]:
-    """What a role recorded that kept a ledger: by end, the bytes that were missing, or more of it."""
+    """The records of a role with a ledger. ``entries``: end → missing bytes, or the whole entry."""
     told = {end: {"missing": one} if isinstance(one, int) else one for end, one in entries.items()}
     rises = [[0, 38 * MIB if moves else 0]]
     return {"ledger": {"device": device, "rises": rises, "entries": told, "loops": loops, "sizes": [0, 0]}}
@@ -94,7 +93,7 @@ def ledger(
 def each_round(
     what: str, rounds: int = 64, times: int = 1, **figures: Callable[[int], float]
 ) -> dict[str, Json]:
-    """What a role recorded that was `watched`: by figure, what its process had after a round's number."""
+    """The records of a `watched` role. ``figures``: name → its value after round number n."""
     flat = dict.fromkeys(("descriptors", "threads", "addresses", "host"), lambda _: 0)
     last = range(2 * rounds // 3, rounds)
     samples = {name: [of(number) for number in last] for name, of in {**flat, **figures}.items()}

@@ -1,4 +1,4 @@
-"""What the check allocator-growth concludes from what its roles recorded, and what it plans."""
+"""Tests of check allocator-growth: planned probes, and findings from recorded results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def growth(
     waited_s: float = 0.1,
     **left: Json,
 ) -> list[Finding]:
-    """``used``: MiB in each round, then when all is freed, and twice after giving back."""
+    """``used``: MiB after each round, then after freeing everything, and twice after releasing the cache."""
     samples = {
         "used": [mib * MIB for mib in used],
         "reserved": [mib * MIB for mib in used],
@@ -43,7 +43,7 @@ def growth(
     return conclude("allocator-growth", records, ONE, "MemoryPool")
 
 
-def test_how_much_is_held_is_the_most_of_the_later_rounds() -> None:
+def test_held_memory_is_the_maximum_of_the_later_rounds() -> None:
     (finding,) = growth([200, *[700] * 5, *[500] * 7, *[600] * 7, 600, 0, 0])
     assert sentences.summary(finding) == "MemoryPool: levels off at 3.0 times the allocated memory"
 
@@ -52,7 +52,7 @@ def test_how_much_is_held_is_the_most_of_the_later_rounds() -> None:
     ("figure", "status"),
     [("descriptors", Status.FAIL), ("threads", Status.WARN)],
 )
-def test_a_process_that_loses_with_each_round_is_found(figure: str, status: Status) -> None:
+def test_process_that_leaks_each_round_is_found(figure: str, status: Status) -> None:
     left = each_round("round", 120, **{figure: lambda number: number})
     (finding,) = growth([*LEVEL, 600, 0, 0], **left)
     assert finding.status is status
@@ -62,7 +62,7 @@ CLIMBING = [200 + 20 * n for n in range(20)]
 LEVEL = [200, 300, 400, *[600] * 17]
 
 
-def test_a_cache_that_levels_off_and_comes_back_passes_and_tells_what_giving_back_waits_for() -> None:
+def test_cache_that_levels_off_and_is_released_passes_and_reports_the_wait() -> None:
     (finding,) = growth([*LEVEL, 600, 0, 0])
     assert finding.status is Status.PASS
     assert sentences.summary(finding) == "MemoryPool: levels off at 3.0 times the allocated memory"
@@ -86,21 +86,21 @@ def test_a_cache_that_levels_off_and_comes_back_passes_and_tells_what_giving_bac
         ([200, 900, *[1300] * 18, 1300, 0, 0], 0, Status.WARN),
     ],
 )
-def test_growth_is_the_programs_only_where_its_end_takes_it_along(
+def test_growth_is_the_programs_only_if_its_exit_releases_it(
     used: Sequence[float], others: int, status: Status
 ) -> None:
     assert statuses(growth(used, others)) == [status]
 
 
-def test_what_comes_back_late_is_told_beside_what_was_seen() -> None:
+def test_late_release_is_reported_with_the_evidence() -> None:
     assert statuses(growth([*LEVEL, 600, 0, 0], waited_s=4.0)) == [Status.PASS, Status.WARN]
 
 
-def test_nobody_can_tell_by_a_counter_that_does_not_move() -> None:
+def test_counter_that_does_not_move_is_an_error() -> None:
     assert statuses(growth([*CLIMBING, 580, 400, 400], moves=False)) == [Status.ERROR]
 
 
-def test_what_was_sampled_is_drawn_with_its_marks() -> None:
+def test_samples_are_drawn_with_marks() -> None:
     program = {
         "live": 200 * MIB,
         "samples": {

@@ -1,4 +1,4 @@
-"""What the check allocator-ipc concludes from what its roles recorded, and what it plans."""
+"""Tests of check allocator-ipc: planned probes, and findings from recorded results."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ SHARED = {
     ("missing", "status"),
     [(0, Status.PASS), (20 * MIB, Status.FAIL), (70 * MIB, Status.ERROR), (-70 * MIB, Status.ERROR)],
 )
-def test_only_what_was_shared_can_be_kept(missing: int, status: Status) -> None:
+def test_missing_memory_is_a_fail_only_up_to_the_shared_size(missing: int, status: Status) -> None:
     told = ledger({"the importer had closed everything": missing})
     assert ipc("PyTorch", **{**SHARED, **told}).status is status
 
 
-def test_what_came_with_a_block_that_was_shared_is_told() -> None:
+def test_shared_handle_and_kept_memory_are_evidence() -> None:
     assert sentences.evidence(ipc("PyTorch", **SHARED)) == (
         "two blocks of 3 MiB share one handle, at offsets 0, 3145728",
         "while open, the blocks kept 20 MiB in use that the allocator had released",
@@ -53,12 +53,12 @@ def test_what_came_with_a_block_that_was_shared_is_told() -> None:
         (["1 B wrong"], {"wrong": [], "exchanged": []}, "writes-lost"),
     ],
 )
-def test_wrong_data_fails_on_either_way(exporter: Json, importer: Json, key: str) -> None:
+def test_wrong_data_fails_in_both_directions(exporter: Json, importer: Json, key: str) -> None:
     finding = ipc("PyTorch", importer, **{**SHARED, "exchanged": exporter})
     assert (finding.status, finding.key) == (Status.FAIL, key)
 
 
-def test_pytorch_is_tried_with_expandable_segments_too() -> None:
+def test_pytorch_is_also_tested_with_expandable_segments() -> None:
     facts = (
         Fact("pytorch", "2.11.0", "torch-2.11.0.dist-info"),
         Fact("cupy", "14.2.0", "cupy_cuda13x.dist-info"),
@@ -77,5 +77,5 @@ def test_pytorch_is_tried_with_expandable_segments_too() -> None:
         ("PyTorch expandable", "vmm", Status.PASS),
     ],
 )
-def test_a_refusal_is_bad_where_none_was_documented_or_chosen(probe: str, kind: str, status: Status) -> None:
+def test_refusal_fails_unless_documented_or_chosen(probe: str, kind: str, status: Status) -> None:
     assert ipc(probe, refused="INVALID_VALUE", kind=kind, chosen_by="SETTING=x").status is status

@@ -1,4 +1,4 @@
-"""What the check allocator-pressure concludes from what its roles recorded, and what it plans."""
+"""Tests of check allocator-pressure: planned probes, and findings from recorded results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pressure(**changes: Any) -> list[Finding]:
 
 
 KEPT = {"found": {"key": "keeps", "says": "30 MiB kept", "values": {}}, "missing": 0}
-"""What a first run lost."""
+"""Results of a first run that lost memory."""
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ KEPT = {"found": {"key": "keeps", "says": "30 MiB kept", "values": {}}, "missing
         ([], "the allocator never needed to release its cache"),
     ],
 )
-def test_what_it_gave_back_under_pressure_is_told(releases_s: list[float], says: str) -> None:
+def test_memory_released_under_pressure_is_reported(releases_s: list[float], says: str) -> None:
     (finding,) = pressure(releases_s=releases_s)
     assert sentences.evidence(finding) == (says,)
 
@@ -63,11 +63,11 @@ def test_what_it_gave_back_under_pressure_is_told(releases_s: list[float], says:
         ({"kept": 30 * MIB, "moves": False}, [Status.ERROR]),
     ],
 )
-def test_pressure_tells_whose_memory_is_missing(changes: dict[str, Any], statuses: list[Status]) -> None:
+def test_pressure_shows_whose_memory_is_missing(changes: dict[str, Any], statuses: list[Status]) -> None:
     assert [finding.status for finding in pressure(**changes)] == statuses
 
 
-def test_what_was_sampled_is_drawn_with_its_marks() -> None:
+def test_samples_are_drawn_with_marks() -> None:
     program = {
         "room": 1000 * MIB,
         "samples": {

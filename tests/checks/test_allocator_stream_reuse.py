@@ -1,4 +1,4 @@
-"""What the check allocator-stream-reuse concludes from what its role recorded."""
+"""Tests of check allocator-stream-reuse: findings from recorded results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def reuse(unguarded: Mapping[str, list[str]] = RACED, guarded: Mapping[str, list
     return finding
 
 
-def test_guards_that_hold_pass_beside_a_race_that_was_seen() -> None:
+def test_working_guards_pass_if_a_race_was_seen_without_them() -> None:
     finding = reuse()
     assert finding.status is Status.PASS
     assert (
@@ -35,7 +35,7 @@ def test_a_guard_that_fails_once_fails_and_is_named_with_its_size() -> None:
     assert sentences.evidence(finding) == ("pool per stream, 4194304 B: 2 of 4 wrong, 7 B wrong",)
 
 
-def test_a_race_that_was_not_seen_at_one_size_proves_nothing() -> None:
+def test_race_not_seen_at_one_size_proves_nothing() -> None:
     finding = reuse(unguarded={**RACED, "65536": []})
     assert finding.status is Status.SKIP
     assert "(65536 B)" in sentences.summary(finding)

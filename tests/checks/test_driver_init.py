@@ -1,4 +1,4 @@
-"""What the check driver-init concludes from what its roles recorded, and what it plans."""
+"""Tests of check driver-init: planned probes, and findings from recorded results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def initialised(
     return conclude("driver-init", {"driver": seen}, (), "cuda", backend="cuda", required=False)
 
 
-def test_it_is_asked_before_a_job_of_each_backend() -> None:
+def test_prolog_tests_each_backend() -> None:
     probes = check("driver-init").probes(Context(options={"backends": ["cuda", "hip"], "required": True}))
     assert [(probe.name, probe.params["backend"]) for probe in probes if isinstance(probe, Probe)] == [
         ("cuda", "cuda"),
@@ -45,7 +45,7 @@ def test_it_is_asked_before_a_job_of_each_backend() -> None:
 
 
 @pytest.mark.parametrize("on_bus", [0, 2])
-def test_all_devices_there_pass_with_their_names(on_bus: int) -> None:
+def test_all_devices_found_pass_with_their_names(on_bus: int) -> None:
     (finding,) = initialised(on_bus)
     assert finding.status is Status.PASS
     assert sentences.summary(finding) == "2 × NVIDIA H200"
@@ -66,7 +66,7 @@ def test_a_driver_without_a_version_is_a_warning_but_nvml_may_be_missing() -> No
 
 
 @pytest.mark.parametrize("total", [0, -1, 1 << 50, 2**64 - 1])
-def test_a_size_that_cannot_be_fails_for_each_device(total: int) -> None:
+def test_impossible_memory_size_fails_for_each_device(total: int) -> None:
     _, *wrong = initialised(total_bytes=total)
     assert [(finding.status, finding.key) for finding in wrong] == [(Status.FAIL, "wrong-size")] * 2
     assert [finding.values["device"] for finding in wrong] == ["cuda:0", "cuda:1"]
@@ -98,7 +98,7 @@ def test_devices_without_a_name_or_an_address_are_a_warning_about_the_driver(
 
 
 @pytest.mark.parametrize("of_each", [{}, {"uuid": ""}])
-def test_devices_without_a_uuid_are_no_devices_of_one_uuid(of_each: dict[str, Json]) -> None:
+def test_missing_uuids_are_not_equal_uuids(of_each: dict[str, Json]) -> None:
     assert statuses(initialised(**of_each)) == GOOD
 
 
@@ -127,9 +127,7 @@ def test_a_gpu_that_a_variable_hides_is_a_skip_that_names_it() -> None:
         (True, True, Status.ERROR),
     ],
 )
-def test_no_driver_is_an_error_where_there_should_be_one(
-    broken: bool, required: bool, status: Status
-) -> None:
+def test_missing_driver_is_an_error_if_one_is_required(broken: bool, required: bool, status: Status) -> None:
     seen = {"unavailable": "no libcuda.so.1", "remedy": "install it", "broken": broken}
     found = conclude("driver-init", {"driver": seen}, (), "cuda", backend="cuda", required=required)
     assert statuses(found) == [status]

@@ -1,4 +1,4 @@
-"""What the check driver-pool-release concludes from what its role recorded, and what it plans."""
+"""Tests of check driver-pool-release: planned probes, and findings from recorded results."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def pool(
     ("found", "key", "status"),
     [
         (pool(), "returned", Status.PASS),
-        (pool(trimmed=NBYTES), "not-returned", Status.FAIL),  # and yet the pool says that it has nothing
+        (pool(trimmed=NBYTES), "not-returned", Status.FAIL),  # although the pool reports nothing reserved
         (pool(trimmed=50 * MIB), "unexplained-change", Status.ERROR),
         (pool(trimmed=-NBYTES), "unexplained-change", Status.ERROR),
         (
             pool(trimmed=6 << 30),
             "unexplained-change",
             Status.ERROR,
-        ),  # 64 times 96 MiB: more than it allocated
+        ),  # 64 times 96 MiB: more than the pool allocated
         (pool(destroyed=193 * MIB), "not-returned", Status.FAIL),
         (pool(destroyed=4 * MIB), "returned", Status.PASS),
         (pool(**{"trimmed": 0}, moves=False), "counter-does-not-follow", Status.ERROR),
@@ -54,7 +54,7 @@ def pool(
         (pool(room=40 * MIB), "too-little-free", Status.ERROR),
     ],
 )
-def test_what_a_pool_gives_back(found: list[Finding], key: str, status: Status) -> None:
+def test_memory_not_released_by_a_pool_is_a_finding(found: list[Finding], key: str, status: Status) -> None:
     assert [(finding.key, finding.status) for finding in found] == [(key, status)]
 
 
@@ -62,26 +62,26 @@ def test_what_a_pool_gives_back(found: list[Finding], key: str, status: Status) 
     ("trimmed", "key"),
     [({"reserved": NBYTES, "used": 0}, "trim-keeps"), ({"reserved": 0, "used": NBYTES}, "counts-freed")],
 )
-def test_what_a_trimmed_pool_says_that_it_has(trimmed: Json, key: str) -> None:
+def test_trimmed_pool_must_report_no_reserved_memory(trimmed: Json, key: str) -> None:
     seen = {"room": 2 << 30, "nbytes": NBYTES, "unheld": 0, "held": NBYTES, "wrong": [], "trimmed": trimmed}
     (finding,) = conclude("driver-pool-release", {"allocator": {**seen, **ledger()}})
     assert (finding.status, finding.key) == (Status.FAIL, key)
 
 
-def test_the_loop_is_drawn_where_there_was_room_for_one() -> None:
+def test_loop_is_drawn_if_there_was_room_for_one() -> None:
     loop = {"rounds": ROUNDS, "used": LEVEL, "control": LEVEL}
     (series,) = drawn("driver-pool-release", {"allocator": ledger(loops={"allocation": loop})})
     assert series.at == tuple(ROUNDS)
     assert drawn("driver-pool-release", {"allocator": {"room": 40 * MIB}}) == []
 
 
-def test_what_a_pool_lost_round_after_round_is_one_finding_with_its_rate() -> None:
+def test_pool_that_leaks_each_round_is_one_finding_with_its_rate() -> None:
     (finding,) = pool(trimmed=10 * MIB, destroyed=106 * MIB, growing=LOSES)
     assert finding.status is Status.FAIL
     assert "by 2097152 B with each allocation that is freed" in sentences.summary(finding)
 
 
-def test_who_holds_the_memory_is_told_where_too_little_is_free() -> None:
+def test_holders_of_the_memory_are_reported_if_too_little_is_free() -> None:
     holder = {"pid": 4711, "name": "train", "held": 9 << 30, "whose": "none of this run's"}
     (finding,) = pool(room=40 * MIB, holders=[holder])
     assert [item.kind for item in finding.evidence] == [EvidenceKind.HOLDER]

@@ -1,4 +1,4 @@
-"""What the check driver-pool-reuse concludes from what its role recorded."""
+"""Tests of check driver-pool-reuse: findings from recorded results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def reuse(case: str, given: bool = False, busy: bool = True, wrong: str = "", **
         ("all reuse allowed", True, True),
     ],
 )
-def test_who_is_given_memory_is_a_matter_of_the_pools_attributes(
+def test_reuse_by_another_stream_must_match_the_pools_attributes(
     case: str, busy: bool, allowed: bool
 ) -> None:
     status = Status.PASS if allowed else Status.WARN
@@ -36,19 +36,19 @@ def test_who_is_given_memory_is_a_matter_of_the_pools_attributes(
     assert statuses(reuse(case, given=False, busy=busy))[0] is Status.PASS
 
 
-def test_wrong_data_fails_whoever_was_given_the_memory() -> None:
+def test_wrong_data_fails_with_and_without_reuse() -> None:
     (finding,) = reuse("all reuse allowed", wrong="3 B wrong")
     assert finding.status is Status.FAIL
     assert sentences.evidence(finding) == ("all reuse allowed, second stream, in 4 of 4 tries: 3 B wrong",)
 
 
-def test_right_data_fail_if_the_process_loses_a_descriptor_with_each_pool() -> None:
+def test_correct_data_fails_if_each_pool_leaks_a_descriptor() -> None:
     left = each_round("pool", 32, descriptors=lambda number: number)
     (finding,) = reuse("all reuse allowed", **left)
     assert (finding.status, finding.key) == (Status.FAIL, "descriptors-left")
 
 
-def test_a_stream_that_was_never_busy_shows_no_race_and_that_is_said() -> None:
+def test_idle_stream_shows_no_race_and_the_finding_says_so() -> None:
     assert statuses(reuse("all reuse allowed", busy=False)) == [Status.PASS, Status.SKIP]
     assert statuses(reuse("all reuse allowed", busy=True)) == GOOD
     tries = [

@@ -1,4 +1,4 @@
-"""What the check environment concludes from the variables that are set."""
+"""Tests of check environment: findings from the variables that are set."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def findings(*settings: Setting, inventory: tuple[Fact, ...] = ()) -> list[Findi
 
 
 @pytest.mark.parametrize("effect", [Effect.WORKS, Effect.UNKNOWN, Effect.UNUSED])
-def test_what_may_do_what_its_setter_believes_passes_and_is_told(effect: Effect) -> None:
+def test_effective_variable_passes_and_is_listed(effect: Effect) -> None:
     (finding,) = findings(Setting("UCX_TLS", "all", "environment", effect, "all transports"))
     assert finding.status is Status.PASS
     assert sentences.summary(finding) == "relevant variables that are set: 1, no mistakes found"
@@ -32,9 +32,7 @@ def test_what_may_do_what_its_setter_believes_passes_and_is_told(effect: Effect)
 @pytest.mark.parametrize(
     ("instead", "remedy"), [("UCX_TLS", "set UCX_TLS instead, or unset it"), ("", "unset UCX_TSL")]
 )
-def test_a_mistake_is_a_warning_that_says_where_and_what_to_do(
-    effect: Effect, instead: str, remedy: str
-) -> None:
+def test_mistake_is_a_warning_with_place_and_remedy(effect: Effect, instead: str, remedy: str) -> None:
     mistake = Setting("UCX_TSL", "all", "profile.sh:3", effect, "UCX has no such variable", instead)
     (finding,) = findings(WORKS, mistake)
     assert (finding.status, finding.remedy) == (Status.WARN, remedy)
@@ -44,7 +42,7 @@ def test_a_mistake_is_a_warning_that_says_where_and_what_to_do(
     )
 
 
-def test_what_a_hanging_job_would_lack_is_no_warning() -> None:
+def test_missing_diagnostic_variables_are_no_warning() -> None:
     found = [*check("environment").probes(Context(lacking=("NCCL_DEBUG is not set: its warnings",)))]
     passed, lacks = (finding for finding in found if isinstance(finding, Finding))
     assert (passed.status, lacks.status) == (Status.PASS, Status.PASS)
@@ -57,7 +55,7 @@ def test_nothing_set_passes() -> None:
     assert (finding.status, sentences.evidence(finding)) == (Status.PASS, ())
 
 
-def test_what_of_the_node_decides_over_sharing_is_told_with_where_it_was_read() -> None:
+def test_node_settings_that_affect_sharing_are_listed_with_their_source() -> None:
     read = (
         Fact("kernel", "6.8", "/proc/sys/kernel/osrelease"),
         Fact("ptrace-scope", "1", "/proc/sys/kernel/yama/ptrace_scope"),

@@ -1,4 +1,4 @@
-"""What the check fabric-info concludes from what its role recorded."""
+"""Tests of check fabric-info: findings from recorded results."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def told(
     return conclude("fabric-info", {"fabric": asked}, (), **params)
 
 
-def test_what_is_here() -> None:
+def test_healthy_adapter_passes() -> None:
     [finding] = told({}, ucx="1.22.0")
     assert finding.status is Status.PASS
     assert sentences.summary(finding) == "libfabric 2.3.1, UCX 1.22.0, 1 adapter, all listed"
@@ -67,7 +67,7 @@ def test_a_dead_adapter_fails(adapter: dict[str, str], seen: dict[str, object], 
     assert (finding.status, finding.key) == (Status.FAIL, key)
 
 
-def test_why_an_adapter_is_not_offered_is_said() -> None:
+def test_reason_why_an_adapter_is_not_offered_is_reported() -> None:
     [finding] = told({"left_out": "its retry handler is not running"}, interfaces=[])
     assert sentences.summary(finding) == ("libfabric does not list cxi0 (its retry handler is not running)")
 
@@ -75,25 +75,25 @@ def test_why_an_adapter_is_not_offered_is_said() -> None:
 @pytest.mark.parametrize(
     ("adapter", "key"), [({"loopback": "internal"}, "loopback"), ({"retries": "off"}, "no-link-retry")]
 )
-def test_settings_of_a_port_are_pointed_out(adapter: dict[str, str], key: str) -> None:
+def test_unusual_port_settings_are_a_finding(adapter: dict[str, str], key: str) -> None:
     [finding] = told(adapter)
     assert (finding.status, finding.key) == (Status.WARN, key)
 
 
-def test_programs_outside_path_are_pointed_out() -> None:
+def test_programs_outside_path_are_reported() -> None:
     [finding] = told({}, {"fi_info": ["/opt/cray/libfabric/2.3.1/bin/fi_info", "not on PATH"]})
     assert (finding.status, finding.key) == (Status.WARN, "outside-path")
     assert "export PATH=/opt/cray/libfabric/2.3.1/bin:$PATH" in finding.remedy
 
 
-def test_without_fi_info_nothing_is_concluded_of_adapters() -> None:
+def test_without_fi_info_there_is_no_finding_on_adapters() -> None:
     record = {"adapters": [ADAPTER], "ports": {}, "health": [], "broken": {}}
     params = {"programs": {}, "known": [], "status_dir": None, "stated": None}
     [finding] = conclude("fabric-info", {"fabric": record}, (), **params)
     assert (finding.status, finding.key) == (Status.WARN, "cannot-ask")
 
 
-def test_what_hpes_check_found_is_told_and_what_passed_is_not() -> None:
+def test_failed_results_of_hpes_check_are_reported() -> None:
     results = [
         {"check": name, "result": result, "file": "/var/cxi/0", "when": "2026-11-22 10:00+00:00"}
         for name, result in (("pci_check", "Pass"), ("mac_check", "Skip"), ("link_flap_check", "Fail"))
@@ -104,14 +104,14 @@ def test_what_hpes_check_found_is_told_and_what_passed_is_not() -> None:
     assert statuses(told({}, health=results[:2])) == GOOD
 
 
-def test_a_directory_without_results_is_named() -> None:
+def test_directory_without_results_is_reported() -> None:
     record = {"adapters": [], "ports": {}, "health": [], "broken": {}}
     params = {"programs": {}, "known": [], "status_dir": "/var/cxi", "stated": None}
     [finding] = conclude("fabric-info", {"fabric": record}, (), **params)
     assert (finding.status, finding.key) == (Status.WARN, "no-results")
 
 
-def test_with_nothing_to_look_at_it_says_what_would_bring_it() -> None:
+def test_without_a_fabric_the_skip_names_the_packages() -> None:
     [finding] = check("fabric-info").probes(Context(inventory=(Fact("ucx", None, "nowhere"),)))
     assert isinstance(finding, Finding)
     assert (finding.status, finding.key) == (Status.SKIP, "no-fabric")
@@ -130,7 +130,7 @@ def test_with_nothing_to_look_at_it_says_what_would_bring_it() -> None:
         ((Fact("cxi-devices", None, "no /sys/class/cxi"),), {"fi_info": Program("/bin/fi_info", "PATH")}, []),
     ],
 )
-def test_whatever_there_is_is_looked_at(
+def test_each_kind_of_fabric_is_probed(
     facts: tuple[Fact, ...], programs: dict[str, Program], known: list[str]
 ) -> None:
     [probe] = check("fabric-info").probes(Context(inventory=facts, fabric=FabricStack(programs)))
@@ -140,19 +140,19 @@ def test_whatever_there_is_is_looked_at(
 
 
 @pytest.mark.parametrize("fact", [Fact("mpich", "5.0.2", "/lib"), Fact("cxi-devices", None, "nowhere")])
-def test_what_is_no_fabric_is_not(fact: Fact) -> None:
+def test_other_network_hardware_is_not_probed(fact: Fact) -> None:
     [finding] = check("fabric-info").probes(Context(inventory=(fact,)))
     assert isinstance(finding, Finding)
     assert finding.key == "no-fabric"
 
 
-def test_the_providers_are_told_where_there_are_any() -> None:
+def test_providers_are_listed_if_there_are_any() -> None:
     [some], [none] = told({}), told(None, interfaces=[])
     assert "fi_info lists cxi" in sentences.evidence(some)
     assert not any("lists" in line for line in sentences.evidence(none))
 
 
-# -- the fabric that the site states --------------------------------------------------------------------
+# -- the fabric that the site config states -----------------------------------------------------------
 
 NONE_LISTED: dict[str, tuple[str, ...]] = {"cxi": (), "verbs": (), "efa": (), "opa": ()}
 
@@ -183,7 +183,7 @@ def test_a_stated_fabric_without_an_adapter_fails(stated: str, what: str, sought
     assert skip.key == "no-fabric"
 
 
-def test_what_the_kernel_lists_in_place_of_the_stated_fabric_is_told_and_not_asked_for_it_again() -> None:
+def test_adapters_listed_instead_of_the_stated_fabric_are_reported_and_not_probed() -> None:
     fact = Fact("cxi-devices", "cxi0", "/sys/class/cxi")
     [fail, probe] = planned("verbs", (fact,), cxi=("cxi0",))
     assert isinstance(fail, Finding)
@@ -192,14 +192,14 @@ def test_what_the_kernel_lists_in_place_of_the_stated_fabric_is_told_and_not_ask
     assert probe.params["stated"] is None
 
 
-def test_a_stated_adapter_is_looked_at_though_nothing_else_is_here() -> None:
+def test_stated_adapter_is_probed_if_nothing_else_is_found() -> None:
     [probe] = planned("verbs", verbs=("mlx5_0",))
     assert isinstance(probe, Probe)
     assert probe.params["stated"] == ["verbs", "x.yaml:3", ("mlx5_0",)]
 
 
 @pytest.mark.parametrize("stated", ["tcp", "cxi"])
-def test_tcp_takes_no_adapter(stated: str) -> None:
+def test_tcp_needs_no_adapter(stated: str) -> None:
     keys = [finding.key for finding in planned(stated) if isinstance(finding, Finding)]
     assert ("no-adapter" in keys) is (stated == "cxi")
 
@@ -209,7 +209,7 @@ OVER_VERBS = {"provider": "verbs;ofi_rxm", "domain": "mlx5_0", "kind": "FI_EP_RD
 OVER_TCP = OVER_VERBS | {"provider": "tcp"}
 
 
-def test_ports_of_which_none_is_active_fail() -> None:
+def test_no_active_port_is_a_fail() -> None:
     ports = {"mlx5_0/1": "DOWN", "mlx5_1/1": "INIT"}
     [finding] = told(stated=VERBS, ports=ports, interfaces=[OVER_VERBS])
     assert (finding.status, finding.key) == (Status.FAIL, "no-active-port")
@@ -240,7 +240,7 @@ def test_ports_of_which_none_is_active_fail() -> None:
         (["opa", "x.yaml:3", ["hfi1_0"]], {"interfaces": [OVER_VERBS]}, False),
     ],
 )
-def test_a_stated_fabric_that_no_library_offers_is_pointed_out(
+def test_stated_fabric_that_no_library_offers_is_reported(
     stated: object, seen: dict[str, object], offered: bool
 ) -> None:
     [finding] = told(stated=stated, **seen)
@@ -250,7 +250,7 @@ def test_a_stated_fabric_that_no_library_offers_is_pointed_out(
         assert "x.yaml:3 says this node has it" in sentences.summary(finding)
 
 
-def test_what_is_offered_in_place_of_the_stated_fabric_is_told_of_who_offers_anything() -> None:
+def test_libraries_without_the_stated_fabric_are_reported_with_their_offers() -> None:
     [finding] = told(stated=VERBS, interfaces=[OVER_TCP, OVER_TCP], transports=[])
     assert sentences.evidence(finding)[:1] == ("fi_info lists tcp",)
     assert not any("ucx_info" in line for line in sentences.evidence(finding))

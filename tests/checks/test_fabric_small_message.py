@@ -1,4 +1,4 @@
-"""What the check fabric-small-message plans, and concludes from what its roles recorded."""
+"""Tests of check fabric-small-message: planned probes, and findings from recorded results."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def told(
     return conclude("fabric-small-message", roles, (), "libfabric", **params)
 
 
-def test_all_right() -> None:
+def test_correct_messages_pass_with_their_times() -> None:
     [finding] = told(*(one(size, route=route) for route in ("tcp", "shm") for size in SIZES))
     assert finding.status is Status.PASS
     assert sentences.summary(finding) == "4 sizes right over tcp, shm"
@@ -69,13 +69,13 @@ def test_all_right() -> None:
     assert len(finding.measured) == 4
 
 
-def test_a_program_that_tells_no_time_is_believed_all_the_same() -> None:
+def test_messages_without_times_pass() -> None:
     [finding] = told(one(1) | {"us": None}, one(65536) | {"us": None})
     assert finding.status is Status.PASS
     assert sentences.evidence(finding) == ()
 
 
-def test_what_ucx_does_not_compare_is_not_called_right() -> None:
+def test_data_that_ucx_does_not_compare_is_only_called_delivered() -> None:
     [finding] = told(*(one(size, route="host") for size in SIZES), program="ucx_perftest")
     assert "delivered" in sentences.summary(finding)
 
@@ -83,45 +83,45 @@ def test_what_ucx_does_not_compare_is_not_called_right() -> None:
 @pytest.mark.parametrize(
     ("ended", "key"), [("wrong", "wrong-data"), ("crashed", "crashed"), ("failed", "failed")]
 )
-def test_what_went_wrong_is_named_by_size(ended: str, key: str) -> None:
+def test_failed_sizes_are_evidence(ended: str, key: str) -> None:
     [finding] = told(one(1), one(16, ended, "so"), one(256), one(65536))
     assert (finding.status, finding.key) == (Status.FAIL, key)
     assert sentences.evidence(finding) == ("tcp: 16 B: so",)
 
 
-def test_what_was_given_up_is_said() -> None:
+def test_skipped_sizes_are_reported() -> None:
     [finding] = told(*(one(size, "crashed", "SIGSEGV") for size in SIZES[:3]))
     assert sentences.evidence(finding) == ("tcp: 1 B, 16 B, 256 B, and no more sizes tried: SIGSEGV",)
 
 
-def test_what_hung_before_is_in_the_map() -> None:
+def test_earlier_hangs_are_in_the_map() -> None:
     [finding] = told(one(1), failed=[one(16, "hung", "client")])
     assert (finding.status, finding.key) == (Status.FAIL, "map")
 
 
-def test_a_build_without_that_memory_is_no_failure() -> None:
+def test_build_without_this_memory_is_a_skip() -> None:
     [finding] = told(one(1, "unable", "no rocm"), program="ucx_perftest")
     assert (finding.status, finding.key) == (Status.SKIP, "cannot-send")
 
 
-def test_no_provider_that_mpi_would_use_is_said() -> None:
+def test_missing_provider_that_mpi_would_use_is_reported() -> None:
     [finding] = told()
     assert (finding.status, finding.key) == (Status.SKIP, "cannot-send")
 
 
-def test_a_stated_fabric_that_is_not_offered_is_named_with_the_line_that_states_it() -> None:
+def test_stated_fabric_that_is_not_offered_is_reported_with_its_line() -> None:
     [finding] = told(stated=("cxi", "x.yaml:3"))
     assert (finding.status, finding.key) == (Status.SKIP, "cannot-send")
     assert "no provider of cxi, which x.yaml:3 says this node has" in sentences.summary(finding)
 
 
-def test_what_told_ucx_the_stated_fabric_is_evidence() -> None:
+def test_variables_that_select_the_stated_fabric_are_evidence() -> None:
     sent = one(16, route="host") | {"chosen": {"UCX_TLS": "tcp,sm,self"}}
     [finding] = told(sent, sent, program="ucx_perftest", stated=("tcp", "x.yaml:3"))
     assert sentences.evidence(finding) == ("UCX_TLS=tcp,sm,self, for x.yaml:3 says tcp",)
 
 
-def test_the_roles_are_told_which_fabric_the_site_states() -> None:
+def test_roles_get_the_stated_fabric() -> None:
     stack = FabricStack(PROGRAMS, stated=StatedFabric("tcp", "x.yaml:3"))
     probes = [probe for probe in planned(stack) if isinstance(probe, Probe)]
     assert {tuple(probe.params["stated"]) for probe in probes} == {("tcp", "x.yaml:3")}
@@ -131,7 +131,7 @@ def planned(fabric: FabricStack, **context: Any) -> list[Probe | Finding]:
     return list(check("fabric-small-message").probes(Context(TWO, fabric=fabric, **context)))
 
 
-def test_host_memory_by_both_and_device_memory_by_ucx() -> None:
+def test_both_libraries_send_host_memory_and_ucx_device_memory() -> None:
     probes = [probe for probe in planned(FabricStack(PROGRAMS)) if isinstance(probe, Probe)]
     assert [(probe.name, probe.subject) for probe in probes] == [
         ("libfabric", "node"),
@@ -142,7 +142,7 @@ def test_host_memory_by_both_and_device_memory_by_ucx() -> None:
     ]
 
 
-def test_between_nodes_too_where_that_is_asked_for() -> None:
+def test_probes_between_nodes_are_planned_on_request() -> None:
     across = Launch(("srun", "-n{ranks}"), nodes=2)
     probes = [probe for probe in planned(FabricStack(PROGRAMS), across=across) if isinstance(probe, Probe)]
     assert [probe.subject for probe in probes if probe.launch == across] == ["node", "node", "cuda:0"]
@@ -150,13 +150,13 @@ def test_between_nodes_too_where_that_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("tries", [[one(16)], [one(16, "wrong")], []])
-def test_where_a_launcher_put_both_on_one_node_nothing_was_sent_between_nodes(tries: list[Json]) -> None:
+def test_roles_on_one_node_are_an_error_between_nodes(tries: list[Json]) -> None:
     [finding] = told(*tries, across=True)
     assert (finding.status, finding.key) == (Status.ERROR, "misplaced")
     assert told(one(16), nodes=("n1", "n2"), across=True)[0].status is Status.PASS
 
 
-def test_without_programs_it_says_what_brings_them() -> None:
+def test_without_programs_the_skip_names_their_packages() -> None:
     [skip] = planned(FabricStack(why_not="a simulated node has none"))
     assert isinstance(skip, Finding)
     assert (skip.status, skip.key) == (Status.SKIP, "no-program")
@@ -164,7 +164,7 @@ def test_without_programs_it_says_what_brings_them() -> None:
     assert "a simulated node has none" in sentences.summary(skip)
 
 
-def test_what_is_not_tried_for_want_of_a_program_is_said() -> None:
+def test_messages_untested_for_lack_of_a_program_are_reported() -> None:
     programs = {"fi_pingpong": PROGRAMS["fi_pingpong"]}
     [probe] = planned(FabricStack(programs))
     assert isinstance(probe, Probe)
@@ -182,7 +182,7 @@ def test_a_site_may_choose_the_sizes() -> None:
     assert probe.params["sizes"] == [16]
 
 
-def test_what_hung_is_left_out_of_the_rest() -> None:
+def test_rerun_leaves_out_the_message_that_hung() -> None:
     role = RoleOutcome("client", Ending.HUNG, records={"message": ["tcp", 16]})
     params = {"program": "/usr/bin/fi_pingpong", "sizes": SIZES, "failed": [], "env": {}}
     outcome = ProbeOutcome("libfabric", (), params, {"client": role}, "client", 1.0)
@@ -191,7 +191,7 @@ def test_what_hung_is_left_out_of_the_rest() -> None:
     assert probe.params["failed"] == [{"route": "tcp", "size": 16, "ended": "hung", "said": "client"}]
 
 
-def test_what_ended_otherwise_is_not_repeated() -> None:
+def test_other_failures_are_not_rerun() -> None:
     role = RoleOutcome("client", Ending.EXCEPTION)
     outcome = ProbeOutcome("libfabric", (), {"failed": []}, {"client": role}, "client", 1.0)
     assert not list(check("fabric-small-message").again(outcome))

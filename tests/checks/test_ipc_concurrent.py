@@ -1,4 +1,4 @@
-"""What the check ipc-concurrent concludes from what its roles recorded, and what it plans."""
+"""Tests of check ipc-concurrent: planned probes, and findings from recorded results."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ def seen(
     return conclude("ipc-concurrent", records, sizes=[1, 4 << 20], rounds=8, large=large)
 
 
-def test_right_data_passes() -> None:
+def test_correct_data_passes() -> None:
     (finding,) = seen()
     assert finding.status is Status.PASS
     assert sentences.summary(finding) == "8 segments correct for 3 importers at once, 16 MiB verified"
 
 
 @pytest.mark.parametrize("role", OTHERS)
-def test_wrong_data_of_anybody_fails_and_says_whose(role: str) -> None:
+def test_wrong_data_fails_and_names_the_role(role: str) -> None:
     (finding,) = seen(WRONG, where=role)
     assert (finding.status, finding.key) == (Status.FAIL, "wrong-data")
     assert any(role in line for line in sentences.evidence(finding))
 
 
-def test_writes_that_do_not_reach_the_owner_fail() -> None:
+def test_writes_that_do_not_reach_the_exporter_fail() -> None:
     (finding,) = seen(lost=WRONG)
     assert (finding.status, finding.key) == (Status.FAIL, "writes-lost")
 
 
-def test_without_an_export_meanwhile_nothing_was_tested_but_what_is_wrong_counts() -> None:
+def test_no_concurrent_export_is_a_skip_unless_data_is_wrong() -> None:
     (skipped,) = seen(exports=0)
     assert (skipped.status, skipped.key) == (Status.SKIP, "not-concurrent")
     assert [finding.key for finding in seen(WRONG, exports=0)] == ["wrong-data"]
 
 
-def test_who_has_the_wrong_memory_writes_there_so_what_is_lost_is_no_second_finding() -> None:
+def test_writes_lost_to_wrong_memory_are_no_second_finding() -> None:
     assert [finding.key for finding in seen(WRONG, WRONG)] == ["wrong-data"]
 
 
 @pytest.mark.parametrize("large", [True, False])
-def test_it_says_where_large_segments_were_not_tested(large: bool) -> None:
+def test_untested_large_segments_are_reported(large: bool) -> None:
     (finding,) = seen(large=large)
     assert any("not tested" in line for line in sentences.evidence(finding)) is not large
 
@@ -68,7 +68,7 @@ def able(index: int, *peers: str) -> Device:
     return replace(gpu(index), capabilities=ABLE, peers=frozenset(peers))
 
 
-def test_pairs_that_reach_each_other_are_probed_and_other_devices_alone() -> None:
+def test_pairs_with_peer_access_are_probed_and_other_devices_alone() -> None:
     def subjects(*devices: Device, tier: Tier = Tier.ACCEPTANCE) -> set[str]:
         return {probe.subject for probe in planned(*devices, tier=tier)}
 
@@ -79,7 +79,7 @@ def test_pairs_that_reach_each_other_are_probed_and_other_devices_alone() -> Non
     assert subjects(able(0), near, tier=Tier.SOAK) == {"cuda:0", "cuda:1", "cuda:0 > cuda:1"}
 
 
-def test_descriptors_are_shared_where_the_device_can() -> None:
+def test_descriptors_are_shared_if_the_device_can() -> None:
     assert {probe.name for probe in planned(able(0))} == {"handles", "descriptors"}
     legacy = replace(gpu(0), capabilities=ABLE - {"vmm-ipc"})
     assert {probe.name for probe in planned(legacy)} == {"handles"}
@@ -97,6 +97,6 @@ def test_large_segments_are_shared_as_far_as_the_share_of_memory_reaches(
     assert {probe.params["large"] for probe in probes} == {bool(largest)}
 
 
-def test_over_a_pair_descriptors_are_shared_where_both_devices_can() -> None:
+def test_a_pair_shares_descriptors_if_both_devices_can() -> None:
     plain = replace(able(1, "cuda:0"), capabilities=ABLE - {"vmm-ipc"})
     assert {probe.name for probe in planned(able(0), plain)} == {"handles"}

@@ -1,4 +1,4 @@
-"""What the check ipc-fabric concludes from what its roles recorded."""
+"""Tests of check ipc-fabric: findings from recorded results."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def fabric(
         ),
     ],
 )
-def test_a_refusal_names_what_is_missing_and_wrong_data_fail(
+def test_refusal_names_the_missing_part_and_wrong_data_fails(
     seen: dict[str, Json], status: Status, key: str
 ) -> None:
     (finding,) = fabric(**seen)
     assert (finding.status, finding.key) == (status, key)
 
 
-def test_between_nodes_it_is_asked_where_that_was_asked_for() -> None:
+def test_probe_between_nodes_is_planned_on_request() -> None:
     across = Launch(("srun", "-N2", "-n{ranks}"), nodes=2)
     probes = [
         probe for probe in check("ipc-fabric").probes(Context(TWO, across=across)) if isinstance(probe, Probe)
@@ -68,6 +68,6 @@ def test_between_nodes_it_is_asked_where_that_was_asked_for() -> None:
     assert all(probe.params["across"] == (probe.launch == across) for probe in probes)
 
 
-def test_that_the_other_node_refuses_it_hides_no_wrong_data_here() -> None:
+def test_refusal_of_the_other_node_does_not_hide_wrong_data() -> None:
     found = fabric(own=["1 B wrong"], elsewhere=REFUSAL, nodes=("n1", "n2"))
     assert [finding.key for finding in found] == ["wrong-data", "not-in-domain"]

@@ -1,4 +1,4 @@
-"""What the check ipc-handles concludes from what its roles recorded, and what it plans."""
+"""Tests of check ipc-handles: planned probes, and findings from recorded results."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def handles(
 
 
 @pytest.mark.parametrize("documented", ["refused", "unspecified"])
-def test_handles_that_do_what_is_documented_or_what_is_left_open_pass(documented: str) -> None:
+def test_documented_or_undocumented_behaviour_passes(documented: str) -> None:
     assert statuses(handles({"export-managed": ("refused", documented)})) == GOOD
 
 
-def test_a_handle_that_does_otherwise_than_documented_is_a_warning_that_names_both() -> None:
+def test_contradiction_of_the_documentation_is_a_warning_with_both() -> None:
     (finding,) = handles({"export-managed": ("succeeds", "refused")})
     assert finding.status is Status.WARN
     assert sentences.evidence(finding) == ("export-managed: succeeds; documented: refused",)
 
 
-def test_handles_that_collide_or_lead_astray_fail_each_for_itself() -> None:
+def test_colliding_and_wrong_handles_are_separate_failures() -> None:
     found = handles(collisions=["segments 1 and 2"], wrong=["segment 2: 5 B wrong"])
     assert statuses(found) == [Status.FAIL, Status.FAIL]
     assert [sentences.evidence(finding) for finding in found] == [
@@ -63,7 +63,7 @@ SOME = ["managed memory: it went wrong"]
         ({"importers": {"useless": SOME}}, "useless-handle"),
     ],
 )
-def test_handles_that_an_application_would_suffer_from_fail(seen: dict[str, Json], key: str) -> None:
+def test_handles_that_break_an_application_fail(seen: dict[str, Json], key: str) -> None:
     (finding,) = handles(**seen)
     assert (finding.status, finding.key) == (Status.FAIL, key)
     assert sentences.evidence(finding) == tuple(SOME)
@@ -72,7 +72,7 @@ def test_handles_that_an_application_would_suffer_from_fail(seen: dict[str, Json
 HANDLES = loader.module(loader.built_in_dir() / "ipc_handles.py")
 
 
-def test_an_opening_that_is_refused_while_another_context_has_it_open_is_told() -> None:
+def test_open_refused_while_open_in_another_context_is_recorded() -> None:
     w = MagicMock()
     w.gpu.open_ipc.side_effect = DriverError(DriverFault("call", 1, "hipErrorInvalidContext"))
     assert HANDLES.open_again(w, b"handle", 0x1000) == "refused"
@@ -85,7 +85,7 @@ def test_second_open_is_counted_at_the_same_address_and_separate_at_another() ->
     assert HANDLES.open_again(w, b"handle", 0x2000) == "separate"
 
 
-def test_a_handle_that_should_not_be_there_is_used_as_an_application_would() -> None:
+def test_unexpected_handle_is_used_as_an_application_would() -> None:
     w = MagicMock()
     w.gpu.open_ipc.side_effect = DriverError(DriverFault("cuIpcOpenMemHandle", 1, "CUDA_ERROR_INVALID_VALUE"))
     (suffered,) = HANDLES.use(w, "managed memory", b"handle", 0)
@@ -93,7 +93,7 @@ def test_a_handle_that_should_not_be_there_is_used_as_an_application_would() -> 
     w.peer.send.assert_called_once_with("refused")
 
 
-def test_bytes_tell_where_a_handle_leads_and_no_bytes_tell_nothing() -> None:
+def test_data_shows_where_a_handle_points() -> None:
     segment = pattern(HANDLES.SIZES[-1], len(HANDLES.SIZES) - 1)
     assert HANDLES.locate_data(segment[:4096]) == "base"
     assert HANDLES.locate_data(segment[HANDLES.INTERIOR :][:4096]) == "interior"
@@ -101,7 +101,7 @@ def test_bytes_tell_where_a_handle_leads_and_no_bytes_tell_nothing() -> None:
     assert HANDLES.locate_data(b"") == "nowhere"
 
 
-def test_memory_of_vmm_is_exported_by_a_probe_of_its_own_that_says_that_it_may_harm() -> None:
+def test_vmm_memory_has_its_own_probe_marked_as_harmful() -> None:
     able = replace(gpu(0), capabilities=frozenset({"legacy-ipc", "multi-process", "vmm-ipc"}))
     harms = {probe.name: probe.harms for probe in plan("ipc-handles", able)}
     assert harms == {"segments": frozenset(), "VMM memory": frozenset({"exports VMM memory"})}
@@ -116,7 +116,7 @@ def test_memory_of_vmm_is_exported_by_a_probe_of_its_own_that_says_that_it_may_h
         ("succeeds", ["vmm memory: it went wrong"], [Status.FAIL, Status.WARN]),
     ],
 )
-def test_memory_of_vmm_must_be_refused(seen: str, useless: list[str], expected: list[Status]) -> None:
+def test_vmm_memory_must_be_refused(seen: str, useless: list[str], expected: list[Status]) -> None:
     exporter: dict[str, Json] = {"answers": {"export-vmm": (seen, "refused")}, "useless": []}
     records = {"exporter": exporter, "importer": {"answers": {}, "useless": useless}}
     found = conclude("ipc-handles", records, probe="VMM memory")

@@ -1,4 +1,4 @@
-"""What the check ipc-histories plans, and concludes from what its roles recorded."""
+"""Tests of check ipc-histories: planned probes, and findings from recorded results."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_pass_says_operations_and_bytes() -> None:
     assert (finding.values["operations"], finding.values["compared"]) == (1556, 10 * MIB)
 
 
-def test_shortfall_of_time_is_said() -> None:
+def test_shortfall_of_time_is_reported() -> None:
     (finding,) = concluded(replace(WELL, operations=900))
     assert finding.status is Status.PASS
     assert "of {wanted}" in finding.says
@@ -58,7 +58,7 @@ def test_operations_left_out_are_named() -> None:
     assert finding.evidence[-1].values["left_out"] == ["kill"]
 
 
-def test_families_are_named_and_those_left_out_for_lack_of_memory_too() -> None:
+def test_families_are_listed_with_those_skipped_for_lack_of_memory() -> None:
     explored = replace(WELL, done={"open": 126, "trim": 3})
     records = {
         "watch": ledger({"the program ended": 0}),
@@ -76,7 +76,7 @@ def test_families_are_named_and_those_left_out_for_lack_of_memory_too() -> None:
     assert sentences.evidence(finding)[-1] == says
 
 
-def test_families_that_share_operations_are_left_out_and_named_by_their_own() -> None:
+def test_families_with_shared_operations_are_named_by_their_own_operations() -> None:
     assert unavailable({"contexts", "legacy-ipc", "vmm-ipc", "pool-ipc"}) == {
         "create-fabric",
         "import-fabric",
@@ -100,17 +100,17 @@ def test_history_that_does_not_fail_again_is_a_warning_with_the_whole_history() 
     assert results.history_from_json(finding.values["history"]) == replace(REOPEN, labels=("cuda:0",))
 
 
-def test_device_that_vanished_is_an_error_with_what_is_known() -> None:
+def test_vanished_device_is_an_error_with_known_results() -> None:
     (finding,) = concluded(replace(WELL, first=REFUSED, history=REOPEN, unusable="no device"))
     assert (finding.status, finding.key) == (Status.ERROR, "device-gone")
     assert finding.values["operations"] == 1556
 
 
-def test_memory_that_the_crew_left_is_a_warning() -> None:
+def test_unreleased_memory_is_a_warning() -> None:
     assert [finding.key for finding in concluded(WELL, missing=38 * MIB)] == ["as-modelled", "not-returned"]
 
 
-def test_devices_that_reach_each_other_have_one_crew() -> None:
+def test_devices_with_peer_access_have_one_crew() -> None:
     reached = [{1, 2}, {0, 2}, {0, 1}, set()]
     devices = [
         replace(gpu(number), peers=frozenset(f"cuda:{other}" for other in others))
@@ -122,7 +122,7 @@ def test_devices_that_reach_each_other_have_one_crew() -> None:
     assert list(probes[0].roles) == ["watch", "watch-2", "watch-3", "crew"]
 
 
-def test_failure_is_of_the_devices_of_its_shortest_history() -> None:
+def test_failure_names_the_devices_of_its_shortest_history() -> None:
     devices = tuple(map(gpu, range(3)))
     of_crew = {1: ProcessPlan(2), 2: ProcessPlan(1)}
     other = replace(FAILED, shortest=replace(REOPEN, processes=of_crew))
@@ -133,14 +133,14 @@ def test_failure_is_of_the_devices_of_its_shortest_history() -> None:
         assert finding.values["device"] == labels
 
 
-def test_memory_that_one_device_lost_is_a_warning_of_that_device() -> None:
+def test_warning_names_the_device_with_unreleased_memory() -> None:
     watchers = {"watch": ledger({"the program ended": 0}), "watch-2": ledger({"the program ended": 9 * MIB})}
     records = {**watchers, "crew": {"explored": results.to_json(WELL)}}
     _, finding = conclude("ipc-histories", records, (gpu(0), gpu(1)), left_out=[])
     assert (finding.key, finding.values["device"]) == ("not-returned", "cuda:1")
 
 
-def test_replay_is_of_the_shortest_history_without_some_operations() -> None:
+def test_replay_runs_the_shortest_history_without_some_operations() -> None:
     records = {"watch": ledger({}), "crew": {"explored": results.to_json(FAILED)}}
     failed = outcome(records, (gpu(0),), "", left_out=[])
     again = check("ipc-histories").replay(failed, ["end-context"])
@@ -164,7 +164,7 @@ def test_each_tier_has_its_work(tier: Tier, operations: int, seconds: float, see
 
 
 def test_a_soak_ends_before_the_run_does() -> None:
-    """Else the run's budget ends it, and what it has compared is lost."""
+    """A soak must end before the run's budget, or its results are lost."""
     (planned,) = check("ipc-histories").probes(Context((gpu(0),), tier=Tier.SOAK, time_left_s=100.0))
     assert isinstance(planned, Probe)
     assert planned.params["time_s"] == 60.0

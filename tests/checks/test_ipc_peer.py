@@ -1,4 +1,4 @@
-"""What the check ipc-peer concludes from what its roles recorded, and what it plans."""
+"""Tests of check ipc-peer: planned probes, and findings from recorded results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def peer(
     return conclude("ipc-peer", records, TWO)
 
 
-def test_right_data_both_ways_passes() -> None:
+def test_correct_data_in_both_directions_passes() -> None:
     assert statuses(peer()) == GOOD
 
 
@@ -36,12 +36,12 @@ def test_right_data_both_ways_passes() -> None:
         ({"back": SOME}, "wrong-copy"),
     ],
 )
-def test_wrong_data_fails_and_says_on_which_way(seen: dict[str, Json], key: str) -> None:
+def test_wrong_data_fails_and_names_the_direction(seen: dict[str, Json], key: str) -> None:
     (finding,) = peer(**seen)
     assert (finding.status, finding.key) == (Status.FAIL, key)
 
 
-def test_each_pair_of_a_backend_is_probed_and_no_pair_is_a_skip() -> None:
+def test_each_pair_of_a_backend_is_probed_and_a_single_device_skips() -> None:
     pairs = plan("ipc-peer", gpu(0), gpu(1), gpu(0, "hip"))
     assert [probe.subject for probe in pairs] == ["cuda:0 > cuda:1", "cuda:1 > cuda:0"]
     (finding,) = check("ipc-peer").probes(Context((gpu(0), gpu(0, "hip"))))

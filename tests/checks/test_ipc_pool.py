@@ -1,4 +1,4 @@
-"""What the check ipc-pool concludes from what its roles recorded; of its ledger, see unit/api."""
+"""Tests of check ipc-pool: findings from recorded results; the ledger's tests are in unit/api."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_data_and_memory(seen: dict[str, Json], status: Status, key: str) -> Non
     assert (finding.status, finding.key) == (status, key)
 
 
-def test_what_a_pointer_shows_when_its_exporter_is_gone() -> None:
+def test_pointer_must_show_data_after_its_exporter_ended() -> None:
     def gone(*wrong: str) -> list[Finding]:
         return conclude(
             "ipc-pool", {"exporter": {}, "importer": {"wrong": list(wrong)}}, probe="exporter gone"
@@ -46,12 +46,12 @@ def test_what_a_pointer_shows_when_its_exporter_is_gone() -> None:
     assert [finding.key for finding in gone("1 B wrong")] == ["wrong-data"]
 
 
-def test_memory_is_watched_with_the_device_to_itself() -> None:
+def test_memory_is_measured_without_concurrent_probes() -> None:
     assert [probe.exclusive for probe in plan("ipc-pool", gpu(0))] == [True, False, True]
 
 
 def many(each: int = 0, alone: int = 0, descriptors: int = 0, wrong: Sequence[str] = ()) -> list[Finding]:
-    """What many pools left that were shared, or were not, with each of them."""
+    """Findings for bytes that each shared (``each``) and unshared (``alone``) pool leaves in use."""
     rounds, idle = range(1, 65), [600 * MIB] * 64
     shared, own = ([600 * MIB + lost * number for number in rounds] for lost in (each + alone, alone))
     loops = {
@@ -73,6 +73,8 @@ def many(each: int = 0, alone: int = 0, descriptors: int = 0, wrong: Sequence[st
         ({"wrong": ["at the importer, at 0: 1 B wrong"]}, Status.FAIL, "wrong-data", None),
     ],
 )
-def test_what_many_pools_leave(lost: dict[str, Json], status: Status, key: str, what: str | None) -> None:
+def test_leaks_of_many_pools_are_found(
+    lost: dict[str, Json], status: Status, key: str, what: str | None
+) -> None:
     (finding,) = many(**lost)
     assert (finding.status, finding.key, finding.values.get("what")) == (status, key, what)

@@ -1,4 +1,4 @@
-"""What the check ipc-release concludes from what its roles recorded; of its ledger, see unit/api."""
+"""Tests of check ipc-release: findings from recorded results; the ledger's tests are in unit/api."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def release(
     [
         (0, Status.PASS),
         (37 * MIB, Status.FAIL),
-        (5 * 37 * MIB, Status.FAIL),  # as many as the loop opens
+        (5 * 37 * MIB, Status.FAIL),  # the number that the loop opens
         (6 * 37 * MIB, Status.ERROR),
         (64 * MIB, Status.ERROR),
         (-37 * MIB, Status.ERROR),
     ],
 )
-def test_only_memory_of_our_size_can_have_stayed_away(missing: int, status: Status) -> None:
+def test_missing_memory_is_a_fail_only_in_multiples_of_the_segment(missing: int, status: Status) -> None:
     assert statuses(release(missing)) == [status]
 
 
@@ -60,7 +60,7 @@ def test_many_exits_show_a_loss_that_is_too_small_after_one(each: int, status: S
     assert "with each exit with it open" in sentences.summary(finding) + "".join(sentences.evidence(finding))
 
 
-def test_an_importer_that_does_not_get_as_far_as_its_exit_is_named_with_its_call() -> None:
+def test_importer_that_fails_before_its_exit_is_reported_with_the_call() -> None:
     failed = {"number": 3, "how": "SIGSEGV", "call": "cuIpcOpenMemHandle"}
     (finding,) = conclude("ipc-release", {"exporter": {}, "starter": {"failed": failed}}, probe="many exits")
     assert finding.status is Status.FAIL
@@ -68,31 +68,31 @@ def test_an_importer_that_does_not_get_as_far_as_its_exit_is_named_with_its_call
     assert "cuIpcOpenMemHandle SIGSEGV" in sentences.summary(finding)
 
 
-def test_over_a_pair_either_device_may_creep() -> None:
+def test_on_a_pair_growth_is_reported_per_device() -> None:
     (finding,) = release(importers=CREEPS, devices=TWO)
     assert finding.status is Status.FAIL
     assert "used memory of cuda:1 grows" in sentences.summary(finding)
     assert statuses(release(opening=CREEPS, importers=CREEPS, devices=TWO)) == [Status.FAIL, Status.FAIL]
 
 
-def test_on_one_device_a_creep_that_both_saw_is_told_once() -> None:
+def test_on_one_device_growth_is_reported_once() -> None:
     assert statuses(release(opening=CREEPS, importers=CREEPS)) == [Status.FAIL]
 
 
-def test_over_a_pair_either_counter_may_stand_still() -> None:
+def test_on_a_pair_either_unreliable_counter_is_an_error() -> None:
     assert statuses(release(moves=(True, False), devices=TWO)) == [Status.ERROR]
     assert statuses(release(moves=(False, True))) == [Status.ERROR]
-    assert statuses(release(moves=(True, False))) == GOOD  # of one device the exporter's counts
+    assert statuses(release(moves=(True, False))) == GOOD  # on one device, the exporter's counter decides
 
 
-def test_a_pass_says_what_was_watched_and_which_growth_would_have_been_found() -> None:
+def test_pass_reports_the_measurement_and_the_detectable_growth() -> None:
     (finding,) = release()
     end, growth = sentences.evidence(finding)
     assert end == "after the importer closed it; up to 4 MiB missing would not have been noticed"
     assert growth.startswith("would have detected growth of ")
 
 
-def test_a_probe_without_a_loop_claims_nothing_about_growth() -> None:
+def test_probe_without_a_loop_reports_no_growth() -> None:
     records = {"exporter": ledger({"the importer was killed with it open": 0}), "importer": {"wrong": []}}
     (finding,) = conclude("ipc-release", records)
     assert sentences.evidence(finding) == (
@@ -100,14 +100,14 @@ def test_a_probe_without_a_loop_claims_nothing_about_growth() -> None:
     )
 
 
-def test_wrong_data_fails_though_all_memory_came_back() -> None:
+def test_wrong_data_fails_although_all_memory_was_released() -> None:
     (finding,) = release(wrong=[f"opened segment {number} of 4 in a loop: 1 B wrong" for number in range(9)])
     assert finding.status is Status.FAIL
     assert len(finding.evidence) == 3
     assert finding.values["times"] == 9
 
 
-def test_only_the_probe_that_kills_says_that_it_may_harm() -> None:
+def test_only_the_probe_that_kills_is_marked_as_harmful() -> None:
     harms = {probe.name: probe.harms for probe in plan("ipc-release", *ONE)}
     assert harms == {"close and exit": frozenset(), "kill": frozenset({"kills an importer"})}
 

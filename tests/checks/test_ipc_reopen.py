@@ -1,4 +1,4 @@
-"""What the check ipc-reopen concludes from what its roles recorded, and what it plans."""
+"""Tests of check ipc-reopen: planned probes, and findings from recorded results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuipc_doctor.report import sentences
 from tests.checks.judging import ONE, Records, check, conclude
 
 
-def test_reopen_passes_when_nothing_is_wrong_and_says_that_the_control_was_made() -> None:
+def test_reopen_passes_and_reports_its_control() -> None:
     records: Records = {
         "exporter": {"exchanged": []},
         "importer": {"control": "with the context kept, fine", "wrong": [], "exchanged": []},
@@ -22,7 +22,7 @@ def test_reopen_passes_when_nothing_is_wrong_and_says_that_the_control_was_made(
 
 
 @pytest.mark.parametrize(("role", "key"), [("exporter", "writes-lost"), ("importer", "later-writes-unseen")])
-def test_what_is_written_after_the_second_opening_must_arrive(role: str, key: str) -> None:
+def test_data_written_after_the_second_open_must_arrive(role: str, key: str) -> None:
     records: dict[str, dict[str, Json]] = {
         "exporter": {"exchanged": []},
         "importer": {"control": "fine", "wrong": [], "exchanged": []},
@@ -45,6 +45,6 @@ def test_reopen_fails_on_wrong_data() -> None:
     ("tier", "variants"),
     [(Tier.PROLOG, ["destroy-context"]), (Tier.ACCEPTANCE, ["destroy-context", "reset-primary"])],
 )
-def test_before_a_job_there_is_time_for_one_way_to_lose_a_context(tier: Tier, variants: list[str]) -> None:
+def test_prolog_runs_one_variant_only(tier: Tier, variants: list[str]) -> None:
     planned = check("ipc-reopen").probes(Context(ONE, tier=tier))
     assert [probe.name for probe in planned if isinstance(probe, Probe)] == variants

@@ -1,4 +1,4 @@
-"""What the check ipc-stale concludes from what its roles recorded, and what it plans."""
+"""Tests of check ipc-stale: planned probes, and findings from recorded results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ipc_stale(
     return conclude("ipc-stale", {"exporter": exporter, "importer": importer})
 
 
-def test_a_new_handle_that_shows_new_data_passes_and_says_how_often_it_was_tested() -> None:
+def test_new_data_passes_and_reports_the_reused_addresses() -> None:
     (finding,) = ipc_stale()
     assert finding.status is Status.PASS
     assert sentences.evidence(finding) == ("6 of 6 rounds reused the old address",)
@@ -49,14 +49,14 @@ def test_one_reused_address_is_a_test() -> None:
     assert statuses(ipc_stale(reused=[False] * 5 + [True])) == GOOD
 
 
-def test_wrong_data_over_a_reused_address_is_stale() -> None:
+def test_wrong_data_at_a_reused_address_is_stale() -> None:
     (finding,) = ipc_stale(new=ONE_WRONG)
     assert (finding.status, finding.key) == (Status.FAIL, "stale")
     assert sentences.evidence(finding) == (ONE_WRONG[1],)
 
 
 @pytest.mark.parametrize("wrong", [{"old": ONE_WRONG}, {"new": ONE_WRONG, "reused": [True, False] * 3}])
-def test_wrong_data_where_no_address_was_reused_is_not_blamed_on_that(wrong: dict[str, Json]) -> None:
+def test_wrong_data_without_a_reused_address_is_not_stale(wrong: dict[str, Json]) -> None:
     (finding,) = ipc_stale(**wrong)
     assert (finding.status, finding.key) == (Status.FAIL, "wrong-data")
     assert "reused" not in sentences.summary(finding)
@@ -67,7 +67,7 @@ def test_wrong_data_where_no_address_was_reused_is_not_blamed_on_that(wrong: dic
     ("seen", "key"),
     [("overlap", "overlap"), ("exporters", "writes-lost"), ("importers", "later-writes-unseen")],
 )
-def test_a_new_handle_that_cannot_be_opened_or_shows_nothing_later_fails(seen: str, key: str) -> None:
+def test_new_handle_that_does_not_open_or_later_shows_wrong_data_fails(seen: str, key: str) -> None:
     (finding,) = ipc_stale(**{seen: ["new segment (larger), old mapping open"]})
     assert (finding.status, finding.key) == (Status.FAIL, key)
     assert sentences.evidence(finding) == ("new segment (larger), old mapping open",)
@@ -76,5 +76,5 @@ def test_a_new_handle_that_cannot_be_opened_or_shows_nothing_later_fails(seen: s
 @pytest.mark.parametrize(
     ("expected", "found"), [("differs", [Status.WARN, Status.PASS]), ("same", [Status.PASS])]
 )
-def test_a_handle_that_comes_again_is_odd_where_it_should_differ(expected: str, found: list[Status]) -> None:
+def test_repeated_handle_is_a_finding_if_handles_should_differ(expected: str, found: list[Status]) -> None:
     assert statuses(ipc_stale(same_handles=["larger"], expected=expected)) == found

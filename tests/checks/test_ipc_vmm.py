@@ -1,4 +1,4 @@
-"""What the check ipc-vmm concludes from what its roles recorded, and what it plans."""
+"""Tests of check ipc-vmm: planned probes, and findings from recorded results."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def data(exporter: Json = (), importer: Json = (), wrong: Json = (), refused: st
         ({"refused": "Operation not permitted"}, Status.WARN, "pidfd-refused"),
     ],
 )
-def test_data_that_went_by_each_route(seen: dict[str, Json], status: Status, key: str) -> None:
+def test_data_by_each_route(seen: dict[str, Json], status: Status, key: str) -> None:
     (finding,) = data(**seen)
     assert (finding.status, finding.key) == (status, key)
 
 
-def test_a_refused_route_hides_no_wrong_data_of_the_other() -> None:
+def test_refused_route_does_not_hide_wrong_data_of_the_other() -> None:
     assert [finding.key for finding in data(wrong=WRONG, refused="EPERM")] == ["wrong-data", "pidfd-refused"]
 
 
 @pytest.mark.parametrize("probe", ["contexts", "exporter gone"])
-def test_what_a_later_import_shows(probe: str) -> None:
+def test_later_import_must_show_correct_data(probe: str) -> None:
     def after(*wrong: str) -> list[Finding]:
         return conclude("ipc-vmm", {"exporter": {}, "importer": {"wrong": list(wrong)}}, probe=probe)
 
@@ -49,7 +49,7 @@ def test_what_a_later_import_shows(probe: str) -> None:
     ("missing", "wrong", "keys"),
     [(0, [], ["returned"]), (38 * MIB, [], ["not-returned"]), (0, WRONG, ["wrong-data"])],
 )
-def test_an_importer_that_was_killed_leaves_its_data_and_no_memory(
+def test_killed_importer_must_leave_its_data_but_no_memory(
     missing: int, wrong: Json, keys: list[str]
 ) -> None:
     told = ledger({"the importer was killed with it mapped": missing})
@@ -58,7 +58,7 @@ def test_an_importer_that_was_killed_leaves_its_data_and_no_memory(
     assert [finding.key for finding in found] == keys
 
 
-def test_each_device_and_pair_is_probed_and_the_database_may_forbid_it() -> None:
+def test_each_device_and_pair_is_probed_and_probes_that_kill_are_marked_as_harmful() -> None:
     planned = plan("ipc-vmm", gpu(0), gpu(1))
     assert {probe.subject for probe in planned} == {"cuda:0", "cuda:1", "cuda:0 > cuda:1"}
     assert {probe.name for probe in planned} == {"data", "contexts", "exporter gone", "importer gone"}

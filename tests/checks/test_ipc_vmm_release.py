@@ -1,4 +1,4 @@
-"""What the check ipc-vmm-release concludes from what its roles recorded; of its ledger, see unit/api."""
+"""Tests of check ipc-vmm-release: findings from recorded results; the ledger's tests are in unit/api."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SAMPLED = range(4, ROUNDS + 1, 4)
 
 
 def loop(each: int = 0) -> dict[str, object]:
-    """Used memory that grows by ``each`` with each import, as a counter of blocks shows it."""
+    """A loop in which used memory grows by ``each`` per import, as shown by a counter of 2 MiB blocks."""
     used = [600 * MIB + each * number // (2 * MIB) * 2 * MIB for number in SAMPLED]
     return {"import": {"rounds": list(SAMPLED), "used": used, "control": [600 * MIB] * len(used)}}
 
@@ -51,7 +51,7 @@ def release(
         ({"each": 64 << 10}, Status.FAIL, "grows"),
         ({"each": 64 << 10, "missing": ROUNDS << 16}, Status.FAIL, "grows"),
         ({"each": NBYTES // 3}, Status.FAIL, "grows"),
-        ({"at_importer": MIB}, Status.PASS, "returned"),  # of one device the exporter sees the same
+        ({"at_importer": MIB}, Status.PASS, "returned"),  # on one device, the exporter's counter decides
         ({"at_importer": MIB, "pair": True}, Status.FAIL, "grows"),
         ({"wrong": ["import 33: 1 B wrong"]}, Status.FAIL, "wrong-data"),
         ({"at_exporter": ["memory of round 90: 1 B wrong"]}, Status.FAIL, "wrong-at-exporter"),
@@ -61,17 +61,17 @@ def release(
         ({"open_addresses": 0}, Status.ERROR, "process-does-not-follow"),
     ],
 )
-def test_what_a_loop_left(left: dict[str, int], status: Status, key: str) -> None:
+def test_leftovers_of_a_loop_are_found(left: dict[str, int], status: Status, key: str) -> None:
     (finding,) = release(**left)
     assert (finding.status, finding.key) == (status, key)
 
 
-def test_all_that_was_left_is_reported() -> None:
+def test_all_leftovers_are_reported() -> None:
     keys = [finding.key for finding in release(NBYTES, descriptors=1, addresses=NBYTES)]
     assert keys == ["not-returned", "descriptors-left", "addresses-left"]
 
 
-def test_a_pass_says_which_growth_would_have_been_found() -> None:
+def test_pass_reports_the_detectable_growth() -> None:
     (finding,) = release()
     line = sentences.evidence(finding)[-1]
     assert int(line.partition("growth of ")[2].split()[0]) <= 64 << 10

@@ -1,4 +1,4 @@
-"""What the check known-versions concludes from the versions of the node."""
+"""Tests of check known-versions: findings from the node's versions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def findings(context: Context) -> list[Finding]:
     return [finding for finding in check("known-versions").probes(context) if isinstance(finding, Finding)]
 
 
-def test_versions_of_no_known_issue_pass_and_are_told() -> None:
+def test_versions_without_known_issues_pass_and_are_listed() -> None:
     (finding,) = findings(Context(inventory=FACTS))
     assert finding.status is Status.PASS
     assert sentences.evidence(finding) == ("nvidia-driver 460.32.03",)
@@ -28,7 +28,7 @@ def test_each_known_issue_is_a_warning_with_its_remedy() -> None:
     assert check("known-versions").tier is Tier.PROLOG
 
 
-def test_what_the_site_does_not_expect_is_a_warning_with_its_line() -> None:
+def test_version_unexpected_by_the_site_is_a_warning_with_its_line() -> None:
     one = Unexpected("nvidia-driver", "460.32.03 (/proc)", "535 and later", "site.yaml:7", "ticket 4711")
     (finding,) = findings(Context(inventory=FACTS, unexpected=(one,)))
     assert (finding.status, finding.key) == (Status.WARN, "unexpected")

@@ -1,4 +1,4 @@
-"""What the check mpi-cache-growth plans, and concludes from what its ranks recorded."""
+"""Tests of check mpi-cache-growth: planned probes, and findings from recorded results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.checks.judging import MIB, ONE, TWO, check, conclude, drawn, each_rou
 SIZES = [(4 + 2 * number) * MIB for number in range(33)]
 MEAN = 36 * MIB
 SMALL = 192
-"""Small buffers of 2 MiB that follow where these are kept."""
+"""Number of small buffers of 2 MiB that are sent last if the large ones were kept."""
 
 
 def total(sizes: list[int]) -> list[int]:
@@ -42,7 +42,7 @@ def memory(
 
 
 Cache = Callable[[list[int]], list[int]]
-"""Which of these buffers a library keeps after the last of them was sent."""
+"""Sizes sent so far, the last one just now → sizes of the buffers that the library keeps."""
 
 
 def newest(buffers: int) -> Cache:
@@ -59,7 +59,7 @@ def of_bytes(most: int) -> Cache:
 
 
 def emptied(buffers: int, left: int = 0) -> Cache:
-    """When it is full it gives up all but so many that are ``left``."""
+    """A cache that, when it holds more than ``buffers``, drops all but the last ``left`` + 1."""
     return lambda sent: sent if len(sent) <= buffers else sent[-1 - left :]
 
 
@@ -68,7 +68,7 @@ def nothing(_: list[int]) -> list[int]:
 
 
 def lost(one_in: int, of: Cache = nothing, first: int = 0) -> Cache:
-    """Beside what a cache keeps, it never gives up one buffer of so many, from the ``first`` on."""
+    """A library that, in addition to its cache, loses one buffer in ``one_in`` after the ``first``."""
     for_ever, cached, number = list[int](), list[int](), 0
 
     def keep(sent: list[int]) -> list[int]:
@@ -84,7 +84,7 @@ def lost(one_in: int, of: Cache = nothing, first: int = 0) -> Cache:
 
 
 def in_slots(number: int) -> Cache:
-    """Each buffer has the place of one of so many, as a hash of its address says."""
+    """A cache that keeps each buffer in one of ``number`` slots, chosen by a hash of its address."""
     slots, count = dict[int, int](), 0
 
     def keep(sent: list[int]) -> list[int]:
@@ -97,7 +97,7 @@ def in_slots(number: int) -> Cache:
 
 
 def followed(cache: Cache, sizes: list[int], small: int, leak: int = 0) -> dict[str, Json]:
-    """What is recorded of a cache: large buffers were sent, small ones, and a large one."""
+    """The records of a library with this cache: large buffers were sent, then small ones, and a large one."""
     kept, used = list[int](), list[int]()
     for number, nbytes in enumerate(sizes + [2 * MIB] * small + (sizes[-1:] if small else []), 1):
         kept = cache([*kept, -(-nbytes // (2 * MIB)) * 2 * MIB])
@@ -132,7 +132,7 @@ def growth(
     return finding
 
 
-def test_growth_is_blamed_on_the_rank_whose_device_fills_with_rate_and_reach() -> None:
+def test_growth_names_the_rank_whose_device_fills_with_rate_and_time_left() -> None:
     finding = growth(LEAK, bounded_by="CACHE_SIZE")
     assert finding.status is Status.FAIL
     assert "on the sender's device" in sentences.summary(finding)
@@ -158,7 +158,7 @@ def test_growth_is_blamed_on_the_rank_whose_device_fills_with_rate_and_reach() -
         (SMALL, 1000, Status.WARN),
     ],
 )
-def test_what_somebody_has_bound_to_more_buffers_than_were_sent_is_a_warning(
+def test_cache_limited_above_the_number_sent_is_a_warning(
     small: int, bounded_to: int | None, status: Status
 ) -> None:
     finding = growth(keeps(10**6, small), bounded_by="MAX_REGIONS", bounded_to=bounded_to)
@@ -186,7 +186,7 @@ def test_a_cache_that_small_buffers_fill_is_a_warning_with_its_bound(buffers: in
 def followed_as_planned(
     cache: Cache, tier: Tier, most_gib: float, devices: tuple[Device, ...] = TWO, leak: int = 0
 ) -> Finding:
-    """What is said of a cache of the sender, with the buffers planned for this share of the devices."""
+    """The finding for a sender with this cache, when it sends the buffers planned for this memory limit."""
     stack = MpiStack("mpich", "5.0.2", "/opt/libmpi.so", Launch(("mpiexec", "-n", "{ranks}")))
     context = Context(devices, mpi=stack, tier=tier, memory=MemoryShare(most_gib=most_gib))
     planned = check("mpi-cache-growth").probes(context)
@@ -197,7 +197,7 @@ def followed_as_planned(
 
 
 def of_one_size(cache: Cache, tier: Tier, most_gib: float, leak: int = 0) -> Finding:
-    """As `followed_as_planned`, of the buffers of one size, which none follow, on one device."""
+    """As `followed_as_planned`, for the probe with buffers of one size, on one device."""
     stack = MpiStack("mpich", "5.0.2", "/opt/libmpi.so", Launch(("mpiexec", "-n", "{ranks}")))
     context = Context(ONE, mpi=stack, tier=tier, memory=MemoryShare(most_gib=most_gib))
     planned = check("mpi-cache-growth").probes(context)
@@ -207,7 +207,7 @@ def of_one_size(cache: Cache, tier: Tier, most_gib: float, leak: int = 0) -> Fin
 
 
 def set_up(*when: int) -> Cache:
-    """Something of 8 MiB is set up for good after so many buffers."""
+    """A library that permanently allocates 8 MiB once after each of these numbers of buffers."""
     count = 0
 
     def keep(_: list[int]) -> list[int]:
@@ -235,10 +235,10 @@ def set_up(*when: int) -> Cache:
         (lambda: set_up(2, 30, 70), 0.3, Status.PASS, Status.PASS),
     ],
 )
-def test_a_loss_of_few_buffers_of_one_size_is_told_from_a_cache(
+def test_loss_of_a_few_buffers_is_distinguished_from_a_cache(
     cache: Callable[[], Cache], most_gib: float, acceptance: Status, soak: Status
 ) -> None:
-    """With 0.3 GiB, 76 of them are sent, and 4 are lost by a library that loses one of 16."""
+    """With 0.3 GiB, 76 buffers are sent, and a library that loses one in 16 loses 4."""
     for tier, status in ((Tier.ACCEPTANCE, acceptance), (Tier.SOAK, soak)):
         finding = of_one_size(cache(), tier, most_gib)
         assert finding.status is status, sentences.summary(finding)
@@ -266,10 +266,10 @@ NO_BOUND = newest(10**6)
         (of_bytes(650 * MIB), "", "at least 49", "at least 88"),
     ],
 )
-def test_a_bound_is_claimed_of_a_cache_that_has_one_and_was_passed(
+def test_bound_is_reported_if_the_cache_has_one_that_was_exceeded(
     cache: Cache, acceptance: str, soak: str, small_share_in_soak: str
 ) -> None:
-    """Where it cannot be claimed, growth is a failure; no growth is not spoken of."""
+    """If no bound can be shown, growth is a FAIL. Without growth, no bound is reported."""
     runs = ((Tier.ACCEPTANCE, 2, acceptance), (Tier.SOAK, 2, soak), (Tier.SOAK, 0.3, small_share_in_soak))
     for tier, most_gib, says in runs:
         finding = followed_as_planned(cache, tier, most_gib)
@@ -317,14 +317,14 @@ ACCEPTANCE, SOAK = Tier.ACCEPTANCE, Tier.SOAK
 def test_neighbours_of_an_unbounded_cache(
     cache: Callable[[], Cache], leak: int, tier: Tier, most_gib: float, status: Status, says: str
 ) -> None:
-    """Some of the buffers are lost, or a little with each, beside a cache or none."""
+    """Some of the buffers are lost, or a part of each, with and without a cache."""
     finding = followed_as_planned(cache(), tier, most_gib, leak=leak)
     assert finding.status is status, sentences.summary(finding)
     assert says in sentences.summary(finding)
 
 
 @pytest.mark.parametrize("cache", [newest(16), NO_BOUND])
-def test_without_room_for_small_buffers_a_cache_is_not_told_from_a_leak(cache: Cache) -> None:
+def test_without_room_for_small_buffers_a_cache_looks_like_a_leak(cache: Cache) -> None:
     finding = followed_as_planned(cache, Tier.ACCEPTANCE, 0.3, ONE)
     assert (finding.status, finding.key) == (Status.ERROR, "too-few-to-tell")
     assert sentences.summary(finding) == (
@@ -339,15 +339,15 @@ def test_without_room_for_small_buffers_a_cache_is_not_told_from_a_leak(cache: C
     assert followed_as_planned(NO_BOUND, Tier.ACCEPTANCE, 1, ONE).key == "grows"
 
 
-def test_what_grows_with_time_grows_without_messages() -> None:
-    """An iteration with a message takes ten times as long as one without, and so costs ten times as much."""
+def test_growth_with_time_also_occurs_without_messages() -> None:
+    """An iteration with a message takes ten times as long as one without, so it grows ten times as much."""
     grows = grows_by(4 * MIB, control=420 * KIB)
     assert growth(grows).status is Status.FAIL
     assert growth({**grows, "seconds": 1.0}).status is Status.PASS
 
 
 @pytest.mark.parametrize(("buffers", "decides"), [(96, True), (97, True), (128, False)])
-def test_in_soak_a_bound_must_be_passed_twice(buffers: int, decides: bool) -> None:
+def test_in_soak_a_bound_must_be_exceeded_twice(buffers: int, decides: bool) -> None:
     finding = growth(keeps(buffers), decides=decides)
     passed = not decides or 2 * buffers <= SMALL
     assert finding.status is (Status.WARN if passed else Status.FAIL)
@@ -357,14 +357,14 @@ def test_in_soak_a_bound_must_be_passed_twice(buffers: int, decides: bool) -> No
         )
 
 
-def test_a_bound_is_not_claimed_if_buffers_lay_where_freed_ones_were() -> None:
+def test_bound_is_not_reported_if_addresses_were_reused() -> None:
     released = keeps(32)
     assert growth(released).status is Status.WARN
     assert growth({**released, "freed": [(0, MIB)]}).status is Status.FAIL
 
 
-def test_growth_that_was_seen_to_stop_is_a_warning_with_its_sum() -> None:
-    """Of the first 40 messages, each cost 24 MiB; a large one at the end costs nothing."""
+def test_growth_that_stops_is_a_warning_with_its_sum() -> None:
+    """Each of the first 40 messages uses 24 MiB; a large one at the end uses none."""
     used = [24 * MIB * number for number in range(33)]
     then = [24 * MIB * min(number, 40) for number in range(33, 33 + SMALL + 1)]
     for decides in (False, True):
@@ -380,7 +380,7 @@ def test_growth_that_was_seen_to_stop_is_a_warning_with_its_sum() -> None:
 
 
 @pytest.mark.parametrize(("buffers", "least"), [(160, 160), (192, 192), (210, 210), (256, 225)])
-def test_of_a_cache_that_small_buffers_do_not_fill_it_is_told_what_it_keeps_at_least(
+def test_cache_that_small_buffers_do_not_fill_is_reported_with_its_least_size(
     buffers: int, least: int
 ) -> None:
     finding = growth(keeps(buffers), bounded_by="MAX_REGIONS")
@@ -391,8 +391,8 @@ def test_of_a_cache_that_small_buffers_do_not_fill_it_is_told_what_it_keeps_at_l
     assert "set MAX_REGIONS" in finding.remedy
 
 
-def test_a_leak_that_spends_the_share_is_none_of_a_cache_whatever_its_bound() -> None:
-    """The ranks stop where more is used than may be, though more small ones were planned."""
+def test_leak_that_fills_the_memory_limit_is_not_a_cache() -> None:
+    """The ranks stop at the memory limit, although more small buffers were planned."""
     lost = total(SIZES)
     leak = memory(lost, small=[lost[-1] + 27 * number * MIB for number in range(1, 20)])
     for bounded_to in (None, 64):
@@ -402,8 +402,8 @@ def test_a_leak_that_spends_the_share_is_none_of_a_cache_whatever_its_bound() ->
     assert growth(memory(lost, small=full), small=SMALL).status is Status.FAIL
 
 
-def test_who_holds_it_is_told_where_the_driver_tells() -> None:
-    """As on two H200s: what the sender has freed is held by the receiver, which still maps it."""
+def test_holder_of_the_memory_is_reported_if_the_driver_reports_it() -> None:
+    """As on two H200s: memory that the sender has freed is held by the receiver, which still maps it."""
     few = [2 * MIB * number for number in range(33)]
     sender, receiver = memory(total(SIZES), few, [0] * 33), memory([600 * MIB] * 33, total(SIZES), few)
     assert sentences.evidence(growth(sender, receiver))[3:] == (
@@ -416,12 +416,12 @@ def test_ranks_that_share_a_device_see_one_growth() -> None:
     assert "on the device of both ranks" in sentences.summary(growth(LEAK, LEAK, ONE))
 
 
-def test_a_receiver_that_keeps_is_blamed_too() -> None:
+def test_growth_of_the_receiver_is_reported() -> None:
     assert "on the receiver's device" in sentences.summary(growth(FLAT, LEAK))
 
 
 @pytest.mark.parametrize("buffers", [0, 4, 12, 22])
-def test_a_cache_that_levels_off_is_no_leak_however_many_buffers_it_holds(buffers: int) -> None:
+def test_cache_that_levels_off_is_no_leak(buffers: int) -> None:
     finding = growth(memory(total(SIZES[:buffers] + [0] * (len(SIZES) - buffers))))
     assert finding.status is Status.PASS
     more = sum(SIZES[1:buffers]) // MIB
@@ -431,21 +431,21 @@ def test_a_cache_that_levels_off_is_no_leak_however_many_buffers_it_holds(buffer
 @pytest.mark.parametrize(
     ("each", "status"),
     [
-        (64 << 10, Status.PASS),  # a block of the driver's own over what is looked at
+        (64 << 10, Status.PASS),  # one block of the driver over the whole loop
         (MIB // 4, Status.PASS),
         (MIB // 2, Status.WARN),
         (2 * MIB - 1, Status.WARN),
         (2 * MIB, Status.FAIL),  # certain growth by a driver's block with every message
     ],
 )
-def test_a_share_of_each_message_that_is_kept_is_a_warning_or_worse(each: int, status: Status) -> None:
+def test_partly_kept_messages_are_a_warning_or_fail(each: int, status: Status) -> None:
     finding = growth(grows_by(each))
     assert finding.status is status
     if status is Status.WARN:
         assert f"by {each} B with each message" in sentences.summary(finding)
 
 
-def test_soak_decides_every_probe() -> None:
+def test_every_probe_decides_in_soak() -> None:
     stack = MpiStack("mpich", "5.0.2", "/opt/libmpi.so", Launch(("mpiexec", "-n", "{ranks}")))
     planned = ((Tier.ACCEPTANCE, 128, 33, 192, False), (Tier.SOAK, 400, 23, 384, True))
     for tier, equal, large, small, decides in planned:
@@ -456,7 +456,7 @@ def test_soak_decides_every_probe() -> None:
         assert (len(named["growing"]["sizes"]), named["growing"]["small"]) == (large, small)
 
 
-def test_the_mpis_own_switch_is_a_control_where_it_has_one() -> None:
+def test_mpis_own_switch_is_a_control_if_there_is_one() -> None:
     def names(**mpi: object) -> list[str]:
         return [probe.name for probe in plan("mpi-cache-growth", *TWO, **mpi)]
 
@@ -464,7 +464,7 @@ def test_the_mpis_own_switch_is_a_control_where_it_has_one() -> None:
     assert names(ipc_off={"IPC": "0"}) == ["growing", "one size", "IPC off"]
 
 
-def test_the_picture_tells_the_devices_of_the_ranks_apart_where_they_have_two() -> None:
+def test_drawing_distinguishes_two_devices() -> None:
     ranks = {"sender": LEAK, "receiver": FLAT}
     (of_two,) = drawn("mpi-cache-growth", ranks, TWO, "growing", small=0)
     (of_one,) = drawn("mpi-cache-growth", ranks, ONE, "growing", small=0)
@@ -473,7 +473,7 @@ def test_the_picture_tells_the_devices_of_the_ranks_apart_where_they_have_two() 
     assert [line.name for line in of_one.lines] == ["device of both ranks", freed]
 
 
-def test_the_picture_goes_on_with_the_small_buffers() -> None:
+def test_drawing_includes_the_small_buffers() -> None:
     (drawing,) = drawn(
         "mpi-cache-growth", {"sender": keeps(32), "receiver": FLAT}, ONE, "growing", small=SMALL
     )
@@ -482,14 +482,14 @@ def test_the_picture_goes_on_with_the_small_buffers() -> None:
     assert (sizes.values[32], sizes.values[33], used.values[-2]) == (68 * MIB, 2 * MIB, 60 * MIB)
 
 
-def test_buffers_that_nobody_would_keep_prove_nothing() -> None:
+def test_buffers_too_small_for_a_cache_prove_nothing() -> None:
     small = {"sizes": [size // 8 for size in SIZES]}
     finding = growth({**FLAT, **small})
     assert (finding.status, finding.key) == (Status.SKIP, "share-too-small")
     assert growth({**LEAK, **small}).status is Status.FAIL
 
 
-def test_a_long_run_decides_over_what_grows_a_little() -> None:
+def test_small_growth_is_a_fail_in_a_long_run() -> None:
     assert growth(grows_by(MIB // 2), decides=True).status is Status.FAIL
 
 
@@ -499,31 +499,31 @@ def test_level_memory_fails_if_a_rank_loses_a_descriptor_with_each_buffer() -> N
     assert growth({**LEAK, **left}).key == "grows"
 
 
-def test_what_grows_as_fast_without_messages_is_not_theirs() -> None:
+def test_growth_without_messages_is_subtracted() -> None:
     assert growth(grows_by(MIB, control=MIB)).status is Status.PASS
     assert growth(grows_by(2 * MIB, control=MIB)).status is Status.WARN
     assert growth(grows_by(3 * MIB, control=MIB)).status is Status.FAIL
 
 
-def test_the_advice_on_a_bound_in_bytes_is_to_exceed_the_largest_message() -> None:
+def test_remedy_for_a_limit_in_bytes_is_above_the_largest_message() -> None:
     finding = growth(LEAK, bounded_by="LIMIT", in_bytes=True)
     assert (
         finding.remedy == "if this is a cache, limit it: set LIMIT (bytes) above the largest message's size"
     )
 
 
-def test_no_growth_says_nothing_if_no_message_was_larger_than_the_limit() -> None:
+def test_no_growth_proves_nothing_if_no_message_exceeded_the_limit() -> None:
     finding = growth({**FLAT, "not_reached": 4 << 30}, bounded_by="LIMIT", in_bytes=True)
     assert (finding.status, finding.key) == (Status.SKIP, "limit-not-reached")
     assert "no message larger than LIMIT=4294967296 fits" in sentences.summary(finding)
 
 
-def test_nobody_can_tell_by_a_counter_that_does_not_move() -> None:
+def test_counter_that_does_not_move_is_an_error() -> None:
     assert growth(memory([0] * 33, moves=False)).status is Status.ERROR
     assert growth(FLAT, memory([0] * 33, moves=False)).status is Status.ERROR
 
 
-def test_as_many_buffers_grow_as_the_share_has_room_for() -> None:
+def test_number_of_buffers_fits_the_memory_limit() -> None:
     planned = ((139, 33, 137, 128), (24, 25, 73, 128), (16, 20, 42, 128), (4, 12, 0, 51), (1, 12, 0, 12))
     for total_gib, large, small, equal in planned:
         growing, same = plan("mpi-cache-growth", gpu(0, total_bytes=total_gib << 30))
@@ -531,7 +531,7 @@ def test_as_many_buffers_grow_as_the_share_has_room_for() -> None:
         assert (len(same.params["sizes"]), same.params["small"]) == (equal, 0)
 
 
-def test_of_two_devices_each_has_room_for_the_small_buffers_of_one_rank() -> None:
+def test_each_of_two_devices_has_room_for_one_ranks_small_buffers() -> None:
     growing, *_ = plan("mpi-cache-growth", *(gpu(index, total_bytes=16 << 30) for index in range(2)))
     assert growing.params["small"] == 132
     growing, *_ = plan("mpi-cache-growth", *TWO)
@@ -540,7 +540,7 @@ def test_of_two_devices_each_has_room_for_the_small_buffers_of_one_rank() -> Non
 
 @pytest.mark.parametrize("total_gib", [139, 16, 4])
 @pytest.mark.parametrize("ranks_on_one", [1, 2])
-def test_all_buffers_together_stay_within_the_share(total_gib: int, ranks_on_one: int) -> None:
+def test_all_buffers_stay_within_the_memory_limit(total_gib: int, ranks_on_one: int) -> None:
     devices = [gpu(index, total_bytes=total_gib << 30) for index in range(2 // ranks_on_one)]
     for probe in plan("mpi-cache-growth", *devices):
         sizes, small = probe.params["sizes"], probe.params["small"]

@@ -1,4 +1,4 @@
-"""What the check mpi-first-touch concludes from what its roles recorded, and what it plans."""
+"""Tests of check mpi-first-touch: planned probes, and findings from recorded results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.checks.judging import MIB, conclude, gpu, plan
 def first_touch(
     odd: list[float], whole: list[float], wrong: Sequence[str] = (), longest_later: float = 0.02
 ) -> Finding:
-    """Given milliseconds: of the first messages, and of the longest of the later ones."""
+    """The finding for these times in ms: of first messages, and of the slowest later message."""
     times = {
         kind: {"first": [ms / 1e3 for ms in first], "later": [20e-6] * 7 + [longest_later / 1e3]}
         for kind, first in (("whole pages", whole), ("one byte more", odd))
@@ -42,11 +42,11 @@ def test_a_slow_first_message_from_an_odd_size_is_a_warning_with_the_ratios() ->
     [
         ([5.6, 6.0, 7.6, 6.1, 6.2], [8.8, 9.0, 11.0, 9.9, 9.1]),  # two H200, Intel MPI 2021.17
         ([0.2, 9.0, 45.0, 30.0, 12.0], [0.2, 0.2, 0.3, 0.2, 0.2]),  # four of five waited for a processor
-        ([4.2, 4.3, 4.2, 4.2, 4.2], [0.2, 0.2, 0.2, 0.2, 0.2]),  # all did: too short to matter
+        ([4.2, 4.3, 4.2, 4.2, 4.2], [0.2, 0.2, 0.2, 0.2, 0.2]),  # all were slow, but too short to matter
         ([90.0, 91.0, 95.0, 90.0, 92.0], [9.1, 9.2, 9.9, 9.4, 9.1]),  # not out of proportion
     ],
 )
-def test_first_messages_in_proportion_or_unlucky_pass_with_figures(
+def test_proportionate_or_randomly_slow_first_messages_pass_with_figures(
     odd: list[float], whole: list[float]
 ) -> None:
     finding = first_touch(odd, whole)
@@ -54,8 +54,8 @@ def test_first_messages_in_proportion_or_unlucky_pass_with_figures(
     assert len(sentences.evidence(finding)) == 2
 
 
-def test_a_node_so_busy_that_later_messages_wait_as_long_passes() -> None:
-    """Seen once in 15 runs with 20 processes for 2 processors: all five waited, 80 times as long."""
+def test_busy_node_on_which_later_messages_wait_as_long_passes() -> None:
+    """Seen once in 15 runs with 20 processes on 2 processors: all five waited, 80 times as long."""
     assert first_touch([16.0] * 5, [0.2] * 5, longest_later=15.0).status is Status.WARN
     assert first_touch([16.0] * 5, [0.2] * 5, longest_later=24.0).status is Status.PASS
 
@@ -64,14 +64,14 @@ def test_wrong_data_outweighs_the_time() -> None:
     assert first_touch([500.0] * 5, [1.0] * 5, wrong=["from buffer 1: 1 B wrong"]).status is Status.FAIL
 
 
-def test_first_messages_are_timed_on_a_pair_alone_where_there_is_one() -> None:
+def test_only_a_pair_is_timed_if_there_is_one() -> None:
     probes = plan("mpi-first-touch", gpu(0), gpu(1), gpu(0, "hip"))
     assert {probe.subject for probe in probes} == {"cuda:0 > cuda:1", "hip:0"}
     assert all(probe.exclusive for probe in probes)
 
 
 @pytest.mark.parametrize("total_gib", [10, 24, 80, 139])
-def test_the_buffers_stay_within_the_bound_even_if_none_is_given_back(total_gib: int) -> None:
+def test_buffers_stay_within_the_limit_even_if_none_is_released(total_gib: int) -> None:
     (probe,) = plan("mpi-first-touch", gpu(0, total_bytes=total_gib << 30))
     page, buffers, message = 2 * MIB, 12, 2 * MIB
     taken = buffers * (probe.params["nbytes"] + page) + message
@@ -81,8 +81,6 @@ def test_the_buffers_stay_within_the_bound_even_if_none_is_given_back(total_gib:
 
 
 @pytest.mark.parametrize(("total_mib", "taken_mib"), [(139 << 10, 128), (10 << 10, 40), (200, 2)])
-def test_a_buffer_is_as_large_as_there_is_room_for_up_to_a_bound_and_a_page_at_least(
-    total_mib: int, taken_mib: int
-) -> None:
+def test_buffer_size_fits_the_room_between_a_page_and_a_limit(total_mib: int, taken_mib: int) -> None:
     (probe,) = plan("mpi-first-touch", gpu(0, total_bytes=total_mib * MIB))
     assert probe.params["nbytes"] == taken_mib * MIB

@@ -1,4 +1,4 @@
-"""What the check mpi-gpu-aware plans, and what it concludes from the worker's facts."""
+"""Tests of check mpi-gpu-aware: planned probes, and findings from the worker's facts."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def test_one_probe_asks_for_all_backends() -> None:
     assert probe.params == {"backends": ["cuda", "hip"], "simulated": False, **options}
 
 
-def test_without_a_device_there_is_nothing_to_take() -> None:
+def test_no_device_is_a_skip() -> None:
     (finding,) = plan(Context())
     assert isinstance(finding, Finding)
     assert finding.status is Status.SKIP
 
 
-def test_an_able_library_passes_and_says_through_what() -> None:
+def test_gpu_aware_library_passes_and_reports_its_transport() -> None:
     ucx = {"library": "/ucx/libucp.so.0", "version": "1.22.0", "components": ["cuda_cpy"]}
     able = {"able": True, "via": "ucx", "why_not": "", "remedy": "", "lacks": ["derived types"]}
     (finding,) = conclude(
@@ -72,7 +72,7 @@ def test_an_able_library_passes_and_says_through_what() -> None:
 
 
 @pytest.mark.parametrize(("named", "status"), [(True, Status.FAIL), (False, Status.WARN)])
-def test_one_that_takes_none_fails_only_whom_it_was_promised(named: bool, status: Status) -> None:
+def test_library_that_is_not_gpu_aware_fails_only_if_it_was_named(named: bool, status: Status) -> None:
     (finding,) = conclude(seen({"cuda": UNABLE}), named=named)
     assert finding.status is status
     assert (
@@ -82,13 +82,13 @@ def test_one_that_takes_none_fails_only_whom_it_was_promised(named: bool, status
     assert finding.remedy == "set I_MPI_OFFLOAD=1"
 
 
-def test_simulated_memory_is_taken_by_any_and_a_real_gpu_is_told_of() -> None:
+def test_simulated_memory_passes_and_the_answer_for_a_real_gpu_is_reported() -> None:
     (finding,) = conclude(seen({"cuda": UNABLE}), named=True, simulated=True)
     assert (finding.status, finding.key) == (Status.PASS, "takes-simulated")
     assert "on a real GPU: its GPU support is off" in sentences.summary(finding)
 
 
 @pytest.mark.parametrize(("named", "status"), [(True, Status.ERROR), (False, Status.SKIP)])
-def test_one_that_is_not_there(named: bool, status: Status) -> None:
+def test_missing_library_is_an_error_only_if_it_was_named(named: bool, status: Status) -> None:
     (finding,) = conclude({"unavailable": "mpi4py finds no MPI library", "remedy": "load one"}, named=named)
     assert (finding.status, finding.remedy) == (status, "load one")

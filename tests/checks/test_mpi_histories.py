@@ -1,4 +1,4 @@
-"""What the check mpi-histories plans, and concludes from what its ranks recorded."""
+"""Tests of check mpi-histories: planned probes, and findings from recorded results."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_pass_says_operations_and_messages() -> None:
     assert (finding.values["operations"], finding.values["messages"]) == (2530, 810)
 
 
-def test_shortfall_of_time_and_what_is_left_out_are_said() -> None:
+def test_shortfall_of_time_and_omitted_operations_are_reported() -> None:
     (finding,) = conclude("mpi-histories", WELL, search=None, operations=9000, lacks=["derived types"])
     assert "2530 of 9000 operations" in sentences.summary(finding)
     assert sentences.summary(finding).endswith("; without derived types")
@@ -65,7 +65,7 @@ def test_history_that_fails_again_is_a_failure_with_its_steps() -> None:
     assert results.history_from_json(finding.values["history"]) == replace(SHORT, labels=("cuda:0",))
 
 
-def test_shortest_that_does_not_fail_alone_leaves_what_did() -> None:
+def test_shortest_history_that_does_not_fail_alone_is_replaced_by_the_failing_one() -> None:
     (finding,) = concluded(SEARCH, again=False)
     assert finding.status is Status.FAIL
 
@@ -77,12 +77,12 @@ def test_history_that_does_not_fail_again_is_a_warning() -> None:
 
 
 @pytest.mark.parametrize(("again", "status"), [(True, Status.FAIL), (False, Status.PASS)])
-def test_replay_that_was_asked_for(again: bool, status: Status) -> None:
+def test_requested_replay(again: bool, status: Status) -> None:
     (finding,) = concluded(Search(None, {}, (), "replay", shortest=SHORT), again=again)
     assert finding.status is status
 
 
-def test_each_launch_of_a_search_tries_what_the_last_one_left_open() -> None:
+def test_each_launch_of_a_search_continues_the_last_one() -> None:
     (probe,) = plan("mpi-histories", *ONE, edges=(8192,))
     assert list(probe.roles) == ["rank 0", "rank 1", "rank 2"]
     roles = {
@@ -101,7 +101,7 @@ def test_each_launch_of_a_search_tries_what_the_last_one_left_open() -> None:
     assert len(following.params["tries"]) == 1
 
 
-def test_ranks_are_of_one_device_or_of_a_pair() -> None:
+def test_ranks_use_one_device_or_a_pair() -> None:
     near = [replace(device, peers=frozenset(device.label for device in TWO)) for device in TWO]
     assert [len(probe.devices) for probe in plan("mpi-histories", *near)] == [2]
     assert [len(probe.roles) for probe in plan("mpi-histories", *ONE, options={"ranks": 4})] == [4]
@@ -111,8 +111,8 @@ RISING = [34] * 16 + [35, 37, 38, 40, 40, 41, 44, 45]
 LEFT = {"after each repetition of a valid history of messages": {"times": 1, "descriptors": [*range(34, 50)]}}
 
 
-def test_epoch_after_which_descriptors_are_left_is_repeated_and_judged() -> None:
-    """Only fresh ranks show for certain what repeated messages leave."""
+def test_epoch_that_leaves_descriptors_is_repeated_and_judged() -> None:
+    """Only fresh ranks show with certainty what repeated messages leave."""
     records = {rank: {**had, "usage": {"descriptors": RISING}} for rank, had in WELL.items()}
     (planned,) = plan("mpi-histories", *ONE)
     roles = {rank: RoleOutcome(rank, Ending.COMPLETED, records=had) for rank, had in records.items()}

@@ -1,4 +1,4 @@
-"""What the check mpi-small-message concludes from what its roles recorded, and what it plans."""
+"""Tests of check mpi-small-message: planned probes, and findings from recorded results."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def test_small_messages_that_arrive_pass_with_their_latency() -> None:
     assert sentences.evidence(finding)[-1] == "65536 B: median 14.0 µs, fastest 12.6 µs, 4.68 GB/s"
 
 
-def test_what_other_nodes_are_held_against_is_measured() -> None:
-    """The fleet's page and `compare` live on it: how slow a node is among its peers, or since yesterday."""
+def test_latency_and_bandwidth_are_measured() -> None:
+    """The fleet's page and `compare` use these figures to find slow nodes and changes over time."""
     (finding,) = small_message(medians=LATENCIES | {16 << 20: 400.0})
     told = [
         (figure.name, round(figure.value, 1), figure.unit, figure.more_is_better)
@@ -60,7 +60,7 @@ def test_what_other_nodes_are_held_against_is_measured() -> None:
     ]
 
 
-def test_between_nodes_are_messages_of_ranks_on_two_of_them() -> None:
+def test_probe_between_nodes_needs_ranks_on_two_nodes() -> None:
     (finding,) = small_message(nodes=("n1", "n2"), probe="between nodes")
     assert (finding.status, sentences.summary(finding)) == (
         Status.PASS,
@@ -78,7 +78,7 @@ def test_a_site_may_choose_the_sizes() -> None:
     assert probe.params["sizes"] == [16, 256]
 
 
-def test_the_first_device_of_each_backend_sends_to_another_node_where_that_is_asked() -> None:
+def test_first_device_of_each_backend_sends_to_another_node_on_request() -> None:
     across = Launch(("srun", "-N2", "-n{ranks}"), nodes=2)
     planned = plan("mpi-small-message", *TWO, gpu(0, "hip"), across=across)
     between = [probe for probe in planned if probe.launch == across]
@@ -89,19 +89,19 @@ def test_the_first_device_of_each_backend_sends_to_another_node_where_that_is_as
     assert "between nodes" not in [probe.name for probe in plan("mpi-small-message", *TWO)]
 
 
-def test_a_message_that_either_rank_saw_arrive_wrong_fails() -> None:
+def test_message_with_wrong_data_at_either_rank_fails() -> None:
     (finding,) = small_message(wrong=["64 B, device to device: 1 of 128 B wrong"])
     assert finding.status is Status.FAIL
     assert sentences.evidence(finding) == ("64 B, device to device: 1 of 128 B wrong",)
 
 
-def test_a_message_that_is_wrong_only_when_it_is_repeated_fails() -> None:
+def test_message_that_is_wrong_only_when_repeated_fails() -> None:
     (finding,) = small_message(repeated=["64 B, at rank 1: 1 of 64 B wrong"])
     assert (finding.status, finding.key) == (Status.FAIL, "wrong-when-repeated")
     assert sentences.evidence(finding) == ("64 B, at rank 1: 1 of 64 B wrong",)
 
 
-def test_each_power_of_two_is_sent_and_the_neighbours_of_each_edge_and_large_ones() -> None:
+def test_sizes_are_powers_of_two_neighbours_of_thresholds_and_large_ones() -> None:
     (probe,) = plan("mpi-small-message", gpu(0), edges=(8192, 100_000, 1 << 30))
     sizes = probe.params["sizes"]
     assert sizes == sorted(set(sizes))
@@ -110,7 +110,7 @@ def test_each_power_of_two_is_sent_and_the_neighbours_of_each_edge_and_large_one
     assert max(sizes) == 16 << 20
 
 
-def test_what_failed_is_told_as_a_map_when_the_rest_is_done() -> None:
+def test_failures_are_reported_as_a_map_after_the_rest() -> None:
     (finding,) = small_message(failed=[HUNG])
     assert finding.status is Status.FAIL
     (line,) = sentences.evidence(finding)
@@ -118,7 +118,7 @@ def test_what_failed_is_told_as_a_map_when_the_rest_is_done() -> None:
         assert word in line
 
 
-def test_a_way_in_which_enough_sizes_failed_is_given_up_and_the_map_says_so() -> None:
+def test_map_says_that_a_kind_with_several_failed_sizes_is_not_continued() -> None:
     three = [[[size, *HUNG[0][1:]], HUNG[1]] for size in (8, 16, 32)]
     (two,) = sentences.evidence(*small_message(failed=three[:2]))
     (more,) = sentences.evidence(*small_message(failed=three))
@@ -128,7 +128,7 @@ def test_a_way_in_which_enough_sizes_failed_is_given_up_and_the_map_says_so() ->
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 4031, 4032, 4033, 4096, 65536])
-def test_what_is_guarded_behind_a_message_reaches_to_the_end_of_a_page(size: int) -> None:
+def test_guard_behind_a_message_reaches_to_the_end_of_a_page(size: int) -> None:
     guarded = SMALL.guarded(size)
     assert guarded >= 64
     assert (size + guarded) % 4096 == 0
@@ -136,7 +136,7 @@ def test_what_is_guarded_behind_a_message_reaches_to_the_end_of_a_page(size: int
 
 
 def failures_by_count() -> int:
-    """How many probes follow up a hang that comes by count, at whichever message is sent then."""
+    """The number of reruns after a hang that comes by count, whichever message is then sent."""
     small = check("mpi-small-message")
     (probe,) = plan("mpi-small-message", gpu(0))
     for number in itertools.count():
@@ -150,7 +150,7 @@ def failures_by_count() -> int:
     raise AssertionError
 
 
-def test_a_hang_that_comes_by_count_is_followed_up_a_few_times() -> None:
+def test_hang_that_comes_by_count_is_rerun_a_few_times() -> None:
     assert failures_by_count() == 9
 
 
@@ -163,16 +163,16 @@ def test_after_many_failures_each_way_and_size_that_failed_is_left_out() -> None
 
 
 @pytest.mark.parametrize(("us", "status"), [(190.0, Status.PASS), (210.0, Status.WARN)])
-def test_a_size_out_of_line_with_both_its_neighbours_is_pointed_out(us: float, status: Status) -> None:
+def test_size_much_slower_than_both_neighbours_is_a_finding(us: float, status: Status) -> None:
     (finding,) = small_message(medians={**LATENCIES, 64: us})
     assert finding.status is status
 
 
-def test_a_step_in_latency_is_not_out_of_line() -> None:
+def test_step_in_latency_passes() -> None:
     assert statuses(small_message(medians={0: 1.0, 8: 1.1, 16: 150.0, 64: 151.0, 256: 152.0})) == GOOD
 
 
-def test_a_pair_is_tried_once_from_the_first_of_its_devices() -> None:
+def test_pair_is_probed_once_from_its_first_device() -> None:
     planned = [[device.label for device in probe.devices] for probe in plan("mpi-small-message", *TWO)]
     assert planned == [["cuda:0"], ["cuda:1"], ["cuda:0", "cuda:1"]]
 
@@ -184,9 +184,7 @@ def test_a_pair_is_tried_once_from_the_first_of_its_devices() -> None:
         ("between nodes", "", "between nodes, the rest", "rank 1 hung in no call"),
     ],
 )
-def test_what_is_left_is_sent_again_without_the_message_that_failed(
-    probe: str, operation: str, name: str, ending: str
-) -> None:
+def test_rerun_leaves_out_the_failed_message(probe: str, operation: str, name: str, ending: str) -> None:
     roles = {
         "rank 0": RoleOutcome("rank 0", Ending.STOPPED),
         "rank 1": RoleOutcome("rank 1", Ending.HUNG, operation=operation, records={"message": [16, 0]}),

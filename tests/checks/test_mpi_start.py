@@ -1,4 +1,4 @@
-"""What the check mpi-start plans, and what it concludes from what two ranks saw."""
+"""Tests of check mpi-start: planned probes, and findings from the facts of two ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BOTH = [label for label, _ in LABELS]
         ([], [], "shows-no-gpu"),
     ],
 )
-def test_what_the_launcher_shows_is_reported(first: list[str], second: list[str], key: str) -> None:
+def test_devices_visible_to_each_rank_are_reported(first: list[str], second: list[str], key: str) -> None:
     records = {
         rank: {"shown": shown, "unavailable": [] if shown else ["hipInit returned hipErrorNoDevice"]}
         for rank, shown in (("rank 0", first), ("rank 1", second))
@@ -34,7 +34,7 @@ def test_what_the_launcher_shows_is_reported(first: list[str], second: list[str]
     assert [line.partition(":")[0] for line in lines] == blind
 
 
-def test_two_ranks_are_asked_for_all_devices_and_bound_to_none() -> None:
+def test_two_ranks_see_all_devices_and_are_bound_to_none() -> None:
     (probe,) = plan("mpi-start", *TWO)
     assert probe.devices == ()
     assert probe.params == {"gpus": LABELS, "backends": ("cuda",)}
