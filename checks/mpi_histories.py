@@ -33,7 +33,7 @@ from gpuipc_doctor.histories.extent import OPTIONS, REPLAY, extent, is_complete,
 from gpuipc_doctor.histories.leaks import CERTAIN
 from gpuipc_doctor.histories.mpi import search as searching
 from gpuipc_doctor.histories.mpi.message_generator import Generator
-from gpuipc_doctor.histories.mpi.message_steps import SENTENCES, steps
+from gpuipc_doctor.histories.mpi.message_steps import SENTENCES, short_name, steps
 from gpuipc_doctor.histories.mpi.performer import Rank
 from gpuipc_doctor.histories.mpi.search import Search, met, steps_of
 from gpuipc_doctor.histories.operations import Disagreement, History
@@ -214,7 +214,7 @@ def failed(history: History, met: Disagreement, known: Search, labels: list[str]
         remedy=REPLAY,
         step=met.do,
         steps=min(met.at + 1, len(history.operations)) if history.times == 1 else len(history.operations),
-        did=[operation.do for operation in history.operations],
+        did=list(map(short_name, history.operations)),
         name=met.name,
         call=met.call,
         wrong=met.says,

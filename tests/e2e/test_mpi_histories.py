@@ -92,3 +92,18 @@ def test_request_that_never_completes_beside_others_is_found(finding: Any, tmp_p
     assert (found["status"], found["key"], found["values"]["call"]) == ("FAIL", "hang", "MPI_Wait")
     asked = [one["do"] for one in found["values"]["history"]["operations"]]
     assert asked.count("irecv") >= 5
+
+
+@pytest.mark.full  # each try that hangs takes seconds
+def test_real_hang_of_mpich_over_ucx_is_named(doctor: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(os.environ["GPUIPC_TEST_MPI"])
+    (packages,) = (root / "ucx/lib").glob("python*/site-packages")
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"{packages}/libucx/lib:{packages}/libucx_cu12.libs")
+    monkeypatch.setenv("UCX_MODULE_DIR", f"{packages}/libucx/lib/ucx")
+    monkeypatch.setenv("MPIR_CVAR_CH4_NETMOD", "ucx")
+    monkeypatch.setenv("MPIR_CVAR_NOLOCAL", "1")
+    library = str(root / "mpich50" / LIBRARIES["mpich50"])
+    on_node = ("--simulate", "healthy-single", "--backend", "cuda", "--mpi-lib", library)
+    ended = doctor("check", "mpi-histories", *on_node, "--no-workarounds")
+    assert ended.returncode == 12, ended.stdout
+    assert "Known issue mpich-ucx-any-source-hang CONFIRMED" in ended.stdout

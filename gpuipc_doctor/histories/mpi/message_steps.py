@@ -68,6 +68,12 @@ def step(operation: Operation) -> str:
     )
 
 
+def short_name(operation: Operation) -> str:
+    """An operation as ``history`` of a known issue names it."""
+    receives = "{source}" in SENTENCES[operation.do]
+    return "receive-from-any-source" if receives and operation.peer == ANY_SOURCE else operation.do
+
+
 def steps(history: History, first: int = 1) -> Sequence[str]:
     """``1. rank 0 allocates …``, in order."""
     numbered = [f"{number}. {step(operation)}" for number, operation in enumerate(history.operations, first)]

@@ -169,3 +169,13 @@ def test_where_nobody_knows_the_versions_the_other_conditions_decide() -> None:
     assert harmed("7.1.0", unknown, needs=of_7_1) == {(LASTING, "hip:0"), (PASSING, "hip:0")}
     assert harmed("7.2.0", unknown, needs=of_7_1) == set()
     assert harmed(None, unknown, needs=of_7_1) == {(LASTING, "hip:0")}
+
+
+@pytest.mark.parametrize("last", ["receive-from-any-source", "irecv"])
+def test_history_that_ends_otherwise_does_not_confirm(last: str) -> None:
+    known = replace(issue("mpi-histories.hang"), history=("receive-from-any-source",))
+    says = "{call} hung"
+    hang = Finding.fail("hang", says, call="MPI_Wait", did=["allocate", "receive-from-any-source", last])
+    joins = knownissues.join([known], FACTS, [Result("mpi-histories", hang)])
+    relations = [join.relation for join in joins]
+    assert (Relation.CONFIRMED in relations) is (last == "receive-from-any-source")
