@@ -1,8 +1,8 @@
 """The node that the suite runs on, and the processes that a test starts there.
 
-By default these are a simulated node of two GPUs and, for HIP, emulated nodes with each of AMD's own runtimes
-that was chosen (`tests.kfd.emulated`). With ``GPUIPC_TEST_REAL=1`` it is this machine, and what is not
-there skips.
+By default a simulated node of two GPUs and, for HIP, emulated nodes with each chosen AMD runtime
+(`tests.kfd.emulated`). With ``GPUIPC_TEST_REAL=1``, this machine; tests of missing drivers or devices are
+then skipped.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ REAL = os.environ.get("GPUIPC_TEST_REAL") == "1"
 Start = Callable[..., Remote]
 
 MIB = 5120
-"""Memory of each emulated GPU: the largest test allocates 3 GiB."""
+"""Memory in MiB of each emulated GPU: the largest test allocates 3 GiB."""
 
 SIMULATED_HIP = 6
-"""Generation of the runtime that the profile healthy-hip has."""
+"""Generation of the runtime in profile healthy-hip."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRuntime:
-    """The simulated ``libamdhip64`` with the answers of another generation."""
+    """The simulated ``libamdhip64``, answering like another generation."""
 
     rocm: str
     hip: str
@@ -50,7 +50,7 @@ class SimulatedRuntime:
 
     @property
     def name(self) -> str:
-        """As that of AMD's own runtime of this release."""
+        """The same name as AMD's own runtime of this release."""
         return f"rocm-{self.rocm.rpartition('.')[0]}"
 
     def profile(self, directory: Path) -> str:
@@ -71,25 +71,25 @@ OTHER_GENERATIONS = (SimulatedRuntime("5.7.1", "5.7.31921"), SimulatedRuntime("7
 def own_generation(backend: str) -> int:
     """Generation of the driver that tests without an emulated node run on; 0 if it reports none.
 
-    A real HIP runtime is asked in a process of its own.
+    A real HIP runtime is queried in a separate process.
     """
     if backend == "cuda" or not REAL:
         return SIMULATED_HIP if backend == "hip" else 0
     remote = Remote(backend)
     try:
         return int(remote.driver.generation)
-    except (BackendUnavailable, DriverError):  # without a backend, every test of it is skipped
+    except (BackendUnavailable, DriverError):  # without a backend, all its tests are skipped
         return 0
     finally:
         remote.exit()
 
 
 Ground = Runtime | SimulatedRuntime | None
-"""AMD's own runtime on an emulated node, or a generation of the simulated one; None: the usual one."""
+"""AMD's own runtime on an emulated node, or a generation of the simulated one; None: the default node."""
 
 
 def grounds(backend: str) -> Iterator[tuple[Ground, int, str, tuple[pytest.MarkDecorator, ...]]]:
-    """Where a test of a backend runs, the generation of the runtime there, a name, marks."""
+    """(place to run, generation of its runtime, name, marks) for each run of a test of this backend."""
     yield None, own_generation(backend), backend, (getattr(pytest.mark, backend),)
     if backend != "hip" or REAL:
         return
@@ -102,7 +102,7 @@ def grounds(backend: str) -> Iterator[tuple[Ground, int, str, tuple[pytest.MarkD
 
 
 def on_backends(*names: str) -> pytest.MarkDecorator:
-    """Run a test on each of these backends, where its binding is installed, and on each of HIP's runtimes."""
+    """Run a test on each of these backends whose binding is installed, and on each HIP runtime."""
     parameters = [
         pytest.param(name, runtime, id=ground, marks=marks)
         for name in names
@@ -119,9 +119,9 @@ def on_simulated(*names: str) -> pytest.MarkDecorator:
 
 
 def on_documented(*cases: str, values: frozenset[str] = rules.VALUES) -> pytest.MarkDecorator:
-    """Run a test wherever the answer to a case is documented; the answer is its ``documented``.
+    """Run a test on each backend whose answer to a case is documented, with the answer as ``documented``.
 
-    With several cases, ``case`` names the one that runs: those whose answer is one of ``values``.
+    With several cases, ``case`` names the current one; only cases with one of these ``values`` run.
     """
     parameters = [
         pytest.param(
@@ -138,12 +138,12 @@ def on_documented(*cases: str, values: frozenset[str] = rules.VALUES) -> pytest.
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Expect of each of AMD's releases what `departures.SEEN` says; a test that passes there is a failure."""
+    """Mark as strict xfail the tests in `departures.SEEN`: if one passes on that release, it fails."""
     for item in items:
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         runtime, test = parameters.get("runtime"), getattr(item, "originalname", "")
         releases = [runtime.name] if isinstance(runtime, Runtime | SimulatedRuntime) else []
-        if isinstance(runtime, Runtime):  # what one lacks, the simulated library of its generation has
+        if isinstance(runtime, Runtime):  # departures of a generation also apply to its simulated library
             releases.append(f"hip-{runtime.generation}")
         tests = (test, f"{test}[{parameters.get('case')}]")
         for why in filter(None, (departures.SEEN.get((on, name)) for on in releases for name in tests)):
@@ -152,7 +152,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @contextmanager
 def simulated_node(profile: str) -> Iterator[Node]:
-    """A simulated node; its state is in memory where there is room for it, and removed in the end."""
+    """A simulated node; its state is in memory if there is room, and removed at the end."""
     from gpuipc_doctor.simulator.node import prepare
 
     shared = Path("/dev/shm")
@@ -179,7 +179,7 @@ def emulated_nodes() -> Iterator[Callable[[Runtime], EmulatedNode]]:
 
 @pytest.fixture
 def runtime() -> Ground:
-    """Parametrized by `on_backends`."""
+    """Overridden by `on_backends` through parametrization."""
     return None
 
 

@@ -1,8 +1,8 @@
-"""Where a release of AMD's runtime does not do what a test of this suite asks of every driver.
+"""Known differences of AMD runtime releases from this suite.
 
-Vendors document different answers to the cases of `gpuipc_doctor.backends.rules`. These departures were each
-seen on one release, Debian's build over the emulated kernel driver, and not on a GPU. A reason gives the
-observation, and says if the cause is only inferred or is not known.
+Documented differences between vendors are cases of `gpuipc_doctor.backends.rules`. Each difference here was
+seen on one release, Debian's build over the emulated kernel driver, not on a GPU. A reason states the
+observation, and whether the cause is only inferred or unknown.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _NEEDS_EXPORTER = (
 _AS_LATER = "ROCm 5.7.1 refuses it, as 6.4.3 does; generation 5's answer is that of 5.2.3"
 
 SEEN = {
-    ("rocm-5.7", "test_open_an_own_handle"): _AS_LATER,
-    ("rocm-5.7", "test_open_bytes_that_are_no_handle[open-random-handle]"): _AS_LATER,
+    ("rocm-5.7", "test_open_its_own_handle"): _AS_LATER,
+    ("rocm-5.7", "test_open_bytes_that_are_not_a_handle[open-random-handle]"): _AS_LATER,
     ("hip-6", "test_a_descriptor_alone_pins_memory"): _KEEPS_IMPORTS,
     ("hip-6", "test_many_rounds_leave_nothing"): _KEEPS_IMPORTS,
-    ("hip-6", "test_anothers_gpus_memory"): (
+    ("hip-6", "test_another_gpus_memory"): (
         "ROCm 6.4.3 reads imported VMM memory with the exporter's GPU, which has a page fault: the importer "
         "had granted access to its own GPU only; that it is the same on a real GPU is inferred"
     ),
@@ -35,7 +35,7 @@ SEEN = {
     ),
     ("hip-7", "test_the_exporter_is_gone"): _NEEDS_EXPORTER.format("7.2.4"),
     ("hip-7", "test_importer_killed_with_mappings_open"): _LEAKS_EXPORTS,
-    ("hip-7", "test_without_a_threshold_memory_goes_back_at_the_next_synchronisation"): _VM_HEAP,
-    ("hip-7", "test_up_to_its_threshold_a_pool_holds_memory_until_it_is_trimmed"): _VM_HEAP,
+    ("hip-7", "test_without_a_threshold_memory_is_released_at_the_next_synchronisation"): _VM_HEAP,
+    ("hip-7", "test_pool_keeps_memory_up_to_its_threshold_until_trimmed"): _VM_HEAP,
 }
-"""Generation or release, and test, of one case or all → what was seen, in which release."""
+"""(generation or release, test or test[case]) → the observation, with its release."""

@@ -2,10 +2,10 @@
 
     python -m tests.conformance.diff [TEST…]
 
-A row is a test with its case, a column a ground (`tests.conformance.conftest.grounds`). A cell is the
-outcome, with the documented answer in brackets. A row differs where two grounds of one generation do. What
-is documented by `departures.SEEN` departs; anything else fails, and the exit code is 1. Rows that only
-simulated runtimes have (`tests.conformance.conftest.on_simulated`) are not compared.
+A row is a test with its case, a column is a ground (`tests.conformance.conftest.grounds`). A cell has the
+outcome, with the documented answer in brackets. A row differs if two grounds of one generation differ.
+Differences in `departures.SEEN` are expected; with any other, the exit code is 1. Rows that only simulated
+runtimes have (`tests.conformance.conftest.on_simulated`) are not compared.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ANSWER = re.compile(rf"-(?P<answer>{'|'.join(sorted(VALUES))})$")
 
 
 def cell(nodeid: str) -> tuple[str, str, str] | None:
-    """The row, the ground and the answer documented there; None for a test without grounds."""
+    """The row, its ground and the answer documented for it; None for a test without grounds."""
     name = _NAME.match(nodeid.rpartition("/")[2])
     if name is None:
         return None
@@ -42,7 +42,7 @@ def cell(nodeid: str) -> tuple[str, str, str] | None:
 
 
 class Outcomes:
-    """A plug-in that collects the outcome of each test on each of HIP's grounds."""
+    """A pytest plug-in that collects the outcome of each test on each of HIP's grounds."""
 
     def __init__(self) -> None:
         self.rows: dict[str, dict[str, str]] = defaultdict(dict)
@@ -68,11 +68,11 @@ class Outcomes:
 
     @property
     def compared(self) -> dict[str, dict[str, str]]:
-        """The rows that one of AMD's own runtimes has."""
+        """The rows that ran on one of AMD's own runtimes."""
         return {row: cells for row, cells in self.rows.items() if set(cells).difference(SIMULATED)}
 
     def differing(self) -> dict[str, dict[str, str]]:
-        """The rows in which grounds of one generation are not alike; an absent cell is another answer."""
+        """The rows in which grounds of one generation differ; a missing cell counts as a different answer."""
         generations = {generation_of(ground) for ground in self.grounds}
         alike = [
             [ground for ground in self.grounds if generation_of(ground) == generation]
@@ -86,13 +86,13 @@ class Outcomes:
 
 
 def generation_of(ground: str) -> int:
-    """``hip-on-rocm-5.7``: 5."""
+    """The generation in a ground's name: 5 for ``hip-on-rocm-5.7``."""
     found = re.search(r"-(\d)", ground)
     return int(found[1]) if found else SIMULATED_HIP
 
 
 def table(outcomes: Outcomes) -> str:
-    """The rows that differ, in Markdown, and below them why."""
+    """The differing rows in Markdown, followed by the reasons."""
     grounds, rows = outcomes.grounds, outcomes.differing()
     head = f"| {len(rows)} of {len(outcomes.compared)} rows differ | {' | '.join(grounds)} |"
     lines = [head, "|---" * (len(grounds) + 1) + "|"]

@@ -1,11 +1,11 @@
 """One GPU process for a test to drive: ``remote.gpu.alloc(64)`` happens in another process.
 
-The test holds a `Remote`; the process runs this file as a program, opens a backend and does what it is
-asked, one JSON line a request and one a reply. Whatever JSON cannot hold (a buffer, a context, a binding's
-handle) stays in the process and is named by a number here: an `Object`.
+The test holds a `Remote`; the process runs this file as a program, opens a backend and executes requests, one
+JSON line for each request and reply. Values that JSON cannot hold (a buffer, a context, a binding's handle)
+stay in the process, and the test refers to them by number: an `Object`.
 
-On a simulated node the processes are forked from one that has imported the bindings and touched no driver, as
-workers are: importing them anew each time would be most of what these tests cost.
+On a simulated node, the processes are forked from one that has imported the bindings but not called a driver,
+like workers: importing in each process would take most of the time of these tests.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from gpuipc_doctor.supervise.assignment import device_from_json, device_to_json
 from gpuipc_doctor.worker import descriptors
 
 PATIENCE_S = 60.0
-"""How long one request may take; a cold start of a real driver with eight GPUs takes several seconds."""
+"""Time limit of one request; a cold start of a real driver with eight GPUs takes several seconds."""
 
 
 class Object:
-    """Something in the other process: its attributes are fetched and its methods called there."""
+    """An object in the other process; its attributes are fetched and its methods called there."""
 
     def __init__(self, remote: Remote, number: int) -> None:
         self._remote = remote
@@ -53,7 +53,7 @@ class Object:
 
 
 class Remote:
-    """A process with a backend open in it, and one device chosen."""
+    """A process with an open backend and one chosen device."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Remote:
         prefix: Sequence[str] = (),
         enter: Sequence[str] = (),
     ) -> None:
-        """Start it. ``env`` is added to ours, ``prefix`` put before the command (``unshare …``).
+        """Start the process. ``env``: additional variables; ``prefix``: before the command (``unshare …``).
 
         ``enter`` is the command that enters an emulated node, which many processes share.
         """
@@ -95,12 +95,12 @@ class Remote:
 
     @property
     def driver(self) -> Any:
-        """The `Driver` itself, for calls that a `Gpu` would never make."""
+        """The `Driver` itself, for calls that `Gpu` never makes."""
         return self.ask("root", "driver")
 
     @property
     def backend(self) -> Any:
-        """The `Backend` that the process has open."""
+        """The open `Backend` of the process."""
         return self.ask("root", "backend")
 
     @property
@@ -108,11 +108,11 @@ class Remote:
         return list(map(device_from_json, json.loads(self.ask("devices"))))
 
     def calls(self) -> list[str]:
-        """Every driver call made so far, by the name under which it was armed."""
+        """The names of all driver calls so far, as they were armed."""
         return list(self.ask("calls"))
 
     def send_descriptor(self, number: int, to: Remote) -> int:
-        """Pass a descriptor of that process on to another by ``SCM_RIGHTS``; its number there."""
+        """Pass a descriptor of the process to another one by ``SCM_RIGHTS``; returns its number there."""
         self.ask("send", number)
         passing = descriptors.receive(self._descriptors)
         descriptors.send(to._descriptors, passing)
@@ -121,7 +121,7 @@ class Remote:
 
     def ask(self, verb: str, *arguments: Any) -> Any:
         request = json.dumps([verb, *map(_send, arguments)])
-        with suppress(BrokenPipeError, ConnectionResetError):  # it died; the reply says so
+        with suppress(BrokenPipeError, ConnectionResetError):  # the process has died; the reply says so
             self._requests.sendall(request.encode() + b"\n")
         kind, value = self._reply()
         if kind == "fault":
@@ -134,13 +134,13 @@ class Remote:
         return self._receive(value)
 
     def kill(self) -> None:
-        """End it by SIGKILL and wait until it is gone."""
+        """Kill the process with SIGKILL, and wait until it is gone."""
         self._process.kill()
         self._process.wait(PATIENCE_S)
 
     def exit(self) -> None:
-        """Let it come to its end, with whatever it has open, and wait until it is gone."""
-        with suppress(OSError):  # it has ended
+        """Let the process exit without closing anything, and wait until it is gone."""
+        with suppress(OSError):  # the process has ended
             self._requests.shutdown(socket.SHUT_WR)
         try:
             self._process.wait(PATIENCE_S)
@@ -180,7 +180,7 @@ class Remote:
 def _spawned(
     prefix: Sequence[str], arguments: Sequence[str], env: Mapping[str, str], files: Sequence[int]
 ) -> subprocess.Popen[bytes]:
-    """Start a process by itself; ``files`` are for requests, what is armed, and descriptors."""
+    """Start a process; ``files``: descriptors of requests, the armed-call file and the descriptor socket."""
     asked, *passed = files
     command = [*prefix, sys.executable, __file__, *arguments, *map(str, passed)]
     return subprocess.Popen(command, stdin=asked, stdout=asked, env=env, pass_fds=passed)
@@ -189,9 +189,9 @@ def _spawned(
 def _forked(
     enter: tuple[str, ...], arguments: Sequence[str], env: Mapping[str, str], files: Sequence[int]
 ) -> _Fork:
-    """The same by a fork of a process of this backend and node, with the same environment for its loader."""
+    """Fork a process from the stem of this backend and node with the same variables for the loader."""
     loads = frozenset(item for item in env.items() if item[0].startswith(("LD_", "PYTHON", "KFD_")))
-    if not _stem(enter, arguments[0], loads).lives():  # a test ends all that descends from its process
+    if not _stem(enter, arguments[0], loads).lives():  # tests of supervision kill all descendants
         _stem.cache_clear()
     return _stem(enter, arguments[0], loads).fork(arguments, env, files)
 
@@ -204,7 +204,7 @@ def _stem(enter: tuple[str, ...], backend: str, loads: frozenset[tuple[str, str]
 
 
 class _Stem:
-    """The process that others are forked from."""
+    """The process from which others are forked."""
 
     def __init__(self, enter: Sequence[str], backend: str, loads: Mapping[str, str]) -> None:
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -221,7 +221,7 @@ class _Stem:
         return _Fork(self, int(self._orders.recv(32)))
 
     def exit_code(self, pid: int) -> int:
-        """How a fork ended, which has."""
+        """Exit code of a fork that has ended."""
         self._orders.send(json.dumps(pid).encode())
         return int(self._orders.recv(32))
 
@@ -234,7 +234,7 @@ class _Stem:
 
 
 class _Fork:
-    """What a `Remote` needs of a process; as `subprocess.Popen` has it."""
+    """A forked process with the part of `subprocess.Popen` that `Remote` uses."""
 
     def __init__(self, stem: _Stem, pid: int) -> None:
         self.pid = pid
@@ -263,7 +263,7 @@ def _send(value: Any) -> Any:
 
 
 class _Server:
-    """The other side: keeps what cannot travel, and knows it by number."""
+    """The process's side: keeps objects that JSON cannot hold, and refers to them by number."""
 
     def __init__(self, backend: str, root: str, ordinal: int, armed_fd: int, socket_fd: int) -> None:
         self._descriptors = socket.socket(fileno=socket_fd)
@@ -342,13 +342,13 @@ class _Server:
 
 
 def _be_stem(backend: str, fd: int) -> list[str]:
-    """Fork as told, until there is nobody to tell; what a fork is to be, in that one."""
+    """Fork on request until the requester closes its end. Returns the arguments in a fork, else []."""
     from gpuipc_doctor.worker import stem
 
     comm = Path("/proc/self/comm")
     name = comm.read_text()
-    comm.write_text("conformance")  # it stays, and tests look for what was left by its name
-    stem.load([backend])  # what goes wrong does so again where it is used
+    comm.write_text("conformance")  # the stem stays, and tests search for leftover processes by name
+    stem.load([backend])  # an error here recurs where the module is used
     gc.collect()
     gc.freeze()
     orders = socket.socket(fileno=fd)

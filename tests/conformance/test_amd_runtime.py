@@ -1,6 +1,6 @@
-"""AMD's real runtime under the real binding, on a machine without an AMD GPU: what can be seen of it there.
+"""Tests of AMD's real runtime and binding that need no AMD GPU.
 
-Debian 12 packages that of ROCm 5.2.3. That it loads and has our calls shows nothing of what they do on a GPU.
+The runtime is ROCm 5.2.3 of Debian 12. These tests show that it loads and has our calls, not what they do.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.amdhip, pytest.mark.hip]
 
 @pytest.fixture
 def env(tmp_path: Path) -> dict[str, str]:
-    """The name under which bindings load it is in Debian's package for developers alone."""
+    """The runtime's variables. Only Debian's development package has the name that bindings load."""
     assert AMDHIP is not None
     directory = tmp_path / "lib"
     directory.mkdir()
@@ -32,7 +32,7 @@ def env(tmp_path: Path) -> dict[str, str]:
 
 
 def told(code: str, env: dict[str, str]) -> list[str]:
-    """What a program that has the backend's driver as ``driver`` prints, as JSON."""
+    """The output of a program that has the backend's driver as ``driver``, parsed as JSON."""
     begin = (
         "import json, pathlib; from contextlib import nullcontext\n"
         "from gpuipc_doctor.api.gpu import BackendUnavailable\n"
@@ -47,7 +47,7 @@ def told(code: str, env: dict[str, str]) -> list[str]:
     return answer
 
 
-def test_it_has_every_call_of_ours(env: dict[str, str]) -> None:
+def test_runtime_exports_every_call_of_the_backend(env: dict[str, str]) -> None:
     ask = (
         "import ctypes; library = ctypes.CDLL('libamdhip64.so')\n"
         "print(json.dumps([name for name in driver.calls.values() if not hasattr(library, name)]))"
@@ -55,7 +55,7 @@ def test_it_has_every_call_of_ours(env: dict[str, str]) -> None:
     assert told(ask, env) == []
 
 
-def test_a_call_that_it_has_not_is_reported_by_name(env: dict[str, str]) -> None:
+def test_missing_call_is_reported_by_name(env: dict[str, str]) -> None:
     ask = (
         "driver.calls = {'newer': 'hipExtGetLastError'}\n"
         "try: driver.call('newer')\n"
@@ -66,8 +66,8 @@ def test_a_call_that_it_has_not_is_reported_by_name(env: dict[str, str]) -> None
     assert "update the driver, or install the hip-python release for this driver" in remedy
 
 
-def test_no_device_is_told_as_that(env: dict[str, str], tmp_path: Path) -> None:
-    """``hipInit`` of 5.2.3 says ``hipErrorInvalidDevice``, which is no reason to read the kernel's log."""
+def test_missing_device_is_reported_as_such(env: dict[str, str], tmp_path: Path) -> None:
+    """``hipInit`` of 5.2.3 returns ``hipErrorInvalidDevice``, which is no reason to read the kernel's log."""
     remote = Remote("hip", root=str(tmp_path), env=env)
     try:
         with pytest.raises(BackendUnavailable) as caught:

@@ -1,4 +1,4 @@
-"""The comparison of simulated with AMD's own runtimes: no test of the suite is left out of it."""
+"""Every conformance test is included when simulated and real AMD runtimes are compared."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_cell_of_a_test(nodeid: str, cell: tuple[str, str, str] | None) -> None:
     assert found == (cell and ("test_vmm.py::test_anothers_memory" + cell[0], *cell[1:]))
 
 
-def test_a_row_differs_within_a_generation_only() -> None:
+def test_rows_are_compared_within_a_generation_only() -> None:
     outcomes = diff.Outcomes()
     outcomes.rows |= {
         "alike": {"hip-as-5": "skipped", "hip": "passed", "hip-on-rocm-6": "passed"},

@@ -1,4 +1,4 @@
-"""What every backend does beside IPC: devices, memory, contexts, and the name of each call it makes."""
+"""Devices, memory, contexts and call names of every backend; IPC is in test_ipc."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHOOSING = {"cuda": "CUDA_VISIBLE_DEVICES", "hip": "ROCR_VISIBLE_DEVICES"}
 
 
 def used_mib(before: list[int], after: list[int]) -> int:
-    """Memory taken since, in whole MiB: a real driver takes some KiB for itself."""
+    """Memory allocated between two calls of ``memory_info``, in whole MiB, without a real driver's KiB."""
     return (before[0] - after[0]) // MIB
 
 
@@ -44,7 +44,7 @@ def test_a_device_keeps_its_uuid_when_it_is_renumbered(backend: str, exporter: R
 
 
 @on_backends("cuda", "hip")
-def test_every_version_says_who_told_it(backend: str, exporter: Remote) -> None:
+def test_every_version_has_its_source(backend: str, exporter: Remote) -> None:
     facts = {fact.name: (fact.value, fact.source) for fact in exporter.backend.versions()}
     name, source = {
         "cuda": ("cuda-driver", "cuDriverGetVersion"),
@@ -55,7 +55,7 @@ def test_every_version_says_who_told_it(backend: str, exporter: Remote) -> None:
 
 
 @on_backends("cuda", "hip")
-def test_what_is_written_is_read(exporter: Remote) -> None:
+def test_written_data_is_read_back(exporter: Remote) -> None:
     with_data = exporter.gpu.alloc(3 * MIB)
     data = pattern(3 * MIB, 1)
     with_data.write(data)
@@ -70,7 +70,7 @@ def test_memory_info_counts_the_allocations_of_other_processes(exporter: Remote,
     _ = importer.gpu.memory_info()
     before = exporter.gpu.memory_info()
     buffer = importer.gpu.alloc(64 * MIB)
-    assert used_mib(before, exporter.gpu.memory_info()) >= 64  # and what the driver takes with the first
+    assert used_mib(before, exporter.gpu.memory_info()) >= 64  # plus the driver's own
     buffer.free()
 
 
@@ -85,8 +85,8 @@ def test_memory_info_counts_an_allocation(exporter: Remote) -> None:
 
 
 @on_backends("cuda")
-def test_what_its_owner_has_freed_is_held_by_who_still_maps_it(exporter: Remote, importer: Remote) -> None:
-    """Seen on an H200; in a container NVML may not know a process by its own number."""
+def test_freed_memory_is_held_by_importer(exporter: Remote, importer: Remote) -> None:
+    """Seen on an H200. In a container, NVML may not know a process by its own pid."""
 
     def held() -> list[int | None]:
         return [process.gpu.memory_of_this_process() for process in (exporter, importer)]
@@ -106,7 +106,7 @@ def test_what_its_owner_has_freed_is_held_by_who_still_maps_it(exporter: Remote,
 
 
 @on_backends("cuda", "hip")
-def test_more_memory_than_there_is(backend: str, exporter: Remote) -> None:
+def test_allocation_larger_than_the_device_fails(backend: str, exporter: Remote) -> None:
     with pytest.raises(DriverError) as caught:
         exporter.gpu.alloc(2 * exporter.devices[0].total_bytes)
     call, name = {
@@ -118,8 +118,8 @@ def test_more_memory_than_there_is(backend: str, exporter: Remote) -> None:
 
 @on_backends("cuda", "hip")
 @pytest.mark.usefixtures("two_devices")
-def test_memory_is_on_the_gpu_that_was_asked(exporter: Remote) -> None:
-    """Also in HIP, whose hipCtxCreate leaves another device current."""
+def test_memory_is_allocated_on_the_chosen_gpu(exporter: Remote) -> None:
+    """Also with HIP, whose hipCtxCreate leaves another device current."""
     one, other = (exporter.backend.gpu(device) for device in exporter.backend.devices()[:2])
     one.create_context()
     other.create_context()

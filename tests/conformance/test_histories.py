@@ -1,9 +1,9 @@
-"""Simulated drivers and AMD's own runtime answer 50 recorded histories as an H100 did, where legal.
+"""Simulated drivers and AMD's own runtime answer 50 recorded histories like an H100, where they are legal.
 
-`histories/h100.json` holds the operations themselves, so that a changed generator leaves them as they were:
-``[do, by, on, makes, of, nbytes, stamp]``, zeros at the end left out; with an answer beside it where the
-driver refused one. `histories/rocm-5.json` is what AMD's runtime of ROCm 5.2.3 made of them over the
-emulated kernel driver: it opens a process's own handle, which later ones and the simulated driver refuse.
+`histories/h100.json` holds the operations, so that changes of the generator do not change them: ``[do, by,
+on, makes, of, nbytes, stamp]`` without trailing zeros, and the answer if the driver refused one.
+`histories/rocm-5.json` has the answers of ROCm 5.2.3 over the emulated kernel driver: it opens a process's
+own handle, which later releases and the simulated driver refuse.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RECORDED, OF_AMD = HISTORIES / "h100.json", HISTORIES / "rocm-5.json"
 
 
 def replayed(backend: str, env: Mapping[str, str], enter: Sequence[str] = ()) -> Any:
-    """What the driver there answers."""
+    """The driver's answers."""
     command = [*enter, sys.executable, "-m", "tests.conformance.histories.replay", str(RECORDED), backend]
     done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -49,7 +49,7 @@ def test_simulated_cuda_driver_answers_as_the_recorded_one(tmp_path: Path) -> No
 def test_simulated_hip_driver_does_what_is_legal_there(tmp_path: Path) -> None:
     answers = simulated("hip", tmp_path)
     recorded = json.loads(OF_AMD.read_text())
-    assert answers["operations"] >= recorded["operations"]  # it has physical memory and pools, too
+    assert answers["operations"] >= recorded["operations"]  # HIP also has physical memory and pools
     assert answers["differences"] == recorded["differences"] == []
     assert [answer for *_, answer in answers["refusals"]] == ["hipErrorInvalidContext"] * recorded[
         "own_handles"

@@ -1,7 +1,7 @@
-"""What IPC does, on every backend: one test for each row that was measured on a real GPU.
+"""IPC on every backend: one test for each row that was measured on a real GPU.
 
-A test's docstring begins with the row of ``cuda-ipc-semantics-h200.md`` that it holds. It runs on CUDA and,
-where AMD documents an answer (`gpuipc_doctor.backends.rules`), on HIP.
+A test's docstring begins with its row of ``cuda-ipc-semantics-h200.md``. It runs on CUDA and, if AMD
+documents an answer (`gpuipc_doctor.backends.rules`), on HIP.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ INVALID_HANDLE = {"cuda": "CUDA_ERROR_INVALID_HANDLE"}
 
 
 NOT_OPENED = {"cuda": (INVALID_VALUE["cuda"],), "hip": (INVALID_VALUE["hip"], "hipErrorInvalidHandle")}
-"""For a close of what was not opened; HIP 5 returns the second."""
+"""Errors when a pointer is closed that was not opened; HIP 5 returns the second."""
 
 
 @contextmanager
 def refused(*names: str) -> Iterator[None]:
-    """The block ends in a driver call that returns the code of one of these names."""
+    """Assert that the block ends with a driver error that has one of these names."""
     with pytest.raises(DriverError) as caught:
         yield
     assert caught.value.fault.name in names
@@ -135,7 +135,7 @@ def test_export_the_same_part_again(exporter: Remote, importer: Remote, document
 
 
 @on_documented("open-own-process")
-def test_open_an_own_handle(backend: str, exporter: Remote, documented: str) -> None:
+def test_open_its_own_handle(backend: str, exporter: Remote, documented: str) -> None:
     """open an own handle in the exporting process: INVALID_CONTEXT"""
     handle = exporter.gpu.alloc(4096).ipc_handle()
     if documented == "succeeds":
@@ -218,7 +218,7 @@ def test_open_another_in_context_2_while_one_is_open_in_context_1(
 
 
 @on_documented("open-over-stale-part")
-def test_open_what_lies_where_freed_memory_is_still_open(
+def test_open_a_buffer_in_place_of_freed_memory_still_open(
     exporter: Remote, importer: Remote, documented: str
 ) -> None:
     """open a small buffer in the place of a freed larger one of its segment that is open: ALREADY_MAPPED"""
@@ -244,7 +244,7 @@ def test_open_with_flags_0(backend: str, exporter: Remote, importer: Remote, doc
 
 
 @on_documented("open-zero-handle", "open-random-handle")
-def test_open_bytes_that_are_no_handle(backend: str, importer: Remote, case: str, documented: str) -> None:
+def test_open_bytes_that_are_not_a_handle(backend: str, importer: Remote, case: str, documented: str) -> None:
     """open 64 zero bytes, or random bytes: INVALID_VALUE"""
     handle = bytes(HANDLE_BYTES) if case == "open-zero-handle" else pattern(HANDLE_BYTES, 5)
     if documented == "crashes":
@@ -370,7 +370,7 @@ def test_reset_the_importers_primary_context(exporter: Remote, importer: Remote,
     assert importer.gpu.open_ipc(buffer.ipc_handle()).read() == pattern(146064, 1)
 
 
-# Whose memory it is, and when it comes back
+# Owners of memory, and its release
 
 
 @on_backends("cuda")
@@ -454,7 +454,7 @@ def test_importer_killed_with_mappings_open(exporter: Remote, start: Start) -> N
         victim.gpu.open_ipc(buffer.ipc_handle())
     victim.kill()
     buffer.free()
-    # Not to the byte: on the H200 64 KiB of the driver's own were still in use.
+    # Not exactly: on the H200 the driver still used 64 KiB.
     assert before - free_bytes(exporter) < MIB
 
 
@@ -496,7 +496,7 @@ def test_exporter_ends_after_the_importer_opened(
         importer.gpu.open_ipc(handle)
 
 
-def test_every_row_that_was_measured_has_its_test() -> None:
+def test_every_measured_row_has_a_test() -> None:
     table = Path(__file__).with_name("cuda-ipc-semantics-h200.md").read_text()
     cases = [row.split("|")[1].strip() for row in table.splitlines() if row.startswith("| ")][1:]
     tests = [function for name, function in globals().items() if name.startswith("test_")]

@@ -1,8 +1,8 @@
-"""Stream-ordered memory, as the vendors document it: what pools hold back, give back, and give out again.
+"""Stream-ordered pools as the vendors document them: what they keep reserved, release and reuse.
 
 Both vendors document pools in the same words (``group__CUDA__MALLOC__ASYNC`` of the CUDA driver API, Stream
-Ordered Memory Allocator of HIP); a real pool reserves in larger blocks than it is asked for, so sizes
-are told by bounds.
+Ordered Memory Allocator of HIP). Real pools reserve larger blocks than requested, so tests compare with
+bounds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NBYTES = 64 << 20
 WRITTEN = 1 << 20
 EVERYTHING = 2**64 - 1
 SLACK = 4 << 20
-"""What a driver may take for itself meanwhile."""
+"""Memory that the driver may allocate for itself meanwhile."""
 
 pytestmark = on_backends("cuda", "hip")
 
@@ -36,7 +36,7 @@ def free_bytes(gpu: Any) -> int:
     return int(gpu.memory_info()[0])
 
 
-def test_a_pool_counts_what_it_has_and_what_of_it_is_allocated(gpu: Any) -> None:
+def test_pool_counts_reserved_and_used_bytes(gpu: Any) -> None:
     pool, stream = gpu.create_pool(), gpu.create_stream()
     assert (pool.reserved, pool.used) == (0, 0)
     memory = pool.alloc(NBYTES, stream)
@@ -47,7 +47,7 @@ def test_a_pool_counts_what_it_has_and_what_of_it_is_allocated(gpu: Any) -> None
     assert pool.used == 0
 
 
-def test_pool_memory_holds_what_is_written(gpu: Any) -> None:
+def test_pool_memory_holds_written_data(gpu: Any) -> None:
     pool, stream = gpu.create_pool(), gpu.create_stream()
     memory, other = pool.alloc(NBYTES, stream), pool.alloc(NBYTES, stream)
     stream.synchronize()
@@ -59,7 +59,7 @@ def test_pool_memory_holds_what_is_written(gpu: Any) -> None:
     assert memory.read(WRITTEN, NBYTES - WRITTEN) == pattern(WRITTEN, 2)
 
 
-def test_without_a_threshold_memory_goes_back_at_the_next_synchronisation(gpu: Any) -> None:
+def test_without_a_threshold_memory_is_released_at_the_next_synchronisation(gpu: Any) -> None:
     pool, stream = gpu.create_pool(), gpu.create_stream()
     stream.synchronize()
     before = free_bytes(gpu)
@@ -72,7 +72,7 @@ def test_without_a_threshold_memory_goes_back_at_the_next_synchronisation(gpu: A
     assert before - free_bytes(gpu) <= SLACK
 
 
-def test_up_to_its_threshold_a_pool_holds_memory_until_it_is_trimmed(gpu: Any) -> None:
+def test_pool_keeps_memory_up_to_its_threshold_until_trimmed(gpu: Any) -> None:
     pool, stream = gpu.create_pool(), gpu.create_stream()
     pool.hold(EVERYTHING)
     stream.synchronize()
@@ -87,7 +87,7 @@ def test_up_to_its_threshold_a_pool_holds_memory_until_it_is_trimmed(gpu: Any) -
     assert before - free_bytes(gpu) <= SLACK
 
 
-def test_trimming_leaves_what_is_to_be_kept_and_what_is_allocated(gpu: Any) -> None:
+def test_trimming_keeps_the_requested_minimum_and_allocated_memory(gpu: Any) -> None:
     pool, stream = gpu.create_pool(), gpu.create_stream()
     pool.hold(EVERYTHING)
     pieces = [pool.alloc(NBYTES, stream) for _ in range(4)]
@@ -103,7 +103,7 @@ def test_trimming_leaves_what_is_to_be_kept_and_what_is_allocated(gpu: Any) -> N
     assert pieces[0].read(WRITTEN) == pattern(WRITTEN, 1)
 
 
-def test_a_destroyed_pool_gives_all_back(gpu: Any) -> None:
+def test_destroyed_pool_releases_all_memory(gpu: Any) -> None:
     stream = gpu.create_stream()
     stream.synchronize()
     before = free_bytes(gpu)
@@ -118,9 +118,9 @@ def test_a_destroyed_pool_gives_all_back(gpu: Any) -> None:
 def address_after_free(
     gpu: Any, *cases: str, event: bool, same_stream: bool = False, done: bool = False
 ) -> tuple[int, int]:
-    """Where memory was that one stream freed, and where the same amount is that another is given then.
+    """Addresses of memory that one stream freed and of an equal allocation on another stream afterwards.
 
-    With ``done`` the free is complete by then.
+    With ``done``, the free is complete before the second allocation.
     """
     pool, one, other = gpu.create_pool(), gpu.create_stream(), gpu.create_stream()
     pool.hold(EVERYTHING)
@@ -134,25 +134,23 @@ def address_after_free(
     return memory.address, pool.alloc(NBYTES, one if same_stream else other).address
 
 
-def test_a_stream_is_given_again_what_it_freed(gpu: Any) -> None:
+def test_stream_reuses_its_freed_memory(gpu: Any) -> None:
     freed, given = address_after_free(gpu, event=False, same_stream=True)
     assert given == freed
 
 
-def test_a_stream_that_waits_for_the_free_may_be_given_the_memory(gpu: Any) -> None:
+def test_stream_that_waits_for_the_free_may_reuse_the_memory(gpu: Any) -> None:
     freed, given = address_after_free(gpu, "event-dependencies", event=True)
     assert given == freed
 
 
 @pytest.mark.parametrize(("cases", "event"), [((), False), ((), True), (("event-dependencies",), False)])
-def test_a_stream_is_not_given_the_memory_where_that_is_not_allowed(
-    gpu: Any, cases: tuple[str, ...], event: bool
-) -> None:
+def test_stream_does_not_reuse_memory_if_not_allowed(gpu: Any, cases: tuple[str, ...], event: bool) -> None:
     freed, given = address_after_free(gpu, *cases, event=event)
     assert given != freed
 
 
-def test_with_all_reuse_allowed_a_stream_may_be_given_the_memory(backend: str, gpu: Any) -> None:
+def test_stream_may_reuse_memory_if_all_reuse_is_allowed(backend: str, gpu: Any) -> None:
     """AMD's runtime adds no dependency, so the free must be complete (IsSafeFind of hip_mempool_impl.hpp)."""
     if backend == "hip":
         freed, given = address_after_free(gpu, "internal-dependencies", event=False)
@@ -175,7 +173,7 @@ def test_freeing_twice_is_refused_by_the_driver(backend: str, exporter: Remote, 
     assert caught.value.is_refusal
 
 
-def test_a_stream_with_nothing_to_do_is_not_busy(gpu: Any) -> None:
+def test_idle_stream_is_not_busy(gpu: Any) -> None:
     stream = gpu.create_stream()
     stream.synchronize()
     assert stream.is_busy() is False

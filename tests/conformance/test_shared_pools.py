@@ -1,8 +1,7 @@
-"""Pools that processes share: one test for each row, or a few, that was measured on a real GPU.
+"""Pools shared between processes: one test per measured row of cuda-vmm-semantics-h200.md, or per few rows.
 
-A test's docstring begins with the row of ``cuda-vmm-semantics-h200.md`` that it holds. What HIP answers
-was not
-measured: there only what sharing cannot do without is asked.
+A test's docstring begins with its row, measured on a real H200. HIP was not measured: only behaviour that
+sharing requires is tested there.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def used(remote: Remote) -> int:
 
 
 class Shared:
-    """A pool of one process, some memory of it, and what exporting both gave."""
+    """A pool of one process, an allocation of it, and the exports of both."""
 
     def __init__(self, owner: Remote) -> None:
         self.owner = owner
@@ -85,8 +84,7 @@ def test_share_a_pool(exporter: Remote, importer: Remote) -> None:
 @on_cuda
 def test_the_pools_descriptor(exporter: Remote) -> None:
     """the pool's descriptor: not close-on-exec; export the pool or the pointer again: success; the same 64
-    bytes
-    for the pointer"""
+    bytes for the pointer"""
     shared = Shared(exporter)
     assert exporter.ask("os", "get_inheritable", shared.descriptor)
     assert shared.pool.export_descriptor() != shared.descriptor
@@ -95,7 +93,7 @@ def test_the_pools_descriptor(exporter: Remote) -> None:
 
 @on_both
 def test_a_driver_exports_a_pool_again(exporter: Remote, backend: str) -> None:
-    """CUDA returns a new descriptor, HIP the same (MemoryPool::Export of clr's hip_mempool_impl.cpp)."""
+    """CUDA returns a new descriptor, HIP the same one (MemoryPool::Export of clr's hip_mempool_impl.cpp)."""
     pool = exporter.gpu.create_shared_pool()
     first, second = (exporter.driver.export_descriptor("pool-export", pool._handle) for _ in range(2))
     assert (first == second) is (backend == "hip")
@@ -103,7 +101,7 @@ def test_a_driver_exports_a_pool_again(exporter: Remote, backend: str) -> None:
 
 @on_both
 def test_a_pool_is_shared_again_after_its_descriptor_was_closed(exporter: Remote, importer: Remote) -> None:
-    """And nothing of it is left open in the exporter."""
+    """The exporter has no additional open descriptor at the end."""
     before = exporter.ask("os", "listdir", "/proc/self/fd")
     pool = exporter.gpu.create_shared_pool()
     for _ in range(2):
@@ -117,7 +115,7 @@ def test_a_pool_is_shared_again_after_its_descriptor_was_closed(exporter: Remote
 
 
 @on_cuda
-def test_what_has_no_pointer_to_export(exporter: Remote) -> None:
+def test_memory_without_an_exportable_pointer(exporter: Remote) -> None:
     """ExportPointer of base + 512; of cuMemAlloc, VMM, default-pool memory; export of a NONE pool:
     INVALID_VALUE"""
     shared = Shared(exporter)
@@ -136,9 +134,8 @@ def test_what_has_no_pointer_to_export(exporter: Remote) -> None:
 
 @on_cuda
 def test_import_the_same_pointer_twice(exporter: Remote, importer: Remote) -> None:
-    """import the same pointer twice: success, same address, not reference counted: one free ends both;
-    import again
-    after freeing it: success, right"""
+    """import the same pointer twice: success, same address, not reference counted: one free ends both; import
+    again after freeing it: success, right"""
     shared = Shared(exporter)
     pool = shared.import_into(importer)
     first, second = (pool.import_pointer(shared.pointer, NBYTES) for _ in range(2))
@@ -151,7 +148,7 @@ def test_import_the_same_pointer_twice(exporter: Remote, importer: Remote) -> No
 
 @on_cuda
 def test_a_pointer_is_exported_after_its_pool(exporter: Remote) -> None:
-    """Found on an H200 (driver 580.159.04): before the pool was, `INVALID_VALUE`."""
+    """Found on an H200 (driver 580.159.04): before the pool was exported, `INVALID_VALUE`."""
     pool, stream = exporter.gpu.create_shared_pool(), exporter.gpu.create_stream()
     memory = pool.alloc(NBYTES, stream)
     stream.synchronize()
@@ -162,7 +159,7 @@ def test_a_pointer_is_exported_after_its_pool(exporter: Remote) -> None:
 
 
 @on_cuda
-def test_an_imported_pool_only_shows(exporter: Remote, importer: Remote) -> None:
+def test_imported_pool_cannot_export(exporter: Remote, importer: Remote) -> None:
     """I exports the imported pointer; zero or random bytes as a pointer: `INVALID_VALUE`"""
     shared = Shared(exporter)
     pool = shared.import_into(importer)
@@ -222,8 +219,7 @@ def test_on_another_gpu(exporter: Remote, start: Start, two_devices: None) -> No
 @on_cuda
 def test_the_exporter_frees_first_and_allocates_again(exporter: Remote, importer: Remote) -> None:
     """E frees first, no trim, allocates the same size at once: same address, same pointer bytes; I's open
-    pointer and
-    a new import both show the new data: no error anywhere"""
+    pointer and a new import both show the new data: no error anywhere"""
     shared = Shared(exporter)
     shared.pool.hold(2**64 - 1)
     pool = shared.import_into(importer)
@@ -239,9 +235,8 @@ def test_the_exporter_frees_first_and_allocates_again(exporter: Remote, importer
 
 @on_cuda
 def test_the_exporter_frees_first_and_trims(exporter: Remote, importer: Remote) -> None:
-    """E frees first and trims: I still reads the old bytes; pointer data of memory freed and trimmed
-    before anyone
-    imported it: import succeeds, old bytes right; E's next allocation has other pointer bytes"""
+    """E frees first and trims: I still reads the old bytes; pointer data of memory freed and trimmed before
+    anyone imported it: import succeeds, old bytes right; E's next allocation has other pointer bytes"""
     shared = Shared(exporter)
     pool = shared.import_into(importer)
     shared.free()
@@ -256,8 +251,7 @@ def test_the_exporter_frees_first_and_trims(exporter: Remote, importer: Remote) 
 @pytest.mark.parametrize("killed", [True, False])
 def test_the_exporter_is_gone(exporter: Remote, importer: Remote, start: Start, killed: bool) -> None:
     """E exits or is SIGKILLed: I reads, imports pointers exported before; memory back when I frees and
-    destroys its
-    pool"""
+    destroys its pool"""
     witness = start()
     importer.gpu.memory_info()
     before = used(witness)
@@ -283,8 +277,8 @@ def test_the_exporter_destroys_its_pool(exporter: Remote, importer: Remote) -> N
 @on_cuda
 def test_memory_whose_pointer_was_exported(exporter: Remote, importer: Remote, start: Start) -> None:
     """Memory whose pointer was exported does not come back at free: pinned after `cuMemFreeAsync`,
-    synchronise,
-    `cuMemPoolTrimTo`; back when E's pool, I's imported pool and every descriptor of the pool are gone"""
+    synchronise, `cuMemPoolTrimTo`; back when E's pool, I's imported pool and every descriptor of the pool are
+    gone"""
     witness = start()
     exporter.gpu.memory_info()
     importer.gpu.memory_info()
@@ -305,8 +299,7 @@ def test_memory_whose_pointer_was_exported(exporter: Remote, importer: Remote, s
 @on_cuda
 def test_rounds_with_the_importer_first(exporter: Remote, importer: Remote, start: Start) -> None:
     """It is bounded when the importer frees first: rounds stay at one allocation, since the next export
-    replaces
-    the last"""
+    replaces the last"""
     witness = start()
     exporter.gpu.memory_info()
     importer.gpu.memory_info()

@@ -1,4 +1,4 @@
-"""A driver that cannot be used, by the real bindings on a simulated node: what the user is told."""
+"""Messages for drivers that cannot be used, with the real bindings on a simulated node."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def one_device(tmp_path: Path, backend: str) -> Iterator[Node]:
 
 
 def why_unavailable(backend: str, node: Node, **env: str) -> BackendUnavailable:
-    """Open the backend in a process of its own, which must find that it cannot be used."""
+    """Open the backend in a separate process, which must report that it cannot be used."""
     remote = Remote(backend, root=node.root, env={**node.env, **env})
     try:
         with pytest.raises(BackendUnavailable) as caught:
@@ -55,7 +55,7 @@ def why_unavailable(backend: str, node: Node, **env: str) -> BackendUnavailable:
 
 
 @on_simulated("cuda", "hip")
-def test_no_device_at_all(tmp_path: Path, backend: str) -> None:
+def test_no_device(tmp_path: Path, backend: str) -> None:
     with node_of(tmp_path, f"devices: []\nversions: {VERSIONS[backend]}\n") as node:
         root = tmp_path / "bare"
         unavailable = why_unavailable(backend, Node(node.env, str(root)))
@@ -83,7 +83,7 @@ def test_every_device_hidden(backend: str, one_device: Node, value: str) -> None
 
 @on_simulated("cuda", "hip")
 def test_no_library(backend: str, tmp_path: Path) -> None:
-    """Without the simulated driver's directory there is no library, unless this machine has a real one."""
+    """Skips if this machine has a real library: then hiding the simulated one is not enough."""
     library = {"cuda": "libcuda.so.1", "hip": "libamdhip64.so"}[backend]
     loads = [sys.executable, "-c", f"import ctypes; ctypes.CDLL({library!r})"]
     if subprocess.run(loads, check=False, stderr=subprocess.DEVNULL).returncode == 0:
@@ -108,7 +108,7 @@ def test_no_library(backend: str, tmp_path: Path) -> None:
         pytest.param("hip", 999, "hipInit returned hipErrorUnknown (999)", marks=pytest.mark.hip),
     ],
 )
-def test_initialising_fails(one_device: Node, backend: str, code: int, words: str) -> None:
+def test_initialisation_fails(one_device: Node, backend: str, code: int, words: str) -> None:
     with Path(one_device.env["GPUIPC_SIM_NODE"]).open("a") as node_file:
         node_file.write(f"fault backend={backend} call=init do=error code={code}\n")
     unavailable = why_unavailable(backend, one_device)

@@ -1,8 +1,7 @@
-"""Physical memory that processes share: one test for each row, or a few, that was measured on a real GPU.
+"""Physical memory shared between processes: one test per measured row, or per few rows.
 
-A test's docstring begins with the row of ``cuda-vmm-semantics-h200.md`` that it holds. What HIP answers
-was not
-measured: there only what sharing cannot do without is asked.
+A test's docstring begins with its row of ``cuda-vmm-semantics-h200.md``. HIP was not measured: only
+behaviour that sharing requires is tested there.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ MIB = 1 << 20
 NBYTES = 64 * MIB
 WRITTEN = 64 << 10
 SLACK = 4 * MIB
-"""What a driver may take for itself meanwhile."""
+"""Memory that the driver may allocate for itself meanwhile."""
 
 on_both = on_backends("cuda", "hip")
 on_cuda = on_backends("cuda")
@@ -55,7 +54,7 @@ def open_descriptors(remote: Remote) -> int:
 
 
 def address_space(remote: Remote) -> int:
-    """Bytes, as ``VmSize`` says."""
+    """Virtual memory of the process in bytes (``VmSize``)."""
     status = Path(f"/proc/{remote.pid}/status").read_text()
     return int(status.partition("VmSize:")[2].split()[0]) << 10
 
@@ -79,7 +78,7 @@ class Segment:
 
 
 class Import:
-    """Another's segment, passed by ``SCM_RIGHTS`` and mapped here."""
+    """Another process's segment, passed by ``SCM_RIGHTS`` and mapped in this one."""
 
     def __init__(self, segment: Segment, to: Remote) -> None:
         self.to = to
@@ -124,7 +123,7 @@ def test_by_pidfd_getfd(exporter: Remote, importer: Remote) -> None:
 
 
 @on_cuda
-def test_a_descriptor_opened_anew(exporter: Remote, importer: Remote) -> None:
+def test_reopened_descriptor(exporter: Remote, importer: Remote) -> None:
     """the same by opening `/proc/PID/fd/N`: open succeeds, import `UNKNOWN` (999)"""
     segment = Segment(exporter)
     number = importer.ask("os", "open", f"/proc/{exporter.pid}/fd/{segment.descriptor}", os.O_RDWR)
@@ -141,7 +140,7 @@ def test_the_descriptor(exporter: Remote) -> None:
 
 
 @on_cuda
-def test_what_an_import_and_a_map_take(exporter: Remote, importer: Remote) -> None:
+def test_resources_used_by_an_import_and_a_map(exporter: Remote, importer: Remote) -> None:
     """descriptors, `cuMemGetInfo`, VmSize changed by an import / a map: 0, 0, 0 / 0, 0 bytes, + its size"""
     segment = Segment(exporter)
     Import(segment, importer).drop()
@@ -156,7 +155,7 @@ def test_what_an_import_and_a_map_take(exporter: Remote, importer: Remote) -> No
 
 
 @on_cuda
-def test_what_the_importer_is_told(exporter: Remote, importer: Remote) -> None:
+def test_handle_types_of_an_import(exporter: Remote, importer: Remote) -> None:
     """what I is told of the import: handle types 0; I exports its import: INVALID_VALUE"""
     imported = Import(Segment(exporter), importer)
     properties = importer.driver.call("vmm-properties", imported.memory.handle)
@@ -166,9 +165,9 @@ def test_what_the_importer_is_told(exporter: Remote, importer: Remote) -> None:
 
 
 @on_cuda
-def test_a_received_descriptor_goes_on(exporter: Remote, importer: Remote, start: Start) -> None:
-    """but I can pass the received descriptor on to a third process: success, right, also after E and I
-    were killed"""
+def test_received_descriptor_is_passed_on(exporter: Remote, importer: Remote, start: Start) -> None:
+    """but I can pass the received descriptor on to a third process: success, right, also after E and I were
+    killed"""
     third = start()
     imported = Import(Segment(exporter), importer)
     number = importer.send_descriptor(imported.descriptor, third)
@@ -180,8 +179,7 @@ def test_a_received_descriptor_goes_on(exporter: Remote, importer: Remote, start
 @on_cuda
 def test_import_twice_and_in_the_exporter(exporter: Remote, importer: Remote) -> None:
     """import twice, import a dup, import in the exporting process: another handle and address each; each
-    dropped on
-    its own"""
+    dropped on its own"""
     segment = Segment(exporter)
     first = Import(segment, importer)
     second = importer.gpu.import_descriptor(importer.ask("os", "dup", first.descriptor), NBYTES).map()
@@ -237,8 +235,7 @@ def test_from_a_new_pid_namespace(exporter: Remote, start: Start) -> None:
 @on_cuda
 def test_without_a_context(exporter: Remote, importer: Remote) -> None:
     """importer or exporter with `cuInit` only: create, export, import, unmap, release succeed; only copies
-    give
-    `INVALID_CONTEXT` (201)"""
+    give `INVALID_CONTEXT` (201)"""
     memory = exporter.gpu.create_physical(NBYTES)
     number = exporter.send_descriptor(memory.export_descriptor(), importer)
     imported = importer.gpu.import_descriptor(number, NBYTES)
@@ -259,7 +256,7 @@ def test_sizes(exporter: Remote, importer: Remote, nbytes: int) -> None:
 
 
 @on_both
-def test_importers_attach_while_the_exporter_goes_on(
+def test_importers_import_while_the_exporter_allocates(
     exporter: Remote, importer: Remote, start: Start
 ) -> None:
     """rounds in which importers attach while E allocates, exports once per importer and releases earlier
@@ -281,10 +278,9 @@ def test_importers_attach_while_the_exporter_goes_on(
 
 
 @on_cuda
-def test_what_is_no_memory(exporter: Remote, importer: Remote) -> None:
+def test_import_of_other_files(exporter: Remote, importer: Remote) -> None:
     """import of /dev/null, pipe, socket, file, memfd, a closed number: `UNKNOWN`, all; a good import
-    afterwards
-    succeeds"""
+    afterwards succeeds"""
     numbers = [
         importer.ask("os", "open", "/dev/null", os.O_RDWR),
         importer.ask("os", "open", __file__, os.O_RDONLY),
@@ -299,7 +295,7 @@ def test_what_is_no_memory(exporter: Remote, importer: Remote) -> None:
 
 
 @on_cuda
-def test_a_pools_descriptor_is_no_memory(exporter: Remote) -> None:
+def test_pool_and_memory_descriptors_are_not_interchangeable(exporter: Remote) -> None:
     """a pool's descriptor as memory, memory's as a pool: `NOT_SUPPORTED`"""
     pool, segment = exporter.gpu.create_shared_pool(), Segment(exporter)
     with refused(NOT_SUPPORTED):
@@ -309,10 +305,9 @@ def test_a_pools_descriptor_is_no_memory(exporter: Remote) -> None:
 
 
 @on_cuda
-def test_a_number_that_is_another_by_now(exporter: Remote, importer: Remote) -> None:
+def test_fetched_number_refers_to_another_allocation(exporter: Remote, importer: Remote) -> None:
     """E closes fd N, exports a smaller allocation and gets N again; I fetches "N": success, silently the
-    other
-    allocation; only mapping with the old size fails"""
+    other allocation; only mapping with the old size fails"""
     old = Segment(exporter)
     closed(exporter, old.descriptor)
     new = Segment(exporter, NBYTES // 2)
@@ -323,7 +318,7 @@ def test_a_number_that_is_another_by_now(exporter: Remote, importer: Remote) -> 
 
 
 @on_both
-def test_closing_early_does_no_harm(exporter: Remote, importer: Remote) -> None:
+def test_early_close_is_harmless(exporter: Remote, importer: Remote) -> None:
     """E closes after sending; I closes after importing: no harm"""
     segment = Segment(exporter)
     number = exporter.send_descriptor(segment.descriptor, importer)
@@ -342,9 +337,8 @@ def test_closing_early_does_no_harm(exporter: Remote, importer: Remote) -> None:
 def test_import_after_the_importers_context_ended(
     exporter: Remote, importer: Remote, primary: bool, left_open: bool
 ) -> None:
-    """I: cuCtxDestroy, cuCtxCreate, import and map again; mapping closed before or left open: success,
-    right. I's old
-    mapping in the new context: still there, right"""
+    """I: cuCtxDestroy, cuCtxCreate, import and map again; mapping closed before or left open: success, right.
+    I's old mapping in the new context: still there, right"""
     make = importer.gpu.primary_context if primary else importer.gpu.create_context
     segment, context = Segment(exporter), make()
     old = Import(segment, importer)
@@ -362,8 +356,7 @@ def test_import_after_the_importers_context_ended(
 @pytest.mark.parametrize("primary", [True, False])
 def test_import_after_the_exporters_context_ended(exporter: Remote, importer: Remote, primary: bool) -> None:
     """E: cuCtxDestroy or primary reset with the memory exported: I still reads, imports again; E exports
-    again even
-    without a context and reads its old mapping in the next one"""
+    again even without a context and reads its old mapping in the next one"""
     context = exporter.gpu.primary_context() if primary else exporter.gpu.create_context()
     segment = Segment(exporter)
     imported = Import(segment, importer)
@@ -375,12 +368,12 @@ def test_import_after_the_exporters_context_ended(exporter: Remote, importer: Re
     assert right(segment.mapping)
 
 
-# Lifetimes: memory comes back when the last handle, mapping, descriptor, descriptor in a message is gone
+# Lifetimes: memory is released with its last handle, mapping, descriptor or descriptor in a message
 
 
 @pytest.fixture
 def witness(start: Start) -> Remote:
-    """A process that looks on, so that what contexts take does not change meanwhile."""
+    """A third process with its own context, so that the memory of contexts does not change meanwhile."""
     remote = start()
     remote.gpu.memory_info()
     return remote
@@ -413,8 +406,7 @@ def test_import_when_the_exporter_is_gone(
     exporter: Remote, importer: Remote, witness: Remote, killed: bool
 ) -> None:
     """E exits before I imports: pinned; import and re-import succeed, right. E SIGKILLed while I has it
-    mapped: the
-    same; back when I let go of all"""
+    mapped: the same; back when I let go of all"""
     importer.gpu.memory_info()
     before = used(witness)
     segment = Segment(exporter)
@@ -447,7 +439,7 @@ def test_a_process_without_a_driver_pins_memory(exporter: Remote, importer: Remo
     right"""
     before = used(witness)
     segment = Segment(exporter)
-    here = importer.ask("fetch", exporter.pid, segment.descriptor)  # a process that has opened no driver yet
+    here = importer.ask("fetch", exporter.pid, segment.descriptor)  # the importer has not opened a driver yet
     exporter.kill()
     assert used(witness) - before >= NBYTES
     closed(importer, here)
@@ -494,11 +486,11 @@ def test_many_rounds_leave_nothing(exporter: Remote, importer: Remote) -> None:
     ("forgotten", "memory", "descriptors", "addresses"),
     [("release", 1, 0, 0), ("close", 1, 1, 0), ("unmap", 1, 0, 1), ("address", 0, 0, 1)],
 )
-def test_what_an_importer_forgets(
+def test_leaks_of_an_importer_that_omits_a_step(
     exporter: Remote, importer: Remote, forgotten: str, memory: int, descriptors: int, addresses: int
 ) -> None:
-    """30 rounds, I forgets `cuMemRelease`, `close(fd)`, unmap and address free, only `cuMemAddressFree`:
-    what grows"""
+    """30 rounds, I forgets `cuMemRelease`, `close(fd)`, unmap and address free, only `cuMemAddressFree`: what
+    grows"""
     rounds = 4
     segment = Segment(exporter)
     Import(segment, importer).drop()
@@ -525,7 +517,7 @@ def test_what_an_importer_forgets(
 
 
 @on_cuda
-def test_access_that_was_not_given(exporter: Remote) -> None:
+def test_access_that_was_not_granted(exporter: Remote) -> None:
     """copy to a mapping without `cuMemSetAccess`: `INVALID_VALUE`, the context lives on"""
     memory = exporter.gpu.create_physical(NBYTES)
     buffer = exporter.gpu.alloc(4096)
@@ -537,7 +529,7 @@ def test_access_that_was_not_given(exporter: Remote) -> None:
 
 
 @on_both
-def test_anothers_gpus_memory(exporter: Remote, start: Start, two_devices: None) -> None:
+def test_another_gpus_memory(exporter: Remote, start: Start, two_devices: None) -> None:
     """GPU 0's memory, importer's context on GPU 1, access for GPU 1: success, right"""
     assert right(Import(Segment(exporter), start(ordinal=1)).mapping)
 
@@ -550,7 +542,7 @@ def test_an_importer_that_sees_the_other_gpu_only(exporter: Remote, start: Start
 
 @on_cuda
 @pytest.mark.parametrize("nbytes", [0, 1000, 2 * MIB + 64 * 1024])
-def test_sizes_that_are_none(exporter: Remote, nbytes: int) -> None:
+def test_invalid_sizes(exporter: Remote, nbytes: int) -> None:
     """create of 0, 1000 bytes, 2 MiB + 64 KiB: `INVALID_VALUE`"""
     with refused(INVALID_VALUE["cuda"]):
         exporter.gpu.create_physical(nbytes)
@@ -589,7 +581,7 @@ def test_release_while_mapped(exporter: Remote) -> None:
 
 
 @on_cuda
-def test_a_handle_that_is_no_more(exporter: Remote) -> None:
+def test_map_of_a_released_handle(exporter: Remote) -> None:
     """map of a handle released and nowhere mapped: SIGSEGV (documented as undefined)"""
     memory = exporter.gpu.create_physical(NBYTES)
     address = exporter.driver.call("vmm-reserve", NBYTES, 0, 0, 0)
@@ -634,7 +626,7 @@ def test_legacy_export_of_an_import(exporter: Remote, importer: Remote) -> None:
 
 
 @on_cuda
-def test_retaining_what_is_not_vmm(exporter: Remote) -> None:
+def test_retaining_other_memory(exporter: Remote) -> None:
     """`cuMemRetainAllocationHandle` of cuMemAlloc memory: `INVALID_VALUE`"""
     buffer = exporter.gpu.alloc(NBYTES)
     with refused(INVALID_VALUE["cuda"]):

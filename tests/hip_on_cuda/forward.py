@@ -1,8 +1,7 @@
-"""A ``libamdhip64.so`` whose calls are those of the node's ``libcuda.so.1``, for tests of our HIP path.
+"""A ``libamdhip64.so`` that forwards its calls to the node's ``libcuda.so.1``, for tests of our HIP path.
 
-It proves our code and the binding's, never AMD's runtime. Which call is which stands in the simulator's table
-of calls; what HIP does in its own way stands in ``own.c``. A call that is in neither is not there, which the
-backend reports by its name.
+It tests our code and the binding, never AMD's runtime. The simulator's table of calls pairs the functions;
+HIP's own behaviour is in ``own.c``. A call in neither is missing, and the backend reports its name.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ NOT_SUPPORTED = 801
 
 
 def build(directory: Path) -> Path:
-    """Make the library in ``directory/lib`` and return that; the binding asks ``$ROCM_PATH/lib`` first."""
+    """Build the library in ``directory/lib``, and return that; the binding first tries ``$ROCM_PATH/lib``."""
     (directory / "forward.h").write_text(source(read_table((SOURCES / "calls.table").read_text())))
     command = ["cc", "-std=gnu11", "-O1", "-Wall", "-Werror", "-fPIC", "-shared", "-I", str(directory)]
     libraries = directory / "lib"
@@ -29,7 +28,7 @@ def build(directory: Path) -> Path:
 
 
 def source(rows: list[Row]) -> str:
-    """C functions for the rows that both vendors have, and refusals for what the simulator refuses, too."""
+    """C source: functions that forward to CUDA, and refusals for calls that the simulator also refuses."""
     structs = dict.fromkeys(re.findall(r"struct \w+", " ".join(row.parameters for row in rows)))
     declared = [f"{struct};" for struct in structs if struct != "struct ipc_handle"]
     return "\n".join([*declared, *(function for row in rows for function in _functions(row))]) + "\n"
@@ -50,6 +49,6 @@ def _functions(row: Row) -> Iterator[str]:
 
 
 def _candidates(name: str, cuda: list[str]) -> str:
-    """Names to look for, the newest first: those that are the same but for the prefix, if there are any."""
+    """C list of CUDA symbols to look up, newest first: those equal except for the prefix, else all."""
     same = [symbol for symbol in cuda if re.sub(r"_v\d+$", "", symbol)[2:] == name[3:]]
     return ", ".join(f'"{symbol}"' for symbol in reversed(same or cuda)) + ", (char *)0"

@@ -1,4 +1,4 @@
-"""Our HIP backend, under the real hip-python, on CUDA's driver. It proves our code, not AMD's runtime.
+"""Our HIP backend, under the real hip-python, on CUDA's driver. It tests our code, not AMD's runtime.
 
 The driver is the simulated one, or with ``GPUIPC_TEST_REAL=1`` that of the node.
 """
@@ -62,7 +62,7 @@ def test_every_call_of_the_backend_is_there(directory: Path) -> None:
     assert [name for name in HipDriver.calls.values() if not hasattr(library, name)] == []
 
 
-def test_its_devices_are_those_of_cuda(roles: tuple[Remote, Remote]) -> None:
+def test_devices_equal_those_of_cuda(roles: tuple[Remote, Remote]) -> None:
     device = roles[0].devices[0]
     assert device.backend == "hip"
     assert "NVIDIA" in device.name
@@ -71,7 +71,7 @@ def test_its_devices_are_those_of_cuda(roles: tuple[Remote, Remote]) -> None:
 
 
 def test_legacy_handles(roles: tuple[Remote, Remote]) -> None:
-    """Handles of 64 bytes hold NUL bytes, which a binding must not take for an end."""
+    """Handles of 64 bytes contain NUL bytes, which a binding must not take for the end."""
     exporter, importer = roles
     buffer = exporter.gpu.alloc(NBYTES)
     buffer.write(pattern(NBYTES))
@@ -85,7 +85,7 @@ def test_legacy_handles(roles: tuple[Remote, Remote]) -> None:
 
 
 def test_descriptors(roles: tuple[Remote, Remote]) -> None:
-    """The struct of the request has a union without a name, which hip-python leaves out."""
+    """The request's struct has an unnamed union, which hip-python leaves out."""
     exporter, importer = roles
     memory = exporter.gpu.create_physical(NBYTES)
     memory.map().write(pattern(NBYTES))
@@ -103,16 +103,16 @@ def test_memory_outlives_its_exporter(roles: tuple[Remote, Remote]) -> None:
 
 
 @pytest.mark.full
-def test_the_conformance_suite_has_its_answers(node: Node) -> None:
+def test_conformance_suite_passes(node: Node) -> None:
     """Except for two answers of CUDA's driver that AMD's runtime does not give.
 
-    It exports an interior pointer as its base, and its pools add dependencies. The runtime reports release
-    0.0, which is no version, so the answers are those of no generation.
+    CUDA exports an interior pointer as its base, and its pools add dependencies. The runtime reports release
+    0.0, so the answers are those of no generation.
     """
     apart = (
-        "test_gpu.py::test_every_version_says_who_told_it",
+        "test_gpu.py::test_every_version_has_its_source",
         "test_ipc.py::test_export_an_interior_pointer",
-        "test_pools.py::test_with_all_reuse_allowed_a_stream_may_be_given_the_memory",
+        "test_pools.py::test_stream_may_reuse_memory_if_all_reuse_is_allowed",
     )
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0"]
     command += ["tests/conformance", "-k", "hip"]
@@ -128,7 +128,7 @@ def test_the_conformance_suite_has_its_answers(node: Node) -> None:
 
 
 def test_checks_pass_as_they_do_with_cuda(node: Node) -> None:
-    """Not `ipc-handles`, which sees that these are not the handles that AMD documents."""
+    """Except `ipc-handles`, which detects that these are not the handles that AMD documents."""
     checks = ("ipc-pool", "ipc-reopen", "ipc-stale", "ipc-vmm")
     request = Request(checks, backend="hip", devices=("hip:0",), accept_harm=True)
     results = engine.run(request, SiteConfig(), node, Silent()).results

@@ -1,4 +1,4 @@
-"""``gpuipc-doctor``, but what it looks at several times it looks at without long pauses."""
+"""``gpuipc-doctor`` with short pauses between snapshots."""
 
 from gpuipc_doctor.cli.main import main
 from gpuipc_doctor.job import watcher

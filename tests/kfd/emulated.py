@@ -1,7 +1,7 @@
 """A node with emulated AMD GPUs: AMD's own runtime, over a preloaded stand-in for the kernel driver.
 
-A mount namespace holds what the runtime reads of /sys and /dev. It is made as root or, where the kernel lets
-users have one, in a user namespace. The runtime is this machine's (Debian 12 has ROCm 5.2.3) or that of
+A mount namespace holds the files of /sys and /dev that the runtime reads. It is created as root or, if the
+kernel allows that, in a user namespace. The runtime is this machine's (Debian 12 has ROCm 5.2.3) or that of
 another root file system (`Makefile`, ``.prefix/rocm-*``), in which this machine's Python and this repository
 are mounted.
 
@@ -28,7 +28,7 @@ HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
 DRIVER = "kfd.so"
 GPUS, MIB = 2, 3072
-"""More than 1.1 GiB: with less, ROCr leaves out the scratch memory that it reserves on real GPUs."""
+"""Number of GPUs, MiB of each. With less than 1.1 GiB, ROCr omits the scratch memory that real GPUs have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +50,12 @@ class Runtime:
 
     @property
     def has_ucx_with_rocm(self) -> bool:
-        """Whether the UCX beside it has transports for AMD GPUs, as Debian's has from 13 on."""
+        """Whether its UCX has transports for AMD GPUs, as Debian's has since 13."""
         return any((self.root / "usr/lib").glob("*/ucx/libuct_rocm.so.0"))
 
     @property
     def packages(self) -> str:
-        """The exact versions, as Debian has them: ``libamdhip64-5 5.2.3-8, libhsa-runtime64-1 5.2.3-3``."""
+        """Debian's exact versions, such as ``libamdhip64-5 5.2.3-8, libhsa-runtime64-1 5.2.3-3``."""
         status = (self.root / "var/lib/dpkg/status").read_text(errors="replace")
         found = re.findall(
             r"^Package: (libamdhip64-\d|libhsa-runtime64-1|libhsakmt1)\n(?:.+\n)*?Version: (.+)",
@@ -66,7 +66,7 @@ class Runtime:
 
 
 def runtimes() -> list[Runtime]:
-    """Those that this machine has, oldest first: Debian's own, and those that ``make`` fetched."""
+    """The runtimes on this machine, oldest first: Debian's own, and those fetched by ``make``."""
     fetched = [ready.parent for ready in (REPOSITORY / ".prefix").glob("rocm-*/.ready")]
     found = [Runtime(root.name, root) for root in fetched]
     if any(Path("/usr/lib").glob("*/libamdhip64.so.5")):
@@ -75,9 +75,9 @@ def runtimes() -> list[Runtime]:
 
 
 def chosen_runtimes() -> list[Runtime]:
-    """This machine's own, and those named in ``GPUIPC_TEST_AMD``: ``rocm-6,rocm-7``.
+    """This machine's own runtime, and those named in ``GPUIPC_TEST_AMD``: ``rocm-6,rocm-7``.
 
-    Raises `LookupError` if one of these is not there.
+    Raises `LookupError` if a named runtime is missing.
     """
     named = set(filter(None, os.environ.get("GPUIPC_TEST_AMD", "").split(",")))
     found = runtimes()
@@ -88,7 +88,7 @@ def chosen_runtimes() -> list[Runtime]:
 
 @dataclass(frozen=True, slots=True)
 class EmulatedNode:
-    """What a process needs to run there: a command to put before its own, and variables."""
+    """The node for a process that runs there: a command prefix, and variables."""
 
     runtime: Runtime
     enter: tuple[str, ...]
@@ -96,7 +96,7 @@ class EmulatedNode:
 
     @property
     def env_with_ucx(self) -> dict[str, str]:
-        """The variables with which an MPI library loads the runtime's UCX in place of its own."""
+        """Variables that make an MPI library load the runtime's UCX instead of its own."""
         libraries = Path("/", *self.runtime.library.relative_to(self.runtime.root).parent.parts)
         return {**self.env, "LD_LIBRARY_PATH": f"{self.env['LD_LIBRARY_PATH']}:{libraries}"}
 
@@ -124,14 +124,14 @@ def build(directory: Path) -> Path:
 
 @cache
 def _driver() -> bytes:
-    """The emulated driver, compiled once by each process of ours."""
+    """The emulated driver, compiled once per process."""
     with tempfile.TemporaryDirectory(prefix="kfd-") as directory:
         return build(Path(directory)).read_bytes()
 
 
 @cache
 def namespace() -> tuple[str, ...]:
-    """The command that makes a mount namespace here; raises `OSError` that says why none can be made."""
+    """The command that creates a mount namespace; raises `OSError` with the reasons if none works."""
     refusals = []
     for command in (("unshare", "--mount"), ("unshare", "--user", "--map-root-user", "--mount")):
         tried = subprocess.run(
@@ -145,7 +145,7 @@ def namespace() -> tuple[str, ...]:
 
 @contextmanager
 def node(runtime: Runtime, gpus: int = GPUS, mib: int = MIB) -> Iterator[EmulatedNode]:
-    """A node that lives as long as the block; its GPUs are nobody else's."""
+    """An emulated node for the duration of the block, with its own GPUs."""
     with tempfile.TemporaryDirectory(prefix="kfd-", ignore_cleanup_errors=True) as directory:
         run = Path(directory)
         (run / "ipc").mkdir()
@@ -166,7 +166,7 @@ def node(runtime: Runtime, gpus: int = GPUS, mib: int = MIB) -> Iterator[Emulate
 
 @contextmanager
 def _namespace_of(*script: str) -> Iterator[tuple[str, ...]]:
-    """The command that enters the mount namespace which a script makes; it ends with the block."""
+    """The command that enters the mount namespace created by a script; the namespace ends with the block."""
     command = [*namespace(), "--propagation", "private", *script]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdin is not None
@@ -181,11 +181,11 @@ def _namespace_of(*script: str) -> Iterator[tuple[str, ...]]:
 
 
 def _bound(runtime: Runtime) -> list[str]:
-    """What of this machine another root file system needs: this repository, and the Python that runs here."""
+    """Directories that another root file system needs from here: this repository, and the running Python."""
     if runtime.root == Path("/"):
         return []
     installed = [Path(sys.base_prefix)]
-    if sys.base_prefix == "/usr":  # whose python3, which an environment refers to, is another release there
+    if sys.base_prefix == "/usr":  # an environment's python3 links to it, and it is another release there
         installed = [*_links(Path(sys.executable)), Path(f"/usr/lib/python3.{sys.version_info.minor}")]
     places = [REPOSITORY, (REPOSITORY / ".prefix").resolve(), Path(tempfile.gettempdir()), *installed]
     outside = {place for place in places if place.exists() and REPOSITORY not in place.parents}
@@ -193,7 +193,7 @@ def _bound(runtime: Runtime) -> list[str]:
 
 
 def _links(path: Path) -> Iterator[Path]:
-    """The files that a path leads to, by one symbolic link after the other."""
+    """The targets of a chain of symbolic links, in order."""
     while path.is_symlink():
         path = path.parent / path.readlink()
         yield path
@@ -210,9 +210,9 @@ for call in ("hipRuntimeGetVersion", "hipDriverGetVersion"):
 
 
 def versions(runtime: Runtime) -> str:
-    """One line: the exact versions, as packages and as the runtime itself tells them on an emulated node.
+    """One line with the exact versions: of the packages, and as the runtime reports them on an emulated node.
 
-    A version of HIP is ``major · 10,000,000 + minor · 100,000 + patch``, as HIP's reference says.
+    HIP's reference: a version is ``major · 10,000,000 + minor · 100,000 + patch``.
     """
     with node(runtime, gpus=1) as emulated:
         command = [*emulated.enter, sys.executable, "-c", TOLD]

@@ -1,7 +1,7 @@
-"""Faults below AMD's runtime: what the emulated kernel driver is told, and what a check then says of it.
+"""Faults below AMD's runtime: settings of the emulated kernel driver, and the expected findings.
 
-The settings are read by ``faults.c``. A generation of the runtime that reaches the driver by another ioctl
-has a setting of its own; one that has none has nothing that could fail so.
+``faults.c`` reads the settings. Generations of the runtime that use different ioctls have different settings;
+a generation without a setting has no call that could fail in this way.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _LIMIT_S = 240
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a check says: status, the finding's key, a part of its sentence, which names role and call."""
+    """An expected finding: status, key, and a part of its sentence with role and call."""
 
     status: str
     key: str
     says: str
     prints: str = ""
-    """What the runtime printed, as the result has it."""
+    """The runtime's own output, as in the result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault, the check that is run on it, and by generation what it finds, or why it finds nothing."""
+    """A fault and the check to run. ``expected``: generation → the finding, or the reason for none."""
 
     name: str
     what: str
@@ -50,7 +50,7 @@ def everywhere(setting: str) -> dict[int, str]:
 
 
 def legacy_ipc(what: str, older: str, newer: str) -> dict[int, str]:
-    """ROCm 7 shares by dma-buf what 5 and 6 share by ioctls of AMD's own driver: ``{}`` is the call."""
+    """Per generation: ROCm 5 and 6 share by AMD's own ioctls, ROCm 7 by dma-buf; ``{}`` is the call."""
     return {5: what.format(older), 6: what.format(older), 7: what.format(newer)}
 
 
@@ -267,12 +267,12 @@ FAULTS = (
         check="driver-init",
     ),
 )
-"""A lost GEM_CLOSE is not here: 7.2.4 issues none, and 5 and 6 take no GEM handles. That memory stays is not
-asked of 7.2.4, where it does so without a fault (ROCm/hip#3886)."""
+"""A lost GEM_CLOSE is missing here: 7.2.4 issues none, and 5 and 6 create no GEM handles. Lost memory is not
+tested on 7.2.4, which leaks without a fault (ROCm/hip#3886)."""
 
 
 def results(runtime: Runtime, fault: Fault) -> list[Any]:
-    """The results of a fault's check, as in the JSON report, on a node of one GPU; PASS included."""
+    """The results of a fault's check on a node of one GPU, as in the JSON report, PASS included."""
     command = [sys.executable, "-m", "gpuipc_doctor", "check", fault.check, "--backend", "hip", "--json"]
     with emulated.node(runtime, gpus=1) as node:
         env = {**os.environ, **node.env, "KFD_EMULATOR_FAULTS": fault.settings[runtime.generation]}

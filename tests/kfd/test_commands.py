@@ -1,4 +1,4 @@
-"""Commands other than `check` on an emulated node: they find AMD's GPUs, versions and used memory there."""
+"""Commands other than `check` on an emulated node: they find AMD's GPUs, versions and used memory."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ assert hip.hipMalloc(ctypes.byref(buffer), ctypes.c_size_t(1 << 30)) == 0
 print("held", flush=True)
 sys.stdin.read()
 """
-"""A program that holds 1 GiB of the first GPU."""
+"""A program that allocates 1 GiB on the first GPU."""
 
 SSH = '#!/bin/sh\nfor word; do :; done\nexec sh -c "$word"\n'
-"""In place of ssh: it runs its last word on this node."""
+"""A stand-in for ssh that runs its last argument on this node."""
 
 pytestmark = [pytest.mark.kfd, pytest.mark.hip]
 

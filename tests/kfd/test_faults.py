@@ -1,4 +1,4 @@
-"""Each fault below AMD's runtime is found through it, with the right call and role, or is said not to be."""
+"""Each fault below AMD's runtime is found, with its call and role, or documented as not found."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_fault_below_the_runtime_is_found(runtime: emulated.Runtime, fault: Faul
         ]
         assert places, said
         assert expected.prints in json.dumps(found[places[0]])
-    else:  # and then nothing else is said of it
+    else:  # and there is no other finding
         assert {status for status, _, _ in said} <= {"PASS"}, said
 
 

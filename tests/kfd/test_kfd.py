@@ -1,4 +1,4 @@
-"""The emulated kernel driver by itself: what it does not play is refused by name."""
+"""The emulated kernel driver alone: it refuses ioctls that it does not emulate, and names them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("/dev/dri/renderD128", 0xC0186442, "ENOTTY", "render node's ioctl 0x42 is not played"),
     ],
 )
-def test_ioctl_that_is_not_played_is_refused_by_name(
+def test_ioctl_that_is_not_emulated_is_refused_by_name(
     tmp_path: Path, library: Path, path: str, request_code: int, answer: str, reported: str
 ) -> None:
     (tmp_path / "vram0").mkdir()
@@ -78,7 +78,7 @@ def test_runtime_that_cannot_be_fetched_is_named(tmp_path: Path, programs: dict[
 
 @pytest.mark.skipif(not emulated.runtimes(), reason="needs Debian's libamdhip64-5")
 @pytest.mark.kfd
-def test_node_leaves_nothing_and_hands_on_the_exit_code(tmp_path: Path) -> None:
+def test_node_leaves_nothing_and_returns_the_exit_code(tmp_path: Path) -> None:
     (runtime, *_) = emulated.chosen_runtimes()
     command = [sys.executable, "-m", "tests.kfd.emulated", runtime.name, "--gpus", "1", "--"]
     command += ["sh", "-c", "test -e /dev/kfd && test -e /dev/dri/renderD128 && exit 7"]
@@ -89,7 +89,7 @@ def test_node_leaves_nothing_and_hands_on_the_exit_code(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not emulated.runtimes(), reason="needs Debian's libamdhip64-5")
 @pytest.mark.kfd
-def test_node_has_shared_memory_of_its_own() -> None:
+def test_node_has_its_own_shared_memory() -> None:
     with emulated.node(emulated.chosen_runtimes()[0], gpus=1) as node:
         name = f"gpuipc-test-{os.getpid()}"
         command = [*node.enter, "sh", "-c", f"ls -A /dev/shm && > /dev/shm/{name}"]
@@ -102,7 +102,7 @@ def test_node_has_shared_memory_of_its_own() -> None:
 def test_each_runtime_names_its_packages() -> None:
     for runtime in emulated.chosen_runtimes():
         assert f"libamdhip64-{runtime.generation} " in runtime.packages
-        print(f"{runtime.name}: {runtime.packages}")  # noqa: T201  # which one was tried
+        print(f"{runtime.name}: {runtime.packages}")  # noqa: T201  # the runtimes that were tested
 
 
 @pytest.mark.skipif(not emulated.runtimes(), reason="needs Debian's libamdhip64-5")
@@ -121,10 +121,9 @@ def test_advice_on_a_node_that_is_not_simulated_is_about_its_own_gpus() -> None:
 
 @pytest.mark.skipif(not emulated.runtimes(), reason="needs Debian's libamdhip64-5")
 @pytest.mark.kfd
-def test_buffers_of_two_gpus_are_told_apart(tmp_path: Path) -> None:
-    """In this history, a buffer of each GPU has the same inode number at the same time. It is about data:
-    compiling HIP's kernels on a busy machine took longer than half the usual deadline.
-    """
+def test_buffers_of_two_gpus_are_distinguished(tmp_path: Path) -> None:
+    """In this history, buffers of both GPUs have the same inode number at the same time. The deadline is
+    long, because compiling HIP's kernels on a busy machine took longer than half the usual one."""
     (tmp_path / "patient.yaml").write_text(f"deadline_s: {LIMIT_S / 2}\n")
     history = Path(__file__).parent / "buffers_of_two_gpus.json"
     with emulated.node(emulated.chosen_runtimes()[0]) as node:

@@ -1,4 +1,4 @@
-"""`ipc-release` on AMD's own runtime: it passes, or names the leak of ROCm 7.2 and the setting that helps."""
+"""`ipc-release` on AMD's own runtime passes, or names the leak of ROCm 7.2 and the setting that avoids it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEAK, CURE = "rocm-ipc-hipfree-leak", "Tried HSA_ENABLE_IPC_MODE_LEGACY=1: helps
     [
         pytest.param(runtime, id=runtime.name, marks=pytest.mark.xdist_group(f"kfd-{runtime.name}"))
         for runtime in emulated.chosen_runtimes()
-        if runtime.generation != 6  # at times 6.4.3 crashes in it: benchmarks/amd_runtimes.md
+        if runtime.generation != 6  # 6.4.3 sometimes crashes in it: benchmarks/amd_runtimes.md
     ],
 )
 def test_leak_of_rocm_7_is_confirmed_with_its_cure(runtime: Runtime) -> None:

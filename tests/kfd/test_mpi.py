@@ -21,10 +21,10 @@ SETTINGS = {
 }
 
 LACKING = {"mpich50": "MPIR_CVAR_NOLOCAL=1", "openmpi": "OMPI_MCA_pml=ucx"}
-"""What `mpi-gpu-aware` asks for where none is set: the other one is MPICH's default here."""
+"""The variable that `mpi-gpu-aware` recommends if none is set; the other one is MPICH's default here."""
 
 MIB = 10240
-"""Memory of each GPU: of less, the share that checks may take is too small for `mpi-cache-growth`."""
+"""Memory of each GPU; with less, the memory limit of checks is too small for `mpi-cache-growth`."""
 
 LIMIT_S = 500
 
@@ -45,7 +45,7 @@ pytestmark = [
 
 
 def check(runtime: Runtime, library: str, *checks: str, env: dict[str, str]) -> dict[str, Any]:
-    """The JSON report of these checks on a node of two GPUs, with that library."""
+    """The JSON report of these checks with this library, on a node of two GPUs."""
     path = Path(os.environ["GPUIPC_TEST_MPI"], library, LIBRARIES[library])
     command = [sys.executable, "-m", "gpuipc_doctor", "check", *checks, "--backend", "hip", "--json"]
     with emulated.node(runtime, gpus=2, mib=MIB) as node:
@@ -63,7 +63,7 @@ def check(runtime: Runtime, library: str, *checks: str, env: dict[str, str]) -> 
 
 
 def findings(report: dict[str, Any], check: str) -> dict[tuple[str, ...], dict[str, Any]]:
-    """What a check found, by probe and devices."""
+    """The findings of a check, by probe and devices."""
     return {
         (result["probe"], *result["devices"]): result["finding"]
         for result in report["results"]
@@ -75,14 +75,14 @@ def statuses(report: dict[str, Any], check: str) -> set[str]:
     return {finding["status"] for finding in findings(report, check).values()}
 
 
-def test_with_its_settings_it_takes_device_pointers(runtime: Runtime, library: str) -> None:
+def test_library_accepts_device_pointers_with_its_settings(runtime: Runtime, library: str) -> None:
     report = check(runtime, library, "mpi-gpu-aware", "mpi-small-message", env=SETTINGS[library])
     assert statuses(report, "mpi-gpu-aware") == {"PASS"}
     assert statuses(report, "mpi-small-message") == {"PASS"}
 
 
 @pytest.mark.full
-def test_without_them_the_one_that_lacks_is_named(runtime: Runtime, library: str) -> None:
+def test_missing_setting_is_reported(runtime: Runtime, library: str) -> None:
     report = check(runtime, library, "mpi-gpu-aware", env={})
     (finding,) = findings(report, "mpi-gpu-aware").values()
     assert finding["status"] == "FAIL"
@@ -90,7 +90,7 @@ def test_without_them_the_one_that_lacks_is_named(runtime: Runtime, library: str
 
 
 @pytest.mark.full
-def test_growth_of_ucx_s_cache_is_a_failure_with_its_cure(runtime: Runtime, library: str) -> None:
+def test_growth_of_ucx_cache_is_a_failure_with_its_workaround(runtime: Runtime, library: str) -> None:
     report = check(runtime, library, "mpi-cache-growth", env=SETTINGS[library])
     found = {probe: finding for (probe, *_), finding in findings(report, "mpi-cache-growth").items()}
     assert found["growing"]["status"] == "FAIL"
@@ -99,13 +99,13 @@ def test_growth_of_ucx_s_cache_is_a_failure_with_its_cure(runtime: Runtime, libr
     lines = [item["line"] for item in found["growing"]["evidence"] if isinstance(item, dict)]
     assert any(line.startswith("Tried UCX_TLS=^rocm_ipc") and ": helps" in line for line in lines), lines
     confirmed = {join["issue"] for join in report["joins"] if join["relation"] == "confirmed"}
-    leaks = {"rocm-ipc-hipfree-leak"} if runtime.generation == 7 else set()  # of its own
+    leaks = {"rocm-ipc-hipfree-leak"} if runtime.generation == 7 else set()  # its own leak
     assert confirmed == {"ucx-rocm-ipc-cache-growth", *leaks}
 
 
 @pytest.mark.full
-def test_messages_of_changing_buffers_are_right(runtime: Runtime, library: str) -> None:
-    """Each new buffer costs addresses, for the cache keeps its mapping; on ROCm 7 a descriptor, too."""
+def test_messages_from_changing_buffers_are_correct(runtime: Runtime, library: str) -> None:
+    """Each new buffer uses address space, as the cache keeps its mapping; on ROCm 7 also a descriptor."""
     report = check(runtime, library, "mpi-stale-buffer", "--no-workarounds", env=SETTINGS[library])
     keys = {finding["key"] for finding in findings(report, "mpi-stale-buffer").values()}
     assert keys

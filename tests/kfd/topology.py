@@ -1,4 +1,4 @@
-"""The files of /sys and /dev by which AMD's user space finds its GPUs: those of MI210s in one node.
+"""The files of /sys and /dev in which AMD's user space finds its GPUs, as on a node of MI210s.
 
 Sources: Linux 6.18, drivers/gpu/drm/amd/amdkfd/kfd_topology.c (names of properties); libhsakmt's topology.c
 and libdrm's xf86drm.c (the properties that are read). Names, identities and limits are those of gfx90a.
@@ -17,7 +17,7 @@ _DEVICE_ID = 0x740F
 
 
 def write(root: Path, gpus: int, mib: int, cores: int) -> None:
-    """Fill ``root/sys`` and ``root/dev`` for so many GPUs with so much memory each."""
+    """Fill ``root/sys`` and ``root/dev`` for ``gpus`` GPUs with ``mib`` MiB of memory each."""
     topology = root / "sys/devices/virtual/kfd/kfd/topology"
     _properties(topology / "system_properties", platform_oem=0, platform_id=0, platform_rev=1)
     _text(topology / "generation_id", "1")
@@ -116,7 +116,7 @@ def _pci_device(root: Path, gpu: int, mib: int) -> None:
     _text(device / "class", "0x038000")
     _text(device / "product_name", "AMD Instinct MI210")
     _text(device / "mem_info_vram_total", str(mib * MIB))
-    _text(device / "mem_info_vram_used", "0")  # what is read of it comes from interposed.c
+    _text(device / "mem_info_vram_used", "0")  # interposed.c provides the content
 
 
 def _bus(gpu: int) -> int:

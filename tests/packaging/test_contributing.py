@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md's "A check, in ten minutes", followed by a stranger in a copy of the tree."""
+"""The steps of CONTRIBUTING.md's "A check, in ten minutes", executed in a copy of the tree."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.cuda, pytest.mark.hip, pytest.mark.xdist_group("contri
 
 
 class Tree:
-    """A copy of what git would commit here, with the files of the section written into it."""
+    """A copy of the files that git would commit, with the section's files written into it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -32,7 +32,7 @@ class Tree:
             if (REPOSITORY / name).is_file():
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(REPOSITORY / name, root / name)
-        # As pyproject.toml maps them; an editable installation of the original is not to be found first.
+        # As mapped in pyproject.toml; an editable installation of the original must not be found first.
         (root / "gpuipc_doctor/checks").symlink_to(root / "checks")
         (root / "gpuipc_doctor/site_configs").symlink_to(root / "site-configs")
         self.new = re.findall(r"`([a-z_/]+\.py)`:\n\n```python\n(.*?)```", section(), re.DOTALL)
@@ -63,12 +63,12 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Tree:
 
 
 def commands() -> list[str]:
-    """What it asks to be typed, in order, without the comments."""
+    """The section's commands, in order, without comments."""
     blocks = re.findall(r"```console\n(.*?)```", section(), re.DOTALL)
     return [line[2:].partition(" #")[0].rstrip() for block in blocks for line in block.splitlines()]
 
 
-def test_it_asks_for_what_is_followed_here() -> None:
+def test_every_command_of_the_section_is_tested() -> None:
     assert commands() == [
         "gpuipc-doctor list",
         "gpuipc-doctor check ipc-write-back --simulate healthy-both",
@@ -81,7 +81,7 @@ def test_it_asks_for_what_is_followed_here() -> None:
     ]
 
 
-def test_the_check_is_found_and_does_what_is_said(tree: Tree) -> None:
+def test_the_new_check_is_found_and_works_as_described(tree: Tree) -> None:
     assert [name for name, _ in tree.new] == [
         "checks/ipc_write_back.py",
         "tests/checks/test_ipc_write_back.py",
@@ -96,11 +96,11 @@ def test_the_check_is_found_and_does_what_is_said(tree: Tree) -> None:
 
 
 NODES = ("segv-ipc-open", "mapping-loses-writes")
-"""One whose fault explains itself, and one to which must be written what the check says; `full`: all."""
+"""The first fault needs no finding of the new check; the second needs one in its profile. `full`: all."""
 
 
 @pytest.mark.parametrize("nodes", [NODES, pytest.param((), marks=pytest.mark.full, id="all")])
-def test_a_drill_ends_green_once_what_the_check_says_is_written(tree: Tree, nodes: tuple[str, ...]) -> None:
+def test_drill_passes_with_the_checks_expected_findings_added(tree: Tree, nodes: tuple[str, ...]) -> None:
     profile = tree.root / "gpuipc_doctor/simulator/profiles/mapping-loses-writes.yaml"
     stated = profile.read_text()
     try:
@@ -116,11 +116,11 @@ def test_a_drill_ends_green_once_what_the_check_says_is_written(tree: Tree, node
 
 
 ALL_CHECKS = re.compile(r"check_files\.load|loader\.load\(\)|callers\(|finding_keys|judging")
-"""What a test says that looks at all checks, or at one by its file."""
+"""Text of tests that examine all checks, or one check by its file."""
 
 
 def knowing_of_checks() -> list[str]:
-    """The unit tests that a new check can redden: those of the checks, and those that look at all checks."""
+    """Unit tests that a new check can break: those of the checks, and those that examine all checks."""
     files = sorted((REPOSITORY / "tests").glob("unit/**/test_*.py"))
     names = [str(file.relative_to(REPOSITORY)) for file in files if ALL_CHECKS.search(file.read_text())]
     assert {"tests/unit/cli/test_validate.py", "tests/unit/run/test_check_files.py"} <= set(names)
@@ -132,8 +132,8 @@ NOT_OF_A_COPY = (
     "test_an_answer_takes_at_most_half_as_long_again_as_reading_a_command_line_and_yaml",
     "tests/unit/test_contributing.py::test_the_places_that_it_names_exist_and_no_package_is_left_out",
 )
-"""The first starts Python with -I, which finds the installed original; the second counts the links of a copy
-as packages."""
+"""The first starts Python with -I, which finds the installed original; the second would count the links of a
+copy as packages."""
 
 
 @pytest.mark.parametrize(
@@ -143,8 +143,8 @@ as packages."""
         pytest.param(["tests/checks", "tests/unit"], id="all of units", marks=pytest.mark.full),
     ],
 )
-def test_the_tests_stay_green(tree: Tree, tests: list[str]) -> None:
-    """Of `make test`, what a new check can redden: the rest runs here, where the new check is not."""
+def test_the_tests_still_pass(tree: Tree, tests: list[str]) -> None:
+    """Runs the tests that a new check can break; the others do not depend on it."""
     apart = [word for name in NOT_OF_A_COPY for word in ("--deselect", name)]
     ran = tree.run("pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *apart, *tests)
     assert ran.returncode == 0, ran.stdout

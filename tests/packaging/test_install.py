@@ -1,7 +1,7 @@
-"""The wheel, built from the sdist, and the editable install hold every file of the package: seen from ``/``.
+"""The wheel (built from the sdist) and the editable install contain every file, seen from ``/``.
 
-The check files and the site configs live outside of gpuipc_doctor/ and are mapped into it by pyproject.toml.
-Other build backends, and one wrong line here, leave them out of one of the three without a warning.
+pyproject.toml maps the check files and site configs, which live outside gpuipc_doctor/, into the package.
+Other build backends, or one wrong line, leave them out of one of the three without a warning.
 """
 
 import json
@@ -26,13 +26,13 @@ PACKAGES = {
     "checks": "gpuipc_doctor.checks",
     "site-configs": "gpuipc_doctor.site_configs",
 }
-"""Directories of the repository and the packages that they are installed as."""
+"""Directories of the repository → packages that they are installed as."""
 
 IGNORED = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist")
 
 
 def run(*command: str | Path, stdin: str = "") -> str:
-    """The output of a command that must succeed; no PYTHONPATH leads it back to the repository."""
+    """The output of a command that must succeed, without PYTHONPATH, which would lead to the repository."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     words = [str(word) for word in command]
     done = subprocess.run(words, input=stdin, cwd="/", env=env, capture_output=True, text=True)
@@ -52,7 +52,7 @@ def package_files(source: Path) -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the repository as a fresh clone would have it: no build/ to pick forgotten files from."""
+    """A copy of the repository like a fresh clone: without build/, which could contain forgotten files."""
     copy = tmp_path_factory.mktemp("source") / "repository"
     shutil.copytree(REPOSITORY, copy, ignore=IGNORED)
     return copy
@@ -60,7 +60,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def sdist(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sdist; the wheel that is built *from it*, as a packager does, lies beside it."""
+    """The sdist. The wheel built from it, as a packager does, is in the same directory."""
     out = tmp_path_factory.mktemp("dist")
     run(sys.executable, "-m", "build", "--outdir", out, source)
     (path,) = out.glob("*.tar.gz")
@@ -79,7 +79,7 @@ def environment(
 ) -> Path:
     """The ``bin`` of a virtual environment with the package, installed this way, and its dependencies.
 
-    Those that the wheel asks for are installed with it; the editable package is lent this environment's.
+    The wheel's dependencies are installed with it; the editable package uses this environment's.
     """
     root = tmp_path_factory.mktemp(request.param)
     venv.create(root, with_pip=False, symlinks=True)
@@ -118,7 +118,7 @@ def test_sdist_holds_what_a_packager_needs(sdist: Path) -> None:
     assert {"README.md", "LICENSE", "CHANGELOG.md", "Makefile", "tests/conftest.py"} <= names
 
 
-def test_every_file_is_found_from_elsewhere(environment: Path, source: Path) -> None:
+def test_every_file_is_found_from_another_directory(environment: Path, source: Path) -> None:
     script = (
         "import importlib.resources, json, sys\n"
         "files = json.load(sys.stdin)\n"

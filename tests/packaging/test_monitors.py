@@ -1,4 +1,4 @@
-"""What other monitors read: node-problem-detector's JSON, drain reasons in Slurm, sos by the real program."""
+"""Inputs of other monitors: node-problem-detector's JSON, drain reasons in Slurm, and sos itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).parents[2]
 MONITORING = (REPOSITORY / "docs/monitoring.md").read_text()
 
 
-def test_node_problem_detector_finds_what_its_configuration_must_have() -> None:
+def test_node_problem_detector_configuration_is_complete() -> None:
     """The keys: github.com/kubernetes/node-problem-detector, docs/custom_plugin_monitor.md."""
     (text,) = re.findall(r"```json\n(.*?)```", MONITORING, re.DOTALL)
     document = json.loads(text)
@@ -36,13 +36,13 @@ def test_node_problem_detector_finds_what_its_configuration_must_have() -> None:
 
 
 def seconds(duration: str) -> int:
-    """Go's notation of a duration, as far as it is used here."""
+    """Seconds of a duration in Go's notation, with one number and unit."""
     number, unit = re.fullmatch(r"(\d+)(s|m|h)", duration).groups()  # type: ignore[union-attr]
     return int(number) * {"s": 1, "m": 60, "h": 3600}[unit]
 
 
 def drain_reason() -> re.Pattern[str]:
-    """As docs/slurm.md has it."""
+    """The pattern in docs/slurm.md."""
     (pattern,) = re.findall(
         r"^    (\^gpuipc-doctor: .*)$", (REPOSITORY / "docs/slurm.md").read_text(), re.MULTILINE
     )
@@ -74,7 +74,7 @@ def test_no_other_line_matches_the_pattern_of_a_drain_reason(line: str) -> None:
 
 @pytest.mark.packages
 def test_sos_collects_the_inventory_and_the_last_report(tmp_path: Path) -> None:
-    """Debian's sos, in a copy with the plug-in. It sets PATH itself: the command is laid over /usr/sbin."""
+    """A copy of Debian's sos with the plug-in. sos sets PATH, so an overlay puts the command in /usr/sbin."""
     (package,) = Path("/usr/lib/python3/dist-packages").glob("sos")
     shutil.copytree(package, tmp_path / "sos")
     shutil.copy(REPOSITORY / "ship/sos/gpuipc_doctor.py", tmp_path / "sos/report/plugins")

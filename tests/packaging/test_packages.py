@@ -1,7 +1,7 @@
 """The .deb and the .rpm in root file systems without network: installed, used, upgraded, removed, refused.
 
-No distribution with rpm is here. The .rpm of Python 3.11 goes into Debian 12's root by `rpm --root`, beside a
-stand-in for the packages that its Python and C library would be of.
+No distribution with rpm is available here. `rpm --root` installs the .rpm of Python 3.11 into Debian 12's
+root, together with a stand-in for the packages of its Python and C library.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class Root:
     path: Path
 
     def run(self, *command: str, code: int = 0, stdin: str = "") -> str:
-        """The output of a command, without network and with its own processes; it must end with ``code``."""
+        """The output of a command that must end with ``code``, without network and in a pid namespace."""
         into = ("unshare", "--net", "--pid", "--fork", f"--root={self.path}", "--mount-proc", "--wd=/")
         return ended((*into, *command), code, ENVIRONMENT, stdin)
 
     def add(self, package: Path) -> str:
-        """The name, in it, of a copy of this package."""
+        """Copy this package into the root file system; returns its path there."""
         shutil.copy(package, self.path / "root")
         return f"/root/{package.name}"
 
@@ -76,7 +76,7 @@ def ended(
 
 @pytest.fixture
 def roots() -> Iterator[Path]:
-    """Not in pytest's directory, which is private to root: apt's helper is another user."""
+    """Outside pytest's directory, which is private to root: apt's helper is another user."""
     with tempfile.TemporaryDirectory(prefix="gpuipc-roots-") as directory:
         Path(directory).chmod(0o755)
         yield Path(directory)
@@ -93,7 +93,7 @@ def copied(suite: str, into: Path) -> Root:
 
 
 class Packages:
-    """Packages, built when they are asked for: a pair of Python and kind takes half a minute."""
+    """Packages, built on request: each pair of Python and kind takes half a minute."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -123,7 +123,7 @@ def assert_is_usable(root: Root) -> None:
 
 
 def assert_is_integrated(root: Root) -> None:
-    """Hook, timer, completions and manual page are there and work; nothing was written by the uses before."""
+    """Assert that hook, timer, completions and manual page work, and that earlier use wrote no file."""
     assert "no probe ran" in root.run("sh", f"{OURS}/hooks/gpuipc-doctor-slurm")
     root.run("bash", "-n", f"{OURS}/hooks/gpuipc_doctor.nhc")
     listed = (
@@ -210,9 +210,7 @@ def test_rpm_is_installed_used_upgraded_and_removed(
 
 
 @pytest.mark.full
-def test_image_says_what_it_does_not_see_and_tests_what_it_is_given(
-    packages: Packages, tmp_path: Path
-) -> None:
+def test_image_reports_missing_devices_and_tests_passed_ones(packages: Packages, tmp_path: Path) -> None:
     archive = tmp_path / "image.tar"
     ended(("sh", "ship/image.sh", packages.get("3.11", 1, "deb"), archive))
     store = (f"--root={tmp_path}/storage", f"--runroot={tmp_path}/run", "--storage-driver=vfs")

@@ -1,7 +1,7 @@
-"""The wheel and the sdist on each Python that is here, with the lowest and the newest dependencies.
+"""The wheel and the sdist on each installed Python, with the lowest and the newest dependencies.
 
-The ids of the tests say which Pythons ran: those that are named python3.10 to python3.14 on PATH, and those
-of the Debian releases whose root file systems ``make`` fetched.
+The ids of the tests show the Pythons: those named python3.10 to python3.14 on PATH, and those of the Debian
+releases whose root file systems ``make`` fetched.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def run(*command: str | Path, code: int = 0) -> str:
 
 
 def starts(minor: int) -> bool:
-    """Whether there is such a Python; pyenv has a shim of it for versions that are not chosen, too."""
+    """Whether this Python exists and starts; pyenv also has shims for versions that are not selected."""
     found = shutil.which(f"python3.{minor}")
     return bool(found) and subprocess.run([found, "-c", ""], capture_output=True).returncode == 0
 
@@ -42,7 +42,7 @@ PYTHONS = [f"python3.{minor}" for minor in MINORS if starts(minor)]
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the sdist, and the wheel that was built of it."""
+    """A directory with the sdist and the wheel built from it."""
     copy, out = tmp_path_factory.mktemp("source") / "repository", tmp_path_factory.mktemp("dist")
     shutil.copytree(REPOSITORY, copy, ignore=shutil.ignore_patterns(".*", "__pycache__", "build", "dist"))
     run(sys.executable, "-m", "build", "--outdir", out, copy)
@@ -50,7 +50,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def lowest() -> list[str]:
-    """Each dependency at the bound that pyproject.toml states."""
+    """Each dependency at its lower bound in pyproject.toml."""
     text = (REPOSITORY / "pyproject.toml").read_text()
     (stated,) = re.findall(r"^dependencies = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)
     return [
@@ -93,24 +93,24 @@ shift 2; root=$1; shift
 export PYTHONPATH=/mnt PYTHONDONTWRITEBYTECODE=1 HOME=/tmp
 exec chroot "$root" sh -c "cd /srv && exec $*"
 """
-"""Directories for /mnt and /srv, a root file system, and the words of a command."""
+"""Arguments: directories for /mnt and /srv, a root file system, and a command."""
 
 
 def of_debian() -> dict[str, Path]:
-    """Python → a root file system that has it, for those that PATH lacks."""
+    """Python → a root file system that has it, for those not on PATH."""
     found = {file.parent.name: file.parents[3] for file in sorted(ROOTS.glob("*/usr/lib/python3.*/os.py"))}
     return {python: root for python, root in found.items() if python not in PYTHONS}
 
 
 @pytest.mark.parametrize(("python", "root"), of_debian().items(), ids=of_debian())
 def test_the_wheel_runs_on_debians_python(python: str, root: Path, built: Path, tmp_path: Path) -> None:
-    """Installed beside it, for these releases have no pip here; with unit tests that need no compiler."""
+    """Installed into a directory, as these releases have no pip; runs unit tests that need no compiler."""
     (wheel,) = built.glob("*.whl")
     wanted = (f"--python-version={python.removeprefix('python')}", "--implementation=cp", *PLATFORMS)
     site, needed = tmp_path / "site", ("jinja2", "pytest", "pytest-timeout", "hypothesis")
     pip = (sys.executable, "-m", "pip", "install", "--quiet", "--only-binary=:all:", "--target", site)
     run(*pip, *wanted, wheel, *needed)
-    source = tmp_path / "source"  # without the package, which would hide the installed one
+    source = tmp_path / "source"  # without the package, which would shadow the installed one
     shutil.copytree(REPOSITORY / "tests", source / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(REPOSITORY / "pyproject.toml", source)
 

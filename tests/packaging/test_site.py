@@ -1,4 +1,4 @@
-"""The documentation as a site: it builds without a warning and loads nothing from the network."""
+"""The documentation site builds without a warning and loads nothing from the network."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_the_manual_page_names_every_command(site: Path) -> None:
 @pytest.mark.browser
 @pytest.mark.parametrize("width", [400, 1280])
 def test_a_browser_draws_it(site: Path, tmp_path: Path, width: int) -> None:
-    """The pictures stay in build/docs/pictures, to be looked at."""
+    """The screenshots stay in build/docs/pictures for inspection."""
     browser = shutil.which("chromium")
     assert browser
     PICTURES.mkdir(parents=True, exist_ok=True)

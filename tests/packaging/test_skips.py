@@ -1,4 +1,4 @@
-"""CI must not skip unseen, and takes turns: the hooks of tests/conftest.py, tried on suites of their own."""
+"""CI fails on unexpected skips, and runs the tests marked full in turns: the hooks of tests/conftest.py."""
 
 import re
 import subprocess
@@ -44,7 +44,7 @@ SKIPS = """
 """
 
 
-def test_a_skip_is_a_skip_where_nothing_is_required(
+def test_skip_is_allowed_if_nothing_is_required(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("GPUIPC_REQUIRE", raising=False)
@@ -52,7 +52,7 @@ def test_a_skip_is_a_skip_where_nothing_is_required(
     suite.runpytest_subprocess().assert_outcomes(passed=1, skipped=2, xfailed=1)
 
 
-def test_a_skip_fails_where_all_is_required(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skip_fails_if_all_is_required(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUIPC_REQUIRE", "all")
     suite.makepyfile(SKIPS)
     result = suite.runpytest_subprocess()
@@ -60,7 +60,7 @@ def test_a_skip_fails_where_all_is_required(suite: pytest.Pytester, monkeypatch:
     result.stdout.fnmatch_lines(["*allows no skip*no gdb here*"])
 
 
-def test_a_module_that_skips_itself_fails_where_all_is_required(
+def test_module_that_skips_itself_fails_if_all_is_required(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPUIPC_REQUIRE", "all")
@@ -133,7 +133,7 @@ def test_each_full_test_has_one_turn_of_seven_and_keeps_it(
 
 
 def turn_of(clone: Path) -> int:
-    """What ``.ci/run`` says there."""
+    """The number of the turn that ``.ci/run`` prints there."""
     function = re.search(r"^turn\(\) \{\n.*?^\}\n", (ROOT / ".ci/run").read_text(), re.MULTILINE | re.DOTALL)
     assert function
     said = subprocess.check_output(["bash", "-c", f"{function[0]}turn"], cwd=clone, text=True)

@@ -1,9 +1,9 @@
-"""Record what a driver answers to 50 random histories, a few undefined-but-answered operations among them.
+"""Record a driver's answers to 50 random histories, which include some undefined but answered operations.
 
     python -m tests.conformance.histories.record cuda OUT.json [SEED…]
 
-It uses the driver that is there: a real one, or under `simulated` a simulated one. The recording of a real
-H100 or H200 lies beside this file, and `test_recorded.py` holds the simulated driver to it.
+It uses the installed driver: a real one or, under `simulated`, a simulated one. A recording of a real H100 or
+H200 is beside this file; `test_histories.py` compares the simulated driver with it.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from gpuipc_doctor.worker import children, stem
 SEEDS = range(1, 51)
 EPOCHS = 2
 PROVOKED = 0.05
-"""How often an operation is followed by one that the driver must refuse."""
+"""Fraction of operations that are followed by one that the driver must refuse."""
 
 LIMIT_S = 20.0
 
 
 def provocations(model: Model) -> Iterator[Operation]:
-    """Operations that are not legal now, and which every driver of the vendor refuses with one code."""
+    """Operations that are illegal now, and that every driver of the vendor refuses with the same code."""
     buffers = [thing for thing in model.of_kind("buffer") if not thing.storage.freed]
     for buffer in buffers:
-        yield Operation("open", buffer.by, on=buffer.number, makes=_NEVER)  # a handle of its own
+        yield Operation("open", buffer.by, on=buffer.number, makes=_NEVER)  # the process's own handle
         for process in model.processes.values():
             if process.number != buffer.by and _open_elsewhere(
                 model, process.number, process.current, buffer
@@ -46,7 +46,7 @@ def provocations(model: Model) -> Iterator[Operation]:
 
 
 _NEVER = 1 << 30
-"""Number of an object that is never made."""
+"""Number of an object that is never created."""
 
 
 def _open_elsewhere(model: Model, by: int, current: int, buffer: Thing) -> bool:
@@ -60,8 +60,8 @@ def _open_elsewhere(model: Model, by: int, current: int, buffer: Thing) -> bool:
 def record(device: Device, seed: int) -> list[Json]:
     """The answers to one history: ``[legal operations, refused operation, answer]``, in order.
 
-    The first number is how many legal operations succeeded before the refused one. Where a legal one fails,
-    the answer says how, and the recording ends.
+    The first number counts the legal operations that succeeded before the refused one. If a legal operation
+    fails, the answer states the error, and the recording ends.
     """
     without = unavailable(device.capabilities) | {"kill"}
     generator = Generator(device.backend, 1, seed, Limits(room=32 << 20), without)
@@ -105,13 +105,13 @@ def main(backend: str, out: str, *seeds: str) -> None:
 
 
 def assignment(*devices: Device) -> Assignment:
-    """What a process that is started needs to know."""
+    """The assignment of a started process."""
     return Assignment("", "", 0, devices, {}, LIMIT_S, "/", 0, waits_for_turn=False, starter=True)
 
 
 @cache
 def first_device(backend: str) -> Device:
-    """The first device, asked for in a process of its own: this one must not load a driver."""
+    """The first device, queried in a separate process, because this one must not load a driver."""
 
     def describe(child: children.Child) -> None:
         child.send(open_backend(backend, child.armed).devices()[0])

@@ -1,9 +1,9 @@
-"""Replay recorded histories on the driver that is here, and print what it answers otherwise.
+"""Replay recorded histories on the installed driver, and print the answers that differ.
 
     python -m tests.conformance.histories.replay RECORDED.json [cuda|hip]
 
-Another vendor's driver is not held to what is not legal there, or not in its families; what was refused where
-it was recorded is asked of it, too, if it is no more legal there, and its answers are printed.
+Operations that are illegal for another vendor's driver, or missing there, are not compared. Operations
+refused in the recording are also tried there if they are illegal, and the answers are printed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.conformance.histories.record import LIMIT_S, assignment, first_device
 def answers(recorded: Json, backend: str, *, elsewhere: bool) -> tuple[int, list[Json], list[Json]]:
     """Operations performed, refusals, and ``[place, operation, answer, recorded answer]`` of differences.
 
-    ``elsewhere``: it was recorded on another vendor's driver. A refusal is ``[place, operation, answer]``.
+    ``elsewhere``: recorded on another vendor's driver. A refusal is ``[place, operation, answer]``.
     """
     plans = {
         number: ProcessPlan(device, bool(primary))
@@ -65,7 +65,7 @@ def answers(recorded: Json, backend: str, *, elsewhere: bool) -> tuple[int, list
 
 
 def _asks(model: Model, operation: Operation) -> bool:
-    """Whether the objects and processes of an operation that is not legal are there."""
+    """Whether the object and the process of an illegal operation exist."""
     thing = model.things.get(operation.on)
     return operation.by in model.processes and thing is not None and not thing.storage.freed
 
