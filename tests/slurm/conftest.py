@@ -1,4 +1,4 @@
-"""``slurm(nodes=2, gpus=4, Prolog=…)`` brings up a real Slurm for one test; see `cluster.Cluster`."""
+"""``slurm(nodes=2, gpus=4, Prolog=…)`` starts a real Slurm for one test; see `cluster.Cluster`."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def clusters() -> Iterator[Callable[..., Cluster]]:
     with ExitStack() as stack:
 
         def start(*, prepare: Callable[[Cluster], None] = lambda _: None, **options: object) -> Cluster:
-            # Not in pytest's own directory, which is private to root and too long a path for a socket.
+            # Not pytest's own directory: it is private to root, and its path is too long for a socket.
             directory = Path(tempfile.mkdtemp(prefix="gpuipc-slurm-"))
             stack.callback(shutil.rmtree, directory)
             cluster = Cluster(directory, **options)  # type: ignore[arg-type]
-            stack.callback(lambda: print(cluster.logs()))  # noqa: T201 - pytest shows it where a test fails
+            stack.callback(lambda: print(cluster.logs()))  # pytest shows it if a test fails
             prepare(cluster)
             return stack.enter_context(cluster)
 
@@ -52,7 +52,7 @@ def shared_slurm() -> Iterator[Callable[..., Cluster]]:
 
 @pytest.fixture
 def sshd(tmp_path: Path) -> Iterator[list[str]]:
-    """A real sshd on loopback; the options with which ssh reaches it, whatever the node is called."""
+    """A real sshd on loopback; yields the options with which ssh reaches it under any host name."""
     program = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")
     if program is None:
         pytest.skip("needs sshd (openssh-server)")

@@ -1,4 +1,4 @@
-"""The table of docs/fleet.md: what was killed, when, and what `fleet` said; drawn by the tests that kill."""
+"""The table of kills in docs/fleet.md, drawn by the tests that kill: victim, time, output of `fleet`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ HEAD = "| what | when | what `fleet` says | pass | exit |\n|---|---|---|---|---|
 
 
 def check(what: str, when: str, into: Path, code: int) -> None:
-    """Hold a row of the table against a run's directory: nodes and states, not words.
+    """Compare a row of the table with a run's directory: nodes and states, not words.
 
-    With ``GPUIPC_UPDATE_GOLDEN=1`` the row is written, with the words of this run.
+    With ``GPUIPC_UPDATE_GOLDEN=1``, write the row with the words of this run.
     """
     found = told(into)
     passed = found["nodes"]["pass"] or "none"  # type: ignore[index]

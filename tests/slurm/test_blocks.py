@@ -1,6 +1,6 @@
-"""`fleet check` by one job and one step for many nodes: what Slurm is asked for, what survives which death.
+"""`fleet check` with one job and step for many nodes: requests to Slurm, answers that survive failures.
 
-The tool on the nodes is a script that writes down the step it runs in and prints a node's answer.
+The tool on the nodes is a script that records the step it runs in and prints a node's answer.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ pytestmark = pytest.mark.slurm
 
 
 class Nodes:
-    """The tool on the nodes of a cluster; ``first`` are lines of shell that it runs before it answers.
+    """The tool on the nodes of a cluster; ``first``: lines of shell that it runs before it answers.
 
-    Its files are in a directory of this test's, since others may use the cluster.
+    Its files are in this test's own directory, since other tests may use the cluster.
     """
 
     def __init__(self, cluster: Cluster, first: str = "") -> None:
@@ -49,7 +49,7 @@ class Nodes:
         return self.cluster.run(*self.command(*options), timeout_s=LIMIT_S)
 
     def steps(self) -> list[tuple[str, str]]:
-        """Each start of the tool: job and step, and the node."""
+        """(job and step, node) of each start of the tool."""
         lines = self._asked.read_text().splitlines() if self._asked.exists() else []
         return [(step, node) for step, _, node in (line.partition(" ") for line in lines)]
 
@@ -71,7 +71,7 @@ def five_nodes(shared_slurm: Slurm) -> Cluster:
 
 @pytest.fixture
 def five(five_nodes: Cluster) -> Iterator[Cluster]:
-    """Five nodes, which are idle again when the test is over."""
+    """Five nodes, which are idle again at the end of the test."""
     yield five_nodes
     five_nodes.rest()
 
@@ -86,7 +86,7 @@ def silent_states(nodes: Nodes) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("around", [(), ("salloc", "-N5")], ids=["partition", "allocation"])
-def test_nodes_are_asked_by_one_job_and_one_step(five: Cluster, around: tuple[str, ...]) -> None:
+def test_nodes_are_tested_by_one_job_and_one_step(five: Cluster, around: tuple[str, ...]) -> None:
     nodes = Nodes(five)
     where = () if around else ("--partition", "test")
     ended = nodes.cluster.run(*around, *nodes.command(*where), timeout_s=LIMIT_S)
@@ -95,8 +95,8 @@ def test_nodes_are_asked_by_one_job_and_one_step(five: Cluster, around: tuple[st
     assert [count for _, count in Counter(step for step, _ in nodes.steps()).items()] == [5]
 
 
-def test_a_long_answer_in_full_is_whole(five: Cluster) -> None:
-    """Slurm passes on 1024 bytes of a line at most."""
+def test_long_full_report_is_complete(five: Cluster) -> None:
+    """Slurm passes on at most 1024 bytes of a line."""
     answer = named(HEALTHY, "", reason="", facts={f"fact{n}": ("x" * 300,) for n in range(2000)})
     nodes = Nodes(five)
     nodes.answer.write_bytes(summary.dumps(answer))
@@ -107,7 +107,7 @@ def test_a_long_answer_in_full_is_whole(five: Cluster) -> None:
     assert len(Counter(step for step, _ in nodes.steps())) == 1
 
 
-def test_blocks_are_no_larger_than_asked_and_than_the_partition_admits(five: Cluster) -> None:
+def test_block_size_is_limited_by_option_and_partition(five: Cluster) -> None:
     nodes = Nodes(five)
     assert nodes.check("--partition", "gpu").returncode == 0
     assert sorted(Counter(step for step, _ in nodes.steps()).values()) == [1, 2, 2]
@@ -115,8 +115,8 @@ def test_blocks_are_no_larger_than_asked_and_than_the_partition_admits(five: Clu
     assert sorted(Counter(step for step, _ in nodes.steps()[5:]).values()) == [2, 3]
 
 
-def test_a_dead_slurmd_costs_its_own_answer_and_no_single_step_of_the_others(slurm: Slurm) -> None:
-    """Slurm aborts the step on all nodes after MessageTimeout; by then no other node has answered."""
+def test_dead_slurmd_costs_only_its_own_answer_and_no_extra_steps(slurm: Slurm) -> None:
+    """Slurm aborts the step on all nodes after MessageTimeout, before any other node has answered."""
     cluster = slurm(nodes=5, SlurmdTimeout="0", MessageTimeout="3")
     nodes = Nodes(cluster, "[ $SLURM_STEP_ID != 0 ] || sleep 60")
     cluster.run("kill", "-9", slurmd(cluster, "n3"))
@@ -129,8 +129,8 @@ def test_a_dead_slurmd_costs_its_own_answer_and_no_single_step_of_the_others(slu
     kills.check("slurmd of n3, by `kill -9`", "before the run", nodes.into, ended.returncode)
 
 
-def test_a_slurmd_that_dies_in_mid_step_costs_no_answer(slurm: Slurm) -> None:
-    """The step's own daemon on that node lives on."""
+def test_slurmd_that_dies_in_mid_step_costs_no_answer(slurm: Slurm) -> None:
+    """The step's own daemon on that node keeps running."""
     cluster = slurm(nodes=4, SlurmdTimeout="0", MessageTimeout="3")
     nodes = Nodes(cluster, f"until [ -e {cluster.directory}/go ]; do sleep 0.1; done")
     with subprocess.Popen(
@@ -147,8 +147,8 @@ def test_a_slurmd_that_dies_in_mid_step_costs_no_answer(slurm: Slurm) -> None:
     kills.check("slurmd of n2, by `kill -9`", "during the step", nodes.into, running.returncode)
 
 
-def test_a_node_that_dies_in_mid_step_costs_its_own_answer(slurm: Slurm) -> None:
-    """Daemon, step and tool of one node are killed, as when it loses power; srun would wait for ever."""
+def test_node_that_dies_in_mid_step_costs_only_its_own_answer(slurm: Slurm) -> None:
+    """Daemon, step and tool of one node are killed, as in a power failure; srun would wait for ever."""
     cluster = slurm(nodes=4, SlurmdTimeout="0", MessageTimeout="3")
     wait = f"until [ -e {cluster.directory}/go ]; do sleep 0.1; done"
     nodes = Nodes(
@@ -177,16 +177,16 @@ def test_a_node_that_dies_in_mid_step_costs_its_own_answer(slurm: Slurm) -> None
     )
 
 
-def test_a_tool_that_hangs_costs_its_own_answer(five: Cluster) -> None:
+def test_tool_that_hangs_costs_only_its_own_answer(five: Cluster) -> None:
     nodes = Nodes(five, "[ $SLURMD_NODENAME != n2 ] || exec sleep 4711")
     ended = nodes.check("-w", "n[1-3]", "--deadline", "3")
     assert ended.returncode == 11, ended
     assert silent_states(nodes) == {"n2": "deadline"}
-    assert len(nodes.steps()) == 3  # n2 has had its time
+    assert len(nodes.steps()) == 3  # n2 has used its time
     kills.check("the tool on n2", "hangs", nodes.into, ended.returncode)
 
 
-def test_a_kill_of_the_command_leaves_no_job(five: Cluster) -> None:
+def test_killed_command_leaves_no_job(five: Cluster) -> None:
     nodes = Nodes(five, "exec sleep 4711")
     command = nodes.cluster._inside(tuple(nodes.command("-w", "n[1-3]")))
     with subprocess.Popen(command, env=nodes.cluster.environment) as running:
@@ -201,7 +201,7 @@ def test_a_kill_of_the_command_leaves_no_job(five: Cluster) -> None:
     )
 
 
-def test_what_slurm_says_of_a_drained_node_is_its_reason(five: Cluster) -> None:
+def test_slurms_reason_of_a_drained_node_is_reported(five: Cluster) -> None:
     nodes = Nodes(five)
     five.ask("scontrol", "update", "nodename=n2", "state=drain", "reason=fan 3 is dead")
     ended = nodes.check("-w", "n[1-3]")
@@ -212,7 +212,7 @@ def test_what_slurm_says_of_a_drained_node_is_its_reason(five: Cluster) -> None:
     kills.check("n2 is drained", "before the run", nodes.into, ended.returncode)
 
 
-def test_a_busy_node_does_not_delay_its_block(five: Cluster) -> None:
+def test_busy_node_does_not_delay_its_block(five: Cluster) -> None:
     nodes = Nodes(five)
     with subprocess.Popen(
         five._inside(("srun", "--exclusive", "-w", "n2", "sleep", "4711")), env=five.environment
@@ -227,7 +227,7 @@ def test_a_busy_node_does_not_delay_its_block(five: Cluster) -> None:
     kills.check("n2 is busy with a job", "for longer than --patience", nodes.into, ended.returncode)
 
 
-def test_a_partition_with_a_short_limit_has_a_shorter_deadline(five: Cluster) -> None:
+def test_partition_with_a_short_limit_has_a_shorter_deadline(five: Cluster) -> None:
     nodes = Nodes(five)
     ended = nodes.check("--partition", "short", "-w", "n[1-2]")
     assert ended.returncode == 0, ended
@@ -242,9 +242,7 @@ def test_a_partition_with_a_short_limit_has_a_shorter_deadline(five: Cluster) ->
         (("--reservation", "nowhere"), "nowhere"),
     ],
 )
-def test_where_slurm_has_no_nodes_one_line_says_so(
-    five: Cluster, options: tuple[str, ...], says: str
-) -> None:
+def test_no_nodes_is_one_line(five: Cluster, options: tuple[str, ...], says: str) -> None:
     nodes = Nodes(five)
     ended = nodes.check(*options)
     assert ended.returncode == 2, ended
@@ -281,7 +279,7 @@ NO_LIMIT = {
 
 @pytest.fixture
 def accounted(six_nodes: Cluster) -> Iterator[Cluster]:
-    """Six nodes with accounts; no limit and no job is left when the test is over."""
+    """Six nodes with accounts; at the end of the test no limit and no job is left."""
     yield six_nodes
     for of, limits in NO_LIMIT.items():
         six_nodes.limit(of, *limits)
@@ -307,10 +305,10 @@ def accounted(six_nodes: Cluster) -> Iterator[Cluster]:
         " ".join(value) if isinstance(value, tuple) else value if isinstance(value, str) else ""
     ),
 )
-def test_limits_of_a_qos_and_of_an_account_cost_no_answer(
+def test_limits_of_qos_and_account_cost_no_answer(
     accounted: Cluster, of: str, limits: tuple[str, ...], sizes: list[int]
 ) -> None:
-    """Blocks become smaller where a job may not be so large, and wait where there may not be so many jobs."""
+    """Blocks become smaller if the size of jobs is limited, and wait if the number of jobs is limited."""
     accounted.limit(of, *limits)
     nodes = Nodes(accounted, "sleep 1")
     ended = nodes.check("--partition", "test", "--block", "3", "--patience", "10")
@@ -319,7 +317,7 @@ def test_limits_of_a_qos_and_of_an_account_cost_no_answer(
 
 
 @WITH_LIMITS
-def test_a_limit_that_admits_no_job_is_said_in_slurms_words(accounted: Cluster) -> None:
+def test_limit_that_admits_no_job_is_reported_in_slurms_words(accounted: Cluster) -> None:
     accounted.limit("qos normal", "MaxSubmitJobsPU=0")
     nodes = Nodes(accounted)
     ended = nodes.check("-w", "n[1-2]", "--patience", "10")

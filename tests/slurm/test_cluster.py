@@ -1,4 +1,4 @@
-"""The cluster of the other tests: it is a real one, and leaves nothing behind."""
+"""The cluster of the other tests is a real one, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def test_jobs_at_the_same_time_get_different_gpus(slurm: Slurm) -> None:
     assert sorted(ended.stdout.split()) == ["0,1", "2,3"], ended
 
 
-def test_a_command_that_takes_too_long_is_ended(slurm: Slurm) -> None:
+def test_command_that_takes_too_long_is_killed(slurm: Slurm) -> None:
     cluster = slurm()
     with pytest.raises(subprocess.TimeoutExpired):
-        cluster.run("sleep", "4711", timeout_s=3.0)  # long enough for it to have begun
+        cluster.run("sleep", "4711", timeout_s=3.0)  # long enough for it to start
     until("it has ended", lambda: "sleep 4711" not in cluster.processes())
 
 
-def test_what_a_job_leaves_behind_is_seen_and_then_ended(slurm: Slurm) -> None:
+def test_leftovers_of_a_job_are_seen_and_then_killed(slurm: Slurm) -> None:
     cluster = slurm()
     begun = "until pgrep -fx 'sleep 4711' >/dev/null; do sleep 0.1; done"
     cluster.run("srun", "sh", "-c", f"setsid sleep 4711 >/dev/null 2>&1 & {begun}")

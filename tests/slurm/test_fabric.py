@@ -1,4 +1,4 @@
-"""Messages without MPI between two nodes of a real Slurm, whose processes a plain srun starts."""
+"""Messages without MPI between two nodes of a real Slurm; a plain srun starts the processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [
 
 
 def between(slurm: Callable[..., Cluster], tmp_path: Path, node: str, *options: str) -> dict[str, Any]:
-    """What fabric-small-message finds over two nodes, through libfabric."""
+    """The finding of fabric-small-message over two nodes, through libfabric."""
     cluster = slurm(nodes=2)
     config = tmp_path / "site.yaml"
     config.write_text("options: {fabric-small-message: {sizes: [1, 16]}}\n")
@@ -39,13 +39,13 @@ def between(slurm: Callable[..., Cluster], tmp_path: Path, node: str, *options: 
     return {**told["finding"], "roles": told["roles"]}
 
 
-def test_messages_go_between_two_nodes_without_mpi(slurm: Callable[..., Cluster], tmp_path: Path) -> None:
-    """Over tcp alone, for shared memory does not reach that far."""
+def test_messages_arrive_between_two_nodes_without_mpi(slurm: Callable[..., Cluster], tmp_path: Path) -> None:
+    """Over tcp only, because shared memory does not reach another node."""
     told = between(slurm, tmp_path, "fabric-healthy")
     assert (told["status"], told["summary"]) == ("PASS", "2 sizes right over tcp"), told
 
 
-def test_a_hang_between_nodes_is_named_by_size_and_leaves_nothing(
+def test_hang_between_nodes_is_reported_with_its_size_and_leaves_nothing(
     slurm: Callable[..., Cluster], tmp_path: Path
 ) -> None:
     told = between(slurm, tmp_path, "fabric-hang-16", "--deadline", "5")

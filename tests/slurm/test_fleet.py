@@ -1,4 +1,4 @@
-"""A fleet on a real Slurm, and over ssh: each node answers for itself, a dead one costs its own answer."""
+"""A fleet on a real Slurm, and over ssh: a dead node costs only its own answer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ exec {python} -m gpuipc_doctor "$@" --simulate $profile
 
 
 def tool(directory: Path, special: str = "") -> Path:
-    """The tool as each node has it: on a simulated node of its own."""
+    """The tool of the nodes: it runs on a simulated node that depends on the node's name."""
     cases = "\n    ".join(f"{node}) profile={profile} ;;" for node, profile in PROFILES.items())
     path = directory / "gpuipc-doctor"
     path.write_text(TOOL.format(cases=f"{special}\n    {cases}", python=sys.executable))
@@ -55,7 +55,7 @@ def told(into: Path) -> dict[str, object]:
 
 
 def topology(cluster: Cluster) -> None:
-    """Two switches: neighbours by their numbers are not neighbours."""
+    """Write a topology with two switches, in which neighbours by number are not neighbours."""
     lines = "SwitchName=s0 Nodes=n[1,3]\nSwitchName=s1 Nodes=n[2,4]\nSwitchName=top Switches=s[0-1]\n"
     (cluster.directory / "topology.conf").write_text(lines)
 
@@ -68,12 +68,12 @@ def four_nodes(shared_slurm: Slurm) -> Cluster:
 
 @pytest.fixture
 def four(four_nodes: Cluster) -> Iterator[Cluster]:
-    """Four nodes below two switches, which are idle again when the test is over."""
+    """Four nodes below two switches, which are idle again at the end of the test."""
     yield four_nodes
     four_nodes.rest()
 
 
-def test_each_node_of_an_allocation_answers_for_itself(four: Cluster, tmp_path: Path) -> None:
+def test_each_node_of_an_allocation_answers(four: Cluster, tmp_path: Path) -> None:
     command = fleet(tmp_path / "out", "--tool", str(tool(tmp_path)))
     ended = four.run("salloc", "-N4", *command, timeout_s=LIMIT_S)
     assert "FAIL" in ended.stdout, ended
@@ -83,7 +83,7 @@ def test_each_node_of_an_allocation_answers_for_itself(four: Cluster, tmp_path: 
 
 
 def test_a_node_of_a_partition_and_a_reservation(four: Cluster, tmp_path: Path) -> None:
-    """Nobody else's job would get it, nor one that does not name the reservation."""
+    """The node only accepts jobs that name the partition and the reservation."""
     reservation = ("reservationname=upgrade", "starttime=now", "duration=60", "nodes=n1", "users=root")
     four.ask("scontrol", "create", "reservation", *reservation, "partition=gpu")
     where = ("--tool", str(tool(tmp_path)))
@@ -96,8 +96,8 @@ def test_a_node_of_a_partition_and_a_reservation(four: Cluster, tmp_path: Path) 
     assert told(tmp_path / "out")["nodes"] == {"pass": "n1", "fail": "", "unknown": ""}
 
 
-def test_dead_and_broken_nodes_cost_only_their_own_answers(slurm: Slurm, tmp_path: Path) -> None:
-    """Without an allocation: one drained, one whose slurmd was killed, one without the tool, one unknown."""
+def test_dead_and_broken_nodes_cost_only_their_own_answer(slurm: Slurm, tmp_path: Path) -> None:
+    """Without an allocation: one node drained, one slurmd killed, one node without the tool, one unknown."""
     cluster = slurm(nodes=4, SlurmdTimeout="0", MessageTimeout="5")
     cluster.ask("scontrol", "update", "nodename=n1", "state=drain", "reason=test")
     [slurmd] = cluster.ask("pgrep", "-f", "slurmd.* -N n3").split()
@@ -117,7 +117,7 @@ def test_dead_and_broken_nodes_cost_only_their_own_answers(slurm: Slurm, tmp_pat
     assert set(states.values()) <= {"tool missing", "launch failed", "deadline"}
 
 
-def test_ctrl_c_leaves_what_is_known_and_no_step(four: Cluster, tmp_path: Path) -> None:
+def test_ctrl_c_keeps_known_answers_and_leaves_no_step(four: Cluster, tmp_path: Path) -> None:
     special = "n2) exec sleep 4711 ;;"
     into = tmp_path / "out"
     command = fleet(into, "--tool", str(tool(tmp_path, special)), "-w", "n[1-2]")
@@ -146,10 +146,10 @@ def test_ctrl_c_leaves_what_is_known_and_no_step(four: Cluster, tmp_path: Path) 
         pytest.param(("--across",), {"n1 n2", "n3 n4"}, marks=pytest.mark.full),
     ],
 )
-def test_neighbours_are_those_of_slurms_topology(
+def test_neighbours_come_from_slurms_topology(
     four: Cluster, tmp_path: Path, options: tuple[str, ...], first: set[str]
 ) -> None:
-    """The tool there says nothing, but who was paired with whom."""
+    """A stand-in for the tool answers nothing; it records which nodes were paired."""
     path, asked = tmp_path / "gpuipc-doctor", tmp_path / "asked"
     script = f"""#!/bin/sh
 while [ "$1" != --partner ]; do shift; done
@@ -183,10 +183,10 @@ echo "$SLURMD_NODENAME $2" >> {asked}
         ),
     ],
 )
-def test_a_bad_node_is_told_from_a_bad_link(
+def test_bad_node_is_distinguished_from_bad_link(
     four: Cluster, tmp_path: Path, where: str, profile: str, verdict: dict[str, str]
 ) -> None:
-    """Messages to and from n2 arrive wrong, whoever the partner is; between n1 and n3 MPI never ends."""
+    """Messages to and from n2 arrive wrong from every partner; between n1 and n3, MPI hangs."""
     path = tmp_path / "gpuipc-doctor"
     library = Path(os.environ["GPUIPC_TEST_MPI"]) / "mpich43/lib/libmpi.so.12"
     path.write_text(
@@ -214,7 +214,7 @@ exec {sys.executable} -m gpuipc_doctor "$@" --simulate $profile --backend cuda -
         pytest.param("fabric-healthy", "all pairs pass", marks=pytest.mark.full),
     ],
 )
-def test_a_bad_node_is_found_without_mpi(four: Cluster, tmp_path: Path, profile: str, says: str) -> None:
+def test_bad_node_is_found_without_mpi(four: Cluster, tmp_path: Path, profile: str, says: str) -> None:
     """Messages of libfabric to and from n2 go wrong, and there is no MPI."""
     path = tmp_path / "gpuipc-doctor"
     path.write_text(
@@ -259,7 +259,7 @@ def test_nodes_over_ssh(sshd: list[str], tmp_path: Path) -> None:
 def test_nodes_behind_a_gateway(
     sshd: list[str], tmp_path: Path, third: str, deadline: str, state: str
 ) -> None:
-    """ClusterShell's tree: nodes are reached by ssh from the gateway, which is reached by ssh from here."""
+    """ClusterShell's tree: from here, ssh reaches only the gateway; from the gateway, the nodes."""
     here = socket.gethostname().partition(".")[0]
     (tmp_path / "topology.conf").write_text(f"[routes]\n{here}: gateway\ngateway: n[1-3]\n")
     gateway, used = tmp_path / "python3", tmp_path / "used"
@@ -279,7 +279,7 @@ def test_nodes_behind_a_gateway(
     assert silent["state"] == state
 
 
-def test_an_unreachable_node_is_told_as_such(sshd: list[str], tmp_path: Path) -> None:
+def test_unreachable_node_is_reported_as_such(sshd: list[str], tmp_path: Path) -> None:
     options = [word for option in sshd for word in ("--launch-option", option)]
     options = ["1" if word == sshd[1] else word for word in options]
     command = fleet(tmp_path / "out", "--via", "ssh", "-w", "n1", "--tool", str(tool(tmp_path)), *options)

@@ -1,4 +1,4 @@
-"""Memory shared by fabric handle between two nodes of a real Slurm, over the simulated fabric of both."""
+"""Memory shared by fabric handle between two nodes of a real Slurm, over their simulated fabric."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ expect: {exit: 12, findings: []}
     [("", "PASS", "right"), (STALE, "FAIL", "wrong-data")],
     ids=["healthy", "stale"],
 )
-def test_fabric_handles_go_between_two_nodes(
+def test_fabric_handles_work_between_two_nodes(
     slurm: Callable[..., Cluster], tmp_path: Path, fault: str, status: str, key: str
 ) -> None:
     cluster, node = slurm(nodes=2), "healthy-imex"

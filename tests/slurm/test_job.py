@@ -1,4 +1,4 @@
-"""A job that hangs on two nodes of a real Slurm, seen by `gpuipc-doctor job --slurm`."""
+"""A job that hangs on two nodes of a real Slurm, examined by `gpuipc-doctor job --slurm`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DOCTOR = (sys.executable, "-m", "gpuipc_doctor", "job")
 
 @pytest.fixture
 def rank_of_nobody() -> Iterator[int]:
-    """The pid of a rank of a user who has no other one."""
+    """The pid of a rank of user ``nobody``, who has no other rank."""
     ranked = {**os.environ, "PMI_RANK": "0", "PMI_SIZE": "1"}
     with subprocess.Popen(["sleep", "600"], env=ranked, user="nobody") as rank:
         yield rank.pid
@@ -35,7 +35,7 @@ def rank_of_nobody() -> Iterator[int]:
 
 
 @pytest.mark.full
-def test_job_is_looked_at_over_ssh(sshd: list[str], rank_of_nobody: int) -> None:
+def test_job_is_examined_over_ssh(sshd: list[str], rank_of_nobody: int) -> None:
     options = [word for option in sshd for word in ("--launch-option", option)]
     command = [*DOCTOR, "--user", "nobody", "-w", "n1", "--via", "ssh", "--json", *options]
     ended = subprocess.run(command, capture_output=True, text=True)
@@ -48,8 +48,8 @@ def test_job_is_looked_at_over_ssh(sshd: list[str], rank_of_nobody: int) -> None
 
 
 @pytest.mark.full
-def test_job_is_looked_at_by_flux_run(tmp_path: Path, rank_of_nobody: int) -> None:
-    """Over a stand-in that runs what is behind Flux's own options: Flux itself was not tried."""
+def test_job_is_examined_by_flux_run(tmp_path: Path, rank_of_nobody: int) -> None:
+    """With a stand-in that runs the command after Flux's own options; Flux itself was not tested."""
     flux = tmp_path / "flux"
     start = "at = sys.argv.index(sys.executable); os.execv(sys.executable, sys.argv[at:])"
     flux.write_text(f"#!{sys.executable}\nimport os, sys\n{start}\n")

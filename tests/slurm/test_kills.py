@@ -1,4 +1,4 @@
-"""What dies or hangs on a node, or here, in the middle of `fleet check`: by Slurm and over ssh."""
+"""Failures of a node, or of the command, in the middle of `fleet check`: by Slurm and over ssh."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from tests.waiting import LIMIT_S
 pytestmark = [pytest.mark.slurm, pytest.mark.cuda]
 
 NEWER = "import gpuipc_doctor.fleet.summary as s; s.SCHEMA = 'gpuipc-doctor/node/2'"
-"""Makes of this version one that sends other summaries."""
+"""Code that turns this version into one that sends other summaries."""
 
 OLDER = """import gpuipc_doctor.cli.check as check
 check.command.params = [one for one in check.command.params if one.name != "summary"]
 """
-"""And one from before there were any."""
+"""Code that turns this version into one without summaries."""
 
 
 def version(directory: Path, name: str, change: str) -> Path:
-    """The tool, in another version."""
+    """The tool in another version, made by ``change``."""
     path = directory / name
     path.write_text(f"{change}\nfrom gpuipc_doctor.__main__ import main\nmain()\n")
     return path
@@ -45,12 +45,12 @@ def three_nodes(shared_slurm: Slurm) -> Cluster:
 
 @pytest.fixture
 def three(three_nodes: Cluster) -> Iterator[Cluster]:
-    """Three nodes, which are idle again when the test is over."""
+    """Three nodes, which are idle again at the end of the test."""
     yield three_nodes
     three_nodes.rest()
 
 
-def test_another_version_on_a_node_is_reported_as_that(three: Cluster, tmp_path: Path) -> None:
+def test_other_version_on_a_node_is_reported_as_such(three: Cluster, tmp_path: Path) -> None:
     others = {"n2": version(tmp_path, "newer.py", NEWER), "n3": version(tmp_path, "older.py", OLDER)}
     special = "\n    ".join(
         f'{node}) exec {sys.executable} {path} "$@" --simulate healthy-single ;;'
@@ -72,7 +72,7 @@ def test_another_version_on_a_node_is_reported_as_that(three: Cluster, tmp_path:
     ("profile", "call"),
     [("hang-ipc-open", "cuIpcOpenMemHandle"), pytest.param("hang-init", "cuInit", marks=pytest.mark.full)],
 )
-def test_a_driver_that_hangs_on_a_node_is_its_failure(
+def test_hanging_driver_of_a_node_is_that_nodes_failure(
     three: Cluster, tmp_path: Path, profile: str, call: str
 ) -> None:
     path = tool(tmp_path, f"n2) profile={profile} ;;")
@@ -89,7 +89,7 @@ def test_a_driver_that_hangs_on_a_node_is_its_failure(
 
 @pytest.fixture
 def silent_port() -> Iterator[int]:
-    """Of a host that takes a connection and never says a word."""
+    """Port of a server that accepts connections and never sends anything."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield listening.getsockname()[1]
 
@@ -106,14 +106,14 @@ def over_ssh(tmp_path: Path, sshd: list[str], first: str, *options: str) -> list
 
 
 def with_nodes(tmp_path: Path) -> dict[str, str]:
-    """The environment in which `ssh` says which node it was asked for."""
+    """The environment in which a wrapper of `ssh` sets the name of the requested node."""
     return {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
 
 
-def test_nodes_that_never_answer_over_ssh_cost_their_own_answers(
+def test_nodes_that_never_answer_over_ssh_cost_only_their_own_answers(
     sshd: list[str], tmp_path: Path, silent_port: int
 ) -> None:
-    """One takes the connection and says nothing; on the other the login hangs."""
+    """One node accepts the connection and sends nothing; on the other the login hangs."""
     wrapper = tmp_path / "ssh"
     lines = wrapper.read_text().splitlines()
     lines.insert(-1, f'[ "$FLEET_NODE" != n2 ] || set -- -p {silent_port} "$@"')
@@ -127,7 +127,7 @@ def test_nodes_that_never_answer_over_ssh_cost_their_own_answers(
     kills.check("sshd of n2 says nothing; the login on n3 hangs", "from the start", tmp_path / "out", 11)
 
 
-def test_a_tool_killed_on_a_node_over_ssh_costs_its_own_answer(sshd: list[str], tmp_path: Path) -> None:
+def test_tool_killed_on_a_node_over_ssh_costs_only_its_own_answer(sshd: list[str], tmp_path: Path) -> None:
     command = over_ssh(tmp_path, sshd, '[ "$FLEET_NODE" != n2 ] || kill -9 $$')
     ended = subprocess.run(command, env=with_nodes(tmp_path), capture_output=True, text=True, timeout=LIMIT_S)
     assert ended.returncode == 11, ended
@@ -136,9 +136,7 @@ def test_a_tool_killed_on_a_node_over_ssh_costs_its_own_answer(sshd: list[str], 
     kills.check("the tool on n2, by `kill -9`, over ssh", "while it checks", tmp_path / "out", 11)
 
 
-def test_a_kill_of_the_command_over_ssh_leaves_nothing_running_and_resumes(
-    sshd: list[str], tmp_path: Path
-) -> None:
+def test_command_killed_over_ssh_leaves_nothing_running_and_resumes(sshd: list[str], tmp_path: Path) -> None:
     wait = f'echo $$ >> {tmp_path}/pids; [ "$FLEET_NODE" = n1 ] || [ -e {tmp_path}/go ] || exec sleep 4711'
     command = over_ssh(tmp_path, sshd, wait, "--deadline", "6")
     with subprocess.Popen(command, env=with_nodes(tmp_path)) as running:

@@ -1,4 +1,4 @@
-"""Ranks that a real srun starts, on one node and on two: found, blamed, and none left behind."""
+"""Ranks that a real srun starts, on one node and on two, are found and blamed, and none is left behind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PREFIXES = Path(os.environ.get("GPUIPC_TEST_MPI", "/nowhere"))
 LIBRARIES = {
     "mpich43": "libmpi.so.12",
     "mpich50": "libmpi.so.12",
-    "openmpi": "libmpi.so.40",  # by PMIx where Slurm can load it, else by its own launcher
+    "openmpi": "libmpi.so.40",  # by PMIx if Slurm can load it, else by its own launcher
     "impi": "libmpi.so.12",  # by its own launcher
 }
 
@@ -53,18 +53,18 @@ def findings(
         if result["check"] == check
     ]
     for finding in found:
-        if finding["key"] == "out-of-line":  # a latency is a busy machine's here, and the messages are right
+        if finding["key"] == "out-of-line":  # a slow latency only means that this machine is busy
             finding |= {"status": "PASS"}
     return found
 
 
 def assert_nothing_is_left(cluster: Cluster) -> None:
-    """Slurm tears a step down a moment after its end."""
+    """Wait until no process of the job is left; Slurm removes a step shortly after it ends."""
     until("nothing is left of the ranks", lambda: not cluster.left())
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_messages_go_between_two_nodes(slurm: Slurm, library: str) -> None:
+def test_messages_arrive_between_two_nodes(slurm: Slurm, library: str) -> None:
     cluster = slurm(nodes=2)
     options = ("--nodes", "2", "--keep-logs", str(cluster.directory / "logs"))
     ended = cluster.run("salloc", "-N2", *check("healthy-single", *options, library=library))
@@ -82,7 +82,7 @@ def test_messages_go_between_two_nodes(slurm: Slurm, library: str) -> None:
     ("node", "ending"),
     [
         ("mpi-crash-256", "ended the process by SIGABRT"),
-        pytest.param("mpi-hang-16", "hung (2 s)", marks=pytest.mark.full),  # see the next
+        pytest.param("mpi-hang-16", "hung (2 s)", marks=pytest.mark.full),  # see the next test
     ],
 )
 def test_ranks_of_srun_that_fail_are_blamed_and_leave_nothing(slurm: Slurm, node: str, ending: str) -> None:
@@ -98,7 +98,7 @@ def test_ranks_of_srun_that_fail_are_blamed_and_leave_nothing(slurm: Slurm, node
     assert_nothing_is_left(cluster)
 
 
-def test_a_hang_between_nodes_is_blamed_and_leaves_nothing(slurm: Slurm) -> None:
+def test_hang_between_nodes_is_blamed_and_leaves_nothing(slurm: Slurm) -> None:
     cluster = slurm(nodes=2)
     command = check("mpi-hang-finalize", "--nodes", "2", "--deadline", "2", "--config", SMALL_MESSAGES)
     ended = cluster.run("salloc", "-N2", *command)
@@ -108,11 +108,11 @@ def test_a_hang_between_nodes_is_blamed_and_leaves_nothing(slurm: Slurm) -> None
     assert_nothing_is_left(cluster)
 
 
-def test_a_doctor_that_is_killed_leaves_no_ranks(slurm: Slurm) -> None:
-    """Before the job ends, when Slurm would end them anyway."""
+def test_killed_doctor_leaves_no_ranks(slurm: Slurm) -> None:
+    """The ranks end before the job does, when Slurm would kill them anyway."""
     cluster = slurm(nodes=2)
     doctor = shlex.join(check("mpi-hang-16", "--nodes", "2", "--deadline", "60"))
-    ranks = "pgrep -fc '[g]puipc_doctor.worker.*rank'"  # which does not find itself
+    ranks = "pgrep -fc '[g]puipc_doctor.worker.*rank'"  # a pattern that does not match itself
     script = (
         f"{doctor} & until test $({ranks}) -ge 2; do sleep 0.1; done; kill -9 $!; "
         f"until test $({ranks}) -eq 0; do sleep 0.1; done; echo none is left"
@@ -122,7 +122,7 @@ def test_a_doctor_that_is_killed_leaves_no_ranks(slurm: Slurm) -> None:
     assert_nothing_is_left(cluster)
 
 
-def test_a_directory_that_the_other_node_does_not_see_is_named(slurm: Slurm, tmp_path: Path) -> None:
+def test_directory_missing_on_the_other_node_is_reported(slurm: Slurm, tmp_path: Path) -> None:
     cluster = slurm(nodes=2)
     logs = cluster.directory / "logs"
     hide = cluster.directory / "hide.sh"
@@ -143,7 +143,7 @@ exec unshare -m sh -c 'mount -t tmpfs none {logs} && exec "$@"' sh "$@"
     assert "name one with --keep-logs" in between["summary"]
 
 
-def test_ranks_that_srun_does_not_tell_of_each_other_are_explained(slurm: Slurm) -> None:
+def test_ranks_that_srun_does_not_connect_are_explained(slurm: Slurm) -> None:
     cluster = slurm()
     ended = cluster.run("salloc", "-n2", *check("healthy-single"), env={"SLURM_MPI_TYPE": "none"})
     (finding,) = findings(ended, "mpi-start")
@@ -153,14 +153,14 @@ def test_ranks_that_srun_does_not_tell_of_each_other_are_explained(slurm: Slurm)
 
 
 def places_apart(cluster: Cluster) -> None:
-    """Have Open MPI's daemons keep their files apart; these nodes have one name and one ``/tmp``."""
+    """Make Open MPI's daemons keep their files apart: these nodes have the same name and ``/tmp``."""
     prolog = cluster.directory / "task-prolog"
     place = f"{cluster.directory}/$SLURMD_NODENAME"
     prolog.write_text(f"#!/bin/sh\nmkdir -p {place}\necho export PRTE_MCA_prte_tmpdir_base={place}\n")
     prolog.chmod(0o755)
 
 
-def test_without_the_library_of_pmix_ranks_start_all_the_same_and_the_package_is_named(slurm: Slurm) -> None:
+def test_ranks_start_without_the_pmix_library_and_its_package_is_named(slurm: Slurm) -> None:
     cluster = slurm(nodes=2, TaskProlog="{directory}/task-prolog", prepare=places_apart)
     for file in Path("/usr").glob("lib*/**/libpmix.so*"):
         if not file.is_symlink():
@@ -176,14 +176,14 @@ def test_without_the_library_of_pmix_ranks_start_all_the_same_and_the_package_is
     assert_nothing_is_left(cluster)
 
 
-def test_a_doctor_that_is_a_rank_itself_starts_ranks_of_its_own(slurm: Slurm) -> None:
+def test_doctor_that_is_a_rank_starts_its_own_ranks(slurm: Slurm) -> None:
     cluster = slurm()
     ended = cluster.run("srun", "--mpi=pmi2", "-n1", *check("healthy-single"))
     (finding,) = findings(ended)
     assert finding["status"] == "PASS", finding
 
 
-def test_two_nodes_that_are_not_there_are_an_error_and_the_one_is_tested(slurm: Slurm) -> None:
+def test_missing_second_node_is_an_error_and_the_first_is_tested(slurm: Slurm) -> None:
     cluster = slurm()
     ended = cluster.run("salloc", "-N1", *check("healthy-single", "--nodes", "2"))
     assert [finding["status"] for finding in findings(ended)] == ["PASS"]
@@ -192,8 +192,8 @@ def test_two_nodes_that_are_not_there_are_an_error_and_the_one_is_tested(slurm: 
     assert ended.returncode == 11
 
 
-def test_a_name_that_a_launcher_hands_on_is_not_taken_for_the_nodes_own(slurm: Slurm) -> None:
-    """As in a batch script: Hydra gives every rank the environment of where it was called."""
+def test_node_name_inherited_from_the_launcher_is_not_used(slurm: Slurm) -> None:
+    """As in a batch script: Hydra passes the environment of its caller to every rank."""
     cluster = slurm(nodes=2)
     options = ("--nodes", "2", "--keep-logs", str(cluster.directory / "logs"))
     handed_on = {"SLURMD_NODENAME": "n1"}

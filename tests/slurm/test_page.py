@@ -1,4 +1,4 @@
-"""The way of docs/slurm.md from `pip install` to a drained node, followed line by line under a real Slurm."""
+"""The steps of docs/slurm.md, from `pip install` to a drained node, under a real Slurm."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def section() -> str:
 
 
 def give_it_a_root_of_its_own(cluster: Cluster) -> None:
-    """Let what the commands write to /etc, /opt and /var/log stay in the cluster."""
+    """Give the cluster its own /etc, /opt and /var/log, because the commands write there."""
     own = cluster.directory / "root"
     shutil.copytree("/etc", own / "etc", symlinks=True)
     for name in ("opt", "log", "etc/slurm"):
@@ -45,7 +45,7 @@ def give_it_a_root_of_its_own(cluster: Cluster) -> None:
 
 
 def of_us(screen: str) -> str:
-    """A screen without what srun makes of a job that is refused: that depends on what it hears first."""
+    """The screen without srun's messages about a refused job, which vary."""
     return re.sub(r"^srun: (error|Force Terminated|Job step aborted).*\n", "", screen, flags=re.MULTILINE)
 
 
@@ -57,9 +57,7 @@ def source(tmp_path: Path) -> Path:
     return copy
 
 
-def test_the_page_leads_from_pip_install_to_a_drained_node(
-    slurm: Callable[..., Cluster], source: Path
-) -> None:
+def test_page_leads_from_pip_install_to_a_drained_node(slurm: Callable[..., Cluster], source: Path) -> None:
     cluster = slurm()
     give_it_a_root_of_its_own(cluster)
 
@@ -70,7 +68,7 @@ def test_the_page_leads_from_pip_install_to_a_drained_node(
     config, settings = FILE.findall(section())
     shadow, real = SCREEN.findall(section())
 
-    # This version instead of the one on PyPI, CuPy's 100 MB less, and not compiled what is never imported.
+    # This version instead of PyPI's, without CuPy's 100 MB, and without compiling unused modules.
     instead = f"--no-compile {source} 'cuda-bindings==12.9.*'"
     for line in install.splitlines():
         do(line.replace("'.[cuda12]'", instead))
@@ -81,7 +79,7 @@ def test_the_page_leads_from_pip_install_to_a_drained_node(
     do("sed -i 's/^prolog:/budget_s: {prolog: 30}\\n&/' /etc/gpuipc-doctor/site.yaml")  # a busy machine
 
     def typed(line: str) -> str:
-        if line.startswith("sinfo"):  # not sooner than somebody could type it
+        if line.startswith("sinfo"):  # not earlier than a person could type it
             cluster.await_node("n1", "drained")
         return f"$ {line}\n{do(f'{line} 2>&1 || true')}"
 

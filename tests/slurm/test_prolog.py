@@ -1,4 +1,4 @@
-"""What `config hooks slurm` writes, as Prolog, Epilog and HealthCheckProgram of a real Slurm."""
+"""The files written by `config hooks slurm`, as Prolog, Epilog and HealthCheckProgram of a real Slurm."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Site = Callable[..., Cluster]
 
 
 def install(cluster: Cluster, node: str, profile: str, budget_s: int = 20, **prolog: object) -> None:
-    """Make a node the one that a profile simulates, and give it a site config and the hook."""
+    """Make a node one that a profile simulates, and install a site config and the hook for it."""
     policy = {"on_fail": "drain", "on_error": "log", "on_budget": "log", "on_unkillable": "drain"}
     section = {**policy, "log": "log.jsonl", "state_dir": "state", "simulate": profile, **prolog}
     place = cluster.directory / node
@@ -36,13 +36,13 @@ def install(cluster: Cluster, node: str, profile: str, budget_s: int = 20, **pro
 
 
 def logged(cluster: Cluster, node: str) -> list[dict[str, Any]]:
-    """What the prologs on a node have written down, the last one last."""
+    """The log entries of the prologs on a node, oldest first."""
     return [json.loads(line) for line in (cluster.directory / node / "log.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture
 def site(slurm: Callable[..., Cluster]) -> Site:
-    """``site(profile, …, on_fail="log")`` is a cluster whose nodes are those that the profiles simulate."""
+    """``site(profile, …, on_fail="log")`` starts a cluster with one node for each profile."""
 
     def up(*profiles: str, hooks: tuple[str, ...] = ("Prolog",), gpus: int = 0, **options: object) -> Cluster:
         settings = {key: options.pop(key) for key in list(options) if not key[0].islower()}
@@ -50,7 +50,7 @@ def site(slurm: Callable[..., Cluster]) -> Site:
         def prepare(cluster: Cluster) -> None:
             for node, profile in zip(cluster.nodes, profiles, strict=True):
                 install(cluster, node, profile, **options)
-            hook = cluster.directory / "hook"  # the nodes have one slurm.conf and are one machine
+            hook = cluster.directory / "hook"  # the nodes share one slurm.conf and one machine
             hook.write_text(f'#!/bin/sh\nexec "{cluster.directory}/$SLURMD_NODENAME/gpuipc-doctor-slurm"\n')
             hook.chmod(0o755)
 
@@ -61,18 +61,17 @@ def site(slurm: Callable[..., Cluster]) -> Site:
 
 
 def srun(cluster: Cluster, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run a job, whose output tells whether it ran. srun's exit code does not: where Slurm cancels a job
-    before its step is launched, srun says so, and exits now with 1 and now with 0.
-    """
+    """Run a job that prints a line, which shows whether it ran. The exit code does not: if Slurm cancels the
+    job before its step starts, srun exits with 0 or 1."""
     return cluster.run("srun", *options, "echo", "the job ran")
 
 
 def assert_nothing_is_left(cluster: Cluster) -> None:
-    """Of the hook and of what it started; Slurm's own step may still be ending."""
+    """Assert that no process of the hook is left; Slurm's own step may still be ending."""
     assert [words for words in cluster.left() if not words.startswith("slurmstepd: [")] == []
 
 
-def test_on_a_healthy_node_the_job_runs_and_nothing_is_left(site: Site) -> None:
+def test_job_runs_on_a_healthy_node_and_nothing_is_left(site: Site) -> None:
     cluster = site(HEALTHY)
     assert srun(cluster).stdout == "the job ran\n"
     assert f"gpuipc-doctor: SIMULATED ({HEALTHY}) PASS" in cluster.log("n1")
@@ -80,14 +79,14 @@ def test_on_a_healthy_node_the_job_runs_and_nothing_is_left(site: Site) -> None:
     assert_nothing_is_left(cluster)
 
 
-def test_a_faulty_node_is_drained_with_our_reason_and_the_job_goes_elsewhere(site: Site) -> None:
+def test_faulty_node_is_drained_with_our_reason_and_the_job_runs_elsewhere(site: Site) -> None:
     cluster = site(FAULTY, HEALTHY)
     output = f"--output={cluster.directory}/out"
     job = cluster.ask("sbatch", "--parsable", "--wrap=echo $SLURMD_NODENAME", output).strip()
     assert cluster.await_node("n1", "drained").startswith(REASON)
     until("it is in the queue again", lambda: cluster.job(job)["JobState"] == "PENDING")
     assert (cluster.job(job)["Restarts"], cluster.job(job)["Reason"]) == ("1", "launch_failed_requeued_held")
-    # Slurm lets a job that it has put back wait for two minutes.
+    # Slurm delays a requeued job by two minutes.
     cluster.ask("scontrol", "update", f"jobid={job}", "starttime=now")
     cluster.ask("scontrol", "release", job)
     until("it has run", lambda: cluster.job(job)["JobState"] == "COMPLETED")
@@ -96,14 +95,14 @@ def test_a_faulty_node_is_drained_with_our_reason_and_the_job_goes_elsewhere(sit
     assert_nothing_is_left(cluster)
 
 
-def test_one_faulty_node_of_two_gives_the_whole_job_back(site: Site) -> None:
+def test_one_faulty_node_of_two_requeues_the_whole_job(site: Site) -> None:
     cluster = site(HEALTHY, FAULTY)
     assert srun(cluster, "-N2").stdout == ""
     assert cluster.await_node("n2", "drained").startswith(REASON)
     assert "drain" not in cluster.node("n1")[0]
 
 
-def test_a_driver_that_hangs_costs_no_more_than_the_budget(site: Site) -> None:
+def test_hanging_driver_costs_no_more_than_the_budget(site: Site) -> None:
     cluster = site(HANGING, budget_s=4)
     assert srun(cluster).stdout == "the job ran\n"
     assert "cuInit" in cluster.log("n1")
@@ -118,7 +117,7 @@ def test_a_driver_that_hangs_costs_no_more_than_the_budget(site: Site) -> None:
         ({"deadline_s": 1}, "FAIL"),
     ],
 )
-def test_a_driver_that_hangs_drains_the_node_where_the_policy_says_so(
+def test_hanging_driver_drains_the_node_if_the_policy_says_so(
     site: Site, prolog: dict[str, object], words: str
 ) -> None:
     cluster = site(HANGING, budget_s=4, **prolog)
@@ -129,7 +128,7 @@ def test_a_driver_that_hangs_drains_the_node_where_the_policy_says_so(
     assert_nothing_is_left(cluster)
 
 
-def test_a_driver_that_hangs_drains_the_node_at_the_second_job(site: Site) -> None:
+def test_hanging_driver_drains_the_node_at_the_second_job(site: Site) -> None:
     cluster = site(HANGING, budget_s=4, deadline_s=6)
     assert srun(cluster).stdout == "the job ran\n"
     assert srun(cluster).stdout == ""
@@ -139,7 +138,7 @@ def test_a_driver_that_hangs_drains_the_node_at_the_second_job(site: Site) -> No
     assert_nothing_is_left(cluster)
 
 
-def test_in_shadow_mode_the_job_runs_and_the_log_says_what_would_have_been_done(site: Site) -> None:
+def test_shadow_mode_runs_the_job_and_logs_the_action(site: Site) -> None:
     cluster = site(FAULTY, shadow=True)
     assert srun(cluster).stdout == "the job ran\n"
     cluster.await_node("n1", "idle")
@@ -149,7 +148,7 @@ def test_in_shadow_mode_the_job_runs_and_the_log_says_what_would_have_been_done(
     assert "would drain, but shadow mode is on: FAIL ipc-reopen" in entry["line"]
 
 
-def test_what_has_just_passed_is_remembered_until_something_changes(site: Site) -> None:
+def test_pass_is_remembered_until_something_changes(site: Site) -> None:
     cluster = site(HEALTHY, fresh_for_s=600)
     for _ in range(2):
         assert srun(cluster).stdout == "the job ran\n"
@@ -163,8 +162,8 @@ def test_what_has_just_passed_is_remembered_until_something_changes(site: Site) 
     assert cluster.await_node("n1", "drained").startswith(REASON)
 
 
-def test_a_job_has_only_its_own_gpus_tested(site: Site, tmp_path: Path) -> None:
-    """GPU 1 is broken: whoever gets GPU 0 may run."""
+def test_only_the_jobs_gpus_are_tested(site: Site, tmp_path: Path) -> None:
+    """GPU 1 is broken; jobs on GPU 0 may run."""
     broken = tmp_path / "broken.yaml"
     broken.write_text(
         "description: Two GPUs, of which the second does not open handles.\nextends: healthy-cuda\n"
@@ -182,7 +181,7 @@ def test_a_job_has_only_its_own_gpus_tested(site: Site, tmp_path: Path) -> None:
     assert tested == [{"cuda:0"}, {"cuda:0", "cuda:1"}]
 
 
-def test_for_a_job_without_gpus_all_of_the_node_are_tested(site: Site) -> None:
+def test_all_gpus_are_tested_for_a_job_without_gpus(site: Site) -> None:
     cluster = site(HEALTHY, gpus=2)
     assert srun(cluster).stdout == "the job ran\n"
     (entry,) = logged(cluster, "n1")
@@ -200,8 +199,8 @@ def test_jobs_that_start_at_once_are_each_tested(site: Site) -> None:
     assert all(" PASS " in entry["line"] for entry in entries), entries
 
 
-def test_what_even_the_guard_cannot_end_slurm_does(site: Site) -> None:
-    """Such as a Python that does not start, its file system being gone."""
+def test_slurm_ends_a_prolog_that_does_not_start(site: Site) -> None:
+    """For example, a Python that does not start because its file system is gone."""
     cluster = site(HEALTHY, PrologEpilogTimeout="3")
     hook, sleeps = cluster.directory / "n1/gpuipc-doctor-slurm", cluster.directory / "sleeps"
     sleeps.write_text("#!/bin/sh\nexec sleep 4711\n")
@@ -220,7 +219,7 @@ def test_what_even_the_guard_cannot_end_slurm_does(site: Site) -> None:
         *(pytest.param(part, marks=pytest.mark.full) for part in ("package", "config's syntax")),
     ],
 )
-def test_a_tool_that_is_broken_lets_the_job_run_and_says_so(site: Site, what: str) -> None:
+def test_broken_tool_lets_the_job_run_and_says_so(site: Site, what: str) -> None:
     cluster = site(FAULTY)
     hook, config = cluster.directory / "n1/gpuipc-doctor-slurm", cluster.directory / "n1/site.yaml"
     if what == "python":
@@ -236,19 +235,19 @@ def test_a_tool_that_is_broken_lets_the_job_run_and_says_so(site: Site, what: st
     assert "gpuipc-doctor" in cluster.log("n1")
 
 
-def test_as_epilog_it_drains_the_node_when_the_job_has_ended(site: Site) -> None:
+def test_epilog_drains_the_node_after_the_job(site: Site) -> None:
     cluster = site(FAULTY, hooks=("Epilog",))
     assert srun(cluster).stdout == "the job ran\n"
     assert cluster.await_node("n1", "drained").startswith(REASON)
 
 
-def test_as_health_check_it_drains_a_node_that_has_no_job(site: Site) -> None:
+def test_health_check_drains_a_node_without_a_job(site: Site) -> None:
     cluster = site(FAULTY, HEALTHY, hooks=("HealthCheckProgram",), HealthCheckInterval="2")
     assert cluster.await_node("n1", "drained").startswith(REASON)
     assert cluster.node("n2")[0] == "idle"
 
 
-def test_who_drained_the_node_before_keeps_the_reason(site: Site) -> None:
+def test_existing_drain_reason_is_kept(site: Site) -> None:
     cluster = site(HEALTHY, hooks=("HealthCheckProgram",), HealthCheckInterval="1")
     cluster.ask("scontrol", "update", "nodename=n1", "state=drain", "reason=the fan is broken")
     install(cluster, "n1", FAULTY)

@@ -1,4 +1,4 @@
-"""The tool as one file: on a Python that has nothing of it, sent by Slurm, sent over ssh."""
+"""The tool as one file: on a Python without the package, sent by Slurm, and sent over ssh."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHECKS = ("--", "driver-init", "ipc-handles", "--simulate", "healthy-single", "-
 
 @pytest.fixture(scope="module")
 def pyz(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As `make zipapp` makes it, but for this Python on this machine only."""
+    """The file from `make zipapp`, for this Python and machine only."""
     path = tmp_path_factory.mktemp("ship") / "gpuipc-doctor.pyz"
     python = ".".join(map(str, sys.version_info[:2]))
     only = ("--python", python, "--machine", platform.machine())
@@ -35,7 +35,7 @@ def pyz(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A node's Python: it has the bindings, and no gpuipc-doctor."""
+    """A node's Python: it has the bindings, but no gpuipc-doctor."""
     root = tmp_path_factory.mktemp("node")
     venv.create(root, with_pip=False, symlinks=True)
     [packages] = root.glob("lib/python*/site-packages")
@@ -45,10 +45,10 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "bin/python"
 
 
-def test_it_runs_where_nothing_is_installed_and_leaves_nothing(
+def test_file_runs_without_an_installation_and_leaves_nothing(
     pyz: Path, python: Path, tmp_path: Path
 ) -> None:
-    """There is no home directory to write to, as on many a compute node."""
+    """The home directory is not writable, as on many compute nodes."""
     place, copy = tmp_path / "tmp", tmp_path / "copy.pyz"
     place.mkdir()
     copy.write_bytes(pyz.read_bytes())
@@ -61,7 +61,7 @@ def test_it_runs_where_nothing_is_installed_and_leaves_nothing(
     assert (list(place.iterdir()), copy.exists()) == ([], False)
 
 
-def test_what_a_killed_run_leaves_the_next_removes(pyz: Path, python: Path, tmp_path: Path) -> None:
+def test_next_run_removes_leftovers_of_a_killed_run(pyz: Path, python: Path, tmp_path: Path) -> None:
     place = tmp_path / "tmp"
     place.mkdir(mode=0o700)
     environment = {"PATH": os.defpath, "GPUIPC_DOCTOR_PYTHON": str(python), "TMPDIR": str(place)}
@@ -79,7 +79,7 @@ def test_what_a_killed_run_leaves_the_next_removes(pyz: Path, python: Path, tmp_
     assert (ended.returncode, list(place.iterdir())) == (0, []), ended
 
 
-def test_where_there_is_no_python_it_says_so_in_a_line(tmp_path: Path) -> None:
+def test_missing_python_is_one_line(tmp_path: Path) -> None:
     copy = tmp_path / "copy.pyz"
     copy.write_bytes((REPOSITORY / "ship/header.sh").read_bytes())
     ended = subprocess.run(
@@ -139,10 +139,10 @@ def test_ssh_sends_it(sshd: list[str], pyz: Path, python: Path, tmp_path: Path) 
         ("{}/python", "{}/python is not Python 3.10 or newer (Python 3.9.18); name another one"),
     ],
 )
-def test_a_named_python_that_cannot_be_used_is_reported_and_no_other_is_taken(
+def test_unusable_named_python_is_reported_and_no_other_is_used(
     tmp_path: Path, named: str, says: str
 ) -> None:
-    """A Python 3.9 is a script here that says so and ends like one."""
+    """A script stands for Python 3.9: it prints that version and exits with an error."""
     old = tmp_path / "python"
     old.write_text('#!/bin/sh\n[ "$1" != -V ] || exec echo Python 3.9.18\nexit 1\n')
     old.chmod(0o755)
@@ -155,7 +155,7 @@ def test_a_named_python_that_cannot_be_used_is_reported_and_no_other_is_taken(
     assert not file.exists()
 
 
-def test_the_file_started_by_an_older_python_says_which_it_needs() -> None:
+def test_older_python_gets_a_message_with_the_needed_version() -> None:
     older = "import runpy, sys; sys.version_info = (3, 9, 18); runpy.run_path('ship', run_name='__main__')"
     ended = subprocess.run([sys.executable, "-c", older], cwd=REPOSITORY, capture_output=True, text=True)
     assert (ended.returncode, "needs Python 3.10 or newer" in ended.stderr) == (1, True), ended
