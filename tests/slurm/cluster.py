@@ -1,9 +1,9 @@
 """A real Slurm for one test: munged, slurmctld and one slurmd per node, on loopback, in a private directory.
 
-Its nodes are all this machine; `hostname` says the same on each, ``SLURMD_NODENAME`` does not. All of it,
-and every command that `Cluster.run` starts, lives in a PID namespace of its own, which ends with the cluster:
-what a job or a Prolog leaves behind can be seen while the cluster is up, and is gone afterwards, even if the
-tests are killed. Its shared memory is its own, too: a Prolog that ends with the namespace cleans nothing up.
+All its nodes are this machine; `hostname` prints the same on each, ``SLURMD_NODENAME`` does not. The daemons,
+and every command that `Cluster.run` starts, run in a PID namespace that ends with the cluster: leftovers of a
+job or a Prolog are visible while the cluster runs, and gone afterwards, even if the tests are killed. Its
+shared memory is also private, so a Prolog that ends with the namespace leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -78,12 +78,12 @@ AccountingStorageEnforce=associations,limits,qos
 
 
 class Cluster:
-    """A cluster of ``nodes`` nodes, n1, n2, …, each with ``gpus`` GPUs to hand out.
+    """A cluster of ``nodes`` nodes, n1, n2, …, each with ``gpus`` GPUs to allocate.
 
     Its nodes are idle on entry, and it is gone on exit. ``settings`` are lines of slurm.conf, such as
-    ``Prolog="{directory}/prolog"``, in the directory of the cluster. The device files of the GPUs are made
-    up, and all nodes have the same ones. ``accounting``: with a slurmdbd and a database of its own, in which
-    root has the account `site` and the QOS `normal`; see `limit`.
+    ``Prolog="{directory}/prolog"``, in the directory of the cluster. The GPUs' device files are dummies,
+    shared by all nodes. ``accounting``: with its own slurmdbd and database, in which root has the account
+    `site` and the QOS `normal`; see `limit`.
     """
 
     def __init__(
@@ -94,8 +94,8 @@ class Cluster:
         self.environment = {**os.environ, "PATH": _path(), "SLURM_CONF": str(directory / "slurm.conf")}
         self._accounting = accounting
         self._write_files(gpus, settings)
-        # Its init ignores ended children, so that they do not stay behind as zombies, and ends, with all
-        # that is in the namespace, when its standard input does.
+        # Its init ignores ended children, so that no zombies remain. It ends, together with the namespace,
+        # when its standard input is closed.
         inside = "mount -t tmpfs shm /dev/shm; hostname localhost; exec env --ignore-signal=CHLD cat"
         self._namespace = subprocess.Popen(
             ["unshare", "--fork", "--pid", "--mount-proc", "--uts", "sh", "-c", inside],
@@ -116,7 +116,7 @@ class Cluster:
         self.stop()
 
     def stop(self) -> None:
-        """End every process of the cluster, however it resists."""
+        """Kill every process of the cluster."""
         self._namespace.communicate()
         for daemon in self._daemons.values():
             daemon.wait()
@@ -138,7 +138,7 @@ class Cluster:
         )
 
     def ask(self, *command: str, timeout_s: float = LIMIT_S) -> str:
-        """What a command that must succeed prints."""
+        """The output of a command that must succeed."""
         ended = self.run(*command, timeout_s=timeout_s)
         assert ended.returncode == 0, ended
         return ended.stdout
@@ -153,11 +153,11 @@ class Cluster:
         self.ask("sacctmgr", "--immediate", "modify", *of.split(), "set", *limits)
 
     def rest(self) -> None:
-        """Wait until the cluster is as at its start: no job, no process beside Slurm, each node idle."""
+        """Wait until the cluster is as at its start: no job, no process except Slurm's, each node idle."""
         until("no job is left", lambda: self.ask("squeue", "-h") == "")
         until("no step is left", lambda: not self.left())
         idle = re.compile(r"State=IDLE\*?\s")
-        for name in self.nodes:  # sinfo may go on with "mixed" after the last job until the next one begins
+        for name in self.nodes:  # sinfo may show "mixed" after the last job until the next one begins
             until(f"{name} idle", lambda name=name: idle.search(self.ask("scontrol", "show", "node", name)))
 
     def job(self, number: str) -> dict[str, str]:
@@ -171,22 +171,22 @@ class Cluster:
         return self.node(name)[1]
 
     def processes(self) -> Iterator[str]:
-        """The command line of every process of this cluster that has not ended."""
+        """The command lines of all running processes of this cluster."""
         for entry in Path("/proc").iterdir():
             try:
                 if entry.name.isdigit() and (entry / "ns/pid").readlink() == self._pid_namespace:
                     words = (entry / "cmdline").read_bytes().split(b"\0")
                     yield b" ".join(words).decode(errors="replace").strip()
             except OSError:
-                continue  # it has just ended
+                continue  # the process has just ended
 
     def left(self) -> list[str]:
-        """The command lines of what is there beside Slurm itself."""
+        """Command lines of processes in the cluster other than Slurm's."""
         mine = ("cat", "munged ", "slurmctld ", ": slurmscriptd", "slurmd ", "slurmdbd ", "mariadbd ")
         return [words for words in self.processes() if not words.startswith(mine)]
 
     def log(self, daemon: str) -> str:
-        """What a daemon (``slurmctld``, ``n1``, …) has logged."""
+        """The log of a daemon (``slurmctld``, ``n1``, …)."""
         return (self.directory / f"{daemon}.log").read_text(errors="replace")
 
     def logs(self) -> str:
@@ -205,7 +205,7 @@ class Cluster:
         if gpus:
             lines.append("GresTypes=gpu\n")
             gres = f" Gres=gpu:{gpus}"
-            for index in range(gpus):  # Slurm insists on device files; these are what /dev/null is
+            for index in range(gpus):  # Slurm requires device files; these are copies of /dev/null
                 os.mknod(self.directory / f"gpu{index}", stat.S_IFCHR | 0o666, os.makedev(1, 3))
             files = f"{self.directory}/gpu[0-{gpus - 1}]"
             (self.directory / "gres.conf").write_text(f"Name=gpu File={files}\n")
@@ -244,7 +244,7 @@ class Cluster:
             until(f"{name} up", lambda name=name: self.node(name)[0] in ("idle", "drained"))
 
     def _start_accounting(self) -> None:
-        """A database and slurmdbd; root has one account."""
+        """Start a database and slurmdbd; root has one account."""
         data = self.directory / "database"
         install = (
             "mariadb-install-db",
@@ -281,19 +281,19 @@ class Cluster:
             )
 
     def _inside(self, command: tuple[str | Path, ...]) -> list[str]:
-        """The command in the namespace of the cluster, and ended there if who waits for it is."""
+        """The command line that runs ``command`` in the cluster's namespaces; killed with its parent."""
         of = self._namespace.pid
         enter = ["nsenter", f"--target={of}", f"--pid=/proc/{of}/ns/pid_for_children", "--mount", "--uts"]
         return [*enter, "setpriv", "--pdeathsig=KILL", "env", f"--chdir={Path.cwd()}", *map(str, command)]
 
 
 def _path() -> str:
-    """PATH, and where the daemons are, which is not in everybody's."""
+    """PATH with the directories of the daemons added."""
     return f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin:/sbin"
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, below those that the kernel gives to whoever asks for any."""
+    """Unused ports below the kernel's range of ephemeral ports."""
     with ExitStack() as stack:
         sockets: list[socket.socket] = []
         while len(sockets) < count:

@@ -29,7 +29,7 @@ def clusters() -> Iterator[Callable[..., Cluster]]:
             directory = Path(tempfile.mkdtemp(prefix="gpuipc-slurm-"))
             stack.callback(shutil.rmtree, directory)
             cluster = Cluster(directory, **options)  # type: ignore[arg-type]
-            stack.callback(lambda: print(cluster.logs()))  # pytest shows it if a test fails
+            stack.callback(lambda: print(cluster.logs()))  # noqa: T201 - pytest shows it if a test fails
             prepare(cluster)
             return stack.enter_context(cluster)
 
