@@ -1,4 +1,4 @@
-"""Run the command as a user does, in a process of its own, and see what it leaves."""
+"""Run the command as a user does, in its own process, and check what it leaves."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from tests.command_stem import STEM
 from tests.waiting import LIMIT_S
 
 SMALL_SHARE = str(Path(__file__).parents[1] / "fixtures/small-share.yaml")
-"""A site config under which checks that move much memory are quick."""
+"""A site config that makes checks with large memory transfers fast."""
 
 SMALL_MESSAGES = str(Path(__file__).parents[1] / "fixtures/small-messages.yaml")
-"""One under which no message takes as long as a short deadline."""
+"""A site config with which no message takes as long as a short deadline."""
 
 FEW_MESSAGES = str(Path(__file__).parents[1] / "fixtures/few-messages.yaml")
-"""One with both, a small share of memory and few sizes of messages."""
+"""A site config with both: a small share of memory and few message sizes."""
 
 RESTING = {
     "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1",  # MPICH
     "OMPI_MCA_mpi_yield_when_idle": "1",
     "OMPI_MCA_threads_pthreads_yield_strategy": "nanosleep",
-    "I_MPI_THREAD_YIELD": "3",  # Intel MPI: sleep, for so many microseconds, after one look
+    "I_MPI_THREAD_YIELD": "3",  # Intel MPI: after one poll, sleep for this many microseconds
     "I_MPI_THREAD_SLEEP": "100",
     "I_MPI_SPIN_COUNT": "1",
-    "I_MPI_FABRICS": "shm",  # it polls a network, too, where there may be one
+    "I_MPI_FABRICS": "shm",  # otherwise it also polls a network if there is one
 }
-"""What has a rank that waits leave the processor, by each library's own switches."""
+"""Each library's variables that make a waiting rank release the processor."""
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -49,15 +49,15 @@ def end_of_the_stem() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def doctor() -> Command:
-    """``doctor("check", "--all")`` runs ``gpuipc-doctor check --all`` and returns how it ended.
+    """``doctor("check", "--all")`` runs ``gpuipc-doctor check --all`` and returns the completed process.
 
-    In a fork of `STEM`. What is about the start of a process, signals or ``/proc`` starts one itself.
+    It runs in a fork of `STEM`. Tests of process start, signals or ``/proc`` start the command themselves.
     """
     return partial(STEM.run, "gpuipc_doctor.cli.main", timeout=LIMIT_S)
 
 
 @pytest.fixture
 def resting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks spin while they wait: two processors are then too few for them and for what runs beside them."""
+    """Make waiting ranks sleep: two processors are too few for ranks that spin and other processes."""
     for name, value in RESTING.items():
         monkeypatch.setenv(name, value)

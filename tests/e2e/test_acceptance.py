@@ -1,4 +1,4 @@
-"""docs/acceptance.md, typed line by line: on a simulated node, and over a stand-in for ssh."""
+"""docs/acceptance.md, executed line by line: on a simulated node, and over a stand-in for ssh."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ esac
 
 AS_TYPED = 'exec $doctor "$@" $simulated'
 AS_TYPED_S = 3600.0
-"""`check --all` runs 23 times: 460 s of processor time on a simulated node, four minutes on two idle ones."""
+"""`check --all` runs 23 times: 460 s of processor time on a simulated node, 240 s on two idle processors."""
 
 FEW_CHECKS_ONCE = f"""
         case "$*" in
@@ -52,7 +52,7 @@ exec sh -c "$*"
 
 
 def commands() -> list[tuple[str, list[str]]]:
-    """Each command of the page with the lines that are shown below it."""
+    """Each command of the page, with the lines shown below it."""
     found: list[tuple[str, list[str]]] = []
     for block in re.findall(r"```console\n(.*?)```", PAGE.read_text(), re.DOTALL):
         for line in block.splitlines():
@@ -63,8 +63,8 @@ def commands() -> list[tuple[str, list[str]]]:
     return found
 
 
-def test_nothing_is_shown_that_is_not_typed() -> None:
-    """But the prolog, which `test_the_same_file_is_the_prologs` types."""
+def test_every_shown_command_is_executed() -> None:
+    """Except the prolog's command, which `test_prolog_uses_the_same_file` executes."""
     text = PAGE.read_text()
     assert set(re.findall(r"^```(.+)$", text, re.MULTILINE)) == {"console"}
     typed = [command for command, _ in commands()]
@@ -104,7 +104,7 @@ def test_every_line_of_the_page(tmp_path: Path, check_all: str) -> None:
 
 @pytest.fixture(scope="module")
 def new_config(tmp_path_factory: pytest.TempPathFactory, doctor: Command) -> str:
-    """What `config new` writes on a node with two GPUs."""
+    """The file written by `config new` on a node with two GPUs."""
     path = tmp_path_factory.mktemp("new") / "site.yaml"
     assert doctor("config", "new", "--to", str(path), "--simulate", "healthy-cuda").returncode == 0
     return path.read_text()
@@ -112,7 +112,7 @@ def new_config(tmp_path_factory: pytest.TempPathFactory, doctor: Command) -> str
 
 @pytest.fixture
 def site(tmp_path: Path, new_config: str) -> Path:
-    """That, with the driver's version no longer a comment."""
+    """The new config, with the expected driver version uncommented."""
     path, text = tmp_path / "site.yaml", new_config
     wanted = re.sub(r"^# versions:\n# ( +nvidia-driver: .*)$", r"versions:\n\1", text, flags=re.MULTILINE)
     assert wanted != text
@@ -129,7 +129,7 @@ def site(tmp_path: Path, new_config: str) -> Path:
         ("nvidia-460.32.03", "WARN  known-versions nvidia-driver is 460.32.03"),
     ],
 )
-def test_a_gpu_that_has_gone_and_another_driver_are_told_by_the_file(
+def test_config_detects_a_lost_gpu_and_another_driver(
     doctor: Command, site: Path, node: str, says: str
 ) -> None:
     ended = doctor("check", "driver-init", "known-versions", "--simulate", node, "--config", str(site))
@@ -138,7 +138,7 @@ def test_a_gpu_that_has_gone_and_another_driver_are_told_by_the_file(
 
 
 @pytest.mark.cuda
-def test_the_same_file_is_the_prologs(doctor: Command, site: Path) -> None:
+def test_prolog_uses_the_same_file(doctor: Command, site: Path) -> None:
     policy = "on_fail: drain, on_error: log, on_budget: log, on_unkillable: drain"
     with site.open("a") as file:
         file.write(f"prolog: {{{policy}, simulate: healthy-cuda, state_dir: state, log: log.jsonl}}\n")
@@ -148,7 +148,7 @@ def test_the_same_file_is_the_prologs(doctor: Command, site: Path) -> None:
 
 
 def matches(shown: list[str], printed: str) -> bool:
-    """Whether that was printed; a line ``…`` stands for any lines, and one at an end for the rest of it."""
+    """Whether ``printed`` matches: ``…`` alone matches any lines, at a line's end the rest of the line."""
     parts = [r"(?:.*\n)*?" if line == "…" else f"{re.escape(line).replace('…', '.*')}\n" for line in shown]
     if shown and shown[-1].endswith("…"):
         parts.append(r"(?:.*\n)*")

@@ -1,4 +1,4 @@
-"""Advice fits the node: the vendor of its GPUs, and the libraries that something there can use."""
+"""Remedies fit the node: the vendor of its GPUs, and libraries that an MPI there can use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def node(directory: Path, base: str, versions: str) -> str:
 
 
 def advice(report: dict[str, Any]) -> Iterator[str]:
-    """What the report says to do, in its findings and of its known issues."""
+    """The remedies in the report's findings and known issues."""
     for finding in (result["finding"] for result in report["results"]):
         yield finding["remedy"]
     for join in report["joins"]:
@@ -43,7 +43,7 @@ def advice(report: dict[str, Any]) -> Iterator[str]:
         ("out-of-memory", ("ipc-reopen",), {"out-of-memory"}),
     ],
 )
-def test_no_advice_on_an_amd_node_is_about_nvidia(
+def test_remedies_on_an_amd_node_are_not_about_nvidia(
     doctor: Command, tmp_path: Path, base: str, checks: tuple[str, ...], keys: set[str]
 ) -> None:
     simulated = node(tmp_path, base, BAD_LIBRARIES)
@@ -61,7 +61,7 @@ def test_no_advice_on_an_amd_node_is_about_nvidia(
         ("{libfabric: 1.17.0, mpich: 5.1.0}", True),
     ],
 )
-def test_libfabric_is_warned_of_where_an_mpi_can_load_it(
+def test_libfabric_is_a_warning_if_an_mpi_can_load_it(
     doctor: Command, tmp_path: Path, versions: str, warns: bool
 ) -> None:
     simulated = node(tmp_path, "healthy-single", versions)

@@ -15,13 +15,13 @@ from tests.e2e.conftest import Command, evidence
 
 ARRAYS = Path(__file__).parents[1] / "fixtures" / "arrays"
 CLAIMED = "/opt/arrays"
-"""Where the simulated node says that the libraries are installed; there is nothing, and Python looks on."""
+"""The path of the libraries on the simulated node; it does not exist, and Python searches on."""
 
 CHECKS = ("allocator-growth", "allocator-ipc", "allocator-pressure", "allocator-stream-reuse")
 CUPY, TORCH = ("MemoryPool", "MemoryAsyncPool"), ("PyTorch",)
 ALL = (*CUPY, *TORCH)
 CUPY_ALONE, TORCH_ALONE = "cupy_double-1.0", "torch-1.0"
-"""As the node claims them, for what is the same with each."""
+"""The libraries on the node, for tests with the same result for both."""
 
 pytestmark = pytest.mark.cuda
 
@@ -67,7 +67,7 @@ def check(doctor: Command, tmp_path_factory: pytest.TempPathFactory) -> Callable
 
 
 def told(results: Results) -> dict[str, str]:
-    """By probe, what was found there, with its status."""
+    """Probe → status, summary and evidence."""
     return {
         result["probe"]: " | ".join(
             [result["finding"]["status"], result["finding"]["summary"], *evidence(result["finding"])]
@@ -119,7 +119,7 @@ def test_healthy_allocators_pass(healthy: Results) -> None:
         ("hands out twice", [("pressure", ALL, "blocks lost their data")]),
     ],
 )
-def test_a_fault_of_the_allocator_is_found(
+def test_fault_of_the_allocator_is_found(
     check: Callable[..., Results], fault: str, found: Sequence[tuple[str, Sequence[str], str]]
 ) -> None:
     results = check(*dict.fromkeys(f"allocator-{kind}" for kind, _, _ in found), fault=fault)
@@ -140,15 +140,15 @@ def test_a_fault_of_the_allocator_is_found(
 
 
 @pytest.mark.full
-def test_a_loss_of_one_of_two_runs_is_blamed_on_nobody(check: Callable[..., Results], tmp_path: Path) -> None:
-    """A stranger's memory looks like it. What both runs lose is a FAIL, as the faults above show."""
+def test_loss_in_one_of_two_runs_is_an_error(check: Callable[..., Results], tmp_path: Path) -> None:
+    """Memory of another process would look the same. A loss in both runs is a FAIL, as tested above."""
     results = check("allocator-growth", claims=(TORCH_ALONE,), ARRAYS_FIRST_LEAKS=str(tmp_path / "first"))
     found = told(results)["PyTorch"]
     assert found.startswith("ERROR | only one of two runs lost device memory"), found
     assert "used memory grows by" in found
 
 
-def test_not_even_a_pool_that_never_trims_is_let_take_more_than_the_share(
+def test_pool_that_never_trims_stays_within_the_memory_limit(
     check: Callable[..., Results],
 ) -> None:
     share = 2 << 30
@@ -159,7 +159,7 @@ def test_not_even_a_pool_that_never_trims_is_let_take_more_than_the_share(
             assert share / 4 < max(used["values"]) < 1.1 * share, result["probe"]
 
 
-def test_a_race_that_cannot_be_provoked_proves_nothing(check: Callable[..., Results]) -> None:
+def test_race_that_cannot_be_provoked_proves_nothing(check: Callable[..., Results]) -> None:
     fault = "never hands out again"
     found = told(check("allocator-stream-reuse", fault=fault, claims=(TORCH_ALONE,)))
     assert set(found) == set(TORCH)
@@ -185,7 +185,7 @@ def test_a_race_that_cannot_be_provoked_proves_nothing(check: Callable[..., Resu
     ],
     ids=["wrong data", "kept"],
 )
-def test_a_fault_of_the_driver_in_sharing_is_found(
+def test_fault_of_the_driver_in_sharing_is_found(
     check: Callable[..., Results],
     fault: Mapping[str, str],
     claims: Sequence[str],
@@ -198,7 +198,7 @@ def test_a_fault_of_the_driver_in_sharing_is_found(
         assert says in found[name]
 
 
-def test_memory_that_cannot_be_shared_names_the_setting_and_what_is_seen(
+def test_refused_sharing_is_reported_with_the_setting_and_the_error(
     check: Callable[..., Results],
 ) -> None:
     found = told(check("allocator-ipc", PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True"))
@@ -212,7 +212,7 @@ def test_memory_that_cannot_be_shared_names_the_setting_and_what_is_seen(
         assert "cuIpcGetMemHandle returned CUDA_ERROR_INVALID_VALUE (1)" in found[name]
 
 
-def test_without_an_array_library_it_is_a_skip_that_says_what_to_install(
+def test_missing_array_library_is_a_skip_with_the_package(
     check: Callable[..., Results],
 ) -> None:
     results = check(*CHECKS, claims=())
@@ -223,7 +223,7 @@ def test_without_an_array_library_it_is_a_skip_that_says_what_to_install(
         assert "pip install" in result["finding"]["remedy"]
 
 
-def test_a_library_that_does_not_import_is_an_error_in_one_line(
+def test_library_that_does_not_import_is_a_one_line_error(
     check: Callable[..., Results], tmp_path: Path
 ) -> None:
     (one,) = check("allocator-growth", claims=(TORCH_ALONE,), path=tmp_path)
@@ -232,7 +232,7 @@ def test_a_library_that_does_not_import_is_an_error_in_one_line(
 
 
 @pytest.mark.xdist_group("allocators")
-def test_the_series_is_in_the_report(healthy: Results) -> None:
+def test_series_is_in_the_report(healthy: Results) -> None:
     one = next(
         result for result in healthy if (result["check"], result["probe"]) == ("allocator-growth", "PyTorch")
     )

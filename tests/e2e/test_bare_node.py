@@ -1,4 +1,4 @@
-"""A node that lacks what every program takes for granted: one line, the right exit code, and no hang."""
+"""A node without things that every program expects: one line, the right exit code, and no hang."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ READ_ONLY = (
     "mount -o remount,bind,ro / && for d in /tmp /var/tmp /dev/shm;"
     " do mount --bind $d $d && mount -o remount,bind,ro $d || exit 99; done"
 )
-"""Nothing is hidden: the clone and its virtual environment may lie below one of them."""
+"""No file is hidden: the repository and its virtual environment may be below one of these directories."""
 
 ANOTHER_NAMESPACE = """
 import subprocess, sys
@@ -52,28 +52,28 @@ def run(prelude: str, *command: str, **options: object) -> subprocess.CompletedP
 CHECK = ("-m", "gpuipc_doctor", "check", "ipc-reopen", "--simulate", "healthy-single", "--backend", "cuda")
 
 
-def test_a_proc_that_is_read_only_hinders_nobody() -> None:
+def test_read_only_proc_changes_nothing() -> None:
     ended = run(READ_ONLY_PROC, *CHECK)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(("command", "code"), [("memory", 1), ("prolog", 0)])
-def test_a_proc_of_another_pid_namespace_is_told_in_one_line(command: str, code: int) -> None:
-    """Its numbers are those of other processes, which would be read, and ended."""
+def test_proc_of_another_pid_namespace_is_one_line(command: str, code: int) -> None:
+    """The pids in such a /proc belong to other processes, which must not be read or killed."""
     ended = run("true", "-c", ANOTHER_NAMESPACE, command)
     (line,) = (ended.stdout + ended.stderr).splitlines()
     assert "mounted for another pid namespace" in line
     assert ended.returncode == code
 
 
-def test_a_node_without_dev_null_is_told_in_one_line() -> None:
+def test_missing_dev_null_is_one_line() -> None:
     ended = run(NO_DEV_NULL, *CHECK)
     assert (ended.returncode, ended.stdout) == (1, "")
     (line,) = ended.stderr.splitlines()
     assert line.startswith("gpuipc-doctor: cannot open /dev/null: No such file or directory")
 
 
-def test_a_node_on_which_nothing_can_be_written_is_told_in_one_line() -> None:
+def test_read_only_node_is_one_line() -> None:
     ended = run(READ_ONLY, "-m", "gpuipc_doctor", "check", "ipc-reopen")
     assert (ended.returncode, ended.stdout) == (1, "")
     (line,) = ended.stderr.splitlines()
@@ -81,9 +81,9 @@ def test_a_node_on_which_nothing_can_be_written_is_told_in_one_line() -> None:
 
 
 @pytest.mark.parametrize("processes", [2, 5, 8])
-def test_a_user_who_may_start_next_to_no_process_is_told_so(processes: int) -> None:
-    """In one line, or where it got so far, in the report of a run that has tested nothing."""
-    user = 64000 + processes  # who has no other processes
+def test_process_limit_of_the_user_is_reported(processes: int) -> None:
+    """One line or, if a run begins, a report that has tested nothing."""
+    user = 64000 + processes  # this user has no other processes
     command = [
         *("prlimit", f"--nproc={processes}"),
         *("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"),
@@ -107,7 +107,7 @@ def test_a_user_who_may_start_next_to_no_process_is_told_so(processes: int) -> N
         (NO_DEV_NULL, 0, "No such file or directory: '/dev/null'"),
     ],
 )
-def test_the_prolog_says_its_line(tmp_path: Path, prelude: str, code: int, says: str) -> None:
+def test_prolog_prints_its_line(tmp_path: Path, prelude: str, code: int, says: str) -> None:
     policy = {**POLICY, "simulate": "nvidia-460.32.03", "checks": ["ipc-reopen"]}
     (tmp_path / "site.yaml").write_text(json.dumps({"prolog": policy}))
     (tmp_path / "site.yaml").chmod(0o644)

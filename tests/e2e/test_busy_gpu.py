@@ -1,4 +1,4 @@
-"""Checks of memory on a GPU of which a process that has nothing to do with them takes more and more."""
+"""Memory checks on a GPU while an unrelated process allocates more and more memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MIB = 1 << 20
 
 @contextmanager
 def stranger(node: Node, nbytes: int) -> Iterator[None]:
-    """Takes so many bytes more each few milliseconds."""
+    """Allocate ``nbytes`` more every few milliseconds in an unrelated process."""
     remote, over = Remote("cuda", env=node.env), threading.Event()
 
     def grow() -> None:
@@ -53,7 +53,7 @@ def findings(
         workarounds=False,
     )
     found: dict[Status, list[Finding]] = {}
-    config = SiteConfig(memory=MemoryShare(most_gib=most_gib))  # for what moves much memory is slow here
+    config = SiteConfig(memory=MemoryShare(most_gib=most_gib))  # moving much memory is slow here
     for result in engine.run(request, config, node, Silent()).results:
         if result.check in checks:
             found.setdefault(result.finding.status, []).append(result.finding)
@@ -63,7 +63,7 @@ def findings(
 @pytest.mark.parametrize(
     "check", ["ipc-release", pytest.param("driver-pool-release", marks=pytest.mark.full)]
 )
-def test_what_others_take_is_not_blamed_on_the_driver(check: str) -> None:
+def test_memory_of_others_is_not_blamed_on_the_driver(check: str) -> None:
     with simulated_node("healthy-cuda") as node, stranger(node, MIB // 4):
         found = findings(node, check)
     assert Status.PASS in found
@@ -71,7 +71,7 @@ def test_what_others_take_is_not_blamed_on_the_driver(check: str) -> None:
 
 
 @pytest.mark.mpi
-def test_what_others_take_is_not_blamed_on_mpi() -> None:
+def test_memory_of_others_is_not_blamed_on_mpi() -> None:
     library = Path(os.environ["GPUIPC_TEST_MPI"], "mpich50/lib/libmpi.so.12")
     with simulated_node("healthy-cuda") as node, stranger(node, 2 * MIB):
         found = findings(node, "mpi-cache-growth", mpi=library, most_gib=0.3)
@@ -85,12 +85,12 @@ def test_what_others_take_is_not_blamed_on_mpi() -> None:
         pytest.param("ipc-release", "leak-on-open", marks=pytest.mark.full),
     ],
 )
-def test_what_the_driver_loses_is_found_beside_others(check: str, profile: str) -> None:
+def test_leak_of_the_driver_is_found_on_a_busy_gpu(check: str, profile: str) -> None:
     with simulated_node(profile) as node, stranger(node, MIB // 4):
         assert Status.FAIL in findings(node, check)
 
 
-def test_who_holds_the_memory_is_told_where_too_little_is_free() -> None:
+def test_holders_are_listed_if_too_little_memory_is_free() -> None:
     with simulated_node("mpi-leak-sender") as node:  # of 4 GiB
         remote = Remote("cuda", env=node.env)
         remote.gpu.alloc((4 << 30) - 20 * MIB)
@@ -104,8 +104,8 @@ def test_who_holds_the_memory_is_told_where_too_little_is_free() -> None:
     assert holder.values["whose"] == "none of this run's"
 
 
-def test_memory_that_comes_back_late_is_a_warning_with_the_seconds(tmp_path: Path) -> None:
-    """Also where an earlier probe's does: its return would hide what does not come back in a later one."""
+def test_memory_released_late_is_a_warning_with_the_seconds(tmp_path: Path) -> None:
+    """Also after an earlier probe whose memory is released late: that would hide a loss in a later probe."""
     profile = tmp_path / "late.yaml"
     profile.write_text(
         "description: What a process has when it ends stays taken for two and a half seconds more.\n"

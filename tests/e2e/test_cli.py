@@ -1,4 +1,4 @@
-"""The command line as a user meets it: mistakes, files that cannot be written, Ctrl-C, kill -9."""
+"""The command line for a user: mistakes, files that cannot be written, Ctrl-C, kill -9."""
 
 from __future__ import annotations
 
@@ -72,9 +72,7 @@ def hanging(tmp_path: Path) -> str:
         (["known-issues", "show", "x"], "no known issue 'x'; `gpuipc-doctor known-issues list` names them\n"),
     ],
 )
-def test_a_mistake_on_the_command_line_is_one_line_and_exit_2(
-    doctor: Command, arguments: list[str], says: str
-) -> None:
+def test_usage_mistake_is_one_line_and_exit_code_2(doctor: Command, arguments: list[str], says: str) -> None:
     ended = doctor(*arguments)
     assert ended.returncode == 2
     assert says in ended.stderr
@@ -83,13 +81,13 @@ def test_a_mistake_on_the_command_line_is_one_line_and_exit_2(
 
 
 @pytest.mark.parametrize("group", ["", "fleet", "config", "known-issues"])
-def test_a_group_without_a_command_shows_its_help_as_help_does(doctor: Command, group: str) -> None:
+def test_group_without_a_command_shows_its_help(doctor: Command, group: str) -> None:
     alone = doctor(*group.split())
     assert (alone.returncode, alone.stderr) == (2, doctor(*group.split(), "--help").stdout)
 
 
 @pytest.mark.parametrize("screen", ["list", "known-issues list", "explain ipc-handles"])
-def test_a_screen_fits_80_columns(doctor: Command, screen: str) -> None:
+def test_screen_fits_80_columns(doctor: Command, screen: str) -> None:
     ended = doctor(*screen.split())
     assert ended.returncode == 0
     lines = (line for line in ended.stdout.splitlines() if not line.startswith("file "))
@@ -97,7 +95,9 @@ def test_a_screen_fits_80_columns(doctor: Command, screen: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["check --all --config", "config validate", "known-issues lint"])
-def test_every_mistake_in_a_file_says_who_found_it(doctor: Command, tmp_path: Path, command: str) -> None:
+def test_every_mistake_in_a_file_begins_with_the_programs_name(
+    doctor: Command, tmp_path: Path, command: str
+) -> None:
     file = tmp_path / "site.yaml"
     file.write_text("teir: prolog\nissues: []\nbudgte: 3\n")
     ended = doctor(*command.split(), str(file))
@@ -107,32 +107,32 @@ def test_every_mistake_in_a_file_says_who_found_it(doctor: Command, tmp_path: Pa
     assert [line for line in lines if not line.startswith(f"gpuipc-doctor: {file}")] == []
 
 
-def test_help_says_that_explain_knows_issues_too(doctor: Command) -> None:
+def test_help_says_that_explain_accepts_known_issues(doctor: Command) -> None:
     said = "Explain a check or a known issue.\n"
     assert f"explain       {said}" in doctor("--help").stdout
     assert said in doctor("explain", "--help").stdout
 
 
-def test_an_unknown_device_names_those_that_are_there(doctor: Command) -> None:
+def test_unknown_device_lists_the_devices_found(doctor: Command) -> None:
     ended = doctor("check", "ipc-reopen", "--simulate", "healthy-cuda", "--device", "cuda:7")
     assert ended.returncode == 2
     assert "no device 'cuda:7'; did you mean 'cuda:" in ended.stderr
 
 
-def test_an_index_that_two_drivers_have_is_one_line(doctor: Command) -> None:
+def test_ambiguous_device_index_is_one_line(doctor: Command) -> None:
     ended = doctor("check", "ipc-reopen", "--simulate", "healthy-single", "--device", "0")
     assert ended.returncode == 2
     says = "gpuipc-doctor: device '0' may be any of cuda:0, hip:0; name the one you mean\n"
     assert ended.stderr == says
 
 
-def test_a_deadline_bounds_the_inventory_of_a_driver_that_hangs(doctor: Command) -> None:
+def test_deadline_limits_the_inventory_with_a_hanging_driver(doctor: Command) -> None:
     ended = doctor("inventory", "--simulate", "hang-init", "--deadline", "0.5", "--json")
     assert ended.returncode == 0
     assert "hung (0.5 s)" in ended.stdout
 
 
-def test_a_check_file_that_does_not_import_is_an_error_row(doctor: Command, tmp_path: Path) -> None:
+def test_check_file_that_does_not_import_is_an_error_row(doctor: Command, tmp_path: Path) -> None:
     checks = tmp_path / "checks"
     checks.mkdir(mode=0o755)
     (checks / "my_check.py").write_text("import gpuipc_doctor\n\nimport no_such_module\n")
@@ -144,7 +144,7 @@ def test_a_check_file_that_does_not_import_is_an_error_row(doctor: Command, tmp_
     assert f"{checks / 'my_check.py'}:3: ModuleNotFoundError" in json.dumps(errors)
 
 
-def test_a_disabled_check_is_a_skip_that_names_the_line(doctor: Command, tmp_path: Path) -> None:
+def test_disabled_check_is_a_skip_with_the_config_line(doctor: Command, tmp_path: Path) -> None:
     config = tmp_path / "site.yaml"
     config.write_text("disabled:\n  ipc-reopen: ticket 4711\n")
     arguments = ["--simulate", "healthy-cuda", "--config", str(config), "--json"]
@@ -153,7 +153,7 @@ def test_a_disabled_check_is_a_skip_that_names_the_line(doctor: Command, tmp_pat
     assert f"{config}:2: ticket 4711" in ended.stdout
 
 
-def test_the_report_goes_to_a_file_too(doctor: Command, tmp_path: Path) -> None:
+def test_report_is_also_written_to_a_file(doctor: Command, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     report.write_text("old")
     ended = doctor("check", "driver-init", "--simulate", "healthy-single", "--output", str(report))
@@ -163,14 +163,14 @@ def test_the_report_goes_to_a_file_too(doctor: Command, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
 
 
-def test_a_report_that_cannot_be_written_is_printed_all_the_same(doctor: Command) -> None:
+def test_report_that_cannot_be_written_is_still_printed(doctor: Command) -> None:
     ended = doctor("check", "driver-init", "--simulate", "healthy-single", "--output", "/dev/full")
     assert ended.returncode == 1
     assert "driver-init" in ended.stdout
     assert "--output was not written: No space left on device" in ended.stderr
 
 
-def test_a_deleted_working_directory_is_one_line(tmp_path: Path) -> None:
+def test_deleted_working_directory_is_one_line(tmp_path: Path) -> None:
     program = "import os; from gpuipc_doctor.cli.main import main; os.rmdir(os.getcwd()); main()"
     command = [sys.executable, "-c", program, "check", "--all", "--simulate", "healthy-single"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S)
@@ -179,7 +179,7 @@ def test_a_deleted_working_directory_is_one_line(tmp_path: Path) -> None:
     assert ended.stderr == says
 
 
-def test_kept_logs_hold_the_stack_of_what_hung(doctor: Command, tmp_path: Path, hanging: str) -> None:
+def test_kept_logs_have_the_stack_of_a_hung_role(doctor: Command, tmp_path: Path, hanging: str) -> None:
     logs = tmp_path / "logs"
     arguments = ["--simulate", hanging, "--backend", "cuda", "--deadline", "2", "--keep-logs", str(logs)]
     ended = doctor("check", "ipc-handles", *arguments)
@@ -210,7 +210,7 @@ NOT_WRITTEN = "gpuipc-doctor: cannot write the output: "
     ],
     ids=["closed", "full", "pipe that nobody reads"],
 )
-def test_output_that_nobody_takes_is_no_success(arguments: str, to: str, says: str) -> None:
+def test_unwritable_output_is_an_error(arguments: str, to: str, says: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     command = ["sh", "-c", f"exec {sys.executable} -m gpuipc_doctor {arguments} {to}"]
@@ -222,7 +222,7 @@ def test_output_that_nobody_takes_is_no_success(arguments: str, to: str, says: s
 @pytest.mark.parametrize(
     ("closed", "code"),
     [
-        ("<&- >&- 2>&-", 1),  # what is printed arrives nowhere
+        ("<&- >&- 2>&-", 1),  # the output is lost
         *(
             pytest.param(one, code, marks=pytest.mark.full)
             for one, code in (("<&-", 0), (">&-", 1), ("2>&-", 0))
@@ -241,7 +241,7 @@ def test_closed_standard_streams_change_nothing_in_the_report(tmp_path: Path, cl
     any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd")), reason="this machine has a GPU"
 )
 @pytest.mark.parametrize(("compiler", "is_shown"), [("cc", True), ("/nowhere/cc", False)])
-def test_a_node_without_gpus_is_told_how_to_see_what_it_does(
+def test_without_gpus_the_screen_suggests_a_simulated_node(
     doctor: Command, compiler: str, is_shown: bool
 ) -> None:
     ended = doctor("check", "--all", env={**os.environ, "CC": compiler})
@@ -257,13 +257,13 @@ def test_a_node_without_gpus_is_told_how_to_see_what_it_does(
     any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd")), reason="this machine has a GPU"
 )
 @pytest.mark.parametrize("checks", [("driver-init",), ("driver-init", "ipc-reopen"), ("mpi-gpu-aware",)])
-def test_to_look_for_a_gpu_and_find_none_is_no_test(doctor: Command, checks: tuple[str, ...]) -> None:
-    """Which is 3 in either style; the other is that of the test above."""
+def test_no_gpu_found_means_nothing_was_tested(doctor: Command, checks: tuple[str, ...]) -> None:
+    """The exit code is 3 with --exit-style nagios as well as by default."""
     ended = doctor("check", *checks, "--exit-style", "nagios")
     assert (ended.returncode, "NOTHING WAS TESTED" in ended.stdout) == (3, True)
 
 
-def test_a_dry_run_probes_nothing(doctor: Command) -> None:
+def test_dry_run_probes_nothing(doctor: Command) -> None:
     ended = doctor("check", "--all", "--simulate", "healthy-cuda", "--dry-run")
     assert ended.returncode == 0
     assert "destroy-context" in ended.stdout
@@ -271,18 +271,18 @@ def test_a_dry_run_probes_nothing(doctor: Command) -> None:
     assert max(map(len, ended.stdout.splitlines())) <= 80
 
 
-def test_the_help_names_the_command_however_it_was_started(doctor: Command) -> None:
-    for name in ("check", "prolog"):  # the latter starts itself anew
+def test_help_names_the_command_however_it_was_started(doctor: Command) -> None:
+    for name in ("check", "prolog"):  # the latter restarts itself
         assert doctor(name, "--help").stdout.startswith(f"Usage: gpuipc-doctor {name} [OPTIONS]")
 
 
 @pytest.mark.cuda
-def test_a_dry_run_says_what_a_run_would_without_a_probe(doctor: Command) -> None:
+def test_dry_run_shows_findings_that_need_no_probe(doctor: Command) -> None:
     ended = doctor("check", "known-versions", "--simulate", "nvidia-460.32.03", "--dry-run")
     assert "known-versions on node: WARN, nvidia-ipc-reopen: " in ended.stdout
 
 
-def test_the_budget_turns_the_rest_into_skips(doctor: Command) -> None:
+def test_checks_after_the_budget_are_skipped(doctor: Command) -> None:
     ended = doctor("check", "--all", "--simulate", "healthy-single", "--budget", "0.05", "--json")
     results = json.loads(ended.stdout)["results"]
     assert ended.returncode == 3
@@ -293,9 +293,7 @@ def test_the_budget_turns_the_rest_into_skips(doctor: Command) -> None:
         assert r["finding"]["summary"] == says
 
 
-def test_a_report_is_told_as_that_where_a_config_or_a_log_is_asked_for(
-    doctor: Command, tmp_path: Path
-) -> None:
+def test_report_given_as_config_or_log_is_recognised(doctor: Command, tmp_path: Path) -> None:
     report = tmp_path / "r.json"
     report.write_text(doctor("check", "known-versions", "--simulate", "healthy-cuda", "--json").stdout)
     told = f"{report}: is output of gpuipc-doctor (gpuipc-doctor/report/2)"
@@ -307,10 +305,10 @@ def test_a_report_is_told_as_that_where_a_config_or_a_log_is_asked_for(
     assert told in diagnosed.stderr
 
 
-def test_an_inventory_is_held_against_that_of_a_report(doctor: Command, tmp_path: Path) -> None:
+def test_inventory_is_compared_with_that_of_a_report(doctor: Command, tmp_path: Path) -> None:
     report = tmp_path / "before.json"
     node = ["--simulate", "nvidia-450.102.04"]
-    environment = {**os.environ, "LD_LIBRARY_PATH": "/opt/lib"}  # which a known issue asks for
+    environment = {**os.environ, "LD_LIBRARY_PATH": "/opt/lib"}  # a known issue recommends this
     assert doctor("check", "known-versions", *node, "--output", str(report), env=environment).returncode == 0
     same = doctor("inventory", *node, "--diff", str(report), env=environment)
     assert same.stdout == "nothing has changed\n"
@@ -320,7 +318,7 @@ def test_an_inventory_is_held_against_that_of_a_report(doctor: Command, tmp_path
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_it_reports_what_it_learned(hanging: str, number: signal.Signals) -> None:
+def test_interrupted_run_reports_its_results(hanging: str, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "gpuipc_doctor.cli.main", "check", "ipc-peer", "ipc-handles"]
     command += ["--simulate", hanging, "--backend", "cuda", "--deadline", "60"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -334,7 +332,7 @@ def test_interrupted_it_reports_what_it_learned(hanging: str, number: signal.Sig
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_interrupted_before_the_first_probe_it_says_so_and_leaves_nothing(
+def test_interrupt_before_the_first_probe_is_reported_and_leaves_nothing(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     ended = struck_before_the_first_probe(number, tmp_path)
@@ -343,12 +341,12 @@ def test_interrupted_before_the_first_probe_it_says_so_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_killed_before_the_first_probe_it_leaves_no_draft_of_the_report(tmp_path: Path) -> None:
+def test_kill_before_the_first_probe_leaves_no_draft_of_the_report(tmp_path: Path) -> None:
     assert struck_before_the_first_probe(signal.SIGKILL, tmp_path).returncode == -signal.SIGKILL
     assert [path.name for path in tmp_path.iterdir() if "report" in path.name] == []
 
 
-def test_killed_in_mid_check_it_leaves_nothing(hanging: str) -> None:
+def test_kill_during_a_check_leaves_nothing(hanging: str) -> None:
     before = set(Path("/dev/shm").glob("gpuipc-doctor-*"))
     command = [sys.executable, "-m", "gpuipc_doctor.cli.main", "check", "ipc-handles"]
     command += ["--simulate", hanging, "--backend", "cuda", "--deadline", "60"]
@@ -365,7 +363,7 @@ def test_killed_in_mid_check_it_leaves_nothing(hanging: str) -> None:
 def struck_before_the_first_probe(
     number: signal.Signals, directory: Path
 ) -> subprocess.CompletedProcess[str]:
-    """``check --output`` on a simulated node, which gets this signal; what it makes is in ``directory``."""
+    """``check --output`` on a simulated node, interrupted by this signal; its files are in ``directory``."""
     program = f"""
 import pathlib, signal
 from gpuipc_doctor.cli import main, options
@@ -380,7 +378,7 @@ main.main()
 
 
 def wait_for_workers(pid: int, count: int) -> None:
-    """Until the command has that many workers, each of which writes to the log of its role."""
+    """Wait until the command has ``count`` workers, each of which writes to the log of its role."""
     logs = ("exporter.log", "importer.log")
     until(
         "it has workers", lambda: [log_of(p.pid) in logs for p in tree.descendants(pid)].count(True) >= count
@@ -405,7 +403,7 @@ def with_environment(variable: str) -> list[int]:
     return found
 
 
-def test_plots_are_drawn_of_what_was_watched_and_named(doctor: Command, tmp_path: Path) -> None:
+def test_plots_are_drawn_for_measured_series(doctor: Command, tmp_path: Path) -> None:
     directory = tmp_path / "new" / "pictures"
     ended = doctor(
         *("check", "ipc-release", "--simulate", "healthy-single", "--device", "cuda:0"),
@@ -417,7 +415,7 @@ def test_plots_are_drawn_of_what_was_watched_and_named(doctor: Command, tmp_path
     assert ended.stderr == f"gpuipc-doctor: drew in {directory}: ipc-release-cuda0\n"
 
 
-def test_plots_of_checks_that_watch_nothing_say_so(doctor: Command, tmp_path: Path) -> None:
+def test_plots_without_measured_series_say_so(doctor: Command, tmp_path: Path) -> None:
     ended = doctor("check", "driver-init", "--simulate", "healthy-single", "--plots", str(tmp_path))
     assert ended.returncode == 0
     assert "nothing to plot: no check that ran watches memory over time" in ended.stderr
@@ -429,7 +427,7 @@ def test_plots_of_checks_that_watch_nothing_say_so(doctor: Command, tmp_path: Pa
     ("profile", "options", "full"),
     [("healthy-cuda", [], False), ("healthy-cuda", ["--json"], True), ("nvidia-460.32.03", [], True)],
 )
-def test_summary_is_one_line_and_has_the_full_report_before_it_where_it_is_needed(
+def test_summary_is_one_line_after_the_full_report_if_needed(
     doctor: Command, profile: str, options: list[str], full: bool
 ) -> None:
     ended = doctor("check", "ipc-reopen", "--backend", "cuda", "--simulate", profile, "--summary", *options)

@@ -1,4 +1,4 @@
-"""A command that is forked from the stem of commands is as one that was started by itself."""
+"""A forked command behaves like one started as a program."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ ENDS = {
 
 def is_the_same(*command: str) -> bool:
     words = [sys.executable, "-m", *command]
-    environment = dict(os.environ)  # pytest's libraries have put more into C's own
+    environment = dict(os.environ)  # pytest's libraries have changed C's environment
     alone = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     forked = STEM.run(*command, timeout=LIMIT_S)
     assert forked.stdout == alone.stdout
@@ -66,7 +66,7 @@ def is_the_same(*command: str) -> bool:
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_a_fork_is_as_a_process_of_its_own(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fork_behaves_like_a_new_process(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "looks.py").write_text(LOOKS + ENDS[how])
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OF_THIS_TEST", "\udcff·")
@@ -86,7 +86,7 @@ def test_a_fork_is_as_a_process_of_its_own(how: str, tmp_path: Path, monkeypatch
     ],
     ids=" ".join,
 )
-def test_a_forked_command_says_the_same(arguments: tuple[str, ...]) -> None:
+def test_forked_command_prints_the_same(arguments: tuple[str, ...]) -> None:
     assert is_the_same("gpuipc_doctor.cli.main", *arguments)
 
 
@@ -101,7 +101,7 @@ def is_forked(**variables: str) -> bool:
 
 
 @pytest.mark.usefixtures("tells")
-def test_no_fork_is_what_the_stem_could_not_become(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_with_other_process_properties_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_forked(PATH="")
     assert not is_forked(LD_LIBRARY_PATH="/nowhere")
     assert not is_forked(PYTHONHASHSEED="1")
@@ -113,7 +113,7 @@ def test_no_fork_is_what_the_stem_could_not_become(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("tells")
-def test_a_stem_that_is_gone_is_started_anew() -> None:
+def test_stem_that_has_ended_is_restarted() -> None:
     assert is_forked()
     assert STEM._process
     os.kill(STEM._process.pid, signal.SIGKILL)
@@ -121,7 +121,7 @@ def test_a_stem_that_is_gone_is_started_anew() -> None:
     assert is_forked()
 
 
-def test_a_command_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_that_takes_too_long_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sleeps.py").write_text("import time; time.sleep(6000)")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(subprocess.TimeoutExpired):

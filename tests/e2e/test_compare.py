@@ -1,4 +1,4 @@
-"""`compare` on reports of real runs: a slow driver is found, an equal one is not, other files are refused."""
+"""`compare` on reports of real runs: a slow driver is found, an equal one passes, other files are refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SLOW = {("cuIpcOpenMemHandle", "ipc-handles")}
 
 
 def report(doctor: Command, directory: Path, name: str, profile: str, *options: str) -> str:
-    """A report of eight runs of one quick check; its path."""
+    """Write a report of eight runs of one quick check; returns its path."""
     file = str(directory / name)
     arguments = ["ipc-handles", "--backend", "cuda", "--simulate", profile, "--output", file]
     ended = doctor("check", *arguments, *(options or ("--repeat", "8")))
@@ -30,7 +30,7 @@ def report(doctor: Command, directory: Path, name: str, profile: str, *options: 
 
 
 def found(doctor: Command, before: str, after: str, pace: str) -> tuple[set[tuple[str, str]], int]:
-    """What changed its pace so, and the exit code."""
+    """(name, check) of the quantities with this verdict, and the exit code."""
     ended = doctor("compare", before, after, "--json")
     speeds = json.loads(ended.stdout)["speeds"]["all"]
     assert len(speeds) > 10
@@ -38,8 +38,8 @@ def found(doctor: Command, before: str, after: str, pace: str) -> tuple[set[tupl
     return {(quantity["name"], quantity["check"]) for quantity in quantities}, ended.returncode
 
 
-def test_a_slower_call_is_found_and_an_equal_one_is_not(doctor: Command, tmp_path: Path) -> None:
-    """Beside load that comes and goes, other calls of one run are slower, too."""
+def test_slower_call_is_found_and_an_equal_one_passes(doctor: Command, tmp_path: Path) -> None:
+    """Other calls may also be slower if the machine's load varies, so ``SLOW`` need only be a subset."""
     slow_profile = tmp_path / "slow-open.yaml"
     slow_profile.write_text(SLOW_OPEN)
     usual = report(doctor, tmp_path, "usual.json", "healthy-single")
@@ -77,7 +77,7 @@ def test_the_same_file_twice(doctor: Command, tmp_path: Path) -> None:
         (None, "cannot be read: No such file or directory"),
     ],
 )
-def test_what_is_no_report_is_one_line_and_exit_2(
+def test_other_file_is_one_line_and_exit_code_2(
     doctor: Command, tmp_path: Path, content: bytes | None, says: str
 ) -> None:
     file = tmp_path / "before.json"
@@ -91,7 +91,7 @@ def test_what_is_no_report_is_one_line_and_exit_2(
     assert says in ended.stderr
 
 
-def test_a_directory_is_no_report(doctor: Command, tmp_path: Path) -> None:
+def test_directory_is_refused(doctor: Command, tmp_path: Path) -> None:
     ended = doctor("compare", str(tmp_path), os.devnull)
     assert ended.returncode == 2
     assert ended.stderr == f"gpuipc-doctor: {tmp_path}: is a directory, not a file\n"
@@ -107,7 +107,7 @@ def test_a_directory_is_no_report(doctor: Command, tmp_path: Path) -> None:
 def test_reworded_sentences_are_no_change(
     doctor: Command, tmp_path: Path, profile: str, arguments: list[str]
 ) -> None:
-    """The reports in ``fixtures/reports`` are of c26e2d9, before the editing pass over all sentences."""
+    """The reports in ``fixtures/reports`` are of c26e2d9, before all sentences were edited."""
     after = str(tmp_path / "after.json")
     doctor("check", *arguments, "--backend", "cuda", "--simulate", profile, "--output", after)
     before = Path(__file__).parents[1] / "fixtures/reports" / f"{profile}.json"

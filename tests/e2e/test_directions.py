@@ -1,4 +1,4 @@
-"""Data of a run goes one way: each part is asked once, and nothing settles what an earlier part has used."""
+"""A run's parts execute in a fixed order: each runs once, and none changes data that an earlier one used."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from gpuipc_doctor.site.config import load
 from tests.e2e.test_prolog import AMPLE, FRESH, Site
 
 IN_OPEN, IN_CLOSE = 0x20, 0x18
-"""<sys/inotify.h>; with the closing between them, two openings are not told as one."""
+"""<sys/inotify.h>; close events separate two open events, which inotify would otherwise merge."""
 
 
 def openings(file: Path, run: Callable[[], object]) -> int:
-    """How often the file is opened, by any process, while ``run`` runs."""
+    """Number of times that any process opens the file while ``run`` runs."""
     libc, event = ctypes.CDLL(None), struct.Struct("iIII")
     fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -45,7 +45,7 @@ def test_site_file_is_opened_once_for_a_prolog(tmp_path: Path) -> None:
 
 
 @pytest.mark.cuda
-def test_each_part_of_a_run_is_asked_once_and_the_config_stays(
+def test_each_part_of_a_run_is_called_once_and_the_config_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "site.yaml"
@@ -58,7 +58,7 @@ def test_each_part_of_a_run_is_asked_once_and_the_config_stays(
         def call(self: Run | Discovery, *args: object, **more: object) -> object:
             order.append(name)
             result = real(self, *args, **more)
-            assert self.planner.config is config  # what is known of the node goes on with the result
+            assert self.planner.config is config  # facts on the node are passed on with the result
             if isinstance(result, Found):
                 assert config.node_types
                 assert not result.site.node_types

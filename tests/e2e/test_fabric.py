@@ -1,6 +1,6 @@
-"""libfabric without MPI: real programs, their faults by a preloaded library, and the control that they are.
+"""libfabric without MPI: real programs with faults from a preloaded library, and as a control for MPI.
 
-The cxi adapters are files and a script that prints what HPE's documents show; nothing here has seen one.
+The cxi adapters are files, and a script that prints examples from HPE's documents; no real one was tested.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ UCX = next(PREFIXES.glob("ucx/lib/python3*/site-packages/libucx/bin"), None)
 pytestmark = pytest.mark.skipif("fi_pingpong" not in fabric_programs.here(), reason="no fi_pingpong on PATH")
 
 SIZES = {"fabric-wrong-byte": [64, 128, 256]}
-"""Few, for each is two processes that spin; `OTHERS` elsewhere."""
+"""Few sizes, because each starts two processes that spin; other profiles use `OTHERS`."""
 
 OTHERS = [16, 256]
 
 
 @pytest.fixture
 def few(tmp_path: Path, request: pytest.FixtureRequest) -> str:
-    """A site config with the sizes for the profile ``name`` of a test."""
+    """A site config with the sizes for the test's profile ``name``."""
     arguments = request.node.callspec.params if hasattr(request.node, "callspec") else {}
     sizes = SIZES.get(arguments.get("name", ""), OTHERS)
     return with_sizes(tmp_path, sizes)
 
 
 def with_sizes(directory: Path, sizes: list[int]) -> str:
-    """A site config with messages of these sizes, through MPI and without it."""
+    """A site config with these message sizes, with and without MPI."""
     checks = ("fabric-small-message", "mpi-small-message")
     options = ", ".join(f"{name}: {{sizes: {sizes}}}" for name in checks)
     (directory / "site.yaml").write_text(f"options: {{{options}}}\n")
@@ -46,7 +46,7 @@ def with_sizes(directory: Path, sizes: list[int]) -> str:
 
 
 def runs() -> list[object]:
-    """A hang and an adapter's state; `full`: all. Wrong bytes are found in the test beside MPI, too."""
+    """Profiles to run: a hang and a bad adapter; `full`: all. The test with MPI covers wrong bytes."""
     names = [name for name in profile.names() if (p := profile.load(name)).needs_fabric and not p.needs_mpi]
     first = {"fabric-hang-16", "cxi-no-retry-handler"}
     return [pytest.param(name, marks=[] if name in first else pytest.mark.full) for name in names]
@@ -64,7 +64,7 @@ def found(name: str, *arguments: str) -> Report:
 
 
 @pytest.mark.parametrize("name", runs())
-def test_a_fault_of_the_fabric_is_found_and_nothing_else(name: str, few: str) -> None:
+def test_fault_of_the_fabric_is_found_and_nothing_else(name: str, few: str) -> None:
     checks = profile.load(name).expect["cuda"].checks or ("fabric-info", "fabric-small-message")
     found(name, *checks, "--config", few)
     mine = {"fi_pingpong", "ucx_perftest", "fi_info"}
@@ -72,7 +72,7 @@ def test_a_fault_of_the_fabric_is_found_and_nothing_else(name: str, few: str) ->
 
 
 def stated(fabric: str, simulate: str, tmp_path: Path, *options: str) -> dict[str, tuple[Status, str, str]]:
-    """By check, and its probe of the node: status, what is said, and the evidence."""
+    """Check and probe → status, summary and evidence, with this fabric in the site config."""
     site = tmp_path / "stated.yaml"
     site.write_text(f"# ours\nfabric: {fabric}\noptions: {{fabric-small-message: {{sizes: [16]}}}}\n")
     site.chmod(0o644)
@@ -89,7 +89,7 @@ def stated(fabric: str, simulate: str, tmp_path: Path, *options: str) -> dict[st
     }
 
 
-def test_a_stated_fabric_that_is_not_here_fails_and_nothing_is_sent_over_another(tmp_path: Path) -> None:
+def test_missing_stated_fabric_fails_and_no_other_is_used(tmp_path: Path) -> None:
     told = stated("verbs", "cxi-healthy", tmp_path)
     assert told["fabric-small-message libfabric"][0] is Status.SKIP
     assert "no provider of verbs, which site.yaml:2 says" in told["fabric-small-message libfabric"][1]
@@ -111,7 +111,7 @@ def test_a_stated_fabric_that_is_not_here_fails_and_nothing_is_sent_over_another
         ("opa", "hfi1_0", "opa on hfi1_0"),
     ],
 )
-def test_a_stated_fabric_of_another_vendor(fabric: str, adapter: str, says: str, tmp_path: Path) -> None:
+def test_stated_fabric_of_another_vendor(fabric: str, adapter: str, says: str, tmp_path: Path) -> None:
     node = tmp_path / "node.yaml"
     state = f"/sys/class/infiniband/{adapter}/ports/1/state"
     node.write_text(
@@ -121,7 +121,7 @@ def test_a_stated_fabric_of_another_vendor(fabric: str, adapter: str, says: str,
     assert (status, said) == (Status.PASS, says)
 
 
-def test_over_tcp_where_the_site_says_so_whatever_adapter_is_here(tmp_path: Path) -> None:
+def test_stated_tcp_is_used_despite_an_adapter(tmp_path: Path) -> None:
     assert stated("cxi", "cxi-healthy", tmp_path)["fabric-small-message libfabric"][:2] == (
         Status.PASS,
         "1 sizes right over cxi",
@@ -132,7 +132,7 @@ def test_over_tcp_where_the_site_says_so_whatever_adapter_is_here(tmp_path: Path
     )
 
 
-def test_where_the_site_has_no_fabric_both_checks_say_so_and_what_is_here_all_the_same(
+def test_stated_no_fabric_is_reported_by_both_checks_with_the_facts_found(
     tmp_path: Path,
 ) -> None:
     told = stated("none", "cxi-healthy", tmp_path)
@@ -147,7 +147,7 @@ def test_where_the_site_has_no_fabric_both_checks_say_so_and_what_is_here_all_th
 @pytest.mark.parametrize(
     "name", [pytest.param("mpi-wrong-fabric-right", marks=pytest.mark.full), "mpi-wrong-fabric-wrong"]
 )
-def test_what_fails_in_mpi_is_told_whether_it_fails_without(name: str, few: str) -> None:
+def test_failure_of_mpi_is_reported_with_the_result_without_mpi(name: str, few: str) -> None:
     found(
         name,
         *("mpi-small-message", "mpi-histories", "fabric-small-message", "--config", few),
@@ -156,7 +156,7 @@ def test_what_fails_in_mpi_is_told_whether_it_fails_without(name: str, few: str)
 
 
 @pytest.mark.mpi
-def test_intel_mpis_own_programs_are_found_beside_it(few: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_of_intel_mpi_are_found(few: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", os.path.dirname(shutil.which("sh") or "/bin/sh"))  # noqa: PTH120
     library = path_of("impi")
     report, _ = check("fabric-info", "--simulate", "healthy-cuda", "--mpi-lib", library)
@@ -182,7 +182,7 @@ def ucx(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def by_ucx(simulate: str, *options: str) -> dict[str, Finding]:
-    """What is found of its messages, by whose memory they are: ``node``, ``cuda:0``."""
+    """Device → finding of UCX's messages in its memory: ``node`` (host), ``cuda:0``."""
     command = ("fabric-small-message", "--simulate", simulate, "--backend", "cuda", "--device", "cuda:0")
     report, _ = check(*command, *options)
     return {result.subject: result.finding for result in report.results if result.probe == "UCX"}
@@ -190,8 +190,8 @@ def by_ucx(simulate: str, *options: str) -> dict[str, Finding]:
 
 @pytest.mark.mpi
 @pytest.mark.usefixtures("ucx")
-def test_ucx_delivers_in_host_memory_and_in_simulated_device_memory(tmp_path: Path) -> None:
-    """The real UCX, whose calls of the driver the simulated one answers."""
+def test_ucx_delivers_in_host_and_simulated_device_memory(tmp_path: Path) -> None:
+    """The real UCX, on the simulated driver."""
     told = by_ucx("fabric-healthy", "--config", with_sizes(tmp_path, [16]))
     assert {memory: finding.status for memory, finding in told.items()} == dict.fromkeys(
         ("node", "cuda:0"), Status.PASS
@@ -202,8 +202,8 @@ def test_ucx_delivers_in_host_memory_and_in_simulated_device_memory(tmp_path: Pa
 
 @pytest.mark.mpi
 @pytest.mark.usefixtures("ucx")
-def test_messages_of_device_memory_meet_the_faults_of_the_simulated_driver(tmp_path: Path) -> None:
-    """So that is where they go through, and not through the host's memory."""
+def test_messages_from_device_memory_show_the_simulated_drivers_faults(tmp_path: Path) -> None:
+    """Which shows that the messages use the driver, not only the host's memory."""
     node = tmp_path / "node.yaml"
     node.write_text(OVER_CUDA.format(what="dies in imports", call="ipc-open", do="abort"))
     told = by_ucx(str(node), "--config", with_sizes(tmp_path, [16]))
@@ -214,6 +214,6 @@ def test_messages_of_device_memory_meet_the_faults_of_the_simulated_driver(tmp_p
 
 @pytest.mark.mpi
 @pytest.mark.usefixtures("ucx")
-def test_ucx_is_told_the_stated_fabric(tmp_path: Path) -> None:
+def test_ucx_uses_the_stated_fabric(tmp_path: Path) -> None:
     _, _, evidence = stated("tcp", "fabric-healthy", tmp_path)["fabric-small-message UCX"]
     assert "UCX_TLS=tcp,sm,self, for " in evidence

@@ -65,9 +65,7 @@ def run(doctor: Command, tmp_path: Path) -> Run:
         (f"[ $1 = -v ] || exec echo 2.1; {GOOD_INFO}", "ERROR", "unreadable output: 2.1"),
     ],
 )
-def test_fi_info_that_is_of_no_use_is_no_pass(
-    run: Run, fi_info: str | bytes, status: str, words: str
-) -> None:
+def test_useless_fi_info_is_no_pass(run: Run, fi_info: str | bytes, status: str, words: str) -> None:
     finding = run("fabric-info", fi_info=fi_info, ucx_info="echo '# Library version: 1.20.0'")
     assert finding["status"] == status, finding
     assert words in finding["summary"]
@@ -89,7 +87,7 @@ else:
     socket.create_connection((at[-1], int(at[at.index("-P") + 1])))
 END
 """
-"""A pair that meets and sends nothing; both end with exit code 0."""
+"""A pair that connects and sends nothing; both end with exit code 0."""
 
 
 @pytest.mark.parametrize(
@@ -112,7 +110,7 @@ def test_fi_pingpong_that_sends_nothing_is_no_pass(
     assert words in f"{finding['summary']} {evidence}"
 
 
-def test_the_end_that_failed_is_reported_not_the_one_that_found_no_listener(run: Run) -> None:
+def test_failed_role_is_reported_instead_of_the_one_without_a_listener(run: Run) -> None:
     finding = run("fabric-small-message", ucx_perftest="echo broken; exit 3")
     (line,) = [item["line"] for item in finding["evidence"] if "host: " in item["line"]]
     assert line == "host: 1 B, 16 B: exit code 3: broken"

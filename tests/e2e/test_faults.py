@@ -1,4 +1,4 @@
-"""Every fault of a driver: the command says what the profile states, and leaves nothing behind."""
+"""Every fault of a driver: the command reports what the profile expects, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -27,46 +27,45 @@ SHARED_MEMORY = Path("/dev/shm")
 HEALTHY = "healthy-single"
 
 QUIET = ("no-devices", "no-peer-access", "slow-driver")
-"""Odd nodes on which every check of `check --all` must stay silent; on healthy ones see test_healthy.py."""
+"""Odd nodes on which every check of `check --all` must pass; for healthy ones see test_healthy.py."""
 
 STARTS = ("setsid-grandchild", "stderr-flood")
-"""Nodes that are odd where a driver is initialised, by whatever check: one that exports is enough."""
+"""Nodes whose fault is in the driver's initialisation: one check that exports is enough."""
 
 
 NEIGHBOURS = (
     *("healthy-both", "healthy-cuda", "healthy-hip", HEALTHY),
     *("nvidia-450.102.04", "nvidia-455.32.00", "nvidia-460.32.03"),
 )
-"""Nodes that are parts of another one here, or of the README, or differ from one by a version alone."""
+"""Nodes that are part of another one here or of the README, or differ from one only in a version."""
 
 TWINS = (
     *("abort-ipc-open", "amd-vmm-context-import", "counter-in-gib", "error-ipc-get", "hang-ipc-get"),
     *("vmm-context-export", "wrong-page", "amd-ipc-reopen"),
 )
-"""Nodes with the fault of another one here: in another call that ends the same checks, of another size, by
-another signal, of another vendor. What ends a probe is judged by the engine, for all checks alike."""
+"""Nodes with the fault of another one here: in another call of the same checks, of another size, with another
+signal, of another vendor. The engine judges the end of a probe in the same way for all checks."""
 
 DRILLED = ("hang-ipc-open", "leak-on-open")
-"""Nodes that the README drills with the checks that meet their faults, as test_readme.py sees."""
+"""Nodes on which the README drills the checks that make the faulty call; tested by test_readme.py."""
 
 CHECKS_LET_OFF = {"error-then-hang": 9, "sticky-error": 6, "out-of-memory-falsely": 4}
-"""By profile, the most checks of which it states nothing and that blame the call with the fault: one more
-than were seen in benchmarks/drill.md, which leaves room for a new check. A call that fails once and then
-hangs meets most."""
+"""Profile → most checks that may blame the faulty call although the profile does not expect it: one more than
+seen in benchmarks/drill.md, as room for a new check. A call that fails once and then hangs has most."""
 
 ELSEWHERE_LET_OFF = 2
 
 COPIES = ("mapping-snapshot",)
-"""Nodes that copy memory at each opening, which checks with nothing to find there do hundreds of times."""
+"""Nodes that copy memory at each open, which unaffected checks do hundreds of times."""
 
 FABRIC = ("fabric-not-permitted", "healthy-imex")
-"""Nodes whose driver has no fault, and differs from others in what one check asks."""
+"""Nodes whose driver has no fault, and differs from others only for one check."""
 
 
 def runs() -> list[object]:
-    """Each fault on one vendor's driver, the vendors in turn; `full`: on both, and those left out."""
+    """Each fault on one vendor's driver, alternating; `full`: on both, and the omitted ones."""
     stated = [profile.load(name) for name in profile.names()]
-    # Those of MPI are in test_mpi_faults.py, those of libfabric in test_fabric.py.
+    # Faults of MPI are in test_mpi_faults.py, of libfabric in test_fabric.py.
     ours = [
         profile for profile in stated if profile.expect and not (profile.needs_mpi or profile.needs_fabric)
     ]
@@ -81,7 +80,7 @@ def runs() -> list[object]:
 
 @pytest.fixture(scope="session")
 def callers(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, frozenset[str]]:
-    """Call → the checks that make it on a healthy node, found out once for all workers."""
+    """Call → the checks that make it on a healthy node, measured once for all workers."""
     base = tmp_path_factory.getbasetemp()
     place = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "healthy.json"
     with place.with_suffix(".lock").open("w") as lock:
@@ -94,12 +93,12 @@ def callers(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, frozenset[
 
 
 @pytest.mark.parametrize(("stated", "backend"), runs())
-def test_a_fault_is_found_by_those_who_meet_it_and_nothing_is_left(
+def test_fault_is_found_by_checks_that_make_the_call_and_nothing_is_left(
     stated: Profile, backend: str, callers: Mapping[str, frozenset[str]], tmp_path: Path
 ) -> None:
-    """By the checks that make the faulted call, which are to find it or stay silent.
+    """Runs the checks that make the faulty call. They must report what the profile expects, and nothing else.
 
-    On one device where nothing is stated of pairs; `full`: on all.
+    One device unless pairs are expected; `full`: all devices.
     """
     meet = frozenset().union(*(callers.get(str(fault["call"]), ()) for fault in stated.faults))
     if stated.name in STARTS:
@@ -122,14 +121,14 @@ def test_a_fault_is_found_by_those_who_meet_it_and_nothing_is_left(
 
 @pytest.mark.full
 @pytest.mark.parametrize(("stated", "backend"), runs())
-def test_all_checks_find_what_the_profile_states_and_nothing_else(
+def test_all_checks_find_what_the_profile_expects_and_nothing_else(
     stated: Profile, backend: str, tmp_path: Path
 ) -> None:
     find(stated, backend, tmp_path, "--all")
 
 
 def find(stated: Profile, backend: str, directory: Path, *checks: str) -> None:
-    """See that these checks find all that the profile states, and nothing else."""
+    """Assert that these checks report everything that the profile expects, and nothing else."""
     command = [*checks, "--simulate", stated.name, "--backend", backend]
     if stated.deadline_s:
         command += ["--deadline", str(stated.deadline_s)]
@@ -151,13 +150,13 @@ def find(stated: Profile, backend: str, directory: Path, *checks: str) -> None:
 
 
 def few_are_let_off(stated: Profile, expected: Expectation, report: Report) -> None:
-    """See that only so many checks complain without being stated, on however many devices."""
+    """Assert that few checks fail without being expected, on any number of devices."""
     checks = {row.check for row in drill.rows(report) if drill.follows(row, expected)}
     assert len(checks) <= CHECKS_LET_OFF.get(stated.name, ELSEWHERE_LET_OFF), checks
 
 
 def check(*arguments: str) -> tuple[Report, int]:
-    """Run ``gpuipc-doctor check`` and see that it leaves nothing; its report and exit code."""
+    """Run ``gpuipc-doctor check``, and assert that it leaves nothing; returns its report and exit code."""
     tag = f"GPUIPC_TEST_RUN={uuid.uuid4()}"
     name, _, value = tag.partition("=")
     shared_before = ours_in_shared_memory()
@@ -173,13 +172,13 @@ def check(*arguments: str) -> tuple[Report, int]:
 
 
 def processes_with(tag: str) -> list[str]:
-    """Command lines of the living processes that inherited the environment of this run."""
+    """Command lines of the running processes that inherited the environment of this run."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if tag.encode() in (process / "environ").read_bytes().split(b"\0"):
                 found.append((process / "cmdline").read_text().replace("\0", " "))
-        except OSError:  # ended meanwhile, or somebody else's
+        except OSError:  # it has ended, or is another user's
             continue
     return found
 
@@ -189,7 +188,7 @@ def ours_in_shared_memory() -> set[Path]:
 
 
 def left_in_shared_memory(before: set[Path]) -> set[Path]:
-    """What is new and in nobody's use: other tests run at the same time, but their processes name theirs."""
+    """New files in shared memory whose names are in no process's command line or environment."""
     left = ours_in_shared_memory() - before
 
     def gone() -> bool:
@@ -203,7 +202,7 @@ def left_in_shared_memory(before: set[Path]) -> set[Path]:
 
 
 def _names(process: Path) -> str:
-    """What a process was started with."""
+    """Command line and environment of a process."""
     try:
         told = b"".join((process / file).read_bytes() for file in ("cmdline", "environ"))
     except OSError:
@@ -221,7 +220,7 @@ def _names(process: Path) -> str:
     ],
     ids=["healthy", "2 MiB"],
 )
-def test_soak_finds_what_an_exit_loses_in_pieces_too_small_for_one(
+def test_soak_finds_losses_of_an_exit_too_small_for_one_exit(
     doctor: Command, tmp_path: Path, faults: list[dict[str, str]], exit_code: int, says: str
 ) -> None:
     node = tmp_path / "node.yaml"

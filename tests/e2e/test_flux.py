@@ -1,4 +1,4 @@
-"""Ranks under Flux, over a stand-in for ``flux run``: what Flux itself does has not been tried."""
+"""Ranks under Flux, with a stand-in for ``flux run``: Flux itself was not tested."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.cuda, pytest.mark.usefixtures("restin
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """That of the script of ``flux batch``."""
+    """The environment of a script under ``flux batch``."""
     shutil.copy(STAND_IN, tmp_path / "flux")
     (tmp_path / "flux").chmod(0o755)
     mpiexec = Path(os.environ["GPUIPC_TEST_MPI"], "mpich50/bin/mpiexec")
@@ -32,7 +32,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 def results(doctor: Command, environment: dict[str, str]) -> dict[str, tuple[str, str]]:
-    """By check, status and summary of its last finding."""
+    """Check → status and summary of its last finding."""
     library = Path(os.environ["GPUIPC_TEST_MPI"], "mpich50/lib/libmpi.so.12")
     command = [
         "check",
@@ -50,11 +50,11 @@ def results(doctor: Command, environment: dict[str, str]) -> dict[str, tuple[str
     }
 
 
-def test_ranks_start_by_flux_run_within_an_instance(doctor: Command, environment: dict[str, str]) -> None:
+def test_ranks_start_by_flux_run_in_an_instance(doctor: Command, environment: dict[str, str]) -> None:
     assert results(doctor, environment)["mpi-small-message"][0] == "PASS"
 
 
-def test_a_flux_that_cannot_start_ranks_is_an_error(
+def test_flux_that_cannot_start_ranks_is_an_error(
     doctor: Command, environment: dict[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "flux").write_text("#!/bin/sh\necho 'flux-run: ERROR: unsatisfiable request' >&2\nexit 1\n")
@@ -63,8 +63,8 @@ def test_a_flux_that_cannot_start_ranks_is_an_error(
     assert "unsatisfiable request" in says
 
 
-def test_el_capitans_launcher_is_one_that_flux_documents(environment: dict[str, str]) -> None:
-    """Each rank has the GPU that Flux gives it."""
+def test_el_capitans_launcher_has_only_documented_options(environment: dict[str, str]) -> None:
+    """Each rank has the GPU that Flux assigns."""
     site = Path(__file__).parents[2] / "site-configs/llnl-el-capitan.yaml"
     [line] = [line for line in site.read_text().splitlines() if "launcher:" in line]
     command = line.partition(": ")[2].format(nodes=1, ranks=2).split()

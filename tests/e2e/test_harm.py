@@ -1,4 +1,4 @@
-"""What is known to harm nodes of the versions found is left out, and nothing else is."""
+"""Only probes known to harm nodes with the versions found are skipped."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ KILLS = {
 @pytest.mark.parametrize(
     ("rocm", "accepted", "left_out"),
     [
-        ("6.4.3", False, VMM),  # nobody has said whether it is bad
+        ("6.4.3", False, VMM),  # whether it is affected is unknown
         ("7.0.0", False, VMM),
         ("7.1.1", False, VMM | KILLS),
         ("7.1.1", True, set()),
     ],
 )
-def test_what_harms_a_rocm_is_left_out(
+def test_probes_that_harm_a_rocm_release_are_skipped(
     tmp_path: Path, rocm: str, accepted: bool, left_out: set[tuple[str, str]]
 ) -> None:
     profile = tmp_path / "node.yaml"

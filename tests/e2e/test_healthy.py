@@ -1,4 +1,4 @@
-"""Healthy nodes, eight times: not one FAIL, not one ERROR. Hundreds are the matter of benchmarks/."""
+"""Healthy nodes, eight runs without FAIL or ERROR. benchmarks/reliability.py does hundreds."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ CHECKS = ("ipc-handles", "ipc-release", "ipc-reopen", "ipc-stale")
 
 
 @pytest.mark.parametrize("number", range(RUNS))
-def test_a_healthy_node_passes(doctor: Command, number: int) -> None:
-    """One device, and the last time on each vendor both and the pairs of them."""
+def test_healthy_node_passes(doctor: Command, number: int) -> None:
+    """Each run tests one device; each vendor's last run tests both devices and their pairs."""
     profile = PROFILES[number % len(PROFILES)]
     chosen = ["ipc-peer"] if number >= RUNS - len(PROFILES) else ["--device", "0"]
     ended = doctor("check", *CHECKS, *chosen, "--simulate", profile, "--accept-harm", "--json")

@@ -1,4 +1,4 @@
-"""Real jobs that hang under real MPI libraries, as `gpuipc-doctor job` sees them; none is stopped."""
+"""Real jobs that hang under real MPI libraries, examined by `gpuipc-doctor job`, which stops none of them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ OUTSIDERS: tuple[PlantedJob, ...] = (
     ("openmpi", "checkpoint", 3, Cause.RUNS, ()),
     ("openmpi", "slow-pipe", 3, Cause.RUNS, ()),
 )
-"""Of classes that somebody found who had not seen the code."""
+"""Faults planted by a person who had not seen the code."""
 
 PLANTED_JOBS: tuple[PlantedJob, ...] = (
     ("impi", "lost-message", 3, Cause.MESSAGE_LOST, (1,)),
@@ -58,7 +58,7 @@ PLANTED_JOBS: tuple[PlantedJob, ...] = (
     ("mpich50", "late-in-finalize", 3, Cause.HOST_LATE, (0,)),
     ("mpich43", "iterate", 3, Cause.RUNS, ()),
     ("openmpi", "compute", 2, Cause.RUNS, ()),
-    ("openmpi", "descriptors", 2, Cause.RUNS, ()),  # in MPI_Allreduce whenever it is sampled
+    ("openmpi", "descriptors", 2, Cause.RUNS, ()),  # in MPI_Allreduce at every sample
     ("mpich50", "most-late", 16, Cause.HOST_LATE, tuple(range(1, 16))),
     ("mpich50", "c:one-late", 3, Cause.HOST_LATE, (2,)),
     ("openmpi", "c:one-computes", 3, Cause.HOST_LATE, (0,)),
@@ -70,7 +70,7 @@ PLANTED_JOBS: tuple[PlantedJob, ...] = (
     ("mpich43", "one-late", 16, Cause.HOST_LATE, (15,)),
     *OUTSIDERS,
 )
-"""MPI library, kind, ranks, and what must be said of them. benchmarks/planted_jobs.py draws their table."""
+"""MPI library, kind, ranks, and the expected cause and ranks; benchmarks/planted_jobs.py prints the table."""
 
 SELDOM = [
     *(row[:3] for row in OUTSIDERS),
@@ -78,15 +78,15 @@ SELDOM = [
     ("mpich43", "one-late", 16),
     ("openmpi", "c:one-computes", 3),
 ]
-"""Marked ``full``: what they show, others do; and sixteen ranks that poll leave two cores to nothing else."""
+"""Marked ``full``: other jobs show the same, and sixteen ranks that poll leave two cores no time."""
 
 
 @contextmanager
 def job(library: str, kind: str, ranks: int, log: Path, **environment: str) -> Iterator[int]:
-    """A job with a planted fault; yields the launcher's pid once every rank has come to the fault.
+    """A job with a planted fault; yields the launcher's pid once every rank has reached the fault.
 
-    A ``kind`` that begins with ``c:`` is one of the C program's; ``device:1024`` are messages of
-    so many bytes of device memory.
+    A ``kind`` that begins with ``c:`` is one of the C program; ``device:1024`` sends 1024 bytes of device
+    memory.
     """
     started = launch(library)
     command = [word.format(ranks=ranks) for word in started.command]
@@ -117,12 +117,12 @@ def job(library: str, kind: str, ranks: int, log: Path, **environment: str) -> I
         until(
             "the ranks have ended", lambda: not [p for p in processes if Path(f"/proc/{p.pid}/fd").exists()]
         )
-        for path in shared:  # ranks that are killed leave it
+        for path in shared:  # killed ranks leave it
             path.unlink(missing_ok=True)
 
 
 def compiled(library: str, place: Path) -> str:
-    """The C program of planted faults, for this MPI."""
+    """The C program of planted faults, compiled for this MPI."""
     program, prefix = place / "planted", PREFIXES / library
     lib = min((prefix / "lib").glob("libmpi.so.[0-9]*[0-9]"))
     headers = prefix if (prefix / "include").exists() else PREFIXES / "mpich43"  # Intel MPI has MPICH's ABI
@@ -135,7 +135,7 @@ def compiled(library: str, place: Path) -> str:
 
 
 def shared_memory(pid: int) -> set[Path]:
-    """The files below /dev/shm that a process has mapped."""
+    """The files in /dev/shm that a process has mapped."""
     with suppress(OSError):
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
         return {Path(line.split(maxsplit=5)[-1]) for line in lines if " /dev/shm/" in line}
@@ -144,7 +144,7 @@ def shared_memory(pid: int) -> set[Path]:
 
 @contextmanager
 def nothing_is_stopped(launcher: int) -> Iterator[None]:
-    """Assert all the time that no process below the launcher is traced, or stopped."""
+    """Assert continuously that no process below the launcher is traced or stopped."""
     broken, over = [], threading.Event()
 
     def watch() -> None:
@@ -195,7 +195,7 @@ def test_planted_fault_is_found_without_stopping_the_job(
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("library", ["impi", "openmpi"])
-def test_ranks_that_sleep_while_they_wait_are_seen_to_wait(
+def test_ranks_that_sleep_while_waiting_are_seen_to_wait(
     doctor: Command, tmp_path: Path, library: str
 ) -> None:
     with job(library, "one-late", 3, tmp_path / "log", **RESTING, I_MPI_OFFLOAD="0") as launcher:
@@ -222,7 +222,7 @@ def test_growth_is_blamed_on_the_rank_that_grows(
 
 @pytest.fixture
 def python_of_torch() -> str:
-    """A Python with PyTorch, such as Debian's with python3-torch. Without CUDA it shares tensors as well."""
+    """A Python with PyTorch, such as Debian's with python3-torch. It also shares tensors without CUDA."""
     for python in (sys.executable, "/usr/bin/python3"):
         if subprocess.run([python, "-c", "import torch"], capture_output=True).returncode == 0:
             return python
@@ -234,7 +234,7 @@ def python_of_torch() -> str:
 def test_rank_that_keeps_the_tensors_of_another_is_blamed(
     doctor: Command, tmp_path: Path, python_of_torch: str, strategy: str
 ) -> None:
-    """On a GPU as well, each shared tensor of PyTorch has a file in /dev/shm: there it counts references."""
+    """On a GPU too, PyTorch has a file in /dev/shm for each shared tensor, with its reference count."""
     program = [python_of_torch, str(PLANTED.with_name("torch_shares.py")), strategy]
     ranked = {**os.environ, "RANK": "0", "WORLD_SIZE": "2"}
     log = tmp_path / "log"
@@ -301,7 +301,7 @@ def test_rank_whose_file_system_does_not_answer_is_stuck_in_the_kernel(
             try:
                 report = examined(doctor, rank.pid)
             finally:
-                fuse.communicate()  # and with it the file system ends
+                fuse.communicate()  # closing it ends the file system
     assert (report.verdict.cause, report.verdict.blamed) == (Cause.KERNEL, (0,)), report
     assert report.verdict.operation == "request_wait_answer"
 
@@ -325,9 +325,7 @@ def test_rank_whose_file_system_does_not_answer_is_stuck_in_the_kernel(
         (["--for", "soon"], 2, "not a time from 5s to 24h"),
     ],
 )
-def test_job_that_is_not_there_is_one_line(
-    doctor: Command, arguments: list[str], code: int, words: str
-) -> None:
+def test_missing_job_is_one_line(doctor: Command, arguments: list[str], code: int, words: str) -> None:
     ended = doctor("job", *arguments)
     assert (ended.returncode, ended.stdout) == (code, "")
     assert words in ended.stderr.splitlines()[-1]

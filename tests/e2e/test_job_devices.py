@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.cuda]
 
 @contextmanager
 def simulated_job(profile: str, library: str, nbytes: int, log: Path) -> Iterator[tuple[int, Node]]:
-    """The launcher of two ranks that exchange messages from device memory, and their node."""
+    """Yields the launcher of two ranks that exchange messages from device memory, and their node."""
     with (
         options.node(profile) as node,
         job(library, f"device:{nbytes}", 2, log, **node.env, **node.rank_env) as launcher,
@@ -31,8 +31,8 @@ def simulated_job(profile: str, library: str, nbytes: int, log: Path) -> Iterato
 
 
 @pytest.mark.parametrize("library", ["mpich50", pytest.param("openmpi", marks=pytest.mark.full)])
-def test_growth_of_device_memory_has_its_owner_and_slope(library: str, tmp_path: Path) -> None:
-    """Seed 000. A message costs the receiver 4 MiB and a descriptor: one slope proves the other."""
+def test_growth_of_device_memory_has_a_rank_and_a_slope(library: str, tmp_path: Path) -> None:
+    """Seed 000. A message costs the receiver 4 MiB and a descriptor, so the two slopes must agree."""
     with (
         simulated_job("mpi-leak-receiver", library, MIB, tmp_path / "log") as (launcher, node),
         nothing_is_stopped(launcher),
@@ -40,7 +40,7 @@ def test_growth_of_device_memory_has_its_owner_and_slope(library: str, tmp_path:
         report = here.report(Request(pids=(launcher,)), "", watches_s=12.0, node=node)
     assert (report.verdict.cause, report.verdict.blamed) == (Cause.GROWS, (1,)), report
     grown = {each.what: each for each in report.growth if each.rank == 1}
-    of_ranks = {each.rank for each in report.growth} - {None}  # simulated memory is the node's /dev/shm
+    of_ranks = {each.rank for each in report.growth} - {None}  # simulated memory is in the node's /dev/shm
     assert of_ranks == {1}
     messages = grown["descriptors"].per_minute
     assert grown["device memory"].per_minute == pytest.approx(4 * MIB * messages, rel=0.05)
@@ -50,7 +50,7 @@ def test_growth_of_device_memory_has_its_owner_and_slope(library: str, tmp_path:
 
 @pytest.mark.parametrize("library", ["impi", pytest.param("mpich50", marks=pytest.mark.full)])
 def test_message_of_sixteen_bytes_that_never_arrives(library: str, tmp_path: Path) -> None:
-    """Seed 001: the receiver hangs in a call of MPI that the sender has left."""
+    """Seed 001: the receiver hangs in an MPI call from which the sender has returned."""
     with (
         simulated_job("mpi-hang-16", library, 16, tmp_path / "log") as (launcher, node),
         nothing_is_stopped(launcher),
@@ -60,7 +60,7 @@ def test_message_of_sixteen_bytes_that_never_arrives(library: str, tmp_path: Pat
     assert report.verdict.operation == "MPI_Recv"
 
 
-def test_jobs_on_a_gpu_are_found_by_it(tmp_path: Path) -> None:
+def test_jobs_are_found_by_their_gpu(tmp_path: Path) -> None:
     with simulated_job("mpi-leak-receiver", "mpich50", 16, tmp_path / "log") as (_, node):
         report = here.report(Request(), "cuda:1", node=node)
         with pytest.raises(NoSuchJob, match="GPU cuda:7 not found"):

@@ -1,4 +1,4 @@
-"""Before a job, its GPUs are tested and no others, with as few initialisations as that takes."""
+"""Before a job, only its GPUs are tested, with as few initialisations as possible."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(profile: str, job_gpus: str, logs: Path, config: SiteConfig | None = Non
 
 
 def calls(logs: Path) -> Counter[str]:
-    """How often each driver call was made, by all workers together."""
+    """Driver call → number of times that all workers together made it."""
     lines = (json.loads(line) for file in logs.rglob("*.journal") for line in file.read_text().splitlines())
     return Counter(line["operation"] for line in lines if line["event"] == "armed")
 
@@ -55,7 +55,7 @@ def test_each_gpu_costs_two_initialisations_and_three_contexts(tmp_path: Path) -
 @pytest.mark.cuda
 @pytest.mark.hip
 def test_only_the_gpus_of_the_job_are_tested(tmp_path: Path) -> None:
-    report = run("healthy-both", "1,7", tmp_path / "logs")  # HIP's driver is asked, CUDA's beside it
+    report = run("healthy-both", "1,7", tmp_path / "logs")  # the run queries HIP's driver and CUDA's
     (unknown,) = (result for result in report.results if result.finding.status is Status.ERROR)
     assert "no GPU 7" in sentences.summary(unknown.finding)
     assert [info.id for info in report.checks].count("driver-init") == 1
@@ -65,7 +65,7 @@ def test_only_the_gpus_of_the_job_are_tested(tmp_path: Path) -> None:
 
 
 @pytest.mark.cuda
-def test_a_gpu_that_the_node_does_not_have_is_an_error_beside_the_others(tmp_path: Path) -> None:
+def test_missing_gpu_is_an_error_and_the_others_are_tested(tmp_path: Path) -> None:
     report = run("healthy-cuda", "1,7", tmp_path / "logs")
     assert said(report)["driver-init", "node"] is Status.ERROR
     assert said(report)["ipc-reopen", "cuda:1"] is Status.PASS
@@ -73,14 +73,14 @@ def test_a_gpu_that_the_node_does_not_have_is_an_error_beside_the_others(tmp_pat
 
 
 @pytest.mark.cuda
-def test_a_job_of_unknown_gpus_tests_nobody_elses(tmp_path: Path) -> None:
+def test_job_with_unknown_gpus_tests_no_gpu(tmp_path: Path) -> None:
     report = run("healthy-cuda", "NoDevFiles", tmp_path / "logs")
     assert (report.probes_run, report.worst()) == (0, Status.ERROR)
     assert calls(tmp_path / "logs") == {}
 
 
 @pytest.mark.cuda
-def test_a_hang_is_blamed_on_its_gpu_alone(tmp_path: Path) -> None:
+def test_hang_is_blamed_on_its_gpu_only(tmp_path: Path) -> None:
     profile = tmp_path / "one-hangs.yaml"
     profile.write_text(
         "description: one hangs\nextends: healthy-cuda\n"
@@ -92,7 +92,7 @@ def test_a_hang_is_blamed_on_its_gpu_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.cuda
-def test_without_a_check_that_opens_them_the_gpus_are_initialised_all_the_same(tmp_path: Path) -> None:
+def test_gpus_are_initialised_without_a_check_that_opens_them(tmp_path: Path) -> None:
     config = SiteConfig(disabled={"ipc-reopen": Waiver("ticket 4711", "site.yaml:3")})
     report = run("healthy-cuda", "1", tmp_path / "logs", config)
     assert said(report)["driver-init", "node"] is Status.PASS
@@ -101,7 +101,7 @@ def test_without_a_check_that_opens_them_the_gpus_are_initialised_all_the_same(t
 
 
 @pytest.mark.cuda
-def test_a_gpu_that_lacks_what_a_check_requires_is_skipped_when_it_is_opened() -> None:
+def test_gpu_without_a_required_capability_is_skipped_when_opened() -> None:
     file = Path(__file__).parent.parent / "fixtures" / "demanding.py"
     with options.node("healthy-cuda") as node, Session(node, Limits()) as session:
         devices = gpus.of_job(node.root, "0").devices

@@ -1,8 +1,8 @@
-"""Commands, with each file of the kernel that it looks at absent, refused, unreadable, empty, odd or cut.
+"""Commands, with each file of the kernel that they read missing, refused, unreadable, empty, odd or cut.
 
-A library that is loaded before the C library (`tests/kernel_files/preload.c`) first records which files a
-command looks at, then gives them a fault, one after the other. A healthy node may have any of these faults:
-sandboxes and old kernels lack files, containers and hidepid= refuse them, and a file may be empty.
+A library that is preloaded (`tests/kernel_files/preload.c`) first records which kernel files a command reads,
+and then injects faults into one after the other. A healthy node may have any of these faults: sandboxes and
+old kernels lack files, containers and hidepid= refuse them, and a file may be empty.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from tests.waiting import LIMIT_S, until
 SOURCES = Path(__file__).parents[1] / "kernel_files"
 
 FAULTS = ("absent", "refused", "gone", "broken", "empty", "odd", "half")
-"""ENOENT, EACCES and ESRCH when it is opened, EIO when it is read; then what is read: nothing, another text,
-the first half."""
+"""ENOENT, EACCES and ESRCH from open, EIO from read; then changed content: none, another text, the first
+half."""
 
 FEW = ("absent", "broken", "empty", "odd")
-"""Those of other commands, which treat every error of the kernel alike."""
+"""The faults for other commands, which treat all errors of the kernel in the same way."""
 
 NEVER = (("half", "/proc/N/maps"),)
-"""What no kernel does: a rank whose MPI library is missing in the list of its mappings seems to use none."""
+"""Impossible with a real kernel: a rank whose mappings lack its MPI library seems to use none."""
 
 REQUIRED = "gpuipc-doctor: cannot open /proc.*; it is required\n"
-"""The only line of a command that does nothing at all."""
+"""The only output of a command that cannot work at all."""
 
 NOT_OURS = ("/proc/self/comm",)
-"""Files that the stem of commands itself needs."""
+"""Files that the stem of commands needs."""
 
 COMMANDS: dict[str, tuple[str, ...]] = {
     "job": ("job", "--pid", "{stuck}"),
@@ -59,13 +59,13 @@ CANNOT_TELL: dict[str, set[int]] = {
     "memory": {Exit.NOTHING, Exit.ERROR},
     "check": {Exit.NOTHING, Exit.ERROR},
 }
-"""Exit codes with which a command may end instead of the usual one, since then it claims nothing."""
+"""Additional exit codes with which a command may end, because it then claims nothing."""
 
 OPTIONAL = (
     "/proc/N/task/N/io /proc/N/task/N/stack /proc/N/task/N/wchan /proc/N/status /proc/N/ns/mnt "
     "/proc/self/autogroup /proc/self/ns/mnt /proc/sys/kernel/perf_event_paranoid /proc/sysvipc/shm /dev/shm"
 )
-"""Files without which `job` concludes the same."""
+"""Files that `job` does not need for its verdict."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Commands:
         return {"LD_PRELOAD": str(self.place / "preload.so"), "KERNEL_FILES_DIRECTORIES": str(self.place)}
 
     def files(self, name: str) -> tuple[Ended, list[str]]:
-        """How the command usually ends, and the files that it looks at."""
+        """The command's result without faults, and the files that it reads."""
         log = self.place / "log"
         log.write_text("")
         ended = self.run(name, KERNEL_FILES_LOG=str(log))
@@ -111,7 +111,7 @@ def compiled(place: Path, name: str, *options: str | Path) -> Path:
 
 @contextmanager
 def job(place: Path, kind: str) -> Iterator[int]:
-    """A launcher with two ranks, of which one waits for the other ("stuck") or neither; yields its pid."""
+    """A launcher with two ranks; one waits for the other ("stuck") or neither waits; yields its pid."""
     launcher = place / "mpiexec"
     launcher.write_text(
         f"#!/bin/sh\nfor PMI_RANK in 0 1; do PMI_SIZE=2 PMI_RANK=$PMI_RANK {place}/rank $1 & done\nwait\n"
@@ -146,7 +146,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
 
 
 def wrong(name: str, usual: Ended, ended: Ended) -> str:
-    """What is wrong with how a command ended, compared to how it usually ends; empty if nothing is."""
+    """The error in a command's result, compared with its result without faults; empty if there is none."""
     if "Traceback" in ended.output + ended.errors or "internal error" in ended.errors:
         return ended.errors[-300:]
     if ended.code == Exit.INTERNAL and re.fullmatch(REQUIRED, ended.errors):
@@ -160,7 +160,7 @@ def wrong(name: str, usual: Ended, ended: Ended) -> str:
 
 
 def claims(ended: Ended) -> set[tuple[str, str, str, str]]:
-    """What a report claims, rather than that something could not be told."""
+    """The report's PASS and FAIL findings, without those that only say that something is unknown."""
     found = ((row["check"], row["probe"], row["finding"]) for row in json.loads(ended.output)["results"])
     return {
         (check, probe, finding["status"], finding["key"])
@@ -170,7 +170,7 @@ def claims(ended: Ended) -> set[tuple[str, str, str, str]]:
 
 
 def groups(files: Sequence[str]) -> list[str]:
-    """The files to fault at a time: one, but of ``/sys`` and of a simulated node those of a subsystem."""
+    """Groups of files to fault at a time: single files; in ``/sys`` and simulated nodes, each subsystem."""
     found: dict[str, list[str]] = {}
     for file in files:
         key = "/".join(file.split("/")[:3]) if re.match("~|/sys/|/proc/sys/", file) else file
@@ -184,9 +184,7 @@ def groups(files: Sequence[str]) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "fault"), [(name, fault) for name in COMMANDS for fault in (FAULTS if name == "job" else FEW)]
 )
-def test_fault_of_any_file_of_the_kernel_is_no_fault_of_the_node(
-    commands: Commands, name: str, fault: str
-) -> None:
+def test_fault_of_a_kernel_file_is_no_fault_of_the_node(commands: Commands, name: str, fault: str) -> None:
     usual, files = commands.files(name)
     assert wrong(name, usual, usual) == ""
     assert any(file.lstrip("~").startswith(("/proc/", "/sys/")) for file in files)
@@ -199,7 +197,7 @@ def test_fault_of_any_file_of_the_kernel_is_no_fault_of_the_node(
 
 
 @pytest.mark.parametrize("fault", ["absent", "refused", "empty", "odd"])
-def test_job_concludes_the_same_without_files_that_it_can_do_without(commands: Commands, fault: str) -> None:
+def test_job_has_the_same_verdict_without_optional_files(commands: Commands, fault: str) -> None:
     ended = commands.run("job", KERNEL_FILES=f" {OPTIONAL} ", KERNEL_FILES_ARE=fault)
     assert ended.code == Exit.FAIL, ended
     assert "rank 0 waits in MPI_Recv for rank 1" in ended.output
@@ -212,7 +210,7 @@ def test_job_that_cannot_be_read_is_not_called_healthy(commands: Commands, file:
 
 
 def test_proc_of_another_pid_namespace_is_not_searched(commands: Commands) -> None:
-    """Its numbers are those of other processes, which would be read and ended."""
+    """The pids in such a /proc belong to other processes, which must not be read or killed."""
     ended = commands.run("job", KERNEL_FILES=" /proc/self ", KERNEL_FILES_ARE="odd")
     assert (ended.code, ended.output) == (Exit.INTERNAL, "")
     assert "another pid namespace" in ended.errors

@@ -1,4 +1,4 @@
-"""One SIGKILL of each kind of benchmarks/kills.py, which does hundreds, those of MPI ranks among them."""
+"""One SIGKILL of each kind in benchmarks/kills.py, which does hundreds, also of MPI ranks."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from tests.e2e.test_prolog_reliability import pytestmark as pytestmark
 COMMANDS = kills.commands([])
 
 SLOW = "{call: init, do: delay, ms: 1000}"
-"""For workers of a healthy node may come and go while nobody looks."""
+"""Slows workers down: those of a healthy node may start and end between two looks."""
 
 
 @pytest.mark.parametrize(
     ("command", "victim"), [(name, victim) for name, one in COMMANDS.items() for victim in one.victims]
 )
-def test_whoever_is_killed_nothing_of_the_run_is_left(command: str, victim: str) -> None:
+def test_kill_of_any_process_leaves_nothing(command: str, victim: str) -> None:
     tried = kills.run(replace(COMMANDS[command], faults=[SLOW]), victim, 0.3, f"{os.getpid()}1")
     assert tried.killed
     assert tried.wrong == []
 
 
-def test_what_is_left_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nobody survives who could clear up."""
+def test_leftovers_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leftovers are detected if the keeper is killed too and nothing cleans up."""
 
     def keepers_first(pid: int, _: str) -> list[int]:
         keepers = [process.pid for process in tree.descendants(pid) if process.name == tree.KEEPER]

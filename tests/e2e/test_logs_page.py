@@ -1,4 +1,4 @@
-"""The screens of docs/logs.md are what the command prints; GPUIPC_UPDATE_GOLDEN=1 redraws them."""
+"""The screens of docs/logs.md equal the command's output; GPUIPC_UPDATE_GOLDEN=1 redraws them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("command", "shown"), [(m[1], m[3]) for m in BLOCK.finditer(PAGE.read_text())])
-def test_a_screen_of_the_page_is_what_the_command_prints(command: str, shown: str, logs: None) -> None:
+def test_screen_of_the_page_equals_the_output(command: str, shown: str, logs: None) -> None:
     now = CliRunner().invoke(cli, command.split()).output
     if now != shown and os.environ.get("GPUIPC_UPDATE_GOLDEN") == "1":
         head = f"$ gpuipc-doctor {command}\n"
@@ -59,5 +59,5 @@ def test_a_screen_of_the_page_is_what_the_command_prints(command: str, shown: st
     assert now == shown
 
 
-def test_the_page_has_its_screens() -> None:
+def test_page_has_its_screens() -> None:
     assert [match[2] for match in BLOCK.finditer(PAGE.read_text())] == ["job", "ranks", "dumps"]

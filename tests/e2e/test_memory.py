@@ -1,4 +1,4 @@
-"""``gpuipc-doctor memory`` on simulated nodes: what it sees there, and every way in which watching ends."""
+"""``gpuipc-doctor memory`` on simulated nodes: its output, and every way in which watching ends."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ Doctor = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.mark.cuda
-def test_it_sees_who_takes_memory_and_how_fast() -> None:
-    """Another process has 64 MiB, and takes 8 MiB more each time that a sample shows all it has."""
+def test_processes_and_their_growth_are_shown() -> None:
+    """Another process has 64 MiB, and allocates 8 MiB more whenever a sample shows its current total."""
     history, total, seen = History(), 64 * MIB, 0
     with simulated_node("healthy-cuda") as node:
         remote = Remote("cuda", env=node.env)
@@ -75,7 +75,7 @@ def test_once(doctor: Doctor) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_watching_ends_well_when_it_is_told_to(tmp_path: Path, number: signal.Signals) -> None:
+def test_watching_ends_cleanly_on_a_signal(tmp_path: Path, number: signal.Signals) -> None:
     lines = tmp_path / "memory.jsonl"
     tag = f"GPUIPC_TEST_RUN={tmp_path.name}-{number.name}"
     watching = subprocess.Popen(
@@ -98,21 +98,21 @@ def test_watching_ends_well_when_it_is_told_to(tmp_path: Path, number: signal.Si
     assert [path for path in Path("/proc").glob("[0-9]*/environ") if tag in readable(path)] == []
 
 
-def test_on_a_terminal_the_table_is_drawn_again_in_its_place() -> None:
+def test_on_a_terminal_the_table_is_redrawn_in_place() -> None:
     with watching_on_a_terminal() as (watching, screen):
         drawn = read_until(screen, lambda text: text.count("growth a minute") > 5 and "level" in text)
         watching.send_signal(signal.SIGINT)
         drawn += read_until(screen, lambda _: False)
         _, complaints = watching.communicate(timeout=LIMIT_S)
     assert (complaints, watching.returncode) == (b"", 0)
-    assert "\x1b[1A" in drawn  # it goes up again
+    assert "\x1b[1A" in drawn  # the cursor moves up again
     assert "SIMULATED (profile healthy-cuda)" in drawn
     assert "Ctrl-C ends" in drawn
 
 
 @pytest.mark.cuda
-def test_the_documented_screen_is_what_it_shows() -> None:
-    """Two applications on the node that the command has made; one of them takes 1 MiB five times a second."""
+def test_documented_screen_equals_the_output() -> None:
+    """Two applications on the command's node; one of them allocates 1 MiB five times a second."""
     with watching_on_a_terminal() as (watching, screen):
         read_until(screen, lambda text: "139.00 GiB" in text)
         node = environment_of_worker(watching.pid)
@@ -142,11 +142,11 @@ SHOWN = re.compile(r"^    SIMULATED \(profile healthy-cuda\).*\n(?:    .*\n|\n(?
 
 PASSING = (
     (re.compile(r"\S+ · Ctrl-C"), "2026-11-20T12:00:00+00:00 · Ctrl-C"),
-    (re.compile(r"\d+ serve *  "), f"{'41213 serve':13}  "),  # as wide as what stands below it
+    (re.compile(r"\d+ serve *  "), f"{'41213 serve':13}  "),  # as wide as the line below
     (re.compile(r"\d+ solve *  "), f"{'41377 solve':13}  "),
     (re.compile(r"\+\S+ [MG]iB"), "+300 MiB"),
 )
-"""What differs from run to run, and its replacement in the page."""
+"""Text that differs between runs, and its replacement in the page."""
 
 APPLICATION = """
 import ctypes, sys, time
@@ -163,7 +163,7 @@ time.sleep(600)
 
 @contextmanager
 def application(environment: dict[str, str], name: str, *sizes: int) -> Iterator[None]:
-    """Takes so many bytes of the first GPU, one after the other, and keeps them."""
+    """Allocate these sizes on the first GPU in turn, and keep them."""
     command = [sys.executable, "-c", APPLICATION, name, *map(str, sizes)]
     with subprocess.Popen(command, env=environment) as process:
         try:
@@ -173,7 +173,7 @@ def application(environment: dict[str, str], name: str, *sizes: int) -> Iterator
 
 
 def environment_of_worker(pid: int) -> dict[str, str]:
-    """That of the processes below ``pid`` which are on a simulated node: a worker and its stem."""
+    """The environment of the processes below ``pid`` that run on a simulated node: a worker and its stem."""
     environments = [readable(Path(f"/proc/{process.pid}/environ")) for process in tree.descendants(pid)]
     found, *_ = (text for text in environments if "GPUIPC_SIM_STATE=" in text)
     return dict(variable.split("=", 1) for variable in found.split("\0") if "=" in variable)
@@ -218,7 +218,7 @@ def watching_on_a_terminal() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
         ("{call: nvml-init, do: hang}", "FAIL sampler: nvmlInit_v2 #1 hung (10.1 s)", 12),
     ],
 )
-def test_a_driver_that_is_lost_is_one_clear_line(
+def test_lost_driver_is_one_clear_line(
     doctor: Doctor, tmp_path: Path, fault: str, says: str, code: int
 ) -> None:
     profile = tmp_path / "ours.yaml"
@@ -232,11 +232,11 @@ def test_a_driver_that_is_lost_is_one_clear_line(
     assert (ended.stderr, ended.returncode) == (f"gpuipc-doctor: {says}\n", code)
 
 
-def test_one_lost_gpu_of_two_is_told_and_the_other_watched_on(doctor: Doctor, tmp_path: Path) -> None:
+def test_lost_gpu_is_reported_and_the_other_watched_on(doctor: Doctor, tmp_path: Path) -> None:
     profile = tmp_path / "ours.yaml"
     profile.write_text(
         "description: ours\nextends: healthy-cuda\n"
-        "faults: [{call: nvml-device-memory, nth: 3, do: lose-device}]\n"  # when it is asked again
+        "faults: [{call: nvml-device-memory, nth: 3, do: lose-device}]\n"  # at the third query
     )
     ended = doctor("memory", "--simulate", str(profile))
     shown = " ".join(ended.stdout.split())
@@ -245,7 +245,7 @@ def test_one_lost_gpu_of_two_is_told_and_the_other_watched_on(doctor: Doctor, tm
     assert (ended.stderr, ended.returncode) == ("", 0)
 
 
-def test_without_a_gpu_it_says_what_is_missing(doctor: Doctor) -> None:
+def test_missing_gpu_is_reported(doctor: Doctor) -> None:
     ended = doctor("memory", "--simulate", "healthy-hip")
     assert ended.stderr.startswith(
         "gpuipc-doctor: no GPU whose memory can be read: NVIDIA: nvmlInit_v2 returned Driver Not Loaded (9); "
@@ -255,7 +255,7 @@ def test_without_a_gpu_it_says_what_is_missing(doctor: Doctor) -> None:
     assert ended.returncode == 3
 
 
-def test_a_driver_without_a_gpu_is_none(doctor: Doctor) -> None:
+def test_driver_without_a_gpu_is_reported(doctor: Doctor) -> None:
     ended = doctor("memory", "--simulate", "no-devices", "--backend", "cuda")
     says = "gpuipc-doctor: no GPU whose memory can be read: NVIDIA: NVML lists no GPU\n"
     assert (ended.stderr, ended.returncode) == (says, 3)
@@ -271,7 +271,7 @@ def test_a_driver_without_a_gpu_is_none(doctor: Doctor) -> None:
         (("--simulate", "healthy-cuad"), "did you mean 'healthy-cuda'?"),
     ],
 )
-def test_mistakes_are_told_in_a_line(doctor: Doctor, arguments: tuple[str, ...], says: str) -> None:
+def test_mistakes_are_one_line(doctor: Doctor, arguments: tuple[str, ...], says: str) -> None:
     ended = doctor("memory", *arguments)
     assert says in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -286,7 +286,7 @@ def readable(path: Path) -> str:
 
 
 def read_until(screen: int, condition: Callable[[str], bool]) -> str:
-    """What a terminal was sent until ``condition`` holds of it, or nobody writes to it any more."""
+    """Output to a terminal until ``condition`` holds for it or the writer has closed it."""
     text, until = "", time.monotonic() + 60
     while not condition(text) and time.monotonic() < until:
         if select.select([screen], [], [], 1.0)[0]:

@@ -1,4 +1,4 @@
-"""The MPI checks on real MPI libraries and simulated devices: silent when all is well, and not otherwise."""
+"""The MPI checks on real MPI libraries and simulated devices, healthy and faulty."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ NODES = ("healthy-cuda", "healthy-hip")
 
 
 def on(library: str, node: str) -> object:
-    """A run on it; `full`: a second MPICH, and HIP but on one library: they hardly see whose memory it is."""
+    """This library and node; a second MPICH, and HIP except with one library, only with `full`."""
     rare = library == "mpich43" or (node == "healthy-hip" and library != "mpich50")
     return pytest.param(library, node, id=f"{library}-{node}", marks=[pytest.mark.full] if rare else [])
 
 
 SLOW_EVERY_SECOND_OPEN = "{call: ipc-open, every: 2, do: delay, ms: 1000}"
-"""The sizes take turns, so that these are the handles of the odd buffers. A later message that waits as long
-for a processor excuses them: 1 s is longer than a busy machine lets one wait."""
+"""The sizes alternate, so these are the handles of odd buffers. A later message that waits as long for a
+processor excuses the delay; on a busy machine, a wait is shorter than 1 s."""
 
 OLD_MAPPING = "{call: ipc-open, from: 2, do: stale}"
-"""A mapping shows what lay at its address before: what a stale entry in a library's cache comes to."""
+"""A mapping shows the data that was at its address before, as a stale entry in a library's cache does."""
 
 
 @pytest.fixture(scope="module")
 def findings(doctor: Command) -> Any:
-    """``findings(library, node, check…)`` are those of the checks: (check, subject) and what it says.
+    """``findings(library, node, check…)`` runs the checks; returns their findings by (check, subject).
 
-    Among the checks may be options, such as `ONE_DEVICE`.
+    The checks may include options, such as `ONE_DEVICE`.
     """
 
     def run(library: str, node: str, *checks: str) -> dict[tuple[str, str], list[dict[str, Any]]]:
@@ -69,7 +69,7 @@ def findings(doctor: Command) -> Any:
 
 @pytest.fixture(scope="module")
 def healthy(findings: Any) -> Any:
-    """``healthy(library, node)`` are the findings of all `CHECKS`, run once for the tests of them."""
+    """``healthy(library, node)`` returns the findings of all `CHECKS`, which run once for several tests."""
 
     @functools.cache
     def run(library: str, node: str) -> Any:
@@ -81,15 +81,15 @@ def healthy(findings: Any) -> Any:
 ONE_DEVICE = ("--device", "0")
 
 TWO_DEVICES = (("mpich50", "healthy-cuda"), ("impi", "healthy-cuda"))
-"""Where healthy ones send from one device to another, too. Intel MPI takes them for what they are; of the
-others' memory is the host's, and one of them shows what the checks make of a pair."""
+"""Libraries on which healthy devices also send to each other. Intel MPI recognises them as devices; the other
+libraries treat their memory as the host's, so one of them is enough."""
 
 ALL_SIZES = ("mpich50", "healthy-hip")
-"""Where messages of all sizes are sent, on one device; elsewhere they are small and few."""
+"""Messages of all sizes on one device; the other combinations use few small ones."""
 
 CHECKS = ("mpi-stale-buffer", "mpi-first-touch", "mpi-small-message", "mpi-cache-growth")
 INTEL_HAS_FLAWS = ("mpi-small-message", "mpi-cache-growth")
-"""Of its own, on CUDA; see below."""
+"""Intel MPI's own faults on CUDA; see below."""
 
 
 def of(check: str, found: dict[tuple[str, str], list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
@@ -102,13 +102,13 @@ def not_passed(found: dict[tuple[str, str], list[dict[str, Any]]]) -> list[tuple
 
 
 def is_bad(finding: dict[str, Any]) -> bool:
-    """Whether it is none that a healthy node may have; latencies are a busy machine's here."""
+    """Whether a healthy node must not have this finding; slow latencies only show a busy machine."""
     return finding["status"] != "PASS" and finding["key"] != "out-of-line"
 
 
 @pytest.fixture
 def node_with(tmp_path: Path) -> Any:
-    """``node_with(kind, fault)`` is the path of a profile: two healthy GPUs, but for the fault."""
+    """``node_with(kind, fault)`` writes a profile with two GPUs and this fault, and returns its path."""
 
     def write(kind: str, fault: str) -> str:
         path = tmp_path / "faulty.yaml"
@@ -122,7 +122,7 @@ def node_with(tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize(("name", "node"), [on(name, node) for name in LIBRARIES for node in NODES])
-def test_a_healthy_node_passes(healthy: Any, name: str, node: str) -> None:
+def test_healthy_node_passes(healthy: Any, name: str, node: str) -> None:
     found = healthy(name, node)
     assert {check for check, _ in found} == set(CHECKS)
     flawed = INTEL_HAS_FLAWS if (name, node) == ("impi", "healthy-cuda") else ()
@@ -132,7 +132,7 @@ def test_a_healthy_node_passes(healthy: Any, name: str, node: str) -> None:
 
 
 def test_intel_mpi_fails_from_one_device_to_the_others_host(healthy: Any) -> None:
-    """On two H200s as here: it opens a handle for the host that it still has open for the device."""
+    """As on two H200s: it opens a handle for the host that it still has open for the device."""
     found = of("mpi-small-message", healthy("impi", "healthy-cuda"))
     last = {subject: concluded[-1] for subject, concluded in found.items()}
     assert {subject: finding["status"] for subject, finding in last.items()} == {
@@ -146,7 +146,7 @@ def test_intel_mpi_fails_from_one_device_to_the_others_host(healthy: Any) -> Non
 
 
 def test_intel_mpi_keeps_the_senders_memory_when_buffers_grow(healthy: Any) -> None:
-    """The library's own doing, on a real GPU as here; with its IPC off, and in the other controls, not."""
+    """The growth comes from the library, also on a real GPU; not with its IPC off or in other controls."""
     ((subject, concluded),) = of("mpi-cache-growth", healthy("impi", "healthy-cuda")).items()
     assert subject == "cuda:0 > cuda:1"
     (bad,) = (finding for finding in concluded if finding["status"] != "PASS")
@@ -154,7 +154,7 @@ def test_intel_mpi_keeps_the_senders_memory_when_buffers_grow(healthy: Any) -> N
     assert "(growing)" in bad["summary"]
     assert bad["status"] == "FAIL"
     unbounded = "did not level off in 47 iterations: at least 46 freed buffers are kept"
-    assert evidence(bad)[1] == unbounded  # it has a bound, of 256
+    assert evidence(bad)[1] == unbounded  # its limit is 256
     assert evidence(bad)[3].startswith("held by the receiver's process: ")
     assert "I_MPI_OFFLOAD_CACHE_MAX_SIZE" in bad["remedy"]
     assert len(concluded) == 3
@@ -171,7 +171,7 @@ def test_intel_mpi_bound_to_16_buffers_is_a_warning(findings: Any, monkeypatch: 
     assert "I_MPI_OFFLOAD_CACHE_MAX_SIZE" in bad["remedy"]
 
 
-def test_a_leak_is_followed_no_further_than_the_share_of_memory(findings: Any, node_with: Any) -> None:
+def test_leak_is_followed_up_to_the_memory_limit(findings: Any, node_with: Any) -> None:
     node = node_with("mpi-faults", "{call: MPI_Send, memory: device, min: 1 MiB, do: leak, bytes: 11 MiB}")
     (concluded,) = findings("mpich50", node, "mpi-cache-growth").values()
     assert {finding["key"] for finding in concluded} == {"grows"}
@@ -186,11 +186,11 @@ UCX_SETTINGS = {
     "mpich50": {"MPIR_CVAR_CH4_NETMOD": "ucx", "MPIR_CVAR_NOLOCAL": "1"},
     "openmpi": {"OMPI_MCA_pml": "ucx"},
 }
-"""What makes a library send device memory through a UCX that has CUDA."""
+"""Variables that make a library send device memory through a UCX with CUDA."""
 
 
 def under(first: str) -> pytest.MarkDecorator:
-    """On this library; `full`: on the other one, too. What is tested is of UCX, or of the check."""
+    """Run a test on this library, with `full` also on the other one: it concerns UCX or the check only."""
     names = sorted(UCX_SETTINGS, key=lambda name: name != first)
     return pytest.mark.parametrize(
         "library", [pytest.param(name, marks=[] if name == first else pytest.mark.full) for name in names]
@@ -199,7 +199,7 @@ def under(first: str) -> pytest.MarkDecorator:
 
 @pytest.fixture
 def over_ucx(doctor: Command) -> Any:
-    """``over_ucx(library, check)`` is the report of that check on a library over PyPI's UCX with CUDA."""
+    """``over_ucx(library, check)`` is the report of that check with a library over PyPI's UCX with CUDA."""
 
     def run(name: str, check: str, *on: str) -> dict[str, Any]:
         settings = UCX_SETTINGS[name]
@@ -220,8 +220,8 @@ def over_ucx(doctor: Command) -> Any:
 
 @pytest.mark.cuda
 @under("mpich50")
-def test_growth_over_ucx_is_found_and_so_is_its_cure(over_ucx: Any, library: str) -> None:
-    """The library's own doing; on two H200s, too, where it is the sender's memory."""
+def test_growth_over_ucx_is_found_with_its_workaround(over_ucx: Any, library: str) -> None:
+    """The growth comes from the library itself. Two H200s show it as well, in the sender's memory."""
     report = over_ucx(library, "mpi-cache-growth")
     [finding] = report["bad"]
     assert len(report["all"]) == 3, report["all"]
@@ -236,7 +236,7 @@ def test_growth_over_ucx_is_found_and_so_is_its_cure(over_ucx: Any, library: str
 
 
 @pytest.mark.cuda
-@pytest.mark.full  # Intel MPI's bound is one, too
+@pytest.mark.full  # Intel MPI's limit is tested above
 @under("openmpi")
 def test_ucx_bound_to_16_buffers_is_a_warning(
     over_ucx: Any, library: str, monkeypatch: pytest.MonkeyPatch
@@ -252,14 +252,12 @@ def test_ucx_bound_to_16_buffers_is_a_warning(
 
 @pytest.mark.cuda
 @under("openmpi")
-def test_small_messages_over_ucx_are_right(over_ucx: Any, library: str) -> None:
+def test_small_messages_over_ucx_are_correct(over_ucx: Any, library: str) -> None:
     assert over_ucx(library, "mpi-small-message", *ONE_DEVICE)["bad"] == []
 
 
 @pytest.mark.cuda
-def test_a_mapping_of_what_was_freed_is_stale_data_on_one_device_and_on_two(
-    findings: Any, node_with: Any
-) -> None:
+def test_mapping_of_freed_memory_is_stale_data_on_one_and_two_devices(findings: Any, node_with: Any) -> None:
     found = findings("impi", node_with("faults", OLD_MAPPING), "mpi-stale-buffer")
     assert [subject for _, subject in found] == ["cuda:0", "cuda:0 > cuda:1"]
     for finding, *others in found.values():
@@ -271,7 +269,7 @@ def test_a_mapping_of_what_was_freed_is_stale_data_on_one_device_and_on_two(
 
 
 @pytest.mark.parametrize("name", ["impi", *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS)])
-def test_a_library_that_delivers_old_data_is_caught(findings: Any, node_with: Any, name: str) -> None:
+def test_library_that_delivers_old_data_is_found(findings: Any, node_with: Any, name: str) -> None:
     node = node_with("mpi-faults", "{call: MPI_Recv, rank: 1, min: 1 MiB, do: stale}")
     for finding, *others in findings(name, node, "mpi-stale-buffer", *ONE_DEVICE).values():
         assert (finding["status"], others) == ("FAIL", []), finding
@@ -279,7 +277,7 @@ def test_a_library_that_delivers_old_data_is_caught(findings: Any, node_with: An
 
 
 @pytest.mark.cuda
-def test_a_slow_first_message_from_odd_sizes_is_a_warning(findings: Any, node_with: Any) -> None:
+def test_slow_first_message_from_odd_sizes_is_a_warning(findings: Any, node_with: Any) -> None:
     found = findings("impi", node_with("faults", SLOW_EVERY_SECOND_OPEN), "mpi-first-touch")
     ((finding,),) = found.values()
     assert finding["status"] == "WARN"

@@ -1,6 +1,6 @@
-"""Real MPI libraries that misbehave as a profile says: found, blamed on the right rank and call, and ended.
+"""Real MPI libraries with faults from a profile: found, blamed on the right rank and call, and ended.
 
-That healthy ones give no finding is in test_mpi_checks.py.
+Healthy libraries are in test_mpi_checks.py.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ LIBRARIES = {
 }
 HIP_WITH = "mpich50"
 ON_HIP = "mpi-wrong-byte"
-"""The fault that HIP's memory meets, too: libraries hardly see whose memory it is."""
+"""The fault that is also tested with HIP's memory; libraries hardly depend on the GPU's vendor."""
 
 CXI_FRAMES = ("cxip_cq_eq_progress", "cxip_cq_progress", "ofi_cq_readfrom", "MPIR_Wait_impl")
-"""What a hang in libfabric's cxi provider looks like, innermost first."""
+"""Stack of a hang in libfabric's cxi provider, innermost first."""
 
 CXI_ISSUE = "cxi-device-memory-not-mapped"
 
@@ -43,24 +43,24 @@ def path_of(library: str) -> str:
 
 
 KNOWN = {"mpi-hang-16": "impi"}
-"""Where a fault and a library were found to meddle with each other, in place of the library whose turn it is:
-sixteen MiB beside load took so long that they looked hung, too."""
+"""Fault → the library to use instead of the next one, because another interfered: under load, sixteen MiB
+took so long that they seemed to hang."""
 
 OF_LARGE = ("mpi-cache-growth", "mpi-wrong-large")
-"""A check, and a fault of another one, whose messages are large. For the others small ones are sent: that
-large ones are right beside them is seen there, and on healthy nodes."""
+"""A check, and a fault of another check, with large messages. The others send small ones: large messages are
+tested here, and on healthy nodes."""
 
 CURED = "mpi-hang-quiet"
-"""The fault that is found where its cure is tried, below."""
+"""The fault of the test of workarounds below."""
 
 
 def at_once(library: str) -> pytest.MarkDecorator:
-    """Two workers share these tests: in one they took as long as all others in seven."""
+    """Two workers share these tests: with one, they took as long as all other tests with seven."""
     return pytest.mark.xdist_group(f"mpi-faults-{list(LIBRARIES).index(library) % 2}")
 
 
 def runs() -> list[object]:
-    """Each fault under one library, the libraries in turn but for what is `KNOWN`; `full`: every pair."""
+    """Each fault with one library, in rotation except those in `KNOWN`; `full`: every combination."""
     stated = {name: profile.load(name) for name in profile.names()}
     faulty = [name for name, one in stated.items() if one.needs_mpi and not one.needs_fabric]
     on_cuda = [(library, "cuda") for library in LIBRARIES]
@@ -80,7 +80,7 @@ def runs() -> list[object]:
 
 
 @pytest.mark.parametrize(("name", "library", "backend"), runs())
-def test_a_fault_of_mpi_is_found_and_nothing_else(name: str, library: str, backend: str) -> None:
+def test_fault_of_mpi_is_found_and_nothing_else(name: str, library: str, backend: str) -> None:
     stated = profile.load(name)
     deadline = ["--deadline", str(stated.deadline_s)] if stated.deadline_s else []
     expected = stated.expect[backend]
@@ -96,7 +96,7 @@ def test_a_fault_of_mpi_is_found_and_nothing_else(name: str, library: str, backe
     hung = [result.roles[0] for result in told if "hung (" in sentences.summary(result.finding)]
     assert bool(hung) == ("-hang-" in name)
     assert all(map(shows_cxi, hung))
-    if name == "mpi-hang-init":  # no message's fault, so none is left out and the rest tried
+    if name == "mpi-hang-init":  # no message failed, so there is none to leave out and no rest to try
         assert [role.step for role in hung] == [""]
     if name in ("mpi-hang-16", "mpi-crash-256"):
         assert CXI_ISSUE in {join.issue for join in report.joins if join.relation is Relation.UNKNOWN}
@@ -114,10 +114,10 @@ def test_a_fault_of_mpi_is_found_and_nothing_else(name: str, library: str, backe
         (44, Status.FAIL, "a bound of 44 freed buffers, if there is one, was not exceeded twice"),
     ],
 )
-def test_a_bound_is_claimed_in_soak_only_if_it_was_passed_twice(
+def test_bound_is_reported_in_soak_only_if_exceeded_twice(
     tmp_path: Path, buffers: int, status: Status, says: str
 ) -> None:
-    """76 small buffers follow 12 large ones: with 44 kept, used memory ends where the large ones left it."""
+    """76 small buffers follow 12 large ones: with 44 kept, used memory ends at the large ones' level."""
     node = tmp_path / "cache.yaml"
     node.write_text(
         "description: The sender keeps large buffers.\nextends: healthy-both\nmpi-faults:\n"
@@ -133,7 +133,7 @@ def test_a_bound_is_claimed_in_soak_only_if_it_was_passed_twice(
 
 
 def holds(stated: Profile, backend: str, report: Report) -> None:
-    """The report has what the profile states, and nothing else."""
+    """Assert that the report has what the profile expects, and nothing else."""
     code = exits.code(drill.of_the_profile(report))
     verdict = drill.judge(stated.expect[backend], drill.rows(report), code)
     assert verdict.invented == ()
@@ -141,8 +141,8 @@ def holds(stated: Profile, backend: str, report: Report) -> None:
     few_are_let_off(stated, stated.expect[backend], report)
 
 
-def test_the_cure_of_the_known_issue_is_found_by_trying(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The issue is recognised by what the log says only once it is raised; what is set is not tried."""
+def test_workaround_of_the_known_issue_is_found_by_trying(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the debug log shows the issue; a workaround that the user has already set is not tried."""
     monkeypatch.setenv("UCX_CUDA_IPC_CACHE", "n")
     report, _ = check(
         *("mpi-small-message", "mpi-histories", "--simulate", CURED, "--backend", "cuda"),
@@ -163,7 +163,7 @@ def test_the_cure_of_the_known_issue_is_found_by_trying(monkeypatch: pytest.Monk
 
 
 def shows_cxi(role: RoleOutcome) -> bool:
-    """Whether its native stack does, where there is something to take one with."""
+    """Whether its native stack shows cxi; true if there is no tool for native stacks."""
     beside = Path(sys.executable).parent / "py-spy"
     if not (beside.exists() or any(map(shutil.which, ("py-spy", "gdb", "eu-stack")))):
         return True

@@ -1,4 +1,4 @@
-"""mpi-histories on real MPI libraries: silent on a healthy node; a fault is found, repeated and shortened."""
+"""mpi-histories on real MPI libraries: passes on a healthy node; finds, repeats and shortens a fault."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NEIGHBOURS = {
     "corrupt-gap": ("MPI_Recv", "", "the message is wrong"),
     "corrupt-byte elsewhere": ("MPI_Recv", ", elsewhere: true", "the message is wrong"),
 }
-"""Faults that no other check looks for: in which call, on what condition, and what is said of them."""
+"""Faults that no other check looks for → call, condition, and expected text."""
 
 HANGS = "{call: MPI_Wait, do: hang, outstanding: 5}"
 """A request that never completes while five receives of its rank are posted."""
@@ -87,7 +87,7 @@ def test_neighbour_of_known_faults_is_found_and_shortened(finding: Any, tmp_path
 
 
 @pytest.mark.full  # each try that hangs takes seconds
-def test_request_that_never_completes_beside_others_is_found(finding: Any, tmp_path: Path) -> None:
+def test_request_that_never_completes_among_others_is_found(finding: Any, tmp_path: Path) -> None:
     found = finding("mpich50", neighbour(tmp_path, HANGS), 3300)
     assert (found["status"], found["key"], found["values"]["call"]) == ("FAIL", "hang", "MPI_Wait")
     asked = [one["do"] for one in found["values"]["history"]["operations"]]

@@ -1,6 +1,6 @@
-"""The real MPI libraries of PyPI: what they are seen to be, and that ranks start under each of them.
+"""PyPI's real MPI libraries are identified correctly, and ranks start under each.
 
-Each library is loaded in a process of its own; run as a script, this file is that process.
+Each library is loaded in a separate process; run as a script, this file is that process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if __name__ != "__main__":
         return str(Path(os.environ["GPUIPC_TEST_MPI"], name, LIBRARIES[name][0]))
 
     def survey(library: str, node: Node | None = None, **settings: str) -> dict[str, Any]:
-        """What a survey sees, alone or on a simulated node; a variable of ``settings`` may be a list."""
+        """The facts of a survey, alone or on a simulated node; a value in ``settings`` may extend a path."""
         environment = {**os.environ, **(node.env if node else {})}
         for variable, value in settings.items():
             before = environment.get(variable)
@@ -54,25 +54,25 @@ if __name__ != "__main__":
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
 
     def cuda_ucx() -> dict[str, str]:
-        """What puts PyPI's UCX, which has CUDA, in place of the one that an MPI brings."""
+        """Variables that select PyPI's UCX, which has CUDA, instead of the MPI library's own."""
         (packages,) = Path(os.environ["GPUIPC_TEST_MPI"], "ucx", "lib").glob("python*/site-packages")
         libraries = f"{packages}/libucx/lib:{packages}/libucx_cu12.libs"
         return {"LD_LIBRARY_PATH": libraries, "UCX_MODULE_DIR": f"{packages}/libucx/lib/ucx"}
 
     @pytest.fixture
     def node(tmp_path: Path) -> Node:
-        """A simulated node with NVIDIA GPUs, whose driver is there to be loaded."""
+        """A simulated node with NVIDIA GPUs and a driver library."""
         return prepare("healthy-cuda", tmp_path)
 
     @every_library
-    def test_each_says_who_it_is_and_alone_takes_no_device_pointers(name: str) -> None:
+    def test_each_library_is_identified_and_alone_accepts_no_device_pointers(name: str) -> None:
         seen = survey(path_of(name))
         assert identify(seen["version_text"]).title == LIBRARIES[name][1]
         assert not families.gpu_aware(seen, "cuda").able
         assert not families.gpu_aware(seen, "hip").able
 
     @every_library
-    def test_a_driver_alone_makes_none_of_them_gpu_aware(name: str, node: Node) -> None:
+    def test_driver_alone_makes_no_library_gpu_aware(name: str, node: Node) -> None:
         aware = families.gpu_aware(survey(path_of(name), node), "cuda")
         assert not aware.able
         if name == "impi":
@@ -80,11 +80,11 @@ if __name__ != "__main__":
         else:
             assert "has no CUDA transports" in aware.why_not
 
-    def test_intel_mpi_told_to_use_a_gpu_takes_device_pointers(node: Node) -> None:
+    def test_intel_mpi_with_gpu_support_on_accepts_device_pointers(node: Node) -> None:
         aware = families.gpu_aware(survey(path_of("impi"), node, I_MPI_OFFLOAD="1"), "cuda")
         assert (aware.able, aware.via) == (True, "own")
 
-    def test_intel_mpi_that_finds_no_driver_library_does_not() -> None:
+    def test_intel_mpi_without_a_driver_library_accepts_no_device_pointers() -> None:
         seen = survey(path_of("impi"), I_MPI_OFFLOAD="1", I_MPI_OFFLOAD_CUDA_LIBRARY="/nowhere/libcuda.so.1")
         aware = families.gpu_aware(seen, "cuda")
         assert aware.why_not.startswith("loading /nowhere/libcuda.so.1 fails in its initialisation")
@@ -117,7 +117,7 @@ if __name__ != "__main__":
         seen = survey(path_of("openmpi"), OMPI_MCA_pml="ucx", **cuda_ucx())
         assert "has no CUDA transports" in families.gpu_aware(seen, "cuda").why_not
 
-    def test_what_mpi4py_finds_is_asked_when_none_is_named() -> None:
+    def test_library_of_mpi4py_is_surveyed_if_none_is_named() -> None:
         seen = survey("", MPI4PY_LIBMPI=path_of("openmpi"))
         assert Path(seen["library"]).samefile(path_of("openmpi"))
 
@@ -128,21 +128,21 @@ if __name__ != "__main__":
             ("openmpi/lib/libopen-pal.so.80", "is not an MPI library: it has no MPI_Get_library_version"),
         ],
     )
-    def test_what_is_no_mpi_library_is_said_to_be_none(library: str, reason: str) -> None:
+    def test_other_library_is_reported_as_such(library: str, reason: str) -> None:
         ended = run(dict(os.environ), "survey", str(Path(os.environ["GPUIPC_TEST_MPI"], library)))
         assert ended.stdout.startswith("BackendUnavailable")
         assert reason in ended.stdout
 
     @pytest.mark.parametrize("name", ["mpich43", "mpich50", "impi"])
-    def test_asking_them_directly_would_end_the_process(name: str) -> None:
-        """Why the survey does not: were this to change, it could."""
+    def test_libraries_abort_if_queried_before_mpi_init(name: str) -> None:
+        """These libraries abort if queried before MPI_Init, so the survey does not query them."""
         ended = run(dict(os.environ), "query", path_of(name))
         assert ended.returncode != 0
         assert "before initializing" in ended.stderr
 
     @every_library
-    def test_ranks_start_under_the_launcher_that_is_found(name: str) -> None:
-        """More of them than this machine may have cores, as root or not."""
+    def test_ranks_start_under_the_launcher_found(name: str) -> None:
+        """With more ranks than this machine may have cores, as root or not."""
         seen = survey(path_of(name))
         found = find_launcher(identify(seen["version_text"]), seen["library"], "", os.environ)
         command = [part.format(ranks=4) for part in found.launch.command]

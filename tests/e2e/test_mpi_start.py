@@ -1,4 +1,4 @@
-"""Ranks that do not start are reported once; a launcher that binds GPUs to ranks is planned with."""
+"""Ranks that do not start are reported once; planning respects a launcher that binds GPUs to ranks."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def bound(doctor: Command, tmp_path: Path) -> Callable[..., tuple[Findings, int]
         ),
     ],
 )
-def test_a_gpu_for_each_rank_is_tested_as_the_pair_that_the_launcher_makes(
+def test_one_gpu_per_rank_is_tested_as_a_pair(
     bound: Any, library: str, node: str, variable: str, by_rank: tuple[str, str], pair: str
 ) -> None:
     checks = ("mpi-small-message", "mpi-stale-buffer", "mpi-first-touch", "mpi-cache-growth")
@@ -96,7 +96,7 @@ def test_one_gpu_for_both_ranks_is_tested_alone(bound: Any) -> None:
     assert code == 0
 
 
-def test_a_rank_without_a_gpu_is_an_error_of_the_launcher(bound: Any) -> None:
+def test_rank_without_a_gpu_is_an_error_of_the_launcher(bound: Any) -> None:
     found, code = bound("mpich50", "healthy-hip", "ROCR_VISIBLE_DEVICES", ("0", "9"), "mpi-small-message")
     blind = found["mpi-start", ""]
     assert (blind["status"], blind["key"]) == ("ERROR", "shows-no-gpu")
@@ -106,7 +106,7 @@ def test_a_rank_without_a_gpu_is_an_error_of_the_launcher(bound: Any) -> None:
     assert code == 3  # no probe ran
 
 
-def test_a_launcher_that_shows_all_gpus_in_another_order_binds_none(bound: Any) -> None:
+def test_launcher_that_reorders_all_gpus_binds_none(bound: Any) -> None:
     orders = ("1,0", "0,1")
     found, code = bound("mpich50", "healthy-cuda", "CUDA_VISIBLE_DEVICES", orders, "mpi-small-message")
     assert found["mpi-start", ""]["key"] == "started"
@@ -115,7 +115,7 @@ def test_a_launcher_that_shows_all_gpus_in_another_order_binds_none(bound: Any) 
     assert code == 0
 
 
-def test_mpi_without_a_provider_is_reported_once_with_the_librarys_words(doctor: Command) -> None:
+def test_mpi_without_a_provider_is_reported_once_with_the_librarys_message(doctor: Command) -> None:
     library = Path(os.environ["GPUIPC_TEST_MPI"], "mpich50/lib/libmpi.so.12")
     checks = ("mpi-small-message", "mpi-cache-growth", "mpi-stale-buffer", "mpi-first-touch")
     ended = doctor(
@@ -141,7 +141,7 @@ def test_mpi_without_a_provider_is_reported_once_with_the_librarys_words(doctor:
         ("true", "PASS", "two ranks started"),
     ],
 )
-def test_a_launcher_that_ends_badly_after_good_ranks_is_reported_once(
+def test_launcher_that_fails_after_good_ranks_is_reported_once(
     doctor: Command, tmp_path: Path, end: str, status: str, words: str
 ) -> None:
     prefix = Path(os.environ["GPUIPC_TEST_MPI"], "mpich50")

@@ -24,7 +24,7 @@ POLICY = {
 }
 
 AMPLE = ("--budget", "90")
-"""For what is not about time: other tests run beside this one."""
+"""For tests that are not about time: other tests run in parallel."""
 
 SHORT_S = 4.0
 
@@ -32,7 +32,7 @@ FRESH = {"fresh_for_s": 600, "state_dir": "state", "log": "log.jsonl"}
 
 
 def full(*values: object) -> object:
-    """For `full`: what is decided has unit tests, and the way there is another's that runs here."""
+    """Parameters only for `full`: unit tests cover the decision, another case here the path to it."""
     return pytest.param(*values, marks=pytest.mark.full)
 
 
@@ -47,11 +47,11 @@ class Site:
 
     def write(self, simulate: str, prolog: dict[str, object] | None = None, **more: object) -> None:
         section = {**POLICY, "simulate": simulate, **(prolog or {})}
-        self.config.write_text(json.dumps({"prolog": section, **more}))  # which is YAML, too
+        self.config.write_text(json.dumps({"prolog": section, **more}))  # JSON is also YAML
         self.config.chmod(0o644)
 
     def prolog(self, *arguments: str, gpus: str = "") -> tuple[int, str, str]:
-        """As slurmd runs it: no environment, no terminal, and it waits for the end of the pipes."""
+        """Run the prolog like slurmd: without environment or terminal, waiting for the end of the pipes."""
         command = [sys.executable, "-I", "-m", "gpuipc_doctor", "prolog", "--config", "site.yaml"]
         before = ours_in_shared_memory()
         environment = {"SLURM_JOB_GPUS": gpus, "SLURM_JOB_ID": "4711"} if gpus else {}
@@ -98,7 +98,7 @@ def site(tmp_path: Path) -> Site:
         full("no-devices", {}, 0, ["ERROR"]),
     ],
 )
-def test_the_policy_decides(
+def test_policy_decides(
     site: Site, profile: str, prolog: dict[str, object], code: int, says: list[str]
 ) -> None:
     site.write(profile, prolog)
@@ -120,7 +120,7 @@ def test_the_policy_decides(
         full("ignores-sigterm", "log", 0),
     ],
 )
-def test_what_hangs_ends_with_the_budget(site: Site, profile: str, on_budget: str, code: int) -> None:
+def test_hang_ends_with_the_budget(site: Site, profile: str, on_budget: str, code: int) -> None:
     site.write(profile, {"on_budget": on_budget})
     started = time.monotonic()
     exit_code, line, _ = site.prolog("--budget", str(SHORT_S))
@@ -129,7 +129,7 @@ def test_what_hangs_ends_with_the_budget(site: Site, profile: str, on_budget: st
     assert exit_code == code
 
 
-def test_a_mistake_in_the_config_is_said_and_the_job_starts(site: Site) -> None:
+def test_mistake_in_the_config_is_reported_and_the_job_starts(site: Site) -> None:
     site.config.write_text("prolog: {on_fail: drian}\n")
     code, line, said = site.prolog()
     assert code == 0
@@ -139,14 +139,14 @@ def test_a_mistake_in_the_config_is_said_and_the_job_starts(site: Site) -> None:
     assert told.count("site.yaml:1: prolog: key 'on_error' is missing") == 1
 
 
-def test_a_mistake_on_the_command_line_is_said_and_the_job_starts(site: Site) -> None:
+def test_usage_mistake_is_reported_and_the_job_starts(site: Site) -> None:
     code, line, said = site.prolog("--bugdet", "5")
     assert code == 0
     assert "ERROR invalid command line of the prolog: No such option" in line
     assert "--bugdet" in said
 
 
-def test_a_config_without_a_name_is_no_directory(tmp_path: Path) -> None:
+def test_empty_config_name_is_not_a_directory(tmp_path: Path) -> None:
     command = [sys.executable, "-I", "-m", "gpuipc_doctor", "prolog", "--config", ""]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S)
     assert ended.returncode == 0
@@ -156,7 +156,7 @@ def test_a_config_without_a_name_is_no_directory(tmp_path: Path) -> None:
     )
 
 
-def test_a_check_that_does_not_exist_is_a_mistake_in_the_config(site: Site) -> None:
+def test_unknown_check_is_a_mistake_in_the_config(site: Site) -> None:
     site.write("healthy-single", {"checks": ["ipc-reopne"]})
     code, line, said = site.prolog(*AMPLE)
     assert code == 0
@@ -164,7 +164,7 @@ def test_a_check_that_does_not_exist_is_a_mistake_in_the_config(site: Site) -> N
     assert "no check 'ipc-reopne'" in f"{line}\n{said}"
 
 
-def test_a_check_that_is_broken_is_an_error_and_the_job_starts(site: Site) -> None:
+def test_broken_check_is_an_error_and_the_job_starts(site: Site) -> None:
     (site.directory / "checks").mkdir(mode=0o755)
     (site.directory / "checks" / "ours.py").write_text("import no_such_module\n")
     site.write("healthy-single", checks_dirs=["checks"])
@@ -174,7 +174,7 @@ def test_a_check_that_is_broken_is_an_error_and_the_job_starts(site: Site) -> No
 
 
 @pytest.mark.cuda
-def test_a_disabled_check_does_not_run_until_its_day_has_come(site: Site) -> None:
+def test_disabled_check_does_not_run_until_its_date(site: Site) -> None:
     def disabled_until(day: str) -> tuple[int, str]:
         disabled = {"ipc-reopen": {"reason": "ticket 4711", "until": day}}
         site.write("nvidia-460.32.03", {"log": "log.jsonl"}, disabled=disabled)
@@ -190,8 +190,8 @@ def test_a_disabled_check_does_not_run_until_its_day_has_come(site: Site) -> Non
 # -- memory ---------------------------------------------------------------------------------------------
 
 
-def test_a_healthy_node_passes_in_one_line_and_is_not_tested_again(site: Site) -> None:
-    """Until its config changes; what is left there of a writer that died is no matter."""
+def test_healthy_node_passes_in_one_line_and_is_not_retested(site: Site) -> None:
+    """A stored pass is used until the config changes; files left by a killed writer do not matter."""
     site.write("healthy-single", FRESH)
     code, line, said = site.prolog(*AMPLE)
     assert (code, said) == (0, "")
@@ -210,7 +210,7 @@ def test_a_healthy_node_passes_in_one_line_and_is_not_tested_again(site: Site) -
 
 
 @pytest.mark.cuda
-def test_a_node_that_failed_is_tested_again(site: Site) -> None:
+def test_failed_node_is_retested(site: Site) -> None:
     site.write("nvidia-460.32.03", FRESH)
     assert [site.prolog(*AMPLE)[0] for _ in range(2)] == [12, 12]
     state = json.loads(site.state.read_text())
@@ -221,7 +221,7 @@ def test_a_node_that_failed_is_tested_again(site: Site) -> None:
     "what",
     ["corrupt", *map(full, ("link", "pipe", "open to others", "a stranger's"))],
 )
-def test_a_state_that_cannot_be_trusted_is_ignored_and_said(site: Site, what: str) -> None:
+def test_untrusted_state_is_ignored_and_reported(site: Site, what: str) -> None:
     site.write("healthy-single", FRESH)
     assert site.prolog(*AMPLE)[0] == 0
     content = site.state.read_bytes()
@@ -254,11 +254,11 @@ def test_a_state_that_cannot_be_trusted_is_ignored_and_said(site: Site, what: st
         assert [path.name for path in site.state.parent.iterdir()] == ["state.json"]
 
 
-# -- what is written down -------------------------------------------------------------------------------
+# -- the log --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.cuda
-def test_the_line_names_what_failed_and_the_log_holds_what_it_has_no_room_for(site: Site) -> None:
+def test_line_names_the_failure_and_the_log_has_the_rest(site: Site) -> None:
     site.write("nvidia-460.32.03", {"log": "log.jsonl"})
     code, line, said = site.prolog(*AMPLE)
     assert (code, said) == (12, "")
@@ -274,7 +274,7 @@ def test_the_line_names_what_failed_and_the_log_holds_what_it_has_no_room_for(si
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("log", ["link.jsonl", *map(full, ("/dev/full", "nowhere/log.jsonl", "state"))])
-def test_a_log_that_cannot_be_written_changes_nothing(site: Site, log: str) -> None:
+def test_unwritable_log_changes_nothing(site: Site, log: str) -> None:
     (site.directory / "link.jsonl").symlink_to(site.directory / "target")
     (site.directory / "state").mkdir()
     site.write("nvidia-460.32.03", {"log": log})
@@ -287,16 +287,16 @@ def test_a_log_that_cannot_be_written_changes_nothing(site: Site, log: str) -> N
 # -- hangs and slowness ---------------------------------------------------------------------------------
 
 DEADLINE_S = 9.0
-"""How long a call may take where a hang is told from slowness, here; the default is 30 s and more."""
+"""Time after which a slow call counts as hung, in these tests; the default is 30 s or more."""
 
 
 ROOMY_S = 8.0
-"""A budget that is shorter than that, too, and has room for a start beside load: it is what a prolog that is
-patient has beyond the deadline."""
+"""A budget below the deadline with room for a start under load: the time that a patient prolog has in
+addition to the deadline."""
 
 
 def in_a_row(site: Site, profile: Path, count: int, budget_s: float = SHORT_S) -> list[tuple[int, str]]:
-    """What jobs on this node are told, one after the other; the budget is shorter than the deadline."""
+    """Exit codes and lines of ``count`` successive prologs; the budget is shorter than the deadline."""
     prolog = {"deadline_s": DEADLINE_S, "log": "log.jsonl"}
     site.write(str(profile), prolog, budget_s={"prolog": budget_s})
     return [site.prolog(gpus="0")[:2] for _ in range(count)]
@@ -312,7 +312,7 @@ def profile(site: Site, faults: str) -> Path:
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("call", ["init", *map(full, ("ipc-open", "context-create"))])
-def test_a_driver_that_hangs_drains_at_the_second_job(site: Site, call: str) -> None:
+def test_hanging_driver_drains_at_the_second_job(site: Site, call: str) -> None:
     first, second = in_a_row(site, profile(site, f"{{call: {call}, do: hang}}"), 2, ROOMY_S)
     assert (first[0], "ERROR" in first[1]) == (0, True)
     assert (second[0], "FAIL" in second[1]) == (12, True)
@@ -320,8 +320,8 @@ def test_a_driver_that_hangs_drains_at_the_second_job(site: Site, call: str) -> 
 
 
 @pytest.mark.cuda
-def test_a_driver_that_is_slow_to_start_never_drains(site: Site) -> None:
-    """Slower than the budget, and faster than what hangs."""
+def test_slow_driver_never_drains(site: Site) -> None:
+    """Slower than the budget, but faster than the deadline of a hang."""
     slow = profile(site, f"{{call: init, do: delay, ms: {1000 * (SHORT_S + 0.5):.0f}}}")
     jobs = in_a_row(site, slow, 3)
     assert [code for code, _ in jobs] == [0, 0, 0]
@@ -329,8 +329,8 @@ def test_a_driver_that_is_slow_to_start_never_drains(site: Site) -> None:
 
 
 @pytest.mark.cuda
-def test_another_jobs_gpus_are_given_no_more_time(site: Site) -> None:
-    """Had they been, the hang would be known."""
+def test_history_of_another_gpu_is_not_used(site: Site) -> None:
+    """GPU 1's run must not extend GPU 0's history: only the second run on GPU 0 reports the hang."""
     two_gpus = "{extends: healthy-cuda, faults: [{call: init, do: hang}], description: ., expect: {exit: 0}}"
     (site.directory / "node.yaml").write_text(two_gpus)
     prolog = {"deadline_s": DEADLINE_S}
@@ -338,12 +338,12 @@ def test_another_jobs_gpus_are_given_no_more_time(site: Site) -> None:
     assert [site.prolog(gpus=gpus)[0] for gpus in ("0", "1", "0")] == [0, 0, 12]
 
 
-# -- what is known by the time the budget ends ----------------------------------------------------------
+# -- results known when the budget ends ------------------------------------------------------------------
 
 
 @pytest.mark.cuda
-def test_what_was_found_before_the_budget_ended_counts(site: Site) -> None:
-    """One GPU fails, then the prolog's own process is stopped: no report, and a drain all the same."""
+def test_findings_before_the_end_of_the_budget_count(site: Site) -> None:
+    """One GPU fails, then the prolog's own process is stopped: no report, but the node is drained."""
     (site.directory / "checks").mkdir(mode=0o755)
     (site.directory / "checks" / "zz_stops.py").write_text(STOPS)
     site.write("nvidia-460.32.03", {"log": "log.jsonl"}, checks_dirs=["checks"])
@@ -378,7 +378,7 @@ CHECK = Stops()
 """
 
 
-# -- GPUs that are not there ----------------------------------------------------------------------------
+# -- missing GPUs -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.cuda
@@ -396,9 +396,7 @@ CHECK = Stops()
         ({"gpus": 2}, "0", 0, "PASS"),
     ],
 )
-def test_a_gpu_that_is_not_there(
-    site: Site, prolog: dict[str, object], gpus: str, code: int, says: str
-) -> None:
+def test_missing_gpu(site: Site, prolog: dict[str, object], gpus: str, code: int, says: str) -> None:
     site.write("healthy-cuda", prolog)
     exit_code, line, _ = site.prolog(*AMPLE, gpus=gpus)
     assert says in line
@@ -414,7 +412,7 @@ def test_a_gpu_that_is_not_there(
         ([8], {"gpus": 2}, 0, "PASS 2 checks on "),
     ],
 )
-def test_a_gpu_that_is_not_there_by_the_type_of_the_node(
+def test_missing_gpu_by_type_of_node(
     site: Site, counts: list[int], prolog: dict[str, int], code: int, says: str
 ) -> None:
     types = {f"h200-x{count}": {"gpus": {"model": "H200", "count": count}} for count in counts}
@@ -424,7 +422,7 @@ def test_a_gpu_that_is_not_there_by_the_type_of_the_node(
 
 
 @pytest.mark.cuda
-def test_a_gpu_that_is_not_there_is_no_pass_of_the_node_that_is_remembered(site: Site) -> None:
+def test_pass_with_a_missing_gpu_is_not_remembered(site: Site) -> None:
     site.write("healthy-cuda", FRESH)
     assert "PASS" in site.prolog(*AMPLE)[1]
     assert "ago" in site.prolog(*AMPLE, gpus="0,1")[1]

@@ -1,4 +1,4 @@
-"""Whatever a worker, a file or a reader does: the prolog ends in time, by the policy, and leaves nothing."""
+"""Whatever a worker, a file or a reader does, the prolog ends in time, by the policy, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ COMMAND = (sys.executable, "-I", "-m", "gpuipc_doctor", "prolog", "--config", "s
 
 @pytest.fixture
 def mark() -> str:
-    """A word that is in the command line of whatever a worker starts."""
+    """A word in the command line of every process that a worker starts."""
     return f"mark-{uuid.uuid4()}"
 
 
 @pytest.fixture
 def site(tmp_path: Path, mark: str) -> Path:
-    """The directory of a site that has the hostile check and no other."""
+    """The directory of a site whose only check is the hostile one."""
     (tmp_path / "checks").mkdir(mode=0o755)
     shutil.copyfile(CHECK, tmp_path / "checks" / "hostile.py")
     return tmp_path
@@ -50,7 +50,7 @@ def write(site: Path, do: str, mark: str, **prolog: object) -> None:
 
 
 def run(site: Path, **options: object) -> tuple[subprocess.CompletedProcess[str], float]:
-    """Its end, and the seconds that it took; nothing of it may be left in shared memory."""
+    """Run the prolog; returns its result and duration in seconds. Asserts that no shared memory is left."""
     command = [*COMMAND, "--budget", str(BUDGET_S)]
     before = ours_in_shared_memory()
     started = time.monotonic()
@@ -63,7 +63,7 @@ def run(site: Path, **options: object) -> tuple[subprocess.CompletedProcess[str]
 
 
 def left(mark: str) -> list[str]:
-    """Command lines with that mark; whoever kills may take a moment."""
+    """Command lines of processes with this mark that still run after waiting for them to end."""
     found: list[str] = []
 
     def gone() -> bool:
@@ -86,9 +86,7 @@ def command_line(process: Path) -> str:
     ("do", "on_budget"),
     [("hang holding the interpreter lock", "log"), ("stop itself", "drain"), ("200 processes", "log")],
 )
-def test_a_worker_that_does_its_worst_costs_no_more_than_the_budget(
-    site: Path, mark: str, do: str, on_budget: str
-) -> None:
+def test_hostile_worker_costs_no_more_than_the_budget(site: Path, mark: str, do: str, on_budget: str) -> None:
     write(site, do, mark, on_budget=on_budget)
     ended, elapsed_s = run(site)
     assert elapsed_s < BUDGET_S + 1 + LOAD_S
@@ -101,9 +99,7 @@ def test_a_worker_that_does_its_worst_costs_no_more_than_the_budget(
 @pytest.mark.parametrize(
     ("on_error", "code"), [pytest.param("log", 0, marks=pytest.mark.full), ("drain", 11)]
 )
-def test_a_supervisor_that_is_killed_leaves_the_answer_to_the_clerk(
-    site: Path, mark: str, on_error: str, code: int
-) -> None:
+def test_clerk_answers_for_a_killed_supervisor(site: Path, mark: str, on_error: str, code: int) -> None:
     write(site, "kill its supervisor", mark, on_error=on_error, log="log.jsonl")
     ended, _ = run(site)
     assert "ERROR ended without a result while hostile on node ran" in ended.stdout
@@ -112,7 +108,7 @@ def test_a_supervisor_that_is_killed_leaves_the_answer_to_the_clerk(
     assert left(mark) == []
 
 
-def test_a_supervisor_that_is_stopped_does_not_hold_the_guard_up(site: Path, mark: str) -> None:
+def test_stopped_supervisor_does_not_delay_the_guard(site: Path, mark: str) -> None:
     write(site, "stop its supervisor", mark, on_budget="drain")
     ended, elapsed_s = run(site)
     assert elapsed_s < BUDGET_S + 1 + LOAD_S
@@ -122,15 +118,15 @@ def test_a_supervisor_that_is_stopped_does_not_hold_the_guard_up(site: Path, mar
     assert left(f"checks/{site.name}") == []
 
 
-def test_a_guard_that_is_killed_leaves_nothing(site: Path, mark: str) -> None:
+def test_killed_guard_leaves_nothing(site: Path, mark: str) -> None:
     write(site, "kill the guard", mark)
     ended, _ = run(site)
     assert ended.returncode == -signal.SIGKILL
     assert left(mark) == []
 
 
-def test_a_config_that_hangs_on_its_file_system_is_named(site: Path) -> None:
-    os.mkfifo(site / "site.yaml")  # opening it waits for a writer, as NFS for its server
+def test_config_on_a_hanging_file_system_is_reported(site: Path) -> None:
+    os.mkfifo(site / "site.yaml")  # open waits for a writer, as NFS waits for its server
     ended, elapsed_s = run(site)
     assert elapsed_s < BUDGET_S + 1 + LOAD_S
     assert (ended.returncode, ended.stdout) == (
@@ -139,7 +135,7 @@ def test_a_config_that_hangs_on_its_file_system_is_named(site: Path) -> None:
     )
 
 
-def test_told_to_end_it_ends_at_once(site: Path, mark: str) -> None:
+def test_signal_ends_the_prolog_at_once(site: Path, mark: str) -> None:
     write(site, "hang holding the interpreter lock", mark)
     before = ours_in_shared_memory()
     with subprocess.Popen(
@@ -153,7 +149,7 @@ def test_told_to_end_it_ends_at_once(site: Path, mark: str) -> None:
     assert left_in_shared_memory(before) == set()
 
 
-def test_a_reader_that_does_not_read_holds_nothing_up(site: Path, mark: str) -> None:
+def test_reader_that_does_not_read_delays_nothing(site: Path, mark: str) -> None:
     write(site, "nothing", mark, log="log.jsonl")
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -182,6 +178,6 @@ def test_closed_standard_streams_change_nothing(site: Path, mark: str, closed: s
 
 
 @pytest.mark.parametrize("to", [">&-", ">/dev/full", ">&- 2>&-", ">/dev/full 2>/dev/full"])
-def test_a_mistake_on_the_command_line_that_nobody_hears_of_lets_the_job_start(to: str) -> None:
+def test_usage_mistake_with_unwritable_output_lets_the_job_start(to: str) -> None:
     shell = ["/bin/sh", "-c", f'"$@" --bugdet 5 {to}', "sh", *COMMAND]
     assert subprocess.run(shell, env={}, timeout=LIMIT_S, stderr=subprocess.DEVNULL).returncode == 0

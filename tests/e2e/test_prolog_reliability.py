@@ -1,4 +1,4 @@
-"""One run on the hostile nodes of benchmarks/reliability.py, which does hundreds; `full`: on each of them."""
+"""One run on some hostile nodes of benchmarks/reliability.py, which does hundreds; `full`: on all."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ ELSEWHERE = frozenset(
         "healthy (control)",
     }
 )
-"""Nodes that test_prolog.py and test_prolog_hostile.py have, too."""
+"""Nodes that test_prolog.py and test_prolog_hostile.py also have."""
 
 
 @pytest.mark.parametrize(
     "name",
     [pytest.param(kind, marks=[pytest.mark.full] if kind in ELSEWHERE else []) for kind in reliability.KINDS],
 )
-def test_the_prolog_ends_in_time_with_the_right_answer_and_leaves_nothing(name: str) -> None:
+def test_prolog_ends_in_time_with_the_right_answer_and_leaves_nothing(name: str) -> None:
     _, wrong = reliability.run(reliability.KINDS[name], seed=1)
     assert wrong == []

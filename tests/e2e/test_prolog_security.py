@@ -1,4 +1,4 @@
-"""The prolog runs as root in front of a stranger's job. Each test tries to have it run something else."""
+"""The prolog runs as root before another user's job. Each test tries to make it run foreign code."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ AS_INSTALLED = (str(Path(sys.executable).with_name("gpuipc-doctor")),)
 
 @pytest.fixture
 def trap(tmp_path: Path) -> Path:
-    """A directory of modules that leave a mark when they are imported; the mark's file is ``sprung``."""
+    """A directory of modules that record their import in the file ``sprung``."""
     directory = tmp_path / "trap"
     directory.mkdir()
     for name in MODULES:
@@ -79,10 +79,8 @@ def test_modules_in_the_working_directory_and_on_pythonpath(trap: Path, config: 
 
 
 @pytest.mark.cuda
-def test_an_interpreter_that_sets_a_variable_of_the_loader_at_each_start(
-    tmp_path: Path, config: Path
-) -> None:
-    """Sites wrap Python so; it must not be started anew for ever."""
+def test_interpreter_that_sets_a_loader_variable_at_each_start(tmp_path: Path, config: Path) -> None:
+    """A wrapper that sets a loader variable at each start must not cause endless restarts."""
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
     python.write_text(f'#!/bin/bash\nLD_BIND_NOW=1 exec -a "$0" {sys.executable} "$@"\n')
@@ -92,7 +90,7 @@ def test_an_interpreter_that_sets_a_variable_of_the_loader_at_each_start(
     assert passed(prolog((str(python), "-I", "-m", "gpuipc_doctor"), config, env={}))
 
 
-def test_an_interpreter_that_never_starts_isolated_is_given_up(tmp_path: Path, config: Path) -> None:
+def test_interpreter_that_never_starts_isolated_is_an_error(tmp_path: Path, config: Path) -> None:
     python = tmp_path / "python"
     python.write_text(f'#!/bin/bash\nexec -a "$0" {sys.executable} "${{@/#-I/-E}}"\n')
     python.chmod(0o755)
@@ -102,20 +100,18 @@ def test_an_interpreter_that_never_starts_isolated_is_given_up(tmp_path: Path, c
 
 
 @pytest.mark.cuda
-def test_pythonpath_reaches_no_further_than_the_first_start(trap: Path, config: Path) -> None:
-    """Where the isolated start was forgotten. What Python imports at its start cannot be helped then."""
+def test_pythonpath_affects_only_the_first_start(trap: Path, config: Path) -> None:
+    """Without -I, PYTHONPATH affects Python's own imports at the first start, and nothing later."""
     for name in ("os", "sitecustomize", "usercustomize"):
         (trap / f"{name}.py").unlink()
-    (
-        trap / "gpuipc_doctor.py"
-    ).unlink()  # it would stand in for the program: there is no helping that, either
+    (trap / "gpuipc_doctor.py").unlink()  # it would replace the program, which cannot be prevented either
     assert passed(prolog(AS_INSTALLED, config, env={"PYTHONPATH": str(trap)}))
     assert sprung(trap) == []
 
 
 @pytest.mark.cuda
-def test_libraries_that_the_loader_is_told_to_load(tmp_path: Path, config: Path) -> None:
-    """LD_PRELOAD is in the first process before we are; none that follows has it."""
+def test_ld_preload(tmp_path: Path, config: Path) -> None:
+    """LD_PRELOAD is loaded into the first process before our code runs, but into no later process."""
     source, library, mark = tmp_path / "x.c", tmp_path / "libhostile.so", tmp_path / "loaded"
     source.write_text(
         "#include <fcntl.h>\n#include <string.h>\n#include <unistd.h>\n"
@@ -134,9 +130,7 @@ def test_libraries_that_the_loader_is_told_to_load(tmp_path: Path, config: Path)
     hostile = {"LD_PRELOAD": str(library), "LD_LIBRARY_PATH": str(tmp_path)}
     assert passed(prolog(ISOLATED, config, env=hostile))
     processes = mark.read_text().splitlines()
-    assert len(processes) == 1, (
-        processes
-    )  # ours, as it was started; without the worker, the keeper, a debugger
+    assert len(processes) == 1, processes  # our process as started; not the worker, the keeper or a debugger
     assert " prolog " in processes[0]
 
 
@@ -153,7 +147,7 @@ def hung(config: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.cuda
-def test_no_process_has_a_variable_that_is_not_ours(hung: tuple[Path, Path]) -> None:
+def test_processes_have_only_our_variables(hung: tuple[Path, Path]) -> None:
     config, aside = hung
     hostile = dict.fromkeys(
         (
@@ -193,15 +187,15 @@ def test_no_process_has_a_variable_that_is_not_ours(hung: tuple[Path, Path]) -> 
     assert workers
     assert all("CUDA_MPS_PIPE_DIRECTORY" in names for names in workers)  # see `isolation.OWN`
     for command_line, names in seen.items():
-        if " prolog " not in command_line:  # what is forked shows what its parent was started with
+        if " prolog " not in command_line:  # a forked process shows its parent's environment
             assert names <= own | of_simulator, command_line
     assert list(aside.iterdir()) == []  # TMPDIR, the simulator's cache
-    assert b"cuda:1" in answer  # the whitelist's word on which GPU, not the environment's
+    assert b"cuda:1" in answer  # the GPU comes from the whitelisted variable, not from another one
     assert said == b""
 
 
 def environment(pid: int) -> dict[str, set[str]]:
-    """The names of a process's variables by its command line; nothing once it has ended."""
+    """{command line: names of the process's variables}; empty if it has ended."""
     try:
         command = (tree.PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         variables = (tree.PROC / str(pid) / "environ").read_bytes().split(b"\0")
@@ -215,7 +209,7 @@ def environment(pid: int) -> dict[str, set[str]]:
 
 
 @pytest.mark.cuda
-def test_escape_sequences_in_what_slurm_passes_on(config: Path) -> None:
+def test_escape_sequences_in_slurms_variables(config: Path) -> None:
     hostile = {"SLURM_JOB_GPUS": "0,\x1b]0;owned\x07\x1b[2J\u202e1", "SLURMD_NODENAME": "n\x1b[31m1"}
     ended = prolog(ISOLATED, config, env=hostile)
     assert ended.returncode == 0
@@ -223,7 +217,7 @@ def test_escape_sequences_in_what_slurm_passes_on(config: Path) -> None:
     assert all(char.isprintable() for char in (ended.stdout + ended.stderr).replace("\n", ""))
 
 
-def test_escape_sequences_in_what_a_check_finds(config: Path, tmp_path: Path) -> None:
+def test_escape_sequences_in_findings(config: Path, tmp_path: Path) -> None:
     text = "a name\x1b]0;owned\x07\x1b[2J\u202e\x9b31m from a log"
     checks = tmp_path / "checks"
     checks.mkdir()
@@ -245,12 +239,12 @@ def test_escape_sequences_in_what_a_check_finds(config: Path, tmp_path: Path) ->
     assert log.read_bytes().removesuffix(b"\n").decode("ascii").isprintable()
 
 
-def test_a_package_that_only_the_environment_leads_to(tmp_path: Path) -> None:
-    """Isolated mode would not find it, Python would exit with 1, and the node would be drained for that."""
+def test_package_found_only_through_the_environment(tmp_path: Path) -> None:
+    """Isolated mode would not find the package, Python would exit with 1, and the node would be drained."""
     copy = tmp_path / "site"
     copy.mkdir()
     (copy / "gpuipc_doctor").symlink_to(Path(isolation.__file__).parent.parent)
-    python = Path(os.path.realpath(sys.executable))  # the one behind the virtual environment
+    python = Path(os.path.realpath(sys.executable))  # the interpreter of the virtual environment
     environment = {"PYTHONPATH": os.pathsep.join([str(copy), *filter(os.path.isdir, sys.path)])}
     ended = prolog((str(python), "-m", "gpuipc_doctor"), tmp_path, env=environment, cwd="/")
     assert ended.returncode == 0

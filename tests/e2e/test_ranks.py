@@ -1,4 +1,4 @@
-"""Real MPI libraries under the supervisor: ranks that talk, hang, crash; and that none survives."""
+"""Real MPI libraries under the supervisor: ranks that communicate, hang or crash; none survives."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ def run(
     return session.run("ranks", FILE, probe, until=time.monotonic() + LIMIT_S)
 
 
-def test_ranks_talk(session: Session, mpi: Launch, roles: ModuleType) -> None:
+def test_ranks_communicate(session: Session, mpi: Launch, roles: ModuleType) -> None:
     outcome = run(session, mpi, roles, "send", "receive")
     assert outcome.completed, outcome
     assert [record["right"] for record in outcome.records.values()] == [True, True]
 
 
-def test_a_launcher_whose_ranks_have_ended_ends_by_itself(roles: ModuleType, tmp_path: Path) -> None:
-    """Hydra calls it a bad termination where it, or what it started, is ended by another."""
+def test_launcher_whose_ranks_have_ended_ends_by_itself(roles: ModuleType, tmp_path: Path) -> None:
+    """The supervisor lets the launcher end by itself; Hydra reports a bad termination if it is killed."""
     mpi = launch("mpich43")
     slow = ("/bin/sh", "-c", f'"$@"; sleep 0.2; touch {tmp_path}/ended', "sh", *mpi.command)
     with Session(Node(), Limits(settle_s=LIMIT_S)) as session:
@@ -84,7 +84,7 @@ def test_a_launcher_whose_ranks_have_ended_ends_by_itself(roles: ModuleType, tmp
     assert (tmp_path / "ended").exists()
 
 
-def test_what_a_launcher_makes_for_itself_goes_with_it(session: Session, roles: ModuleType) -> None:
+def test_files_of_a_launcher_are_removed(session: Session, roles: ModuleType) -> None:
     ranks = ("look_at_temporary_files", "look_at_temporary_files")
     outcome = run(session, launch("openmpi"), roles, *ranks)
     assert outcome.completed, outcome
@@ -99,7 +99,7 @@ def test_what_a_launcher_makes_for_itself_goes_with_it(session: Session, roles: 
     ["openmpi", *(pytest.param(name, marks=pytest.mark.full) for name in LIBRARIES if name != "openmpi")],
     indirect=True,
 )
-def test_a_rank_that_hangs_is_blamed_and_both_show_their_stacks(
+def test_hanging_rank_is_blamed_and_both_show_their_stacks(
     session: Session, mpi: Launch, roles: ModuleType
 ) -> None:
     outcome = run(session, mpi, roles, "never_send", "wait_for_it", deadline_s=3)
@@ -110,7 +110,9 @@ def test_a_rank_that_hangs_is_blamed_and_both_show_their_stacks(
 
 
 @pytest.mark.parametrize("library", ["mpich50", "openmpi"])
-def test_of_ranks_in_the_same_call_either_is_named(session: Session, roles: ModuleType, library: str) -> None:
+def test_either_of_two_ranks_in_the_same_call_is_blamed(
+    session: Session, roles: ModuleType, library: str
+) -> None:
     ranks = ("sleep_in_a_call", "sleep_in_a_call")
     outcome = run(session, launch(library), roles, *ranks, deadline_s=2)
     assert sentences.summary(blame.conclude(outcome)) == "rank 0 or rank 1: MPI_Recv #1 hung (2 s)"
@@ -118,20 +120,16 @@ def test_of_ranks_in_the_same_call_either_is_named(session: Session, roles: Modu
     assert all(role.native_stack for role in outcome.roles.values())
 
 
-def test_a_rank_that_crashes_is_blamed_and_leaves_nothing(
-    session: Session, mpi: Launch, roles: ModuleType
-) -> None:
+def test_crashed_rank_is_blamed_and_leaves_nothing(session: Session, mpi: Launch, roles: ModuleType) -> None:
     started = time.time()
     outcome = run(session, mpi, roles, "crash", "wait_for_it")
-    until("nothing is left", lambda: not keeper.abandoned(started))  # other tests' ranks crash, too
+    until("nothing is left", lambda: not keeper.abandoned(started))  # ranks of other tests also crash
     assert outcome.blamed == "rank 0"
     assert outcome.roles["rank 0"].signal == "SIGSEGV"
 
 
-def test_what_mpi_said_when_it_gave_up_is_the_finding_and_no_hang(
-    session: Session, roles: ModuleType
-) -> None:
-    """Intel MPI's launcher kills what stands between it and a rank, which is then ours to reap."""
+def test_abort_message_of_mpi_is_the_finding_instead_of_a_hang(session: Session, roles: ModuleType) -> None:
+    """Intel MPI's launcher kills the process between it and a rank; the supervisor then reaps the rank."""
     mpi = launch("impi")
     without_providers = replace(mpi, env={**mpi.env, "FI_PROVIDER_PATH": "", "I_MPI_FABRICS": "ofi"})
     finding = blame.conclude(run(session, without_providers, roles, "send", "receive", deadline_s=30))
@@ -139,14 +137,14 @@ def test_what_mpi_said_when_it_gave_up_is_the_finding_and_no_hang(
     assert "MPI_Init_thread #1 ended the ranks: OFI fi_getinfo() failed" in sentences.summary(finding)
 
 
-def test_an_error_of_mpi_is_named(session: Session, mpi: Launch, roles: ModuleType) -> None:
+def test_error_of_mpi_is_reported(session: Session, mpi: Launch, roles: ModuleType) -> None:
     outcome = run(session, mpi, roles, "send", "truncate")
     assert outcome.blamed == "rank 1"
     assert "MPI_Recv #1 returned" in sentences.summary(blame.conclude(outcome))
 
 
 @pytest.mark.parametrize(("library", "launcher"), [("mpich50", "openmpi"), ("openmpi", "mpich50")])
-def test_a_launcher_of_another_mpi_is_explained(
+def test_launcher_of_another_mpi_is_explained(
     session: Session, roles: ModuleType, library: str, launcher: str
 ) -> None:
     outcome = run(session, launch(library, launcher), roles, "send", "receive")
@@ -155,7 +153,7 @@ def test_a_launcher_of_another_mpi_is_explained(
     assert "not belong to the MPI of the library" in sentences.summary(finding)
 
 
-def test_a_launcher_that_is_not_there_is_an_error(session: Session, roles: ModuleType) -> None:
+def test_missing_launcher_is_an_error(session: Session, roles: ModuleType) -> None:
     finding = blame.conclude(
         run(session, Launch(("/nowhere/mpiexec", "-n", "{ranks}")), roles, "send", "receive")
     )
@@ -163,7 +161,7 @@ def test_a_launcher_that_is_not_there_is_an_error(session: Session, roles: Modul
     assert "/nowhere/mpiexec" in sentences.summary(finding)
 
 
-def test_a_launcher_that_hangs_is_an_error_that_names_it(roles: ModuleType) -> None:
+def test_hanging_launcher_is_an_error_with_its_name(roles: ModuleType) -> None:
     with Session(Node(), Limits(start_up_s=1.0)) as session:
         outcome = run(session, Launch(("/bin/sh", "-c", "sleep 100")), roles, "send", "receive")
     finding = blame.conclude(outcome)

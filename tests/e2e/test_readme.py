@@ -1,4 +1,4 @@
-"""The screens of README.md and docs/ are what the commands print; GPUIPC_UPDATE_GOLDEN=1 redraws them."""
+"""The screens of README.md and docs/ equal the commands' output; GPUIPC_UPDATE_GOLDEN=1 redraws them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.e2e.test_acceptance import matches
 from tests.waiting import LIMIT_S
 
 REPOSITORY = Path(__file__).parent.parent.parent
-TYPED_ELSEWHERE = {"acceptance.md", "logs.md", "stuck-job.md"}  # by a test of each
+TYPED_ELSEWHERE = {"acceptance.md", "logs.md", "stuck-job.md"}  # each has its own test
 PAGES = [
     REPOSITORY / "README.md",
     *(page for page in sorted((REPOSITORY / "docs").glob("*.md")) if page.name not in TYPED_ELSEWHERE),
@@ -33,11 +33,11 @@ PASSING = (
     (re.compile(r"((?:caught|invented).* {2,})\d+\.\d$", re.MULTILINE), r"\g<1>2.0"),
     (re.compile(r"drills in \d+ s"), "drills in 30 s"),
 )
-"""What differs from run to run, and its replacement in the pages."""
+"""Text that differs between runs, and its replacement in the pages."""
 
 
 CUT = "…\n"
-"""A line that stands for left-out lines."""
+"""A line that stands for omitted lines."""
 
 
 def screens() -> list[tuple[Path, str]]:
@@ -45,12 +45,12 @@ def screens() -> list[tuple[Path, str]]:
 
 
 REPORTS = {"before.json": "nvidia-450.102.04", "after.json": "nvidia-460.32.03"}
-"""The reports that the pages' commands read, and the profile of each."""
+"""The reports that the pages' commands read, and their profiles."""
 
 
 @pytest.fixture(scope="module")
 def commands(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    """``commands(arguments)`` → what the command prints, where it finds those reports."""
+    """``commands(arguments)`` → the command's output, run in a directory that has these reports."""
     directory = tmp_path_factory.mktemp("readme")
     while_reporting = {
         (check := f"check --all --simulate {profile}"): printed(f"{check} --output {name}", directory)
@@ -76,10 +76,8 @@ def printed(arguments: str, directory: Path) -> str:
 @pytest.mark.parametrize(
     ("page", "arguments"), [pytest.param(*found, id=f"{found[0].name}: {found[1]}") for found in screens()]
 )
-def test_a_screen_is_what_the_command_prints(
-    page: Path, arguments: str, commands: Callable[[str], str]
-) -> None:
-    """A line ``…`` stands for left-out lines; a screen without one is compared as a whole."""
+def test_screen_equals_the_output(page: Path, arguments: str, commands: Callable[[str], str]) -> None:
+    """A line ``…`` stands for omitted lines; a screen without it is compared as a whole."""
     text = page.read_text()
     [shown] = [match["screen"] for match in BLOCK.finditer(text) if match["arguments"] == arguments]
     now = commands(arguments)
@@ -92,7 +90,7 @@ def test_a_screen_is_what_the_command_prints(
 
 
 def redrawn(shown: str, now: str) -> str:
-    """The whole screen, or the end of one with left-out lines: the rest of that is for its author."""
+    """The new screen; of one with omitted lines only the end, because the author chooses the rest."""
     before, cut, end = shown.rpartition(CUT)
     return before + cut + "".join(now.splitlines(keepends=True)[-len(end.splitlines()) :]) if cut else now
 
@@ -105,7 +103,7 @@ def redrawn(shown: str, now: str) -> str:
         ("docs/upgrade.md", comparison.MEANINGS),
     ],
 )
-def test_the_exit_codes_of_a_page_are_those_of_the_program(page: str, meanings: dict[Exit, str]) -> None:
+def test_exit_codes_of_a_page_are_those_of_the_program(page: str, meanings: dict[Exit, str]) -> None:
     rows = [f"| {code:d} | {meaning} |" for code, meaning in meanings.items()]
     table = "\n".join(["| code | meaning |", "|---|---|", *rows, ""])
     assert f"\n{table}\n" in (REPOSITORY / page).read_text()
@@ -115,7 +113,7 @@ LINK = re.compile(r"\]\((?P<file>[^)#:]*)(?:#(?P<anchor>[^)]*))?\)")
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors that GitHub gives the headings of a page, and those that the page sets itself."""
+    """The anchors that GitHub generates for a page's headings, and those that the page sets itself."""
     headings = re.findall(r"^#+ (.*)", page.read_text(), re.MULTILINE)
     slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
     return slugs | set(re.findall(r'<a (?:id|name)="([^"]+)"', page.read_text()))
@@ -126,7 +124,7 @@ def anchors(page: Path) -> set[str]:
     [*PAGES, *(REPOSITORY / name for name in ("docs/acceptance.md", "benchmarks/README.md", "SECURITY.md"))],
     ids=lambda page: page.name,
 )
-def test_every_link_to_a_file_leads_to_it_and_to_its_heading(page: Path) -> None:
+def test_every_link_to_a_file_and_heading_is_valid(page: Path) -> None:
     for link in LINK.finditer(page.read_text()):
         target = page.parent / link["file"] if link["file"] else page
         assert target.exists(), link[0]
@@ -135,7 +133,7 @@ def test_every_link_to_a_file_leads_to_it_and_to_its_heading(page: Path) -> None
 
 
 @pytest.mark.parametrize("page", ["README.md", "benchmarks/README.md"])
-def test_a_front_page_has_at_most_200_lines(page: str) -> None:
+def test_front_page_has_at_most_200_lines(page: str) -> None:
     assert len((REPOSITORY / page).read_text().splitlines()) <= 200
 
 
@@ -144,7 +142,7 @@ LOOKED_AT = "ipc-reopen --device cuda:0"
 
 @pytest.fixture(scope="module")
 def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report of what the script looks at, as it was before the upgrade."""
+    """A report of the script's checks before the upgrade."""
     directory = tmp_path_factory.mktemp("before")
     report = directory / "before.json"
     printed(f"check {LOOKED_AT} --simulate nvidia-450.102.04 --output {report}", directory)
@@ -160,8 +158,8 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("no-devices", 3, "exit 3"),
     ],
 )
-def test_the_acceptance_script(tmp_path: Path, before: Path, profile: str, code: int, says: str) -> None:
-    """With a wrapper in its way that makes `check` look at a simulated node, at few checks, and once."""
+def test_acceptance_script(tmp_path: Path, before: Path, profile: str, code: int, says: str) -> None:
+    """Runs the script with a wrapper that makes `check` run few checks once, on a simulated node."""
     [script] = re.findall(r"```bash\n(.*?)```", (REPOSITORY / "docs/upgrade.md").read_text(), flags=re.DOTALL)
     doctor = f"{sys.executable} -m gpuipc_doctor.cli.main"
     (tmp_path / "gpuipc-doctor").write_text(

@@ -1,4 +1,4 @@
-"""Where the kernel refuses pidfd_getfd, by a real seccomp filter, that is told as the environment's doing."""
+"""If a seccomp filter refuses pidfd_getfd, the finding blames the environment, not the driver."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_filter_is_real() -> None:
         pytest.param("cuda:0", errno.ENOSYS, marks=[pytest.mark.cuda, pytest.mark.full]),
     ],
 )
-def test_it_is_the_environments_doing_and_not_the_drivers(device: str, code: int) -> None:
+def test_environment_is_blamed_and_not_the_driver(device: str, code: int) -> None:
     command = ("check", "ipc-vmm", "--simulate", "healthy-both", "--device", device, "--json")
     ended = refusing(code, "-m", "gpuipc_doctor.cli.main", *command)
     report = json.loads(ended.stdout)

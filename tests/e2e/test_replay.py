@@ -206,7 +206,7 @@ def replayed(history: object, tmp_path: Path, *arguments: str) -> tuple[int, str
 
 
 @pytest.mark.cuda
-def test_replay_fails_where_the_driver_has_the_fault_and_passes_elsewhere(tmp_path: Path) -> None:
+def test_replay_fails_only_with_the_faulty_driver(tmp_path: Path) -> None:
     code, text = replayed(REOPEN, tmp_path, "--simulate", "nvidia-460.32.03")
     assert code == 12
     assert "4. process 2 opens the IPC handle of buffer 1" in text
@@ -256,7 +256,7 @@ def test_c_program_fails_at_the_same_step_and_passes_on_a_healthy_driver(kind: s
 
 @compiles
 def test_race_of_two_processes_is_shown_by_a_replay_and_by_a_c_program(tmp_path: Path) -> None:
-    """A busy machine may lose the race, so each has some attempts."""
+    """A busy machine may lose the race, so each has several attempts."""
     assert any(replayed(RACE, tmp_path, "--simulate", "ipc-race-wrong")[0] == 12 for _ in range(10))
     in_turn = [{**operation, "beside": False} for operation in RACE["operations"]]
     assert replayed({**RACE, "operations": in_turn}, tmp_path, "--simulate", "ipc-race-wrong")[0] == 0
@@ -281,7 +281,7 @@ def test_c_program_for_hip_passes_on_a_healthy_driver(history: dict[str, object]
 
 
 @compiles
-def test_fabric_handles_are_used_where_they_are_given(tmp_path: Path) -> None:
+def test_fabric_handles_are_used_if_available(tmp_path: Path) -> None:
     assert replayed(FABRIC, tmp_path, "--simulate", "healthy-imex")[0] == 0
     program = compiled(FABRIC, tmp_path)
     done = ran(program, "healthy-imex", tmp_path)

@@ -41,7 +41,7 @@ WRONG, HEALTHY = "mpi-wrong-byte", "healthy-single"
 
 
 def history() -> History:
-    """An epoch, in which most operations come."""
+    """An epoch that contains most operations."""
     generator = Generator("cuda", 3, 4, (8192,))
     return generator.history.of(operation for _ in range(3) for operation, _ in generator.epoch())
 
@@ -110,6 +110,6 @@ def test_file_that_cannot_be_used_is_refused(tmp_path: Path, change: dict[str, A
     assert says in ended.output
 
 
-def test_history_file_is_what_a_report_has(tmp_path: Path) -> None:
+def test_history_of_a_report_is_read_as_a_file(tmp_path: Path) -> None:
     whole = history()
     assert documents.parse(json.dumps(results.history_to_json(whole)).encode()) == whole

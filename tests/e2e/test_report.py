@@ -1,4 +1,4 @@
-"""``report``: a saved report says again what the run said."""
+"""``report`` prints a saved report as the run printed it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def saved(doctor: Command, tmp_path: Path) -> tuple[str, str]:
     return file, ended.stdout
 
 
-def test_a_saved_report_once_more(doctor: Command, saved: tuple[str, str]) -> None:
+def test_saved_report_is_printed_like_the_run(doctor: Command, saved: tuple[str, str]) -> None:
     file, screen = saved
     assert (again := doctor("report", file)).stdout == screen
     assert again.returncode == 0
@@ -34,16 +34,14 @@ def test_a_saved_report_once_more(doctor: Command, saved: tuple[str, str]) -> No
     assert 'gpuipc_doctor_check_severity{check="ipc-reopen",subject="cuda:0"} 4\n' in prometheus
 
 
-def test_a_report_names_the_edition_of_the_known_issues(saved: tuple[str, str]) -> None:
+def test_report_names_the_edition_of_the_known_issues(saved: tuple[str, str]) -> None:
     file, _ = saved
     assert json.loads(Path(file).read_text())["known_issues"] == knownissues.edition()
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("value", [None, "/opt/site/lib"])
-def test_a_simulated_node_tells_variables_as_the_user_has_set_them(
-    doctor: Command, value: str | None
-) -> None:
+def test_simulated_node_reports_variables_as_the_user_set_them(doctor: Command, value: str | None) -> None:
     env = {name: said for name, said in os.environ.items() if name != "LD_LIBRARY_PATH"}
     env |= {"LD_LIBRARY_PATH": value} if value else {}
     ended = doctor("check", "known-versions", "--simulate", "healthy-cuda", "--json", env=env)
@@ -51,7 +49,7 @@ def test_a_simulated_node_tells_variables_as_the_user_has_set_them(
     assert facts.get("env:LD_LIBRARY_PATH") == value
 
 
-def test_what_is_no_report_is_one_line(doctor: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_file_is_one_line(doctor: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parents[2])
     ended = doctor("report", "README.md", "--format", "junit")
     assert ended.returncode == 2
@@ -61,8 +59,8 @@ def test_what_is_no_report_is_one_line(doctor: Command, monkeypatch: pytest.Monk
 
 
 @pytest.mark.hip
-def test_kept_logs_of_waiting_say_for_which_check(doctor: Command, tmp_path: Path) -> None:
-    """AMD's memory nobody sees from outside, so it takes a process of its own."""
+def test_kept_logs_of_waiting_name_the_check(doctor: Command, tmp_path: Path) -> None:
+    """Only a process that opens an AMD GPU can read its used memory, so waiting has its own logs."""
     where = ["--simulate", "healthy-hip", "--device", "hip:0", "--keep-logs", str(tmp_path / "logs")]
     assert doctor("check", "ipc-release", *where).returncode == 0
     names = [path.name for path in (tmp_path / "logs").iterdir() if "quiet" in path.name]
@@ -71,7 +69,7 @@ def test_kept_logs_of_waiting_say_for_which_check(doctor: Command, tmp_path: Pat
 
 
 @pytest.mark.cuda
-def test_no_role_begins_before_the_first_has_seen_its_device_at_rest(doctor: Command, tmp_path: Path) -> None:
+def test_roles_wait_until_the_first_has_seen_an_idle_device(doctor: Command, tmp_path: Path) -> None:
     where = ["--simulate", "healthy-cuda", "--device", "cuda:0", "--keep-logs", str(tmp_path / "logs")]
     assert doctor("check", "ipc-release", *where).returncode == 0
     probes = list((tmp_path / "logs").glob("*-ipc-release-cuda-0-*"))

@@ -1,4 +1,4 @@
-"""The sample fleets are made up of what the tool says today of two simulated nodes."""
+"""The sample fleets equal the tool's current reports on two simulated nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.sample_fleets import CHECKS, FAULTY, SOUND, kept
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("profile", [SOUND, FAULTY])
-def test_a_sample_is_what_the_tool_says(doctor: Command, profile: str) -> None:
+def test_sample_equals_the_tools_report(doctor: Command, profile: str) -> None:
     ended = doctor("check", *CHECKS, "--simulate", profile, "--json")
     found = summary.of(report_json.loads(ended.stdout), "", ended.returncode)
     golden.check(f"fleet/{profile}.json", kept(found))

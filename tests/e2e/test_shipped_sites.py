@@ -1,4 +1,4 @@
-"""Every shipped site: sound, with its sources, and what comes of it on a simulated node of that kind."""
+"""Every shipped site config is valid, names its sources, and gives the expected plan on a simulated node."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ echo "_mlstatus = True"
     "srun": "#!/bin/sh\n",
     "scontrol": "#!/bin/sh\necho MpiDefault = cray_shasta\n",
 }
-"""A module system in which every module sets that, and a Slurm that says no more than it is asked for."""
+"""A module system in which every module sets that variable, and a Slurm without additional output."""
 
 
-def test_there_is_a_node_for_every_system_and_every_file_is_known() -> None:
+def test_every_system_has_a_node_and_every_file_is_known() -> None:
     assert sorted({*SYSTEMS, *GENERIC, "workstation"}) == sorted(SHIPPED)
     assert len(SYSTEMS) >= 8
 
 
 @pytest.mark.parametrize("name", sorted(SHIPPED))
-def test_a_shipped_file_is_sound_and_says_where_it_was_not_tried(name: str, tmp_path: Path) -> None:
+def test_shipped_file_is_valid_and_states_missing_tests(name: str, tmp_path: Path) -> None:
     copy = tmp_path / f"{name}.yaml"
-    copy.write_text(SHIPPED[name].read_text())  # root may not own the source
+    copy.write_text(SHIPPED[name].read_text())  # the source may not be owned by root
     copy.chmod(0o644)
     config.load(copy)
     if name in SYSTEMS:
@@ -52,7 +52,7 @@ def test_a_shipped_file_is_sound_and_says_where_it_was_not_tried(name: str, tmp_
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_every_section_of_a_system_has_its_source(name: str) -> None:
-    """In the comment above it, or within it."""
+    """In the comment above the section, or within it."""
     sections: list[str] = []
     above = ""
     for line in SHIPPED[name].read_text().splitlines():
@@ -67,7 +67,7 @@ def test_every_section_of_a_system_has_its_source(name: str) -> None:
 
 @pytest.fixture
 def programs() -> Iterator[Path]:
-    """A directory of them whose name is short: a long one is broken where the screen ends."""
+    """A directory of these programs with a short path: long ones would be wrapped on the screen."""
     with TemporaryDirectory(dir="/tmp") as directory:
         for program, text in PROGRAMS.items():
             (Path(directory) / program).write_text(text)
@@ -79,8 +79,8 @@ def programs() -> Iterator[Path]:
 @pytest.mark.cuda
 @pytest.mark.hip
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_what_a_run_would_do_there(doctor: Command, programs: Path, name: str) -> None:
-    """The node, its modules and its scheduler are simulated; the MPI library is MPICH, and looked at."""
+def test_dry_run_on_the_systems_node(doctor: Command, programs: Path, name: str) -> None:
+    """The node, its modules and its scheduler are simulated; the MPI library is MPICH, and is surveyed."""
     library = str(Path(os.environ["GPUIPC_TEST_MPI"], "mpich50/lib/libmpi.so.12"))
     profile = NODES / f"{name}.yaml"
     found = re.search(r"/opt/cray/pe/mpich/[0-9.]+", profile.read_text())
@@ -98,7 +98,7 @@ def test_what_a_run_would_do_there(doctor: Command, programs: Path, name: str) -
 
 
 def of_the_site(screen: str) -> str:
-    """Of a dry run's screen, how ranks start, and what is said of what the site expects; unwrapped."""
+    """The parts of a dry run's screen on starting ranks and on the site's expectations, unwrapped."""
     _, _, below = screen.partition("for ranks")
     ranks, _, said = below.partition("\n\n")
     rows: list[list[str]] = []
@@ -117,7 +117,7 @@ def of_the_site(screen: str) -> str:
 @pytest.mark.cuda
 @pytest.mark.hip
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_the_checks_in_front_of_a_job_pass_there(doctor: Command, name: str) -> None:
+def test_prolog_checks_pass_on_the_systems_node(doctor: Command, name: str) -> None:
     command = ["check", "ipc-reopen", "driver-init", "environment", "--config", name, "--device", "0"]
     ended = doctor(*command, "--simulate", str(NODES / f"{name}.yaml"))
     assert ended.returncode == 0, ended.stdout
@@ -144,7 +144,7 @@ files: {files}
         (4, 0, 8, ["FAIL fewer-than-expected", "PASS initialised", "WARN not-listed"]),
     ],
 )
-def test_a_node_of_several_types_that_has_lost_gpus(
+def test_node_of_several_types_that_has_lost_gpus(
     doctor: Command, tmp_path: Path, listed: int, gres: int, on_bus: int, says: list[str]
 ) -> None:
     lost = {f"/sys/bus/pci/devices/0000:f{n:x}:00.0": n for n in range(on_bus - listed)}
@@ -161,7 +161,7 @@ def test_a_node_of_several_types_that_has_lost_gpus(
 
 
 @pytest.mark.hip
-def test_a_file_that_may_fit_is_suggested_where_no_config_is_in_force(doctor: Command) -> None:
+def test_matching_file_is_suggested_without_a_config(doctor: Command) -> None:
     command = ["check", "driver-init", "--simulate", str(NODES / "llnl-el-capitan.yaml")]
     suggested = "gpuipc-doctor: this looks like llnl-el-capitan: `--config llnl-el-capitan`\n"
     assert doctor(*command).stderr == suggested
@@ -171,15 +171,15 @@ def test_a_file_that_may_fit_is_suggested_where_no_config_is_in_force(doctor: Co
 
 
 @pytest.mark.cuda
-def test_the_file_of_a_cluster_is_found_by_its_name(doctor: Command) -> None:
+def test_file_of_a_cluster_is_found_by_its_name(doctor: Command) -> None:
     shown = doctor("config", "show", env={**os.environ, "SLURM_CLUSTER_NAME": "frontier"})
     assert shown.stdout.startswith("# from the top: site-configs/olcf-frontier.yaml\ncluster: frontier\n")
 
 
-def test_what_a_type_of_nodes_says_holds_there() -> None:
+def test_values_of_a_node_type_apply_to_it() -> None:
     perlmutter = config.load(layers.shipped() / "nersc-perlmutter.yaml")
     assert perlmutter.of_node("login01", config.NodeGpus()).node.environment == {}
-    assert perlmutter.gpus_before_job == 0  # which nobody knows of all its nodes
+    assert perlmutter.gpus_before_job == 0  # unknown for some of its nodes
     delta = config.load(layers.shipped() / "ncsa-delta.yaml")
     assert "MPICH_GPU_SUPPORT_ENABLED" in delta.node.environment
     assert delta.of_node("cn001", config.NodeGpus()).node.environment == {}
@@ -194,7 +194,9 @@ def test_what_a_type_of_nodes_says_holds_there() -> None:
         pytest.param("generic-pbs", "mpich50/lib/libmpi.so.12", marks=pytest.mark.full),
     ],
 )
-def test_ranks_start_under_the_launcher_of_a_kind_of_site(doctor: Command, name: str, library: str) -> None:
+def test_ranks_start_under_the_launcher_of_each_kind_of_site(
+    doctor: Command, name: str, library: str
+) -> None:
     prefix = Path(os.environ["GPUIPC_TEST_MPI"]).resolve() / Path(library).parent.parent
     command = ["check", "mpi-small-message", "--device", "cuda:0", "--no-workarounds", "--config", name]
     environment = {**os.environ, "PATH": f"{prefix}/bin:{os.environ['PATH']}", "OPAL_PREFIX": str(prefix)}

@@ -1,4 +1,4 @@
-"""Intel MPI, which is GPU-aware, moves simulated device memory between two ranks, by way of CUDA IPC.
+"""GPU-aware Intel MPI moves simulated device memory between two ranks through CUDA IPC.
 
 Run as a script, this file is one of the ranks.
 """
@@ -45,7 +45,7 @@ if __name__ != "__main__":
         exchanged = sorted(line for line in ended.stdout.splitlines() if line.startswith("rank"))
         assert exchanged == [f"rank {rank}: {len(SIZES) * ROUNDS} right" for rank in (0, 1)]
 
-    def test_the_data_went_through_the_handles(run_ranks: RunRanks) -> None:
+    def test_data_is_moved_through_ipc_handles(run_ranks: RunRanks) -> None:
         ended = run_ranks("abort-ipc-open", 0)
         assert ended.returncode != 0, "opening a handle aborts on this node, but the data arrived"
 
@@ -69,7 +69,7 @@ if __name__ != "__main__":
 
 
 def rank_main(step: int) -> None:
-    """Send each size there and back, other bytes in each round, and compare on the device's far side."""
+    """Send each size there and back, with new bytes in each round, and compare at the other device."""
     from cuda.bindings import driver
     from mpi4py import MPI
 
@@ -100,7 +100,7 @@ def rank_main(step: int) -> None:
                     call(driver.cuMemcpyDtoH(ctypes.addressof(arrived), address, nbytes))
                     right += arrived.raw == data
         call(driver.cuMemFree(address))
-    # One write: print makes two when Python is unbuffered, and the launcher glues the ranks' lines together.
+    # One write: print makes two if Python is unbuffered, and the launcher would merge the ranks' lines.
     sys.stdout.write(f"rank {world.rank}: {right} right\n")
     sys.stdout.flush()
 

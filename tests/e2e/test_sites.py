@@ -1,4 +1,4 @@
-"""What a site config says reaches the ranks, the checks and the screen."""
+"""Values of a site config reach the ranks, the checks and the screen."""
 
 from __future__ import annotations
 
@@ -83,9 +83,7 @@ def results(ended: Any, check: str) -> list[dict[str, Any]]:
 
 @pytest.mark.mpi
 @pytest.mark.cuda
-def test_ranks_have_the_modules_the_variables_and_the_preload_of_the_site(
-    doctor: Command, site: Path
-) -> None:
+def test_ranks_have_the_sites_modules_variables_and_preload(doctor: Command, site: Path) -> None:
     launcher = site.parent / "launcher"
     mpiexec = Path(mpich()).parent.parent / "bin/mpiexec"
     launcher.write_text(f'#!/bin/sh\necho "$OF_SITE,$LD_PRELOAD" > {site.parent}/seen\nexec {mpiexec} "$@"\n')
@@ -99,13 +97,13 @@ def test_ranks_have_the_modules_the_variables_and_the_preload_of_the_site(
     preload = "/opt/cray/gtl/libmpi_gtl_cuda.so"
     assert look["values"].pop("LD_PRELOAD").split(":")[0] == preload
     assert look["values"] == {"OF_SITE": "1", "OF_USER": "user", "OF_MODULE": "/opt/cray/gtl"}
-    assert preload not in (site.parent / "seen").read_text()  # it is no library for the launcher
+    assert preload not in (site.parent / "seen").read_text()  # the launcher must not load it
     assert (site.parent / "seen").read_text().startswith("1,")
 
 
 @pytest.mark.mpi
 @pytest.mark.cuda
-def test_a_library_that_is_not_there_stops_the_mpi_checks_and_no_other(doctor: Command, site: Path) -> None:
+def test_missing_library_stops_only_the_mpi_checks(doctor: Command, site: Path) -> None:
     site.write_text("preload:\n  cuda: {library: /none/libmpi_gtl_cuda.so, why: Cray MPICH wants it}\n")
     command = ["check", "mpi-gpu-aware", "environment", "--backend", "cuda", "--config", str(site), "--json"]
     ended = doctor(*command, "--simulate", "healthy-single", "--mpi-lib", mpich())
@@ -118,9 +116,7 @@ def test_a_library_that_is_not_there_stops_the_mpi_checks_and_no_other(doctor: C
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("backend", ["auto", "cuda"])
-def test_a_node_with_fewer_gpus_than_the_site_expects_fails(
-    doctor: Command, site: Path, backend: str
-) -> None:
+def test_node_with_fewer_gpus_than_expected_fails(doctor: Command, site: Path, backend: str) -> None:
     site.write_text("gpus: {model: H200, count: 4}\n")
     command = ["check", "driver-init", "--simulate", "healthy-cuda", "--config", str(site), "--json"]
     ended = doctor(*command, "--backend", backend)
@@ -130,8 +126,8 @@ def test_a_node_with_fewer_gpus_than_the_site_expects_fails(
 
 
 @pytest.mark.cuda
-def test_the_command_line_stands_before_the_config(doctor: Command, site: Path) -> None:
-    """The rest of the order is that of `layers`."""
+def test_command_line_overrides_the_config(doctor: Command, site: Path) -> None:
+    """The remaining precedence is tested for `layers`."""
     site.write_text("tier: prolog\ndeadline_s: 7\nbudget_s: {prolog: 90}\n")
     dry = ["check", "--all", "--simulate", "healthy-single", "--dry-run", "--config", str(site)]
     by_config, by_command = doctor(*dry).stdout, doctor(*dry, "--tier", "soak", "--deadline", "9").stdout
@@ -142,15 +138,15 @@ def test_the_command_line_stands_before_the_config(doctor: Command, site: Path) 
 
 
 @pytest.mark.cuda
-def test_a_variable_of_the_site_is_judged_where_it_stands(doctor: Command, site: Path) -> None:
+def test_mistake_in_a_sites_variable_is_reported_with_its_line(doctor: Command, site: Path) -> None:
     site.write_text("environment: {MPICH_GPU_SUPORT_ENABLED: '1'}\n")
     ended = doctor("check", "environment", "--simulate", "healthy-single", "--config", str(site), "--json")
-    finding, _ = results(ended, "environment")  # the other: what helps in a hang is not set
+    finding, _ = results(ended, "environment")  # the other one: what helps in a hang is not set
     assert finding["status"] == "WARN"
     assert f"MPICH_GPU_SUPORT_ENABLED=1 ({site}:1) is misspelt" in finding["summary"]
 
 
-def test_a_file_of_other_nodes_is_used_and_said_to_be_one(doctor: Command, site: Path) -> None:
+def test_config_for_other_nodes_is_used_and_reported(doctor: Command, site: Path) -> None:
     site.write_text("# ours\nhosts: nowhere[01-99]\n")
     ended = doctor("check", "known-versions", "--simulate", "healthy-single", "--config", str(site))
     assert ended.returncode == 0, ended
@@ -159,7 +155,7 @@ def test_a_file_of_other_nodes_is_used_and_said_to_be_one(doctor: Command, site:
     assert ended.stderr.count("\n") == 1
 
 
-def test_a_loop_of_layers_is_one_line_before_anything_runs(doctor: Command, site: Path) -> None:
+def test_loop_of_layers_is_one_line_before_anything_runs(doctor: Command, site: Path) -> None:
     site.write_text("extends: ./site.yaml\n")
     ended = doctor("check", "--all", "--config", str(site))
     assert (ended.returncode, ended.stdout) == (2, "")
@@ -185,9 +181,7 @@ files:
 
 @pytest.mark.cuda
 @pytest.mark.hip
-def test_intels_gpus_are_named_and_no_other_vendors_driver_is_asked_for(
-    doctor: Command, tmp_path: Path
-) -> None:
+def test_intel_gpus_are_reported_and_no_other_driver_is_required(doctor: Command, tmp_path: Path) -> None:
     (tmp_path / "aurora.yaml").write_text(AURORA)
     ended = doctor("check", "driver-init", "--simulate", tmp_path / "aurora.yaml", "--json")
     assert ended.returncode == 3

@@ -1,6 +1,6 @@
 """Open MPI 4.1.4 with its own CUDA code, btl/smcuda, which keeps each freed buffer mapped.
 
-`make test-all` builds it in half an hour. CI has no time for that: without the library there is no test here.
+`make test-all` builds it in half an hour, too long for CI; without the library, these tests do not exist.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ pytestmark = [
 
 if LIBRARY.exists():
 
-    def test_growth_without_a_bound_is_a_failure_with_its_cure() -> None:
+    def test_growth_without_a_bound_is_a_failure_with_its_workaround() -> None:
         report, _ = check(
             *("mpi-cache-growth", "--simulate", "healthy-cuda", "--mpi-lib", str(LIBRARY)),
             *("--config", SMALL_SHARE),

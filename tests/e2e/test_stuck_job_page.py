@@ -1,4 +1,4 @@
-"""docs/stuck-job.md, typed line by line beside a real job that hangs; GPUIPC_UPDATE_GOLDEN=1 redraws it."""
+"""docs/stuck-job.md, executed line by line on a real job that hangs; GPUIPC_UPDATE_GOLDEN=1 redraws it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ PASSING = (
     (re.compile(r"since \S+ \S+"), "since 2026-11-20 12:00:00+00:00"),
     (re.compile(r"\(python[\d.]*\)"), "(python)"),
 )
-"""What differs from run to run."""
+"""Text that differs between runs, and its replacement."""
 
 TREE = re.compile(r"^where the ranks are in every snapshot\n(?:.+\n)+\n?", re.MULTILINE)
-"""How deep the shared frames go depends on where within MPI a rank was sampled."""
+"""The depth of the shared frames depends on where in MPI a rank was sampled."""
 
 
 def lasting(screen: str) -> str:
@@ -37,7 +37,7 @@ def lasting(screen: str) -> str:
 
 
 @pytest.mark.mpi
-def test_page_is_what_the_commands_print(tmp_path: Path) -> None:
+def test_page_equals_the_output(tmp_path: Path) -> None:
     text = page = PAGE.read_text()
     commands = BLOCK.findall(page)
     assert len(commands) >= 4

@@ -1,4 +1,4 @@
-"""`ticket` on reports of real runs: the bundle is opened and read, bad input is one line."""
+"""`ticket` on reports of real runs: the bundle is opened and read; bad input is one line."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def opened(file: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("suffix", [".tar.zst", ".tar.gz"])
-def test_bundle_holds_what_there_is(doctor: Command, run: Path, tmp_path: Path, suffix: str) -> None:
+def test_bundle_has_all_given_files(doctor: Command, run: Path, tmp_path: Path, suffix: str) -> None:
     bundle = tmp_path / f"b{suffix}"
     log = tmp_path / "nvidia-bug-report.log.gz"
     log.write_bytes(b"\x1f\x8b\0binary")
@@ -88,7 +88,9 @@ def test_anonymised_bundle_names_neither_host_nor_path(doctor: Command, run: Pat
     assert len(host) < 4 or host not in ended.stdout
 
 
-def test_links_and_special_files_of_the_logs_are_left_out(doctor: Command, run: Path, tmp_path: Path) -> None:
+def test_links_and_special_files_among_the_logs_are_left_out(
+    doctor: Command, run: Path, tmp_path: Path
+) -> None:
     logs = tmp_path / "logs"
     logs.mkdir()
     (logs / "a.log").write_text("fine\n")
@@ -149,7 +151,7 @@ NEWER = {
         (None, "No such file"),
     ],
 )  # fmt: skip
-def test_what_is_no_report_is_one_line(
+def test_other_file_is_one_line(
     doctor: Command, tmp_path: Path, text: str | bytes | None, words: str
 ) -> None:
     file = tmp_path / "x.json"
@@ -189,7 +191,7 @@ def whole(directory: Path) -> Path:
         (["--for", "nvidia", "--anonymise", "--add", "x.log.gz"], "x.log.gz is not text"),
     ],
 )  # fmt: skip
-def test_wrong_usage_is_said_and_nothing_is_left(
+def test_wrong_usage_is_reported_and_nothing_is_left(
     doctor: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

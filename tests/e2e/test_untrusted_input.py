@@ -1,4 +1,4 @@
-"""Files that anybody may have written: a line for what cannot be used, nothing a terminal acts upon."""
+"""Untrusted files: one line per unusable file, and no control sequence reaches the terminal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def is_harmless(*ended: subprocess.CompletedProcess[str]) -> bool:
 
 @pytest.fixture
 def report(tmp_path: Path) -> Path:
-    """One whose every text that is no word of ours is evil."""
+    """A report in which every free text contains control sequences."""
     document = json.loads(report_json.dumps(seed_002()))
 
     def spoil(value: object, key: str) -> object:
@@ -58,7 +58,7 @@ def report(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_report_cannot_reach_the_terminal(report: Path) -> None:
+def test_report_sends_no_control_sequences(report: Path) -> None:
     for form in ("matrix", "junit", "prometheus"):
         ended = doctor("report", report, "--format", form)
         assert ended.returncode == 0, ended.stderr
@@ -67,7 +67,7 @@ def test_a_report_cannot_reach_the_terminal(report: Path) -> None:
         assert is_harmless(doctor("compare", report, report, *form))
 
 
-def test_keys_that_are_quoted_cannot_reach_the_terminal(report: Path) -> None:
+def test_quoted_keys_send_no_control_sequences(report: Path) -> None:
     document = json.loads(report.read_text())
     report.write_text(json.dumps({**document, EVIL: 1, "results": {EVIL: EVIL}}))
     ended = doctor("report", report)
@@ -75,7 +75,7 @@ def test_keys_that_are_quoted_cannot_reach_the_terminal(report: Path) -> None:
     assert is_harmless(ended)
 
 
-def test_an_inventory_cannot_reach_the_terminal(tmp_path: Path) -> None:
+def test_inventory_sends_no_control_sequences(tmp_path: Path) -> None:
     facts = [{"name": f"kernel{EVIL}", "value": EVIL, "source": EVIL}]
     file = tmp_path / f"inventory{EVIL}.json"
     file.write_text(json.dumps({"facts": facts}))
@@ -86,7 +86,7 @@ def test_an_inventory_cannot_reach_the_terminal(tmp_path: Path) -> None:
     assert is_harmless(doctor("diagnose", "--inventory", file, log))
 
 
-def test_names_of_files_cannot_reach_the_terminal(tmp_path: Path) -> None:
+def test_file_names_send_no_control_sequences(tmp_path: Path) -> None:
     name = tmp_path / f"x{EVIL}"
     site = tmp_path / f"site{EVIL}.yaml"
     site.write_text("tier: acceptance\n")
@@ -110,7 +110,7 @@ def test_names_of_files_cannot_reach_the_terminal(tmp_path: Path) -> None:
         assert "Traceback" not in ended.stderr
 
 
-def test_a_broken_check_of_a_site_cannot_reach_the_terminal(tmp_path: Path) -> None:
+def test_broken_check_of_a_site_sends_no_control_sequences(tmp_path: Path) -> None:
     (tmp_path / "checks").mkdir()
     (tmp_path / "checks" / "ours.py").write_text(f"raise RuntimeError({EVIL!r})\n")
     site = tmp_path / "site.yaml"
@@ -122,7 +122,7 @@ def test_a_broken_check_of_a_site_cannot_reach_the_terminal(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("command", [("report",), ("compare",), ("inventory", "--diff")])
 @pytest.mark.parametrize("what", ["/dev/zero", "pipe", "huge", "deep", "list with a number"])
-def test_what_is_no_document_is_one_line_at_once(tmp_path: Path, command: tuple[str, ...], what: str) -> None:
+def test_unreadable_document_is_one_line_at_once(tmp_path: Path, command: tuple[str, ...], what: str) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "huge").touch()
     os.truncate(tmp_path / "huge", 1_200_000_000)
