@@ -61,8 +61,11 @@ LOGS = {
     "[5] register_mr_buffers:702 NCCL WARN NET/OFI Unable to register memory (type = 2) for device\n"
     " 3. RC: -22, Error: Invalid argument\nNET/OFI Selected Provider is cxi (found 4 nics)": {
         "cxi-device-memory-not-mapped",
+        "ofi-nccl-memory-not-registered",
     },
-    "[5] register_mr:1 NCCL WARN NET/OFI Unable to register memory (type = 2) for device 0. RC: -22": set(),
+    "[5] register_mr:1 NCCL WARN NET/OFI Unable to register memory (type = 2) for device 0. RC: -22": {
+        "ofi-nccl-memory-not-registered",
+    },
     "cuda_ipc_cache.c:301  UCX  ERROR cuIpcOpenMemHandle() failed: CUDA_ERROR_ALREADY_MAPPED": {
         "mpich-ipc-stale-mapping",
         "ucx-ipc-element-already-exists",
