@@ -8,9 +8,11 @@ from datetime import date
 from functools import cache
 from pathlib import Path
 
+from gpuipc_doctor import tables
 from gpuipc_doctor.knownissues import mistakes
 from gpuipc_doctor.knownissues.entry import KnownIssue
 from gpuipc_doctor.knownissues.parse import merge, placed, read_all
+from gpuipc_doctor.model import Json
 from gpuipc_doctor.site.yamlfile import BadFile, Document, Mistake
 
 SHIPPED = Path(__file__).with_name("db")
@@ -30,11 +32,20 @@ def load(extra_dirs: Iterable[Path] = ()) -> tuple[KnownIssue, ...]:
 
 @cache
 def shipped() -> tuple[Document, ...]:
-    """The shipped files, read once."""
-    documents, _, wrong = read_all(files(), _is_shipped)
-    if wrong:
-        raise BadFile(wrong)
-    return tuple(documents)
+    """The shipped files, read once. Of lines, only those of their entries are known."""
+    paths = files()
+
+    def read() -> list[tuple[Json, list[int]]]:
+        documents, _, wrong = read_all(paths, _is_shipped)
+        if wrong:
+            raise BadFile(wrong)
+        return [(document.data, document.lines("issues")) for document in documents]
+
+    found = tables.compiled(SHIPPED / "issues.yaml", paths, read)
+    return tuple(
+        Document.with_lines(path, data, "issues", lines)
+        for path, (data, lines) in zip(paths, found, strict=True)
+    )
 
 
 def lint(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -83,11 +83,22 @@ class Document:
     data: Json
     _marks: Mapping[tuple[Key, ...], _Mark] = field(repr=False)
 
+    @classmethod
+    def with_lines(cls, path: Path, data: Json, name: str, lines: Sequence[int]) -> Document:
+        """A document of which only the lines of the elements of the list ``name`` are known."""
+        marks: dict[tuple[Key, ...], _Mark] = {(): _Mark(1, "")}
+        marks |= {(name, number): _Mark(line, "") for number, line in enumerate(lines)}
+        return cls(path, data, marks)
+
     def line(self, *keys: Key) -> int:
         """Line, from 1, of the value at this key path, or of the innermost existing value around it."""
         while keys and keys not in self._marks:
             keys = keys[:-1]
         return self._marks[keys].line
+
+    def lines(self, name: str) -> list[int]:
+        """Lines, from 1, of the elements of the list with this name."""
+        return [self.line(name, number) for number in range(len(self.data.get(name, ())))]
 
     def written(self, *keys: Key) -> dict[Key, str]:
         """Each key within this key path, with the text of its value, also for invalid values."""

@@ -1,0 +1,92 @@
+"""The package's tables: their compiled form counts only for the same contents, and is never needed."""
+
+from __future__ import annotations
+
+import sys
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from gpuipc_doctor import tables
+
+
+class Reader:
+    """Counts how often the source is read."""
+
+    def __init__(self, file: Path, value: object = None) -> None:
+        self.file, self.times, self._value = file, 0, value
+
+    def __call__(self) -> object:
+        self.times += 1
+        return self._value or self.file.read_text().split()
+
+    def compiled(self) -> object:
+        return tables.compiled(self.file, [self.file], self)
+
+
+@pytest.fixture(autouse=True)
+def writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Reader:
+    file = tmp_path / "words.yaml"
+    file.write_text("one two")
+    return Reader(file)
+
+
+def stored(reader: Reader) -> Path:
+    (found,) = (reader.file.parent / "__pycache__").iterdir()
+    return found
+
+
+def test_source_is_read_once(reader: Reader) -> None:
+    assert [reader.compiled() for _ in range(3)] == [["one", "two"]] * 3
+    assert reader.times == 1
+    assert stored(reader).name == f"words.{sys.implementation.cache_tag}.marshal"
+
+
+def test_changed_source_is_read_again(reader: Reader) -> None:
+    reader.compiled()
+    reader.file.write_text("one too")
+    assert reader.compiled() == ["one", "too"]
+    assert reader.compiled() == ["one", "too"]
+    assert reader.times == 2
+
+
+@pytest.mark.parametrize("kept", [0, 1, 20, 31, 32, 40, -1])
+def test_torn_compiled_form_does_not_count(reader: Reader, kept: int) -> None:
+    reader.compiled()
+    stored(reader).write_bytes(stored(reader).read_bytes()[:kept])
+    assert reader.compiled() == ["one", "two"]
+    assert reader.times == 2
+
+
+def test_damaged_compiled_form_does_not_count(reader: Reader) -> None:
+    reader.compiled()
+    content = stored(reader).read_bytes()
+    for place in range(len(content)):
+        stored(reader).write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        assert reader.compiled() == ["one", "two"]
+
+
+def test_nothing_is_stored_if_python_stores_no_bytecode(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    assert reader.compiled() == ["one", "two"]
+    assert not (reader.file.parent / "__pycache__").exists()
+
+
+def test_directory_that_cannot_be_written_costs_only_time(reader: Reader) -> None:
+    (reader.file.parent / "__pycache__").touch()  # in place of a read-only directory, which stops no root
+    assert [reader.compiled() for _ in range(2)] == [["one", "two"]] * 2
+    assert reader.times == 2
+
+
+def test_value_that_marshal_does_not_have_is_read_each_time(reader: Reader) -> None:
+    dates = Reader(reader.file, {"day": date(2026, 11, 26)})
+    assert [dates.compiled() for _ in range(2)] == [{"day": date(2026, 11, 26)}] * 2
+    assert dates.times == 2
